@@ -1,0 +1,48 @@
+# Everything runs in its own virtual environment: only python3 (3.11 or newer), pip and make are
+# needed. `make help` lists the commands.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench clean
+
+help:  ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  PYTHON=python3.12 chooses the interpreter, 3.11 or newer"
+
+demo: $(VENV)/.ready-demo  ## publish a day to a subscriber [SOURCE=itch50:day.gz] [MESSAGES=1000000]
+	$(RUN)/blackbox demo $(if $(SOURCE),--source "$(SOURCE)") $(if $(MESSAGES),--messages "$(MESSAGES)")
+
+test: $(VENV)/.ready-test  ## check style and types, run the tests
+	$(RUN)/ruff check
+	$(RUN)/ruff format --check
+	$(RUN)/mypy
+	$(RUN)/python -m pytest -q
+
+bench: $(VENV)/.ready-bench  ## run the benchmarks, each beside its rival [ONLY=name]
+	$(RUN)/python -m pytest bench -q -s -o python_files="bench_*.py" -o timeout=900 $(if $(ONLY),-k "$(ONLY)")
+
+clean:  ## remove the virtual environment and all caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks build dist
+	find blackbox feeds tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.ready-demo: EXTRA :=
+$(VENV)/.ready-test: EXTRA := [dev]
+$(VENV)/.ready-bench: EXTRA := [bench]
+
+# One stamp for each set of packages: made once, and again when pyproject.toml changes.
+$(VENV)/.ready-%: pyproject.toml | $(RUN)/python
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check --editable ".$(EXTRA)"
+	@touch $@
+
+# Some systems ship Python without ensurepip; their own pip can then fill the environment.
+$(RUN)/python:
+	@command -v "$(PYTHON)" >/dev/null || { echo "$(PYTHON) was not found, expected Python 3.11 or newer; set PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit("%s is Python %d.%d, expected 3.11 or newer; set PYTHON=..." % ((sys.executable,) + tuple(sys.version_info[:2])) if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
+	    $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+	    $(PYTHON) -m pip --python $(RUN)/python install --quiet --disable-pip-version-check pip; \
+	} || { rm -rf $(VENV); exit 1; }

@@ -1,0 +1,77 @@
+"""Market data over ZeroMQ: publish a feed in slices, dispatch it to callbacks by topic prefix.
+
+Names are imported when they are first used, so that `import blackbox` is quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from blackbox.batch import Batch, Message
+    from blackbox.block import Block
+    from blackbox.errors import (
+        BlackBoxError,
+        BlockError,
+        CallbackError,
+        ConfigError,
+        EndpointError,
+        NoSubscriberError,
+        NotConfirmedError,
+        PublisherError,
+        SlowSubscriberError,
+        SourceError,
+        SubscriberError,
+    )
+    from blackbox.feed import Feed
+    from blackbox.publisher import Publisher
+    from blackbox.schema import Schema
+    from blackbox.source import Source
+    from blackbox.subscriber import Subscriber
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Batch",
+    "BlackBoxError",
+    "Block",
+    "BlockError",
+    "CallbackError",
+    "ConfigError",
+    "EndpointError",
+    "Feed",
+    "Message",
+    "NoSubscriberError",
+    "NotConfirmedError",
+    "Publisher",
+    "PublisherError",
+    "Schema",
+    "SlowSubscriberError",
+    "Source",
+    "SourceError",
+    "Subscriber",
+    "SubscriberError",
+    "__version__",
+]
+
+_MODULE_OF = {
+    "Batch": "batch",
+    "Block": "block",
+    "Feed": "feed",
+    "Message": "batch",
+    "Publisher": "publisher",
+    "Schema": "schema",
+    "Source": "source",
+    "Subscriber": "subscriber",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'blackbox' has no attribute {name!r}")
+    value: object = getattr(import_module(f"blackbox.{_MODULE_OF.get(name, 'errors')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

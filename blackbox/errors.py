@@ -1,0 +1,49 @@
+"""Every error that the library raises on purpose.
+
+All of them derive from `BlackBoxError`. Where a built-in class says the same thing, the error
+derives from that too, so that code which knows nothing of this library can still catch it.
+"""
+
+
+class BlackBoxError(Exception):
+    """Base of every error of this library."""
+
+
+class ConfigError(BlackBoxError, ValueError):
+    """A feed, schema or setting is wrong; nothing has been opened or sent."""
+
+
+class BlockError(BlackBoxError, ValueError):
+    """A block's bytes are not a valid block."""
+
+
+class SourceError(BlackBoxError, ValueError):
+    """An input file or source specification cannot be read."""
+
+
+class EndpointError(BlackBoxError, OSError):
+    """An endpoint cannot be bound or connected: the port is in use, or the interface is missing."""
+
+
+class PublisherError(BlackBoxError):
+    """The publisher cannot do what was asked in its present state."""
+
+
+class NoSubscriberError(PublisherError, TimeoutError):
+    """Nobody subscribed within the timeout."""
+
+
+class SubscriberError(BlackBoxError):
+    """The subscriber cannot do what was asked, or one of its threads or processes has failed."""
+
+
+class NotConfirmedError(SubscriberError, TimeoutError):
+    """A publisher did not confirm the subscription within the timeout."""
+
+
+class SlowSubscriberError(SubscriberError):
+    """A subscriber did not keep up and data would have been lost without notice."""
+
+
+class CallbackError(SubscriberError):
+    """A callback raised; the original exception is the cause."""
