@@ -1,0 +1,127 @@
+"""Endpoints: which may stand in a feed, and free ones on this machine."""
+
+import atexit
+import os
+import re
+import secrets
+import shutil
+import socket
+import tempfile
+from collections import deque
+from contextlib import ExitStack
+from ipaddress import ip_address
+
+from blackbox.errors import ConfigError
+
+TRANSPORTS = ("tcp", "ipc", "inproc")
+LOOPBACK = "127.0.0.1"
+MAX_IPC_PATH_BYTES = 103
+"""Longest path of a Unix socket that every platform takes (macOS 103, Linux 107)."""
+
+_TCP = re.compile(r"(?P<host>\[[^\[\]]+\]|[^\[\]:/;]+):(?P<port>\d+)", re.ASCII)
+_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
+
+# The system may offer a port a second time before anyone has bound it.
+_recently_offered: deque[int] = deque(maxlen=4_096)
+
+
+def transport_of(endpoint: str) -> str:
+    """Return what stands before `://`, or an empty string."""
+    scheme, separator, _ = endpoint.partition("://")
+    return scheme if separator else ""
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raise ConfigError unless publishers can bind and subscribers connect to `endpoint`."""
+    transport = transport_of(endpoint)
+    if transport not in TRANSPORTS:
+        raise ConfigError(f"endpoint was {endpoint!r}, expected tcp://, ipc:// or inproc://")
+    address = endpoint.removeprefix(f"{transport}://")
+    if not address:
+        raise ConfigError(f"endpoint was {endpoint!r}, expected an address behind {transport}://")
+    if transport == "tcp":
+        _check_tcp(endpoint, address)
+    elif transport == "ipc":
+        if address == "*":
+            raise ConfigError(f"endpoint was {endpoint!r}, expected a path to connect to")
+        length = len(os.fsencode(address))
+        if length > MAX_IPC_PATH_BYTES:
+            raise ConfigError(
+                f"path of endpoint {endpoint!r} was {length} bytes long, expected at most {MAX_IPC_PATH_BYTES}"
+            )
+
+
+def check_interface(interface: str) -> None:
+    """Raise ConfigError unless `interface` is an IPv4 or IPv6 address of one host."""
+    try:
+        unspecified = ip_address(interface).is_unspecified
+    except ValueError:
+        raise ConfigError(f"interface was {interface!r}, expected an IP address") from None
+    if unspecified:
+        raise ConfigError(f"interface was {interface!r}, expected the address of one interface")
+
+
+def free_endpoints(transport: str, name: str, slices: int, lines: int) -> list[tuple[str, ...]]:
+    """Return `lines` endpoints for each of `slices` that nobody on this machine uses now.
+
+    tcp: ports of 127.0.0.1. ipc: paths in a new directory that only this user can enter and
+    that is removed when this process ends. inproc: names that hold within one ZeroMQ context.
+    """
+    count = slices * lines
+    if transport == "tcp":
+        flat = [f"tcp://{LOOPBACK}:{port}" for port in _free_ports(count)]
+    elif transport == "ipc":
+        directory = _private_directory()
+        flat = [f"ipc://{directory}/{number}" for number in range(count)]
+    elif transport == "inproc":
+        token = secrets.token_hex(4)
+        flat = [f"inproc://{name}-{token}-{number}" for number in range(count)]
+    else:
+        raise ConfigError(f"transport was {transport!r}, expected one of {', '.join(TRANSPORTS)}")
+    return [tuple(flat[first : first + lines]) for first in range(0, count, lines)]
+
+
+def _check_tcp(endpoint: str, address: str) -> None:
+    parts = _TCP.fullmatch(address)
+    if parts is None:
+        raise ConfigError(f"endpoint was {endpoint!r}, expected tcp://HOST:PORT")
+    port = int(parts["port"])
+    if not 1 <= port <= 65_535:
+        raise ConfigError(f"port of endpoint {endpoint!r} was {port}, expected 1 to 65535")
+    host = parts["host"]
+    try:
+        unspecified = ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        # Digits and dots alone, or brackets, are a mistyped address and never a name.
+        numeric = host.startswith("[") or not re.search(r"[^\d.]", host)
+        if host != "*" and (numeric or not _HOST_NAME.fullmatch(host)):
+            raise ConfigError(f"host of endpoint {endpoint!r} was {host!r}, expected an address or a name") from None
+        unspecified = host == "*"
+    if unspecified:
+        raise ConfigError(
+            f"host of endpoint {endpoint!r} was {host!r}, expected the one address that subscribers connect to"
+        )
+
+
+def _free_ports(count: int) -> list[int]:
+    ports: list[int] = []
+    with ExitStack() as probes:  # all held until the end, or the system could offer one twice
+        while len(ports) < count:
+            probe = probes.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            probe.bind((LOOPBACK, 0))
+            port: int = probe.getsockname()[1]
+            if port not in _recently_offered:
+                ports.append(port)
+                _recently_offered.append(port)
+    return ports
+
+
+def _private_directory() -> str:
+    directory = tempfile.mkdtemp(prefix="blackbox-")
+    atexit.register(_remove_directory, directory, os.getpid())
+    return directory
+
+
+def _remove_directory(directory: str, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child inherits the exit handlers
+        shutil.rmtree(directory, ignore_errors=True)
