@@ -1,0 +1,158 @@
+"""What a payload is: the record layouts of one feed, by message type.
+
+A schema has a name, a number that travels in every block, and one numpy structured dtype per
+message type. Such a dtype is exactly the bytes of one message as they came from the venue, so a
+column of equal payloads becomes typed records by `.view(dtype)`, without a copy.
+
+Third parties register a schema in the entry-point group `blackbox.schemas`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from blackbox.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+SCHEMA_GROUP = "blackbox.schemas"
+"""The entry-point group in which schemas are registered."""
+
+# Keys of a field's `dtype.metadata`.
+DECIMALS = "decimals"
+"""Metadata key of a price: the integer is the price times 10 to the power of this."""
+UTC = "utc"
+"""Metadata key of a time since 1970-01-01 UTC: the unit, "ns" or "s"."""
+SINCE_MIDNIGHT = "since_midnight"
+"""Metadata key of a time of day: the time zone whose midnight it counts from. Unit: ns."""
+
+
+def price(dtype: str, decimals: int) -> numpy.dtype[Any]:
+    """A field dtype for a price that is an integer with `decimals` implied decimal places."""
+    return numpy.dtype(dtype, metadata={DECIMALS: decimals})
+
+
+def utc_time(dtype: str, unit: str) -> numpy.dtype[Any]:
+    """A field dtype for an integer that counts `unit` ("ns" or "s") since 1970-01-01 UTC."""
+    return numpy.dtype(dtype, metadata={UTC: unit})
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The message types of one feed and the record layout of each.
+
+    Two schemas are equal when their names and numbers are.
+    """
+
+    name: str
+    """The registered name, e.g. "itch50"."""
+    schema_id: int
+    """The number in a block's header, 0 to 65535; 0 means plain bytes."""
+    records: Mapping[str, numpy.dtype[Any]] = field(compare=False)
+    """Message type (one character) to the structured dtype of one payload."""
+    type_offset: int = field(default=0, compare=False)
+    """Where in a payload the type character stands. Unit: bytes."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.schema_id <= 0xFFFF:
+            raise ConfigError(f"schema {self.name!r}: schema_id was {self.schema_id}, expected 0 to 65535")
+        object.__setattr__(self, "records", MappingProxyType(dict(self.records)))
+
+    def __repr__(self) -> str:
+        return f"<Schema {self.name} id={self.schema_id} types={''.join(self.records) or None}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A read-only mapping cannot be pickled; worker processes get a plain one.
+        return Schema, (self.name, self.schema_id, dict(self.records), self.type_offset)
+
+    def dtype(self, type: str) -> numpy.dtype[Any]:  # noqa: A002 - the word of the specifications
+        """The record layout of message type `type`; its `itemsize` is the payload's length.
+
+        Raises:
+            ConfigError: this schema has no such message type.
+        """
+        try:
+            return self.records[type]
+        except KeyError:
+            known = " ".join(self.records) or "none: its payloads are plain bytes"
+            raise ConfigError(f"schema {self.name!r}: message type was {type!r}, expected one of: {known}") from None
+
+    def arrow(self, type: str) -> pyarrow.Schema:  # noqa: A002
+        """The Arrow schema of message type `type`, in the machine's byte order.
+
+        Integers keep their width and sign, texts become strings, times since the epoch become
+        UTC timestamps, and a time of day becomes int64 ns. A price stays a scaled integer; its
+        field's metadata holds `decimals`.
+
+        Raises:
+            ConfigError: this schema has no such message type.
+            ImportError: pyarrow is not installed (extra `arrow`).
+        """
+        import pyarrow
+
+        dtype = self.dtype(type)
+        return pyarrow.schema(
+            [_arrow_field(name, dtype[name]) for name in dtype.names or ()],
+            metadata={"schema": self.name, "type": type},
+        )
+
+
+def _arrow_field(name: str, dtype: numpy.dtype[Any]) -> pyarrow.Field:
+    import pyarrow
+
+    metadata = dict(dtype.metadata or {})
+    if UTC in metadata:
+        kind = pyarrow.timestamp(metadata.pop(UTC), tz="UTC")
+    elif SINCE_MIDNIGHT in metadata:
+        kind = pyarrow.int64()
+        metadata["unit"] = "ns"
+    elif dtype.kind == "S":
+        kind = pyarrow.string()
+    elif dtype.kind in "iu":
+        kind = pyarrow.from_numpy_dtype(dtype.newbyteorder("="))
+    else:
+        kind = pyarrow.binary(dtype.itemsize)
+    return pyarrow.field(name, kind, nullable=False, metadata={key: str(value) for key, value in metadata.items()})
+
+
+RAW = Schema("raw", 0, {})
+"""Payloads are plain bytes: no message types, no records."""
+
+
+def load_schema(name: str) -> Schema:
+    """The schema registered under `name` in the entry-point group `blackbox.schemas`.
+
+    Raises:
+        ConfigError: no such schema, or what is registered is not a `Schema`.
+    """
+    schema = load_registered(SCHEMA_GROUP, name, "schema")
+    if not isinstance(schema, Schema):
+        raise ConfigError(f"schema {name!r}: the entry point holds {schema!r}, expected a Schema")
+    return schema
+
+
+def load_registered(group: str, name: str, noun: str) -> object:
+    """The object registered under `name` in entry-point group `group`; `noun` is for the error.
+
+    Raises:
+        ConfigError: nothing, or more than one thing, is registered under that name.
+    """
+    entries = entry_points(group=group)
+    # One package may be found twice, e.g. installed and editable; that is not a conflict.
+    values = {entry.value: entry for entry in entries if entry.name == name}
+    if not values:
+        known = sorted({entry.name for entry in entries})
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ConfigError(f"{noun} was {name!r}, expected one of: {', '.join(known) or 'none registered'}{hint}")
+    if len(values) > 1:
+        raise ConfigError(f"{noun} {name!r} is registered more than once: {', '.join(values)}")
+    return next(iter(values.values())).load()
