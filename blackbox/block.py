@@ -1,0 +1,335 @@
+"""A block: many messages of one key, in columns, with numpy views on the very bytes that travelled."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.check import FAULT_TEXT, Fault, check_block
+from blackbox.encode import (
+    Distinct,
+    Plan,
+    Rows,
+    TopicTable,
+    finish_header,
+    plan_block,
+    plan_bytes,
+    write_body,
+    write_template,
+)
+from blackbox.errors import BlockError
+from blackbox.layout import (
+    FLAG_CONTROL,
+    FLAG_END,
+    FLAG_FIXED,
+    FLAG_LINE_B,
+    HEADER_BYTES,
+    MAX_BODY_BYTES,
+    body_layout,
+)
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_HEADER = struct.Struct("<IBBHHHIQQqIIIIII")
+
+
+def topic_table(topics: Sequence[bytes]) -> TopicTable:
+    """Lay topics out for compiled code."""
+    sizes = numpy.fromiter(map(len, topics), numpy.int32, len(topics))
+    offsets = numpy.zeros(len(topics), numpy.int64)
+    numpy.cumsum(sizes[:-1], out=offsets[1:])
+    text = numpy.frombuffer(bytearray(b"".join(topics) or b"\0"), numpy.uint8)  # writable: one compiled version
+    return TopicTable(text, offsets, sizes)
+
+
+def distinct_scratch(topics: int) -> Distinct:
+    """Scratch for `plan_block` over at most `topics` topic ids."""
+    return Distinct(
+        numpy.zeros(topics, numpy.int64),
+        numpy.zeros(topics, numpy.int32),
+        numpy.zeros(topics, numpy.int32),
+        numpy.zeros(1, numpy.int64),
+    )
+
+
+def as_rows(
+    payloads: Any, ts_event: Any, offsets: Any, lengths: Any, count: int, name: str = "payloads"
+) -> tuple[Rows, tuple[Any, ...]]:
+    """Columns as compiled code wants them, checked; and what must stay alive while they are used.
+
+    Payloads are a 2-D array (n, size) of bytes; or one buffer with `offsets` (n + 1); or one buffer with `offsets`
+    (n starts) and `lengths` (n). Raises ValueError naming the column that does not fit.
+    """
+    stamps = numpy.empty(0, numpy.int64)
+    if ts_event is not None:
+        stamps = numpy.ascontiguousarray(ts_event, numpy.int64)
+        if stamps.shape != (count,):
+            raise ValueError(f"ts_event had shape {stamps.shape}, expected ({count},), as topic_index")
+    starts, sizes, stride = numpy.empty(0, numpy.int64), numpy.empty(0, numpy.int32), 0
+    if offsets is None:
+        data = numpy.ascontiguousarray(payloads)
+        if data.ndim != 2 or data.dtype.itemsize != 1 or data.shape[0] != count:
+            raise ValueError(
+                f"{name} without offsets had shape {data.shape} of {data.dtype}, expected ({count}, size) of bytes"
+            )
+        stride = data.shape[1]
+    else:
+        data = payloads if isinstance(payloads, numpy.ndarray) else numpy.frombuffer(payloads, numpy.uint8)
+        data = numpy.ascontiguousarray(data).reshape(-1)
+        places = numpy.ascontiguousarray(offsets, numpy.int64)
+        expected = count + 1 if lengths is None else count
+        if places.shape != (expected,):
+            raise ValueError(f"offsets had shape {places.shape}, expected ({expected},)")
+        starts = places if lengths is not None else places[:-1]
+        extent = numpy.ascontiguousarray(lengths, numpy.int64) if lengths is not None else numpy.diff(places)
+        if extent.shape != (count,):
+            raise ValueError(f"lengths had shape {extent.shape}, expected ({count},)")
+        if count and (extent.min() < 0 or starts.min() < 0 or (starts + extent).max() > data.nbytes):
+            raise ValueError(f"offsets reached outside the {data.nbytes} bytes of {name}, or ran backwards")
+        if count and extent.max() > MAX_BODY_BYTES // 2:
+            raise ValueError(f"a payload had {extent.max()} bytes, expected at most {MAX_BODY_BYTES // 2}")
+        sizes = extent.astype(numpy.int32)
+    return Rows(stamps, data.ctypes.data, starts, sizes, stride), (data, stamps, starts, sizes)
+
+
+class Block:
+    """Columns of one block, as zero-copy views on its body.
+
+    Attributes: `key` bytes; `header` 64 bytes; `flags`, `schema_id`, `slice_id`, `epoch`, `ts_out` (ns since the
+    epoch); `sequence` of the first message of this key; `count` messages; `topic_count` distinct topics; `stride`
+    bytes of each payload, 0 when they differ; `body` uint8 array. Made by `encode` or `decode`, never changed.
+    """
+
+    __slots__ = (
+        "body",
+        "count",
+        "epoch",
+        "flags",
+        "header",
+        "key",
+        "layout",
+        "schema_id",
+        "sequence",
+        "slice_id",
+        "stride",
+        "topic_count",
+        "ts_out",
+    )
+
+    def __init__(self, key: bytes, header: bytes, body: NDArray[numpy.uint8]) -> None:
+        """Wrap frames that `check_block` has passed; others use `decode`."""
+        fields = _HEADER.unpack(header)
+        self.key, self.header, self.body = key, header, body
+        self.flags, self.schema_id, self.slice_id = fields[2], fields[3], fields[4]
+        self.count, self.epoch, self.sequence, self.ts_out = (
+            fields[6],
+            fields[7],
+            fields[8],
+            fields[9],
+        )
+        self.topic_count, self.stride = fields[10], fields[13]
+        self.layout = body_layout(self.count, self.topic_count, fields[11], 0, self.is_fixed)
+
+    @classmethod
+    def decode(cls, key: bytes, header: bytes, body: Any) -> Block:
+        """Check three frames and wrap them; the body is shared, not copied, when it is 8-byte aligned.
+
+        Raises BlockError naming what was wrong.
+        """
+        memory = numpy.frombuffer(body, numpy.uint8) if len(body) else numpy.empty(0, numpy.uint8)
+        if memory.ctypes.data % 8:
+            memory = memory.copy()
+        head = numpy.frombuffer(bytes(header).ljust(HEADER_BYTES, b"\0"), numpy.uint8).copy()
+        name = numpy.frombuffer(key or b"\0", numpy.uint8)
+        fault = check_block(
+            head.ctypes.data,
+            len(header),
+            memory.ctypes.data,
+            memory.nbytes,
+            name.ctypes.data,
+            len(key),
+        )
+        if fault != Fault.NONE:
+            raise BlockError(
+                f"{FAULT_TEXT[Fault(fault)]} (key {key!r}, header {len(header)} bytes, body {memory.nbytes} bytes)"
+            )
+        return cls(bytes(key), bytes(header), memory)
+
+    @classmethod
+    def encode(
+        cls,
+        topics: Sequence[bytes],
+        topic_index: Any,
+        payloads: Any,
+        *,
+        ts_event: Any = None,
+        offsets: Any = None,
+        lengths: Any = None,
+        key: bytes = b"",
+        slice_id: int = 0,
+        schema_id: int = 0,
+        epoch: int = 0,
+        sequence: int = 0,
+        ts_out: int = 0,
+        flags: int = 0,
+        checksum: bool = True,
+    ) -> Block:
+        """Encode columns (see `Publisher.publish_many`) as one block. Only topics that occur are written.
+
+        Raises BlockError when there is no message, an index is out of range, or a topic lacks the key.
+        """
+        index = numpy.ascontiguousarray(topic_index, numpy.int32)
+        control = flags & FLAG_CONTROL != 0
+        if not control and any(not t.startswith(key) or t[:1] in (b"", b"\0") for t in topics):
+            raise BlockError(f"a topic was empty, reserved, or did not start with key {key!r}: {list(topics)[:5]!r}")
+        if index.size and (index.min() < 0 or index.max() >= len(topics)):
+            raise BlockError(f"topic_index ran from {index.min()} to {index.max()}, expected 0 to {len(topics) - 1}")
+        if not index.size and not control:
+            raise BlockError("a block was to hold 0 messages, expected at least 1")
+        rows, alive = as_rows(payloads, ts_event, offsets, lengths, len(index))
+        order = numpy.arange(max(1, len(index)), dtype=numpy.int32)
+        header = numpy.zeros(HEADER_BYTES, numpy.uint8)
+        table, distinct = topic_table(topics), distinct_scratch(max(1, len(topics)))
+        if index.size:
+            plan = plan_block(rows, order, index, 0, len(index), MAX_BODY_BYTES, table, distinct)
+            if plan.stop < len(index):
+                raise BlockError(f"the messages needed more than {MAX_BODY_BYTES} bytes, the largest body")
+            body = numpy.zeros(plan_bytes(plan), numpy.uint8)
+            write_body(body.ctypes.data, plan, rows, order, index, table, distinct)
+        else:
+            plan = Plan(0, 0, 0, 0, 0, rows.stride, 0)
+            body = numpy.zeros(plan_bytes(plan), numpy.uint8)
+        write_template(
+            header.ctypes.data,
+            plan,
+            body.ctypes.data,
+            checksum,
+            schema_id,
+            slice_id,
+            numpy.uint64(epoch),
+        )
+        finish_header(header.ctypes.data, sequence, ts_out, flags)
+        del alive
+        return cls(key, header.tobytes(), body)
+
+    @classmethod
+    def encode_sequences(
+        cls,
+        key: bytes,
+        sequences: dict[bytes, int],
+        *,
+        slice_id: int,
+        epoch: int,
+        ts_out: int,
+        flags: int = 0,
+    ) -> Block:
+        """A control block that tells the next sequence number of every key."""
+        keys = list(sequences)
+        numbers = numpy.array(list(sequences.values()), numpy.int64).view(numpy.uint8).reshape(len(keys), 8)
+        return cls.encode(
+            keys,
+            numpy.arange(len(keys)),
+            numbers,
+            key=key,
+            slice_id=slice_id,
+            epoch=epoch,
+            ts_out=ts_out,
+            flags=flags | FLAG_CONTROL,
+        )
+
+    def sequences(self) -> dict[bytes, int]:
+        """The next sequence number of every key that a control block tells."""
+        numbers = self.body[self.layout.payloads :].view(numpy.int64).tolist()
+        return dict(zip(self.topics, numbers, strict=True))
+
+    def __len__(self) -> int:
+        return int(self.count)
+
+    def __repr__(self) -> str:
+        return (
+            f"Block(key={self.key!r}, count={self.count}, topics={self.topic_count}, slice={self.slice_id}, "
+            f"sequence={self.sequence}, bytes={self.body.nbytes})"
+        )
+
+    @property
+    def frames(self) -> tuple[bytes, bytes, memoryview]:
+        """Key, header and body, as they travel."""
+        return self.key, self.header, self.body.data
+
+    @property
+    def line(self) -> int:
+        """On which line of its slice it was sent: 0 (A) or 1 (B)."""
+        return 1 if self.flags & FLAG_LINE_B else 0
+
+    @property
+    def is_end(self) -> bool:
+        """Whether this is a publisher's last word."""
+        return bool(self.flags & FLAG_END)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether all payloads have `stride` bytes."""
+        return bool(self.flags & FLAG_FIXED)
+
+    @property
+    def ts_event(self) -> NDArray[numpy.int64]:
+        """int64[count], ns since the epoch; 0 where the venue gave none."""
+        return self.body[: 8 * self.count].view(numpy.int64)
+
+    @property
+    def topic_index(self) -> NDArray[numpy.int32]:
+        """int32[count]: each message's place in `topics`."""
+        start = self.layout.topic_index
+        return self.body[start : start + 4 * self.count].view(numpy.int32)
+
+    @property
+    def topic_offsets(self) -> NDArray[numpy.int32]:
+        """int32[topic_count + 1]: where each topic starts in `topic_text`."""
+        start = self.layout.topic_offsets
+        return self.body[start : start + 4 * (self.topic_count + 1)].view(numpy.int32)
+
+    @property
+    def topic_text(self) -> NDArray[numpy.uint8]:
+        """uint8[...]: the distinct topics, one after the other."""
+        start = self.layout.topics
+        return self.body[start : start + int(self.topic_offsets[-1])]
+
+    @property
+    def topics(self) -> list[bytes]:
+        """The distinct topics."""
+        text = self.topic_text.tobytes()
+        offsets = self.topic_offsets.tolist()
+        return [text[a:b] for a, b in pairwise(offsets)]
+
+    @property
+    def payload_offsets(self) -> NDArray[numpy.int32]:
+        """int32[count + 1]: where each payload starts in `payloads`."""
+        if self.is_fixed:
+            return numpy.arange(self.count + 1, dtype=numpy.int32) * numpy.int32(self.stride)
+        start = self.layout.payload_offsets
+        return self.body[start : start + 4 * (self.count + 1)].view(numpy.int32)
+
+    @property
+    def payloads(self) -> NDArray[numpy.uint8]:
+        """uint8[...]: all payload bytes, one after the other."""
+        return self.body[self.layout.payloads :]
+
+    def payload(self, row: int) -> bytes:
+        """The payload of message `row`."""
+        offsets = self.payload_offsets
+        return self.payloads[offsets[row] : offsets[row + 1]].tobytes()
+
+    def to_arrow(self) -> pyarrow.RecordBatch:
+        """A record batch on the same memory: `topic` (dictionary), `ts_event` (ns, UTC), `sequence`, `payload`.
+
+        Only `sequence` is new memory. Needs pyarrow, the extra `arrow`.
+        """
+        from blackbox.arrow import block_to_arrow
+
+        return block_to_arrow(self)

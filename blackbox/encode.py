@@ -1,0 +1,280 @@
+"""Write blocks in compiled code: measure how many rows fit, lay the body out, fill it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy
+from numba import njit
+from numpy.typing import NDArray
+
+from blackbox.atoms import bytes_at, copy_bytes, inner, int32s_at, int64s_at, uint16s_at, uint64s_at
+from blackbox.layout import (
+    FLAG_CHECKSUM,
+    FLAG_FIXED,
+    HEADER_BYTES,
+    MAGIC,
+    OFFSET_BODY_BYTES,
+    OFFSET_BODY_CHECKSUM,
+    OFFSET_COUNT,
+    OFFSET_EPOCH,
+    OFFSET_FLAGS,
+    OFFSET_HEADER_CHECKSUM,
+    OFFSET_MAGIC,
+    OFFSET_SCHEMA,
+    OFFSET_SEQUENCE,
+    OFFSET_SLICE,
+    OFFSET_STRIDE,
+    OFFSET_TOPIC_BYTES,
+    OFFSET_TOPICS,
+    OFFSET_TS_OUT,
+    OFFSET_VERSION,
+    VERSION,
+    BodyLayout,
+    body_layout,
+)
+from blackbox.xxh64 import checksum_32
+
+
+class Rows(NamedTuple):
+    """Messages in columns, wherever their payloads lie.
+
+    `starts` and `lengths` are empty when every payload has `stride` bytes and row r starts at `r * stride`;
+    `ts_event` is empty when no message has one (it is then written as 0).
+    """
+
+    ts_event: NDArray[numpy.int64]
+    payload_address: int
+    starts: NDArray[numpy.int64]
+    lengths: NDArray[numpy.int32]
+    stride: int
+
+
+class TopicTable(NamedTuple):
+    """The text of topics by id: bytes `text[offsets[i]:offsets[i] + sizes[i]]`."""
+
+    text: NDArray[numpy.uint8]
+    offsets: NDArray[numpy.int64]
+    sizes: NDArray[numpy.int32]
+
+
+class Distinct(NamedTuple):
+    """Scratch that finds a block's distinct topics in one pass, without clearing anything between blocks.
+
+    `place[topic]` counts only where `stamp[topic] == generation[0]`; `order` lists the block's topics by place.
+    """
+
+    stamp: NDArray[numpy.int64]
+    place: NDArray[numpy.int32]
+    order: NDArray[numpy.int32]
+    generation: NDArray[numpy.int64]
+
+
+class Plan(NamedTuple):
+    """What one block will hold: rows `[start, stop)` of the order, and its sizes in bytes."""
+
+    start: int
+    stop: int
+    topics: int
+    topic_bytes: int
+    payload_bytes: int
+    stride: int
+    first_byte: int
+
+
+VARIABLE = -1
+"""`Plan.stride` when payloads differ in length. `Plan.first_byte` is VARIABLE when payloads are not contiguous."""
+
+
+@njit(nogil=True, cache=True)
+def plan_block(
+    rows: Rows,
+    order: NDArray[numpy.int32],
+    topic_ids: NDArray[numpy.int32],
+    start: int,
+    stop: int,
+    block_bytes: int,
+    table: TopicTable,
+    distinct: Distinct,
+) -> Plan:
+    """How many of the rows `order[start:stop]`, whose topics are `topic_ids[start:stop]`, fit in `block_bytes`.
+
+    At least one row is taken, so a message larger than `block_bytes` gets a block of its own.
+    """
+    generation = distinct.generation[0] + 1
+    distinct.generation[0] = generation
+    spaced = len(rows.lengths) > 0
+    first_row = order[start]
+    stride = numpy.int64(rows.lengths[first_row]) if spaced else rows.stride
+    first_byte = rows.starts[first_row] if spaced else first_row * rows.stride
+    next_byte = first_byte
+    contiguous = True
+    topics = 0
+    topic_bytes = 0
+    payload_bytes = 0
+    total = 0
+    at = start
+    while at < stop:
+        row = order[at]
+        length = numpy.int64(rows.lengths[row]) if spaced else rows.stride
+        begin = rows.starts[row] if spaced else row * rows.stride
+        topic = topic_ids[at]
+        cost = length + 16
+        fresh = distinct.stamp[topic] != generation
+        if fresh:
+            cost += table.sizes[topic] + 4
+        if total + cost > block_bytes and at > start:
+            break
+        total += cost
+        if fresh:
+            distinct.stamp[topic] = generation
+            distinct.place[topic] = topics
+            distinct.order[topics] = topic
+            topics += 1
+            topic_bytes += table.sizes[topic]
+        if length != stride:
+            stride = VARIABLE
+        contiguous &= begin == next_byte
+        next_byte = begin + length
+        payload_bytes += length
+        at += 1
+    return Plan(
+        start,
+        at,
+        topics,
+        topic_bytes,
+        payload_bytes,
+        stride,
+        first_byte if contiguous else VARIABLE,
+    )
+
+
+@njit(nogil=True, cache=True)
+def plan_bytes(plan: Plan) -> int:
+    """Size of the body that `write_body` fills."""
+    return body_layout(
+        plan.stop - plan.start,
+        plan.topics,
+        plan.topic_bytes,
+        plan.payload_bytes,
+        plan.stride != VARIABLE,
+    ).end
+
+
+@njit(nogil=True, cache=True)
+def write_body(
+    target: int,
+    plan: Plan,
+    rows: Rows,
+    order: NDArray[numpy.int32],
+    topic_ids: NDArray[numpy.int32],
+    table: TopicTable,
+    distinct: Distinct,
+) -> None:
+    """Fill `plan_bytes(plan)` bytes at `target` (8-byte aligned), right after `plan_block` made the plan."""
+    count = plan.stop - plan.start
+    fixed = plan.stride != VARIABLE
+    layout = body_layout(count, plan.topics, plan.topic_bytes, plan.payload_bytes, fixed)
+    _clear_padding(target, layout)
+    ts_event = int64s_at(target, count)
+    topic_index = int32s_at(target + layout.topic_index, count)
+    stamped = len(rows.ts_event) > 0
+    for i in range(count):
+        ts_event[i] = rows.ts_event[order[plan.start + i]] if stamped else 0
+        topic_index[i] = distinct.place[topic_ids[plan.start + i]]
+    _write_topics(target + layout.topic_offsets, target + layout.topics, plan.topics, table, distinct)
+    _write_payloads(target, layout.payload_offsets, layout.payloads, plan, rows, order)
+
+
+@inner
+def _clear_padding(target: int, layout: BodyLayout) -> None:
+    # Up to 7 bytes before each column belong to nobody: unwritten, they would leak old memory onto the wire.
+    for place in layout[:5]:
+        int64s_at(target + place - 8, 1)[0] = 0
+
+
+@inner
+def _write_topics(offsets_at: int, text_at: int, topics: int, table: TopicTable, distinct: Distinct) -> None:
+    offsets = int32s_at(offsets_at, topics + 1)
+    place = 0
+    for i in range(topics):
+        topic = distinct.order[i]
+        offsets[i] = place
+        copy_bytes(
+            text_at + place,
+            table.text.ctypes.data + table.offsets[topic],
+            numpy.int64(table.sizes[topic]),
+        )
+        place += table.sizes[topic]
+    offsets[topics] = place
+
+
+@inner
+def _write_payloads(
+    target: int,
+    offsets_place: int,
+    payloads_place: int,
+    plan: Plan,
+    rows: Rows,
+    order: NDArray[numpy.int32],
+) -> None:
+    count = plan.stop - plan.start
+    spaced = len(rows.lengths) > 0
+    if plan.stride == VARIABLE:
+        offsets = int32s_at(target + offsets_place, count + 1)
+        place = 0
+        for i in range(count):
+            offsets[i] = place
+            place += rows.lengths[order[plan.start + i]]
+        offsets[count] = place
+    place = target + payloads_place
+    if plan.first_byte != VARIABLE:
+        copy_bytes(place, rows.payload_address + plan.first_byte, plan.payload_bytes)
+        return
+    for i in range(plan.start, plan.stop):
+        row = order[i]
+        length = numpy.int64(rows.lengths[row]) if spaced else rows.stride
+        begin = rows.starts[row] if spaced else row * rows.stride
+        copy_bytes(place, rows.payload_address + begin, length)
+        place += length
+
+
+@njit(nogil=True, cache=True)
+def write_template(
+    target: int,
+    plan: Plan,
+    body_address: int,
+    checksum: bool,
+    schema_id: int,
+    slice_id: int,
+    epoch: int,
+) -> None:
+    """Write a header at `target` that lacks only what `finish_header` adds when the block is sent."""
+    body_bytes = plan_bytes(plan)
+    flags = (FLAG_CHECKSUM if checksum else 0) | (0 if plan.stride == VARIABLE else FLAG_FIXED)
+    int64s_at(target, 8)[:] = 0
+    int32s_at(target + OFFSET_MAGIC, 1)[0] = MAGIC
+    bytes_at(target + OFFSET_VERSION, 1)[0] = VERSION
+    bytes_at(target + OFFSET_FLAGS, 1)[0] = flags
+    uint16s_at(target + OFFSET_SCHEMA, 1)[0] = schema_id
+    uint16s_at(target + OFFSET_SLICE, 1)[0] = slice_id
+    int32s_at(target + OFFSET_COUNT, 1)[0] = plan.stop - plan.start
+    uint64s_at(target + OFFSET_EPOCH, 1)[0] = epoch
+    int32s_at(target + OFFSET_TOPICS, 1)[0] = plan.topics
+    int32s_at(target + OFFSET_TOPIC_BYTES, 1)[0] = plan.topic_bytes
+    int32s_at(target + OFFSET_BODY_BYTES, 1)[0] = body_bytes
+    int32s_at(target + OFFSET_STRIDE, 1)[0] = 0 if plan.stride == VARIABLE else plan.stride
+    if checksum:
+        int32s_at(target + OFFSET_BODY_CHECKSUM, 1)[0] = checksum_32(body_address, body_bytes)
+
+
+@njit(nogil=True, cache=True)
+def finish_header(target: int, sequence: int, ts_out: int, more_flags: int) -> None:
+    """Stamp what is known only at the send, and the header's own checksum."""
+    bytes_at(target + OFFSET_FLAGS, 1)[0] |= numpy.uint8(more_flags)
+    int64s_at(target + OFFSET_SEQUENCE, 1)[0] = sequence
+    int64s_at(target + OFFSET_TS_OUT, 1)[0] = ts_out
+    int32s_at(target + OFFSET_HEADER_CHECKSUM, 1)[0] = checksum_32(target, OFFSET_HEADER_CHECKSUM)
+
+
+assert OFFSET_HEADER_CHECKSUM + 4 == HEADER_BYTES

@@ -1,0 +1,146 @@
+"""The libzmq that pyzmq loaded, callable from compiled code.
+
+Every function here takes plain integers: a socket is `zmq.Socket.underlying`, a message is the address of 64 bytes,
+8-byte aligned, that hold a `zmq_msg_t`. As everywhere, a socket belongs to the thread that uses it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding
+import zmq
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+from zmq.backend.cython import _zmq
+
+from blackbox.atoms import inner, int32s_at, int64s_at
+
+# The extension module is opened rather than libzmq itself: wherever a platform hides libzmq (bundled, system, static),
+# the symbols that pyzmq itself was linked with are found through it.
+llvmlite.binding.load_library_permanently(_zmq.__file__)
+
+MESSAGE_BYTES = 64
+EVENTS_SCRATCH_WORDS = 8
+"""int64 words of scratch that `socket_events` and `wait_readable` need from their caller."""
+
+_int = types.int32
+_address = types.int64
+
+
+def _external(name: str, result: Any, *arguments: Any) -> Any:
+    return types.ExternalFunction(name, result(*arguments))
+
+
+msg_init = _external("zmq_msg_init", _int, _address)
+msg_init_size = _external("zmq_msg_init_size", _int, _address, _address)
+msg_data = _external("zmq_msg_data", _address, _address)
+msg_size = _external("zmq_msg_size", _address, _address)
+msg_more = _external("zmq_msg_more", _int, _address)
+msg_copy = _external("zmq_msg_copy", _int, _address, _address)
+msg_move = _external("zmq_msg_move", _int, _address, _address)
+msg_close = _external("zmq_msg_close", _int, _address)
+msg_send = _external("zmq_msg_send", _int, _address, _address, _int)
+msg_recv = _external("zmq_msg_recv", _int, _address, _address, _int)
+zmq_errno = _external("zmq_errno", _int)
+setsockopt = _external("zmq_setsockopt", _int, _address, _int, _address, _address)
+_zmq_poll = _external("zmq_poll", _int, _address, _int, types.int64)
+_getsockopt = _external("zmq_getsockopt", _int, _address, _int, _address, _address)
+_read = _external("read", types.int64, _int, _address, _address)
+_write = _external("write", types.int64, _int, _address, _address)
+sleep_microseconds = _external("usleep", _int, types.uint32)
+exit_process = _external("_exit", types.void, _int)
+"""`_exit(status)`: end the process now, whatever any thread does or holds."""
+
+SNDMORE = int(zmq.SNDMORE)
+DONTWAIT = int(zmq.DONTWAIT)
+SUBSCRIBE = int(zmq.SUBSCRIBE)
+UNSUBSCRIBE = int(zmq.UNSUBSCRIBE)
+POLLIN = int(zmq.POLLIN)
+POLLOUT = int(zmq.POLLOUT)
+EAGAIN = int(zmq.EAGAIN)
+ETERM = int(zmq.ETERM)
+_EVENTS = int(zmq.EVENTS)
+
+
+@intrinsic
+def now_ns(typingctx: Any) -> Any:
+    """CLOCK_REALTIME in ns since the epoch, without the GIL."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word, small = ir.IntType(64), ir.IntType(32)
+        clock = builder.module.globals.get("clock_gettime") or ir.Function(
+            builder.module, ir.FunctionType(small, [small, word.as_pointer()]), "clock_gettime"
+        )
+        with builder.goto_entry_block():
+            timespec = builder.alloca(word, 2)
+        builder.call(clock, [small(0), timespec])
+        seconds = builder.load(timespec)
+        fraction = builder.load(builder.gep(timespec, [small(1)]))
+        return builder.add(builder.mul(seconds, word(1_000_000_000)), fraction)
+
+    return types.int64(), codegen
+
+
+@inner
+def socket_events(socket: int, scratch: int) -> int:
+    """ZMQ_EVENTS of a socket; also makes libzmq handle what its I/O thread told it. -1: the context is ending."""
+    int64s_at(scratch, 2)[1] = 4
+    if _getsockopt(socket, _EVENTS, scratch, scratch + 8) != 0:
+        return -1
+    return int32s_at(scratch, 1)[0]
+
+
+@inner
+def wait_readable(socket_a: int, socket_b: int, wake_fd: int, timeout_ms: int, scratch: int) -> int:
+    """Sleep until a socket (0: absent) or the wake pipe is readable; drains the pipe. -1: the context is ending."""
+    words, halves = int64s_at(scratch, 8), int32s_at(scratch, 16)
+    words[0] = 0
+    halves[2] = wake_fd
+    halves[3] = POLLIN
+    count = 1
+    for socket in (socket_a, socket_b):
+        if socket != 0:
+            words[count * 2] = socket
+            halves[count * 4 + 2] = 0
+            halves[count * 4 + 3] = POLLIN
+            count += 1
+    ready = _zmq_poll(scratch, count, timeout_ms)
+    if ready < 0:
+        return -1 if zmq_errno() == ETERM else 0
+    if halves[3] >> 16:
+        _read(wake_fd, scratch, 64)
+    return ready
+
+
+@inner
+def poke(wake_fd: int, scratch: int) -> None:
+    """Make the pipe readable. A full pipe is readable already, so a refused write is no loss."""
+    _write(wake_fd, scratch, 1)
+
+
+@inner
+def write_text(fd: int, address: int, size: int) -> None:
+    """Write bytes to a file descriptor without the GIL: the last words of a process whose Python hangs."""
+    _write(fd, address, size)
+
+
+@njit(nogil=True, cache=True)
+def init_messages(first: int, count: int) -> None:
+    """Make `count` empty messages side by side."""
+    for number in range(count):
+        msg_init(first + MESSAGE_BYTES * number)
+
+
+@njit(nogil=True, cache=True)
+def close_messages(first: int, count: int) -> None:
+    """Release `count` messages side by side. A body's memory goes when its last message has been closed."""
+    for number in range(count):
+        msg_close(first + MESSAGE_BYTES * number)
+
+
+@njit(nogil=True, cache=True)
+def message_bytes(message: int) -> tuple[int, int]:
+    """Address and size of what a message holds."""
+    return msg_data(message), msg_size(message)
