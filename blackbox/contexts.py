@@ -1,0 +1,34 @@
+"""ZeroMQ contexts: one per slice, with the slice's own I/O thread."""
+
+from __future__ import annotations
+
+import os
+
+import zmq
+
+from blackbox.feed import Slice
+
+MAX_SUBSCRIPTIONS = 1_000_000
+"""Upstream filters that one subscriber can have in flight; libzmq loses those above the high-water mark."""
+
+
+def open_context(part: Slice) -> zmq.Context[zmq.Socket[bytes]]:
+    """The context for one slice. Slices on inproc share one per process, or publisher and subscriber could not meet."""
+    if part.endpoints[0].startswith("inproc://"):
+        return zmq.Context.instance()
+    context = zmq.Context(io_threads=1)
+    for cpu in part.io_cpus:
+        context.set(zmq.THREAD_AFFINITY_CPU_ADD, cpu)
+    return context
+
+
+def close_context(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """End a context from `open_context`; waits for what its sockets' LINGER allows. The shared one stays."""
+    if context is not zmq.Context.instance():
+        context.term()
+
+
+def pin_thread(cpus: tuple[int, ...]) -> None:
+    """Bind the calling thread to CPUs, where the system can; none: leave it free."""
+    if cpus and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cpus)

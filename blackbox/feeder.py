@@ -1,0 +1,231 @@
+"""Columns into a line's ring, compiled: pick the rows of one slice, group them by key, encode them as blocks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy
+from numba import njit
+from numpy.typing import NDArray
+
+from blackbox.atoms import fence, inner, int32s_at, int64s_at, load_acquire, store_release
+from blackbox.encode import (
+    Distinct,
+    Rows,
+    TopicTable,
+    plan_block,
+    plan_bytes,
+    write_body,
+    write_template,
+)
+from blackbox.layout import HEADER_BYTES
+from blackbox.ring import (
+    BLOCK,
+    BODIES_IN,
+    BODIES_OUT,
+    HEAD,
+    PAD,
+    RECORD_BYTES,
+    SKIP,
+    SLEEPING,
+    TAIL,
+    WAITING,
+)
+from blackbox.zmqlib import MESSAGE_BYTES, msg_data, msg_init_size, poke
+
+BLOCK_RECORD_BYTES = RECORD_BYTES + HEADER_BYTES + MESSAGE_BYTES
+OUT_OF_MEMORY = -1
+
+
+class Target(NamedTuple):
+    """The line that blocks are put into, as compiled code sees it."""
+
+    memory: NDArray[numpy.uint8]
+    words: NDArray[numpy.int64]
+    wake_fd: int
+    block_bytes: int
+    bodies_limit: int
+    checksum: bool
+    schema_id: int
+    slice_id: int
+    epoch: int
+
+
+class Selection(NamedTuple):
+    """Rows of one slice: `order[:n]` are row numbers, `topics[:n]` their topic ids, both grouped by key."""
+
+    order: NDArray[numpy.int32]
+    topics: NDArray[numpy.int32]
+    spare_order: NDArray[numpy.int32]
+    spare_topics: NDArray[numpy.int32]
+    key_starts: NDArray[numpy.int64]
+
+
+@njit(nogil=True, cache=True)
+def select_rows(
+    selection: Selection,
+    topic_index: NDArray[numpy.int32],
+    start: int,
+    stop: int,
+    slice_of_topic: NDArray[numpy.int32],
+    id_of_topic: NDArray[numpy.int32],
+    slice_id: int,
+) -> int:
+    """List rows `[start, stop)` of `slice_id`, in order; returns how many. -1: a topic index is out of range."""
+    taken = 0
+    topics = numpy.uint32(len(slice_of_topic))
+    for row in range(start, stop):
+        topic = topic_index[row]
+        if numpy.uint32(topic) >= topics:
+            return -1
+        selection.order[taken] = row
+        selection.topics[taken] = id_of_topic[topic]
+        taken += slice_of_topic[topic] == slice_id
+    return taken
+
+
+@njit(nogil=True, cache=True)
+def group_by_key(selection: Selection, count: int, key_of_topic: NDArray[numpy.int32], keys: int) -> None:
+    """Stable counting sort of the selection by key. `key_starts[k]` is where key k begins, for k in 0..keys."""
+    starts = selection.key_starts
+    starts[: keys + 1] = 0
+    if keys <= 1:
+        starts[1] = count
+        return
+    for i in range(count):
+        starts[key_of_topic[selection.topics[i]] + 1] += 1
+    for key in range(keys):
+        starts[key + 1] += starts[key]
+    for i in range(count):
+        key = key_of_topic[selection.topics[i]]
+        place = starts[key]
+        starts[key] = place + 1
+        selection.spare_order[place] = selection.order[i]
+        selection.spare_topics[place] = selection.topics[i]
+    for key in range(keys, 0, -1):
+        starts[key] = starts[key - 1]
+    starts[0] = 0
+    for i in range(count):
+        selection.order[i] = selection.spare_order[i]
+        selection.topics[i] = selection.spare_topics[i]
+
+
+@inner
+def _claim(target: Target, size: int, body_bytes: int) -> int:
+    """Offset where a record of `size` bytes may be written now; -1 when there is no room."""
+    words = target.words.ctypes.data
+    pending = target.words[BODIES_IN] - load_acquire(words + 8 * BODIES_OUT)
+    if pending > 0 and pending + body_bytes > target.bodies_limit:
+        return -1
+    head = load_acquire(words + 8 * HEAD)
+    tail = target.words[TAIL]
+    capacity = len(target.memory)
+    if tail < head:
+        return tail if tail + size <= head - RECORD_BYTES else -1
+    if tail + size <= capacity - RECORD_BYTES:
+        return tail
+    if head <= size + RECORD_BYTES:
+        return -1
+    halves = int32s_at(target.memory.ctypes.data + tail, 2)
+    halves[0] = 0
+    halves[1] = numpy.int32(numpy.uint32(PAD))
+    return 0
+
+
+@inner
+def _claim_or_announce(target: Target, size: int, body_bytes: int) -> int:
+    place = _claim(target, size, body_bytes)
+    if place < 0:
+        # The reader pokes a waiting writer; room made before it could see WAITING is found by the second look.
+        store_release(target.words.ctypes.data + 8 * WAITING, 1)
+        fence()
+        place = _claim(target, size, body_bytes)
+    return place
+
+
+@inner
+def _commit(target: Target, tail: int) -> None:
+    words = target.words.ctypes.data
+    store_release(words + 8 * TAIL, tail)
+    fence()
+    if load_acquire(words + 8 * SLEEPING) != 0:
+        store_release(words + 8 * SLEEPING, 0)
+        poke(target.wake_fd, words)
+
+
+@inner
+def _put_skip(target: Target, key: int, count: int) -> bool:
+    place = _claim_or_announce(target, numpy.int64(RECORD_BYTES), numpy.int64(0))
+    if place < 0:
+        return False
+    address = target.memory.ctypes.data + place
+    halves = int32s_at(address, 2)
+    halves[0] = count
+    halves[1] = numpy.int32(numpy.uint32(SKIP))
+    int64s_at(address + 8, 1)[0] = key
+    _commit(target, place + RECORD_BYTES)
+    return True
+
+
+@njit(nogil=True, cache=True)
+def put_blocks(
+    target: Target,
+    selection: Selection,
+    start: int,
+    rows: Rows,
+    keys: int,
+    wanted: NDArray[numpy.uint8],
+    table: TopicTable,
+    distinct: Distinct,
+) -> int:
+    """Encode the selection from `start` on; returns where it stopped: at its end, or earlier when the line is full.
+
+    OUT_OF_MEMORY when no body could be allocated.
+    """
+    at = start
+    for key in range(keys):
+        stop = selection.key_starts[key + 1]
+        if at >= stop:
+            continue
+        if not wanted[key]:
+            if not _put_skip(target, key, stop - at):
+                return at
+            at = stop
+        while at < stop:
+            plan = plan_block(
+                rows,
+                selection.order,
+                selection.topics,
+                at,
+                stop,
+                target.block_bytes,
+                table,
+                distinct,
+            )
+            body_bytes = plan_bytes(plan)
+            place = _claim_or_announce(target, numpy.int64(BLOCK_RECORD_BYTES), body_bytes)
+            if place < 0:
+                return at
+            record = target.memory.ctypes.data + place
+            message = record + RECORD_BYTES + HEADER_BYTES
+            if msg_init_size(message, body_bytes) != 0:
+                return OUT_OF_MEMORY
+            body = msg_data(message)
+            write_body(body, plan, rows, selection.order, selection.topics, table, distinct)
+            write_template(
+                record + RECORD_BYTES,
+                plan,
+                body,
+                target.checksum,
+                target.schema_id,
+                target.slice_id,
+                target.epoch,
+            )
+            halves = int32s_at(record, 2)
+            halves[0] = HEADER_BYTES + MESSAGE_BYTES
+            halves[1] = numpy.int32(numpy.uint32(BLOCK))
+            int64s_at(record + 8, 1)[0] = key
+            target.words[BODIES_IN] += body_bytes
+            _commit(target, place + BLOCK_RECORD_BYTES)
+            at = plan.stop
+    return at

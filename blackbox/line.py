@@ -1,0 +1,346 @@
+"""The line thread: owns the XPUB sockets of one slice, sends what its ring holds, answers its subscribers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import numpy
+import zmq
+
+from blackbox import send
+from blackbox.block import Block, distinct_scratch
+from blackbox.contexts import MAX_SUBSCRIPTIONS, close_context, open_context, pin_thread
+from blackbox.encode import Distinct, TopicTable
+from blackbox.errors import BlackBoxError, EndpointError, PublisherError
+from blackbox.feed import Feed
+from blackbox.feeder import Selection, Target
+from blackbox.layout import (
+    CONFIRM_KEY,
+    FLAG_END,
+    FLAG_LINE_B,
+    HEARTBEAT_KEY,
+    MAX_KEY_BYTES,
+    NONCE_BYTES,
+)
+from blackbox.ring import CLOSING, HEAD, Ring
+from blackbox.warmup import warm_up
+
+log = logging.getLogger("blackbox")
+
+RING_BYTES = 4 << 20
+_PENDING_BLOCKS = 16
+"""Encoded blocks that may wait for a line thread: enough to keep both busy, few enough to stay in the cache."""
+_TOPIC_TEXT_BYTES = 32
+"""Mean room for a topic's text, per topic of `max_topics`."""
+_RETRY_NS = 2_000_000
+_SEND_WAIT_MS = 20
+
+
+def make_selection(rows: int, max_keys: int) -> Selection:
+    """Scratch to group up to `rows` messages by up to `max_keys` keys."""
+    return Selection(
+        numpy.zeros(rows, numpy.int32),
+        numpy.zeros(rows, numpy.int32),
+        numpy.zeros(rows, numpy.int32),
+        numpy.zeros(rows, numpy.int32),
+        numpy.zeros(max_keys + 1, numpy.int64),
+    )
+
+
+class Line:
+    """One slice of a publisher: its topics and keys, its ring, and the thread that sends.
+
+    Life: NEW, `start`, RUNNING, `close`, CLOSED. Sockets are created, used and closed in the line thread. Topics are
+    added by publishing threads that hold `ring.lock`; the set of subscriptions is guarded by `changed`.
+    """
+
+    def __init__(self, feed: Feed, slice_id: int, schema_id: int, epoch: int, wait: bool, hwm_blocks: int) -> None:
+        self.feed = feed
+        self.slice_id = slice_id
+        self.part = feed.slices[slice_id]
+        self.ring = Ring(RING_BYTES, self.check)
+        self.topics: dict[bytes, int] = {}
+        self.keys: dict[bytes, int] = {}
+        self.changed = threading.Condition()
+        self.error: BlackBoxError | None = None
+        self.discarded = 0
+        self._wait = wait
+        self._hwm_blocks = hwm_blocks
+        self._max_keys = feed.max_topics if feed.key_bytes else 1
+        self._subscriptions: list[set[bytes]] = [set() for _ in self.part.endpoints]
+        self._ended = False
+        self._unanswered: list[tuple[int, bytes]] = []
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"blackbox-line-{slice_id}", daemon=True)
+        self.table = TopicTable(
+            numpy.zeros(feed.max_topics * _TOPIC_TEXT_BYTES, numpy.uint8),
+            numpy.zeros(feed.max_topics, numpy.int64),
+            numpy.zeros(feed.max_topics, numpy.int32),
+        )
+        self._text_end = 0
+        self.wanted = numpy.zeros(self._max_keys, numpy.uint8)
+        self.counters = numpy.zeros(send.COUNTERS, numpy.int64)
+        self.next_sequence = numpy.zeros(self._max_keys, numpy.int64)
+        self.key_of_topic = numpy.zeros(feed.max_topics, numpy.int32)
+        self.shape = numpy.zeros(1, numpy.int64)
+        self._keys_text = numpy.zeros(self._max_keys * MAX_KEY_BYTES, numpy.uint8)
+        self._key_sizes = numpy.zeros(self._max_keys, numpy.int32)
+        self.target = Target(
+            self.ring.memory,
+            self.ring.words,
+            self.ring.wake_pipe[1],
+            feed.block_bytes,
+            max(_PENDING_BLOCKS * feed.block_bytes, 1 << 20),
+            feed.checksum,
+            schema_id,
+            slice_id,
+            numpy.uint64(epoch),  # type: ignore[arg-type]  # numba would take a large int for an int64
+        )
+        self._epoch = epoch
+
+    def start(self, timeout: float = 120.0) -> None:
+        """Bind the endpoints. Raises EndpointError naming the one that could not be bound."""
+        self._thread.start()
+        if not self._ready.wait(timeout):
+            raise PublisherError(f"slice {self.slice_id}: line thread did not start in {timeout} s")
+        if self.error is not None:
+            self._thread.join()
+            raise self.error
+
+    def add_topic(self, topic: bytes) -> int:
+        """The id of a topic of this slice. Call with `ring.lock` held. Raises PublisherError when the table is full."""
+        known = self.topics.get(topic)
+        if known is not None:
+            return known
+        number = len(self.topics)
+        end = self._text_end + len(topic)
+        if number >= self.feed.max_topics or end > self.table.text.nbytes:
+            raise PublisherError(
+                f"slice {self.slice_id}: topic {topic[:64]!r} did not fit: {number} topics of {self._text_end} bytes, "
+                f"expected at most max_topics = {self.feed.max_topics} of {_TOPIC_TEXT_BYTES} bytes on average"
+            )
+        self.table.text[self._text_end : end] = numpy.frombuffer(topic, numpy.uint8)
+        self.table.offsets[number] = self._text_end
+        self.table.sizes[number] = len(topic)
+        self.key_of_topic[number] = self._add_key(self.feed.key_of(topic))
+        self._text_end = end
+        self.topics[topic] = number
+        return number
+
+    def _add_key(self, key: bytes) -> int:
+        known = self.keys.get(key)
+        if known is not None:
+            return known
+        with self.changed:
+            number = len(self.keys)
+            place = number * MAX_KEY_BYTES
+            self._keys_text[place : place + len(key)] = numpy.frombuffer(key, numpy.uint8)
+            self._key_sizes[number] = len(key)
+            self.wanted[number] = self._is_wanted(key)
+            self.keys[key] = number
+            self.shape[send.KEYS] = number + 1
+        return number
+
+    def _is_wanted(self, key: bytes) -> bool:
+        return any(key[:size] in wanted for wanted in self._subscriptions for size in range(len(key) + 1))
+
+    def subscribers(self, prefix: bytes) -> int:
+        """How many confirmed subscribers there are, if any subscription can match topics with `prefix`; else 0.
+
+        Call with `changed` held. Plain SUB sockets, which ask for no confirmation, count as one.
+        """
+        best = 0
+        for subscriptions in self._subscriptions:
+            asked = self.feed.subscription_of(prefix)
+            matched = any(
+                not s.startswith(b"\0") and (s.startswith(asked) or asked.startswith(s)) for s in subscriptions
+            )
+            nonces = sum(s.startswith(CONFIRM_KEY) for s in subscriptions)
+            best = max(best, max(1, nonces) if matched else 0)
+        return best
+
+    def subscriber_count(self) -> int:
+        """Confirmed subscribers of the line that has most."""
+        with self.changed:
+            return max(sum(s.startswith(CONFIRM_KEY) for s in each) for each in self._subscriptions)
+
+    def check(self) -> None:
+        """Raise what ended the line thread, if it has ended."""
+        if self.error is not None:
+            raise self.error
+        if self._ended:
+            raise PublisherError(f"slice {self.slice_id}: the publisher was closed")
+
+    def flush(self, deadline: float) -> None:
+        """Wait until the ring is empty: everything published before is with ZeroMQ. Raises PublisherError in time."""
+        with self.ring.lock:
+            while self.ring.words[HEAD] != self.ring.tail:
+                if time.monotonic() >= deadline:
+                    raise PublisherError(
+                        f"slice {self.slice_id}: flush was not done in time: a subscriber did not keep up"
+                    )
+                self.ring.announce_wait()
+                if self.ring.words[HEAD] != self.ring.tail:
+                    self.ring.wait()
+
+    def ask_to_close(self) -> None:
+        """Let the thread send what the ring holds, then end."""
+        self.ring.shared[CLOSING] = max(1, self.ring.shared[CLOSING])
+        self.ring.wake()
+
+    def close(self, deadline: float) -> None:
+        """Wait for the thread; at the deadline tell it to end at once. What it then discards is in `discarded`."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            self.ring.shared[CLOSING] = 2
+            self.ring.wake()
+            self._thread.join()
+
+    def _run(self) -> None:
+        context = open_context(self.part)
+        sockets: list[zmq.Socket[bytes]] = []
+        try:
+            pin_thread(self.part.cpus)
+            selection = make_selection(send.GATHER_ROWS, self._max_keys)
+            distinct = distinct_scratch(self.feed.max_topics)
+            warm_up(send.run_line, self._sender(0, 0), self.target, selection, self.table, distinct, 0)
+            sockets = self._bind(context)
+            second = sockets[1].underlying if len(sockets) > 1 else 0
+            sender = self._sender(sockets[0].underlying, second)
+            self._ready.set()
+            self._serve(sender, selection, distinct, sockets)
+        except BlackBoxError as error:
+            self.error = error
+        except Exception as error:  # whatever ends this thread must reach the publishing thread
+            log.exception("slice %d: line thread failed", self.slice_id)
+            self.error = PublisherError(f"slice {self.slice_id}: line thread failed: {error}")
+            self.error.__cause__ = error
+        finally:
+            self._ended = True  # writers that wait for room hold the lock, and leave when they see this
+            with self.ring.lock:
+                self.ring.seal()
+                self.discarded = send.discard(self.target)
+            for socket in sockets:
+                socket.close()
+            close_context(context)
+            self._ready.set()
+            with self.changed:
+                self.changed.notify_all()
+
+    def _bind(self, context: zmq.Context[zmq.Socket[bytes]]) -> list[zmq.Socket[bytes]]:
+        sockets = []
+        for endpoint in self.part.endpoints:
+            socket = context.socket(zmq.XPUB)
+            sockets.append(socket)
+            socket.sndhwm = self._hwm_blocks
+            socket.rcvhwm = MAX_SUBSCRIPTIONS
+            socket.linger = 0
+            socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+            if self._wait:
+                socket.setsockopt(zmq.XPUB_NODROP, 1)
+                socket.sndtimeo = _SEND_WAIT_MS
+            try:
+                socket.bind(endpoint)
+            except zmq.ZMQError as error:
+                for opened in sockets:
+                    opened.close()
+                what = "is in use" if error.errno == zmq.EADDRINUSE else f"could not be bound: {error.strerror}"
+                raise EndpointError(
+                    error.errno,
+                    f"feed {self.feed.name!r} slice {self.slice_id}: endpoint {endpoint} {what}",
+                ) from error
+        return sockets
+
+    def _sender(self, socket_a: int, socket_b: int) -> send.Sender:
+        return send.Sender(
+            socket_a,
+            socket_b,
+            self.ring.wake_pipe[0],
+            self.ring.room_pipe[1],
+            self.feed.linger_ns,
+            self._keys_text,
+            self._key_sizes,
+            self.key_of_topic,
+            self.next_sequence,
+            self.wanted,
+            self.shape,
+            self.counters,
+            numpy.zeros(send.GATHER_ROWS, numpy.int64),
+            numpy.zeros(send.GATHER_ROWS, numpy.int32),
+            numpy.zeros(send.GATHER_ROWS, numpy.int64),
+            numpy.zeros(send.SCRATCH_WORDS, numpy.int64),
+        )
+
+    def _serve(
+        self,
+        sender: send.Sender,
+        selection: Selection,
+        distinct: Distinct,
+        sockets: list[zmq.Socket[bytes]],
+    ) -> None:
+        due_ns = time.time_ns() + self.feed.heartbeat_ns
+        while True:
+            retry_ns = time.time_ns() + _RETRY_NS if self._unanswered else due_ns
+            reason = send.run_line(sender, self.target, selection, self.table, distinct, min(due_ns, retry_ns))
+            if reason == send.SUBSCRIPTIONS:
+                self._read_subscriptions(sockets)
+            if self._unanswered:
+                self._unanswered = [ask for ask in self._unanswered if not self._tell(sockets, *ask)]
+            if reason == send.HEARTBEAT and time.time_ns() >= due_ns:
+                for line in range(len(sockets)):
+                    self._tell(sockets, line, HEARTBEAT_KEY)
+                due_ns = time.time_ns() + self.feed.heartbeat_ns
+            if reason == send.FAILED:
+                raise PublisherError(
+                    f"slice {self.slice_id}: libzmq refused a block: {zmq.strerror(int(self.counters[send.ERRNO]))}"
+                )
+            if reason == send.CLOSED:
+                self._say_goodbye(sockets)
+                return
+
+    def _say_goodbye(self, sockets: list[zmq.Socket[bytes]]) -> None:
+        for line, socket in enumerate(sockets):
+            while not self._tell(sockets, line, HEARTBEAT_KEY, FLAG_END) and self.ring.shared[CLOSING] < 2:
+                pass  # each try waits for the slowest subscriber, up to the send timeout
+            socket.linger = _LINGER_MS
+
+    def _read_subscriptions(self, sockets: list[zmq.Socket[bytes]]) -> None:
+        with self.changed:
+            for line, socket in enumerate(sockets):
+                subscriptions = self._subscriptions[line]
+                while socket.get(zmq.EVENTS) & zmq.POLLIN:
+                    said = bytes(socket.recv())
+                    prefix = said[1:]
+                    if said[:1] == b"\0":
+                        subscriptions.discard(prefix)
+                    elif said[:1] == b"\1":
+                        subscriptions.add(prefix)
+                        if prefix.startswith(CONFIRM_KEY) and len(prefix) == len(CONFIRM_KEY) + NONCE_BYTES:
+                            self._unanswered.append((line, prefix))
+            for key, number in self.keys.items():
+                self.wanted[number] = self._is_wanted(key)
+            self.changed.notify_all()
+
+    def _tell(self, sockets: list[zmq.Socket[bytes]], line: int, key: bytes, flags: int = 0) -> bool:
+        """Send the next sequence of every key; False when a subscriber has no room for it now."""
+        with self.changed:
+            sequences = {k: int(self.next_sequence[n]) for k, n in self.keys.items()}
+        block = Block.encode_sequences(
+            key,
+            sequences,
+            slice_id=self.slice_id,
+            epoch=self._epoch,
+            ts_out=time.time_ns(),
+            flags=flags | (FLAG_LINE_B if line else 0),
+        )
+        try:
+            sockets[line].send_multipart(block.frames)
+        except zmq.Again:
+            return False
+        return True
+
+
+_LINGER_MS = 5_000
+"""How long a closed publisher keeps sending what ZeroMQ still holds for slow subscribers."""

@@ -1,0 +1,386 @@
+"""The compiled loop of a line thread: ring records in, blocks out on the slice's XPUB sockets, no GIL."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy
+from numba import njit
+from numpy.typing import NDArray
+
+from blackbox.atoms import (
+    copy_bytes,
+    fence,
+    inner,
+    int32s_at,
+    int64s_at,
+    load_acquire,
+    store_release,
+)
+from blackbox.encode import (
+    Distinct,
+    Rows,
+    TopicTable,
+    finish_header,
+    plan_block,
+    plan_bytes,
+    write_body,
+    write_template,
+)
+from blackbox.feeder import Selection, Target, group_by_key
+from blackbox.layout import FLAG_LINE_B, HEADER_BYTES
+from blackbox.ring import (
+    BLOCK,
+    BODIES_OUT,
+    CLOSING,
+    HEAD,
+    PAD,
+    RECORD_BYTES,
+    SKIP,
+    SLEEPING,
+    TAIL,
+    WAITING,
+)
+from blackbox.zmqlib import (
+    EAGAIN,
+    EVENTS_SCRATCH_WORDS,
+    MESSAGE_BYTES,
+    POLLIN,
+    SNDMORE,
+    msg_close,
+    msg_copy,
+    msg_data,
+    msg_init,
+    msg_init_size,
+    msg_send,
+    now_ns,
+    poke,
+    sleep_microseconds,
+    socket_events,
+    wait_readable,
+    zmq_errno,
+)
+
+SUBSCRIPTIONS: Final = 1
+"""`run_line` returned because a subscriber said something."""
+HEARTBEAT: Final = 2
+"""`run_line` returned because a heartbeat is due."""
+CLOSED: Final = 3
+"""`run_line` returned because the ring is closing and empty, or must end now."""
+FAILED: Final = 4
+"""`run_line` returned because libzmq refused a message; `counters[ERRNO]` says why."""
+
+MESSAGES: Final = 0
+BLOCKS: Final = 1
+BYTES: Final = 2
+UNWANTED: Final = 3
+WAITS: Final = 4
+ERRNO: Final = 5
+COUNTERS: Final = 8
+
+GATHER_ROWS: Final = 16_384
+"""Single messages taken out of the ring in one pass."""
+
+
+class Sender(NamedTuple):
+    """What a line thread owns. Sockets are addresses; `socket_b` is 0 without a second line."""
+
+    socket_a: int
+    socket_b: int
+    wake_fd: int
+    room_fd: int
+    linger_ns: int
+    keys_text: NDArray[numpy.uint8]
+    key_sizes: NDArray[numpy.int32]
+    key_of_topic: NDArray[numpy.int32]
+    next_sequence: NDArray[numpy.int64]
+    wanted: NDArray[numpy.uint8]
+    shape: NDArray[numpy.int64]
+    counters: NDArray[numpy.int64]
+    starts: NDArray[numpy.int64]
+    lengths: NDArray[numpy.int32]
+    ts_event: NDArray[numpy.int64]
+    scratch: NDArray[numpy.int64]
+
+
+KEYS: Final = 0
+"""`Sender.shape[KEYS]`: how many keys there are now."""
+_KEY_AT: Final = EVENTS_SCRATCH_WORDS * 8
+_HEADER_AT: Final = _KEY_AT + MESSAGE_BYTES
+_COPY_AT: Final = _HEADER_AT + MESSAGE_BYTES
+_BODY_AT: Final = _COPY_AT + MESSAGE_BYTES
+_TEMPLATE_AT: Final = _BODY_AT + MESSAGE_BYTES
+SCRATCH_WORDS: Final = (_TEMPLATE_AT + HEADER_BYTES) // 8
+"""int64 words of `Sender.scratch`: poll items, four messages, a header."""
+
+
+@inner
+def _send_frame(sender: Sender, target: Target, socket: int, message: int, flags: int) -> bool:
+    """Send one frame, waiting for slow subscribers where the socket was told to. False: closing, or an error."""
+    while msg_send(message, socket, flags) < 0:
+        error = zmq_errno()
+        if error != EAGAIN:
+            sender.counters[ERRNO] = error
+            return False
+        sender.counters[WAITS] += 1
+        if load_acquire(target.words.ctypes.data + 8 * CLOSING) == 2:
+            return False
+    return True
+
+
+@inner
+def _send_on(
+    sender: Sender,
+    target: Target,
+    socket: int,
+    key: int,
+    header: int,
+    body: int,
+    sequence: int,
+    flags: int,
+) -> bool:
+    key_message = sender.scratch.ctypes.data + _KEY_AT
+    header_message = sender.scratch.ctypes.data + _HEADER_AT
+    size = numpy.int64(sender.key_sizes[key])
+    msg_init_size(key_message, size)
+    copy_bytes(msg_data(key_message), sender.keys_text.ctypes.data + 8 * key, size)
+    # Subscribers that have fallen behind are waited for here, before the block is stamped: waiting is not lag.
+    if not _send_frame(sender, target, socket, key_message, numpy.int64(SNDMORE)):
+        msg_close(key_message)
+        return False
+    finish_header(header, sequence, now_ns(), flags)
+    msg_init_size(header_message, HEADER_BYTES)
+    copy_bytes(msg_data(header_message), header, HEADER_BYTES)
+    if not _send_frame(sender, target, socket, header_message, numpy.int64(SNDMORE)):
+        msg_close(header_message)
+        return False
+    return _send_frame(sender, target, socket, body, numpy.int64(0))
+
+
+@inner
+def _send_block(sender: Sender, target: Target, key: int, header: int, body: int) -> bool:
+    """Send a block on every line and count it. Takes the body message over."""
+    count = numpy.int64(int32s_at(header, 16)[3])
+    body_bytes = numpy.int64(int32s_at(header, 16)[12])
+    sequence = sender.next_sequence[key]
+    sender.next_sequence[key] = sequence + count
+    sent = True
+    if sender.wanted[key]:
+        if sender.socket_b != 0:
+            second = sender.scratch.ctypes.data + _COPY_AT
+            msg_init(second)
+            msg_copy(second, body)
+            sent = _send_on(sender, target, sender.socket_a, key, header, second, sequence, numpy.int64(0))
+            msg_close(second)
+        if sent:
+            socket = sender.socket_b if sender.socket_b != 0 else sender.socket_a
+            flags = numpy.int64(FLAG_LINE_B if sender.socket_b != 0 else 0)
+            sent = _send_on(sender, target, socket, key, header, body, sequence, flags)
+        sender.counters[MESSAGES] += count
+        sender.counters[BLOCKS] += 1
+        sender.counters[BYTES] += body_bytes
+    else:
+        sender.counters[UNWANTED] += count
+    msg_close(body)
+    return sent
+
+
+@njit(nogil=True, cache=True)
+def _gather(sender: Sender, target: Target, selection: Selection, head: int, tail: int) -> tuple[int, int]:
+    """List the single messages from `head` on, up to anything else; returns the new head and their number."""
+    memory = target.memory.ctypes.data
+    taken = 0
+    while head != tail and taken < GATHER_ROWS:
+        halves = int32s_at(memory + head, 2)
+        topic = numpy.int64(halves[1]) & 0xFFFFFFFF
+        if topic == PAD:
+            head = 0
+            continue
+        if topic >= SKIP:
+            break
+        length = halves[0]
+        selection.order[taken] = taken
+        selection.topics[taken] = topic
+        sender.starts[taken] = head + RECORD_BYTES
+        sender.lengths[taken] = length
+        sender.ts_event[taken] = int64s_at(memory + head + 8, 1)[0]
+        head += (RECORD_BYTES + numpy.int64(length) + 7) & -8
+        taken += 1
+    return head, taken
+
+
+@inner
+def _send_gathered(
+    sender: Sender,
+    target: Target,
+    selection: Selection,
+    taken: int,
+    table: TopicTable,
+    distinct: Distinct,
+) -> bool:
+    keys = sender.shape[KEYS]
+    group_by_key(selection, taken, sender.key_of_topic, keys)
+    rows = Rows(sender.ts_event, target.memory.ctypes.data, sender.starts, sender.lengths, numpy.int64(0))
+    header = sender.scratch.ctypes.data + _TEMPLATE_AT
+    body_message = sender.scratch.ctypes.data + _BODY_AT
+    for key in range(keys):
+        at = selection.key_starts[key]
+        stop = selection.key_starts[key + 1]
+        if not sender.wanted[key]:
+            sender.next_sequence[key] += stop - at
+            sender.counters[UNWANTED] += stop - at
+            continue
+        while at < stop:
+            plan = plan_block(
+                rows,
+                selection.order,
+                selection.topics,
+                at,
+                stop,
+                target.block_bytes,
+                table,
+                distinct,
+            )
+            if msg_init_size(body_message, plan_bytes(plan)) != 0:
+                sender.counters[ERRNO] = zmq_errno()
+                return False
+            place = msg_data(body_message)
+            write_body(place, plan, rows, selection.order, selection.topics, table, distinct)
+            write_template(
+                header,
+                plan,
+                place,
+                target.checksum,
+                target.schema_id,
+                target.slice_id,
+                target.epoch,
+            )
+            if not _send_block(sender, target, key, header, body_message):
+                return False
+            at = plan.stop
+    return True
+
+
+@inner
+def _release(target: Target, room_fd: int, head: int) -> None:
+    words = target.words.ctypes.data
+    store_release(words + 8 * HEAD, head)
+    fence()
+    if load_acquire(words + 8 * WAITING) != 0:
+        store_release(words + 8 * WAITING, 0)
+        poke(room_fd, words)
+
+
+@inner
+def _drain(sender: Sender, target: Target, selection: Selection, table: TopicTable, distinct: Distinct) -> bool:
+    """Send what is in the ring now. False: closing, or an error."""
+    words = target.words.ctypes.data
+    memory = target.memory.ctypes.data
+    head = target.words[HEAD]
+    tail = load_acquire(words + 8 * TAIL)
+    while head != tail:
+        head, taken = _gather(sender, target, selection, head, tail)
+        if taken > 0:
+            if not _send_gathered(sender, target, selection, taken, table, distinct):
+                return False
+        elif head != tail:
+            halves = int32s_at(memory + head, 2)
+            topic = numpy.int64(halves[1]) & 0xFFFFFFFF
+            key = int64s_at(memory + head + 8, 1)[0]
+            if topic == SKIP:
+                sender.next_sequence[key] += halves[0]
+                sender.counters[UNWANTED] += halves[0]
+                head += RECORD_BYTES
+            elif topic == BLOCK:
+                header = memory + head + RECORD_BYTES
+                body_bytes = numpy.int64(int32s_at(header, 16)[12])
+                if not _send_block(sender, target, key, header, header + HEADER_BYTES):
+                    return False
+                store_release(words + 8 * BODIES_OUT, target.words[BODIES_OUT] + body_bytes)
+                head += RECORD_BYTES + HEADER_BYTES + MESSAGE_BYTES
+        _release(target, sender.room_fd, head)
+    return True
+
+
+@inner
+def _linger(sender: Sender, target: Target) -> None:
+    """Let a block fill for at most `linger_ns`."""
+    words = target.words.ctypes.data
+    end_ns = now_ns() + sender.linger_ns
+    while now_ns() < end_ns and load_acquire(words + 8 * CLOSING) == 0:
+        filled = load_acquire(words + 8 * TAIL) - target.words[HEAD]
+        if filled < 0 or filled >= target.block_bytes:
+            return
+        sleep_microseconds(min(100, sender.linger_ns // 1000 + 1))
+
+
+@njit(nogil=True, cache=True)
+def discard(target: Target) -> int:
+    """Free the blocks that were never sent; returns how many messages the ring still held."""
+    memory = target.memory.ctypes.data
+    head = target.words[HEAD]
+    tail = target.words[TAIL]
+    messages = 0
+    while head != tail:
+        halves = int32s_at(memory + head, 2)
+        topic = numpy.int64(halves[1]) & 0xFFFFFFFF
+        if topic == PAD:
+            head = 0
+        elif topic == BLOCK:
+            header = memory + head + RECORD_BYTES
+            messages += int32s_at(header, 16)[3]
+            msg_close(header + HEADER_BYTES)
+            head += RECORD_BYTES + HEADER_BYTES + MESSAGE_BYTES
+        elif topic == SKIP:
+            head += RECORD_BYTES
+        else:
+            messages += 1
+            head += (RECORD_BYTES + numpy.int64(halves[0]) + 7) & -8
+    target.words[HEAD] = tail
+    return messages
+
+
+@njit(nogil=True, cache=True)
+def run_line(
+    sender: Sender,
+    target: Target,
+    selection: Selection,
+    table: TopicTable,
+    distinct: Distinct,
+    heartbeat_due_ns: int,
+) -> int:
+    """Send until Python is needed; returns why: SUBSCRIPTIONS, HEARTBEAT, CLOSED or FAILED."""
+    words = target.words.ctypes.data
+    scratch = sender.scratch.ctypes.data
+    while True:
+        events_a = socket_events(sender.socket_a, scratch)
+        events_b = socket_events(sender.socket_b, scratch) if sender.socket_b != 0 else 0
+        if events_a < 0 or events_b < 0:
+            return CLOSED
+        if (events_a | events_b) & POLLIN:
+            return SUBSCRIPTIONS
+        closing = load_acquire(words + 8 * CLOSING)
+        if closing == 2:
+            return CLOSED
+        remaining_ns = heartbeat_due_ns - now_ns()
+        if remaining_ns <= 0:
+            return HEARTBEAT
+        if load_acquire(words + 8 * TAIL) != target.words[HEAD]:
+            if sender.linger_ns > 0:
+                _linger(sender, target)
+            if not _drain(sender, target, selection, table, distinct):
+                return FAILED if sender.counters[ERRNO] != 0 else CLOSED
+            continue
+        if closing == 1:
+            return CLOSED
+        store_release(words + 8 * SLEEPING, 1)
+        fence()
+        if load_acquire(words + 8 * TAIL) == target.words[HEAD]:
+            wait_readable(
+                sender.socket_a,
+                sender.socket_b,
+                sender.wake_fd,
+                remaining_ns // 1_000_000 + 1,
+                scratch,
+            )
+        store_release(words + 8 * SLEEPING, 0)
