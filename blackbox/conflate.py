@@ -1,0 +1,211 @@
+"""Conflation: while a subscriber is behind, keep the newest message of each topic, then deliver those as one block."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy
+
+from blackbox.atoms import bytes_at, copy_bytes, inner, int32s_at, int64s_at
+from blackbox.check import read_header
+from blackbox.counters import Count
+from blackbox.encode import (
+    Distinct,
+    Rows,
+    TopicTable,
+    finish_header,
+    plan_block,
+    plan_bytes,
+    write_body,
+    write_template,
+)
+from blackbox.envelope import TOPICS_AT
+from blackbox.handover import dispatch, match_topics
+from blackbox.layout import FLAG_FIXED, body_layout
+from blackbox.slice_memory import (
+    ENVELOPE_AT,
+    ERRNO,
+    FAILED,
+    NEWEST_AT,
+    NEWEST_HEAD_AT,
+    WORDS_SHARED,
+    ConflationAt,
+    SliceAt,
+    TableAt,
+)
+from blackbox.topics import FULL, Trie
+from blackbox.zmqlib import msg_close, msg_data, msg_init_size, zmq_errno
+
+ARENA_BYTES: Final = 64 << 20
+"""Payload bytes that one slice may keep while it conflates."""
+_BLOCK_BYTES: Final = 256 << 10
+
+_PENDING: Final = 0
+_ARENA_END: Final = 1
+_TS_OUT: Final = 2
+_SCHEMA: Final = 3
+_STATE_WORDS: Final = 4
+
+_CONFLATED = int(Count.CONFLATED)
+_DROPPED = int(Count.DROPPED)
+_COUNTERS = int(Count.SIZE)
+
+
+class Conflation:
+    """The newest payload of each topic of one slice, by topic number. `at` is what compiled code takes."""
+
+    def __init__(self, max_topics: int) -> None:
+        self._starts = numpy.zeros(max_topics, numpy.int64)
+        self._rooms = numpy.zeros(max_topics, numpy.int32)
+        self._lengths = numpy.zeros(max_topics, numpy.int32)
+        self._ts_event = numpy.zeros(max_topics, numpy.int64)
+        self._topic_sizes = numpy.zeros(max_topics, numpy.int32)
+        self._pending = numpy.zeros(max_topics, numpy.int32)
+        self._stamp = numpy.zeros(max_topics, numpy.int64)
+        self._places = numpy.zeros(max_topics, numpy.int32)
+        self._order = numpy.zeros(max_topics, numpy.int32)
+        self._generation = numpy.zeros(1, numpy.int64)
+        self._arena = numpy.zeros(ARENA_BYTES, numpy.uint8)
+        self._state = numpy.zeros(_STATE_WORDS, numpy.int64)
+        self.at = ConflationAt(
+            self._starts.ctypes.data,
+            self._rooms.ctypes.data,
+            self._lengths.ctypes.data,
+            self._ts_event.ctypes.data,
+            self._topic_sizes.ctypes.data,
+            self._pending.ctypes.data,
+            self._stamp.ctypes.data,
+            self._places.ctypes.data,
+            self._order.ctypes.data,
+            self._generation.ctypes.data,
+            self._arena.ctypes.data,
+            ARENA_BYTES,
+            self._state.ctypes.data,
+        )
+
+
+@inner
+def pending(at: SliceAt) -> int:
+    """Topics whose newest message waits to be delivered."""
+    return int64s_at(at.conflation.state, _STATE_WORDS)[_PENDING]
+
+
+@inner
+def _keep(at: SliceAt, topic: int, payload: int, length: int, ts_event: int, topic_bytes: int) -> bool:
+    """Make this the newest message of `topic`; False when the arena has no room for it."""
+    newest = at.conflation
+    state = int64s_at(newest.state, _STATE_WORDS)
+    start = int64s_at(newest.starts + 8 * topic, 1)
+    room = int32s_at(newest.rooms + 4 * topic, 1)
+    waiting = int32s_at(newest.topic_sizes + 4 * topic, 1)
+    if length > room[0]:
+        size = (length + 7) & -8
+        if state[_ARENA_END] + size > newest.arena_bytes:
+            return False
+        start[0] = state[_ARENA_END]
+        room[0] = size
+        state[_ARENA_END] += size
+    if waiting[0] == 0:
+        # A topic's size is noted while, and only while, it waits: a topic is never empty.
+        waiting[0] = topic_bytes
+        int32s_at(newest.pending + 4 * state[_PENDING], 1)[0] = topic
+        state[_PENDING] += 1
+    else:
+        int64s_at(at.counters, _COUNTERS)[_CONFLATED] += 1
+    copy_bytes(newest.arena + start[0], payload, length)
+    int32s_at(newest.lengths + 4 * topic, 1)[0] = length
+    int64s_at(newest.ts_event + 8 * topic, 1)[0] = ts_event
+    return True
+
+
+@inner
+def absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int, first_row: int, now: int) -> int:
+    """Keep what is newest in a block, delivering first what waits when the arena is full: 0, TERMINATED or FAILED."""
+    header = read_header(head)
+    envelope_message = at.scratch + ENVELOPE_AT
+    if msg_init_size(envelope_message, TOPICS_AT + 8 * header.topics) != 0:
+        int64s_at(at.words, WORDS_SHARED)[ERRNO] = zmq_errno()
+        return FAILED
+    body = msg_data(body_message)
+    envelope = msg_data(envelope_message)
+    fixed = header.flags & FLAG_FIXED != 0
+    layout = body_layout(header.count, header.topics, header.topic_bytes, 0, fixed)
+    match_topics(at, table, trie, header, body, envelope)
+    # The envelope's message is needed again when the arena is flushed: what was matched moves to a copy.
+    matched = int32s_at(envelope + TOPICS_AT, 2 * header.topics).copy()
+    msg_close(envelope_message)
+    ts_event = int64s_at(body, header.count)
+    topic_index = int32s_at(body + layout.topic_index, header.count)
+    topic_offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
+    offsets = int32s_at(body + layout.payload_offsets, 0 if fixed else header.count + 1)
+    state = int64s_at(at.conflation.state, _STATE_WORDS)
+    state[_TS_OUT] = header.ts_out
+    state[_SCHEMA] = header.schema_id
+    for row in range(first_row, header.count):
+        topic = topic_index[row]
+        number = numpy.int64(matched[topic])
+        if matched[header.topics + topic] == 0:
+            continue
+        if number == FULL:
+            int64s_at(at.counters, _COUNTERS)[_DROPPED] += 1
+            continue
+        start = row * header.stride if fixed else numpy.int64(offsets[row])
+        length = header.stride if fixed else numpy.int64(offsets[row + 1]) - start
+        place = body + layout.payloads + start
+        size = numpy.int64(topic_offsets[topic + 1] - topic_offsets[topic])
+        if not _keep(at, number, place, length, ts_event[row], size):
+            result = flush(at, table, trie, now)
+            if result != 0:
+                return result
+            if not _keep(at, number, place, length, ts_event[row], size):
+                int64s_at(at.counters, _COUNTERS)[_DROPPED] += 1
+    return 0
+
+
+@inner
+def flush(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
+    """Deliver the newest message of every waiting topic: 0, TERMINATED or FAILED."""
+    newest = at.conflation
+    state = int64s_at(newest.state, _STATE_WORDS)
+    count = state[_PENDING]
+    topics = at.topics.capacity
+    order = int32s_at(newest.pending, count)
+    rows = Rows(
+        int64s_at(newest.ts_event, topics),
+        newest.arena,
+        int64s_at(newest.starts, topics),
+        int32s_at(newest.lengths, topics),
+        numpy.int64(0),
+    )
+    text = TopicTable(
+        bytes_at(at.topics.text, at.topics.text_bytes),
+        int64s_at(at.topics.starts, topics),
+        int32s_at(newest.topic_sizes, topics),
+    )
+    distinct = Distinct(
+        int64s_at(newest.stamp, topics),
+        int32s_at(newest.places, topics),
+        int32s_at(newest.order, topics),
+        int64s_at(newest.generation, 1),
+    )
+    message, head = at.scratch + NEWEST_AT, at.scratch + NEWEST_HEAD_AT
+    done = numpy.int64(0)
+    result = 0
+    while done < count and result == 0:
+        plan = plan_block(rows, order, order, done, count, numpy.int64(_BLOCK_BYTES), text, distinct)
+        if msg_init_size(message, plan_bytes(plan)) != 0:
+            int64s_at(at.words, WORDS_SHARED)[ERRNO] = zmq_errno()
+            return FAILED
+        write_body(msg_data(message), plan, rows, order, order, text, distinct)
+        write_template(head, plan, msg_data(message), False, state[_SCHEMA], at.slice_id, numpy.uint64(0))
+        finish_header(head, numpy.int64(0), state[_TS_OUT], numpy.int64(0))
+        result = dispatch(at, table, trie, head, message, numpy.int64(0), now, numpy.int64(1))
+        msg_close(message)
+        done = plan.stop
+    for i in range(count):
+        int32s_at(newest.topic_sizes + 4 * order[i], 1)[0] = 0
+    state[_PENDING] = 0
+    if 2 * state[_ARENA_END] > newest.arena_bytes:
+        int32s_at(newest.rooms, topics)[: int64s_at(at.topics.used, 1)[0]] = 0
+        state[_ARENA_END] = 0
+    return result

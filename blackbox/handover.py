@@ -1,0 +1,257 @@
+"""Match a block's topics and hand it to the workers that want it; what happens when they do not keep up.
+
+Compiled; runs in the slice thread.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy
+
+from blackbox.atoms import (
+    bytes_at,
+    copy_bytes,
+    inner,
+    int32s_at,
+    int64s_at,
+    load_acquire,
+    store_release,
+    uint64s_at,
+)
+from blackbox.check import Header, read_header
+from blackbox.counters import Count, WorkerCount
+from blackbox.envelope import CONFLATED, FIRST_ROW, TOPICS_AT, TS_RECV, VERSION, WORDS, WORDS_AT
+from blackbox.layout import FLAG_FIXED, HEADER_BYTES, body_layout
+from blackbox.slice_memory import (
+    COPY_AT,
+    ENVELOPE_AT,
+    ERRNO,
+    EXIT_SLOW,
+    FAILED,
+    IDLE_MS,
+    POLICY_DROP,
+    POLICY_TERMINATE,
+    RELEASED,
+    STOPPING,
+    TERMINATE,
+    TERMINATED,
+    TROUBLE,
+    TROUBLE_LAG,
+    WORDS_SHARED,
+    SliceAt,
+    TableAt,
+)
+from blackbox.topics import FULL, Trie, longest_prefix, number_of
+from blackbox.zmqlib import (
+    EAGAIN,
+    SNDMORE,
+    exit_process,
+    msg_close,
+    msg_copy,
+    msg_data,
+    msg_init,
+    msg_init_size,
+    msg_send,
+    now_ns,
+    poke,
+    wait_readable,
+    write_text,
+    zmq_errno,
+)
+
+GIVEN_UP: Final = -1
+_LAST_WORDS = numpy.frombuffer(
+    b"blackbox: slow subscriber: a callback did not return in the grace time, the process ends itself\n",
+    numpy.uint8,
+)
+
+_MATCHED = int(Count.MATCHED)
+_DROPPED = int(Count.DROPPED)
+_UNNUMBERED = int(Count.UNNUMBERED)
+_NEGATIVE_LAG = int(Count.NEGATIVE_LAG)
+_SMALLEST_LAG = int(Count.SMALLEST_LAG)
+_LAST_LAG = int(Count.LAST_LAG)
+_WAITS = int(Count.WAITS)
+_COUNTERS = int(Count.SIZE)
+_WORKER_BLOCKS = int(WorkerCount.BLOCKS)
+_WORKER_SENT = int(WorkerCount.SENT)
+_WORKER_BUSY = int(WorkerCount.BUSY_SINCE)
+_WORKER_SIZE = int(WorkerCount.SIZE)
+
+
+@inner
+def lag_of(at: SliceAt, ts_out: int, now: int) -> int:
+    """Lag in ns, corrected by what the smallest lag so far proves of the two clocks."""
+    counters = int64s_at(at.counters, _COUNTERS)
+    lag = now - ts_out
+    counters[_LAST_LAG] = lag
+    if lag < 0:
+        counters[_NEGATIVE_LAG] += 1
+    if lag < counters[_SMALLEST_LAG]:
+        counters[_SMALLEST_LAG] = lag
+    return lag - min(0, counters[_SMALLEST_LAG])
+
+
+@inner
+def squawk(at: SliceAt, lag: int) -> None:
+    """Tell Python, which tells the operator, before any policy acts."""
+    words = int64s_at(at.words, WORDS_SHARED)
+    words[TROUBLE_LAG] = max(words[TROUBLE_LAG], lag)
+    if words[TROUBLE] == 0:
+        store_release(at.words + 8 * TROUBLE, 1)
+        poke(at.trouble_fd, at.words)
+
+
+@inner
+def die(at: SliceAt) -> int:
+    """Wait for Python to end the workers; if it cannot within the grace time, end the process from here."""
+    deadline = now_ns() + at.grace_ns
+    last_words = _LAST_WORDS
+    while load_acquire(at.words + 8 * RELEASED) == 0:
+        if now_ns() > deadline:
+            write_text(2, last_words.ctypes.data, len(last_words))
+            exit_process(EXIT_SLOW)
+        wait_readable(numpy.int64(0), numpy.int64(0), at.wake_fd, numpy.int64(IDLE_MS), at.scratch)
+    return TERMINATED
+
+
+@inner
+def stuck_ns(at: SliceAt, worker: int, now: int) -> int:
+    """How long a worker with blocks waiting has been in one callback."""
+    counters = int64s_at(at.worker_counters + 8 * _WORKER_SIZE * worker, _WORKER_SIZE)
+    if counters[_WORKER_SENT] == counters[_WORKER_BLOCKS]:
+        return 0
+    since = load_acquire(at.worker_counters + 8 * (_WORKER_SIZE * worker + _WORKER_BUSY))
+    return now - since if since > 0 else 0
+
+
+@inner
+def _hand_over(at: SliceAt, worker: int, ts_out: int, body_message: int) -> int:
+    """Send copies of envelope and body to a worker: 0; or TERMINATED, FAILED, GIVEN_UP."""
+    name = at.scratch + COPY_AT
+    counters = int64s_at(at.counters, _COUNTERS)
+    msg_init_size(name, 1)
+    bytes_at(msg_data(name), 1)[0] = worker + 1
+    while msg_send(name, at.router, SNDMORE) < 0:
+        error = zmq_errno()
+        counters[_WAITS] += 1
+        if error != EAGAIN:
+            int64s_at(at.words, WORDS_SHARED)[ERRNO] = error
+            return FAILED
+        if load_acquire(at.words + 8 * STOPPING) == TERMINATE:
+            return TERMINATED
+        lag = lag_of(at, ts_out, now_ns())
+        if lag > at.max_lag_ns:
+            squawk(at, lag)
+            if at.policy == POLICY_TERMINATE:
+                return die(at)
+            if at.policy == POLICY_DROP:
+                return GIVEN_UP
+    msg_init(name)
+    msg_copy(name, at.scratch + ENVELOPE_AT)
+    msg_send(name, at.router, SNDMORE)
+    msg_init(name)
+    msg_copy(name, body_message)
+    msg_send(name, at.router, 0)
+    int64s_at(at.worker_counters + 8 * _WORKER_SIZE * worker, _WORKER_SIZE)[_WORKER_SENT] += 1
+    return 0
+
+
+@inner
+def match_topics(at: SliceAt, table: TableAt, trie: Trie, header: Header, body: int, envelope: int) -> int:
+    """Number the block's topics and find their match sets, into the envelope; returns the workers, a bit each."""
+    layout = body_layout(header.count, header.topics, header.topic_bytes, 0, header.flags & FLAG_FIXED != 0)
+    offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
+    numbers = int32s_at(envelope + TOPICS_AT, header.topics)
+    sets = int32s_at(envelope + TOPICS_AT + 4 * header.topics, header.topics)
+    set_of_topic = int32s_at(at.set_of_topic, at.topics.capacity)
+    set_workers = uint64s_at(table.set_workers, table.sets)
+    counters = int64s_at(at.counters, _COUNTERS)
+    known = int64s_at(at.topics.used, 1)
+    wanted = numpy.uint64(0)
+    for topic in range(header.topics):
+        start = numpy.int64(offsets[topic])
+        size = numpy.int64(offsets[topic + 1]) - start
+        before = known[0]
+        number = number_of(at.topics, body + layout.topics + start, size)
+        if number == FULL:
+            counters[_UNNUMBERED] += 1
+            found = longest_prefix(trie, body + layout.topics + start, size)
+        elif number >= before:
+            found = longest_prefix(trie, body + layout.topics + start, size)
+            set_of_topic[number] = found
+        else:
+            found = set_of_topic[number]
+        numbers[topic] = number
+        sets[topic] = found
+        wanted |= set_workers[found]
+    return numpy.int64(wanted)
+
+
+@inner
+def _count_matched(header: Header, body: int, envelope: int, first_row: int) -> int:
+    sets = int32s_at(envelope + TOPICS_AT + 4 * header.topics, header.topics)
+    missing = False
+    for topic in range(header.topics):
+        missing |= sets[topic] == 0
+    if not missing:
+        return header.count - first_row
+    topic_index = int32s_at(body + 8 * header.count, header.count)
+    matched = 0
+    for row in range(first_row, header.count):
+        matched += sets[topic_index[row]] != 0
+    return matched
+
+
+@inner
+def dispatch(
+    at: SliceAt,
+    table: TableAt,
+    trie: Trie,
+    head: int,
+    body_message: int,
+    first_row: int,
+    now: int,
+    conflated: int,
+) -> int:
+    """Hand the block of header `head` to every worker that wants it: 0, TERMINATED or FAILED. The body stays."""
+    header = read_header(head)
+    envelope_message = at.scratch + ENVELOPE_AT
+    if msg_init_size(envelope_message, TOPICS_AT + 8 * header.topics) != 0:
+        int64s_at(at.words, WORDS_SHARED)[ERRNO] = zmq_errno()
+        return FAILED
+    envelope = msg_data(envelope_message)
+    copy_bytes(envelope, head, HEADER_BYTES)
+    words = int64s_at(envelope + WORDS_AT, WORDS)
+    words[VERSION] = table.version
+    words[FIRST_ROW] = first_row
+    words[TS_RECV] = now
+    words[CONFLATED] = conflated
+    body = msg_data(body_message)
+    wanted = match_topics(at, table, trie, header, body, envelope)
+    result = 0
+    if wanted != 0:
+        counters = int64s_at(at.counters, _COUNTERS)
+        matched = _count_matched(header, body, envelope, first_row)
+        counters[_MATCHED] += matched
+        for worker in range(at.workers):
+            if (wanted >> worker) & 1:
+                result = _hand_over(at, worker, header.ts_out, body_message)
+                if result == GIVEN_UP:
+                    counters[_DROPPED] += matched
+                    result = 0
+                elif result != 0:
+                    break
+    msg_close(envelope_message)
+    return result
+
+
+@inner
+def any_full(at: SliceAt) -> bool:
+    """Whether some worker's queue has no room."""
+    for worker in range(at.workers):
+        counters = int64s_at(at.worker_counters + 8 * _WORKER_SIZE * worker, _WORKER_SIZE)
+        if counters[_WORKER_SENT] - counters[_WORKER_BLOCKS] >= at.queue_blocks:
+            return True
+    return False
