@@ -1,0 +1,300 @@
+"""What callbacks get: a batch is a callback's rows of one block, a message is one row of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy
+from numba import njit
+from numpy.typing import NDArray
+
+from blackbox.atoms import copy_bytes
+from blackbox.block import Block
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from blackbox.schema import Schema
+
+
+@njit(nogil=True, cache=True)
+def _gather(
+    payloads: NDArray[numpy.uint8],
+    offsets: NDArray[numpy.int32],
+    stride: int,
+    rows: NDArray[numpy.int32],
+    target: NDArray[numpy.uint8],
+) -> None:
+    place: Any = target.ctypes.data
+    source = payloads.ctypes.data
+    for row in rows:
+        start: Any = row * stride if stride >= 0 else numpy.int64(offsets[row])
+        size: Any = stride if stride >= 0 else numpy.int64(offsets[row + 1]) - start
+        copy_bytes(place, source + start, size)
+        place += size
+
+
+_NO_OFFSETS: Final = numpy.empty(0, numpy.int32)
+
+
+class Batch:
+    """The messages of one block that one callback gets, in publish order, as columns.
+
+    Columns are views on the received block where the callback gets all of it, copies of its rows otherwise; they may be
+    kept after the callback returns. Columns are made when first used, so an unused one costs nothing.
+
+    Attributes: `block`; `rows` int32[n], the rows of the block, or None for all; `ts_out` and `ts_recv`, ns since the
+    epoch; `end_of_batch`, True on the last batch for this callback of what was in the queue at once (handlers group
+    their own I/O by it); `conflated`, True when the slow-subscriber policy kept only the newest message per topic:
+    `sequence` then means nothing.
+    """
+
+    __slots__ = (
+        "_message_times",
+        "_message_topics",
+        "_numbers",
+        "_starts",
+        "_text",
+        "_topics",
+        "block",
+        "conflated",
+        "end_of_batch",
+        "rows",
+        "schema",
+        "ts_recv",
+    )
+
+    def __init__(
+        self,
+        block: Block,
+        rows: NDArray[numpy.int32] | None = None,
+        *,
+        schema: Schema | None = None,
+        ts_recv: int = 0,
+        end_of_batch: bool = True,
+        conflated: bool = False,
+        topic_numbers: NDArray[numpy.int32] | None = None,
+    ) -> None:
+        self.block = block
+        self.rows = rows
+        self.schema = schema
+        self.ts_recv = ts_recv
+        self.end_of_batch = end_of_batch
+        self.conflated = conflated
+        self._numbers = topic_numbers
+        self._text: bytes | None = None
+        self._starts: list[int] | None = None
+        self._topics: list[bytes] | None = None
+        self._message_topics: list[bytes] | None = None
+        self._message_times: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.block) if self.rows is None else len(self.rows)
+
+    def __repr__(self) -> str:
+        return f"Batch({len(self)} of {self.block!r})"
+
+    def __iter__(self) -> Iterator[Message]:
+        return (Message(self, row) for row in range(len(self)))
+
+    @property
+    def ts_out(self) -> int:
+        """When the publisher sent the block, ns since the epoch."""
+        return int(self.block.ts_out)
+
+    @property
+    def topics(self) -> list[bytes]:
+        """The block's distinct topics; `topic_index` points into them."""
+        if self._topics is None:
+            self._topics = self.block.topics
+        return self._topics
+
+    @property
+    def topic_index(self) -> NDArray[numpy.int32]:
+        """int32[n]: each message's place in `topics`."""
+        return self._column(self.block.topic_index)
+
+    @property
+    def topic_numbers(self) -> NDArray[numpy.int32]:
+        """int32[len(topics)]: number of each topic, the same in all batches of a slice (see `Subscriber.topics`)."""
+        if self._numbers is None:
+            raise ValueError("this batch did not come from a subscriber: topics have no numbers")
+        return self._numbers
+
+    @property
+    def ts_event(self) -> NDArray[numpy.int64]:
+        """int64[n], ns since the epoch; 0 where the venue gave none."""
+        return self._column(self.block.ts_event)
+
+    @property
+    def sequence(self) -> NDArray[numpy.int64]:
+        """int64[n]: sequence number of each message within its (epoch, slice, key)."""
+        rows: NDArray[numpy.int64] = self._all_rows().astype(numpy.int64)
+        return rows + numpy.int64(self.block.sequence)
+
+    def topics_per_message(self) -> list[bytes]:
+        """The topic of each message."""
+        if self._message_topics is None:
+            topics = self.topics
+            self._message_topics = [topics[i] for i in self.topic_index.tolist()]
+        return self._message_topics
+
+    def payload(self, i: int) -> bytes:
+        """The payload of message `i` of the batch."""
+        if self._starts is None:
+            self._load()
+        starts: Any = self._starts
+        text: Any = self._text
+        return text[starts[i] : starts[i + 1]]  # type: ignore[no-any-return]
+
+    def payloads(self) -> NDArray[numpy.uint8]:
+        """uint8[n, size] when all payloads of the block have one size, else all bytes one after the other."""
+        block = self.block
+        data = block.payloads
+        if block.is_fixed:
+            table = data.reshape(block.count, block.stride)
+            return table if self.rows is None else table[self.rows]
+        return data if self.rows is None else self._gathered(self.rows)
+
+    def payload_offsets(self) -> NDArray[numpy.int64]:
+        """int64[n + 1]: where each message's payload starts in the flat bytes of `payloads()`."""
+        offsets = self.block.payload_offsets.astype(numpy.int64)
+        if self.rows is None:
+            return offsets
+        out = numpy.zeros(len(self.rows) + 1, numpy.int64)
+        numpy.cumsum(offsets[self.rows + 1] - offsets[self.rows], out=out[1:])
+        return out
+
+    def records(self, kind: str) -> NDArray[Any]:
+        """The messages of one type of the feed's schema, as a structured array with the venue's field names.
+
+        A view when every message of the batch is of that type, a copy otherwise. Raises ConfigError when the schema has
+        no such type, ValueError when a message of that type has another length than the schema says.
+        """
+        if self.schema is None:
+            raise ValueError("this batch has no schema: give the feed one, or read payload(i)")
+        dtype = self.schema.dtype(kind)
+        rows = self._rows_of(kind)
+        block = self.block
+        if block.is_fixed and block.stride == dtype.itemsize:
+            table = block.payloads.reshape(block.count, block.stride)
+            chosen = table if len(rows) == block.count else table[rows]
+            return chosen.view(dtype).reshape(-1)
+        offsets = block.payload_offsets
+        if len(rows) and (wrong := offsets[rows + 1] - offsets[rows] != dtype.itemsize).any():
+            row = int(rows[wrong][0])
+            raise ValueError(
+                f"message {row} of {block!r} is of type {kind!r} but has {offsets[row + 1] - offsets[row]} bytes, "
+                f"expected {dtype.itemsize}"
+            )
+        return self._gathered(rows).view(dtype)
+
+    def indices(self, kind: str) -> NDArray[numpy.int64]:
+        """int64[m]: which messages of the batch `records(kind)` are, in the same order."""
+        chosen = numpy.isin(self._all_rows(), self._rows_of(kind), assume_unique=True)
+        return numpy.flatnonzero(chosen)
+
+    def to_arrow(self) -> pyarrow.RecordBatch:
+        """As `Block.to_arrow`, for this callback's messages."""
+        arrow = self.block.to_arrow()
+        return arrow if self.rows is None else arrow.take(self.rows)
+
+    def _all_rows(self) -> NDArray[numpy.int32]:
+        return numpy.arange(self.block.count, dtype=numpy.int32) if self.rows is None else self.rows
+
+    def _rows_of(self, kind: str) -> NDArray[numpy.int32]:
+        schema: Any = self.schema
+        rows, offsets = self._all_rows(), self.block.payload_offsets
+        place = offsets[rows] + schema.type_offset
+        long_enough = place < offsets[rows + 1]
+        rows, place = rows[long_enough], place[long_enough]
+        chosen: NDArray[numpy.int32] = rows[self.block.payloads[place] == ord(kind)]
+        return chosen
+
+    def _gathered(self, rows: NDArray[numpy.int32]) -> NDArray[numpy.uint8]:
+        block = self.block
+        if block.is_fixed:
+            target = numpy.empty(len(rows) * block.stride, numpy.uint8)
+            _gather(block.payloads, _NO_OFFSETS, block.stride, rows, target)
+        else:
+            offsets = block.payload_offsets
+            target = numpy.empty(int((offsets[rows + 1] - offsets[rows]).sum(dtype=numpy.int64)), numpy.uint8)
+            _gather(block.payloads, offsets, -1, rows, target)
+        return target
+
+    def _column(self, column: NDArray[Any]) -> NDArray[Any]:
+        return column if self.rows is None else column[self.rows]
+
+    def _load(self) -> None:
+        """One bytes object for all payloads: slicing it is the fastest way to many small ones."""
+        rows = self.rows
+        self._text = (self.block.payloads if rows is None else self._gathered(rows)).tobytes()
+        self._starts = self.payload_offsets().tolist()
+
+
+class Message(msgspec.Struct, gc=False):
+    """One message of a batch: looks its fields up when they are asked for."""
+
+    batch: Batch
+    """The batch it belongs to."""
+    index: int
+    """Its place in the batch."""
+
+    @property
+    def topic(self) -> bytes:
+        """What it was published as."""
+        topics = self.batch._message_topics
+        return (self.batch.topics_per_message() if topics is None else topics)[self.index]
+
+    @property
+    def payload(self) -> bytes:
+        """Its bytes."""
+        batch = self.batch
+        starts = batch._starts
+        if starts is None:
+            return batch.payload(self.index)
+        return batch._text[starts[self.index] : starts[self.index + 1]]  # type: ignore[index]
+
+    @property
+    def ts_event(self) -> int:
+        """When it happened at the venue, ns since the epoch; 0: unknown."""
+        times = self.batch._message_times
+        if times is None:
+            times = self.batch._message_times = self.batch.ts_event.tolist()
+        return times[self.index]
+
+    @property
+    def ts_out(self) -> int:
+        """When its block left the publisher, ns since the epoch."""
+        return int(self.batch.block.ts_out)
+
+    @property
+    def ts_recv(self) -> int:
+        """When its block was received, ns since the epoch."""
+        return self.batch.ts_recv
+
+    @property
+    def sequence(self) -> int:
+        """Its sequence number within its (epoch, slice, key)."""
+        return int(self.batch.block.sequence) + self._row()
+
+    @property
+    def end_of_batch(self) -> bool:
+        """Whether it is the last one for this callback of what was in the queue at once."""
+        return self.batch.end_of_batch and self.index == len(self.batch) - 1
+
+    @property
+    def record(self) -> Any:
+        """Its payload as one record (`numpy.void`) of the feed's schema, by its type."""
+        schema = self.batch.schema
+        if schema is None:
+            raise ValueError("this message has no schema: give the feed one, or read payload")
+        payload = self.payload
+        kind = chr(payload[schema.type_offset])
+        return numpy.frombuffer(payload, schema.dtype(kind), 1)[0]
+
+    def _row(self) -> int:
+        rows = self.batch.rows
+        return self.index if rows is None else int(rows[self.index])

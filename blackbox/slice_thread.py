@@ -1,0 +1,447 @@
+"""The slice thread: owns the SUB and ROUTER sockets of one slice, runs the compiled loop, answers what needs Python."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from ctypes import string_at
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy
+import zmq
+from numpy.typing import NDArray
+
+from blackbox import slice_memory as memory
+from blackbox.block import Block
+from blackbox.callbacks import Callback
+from blackbox.conflate import Conflation
+from blackbox.contexts import MAX_SUBSCRIPTIONS, close_context, open_context, pin_thread
+from blackbox.errors import BlackBoxError, CallbackError, EndpointError, SubscriberError
+from blackbox.feed import Feed
+from blackbox.guards import HELD_BLOCKS, NEW, STALE, Sequences, enter_epoch, note_next
+from blackbox.layout import CONFIRM_KEY, HEADER_BYTES, HEARTBEAT_KEY, MAX_BODY_BYTES, NONCE_BYTES
+from blackbox.slice_loop import deliver_all_held, renumber, run_slice
+from blackbox.slice_memory import SliceAt
+from blackbox.statistics import SliceCounters, shared_array
+from blackbox.tables import Table, WorkerTable
+from blackbox.topics import Numbering, longest_prefix, number_of
+from blackbox.warmup import warm_up
+from blackbox.worker import Worker
+from blackbox.zmqlib import close_messages, init_messages, message_bytes
+
+if TYPE_CHECKING:
+    from blackbox.schema import Schema
+
+log = logging.getLogger("blackbox")
+
+POLICIES = {
+    "terminate": memory.POLICY_TERMINATE,
+    "conflate": memory.POLICY_CONFLATE,
+    "drop": memory.POLICY_DROP,
+    "warn": memory.POLICY_WARN,
+}
+_ROUTER_WAIT_MS = 20
+_WORKER_START_S = 120.0
+_MEAN_TOPIC_BYTES = 32
+_KEPT_TABLES = 64
+_DEAD_AFTER_HEARTBEATS = 3
+_ERROR_TEXT_BYTES = 16_384
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How a subscriber behaves; the same for each of its slices. The cards are in `Subscriber`."""
+
+    workers: int
+    max_lag_ns: int
+    on_slow: str
+    queue_blocks: int
+    hwm_blocks: int
+    on_error: str
+    line_wait_ns: int
+    grace_ns: int
+
+
+class SliceThread:
+    """One slice of a subscriber: its sockets, sequence guards, topic numbers and workers.
+
+    Life: NEW, `start`, RUNNING, `ask_to_stop` (finishes what was received) or `ask_to_terminate`, DONE. What the owner
+    may ask and read lives in shared memory: the thread may run in a process that was forked after this was made.
+
+    `notify_fd` is poked whenever there is news for the owner.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        slice_id: int,
+        options: Options,
+        schema: Schema,
+        counters: SliceCounters,
+        table: Table,
+        notify_fd: int,
+    ) -> None:
+        self.feed, self.slice_id, self.options = feed, slice_id, options
+        self.part = feed.slices[slice_id]
+        self.counters = counters
+        self.words: NDArray[numpy.int64] = shared_array((memory.WORDS_SHARED,), numpy.int64)
+        self.topics = Numbering(feed.max_topics, _MEAN_TOPIC_BYTES, shared_array)
+        self.error: BlackBoxError | None = None
+        self._error_text: NDArray[numpy.uint8] = shared_array((_ERROR_TEXT_BYTES,), numpy.uint8)
+        self._schema = schema
+        self._notify_fd = notify_fd
+        self._table = table
+        self._tables: dict[int, Table] = {table.version: table}
+        self._commands: deque[Callable[[], None]] = deque()
+        self._asked_upstream: frozenset[bytes] = frozenset()
+        self._nonce = b""
+        self._finished_lines = 0
+        self._confirmed = 0
+        self._newest = table.version
+        self._wake_pipe = os.pipe()
+        for fd in self._wake_pipe:
+            os.set_blocking(fd, False)
+        lines = len(self.part.endpoints)
+        self._sequences = Sequences(
+            feed.max_topics if feed.key_bytes else 1,
+            lines,
+            options.line_wait_ns,
+            _DEAD_AFTER_HEARTBEATS * feed.heartbeat_ns,
+            counters.counts,
+        )
+        self._conflation = Conflation(feed.max_topics if options.on_slow == "conflate" else 1)
+        self._set_of_topic = numpy.zeros(feed.max_topics, numpy.int32)
+        self._held = numpy.zeros((HELD_BLOCKS + 1) * memory.HELD_MESSAGE_BYTES // 8, numpy.int64)
+        self._scratch = numpy.zeros(memory.SCRATCH_WORDS, numpy.int64)
+        self.workers: list[Worker] = []
+        self._thread = threading.Thread(target=self._run, name=f"blackbox-slice-{slice_id}", daemon=True)
+
+    def __del__(self) -> None:
+        for fd in self._wake_pipe:
+            os.close(fd)
+
+    def start(self) -> None:
+        """Begin. What goes wrong is in `failure` once it is done."""
+        self._thread.start()
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether every line's publisher has confirmed the filters of the newest table."""
+        return self.confirmed_lines == len(self.part.endpoints)
+
+    @property
+    def confirmed_lines(self) -> int:
+        """How many lines' publishers have confirmed the filters of the newest table."""
+        current = self.words[memory.CONFIRMED_VERSION] == self._newest
+        return int(self.words[memory.CONFIRMED_LINES]).bit_count() if current else 0
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every confirmed line's publisher has said that it ends, and all before that is with the workers."""
+        return bool(self.words[memory.FINISHED])
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the thread and its workers have ended."""
+        return bool(self.words[memory.DONE])
+
+    def failure(self) -> BlackBoxError | None:
+        """What went wrong, if anything; from another process, as text."""
+        text = self._error_text.tobytes().rstrip(b"\0").decode(errors="replace")
+        return self.error or (SubscriberError(text) if text else None)
+
+    def set_table(self, table: Table) -> None:
+        """Put a new version in force, filters and all; it is then confirmed anew."""
+        self._newest = table.version
+        self._commands.append(lambda: self._switch(table))
+        self.words[memory.ASKED] = 1
+        self._wake()
+
+    def remove(self, callback: Callback) -> None:
+        """Let no further batch reach a callback."""
+        for table in list(self._tables.values()):
+            for worker in table.workers:
+                worker.remove(callback)
+
+    def ask_to_stop(self) -> None:
+        """Finish what was received, then end."""
+        if self.words[memory.STOPPING] == 0:
+            self.words[memory.DRAIN_LEFT] = len(self.part.endpoints) * (self.options.hwm_blocks + 1)
+            self.words[memory.STOPPING] = memory.STOP
+        self._wake()
+
+    def ask_to_terminate(self) -> None:
+        """End now; what is queued is lost."""
+        self.words[memory.STOPPING] = memory.TERMINATE
+        self._wake()
+
+    def release(self, timeout: float) -> bool:
+        """Wait for the workers to end, then let a slice thread that decided to die end without killing the process."""
+        deadline = time.monotonic() + timeout
+        for worker in self.workers:
+            worker.thread.join(max(0.0, deadline - time.monotonic()))
+            if worker.thread.is_alive():
+                return False
+        self.words[memory.RELEASED] = 1
+        self._wake()
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        return not self._thread.is_alive()
+
+    def report(self, failure: BlackBoxError) -> None:
+        """Keep the first thing that went wrong."""
+        if self.error is None:
+            self.error = failure
+            text = "".join(traceback.format_exception(failure)).encode()[-_ERROR_TEXT_BYTES:]
+            self._error_text[: len(text)] = numpy.frombuffer(text, numpy.uint8)
+        self._notify()
+
+    def _callback_raised(self, failure: CallbackError) -> bool:
+        """Whether to go on after a callback raised."""
+        if self.options.on_error == "log":
+            log.error("%s", failure, exc_info=failure.__cause__ or failure)
+            return True
+        self.report(failure)
+        return False
+
+    def _notify(self) -> None:
+        _poke(self._notify_fd)
+
+    def _wake(self) -> None:
+        _poke(self._wake_pipe[1])
+
+    def take_trouble(self) -> int:
+        """The worst lag, ns, since this was last asked, if the slow-subscriber policy had a say; else 0."""
+        if not self.words[memory.TROUBLE]:
+            return 0
+        lag = int(self.words[memory.TROUBLE_LAG])
+        self.words[memory.TROUBLE_LAG] = 0
+        self.words[memory.TROUBLE] = 0
+        return lag
+
+    # What follows runs in the slice thread.
+
+    def _run(self) -> None:
+        context = open_context(self.part)
+        sockets: list[zmq.Socket[bytes]] = []
+        try:
+            pin_thread(self.part.cpus)
+            self._open(context, sockets)
+            self._serve()
+        except BlackBoxError as error:
+            self.report(error)
+        except Exception as error:  # whatever ends this thread must reach run()
+            log.exception("slice %d: slice thread failed", self.slice_id)
+            failure = SubscriberError(f"slice {self.slice_id}: slice thread failed: {error}")
+            failure.__cause__ = error
+            self.report(failure)
+        finally:
+            self._close(context, sockets)
+
+    def _open(self, context: zmq.Context[zmq.Socket[bytes]], sockets: list[zmq.Socket[bytes]]) -> None:
+        endpoint = f"inproc://blackbox-slice-{id(self)}"
+        router = context.socket(zmq.ROUTER)
+        sockets.append(router)
+        router.router_mandatory = True
+        router.sndhwm = 1  # the rest of the queue is the worker's
+        router.sndtimeo = _ROUTER_WAIT_MS
+        router.rcvtimeo = int(_WORKER_START_S * 1000)
+        router.linger = 0
+        router.bind(endpoint)
+        for number in range(self.options.workers):
+            worker = Worker(
+                number,
+                self.slice_id,
+                endpoint,
+                context,
+                self.words,
+                self.counters,
+                self._table.workers[number],
+                self._worker_table(number),
+                self._schema,
+                self.options.queue_blocks,
+                self.part.cpus,
+                self.report,
+                self._callback_raised,
+            )
+            self.workers.append(worker)
+            worker.thread.start()
+        for _ in self.workers:
+            router.recv_multipart()
+        self._router = router
+        sub = context.socket(zmq.SUB)
+        sockets.append(sub)
+        sub.rcvhwm = self.options.hwm_blocks
+        sub.sndhwm = MAX_SUBSCRIPTIONS
+        sub.maxmsgsize = MAX_BODY_BYTES
+        sub.linger = 0
+        sub.reconnect_ivl = 50
+        sub.reconnect_ivl_max = 1000
+        sub.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        self._at = self._addresses(sub, router)
+        warm_up(run_slice, self._at, self._table.at, self._table.topics)
+        for line_endpoint in self.part.endpoints:
+            self._connect(sub, line_endpoint)
+        self._sub = sub
+        init_messages(self._scratch.ctypes.data + memory.KEY_AT, memory.MESSAGES)
+        sub.subscribe(HEARTBEAT_KEY)
+        self._switch(self._table)
+
+    def _connect(self, sub: zmq.Socket[bytes], endpoint: str) -> None:
+        address = endpoint
+        if self.part.interface:
+            host = f"[{self.part.interface}]" if ":" in self.part.interface else self.part.interface
+            address = endpoint.replace("tcp://", f"tcp://{host}:0;")
+        try:
+            sub.connect(address)
+        except zmq.ZMQError as error:
+            raise EndpointError(
+                error.errno,
+                f"feed {self.feed.name!r} slice {self.slice_id}: cannot connect to {address}: {error.strerror}",
+            ) from error
+
+    def _addresses(self, sub: zmq.Socket[bytes], router: zmq.Socket[bytes]) -> SliceAt:
+        return SliceAt(
+            sub.underlying,
+            router.underlying,
+            self._wake_pipe[0],
+            self._notify_fd,
+            self.words.ctypes.data,
+            self._scratch.ctypes.data,
+            self.counters.counts.ctypes.data,
+            self.counters.workers.ctypes.data,
+            self.options.workers,
+            self.topics.at,
+            self._set_of_topic.ctypes.data,
+            self._sequences.at,
+            self._held.ctypes.data,
+            self.slice_id,
+            POLICIES[self.options.on_slow],
+            self.options.queue_blocks,
+            self._conflation.at,
+            self.options.max_lag_ns,
+            self.options.grace_ns,
+        )
+
+    def _worker_table(self, number: int) -> Callable[[int], WorkerTable]:
+        return lambda version: self._tables[version].workers[number]
+
+    def _serve(self) -> None:
+        while True:
+            reason = run_slice(self._at, self._table.at, self._table.topics)
+            if reason == memory.COMMAND:
+                self.words[memory.ASKED] = 0
+                while self._commands:
+                    self._commands.popleft()()
+            elif reason == memory.CONTROL:
+                self._read_control()
+            elif reason == memory.FAILED and self.error is None:
+                raise SubscriberError(
+                    f"slice {self.slice_id}: libzmq failed: {zmq.strerror(int(self.words[memory.ERRNO]))}"
+                )
+            elif reason == memory.DRAINED:
+                self._end_workers()
+                return
+            else:
+                return
+
+    def _switch(self, table: Table) -> None:
+        for prefix in table.upstream - self._asked_upstream:
+            self._sub.subscribe(prefix)
+        for prefix in self._asked_upstream - table.upstream:
+            self._sub.unsubscribe(prefix)
+        self._asked_upstream = table.upstream
+        self._table = self._tables[table.version] = table
+        renumber(self._at, table.topics)
+        self._sequences.forget([self._is_covered(key) for key in self._sequences.keys.names()])
+        in_use = [
+            worker.table_version
+            for worker, counts in zip(self.workers, self.counters.workers, strict=True)
+            if counts[3] != counts[2]
+        ]
+        for version in sorted(self._tables)[:-_KEPT_TABLES]:
+            if version < min(in_use, default=table.version):
+                del self._tables[version]
+        self.words[memory.SUBSCRIPTIONS] = len(table.upstream)
+        if self._nonce:
+            self._sub.unsubscribe(CONFIRM_KEY + self._nonce)
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._confirmed = 0
+        self.words[memory.CONFIRMED_LINES] = 0
+        self.words[memory.CONFIRMED_VERSION] = table.version
+        self._sub.subscribe(CONFIRM_KEY + self._nonce)
+
+    def _is_covered(self, key: bytes) -> bool:
+        text = numpy.frombuffer(key or b"\0", numpy.uint8)
+        return bool(longest_prefix(self._table.keys, text.ctypes.data, len(key)))
+
+    def _message(self, place: int) -> bytes:
+        return string_at(*message_bytes(self._scratch.ctypes.data + place))
+
+    def _read_control(self) -> None:
+        key = self._message(memory.KEY_AT)
+        header = self._scratch.view(numpy.uint8)[memory.HEAD_AT : memory.HEAD_AT + HEADER_BYTES].tobytes()
+        block = Block(key, header, numpy.frombuffer(self._message(memory.BODY_AT), numpy.uint8))
+        line = block.line if len(self.part.endpoints) > 1 else 0
+        ours = key == CONFIRM_KEY + self._nonce
+        if key != HEARTBEAT_KEY and not ours:
+            return
+        now_ns = time.time_ns()
+        epoch = int(numpy.uint64(block.epoch).astype(numpy.int64))
+        entered = enter_epoch(self._sequences.at, epoch, line, now_ns)
+        if entered == STALE:
+            return
+        if entered == NEW:
+            log.info("slice %d: publisher epoch %016x began", self.slice_id, block.epoch)
+            self._finished_lines = 0
+            self.words[memory.FINISHED] = 0
+            deliver_all_held(self._at, self._table.at, self._table.topics, 1)
+        for name, following in block.sequences().items():
+            if self._is_covered(name):
+                text = numpy.frombuffer(name or b"\0", numpy.uint8)
+                number = number_of(self._sequences.keys.at, text.ctypes.data, len(name))
+                if number >= 0:
+                    note_next(self._sequences.at, number, line, epoch, following, ours, now_ns)
+        deliver_all_held(self._at, self._table.at, self._table.topics, 0)
+        if ours:
+            self._confirmed |= 1 << line
+            self.words[memory.CONFIRMED_LINES] = self._confirmed
+            self._notify()
+        if block.is_end:
+            self._finished_lines |= 1 << line
+            if self._finished_lines & self._confirmed == self._confirmed:
+                deliver_all_held(self._at, self._table.at, self._table.topics, 1)
+                self.words[memory.FINISHED] = 1
+                self._notify()
+
+    def _end_workers(self) -> None:
+        for number in range(len(self.workers)):
+            while self.words[memory.STOPPING] != memory.TERMINATE and self.workers[number].thread.is_alive():
+                try:
+                    self._router.send_multipart([bytes([number + 1]), b"", b""])
+                    break
+                except zmq.Again:
+                    continue  # a worker that still has a full queue; a slow one is watched by the subscriber
+
+    def _close(self, context: zmq.Context[zmq.Socket[bytes]], sockets: list[zmq.Socket[bytes]]) -> None:
+        if self.error is not None:
+            self.words[memory.STOPPING] = memory.TERMINATE
+        for worker in self.workers:
+            worker.thread.join()
+        for socket in sockets:
+            socket.close()
+        close_context(context)
+        close_messages(self._scratch.ctypes.data + memory.KEY_AT, memory.MESSAGES)
+        self.words[memory.DONE] = 1
+        self._notify()
+
+
+def _poke(fd: int) -> None:
+    with suppress(BlockingIOError):  # the pipe is full of wake-ups already
+        os.write(fd, b"\0")

@@ -1,0 +1,158 @@
+"""Counters of a running subscriber, and the frozen snapshots that users see."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import msgspec
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.counters import Count, WorkerCount
+from blackbox.lag_histogram import BUCKETS, percentile_ns
+
+
+def shared_array(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """A zeroed array in memory that processes forked later share with this one."""
+    size = max(1, int(numpy.prod(shape)) * numpy.dtype(dtype).itemsize)
+    return numpy.frombuffer(mmap.mmap(-1, size), dtype, int(numpy.prod(shape))).reshape(shape)
+
+
+class SliceCounters:
+    """All counters of one slice: of its slice thread, of each worker, and each worker's lag histogram."""
+
+    def __init__(self, workers: int) -> None:
+        self.counts: NDArray[numpy.int64] = shared_array((Count.SIZE,), numpy.int64)
+        self.workers: NDArray[numpy.int64] = shared_array((workers, WorkerCount.SIZE), numpy.int64)
+        self.lags: NDArray[numpy.int64] = shared_array((workers, BUCKETS), numpy.int64)
+        self.counts[Count.SMALLEST_LAG] = numpy.iinfo(numpy.int64).max
+
+
+class SliceStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """One slice of a subscriber, or the total over all its slices. Units: messages, unless said otherwise."""
+
+    slice_id: int
+    """-1 for the total."""
+    received: int
+    """In valid blocks, duplicates included."""
+    blocks: int
+    """Blocks received."""
+    body_bytes: int
+    """Bytes of the bodies received."""
+    matched: int
+    """Wanted by at least one callback."""
+    delivered: int
+    """Given to callbacks: a message counts once for each callback that got it."""
+    dropped: int
+    """Given up by the slow-subscriber policy, per worker that would have got it, or at `terminate`."""
+    conflated: int
+    """Replaced by a newer message of the same topic (`on_slow="conflate"`)."""
+    malformed: int
+    """Blocks dropped because they were not valid."""
+    gaps: int
+    """Sequence numbers that never came."""
+    duplicates: int
+    """Received again: from the other line."""
+    stale: int
+    """Of an earlier run of the publisher, after a later one had begun."""
+    untracked: int
+    """Delivered without a gap check: the key table was full."""
+    epochs: int
+    """Runs of the publisher seen."""
+    held: int
+    """Blocks that wait for the other line now."""
+    queue_blocks: int
+    """Blocks that wait for workers now."""
+    waits: int
+    """Times a worker's queue was full."""
+    slow_blocks: int
+    """Blocks whose lag was above the limit."""
+    callback_errors: int
+    """Callbacks that raised."""
+    subscriptions: int
+    """Filters asked of ZeroMQ."""
+    topics: int
+    """Distinct topics seen."""
+    lag_p50_ns: int
+    """Lag at delivery that half of the messages did not exceed."""
+    lag_p99_ns: int
+    lag_max_ns: int
+    negative_lags: int
+    """Blocks that seemed to come from the future: the clocks of the two hosts differ."""
+    clock_offset_ns: int
+    """How far the publisher's clock is ahead, at least: taken off every lag. 0 unless a lag was negative."""
+    last_received_ns: int
+    """When the last block or heartbeat came, ns since the epoch; 0: none yet."""
+
+
+class Statistics(msgspec.Struct, frozen=True):
+    """What a subscriber has done so far: the total's fields directly, and each slice."""
+
+    total: SliceStatistics
+    slices: tuple[SliceStatistics, ...]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.total, name)
+
+
+def snapshot(slice_id: int, counters: SliceCounters, subscriptions: int, topics: int) -> SliceStatistics:
+    """One slice's statistics now."""
+    return _statistics(slice_id, counters.counts, counters.workers, counters.lags, subscriptions, topics)
+
+
+def total(parts: list[tuple[SliceCounters, SliceStatistics]]) -> SliceStatistics:
+    """The sum over slices; lag percentiles are of all messages together."""
+    if not parts:
+        return snapshot(-1, SliceCounters(1), 0, 0)
+    counts = numpy.sum([c.counts for c, _ in parts], axis=0)
+    counts[Count.SMALLEST_LAG] = min(c.counts[Count.SMALLEST_LAG] for c, _ in parts)
+    counts[Count.LAST_RECEIVED] = max(c.counts[Count.LAST_RECEIVED] for c, _ in parts)
+    workers = numpy.concatenate([c.workers for c, _ in parts])
+    lags = numpy.concatenate([c.lags for c, _ in parts])
+    subscriptions = sum(s.subscriptions for _, s in parts)
+    return _statistics(-1, counts, workers, lags, subscriptions, sum(s.topics for _, s in parts))
+
+
+def _statistics(
+    slice_id: int,
+    counts: NDArray[numpy.int64],
+    workers: NDArray[numpy.int64],
+    lags: NDArray[numpy.int64],
+    subscriptions: int,
+    topics: int,
+) -> SliceStatistics:
+    count = [int(value) for value in counts]
+    done = workers.sum(axis=0)
+    histogram = lags.sum(axis=0)
+    return SliceStatistics(
+        slice_id=slice_id,
+        received=count[Count.RECEIVED],
+        blocks=count[Count.BLOCKS],
+        body_bytes=count[Count.BODY_BYTES],
+        matched=count[Count.MATCHED],
+        delivered=int(done[WorkerCount.DELIVERED]),
+        dropped=count[Count.DROPPED],
+        conflated=count[Count.CONFLATED],
+        malformed=count[Count.MALFORMED],
+        gaps=count[Count.GAPS],
+        duplicates=count[Count.DUPLICATES],
+        stale=count[Count.STALE],
+        untracked=count[Count.UNTRACKED],
+        epochs=count[Count.EPOCHS],
+        held=count[Count.HELD],
+        queue_blocks=max(0, int(done[WorkerCount.SENT] - done[WorkerCount.BLOCKS])),
+        waits=count[Count.WAITS],
+        slow_blocks=count[Count.SLOW],
+        callback_errors=int(done[WorkerCount.ERRORS]),
+        subscriptions=subscriptions,
+        topics=topics,
+        lag_p50_ns=percentile_ns(histogram, 50),
+        lag_p99_ns=percentile_ns(histogram, 99),
+        lag_max_ns=percentile_ns(histogram, 100),
+        negative_lags=count[Count.NEGATIVE_LAG],
+        clock_offset_ns=max(0, -count[Count.SMALLEST_LAG]) if count[Count.NEGATIVE_LAG] else 0,
+        last_received_ns=count[Count.LAST_RECEIVED],
+    )

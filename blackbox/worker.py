@@ -1,0 +1,266 @@
+"""A worker: one thread of one slice that runs the callbacks which live on it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy
+import zmq
+from numpy.typing import NDArray
+
+from blackbox import collect
+from blackbox.batch import Batch
+from blackbox.block import Block
+from blackbox.callbacks import Callback, CompiledCallback
+from blackbox.contexts import pin_thread
+from blackbox.counters import Count, WorkerCount
+from blackbox.envelope import CONFLATED, TOPICS_AT, TS_RECV, WORDS, WORDS_AT
+from blackbox.errors import CallbackError, SubscriberError
+from blackbox.layout import HEADER_BYTES, MAX_BODY_BYTES
+from blackbox.tables import WorkerTable
+from blackbox.warmup import warm_up
+from blackbox.zmqlib import MESSAGE_BYTES, close_messages, init_messages, message_bytes
+
+if TYPE_CHECKING:
+    from blackbox.schema import Schema
+    from blackbox.statistics import SliceCounters
+
+log = logging.getLogger("blackbox")
+
+_FIRST_ROWS = 1 << 16
+_MIN_DELIVERIES = 256
+_LEAST_ROW_BYTES = 12
+"""Bytes that a message takes in a body, at least."""
+
+_identity: NDArray[numpy.int32] = numpy.empty(0, numpy.int32)
+_identity_lock = threading.Lock()
+
+
+def _identity_rows() -> NDArray[numpy.int32]:
+    """0, 1, 2 … as row numbers for callbacks that get all of a block. Shared; read only."""
+    global _identity  # noqa: PLW0603 - made once, when the first worker starts
+    with _identity_lock:
+        if not len(_identity):
+            _identity = numpy.arange(MAX_BODY_BYTES // _LEAST_ROW_BYTES, dtype=numpy.int32)
+            _identity.flags.writeable = False
+    return _identity
+
+
+class _Burst:
+    """Blocks taken off the queue together. Frees them when the last view on any of them has gone."""
+
+    __slots__ = ("blocks", "memory")
+
+    def __init__(self) -> None:
+        self.memory = numpy.zeros(collect.BURST_BLOCKS * collect.SLOT_BYTES // 8, numpy.int64)
+        self.blocks = 0
+
+    def __del__(self) -> None:
+        close_messages(self.memory.ctypes.data, 2 * self.blocks)
+
+
+class _Foreign:
+    """Memory of a message in a burst, for `numpy.asarray`, which keeps this object alive."""
+
+    __slots__ = ("__array_interface__", "burst")
+
+    def __init__(self, burst: _Burst, address: int, size: int) -> None:
+        self.burst = burst
+        self.__array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, True),
+            "version": 3,
+        }
+
+
+class Worker:
+    """Runs callbacks in a thread of its own; the DEALER socket is created, used and closed there.
+
+    Ends when the slice thread says that nothing follows, or at TERMINATE. What a callback raised goes to `on_error`,
+    which says whether to go on.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        slice_id: int,
+        endpoint: str,
+        context: zmq.Context[zmq.Socket[bytes]],
+        words: NDArray[numpy.int64],
+        counters: SliceCounters,
+        table: WorkerTable,
+        table_of_version: Callable[[int], WorkerTable],
+        schema: Schema,
+        queue_blocks: int,
+        cpus: tuple[int, ...],
+        report: Callable[[SubscriberError], None],
+        on_error: Callable[[CallbackError], bool],
+    ) -> None:
+        self.number = number
+        self.slice_id = slice_id
+        self._endpoint = endpoint
+        self._context = context
+        self._words = words
+        self._counters = counters.workers[number]
+        self._slice_counts = counters.counts
+        self._lags = counters.lags[number]
+        self._table = table
+        self._table_of_version = table_of_version
+        self._schema = schema
+        self._queue_blocks = queue_blocks
+        self._cpus = cpus
+        self._report = report
+        self._on_error = on_error
+        self._state = numpy.zeros(collect.STATE_WORDS, numpy.int64)
+        self._scratch = numpy.zeros(collect.SCRATCH_WORDS, numpy.int64)
+        self._call = numpy.zeros(collect.CALL_WORDS, numpy.int64)
+        self._rows = numpy.zeros(_FIRST_ROWS, numpy.int32)
+        self._burst = _Burst()
+        self._quit = False
+        self.thread = threading.Thread(target=self._run, name=f"blackbox-worker-{slice_id}.{number}", daemon=True)
+
+    @property
+    def table_version(self) -> int:
+        """The version of the table that this worker uses now."""
+        return self._table.version
+
+    def _run(self) -> None:
+        socket = self._context.socket(zmq.DEALER)
+        try:
+            pin_thread(self._cpus)
+            socket.routing_id = bytes([self.number + 1])
+            socket.rcvhwm = self._queue_blocks
+            socket.linger = 0
+            socket.connect(self._endpoint)
+            self._work(socket)
+        except Exception as error:  # noqa: BLE001 - whatever ends this thread must reach run()
+            failure = SubscriberError(f"slice {self.slice_id}: worker {self.number} failed: {error}")
+            failure.__cause__ = error
+            self._report(failure)
+        finally:
+            socket.close()
+
+    def _work(self, socket: zmq.Socket[bytes]) -> None:
+        slot = self._scratch.ctypes.data + collect.SLOT_AT
+        init_messages(slot, 2)
+        try:
+            warm_up(collect.collect, self._addresses(socket.underlying), self._table.at)
+            socket.send(b"")  # from here on the slice thread can reach this worker
+            self._loop(socket.underlying)
+        finally:
+            close_messages(slot, 2)
+
+    def _loop(self, dealer: int) -> None:
+        at = self._addresses(dealer)
+        while not self._quit:
+            reason = collect.collect(at, self._table.at)
+            if self._state[collect.RAISED_BY]:
+                self._compiled_raised()
+            if reason == collect.DELIVER:
+                self._deliver()
+            elif reason == collect.SWITCH:
+                self._table = self._table_of_version(int(self._state[collect.NEXT_VERSION]))
+                at = self._addresses(dealer)
+            elif reason == collect.GROW:
+                self._rows = numpy.zeros(2 * int(self._state[collect.ROWS_NEEDED]), numpy.int32)
+                at = self._addresses(dealer)
+            elif reason == collect.FAILED:
+                raise SubscriberError(zmq.strerror(int(self._state[collect.ERRNO])))
+            else:
+                return
+
+    def _addresses(self, dealer: int) -> collect.WorkerAt:
+        callbacks = self._table.at.total
+        self._deliveries = numpy.zeros((max(_MIN_DELIVERIES, 2 * callbacks), collect.DELIVERY_WORDS), numpy.int64)
+        self._counts = numpy.zeros(len(self._table.callbacks) + 1, numpy.int64)
+        self._touched = numpy.zeros(len(self._table.callbacks) + 1, numpy.int32)
+        self._state[collect.BURST] = self._burst.memory.ctypes.data
+        return collect.WorkerAt(
+            dealer,
+            self._words.ctypes.data,
+            self._counters.ctypes.data,
+            self._lags.ctypes.data,
+            self._state.ctypes.data,
+            self._scratch.ctypes.data,
+            self._deliveries.ctypes.data,
+            len(self._deliveries),
+            self._rows.ctypes.data,
+            len(self._rows),
+            _identity_rows().ctypes.data,
+            self._counts.ctypes.data,
+            self._touched.ctypes.data,
+            self._call.ctypes.data,
+            self._slice_counts[Count.SMALLEST_LAG :].ctypes.data,
+        )
+
+    def _deliver(self) -> None:
+        burst, self._burst = self._burst, _Burst()
+        self._state[collect.BURST] = self._burst.memory.ctypes.data
+        burst.blocks = int(self._state[collect.BLOCKS])
+        deliveries = self._deliveries[: self._state[collect.DELIVERIES]].tolist()
+        last = {callback: place for place, (_, callback, _, _) in enumerate(deliveries)}
+        blocks: dict[int, tuple[Block, NDArray[numpy.uint8]]] = {}
+        for place, (slot, number, start, stop) in enumerate(deliveries):
+            callback = self._table.callbacks[number]
+            if not callback.active:
+                continue
+            if slot not in blocks:
+                blocks[slot] = _open(burst, slot)
+            block, envelope = blocks[slot]
+            words = envelope[WORDS_AT : WORDS_AT + 8 * WORDS].view(numpy.int64)
+            batch = Batch(
+                block,
+                _rows_of(self._rows, start, stop, block.count),
+                schema=self._schema if self._schema.schema_id else None,
+                ts_recv=int(words[TS_RECV]),
+                end_of_batch=last[number] == place,
+                conflated=bool(words[CONFLATED]),
+                topic_numbers=envelope[TOPICS_AT : TOPICS_AT + 4 * block.topic_count].view(numpy.int32),
+            )
+            self._counters[WorkerCount.BUSY_SINCE] = time.time_ns()
+            self._counters[WorkerCount.DELIVERED] += callback.give(batch, self._raised)
+            self._counters[WorkerCount.BATCHES] += 1
+            self._counters[WorkerCount.BUSY_SINCE] = 0
+            if self._quit:
+                return
+
+    def _raised(self, callback: Callback, error: Exception) -> bool:
+        self._counters[WorkerCount.ERRORS] += 1
+        failure = CallbackError(
+            f"callback {callback.name} for {callback.prefix!r} raised {type(error).__name__}: {error}"
+        )
+        failure.__cause__ = error
+        self._quit = not self._on_error(failure)
+        return not self._quit
+
+    def _compiled_raised(self) -> None:
+        callback = self._table.callbacks[int(self._state[collect.RAISED_BY]) - 1]
+        self._state[collect.RAISED_BY] = 0
+        self._counters[WorkerCount.ERRORS] += 1
+        assert isinstance(callback, CompiledCallback)
+        self._quit = not self._on_error(
+            CallbackError(
+                f"compiled callback {callback.name} for {callback.prefix!r} raised an exception "
+                "(compiled code cannot say which; an index out of range is the usual one)"
+            )
+        )
+
+
+def _rows_of(rows: NDArray[numpy.int32], start: int, stop: int, count: int) -> NDArray[numpy.int32] | None:
+    if start >= 0:
+        return rows[start:stop].copy()
+    first = -start - 1
+    return None if first == 0 else numpy.arange(first, count, dtype=numpy.int32)
+
+
+def _open(burst: _Burst, slot: int) -> tuple[Block, NDArray[numpy.uint8]]:
+    """A burst's block, and its envelope, as views that keep the burst alive."""
+    place = burst.memory.ctypes.data + slot * collect.SLOT_BYTES
+    envelope = numpy.asarray(_Foreign(burst, *message_bytes(place)))
+    body = numpy.asarray(_Foreign(burst, *message_bytes(place + MESSAGE_BYTES)))
+    return Block(b"", envelope[:HEADER_BYTES].tobytes(), body), envelope
