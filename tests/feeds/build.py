@@ -1,0 +1,176 @@
+"""Files that the tests make themselves, byte by byte with `struct`, from the specifications."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+
+from blackbox.source import Chunk, Source
+
+Message = tuple[bytes, int, bytes]
+"""Topic, ts_event, payload."""
+
+# Lengths and offsets as printed in the specification, not taken from the code under test.
+ITCH_LENGTHS = {
+    "S": 12, "R": 39, "H": 25, "Y": 20, "L": 26, "V": 35, "W": 12, "K": 28, "J": 35, "h": 21,
+    "A": 36, "F": 40, "E": 31, "C": 36, "X": 23, "D": 19, "U": 35, "P": 44, "Q": 40, "B": 19,
+    "I": 50, "N": 20, "O": 48,
+}  # fmt: skip
+ITCH_STOCK_AT = {
+    "R": 11, "H": 11, "Y": 11, "L": 15, "K": 11, "J": 11, "h": 11, "A": 24, "F": 24, "P": 24,
+    "Q": 19, "I": 28, "N": 11, "O": 11,
+}  # fmt: skip
+IEX_LENGTHS = {
+    "S": 10, "D": 31, "H": 22, "I": 18, "O": 18, "P": 19, "E": 18, "Q": 42, "8": 30, "5": 30,
+    "T": 38, "X": 26, "B": 38, "A": 80,
+}  # fmt: skip
+TOPS, DEEP = 0x8003, 0x8004
+
+
+def messages_of(source: Source) -> list[Message]:
+    """Every message of a source, one by one."""
+    return [message for chunk in source.chunks() for message in messages_in(chunk)]
+
+
+def messages_in(chunk: Chunk) -> Iterable[Message]:
+    for index, ts_event, start, length in zip(
+        chunk.topic_index.tolist(),
+        chunk.ts_event.tolist(),
+        chunk.starts.tolist(),
+        chunk.lengths.tolist(),
+        strict=True,
+    ):
+        payload = chunk.payloads[start : start + length].tobytes()
+        yield chunk.topics[index], ts_event, payload
+
+
+def itch(kind: str, locate: int = 1, ns: int = 0, stock: str = "AAPL", fill: bytes = b"\x11") -> bytes:
+    """One ITCH message; what has no argument is filled up with `fill`."""
+    head = struct.pack(">cHH", kind.encode(), locate, 0) + ns.to_bytes(6, "big")
+    size = ITCH_LENGTHS[kind]
+    body = bytearray(head + (fill * size)[: size - len(head)])
+    if kind in ITCH_STOCK_AT:
+        at = ITCH_STOCK_AT[kind]
+        body[at : at + 8] = stock.ljust(8).encode("latin-1")
+    return bytes(body)
+
+
+def framed(messages: Iterable[bytes]) -> bytes:
+    """Each message behind its big-endian length."""
+    return b"".join(struct.pack(">H", len(message)) + message for message in messages)
+
+
+def mold(
+    sequence: int,
+    messages: Sequence[bytes],
+    session: bytes = b"0000000001",
+    count: int | None = None,
+) -> bytes:
+    """A MoldUDP64 datagram."""
+    number = len(messages) if count is None else count
+    return session + struct.pack(">QH", sequence, number) + framed(messages)
+
+
+def iex(kind: str, ns: int = 0, symbol: str = "AAPL", extra: bytes = b"") -> bytes:
+    """One IEX message."""
+    head = struct.pack("<ccq", kind.encode(), b"x", ns)
+    if kind != "S":
+        head += symbol.ljust(8).encode("latin-1")
+    return head.ljust(IEX_LENGTHS[kind], b"\x22") + extra
+
+
+def iex_tp(
+    sequence: int,
+    messages: Sequence[bytes],
+    send_time: int = 0,
+    protocol: int = DEEP,
+    session: int = 7,
+    payload_bytes: int | None = None,
+    count: int | None = None,
+) -> bytes:
+    """An IEX-TP datagram."""
+    blocks = b"".join(struct.pack("<H", len(message)) + message for message in messages)
+    size = len(blocks) if payload_bytes is None else payload_bytes
+    number = len(messages) if count is None else count
+    return struct.pack("<BBHIIHHqqq", 1, 0, protocol, 1, session, size, number, 0, sequence, send_time) + blocks
+
+
+def iex_expected(messages: Sequence[bytes]) -> list[Message]:
+    """What IEX messages are, by `struct`."""
+    found = []
+    for payload in messages:
+        kind = payload[:1].decode()
+        symbol = "#system" if kind == "S" else payload[10:18].decode().rstrip() or "#0"
+        (ns,) = struct.unpack_from("<q", payload, 2)
+        found.append((f"{symbol}.{kind}".encode(), ns, payload[: IEX_LENGTHS[kind]]))
+    return found
+
+
+def ethernet(
+    payload: bytes,
+    port: int = 26400,
+    vlans: Sequence[int] = (),
+    options: bytes = b"",
+    fragment: int = 0,
+    protocol: int = 17,
+    padding: bytes = b"",
+) -> bytes:
+    """An Ethernet frame with one UDP datagram over IPv4."""
+    udp = struct.pack(">HHHH", 40000, port, 8 + len(payload), 0) + payload
+    ip = struct.pack(
+        ">BBHHHBBH4s4s",
+        0x45 + len(options) // 4,
+        0,
+        20 + len(options) + len(udp),
+        1,
+        fragment,
+        64,
+        protocol,
+        0,
+        b"\x0a\0\0\1",
+        b"\xe9\x36\x0c\x01",
+    )
+    tags = b"".join(struct.pack(">HH", tag, 5) for tag in vlans)
+    return b"\1" * 12 + tags + b"\x08\x00" + ip + options + udp + padding
+
+
+def pcap(
+    packets: Iterable[bytes],
+    order: str = "<",
+    nanoseconds: bool = False,
+    snap_bytes: int = 65535,
+    first_second: int = 1_577_716_200,
+) -> bytes:
+    """A classic pcap file; packet k was captured 7 * k time units after `first_second`."""
+    magic = 0xA1B23C4D if nanoseconds else 0xA1B2C3D4
+    out = [struct.pack(order + "IHHiIII", magic, 2, 4, 0, 0, snap_bytes, 1)]
+    for number, packet in enumerate(packets):
+        kept = packet[:snap_bytes]
+        out.append(struct.pack(order + "IIII", first_second, 7 * number, len(kept), len(packet)) + kept)
+    return b"".join(out)
+
+
+def block(kind: int, body: bytes, order: str = "<") -> bytes:
+    """A pcapng block."""
+    body += b"\0" * (-len(body) % 4)
+    size = 12 + len(body)
+    return struct.pack(order + "II", kind, size) + body + struct.pack(order + "I", size)
+
+
+def section(order: str = "<") -> bytes:
+    return block(0x0A0D0D0A, struct.pack(order + "IHHq", 0x1A2B3C4D, 1, 0, -1), order)
+
+
+def interface(order: str = "<", options: bytes = b"", link: int = 1, snap_bytes: int = 0) -> bytes:
+    return block(1, struct.pack(order + "HHI", link, 0, snap_bytes) + options, order)
+
+
+def enhanced(packet: bytes, ticks: int = 0, number: int = 0, order: str = "<") -> bytes:
+    head = struct.pack(order + "IIIII", number, ticks >> 32, ticks & 0xFFFFFFFF, len(packet), len(packet))
+    return block(6, head + packet, order)
+
+
+def pcapng(packets: Iterable[bytes], order: str = "<") -> bytes:
+    """A pcapng file of one section and one interface with times in microseconds."""
+    blocks = [enhanced(packet, 7 * number, order=order) for number, packet in enumerate(packets)]
+    return section(order) + interface(order) + b"".join(blocks)

@@ -1,0 +1,110 @@
+"""Run damaged input through the decoders in memory that ends at a page nobody may touch.
+
+    python -m tests.feeds.guarded
+
+A compiled decoder that reads past the end of its input kills this process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+
+import feeds.window
+from blackbox.errors import SourceError
+from feeds.iex import Iex
+from feeds.itch50 import Itch50
+from feeds.window import FileWindow
+from tests.feeds.build import (
+    IEX_LENGTHS,
+    ITCH_LENGTHS,
+    ethernet,
+    framed,
+    iex,
+    iex_tp,
+    itch,
+    mold,
+    pcap,
+    pcapng,
+)
+
+PAGE = mmap.PAGESIZE
+NO_ACCESS = 0
+
+
+class GuardedWindow(FileWindow):
+    """A whole file in memory, its last byte right before a page without access."""
+
+    def __init__(self, path: str | Path) -> None:
+        content = Path(path).read_bytes()
+        self.path = str(path)
+        self.start = 0
+        self.last = True
+        pages = -(-len(content) // PAGE)
+        self._memory = mmap.mmap(-1, (pages + 1) * PAGE)
+        whole = numpy.frombuffer(self._memory, numpy.uint8)
+        address = whole.ctypes.data + pages * PAGE
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(PAGE), NO_ACCESS) != 0:
+            raise OSError(ctypes.get_errno(), "mprotect failed")
+        self.data = whole[pages * PAGE - len(content) : pages * PAGE]
+        self.data[:] = numpy.frombuffer(content, numpy.uint8)
+        self.data.flags.writeable = False
+
+    def slide(self, consumed: int) -> None:
+        raise AssertionError(f"slid by {consumed}, but all of it is in view")
+
+    def close(self) -> None:
+        pass
+
+
+def damaged(content: bytes) -> Iterator[bytes]:
+    """Cut at many places, and with flipped bits."""
+    chance = random.Random(9)
+    for _ in range(300):
+        yield content[: chance.randrange(4, len(content) + 1)]
+    for _ in range(600):
+        flipped = bytearray(content)
+        for _ in range(chance.choice([1, 2, 5])):
+            bit = chance.randrange(32, 8 * len(content))
+            flipped[bit // 8] ^= 1 << bit % 8
+        yield bytes(flipped[: chance.randrange(4, len(content) + 1)] if bit % 2 else flipped)
+
+
+def main() -> None:
+    feeds.window.open_window = GuardedWindow  # type: ignore[assignment]
+    messages = [itch(kind, locate=k) for k, kind in enumerate(ITCH_LENGTHS)]
+    molds = [ethernet(mold(1 + k, messages[k : k + 4])) for k in range(0, len(messages), 4)]
+    iex_messages = [iex(kind) for kind in IEX_LENGTHS]
+    iex_tps = [ethernet(iex_tp(1 + k, iex_messages[k : k + 3], k)) for k in range(0, 12, 3)]
+    runs = [
+        (Itch50, framed(messages), {"date": "2019-12-30"}),
+        (Itch50, pcap(molds), {"date": "2019-12-30"}),
+        (Itch50, pcapng(molds), {"date": "2019-12-30"}),
+        (Iex, pcap(iex_tps), {}),
+        (Iex, pcapng(iex_tps), {}),
+    ]
+    count = 0
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "input"
+        for kind, content, options in runs:
+            for input_bytes in damaged(content):
+                path.write_bytes(input_bytes)
+                try:
+                    for chunk in kind(path, **options).chunks():
+                        ends = chunk.starts + chunk.lengths
+                        assert 0 <= chunk.starts.min() <= ends.max() <= len(input_bytes)
+                        count += len(chunk.starts)
+                except SourceError:
+                    continue
+    print(count)
+
+
+if __name__ == "__main__":
+    main()

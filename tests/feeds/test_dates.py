@@ -1,0 +1,58 @@
+"""The trading day from file names, and its midnight across daylight-saving time."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+
+import pytest
+
+from blackbox.errors import ConfigError
+from feeds.dates import midnight_ns, trading_day
+
+
+@pytest.mark.parametrize(
+    ("name", "day"),
+    [
+        ("12302019.NASDAQ_ITCH50.gz", date(2019, 12, 30)),
+        ("jamison_12302019_SNIPPET.NASDAQ_ITCH50", date(2019, 12, 30)),
+        ("20191230.itch", date(2019, 12, 30)),
+        ("itch-2019-12-30.pcap", date(2019, 12, 30)),
+        ("2019_12_30.bin", date(2019, 12, 30)),
+        ("S123019-v50.txt.gz", date(2019, 12, 30)),
+        ("10122019.gz", date(2019, 10, 12)),
+        ("20200229_20200229.itch", date(2020, 2, 29)),
+    ],
+)
+def test_day_of_a_file_name(name: str, day: date) -> None:
+    assert trading_day(None, f"/data/20010101/{name}") == day
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["day.itch", "13322019.gz", "120191230.gz", "20191230_20191231.gz", "20190230.gz", "2019.gz",
+     "18991230.gz"],
+)  # fmt: skip
+def test_a_name_without_one_day_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: the file name tells no one date"):
+        trading_day(None, name)
+
+
+def test_day_given() -> None:
+    assert trading_day("2019-12-30", "20010101") == date(2019, 12, 30)
+    assert trading_day(date(2019, 12, 30), "") == date(2019, 12, 30)
+    assert trading_day(datetime(2019, 12, 30, 9, tzinfo=UTC), "") == date(2019, 12, 30)
+    with pytest.raises(ConfigError, match=r"date was '30\.12\.2019', expected a date such as"):
+        trading_day("30.12.2019", "")
+
+
+@pytest.mark.parametrize(
+    ("day", "utc"),
+    [
+        (date(2019, 12, 30), datetime(2019, 12, 30, 5, tzinfo=UTC)),
+        (date(2019, 7, 1), datetime(2019, 7, 1, 4, tzinfo=UTC)),
+        (date(2024, 3, 10), datetime(2024, 3, 10, 5, tzinfo=UTC)),
+        (date(2024, 3, 11), datetime(2024, 3, 11, 4, tzinfo=UTC)),
+    ],
+)
+def test_midnight_in_new_york(day: date, utc: datetime) -> None:
+    assert midnight_ns(day) == int(utc.timestamp()) * 10**9

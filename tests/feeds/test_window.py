@@ -1,0 +1,155 @@
+"""The sliding window over plain and gzip files."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+from blackbox.errors import SourceError
+from feeds.window import FileWindow, open_window
+
+
+def read_all(window: FileWindow, step: int = 10**9) -> bytes:
+    """Everything, consumed `step` bytes at a time; checks that the window stays where it says."""
+    out = bytearray()
+    with window:
+        while True:
+            piece = window.data[:step].tobytes() if not window.last else window.data.tobytes()
+            assert window.start == len(out)
+            out += piece
+            if window.last:
+                return bytes(out)
+            window.slide(len(piece))
+
+
+@pytest.fixture
+def text() -> bytes:
+    chance = random.Random(1)
+    return b"".join(b"%d," % chance.randrange(10**6) for _ in range(20_000))
+
+
+@pytest.mark.parametrize("window_bytes", [1, 100, 4096, 1 << 20])
+def test_gzip_reads_back_through_any_window(tmp_path: Path, text: bytes, window_bytes: int) -> None:
+    text = text[: 3_000 * min(window_bytes, 100)]
+    path = tmp_path / "text"
+    path.write_bytes(gzip.compress(text))
+    assert read_all(open_window(path, window_bytes)) == text
+    assert read_all(open_window(path, window_bytes), step=max(1, window_bytes // 2)) == text
+
+
+def test_window_keeps_its_size_unless_nothing_is_consumed(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(gzip.compress(text))
+    with open_window(path, 1_000) as window:
+        held = window.data
+        for _ in range(20):
+            window.slide(900)
+            assert len(window.data) == 1_000
+        window.slide(0)
+        assert len(window.data) == 2_000
+        assert window.data.tobytes() == text[18_000:20_000]
+        assert held.tobytes() == text[:1_000]
+        assert not held.flags.writeable
+
+
+def test_plain_file_is_mapped_whole_and_outlives_the_window(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(text)
+    with open_window(path) as window:
+        assert window.last
+        data = window.data
+        window.release(len(text))
+    assert data.tobytes() == text
+
+
+def test_pages_given_back_read_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    text = bytes(range(256)) * (40 << 12)
+    path.write_bytes(text)
+    with open_window(path) as window:
+        window.release(len(text) - 1)
+        assert window.data.tobytes() == text
+
+
+def test_gzip_members_and_padding(tmp_path: Path) -> None:
+    path = tmp_path / "many"
+    path.write_bytes(gzip.compress(b"one,") + gzip.compress(b"") + gzip.compress(b"two") + b"\0" * 70_000)
+    window = open_window(path, 16)
+    assert read_all(window) == b"one,two"
+    assert window.fault is None
+
+
+def test_what_follows_gzip_data_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "trailing"
+    path.write_bytes(gzip.compress(b"one") + b"rubbish")
+    window = open_window(path)
+    assert read_all(window) == b"one"
+    assert window.fault is not None
+    assert "gzip data is corrupt" in window.fault
+
+
+def test_bad_checksum_is_told_after_all_data(tmp_path: Path, text: bytes) -> None:
+    packed = bytearray(gzip.compress(text))
+    packed[-6] ^= 1
+    path = tmp_path / "text"
+    path.write_bytes(packed)
+    window = open_window(path, 5_000)
+    assert read_all(window) == text
+    assert window.fault is not None
+    assert "incorrect data check" in window.fault
+
+
+def test_corrupt_gzip_gives_what_comes_before_the_damage(tmp_path: Path, text: bytes) -> None:
+    packed = bytearray(gzip.compress(text[:40_000]))
+    path = tmp_path / "text"
+    chance = random.Random(2)
+    for _ in range(60):
+        damaged = bytearray(packed)
+        place = chance.randrange(10, len(packed))
+        damaged[place] ^= 0xFF
+        path.write_bytes(damaged)
+        window = open_window(path, 7_000)
+        found = read_all(window)
+        assert window.fault is not None
+        # As far as a decompressor gets that is fed byte by byte.
+        inflater, expected = zlib.decompressobj(31), b""
+        try:
+            for byte in damaged:
+                expected += inflater.decompress(bytes([byte]))
+        except zlib.error:
+            pass
+        assert found == expected
+
+
+def test_a_missing_file_is_a_source_error(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"none: cannot be read: No such file"):
+        open_window(tmp_path / "none")
+
+
+def test_reading_a_large_file_does_not_keep_it_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        for _ in range(200):
+            file.write(b"\1" * (1 << 20))
+    script = f"""
+import resource
+from feeds.window import open_window
+with open_window({str(path)!r}) as window:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    total = 0
+    for start in range(0, len(window.data), 1 << 20):
+        total += int(window.data[start : start + (1 << 20)].sum())
+        window.release(start)
+    assert total == 200 << 20
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    root = Path(__file__).resolve().parents[2]
+    run = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
+
+    assert int(run.stdout) < 100 << 10
