@@ -87,6 +87,12 @@ def call_with_address(typingctx: Any, function: Any, argument: Any) -> Any:
 
 
 @njit(inline="always")
+def unsigned(index: int) -> Any:
+    """A non-negative int32 as uint64: an index for which numba does not look whether it counts from the end."""
+    return numpy.uint64(numpy.uint32(index))
+
+
+@njit(inline="always")
 def bytes_at(address: int, size: int) -> Any:
     """uint8[size] on foreign memory; the caller keeps that memory alive."""
     return carray(_pointer(address), (size,), numpy.uint8)

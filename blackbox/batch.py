@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
+from ctypes import string_at
+from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -12,6 +15,9 @@ from numpy.typing import NDArray
 
 from blackbox.atoms import copy_bytes
 from blackbox.block import Block
+from blackbox.envelope import CONFLATED, TOPICS_AT, TS_RECV, WORDS, WORDS_AT
+from blackbox.foreign import foreign_array
+from blackbox.layout import HEADER_BYTES
 
 if TYPE_CHECKING:
     import pyarrow
@@ -36,7 +42,61 @@ def _gather(
         place += size
 
 
+@njit(nogil=True, cache=True)
+def _find_type(
+    payloads: NDArray[numpy.uint8],
+    offsets: NDArray[numpy.int32],
+    stride: int,
+    rows: NDArray[numpy.int32],
+    type_offset: int,
+    kind: int,
+    found: NDArray[numpy.int64],
+) -> int:
+    """Write to `found` which of `rows` are of type `kind`; returns how many."""
+    many = 0
+    for place in range(len(rows)):
+        row = rows[place]
+        start: Any = row * stride if stride >= 0 else numpy.int64(offsets[row])
+        size: Any = stride if stride >= 0 else numpy.int64(offsets[row + 1]) - start
+        if type_offset < size and payloads[start + type_offset] == kind:
+            found[many] = place
+            many += 1
+    return many
+
+
+_WORDS: Final = struct.Struct(f"<{WORDS}q")
 _NO_OFFSETS: Final = numpy.empty(0, numpy.int32)
+
+
+class Opened:
+    """A block that a worker took off its queue, and what came beside it. Columns of it are made when first used."""
+
+    __slots__ = ("_envelope", "_numbers", "_owner", "_topics", "block", "conflated", "schema", "ts_recv")
+
+    def __init__(self, owner: object, envelope: int, body: int, body_bytes: int, schema: Schema | None) -> None:
+        """Wrap checked memory at two addresses; every array made of it keeps `owner` alive."""
+        head = string_at(envelope, TOPICS_AT)
+        words = _WORDS.unpack_from(head, WORDS_AT)
+        self.block = Block(b"", head[:HEADER_BYTES], foreign_array(owner, body, body_bytes))
+        self.schema = schema
+        self.ts_recv: int = words[TS_RECV]
+        self.conflated = bool(words[CONFLATED])
+        self._owner = owner
+        self._envelope = envelope
+        self._topics: list[bytes] | None = None
+        self._numbers: NDArray[numpy.int32] | None = None
+
+    def topics(self) -> list[bytes]:
+        """The distinct topics."""
+        if self._topics is None:
+            self._topics = self.block.topics
+        return self._topics
+
+    def numbers(self) -> NDArray[numpy.int32]:
+        """The topics' numbers in their slice."""
+        if self._numbers is None:
+            self._numbers = foreign_array(self._owner, self._envelope + TOPICS_AT, self.block.topic_count, "<i4")
+        return self._numbers
 
 
 class Batch:
@@ -45,48 +105,32 @@ class Batch:
     Columns are views on the received block where the callback gets all of it, copies of its rows otherwise; they may be
     kept after the callback returns. Columns are made when first used, so an unused one costs nothing.
 
-    Attributes: `block`; `rows` int32[n], the rows of the block, or None for all; `ts_out` and `ts_recv`, ns since the
-    epoch; `end_of_batch`, True on the last batch for this callback of what was in the queue at once (handlers group
-    their own I/O by it); `conflated`, True when the slow-subscriber policy kept only the newest message per topic:
-    `sequence` then means nothing.
+    Attributes: `block`; `rows` int32[n], the rows of the block, or None for all; `end_of_batch`, True on the last batch
+    for this callback of what was in the queue at once (handlers group their own I/O by it).
     """
 
     __slots__ = (
         "_message_times",
         "_message_topics",
-        "_numbers",
-        "_starts",
-        "_text",
-        "_topics",
+        "_opened",
+        "_payload_list",
         "block",
-        "conflated",
         "end_of_batch",
         "rows",
-        "schema",
-        "ts_recv",
     )
 
     def __init__(
         self,
         block: Block,
         rows: NDArray[numpy.int32] | None = None,
-        *,
-        schema: Schema | None = None,
-        ts_recv: int = 0,
+        opened: Opened | None = None,
         end_of_batch: bool = True,
-        conflated: bool = False,
-        topic_numbers: NDArray[numpy.int32] | None = None,
     ) -> None:
         self.block = block
         self.rows = rows
-        self.schema = schema
-        self.ts_recv = ts_recv
         self.end_of_batch = end_of_batch
-        self.conflated = conflated
-        self._numbers = topic_numbers
-        self._text: bytes | None = None
-        self._starts: list[int] | None = None
-        self._topics: list[bytes] | None = None
+        self._opened = opened
+        self._payload_list: list[bytes] | None = None
         self._message_topics: list[bytes] | None = None
         self._message_times: list[int] | None = None
 
@@ -97,7 +141,22 @@ class Batch:
         return f"Batch({len(self)} of {self.block!r})"
 
     def __iter__(self) -> Iterator[Message]:
-        return (Message(self, row) for row in range(len(self)))
+        return map(Message, self.payload_list(), repeat(self), range(len(self)))
+
+    @property
+    def schema(self) -> Schema | None:
+        """The feed's schema; None when payloads are plain bytes."""
+        return None if self._opened is None else self._opened.schema
+
+    @property
+    def conflated(self) -> bool:
+        """Whether the slow-subscriber policy kept only the newest message per topic: `sequence` then means nothing."""
+        return self._opened is not None and self._opened.conflated
+
+    @property
+    def ts_recv(self) -> int:
+        """When the block was received, ns since the epoch; 0 when it was not."""
+        return 0 if self._opened is None else self._opened.ts_recv
 
     @property
     def ts_out(self) -> int:
@@ -107,9 +166,7 @@ class Batch:
     @property
     def topics(self) -> list[bytes]:
         """The block's distinct topics; `topic_index` points into them."""
-        if self._topics is None:
-            self._topics = self.block.topics
-        return self._topics
+        return self.block.topics if self._opened is None else self._opened.topics()
 
     @property
     def topic_index(self) -> NDArray[numpy.int32]:
@@ -119,9 +176,9 @@ class Batch:
     @property
     def topic_numbers(self) -> NDArray[numpy.int32]:
         """int32[len(topics)]: number of each topic, the same in all batches of a slice (see `Subscriber.topics`)."""
-        if self._numbers is None:
+        if self._opened is None:
             raise ValueError("this batch did not come from a subscriber: topics have no numbers")
-        return self._numbers
+        return self._opened.numbers()
 
     @property
     def ts_event(self) -> NDArray[numpy.int64]:
@@ -143,11 +200,18 @@ class Batch:
 
     def payload(self, i: int) -> bytes:
         """The payload of message `i` of the batch."""
-        if self._starts is None:
-            self._load()
-        starts: Any = self._starts
-        text: Any = self._text
-        return text[starts[i] : starts[i + 1]]  # type: ignore[no-any-return]
+        return self.payload_list()[i]
+
+    def payload_list(self) -> list[bytes]:
+        """The payload of each message."""
+        if self._payload_list is None:
+            block, data = self.block, self.payloads()
+            if block.is_fixed and block.stride:
+                self._payload_list = data.view(f"V{block.stride}").reshape(-1).tolist()
+            else:
+                text, starts = data.tobytes(), self.payload_offsets().tolist()
+                self._payload_list = [text[start:stop] for start, stop in pairwise(starts)]
+        return self._payload_list
 
     def payloads(self) -> NDArray[numpy.uint8]:
         """uint8[n, size] when all payloads of the block have one size, else all bytes one after the other."""
@@ -176,7 +240,7 @@ class Batch:
         if self.schema is None:
             raise ValueError("this batch has no schema: give the feed one, or read payload(i)")
         dtype = self.schema.dtype(kind)
-        rows = self._rows_of(kind)
+        rows = self._all_rows()[self.indices(kind)]
         block = self.block
         if block.is_fixed and block.stride == dtype.itemsize:
             table = block.payloads.reshape(block.count, block.stride)
@@ -193,8 +257,12 @@ class Batch:
 
     def indices(self, kind: str) -> NDArray[numpy.int64]:
         """int64[m]: which messages of the batch `records(kind)` are, in the same order."""
-        chosen = numpy.isin(self._all_rows(), self._rows_of(kind), assume_unique=True)
-        return numpy.flatnonzero(chosen)
+        schema: Any = self.schema
+        block = self.block
+        offsets, stride = (_NO_OFFSETS, block.stride) if block.is_fixed else (block.payload_offsets, -1)
+        found = numpy.empty(len(self), numpy.int64)
+        many = _find_type(block.payloads, offsets, stride, self._all_rows(), schema.type_offset, ord(kind), found)
+        return found[:many]
 
     def to_arrow(self) -> pyarrow.RecordBatch:
         """As `Block.to_arrow`, for this callback's messages."""
@@ -203,15 +271,6 @@ class Batch:
 
     def _all_rows(self) -> NDArray[numpy.int32]:
         return numpy.arange(self.block.count, dtype=numpy.int32) if self.rows is None else self.rows
-
-    def _rows_of(self, kind: str) -> NDArray[numpy.int32]:
-        schema: Any = self.schema
-        rows, offsets = self._all_rows(), self.block.payload_offsets
-        place = offsets[rows] + schema.type_offset
-        long_enough = place < offsets[rows + 1]
-        rows, place = rows[long_enough], place[long_enough]
-        chosen: NDArray[numpy.int32] = rows[self.block.payloads[place] == ord(kind)]
-        return chosen
 
     def _gathered(self, rows: NDArray[numpy.int32]) -> NDArray[numpy.uint8]:
         block = self.block
@@ -227,16 +286,12 @@ class Batch:
     def _column(self, column: NDArray[Any]) -> NDArray[Any]:
         return column if self.rows is None else column[self.rows]
 
-    def _load(self) -> None:
-        """One bytes object for all payloads: slicing it is the fastest way to many small ones."""
-        rows = self.rows
-        self._text = (self.block.payloads if rows is None else self._gathered(rows)).tobytes()
-        self._starts = self.payload_offsets().tolist()
-
 
 class Message(msgspec.Struct, gc=False):
-    """One message of a batch: looks its fields up when they are asked for."""
+    """One message of a batch. But for its payload it looks its fields up when they are asked for."""
 
+    payload: bytes
+    """Its bytes."""
     batch: Batch
     """The batch it belongs to."""
     index: int
@@ -247,15 +302,6 @@ class Message(msgspec.Struct, gc=False):
         """What it was published as."""
         topics = self.batch._message_topics
         return (self.batch.topics_per_message() if topics is None else topics)[self.index]
-
-    @property
-    def payload(self) -> bytes:
-        """Its bytes."""
-        batch = self.batch
-        starts = batch._starts
-        if starts is None:
-            return batch.payload(self.index)
-        return batch._text[starts[self.index] : starts[self.index + 1]]  # type: ignore[index]
 
     @property
     def ts_event(self) -> int:

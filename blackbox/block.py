@@ -95,7 +95,14 @@ def as_rows(
         if count and extent.max() > MAX_BODY_BYTES // 2:
             raise ValueError(f"a payload had {extent.max()} bytes, expected at most {MAX_BODY_BYTES // 2}")
         sizes = extent.astype(numpy.int32)
-    return Rows(stamps, data.ctypes.data, starts, sizes, stride), (data, stamps, starts, sizes)
+    rows = Rows(
+        stamps.ctypes.data if ts_event is not None else 0,
+        data.ctypes.data,
+        starts.ctypes.data if offsets is not None else 0,
+        sizes.ctypes.data if offsets is not None else 0,
+        stride,
+    )
+    return rows, (data, stamps, starts, sizes)
 
 
 class Block:
@@ -185,35 +192,22 @@ class Block:
         Raises BlockError when there is no message, an index is out of range, or a topic lacks the key.
         """
         index = numpy.ascontiguousarray(topic_index, numpy.int32)
-        control = flags & FLAG_CONTROL != 0
-        if not control and any(not t.startswith(key) or t[:1] in (b"", b"\0") for t in topics):
+        if any(not t.startswith(key) or t[:1] in (b"", b"\0") for t in topics):
             raise BlockError(f"a topic was empty, reserved, or did not start with key {key!r}: {list(topics)[:5]!r}")
         if index.size and (index.min() < 0 or index.max() >= len(topics)):
             raise BlockError(f"topic_index ran from {index.min()} to {index.max()}, expected 0 to {len(topics) - 1}")
-        if not index.size and not control:
+        if not index.size:
             raise BlockError("a block was to hold 0 messages, expected at least 1")
         rows, alive = as_rows(payloads, ts_event, offsets, lengths, len(index))
-        order = numpy.arange(max(1, len(index)), dtype=numpy.int32)
+        order = numpy.arange(len(index), dtype=numpy.int32)
+        table, distinct = topic_table(topics), distinct_scratch(len(topics))
+        plan = plan_block(rows, order, index, 0, len(index), MAX_BODY_BYTES, table, distinct)
+        if plan.stop < len(index):
+            raise BlockError(f"the messages needed more than {MAX_BODY_BYTES} bytes, the largest body")
+        body = numpy.zeros(plan_bytes(plan), numpy.uint8)
+        write_body(body.ctypes.data, plan, rows, order, index, table, distinct)
         header = numpy.zeros(HEADER_BYTES, numpy.uint8)
-        table, distinct = topic_table(topics), distinct_scratch(max(1, len(topics)))
-        if index.size:
-            plan = plan_block(rows, order, index, 0, len(index), MAX_BODY_BYTES, table, distinct)
-            if plan.stop < len(index):
-                raise BlockError(f"the messages needed more than {MAX_BODY_BYTES} bytes, the largest body")
-            body = numpy.zeros(plan_bytes(plan), numpy.uint8)
-            write_body(body.ctypes.data, plan, rows, order, index, table, distinct)
-        else:
-            plan = Plan(0, 0, 0, 0, 0, rows.stride, 0)
-            body = numpy.zeros(plan_bytes(plan), numpy.uint8)
-        write_template(
-            header.ctypes.data,
-            plan,
-            body.ctypes.data,
-            checksum,
-            schema_id,
-            slice_id,
-            numpy.uint64(epoch),
-        )
+        write_template(header.ctypes.data, plan, body.ctypes.data, checksum, schema_id, slice_id, numpy.uint64(epoch))
         finish_header(header.ctypes.data, sequence, ts_out, flags)
         del alive
         return cls(key, header.tobytes(), body)
@@ -230,18 +224,37 @@ class Block:
         flags: int = 0,
     ) -> Block:
         """A control block that tells the next sequence number of every key."""
-        keys = list(sequences)
-        numbers = numpy.array(list(sequences.values()), numpy.int64).view(numpy.uint8).reshape(len(keys), 8)
-        return cls.encode(
-            keys,
-            numpy.arange(len(keys)),
-            numbers,
-            key=key,
-            slice_id=slice_id,
-            epoch=epoch,
-            ts_out=ts_out,
-            flags=flags | FLAG_CONTROL,
-        )
+        numbers = numpy.array(list(sequences.values()), numpy.int64)
+        table = topic_table(list(sequences))
+        return cls.encode_key_table(key, table, numbers, slice_id=slice_id, epoch=epoch, ts_out=ts_out, flags=flags)
+
+    @classmethod
+    def encode_key_table(
+        cls,
+        key: bytes,
+        keys: TopicTable,
+        sequences: NDArray[numpy.int64],
+        *,
+        slice_id: int,
+        epoch: int,
+        ts_out: int,
+        flags: int = 0,
+    ) -> Block:
+        """The same from columns: `sequences[i]` is the next sequence number of topic i of `keys`."""
+        count = len(sequences)
+        index = numpy.arange(max(1, count), dtype=numpy.int32)
+        rows = Rows(0, sequences.ctypes.data, 0, 0, 8)
+        plan = Plan(0, 0, 0, 0, 0, 8, 0)
+        distinct = distinct_scratch(max(1, count))
+        if count:
+            plan = plan_block(rows, index, index, 0, count, MAX_BODY_BYTES, keys, distinct)
+        body = numpy.zeros(plan_bytes(plan), numpy.uint8)
+        if count:
+            write_body(body.ctypes.data, plan, rows, index, index, keys, distinct)
+        header = numpy.zeros(HEADER_BYTES, numpy.uint8)
+        write_template(header.ctypes.data, plan, body.ctypes.data, True, 0, slice_id, numpy.uint64(epoch))
+        finish_header(header.ctypes.data, 0, ts_out, flags | FLAG_CONTROL)
+        return cls(key, header.tobytes(), body)
 
     def sequences(self) -> dict[bytes, int]:
         """The next sequence number of every key that a control block tells."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from itertools import repeat
 from typing import Any, Literal
 
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.batch import Batch, Message
-from blackbox.statistics import shared_array
+from blackbox.batch import Batch
+from blackbox.memory import shared_array
 
 Kind = Literal["message", "batch", "compiled"]
 
@@ -46,7 +45,7 @@ class Callback:
                 on_error(self, error)
                 return 0
             return len(batch)
-        calls = map(self.function, map(Message, repeat(batch), range(len(batch))))
+        calls = map(self.function, iter(batch))
         failed = 0
         while True:
             try:

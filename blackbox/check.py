@@ -149,6 +149,8 @@ def check_header(address: int, size: int) -> int:
     if header.flags & ~KNOWN_FLAGS or uint16s_at(address + OFFSET_RESERVED, 1)[0] != 0:
         return _FLAGS
     control = header.flags & FLAG_CONTROL
+    if control and (header.flags & FLAG_FIXED == 0 or header.stride != 8 or header.count != header.topics):
+        return _COUNTS
     if not control and (header.count == 0 or header.topics == 0 or header.topics > header.count):
         return _COUNTS
     if header.sequence < 0 or header.sequence > 1 << 62 or header.body_bytes > MAX_BODY_BYTES:

@@ -18,7 +18,7 @@ from blackbox.atoms import (
 )
 from blackbox.check import read_header
 from blackbox.counters import WorkerCount
-from blackbox.envelope import FIRST_ROW, TOPICS_AT, TS_RECV, VERSION, WORDS, WORDS_AT
+from blackbox.envelope import FIRST_ROW, PART_WORDS, PARTS, TOPICS_AT, TS_RECV, VERSION, WORDS, WORDS_AT, parts_at
 from blackbox.lag_histogram import record
 from blackbox.layout import FLAG_FIXED, body_layout
 from blackbox.slice_memory import IDLE_MS, STOPPING, TERMINATE
@@ -68,16 +68,25 @@ LAST: Final = 8
 STATE_WORDS: Final = 9
 
 BURST_BLOCKS: Final = 32
+PLACE_WORDS: Final = 3
+"""Words of a slot's places: of the envelope, of the body, and the body's size."""
 SLOT_BYTES: Final = 2 * MESSAGE_BYTES
 """A burst's slot: the envelope's and the body's message."""
 
-# Words of a delivery: which block of the burst, which callback, its rows (start < 0: all from -start - 1 on).
+# Words of a delivery: which block of the burst, which callback, where its row numbers are, and how many.
+SLOT: Final = 0
+CALLBACK: Final = 1
+ROWS: Final = 2
+COUNT: Final = 3
 DELIVERY_WORDS: Final = 4
+ALL_ROWS: Final = 0
+"""In place of an address: every row that was not delivered before."""
+MERGE: Final = -1
 
 # Words that a compiled callback gets.
 ROWS_AT: Final = 0
 ROW_COUNT: Final = 1
-COUNT: Final = 2
+BLOCK_COUNT: Final = 2
 BODY: Final = 3
 TOPIC_COUNT: Final = 4
 NUMBERS_AT: Final = 5
@@ -107,8 +116,10 @@ class WorkerAt(NamedTuple):
     max_rows: int
     identity: int
     counts: int
+    places: int
     touched: int
     call: int
+    slots: int
     smallest_lag: int
 
 
@@ -148,102 +159,139 @@ def _receive(at: WorkerAt) -> int:
 
 
 @inner
-def _only_set(sets: NDArray[numpy.int32]) -> int:
-    """The match set that all topics of a block share, or -1."""
-    for topic in range(1, len(sets)):
-        if sets[topic] != sets[0]:
-            return -1
-    return numpy.int64(sets[0])
+def _add_delivery(at: WorkerAt, slot: int, callback: int, rows: int, count: int) -> None:
+    state = int64s_at(at.state, STATE_WORDS)
+    delivery = int64s_at(at.deliveries + 8 * DELIVERY_WORDS * state[DELIVERIES], DELIVERY_WORDS)
+    delivery[SLOT] = slot
+    delivery[CALLBACK] = callback
+    delivery[ROWS] = rows
+    delivery[COUNT] = count
+    state[DELIVERIES] += 1
 
 
 @inner
 def _select(at: WorkerAt, table: WorkerTableAt, slot: int, rows_used: int) -> int:
     """List the rows of every callback that wants part of the block in `slot`, as deliveries.
 
-    Returns how many row numbers are in use now; -1: the rows do not fit, `state[ROWS_NEEDED]` would.
+    Rows that are one match set are used where the slice thread has put them. Returns how many of `rows` are in use now;
+    -1: what must be merged does not fit, `state[ROWS_NEEDED]` would.
     """
-    burst = int64s_at(at.state, STATE_WORDS)[BURST]
-    envelope = msg_data(burst + SLOT_BYTES * slot)
-    body = msg_data(burst + SLOT_BYTES * slot + MESSAGE_BYTES)
+    envelope = msg_data(int64s_at(at.state, STATE_WORDS)[BURST] + SLOT_BYTES * slot)
     header = read_header(envelope)
-    first = int64s_at(envelope + WORDS_AT, WORDS)[FIRST_ROW]
-    sets = int32s_at(envelope + TOPICS_AT + 4 * header.topics, header.topics)
+    words = int64s_at(envelope + WORDS_AT, WORDS)
+    wanted = header.count - words[FIRST_ROW]
     starts = int64s_at(table.starts, table.sets + 1)
     callbacks = int32s_at(table.callbacks, table.total)
-    state = int64s_at(at.state, STATE_WORDS)
-    made = state[DELIVERIES]
-    one_set = _only_set(sets)
-    if one_set >= 0:
-        for place in range(starts[one_set], starts[one_set + 1]):
-            delivery = int64s_at(at.deliveries + 8 * DELIVERY_WORDS * made, DELIVERY_WORDS)
-            delivery[0] = slot
-            delivery[1] = callbacks[place]
-            delivery[2] = -first - 1
-            delivery[3] = header.count
-            made += 1
-        state[DELIVERIES] = made
+    if words[PARTS] == 0:
+        only = int32s_at(envelope + TOPICS_AT + 4 * header.topics, 1)[0]
+        for place in range(starts[only], starts[only + 1]):
+            _add_delivery(at, slot, numpy.int64(callbacks[place]), ALL_ROWS, wanted)
         return rows_used
-    topic_index = int32s_at(body + 8 * header.count, header.count)
-    counts = int64s_at(at.counts, table.total + 1)
-    touched = int32s_at(at.touched, table.total + 1)
+    parts = int32s_at(envelope + parts_at(header.topics), PART_WORDS * words[PARTS])
+    rows = envelope + parts_at(header.topics) + 4 * PART_WORDS * words[PARTS]
+    counts = int64s_at(at.counts, table.total)
+    places = int64s_at(at.places, table.total)
+    touched = int32s_at(at.touched, table.total)
     reached = 0
-    needed = 0
-    for row in range(first, header.count):
-        which = sets[topic_index[row]]
+    for part in range(words[PARTS]):
+        which, start, stop = parts[PART_WORDS * part], parts[PART_WORDS * part + 1], parts[PART_WORDS * part + 2]
+        if start == stop:
+            continue
         for place in range(starts[which], starts[which + 1]):
             callback = callbacks[place]
             if counts[callback] == 0:
                 touched[reached] = callback
                 reached += 1
-            counts[callback] += 1
-            needed += 1
-    fits = rows_used + needed <= at.max_rows
-    place_of = rows_used
+                places[callback] = rows + 4 * start
+            else:
+                places[callback] = MERGE
+            counts[callback] += stop - start
+    merged = _decide(at, touched, reached, wanted)
+    if rows_used + merged > at.max_rows:
+        int64s_at(at.state, STATE_WORDS)[ROWS_NEEDED] = merged
+        for i in range(reached):
+            counts[touched[i]] = 0
+        return -1
+    used = rows_used
+    for i in range(reached):
+        callback = numpy.int64(touched[i])
+        count = counts[callback]
+        place = places[callback]
+        counts[callback] = 0
+        if place == MERGE:
+            place = at.rows + 4 * used
+            _merge(table, envelope, callback, place)
+            used += count
+        _add_delivery(at, slot, callback, place, count)
+    return used
+
+
+@inner
+def _decide(at: WorkerAt, touched: NDArray[numpy.int32], reached: int, wanted: int) -> int:
+    """Find the callbacks that want all rows, now that they are counted; returns the rows that must be merged."""
+    merged = 0
     for i in range(reached):
         callback = touched[i]
-        size = counts[callback]
-        counts[callback] = place_of if fits else 0
-        if fits:
-            delivery = int64s_at(at.deliveries + 8 * DELIVERY_WORDS * (made + i), DELIVERY_WORDS)
-            delivery[0] = slot
-            delivery[1] = callback
-            delivery[2] = place_of
-            delivery[3] = place_of + size
-        place_of += size
-    if not fits:
-        state[ROWS_NEEDED] = needed
-        return -1
-    rows = int32s_at(at.rows, at.max_rows)
-    for row in range(first, header.count):
-        which = sets[topic_index[row]]
+        count = int64s_at(at.counts + 8 * callback, 1)[0]
+        place = int64s_at(at.places + 8 * callback, 1)
+        if count == wanted:
+            place[0] = ALL_ROWS
+        elif place[0] == MERGE:
+            merged += count
+    return merged
+
+
+@inner
+def _merge(table: WorkerTableAt, envelope: int, callback: int, target: int) -> None:
+    """Write a callback's rows of several match sets, ascending: mark them block-wide, then list the marks."""
+    header = read_header(envelope)
+    words = int64s_at(envelope + WORDS_AT, WORDS)
+    starts = int64s_at(table.starts, table.sets + 1)
+    callbacks = int32s_at(table.callbacks, table.total)
+    parts = int32s_at(envelope + parts_at(header.topics), PART_WORDS * words[PARTS])
+    rows = int32s_at(envelope + parts_at(header.topics) + 4 * PART_WORDS * words[PARTS], header.count)
+    out = int32s_at(target, header.count)
+    used = 0
+    for part in range(words[PARTS]):
+        which, start, stop = parts[PART_WORDS * part], parts[PART_WORDS * part + 1], parts[PART_WORDS * part + 2]
         for place in range(starts[which], starts[which + 1]):
-            callback = callbacks[place]
-            rows[counts[callback]] = row
-            counts[callback] += 1
-    for i in range(reached):
-        counts[touched[i]] = 0
-    state[DELIVERIES] = made + reached
-    return place_of
+            if callbacks[place] == callback:
+                used = _merge_part(out, used, rows, start, stop)
+                break
+
+
+@inner
+def _merge_part(out: NDArray[numpy.int32], used: int, rows: NDArray[numpy.int32], start: int, stop: int) -> int:
+    """Merge ascending `rows[start:stop]` into ascending `out[:used]`, from the back; returns the new length."""
+    total = used + stop - start
+    left, right = used - 1, stop - 1
+    for place in range(total - 1, -1, -1):
+        if right < start:
+            break
+        if left >= 0 and out[left] > rows[right]:
+            out[place] = out[left]
+            left -= 1
+        else:
+            out[place] = rows[right]
+            right -= 1
+    return total
 
 
 @inner
 def _call(at: WorkerAt, table: WorkerTableAt, delivery: int) -> None:
     """Run a compiled callback on its rows."""
     words = int64s_at(delivery, DELIVERY_WORDS)
-    slot = int64s_at(at.state, STATE_WORDS)[BURST] + SLOT_BYTES * words[0]
+    slot = int64s_at(at.state, STATE_WORDS)[BURST] + SLOT_BYTES * words[SLOT]
     envelope = msg_data(slot)
     body_message = slot + MESSAGE_BYTES
     header = read_header(envelope)
     fixed = header.flags & FLAG_FIXED != 0
     layout = body_layout(header.count, header.topics, header.topic_bytes, 0, fixed)
     call = int64s_at(at.call, CALL_WORDS)
-    if words[2] < 0:
-        call[ROWS_AT] = at.identity + 4 * (-words[2] - 1)
-        call[ROW_COUNT] = words[3] + words[2] + 1
-    else:
-        call[ROWS_AT] = at.rows + 4 * words[2]
-        call[ROW_COUNT] = words[3] - words[2]
-    call[COUNT] = header.count
+    first = int64s_at(envelope + WORDS_AT, WORDS)[FIRST_ROW]
+    call[ROWS_AT] = at.identity + 4 * first if words[ROWS] == ALL_ROWS else words[ROWS]
+    call[ROW_COUNT] = words[COUNT]
+    call[BLOCK_COUNT] = header.count
     call[BODY] = msg_data(body_message)
     call[TOPIC_COUNT] = header.topics
     call[NUMBERS_AT] = envelope + TOPICS_AT
@@ -253,11 +301,11 @@ def _call(at: WorkerAt, table: WorkerTableAt, delivery: int) -> None:
     call[TS_OUT] = header.ts_out
     call[TS_RECV_AT] = int64s_at(envelope + WORDS_AT, WORDS)[TS_RECV]
     call[SEQUENCE] = header.sequence
-    call[STATE_AT] = int64s_at(table.states, words[1] + 1)[words[1]]
+    call[STATE_AT] = int64s_at(table.states, words[CALLBACK] + 1)[words[CALLBACK]]
     call[ERROR] = 0
-    call_with_address(int64s_at(table.functions, words[1] + 1)[words[1]], at.call)
+    call_with_address(int64s_at(table.functions, words[CALLBACK] + 1)[words[CALLBACK]], at.call)
     if call[ERROR] != 0:
-        int64s_at(at.state, STATE_WORDS)[RAISED_BY] = words[1] + 1
+        int64s_at(at.state, STATE_WORDS)[RAISED_BY] = words[CALLBACK] + 1
         return
     counters = int64s_at(at.counters, _SIZE)
     counters[_DELIVERED] += call[ROW_COUNT]
@@ -294,6 +342,10 @@ def _take(at: WorkerAt, table: WorkerTableAt, rows_used: int) -> int:
             msg_close(slot + part)
         state[DELIVERIES] = before
         return -1
+    places = int64s_at(at.slots + 8 * PLACE_WORDS * state[BLOCKS], PLACE_WORDS)
+    places[0] = msg_data(slot)
+    places[1] = msg_data(slot + MESSAGE_BYTES)
+    places[2] = msg_size(slot + MESSAGE_BYTES)
     _note_lag(at, state[BLOCKS])
     state[BLOCKS] += 1
     state[PENDING] = 0
@@ -309,7 +361,7 @@ def _run_compiled(at: WorkerAt, table: WorkerTableAt) -> int:
     left = 0
     for i in range(state[DELIVERIES]):
         delivery = at.deliveries + 8 * DELIVERY_WORDS * i
-        callback = int64s_at(delivery, DELIVERY_WORDS)[1]
+        callback = int64s_at(delivery, DELIVERY_WORDS)[CALLBACK]
         if functions[callback] == 0:
             kept = int64s_at(at.deliveries + 8 * DELIVERY_WORDS * left, DELIVERY_WORDS)
             for word in range(DELIVERY_WORDS):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy
@@ -23,9 +24,9 @@ from numpy.typing import NDArray
 
 from blackbox.atoms import _pointer, bytes_at, int32s_at, int64s_at
 from blackbox.collect import (
+    BLOCK_COUNT,
     BODY,
     CALL_WORDS,
-    COUNT,
     ERROR,
     NUMBERS_AT,
     PAYLOAD_BYTES,
@@ -112,7 +113,7 @@ def little_endian(data: Any, start: int, size: int) -> int:
 
 @njit(inline="always")
 def _batch(call: Any) -> CompiledBatch:
-    count, body, topics = call[COUNT], call[BODY], call[TOPIC_COUNT]
+    count, body, topics = call[BLOCK_COUNT], call[BODY], call[TOPIC_COUNT]
     fixed = call[STRIDE] >= 0
     layout = body_layout(count, topics, call[TOPIC_BYTES], 0, fixed)
     return CompiledBatch(
@@ -135,8 +136,8 @@ def compile_callback(function: Callable[..., None], state: NDArray[Any]) -> Any:
     """Make `function(batch, state)` a C function that workers call with the address of its words; has `.address`.
 
     A plain Python function is compiled with bounds checks, so that an index out of range is an error and not damage; a
-    function that already is `@njit` keeps its own options. Raises CallbackError with numba's explanation when it cannot
-    be compiled.
+    function that already is `@njit` keeps its own options. Compiled once for each function and form of state. Raises
+    CallbackError with numba's explanation when it cannot be compiled.
     """
     name = getattr(function, "__name__", repr(function))
     if not isinstance(state, numpy.ndarray):
@@ -144,8 +145,15 @@ def compile_callback(function: Callable[..., None], state: NDArray[Any]) -> Any:
     plain = function.py_func if isinstance(function, Dispatcher) else function
     if len(inspect.signature(plain).parameters) != 2:
         raise TypeError(f"compiled callback {name} takes {inspect.signature(plain)}, expected (batch, state)")
+    try:
+        return _compile(function, state.shape, state.dtype)
+    except NumbaError as error:
+        raise CallbackError(f"compiled callback {name} could not be compiled: {error}") from error
+
+
+@lru_cache(maxsize=1024)
+def _compile(function: Callable[..., None], shape: tuple[int, ...], dtype: numpy.dtype[Any]) -> Any:
     user = function if isinstance(function, Dispatcher) else njit(nogil=True, boundscheck=True)(function)
-    shape, dtype = state.shape, state.dtype
 
     def entry(address: int) -> None:
         call = int64s_at(address, CALL_WORDS)
@@ -155,7 +163,4 @@ def compile_callback(function: Callable[..., None], state: NDArray[Any]) -> Any:
         except Exception:  # noqa: BLE001 - all that numba can catch
             call[ERROR] = 1
 
-    try:
-        return cfunc(types.void(types.int64), nogil=True)(entry)
-    except NumbaError as error:
-        raise CallbackError(f"compiled callback {name} could not be compiled: {error}") from error
+    return cfunc(types.void(types.int64), nogil=True)(entry)

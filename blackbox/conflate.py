@@ -170,13 +170,7 @@ def flush(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
     count = state[_PENDING]
     topics = at.topics.capacity
     order = int32s_at(newest.pending, count)
-    rows = Rows(
-        int64s_at(newest.ts_event, topics),
-        newest.arena,
-        int64s_at(newest.starts, topics),
-        int32s_at(newest.lengths, topics),
-        numpy.int64(0),
-    )
+    rows = Rows(newest.ts_event, newest.arena, newest.starts, newest.lengths, numpy.int64(0))
     text = TopicTable(
         bytes_at(at.topics.text, at.topics.text_bytes),
         int64s_at(at.topics.starts, topics),

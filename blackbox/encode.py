@@ -8,7 +8,7 @@ import numpy
 from numba import njit
 from numpy.typing import NDArray
 
-from blackbox.atoms import bytes_at, copy_bytes, inner, int32s_at, int64s_at, uint16s_at, uint64s_at
+from blackbox.atoms import bytes_at, copy_bytes, inner, int32s_at, int64s_at, uint16s_at, uint64s_at, unsigned
 from blackbox.layout import (
     FLAG_CHECKSUM,
     FLAG_FIXED,
@@ -37,16 +37,16 @@ from blackbox.xxh64 import checksum_32
 
 
 class Rows(NamedTuple):
-    """Messages in columns, wherever their payloads lie.
+    """Messages in columns, wherever their payloads lie; columns by address, int64 and int32.
 
-    `starts` and `lengths` are empty when every payload has `stride` bytes and row r starts at `r * stride`;
-    `ts_event` is empty when no message has one (it is then written as 0).
+    `starts` and `lengths` are 0 when every payload has `stride` bytes and row r starts at `r * stride`; `ts_event` is 0
+    when no message has one (it is then written as 0).
     """
 
-    ts_event: NDArray[numpy.int64]
-    payload_address: int
-    starts: NDArray[numpy.int64]
-    lengths: NDArray[numpy.int32]
+    ts_event: int
+    payloads: int
+    starts: int
+    lengths: int
     stride: int
 
 
@@ -86,6 +86,20 @@ VARIABLE = -1
 """`Plan.stride` when payloads differ in length. `Plan.first_byte` is VARIABLE when payloads are not contiguous."""
 
 
+ROW_BYTES = 16
+"""Bytes that a row adds to a body beside its payload: time, topic index, offset."""
+
+
+@njit(inline="always")
+def _length(rows: Rows, row: int) -> int:
+    return numpy.int64(int32s_at(rows.lengths + 4 * row, 1)[0]) if rows.lengths != 0 else rows.stride
+
+
+@njit(inline="always")
+def _begin(rows: Rows, row: int) -> int:
+    return int64s_at(rows.starts + 8 * row, 1)[0] if rows.starts != 0 else row * rows.stride
+
+
 @njit(nogil=True, cache=True)
 def plan_block(
     rows: Rows,
@@ -103,45 +117,45 @@ def plan_block(
     """
     generation = distinct.generation[0] + 1
     distinct.generation[0] = generation
-    spaced = len(rows.lengths) > 0
-    first_row = order[start]
-    stride = numpy.int64(rows.lengths[first_row]) if spaced else rows.stride
-    first_byte = rows.starts[first_row] if spaced else first_row * rows.stride
-    next_byte = first_byte
+    spaced = rows.lengths != 0
+    first_row = numpy.int64(order[start])
+    length = stride = _length(rows, first_row)
+    next_byte = first_byte = _begin(rows, first_row)
     contiguous = True
-    topics = 0
+    topics = numpy.uint64(0)
     topic_bytes = 0
     payload_bytes = 0
     total = 0
-    at = start
-    while at < stop:
-        row = order[at]
-        length = numpy.int64(rows.lengths[row]) if spaced else rows.stride
-        begin = rows.starts[row] if spaced else row * rows.stride
-        topic = topic_ids[at]
-        cost = length + 16
+    taken = 0
+    for at in range(numpy.uint64(start), numpy.uint64(stop)):
+        row = numpy.int64(order[at])
+        if spaced:
+            length = _length(rows, row)
+        topic = unsigned(topic_ids[at])
+        cost = length + ROW_BYTES
         fresh = distinct.stamp[topic] != generation
         if fresh:
             cost += table.sizes[topic] + 4
-        if total + cost > block_bytes and at > start:
+        if total + cost > block_bytes and taken > 0:
             break
         total += cost
         if fresh:
             distinct.stamp[topic] = generation
             distinct.place[topic] = topics
             distinct.order[topics] = topic
-            topics += 1
+            topics += numpy.uint64(1)
             topic_bytes += table.sizes[topic]
-        if length != stride:
-            stride = VARIABLE
+        begin = _begin(rows, row)
         contiguous &= begin == next_byte
         next_byte = begin + length
+        if length != stride:
+            stride = VARIABLE
         payload_bytes += length
-        at += 1
+        taken += 1
     return Plan(
         start,
-        at,
-        topics,
+        start + taken,
+        numpy.int64(topics),
         topic_bytes,
         payload_bytes,
         stride,
@@ -178,10 +192,15 @@ def write_body(
     _clear_padding(target, layout)
     ts_event = int64s_at(target, count)
     topic_index = int32s_at(target + layout.topic_index, count)
-    stamped = len(rows.ts_event) > 0
-    for i in range(count):
-        ts_event[i] = rows.ts_event[order[plan.start + i]] if stamped else 0
-        topic_index[i] = distinct.place[topic_ids[plan.start + i]]
+    start = numpy.uint64(plan.start)
+    for i in range(numpy.uint64(count)):
+        topic_index[i] = distinct.place[unsigned(topic_ids[start + i])]
+    if rows.ts_event == 0:
+        for i in range(count):
+            ts_event[i] = 0
+    else:
+        for i in range(numpy.uint64(count)):
+            ts_event[i] = int64s_at(rows.ts_event + 8 * numpy.int64(order[start + i]), 1)[0]
     _write_topics(target + layout.topic_offsets, target + layout.topics, plan.topics, table, distinct)
     _write_payloads(target, layout.payload_offsets, layout.payloads, plan, rows, order)
 
@@ -219,23 +238,21 @@ def _write_payloads(
     order: NDArray[numpy.int32],
 ) -> None:
     count = plan.stop - plan.start
-    spaced = len(rows.lengths) > 0
     if plan.stride == VARIABLE:
         offsets = int32s_at(target + offsets_place, count + 1)
         place = 0
         for i in range(count):
             offsets[i] = place
-            place += rows.lengths[order[plan.start + i]]
+            place += _length(rows, numpy.int64(order[plan.start + i]))
         offsets[count] = place
     place = target + payloads_place
     if plan.first_byte != VARIABLE:
-        copy_bytes(place, rows.payload_address + plan.first_byte, plan.payload_bytes)
+        copy_bytes(place, rows.payloads + plan.first_byte, plan.payload_bytes)
         return
     for i in range(plan.start, plan.stop):
-        row = order[i]
-        length = numpy.int64(rows.lengths[row]) if spaced else rows.stride
-        begin = rows.starts[row] if spaced else row * rows.stride
-        copy_bytes(place, rows.payload_address + begin, length)
+        row = numpy.int64(order[i])
+        length = _length(rows, row)
+        copy_bytes(place, rows.payloads + _begin(rows, row), length)
         place += length
 
 

@@ -134,8 +134,8 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     slices: tuple[Slice, ...]
     """The slices, 1 to 65,536; the position is the slice id. No default."""
 
-    block_bytes: int = 131_072
-    """Body size at which a block is sent without waiting. Unit: bytes. Default: 128 KiB.
+    block_bytes: int = 262_144
+    """Body size at which a block is sent without waiting. Unit: bytes. Default: 256 KiB.
 
     4,096 to 16,777,216. Applies to the publisher."""
 

@@ -8,7 +8,7 @@ import numpy
 from numba import njit
 from numpy.typing import NDArray
 
-from blackbox.atoms import fence, inner, int32s_at, int64s_at, load_acquire, store_release
+from blackbox.atoms import fence, inner, int32s_at, int64s_at, load_acquire, store_release, unsigned
 from blackbox.encode import (
     Distinct,
     Rows,
@@ -64,24 +64,28 @@ class Selection(NamedTuple):
 @njit(nogil=True, cache=True)
 def select_rows(
     selection: Selection,
-    topic_index: NDArray[numpy.int32],
+    topic_index_at: int,
     start: int,
     stop: int,
     slice_of_topic: NDArray[numpy.int32],
     id_of_topic: NDArray[numpy.int32],
     slice_id: int,
 ) -> int:
-    """List rows `[start, stop)` of `slice_id`, in order; returns how many. -1: a topic index is out of range."""
-    taken = 0
-    topics = numpy.uint32(len(slice_of_topic))
-    for row in range(start, stop):
-        topic = topic_index[row]
-        if numpy.uint32(topic) >= topics:
+    """List rows `[start, stop)` of `slice_id`, in order, by the int32 column at `topic_index_at`; returns how many.
+
+    -1: a topic index is out of range.
+    """
+    taken = numpy.uint64(0)
+    topic_index = int32s_at(topic_index_at, stop)
+    topics = numpy.uint64(len(slice_of_topic))
+    for row in range(numpy.uint64(start), numpy.uint64(stop)):
+        topic = unsigned(topic_index[row])
+        if topic >= topics:
             return -1
         selection.order[taken] = row
         selection.topics[taken] = id_of_topic[topic]
-        taken += slice_of_topic[topic] == slice_id
-    return taken
+        taken += numpy.uint64(slice_of_topic[topic] == slice_id)
+    return numpy.int64(taken)
 
 
 @njit(nogil=True, cache=True)

@@ -13,9 +13,12 @@ import numpy
 from numba import njit
 from numpy.typing import NDArray
 
-from blackbox.atoms import inner, int64s_at
+from blackbox.atoms import inner, int32s_at, int64s_at
+from blackbox.check import read_header
 from blackbox.counters import Count
-from blackbox.topics import Numbering, NumberingAt
+from blackbox.layout import MAX_KEY_BYTES, body_layout
+from blackbox.memory import shared_array
+from blackbox.topics import FULL, Numbering, NumberingAt, Trie, longest_prefix, number_of
 
 DUPLICATE: Final = -1
 HOLD: Final = -2
@@ -67,8 +70,9 @@ class Sequences:
         self._expected = numpy.full(max_keys, _UNKNOWN, numpy.int64)
         self._line_next = numpy.zeros((max_keys, 2), numpy.int64)
         self._held = numpy.full((HELD_BLOCKS, 4), _UNKNOWN, numpy.int64)
-        self._state = numpy.zeros(_STATE_WORDS, numpy.int64)
+        self._state: Counters = shared_array((_STATE_WORDS,), numpy.int64)
         self._counters = counters
+        self.line_dead_ns = line_dead_ns
         self.at = SequencesAt(
             self.keys.at,
             self._epochs.ctypes.data,
@@ -82,6 +86,14 @@ class Sequences:
             line_dead_ns,
         )
 
+    def is_dead(self, line: int, now_ns: int) -> bool:
+        """Whether a line has been silent for so long that nothing is expected of it."""
+        return bool(now_ns - self._state[_HEARD + line] >= self.line_dead_ns)
+
+    def set_told(self, told: bool) -> None:
+        """Whether the publisher has told the sequences of all its keys since the present filters are in force."""
+        self._state[_TOLD] = told
+
     def forget(self, covered: list[bool]) -> None:
         """Drop what is known of keys that are no longer subscribed to: `covered[k]` is False for key number k."""
         gone = ~numpy.array(covered, bool)
@@ -94,7 +106,8 @@ _EPOCH_KNOWN: Final = 1
 _RETIRED_AT: Final = 2
 _RETIRED_COUNT: Final = _RETIRED_AT + _RETIRED
 _HEARD: Final = _RETIRED_COUNT + 1
-_STATE_WORDS: Final = _HEARD + 2
+_TOLD: Final = _HEARD + 2
+_STATE_WORDS: Final = _TOLD + 1
 
 # Words of a held block.
 _KEY: Final = 0
@@ -122,13 +135,14 @@ def enter_epoch(at: SequencesAt, epoch: int, line: int, now_ns: int) -> int:
         state[_RETIRED_COUNT] = retired + 1
     state[_EPOCH] = epoch
     state[_EPOCH_KNOWN] = 1
+    state[_TOLD] = 0
     int64s_at(at.counters, Count.SIZE)[_EPOCHS] += 1
     return NEW
 
 
 @inner
 def _passed(at: SequencesAt, key: int, sequence: int, now_ns: int) -> bool:
-    """Whether no line that is alive can still bring `sequence`."""
+    """Whether no line that is alive can still bring `sequence`, or anything before it."""
     line_next = int64s_at(at.line_next + 16 * key, 2)
     heard = int64s_at(at.state, _STATE_WORDS)
     for line in range(at.lines):
@@ -160,8 +174,10 @@ def judge(
     counters = int64s_at(at.counters, Count.SIZE)
     end = sequence + count
     if expected[0] == _UNKNOWN or epochs[0] != epoch:
+        # A publisher that has told all its keys since we subscribed cannot have sent this one before: it begins at 0.
+        told = int64s_at(at.state, _STATE_WORDS)[_TOLD] != 0
         epochs[0] = epoch
-        expected[0] = sequence
+        expected[0] = 0 if told else sequence
         line_next[0] = 0
         line_next[1] = 0
     line_next[line] = max(line_next[line], end)
@@ -174,10 +190,11 @@ def judge(
         expected[0] = end
         return first
     # A gap. The other line may still bring what is missing.
-    if force == 0 and not _passed(at, key, expected[0], now_ns):
+    if force == 0 and not _passed(at, key, sequence - 1, now_ns):
         return HOLD if counters[_HELD] < HELD_BLOCKS else MAKE_ROOM
-    if _first_held(at, key) >= 0:
-        return MAKE_ROOM  # what is held of this key goes first
+    place = _first_held(at, key)
+    if place >= 0 and int64s_at(at.held + 32 * place, 4)[_SEQUENCE] < sequence:
+        return MAKE_ROOM  # what is held before it goes first
     counters[_GAPS] += sequence - expected[0]
     expected[0] = end
     return 0
@@ -212,8 +229,8 @@ def _first_held(at: SequencesAt, key: int) -> int:
 
 
 @inner
-def next_ready(at: SequencesAt, key: int, now_ns: int, force: int) -> int:
-    """The next held block of `key` whose turn has come, or -1. `force`: gap or no gap.
+def next_ready(at: SequencesAt, key: int, now_ns: int, force: int, until: int) -> int:
+    """The next held block of `key`, before sequence number `until`, whose turn has come, or -1. `force`: gap or no gap.
 
     Its place is free again; `release` then says from which row to deliver it.
     """
@@ -223,7 +240,9 @@ def next_ready(at: SequencesAt, key: int, now_ns: int, force: int) -> int:
     held = int64s_at(at.held + 32 * place, 4)
     expected = int64s_at(at.expected + 8 * key, 1)
     waited = now_ns - held[_SINCE] >= at.line_wait_ns
-    if held[_SEQUENCE] > expected[0] and not (force != 0 or waited or _passed(at, key, expected[0], now_ns)):
+    if held[_SEQUENCE] >= until:
+        return -1
+    if held[_SEQUENCE] > expected[0] and not (force != 0 or waited or _passed(at, key, held[_SEQUENCE] - 1, now_ns)):
         return -1
     return place
 
@@ -237,6 +256,8 @@ def release(at: SequencesAt, place: int) -> int:
     held[_KEY] = _UNKNOWN
     counters[_HELD] -= 1
     end = held[_SEQUENCE] + held[_COUNT]
+    if expected[0] == _UNKNOWN:
+        return DUPLICATE  # forgotten meanwhile: nobody wants it
     if end <= expected[0]:
         counters[_DUPLICATES] += held[_COUNT]
         return DUPLICATE
@@ -257,13 +278,8 @@ def held_key(at: SequencesAt, start: int) -> int:
     return -1
 
 
-@njit(nogil=True, cache=True)
-def note_next(at: SequencesAt, key: int, line: int, epoch: int, following: int, baseline: bool, now_ns: int) -> None:
-    """A heartbeat or confirmation said that `following` is the next sequence number of `key` on `line`.
-
-    Missing messages before it are counted when no line can bring them and nothing is held. `baseline`: the key is ours
-    from here on, so it becomes known if it was not.
-    """
+@inner
+def _note_next(at: SequencesAt, key: int, line: int, epoch: int, following: int, baseline: int, now_ns: int) -> None:
     epochs = int64s_at(at.epochs + 8 * key, 1)
     expected = int64s_at(at.expected + 8 * key, 1)
     line_next = int64s_at(at.line_next + 16 * key, 2)
@@ -277,6 +293,29 @@ def note_next(at: SequencesAt, key: int, line: int, epoch: int, following: int, 
         return
     line_next[line] = max(line_next[line], following)
     settle(at, key, now_ns)
+
+
+@njit(nogil=True, cache=True)
+def note_sequences(
+    at: SequencesAt, filters: Trie, header_at: int, body: int, line: int, epoch: int, baseline: int, now_ns: int
+) -> None:
+    """A heartbeat or confirmation told the next sequence number of every key on `line`; only ours (`filters`) count.
+
+    Missing messages are counted when no line can bring them and nothing is held. `baseline`: the filters are in force
+    from here on, so that keys become known which were not.
+    """
+    header = read_header(header_at)
+    layout = body_layout(header.count, header.topics, header.topic_bytes, 0, True)
+    offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
+    following = int64s_at(body + layout.payloads, header.count)
+    for row in range(header.count):
+        start = numpy.int64(offsets[row])
+        size = numpy.int64(offsets[row + 1]) - start
+        name = body + layout.topics + start
+        if size <= MAX_KEY_BYTES and longest_prefix(filters, name, size) != 0:
+            key = number_of(at.keys, name, size)
+            if key != FULL:
+                _note_next(at, key, line, epoch, following[row], baseline, now_ns)
 
 
 @inner

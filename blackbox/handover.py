@@ -18,10 +18,23 @@ from blackbox.atoms import (
     load_acquire,
     store_release,
     uint64s_at,
+    unsigned,
 )
 from blackbox.check import Header, read_header
 from blackbox.counters import Count, WorkerCount
-from blackbox.envelope import CONFLATED, FIRST_ROW, TOPICS_AT, TS_RECV, VERSION, WORDS, WORDS_AT
+from blackbox.envelope import (
+    CONFLATED,
+    FIRST_ROW,
+    PART_WORDS,
+    PARTS,
+    TOPICS_AT,
+    TS_RECV,
+    VERSION,
+    WORDS,
+    WORDS_AT,
+    envelope_bytes,
+    parts_at,
+)
 from blackbox.layout import FLAG_FIXED, HEADER_BYTES, body_layout
 from blackbox.slice_memory import (
     COPY_AT,
@@ -190,18 +203,42 @@ def match_topics(at: SliceAt, table: TableAt, trie: Trie, header: Header, body: 
 
 
 @inner
-def _count_matched(header: Header, body: int, envelope: int, first_row: int) -> int:
+def _group_by_set(table: TableAt, header: Header, body: int, envelope: int, first_row: int) -> int:
+    """Group the rows by match set, into the envelope; returns how many some callback wants."""
     sets = int32s_at(envelope + TOPICS_AT + 4 * header.topics, header.topics)
-    missing = False
+    parts = int32s_at(envelope + parts_at(header.topics), PART_WORDS * header.topics)
+    counts = int64s_at(table.set_counts, table.sets)
+    made = 0
     for topic in range(header.topics):
-        missing |= sets[topic] == 0
-    if not missing:
-        return header.count - first_row
+        if counts[sets[topic]] == 0:
+            counts[sets[topic]] = 1  # one too many, taken off below
+            parts[PART_WORDS * made] = sets[topic]
+            made += 1
+    if made == 1:
+        counts[sets[0]] = 0
+        return header.count - first_row if sets[0] != 0 else 0
     topic_index = int32s_at(body + 8 * header.count, header.count)
-    matched = 0
-    for row in range(first_row, header.count):
-        matched += sets[topic_index[row]] != 0
-    return matched
+    for row in range(numpy.uint64(first_row), numpy.uint64(header.count)):
+        counts[unsigned(sets[unsigned(topic_index[row])])] += 1
+    place = 0
+    unwanted = 0
+    for part in range(made):
+        which = parts[PART_WORDS * part]
+        size = counts[which] - 1
+        unwanted += size if which == 0 else 0
+        parts[PART_WORDS * part + 1] = place
+        parts[PART_WORDS * part + 2] = place + size
+        counts[which] = place
+        place += size
+    rows = int32s_at(envelope + parts_at(header.topics) + 4 * PART_WORDS * made, header.count)
+    for row in range(numpy.uint64(first_row), numpy.uint64(header.count)):
+        which = unsigned(sets[unsigned(topic_index[row])])
+        rows[numpy.uint64(counts[which])] = row
+        counts[which] += 1
+    for part in range(made):
+        counts[parts[PART_WORDS * part]] = 0
+    int64s_at(envelope + WORDS_AT, WORDS)[PARTS] = made
+    return header.count - first_row - unwanted
 
 
 @inner
@@ -218,7 +255,7 @@ def dispatch(
     """Hand the block of header `head` to every worker that wants it: 0, TERMINATED or FAILED. The body stays."""
     header = read_header(head)
     envelope_message = at.scratch + ENVELOPE_AT
-    if msg_init_size(envelope_message, TOPICS_AT + 8 * header.topics) != 0:
+    if msg_init_size(envelope_message, envelope_bytes(header.topics, header.count)) != 0:
         int64s_at(at.words, WORDS_SHARED)[ERRNO] = zmq_errno()
         return FAILED
     envelope = msg_data(envelope_message)
@@ -228,12 +265,13 @@ def dispatch(
     words[FIRST_ROW] = first_row
     words[TS_RECV] = now
     words[CONFLATED] = conflated
+    words[PARTS] = 0
     body = msg_data(body_message)
     wanted = match_topics(at, table, trie, header, body, envelope)
     result = 0
     if wanted != 0:
         counters = int64s_at(at.counters, _COUNTERS)
-        matched = _count_matched(header, body, envelope, first_row)
+        matched = _group_by_set(table, header, body, envelope, first_row)
         counters[_MATCHED] += matched
         for worker in range(at.workers):
             if (wanted >> worker) & 1:

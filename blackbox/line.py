@@ -310,7 +310,7 @@ class Line:
         with self.changed:
             for line, socket in enumerate(sockets):
                 subscriptions = self._subscriptions[line]
-                while socket.get(zmq.EVENTS) & zmq.POLLIN:
+                while int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
                     said = bytes(socket.recv())
                     prefix = said[1:]
                     if said[:1] == b"\0":
@@ -326,10 +326,13 @@ class Line:
     def _tell(self, sockets: list[zmq.Socket[bytes]], line: int, key: bytes, flags: int = 0) -> bool:
         """Send the next sequence of every key; False when a subscriber has no room for it now."""
         with self.changed:
-            sequences = {k: int(self.next_sequence[n]) for k, n in self.keys.items()}
-        block = Block.encode_sequences(
+            count = len(self.keys)
+        sizes = self._key_sizes[:count]
+        table = TopicTable(self._keys_text, numpy.arange(count, dtype=numpy.int64) * MAX_KEY_BYTES, sizes)
+        block = Block.encode_key_table(
             key,
-            sequences,
+            table,
+            self.next_sequence[:count].copy(),
             slice_id=self.slice_id,
             epoch=self._epoch,
             ts_out=time.time_ns(),

@@ -30,7 +30,7 @@ log = logging.getLogger("blackbox")
 WINDOW_ROWS = 131_072
 """Rows that `publish_many` groups by key at a time."""
 HWM_BLOCKS_DROP = 4_096
-HWM_BLOCKS_WAIT = 32
+HWM_BLOCKS_WAIT = 8
 
 
 class PublisherStatistics(msgspec.Struct, frozen=True):
@@ -64,6 +64,8 @@ class _Routes(dict[bytes, tuple[Ring, int]]):
     def __missing__(self, topic: bytes) -> tuple[Ring, int]:
         if type(topic) is not bytes:
             raise TypeError(f"topic was {type(topic).__name__}, expected bytes: {topic!r}")
+        if not self._lines:
+            raise PublisherError(f"feed {self._feed.name!r}: the publisher was not running")
         line = self._lines[self._feed.slice_of(topic)]
         with line.ring.lock:
             line.check()
@@ -87,7 +89,7 @@ class Publisher:
 
     `when_full` says what happens when a subscriber's queue of `hwm_blocks` blocks is full: "drop" (live: the block is
     not sent to that subscriber, which counts the gap) or "wait" (replay: publish as fast as the slowest takes it).
-    Memory per subscriber is bounded by `hwm_blocks * feed.block_bytes`; defaults: 4,096 for drop, 32 for wait.
+    Memory per subscriber is bounded by `hwm_blocks * feed.block_bytes`; defaults: 4,096 for drop, 8 for wait.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class Publisher:
         line, selection, distinct = self._lines[0], self._selections[0], self._distincts[0]
         column = numpy.empty(0, numpy.int32)
         rows, _ = as_rows(numpy.empty((0, 1), numpy.uint8), None, None, None, 0)
-        warm_up(select_rows, selection, column, 0, 0, column, column, 0)
+        warm_up(select_rows, selection, 0, 0, 0, column, column, 0)
         warm_up(group_by_key, selection, 0, line.key_of_topic, 0)
         warm_up(put_blocks, line.target, selection, 0, rows, 0, line.wanted, line.table, distinct)
 
@@ -230,7 +232,7 @@ class Publisher:
         ring = line.ring
         with ring.lock:
             line.check()
-            count = select_rows(selection, index, start, stop, resolved.slices, resolved.ids, slice_id)
+            count = select_rows(selection, index.ctypes.data, start, stop, resolved.slices, resolved.ids, slice_id)
             keys = len(line.keys)
             group_by_key(selection, count, line.key_of_topic, keys)
             at = 0

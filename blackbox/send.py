@@ -76,6 +76,8 @@ BYTES: Final = 2
 UNWANTED: Final = 3
 WAITS: Final = 4
 ERRNO: Final = 5
+HANDLED: Final = 6
+"""Messages that were sent, or not wanted, but are still in the ring: the pass that they belong to was given up."""
 COUNTERS: Final = 8
 
 GATHER_ROWS: Final = 16_384
@@ -176,9 +178,10 @@ def _send_block(sender: Sender, target: Target, key: int, header: int, body: int
             socket = sender.socket_b if sender.socket_b != 0 else sender.socket_a
             flags = numpy.int64(FLAG_LINE_B if sender.socket_b != 0 else 0)
             sent = _send_on(sender, target, socket, key, header, body, sequence, flags)
-        sender.counters[MESSAGES] += count
-        sender.counters[BLOCKS] += 1
-        sender.counters[BYTES] += body_bytes
+        if sent:
+            sender.counters[MESSAGES] += count
+            sender.counters[BLOCKS] += 1
+            sender.counters[BYTES] += body_bytes
     else:
         sender.counters[UNWANTED] += count
     msg_close(body)
@@ -220,7 +223,13 @@ def _send_gathered(
 ) -> bool:
     keys = sender.shape[KEYS]
     group_by_key(selection, taken, sender.key_of_topic, keys)
-    rows = Rows(sender.ts_event, target.memory.ctypes.data, sender.starts, sender.lengths, numpy.int64(0))
+    rows = Rows(
+        sender.ts_event.ctypes.data,
+        target.memory.ctypes.data,
+        sender.starts.ctypes.data,
+        sender.lengths.ctypes.data,
+        numpy.int64(0),
+    )
     header = sender.scratch.ctypes.data + _TEMPLATE_AT
     body_message = sender.scratch.ctypes.data + _BODY_AT
     for key in range(keys):
@@ -281,7 +290,9 @@ def _drain(sender: Sender, target: Target, selection: Selection, table: TopicTab
     while head != tail:
         head, taken = _gather(sender, target, selection, head, tail)
         if taken > 0:
+            before = sender.counters[MESSAGES] + sender.counters[UNWANTED]
             if not _send_gathered(sender, target, selection, taken, table, distinct):
+                sender.counters[HANDLED] = sender.counters[MESSAGES] + sender.counters[UNWANTED] - before
                 return False
         elif head != tail:
             halves = int32s_at(memory + head, 2)

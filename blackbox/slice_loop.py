@@ -43,6 +43,7 @@ from blackbox.slice_memory import (
     HELD_MS,
     IDLE_MS,
     KEY_AT,
+    LOOK_AGAIN_AT,
     PARKED,
     POLICY_CONFLATE,
     POLICY_DROP,
@@ -92,6 +93,7 @@ _COUNTERS = int(Count.SIZE)
 _ALL_KEYS = numpy.int64(-1)
 _NO = numpy.int64(0)
 _YES = numpy.int64(1)
+_END = numpy.int64(numpy.iinfo(numpy.int64).max)
 
 
 @inner
@@ -187,11 +189,11 @@ def _take_back(at: SliceAt, place: int) -> None:
 
 
 @inner
-def _deliver_held(at: SliceAt, table: TableAt, trie: Trie, key: int, force: int) -> int:
-    """Deliver the held blocks of a key whose turn has come: 0, TERMINATED or FAILED."""
+def _deliver_held(at: SliceAt, table: TableAt, trie: Trie, key: int, force: int, until: int) -> int:
+    """Deliver the held blocks of a key, before sequence `until`, whose turn has come: 0, TERMINATED or FAILED."""
     now = now_ns()
     while True:
-        place = next_ready(at.sequences, key, now, force)
+        place = next_ready(at.sequences, key, now, force, until)
         if place < 0:
             settle(at.sequences, key, now)
             return 0
@@ -212,20 +214,20 @@ def deliver_all_held(at: SliceAt, table: TableAt, trie: Trie, force: int) -> int
         if found < 0:
             break
         place = (found >> 32) + 1
-        result = _deliver_held(at, table, trie, found & 0xFFFFFFFF, force)
+        result = _deliver_held(at, table, trie, found & 0xFFFFFFFF, force, _END)
         if result != 0:
             return result
     return 0
 
 
 @inner
-def _held_first(at: SliceAt, table: TableAt, trie: Trie, key: int, force: int) -> int:
-    """Deliver held blocks (of all keys: _ALL_KEYS) before the one at hand, which comes back."""
+def _held_first(at: SliceAt, table: TableAt, trie: Trie, key: int, force: int, until: int) -> int:
+    """Deliver held blocks (of all keys: _ALL_KEYS) before the one at hand, of sequence `until`, which comes back."""
     _put_aside(at, numpy.int64(PARKED))
     if key == _ALL_KEYS:
         result = deliver_all_held(at, table, trie, force)
     else:
-        result = _deliver_held(at, table, trie, key, force)
+        result = _deliver_held(at, table, trie, key, force, until)
     _take_back(at, numpy.int64(PARKED))
     return result
 
@@ -246,17 +248,17 @@ def _order(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
         counters[_STALE_COUNT] += header.count
         return 0
     if entered == NEW and counters[_HELD] > 0:
-        result = _held_first(at, table, trie, _ALL_KEYS, _YES)
+        result = _held_first(at, table, trie, _ALL_KEYS, _YES, _END)
         if result != 0:
             return result
     verdict = judge(at.sequences, key, line, epoch, header.sequence, header.count, now, _NO)
     if verdict == MAKE_ROOM:
-        result = _held_first(at, table, trie, key, _NO)
+        result = _held_first(at, table, trie, key, _NO, header.sequence)
         if result != 0:
             return result
         verdict = judge(at.sequences, key, line, epoch, header.sequence, header.count, now, _NO)
     if verdict == MAKE_ROOM:
-        result = _held_first(at, table, trie, key, _YES)
+        result = _held_first(at, table, trie, key, _YES, header.sequence)
         if result != 0:
             return result
         verdict = judge(at.sequences, key, line, epoch, header.sequence, header.count, now, _YES)
@@ -266,7 +268,7 @@ def _order(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
     elif verdict != DUPLICATE:
         result = _deliver(at, table, trie, verdict, now)
     if result == 0 and counters[_HELD] > 0:
-        result = _deliver_held(at, table, trie, key, _NO)
+        result = _deliver_held(at, table, trie, key, _NO, _END)
     return result
 
 
@@ -289,6 +291,8 @@ def _idle(at: SliceAt, table: TableAt, trie: Trie) -> int:
             squawk(at, stuck)
             if at.policy == POLICY_TERMINATE:
                 return die(at)
+    if now > int64s_at(at.words, WORDS_SHARED)[LOOK_AGAIN_AT]:
+        return COMMAND
     waiting = counters[_HELD] > 0 or (at.policy == POLICY_CONFLATE and pending(at) > 0)
     if wait_readable(at.sub, _NO, at.wake_fd, numpy.int64(HELD_MS if waiting else IDLE_MS), at.scratch) < 0:
         int64s_at(at.words, WORDS_SHARED)[ERRNO] = zmq_errno()

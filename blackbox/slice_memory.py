@@ -36,11 +36,15 @@ ERRNO: Final = 18
 CONFIRMED_LINES: Final = 24
 """A bit for each line whose publisher has confirmed the filters of CONFIRMED_VERSION."""
 CONFIRMED_VERSION: Final = 25
-FINISHED: Final = 26
-"""1 once every confirmed line has said that its publisher ends."""
+FINISHED_LINES: Final = 26
+"""A bit for each line whose publisher has said that it ends."""
 DONE: Final = 27
 """1 once the slice thread and its workers have ended."""
 SUBSCRIPTIONS: Final = 28
+READY: Final = 29
+"""1 once everything is compiled and connected."""
+LOOK_AGAIN_AT: Final = 30
+"""When an idle loop goes back to Python, to look for lines that have fallen silent; ns since the epoch."""
 WORDS_SHARED: Final = 32
 
 STOP: Final = 1
@@ -125,4 +129,6 @@ class TableAt(NamedTuple):
 
     version: int
     set_workers: int
+    set_counts: int
+    """Scratch, int64[sets], zero between blocks."""
     sets: int

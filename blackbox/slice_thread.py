@@ -20,19 +20,20 @@ import zmq
 from numpy.typing import NDArray
 
 from blackbox import slice_memory as memory
-from blackbox.block import Block
 from blackbox.callbacks import Callback
+from blackbox.check import read_header
 from blackbox.conflate import Conflation
 from blackbox.contexts import MAX_SUBSCRIPTIONS, close_context, open_context, pin_thread
 from blackbox.errors import BlackBoxError, CallbackError, EndpointError, SubscriberError
 from blackbox.feed import Feed
-from blackbox.guards import HELD_BLOCKS, NEW, STALE, Sequences, enter_epoch, note_next
-from blackbox.layout import CONFIRM_KEY, HEADER_BYTES, HEARTBEAT_KEY, MAX_BODY_BYTES, NONCE_BYTES
+from blackbox.guards import HELD_BLOCKS, NEW, STALE, Sequences, enter_epoch, note_sequences
+from blackbox.layout import CONFIRM_KEY, FLAG_END, FLAG_LINE_B, HEARTBEAT_KEY, MAX_BODY_BYTES, NONCE_BYTES
+from blackbox.memory import shared_array
 from blackbox.slice_loop import deliver_all_held, renumber, run_slice
 from blackbox.slice_memory import SliceAt
-from blackbox.statistics import SliceCounters, shared_array
+from blackbox.statistics import SliceCounters
 from blackbox.tables import Table, WorkerTable
-from blackbox.topics import Numbering, longest_prefix, number_of
+from blackbox.topics import Numbering, longest_prefix
 from blackbox.warmup import warm_up
 from blackbox.worker import Worker
 from blackbox.zmqlib import close_messages, init_messages, message_bytes
@@ -102,8 +103,8 @@ class SliceThread:
         self._commands: deque[Callable[[], None]] = deque()
         self._asked_upstream: frozenset[bytes] = frozenset()
         self._nonce = b""
-        self._finished_lines = 0
         self._confirmed = 0
+        self._epoch_of_line: dict[int, int] = {}
         self._newest = table.version
         self._wake_pipe = os.pipe()
         for fd in self._wake_pipe:
@@ -144,8 +145,16 @@ class SliceThread:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every confirmed line's publisher has said that it ends, and all before that is with the workers."""
-        return bool(self.words[memory.FINISHED])
+        """Whether every line's publisher has said that it ends, or has died where the other has said so."""
+        finished = int(self.words[memory.FINISHED_LINES])
+        now_ns = time.time_ns()
+        lines = range(len(self.part.endpoints))
+        return bool(finished) and all(finished >> n & 1 or self._sequences.is_dead(n, now_ns) for n in lines)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether everything is compiled and connected."""
+        return bool(self.words[memory.READY])
 
     @property
     def is_done(self) -> bool:
@@ -292,12 +301,16 @@ class SliceThread:
         init_messages(self._scratch.ctypes.data + memory.KEY_AT, memory.MESSAGES)
         sub.subscribe(HEARTBEAT_KEY)
         self._switch(self._table)
+        self.words[memory.READY] = 1
+
+    def _address(self, endpoint: str) -> str:
+        if not self.part.interface:
+            return endpoint
+        host = f"[{self.part.interface}]" if ":" in self.part.interface else self.part.interface
+        return endpoint.replace("tcp://", f"tcp://{host}:0;")
 
     def _connect(self, sub: zmq.Socket[bytes], endpoint: str) -> None:
-        address = endpoint
-        if self.part.interface:
-            host = f"[{self.part.interface}]" if ":" in self.part.interface else self.part.interface
-            address = endpoint.replace("tcp://", f"tcp://{host}:0;")
+        address = self._address(endpoint)
         try:
             sub.connect(address)
         except zmq.ZMQError as error:
@@ -339,6 +352,8 @@ class SliceThread:
                 self.words[memory.ASKED] = 0
                 while self._commands:
                     self._commands.popleft()()
+                if time.time_ns() > self.words[memory.LOOK_AGAIN_AT]:
+                    self._reconnect_silent_lines()
             elif reason == memory.CONTROL:
                 self._read_control()
             elif reason == memory.FAILED and self.error is None:
@@ -369,56 +384,78 @@ class SliceThread:
             if version < min(in_use, default=table.version):
                 del self._tables[version]
         self.words[memory.SUBSCRIPTIONS] = len(table.upstream)
-        if self._nonce:
-            self._sub.unsubscribe(CONFIRM_KEY + self._nonce)
-        self._nonce = secrets.token_bytes(NONCE_BYTES)
-        self._confirmed = 0
-        self.words[memory.CONFIRMED_LINES] = 0
-        self.words[memory.CONFIRMED_VERSION] = table.version
-        self._sub.subscribe(CONFIRM_KEY + self._nonce)
+        self._ask_to_confirm()
+
+    def _reconnect_silent_lines(self) -> None:
+        """Connect anew where nothing has come for some heartbeats and nothing is queued.
+
+        libzmq does so by itself, except after what it takes for an attack: a frame above `maxmsgsize`, say.
+        """
+        now_ns = time.time_ns()
+        self.words[memory.LOOK_AGAIN_AT] = now_ns + self._sequences.line_dead_ns
+        if int(self._sub.get(zmq.EVENTS)) & zmq.POLLIN:
+            return
+        for line in self._epoch_of_line:
+            if self._sequences.is_dead(line, now_ns):
+                address = self._address(self.part.endpoints[line])
+                log.info("slice %d: %s has been silent, connecting anew", self.slice_id, address)
+                self._sub.disconnect(address)
+                self._sub.connect(address)
 
     def _is_covered(self, key: bytes) -> bool:
         text = numpy.frombuffer(key or b"\0", numpy.uint8)
         return bool(longest_prefix(self._table.keys, text.ctypes.data, len(key)))
 
-    def _message(self, place: int) -> bytes:
-        return string_at(*message_bytes(self._scratch.ctypes.data + place))
+    def _ask_to_confirm(self) -> None:
+        """Subscribe to a fresh nonce: a publisher that answers has all filters set before it in force."""
+        if self._nonce:
+            self._sub.unsubscribe(CONFIRM_KEY + self._nonce)
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._confirmed = 0
+        self._sequences.set_told(False)
+        self.words[memory.CONFIRMED_LINES] = 0
+        self.words[memory.CONFIRMED_VERSION] = self._table.version
+        self._sub.subscribe(CONFIRM_KEY + self._nonce)
 
     def _read_control(self) -> None:
-        key = self._message(memory.KEY_AT)
-        header = self._scratch.view(numpy.uint8)[memory.HEAD_AT : memory.HEAD_AT + HEADER_BYTES].tobytes()
-        block = Block(key, header, numpy.frombuffer(self._message(memory.BODY_AT), numpy.uint8))
-        line = block.line if len(self.part.endpoints) > 1 else 0
+        scratch = self._scratch.ctypes.data
+        key = string_at(*message_bytes(scratch + memory.KEY_AT))
         ours = key == CONFIRM_KEY + self._nonce
         if key != HEARTBEAT_KEY and not ours:
             return
+        header = read_header(scratch + memory.HEAD_AT)
+        line = 1 if header.flags & FLAG_LINE_B and len(self.part.endpoints) > 1 else 0
+        epoch = int(numpy.uint64(header.epoch).astype(numpy.int64))
         now_ns = time.time_ns()
-        epoch = int(numpy.uint64(block.epoch).astype(numpy.int64))
         entered = enter_epoch(self._sequences.at, epoch, line, now_ns)
         if entered == STALE:
             return
         if entered == NEW:
-            log.info("slice %d: publisher epoch %016x began", self.slice_id, block.epoch)
-            self._finished_lines = 0
-            self.words[memory.FINISHED] = 0
-            deliver_all_held(self._at, self._table.at, self._table.topics, 1)
-        for name, following in block.sequences().items():
-            if self._is_covered(name):
-                text = numpy.frombuffer(name or b"\0", numpy.uint8)
-                number = number_of(self._sequences.keys.at, text.ctypes.data, len(name))
-                if number >= 0:
-                    note_next(self._sequences.at, number, line, epoch, following, ours, now_ns)
-        deliver_all_held(self._at, self._table.at, self._table.topics, 0)
-        if ours:
+            log.info("slice %d: publisher epoch %016x began", self.slice_id, header.epoch)
+            self._deliver_held(force=1)
+        reconnected = ours and (self._confirmed >> line & 1 or self._epoch_of_line.get(line, epoch) != epoch)
+        self._epoch_of_line[line] = epoch
+        body = message_bytes(scratch + memory.BODY_AT)[0]
+        baseline = int(ours and not reconnected)
+        note_sequences(
+            self._sequences.at, self._table.keys, scratch + memory.HEAD_AT, body, line, epoch, baseline, now_ns
+        )
+        self._deliver_held(force=0)
+        if reconnected:
+            # libzmq sends filters again in an order of its own, the nonce first: this answer proves nothing.
+            self._ask_to_confirm()
+        elif ours:
             self._confirmed |= 1 << line
+            self._sequences.set_told(True)
             self.words[memory.CONFIRMED_LINES] = self._confirmed
             self._notify()
-        if block.is_end:
-            self._finished_lines |= 1 << line
-            if self._finished_lines & self._confirmed == self._confirmed:
-                deliver_all_held(self._at, self._table.at, self._table.topics, 1)
-                self.words[memory.FINISHED] = 1
-                self._notify()
+        ended = 1 if header.flags & FLAG_END else 0
+        self.words[memory.FINISHED_LINES] = self.words[memory.FINISHED_LINES] & ~(1 << line) | ended << line
+        if ended:
+            self._notify()
+
+    def _deliver_held(self, force: int) -> None:
+        deliver_all_held(self._at, self._table.at, self._table.topics, force)
 
     def _end_workers(self) -> None:
         for number in range(len(self.workers)):

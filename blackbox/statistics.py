@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from typing import Any
 
 import msgspec
@@ -11,12 +10,7 @@ from numpy.typing import NDArray
 
 from blackbox.counters import Count, WorkerCount
 from blackbox.lag_histogram import BUCKETS, percentile_ns
-
-
-def shared_array(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """A zeroed array in memory that processes forked later share with this one."""
-    size = max(1, int(numpy.prod(shape)) * numpy.dtype(dtype).itemsize)
-    return numpy.frombuffer(mmap.mmap(-1, size), dtype, int(numpy.prod(shape))).reshape(shape)
+from blackbox.memory import shared_array
 
 
 class SliceCounters:

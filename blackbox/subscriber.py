@@ -41,6 +41,8 @@ MessageFunction = TypeVar("MessageFunction", bound=Callable[[Message], object])
 BatchFunction = TypeVar("BatchFunction", bound=Callable[[Batch], object])
 
 _TICK_S = 0.1
+_COMPILE_S = 120.0
+"""How long the first start on a machine may take before its timeout begins to count."""
 
 
 class State(Enum):
@@ -70,8 +72,8 @@ class Subscriber:
         max_lag_ns: int | None = None,
         on_slow: Literal["terminate", "conflate", "drop", "warn"] = "terminate",
         on_error: Literal["stop", "log"] = "stop",
-        queue_blocks: int = 64,
-        hwm_blocks: int = 1_000,
+        queue_blocks: int = 16,
+        hwm_blocks: int = 128,
         line_wait_ns: int = 50_000_000,
         grace_ns: int = 5_000_000_000,
         console: str | None = None,
@@ -183,12 +185,12 @@ class Subscriber:
         return register
 
     def off(self, function: Callable[..., Any] | Callback) -> None:
-        """Remove a callback, everywhere it was registered. No call of it begins after this returns.
+        """Remove a callback, everywhere it was registered. No batch of it begins after this; one that runs is finished.
 
         Raises ValueError when it was not registered.
         """
         with self._lock:
-            gone = [c for c in self._callbacks if c is function or c.function is function]
+            gone = [c for c in self._callbacks if c is function or c.function == function]
             self._check_may_change()
             if not gone:
                 raise ValueError(f"{function!r} was not registered as a callback")
@@ -242,8 +244,8 @@ class Subscriber:
     def start(self, timeout: float = 10.0) -> Self:
         """Begin, and return when every publisher has confirmed the subscriptions: nothing sent after that is missed.
 
-        Of two lines one is enough, after `timeout` seconds. Raises NotConfirmedError naming the slices without a
-        publisher, EndpointError when a slice cannot connect.
+        Of two lines one is enough, after `timeout` seconds (not counted: compiling, on the first start ever). Raises
+        NotConfirmedError naming the slices without a publisher, EndpointError when a slice cannot connect.
         """
         with self._lock:
             if self.state is not State.NEW:
@@ -265,12 +267,16 @@ class Subscriber:
 
         Raises as `start`.
         """
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + _COMPILE_S
+        ready = False
         with self._changed:
             while not all(thread.is_confirmed for thread in self._slices.values()):
                 self._raise_failure()
                 if self.state is not State.RUNNING:
                     raise SubscriberError("the subscriber ended before its subscriptions were confirmed")
+                if not ready and all(thread.is_ready for thread in self._slices.values()):
+                    ready = True
+                    deadline = time.monotonic() + timeout
                 if time.monotonic() >= deadline:
                     self._check_lines(timeout)
                     return

@@ -89,4 +89,5 @@ class Table:
             )
             for worker in range(workers)
         ]
-        self.at = TableAt(version, self.set_workers.ctypes.data, len(sets))
+        self._set_counts = numpy.zeros(len(sets), numpy.int64)
+        self.at = TableAt(version, self.set_workers.ctypes.data, self._set_counts.ctypes.data, len(sets))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,17 +14,16 @@ import zmq
 from numpy.typing import NDArray
 
 from blackbox import collect
-from blackbox.batch import Batch
-from blackbox.block import Block
+from blackbox.batch import Batch, Opened
 from blackbox.callbacks import Callback, CompiledCallback
 from blackbox.contexts import pin_thread
 from blackbox.counters import Count, WorkerCount
-from blackbox.envelope import CONFLATED, TOPICS_AT, TS_RECV, WORDS, WORDS_AT
 from blackbox.errors import CallbackError, SubscriberError
-from blackbox.layout import HEADER_BYTES, MAX_BODY_BYTES
+from blackbox.foreign import foreign_array
+from blackbox.layout import MAX_BODY_BYTES
 from blackbox.tables import WorkerTable
 from blackbox.warmup import warm_up
-from blackbox.zmqlib import MESSAGE_BYTES, close_messages, init_messages, message_bytes
+from blackbox.zmqlib import close_messages, init_messages
 
 if TYPE_CHECKING:
     from blackbox.schema import Schema
@@ -60,22 +60,8 @@ class _Burst:
         self.blocks = 0
 
     def __del__(self) -> None:
-        close_messages(self.memory.ctypes.data, 2 * self.blocks)
-
-
-class _Foreign:
-    """Memory of a message in a burst, for `numpy.asarray`, which keeps this object alive."""
-
-    __slots__ = ("__array_interface__", "burst")
-
-    def __init__(self, burst: _Burst, address: int, size: int) -> None:
-        self.burst = burst
-        self.__array_interface__ = {
-            "shape": (size,),
-            "typestr": "|u1",
-            "data": (address, True),
-            "version": 3,
-        }
+        if self.blocks and not sys.is_finalizing():  # an interpreter that ends can no longer call compiled code
+            close_messages(self.memory.ctypes.data, 2 * self.blocks)
 
 
 class Worker:
@@ -111,7 +97,7 @@ class Worker:
         self._lags = counters.lags[number]
         self._table = table
         self._table_of_version = table_of_version
-        self._schema = schema
+        self._schema = schema if schema.schema_id else None
         self._queue_blocks = queue_blocks
         self._cpus = cpus
         self._report = report
@@ -120,6 +106,7 @@ class Worker:
         self._scratch = numpy.zeros(collect.SCRATCH_WORDS, numpy.int64)
         self._call = numpy.zeros(collect.CALL_WORDS, numpy.int64)
         self._rows = numpy.zeros(_FIRST_ROWS, numpy.int32)
+        self._slots = numpy.zeros((collect.BURST_BLOCKS, collect.PLACE_WORDS), numpy.int64)
         self._burst = _Burst()
         self._quit = False
         self.thread = threading.Thread(target=self._run, name=f"blackbox-worker-{slice_id}.{number}", daemon=True)
@@ -178,6 +165,7 @@ class Worker:
         callbacks = self._table.at.total
         self._deliveries = numpy.zeros((max(_MIN_DELIVERIES, 2 * callbacks), collect.DELIVERY_WORDS), numpy.int64)
         self._counts = numpy.zeros(len(self._table.callbacks) + 1, numpy.int64)
+        self._places = numpy.zeros(len(self._table.callbacks) + 1, numpy.int64)
         self._touched = numpy.zeros(len(self._table.callbacks) + 1, numpy.int32)
         self._state[collect.BURST] = self._burst.memory.ctypes.data
         return collect.WorkerAt(
@@ -193,8 +181,10 @@ class Worker:
             len(self._rows),
             _identity_rows().ctypes.data,
             self._counts.ctypes.data,
+            self._places.ctypes.data,
             self._touched.ctypes.data,
             self._call.ctypes.data,
+            self._slots.ctypes.data,
             self._slice_counts[Count.SMALLEST_LAG :].ctypes.data,
         )
 
@@ -203,31 +193,32 @@ class Worker:
         self._state[collect.BURST] = self._burst.memory.ctypes.data
         burst.blocks = int(self._state[collect.BLOCKS])
         deliveries = self._deliveries[: self._state[collect.DELIVERIES]].tolist()
+        slots = self._slots[: burst.blocks].tolist()
         last = {callback: place for place, (_, callback, _, _) in enumerate(deliveries)}
-        blocks: dict[int, tuple[Block, NDArray[numpy.uint8]]] = {}
-        for place, (slot, number, start, stop) in enumerate(deliveries):
+        opened: dict[int, Opened] = {}
+        for place, (slot, number, rows, count) in enumerate(deliveries):
             callback = self._table.callbacks[number]
             if not callback.active:
                 continue
-            if slot not in blocks:
-                blocks[slot] = _open(burst, slot)
-            block, envelope = blocks[slot]
-            words = envelope[WORDS_AT : WORDS_AT + 8 * WORDS].view(numpy.int64)
-            batch = Batch(
-                block,
-                _rows_of(self._rows, start, stop, block.count),
-                schema=self._schema if self._schema.schema_id else None,
-                ts_recv=int(words[TS_RECV]),
-                end_of_batch=last[number] == place,
-                conflated=bool(words[CONFLATED]),
-                topic_numbers=envelope[TOPICS_AT : TOPICS_AT + 4 * block.topic_count].view(numpy.int32),
-            )
+            if slot not in opened:
+                envelope, body, body_bytes = slots[slot]
+                opened[slot] = Opened(burst, envelope, body, body_bytes, self._schema)
+            at = opened[slot]
+            batch = Batch(at.block, self._rows_of(burst, rows, count, at.block.count), at, last[number] == place)
             self._counters[WorkerCount.BUSY_SINCE] = time.time_ns()
             self._counters[WorkerCount.DELIVERED] += callback.give(batch, self._raised)
             self._counters[WorkerCount.BATCHES] += 1
             self._counters[WorkerCount.BUSY_SINCE] = 0
             if self._quit:
                 return
+
+    def _rows_of(self, burst: _Burst, address: int, rows: int, count: int) -> NDArray[numpy.int32] | None:
+        """A batch's rows: None for all; on the burst's own memory, or copied out of this worker's scratch."""
+        if address == collect.ALL_ROWS:
+            return None if rows == count else numpy.arange(count - rows, count, dtype=numpy.int32)
+        view = foreign_array(burst, address, rows, "<i4")
+        start = self._rows.ctypes.data
+        return view.copy() if start <= address < start + self._rows.nbytes else view
 
     def _raised(self, callback: Callback, error: Exception) -> bool:
         self._counters[WorkerCount.ERRORS] += 1
@@ -249,18 +240,3 @@ class Worker:
                 "(compiled code cannot say which; an index out of range is the usual one)"
             )
         )
-
-
-def _rows_of(rows: NDArray[numpy.int32], start: int, stop: int, count: int) -> NDArray[numpy.int32] | None:
-    if start >= 0:
-        return rows[start:stop].copy()
-    first = -start - 1
-    return None if first == 0 else numpy.arange(first, count, dtype=numpy.int32)
-
-
-def _open(burst: _Burst, slot: int) -> tuple[Block, NDArray[numpy.uint8]]:
-    """A burst's block, and its envelope, as views that keep the burst alive."""
-    place = burst.memory.ctypes.data + slot * collect.SLOT_BYTES
-    envelope = numpy.asarray(_Foreign(burst, *message_bytes(place)))
-    body = numpy.asarray(_Foreign(burst, *message_bytes(place + MESSAGE_BYTES)))
-    return Block(b"", envelope[:HEADER_BYTES].tobytes(), body), envelope

@@ -1,0 +1,23 @@
+"""Arrays on memory that is not numpy's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+
+class _Foreign:
+    """What `numpy.asarray` asks for memory; the array keeps it, and it keeps the memory's owner."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, owner: object, address: int, size: int, typestr: str) -> None:
+        self.owner = owner
+        self.__array_interface__ = {"shape": (size,), "typestr": typestr, "data": (address, True), "version": 3}
+
+
+def foreign_array(owner: object, address: int, size: int, typestr: str = "|u1") -> NDArray[Any]:
+    """A read-only array of `size` items at `address`, which keeps `owner` alive."""
+    return numpy.asarray(_Foreign(owner, address, size, typestr))

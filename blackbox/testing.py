@@ -1,0 +1,301 @@
+"""A kit for tests of code that publishes or subscribes: real sockets, no doubles of anything that is there.
+
+`Collector` gathers what callbacks get; `RawPublisher` sends what a `Publisher` never would: lost, repeated and damaged
+blocks, blocks on one line only, another epoch. `wait_until` waits for what has no event of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy
+import zmq
+
+from blackbox.batch import Batch, Message
+from blackbox.block import Block
+from blackbox.contexts import MAX_SUBSCRIPTIONS, close_context, open_context
+from blackbox.encode import finish_header
+from blackbox.errors import EndpointError, PublisherError
+from blackbox.feed import Feed
+from blackbox.layout import CONFIRM_KEY, FLAG_END, FLAG_LINE_B, HEARTBEAT_KEY, NONCE_BYTES
+from blackbox.schema import load_schema
+
+_POLL_S = 0.005
+_LINGER_MS = 5_000
+_QUEUE_BLOCKS = 1_000_000
+
+
+def wait_until(condition: Callable[[], object], timeout: float = 10.0, what: str = "the condition") -> None:
+    """Return as soon as `condition()` is true. Raises TimeoutError naming `what` after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    pause = threading.Event()
+    while not condition():
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"{what} was not so after {timeout} s")
+        pause.wait(_POLL_S)
+
+
+class Received(NamedTuple):
+    """One message as a callback got it."""
+
+    topic: bytes
+    payload: bytes
+    ts_event: int
+    sequence: int
+
+
+class Collector:
+    """Gathers messages: give `message` to `Subscriber.on`, or `batch` to `on_batch`. Any threads may call."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._messages: list[Received] = []
+
+    def message(self, message: Message) -> None:
+        """A callback for `on`."""
+        self._add([Received(message.topic, message.payload, message.ts_event, message.sequence)])
+
+    def batch(self, batch: Batch) -> None:
+        """A callback for `on_batch`."""
+        rows = range(len(batch))
+        topics, times, numbers = batch.topics_per_message(), batch.ts_event.tolist(), batch.sequence.tolist()
+        self._add([Received(topics[i], batch.payload(i), times[i], numbers[i]) for i in rows])
+
+    def _add(self, messages: list[Received]) -> None:
+        with self._changed:
+            self._messages += messages
+            self._changed.notify_all()
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @property
+    def messages(self) -> list[Received]:
+        """What has come so far, in the order in which it came."""
+        with self._changed:
+            return list(self._messages)
+
+    @property
+    def payloads(self) -> list[bytes]:
+        """Their payloads."""
+        return [message.payload for message in self.messages]
+
+    def wait(self, count: int, timeout: float = 10.0) -> list[Received]:
+        """Wait until at least `count` messages have come; returns them all. Raises TimeoutError."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._messages) >= count, timeout):
+                raise TimeoutError(f"{len(self._messages)} messages came in {timeout} s, expected {count}")
+            return list(self._messages)
+
+
+class RawPublisher:
+    """Plain XPUB sockets on a feed's endpoints, which send exactly what they are told, on the lines one chooses.
+
+    By itself it only confirms subscriptions. Life: NEW, `start` (or `with`), RUNNING, `close`, CLOSED. Its sockets live
+    in a thread of its own; any thread may call, and every call returns when it is done.
+
+    Attributes: `epoch`, of the blocks that `encode` makes and of control blocks; `sequences`, for each slice the next
+    sequence number of every key, as control blocks tell it: moved on by `encode`, and yours to change; `confirms`,
+    False to leave subscriptions unanswered.
+    """
+
+    def __init__(self, feed: Feed, epoch: int = 1) -> None:
+        self.feed = feed
+        self.epoch = epoch
+        self.confirms = True
+        self.sequences: list[dict[bytes, int]] = [{} for _ in feed.slices]
+        self._lines = [(slice_id, line) for slice_id, part in enumerate(feed.slices) for line in _lines_of(part)]
+        self._subscriptions: dict[tuple[int, int], set[bytes]] = {place: set() for place in self._lines}
+        self._sockets: dict[tuple[int, int], zmq.Socket[bytes]] = {}
+        self._contexts: list[zmq.Context[zmq.Socket[bytes]]] = []
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._wake = os.pipe()
+        self._is_open = False
+        self._thread = threading.Thread(target=self._run, name="blackbox-raw-publisher", daemon=True)
+
+    def __del__(self) -> None:
+        for fd in getattr(self, "_wake", ()):
+            os.close(fd)
+
+    def start(self) -> Self:
+        """Bind every line of every slice. Raises EndpointError naming the endpoint that could not be bound."""
+        self._is_open = True
+        self._thread.start()
+        try:
+            self._call(self._bind)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def close(self) -> None:
+        """Close the sockets without a word, as a publisher that is killed; what was sent still leaves."""
+        if self._is_open:
+            self._call(self._close)
+            self._thread.join()
+
+    def encode(
+        self,
+        messages: Sequence[tuple[bytes, bytes]],
+        *,
+        slice_id: int = 0,
+        sequence: int | None = None,
+        ts_event: Any = None,
+        ts_out: int | None = None,
+        flags: int = 0,
+        checksum: bool = True,
+    ) -> Block:
+        """The block of (topic, payload) messages that all have the key of the first.
+
+        `sequence`: default the next one of that key. `ts_out`: default now.
+        """
+        topics = list(dict.fromkeys(topic for topic, _ in messages))
+        payloads = [payload for _, payload in messages]
+        key = self.feed.key_of(topics[0])
+        first = self.sequences[slice_id].get(key, 0) if sequence is None else sequence
+        self.sequences[slice_id][key] = max(first + len(messages), self.sequences[slice_id].get(key, 0))
+        return Block.encode(
+            topics,
+            [topics.index(topic) for topic, _ in messages],
+            b"".join(payloads),
+            ts_event=ts_event,
+            offsets=numpy.cumsum([0, *map(len, payloads)]),
+            key=key,
+            slice_id=slice_id,
+            schema_id=load_schema(self.feed.schema).schema_id,
+            epoch=self.epoch,
+            sequence=first,
+            ts_out=time.time_ns() if ts_out is None else ts_out,
+            flags=flags,
+            checksum=checksum,
+        )
+
+    def send(self, block: Block, lines: Iterable[int] = (0,)) -> None:
+        """Send a block of its own slice on these lines, marked as sent on each."""
+        for line in lines:
+            self.send_frames((block.key, _header_on(block, line), block.body.data), block.slice_id, line)
+
+    def send_frames(self, frames: Sequence[Any], slice_id: int = 0, line: int = 0) -> None:
+        """Send any frames as they are."""
+        self._call(lambda: self._sockets[slice_id, line].send_multipart(frames))
+
+    def heartbeat(self, *, end: bool = False, lines: Iterable[int] | None = None, slice_id: int | None = None) -> None:
+        """Tell the next sequence of every key; `end`: and that nothing follows. Default: all lines of all slices."""
+        for at, line in self._lines:
+            if (slice_id is None or at == slice_id) and (lines is None or line in lines):
+                frames = self._control(HEARTBEAT_KEY, at, line, FLAG_END if end else 0).frames
+                self.send_frames(frames, at, line)
+
+    def close_line(self, line: int, slice_id: int = 0) -> None:
+        """Close one line's socket without a word."""
+        self._call(lambda: self._sockets.pop((slice_id, line)).close())
+
+    def subscriptions(self, slice_id: int = 0, line: int = 0) -> frozenset[bytes]:
+        """The filters in force on a line now, reserved ones included."""
+        return self._call(lambda: frozenset(self._subscriptions[slice_id, line]))  # type: ignore[no-any-return]
+
+    def __enter__(self) -> Self:
+        return self if self._is_open else self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _call(self, function: Callable[[], Any]) -> Any:
+        if not self._is_open:
+            raise PublisherError(f"feed {self.feed.name!r}: the raw publisher was not running")
+        future: Future[Any] = Future()
+        self._calls.put((function, future))
+        os.write(self._wake[1], b"\0")
+        return future.result()
+
+    # What follows runs in the thread.
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wake[0], select.POLLIN)
+        while self._is_open:
+            for socket in self._sockets.values():
+                poller.register(socket, zmq.POLLIN)
+            ready = dict(poller.poll())
+            for place, socket in self._sockets.items():
+                if socket in ready:
+                    self._read(place, socket)
+            if self._wake[0] in ready:
+                os.read(self._wake[0], 1)
+                function, future = self._calls.get()
+                before = set(self._sockets.values())
+                try:
+                    future.set_result(function())
+                except Exception as error:  # noqa: BLE001 - it belongs to the thread that called
+                    future.set_exception(error)
+                for gone in before.difference(self._sockets.values()):
+                    poller.unregister(gone)
+
+    def _bind(self) -> None:
+        for slice_id, line in self._lines:
+            part = self.feed.slices[slice_id]
+            if line == 0:
+                self._contexts.append(open_context(part))
+            socket = self._contexts[-1].socket(zmq.XPUB)
+            self._sockets[slice_id, line] = socket
+            socket.sndhwm, socket.rcvhwm, socket.linger = _QUEUE_BLOCKS, MAX_SUBSCRIPTIONS, _LINGER_MS
+            try:
+                socket.bind(part.endpoints[line])
+            except zmq.ZMQError as error:
+                text = f"endpoint {part.endpoints[line]} could not be bound: {error.strerror}"
+                raise EndpointError(error.errno, text) from error
+
+    def _close(self) -> None:
+        self._is_open = False
+        for socket in self._sockets.values():
+            socket.close()
+        self._sockets.clear()
+        for context in self._contexts:
+            close_context(context)
+
+    def _read(self, place: tuple[int, int], socket: zmq.Socket[bytes]) -> None:
+        while socket.get(zmq.EVENTS) & zmq.POLLIN:
+            said = bytes(socket.recv())
+            wish = said[1:]
+            if said[:1] == b"\1":
+                self._subscriptions[place].add(wish)
+                if self.confirms and wish.startswith(CONFIRM_KEY) and len(wish) == len(CONFIRM_KEY) + NONCE_BYTES:
+                    socket.send_multipart(self._control(wish, *place).frames)
+            else:
+                self._subscriptions[place].discard(wish)
+
+    def _control(self, key: bytes, slice_id: int, line: int, flags: int = 0) -> Block:
+        return Block.encode_sequences(
+            key,
+            self.sequences[slice_id],
+            slice_id=slice_id,
+            epoch=self.epoch,
+            ts_out=time.time_ns(),
+            flags=flags | (FLAG_LINE_B if line else 0),
+        )
+
+
+def _lines_of(part: Any) -> range:
+    return range(len(part.endpoints))
+
+
+def _header_on(block: Block, line: int) -> bytes:
+    """A block's header as it travels on a line."""
+    if line == block.line:
+        return block.header
+    header = numpy.frombuffer(block.header, numpy.uint8).copy()
+    finish_header(header.ctypes.data, block.sequence, block.ts_out, FLAG_LINE_B)
+    return header.tobytes()
