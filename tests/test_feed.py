@@ -144,10 +144,7 @@ def test_every_setting_is_loaded(tmp_path: Path) -> None:
         ),
         (
             "name = 'x'\n" + ONE_SLICE + "zzz = 1",
-            (
-                "unknown key 'slices[0].zzz', expected one of "
-                "endpoints, prefixes, share, cpus, io_cpus, interface"
-            ),
+            ("unknown key 'slices[0].zzz', expected one of endpoints, prefixes, share, cpus, io_cpus, interface"),
         ),
         ("name = 'x'\n[[slice]]\n", "unknown key 'slice', did you mean 'slices'?"),
         (ONE_SLICE, "key 'name' was missing"),
@@ -182,9 +179,7 @@ def test_every_setting_is_loaded(tmp_path: Path) -> None:
         ("name = 'x'\nkey_bytes = 9\n" + ONE_SLICE, "feed 'x': key_bytes was 9, expected 0 to 8"),
     ],
 )
-def test_wrong_file_is_refused_with_key_place_and_value(
-    tmp_path: Path, text: str, message: str
-) -> None:
+def test_wrong_file_is_refused_with_key_place_and_value(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_text(tmp_path, text)
     assert str(caught.value) == f"{tmp_path / 'feed.toml'}: {message}"
@@ -198,9 +193,7 @@ def test_file_that_is_not_toml_is_refused_with_line_and_column(tmp_path: Path) -
         Feed.load(tmp_path / "feed.toml")
 
 
-def test_missing_file_is_refused_with_the_place_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_file_is_refused_with_the_place_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
         Feed.load("gone.toml")
@@ -352,9 +345,7 @@ def test_wrong_slice_is_refused(settings: dict[str, Any], message: str) -> None:
         ((), "slices were 0, expected 1 to 65536"),
     ],
 )
-def test_prefixes_that_do_not_fit_together_are_refused(
-    prefixes: tuple[tuple[str, ...], ...], message: str
-) -> None:
+def test_prefixes_that_do_not_fit_together_are_refused(prefixes: tuple[tuple[str, ...], ...], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         feed_of_prefixes(*prefixes)
     assert str(caught.value).startswith(f"feed 'test': {message}")
@@ -396,8 +387,7 @@ def test_endpoint_used_twice_is_refused(endpoints: tuple[tuple[str, ...], ...]) 
         Feed(
             name="test",
             slices=tuple(
-                Slice(endpoints=lines, share=(index, len(endpoints)))
-                for index, lines in enumerate(endpoints)
+                Slice(endpoints=lines, share=(index, len(endpoints))) for index, lines in enumerate(endpoints)
             ),
         )
     assert str(caught.value) == (
@@ -511,8 +501,7 @@ def test_uncovered_topic_is_refused_with_the_known_prefixes() -> None:
     with pytest.raises(ConfigError) as caught:
         feed.slice_of(b"X.trade")
     assert str(caught.value) == (
-        "topic b'X.trade' is covered by no slice, "
-        "known prefixes: 'A' (slice 0), 'B' (slice 1), 'C' (slice 1)"
+        "topic b'X.trade' is covered by no slice, known prefixes: 'A' (slice 0), 'B' (slice 1), 'C' (slice 1)"
     )
     assert feed.slices_for(b"X") == ()
 
@@ -608,17 +597,13 @@ def test_topic_falls_into_the_slice_of_the_reference(feed: Feed, topic: bytes) -
 
 
 @given(feeds(), topics, st.data())
-def test_topic_falls_into_a_slice_of_each_of_its_prefixes(
-    feed: Feed, topic: bytes, data: st.DataObject
-) -> None:
+def test_topic_falls_into_a_slice_of_each_of_its_prefixes(feed: Feed, topic: bytes, data: st.DataObject) -> None:
     prefix = topic[: data.draw(st.integers(0, len(topic)))]
     assert set(slow_slices_of(feed, topic)) <= set(feed.slices_for(prefix))
 
 
 @given(feeds(), prefix_texts.map(str.encode))
-def test_slices_of_a_prefix_are_ascending_and_each_can_hold_a_topic(
-    feed: Feed, prefix: bytes
-) -> None:
+def test_slices_of_a_prefix_are_ascending_and_each_can_hold_a_topic(feed: Feed, prefix: bytes) -> None:
     found = feed.slices_for(prefix)
     assert list(found) == sorted(set(found))
     for slice_id in found:
