@@ -1,0 +1,143 @@
+"""Publishers in processes of their own, told by a pipe how many messages to send next."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import zmq
+
+from bench.workload import POOL_MESSAGES, make_pool
+from blackbox import Feed, Publisher
+
+
+class Remote:
+    """A publisher process: `send(n)` starts a run and does not wait, `answer()` waits for its report."""
+
+    def __init__(self, kind: str, **arguments: Any) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.publishers", kind, json.dumps(arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parent.parent,
+        )
+        self.answer()
+
+    def send(self, messages: int, **more: Any) -> None:
+        """Begin a run."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"messages": messages, **more}) + "\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        """What the process said when it was ready, or when it was done."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("a publisher process of the benchmark ended early")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate(timeout=60)
+
+
+def _orders() -> Any:
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        yield json.loads(line)
+
+
+def _blackbox(feed: Feed) -> None:
+    """Ours: columns in, blocks out, as fast as the slowest subscriber."""
+    pool = make_pool()
+    with Publisher(feed, when_full="wait") as publisher:
+        for order in _orders():
+            publisher.wait_for_subscribers(timeout=60)
+            started = time.perf_counter()
+            for start in range(0, order["messages"], POOL_MESSAGES):
+                count = min(POOL_MESSAGES, order["messages"] - start)
+                publisher.publish_many(
+                    pool.topics, pool.topic_index[:count], pool.payloads[:count], pool.ts_event[:count]
+                )
+            publisher.flush()
+            print(json.dumps({"seconds": time.perf_counter() - started}), flush=True)
+
+
+def _pyzmq(endpoint: str) -> None:
+    """The rival: plain pyzmq, one message a frame, waiting for slow subscribers as ours does."""
+    pool = make_pool()
+    frames = [
+        pool.topics[topic] + b" " + payload.tobytes()
+        for topic, payload in zip(pool.topic_index, pool.payloads, strict=True)
+    ]
+    context = zmq.Context()
+    socket = context.socket(zmq.XPUB)
+    socket.setsockopt(zmq.XPUB_NODROP, 1)
+    socket.bind(endpoint)
+    subscribed = False
+    for order in _orders():
+        while not subscribed:
+            subscribed = socket.recv()[:1] == b"\1"
+        started = time.perf_counter()
+        send = socket.send
+        for start in range(0, order["messages"], POOL_MESSAGES):
+            for frame in frames[: min(POOL_MESSAGES, order["messages"] - start)]:
+                send(frame)
+        print(json.dumps({"seconds": time.perf_counter() - started}), flush=True)
+    context.destroy(linger=0)
+
+
+def _paced(feed: Feed | None, endpoint: str) -> None:
+    """One message at a time at a steady pace, stamped just before it is sent; ours or plain pyzmq."""
+    context = zmq.Context()
+    publisher = Publisher(feed).start() if feed is not None else None
+    socket = context.socket(zmq.XPUB)
+    if feed is None:
+        socket.bind(endpoint)
+    payload = bytearray(100)
+    for order in _orders():
+        if publisher is not None:
+            publisher.wait_for_subscribers(timeout=60)
+        else:
+            socket.recv()
+        interval_ns = 10**9 // order["rate"]
+        due = time.time_ns() + 10**6
+        for _ in range(order["messages"]):
+            while time.time_ns() < due:
+                pass
+            # The time that counts is when the message was due: a late sender does not hide its delay.
+            payload[:8] = due.to_bytes(8, "little")
+            if publisher is not None:
+                publisher.publish(b"S0001.trade", bytes(payload))
+            else:
+                socket.send(bytes(payload))
+            due += interval_ns
+        print(json.dumps({}), flush=True)
+    if publisher is not None:
+        publisher.close()
+    context.destroy(linger=0)
+
+
+def _main() -> None:
+    kind, arguments = sys.argv[1], json.loads(sys.argv[2])
+    feed = msgspec.convert(arguments["feed"], Feed) if arguments.get("feed") else None
+    if kind == "blackbox" and feed is not None:
+        _blackbox(feed)
+    elif kind == "pyzmq":
+        _pyzmq(arguments["endpoint"])
+    else:
+        _paced(feed, arguments.get("endpoint", ""))
+
+
+if __name__ == "__main__":
+    _main()
