@@ -58,6 +58,19 @@ def distinct_scratch(topics: int) -> Distinct:
     )
 
 
+def as_integers(column: Any, dtype: type[numpy.integer[Any]], name: str) -> NDArray[Any]:
+    """A column as `dtype`. Raises ValueError when it holds anything but integers, or one that is too large."""
+    given = numpy.asarray(column)
+    if given.size == 0:
+        return numpy.empty(given.shape, dtype)
+    if given.dtype.kind not in "iu":
+        raise ValueError(f"{name} held {given.dtype}, expected integers of {numpy.dtype(dtype)}")
+    limits = numpy.iinfo(dtype)
+    if not numpy.can_cast(given.dtype, dtype) and (given.min() < limits.min or given.max() > limits.max):
+        raise ValueError(f"{name} ran from {given.min()} to {given.max()}, expected {numpy.dtype(dtype)}")
+    return numpy.ascontiguousarray(given, dtype)
+
+
 def as_rows(
     payloads: Any, ts_event: Any, offsets: Any, lengths: Any, count: int, name: str = "payloads"
 ) -> tuple[Rows, tuple[Any, ...]]:
@@ -68,7 +81,7 @@ def as_rows(
     """
     stamps = numpy.empty(0, numpy.int64)
     if ts_event is not None:
-        stamps = numpy.ascontiguousarray(ts_event, numpy.int64)
+        stamps = as_integers(ts_event, numpy.int64, "ts_event")
         if stamps.shape != (count,):
             raise ValueError(f"ts_event had shape {stamps.shape}, expected ({count},), as topic_index")
     starts, sizes, stride = numpy.empty(0, numpy.int64), numpy.empty(0, numpy.int32), 0
@@ -79,21 +92,22 @@ def as_rows(
                 f"{name} without offsets had shape {data.shape} of {data.dtype}, expected ({count}, size) of bytes"
             )
         stride = data.shape[1]
+        _check_size(stride)
     else:
         data = payloads if isinstance(payloads, numpy.ndarray) else numpy.frombuffer(payloads, numpy.uint8)
         data = numpy.ascontiguousarray(data).reshape(-1)
-        places = numpy.ascontiguousarray(offsets, numpy.int64)
+        places = as_integers(offsets, numpy.int64, "offsets")
         expected = count + 1 if lengths is None else count
         if places.shape != (expected,):
             raise ValueError(f"offsets had shape {places.shape}, expected ({expected},)")
         starts = places if lengths is not None else places[:-1]
-        extent = numpy.ascontiguousarray(lengths, numpy.int64) if lengths is not None else numpy.diff(places)
+        extent = as_integers(lengths, numpy.int64, "lengths") if lengths is not None else numpy.diff(places)
         if extent.shape != (count,):
             raise ValueError(f"lengths had shape {extent.shape}, expected ({count},)")
-        if count and (extent.min() < 0 or starts.min() < 0 or (starts + extent).max() > data.nbytes):
+        # Written so that no sum can overflow.
+        if count and (extent.min() < 0 or starts.min() < 0 or (starts > data.nbytes - extent).any()):
             raise ValueError(f"offsets reached outside the {data.nbytes} bytes of {name}, or ran backwards")
-        if count and extent.max() > MAX_BODY_BYTES // 2:
-            raise ValueError(f"a payload had {extent.max()} bytes, expected at most {MAX_BODY_BYTES // 2}")
+        _check_size(int(extent.max(initial=0)))
         sizes = extent.astype(numpy.int32)
     rows = Rows(
         stamps.ctypes.data if ts_event is not None else 0,
@@ -103,6 +117,11 @@ def as_rows(
         stride,
     )
     return rows, (data, stamps, starts, sizes)
+
+
+def _check_size(payload_bytes: int) -> None:
+    if payload_bytes > MAX_BODY_BYTES // 2:
+        raise ValueError(f"a payload had {payload_bytes} bytes, expected at most {MAX_BODY_BYTES // 2}")
 
 
 class Block:
@@ -191,7 +210,7 @@ class Block:
 
         Raises BlockError when there is no message, an index is out of range, or a topic lacks the key.
         """
-        index = numpy.ascontiguousarray(topic_index, numpy.int32)
+        index = as_integers(topic_index, numpy.int32, "topic_index")
         if any(not t.startswith(key) or t[:1] in (b"", b"\0") for t in topics):
             raise BlockError(f"a topic was empty, reserved, or did not start with key {key!r}: {list(topics)[:5]!r}")
         if index.size and (index.min() < 0 or index.max() >= len(topics)):

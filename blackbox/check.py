@@ -17,6 +17,7 @@ from blackbox.layout import (
     KNOWN_FLAGS,
     MAGIC,
     MAX_BODY_BYTES,
+    MAX_SEQUENCE,
     MAX_TOPIC_BYTES,
     OFFSET_BODY_BYTES,
     OFFSET_BODY_CHECKSUM,
@@ -153,7 +154,7 @@ def check_header(address: int, size: int) -> int:
         return _COUNTS
     if not control and (header.count == 0 or header.topics == 0 or header.topics > header.count):
         return _COUNTS
-    if header.sequence < 0 or header.sequence > 1 << 62 or header.body_bytes > MAX_BODY_BYTES:
+    if header.sequence < 0 or header.sequence > MAX_SEQUENCE or header.body_bytes > MAX_BODY_BYTES:
         return _COUNTS
     return _NONE
 

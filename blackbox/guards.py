@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from blackbox.atoms import inner, int32s_at, int64s_at
 from blackbox.check import read_header
 from blackbox.counters import Count
-from blackbox.layout import MAX_KEY_BYTES, body_layout
+from blackbox.layout import MAX_KEY_BYTES, MAX_SEQUENCE, body_layout
 from blackbox.memory import shared_array
 from blackbox.topics import FULL, Numbering, NumberingAt, Trie, longest_prefix, number_of
 
@@ -284,13 +284,13 @@ def _note_next(at: SequencesAt, key: int, line: int, epoch: int, following: int,
     expected = int64s_at(at.expected + 8 * key, 1)
     line_next = int64s_at(at.line_next + 16 * key, 2)
     if expected[0] == _UNKNOWN or epochs[0] != epoch:
-        if baseline:
-            epochs[0] = epoch
-            expected[0] = following
-            line_next[0] = 0
-            line_next[1] = 0
-            line_next[line] = following
-        return
+        told = int64s_at(at.state, _STATE_WORDS)[_TOLD] != 0
+        if not told and baseline == 0:
+            return
+        epochs[0] = epoch
+        expected[0] = 0 if told else following
+        line_next[0] = 0
+        line_next[1] = 0
     line_next[line] = max(line_next[line], following)
     settle(at, key, now_ns)
 
@@ -312,7 +312,8 @@ def note_sequences(
         start = numpy.int64(offsets[row])
         size = numpy.int64(offsets[row + 1]) - start
         name = body + layout.topics + start
-        if size <= MAX_KEY_BYTES and longest_prefix(filters, name, size) != 0:
+        sane = size <= MAX_KEY_BYTES and 0 <= following[row] <= MAX_SEQUENCE
+        if sane and longest_prefix(filters, name, size) != 0:
             key = number_of(at.keys, name, size)
             if key != FULL:
                 _note_next(at, key, line, epoch, following[row], baseline, now_ns)

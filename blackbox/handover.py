@@ -154,7 +154,7 @@ def _hand_over(at: SliceAt, worker: int, ts_out: int, body_message: int) -> int:
             return FAILED
         if load_acquire(at.words + 8 * STOPPING) == TERMINATE:
             return TERMINATED
-        lag = lag_of(at, ts_out, now_ns())
+        lag = now_ns() - ts_out - min(0, counters[_SMALLEST_LAG])
         if lag > at.max_lag_ns:
             squawk(at, lag)
             if at.policy == POLICY_TERMINATE:
@@ -203,7 +203,7 @@ def match_topics(at: SliceAt, table: TableAt, trie: Trie, header: Header, body: 
 
 
 @inner
-def _group_by_set(table: TableAt, header: Header, body: int, envelope: int, first_row: int) -> int:
+def group_by_set(table: TableAt, header: Header, body: int, envelope: int, first_row: int) -> int:
     """Group the rows by match set, into the envelope; returns how many some callback wants."""
     sets = int32s_at(envelope + TOPICS_AT + 4 * header.topics, header.topics)
     parts = int32s_at(envelope + parts_at(header.topics), PART_WORDS * header.topics)
@@ -271,7 +271,7 @@ def dispatch(
     result = 0
     if wanted != 0:
         counters = int64s_at(at.counters, _COUNTERS)
-        matched = _group_by_set(table, header, body, envelope, first_row)
+        matched = group_by_set(table, header, body, envelope, first_row)
         counters[_MATCHED] += matched
         for worker in range(at.workers):
             if (wanted >> worker) & 1:

@@ -71,6 +71,7 @@ class Line:
         self._max_keys = feed.max_topics if feed.key_bytes else 1
         self._subscriptions: list[set[bytes]] = [set() for _ in self.part.endpoints]
         self._ended = False
+        self._deadline = 0.0
         self._unanswered: list[tuple[int, bytes]] = []
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"blackbox-line-{slice_id}", daemon=True)
@@ -175,18 +176,22 @@ class Line:
 
     def flush(self, deadline: float) -> None:
         """Wait until the ring is empty: everything published before is with ZeroMQ. Raises PublisherError in time."""
-        with self.ring.lock:
+        late = PublisherError(f"slice {self.slice_id}: flush was not done in time: a subscriber did not keep up")
+        if not self.ring.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise late  # another thread holds it while it waits for room
+        try:
             while self.ring.words[HEAD] != self.ring.tail:
                 if time.monotonic() >= deadline:
-                    raise PublisherError(
-                        f"slice {self.slice_id}: flush was not done in time: a subscriber did not keep up"
-                    )
+                    raise late
                 self.ring.announce_wait()
                 if self.ring.words[HEAD] != self.ring.tail:
                     self.ring.wait()
+        finally:
+            self.ring.lock.release()
 
-    def ask_to_close(self) -> None:
-        """Let the thread send what the ring holds, then end."""
+    def ask_to_close(self, deadline: float) -> None:
+        """Let the thread send what the ring holds, then end. ZeroMQ keeps sending until the deadline at most."""
+        self._deadline = deadline
         self.ring.shared[CLOSING] = max(1, self.ring.shared[CLOSING])
         self.ring.wake()
 
@@ -221,7 +226,7 @@ class Line:
             self._ended = True  # writers that wait for room hold the lock, and leave when they see this
             with self.ring.lock:
                 self.ring.seal()
-                self.discarded = send.discard(self.target)
+                self.discarded = send.discard(self.target) - int(self.counters[send.HANDLED])
             for socket in sockets:
                 socket.close()
             close_context(context)
@@ -304,7 +309,7 @@ class Line:
         for line, socket in enumerate(sockets):
             while not self._tell(sockets, line, HEARTBEAT_KEY, FLAG_END) and self.ring.shared[CLOSING] < 2:
                 pass  # each try waits for the slowest subscriber, up to the send timeout
-            socket.linger = _LINGER_MS
+            socket.linger = max(0, int(1000 * (self._deadline - time.monotonic())))
 
     def _read_subscriptions(self, sockets: list[zmq.Socket[bytes]]) -> None:
         with self.changed:
@@ -343,7 +348,3 @@ class Line:
         except zmq.Again:
             return False
         return True
-
-
-_LINGER_MS = 5_000
-"""How long a closed publisher keeps sending what ZeroMQ still holds for slow subscribers."""

@@ -15,7 +15,7 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox import send
-from blackbox.block import as_rows, distinct_scratch
+from blackbox.block import as_integers, as_rows, distinct_scratch
 from blackbox.encode import Rows
 from blackbox.errors import NoSubscriberError, PublisherError
 from blackbox.feed import Feed
@@ -193,7 +193,7 @@ class Publisher:
             ValueError: a column has the wrong shape, or reaches outside its buffer; nothing was published.
             ConfigError, PublisherError: as `publish`.
         """
-        index = numpy.ascontiguousarray(topic_index, numpy.int32)
+        index = as_integers(topic_index, numpy.int32, "topic_index")
         if index.ndim != 1:
             raise ValueError(f"topic_index had shape {index.shape}, expected (n,)")
         if index.size and (index.min() < 0 or index.max() >= len(topics)):
@@ -211,10 +211,17 @@ class Publisher:
         resolved = self._resolved
         if topics is resolved.topics:
             return resolved
-        routes = [self._routes[topic] for topic in topics]
+        # A source's topics grow at the end: those before are the same objects, and compared in no time.
+        known = len(resolved.topics) if topics[: len(resolved.topics)] == resolved.topics else 0
+        routes = [self._routes[topic] for topic in topics[known:]]
         slice_of_ring = {id(line.ring): line.slice_id for line in self._lines}
         slices = numpy.array([slice_of_ring[id(ring)] for ring, _ in routes], numpy.int32)
-        resolved = _Resolved(topics, slices, numpy.array([topic_id for _, topic_id in routes], numpy.int32))
+        ids = numpy.array([topic_id for _, topic_id in routes], numpy.int32)
+        resolved = _Resolved(
+            topics,
+            numpy.concatenate([resolved.slices[:known], slices]),
+            numpy.concatenate([resolved.ids[:known], ids]),
+        )
         if type(topics) is tuple:  # nothing else is sure to hold the same topics when it comes again
             self._resolved = resolved
         return resolved
@@ -304,7 +311,7 @@ class Publisher:
         self._closed = True
         deadline = time.monotonic() + timeout
         for line in self._lines:
-            line.ask_to_close()
+            line.ask_to_close(deadline)
         for line in self._lines:
             line.close(deadline)
         discarded = sum(line.discarded for line in self._lines)

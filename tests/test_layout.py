@@ -91,9 +91,7 @@ def violations(module: str, source: str) -> list[str]:
         elif package == "blackbox" and imported != "__version__":
             if place_of(imported) > place_of(module):
                 found.append(f"blackbox.{module} imports {name}, which stands after it")
-            elif imported == module or (
-                place_of(imported) == place_of(module) and "*" not in ORDER[place_of(module)]
-            ):
+            elif imported == module or (place_of(imported) == place_of(module) and "*" not in ORDER[place_of(module)]):
                 found.append(f"blackbox.{module} imports itself")
     return found
 
@@ -136,13 +134,9 @@ def test_relative_import_is_found() -> None:
 
 def test_import_for_types_alone_is_fine() -> None:
     source = "if TYPE_CHECKING:\n    from blackbox.feed import Feed\nelse:\n    import feeds"
-    assert violations("routing", source) == [
-        "blackbox.routing imports feeds: the core knows no feed"
-    ]
+    assert violations("routing", source) == ["blackbox.routing imports feeds: the core knows no feed"]
 
 
 def test_import_along_the_order_is_fine() -> None:
-    source = (
-        "import numpy\nfrom blackbox import __version__, errors\nfrom blackbox.routing import x"
-    )
+    source = "import numpy\nfrom blackbox import __version__, errors\nfrom blackbox.routing import x"
     assert violations("feed", source) == []

@@ -57,9 +57,7 @@ def test_no_other_name_leaks_from_the_package() -> None:
     for name in NAMES:
         getattr(blackbox, name)
     public = {
-        name
-        for name, value in vars(blackbox).items()
-        if not name.startswith("_") and not isinstance(value, ModuleType)
+        name for name, value in vars(blackbox).items() if not name.startswith("_") and not isinstance(value, ModuleType)
     }
     assert public - {"TYPE_CHECKING", "import_module"} == set(NAMES)
 
@@ -83,8 +81,6 @@ def test_unknown_name_is_an_attribute_error() -> None:
 @pytest.mark.parametrize("module", LIGHT_MODULES)
 def test_importing_takes_no_heavy_library(module: str) -> None:
     script = f"import sys, {module}; print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True
-    ).stdout.split()
+    loaded = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
     assert module in loaded
     assert HEAVY.isdisjoint(loaded)

@@ -1,0 +1,66 @@
+"""The command line: `blackbox demo | publish | subscribe | stat`.
+
+typer and rich are imported in this package only, the parts that need numba inside of each command: `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+from blackbox import __version__
+from blackbox.cli.demo import demo
+from blackbox.cli.publish import publish
+from blackbox.cli.stat import stat
+from blackbox.cli.status import STATUS_HELP
+from blackbox.cli.subscribe import subscribe
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="blackbox",
+    help="Market data over ZeroMQ: publish a feed in slices, dispatch it to callbacks by topic prefix.",
+    epilog=STATUS_HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _command in (demo, publish, subscribe, stat):
+    app.command(epilog=STATUS_HELP)(_command)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"blackbox {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+class _OneLine(logging.Formatter):
+    """`warning: text`, as the errors of the command line look."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{record.levelname.lower()}: {record.getMessage()}"
+
+
+def main() -> None:
+    """Run the command line; the entry point `blackbox`."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine())
+    log = logging.getLogger("blackbox")
+    log.addHandler(handler)
+    log.propagate = False
+    app()

@@ -1,0 +1,162 @@
+"""The demo's callbacks, of each kind: compiled (trades, message mix), per batch (last price), per message (watched)."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy
+from numba import njit
+from numpy.typing import NDArray
+
+from blackbox.batch import Batch, Message
+from blackbox.cli.demo_trades import (
+    MAX_TOPICS,
+    PRICE_SCALE,
+    UNPRICED,
+    iex_trades,
+    itch_trades,
+    new_state,
+    trades_by_topic,
+)
+from blackbox.cli.symbols import SymbolOf
+from blackbox.compiled import CompiledBatch
+from blackbox.errors import ConfigError
+from blackbox.subscriber import Subscriber
+from blackbox.zmqlib import now_ns
+
+
+class Trading(NamedTuple):
+    """How trades are told in a schema."""
+
+    add_up: Callable[..., None]
+    trade_type: str
+    """The message type of which the last price is taken; it has a field `price`."""
+
+
+TRADING: Final = {
+    "itch50": Trading(itch_trades, "P"),
+    "iex_tops16": Trading(iex_trades, "T"),
+    "iex_deep10": Trading(iex_trades, "T"),
+}
+_MOST_ORDERS: Final = 1 << 20
+
+# The state of the message mix: when the first block came, when the last one was done, a count for each type.
+_FIRST_NS: Final = 0
+_LAST_NS: Final = 1
+_COUNTS: Final = 8
+
+
+@njit(nogil=True, cache=True)
+def message_mix(batch: CompiledBatch, state: NDArray[numpy.int64]) -> None:
+    """Count the messages of a batch by type, the first byte of the payload."""
+    if state[_FIRST_NS] == 0:
+        state[_FIRST_NS] = batch.ts_recv
+    for row in batch.rows:
+        start = row * batch.stride if batch.stride >= 0 else numpy.int64(batch.offsets[row])
+        state[_COUNTS + batch.payloads[start]] += 1
+    state[_LAST_NS] = now_ns()
+
+
+class SymbolResult(NamedTuple):
+    """What the callbacks found out about one symbol."""
+
+    symbol: str
+    shares: int
+    trades: int
+    vwap: float
+    """Dollars."""
+    last: float | None
+    """Dollars; None: no message told it."""
+
+
+class DemoCallbacks:
+    """Registers the callbacks, holds what they collect, and puts it together afterwards.
+
+    Raises ConfigError when the demo does not know how trades are told in the feed's schema.
+    """
+
+    def __init__(self, subscriber: Subscriber, orders: Sequence[int], watched: Sequence[bytes]) -> None:
+        """`orders`: how many may rest in each slice; `watched`: symbols that get a call for each message."""
+        feed = subscriber.feed
+        add_up, self._trade_type = trading_of(feed.schema)
+        self._subscriber = subscriber
+        self._last = numpy.zeros((len(feed.slices), MAX_TOPICS), numpy.int64)
+        self._done_ns = 0
+        self.watched = {symbol: [0] * 256 for symbol in watched}
+        self._trades = subscriber.on_compiled(b"", state=new_state(min(max(orders), _MOST_ORDERS)))(add_up)
+        self._mix = subscriber.on_compiled(b"", state=numpy.zeros(_COUNTS + 256, numpy.int64))(message_mix)
+        subscriber.on_batch(b"")(self._last_price)
+        for symbol, mix in self.watched.items():
+            subscriber.on(symbol + b".")(self._watch(mix))
+
+    def _last_price(self, batch: Batch) -> None:
+        trades = batch.indices(self._trade_type)
+        numbers = batch.topic_numbers[batch.topic_index[trades]]
+        # Where a topic comes twice, the later price stays.
+        self._last[batch.block.slice_id, numbers] = batch.records(self._trade_type)["price"]
+        self._done_ns = time.time_ns()
+
+    def _watch(self, mix: list[int]) -> Callable[[Message], None]:
+        def count_message(message: Message) -> None:
+            mix[message.payload[0]] += 1
+            if message.end_of_batch:
+                self._done_ns = time.time_ns()
+
+        return count_message
+
+    def mix(self) -> dict[str, int]:
+        """Messages by type, as counted in compiled code."""
+        counts = self._mix.total()[_COUNTS:]
+        return {chr(kind): int(counts[kind]) for kind in numpy.flatnonzero(counts)}
+
+    def seconds(self) -> float:
+        """From the first delivery to the last one, whichever callback it was."""
+        states = [state for state in self._mix.states.values() if state[_FIRST_NS]]
+        if not states:
+            return 0.0
+        last = max(self._done_ns, *(int(state[_LAST_NS]) for state in states))
+        return (last - min(int(state[_FIRST_NS]) for state in states)) / 1e9
+
+    def unpriced(self) -> int:
+        """Executions of orders that were added before the source began, or for which there was no room."""
+        return sum(int(state[UNPRICED]) for state in self._trades.states.values())
+
+    def symbols(self) -> list[SymbolResult]:
+        """Every symbol that was traded, the largest volume first."""
+        symbol_of = SymbolOf(self._subscriber.feed.topic)
+        totals: dict[bytes, Any] = defaultdict(lambda: numpy.zeros(3, object))
+        last: dict[bytes, int] = {}
+        for slice_id, state in self._trades.states.items():
+            topics = self._subscriber.topics(slice_id)
+            for topic, columns in zip(topics, trades_by_topic(state), strict=False):
+                totals[symbol_of(topic)] += columns
+            prices = self._last[slice_id]
+            last.update({symbol_of(topics[n]): int(prices[n]) for n in numpy.flatnonzero(prices[: len(topics)])})
+        return sorted(
+            (
+                SymbolResult(
+                    symbol.decode(errors="backslashreplace"),
+                    shares,
+                    trades,
+                    value / shares / PRICE_SCALE,
+                    last[symbol] / PRICE_SCALE if symbol in last else None,
+                )
+                for symbol, (value, shares, trades) in totals.items()
+                if shares
+            ),
+            key=lambda result: (-result.shares, result.symbol),
+        )
+
+
+def trading_of(schema: str) -> Trading:
+    """How trades are told in a schema.
+
+    Raises:
+        ConfigError: the demo does not know.
+    """
+    if schema not in TRADING:
+        raise ConfigError(f"the demo's source had schema {schema!r}, expected one of: {', '.join(TRADING)}")
+    return TRADING[schema]

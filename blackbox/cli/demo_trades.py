@@ -1,0 +1,120 @@
+"""Traded volume and value by topic, in compiled code: what the demo's VWAP comes from.
+
+VWAP of a symbol = sum(price * shares) / sum(shares) over its trades, which are:
+
+- ITCH 5.0: executions of resting orders at their own price (type E; the price is that of the A, F or U that added the
+  order), executions at another price if they are printable (C), and trades against hidden orders (P). Crosses (Q) are
+  auctions and left out.
+- IEX TOPS and DEEP: trade reports (T).
+
+Broken trades (B) are not taken off again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy
+from numba import njit
+from numpy.typing import NDArray
+
+from blackbox.cli.demo_orders import add_order, new_orders, remove_order, take_shares
+from blackbox.compiled import CompiledBatch, big_endian, little_endian, topic_number
+from blackbox.schema import load_schema
+
+PRICE_SCALE: Final = 10_000
+"""A price divided by this is in dollars, in ITCH and in IEX."""
+MAX_TOPICS: Final = 262_144
+"""Topics of one slice that are counted; the demo's feed allows no more."""
+
+# The state of one slice: head, three columns by topic number, then the resting orders.
+UNPRICED: Final = 0
+"""Executions of orders that are not known: left out."""
+_HEAD: Final = 8
+_VALUE: Final = _HEAD
+_SHARES: Final = _VALUE + MAX_TOPICS
+_TRADES: Final = _SHARES + MAX_TOPICS
+_ORDERS: Final = _TRADES + MAX_TOPICS
+
+
+def new_state(orders: int) -> NDArray[numpy.int64]:
+    """The state of a slice in which up to `orders` orders rest at a time."""
+    return numpy.concatenate([numpy.zeros(_ORDERS, numpy.int64), new_orders(orders)])
+
+
+def trades_by_topic(state: NDArray[numpy.int64]) -> list[tuple[int, int, int]]:
+    """(value, shares, trades) of each topic number; a value is in dollars times `PRICE_SCALE`."""
+    columns = state[_HEAD:_ORDERS].reshape(3, MAX_TOPICS)
+    traded = numpy.flatnonzero(columns[2])
+    return list(zip(*columns[:, : traded[-1] + 1 if len(traded) else 0].tolist(), strict=True))
+
+
+def _offsets(schema: str, kind: str) -> dict[str, int]:
+    fields: Any = load_schema(schema).dtype(kind).fields
+    return {name: int(field[1]) for name, field in fields.items()}
+
+
+# Compiled code takes these as constants. A, F and P agree in all fields used here; so do E, C, X and D.
+_ADD, _REPLACE, _PRICED = _offsets("itch50", "A"), _offsets("itch50", "U"), _offsets("itch50", "C")
+_REFERENCE, _ADD_SHARES, _ADD_PRICE = _ADD["order_reference_number"], _ADD["shares"], _ADD["price"]
+_NEW_REFERENCE, _NEW_SHARES = _REPLACE["new_order_reference_number"], _REPLACE["shares"]
+_NEW_PRICE = _REPLACE["price"]
+_TAKEN, _PRINTABLE, _TAKEN_PRICE = _PRICED["executed_shares"], _PRICED["printable"], _PRICED["execution_price"]
+_REPORT = _offsets("iex_deep10", "T")
+_REPORT_SIZE, _REPORT_PRICE = _REPORT["size"], _REPORT["price"]
+_A, _C, _D, _E, _F, _P, _T, _U, _X, _Y = b"ACDEFPTUXY"
+
+
+@njit(inline="always")
+def _start(batch: CompiledBatch, row: int) -> Any:
+    return row * batch.stride if batch.stride >= 0 else numpy.int64(batch.offsets[row])
+
+
+@njit(inline="always")
+def _trade(state: NDArray[numpy.int64], number: int, price: int, shares: int) -> None:
+    if 0 <= number < MAX_TOPICS:
+        state[_VALUE + number] += price * shares
+        state[_SHARES + number] += shares
+        state[_TRADES + number] += 1
+
+
+@njit(nogil=True, cache=True)
+def itch_trades(batch: CompiledBatch, state: NDArray[numpy.int64]) -> None:
+    """Follow the orders of a batch of ITCH 5.0 messages and add up its trades."""
+    data = batch.payloads
+    orders = state[_ORDERS:]
+    for row in batch.rows:
+        at = _start(batch, row)
+        kind = data[at]
+        if kind in (_A, _F):
+            price, shares = big_endian(data, at + _ADD_PRICE, 4), big_endian(data, at + _ADD_SHARES, 4)
+            add_order(orders, big_endian(data, at + _REFERENCE, 8), price, shares)
+        elif kind == _D:
+            remove_order(orders, big_endian(data, at + _REFERENCE, 8))
+        elif kind in (_E, _C, _X):
+            shares = big_endian(data, at + _TAKEN, 4)
+            price = take_shares(orders, big_endian(data, at + _REFERENCE, 8), shares)
+            if kind == _C:
+                price = big_endian(data, at + _TAKEN_PRICE, 4)
+            if price == 0:
+                state[UNPRICED] += 1
+            elif kind == _E or (kind == _C and data[at + _PRINTABLE] == _Y):
+                _trade(state, topic_number(batch, row), price, shares)
+        elif kind == _U:
+            remove_order(orders, big_endian(data, at + _REFERENCE, 8))
+            price, shares = big_endian(data, at + _NEW_PRICE, 4), big_endian(data, at + _NEW_SHARES, 4)
+            add_order(orders, big_endian(data, at + _NEW_REFERENCE, 8), price, shares)
+        elif kind == _P:
+            price, shares = big_endian(data, at + _ADD_PRICE, 4), big_endian(data, at + _ADD_SHARES, 4)
+            _trade(state, topic_number(batch, row), price, shares)
+
+
+@njit(nogil=True, cache=True)
+def iex_trades(batch: CompiledBatch, state: NDArray[numpy.int64]) -> None:
+    """Add up the trade reports of a batch of IEX messages."""
+    data = batch.payloads
+    for row in batch.rows:
+        at = _start(batch, row)
+        if data[at] == _T:
+            shares = little_endian(data, at + _REPORT_SIZE, 4)
+            _trade(state, topic_number(batch, row), little_endian(data, at + _REPORT_PRICE, 8), shares)

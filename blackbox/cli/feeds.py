@@ -1,0 +1,82 @@
+"""The feed of a command: a file, or the built-in `local`, on which publisher and subscriber meet without any file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from blackbox.errors import ConfigError
+from blackbox.feed import Feed, Slice
+from blackbox.schema import RAW
+from blackbox.source import Source, open_source
+
+LOCAL = Feed(
+    name="local",
+    slices=(
+        Slice(endpoints=("tcp://127.0.0.1:17101",), share=(0, 2)),
+        Slice(endpoints=("tcp://127.0.0.1:17102",), share=(1, 2)),
+    ),
+)
+"""What `configs/local.toml` says: two slices on this machine."""
+
+FeedOption = Annotated[
+    str | None,
+    typer.Option(
+        "--feed",
+        metavar="FILE",
+        help="Feed file (TOML); publisher and subscribers load the same one. "
+        "Default: the built-in feed `local`, two slices on 127.0.0.1, ports 17101 and 17102.",
+        show_default=False,
+    ),
+]
+SourceOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        "-o",
+        metavar="NAME=VALUE",
+        help="Option of the source, as its class takes it, e.g. `date=2019-12-30` for itch50, "
+        "`symbols=500` for synthetic. Can be repeated.",
+        show_default=False,
+    ),
+]
+
+
+def load_feed(path: str | None) -> Feed:
+    """The feed of a file, or `LOCAL`."""
+    return LOCAL if path is None else Feed.load(path)
+
+
+def open_with_options(spec: str, texts: list[str] | None, feed: Feed) -> Source:
+    """The source of `spec` with options of the form NAME=VALUE; topics are made as the feed says.
+
+    Raises:
+        ConfigError: the source, the form or an option is wrong.
+    """
+    options: dict[str, Any] = {}
+    if feed.topic != LOCAL.topic:
+        options["topic"] = feed.topic
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise ConfigError(f"option was {text!r}, expected NAME=VALUE, e.g. date=2019-12-30")
+        options[name] = int(value) if value.isdecimal() else value
+    return open_source(spec, **options)
+
+
+def feed_for(feed: Feed, source: Source, spec: str) -> Feed:
+    """The feed with the source's schema. A feed of the schema `raw`, which is the default, carries any payload.
+
+    Raises:
+        ConfigError: the feed has another schema.
+    """
+    if feed.schema == RAW.name:
+        return msgspec.structs.replace(feed, schema=source.schema.name)
+    if feed.schema != source.schema.name:
+        raise ConfigError(
+            f"feed {feed.name!r} has schema {feed.schema!r} but source {spec!r} has {source.schema.name!r}: "
+            "choose another feed file, or set its schema"
+        )
+    return feed

@@ -1,0 +1,165 @@
+"""`blackbox publish`: send a source into a feed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from blackbox.cli.feeds import FeedOption, SourceOptions, feed_for, load_feed, open_with_options
+from blackbox.cli.status import exit_statuses, lose, warn
+from blackbox.cli.symbols import SymbolOf
+from blackbox.cli.terminal import bad_if, count, duration, megabytes, rate, say, stderr, stdout, titled, values_table
+from blackbox.source import Source
+
+if TYPE_CHECKING:
+    from blackbox.publisher import Publisher, PublisherStatistics
+
+_LINE_EVERY_S = 2.0
+
+
+class WhenFull(StrEnum):
+    """What the publisher does when a subscriber's queue is full."""
+
+    WAIT = "wait"
+    DROP = "drop"
+
+
+def publish(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="What to publish: NAME:ARGUMENT.")],
+    feed: FeedOption = None,
+    when_full: Annotated[
+        WhenFull,
+        typer.Option(
+            help="When a subscriber's queue is full: `wait`, publish as fast as the slowest takes it; "
+            "or `drop`, do not send that block to that subscriber, which counts the gap."
+        ),
+    ] = WhenFull.WAIT,
+    wait_for: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Publish once every slice has N subscribers; 0: at once.")
+    ] = 1,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for those subscribers.")
+    ] = 60.0,
+    option: SourceOptions = None,
+) -> None:
+    """Publish a source into a feed, as fast as its subscribers take it.
+
+    SOURCE is [cyan]itch50:PATH[/], [cyan]iex:PATH[/], [cyan]synthetic:MESSAGES[/] or that of a plug-in.
+
+    For example, each with `blackbox subscribe` in another terminal:
+
+    blackbox publish synthetic:1000000
+
+    blackbox publish iex:DEEP10.pcap.gz
+
+    blackbox publish itch50:12302019.NASDAQ_ITCH50.gz --feed configs/nasdaq.toml --wait-for 2
+
+    blackbox publish itch50:day.bin --option date=2020-01-30 --when-full drop
+    """
+    with exit_statuses():
+        from blackbox.publisher import Publisher
+
+        shape = load_feed(feed)
+        opened = open_with_options(source, option, shape)
+        shape = feed_for(shape, opened, source)
+        with Publisher(shape, when_full=when_full.value) as publisher:
+            if wait_for:
+                say(f"waiting for {wait_for} subscriber{'s' * (wait_for > 1)} to each slice of {shape!r}")
+                publisher.wait_for_subscribers(b"", timeout=timeout, count=wait_for)
+            columns = _Columns(publisher)
+            started = time.monotonic()
+            elapsed = 0.0
+            try:
+                _publish_with_progress(opened, columns)
+                publisher.flush()
+                elapsed = time.monotonic() - started
+            finally:
+                publisher.close(timeout=30.0 if elapsed else 1.0)
+                _print_summary(opened, columns, publisher.statistics(), elapsed or time.monotonic() - started)
+        discarded = publisher.statistics().discarded
+        if discarded:
+            lose(f"{count(discarded)} messages were not sent: a subscriber did not take them in time")
+
+
+class _Columns:
+    """A publisher, as a source sees it, that remembers which topics it was given."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self.topics: Sequence[bytes] = ()
+        self.publisher = publisher
+
+    def publish_many(self, topics: tuple[bytes, ...], *columns: Any, **more_columns: Any) -> int:
+        """As `Publisher.publish_many`."""
+        self.topics = topics
+        return self.publisher.publish_many(topics, *columns, **more_columns)
+
+
+def _publish_with_progress(source: Source, columns: _Columns) -> None:
+    started = time.monotonic()
+
+    def rates(messages: int) -> tuple[str, str, str]:
+        seconds = time.monotonic() - started
+        return (
+            count(messages),
+            rate(messages, seconds),
+            megabytes(columns.publisher.statistics().body_bytes, seconds),
+        )
+
+    if not stderr.is_terminal:
+        source.publish(columns, _lines(rates))
+        return
+    progress = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[rates]}"),
+        TimeElapsedColumn(),
+        console=stderr,
+        transient=True,
+    )
+    with progress:
+        task = progress.add_task("publishing", total=source.total, rates="")
+        source.publish(columns, lambda n: progress.update(task, completed=n, rates="  ".join(rates(n))))
+
+
+def _lines(rates: Callable[[int], tuple[str, str, str]]) -> Callable[[int], None]:
+    """Progress as a line every other second, where no terminal can show a bar."""
+    last = time.monotonic()
+
+    def show(messages: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _LINE_EVERY_S:
+            last = time.monotonic()
+            say("published {} messages, {}, {}".format(*rates(messages)))
+
+    return show
+
+
+def _print_summary(source: Source, columns: _Columns, done: PublisherStatistics, elapsed_s: float) -> None:
+    stdout.print(
+        titled(
+            f"published {source!r}",
+            values_table(
+                [
+                    ("messages", count(done.messages)),
+                    ("symbols", count(SymbolOf(columns.publisher.feed.topic).count(columns.topics))),
+                    ("topics", count(done.topics)),
+                    ("blocks", count(done.blocks)),
+                    ("unwanted", count(done.unwanted)),
+                    ("discarded", bad_if(done.discarded > 0, count(done.discarded))),
+                    ("elapsed", duration(elapsed_s * 1e9)),
+                    ("rate", rate(done.messages, elapsed_s)),
+                    ("bodies", megabytes(done.body_bytes, elapsed_s)),
+                ]
+            ),
+        )
+    )
+    for note in source.notes:
+        warn(note)
+    if source.truncated:
+        warn(f"the source ended early: {source.truncated}")

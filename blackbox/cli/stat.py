@@ -1,0 +1,119 @@
+"""`blackbox stat`: how a feed's publishers do, from their heartbeats alone."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import RenderableType
+from rich.live import Live
+
+from blackbox.cli.feeds import FeedOption, load_feed
+from blackbox.cli.status import exit_statuses
+from blackbox.cli.terminal import NOTHING, columns_table, count, duration, rate, stdout, titled
+from blackbox.errors import NotConfirmedError
+
+if TYPE_CHECKING:
+    from blackbox.cli.heartbeats import Heartbeats, LineHealth
+
+
+def stat(
+    feed: FeedOption = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="End when every slice was heard twice, or after --timeout; else run on.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, an array of one object per slice and line, instead of a table.")
+    ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="How long --once waits. Default: three heartbeats of the feed, mostly 3 seconds.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Show each slice of a feed: who publishes, how much, and when it was last heard.
+
+    It subscribes to heartbeats only, so it costs a busy publisher next to nothing, and it is no subscriber that
+    `publish --wait-for` would count.
+
+    For example:
+
+    blackbox stat                           the feed `local`, until Ctrl-C
+
+    blackbox stat --once --json             for a script: status 1 if no publisher was heard
+
+    blackbox stat --feed configs/nasdaq.toml
+    """
+    with exit_statuses():
+        from blackbox.cli.heartbeats import Heartbeats
+
+        shape = load_feed(feed)
+        beat_s = shape.heartbeat_ns / 1e9
+        with Heartbeats(shape) as heartbeats:
+            if once:
+                _listen_once(heartbeats, 3 * beat_s if timeout is None else timeout)
+                _print(heartbeats, as_json)
+            elif as_json or not stdout.is_terminal:
+                while True:
+                    heartbeats.listen(beat_s)
+                    _print(heartbeats, as_json)
+            else:
+                with Live(console=stdout, auto_refresh=False) as live:
+                    while True:
+                        live.update(_table(heartbeats), refresh=True)
+                        heartbeats.listen(min(beat_s, 0.5))
+
+
+def _listen_once(heartbeats: Heartbeats, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    while not heartbeats.heard_all and (left := deadline - time.monotonic()) > 0:
+        heartbeats.listen(min(left, 0.1))
+    if not any(line.heard for line in heartbeats.lines):
+        endpoints = ", ".join(line.endpoint for line in heartbeats.lines)
+        raise NotConfirmedError(
+            f"feed {heartbeats.feed.name!r}: no publisher was heard in {timeout:g} s at {endpoints}"
+        )
+
+
+def _print(heartbeats: Heartbeats, as_json: bool) -> None:
+    if as_json:
+        typer.echo(msgspec.json.encode(heartbeats.lines).decode())
+    else:
+        stdout.print(_table(heartbeats))
+
+
+def _table(heartbeats: Heartbeats) -> RenderableType:
+    table = columns_table(
+        ("slice", "line", "endpoint", "publisher", "epoch", "keys", "messages", "rate", "lag", "last heard"),
+        left=5,
+    )
+    for line in heartbeats.lines:
+        table.add_row(str(line.slice_id), line.line, line.endpoint, _state(line), *_figures(line))
+    return titled(repr(heartbeats.feed), table)
+
+
+def _state(line: LineHealth) -> str:
+    if line.closed:
+        return "closed"
+    if line.is_alive:
+        return "[green]alive[/]"
+    return "[bold red]silent[/]" if line.epoch else "[red]not heard[/]"
+
+
+def _figures(line: LineHealth) -> tuple[str, ...]:
+    if line.epoch is None:
+        return (NOTHING,) * 6
+    return (
+        line.epoch,
+        count(line.keys),
+        count(line.messages),
+        NOTHING if line.messages_per_second is None else rate(line.messages_per_second, 1),
+        NOTHING if line.heartbeat_lag_ns is None else duration(line.heartbeat_lag_ns),
+        f"{duration(time.time_ns() - line.last_heard_ns)} ago",
+    )

@@ -1,0 +1,98 @@
+"""What the commands print with: two consoles, a table of names and values, numbers as people read them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Final
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+_FILE_COLUMNS: Final = 140
+
+
+def _console(stderr: bool) -> Console:
+    console = Console(stderr=stderr)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _FILE_COLUMNS
+    return console
+
+
+stdout = _console(stderr=False)
+"""Results."""
+stderr = _console(stderr=True)
+"""Progress, warnings and errors."""
+
+NOTHING: Final = "-"
+_THOUSAND: Final = 1_000
+
+
+def say(text: str, style: str | None = None) -> None:
+    """Print a line of plain text on stderr, however long."""
+    stderr.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def count(number: int) -> str:
+    """1,234,567."""
+    return f"{number:,}"
+
+
+def rate(messages: float, seconds: float) -> str:
+    """Messages a second, with three digits: `25.3 M/s`."""
+    return f"{_scaled(messages / seconds)}/s" if seconds > 0 else NOTHING
+
+
+def megabytes(octets: float, seconds: float) -> str:
+    """`812 MB/s`."""
+    return f"{octets / seconds / 1e6:,.0f} MB/s" if seconds > 0 else NOTHING
+
+
+def duration(nanoseconds: float) -> str:
+    """With three digits, in the unit that suits: `420 ns`, `1.25 ms`, `3.00 s`."""
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
+        if abs(nanoseconds) >= size:
+            return f"{_three_digits(nanoseconds / size)} {unit}"
+    return f"{nanoseconds:.0f} ns"
+
+
+def values_table(values: Iterable[tuple[str, str]]) -> Table:
+    """A table of names and values, which may have markup."""
+    table = Table(show_header=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    for name, value in values:
+        table.add_row(name, value)
+    return table
+
+
+def columns_table(names: Iterable[str], left: int = 1) -> Table:
+    """A table with these columns, the first `left` of them to the left, the others to the right."""
+    table = Table(header_style="cyan")
+    for place, name in enumerate(names):
+        table.add_column(name, justify="left" if place < left else "right", no_wrap=True)
+    return table
+
+
+def bad_if(wrong: bool, value: str) -> str:
+    """The value in red when something is wrong with it."""
+    return f"[bold red]{value}[/]" if wrong else value
+
+
+def titled(title: str, table: RenderableType) -> RenderableType:
+    """Something with a title above it, which may be wider."""
+    return Group(Text(title, style="bold"), table)
+
+
+def _scaled(number: float) -> str:
+    for unit in ("", " k", " M"):
+        if number < _THOUSAND:
+            return f"{_three_digits(number)}{unit}"
+        number /= _THOUSAND
+    return f"{_three_digits(number)} G"
+
+
+def _three_digits(number: float) -> str:
+    size = abs(number)
+    return f"{number:.2f}" if size < 10 else f"{number:.1f}" if size < 100 else f"{number:,.0f}"

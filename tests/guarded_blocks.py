@@ -1,0 +1,71 @@
+"""Check, and read when they pass, damaged blocks that lie right before a page nobody may touch.
+
+    python -m tests.guarded_blocks SEED COUNT
+
+Compiled code that reads past the end of a frame kills this process. Prints how many passed the check and how many not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.block import Block
+from blackbox.check import check_block
+from tests import wire
+from tests.damage import cases
+
+PAGE = mmap.PAGESIZE
+NO_ACCESS = 0
+
+
+class Guarded:
+    """Two pages, the second without access. `put` places bytes right before it."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, 2 * PAGE)
+        self._bytes = numpy.frombuffer(self._memory, numpy.uint8)
+        libc = ctypes.CDLL(None, use_errno=True)
+        second = ctypes.c_void_p(self._bytes.ctypes.data + PAGE)
+        if libc.mprotect(second, ctypes.c_size_t(PAGE), NO_ACCESS) != 0:
+            raise OSError(ctypes.get_errno(), "mprotect failed")
+
+    def put(self, data: bytes, align: int) -> NDArray[numpy.uint8]:
+        """The data, as near to the guard as the alignment lets it be."""
+        start = (PAGE - len(data)) // align * align
+        target = self._bytes[start : start + len(data)]
+        target[:] = numpy.frombuffer(data, numpy.uint8)
+        return target
+
+
+def touch(block: Block) -> None:
+    """Read everything that a block's views show."""
+    total = int(block.ts_event.sum()) + int(block.topic_index.sum()) + len(block.topics)
+    total += int(block.payload_offsets.sum()) + int(block.payloads.sum()) + len(block.topic_text.tobytes())
+    assert sum(len(block.payload(row)) for row in range(block.count)) == block.payloads.nbytes
+    if block.flags & wire.CONTROL:
+        block.sequences()
+
+
+def main(seed: int, count: int) -> None:
+    keys, headers, bodies = Guarded(), Guarded(), Guarded()
+    passed = refused = 0
+    for key, header, body in cases(seed, count):
+        name, head, data = keys.put(key, 1), headers.put(header, 8), bodies.put(body, 8)
+        places = [place for frame in (head, data, name) for place in (frame.ctypes.data, len(frame))]
+        fault = check_block(*places)
+        assert (fault == 0) == wire.is_valid(key, header, body), (fault, key, header, body)
+        if fault == 0:
+            touch(Block(key, header, data))
+            passed += 1
+        else:
+            refused += 1
+    print(passed, refused)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

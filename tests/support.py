@@ -1,0 +1,79 @@
+"""What several tests share: scripts in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import msgspec
+
+from blackbox import Feed
+
+ROOT = Path(__file__).resolve().parent.parent
+_PRELUDE = """\
+import os, signal, sys, threading, time
+import msgspec, numpy
+from blackbox import *
+from blackbox.testing import *
+feed = msgspec.json.decode(sys.argv[1], type=Feed)
+say = lambda *words: print(*words, flush=True)
+"""
+
+
+class Script:
+    """Python code in a process of its own, with `feed` and `say` at hand; killed when the `with` block is left."""
+
+    def __init__(self, code: str, feed: Feed | None = None) -> None:
+        command = [sys.executable, "-c", _PRELUDE + textwrap.dedent(code), msgspec.json.encode(feed).decode()]
+        if feed is None:
+            command = [sys.executable, "-c", textwrap.dedent(code)]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
+
+    def read(self) -> str:
+        """The next line that it says. Fails with its errors when it says nothing more."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            _, errors = self.process.communicate()
+            raise AssertionError(f"the script ended with status {self.process.returncode}\n{errors}")
+        return line.strip()
+
+    def expect(self, line: str) -> None:
+        """Wait for a line."""
+        said = self.read()
+        assert said == line, f"the script said {said!r}, expected {line!r}"
+
+    def tell(self, line: str) -> None:
+        """Give it a line to `input()`."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def finish(self, timeout: float = 30.0) -> tuple[int, str, str]:
+        """Wait for its end: status, what else it said, its errors."""
+        out, errors = self.process.communicate(timeout=timeout)
+        return self.process.returncode, out, errors
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> Script:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
