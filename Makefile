@@ -23,7 +23,7 @@ test: $(VENV)/.ready-test  ## check style and types, run the tests
 	$(RUN)/python -m pytest -q
 
 bench: $(VENV)/.ready-bench  ## run the benchmarks, each beside its rival [ONLY=name]
-	$(RUN)/python -m pytest bench -q -s -o python_files="bench_*.py" -o timeout=900 $(if $(ONLY),-k "$(ONLY)")
+	$(RUN)/python -m pytest bench -q -s -o python_files="bench_*.py" -o timeout=300 $(if $(ONLY),-k "$(ONLY)")
 
 clean:  ## remove the virtual environment and all caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks build dist

@@ -30,7 +30,8 @@ PREFIXES = [b"S0", b"S1", b"S2", b"S3", b"S4"]
 _FOREVER_NS = 10**15
 
 
-def _wait_for(subscriber: Subscriber, messages: int) -> None:
+def wait_for(subscriber: Subscriber, messages: int) -> None:
+    """Wait until callbacks have got that many messages."""
     while subscriber.statistics().total.delivered < messages:
         subscriber.wait_confirmed()  # raises when something went wrong
         time.sleep(0.002)
@@ -51,7 +52,7 @@ def _compiled(feed: Feed, remote: Remote, checksum: int, workers: int = 2) -> fl
     with subscriber:
         started = time.perf_counter()
         remote.send(MESSAGES)
-        _wait_for(subscriber, MESSAGES)
+        wait_for(subscriber, MESSAGES)
         seconds = time.perf_counter() - started
         remote.answer()
     totals = numpy.sum([callback.total().sum(axis=0) for callback in callbacks], axis=0)
@@ -75,7 +76,7 @@ def _batch(feed: Feed, remote: Remote, checksum: int) -> float:
     with subscriber:
         started = time.perf_counter()
         remote.send(MESSAGES)
-        _wait_for(subscriber, MESSAGES)
+        wait_for(subscriber, MESSAGES)
         seconds = time.perf_counter() - started
         remote.answer()
     totals = numpy.sum([state.sum(axis=0) for state in states], axis=0)

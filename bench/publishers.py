@@ -83,11 +83,10 @@ def _pyzmq(endpoint: str) -> None:
     context = zmq.Context()
     socket = context.socket(zmq.XPUB)
     socket.setsockopt(zmq.XPUB_NODROP, 1)
+    socket.setsockopt(zmq.XPUB_VERBOSE, 1)
     socket.bind(endpoint)
-    subscribed = False
     for order in _orders():
-        while not subscribed:
-            subscribed = socket.recv()[:1] == b"\1"
+        _wait_for_subscription(socket)
         started = time.perf_counter()
         send = socket.send
         for start in range(0, order["messages"], POOL_MESSAGES):
@@ -97,19 +96,26 @@ def _pyzmq(endpoint: str) -> None:
     context.destroy(linger=0)
 
 
+def _wait_for_subscription(socket: zmq.Socket[bytes]) -> None:
+    while socket.recv()[:1] != b"\1":
+        pass
+
+
 def _paced(feed: Feed | None, endpoint: str) -> None:
     """One message at a time at a steady pace, stamped just before it is sent; ours or plain pyzmq."""
     context = zmq.Context()
     publisher = Publisher(feed).start() if feed is not None else None
     socket = context.socket(zmq.XPUB)
     if feed is None:
+        socket.setsockopt(zmq.XPUB_VERBOSE, 1)
+        socket.sndhwm = 1_000_000  # more than a run sends: nothing may be lost
         socket.bind(endpoint)
     payload = bytearray(100)
     for order in _orders():
         if publisher is not None:
             publisher.wait_for_subscribers(timeout=60)
         else:
-            socket.recv()
+            _wait_for_subscription(socket)
         interval_ns = 10**9 // order["rate"]
         due = time.time_ns() + 10**6
         for _ in range(order["messages"]):

@@ -1,0 +1,28 @@
+"""How do I do something for every message at tens of millions a second?"""
+
+from typing import Any
+
+import numpy
+
+from blackbox import Feed, Publisher, Subscriber
+from feeds.synthetic import Synthetic
+
+feed = Feed.local("session", schema="itch50")
+subscriber = Subscriber(feed)
+
+
+@subscriber.on_compiled(b"", state=numpy.zeros(256, numpy.int64))
+def by_type(batch: Any, state: Any) -> None:  # numba compiles it; it runs without the GIL, one state for each slice
+    for row in batch.rows:
+        start = batch.offsets[row] if batch.stride < 0 else row * batch.stride
+        state[batch.payloads[start]] += 1
+
+
+with Publisher(feed, when_full="wait") as publisher:
+    subscriber.start()
+    Synthetic(1_000_000).publish(publisher)
+
+subscriber.run(until_end=True)
+counts = by_type.total()  # the sum over the slices
+print({chr(kind): int(counts[kind]) for kind in numpy.flatnonzero(counts)})
+print("messages:", counts.sum())

@@ -1,0 +1,24 @@
+"""How do I hand what I receive to Arrow, pandas or Polars?"""
+
+import pyarrow
+
+from blackbox import Batch, Feed, Publisher, Subscriber
+from feeds.synthetic import Synthetic
+
+feed = Feed.local("session", slices=1, schema="itch50")
+subscriber = Subscriber(feed)
+batches: list[pyarrow.RecordBatch] = []
+
+
+@subscriber.on_batch(b"")
+def keep(batch: Batch) -> None:
+    batches.append(batch.to_arrow())  # the received bytes themselves, not a copy
+
+
+with Publisher(feed, when_full="wait") as publisher:
+    subscriber.start()
+    Synthetic(50_000).publish(publisher)
+
+subscriber.run(until_end=True)
+table = pyarrow.Table.from_batches(batches).unify_dictionaries()
+print(table.schema.names, table.num_rows)

@@ -1,0 +1,25 @@
+"""How do I run plain Python callbacks on more than one core?"""
+
+import os
+
+from blackbox import Batch, Feed, Publisher, Subscriber
+from feeds.synthetic import Synthetic
+
+feed = Feed.local("session", slices=2, schema="itch50")
+subscriber = Subscriber(feed, processes=True)  # one process for each slice, started and stopped with the subscriber
+
+
+@subscriber.on_batch(b"")
+def where(batch: Batch) -> None:
+    # What a callback changes stays in its own process: send results on, or keep them in a compiled callback's state.
+    if batch.sequence[0] == 0:
+        print(f"slice {batch.block.slice_id}: in a process of its own: {os.getpid() != main_process}", flush=True)
+
+
+main_process = os.getpid()
+with Publisher(feed, when_full="wait") as publisher:
+    subscriber.start()
+    Synthetic(100_000).publish(publisher)
+
+subscriber.run(until_end=True)
+print("delivered:", subscriber.statistics().delivered)
