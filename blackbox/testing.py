@@ -267,7 +267,7 @@ class RawPublisher:
             close_context(context)
 
     def _read(self, place: tuple[int, int], socket: zmq.Socket[bytes]) -> None:
-        while socket.get(zmq.EVENTS) & zmq.POLLIN:
+        while int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
             said = bytes(socket.recv())
             wish = said[1:]
             if said[:1] == b"\1":

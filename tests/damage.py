@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 from tests import wire
 
@@ -85,7 +86,7 @@ def _field(choice: random.Random, key: bytes, header: bytes, body: bytes) -> Fra
 def _words(choice: random.Random, key: bytes, header: bytes, body: bytes) -> Frames:
     """All counts at once, so that one hostile number may make up for another."""
     fields = wire.unpack(header)
-    changed = {name: choice.choice([*HOSTILE, getattr(fields, name)]) for name in WORDS}
+    changed: dict[str, Any] = {name: choice.choice([*HOSTILE, getattr(fields, name)]) for name in WORDS}
     changed["body_bytes"] = choice.choice([len(body), changed["body_bytes"]])
     return key, wire.pack(fields._replace(**changed, flags=choice.randrange(32))), body
 
@@ -104,7 +105,7 @@ def _columns(choice: random.Random, key: bytes, header: bytes, body: bytes) -> F
 def _junk(choice: random.Random, key: bytes, header: bytes, body: bytes) -> Frames:
     size = choice.choice([0, 8, 64, 200])
     junk = choice.randbytes(size)
-    changed = {name: choice.choice([0, 1, 2, size // 12, size]) for name in WORDS}
+    changed: dict[str, Any] = {name: choice.choice([0, 1, 2, size // 12, size]) for name in WORDS}
     fields = wire.Fields(**changed)._replace(body_bytes=size, flags=choice.randrange(32))
     return key, wire.pack(fields._replace(body_checksum=wire.checksum(junk))), junk
 

@@ -90,7 +90,8 @@ def drive(at: SequencesAt, filters: Trie, events: Any, heartbeats: Any, out: Any
         elif verdict != DUPLICATE:
             used = _note(out, used, sequence, count, verdict)
         used = _release(at, now, 0, END, out, used, counts)
-    return _release(at, events[-1][3], 1, END, out, used, counts)
+    last: int = _release(at, events[-1][3], 1, END, out, used, counts)
+    return last
 
 
 def delivered(events: list[tuple[int, int, int, int]], lines: int = 2) -> tuple[list[int], NDArray[numpy.int64]]:

@@ -295,7 +295,7 @@ def test_a_key_that_nobody_wants_is_not_sent() -> None:
 def test_without_subscribers_everything_is_unwanted_and_nothing_piles_up() -> None:
     for when_full in ("drop", "wait"):
         feed = one_slice()
-        with Publisher(feed, when_full=when_full) as publisher:  # type: ignore[arg-type]
+        with Publisher(feed, when_full=when_full) as publisher:
             for _ in range(20_000):
                 publisher.publish(b"T", bytes(500))
             publisher.publish_many((b"T",), numpy.zeros(20_000, int), numpy.zeros((20_000, 500), numpy.uint8))
