@@ -31,7 +31,7 @@ class Contest:
         """One warm-up round that does not count, then `rounds` interleaved ones; prints the table."""
         for contender in self._contenders.values():
             contender()
-        benchmark.pedantic(self._round, rounds=rounds, iterations=1)  # type: ignore[no-untyped-call]
+        benchmark.pedantic(self._round, rounds=rounds, iterations=1)
         benchmark.extra_info["unit"] = self.unit
         for name, values in self.figures.items():
             benchmark.extra_info[name] = {"median": statistics.median(values), "rounds": values}

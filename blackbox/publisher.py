@@ -29,7 +29,7 @@ log = logging.getLogger("blackbox")
 
 WINDOW_ROWS = 131_072
 """Rows that `publish_many` groups by key at a time."""
-HWM_BLOCKS_DROP = 4_096
+HWM_BLOCKS_DROP = 1_000
 HWM_BLOCKS_WAIT = 8
 
 
@@ -89,7 +89,7 @@ class Publisher:
 
     `when_full` says what happens when a subscriber's queue of `hwm_blocks` blocks is full: "drop" (live: the block is
     not sent to that subscriber, which counts the gap) or "wait" (replay: publish as fast as the slowest takes it).
-    Memory per subscriber is bounded by `hwm_blocks * feed.block_bytes`; defaults: 4,096 for drop, 8 for wait.
+    Memory per subscriber is bounded by `hwm_blocks * feed.block_bytes`; defaults: 1,000 for drop, 8 for wait.
     """
 
     def __init__(

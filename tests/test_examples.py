@@ -33,7 +33,9 @@ def test_example(name: str) -> None:
     path = EXAMPLES / f"{name}.py"
     assert path.read_text().startswith('"""How do I ')
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    ran = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=60, env=environment)
+    ran = subprocess.run(
+        [sys.executable, path], check=False, capture_output=True, text=True, timeout=60, env=environment
+    )
     assert ran.returncode == 0, ran.stderr
     for text in SAYS[name]:
         assert text in ran.stdout

@@ -99,6 +99,7 @@ def subscribe(
         with ExitStack() as stack:
             subscriber.start(timeout)
             stack.callback(subscription.print_statistics)
+            say("subscribed")
             screen = stack.enter_context(subscription.screen())
             follow(
                 subscriber,
