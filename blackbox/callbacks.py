@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import islice, repeat
+from operator import length_hint
 from typing import Any, Literal
 
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.batch import Batch
+from blackbox.batch import Batch, Message
 from blackbox.memory import shared_array
 
 Kind = Literal["message", "batch", "compiled"]
+
+_STRIDE = 256
+"""Messages between two looks at whether the end has come."""
 
 
 class Callback:
@@ -33,10 +38,11 @@ class Callback:
         """How the function is called, for messages to people."""
         return getattr(self.function, "__qualname__", None) or repr(self.function)
 
-    def give(self, batch: Batch, on_error: Callable[[Callback, Exception], bool]) -> int:
+    def give(self, batch: Batch, on_error: Callable[[Callback, Exception], bool], is_over: Callable[[], bool]) -> int:
         """Call the user's function; returns how many messages it took.
 
-        `on_error` decides about an exception: True to go on with what follows, False to stop here.
+        `on_error` decides about an exception: True to go on with what follows, False to stop here. `is_over` is asked
+        now and then between messages: True to stop here.
         """
         if self.kind == "batch":
             try:
@@ -45,17 +51,17 @@ class Callback:
                 on_error(self, error)
                 return 0
             return len(batch)
-        calls = map(self.function, iter(batch))
+        rows = iter(range(len(batch)))
+        calls = map(self.function, map(Message, batch.payload_list(), repeat(batch), rows))
         failed = 0
-        while True:
+        while length_hint(rows) and not is_over():
             try:
-                deque(calls, maxlen=0)  # the loop itself runs in C; after an error it goes on behind it
+                deque(islice(calls, _STRIDE), maxlen=0)  # the loop runs in C; after an error it goes on behind it
             except Exception as error:  # noqa: BLE001
                 failed += 1
                 if not on_error(self, error):
-                    return 0
-            else:
-                return len(batch) - failed
+                    break
+        return len(batch) - length_hint(rows) - failed
 
 
 class CompiledCallback(Callback):

@@ -156,6 +156,8 @@ def check_header(address: int, size: int) -> int:
         return _COUNTS
     if header.sequence < 0 or header.sequence > MAX_SEQUENCE or header.body_bytes > MAX_BODY_BYTES:
         return _COUNTS
+    if header.ts_out < 0 or header.ts_out > MAX_SEQUENCE:  # further away, its lag would overflow
+        return _COUNTS
     return _NONE
 
 

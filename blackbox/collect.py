@@ -154,7 +154,6 @@ def _receive(at: WorkerAt) -> int:
         return -1
     if msg_size(envelope) == 0:
         return ENDED
-    store_release(at.counters + 8 * _WORKER_BLOCKS, int64s_at(at.counters, _SIZE)[_WORKER_BLOCKS] + 1)
     return 1
 
 
@@ -350,6 +349,7 @@ def _take(at: WorkerAt, table: WorkerTableAt, rows_used: int) -> int:
     state[BLOCKS] += 1
     state[PENDING] = 0
     state[ROWS_NEEDED] = 0
+    store_release(at.counters + 8 * _WORKER_BLOCKS, int64s_at(at.counters, _SIZE)[_WORKER_BLOCKS] + 1)
     return used
 
 

@@ -14,7 +14,7 @@ class Count(IntEnum):
     BODY_BYTES = 2
     MATCHED = 3
     DROPPED = 4
-    """Given up by the slow-subscriber policy, or still queued at `terminate`."""
+    """Given up by the slow-subscriber policy."""
     MALFORMED = 5
     """Blocks."""
     GAPS = 6

@@ -38,6 +38,8 @@ _DUPLICATES = int(Count.DUPLICATES)
 _STALE = int(Count.STALE)
 _EPOCHS = int(Count.EPOCHS)
 _HELD = int(Count.HELD)
+_SMALLEST_LAG = int(Count.SMALLEST_LAG)
+_NO_LAG = (1 << 63) - 1
 
 
 Counters = NDArray[numpy.int64]
@@ -94,11 +96,6 @@ class Sequences:
         """Whether the publisher has told the sequences of all its keys since the present filters are in force."""
         self._state[_TOLD] = told
 
-    def forget(self, covered: list[bool]) -> None:
-        """Drop what is known of keys that are no longer subscribed to: `covered[k]` is False for key number k."""
-        gone = ~numpy.array(covered, bool)
-        self._expected[: len(gone)][gone] = _UNKNOWN
-
 
 # Words of the state: the current epoch, the retired ones, when each line was last heard.
 _EPOCH: Final = 0
@@ -136,6 +133,7 @@ def enter_epoch(at: SequencesAt, epoch: int, line: int, now_ns: int) -> int:
     state[_EPOCH] = epoch
     state[_EPOCH_KNOWN] = 1
     state[_TOLD] = 0
+    int64s_at(at.counters, Count.SIZE)[_SMALLEST_LAG] = _NO_LAG  # another run, perhaps another clock
     int64s_at(at.counters, Count.SIZE)[_EPOCHS] += 1
     return NEW
 
@@ -317,6 +315,16 @@ def note_sequences(
             key = number_of(at.keys, name, size)
             if key != FULL:
                 _note_next(at, key, line, epoch, following[row], baseline, now_ns)
+
+
+@njit(nogil=True, cache=True)
+def forget_uncovered(at: SequencesAt, filters: Trie) -> None:
+    """Drop what is known of keys that `filters` no longer let through: subscribed to again, they begin anew."""
+    known = int64s_at(at.keys.used, 1)[0]
+    starts = int64s_at(at.keys.starts, known + 1)
+    for key in range(known):
+        if longest_prefix(filters, at.keys.text + starts[key], starts[key + 1] - starts[key]) == 0:
+            int64s_at(at.expected + 8 * key, 1)[0] = _UNKNOWN
 
 
 @inner

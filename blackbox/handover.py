@@ -149,11 +149,11 @@ def _hand_over(at: SliceAt, worker: int, ts_out: int, body_message: int) -> int:
     while msg_send(name, at.router, SNDMORE) < 0:
         error = zmq_errno()
         counters[_WAITS] += 1
+        if load_acquire(at.words + 8 * STOPPING) == TERMINATE:
+            return TERMINATED
         if error != EAGAIN:
             int64s_at(at.words, WORDS_SHARED)[ERRNO] = error
             return FAILED
-        if load_acquire(at.words + 8 * STOPPING) == TERMINATE:
-            return TERMINATED
         lag = now_ns() - ts_out - min(0, counters[_SMALLEST_LAG])
         if lag > at.max_lag_ns:
             squawk(at, lag)

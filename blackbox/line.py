@@ -289,10 +289,11 @@ class Line:
         while True:
             retry_ns = time.time_ns() + _RETRY_NS if self._unanswered else due_ns
             reason = send.run_line(sender, self.target, selection, self.table, distinct, min(due_ns, retry_ns))
+            # A confirmation waits for a pass of the ring: what was put there before it, unwanted, then has its numbers.
+            if self._unanswered:
+                self._unanswered = [ask for ask in self._unanswered if not self._tell_surely(sockets, *ask)]
             if reason == send.SUBSCRIPTIONS:
                 self._read_subscriptions(sockets)
-            if self._unanswered:
-                self._unanswered = [ask for ask in self._unanswered if not self._tell(sockets, *ask)]
             if reason == send.HEARTBEAT and time.time_ns() >= due_ns:
                 for line in range(len(sockets)):
                     self._tell(sockets, line, HEARTBEAT_KEY)
@@ -307,7 +308,7 @@ class Line:
 
     def _say_goodbye(self, sockets: list[zmq.Socket[bytes]]) -> None:
         for line, socket in enumerate(sockets):
-            while not self._tell(sockets, line, HEARTBEAT_KEY, FLAG_END) and self.ring.shared[CLOSING] < 2:
+            while not self._tell_surely(sockets, line, HEARTBEAT_KEY, FLAG_END) and self.ring.shared[CLOSING] < 2:
                 pass  # each try waits for the slowest subscriber, up to the send timeout
             socket.linger = max(0, int(1000 * (self._deadline - time.monotonic())))
 
@@ -327,6 +328,15 @@ class Line:
             for key, number in self.keys.items():
                 self.wanted[number] = self._is_wanted(key)
             self.changed.notify_all()
+
+    def _tell_surely(self, sockets: list[zmq.Socket[bytes]], line: int, key: bytes, flags: int = 0) -> bool:
+        """As `_tell`, and never dropped in silence at a full queue."""
+        sockets[line].setsockopt(zmq.XPUB_NODROP, 1)
+        sockets[line].sndtimeo = _SEND_WAIT_MS
+        told = self._tell(sockets, line, key, flags)
+        if not self._wait:
+            sockets[line].setsockopt(zmq.XPUB_NODROP, 0)
+        return told
 
     def _tell(self, sockets: list[zmq.Socket[bytes]], line: int, key: bytes, flags: int = 0) -> bool:
         """Send the next sequence of every key; False when a subscriber has no room for it now."""

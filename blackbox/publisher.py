@@ -244,19 +244,21 @@ class Publisher:
             group_by_key(selection, count, line.key_of_topic, keys)
             at = 0
             while at < count:
-                at = put_blocks(
-                    line.target,
-                    selection,
-                    at,
-                    rows,
-                    keys,
-                    line.wanted,
-                    line.table,
-                    self._distincts[slice_id],
-                )
+                try:
+                    at = put_blocks(
+                        line.target,
+                        selection,
+                        at,
+                        rows,
+                        keys,
+                        line.wanted,
+                        line.table,
+                        self._distincts[slice_id],
+                    )
+                finally:  # also when Ctrl-C comes right behind the call: what was put is put
+                    ring.tail = ring.limit = ring.shared[TAIL]
                 if at == OUT_OF_MEMORY:
                     raise MemoryError(f"slice {slice_id}: no memory for a block of {self.feed.block_bytes} bytes")
-                ring.tail = ring.limit = ring.shared[TAIL]
                 if at < count:
                     ring.wait()
 

@@ -232,6 +232,14 @@ def _held_first(at: SliceAt, table: TableAt, trie: Trie, key: int, force: int, u
     return result
 
 
+@njit(nogil=True, cache=True)
+def deliver_held_first(at: SliceAt, table: TableAt, trie: Trie, force: int) -> int:
+    """As `deliver_all_held`, for when a received block is still being read: it comes back."""
+    if int64s_at(at.counters, _COUNTERS)[_HELD] == 0:
+        return 0
+    return _held_first(at, table, trie, _ALL_KEYS, force, _END)
+
+
 @inner
 def _order(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
     """Judge the checked block at hand by its sequence; deliver what may go: 0, TERMINATED or FAILED."""

@@ -24,16 +24,17 @@ from blackbox.callbacks import Callback
 from blackbox.check import read_header
 from blackbox.conflate import Conflation
 from blackbox.contexts import MAX_SUBSCRIPTIONS, close_context, open_context, pin_thread
+from blackbox.counters import WorkerCount
 from blackbox.errors import BlackBoxError, CallbackError, EndpointError, SubscriberError
 from blackbox.feed import Feed
-from blackbox.guards import HELD_BLOCKS, NEW, STALE, Sequences, enter_epoch, note_sequences
-from blackbox.layout import CONFIRM_KEY, FLAG_END, FLAG_LINE_B, HEARTBEAT_KEY, MAX_BODY_BYTES, NONCE_BYTES
+from blackbox.guards import HELD_BLOCKS, NEW, STALE, Sequences, enter_epoch, forget_uncovered, note_sequences
+from blackbox.layout import CONFIRM_KEY, FLAG_END, FLAG_LINE_B, HEADER_BYTES, HEARTBEAT_KEY, MAX_BODY_BYTES, NONCE_BYTES
 from blackbox.memory import shared_array
-from blackbox.slice_loop import deliver_all_held, renumber, run_slice
+from blackbox.slice_loop import deliver_held_first, renumber, run_slice
 from blackbox.slice_memory import SliceAt
 from blackbox.statistics import SliceCounters
 from blackbox.tables import Table, WorkerTable
-from blackbox.topics import Numbering, longest_prefix
+from blackbox.topics import Numbering
 from blackbox.warmup import warm_up
 from blackbox.worker import Worker
 from blackbox.zmqlib import close_messages, init_messages, message_bytes
@@ -348,14 +349,16 @@ class SliceThread:
     def _serve(self) -> None:
         while True:
             reason = run_slice(self._at, self._table.at, self._table.topics)
+            if reason == memory.CONTROL:
+                reason = self._read_control()
+            if reason == 0:
+                continue
             if reason == memory.COMMAND:
                 self.words[memory.ASKED] = 0
                 while self._commands:
                     self._commands.popleft()()
                 if time.time_ns() > self.words[memory.LOOK_AGAIN_AT]:
                     self._reconnect_silent_lines()
-            elif reason == memory.CONTROL:
-                self._read_control()
             elif reason == memory.FAILED and self.error is None:
                 raise SubscriberError(
                     f"slice {self.slice_id}: libzmq failed: {zmq.strerror(int(self.words[memory.ERRNO]))}"
@@ -374,11 +377,11 @@ class SliceThread:
         self._asked_upstream = table.upstream
         self._table = self._tables[table.version] = table
         renumber(self._at, table.topics)
-        self._sequences.forget([self._is_covered(key) for key in self._sequences.keys.names()])
+        forget_uncovered(self._sequences.at, table.keys)
         in_use = [
             worker.table_version
             for worker, counts in zip(self.workers, self.counters.workers, strict=True)
-            if counts[3] != counts[2]
+            if counts[WorkerCount.SENT] != counts[WorkerCount.BLOCKS]
         ]
         for version in sorted(self._tables)[:-_KEPT_TABLES]:
             if version < min(in_use, default=table.version):
@@ -402,10 +405,6 @@ class SliceThread:
                 self._sub.disconnect(address)
                 self._sub.connect(address)
 
-    def _is_covered(self, key: bytes) -> bool:
-        text = numpy.frombuffer(key or b"\0", numpy.uint8)
-        return bool(longest_prefix(self._table.keys, text.ctypes.data, len(key)))
-
     def _ask_to_confirm(self) -> None:
         """Subscribe to a fresh nonce: a publisher that answers has all filters set before it in force."""
         if self._nonce:
@@ -417,22 +416,25 @@ class SliceThread:
         self.words[memory.CONFIRMED_VERSION] = self._table.version
         self._sub.subscribe(CONFIRM_KEY + self._nonce)
 
-    def _read_control(self) -> None:
+    def _read_control(self) -> int:
+        """Take in a heartbeat or confirmation; returns why the thread must end, or 0."""
         scratch = self._scratch.ctypes.data
         key = string_at(*message_bytes(scratch + memory.KEY_AT))
         ours = key == CONFIRM_KEY + self._nonce
         if key != HEARTBEAT_KEY and not ours:
-            return
+            return 0
         header = read_header(scratch + memory.HEAD_AT)
         line = 1 if header.flags & FLAG_LINE_B and len(self.part.endpoints) > 1 else 0
         epoch = int(numpy.uint64(header.epoch).astype(numpy.int64))
         now_ns = time.time_ns()
         entered = enter_epoch(self._sequences.at, epoch, line, now_ns)
         if entered == STALE:
-            return
+            return 0
         if entered == NEW:
             log.info("slice %d: publisher epoch %016x began", self.slice_id, header.epoch)
-            self._deliver_held(force=1)
+            result = self._deliver_held(force=1)
+            if result:
+                return result
         reconnected = ours and (self._confirmed >> line & 1 or self._epoch_of_line.get(line, epoch) != epoch)
         self._epoch_of_line[line] = epoch
         body = message_bytes(scratch + memory.BODY_AT)[0]
@@ -440,7 +442,7 @@ class SliceThread:
         note_sequences(
             self._sequences.at, self._table.keys, scratch + memory.HEAD_AT, body, line, epoch, baseline, now_ns
         )
-        self._deliver_held(force=0)
+        result = self._deliver_held(force=0)
         if reconnected:
             # libzmq sends filters again in an order of its own, the nonce first: this answer proves nothing.
             self._ask_to_confirm()
@@ -453,9 +455,10 @@ class SliceThread:
         self.words[memory.FINISHED_LINES] = self.words[memory.FINISHED_LINES] & ~(1 << line) | ended << line
         if ended:
             self._notify()
+        return result
 
-    def _deliver_held(self, force: int) -> None:
-        deliver_all_held(self._at, self._table.at, self._table.topics, force)
+    def _deliver_held(self, force: int) -> int:
+        return int(deliver_held_first(self._at, self._table.at, self._table.topics, force))
 
     def _end_workers(self) -> None:
         for number in range(len(self.workers)):
@@ -463,7 +466,11 @@ class SliceThread:
                 try:
                     self._router.send_multipart([bytes([number + 1]), b"", b""])
                     break
-                except zmq.Again:
+                except zmq.ZMQError as error:
+                    if error.errno == zmq.EHOSTUNREACH:
+                        break  # it has ended meanwhile
+                    if error.errno != zmq.EAGAIN:
+                        raise
                     continue  # a worker that still has a full queue; a slow one is watched by the subscriber
 
     def _close(self, context: zmq.Context[zmq.Socket[bytes]], sockets: list[zmq.Socket[bytes]]) -> None:
@@ -475,6 +482,8 @@ class SliceThread:
             socket.close()
         close_context(context)
         close_messages(self._scratch.ctypes.data + memory.KEY_AT, memory.MESSAGES)
+        for place in range(HELD_BLOCKS + 1):
+            close_messages(self._held.ctypes.data + place * memory.HELD_MESSAGE_BYTES + HEADER_BYTES, 1)
         self.words[memory.DONE] = 1
         self._notify()
 

@@ -39,7 +39,7 @@ class SliceStatistics(msgspec.Struct, frozen=True, kw_only=True):
     delivered: int
     """Given to callbacks: a message counts once for each callback that got it."""
     dropped: int
-    """Given up by the slow-subscriber policy, per worker that would have got it, or at `terminate`."""
+    """Given up by the slow-subscriber policy, per worker that would have got it."""
     conflated: int
     """Replaced by a newer message of the same topic (`on_slow="conflate"`)."""
     malformed: int
@@ -57,7 +57,7 @@ class SliceStatistics(msgspec.Struct, frozen=True, kw_only=True):
     held: int
     """Blocks that wait for the other line now."""
     queue_blocks: int
-    """Blocks that wait for workers now."""
+    """Blocks that wait for workers now; after `terminate`, those that never got to them."""
     waits: int
     """Times a worker's queue was full."""
     slow_blocks: int

@@ -41,6 +41,8 @@ MessageFunction = TypeVar("MessageFunction", bound=Callable[[Message], object])
 BatchFunction = TypeVar("BatchFunction", bound=Callable[[Batch], object])
 
 _TICK_S = 0.1
+_SQUAWK_S = 1.0
+"""Time between two squawks of one slice, at least."""
 _COMPILE_S = 120.0
 """How long the first start on a machine may take before its timeout begins to count."""
 
@@ -138,6 +140,8 @@ class Subscriber:
         self._children: dict[int, SliceProcess] = {}
         self._error: BlackBoxError | None = None
         self._stop_at_end = False
+        self._terminated_at = 0.0
+        self._squawk_after: dict[int, float] = {}
         self._pipe = os.pipe()
         for fd in self._pipe:
             os.set_blocking(fd, False)
@@ -310,13 +314,15 @@ class Subscriber:
         self._raise_failure()
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Deliver what was received until now, then end. See `terminate` to end at once.
+        """Deliver what was received until now, then end. See `terminate` to end at once. Does not wait in a callback.
 
         Raises what `run` raises; SubscriberError when callbacks are not done in `timeout` seconds (it then terminates).
         """
         self._begin_stop()
         if self._supervisor.ident is None:
             self.state = State.ENDED
+        elif self._is_own_thread():
+            return
         elif not self._wait_ended(timeout):
             self.terminate()
             raise SubscriberError(f"stop was not done in {timeout} s: a callback did not keep up")
@@ -332,8 +338,13 @@ class Subscriber:
         self._begin_stop()
         if self._supervisor.ident is None:
             self.state = State.ENDED
-        elif threading.current_thread() is not self._supervisor and not self._wait_ended(timeout):
+        elif not self._is_own_thread() and not self._wait_ended(timeout):
             log.error("a callback did not return in %s s; its thread is left behind", timeout)
+
+    def _is_own_thread(self) -> bool:
+        """Whether the caller is a callback or hook: what must return before the end cannot wait for it."""
+        workers = [worker.thread for thread in self._slices.values() for worker in thread.workers]
+        return threading.current_thread() in (self._supervisor, *workers)
 
     def _begin_stop(self) -> None:
         with self._lock:
@@ -408,14 +419,23 @@ class Subscriber:
             self._table(slice_id),
             self._pipe[1],
         )
-        self._slices[slice_id] = thread
-        if self._processes:
-            child = self._children[slice_id] = SliceProcess(thread)
-            child.start()
-        else:
-            thread.start()
+        child = SliceProcess(thread) if self._processes else None
+        if child is not None:
+            self._children = {**self._children, slice_id: child}
+        self._slices = {**self._slices, slice_id: thread}  # a new one: others iterate over the old without the lock
+        (child or thread).start()
 
     def _supervise(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:  # without a supervisor nothing would ever end
+            log.exception("the supervisor failed")
+            failure = SubscriberError(f"the supervisor failed: {error}")
+            failure.__cause__ = error
+            self._give_up(failure)
+            self._end()
+
+    def _watch(self) -> None:
         """Pass on news from the slices, apply the slow-subscriber policy's Python half, notice the end."""
         poller = select.poll()
         poller.register(self._pipe[0], select.POLLIN)
@@ -426,14 +446,16 @@ class Subscriber:
                 threads = dict(self._slices)
             for slice_id, thread in threads.items():
                 self._look_after(slice_id, thread)
-            if self._stop_at_end and self.state is State.RUNNING and self.is_finished:
+            # A callback in a slice's own process asks to stop through the memory that it shares with this one.
+            asked = any(thread.words[STOPPING] for thread in threads.values())
+            if self.state is State.RUNNING and (asked or (self._stop_at_end and self.is_finished)):
                 self._begin_stop()
             if self.state is State.STOPPING:
                 for slice_id, thread in threads.items():
                     if slice_id not in self._children and thread.words[STOPPING] == TERMINATE:
                         thread.release(0.0)
             done = [self._children.get(i, t).is_done for i, t in threads.items()]
-            if self.state is State.STOPPING and all(done):
+            if self.state is State.STOPPING and (all(done) or self._is_late(threads)):
                 self._end()
             elif any(done) and self.state is State.RUNNING:
                 self._give_up(SubscriberError("a slice ended by itself"))
@@ -444,9 +466,12 @@ class Subscriber:
         failure = self._children.get(slice_id, thread).failure()
         if failure is not None:
             self._give_up(failure)
+        if time.monotonic() < self._squawk_after.get(slice_id, 0.0):
+            return  # one a second is enough; the worst lag is kept for the next
         lag_ns = thread.take_trouble()
         if not lag_ns:
             return
+        self._squawk_after[slice_id] = time.monotonic() + _SQUAWK_S
         policy = self._options.on_slow
         text = (
             f"slow subscriber: feed {self.feed.name!r} slice {slice_id} lags {lag_ns / 1e9:.3f} s, "
@@ -465,10 +490,18 @@ class Subscriber:
             if self.state is State.RUNNING:
                 self.state = State.STOPPING
 
+    def _is_late(self, threads: dict[int, SliceThread]) -> bool:
+        """Whether the grace time since all was told to terminate is over: a callback hangs."""
+        if not all(thread.words[STOPPING] == TERMINATE for thread in threads.values()):
+            return False
+        if self._terminated_at == 0.0:
+            self._terminated_at = time.monotonic()
+        return time.monotonic() > self._terminated_at + self._options.grace_ns / 1e9
+
     def _end(self) -> None:
-        grace_s = self._options.grace_ns / 1e9
         for slice_id, thread in self._slices.items():
-            self._children.get(slice_id, thread).release(grace_s)
+            if not self._children.get(slice_id, thread).release(0.5):
+                log.error("slice %d: a callback hangs; its thread is left behind, or its process killed", slice_id)
         self._console.close()
         self.state = State.ENDED
 

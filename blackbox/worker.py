@@ -21,6 +21,7 @@ from blackbox.counters import Count, WorkerCount
 from blackbox.errors import CallbackError, SubscriberError
 from blackbox.foreign import foreign_array
 from blackbox.layout import MAX_BODY_BYTES
+from blackbox.slice_memory import STOPPING, TERMINATE
 from blackbox.tables import WorkerTable
 from blackbox.warmup import warm_up
 from blackbox.zmqlib import close_messages, init_messages
@@ -197,6 +198,8 @@ class Worker:
         last = {callback: place for place, (_, callback, _, _) in enumerate(deliveries)}
         opened: dict[int, Opened] = {}
         for place, (slot, number, rows, count) in enumerate(deliveries):
+            if self._is_over():
+                return
             callback = self._table.callbacks[number]
             if not callback.active:
                 continue
@@ -206,11 +209,13 @@ class Worker:
             at = opened[slot]
             batch = Batch(at.block, self._rows_of(burst, rows, count, at.block.count), at, last[number] == place)
             self._counters[WorkerCount.BUSY_SINCE] = time.time_ns()
-            self._counters[WorkerCount.DELIVERED] += callback.give(batch, self._raised)
+            self._counters[WorkerCount.DELIVERED] += callback.give(batch, self._raised, self._is_over)
             self._counters[WorkerCount.BATCHES] += 1
             self._counters[WorkerCount.BUSY_SINCE] = 0
-            if self._quit:
-                return
+
+    def _is_over(self) -> bool:
+        """Whether the rest of what is at hand is not to be delivered."""
+        return self._quit or bool(self._words[STOPPING] == TERMINATE)
 
     def _rows_of(self, burst: _Burst, address: int, rows: int, count: int) -> NDArray[numpy.int32] | None:
         """A batch's rows: None for all; on the burst's own memory, or copied out of this worker's scratch."""

@@ -14,3 +14,17 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip("no real captures at ../shared/data beside the repository")
     return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_kernels() -> None:
+    """Compile once, up front: no test's own time limit then depends on an empty cache."""
+    from blackbox import Feed, Publisher, Subscriber
+
+    feed = Feed.local("warm-up", slices=1)
+    subscriber = Subscriber(feed)
+    subscriber.on(b"")(lambda _: None)
+    with Publisher(feed) as publisher:
+        subscriber.start()
+        publisher.publish(b"A.trade", b"")
+    subscriber.run(until_end=True)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ import zmq
 from typer.testing import CliRunner
 
 from blackbox import ConfigError, Feed, Publisher
-from blackbox.cli import app
+from blackbox.cli import app, publish, subscription
 from blackbox.cli.feeds import LOCAL, feed_for, open_with_options
 from blackbox.cli.status import Status
 from blackbox.cli.symbols import SymbolOf
@@ -201,6 +202,25 @@ def test_live_tables_on_a_terminal(place: Place, terminal: tuple[int, int]) -> N
             seen += os.read(reader, 65_536).decode(errors="replace")
         publisher.close()
         assert subscriber.end().status == 0
+
+
+def test_progress_is_lines_where_there_is_no_terminal(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "_LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(subscription, "_LINE_EVERY_S", 0.0)
+    with Publisher(place.feed) as publisher, ThreadPoolExecutor(1) as pool:
+
+        def publish_one() -> None:
+            publisher.wait_for_subscribers(timeout=30.0)
+            publisher.publish(b"AAPL.t", b"payload")
+            publisher.close()
+
+        published = pool.submit(publish_one)
+        received = invoke("subscribe", "--feed", place.path, "--until-end")
+        published.result()
+    assert received.status == 0
+    assert re.search(r"^received [01] messages, .*/s, \d+ MB/s, lost 0, lag p99 ", received.errors, re.MULTILINE)
+    ended = invoke("publish", "synthetic:300000", "--feed", place.path, "--wait-for", "0")
+    assert re.search(r"^published 131,072 messages, .*/s, 0 MB/s$", ended.errors, re.MULTILINE)
 
 
 # stat

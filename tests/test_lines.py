@@ -202,7 +202,7 @@ def two_line_feed(slices: int = 1, key_bytes: int = 0, heartbeat_ns: int = 10**9
 def test_random_loss_and_skew_of_two_lines_over_sockets(seed: int) -> None:
     choice = random.Random(seed)
     feed = two_line_feed(key_bytes=1)
-    subscriber = Subscriber(feed, line_wait_ns=60 * 10**9, max_lag_ns=60 * 10**9)
+    subscriber = Subscriber(feed, line_wait_ns=60 * 10**9, max_lag_ns=3_600 * 10**9)
     got = Collector()
     subscriber.on(b"")(got.message)
     with RawPublisher(feed, epoch=2**64 - 1) as publisher:

@@ -37,7 +37,7 @@ def one_slice(**settings: Any) -> Feed:
 
 
 def collected(feed: Feed, prefix: bytes = b"", **settings: Any) -> tuple[Subscriber, Collector]:
-    subscriber = Subscriber(feed, max_lag_ns=60 * 10**9, **settings)
+    subscriber = Subscriber(feed, max_lag_ns=3_600 * 10**9, **settings)
     got = Collector()
     subscriber.on_batch(prefix)(got.batch)
     return subscriber, got
@@ -136,7 +136,7 @@ def test_columns_larger_than_a_window_keep_their_order() -> None:
     topics = tuple(b"S%d" % number for number in range(100))
     index = numpy.random.default_rng(1).integers(0, 100, rows)
     payloads = numpy.arange(rows, dtype=numpy.int64).view(numpy.uint8).reshape(rows, 8)
-    subscriber = Subscriber(feed, max_lag_ns=60 * 10**9)
+    subscriber = Subscriber(feed, max_lag_ns=3_600 * 10**9)
     parts: dict[tuple[int, bytes], list[Any]] = {}
 
     @subscriber.on_batch(b"")
@@ -346,7 +346,7 @@ def test_subscribers_are_waited_for_from_another_thread() -> None:
 
 def test_when_full_wait_loses_nothing_with_a_slow_subscriber() -> None:
     feed = one_slice(block_bytes=4_096)
-    subscriber = Subscriber(feed, max_lag_ns=60 * 10**9, queue_blocks=2, hwm_blocks=2)
+    subscriber = Subscriber(feed, max_lag_ns=3_600 * 10**9, queue_blocks=2, hwm_blocks=2)
     gate = Gate()
     subscriber.on_batch(b"")(gate)
     count = 60_000
@@ -378,7 +378,7 @@ def test_when_full_wait_loses_nothing_with_a_slow_subscriber() -> None:
 
 def test_when_full_drop_shows_as_gaps_at_the_slow_subscriber_alone() -> None:
     feed = one_slice(block_bytes=65_536, heartbeat_ns=20_000_000)
-    slow = Subscriber(feed, max_lag_ns=60 * 10**9, queue_blocks=1, hwm_blocks=1)
+    slow = Subscriber(feed, max_lag_ns=3_600 * 10**9, queue_blocks=1, hwm_blocks=1)
     gate = Gate()
     slow.on_batch(b"")(gate)
     quick, got = collected(feed)
@@ -406,7 +406,7 @@ def test_close_gives_up_after_its_timeout_and_counts_what_it_discards(
     in_columns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     feed = one_slice(block_bytes=65_536)
-    subscriber = Subscriber(feed, max_lag_ns=60 * 10**9, queue_blocks=1, hwm_blocks=1)
+    subscriber = Subscriber(feed, max_lag_ns=3_600 * 10**9, queue_blocks=1, hwm_blocks=1)
     gate = Gate()
     subscriber.on_batch(b"")(gate)
     publisher = Publisher(feed, when_full="wait", hwm_blocks=1).start()
@@ -473,7 +473,7 @@ def test_flush_returns_when_everything_is_with_zeromq() -> None:
 
 def test_a_hundred_thousand_topics() -> None:
     feed = Feed.local("publisher", slices=2)
-    subscriber = Subscriber(feed, max_lag_ns=60 * 10**9)
+    subscriber = Subscriber(feed, max_lag_ns=3_600 * 10**9)
     count = 100_000
     topics = tuple(b"SYMBOL%d.trade" % number for number in range(count))
     seen: dict[bytes, int] = {}
@@ -579,7 +579,7 @@ def test_a_publisher_that_was_closed_refuses(call: str) -> None:
 
 def test_close_ends_a_thread_that_waits_for_room() -> None:
     feed = one_slice(block_bytes=65_536)
-    subscriber = Subscriber(feed, max_lag_ns=60 * 10**9, queue_blocks=1, hwm_blocks=1)
+    subscriber = Subscriber(feed, max_lag_ns=3_600 * 10**9, queue_blocks=1, hwm_blocks=1)
     gate = Gate()
     subscriber.on_batch(b"")(gate)
     publisher = Publisher(feed, when_full="wait", hwm_blocks=1).start()

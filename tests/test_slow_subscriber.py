@@ -373,7 +373,7 @@ def test_warn_squawks_and_delivers_everything() -> None:
 @pytest.mark.parametrize("policy", ["terminate", "conflate", "drop", "warn"])
 def test_a_subscriber_in_time_gets_everything_under_every_policy(policy: Any) -> None:
     feed = Feed.local("slow", slices=2)
-    subscriber = Subscriber(feed, on_slow=policy, max_lag_ns=60 * SECOND_NS, queue_blocks=4_096)
+    subscriber = Subscriber(feed, on_slow=policy, max_lag_ns=3_600 * SECOND_NS, queue_blocks=4_096)
     counts: Counter[bytes] = Counter()
     got = Collector()
     subscriber.on_batch(b"")(got.batch)

@@ -117,7 +117,7 @@ def test_a_publisher_may_start_after_the_subscriber() -> None:
 
 
 def test_nothing_sent_after_start_is_missed() -> None:
-    for _ in range(20):
+    for _ in range(8):
         feed = Feed.local("subscriber", slices=2)
         with Publisher(feed, when_full="wait") as publisher:
             subscriber = Subscriber(feed)
@@ -145,7 +145,7 @@ def test_only_the_slices_that_a_prefix_can_fall_into_are_joined() -> None:
 def test_stop_delivers_what_was_received_and_terminate_does_not() -> None:
     for end, everything in ((Subscriber.stop, True), (Subscriber.terminate, False)):
         feed = one_slice()
-        subscriber = Subscriber(feed, max_lag_ns=60 * 10**9)
+        subscriber = Subscriber(feed, max_lag_ns=3_600 * 10**9, queue_blocks=100)
         got = Collector()
         entered, open_ = threading.Event(), threading.Event()
 
@@ -169,12 +169,12 @@ def test_stop_delivers_what_was_received_and_terminate_does_not() -> None:
             ending.join()
         assert numbers_of(got) == list(range(50 if everything else 1))
         statistics = subscriber.statistics()
-        assert statistics.delivered + statistics.dropped == 50
+        assert (statistics.delivered, statistics.queue_blocks) == ((50, 0) if everything else (1, 49))
 
 
 def test_stop_gives_up_on_a_callback_that_does_not_return() -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed, max_lag_ns=60 * 10**9)
+    subscriber = Subscriber(feed, max_lag_ns=3_600 * 10**9)
     entered, open_ = threading.Event(), threading.Event()
 
     @subscriber.on(b"")
@@ -186,7 +186,6 @@ def test_stop_gives_up_on_a_callback_that_does_not_return() -> None:
         subscriber.start()
         publisher.send(publisher.encode([(b"T", b"0")]))
         entered.wait(10)
-        wait_until(open_.is_set) if False else None
         releasing = threading.Timer(0.6, open_.set)
         releasing.start()
         with pytest.raises(SubscriberError, match="stop was not done in 0.3 s: a callback did not keep up"):
@@ -385,7 +384,7 @@ def test_callbacks_come_and_go_from_within_callbacks() -> None:
 def test_callbacks_that_change_all_the_time_never_disturb_one_that_stays() -> None:
     choice = random.Random(5)
     feed = Feed.local("subscriber", slices=2, key_bytes=2)
-    subscriber = Subscriber(feed, max_lag_ns=60 * 10**9)
+    subscriber = Subscriber(feed, max_lag_ns=3_600 * 10**9)
     stays = Collector()
     subscriber.on_batch(b"")(stays.batch)
     others = [Collector() for _ in range(20)]
@@ -577,7 +576,7 @@ def test_a_compiled_callback_that_raises_is_told_of(
 
 def test_end_of_batch_marks_the_last_of_what_was_queued() -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed, max_lag_ns=60 * 10**9, workers=1)
+    subscriber = Subscriber(feed, max_lag_ns=3_600 * 10**9, workers=1)
     marks: list[tuple[bytes, bool]] = []
     other_marks: list[tuple[bytes, bool]] = []
     entered, open_ = threading.Event(), threading.Event()
@@ -724,7 +723,7 @@ def test_every_transport_carries_everything(transport: Literal["tcp", "ipc", "in
 
 def test_a_full_worker_queue_is_bounded_and_loses_nothing() -> None:
     feed = one_slice(block_bytes=4_096)
-    subscriber = Subscriber(feed, max_lag_ns=60 * 10**9, queue_blocks=4, hwm_blocks=8)
+    subscriber = Subscriber(feed, max_lag_ns=3_600 * 10**9, queue_blocks=4, hwm_blocks=8)
     blocked, free = Collector(), Collector()
     entered, open_ = threading.Event(), threading.Event()
 
@@ -803,7 +802,7 @@ def test_wait_for_subscribers_after_a_restart_means_all_their_filters() -> None:
 def test_a_killed_subscriber_hurts_neither_publisher_nor_other_subscribers() -> None:
     feed = one_slice(block_bytes=4_096)
     code = """
-        subscriber = Subscriber(feed, max_lag_ns=60 * 10**9, queue_blocks=1, hwm_blocks=1)
+        subscriber = Subscriber(feed, max_lag_ns=3_600 * 10**9, queue_blocks=1, hwm_blocks=1)
         @subscriber.on(b"")
         def stuck(message):
             say("stuck")
@@ -811,7 +810,7 @@ def test_a_killed_subscriber_hurts_neither_publisher_nor_other_subscribers() -> 
         subscriber.start(timeout=60)
         subscriber.run()
     """
-    survivor = Subscriber(feed, max_lag_ns=60 * 10**9)
+    survivor = Subscriber(feed, max_lag_ns=3_600 * 10**9)
     got = Collector()
     survivor.on_batch(b"")(got.batch)
     with Publisher(feed, when_full="wait", hwm_blocks=2) as publisher, Script(code, feed) as script:

@@ -12,11 +12,8 @@ from typing import Annotated
 import typer
 
 from blackbox import __version__
-from blackbox.cli.demo import demo
-from blackbox.cli.publish import publish
-from blackbox.cli.stat import stat
+from blackbox.cli import demo, publish, stat, subscribe
 from blackbox.cli.status import STATUS_HELP
-from blackbox.cli.subscribe import subscribe
 
 __all__ = ["app", "main"]
 
@@ -30,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (demo, publish, subscribe, stat):
+for _command in (demo.demo, publish.publish, subscribe.subscribe, stat.stat):
     app.command(epilog=STATUS_HELP)(_command)
 
 

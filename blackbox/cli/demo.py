@@ -11,7 +11,7 @@ from blackbox.cli.status import exit_statuses, lose, warn
 from blackbox.feed import Feed
 
 DEFAULT_MESSAGES = 10_000_000
-_DEFAULT_SYMBOLS = 1_000
+_DEFAULT_SYMBOLS = 500
 
 
 def demo(
@@ -19,7 +19,7 @@ def demo(
         str | None,
         typer.Option(
             metavar="SOURCE",
-            help="itch50:PATH, iex:PATH or synthetic:MESSAGES. Default: a synthetic session of 1,000 symbols.",
+            help="itch50:PATH, iex:PATH or synthetic:MESSAGES. Default: a synthetic session of 500 symbols.",
             show_default=False,
         ),
     ] = None,

@@ -107,4 +107,4 @@ def take_shares(orders: NDArray[numpy.int64], reference: int, shares: int) -> An
         remove_order(orders, reference)
     else:
         orders[HEAD + 2 * slot + 1] = word - shares
-    return word >> 32
+    return (word >> 32) & _HALF

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from typing import Final
 
 import msgspec
 import numpy
@@ -19,9 +19,13 @@ from blackbox.feed import Feed
 from blackbox.publisher import Publisher, PublisherStatistics
 from blackbox.source import Chunk, Source
 
-WATCHED = 3
-_WATCHED_SHARE = 0.01
-_FLUSH_S = 600.0
+BLOCK_BYTES: Final = 1_048_576
+"""Large blocks: what a block costs is shared by some twenty thousand messages."""
+QUEUE_BLOCKS: Final = 4
+"""At every bound on the way: the lag of a session at full speed is the time in queues."""
+WATCHED: Final = 3
+_WATCHED_SHARE: Final = 0.01
+_FLUSH_S: Final = 600.0
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -70,11 +74,10 @@ class Failed(msgspec.Struct, frozen=True):
 
 def run_publisher(order: Order, pipe: Connection) -> None:
     """Prepare the session, report, wait for word, publish, report. The process's main function."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both processes: the demo decides
     try:
         source = open_with_options(order.spec, order.options, order.feed)
         session = Session(source, order.messages, pipe)
-        with Publisher(order.feed, when_full="wait") as publisher:
+        with Publisher(order.feed, when_full="wait", hwm_blocks=QUEUE_BLOCKS) as publisher:
             session.announce(publisher)
             pipe.send(session.prepared(order.feed))
             pipe.recv()

@@ -45,6 +45,7 @@ def _delivery(result: DemoResult) -> RenderableType:
             ("lag p99", duration(received.lag_p99_ns)),
         ]
     )
+    table.caption = "at full speed, lag is the time in queues"
     return titled(f"{result.spec}, {len(result.feed.slices)} slices over loopback TCP", table)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, NamedTuple, Self, TypeVar
 
@@ -10,7 +13,16 @@ import msgspec
 from rich.status import Status as Spinner
 
 from blackbox.cli.demo_callbacks import DemoCallbacks, trading_of
-from blackbox.cli.demo_publisher import Failed, Order, Prepared, Progress, Published, run_publisher
+from blackbox.cli.demo_publisher import (
+    BLOCK_BYTES,
+    QUEUE_BLOCKS,
+    Failed,
+    Order,
+    Prepared,
+    Progress,
+    Published,
+    run_publisher,
+)
 from blackbox.cli.demo_trades import MAX_TOPICS
 from blackbox.cli.follow import follow
 from blackbox.cli.terminal import count, stderr
@@ -19,9 +31,6 @@ from blackbox.feed import Feed
 from blackbox.statistics import Statistics
 from blackbox.subscriber import Subscriber
 
-_BLOCK_BYTES: Final = 262_144
-_QUEUE_BLOCKS: Final = 16
-"""At every bound on the way, so that the lag is milliseconds of queueing."""
 _NO_LIMIT_NS: Final = 600 * 10**9
 _GOODBYE_S: Final = 10.0
 
@@ -50,7 +59,7 @@ class DemoRun:
     def __init__(self, spec: str, options: list[str], messages: int | None, schema: str) -> None:
         trading_of(schema)
         feed = Feed.local("demo", slices=2, schema=schema)
-        self._feed = msgspec.structs.replace(feed, block_bytes=_BLOCK_BYTES, max_topics=MAX_TOPICS)
+        self._feed = msgspec.structs.replace(feed, block_bytes=BLOCK_BYTES, max_topics=MAX_TOPICS)
         self._spec = spec
         self._order = Order(self._feed, spec, options, messages)
         context = multiprocessing.get_context("spawn")
@@ -58,7 +67,8 @@ class DemoRun:
         self._process = context.Process(target=run_publisher, args=(self._order, self._far_end), daemon=True)
 
     def __enter__(self) -> Self:
-        self._process.start()
+        with _interrupts_held():
+            self._process.start()
         self._far_end.close()  # so that the process's end is the end of the pipe
         return self
 
@@ -84,8 +94,8 @@ class DemoRun:
                 workers=1,
                 max_lag_ns=_NO_LIMIT_NS,
                 on_slow="warn",
-                queue_blocks=_QUEUE_BLOCKS,
-                hwm_blocks=_QUEUE_BLOCKS,
+                queue_blocks=QUEUE_BLOCKS,
+                hwm_blocks=QUEUE_BLOCKS,
             )
             spinner.update("compiling the callbacks")
             callbacks = DemoCallbacks(subscriber, prepared.orders, prepared.watched)
@@ -114,3 +124,18 @@ class DemoRun:
                 raise PublisherError(reply.text)
             if isinstance(reply, Progress):
                 spinner.update(f"preparing {self._spec} in memory: {count(reply.messages)} messages")
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back; a process that is started meanwhile never gets one: it reaches both, and this one decides."""
+    came: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+    if came:
+        raise KeyboardInterrupt

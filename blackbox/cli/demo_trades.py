@@ -94,11 +94,11 @@ def itch_trades(batch: CompiledBatch, state: NDArray[numpy.int64]) -> None:
         elif kind in (_E, _C, _X):
             shares = big_endian(data, at + _TAKEN, 4)
             price = take_shares(orders, big_endian(data, at + _REFERENCE, 8), shares)
-            if kind == _C:
-                price = big_endian(data, at + _TAKEN_PRICE, 4)
-            if price == 0:
+            if kind == _C and data[at + _PRINTABLE] == _Y:
+                _trade(state, topic_number(batch, row), big_endian(data, at + _TAKEN_PRICE, 4), shares)
+            elif kind == _E and price == 0:
                 state[UNPRICED] += 1
-            elif kind == _E or (kind == _C and data[at + _PRINTABLE] == _Y):
+            elif kind == _E:
                 _trade(state, topic_number(batch, row), price, shares)
         elif kind == _U:
             remove_order(orders, big_endian(data, at + _REFERENCE, 8))

@@ -71,8 +71,9 @@ class Subscription:
         """Show the subscription, which has started, until its end."""
         self._shown.start()
         try:
-            if stderr.is_terminal:
-                with Live(console=stderr, auto_refresh=False, transient=True) as live:
+            terminal = next((console for console in (stdout, stderr) if console.is_terminal), None)
+            if terminal is not None:
+                with Live(console=terminal, auto_refresh=False, transient=True) as live:
                     yield _LiveScreen(self, live)
             else:
                 yield _LineScreen(self)
@@ -171,19 +172,17 @@ class _LiveScreen:
 
     def _slices(self, now: Statistics) -> RenderableType:
         table = columns_table(
-            ("slice", "received", "rate", "bodies", "lost", "duplicated", "dropped", "queue", "lag p50", "lag p99"),
+            ("slice", "received", "rate", "lost", "duplicated", "dropped", "queue", "lag p99"),
         )
         for part in now.slices:
             table.add_row(
                 str(part.slice_id),
                 count(part.received),
-                rate(self._rates.per_second((part.slice_id, "messages"), part.received), 1),
-                megabytes(self._rates.per_second((part.slice_id, "bytes"), part.body_bytes), 1),
+                rate(self._rates.per_second(part.slice_id, part.received), 1),
                 bad_if(part.gaps > 0, count(part.gaps)),
                 count(part.duplicates),
                 bad_if(part.dropped > 0, count(part.dropped)),
                 count(part.queue_blocks),
-                duration(part.lag_p50_ns),
                 duration(part.lag_p99_ns),
             )
         return titled("slices", table)

@@ -1,0 +1,285 @@
+"""The demo: the figures that it prints are right, and it fails when something is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blackbox import ConfigError, Feed, Publisher, Source, Subscriber
+from blackbox.cli.demo_callbacks import DemoCallbacks, SymbolResult
+from blackbox.cli.demo_orders import COUNT, FORGOTTEN, add_order, new_orders, remove_order, take_shares
+from blackbox.cli.demo_publisher import Prepared, Published, watched_symbols
+from blackbox.cli.demo_run import DemoResult, DemoRun
+from blackbox.cli.demo_trades import MAX_TOPICS
+from blackbox.publisher import PublisherStatistics
+from blackbox.testing import wait_until
+from feeds.iex import Iex
+from feeds.itch50 import Itch50
+from feeds.synthetic import Synthetic
+
+ROOT = Path(__file__).resolve().parent.parent
+TRADE_TYPES = {"itch50": "P", "iex_deep10": "T", "iex_tops16": "T"}
+
+
+class Totals:
+    """Trades added up one message at a time with plain Python, as `demo_trades` says they are."""
+
+    def __init__(self, source: Source) -> None:
+        self.shares: Counter[str] = Counter()
+        self.trades: Counter[str] = Counter()
+        self.value: Counter[str] = Counter()
+        self.last: dict[str, float] = {}
+        self.types: Counter[str] = Counter()
+        self.unpriced = 0
+        prices: dict[int, int] = {}
+        for chunk in source.chunks():
+            for index, start, length in zip(chunk.topic_index, chunk.starts, chunk.lengths, strict=True):
+                payload = chunk.payloads[start : start + length].tobytes()
+                kind = chr(payload[0])
+                self.types[kind] += 1
+                record = numpy.frombuffer(payload, source.schema.dtype(kind), 1)[0]
+                symbol = chunk.topics[index].decode().rpartition(".")[0]
+                if source.schema.name == "itch50":
+                    self._itch(kind, record, symbol, prices)
+                elif kind == "T":
+                    self._add(symbol, int(record["price"]), int(record["size"]))
+                if kind == TRADE_TYPES[source.schema.name]:
+                    self.last[symbol] = int(record["price"]) / 10_000
+
+    def _itch(self, kind: str, record: Any, symbol: str, prices: dict[int, int]) -> None:
+        if kind in "AF":
+            prices[int(record["order_reference_number"])] = int(record["price"])
+        elif kind == "U":
+            prices[int(record["new_order_reference_number"])] = int(record["price"])
+        elif kind == "P":
+            self._add(symbol, int(record["price"]), int(record["shares"]))
+        elif kind == "C" and record["printable"] == b"Y":
+            self._add(symbol, int(record["execution_price"]), int(record["executed_shares"]))
+        elif kind == "E":
+            price = prices.get(int(record["order_reference_number"]))
+            if price is None:
+                self.unpriced += 1
+            else:
+                self._add(symbol, price, int(record["executed_shares"]))
+
+    def _add(self, symbol: str, price: int, shares: int) -> None:
+        self.value[symbol] += price * shares
+        self.shares[symbol] += shares
+        self.trades[symbol] += 1
+
+    def results(self) -> list[SymbolResult]:
+        """As `DemoCallbacks.symbols`."""
+        rows = [
+            SymbolResult(
+                symbol, shares, self.trades[symbol], self.value[symbol] / shares / 10_000, self.last.get(symbol)
+            )
+            for symbol, shares in self.shares.items()
+        ]
+        return sorted(rows, key=lambda row: (-row.shares, row.symbol))
+
+
+def run_callbacks(source: Source, watched: list[bytes]) -> DemoCallbacks:
+    """The demo's callbacks on a source, in this process."""
+    feed = msgspec.structs.replace(Feed.local("demo", schema=source.schema.name), max_topics=MAX_TOPICS)
+    subscriber = Subscriber(feed, workers=1)
+    callbacks = DemoCallbacks(subscriber, [100_000, 100_000], watched)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start(60.0)
+        source.publish(publisher)
+    subscriber.run(until_end=True)
+    return callbacks
+
+
+def assert_right(source: Source, watched: list[bytes]) -> DemoCallbacks:
+    """Every figure is what plain Python finds."""
+    callbacks, expected = run_callbacks(source, watched), Totals(source)
+    assert callbacks.mix() == expected.types
+    assert callbacks.unpriced() == expected.unpriced
+    found = callbacks.symbols()
+    assert [row[:3] for row in found] == [row[:3] for row in expected.results()]
+    for row, right in zip(found, expected.results(), strict=True):
+        assert row.vwap == pytest.approx(right.vwap, rel=1e-12)
+        assert row.last == right.last
+    assert callbacks.seconds() > 0
+    return callbacks
+
+
+def test_figures_of_a_synthetic_session_are_right() -> None:
+    callbacks = assert_right(Synthetic(30_000, symbols=60), [b"AAPL", b"NVDA"])
+    assert sum(callbacks.watched[b"NVDA"]) > sum(callbacks.watched[b"AAPL"]) > 100
+
+
+def test_figures_of_a_real_itch_day_are_right(shared_data: Path) -> None:
+    source = Itch50(shared_data / "itch50" / "runk_locate-13-10k.bin", date="2020-01-30")
+    callbacks = assert_right(source, [b"AAPL"])
+    (apple,) = callbacks.symbols()
+    assert (apple.symbol, apple.trades) == ("AAPL", 849 + 240)
+    assert sum(callbacks.watched[b"AAPL"]) == 10_000
+
+
+def test_executions_of_unknown_orders_are_counted(shared_data: Path) -> None:
+    callbacks = assert_right(Itch50(shared_data / "itch50" / "jamison_12302019_SNIPPET.NASDAQ_ITCH50"), [b"SPY"])
+    assert callbacks.unpriced() > 0
+
+
+def test_figures_of_a_real_iex_day_are_right(shared_data: Path) -> None:
+    assert_right(Iex(shared_data / "iex" / "goiex_TOPS16.pcapng.gz"), [b"SPY"])
+
+
+def test_a_schema_without_known_trades_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the demo's source had schema 'raw', expected one of: itch50"):
+        DemoRun("words:x", [], None, "raw")
+
+
+# Resting orders
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("aart"), st.integers(1, 40), st.integers(1, 0xFFFFFFFF), st.integers(1, 300)),
+        max_size=200,
+    )
+)
+def test_orders_are_as_in_a_dictionary(steps: list[tuple[str, int, int, int]]) -> None:
+    orders = new_orders(1 << 12)
+    known: dict[int, tuple[int, int]] = {}
+    for step, reference, price, shares in steps:
+        if step == "a":
+            add_order(orders, reference, price, shares)
+            known[reference] = price, shares
+        elif step == "r":
+            remove_order(orders, reference)
+            known.pop(reference, None)
+        else:
+            at, left = known.get(reference, (0, 0))
+            assert take_shares(orders, reference, shares) == at
+            if left > shares:
+                known[reference] = at, left - shares
+            else:
+                known.pop(reference, None)
+        assert orders[COUNT] == len(known)
+    for reference, (price, shares) in known.items():
+        assert take_shares(orders, reference, shares) == price
+    assert orders[COUNT] == 0
+
+
+def test_order_table_grows_and_then_forgets() -> None:
+    orders = new_orders(1 << 14)
+    room = 0
+    while not orders[FORGOTTEN]:
+        room += 1
+        add_order(orders, room * 7, room, 1)
+    assert room > 1 << 14
+    assert all(take_shares(orders, reference * 7, 1) == reference for reference in range(1, room))
+    assert take_shares(orders, room * 7, 1) == 0
+
+
+def test_watched_symbols_are_busy_but_a_small_share() -> None:
+    messages: dict[bytes, int] = defaultdict(int, {b"#system.S": 5, b"BIG.A": 5_000, b"BIG.D": 4_000, b"A.B.A": 20})
+    messages |= {b"C.A": 15, b"C.D": 15, b"E.A": 10, b"F.A": 1}
+    numbers = numpy.array(list(messages.values()))
+    assert watched_symbols(list(messages), numbers, "{symbol}.{type}") == [b"C", b"A.B", b"E"]
+    assert watched_symbols([b"ONE.A"], numpy.array([9]), "{symbol}.{type}") == [b"ONE"]
+    assert watched_symbols([], numpy.array([], int), "{symbol}.{type}") == []
+
+
+# The command
+
+
+def demo(*words: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "blackbox.cli", "demo", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+
+
+def children_of(process: subprocess.Popen[str]) -> list[int]:
+    """The publishing process of a demo, once there is one."""
+    task = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    pids = task.read_text().split() if task.exists() else []
+    return [int(pid) for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_demo_delivers_all_and_shows_results() -> None:
+    with demo("--messages", 60_000) as process:
+        out, errors = process.communicate(timeout=90)
+    assert process.returncode == 0, errors
+    values = dict(re.findall(r"│ (\S[\w ]*?) +│ +([\d,]+) │", out))
+    assert values["published"] == values["delivered"] == "60,000"
+    assert values["lost"] == values["duplicated"] == "0"
+    assert re.search(r"│ rate +│ +[\d.]+ [kM]/s │", out)
+    for title in ("largest volumes", "VWAP", "message mix"):
+        assert title in out
+    assert re.search(r"│ NVDA +│ +[\d,]+ │ +\d+ │ +\d+\.\d{4} │", out)
+
+
+def test_demo_takes_at_most_the_messages_asked_for(shared_data: Path) -> None:
+    with demo("--source", f"iex:{shared_data / 'iex' / 'goiex_DEEP10.pcap.gz'}", "--messages", 200_000) as process:
+        out, errors = process.communicate(timeout=90)
+    assert process.returncode == 0, errors
+    assert re.search(r"│ delivered +│ +200,000 │", out)
+
+
+def test_error_of_the_publishing_process_is_the_demos() -> None:
+    with demo("--source", "itch50:nothing.bin", "-o", "date=2020-01-30") as process:
+        out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "")
+    assert re.search(r"^error: .*nothing\.bin", errors, re.MULTILINE)
+    assert "Traceback" not in errors
+
+
+def test_killed_publishing_process_ends_the_demo() -> None:
+    with demo("--messages", 50_000_000) as process:
+        wait_until(lambda: children_of(process), 30.0, "a publishing process")
+        os.kill(children_of(process)[0], signal.SIGKILL)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "error: the publishing process ended with status -9" in errors
+
+
+def test_interrupt_ends_both_processes() -> None:
+    with demo("--messages", 50_000_000) as process:
+        wait_until(lambda: children_of(process), 30.0, "a publishing process")
+        (child,) = children_of(process)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    wait_until(lambda: not Path(f"/proc/{child}").exists(), 10.0, "the end of the publishing process")
+
+
+def test_whatever_was_not_delivered_is_lost() -> None:
+    feed = Feed.local("demo", schema="itch50")
+    subscriber = Subscriber(feed)
+    callbacks = DemoCallbacks(subscriber, [1, 1], [])
+    statistics = subscriber.statistics()
+    prepared = Prepared(100, 3_000, {"A": 100}, [100, 0], [], None, 0.1)
+    sent = PublisherStatistics(
+        messages=100, blocks=1, body_bytes=5_000, unwanted=0, waits=0, discarded=0, topics=1, subscribers=1
+    )
+
+    def lost(**counts: int) -> int:
+        total = msgspec.structs.replace(statistics.total, **counts)
+        received = msgspec.structs.replace(statistics, total=total)
+        return DemoResult("synthetic:100", feed, prepared, Published(sent, 0.1), received, callbacks).lost
+
+    assert lost(matched=100) == 0
+    assert lost(matched=93, gaps=7) == 7
+    assert lost(matched=93) == 7
+    assert lost(matched=100, dropped=3) == 3
