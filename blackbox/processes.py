@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing
 import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 
 from blackbox.errors import BlackBoxError, SubscriberError
-from blackbox.slice_memory import STOPPING, TERMINATE
+from blackbox.slice_memory import EXIT_SLOW, STOPPING, TERMINATE
 from blackbox.slice_thread import SliceThread
 
 log = logging.getLogger("blackbox")
@@ -25,11 +27,12 @@ class SliceProcess:
     memory that both processes share. The child ends with its parent.
     """
 
-    def __init__(self, thread: SliceThread) -> None:
+    def __init__(self, thread: SliceThread, prepare: Callable[[], None]) -> None:
+        """`prepare` is called in the process before anything else."""
         self.thread = thread
         self._process = multiprocessing.get_context("fork").Process(
             target=_run_child,
-            args=(thread, os.getpid()),
+            args=(thread, os.getpid(), prepare),
             name=f"blackbox-slice-{thread.slice_id}",
             daemon=True,
         )
@@ -62,18 +65,25 @@ class SliceProcess:
         return True
 
 
-def _run_child(thread: SliceThread, parent: int) -> None:
+def _run_child(thread: SliceThread, parent: int, prepare: Callable[[], None]) -> None:
+    prepare()
     # Ctrl-C reaches the whole process group: the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: thread.ask_to_terminate())
     thread.start()
     ended = threading.Event()
+    deadline = math.inf
     while not thread.is_done:
-        if os.getppid() != parent:
+        if os.getppid() != parent and thread.words[STOPPING] != TERMINATE:
             log.error("slice %d: the parent process has gone", thread.slice_id)
             thread.ask_to_terminate()
-        if thread.words[STOPPING] == TERMINATE and thread.release(_TICK_S):
-            break
+        if thread.words[STOPPING] == TERMINATE:
+            deadline = min(deadline, time.monotonic() + thread.options.grace_ns / 1e9)
+            if thread.release(_TICK_S):
+                break
+            if time.monotonic() >= deadline:
+                log.error("slice %d: a callback did not return, its process ends itself", thread.slice_id)
+                os._exit(EXIT_SLOW)
         ended.wait(_TICK_S)
     deadline = time.monotonic() + 1
     thread.release(deadline - time.monotonic())

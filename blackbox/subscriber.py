@@ -341,6 +341,11 @@ class Subscriber:
         elif not self._is_own_thread() and not self._wait_ended(timeout):
             log.error("a callback did not return in %s s; its thread is left behind", timeout)
 
+    def _renew_locks(self) -> None:
+        """In a process that was forked: what another thread held then would stay locked for ever."""
+        self._lock = threading.RLock()
+        self._changed = threading.Condition()
+
     def _is_own_thread(self) -> bool:
         """Whether the caller is a callback or hook: what must return before the end cannot wait for it."""
         workers = [worker.thread for thread in self._slices.values() for worker in thread.workers]
@@ -419,7 +424,7 @@ class Subscriber:
             self._table(slice_id),
             self._pipe[1],
         )
-        child = SliceProcess(thread) if self._processes else None
+        child = SliceProcess(thread, self._renew_locks) if self._processes else None
         if child is not None:
             self._children = {**self._children, slice_id: child}
         self._slices = {**self._slices, slice_id: thread}  # a new one: others iterate over the old without the lock

@@ -243,6 +243,26 @@ def test_a_callback_in_its_process_may_stop_the_subscriber() -> None:
     assert children_of(subscriber) == []
 
 
+def test_a_callback_that_hangs_does_not_outlive_its_killed_parent() -> None:
+    feed = Feed.local("processes", slices=1)
+    code = """
+        subscriber = Subscriber(feed, processes=True, grace_ns=300_000_000)
+        @subscriber.on(b"")
+        def hang(message):
+            say(os.getpid())
+            time.sleep(1000)
+        subscriber.start(timeout=60)
+        say("started")
+        subscriber.run()
+    """
+    with RawPublisher(feed) as publisher, Script(code, feed) as script:
+        script.expect("started")
+        publisher.send(publisher.encode([(b"T", b"")]))
+        pid = int(script.read())
+        script.process.kill()
+        wait_until(lambda: not is_alive(pid), what="the hung child of a killed parent is gone")
+
+
 def test_callbacks_cannot_change_while_processes_run() -> None:
     feed = Feed.local("processes", slices=1)
     subscriber = Subscriber(feed, processes=True)
