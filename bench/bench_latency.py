@@ -15,6 +15,7 @@ import numpy
 import zmq
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from bench.bench_delivery import wait_for
 from bench.contest import Contest, show
 from bench.publishers import Remote
 from blackbox import Feed, Message, Subscriber
@@ -40,6 +41,7 @@ def _ours(feed: Feed, remote: Remote) -> tuple[float, float, float]:
     with subscriber:
         remote.send(MESSAGES, rate=RATE)
         remote.answer()
+        wait_for(subscriber, MESSAGES)
     assert len(lags) == MESSAGES
     return _percentiles(lags)
 

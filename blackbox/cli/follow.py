@@ -28,9 +28,10 @@ def follow(
 
     pause = threading.Event()
     try:
+        show()
         while subscriber.state is State.RUNNING and not is_enough() and not (until_end and subscriber.is_finished):
-            pause.wait(_TICK_S)
             show()
+            pause.wait(_TICK_S)
     except KeyboardInterrupt:
         subscriber.stop()
         raise
