@@ -11,7 +11,7 @@ from tests import wire
 
 Frames = tuple[bytes, bytes, bytes]
 HOSTILE = (0, 1, 2, 3, 7, 8, 9, 255, 65_535, 1 << 16, (1 << 26) - 1, 1 << 26, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
-BITS = {"version": 8, "flags": 8, "schema": 16, "slice_id": 16, "reserved": 16, "sequence": 64}
+BITS = {"version": 8, "flags": 8, "schema": 16, "slice_id": 16, "reserved": 16, "sequence": 64, "ts_out": 64}
 WORDS = ("count", "topics", "topic_bytes", "body_bytes", "stride")
 
 

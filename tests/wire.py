@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-HEADER = struct.Struct("<4sBBHHHIQQqIIIIII")
+HEADER = struct.Struct("<4sBBHHHIQQQIIIIII")
+"""Sequence and ts_out are signed, but valid only from 0 on."""
 CHECKSUM, FIXED, CONTROL, LINE_B, END = 1, 2, 4, 8, 16
 MAX_BODY = 64 * 1024 * 1024
 
@@ -93,7 +94,7 @@ def decode(key: bytes, header: bytes, body: bytes) -> Decoded:
         _require(fixed and fields.stride == 8 and fields.topics == fields.count, "control counts")
     else:
         _require(1 <= fields.topics <= fields.count, "counts")
-    _require(0 <= fields.sequence <= 1 << 62, "sequence")
+    _require(fields.sequence <= 1 << 62 and fields.ts_out <= 1 << 62, "sequence or time")
     _require(len(body) == fields.body_bytes <= MAX_BODY, "body size")
     if fields.flags & CHECKSUM:
         _require(fields.body_checksum == checksum(body), "body checksum")
