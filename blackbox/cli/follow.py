@@ -30,8 +30,8 @@ def follow(
     try:
         show()
         while subscriber.state is State.RUNNING and not is_enough() and not (until_end and subscriber.is_finished):
-            show()
             pause.wait(_TICK_S)
+            show()
     except KeyboardInterrupt:
         subscriber.stop()
         raise
