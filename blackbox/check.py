@@ -38,7 +38,7 @@ from blackbox.layout import (
     VERSION,
     body_layout,
 )
-from blackbox.xxh64 import checksum_32
+from blackbox.xxh3 import checksum_32
 
 
 class Fault(IntEnum):

@@ -33,7 +33,7 @@ from blackbox.layout import (
     BodyLayout,
     body_layout,
 )
-from blackbox.xxh64 import checksum_32
+from blackbox.xxh3 import checksum_32
 
 
 class Rows(NamedTuple):

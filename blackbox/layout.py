@@ -9,7 +9,7 @@ Header, 64 bytes, little-endian::
     32              40       44       48       52       56       60           64
     +---------------+--------+--------+--------+--------+--------+------------+
     | ts_out        | topics | topic  | body   | stride | body   | header     |
-    |               |        | bytes  | bytes  |        | xxh64  | xxh64      |
+    |               |        | bytes  | bytes  |        | xxh3   | xxh3       |
     +---------------+--------+--------+--------+--------+--------+------------+
 
 Body: columns, each starting at a multiple of 8::
@@ -33,7 +33,7 @@ MAGIC: Final = int.from_bytes(b"BBOX", "little")
 VERSION: Final = 1
 
 FLAG_CHECKSUM: Final = 1
-"""`body_checksum` holds the low 32 bits of XXH64 of the body."""
+"""`body_checksum` holds the low 32 bits of XXH3 of the body."""
 FLAG_FIXED: Final = 2
 """All payloads have `stride` bytes."""
 FLAG_CONTROL: Final = 4

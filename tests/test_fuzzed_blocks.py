@@ -27,11 +27,11 @@ def test_no_block_makes_compiled_code_read_outside_of_its_frames() -> None:
 
 def test_the_guard_kills_a_process_that_reads_one_byte_too_many() -> None:
     code = """
-        from blackbox.xxh64 import xxh64
+        from blackbox.xxh3 import xxh3
         from tests.guarded_blocks import Guarded
         block = Guarded().put(bytes(64), 8)
-        print(xxh64(block.ctypes.data, 64), flush=True)
-        xxh64(block.ctypes.data, 65)
+        print(xxh3(block.ctypes.data, 64), flush=True)
+        xxh3(block.ctypes.data, 65)
     """
     with Script(code) as script:
         assert script.read()

@@ -20,7 +20,7 @@ ORDER = (
     "memory",
     "zmqlib",
     "warmup",
-    "xxh64",
+    "xxh3",
     "layout",
     "check",
     "encode",

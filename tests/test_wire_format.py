@@ -15,7 +15,7 @@ from blackbox import Block, BlockError, Feed, Publisher, Subscriber
 from blackbox import layout as places
 from blackbox.layout import BodyLayout, body_layout
 from blackbox.testing import RawPublisher, wait_until
-from blackbox.xxh64 import xxh64
+from blackbox.xxh3 import xxh3
 from tests import wire
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.hex"))
@@ -73,8 +73,8 @@ def test_the_checksums_stand_at_the_end_of_the_header() -> None:
     block = example()
     assert (places.OFFSET_BODY_CHECKSUM, places.OFFSET_HEADER_CHECKSUM, places.HEADER_BYTES) == (56, 60, 64)
     body, header = struct.unpack_from("<II", block.header, 56)
-    assert body == xxhash.xxh64_intdigest(block.body.tobytes()) & 0xFFFFFFFF
-    assert header == xxhash.xxh64_intdigest(block.header[:60]) & 0xFFFFFFFF
+    assert body == xxhash.xxh3_64_intdigest(block.body.tobytes()) & 0xFFFFFFFF
+    assert header == xxhash.xxh3_64_intdigest(block.header[:60]) & 0xFFFFFFFF
 
 
 def test_the_reserved_numbers_are_those_of_the_document() -> None:
@@ -258,27 +258,29 @@ def test_a_subscriber_asks_for_what_the_document_says() -> None:
         wait_until(lambda: not nonces & publisher.subscriptions(), what="the old nonce is withdrawn")
 
 
-# XXH64
+# XXH3
 
 
 @pytest.mark.parametrize(
     ("text", "digest"),
     [
-        (b"", 0xEF46DB3751D8E999),
-        (b"a", 0xD24EC4F1A98C6E5B),
-        (b"abc", 0x44BC2CF5AD770999),
-        (b"Nobody inspects the spammish repetition", 0xFBCEA83C8A378BF1),
+        (b"", 0x2D06800538D394C2),
+        (b"a", 0xE6C632B61E964E1F),
+        (b"abc", 0x78AF5F94892F3950),
+        (b"Nobody inspects the spammish repetition", 0x6CB00603B5CC47E9),
     ],
 )
-def test_xxh64_of_known_vectors(text: bytes, digest: int) -> None:
+def test_xxh3_of_known_vectors(text: bytes, digest: int) -> None:
     data = numpy.frombuffer(text + bytes(8), numpy.uint8).copy()
-    assert int(xxh64(data.ctypes.data, len(text))) == digest
+    assert int(xxh3(data.ctypes.data, len(text))) == digest
 
 
-def test_xxh64_of_every_short_size() -> None:
-    data = numpy.random.default_rng(1).integers(0, 256, 400, numpy.uint8)
-    for size in range(400):
-        assert int(xxh64(data.ctypes.data, size)) == xxhash.xxh64_intdigest(data[:size].tobytes())
+def test_xxh3_of_every_size_up_to_some_of_its_blocks() -> None:
+    data = numpy.random.default_rng(1).integers(0, 256, 3_300, numpy.uint8)
+    for size in range(3_200):
+        start = size % 9
+        expected = xxhash.xxh3_64_intdigest(data[start : start + size].tobytes())
+        assert int(xxh3(data.ctypes.data + start, size)) == expected
 
 
 # Refusals

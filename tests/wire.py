@@ -44,8 +44,8 @@ class Decoded(NamedTuple):
 
 
 def checksum(data: bytes) -> int:
-    """The low 32 bits of XXH64."""
-    return xxhash.xxh64_intdigest(data) & 0xFFFFFFFF
+    """The low 32 bits of XXH3."""
+    return xxhash.xxh3_64_intdigest(data) & 0xFFFFFFFF
 
 
 def pack(fields: Fields) -> bytes:
