@@ -31,6 +31,7 @@ from blackbox.feeder import Selection, Target, group_by_key
 from blackbox.layout import FLAG_LINE_B, HEADER_BYTES
 from blackbox.ring import (
     BLOCK,
+    BODIES_IN,
     BODIES_OUT,
     CLOSING,
     HEAD,
@@ -275,7 +276,14 @@ def _release(target: Target, room_fd: int, head: int) -> None:
     words = target.words.ctypes.data
     store_release(words + 8 * HEAD, head)
     fence()
-    if load_acquire(words + 8 * WAITING) != 0:
+    if load_acquire(words + 8 * WAITING) == 0:
+        return
+    # A writer is woken when half the ring and half the bodies are gone, not for each block: it then fills them at once.
+    filled = load_acquire(words + 8 * TAIL) - head
+    if filled < 0:
+        filled += len(target.memory)
+    pending = load_acquire(words + 8 * BODIES_IN) - target.words[BODIES_OUT]
+    if 2 * filled <= len(target.memory) and 2 * pending <= target.bodies_limit:
         store_release(words + 8 * WAITING, 0)
         poke(room_fd, words)
 
