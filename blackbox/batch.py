@@ -205,7 +205,11 @@ class Batch:
     def payload_list(self) -> list[bytes]:
         """The payload of each message."""
         if self._payload_list is None:
-            block, data = self.block, self.payloads()
+            block = self.block
+            if block.count == 1:
+                self._payload_list = [block.body[block.layout.payloads :].tobytes()]
+                return self._payload_list
+            data = self.payloads()
             if block.is_fixed and block.stride:
                 self._payload_list = data.view(f"V{block.stride}").reshape(-1).tolist()
             else:

@@ -59,7 +59,7 @@ ERRNO: Final = 3
 PENDING: Final = 4
 """1: a block has been received that no burst holds yet."""
 BLOCKS: Final = 5
-"""Blocks in the burst."""
+"""Blocks in the burst; what is in it when `collect` is called is freed first."""
 DELIVERIES: Final = 6
 BURST: Final = 7
 """Address of the burst: Python puts a fresh one there when it keeps the old."""
@@ -402,13 +402,16 @@ def collect(at: WorkerAt, table: WorkerTableAt) -> int:
     """
     state = int64s_at(at.state, STATE_WORDS)
     while load_acquire(at.slice_words + 8 * STOPPING) != TERMINATE and state[LAST] == 0:
+        close_messages(state[BURST], 2 * state[BLOCKS])
         status = _fill_burst(at, table)
         # An end mark that came behind the burst is kept until the burst has been delivered.
         state[LAST] = status == ENDED
-        if state[BLOCKS] > 0:
+        taken = state[BLOCKS]
+        if taken > 0:
             if _run_compiled(at, table) > 0 or state[RAISED_BY] != 0:
                 return DELIVER
-            close_messages(state[BURST], 2 * state[BLOCKS])
+            close_messages(state[BURST], 2 * taken)
+            state[BLOCKS] = 0
         if status < 0:
             state[ERRNO] = zmq_errno()
             return FAILED
@@ -417,6 +420,6 @@ def collect(at: WorkerAt, table: WorkerTableAt) -> int:
                 return ENDED
         elif status == 1 and state[NEXT_VERSION] != table.version:
             return SWITCH
-        elif status == 1 and state[BLOCKS] == 0:
+        elif status == 1 and taken == 0:
             return GROW
     return ENDED

@@ -52,17 +52,25 @@ def _identity_rows() -> NDArray[numpy.int32]:
 
 
 class _Burst:
-    """Blocks taken off the queue together. Frees them when the last view on any of them has gone."""
+    """Blocks taken off the queue together; every view on one of them keeps it.
 
-    __slots__ = ("blocks", "memory")
+    While `blocks` is 0 it is the worker's to fill again. Kept by a callback, it frees them with the last view.
+    """
+
+    __slots__ = ("_memory", "address", "blocks")
 
     def __init__(self) -> None:
-        self.memory = numpy.zeros(collect.BURST_BLOCKS * collect.SLOT_BYTES // 8, numpy.int64)
+        self._memory = numpy.zeros(collect.BURST_BLOCKS * collect.SLOT_BYTES // 8, numpy.int64)
+        self.address = self._memory.ctypes.data
         self.blocks = 0
 
     def __del__(self) -> None:
         if self.blocks and not sys.is_finalizing():  # an interpreter that ends can no longer call compiled code
-            close_messages(self.memory.ctypes.data, 2 * self.blocks)
+            close_messages(self.address, 2 * self.blocks)
+
+
+_UNSHARED_REFERENCES = 3
+"""A burst's references while nobody else has one: the worker's, a local name, and `getrefcount`'s own."""
 
 
 class Worker:
@@ -142,6 +150,7 @@ class Worker:
             self._loop(socket.underlying)
         finally:
             close_messages(slot, 2)
+            close_messages(self._burst.address, 2 * int(self._state[collect.BLOCKS]))
 
     def _loop(self, dealer: int) -> None:
         at = self._addresses(dealer)
@@ -168,7 +177,7 @@ class Worker:
         self._counts = numpy.zeros(len(self._table.callbacks) + 1, numpy.int64)
         self._places = numpy.zeros(len(self._table.callbacks) + 1, numpy.int64)
         self._touched = numpy.zeros(len(self._table.callbacks) + 1, numpy.int32)
-        self._state[collect.BURST] = self._burst.memory.ctypes.data
+        self._state[collect.BURST] = self._burst.address
         return collect.WorkerAt(
             dealer,
             self._words.ctypes.data,
@@ -190,11 +199,18 @@ class Worker:
         )
 
     def _deliver(self) -> None:
-        burst, self._burst = self._burst, _Burst()
-        self._state[collect.BURST] = self._burst.memory.ctypes.data
-        burst.blocks = int(self._state[collect.BLOCKS])
+        burst = self._burst
+        self._run_callbacks(burst)
+        if sys.getrefcount(burst) > _UNSHARED_REFERENCES:
+            burst.blocks = int(self._state[collect.BLOCKS])
+            self._state[collect.BLOCKS] = 0
+            self._burst = _Burst()
+            self._state[collect.BURST] = self._burst.address
+
+    def _run_callbacks(self, burst: _Burst) -> None:
+        counters = self._counters.data  # a memoryview: single items of an array are slow
         deliveries = self._deliveries[: self._state[collect.DELIVERIES]].tolist()
-        slots = self._slots[: burst.blocks].tolist()
+        slots = self._slots[: self._state[collect.BLOCKS]].tolist()
         last = {callback: place for place, (_, callback, _, _) in enumerate(deliveries)}
         opened: dict[int, Opened] = {}
         for place, (slot, number, rows, count) in enumerate(deliveries):
@@ -208,10 +224,10 @@ class Worker:
                 opened[slot] = Opened(burst, envelope, body, body_bytes, self._schema)
             at = opened[slot]
             batch = Batch(at.block, self._rows_of(burst, rows, count, at.block.count), at, last[number] == place)
-            self._counters[WorkerCount.BUSY_SINCE] = time.time_ns()
-            self._counters[WorkerCount.DELIVERED] += callback.give(batch, self._raised, self._is_over)
-            self._counters[WorkerCount.BATCHES] += 1
-            self._counters[WorkerCount.BUSY_SINCE] = 0
+            counters[WorkerCount.BUSY_SINCE] = time.time_ns()
+            counters[WorkerCount.DELIVERED] += callback.give(batch, self._raised, self._is_over)
+            counters[WorkerCount.BATCHES] += 1
+            counters[WorkerCount.BUSY_SINCE] = 0
 
     def _is_over(self) -> bool:
         """Whether the rest of what is at hand is not to be delivered."""
