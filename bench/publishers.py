@@ -126,6 +126,7 @@ def _paced(feed: Feed | None, endpoint: str) -> None:
             if publisher is not None:
                 publisher.publish(b"S0001.trade", bytes(payload))
             else:
+                payload[8:16] = time.time_ns().to_bytes(8, "little")
                 socket.send(bytes(payload))
             due += interval_ns
         print(json.dumps({}), flush=True)
