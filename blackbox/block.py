@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from blackbox.check import FAULT_TEXT, Fault, check_block
 from blackbox.encode import (
     Distinct,
-    Plan,
     Rows,
     TopicTable,
     finish_header,
     plan_block,
     plan_bytes,
+    plan_sequences,
     write_body,
+    write_sequences,
     write_template,
 )
 from blackbox.errors import BlockError
@@ -243,33 +244,10 @@ class Block:
         flags: int = 0,
     ) -> Block:
         """A control block that tells the next sequence number of every key."""
-        numbers = numpy.array(list(sequences.values()), numpy.int64)
-        table = topic_table(list(sequences))
-        return cls.encode_key_table(key, table, numbers, slice_id=slice_id, epoch=epoch, ts_out=ts_out, flags=flags)
-
-    @classmethod
-    def encode_key_table(
-        cls,
-        key: bytes,
-        keys: TopicTable,
-        sequences: NDArray[numpy.int64],
-        *,
-        slice_id: int,
-        epoch: int,
-        ts_out: int,
-        flags: int = 0,
-    ) -> Block:
-        """The same from columns: `sequences[i]` is the next sequence number of topic i of `keys`."""
-        count = len(sequences)
-        index = numpy.arange(max(1, count), dtype=numpy.int32)
-        rows = Rows(0, sequences.ctypes.data, 0, 0, 8)
-        plan = Plan(0, 0, 0, 0, 0, 8, 0)
-        distinct = distinct_scratch(max(1, count))
-        if count:
-            plan = plan_block(rows, index, index, 0, count, MAX_BODY_BYTES, keys, distinct)
+        keys = topic_table(list(sequences))
+        plan = plan_sequences(keys, len(sequences))
         body = numpy.zeros(plan_bytes(plan), numpy.uint8)
-        if count:
-            write_body(body.ctypes.data, plan, rows, index, index, keys, distinct)
+        write_sequences(body.ctypes.data, plan, keys, numpy.array(list(sequences.values()), numpy.int64))
         header = numpy.zeros(HEADER_BYTES, numpy.uint8)
         write_template(header.ctypes.data, plan, body.ctypes.data, True, 0, slice_id, numpy.uint64(epoch))
         finish_header(header.ctypes.data, 0, ts_out, flags | FLAG_CONTROL)

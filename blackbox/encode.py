@@ -257,6 +257,37 @@ def _write_payloads(
 
 
 @njit(nogil=True, cache=True)
+def plan_sequences(keys: TopicTable, count: int) -> Plan:
+    """The plan of a control block that tells a number for each of the first `count` keys."""
+    topic_bytes = 0
+    for key in range(count):
+        topic_bytes += keys.sizes[key]
+    return Plan(0, count, count, topic_bytes, 8 * count, 8, 0)
+
+
+@njit(nogil=True, cache=True)
+def write_sequences(target: int, plan: Plan, keys: TopicTable, sequences: NDArray[numpy.int64]) -> None:
+    """Fill `plan_bytes(plan)` bytes at `target` (8-byte aligned): row i is key i, its payload `sequences[i]`."""
+    count = plan.topics
+    layout = body_layout(count, count, plan.topic_bytes, plan.payload_bytes, True)
+    words = int64s_at(target, layout.payloads >> 3)
+    for i in range(layout.payloads >> 3):
+        words[i] = 0
+    topic_index = int32s_at(target + layout.topic_index, count)
+    offsets = int32s_at(target + layout.topic_offsets, count + 1)
+    numbers = int64s_at(target + layout.payloads, count)
+    place = 0
+    for i in range(count):
+        size = numpy.int64(keys.sizes[i])
+        topic_index[i] = i
+        offsets[i] = place
+        copy_bytes(target + layout.topics + place, keys.text.ctypes.data + keys.offsets[i], size)
+        place += size
+        numbers[i] = sequences[i]
+    offsets[count] = place
+
+
+@njit(nogil=True, cache=True)
 def write_template(
     target: int,
     plan: Plan,

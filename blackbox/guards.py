@@ -293,6 +293,13 @@ def _note_next(at: SequencesAt, key: int, line: int, epoch: int, following: int,
     settle(at, key, now_ns)
 
 
+@inner
+def is_current(at: SequencesAt, epoch: int) -> bool:
+    """Whether this is the epoch that goes on."""
+    state = int64s_at(at.state, _STATE_WORDS)
+    return state[_EPOCH_KNOWN] != 0 and state[_EPOCH] == epoch
+
+
 @njit(nogil=True, cache=True)
 def note_sequences(
     at: SequencesAt, filters: Trie, header_at: int, body: int, line: int, epoch: int, baseline: int, now_ns: int

@@ -70,6 +70,8 @@ HEARTBEAT_KEY: Final = b"\0H"
 CONFIRM_KEY: Final = b"\0C"
 """Followed by the 8-byte nonce of the subscriber that asks."""
 NONCE_BYTES: Final = 8
+ACCEPT_KEY: Final = b"\0A"
+"""Followed by the nonce, the publisher's epoch and the line: subscribed to from the answer to the last block."""
 
 
 class BodyLayout(NamedTuple):

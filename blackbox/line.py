@@ -5,21 +5,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterator
 
 import numpy
 import zmq
 
 from blackbox import send
-from blackbox.block import Block, distinct_scratch
+from blackbox.block import distinct_scratch
 from blackbox.contexts import MAX_SUBSCRIPTIONS, close_context, open_context, pin_thread
 from blackbox.encode import Distinct, TopicTable
 from blackbox.errors import BlackBoxError, EndpointError, PublisherError
 from blackbox.feed import Feed
 from blackbox.feeder import Selection, Target
 from blackbox.layout import (
+    ACCEPT_KEY,
     CONFIRM_KEY,
     FLAG_END,
-    FLAG_LINE_B,
     HEARTBEAT_KEY,
     MAX_KEY_BYTES,
     NONCE_BYTES,
@@ -36,6 +37,17 @@ _TOPIC_TEXT_BYTES = 32
 """Mean room for a topic's text, per topic of `max_topics`."""
 _RETRY_NS = 2_000_000
 _SEND_WAIT_MS = 20
+_HEARD_BYTES = 64 << 10
+_ACCEPT_S = 1.0
+_NEVER_NS = (1 << 63) - 1
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    place = 0
+    while place < len(data):
+        end = place + 4 + int.from_bytes(data[place : place + 4], "little")
+        yield data[place + 4 : end]
+        place = end
 
 
 def make_selection(rows: int, max_keys: int) -> Selection:
@@ -72,7 +84,9 @@ class Line:
         self._subscriptions: list[set[bytes]] = [set() for _ in self.part.endpoints]
         self._ended = False
         self._deadline = 0.0
+        self._heard = numpy.zeros(_HEARD_BYTES, numpy.uint8)
         self._unanswered: list[tuple[int, bytes]] = []
+        self._answered: set[tuple[int, bytes]] = set()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"blackbox-line-{slice_id}", daemon=True)
         self.table = TopicTable(
@@ -85,9 +99,12 @@ class Line:
         self.counters = numpy.zeros(send.COUNTERS, numpy.int64)
         self.next_sequence = numpy.zeros(self._max_keys, numpy.int64)
         self.key_of_topic = numpy.zeros(feed.max_topics, numpy.int32)
-        self.shape = numpy.zeros(1, numpy.int64)
-        self._keys_text = numpy.zeros(self._max_keys * MAX_KEY_BYTES, numpy.uint8)
-        self._key_sizes = numpy.zeros(self._max_keys, numpy.int32)
+        self._words = numpy.zeros(send.SENDER_WORDS, numpy.int64)
+        self._key_table = TopicTable(
+            numpy.zeros(self._max_keys * MAX_KEY_BYTES, numpy.uint8),
+            numpy.arange(self._max_keys, dtype=numpy.int64) * MAX_KEY_BYTES,
+            numpy.zeros(self._max_keys, numpy.int32),
+        )
         self.target = Target(
             self.ring.memory,
             self.ring.words,
@@ -137,35 +154,37 @@ class Line:
         with self.changed:
             number = len(self.keys)
             place = number * MAX_KEY_BYTES
-            self._keys_text[place : place + len(key)] = numpy.frombuffer(key, numpy.uint8)
-            self._key_sizes[number] = len(key)
+            self._key_table.text[place : place + len(key)] = numpy.frombuffer(key, numpy.uint8)
+            self._key_table.sizes[number] = len(key)
             self.wanted[number] = self._is_wanted(key)
             self.keys[key] = number
-            self.shape[send.KEYS] = number + 1
+            self._words[send.KEYS] = number + 1
         return number
 
     def _is_wanted(self, key: bytes) -> bool:
         return any(key[:size] in wanted for wanted in self._subscriptions for size in range(len(key) + 1))
 
     def subscribers(self, prefix: bytes) -> int:
-        """How many confirmed subscribers there are, if any subscription can match topics with `prefix`; else 0.
+        """How many subscribers have all their filters in force, if any filter can match topics with `prefix`; else 0.
 
-        Call with `changed` held. Plain SUB sockets, which ask for no confirmation, count as one.
+        Call with `changed` held. Plain SUB sockets, which want no heartbeats and ask for nothing, count as one.
         """
         best = 0
-        for subscriptions in self._subscriptions:
-            asked = self.feed.subscription_of(prefix)
-            matched = any(
-                not s.startswith(b"\0") and (s.startswith(asked) or asked.startswith(s)) for s in subscriptions
-            )
-            nonces = sum(s.startswith(CONFIRM_KEY) for s in subscriptions)
-            best = max(best, max(1, nonces) if matched else 0)
+        asked = self.feed.subscription_of(prefix)
+        for line, subscriptions in enumerate(self._subscriptions):
+            if any(not s.startswith(b"\0") and (s.startswith(asked) or asked.startswith(s)) for s in subscriptions):
+                best = max(best, self._accepted(line) if HEARTBEAT_KEY in subscriptions else 1)
         return best
 
+    def _accepted(self, line: int) -> int:
+        # After a reconnect libzmq sends filters in an order of its own, but an old answer carries an old epoch.
+        mine = self._epoch.to_bytes(8, "little") + bytes([line])
+        return sum(s.startswith(ACCEPT_KEY) and s.endswith(mine) for s in self._subscriptions[line])
+
     def subscriber_count(self) -> int:
-        """Confirmed subscribers of the line that has most."""
+        """Subscribers that have all their filters in force, on the line that has most."""
         with self.changed:
-            return max(sum(s.startswith(CONFIRM_KEY) for s in each) for each in self._subscriptions)
+            return max(map(self._accepted, range(len(self._subscriptions))))
 
     def check(self) -> None:
         """Raise what ended the line thread, if it has ended."""
@@ -210,12 +229,16 @@ class Line:
             pin_thread(self.part.cpus)
             selection = make_selection(send.GATHER_ROWS, self._max_keys)
             distinct = distinct_scratch(self.feed.max_topics)
-            warm_up(send.run_line, self._sender(0, 0), self.target, selection, self.table, distinct, 0)
+            sender = self._sender(0, 0)
+            warm_up(send.run_line, sender, self.target, selection, self.table, distinct, 0)
+            warm_up(send.hear, sender, 0, 0, 0)
+            warm_up(send.tell, sender, self.target, 0, 0, 0, 0, 0)
             sockets = self._bind(context)
             second = sockets[1].underlying if len(sockets) > 1 else 0
             sender = self._sender(sockets[0].underlying, second)
             self._ready.set()
             self._serve(sender, selection, distinct, sockets)
+            self._say_goodbye(sender, sockets)
         except BlackBoxError as error:
             self.error = error
         except Exception as error:  # whatever ends this thread must reach the publishing thread
@@ -265,12 +288,12 @@ class Line:
             self.ring.wake_pipe[0],
             self.ring.room_pipe[1],
             self.feed.linger_ns,
-            self._keys_text,
-            self._key_sizes,
+            self.feed.heartbeat_ns,
+            self._key_table,
             self.key_of_topic,
             self.next_sequence,
             self.wanted,
-            self.shape,
+            self._words,
             self.counters,
             numpy.zeros(send.GATHER_ROWS, numpy.int64),
             numpy.zeros(send.GATHER_ROWS, numpy.int32),
@@ -285,76 +308,83 @@ class Line:
         distinct: Distinct,
         sockets: list[zmq.Socket[bytes]],
     ) -> None:
-        due_ns = time.time_ns() + self.feed.heartbeat_ns
+        self._words[send.HEARTBEAT_AT] = time.time_ns() + self.feed.heartbeat_ns
         while True:
-            retry_ns = time.time_ns() + _RETRY_NS if self._unanswered else due_ns
-            reason = send.run_line(sender, self.target, selection, self.table, distinct, min(due_ns, retry_ns))
+            retry_ns = time.time_ns() + _RETRY_NS if self._unanswered else _NEVER_NS
+            reason = send.run_line(sender, self.target, selection, self.table, distinct, retry_ns)
             # A confirmation waits for a pass of the ring: what was put there before it, unwanted, then has its numbers.
             if self._unanswered:
-                self._unanswered = [ask for ask in self._unanswered if not self._tell_surely(sockets, *ask)]
+                answered = [ask for ask in self._unanswered if self._tell_surely(sender, sockets, *ask)]
+                self._unanswered = [ask for ask in self._unanswered if ask not in answered]
+                self._answered.update(answered)
             if reason == send.SUBSCRIPTIONS:
-                self._read_subscriptions(sockets)
-            if reason == send.HEARTBEAT and time.time_ns() >= due_ns:
-                for line in range(len(sockets)):
-                    self._tell(sockets, line, HEARTBEAT_KEY)
-                due_ns = time.time_ns() + self.feed.heartbeat_ns
-            if reason == send.FAILED:
-                raise PublisherError(
-                    f"slice {self.slice_id}: libzmq refused a block: {zmq.strerror(int(self.counters[send.ERRNO]))}"
-                )
-            if reason == send.CLOSED:
-                self._say_goodbye(sockets)
+                self._read_subscriptions(sender)
+            elif reason == send.CLOSED:
                 return
+            self._check_sender()
 
-    def _say_goodbye(self, sockets: list[zmq.Socket[bytes]]) -> None:
-        for line, socket in enumerate(sockets):
-            while not self._tell_surely(sockets, line, HEARTBEAT_KEY, FLAG_END) and self.ring.shared[CLOSING] < 2:
-                pass  # each try waits for the slowest subscriber, up to the send timeout
+    def _check_sender(self) -> None:
+        error = int(self.counters[send.ERRNO])
+        if error:
+            raise PublisherError(f"slice {self.slice_id}: libzmq refused a block: {zmq.strerror(error)}")
+
+    def _say_goodbye(self, sender: send.Sender, sockets: list[zmq.Socket[bytes]]) -> None:
+        for line in range(len(sockets)):
+            while (
+                not self._tell_surely(sender, sockets, line, HEARTBEAT_KEY, FLAG_END) and self.ring.shared[CLOSING] < 2
+            ):
+                self._check_sender()  # each try waits for the slowest subscriber, up to the send timeout
+        # A connection that is closed while subscriptions lie unread in it is reset, and takes with it what the other
+        # side has not read yet. So stay until subscribers say that they have the last block.
+        patience = time.monotonic() + _ACCEPT_S
+        while (waiting := self._still_reading(patience)) and not self._is_late():
+            if any(socket.poll(_SEND_WAIT_MS) for socket in sockets):
+                self._read_subscriptions(sender)
+        if waiting:
+            log.warning("slice %d: closed before %d subscribers had everything", self.slice_id, waiting)
+        for socket in sockets:
             socket.linger = max(0, int(1000 * (self._deadline - time.monotonic())))
 
-    def _read_subscriptions(self, sockets: list[zmq.Socket[bytes]]) -> None:
+    def _is_late(self) -> bool:
+        return self.ring.shared[CLOSING] >= 2 or time.monotonic() >= self._deadline
+
+    def _still_reading(self, patience: float) -> int:
+        """Subscribers that have not withdrawn their acceptance; until `patience` also those whose may be on its way."""
+        reading = self.subscriber_count()
+        return max(reading, len(self._answered)) if time.monotonic() < patience else reading
+
+    def _read_subscriptions(self, sender: send.Sender) -> None:
+        for line, subscriptions in enumerate(self._subscriptions):
+            while used := send.hear(sender, line, self._heard.ctypes.data, len(self._heard)):
+                with self.changed:
+                    for said in _records(self._heard[:used].tobytes()):
+                        self._note(line, subscriptions, said[:1], said[1:])
         with self.changed:
-            for line, socket in enumerate(sockets):
-                subscriptions = self._subscriptions[line]
-                while int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
-                    said = bytes(socket.recv())
-                    prefix = said[1:]
-                    if said[:1] == b"\0":
-                        subscriptions.discard(prefix)
-                    elif said[:1] == b"\1":
-                        subscriptions.add(prefix)
-                        if prefix.startswith(CONFIRM_KEY) and len(prefix) == len(CONFIRM_KEY) + NONCE_BYTES:
-                            self._unanswered.append((line, prefix))
             for key, number in self.keys.items():
                 self.wanted[number] = self._is_wanted(key)
             self.changed.notify_all()
 
-    def _tell_surely(self, sockets: list[zmq.Socket[bytes]], line: int, key: bytes, flags: int = 0) -> bool:
-        """As `_tell`, and never dropped in silence at a full queue."""
+    def _note(self, line: int, subscriptions: set[bytes], what: bytes, prefix: bytes) -> None:
+        if what == b"\0":
+            subscriptions.discard(prefix)
+            self._answered.discard((line, prefix))
+            if (line, prefix) in self._unanswered:
+                self._unanswered.remove((line, prefix))
+        elif what == b"\1":
+            subscriptions.add(prefix)
+            if prefix.startswith(CONFIRM_KEY) and len(prefix) == len(CONFIRM_KEY) + NONCE_BYTES:
+                self._unanswered.append((line, prefix))
+            elif prefix.startswith(ACCEPT_KEY):
+                self._answered.discard((line, CONFIRM_KEY + prefix[len(ACCEPT_KEY) :][:NONCE_BYTES]))
+
+    def _tell_surely(
+        self, sender: send.Sender, sockets: list[zmq.Socket[bytes]], line: int, key: bytes, flags: int = 0
+    ) -> bool:
+        """Tell the next sequence of every key, not dropped in silence at a full queue: False, there was no room."""
         sockets[line].setsockopt(zmq.XPUB_NODROP, 1)
         sockets[line].sndtimeo = _SEND_WAIT_MS
-        told = self._tell(sockets, line, key, flags)
+        text = numpy.frombuffer(key, numpy.uint8)
+        told = send.tell(sender, self.target, line, text.ctypes.data, len(key), flags, 0)
         if not self._wait:
             sockets[line].setsockopt(zmq.XPUB_NODROP, 0)
-        return told
-
-    def _tell(self, sockets: list[zmq.Socket[bytes]], line: int, key: bytes, flags: int = 0) -> bool:
-        """Send the next sequence of every key; False when a subscriber has no room for it now."""
-        with self.changed:
-            count = len(self.keys)
-        sizes = self._key_sizes[:count]
-        table = TopicTable(self._keys_text, numpy.arange(count, dtype=numpy.int64) * MAX_KEY_BYTES, sizes)
-        block = Block.encode_key_table(
-            key,
-            table,
-            self.next_sequence[:count].copy(),
-            slice_id=self.slice_id,
-            epoch=self._epoch,
-            ts_out=time.time_ns(),
-            flags=flags | (FLAG_LINE_B if line else 0),
-        )
-        try:
-            sockets[line].send_multipart(block.frames)
-        except zmq.Again:
-            return False
-        return True
+        return bool(told)

@@ -24,11 +24,13 @@ from blackbox.encode import (
     finish_header,
     plan_block,
     plan_bytes,
+    plan_sequences,
     write_body,
+    write_sequences,
     write_template,
 )
 from blackbox.feeder import Selection, Target, group_by_key
-from blackbox.layout import FLAG_LINE_B, HEADER_BYTES
+from blackbox.layout import FLAG_CONTROL, FLAG_LINE_B, HEADER_BYTES, HEARTBEAT_KEY
 from blackbox.ring import (
     BLOCK,
     BODIES_IN,
@@ -43,17 +45,22 @@ from blackbox.ring import (
     WAITING,
 )
 from blackbox.zmqlib import (
+    DONTWAIT,
     EAGAIN,
+    EINTR,
     EVENTS_SCRATCH_WORDS,
     MESSAGE_BYTES,
     POLLIN,
     SNDMORE,
+    close_messages,
     msg_close,
     msg_copy,
     msg_data,
     msg_init,
     msg_init_size,
+    msg_recv,
     msg_send,
+    msg_size,
     now_ns,
     poke,
     sleep_microseconds,
@@ -64,8 +71,8 @@ from blackbox.zmqlib import (
 
 SUBSCRIPTIONS: Final = 1
 """`run_line` returned because a subscriber said something."""
-HEARTBEAT: Final = 2
-"""`run_line` returned because a heartbeat is due."""
+RETRY: Final = 2
+"""`run_line` returned because it was asked to by then."""
 CLOSED: Final = 3
 """`run_line` returned because the ring is closing and empty, or must end now."""
 FAILED: Final = 4
@@ -81,6 +88,9 @@ HANDLED: Final = 6
 """Messages that were sent, or not wanted, but are still in the ring: the pass that they belong to was given up."""
 COUNTERS: Final = 8
 
+_LONGEST_WISH: Final = 1024
+_HEARTBEAT = numpy.frombuffer(HEARTBEAT_KEY, numpy.uint8)
+
 GATHER_ROWS: Final = 16_384
 """Single messages taken out of the ring in one pass."""
 
@@ -93,12 +103,12 @@ class Sender(NamedTuple):
     wake_fd: int
     room_fd: int
     linger_ns: int
-    keys_text: NDArray[numpy.uint8]
-    key_sizes: NDArray[numpy.int32]
+    heartbeat_ns: int
+    keys: TopicTable
     key_of_topic: NDArray[numpy.int32]
     next_sequence: NDArray[numpy.int64]
     wanted: NDArray[numpy.uint8]
-    shape: NDArray[numpy.int64]
+    words: NDArray[numpy.int64]
     counters: NDArray[numpy.int64]
     starts: NDArray[numpy.int64]
     lengths: NDArray[numpy.int32]
@@ -107,7 +117,12 @@ class Sender(NamedTuple):
 
 
 KEYS: Final = 0
-"""`Sender.shape[KEYS]`: how many keys there are now."""
+"""`Sender.words[KEYS]`: how many keys there are now; written by publishing threads."""
+HEARTBEAT_AT: Final = 1
+"""When the next heartbeat is due, ns."""
+SENT_AT: Final = 2
+"""When the ring was last sent empty, ns."""
+SENDER_WORDS: Final = 3
 _KEY_AT: Final = EVENTS_SCRATCH_WORDS * 8
 _HEADER_AT: Final = _KEY_AT + MESSAGE_BYTES
 _COPY_AT: Final = _HEADER_AT + MESSAGE_BYTES
@@ -122,10 +137,11 @@ def _send_frame(sender: Sender, target: Target, socket: int, message: int, flags
     """Send one frame, waiting for slow subscribers where the socket was told to. False: closing, or an error."""
     while msg_send(message, socket, flags) < 0:
         error = zmq_errno()
-        if error != EAGAIN:
+        if error == EAGAIN:
+            sender.counters[WAITS] += 1
+        elif error != EINTR:
             sender.counters[ERRNO] = error
             return False
-        sender.counters[WAITS] += 1
         if load_acquire(target.words.ctypes.data + 8 * CLOSING) == 2:
             return False
     return True
@@ -144,9 +160,9 @@ def _send_on(
 ) -> bool:
     key_message = sender.scratch.ctypes.data + _KEY_AT
     header_message = sender.scratch.ctypes.data + _HEADER_AT
-    size = numpy.int64(sender.key_sizes[key])
+    size = numpy.int64(sender.keys.sizes[key])
     msg_init_size(key_message, size)
-    copy_bytes(msg_data(key_message), sender.keys_text.ctypes.data + 8 * key, size)
+    copy_bytes(msg_data(key_message), sender.keys.text.ctypes.data + sender.keys.offsets[key], size)
     # Subscribers that have fallen behind are waited for here, before the block is stamped: waiting is not lag.
     if not _send_frame(sender, target, socket, key_message, numpy.int64(SNDMORE)):
         msg_close(key_message)
@@ -222,7 +238,7 @@ def _send_gathered(
     table: TopicTable,
     distinct: Distinct,
 ) -> bool:
-    keys = sender.shape[KEYS]
+    keys = sender.words[KEYS]
     group_by_key(selection, taken, sender.key_of_topic, keys)
     rows = Rows(
         sender.ts_event.ctypes.data,
@@ -323,14 +339,76 @@ def _drain(sender: Sender, target: Target, selection: Selection, table: TopicTab
 
 @inner
 def _linger(sender: Sender, target: Target) -> None:
-    """Let a block fill for at most `linger_ns`."""
+    """Let a block fill, for at most `linger_ns` since the one before: what comes after a silence goes at once."""
     words = target.words.ctypes.data
-    end_ns = now_ns() + sender.linger_ns
-    while now_ns() < end_ns and load_acquire(words + 8 * CLOSING) == 0:
+    # Encoded blocks do not grow any more.
+    while load_acquire(words + 8 * CLOSING) == 0 and load_acquire(words + 8 * BODIES_IN) == target.words[BODIES_OUT]:
+        left_ns = sender.words[SENT_AT] + sender.linger_ns - now_ns()
         filled = load_acquire(words + 8 * TAIL) - target.words[HEAD]
-        if filled < 0 or filled >= target.block_bytes:
+        if left_ns <= 0 or left_ns > sender.linger_ns or filled < 0 or filled >= target.block_bytes:
             return
-        sleep_microseconds(min(100, sender.linger_ns // 1000 + 1))
+        sleep_microseconds(min(100, left_ns // 1000 + 1))
+
+
+@njit(nogil=True, cache=True)
+def hear(sender: Sender, line: int, target: int, room: int) -> int:
+    """Read what subscribers said, as records of a uint32 size and that many bytes; returns bytes used, of `room`.
+
+    All at once, so that a line thread needs the interpreter once, however busy others keep it.
+    """
+    socket = sender.socket_b if line else sender.socket_a
+    message = sender.scratch.ctypes.data + _BODY_AT
+    msg_init(message)
+    used = 0
+    while room - used >= _LONGEST_WISH and msg_recv(message, socket, DONTWAIT) >= 0:
+        size = msg_size(message)
+        if size <= _LONGEST_WISH - 4:  # a longer one matches no key
+            int32s_at(target + used, 1)[0] = size
+            copy_bytes(target + used + 4, msg_data(message), size)
+            used += 4 + size
+    msg_close(message)
+    return used
+
+
+@njit(nogil=True, cache=True)
+def tell(sender: Sender, target: Target, line: int, key_at: int, key_size: int, flags: int, wait: int) -> bool:
+    """Send a control block with the next sequence of every key; False when a subscriber has no room for it now.
+
+    `wait` is 0, then the socket's own send timeout holds, or DONTWAIT.
+    """
+    socket = sender.socket_b if line else sender.socket_a
+    scratch = sender.scratch.ctypes.data
+    key, header, body = scratch + _KEY_AT, scratch + _HEADER_AT, scratch + _BODY_AT
+    plan = plan_sequences(sender.keys, load_acquire(sender.words.ctypes.data + 8 * KEYS))
+    if msg_init_size(body, plan_bytes(plan)) != 0:
+        sender.counters[ERRNO] = zmq_errno()
+        return False
+    write_sequences(msg_data(body), plan, sender.keys, sender.next_sequence)
+    msg_init_size(header, HEADER_BYTES)
+    write_template(scratch + _TEMPLATE_AT, plan, msg_data(body), True, 0, target.slice_id, target.epoch)
+    finish_header(scratch + _TEMPLATE_AT, 0, now_ns(), flags | FLAG_CONTROL | (FLAG_LINE_B if line else 0))
+    copy_bytes(msg_data(header), scratch + _TEMPLATE_AT, HEADER_BYTES)
+    msg_init_size(key, key_size)
+    copy_bytes(msg_data(key), key_at, key_size)
+    sent = (
+        msg_send(key, socket, SNDMORE | wait) >= 0
+        and msg_send(header, socket, SNDMORE | wait) >= 0
+        and msg_send(body, socket, wait) >= 0
+    )
+    if not sent:
+        error = zmq_errno()
+        if error != EAGAIN and error != EINTR:
+            sender.counters[ERRNO] = error
+        close_messages(key, 4)
+    return sent
+
+
+@inner
+def _beat(sender: Sender, target: Target) -> None:
+    """Send a heartbeat on every line. Where there is no room for it, what fills the line tells as much."""
+    key = _HEARTBEAT.ctypes.data
+    for line in range(2 if sender.socket_b != 0 else 1):
+        tell(sender, target, line, key, numpy.int64(len(_HEARTBEAT)), numpy.int64(0), numpy.int64(DONTWAIT))
 
 
 @njit(nogil=True, cache=True)
@@ -366,9 +444,9 @@ def run_line(
     selection: Selection,
     table: TopicTable,
     distinct: Distinct,
-    heartbeat_due_ns: int,
+    retry_at_ns: int,
 ) -> int:
-    """Send until Python is needed; returns why: SUBSCRIPTIONS, HEARTBEAT, CLOSED or FAILED."""
+    """Send, heartbeats too, until Python is needed; returns why: SUBSCRIPTIONS, RETRY, CLOSED or FAILED."""
     words = target.words.ctypes.data
     scratch = sender.scratch.ctypes.data
     while True:
@@ -381,14 +459,18 @@ def run_line(
         closing = load_acquire(words + 8 * CLOSING)
         if closing == 2:
             return CLOSED
-        remaining_ns = heartbeat_due_ns - now_ns()
-        if remaining_ns <= 0:
-            return HEARTBEAT
+        now = now_ns()
+        if now >= sender.words[HEARTBEAT_AT]:
+            sender.words[HEARTBEAT_AT] = now + sender.heartbeat_ns
+            _beat(sender, target)
+        if now >= retry_at_ns:
+            return RETRY
         if load_acquire(words + 8 * TAIL) != target.words[HEAD]:
             if sender.linger_ns > 0:
                 _linger(sender, target)
             if not _drain(sender, target, selection, table, distinct):
                 return FAILED if sender.counters[ERRNO] != 0 else CLOSED
+            sender.words[SENT_AT] = now_ns()
             continue
         if closing == 1:
             return CLOSED
@@ -399,7 +481,7 @@ def run_line(
                 sender.socket_a,
                 sender.socket_b,
                 sender.wake_fd,
-                remaining_ns // 1_000_000 + 1,
+                (min(sender.words[HEARTBEAT_AT], retry_at_ns) - now) // 1_000_000 + 1,
                 scratch,
             )
         store_release(words + 8 * SLEEPING, 0)

@@ -8,7 +8,7 @@ import numpy
 from numba import njit
 
 from blackbox.atoms import bytes_at, copy_bytes, inner, int32s_at, int64s_at, load_acquire
-from blackbox.check import check_block, read_header
+from blackbox.check import Header, check_block, read_header
 from blackbox.conflate import absorb, flush, pending
 from blackbox.counters import Count
 from blackbox.guards import (
@@ -20,13 +20,15 @@ from blackbox.guards import (
     enter_epoch,
     held_key,
     hold,
+    is_current,
     judge,
     next_ready,
+    note_sequences,
     release,
     settle,
 )
 from blackbox.handover import any_full, die, dispatch, lag_of, squawk, stuck_ns
-from blackbox.layout import FLAG_CONTROL, FLAG_LINE_B, HEADER_BYTES, MAX_KEY_BYTES
+from blackbox.layout import FLAG_CONTROL, FLAG_END, FLAG_LINE_B, HEADER_BYTES, HEARTBEAT_KEY, MAX_KEY_BYTES
 from blackbox.slice_memory import (
     ASKED,
     BODY_AT,
@@ -37,6 +39,7 @@ from blackbox.slice_memory import (
     DRAINED,
     ERRNO,
     FAILED,
+    FINISHED_LINES,
     HEAD_AT,
     HEADER_AT,
     HELD_MESSAGE_BYTES,
@@ -330,7 +333,27 @@ def _is_control_key(at: SliceAt) -> bool:
 
 
 @inner
-def _accept(at: SliceAt, table: TableAt, trie: Trie, frames: int) -> int:
+def _is_heartbeat(at: SliceAt, header: Header) -> bool:
+    """Whether the control block at hand is a heartbeat that changes nothing but what the lines have told."""
+    key = at.scratch + KEY_AT
+    text = bytes_at(msg_data(key), 2)
+    named = msg_size(key) == len(HEARTBEAT_KEY) and text[0] == HEARTBEAT_KEY[0] and text[1] == HEARTBEAT_KEY[1]
+    ends = header.flags & FLAG_END != 0 or int64s_at(at.words, WORDS_SHARED)[FINISHED_LINES] != 0
+    return named and not ends and is_current(at.sequences, numpy.int64(header.epoch))
+
+
+@inner
+def _heartbeat(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, header: Header, now: int) -> int:
+    line = 1 if header.flags & FLAG_LINE_B and at.sequences.lines > 1 else 0
+    epoch = numpy.int64(header.epoch)
+    enter_epoch(at.sequences, epoch, line, now)
+    body = msg_data(at.scratch + BODY_AT)
+    note_sequences(at.sequences, keys, at.scratch + HEAD_AT, body, line, epoch, _NO, now)
+    return deliver_held_first(at, table, trie, _NO)
+
+
+@inner
+def _accept(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, frames: int) -> int:
     """Check the block at hand, count it and order it: 0, CONTROL, TERMINATED or FAILED."""
     counters = int64s_at(at.counters, _COUNTERS)
     now = now_ns()
@@ -347,7 +370,7 @@ def _accept(at: SliceAt, table: TableAt, trie: Trie, frames: int) -> int:
     counters[_LAST_RECEIVED] = now
     if is_control:
         counters[_CONTROL_COUNT] += 1
-        return CONTROL
+        return _heartbeat(at, table, trie, keys, header, now) if _is_heartbeat(at, header) else CONTROL
     counters[_RECEIVED] += header.count
     counters[_BLOCKS] += 1
     counters[_BODY_BYTES] += header.body_bytes
@@ -355,7 +378,7 @@ def _accept(at: SliceAt, table: TableAt, trie: Trie, frames: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def run_slice(at: SliceAt, table: TableAt, trie: Trie) -> int:
+def run_slice(at: SliceAt, table: TableAt, trie: Trie, keys: Trie) -> int:
     """Receive and hand on until Python is needed; returns why: COMMAND, CONTROL, DRAINED, TERMINATED or FAILED."""
     result = numpy.int64(0)
     while result == 0:
@@ -369,7 +392,7 @@ def run_slice(at: SliceAt, table: TableAt, trie: Trie) -> int:
             int64s_at(at.words, WORDS_SHARED)[ERRNO] = zmq_errno()
             return FAILED
         if frames > 0:
-            result = _accept(at, table, trie, frames)
+            result = _accept(at, table, trie, keys, frames)
         if stopping != 0 and _drained(at, table, trie, frames == 0):
             return DRAINED
         if frames == 0:

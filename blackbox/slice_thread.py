@@ -28,7 +28,16 @@ from blackbox.counters import WorkerCount
 from blackbox.errors import BlackBoxError, CallbackError, EndpointError, SubscriberError
 from blackbox.feed import Feed
 from blackbox.guards import HELD_BLOCKS, NEW, STALE, Sequences, enter_epoch, forget_uncovered, note_sequences
-from blackbox.layout import CONFIRM_KEY, FLAG_END, FLAG_LINE_B, HEADER_BYTES, HEARTBEAT_KEY, MAX_BODY_BYTES, NONCE_BYTES
+from blackbox.layout import (
+    ACCEPT_KEY,
+    CONFIRM_KEY,
+    FLAG_END,
+    FLAG_LINE_B,
+    HEADER_BYTES,
+    HEARTBEAT_KEY,
+    MAX_BODY_BYTES,
+    NONCE_BYTES,
+)
 from blackbox.memory import shared_array
 from blackbox.slice_loop import deliver_held_first, renumber, run_slice
 from blackbox.slice_memory import SliceAt
@@ -104,6 +113,7 @@ class SliceThread:
         self._commands: deque[Callable[[], None]] = deque()
         self._asked_upstream: frozenset[bytes] = frozenset()
         self._nonce = b""
+        self._accepted: list[bytes] = []
         self._confirmed = 0
         self._epoch_of_line: dict[int, int] = {}
         self._newest = table.version
@@ -295,7 +305,7 @@ class SliceThread:
         sub.reconnect_ivl_max = 1000
         sub.setsockopt(zmq.TCP_KEEPALIVE, 1)
         self._at = self._addresses(sub, router)
-        warm_up(run_slice, self._at, self._table.at, self._table.topics)
+        warm_up(run_slice, self._at, self._table.at, self._table.topics, self._table.keys)
         for line_endpoint in self.part.endpoints:
             self._connect(sub, line_endpoint)
         self._sub = sub
@@ -348,7 +358,7 @@ class SliceThread:
 
     def _serve(self) -> None:
         while True:
-            reason = run_slice(self._at, self._table.at, self._table.topics)
+            reason = run_slice(self._at, self._table.at, self._table.topics, self._table.keys)
             if reason == memory.CONTROL:
                 reason = self._read_control()
             if reason == 0:
@@ -416,8 +426,20 @@ class SliceThread:
         self.words[memory.CONFIRMED_VERSION] = self._table.version
         self._sub.subscribe(CONFIRM_KEY + self._nonce)
 
+    def _accept(self, epoch: int, line: int) -> None:
+        """Tell a publisher that its answer came: from now on it counts this subscriber, and stays for it at its end."""
+        accepted = ACCEPT_KEY + self._nonce + _of_line(epoch, line)
+        self._sub.subscribe(accepted)
+        self._accepted.append(accepted)
+        self._withdraw(_of_line(epoch, line), accepted)
+
+    def _withdraw(self, of_line: bytes, but: bytes = b"") -> None:
+        for accepted in [a for a in self._accepted if a.endswith(of_line) and a != but]:
+            self._accepted.remove(accepted)
+            self._sub.unsubscribe(accepted)
+
     def _read_control(self) -> int:
-        """Take in a heartbeat or confirmation; returns why the thread must end, or 0."""
+        """Take in a confirmation, or a heartbeat that begins or ends something; why to end, or 0."""
         scratch = self._scratch.ctypes.data
         key = string_at(*message_bytes(scratch + memory.KEY_AT))
         ours = key == CONFIRM_KEY + self._nonce
@@ -449,11 +471,13 @@ class SliceThread:
         elif ours:
             self._confirmed |= 1 << line
             self._sequences.set_told(True)
+            self._accept(epoch, line)
             self.words[memory.CONFIRMED_LINES] = self._confirmed
             self._notify()
         ended = 1 if header.flags & FLAG_END else 0
         self.words[memory.FINISHED_LINES] = self.words[memory.FINISHED_LINES] & ~(1 << line) | ended << line
         if ended:
+            self._withdraw(_of_line(epoch, line))
             self._notify()
         return result
 
@@ -486,6 +510,10 @@ class SliceThread:
             close_messages(self._held.ctypes.data + place * memory.HELD_MESSAGE_BYTES + HEADER_BYTES, 1)
         self.words[memory.DONE] = 1
         self._notify()
+
+
+def _of_line(epoch: int, line: int) -> bytes:
+    return epoch.to_bytes(8, "little", signed=True) + bytes([line])
 
 
 def _poke(fd: int) -> None:

@@ -6,6 +6,7 @@ Every function here takes plain integers: a socket is `zmq.Socket.underlying`, a
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import llvmlite.binding
@@ -61,6 +62,7 @@ POLLIN = int(zmq.POLLIN)
 POLLOUT = int(zmq.POLLOUT)
 EAGAIN = int(zmq.EAGAIN)
 ETERM = int(zmq.ETERM)
+EINTR = errno.EINTR
 _EVENTS = int(zmq.EVENTS)
 
 

@@ -128,6 +128,8 @@ def test_limits_and_reserved_keys() -> None:
     assert layout.HEARTBEAT_KEY == b"\x00\x48"
     assert "`00 43` + 8 bytes" in WIRE
     assert layout.CONFIRM_KEY == b"\x00\x43"
+    assert "`00 41`" in WIRE
+    assert layout.ACCEPT_KEY == b"\x00\x41"
     assert layout.NONCE_BYTES == 8
 
 

@@ -454,6 +454,48 @@ def test_close_sends_what_was_published_and_says_goodbye() -> None:
     assert [int(p) for p in got.payloads] == list(range(20_000))
 
 
+def test_close_says_when_a_subscriber_had_not_read_everything(caplog: pytest.LogCaptureFixture) -> None:
+    feed = one_slice(block_bytes=4_096)
+    gate = Gate()
+    subscriber = Subscriber(feed, workers=1, queue_blocks=1, max_lag_ns=3_600 * 10**9)
+    subscriber.on_batch(b"")(gate)
+    publisher = Publisher(feed, when_full="wait", hwm_blocks=1_000).start()
+    subscriber.start()
+    for _ in range(20):
+        publisher.publish_many((b"T",), numpy.zeros(40, int), numpy.zeros((40, 80), numpy.uint8))
+    assert gate.entered.wait(30)
+    with caplog.at_level(logging.WARNING, "blackbox"):
+        publisher.close(timeout=0.2)
+    assert "slice 0: closed before 1 subscribers had everything" in caplog.text
+    gate.open.set()
+    subscriber.stop()
+
+
+def test_close_loses_nothing_to_a_subscriber_that_never_stops_asking() -> None:
+    feed = one_slice(key_bytes=2)
+    subscriber, got = collected(feed)
+    asking = threading.Event()
+    asking.set()
+
+    def ask() -> None:
+        while asking.is_set():
+            subscriber.on(b"X")(ignore)
+            subscriber.off(ignore)
+
+    def ignore(message: Any) -> None:
+        raise AssertionError
+
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        thread = threading.Thread(target=ask)
+        thread.start()
+        publisher.publish_many((b"T",), numpy.zeros(100_000, int), numpy.zeros((100_000, 100), numpy.uint8))
+    asking.clear()
+    thread.join()
+    subscriber.run(until_end=True)
+    assert len(got) == 100_000
+
+
 def test_flush_returns_when_everything_is_with_zeromq() -> None:
     feed = one_slice()
     subscriber, got = collected(feed)

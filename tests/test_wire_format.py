@@ -248,10 +248,13 @@ def test_a_subscriber_asks_for_what_the_document_says() -> None:
     for prefix in (b"A", b"ABCDE", b"ABCXX"):
         subscriber.on(prefix)(lambda message: None)
     with RawPublisher(feed) as publisher, subscriber:
+        wait_until(lambda: any(w.startswith(b"\0A") for w in publisher.subscriptions()), what="the answer was taken")
         asked = publisher.subscriptions()
-        nonces = {wish for wish in asked if wish.startswith(b"\0C")}
-        assert asked - nonces == {b"\0H", b"A", b"ABC"}
-        assert [len(nonce) for nonce in nonces] == [10]
+        (nonce,) = (wish for wish in asked if wish.startswith(b"\0C"))
+        nonces = {nonce}
+        accepted = b"\0A" + nonce[2:] + publisher.epoch.to_bytes(8, "little") + b"\0"
+        assert asked - nonces == {b"\0H", b"A", b"ABC", accepted}
+        assert len(nonce) == 10
         assert subscriber.statistics().subscriptions == 2
         subscriber.on(b"B")(lambda message: None)
         subscriber.wait_confirmed()
