@@ -1,6 +1,7 @@
 """The publisher's calls, with a subscriber that takes all it sends; and the kernels by themselves.
 
 ours    publish() / publish_many() ==ring==> line thread ==> XPUB ==TCP loopback==> SUB process
+        publish_many() =================ring==> line thread ==> XPUB ==inproc========> SUB thread, compiled loop
 rival   pyzmq PUB send(), one message a frame -------------> SUB process
 limits  memcpy of the same payloads; an empty Python call
 """
@@ -8,6 +9,7 @@ limits  memcpy of the same payloads; an empty Python call
 from __future__ import annotations
 
 import multiprocessing
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from bench.kernels import dispatch_rate
 from bench.loops import receive_blocks
 from bench.workload import POOL_MESSAGES, make_pool
 from blackbox import Feed, Publisher
+from blackbox.feed import Slice
 
 CALLS = 500_000
 MANY = 4_000_000
@@ -43,6 +46,20 @@ def _swallower(endpoint: str) -> Iterator[None]:
     finally:
         process.kill()
         process.join()
+
+
+@contextmanager
+def _swallowing_thread(endpoint: str) -> Iterator[None]:
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
+    socket.connect(endpoint)
+    socket.subscribe(b"")
+    socket.rcvtimeo = 1_000  # without messages for so long, the loop ends
+    scratch = numpy.zeros(24, numpy.int64)
+    thread = threading.Thread(target=receive_blocks, args=(socket.underlying, scratch, 1 << 60))
+    thread.start()
+    yield
+    thread.join()
+    socket.close(linger=0)
 
 
 def _publish(publisher: Publisher, payload: bytes) -> float:
@@ -103,7 +120,7 @@ def test_publish_many(benchmark: BenchmarkFixture) -> None:
     pool = make_pool()
     target = numpy.empty_like(pool.payloads)
 
-    def many() -> float:
+    def many(publisher: Publisher) -> float:
         started = time.perf_counter()
         for _ in range(MANY // POOL_MESSAGES):
             publisher.publish_many(pool.topics, pool.topic_index, pool.payloads, pool.ts_event)
@@ -117,10 +134,13 @@ def test_publish_many(benchmark: BenchmarkFixture) -> None:
         return MANY / (time.perf_counter() - started) / 1e6
 
     contest = Contest("publish_many(columns), 100-byte payloads, 5,000 topics", "M messages/s")
-    with Publisher(feed, when_full="wait") as publisher:
-        with _swallower(feed.slices[0].endpoints[0]):
+    near = Feed(name="bench-inproc", slices=(Slice(endpoints=("inproc://bench-publish",)),))
+    with Publisher(feed, when_full="wait") as publisher, Publisher(near, when_full="wait") as close_by:
+        with _swallower(feed.slices[0].endpoints[0]), _swallowing_thread(near.slices[0].endpoints[0]):
             publisher.wait_for_subscribers(timeout=60)
-            contest.add("publish_many(), one subscriber over TCP", many)
+            close_by.wait_for_subscribers(timeout=60)
+            contest.add("publish_many(), one subscriber over TCP", lambda: many(publisher))
+            contest.add("publish_many(), one subscriber over inproc", lambda: many(close_by))
             contest.add("limit: memcpy of the payloads", memcpy)
             contest.run(benchmark)
         publisher.close(timeout=1)
