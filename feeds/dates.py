@@ -46,8 +46,8 @@ def _day_of_name(name: str) -> date:
     if len(found) != 1:
         seen = " and ".join(sorted(map(str, found))) or "none"
         raise ConfigError(
-            f"{name}: the file name tells no one date (it has {seen}); ITCH times count from "
-            "midnight, so the date must be given, e.g. date='2019-12-30'"
+            f"{name}: the file name tells no one date (it has {seen}), and ITCH times count from midnight: "
+            "give the source's option `date`, e.g. `--option date=2019-12-30`, in Python date='2019-12-30'"
         )
     return found.pop()
 

@@ -18,8 +18,11 @@ from blackbox.source import Chunk, Source
 from feeds.iex_messages import DEEP10, PRICE_SCALE, PROTOCOLS, TOPS16
 from feeds.statistics import InputStatistics, new_counts, snapshot
 from feeds.template import DEFAULT_TOPIC, TopicForm, check_port
+from feeds.window import open_window
 
 __all__ = ["DEEP10", "PRICE_SCALE", "TOPS16", "Iex"]
+
+_EXPECTED = "a pcap or pcapng capture of IEX TOPS 1.6 or DEEP 1.0, plain or gzip"
 
 
 class Iex(Source):
@@ -65,7 +68,6 @@ class Iex(Source):
         """The messages, up to 131,072 at a time."""
         from feeds.iex_decoder import DatagramDecoder, describe
         from feeds.pcap import Capture
-        from feeds.window import open_window
 
         self.notes = ()
         self._counts = new_counts()
@@ -74,7 +76,7 @@ class Iex(Source):
             return
         schema = self.schema
         decoder = DatagramDecoder(self._form, protocol, self._counts)
-        with open_window(self.path) as window:
+        with open_window(self.path, expected=_EXPECTED) as window:
             capture = Capture(window, self._port, self._counts)
             for datagrams in capture.datagrams():
                 yield from decoder.chunks(datagrams)
@@ -90,10 +92,9 @@ class Iex(Source):
         """(the feed's protocol id or -1, why the capture ended too early before there was one)."""
         from feeds.iex_decoder import find_protocol
         from feeds.pcap import Capture
-        from feeds.window import open_window
 
         other = -1
-        with open_window(self.path) as window:
+        with open_window(self.path, expected=_EXPECTED) as window:
             capture = Capture(window, self._port)
             for datagrams in capture.datagrams():
                 protocol, unknown = find_protocol(datagrams.data, datagrams.starts, datagrams.lengths)

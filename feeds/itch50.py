@@ -16,17 +16,20 @@ from typing import TYPE_CHECKING
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.errors import ConfigError
 from blackbox.source import Chunk, Source
 from feeds.dates import midnight_ns, trading_day
 from feeds.itch50_messages import MWCB_PRICE_SCALE, PRICE_SCALE, SCHEMA, timestamps_ns
 from feeds.statistics import InputStatistics, new_counts, snapshot
 from feeds.template import DEFAULT_TOPIC, TopicForm, check_port
+from feeds.window import FileWindow, open_window
 
 if TYPE_CHECKING:
     from feeds.itch50_decoder import FrameDecoder
-    from feeds.window import FileWindow
 
 __all__ = ["MWCB_PRICE_SCALE", "PRICE_SCALE", "SCHEMA", "Itch50", "timestamps_ns"]
+
+_EXPECTED = "an ITCH 5.0 file or a capture of its MoldUDP64 datagrams, plain or gzip"
 
 
 class Itch50(Source):
@@ -44,6 +47,7 @@ class Itch50(Source):
 
     Raises:
         ConfigError: no date, or a date, topic or port that is not one.
+        SourceError: no date, and no file that can be read.
     """
 
     schema = SCHEMA
@@ -56,7 +60,11 @@ class Itch50(Source):
         port: int | None = None,
     ) -> None:
         self.path = Path(path)
-        self.date = trading_day(date, path)
+        try:
+            self.date = trading_day(date, path)
+        except ConfigError:
+            open_window(self.path, expected=_EXPECTED).close()  # a wrong path tells no date either, and is the cause
+            raise
         self._form = TopicForm(topic, locates=True)
         self._port = check_port(port)
         self._counts = new_counts()
@@ -72,13 +80,12 @@ class Itch50(Source):
         """The messages, up to 131,072 at a time."""
         from feeds.itch50_decoder import FrameDecoder
         from feeds.pcap import is_capture
-        from feeds.window import open_window
 
         self.truncated = None
         self.notes = ()
         self._counts = new_counts()
         decoder = FrameDecoder(self._form, midnight_ns(self.date))
-        with open_window(self.path) as window:
+        with open_window(self.path, expected=_EXPECTED) as window:
             if is_capture(window.data):
                 yield from self._from_capture(window, decoder)
             else:

@@ -185,14 +185,18 @@ class _InflatingWindow(FileWindow):
         self._file.close()
 
 
-def open_window(path: str | Path, window_bytes: int = WINDOW_BYTES) -> FileWindow:
-    """Open a file, plain or gzip, and show its first bytes.
+def open_window(
+    path: str | Path, window_bytes: int = WINDOW_BYTES, *, expected: str = "a file, plain or gzip"
+) -> FileWindow:
+    """Open a file, plain or gzip, and show its first bytes. `expected`: what it should be, for the error.
 
     Raises:
-        SourceError: the file cannot be opened or read.
+        SourceError: the file cannot be opened or read, or is a pipe.
     """
     name = str(path)
     try:
+        if Path(path).is_fifo():  # opening one waits for its writer
+            raise OSError("it is a pipe")
         file: Any = Path(path).open("rb")  # noqa: SIM115 - the window closes it
         magic = file.read(2)
         file.seek(0)
@@ -200,4 +204,4 @@ def open_window(path: str | Path, window_bytes: int = WINDOW_BYTES) -> FileWindo
             return _InflatingWindow(name, file, window_bytes)
         return _MappedWindow(name, file)
     except OSError as error:
-        raise SourceError(f"{name}: cannot be read: {error.strerror or error}") from error
+        raise SourceError(f"{name}: cannot be read: {error.strerror or error}, expected {expected}") from error

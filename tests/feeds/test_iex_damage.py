@@ -64,7 +64,9 @@ def test_no_iex_tp_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("some text, not a capture at all")
     with pytest.raises(SourceError, match="expected those of a pcap or pcapng capture"):
         messages_of(Iex(tmp_path / "text"))
-    with pytest.raises(SourceError, match="cannot be read"):
+    with pytest.raises(
+        SourceError, match="cannot be read: No such file or directory, expected a pcap or pcapng capture"
+    ):
         messages_of(Iex(tmp_path / "none"))
 
 

@@ -245,8 +245,12 @@ def test_agrees_with_the_reference(
 
 
 def test_a_date_must_be_known(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the date must be given"):
-        Itch50(tmp_path / "day.itch")
+    path = tmp_path / "day.itch"
+    path.touch()
+    with pytest.raises(ConfigError, match="give the source's option `date`, e.g. `--option date=2019-12-30`"):
+        Itch50(path)
+    with pytest.raises(SourceError, match="cannot be read: Is a directory"):  # and not: its name tells no date
+        Itch50(tmp_path)
 
 
 @pytest.mark.parametrize("template", ["", "{price}", "{symbol", "{symbol!r}", "{type:>3}", "{}", "\0x"])
@@ -256,7 +260,7 @@ def test_a_wrong_template_is_refused(template: str) -> None:
 
 
 def test_a_missing_file_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="cannot be read: No such file"):
+    with pytest.raises(SourceError, match="cannot be read: No such file or directory, expected an ITCH 5.0 file or"):
         messages_of(Itch50(tmp_path / "none.itch", DAY))
     with pytest.raises(SourceError, match="cannot be read: Is a directory"):
         messages_of(Itch50(tmp_path, DAY))

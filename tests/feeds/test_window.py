@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import random
 import subprocess
 import sys
@@ -130,6 +131,12 @@ def test_corrupt_gzip_gives_what_comes_before_the_damage(tmp_path: Path, text: b
 def test_a_missing_file_is_a_source_error(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"none: cannot be read: No such file"):
         open_window(tmp_path / "none")
+
+
+def test_a_pipe_is_refused_before_it_is_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SourceError, match=r"pipe: cannot be read: it is a pipe, expected a file, plain or gzip"):
+        open_window(tmp_path / "pipe")
 
 
 def test_reading_a_large_file_does_not_keep_it_in_memory(tmp_path: Path) -> None:
