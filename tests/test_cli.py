@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import msgspec
 import pytest
@@ -48,10 +48,10 @@ class Ended(NamedTuple):
 class Command:
     """A `blackbox` process; killed when the `with` block is left."""
 
-    def __init__(self, *words: object, stderr: int = subprocess.PIPE) -> None:
+    def __init__(self, *words: object, stdout: int = subprocess.PIPE, stderr: int = subprocess.PIPE) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "blackbox.cli", *map(str, words)],
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=stderr,
             text=True,
             cwd=ROOT,
@@ -60,8 +60,15 @@ class Command:
 
     def read_error(self, text: str) -> None:
         """Wait until a line on stderr contains `text`."""
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        self._read(self.process.stderr, text)
+
+    def read_out(self, text: str) -> None:
+        """Wait until a line on stdout contains `text`."""
+        self._read(self.process.stdout, text)
+
+    def _read(self, lines: IO[str] | None, text: str) -> None:
+        assert lines is not None
+        for line in lines:
             if text in line:
                 return
         raise AssertionError(f"the command ended without saying {text!r}")
@@ -69,7 +76,7 @@ class Command:
     def end(self, timeout: float = 60.0) -> Ended:
         """Wait for its end."""
         out, errors = self.process.communicate(timeout=timeout)
-        return Ended(self.process.returncode, out, errors or "")
+        return Ended(self.process.returncode, out or "", errors or "")
 
     def interrupt(self, number: signal.Signals = signal.SIGINT) -> Ended:
         """Send a signal, wait for its end."""
@@ -141,6 +148,9 @@ def test_what_is_published_is_received_shown_and_counted(place: Place) -> None:
     assert publisher.value("topics") == subscriber.value("topics")
     assert [publisher.value(name) for name in ("unwanted", "discarded")] == [0, 0]
     assert [subscriber.value(name) for name in ("lost", "duplicated", "dropped", "malformed")] == [0, 0, 0, 0]
+    for side in (publisher, subscriber):
+        assert re.search(r"│ schema +│ +itch50 │", side.out)
+    assert "waiting for the publishers of feed 'cli' (2 slices)\n" in subscriber.errors
     shown = [line for line in subscriber.out.splitlines() if " message_type=" in line]
     assert len(shown) == 3
     assert all(re.match(r"2026-01-05T\d\d:\d\d:\d\d\.\d{9}Z \S+\.\w message_type=\w ", line) for line in shown)
@@ -150,6 +160,7 @@ def test_prefixes_and_processes(place: Place) -> None:
     publisher, subscriber = receive(place, "synthetic:20000", ["AAPL.", "MSFT.", "--processes", "--show", "2"])
     assert (publisher.status, subscriber.status) == (0, 0), publisher.errors + subscriber.errors
     assert subscriber.value("symbols") == 2
+    assert re.search(r"│ schema +│ +itch50 │", subscriber.out)
     assert 0 < subscriber.value("delivered") < 1_000
     shown = re.findall(r"^\S+Z (AAPL|MSFT)\.", subscriber.out, re.MULTILINE)
     assert len(shown) == 2
@@ -179,6 +190,26 @@ def test_publish_without_waiting_for_anybody(place: Place) -> None:
         ended = publisher.end()
     assert ended.status == 0, ended.errors
     assert (ended.value("messages"), ended.value("unwanted")) == (0, 1_000)
+    assert "warning: nobody had subscribed: all 1,000 messages were unwanted, and none was sent" in ended.errors
+
+
+def test_a_publisher_that_waits_names_the_slices_that_lack_subscribers(place: Place) -> None:
+    with Command("publish", "synthetic:1000", "--feed", place.path) as publisher:
+        publisher.read_error(
+            "feed 'cli' (2 slices): slice 0 has 0, slice 1 has 0; to publish without them: --wait-for 0"
+        )
+        with Command("subscribe", "AAPL.", "--feed", place.path) as subscriber:
+            subscriber.read_error("subscribed")
+            other = 1 - place.feed.slice_of(b"AAPL.t")
+            publisher.read_error(f"feed 'cli' (2 slices): slice {other} has 0; to publish without them: --wait-for 0")
+
+
+def test_tables_explain_their_words(place: Place) -> None:
+    publisher, subscriber = receive(place, "synthetic:1000")
+    assert re.search(r"│ unwanted +│ +0 │ not sent: nobody had subscribed", publisher.out)
+    assert re.search(r"│ discarded +│ +0 │ not sent: a subscriber did not take them", publisher.out)
+    assert re.search(r"│ delivered +│ +1,000 │ to callbacks: counted once for each PREFIX", subscriber.out)
+    assert re.search(r"│ lag p50 +│ .* │ lag: time from the publisher's sending to the callback", subscriber.out)
 
 
 @pytest.fixture
@@ -322,7 +353,8 @@ def test_nobody_subscribes(place: Place) -> None:
     with Command("publish", "synthetic:1000", "--feed", place.path, "--timeout", "0.1") as publisher:
         ended = publisher.end()
     assert ended.status == Status.ERROR
-    assert_one_line(ended, "feed 'cli' slice 0: 0 subscribers to b'' after 0.1 s, expected 1")
+    pattern = r"feed 'cli' \(2 slices\): too few subscribers after 0\.1 s: slice 0 has 0, slice 1 has 0, expected 1"
+    assert_one_line(ended, pattern)
 
 
 def test_nobody_publishes(place: Place) -> None:
@@ -337,6 +369,35 @@ def test_port_in_use(place: Place) -> None:
         ended = publisher.end()
     assert ended.status == Status.ERROR
     assert_one_line(ended, r"slice 0: endpoint tcp://127\.0\.0\.1:\d+ is in use")
+
+
+@pytest.mark.parametrize(
+    ("source", "pattern"),
+    [
+        ("itch50:DIR/20200130.itch", r"DIR/20200130\.itch: cannot be read: No such file .* expected an ITCH 5\.0 file"),
+        ("itch50:DIR/day.itch", r"DIR/day\.itch: cannot be read: No such file .* expected an ITCH 5\.0 file"),
+        ("itch50:DIR", r"DIR: cannot be read: Is a directory, expected an ITCH 5\.0 file"),
+        ("itch50:/proc/self/mem", r"/proc/self/mem: cannot be read: Input/output error, expected an ITCH 5\.0 file"),
+        ("itch50:DIR/text", r"text: the file name tells no one date .* e\.g\. `--option date=2019-12-30`"),
+        ("itch50:DIR/text_20200130", r"text_20200130: no valid message starts at byte 0: .* expected one of"),
+        ("itch50:DIR/empty_20200130", r"empty_20200130 .*holds no message, expected at least one"),
+        ("iex:DIR/day.pcap", r"DIR/day\.pcap: cannot be read: No such file .* expected a pcap or pcapng capture"),
+        ("iex:DIR", r"DIR: cannot be read: Is a directory, expected a pcap or pcapng capture"),
+        ("iex:DIR/text", r"DIR/text: the first 4 bytes were .* expected those of a pcap or pcapng capture"),
+    ],
+)
+def test_a_wrong_source_is_told_before_anything_is_bound(
+    source: str, pattern: str, place: Place, tmp_path: Path
+) -> None:
+    for name in ("text", "text_20200130"):
+        (tmp_path / name).write_text("no market data")
+    (tmp_path / "empty_20200130").touch()
+    spec = source.replace("DIR", str(tmp_path))
+    # The ports are taken: to bind them would be another error.
+    with Publisher(place.feed), Command("publish", spec, "--feed", place.path) as publisher:
+        ended = publisher.end()
+    assert ended.status == Status.ERROR
+    assert_one_line(ended, pattern.replace("DIR", re.escape(str(tmp_path))))
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,8 @@ def test_demo_delivers_all_and_shows_results() -> None:
     assert values["published"] == values["delivered"] == "60,000"
     assert values["lost"] == values["duplicated"] == "0"
     assert re.search(r"│ rate +│ +[\d.]+ [kM]/s │", out)
+    assert re.search(r"│ to callbacks +│ +[\d,]+ │ the same, counted once for each callback that got it +│", out)
+    assert re.search(r"│ lag p50 +│ .* │ lag: time from the publisher's sending to the callback +│", out)
     for title in ("largest volumes", "VWAP", "message mix"):
         assert title in out
     assert re.search(r"│ NVDA +│ +[\d,]+ │ +\d+ │ +\d+\.\d{4} │", out)
@@ -242,6 +244,13 @@ def test_error_of_the_publishing_process_is_the_demos() -> None:
     assert (process.returncode, out) == (1, "")
     assert re.search(r"^error: .*nothing\.bin", errors, re.MULTILINE)
     assert "Traceback" not in errors
+
+
+def test_demo_of_a_file_without_messages_is_an_error() -> None:
+    with demo("--source", "itch50:README.md", "-o", "date=2020-01-30") as process:
+        out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "")
+    assert "error: README.md: no valid message starts at byte 0" in errors
 
 
 def test_killed_publishing_process_ends_the_demo() -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from blackbox.cli.feeds import open_with_options
 from blackbox.cli.symbols import NO_SYMBOL, SymbolOf
-from blackbox.errors import BlackBoxError
+from blackbox.errors import BlackBoxError, SourceError
 from blackbox.feed import Feed
 from blackbox.publisher import Publisher, PublisherStatistics
 from blackbox.source import Chunk, Source
@@ -109,6 +109,8 @@ class Session:
             pipe.send(Progress(self.messages))
             if limit is not None and self.messages >= limit:
                 break
+        if not self.messages:
+            raise SourceError(source.truncated or f"{source!r} holds no message, expected at least one")
         # Append-only over one source: the last chunk's topics are those of all.
         self.topics: tuple[bytes, ...] = self.chunks[-1].topics if self.chunks else ()
         self.seconds = time.monotonic() - started

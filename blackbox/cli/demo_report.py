@@ -6,6 +6,7 @@ from rich.console import RenderableType
 
 from blackbox.cli.demo_run import DemoResult
 from blackbox.cli.terminal import (
+    LAG,
     NOTHING,
     bad_if,
     columns_table,
@@ -32,20 +33,20 @@ def _delivery(result: DemoResult) -> RenderableType:
     received, prepared, seconds = result.received, result.prepared, result.callbacks.seconds()
     table = values_table(
         [
+            ("schema", result.feed.schema),
             ("published", count(result.published.statistics.messages)),
-            ("delivered", count(received.matched)),
-            ("to callbacks", count(received.delivered)),
-            ("lost", bad_if(result.lost > 0, count(result.lost))),
-            ("duplicated", count(received.duplicates)),
+            ("delivered", count(received.matched), "each message counted once"),
+            ("to callbacks", count(received.delivered), "the same, counted once for each callback that got it"),
+            ("lost", bad_if(result.lost > 0, count(result.lost)), "published, but not delivered"),
+            ("duplicated", count(received.duplicates), "came again: delivered once"),
             ("topics", count(received.topics)),
             ("time", duration(seconds * 1e9)),
             ("rate", f"[bold green]{rate(received.matched, seconds)}[/]"),
             ("payload", megabytes(prepared.payload_bytes, seconds)),
-            ("lag p50", duration(received.lag_p50_ns)),
-            ("lag p99", duration(received.lag_p99_ns)),
+            ("lag p50", duration(received.lag_p50_ns), LAG),
+            ("lag p99", duration(received.lag_p99_ns), "at full speed it is the time in queues"),
         ]
     )
-    table.caption = "at full speed, lag is the time in queues"
     return titled(f"{result.spec}, {len(result.feed.slices)} slices over loopback TCP", table)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from blackbox.errors import ConfigError
+from blackbox.errors import ConfigError, SourceError
 from blackbox.feed import Feed, Slice
 from blackbox.schema import RAW
 from blackbox.source import Source, open_source
@@ -64,6 +64,22 @@ def open_with_options(spec: str, texts: list[str] | None, feed: Feed) -> Source:
             raise ConfigError(f"option was {text!r}, expected NAME=VALUE, e.g. date=2019-12-30")
         options[name] = int(value) if value.isdecimal() else value
     return open_source(spec, **options)
+
+
+def check_source(source: Source) -> None:
+    """Read a source's first messages, so that a wrong path or file is told before anything is bound or waited for.
+
+    Raises:
+        SourceError: it cannot be read, or holds no message.
+    """
+    if next(source.chunks(), None) is None:
+        raise SourceError(source.truncated or f"{source!r} holds no message, expected at least one")
+
+
+def feed_text(feed: Feed) -> str:
+    """A feed as publisher and subscriber both know it, which may not be so of its schema: see `feed_for`."""
+    slices = len(feed.slices)
+    return f"feed {feed.name!r} ({slices} slice{'s' * (slices != 1)})"
 
 
 def feed_for(feed: Feed, source: Source, spec: str) -> Feed:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from blackbox.cli.feeds import FeedOption, SourceOptions, feed_for, load_feed, open_with_options
+from blackbox.cli.feeds import FeedOption, SourceOptions, check_source, feed_for, load_feed, open_with_options
 from blackbox.cli.status import exit_statuses, lose, warn
 from blackbox.cli.symbols import SymbolOf
 from blackbox.cli.terminal import bad_if, count, duration, megabytes, rate, say, stderr, stdout, titled, values_table
 from blackbox.source import Source
 
 if TYPE_CHECKING:
-    from blackbox.publisher import Publisher, PublisherStatistics
+    from blackbox.cli.source_publisher import SourcePublisher
 
 _LINE_EVERY_S = 2.0
 
@@ -40,7 +40,13 @@ def publish(
         ),
     ] = WhenFull.WAIT,
     wait_for: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Publish once every slice has N subscribers; 0: at once.")
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Publish once every slice has N subscribers; 0: at once, and what nobody has subscribed to is "
+            "counted as unwanted, with status 0.",
+        ),
     ] = 1,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for those subscribers.")
@@ -62,44 +68,30 @@ def publish(
     blackbox publish itch50:day.bin --option date=2020-01-30 --when-full drop
     """
     with exit_statuses():
-        from blackbox.publisher import Publisher
+        from blackbox.cli.source_publisher import SourcePublisher
 
         shape = load_feed(feed)
         opened = open_with_options(source, option, shape)
         shape = feed_for(shape, opened, source)
-        with Publisher(shape, when_full=when_full.value) as publisher:
-            if wait_for:
-                say(f"waiting for {wait_for} subscriber{'s' * (wait_for > 1)} to each slice of {shape!r}")
-                publisher.wait_for_subscribers(b"", timeout=timeout, count=wait_for)
-            columns = _Columns(publisher)
+        with stderr.status("reading the source's first messages"):
+            check_source(opened)
+        with SourcePublisher(shape, when_full=when_full.value) as publisher:
+            publisher.wait_for_each_slice(wait_for, timeout, say)
             started = time.monotonic()
             elapsed = 0.0
             try:
-                _publish_with_progress(opened, columns)
+                _publish_with_progress(opened, publisher)
                 publisher.flush()
                 elapsed = time.monotonic() - started
             finally:
                 publisher.close(timeout=30.0 if elapsed else 1.0)
-                _print_summary(opened, columns, publisher.statistics(), elapsed or time.monotonic() - started)
+                _print_summary(opened, publisher, elapsed or time.monotonic() - started)
         discarded = publisher.statistics().discarded
         if discarded:
             lose(f"{count(discarded)} messages were not sent: a subscriber did not take them in time")
 
 
-class _Columns:
-    """A publisher, as a source sees it, that remembers which topics it was given."""
-
-    def __init__(self, publisher: Publisher) -> None:
-        self.topics: Sequence[bytes] = ()
-        self.publisher = publisher
-
-    def publish_many(self, topics: tuple[bytes, ...], *columns: Any, **more_columns: Any) -> int:
-        """As `Publisher.publish_many`."""
-        self.topics = topics
-        return self.publisher.publish_many(topics, *columns, **more_columns)
-
-
-def _publish_with_progress(source: Source, columns: _Columns) -> None:
+def _publish_with_progress(source: Source, publisher: SourcePublisher) -> None:
     started = time.monotonic()
 
     def rates(messages: int) -> tuple[str, str, str]:
@@ -107,11 +99,11 @@ def _publish_with_progress(source: Source, columns: _Columns) -> None:
         return (
             count(messages),
             rate(messages, seconds),
-            megabytes(columns.publisher.statistics().body_bytes, seconds),
+            megabytes(publisher.statistics().body_bytes, seconds),
         )
 
     if not stderr.is_terminal:
-        source.publish(columns, _lines(rates))
+        source.publish(publisher, _lines(rates))
         return
     progress = Progress(
         SpinnerColumn(),
@@ -124,7 +116,7 @@ def _publish_with_progress(source: Source, columns: _Columns) -> None:
     )
     with progress:
         task = progress.add_task("publishing", total=source.total, rates="")
-        source.publish(columns, lambda n: progress.update(task, completed=n, rates="  ".join(rates(n))))
+        source.publish(publisher, lambda n: progress.update(task, completed=n, rates="  ".join(rates(n))))
 
 
 def _lines(rates: Callable[[int], tuple[str, str, str]]) -> Callable[[int], None]:
@@ -140,18 +132,24 @@ def _lines(rates: Callable[[int], tuple[str, str, str]]) -> Callable[[int], None
     return show
 
 
-def _print_summary(source: Source, columns: _Columns, done: PublisherStatistics, elapsed_s: float) -> None:
+def _print_summary(source: Source, publisher: SourcePublisher, elapsed_s: float) -> None:
+    done = publisher.statistics()
     stdout.print(
         titled(
             f"published {source!r}",
             values_table(
                 [
-                    ("messages", count(done.messages)),
-                    ("symbols", count(SymbolOf(columns.publisher.feed.topic).count(columns.topics))),
+                    ("schema", publisher.feed.schema),
+                    ("messages", count(done.messages), "sent, each counted once however many subscribers got it"),
+                    ("symbols", count(SymbolOf(publisher.feed.topic).count(publisher.topics))),
                     ("topics", count(done.topics)),
                     ("blocks", count(done.blocks)),
-                    ("unwanted", count(done.unwanted)),
-                    ("discarded", bad_if(done.discarded > 0, count(done.discarded))),
+                    ("unwanted", count(done.unwanted), "not sent: nobody had subscribed to them"),
+                    (
+                        "discarded",
+                        bad_if(done.discarded > 0, count(done.discarded)),
+                        "not sent: a subscriber did not take them in time",
+                    ),
                     ("elapsed", duration(elapsed_s * 1e9)),
                     ("rate", rate(done.messages, elapsed_s)),
                     ("bodies", megabytes(done.body_bytes, elapsed_s)),
@@ -161,5 +159,7 @@ def _print_summary(source: Source, columns: _Columns, done: PublisherStatistics,
     )
     for note in source.notes:
         warn(note)
+    if done.unwanted and not done.messages:
+        warn(f"nobody had subscribed: all {count(done.unwanted)} messages were unwanted, and none was sent")
     if source.truncated:
         warn(f"the source ended early: {source.truncated}")

@@ -47,7 +47,7 @@ class Shown:
             if self._left[0] <= 0:
                 return
             self._left[0] -= 1
-            line = describe(message, _schema_of(batch.block.schema_id)).encode(errors="backslashreplace")
+            line = describe(message, schema_of(batch.block.schema_id)).encode(errors="backslashreplace")
             os.write(self._writer, line[:_LINE_BYTES] + b"\n")
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ def _time(ts_event: int) -> str:
 
 
 @cache
-def _schema_of(schema_id: int) -> Schema:
+def schema_of(schema_id: int) -> Schema:
     """The registered schema of a number in a block's header; plain bytes when it is not known here."""
     for entry in entry_points(group=SCHEMA_GROUP):
         schema = load_schema(entry.name)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from blackbox.cli.feeds import FeedOption, load_feed
+from blackbox.cli.feeds import FeedOption, feed_text, load_feed
 from blackbox.cli.follow import follow
 from blackbox.cli.status import exit_statuses, lose
 from blackbox.cli.terminal import count, say
@@ -95,7 +95,7 @@ def subscribe(
         )
         prefixes = tuple(dict.fromkeys(text.encode() for text in prefix or ("",)))
         subscription = Subscription(subscriber, prefixes, show)
-        say(f"waiting for the publishers of {shape!r}")
+        say(f"waiting for the publishers of {feed_text(shape)}")
         with ExitStack() as stack:
             subscriber.start(timeout)
             stack.callback(subscription.print_statistics)

@@ -12,9 +12,11 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 
 from blackbox.batch import Batch
-from blackbox.cli.shown import Shown
+from blackbox.cli.feeds import feed_text
+from blackbox.cli.shown import Shown, schema_of
 from blackbox.cli.symbols import SymbolOf
 from blackbox.cli.terminal import (
+    LAG,
     bad_if,
     columns_table,
     count,
@@ -53,14 +55,16 @@ class Subscription:
         self.subscriber = subscriber
         self.prefixes = prefixes
         self._counts = shared_array((len(prefixes), len(subscriber.feed.slices)), numpy.int64)
+        self._schema_id = shared_array((1,), numpy.int64)
         self._shown = Shown(show, lambda line: stdout.print(line, markup=False, highlight=False, soft_wrap=True))
         for place, prefix in enumerate(prefixes):
             subscriber.on_batch(prefix)(self._counter(place))
 
     def _counter(self, place: int) -> Callable[[Batch], None]:
-        counts, offer = self._counts[place], self._shown.offer
+        counts, schema_id, offer = self._counts[place], self._schema_id, self._shown.offer
 
         def count_batch(batch: Batch) -> None:
+            schema_id[0] = batch.block.schema_id  # what the publisher says: to a raw feed it can be any
             counts[batch.block.slice_id] += len(batch)
             offer(batch)
 
@@ -92,26 +96,31 @@ class Subscription:
         topics = [topic for topic in seen if topic.startswith(prefixes)]
         stdout.print(
             titled(
-                f"received from {subscriber.feed!r}",
+                f"received from {feed_text(subscriber.feed)}",
                 values_table(
                     [
-                        ("received", count(now.received)),
-                        ("delivered", count(now.delivered)),
+                        ("schema", self._schema()),
+                        ("received", count(now.received), "all that came, also what no PREFIX takes"),
+                        ("delivered", count(now.delivered), "to callbacks: counted once for each PREFIX that takes it"),
                         ("symbols", count(SymbolOf(subscriber.feed.topic).count(topics))),
                         ("topics", count(len(topics))),
                         ("blocks", count(now.blocks)),
-                        ("lost", bad_if(now.gaps > 0, count(now.gaps))),
-                        ("duplicated", count(now.duplicates)),
-                        ("dropped", bad_if(now.dropped > 0, count(now.dropped))),
-                        ("conflated", count(now.conflated)),
-                        ("malformed", bad_if(now.malformed > 0, count(now.malformed))),
-                        ("lag p50", duration(now.lag_p50_ns)),
-                        ("lag p99", duration(now.lag_p99_ns)),
+                        ("lost", bad_if(now.gaps > 0, count(now.gaps)), "sequence numbers that never came"),
+                        ("duplicated", count(now.duplicates), "came again, from the other line: delivered once"),
+                        ("dropped", bad_if(now.dropped > 0, count(now.dropped)), "too late: --on-slow drop"),
+                        ("conflated", count(now.conflated), "replaced by newer ones: --on-slow conflate"),
+                        ("malformed", bad_if(now.malformed > 0, count(now.malformed)), "blocks that were not valid"),
+                        ("lag p50", duration(now.lag_p50_ns), LAG),
+                        ("lag p99", duration(now.lag_p99_ns), "99 in 100 messages had no more"),
                         ("lag max", duration(now.lag_max_ns)),
                     ]
                 ),
             )
         )
+
+    def _schema(self) -> str:
+        schema_id = int(self._schema_id[0])
+        return schema_of(schema_id).name if schema_id else self.subscriber.feed.schema
 
 
 class _Rates:
@@ -185,6 +194,7 @@ class _LiveScreen:
                 count(part.queue_blocks),
                 duration(part.lag_p99_ns),
             )
+        table.caption = f"queue: blocks that wait for callbacks; {LAG}"
         return titled("slices", table)
 
     def _callbacks(self) -> RenderableType:

@@ -26,6 +26,8 @@ stderr = _console(stderr=True)
 """Progress, warnings and errors."""
 
 NOTHING: Final = "-"
+LAG: Final = "lag: time from the publisher's sending to the callback"
+"""What the word means in every table."""
 _THOUSAND: Final = 1_000
 
 
@@ -57,13 +59,14 @@ def duration(nanoseconds: float) -> str:
     return f"{nanoseconds:.0f} ns"
 
 
-def values_table(values: Iterable[tuple[str, str]]) -> Table:
-    """A table of names and values, which may have markup."""
+def values_table(values: Iterable[tuple[str, str] | tuple[str, str, str]]) -> Table:
+    """A table of names and values, and what those mean that do not say it themselves. All may have markup."""
     table = Table(show_header=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
-    for name, value in values:
-        table.add_row(name, value)
+    table.add_column(style="dim")
+    for row in values:
+        table.add_row(*row)
     return table
 
 
