@@ -285,6 +285,43 @@ def test_stat_without_a_publisher_is_an_error(place: Place) -> None:
     assert_one_line(ended, r"feed 'cli': no publisher was heard in 0\.2 s at tcp://")
 
 
+def test_stat_that_runs_on_without_a_publisher_ends(place: Place, terminal: tuple[int, int]) -> None:
+    reader, writer = terminal
+    for options in ([], ["--json"]):
+        with Command("stat", "--feed", place.path, "--timeout", "0.2", *options) as stat:
+            ended = stat.end()
+        assert ended.status == Status.ERROR
+        assert_one_line(ended, r"feed 'cli': no publisher was heard in 0\.2 s at tcp://")
+    with Command("stat", "--feed", place.path, "--timeout", "0.2", stdout=writer) as stat:
+        assert stat.end().status == Status.ERROR
+    assert "tcp://" in os.read(reader, 65_536).decode(errors="replace")
+
+
+def test_stat_ends_when_the_publisher_closes(place: Place) -> None:
+    with (
+        Publisher(place.feed) as publisher,
+        Command("stat", "--feed", place.path, "--json", "--timeout", "30") as stat,
+    ):
+        stat.read_out('"is_alive":true')
+        publisher.close()
+        ended = stat.end()
+    assert ended.status == 0, ended.errors
+    assert "feed 'cli' (2 slices): the publisher has closed" in ended.errors
+    assert all(line["closed"] for line in msgspec.json.decode(ended.out.splitlines()[-1]))
+
+
+def test_stat_ends_when_the_publisher_was_killed(place: Place) -> None:
+    with (
+        Command("publish", "synthetic:1000", "--feed", place.path) as publisher,
+        Command("stat", "--feed", place.path, "--json", "--timeout", "2") as stat,
+    ):
+        stat.read_out('"is_alive":true')
+        publisher.process.kill()
+        ended = stat.end()
+    assert ended.status == Status.ERROR
+    assert_one_line(ended, r"feed 'cli': the publisher fell silent 2 s ago at tcp://")
+
+
 # Exit statuses
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -10,9 +11,9 @@ import typer
 from rich.console import RenderableType
 from rich.live import Live
 
-from blackbox.cli.feeds import FeedOption, load_feed
+from blackbox.cli.feeds import FeedOption, feed_text, load_feed
 from blackbox.cli.status import exit_statuses
-from blackbox.cli.terminal import NOTHING, columns_table, count, duration, rate, stdout, titled
+from blackbox.cli.terminal import NOTHING, columns_table, count, duration, rate, say, stdout, titled
 from blackbox.errors import NotConfirmedError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def stat(
     feed: FeedOption = None,
     once: Annotated[
-        bool, typer.Option("--once", help="End when every slice was heard twice, or after --timeout; else run on.")
+        bool, typer.Option("--once", help="Print once: when every slice was heard twice, or after --timeout.")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON, an array of one object per slice and line, instead of a table.")
@@ -32,7 +33,8 @@ def stat(
         typer.Option(
             metavar="SECONDS",
             min=0,
-            help="How long --once waits. Default: three heartbeats of the feed, mostly 3 seconds.",
+            help="How long to hear nothing before it ends, status 1; with --once, how long to wait in all. "
+            "Default: three heartbeats of the feed, mostly 3 seconds.",
             show_default=False,
         ),
     ] = None,
@@ -42,9 +44,11 @@ def stat(
     It subscribes to heartbeats only, so it costs a busy publisher next to nothing, and it is no subscriber that
     `publish --wait-for` would count.
 
+    It runs as long as a publisher is heard: status 0 once it has closed, 1 if it falls silent or none was there.
+
     For example:
 
-    blackbox stat                           the feed `local`, until Ctrl-C
+    blackbox stat                           the feed `local`, until its publisher ends, or Ctrl-C
 
     blackbox stat --once --json             for a script: status 1 if no publisher was heard
 
@@ -55,19 +59,23 @@ def stat(
 
         shape = load_feed(feed)
         beat_s = shape.heartbeat_ns / 1e9
+        patience_s = 3 * beat_s if timeout is None else timeout
         with Heartbeats(shape) as heartbeats:
             if once:
-                _listen_once(heartbeats, 3 * beat_s if timeout is None else timeout)
+                _listen_once(heartbeats, patience_s)
                 _print(heartbeats, as_json)
-            elif as_json or not stdout.is_terminal:
-                while True:
-                    heartbeats.listen(beat_s)
-                    _print(heartbeats, as_json)
+                return
+            if as_json or not stdout.is_terminal:
+                _listen_on(heartbeats, patience_s, beat_s, lambda: _print(heartbeats, as_json))
             else:
-                with Live(console=stdout, auto_refresh=False) as live:
-                    while True:
-                        live.update(_table(heartbeats), refresh=True)
-                        heartbeats.listen(min(beat_s, 0.5))
+                with Live(_table(heartbeats), console=stdout, auto_refresh=False) as live:
+                    _listen_on(
+                        heartbeats,
+                        patience_s,
+                        min(beat_s, 0.5),
+                        lambda: live.update(_table(heartbeats), refresh=True),
+                    )
+            say(f"{feed_text(shape)}: the publisher has closed")
 
 
 def _listen_once(heartbeats: Heartbeats, timeout: float) -> None:
@@ -75,10 +83,34 @@ def _listen_once(heartbeats: Heartbeats, timeout: float) -> None:
     while not heartbeats.heard_all and (left := deadline - time.monotonic()) > 0:
         heartbeats.listen(min(left, 0.1))
     if not any(line.heard for line in heartbeats.lines):
-        endpoints = ", ".join(line.endpoint for line in heartbeats.lines)
-        raise NotConfirmedError(
-            f"feed {heartbeats.feed.name!r}: no publisher was heard in {timeout:g} s at {endpoints}"
-        )
+        raise _not_heard(heartbeats, timeout)
+
+
+def _listen_on(heartbeats: Heartbeats, timeout: float, every_s: float, show: Callable[[], object]) -> None:
+    """Listen and show until the publisher has closed.
+
+    Raises NotConfirmedError when it was not heard for `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    last_ns = 0
+    while not all(line.closed for line in heartbeats.lines):
+        heartbeats.listen(min(every_s, max(0.0, deadline - time.monotonic())))
+        show()
+        newest_ns = max(line.last_heard_ns for line in heartbeats.lines)
+        if newest_ns != last_ns:
+            last_ns, deadline = newest_ns, time.monotonic() + timeout
+        elif time.monotonic() >= deadline:
+            heard = [line for line in heartbeats.lines if line.heard]
+            if heard and all(line.closed for line in heard):
+                return  # the other slices have no publisher, or it closed before they were connected
+            raise _not_heard(heartbeats, timeout)
+
+
+def _not_heard(heartbeats: Heartbeats, seconds: float) -> NotConfirmedError:
+    name, endpoints = heartbeats.feed.name, ", ".join(line.endpoint for line in heartbeats.lines)
+    if any(line.heard for line in heartbeats.lines):
+        return NotConfirmedError(f"feed {name!r}: the publisher fell silent {seconds:g} s ago at {endpoints}")
+    return NotConfirmedError(f"feed {name!r}: no publisher was heard in {seconds:g} s at {endpoints}")
 
 
 def _print(heartbeats: Heartbeats, as_json: bool) -> None:
@@ -95,7 +127,7 @@ def _table(heartbeats: Heartbeats) -> RenderableType:
     )
     for line in heartbeats.lines:
         table.add_row(str(line.slice_id), line.line, line.endpoint, _state(line), *_figures(line))
-    return titled(repr(heartbeats.feed), table)
+    return titled(feed_text(heartbeats.feed), table)
 
 
 def _state(line: LineHealth) -> str:
