@@ -9,16 +9,28 @@ from pathlib import Path
 
 import pytest
 
+from blackbox import Batch, Feed, Message
+
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")
-def snippet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    path = tmp_path_factory.mktemp("readme") / "ten_lines.py"
-    path.write_text(code)
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the README's files."""
+    path = tmp_path_factory.mktemp("readme")
+    names = ("ten_lines.py", "publisher.py", "subscriber.py")
+    for name, code in zip(names, re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL), strict=True):
+        (path / name).write_text(code)
+    (text,) = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+    (endpoint,) = Feed.local("readme", slices=1).slices[0].endpoints
+    (path / "feed.toml").write_text(text.replace("tcp://127.0.0.1:17201", endpoint))
     return path
+
+
+@pytest.fixture(scope="module")
+def snippet(place: Path) -> Path:
+    return place / "ten_lines.py"
 
 
 def test_the_ten_lines_run_as_they_stand(snippet: Path) -> None:
@@ -39,9 +51,45 @@ def test_the_ten_lines_are_ten(snippet: Path) -> None:
     assert len(lines) == 10
 
 
-def test_the_ten_lines_type_check(snippet: Path) -> None:
+@pytest.mark.parametrize("first", ["publisher", "subscriber"])
+def test_the_two_processes_say_what_the_readme_says(place: Path, first: str) -> None:
+    second = "subscriber" if first == "publisher" else "publisher"
+    said = {}
+    with run(place / f"{first}.py") as one, run(place / f"{second}.py") as other:
+        for name, process in ((second, other), (first, one)):
+            out, errors = process.communicate(timeout=90)
+            assert process.returncode == 0, errors
+            said[name] = out
+    assert said == {
+        "publisher": "sent: 1000\n",
+        "subscriber": "received: 500 lost: 0\nlast: {b'AAPL.trade': b'998'}\n",
+    }
+    for line in (said["publisher"] + said["subscriber"]).splitlines():
+        assert f"`{line}`" in TEXT
+
+
+def run(script: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, script],
+        cwd=script.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": str(ROOT)},
+    )
+
+
+@pytest.mark.parametrize(("kind", "column"), [(Message, 2), (Batch, 3)])
+def test_the_table_has_every_attribute(kind: type, column: int) -> None:
+    table = TEXT.partition("| what it gets |")[2].partition("\n\n")[0]
+    cells = " ".join(line.split("|")[column] for line in table.splitlines()[2:])
+    names = {name for name in re.findall(r"`(\w+)[`(]", cells) if name != "Message"}
+    assert names - {"arrow"} == {name for name in dir(kind) if not name.startswith("_")}
+
+
+def test_the_scripts_type_check(place: Path) -> None:
     checked = subprocess.run(
-        [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", snippet],
+        [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", *sorted(place.glob("*.py"))],
         check=False,
         cwd=ROOT,
         capture_output=True,
