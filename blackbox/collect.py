@@ -52,8 +52,8 @@ FAILED: Final = 5
 """libzmq refused something; `state[ERRNO]` says what."""
 
 NEXT_VERSION: Final = 0
-RAISED_BY: Final = 1
-"""The compiled callback that raised last, plus 1; 0: none."""
+RAISED: Final = 1
+"""How many compiled callbacks raised in the burst: they stand in `raised`, in the order in which they first did."""
 ROWS_NEEDED: Final = 2
 ERRNO: Final = 3
 PENDING: Final = 4
@@ -118,6 +118,8 @@ class WorkerAt(NamedTuple):
     counts: int
     places: int
     touched: int
+    raised: int
+    raises: int
     call: int
     slots: int
     smallest_lag: int
@@ -138,6 +140,7 @@ class WorkerTableAt(NamedTuple):
 _WORKER_BLOCKS = int(WorkerCount.BLOCKS)
 _DELIVERED = int(WorkerCount.DELIVERED)
 _BATCHES = int(WorkerCount.BATCHES)
+_ERRORS = int(WorkerCount.ERRORS)
 _BUSY_SINCE = int(WorkerCount.BUSY_SINCE)
 _SIZE = int(WorkerCount.SIZE)
 SCRATCH_WORDS: Final = EVENTS_SCRATCH_WORDS + SLOT_BYTES // 8
@@ -303,10 +306,16 @@ def _call(at: WorkerAt, table: WorkerTableAt, delivery: int) -> None:
     call[STATE_AT] = int64s_at(table.states, words[CALLBACK] + 1)[words[CALLBACK]]
     call[ERROR] = 0
     call_with_address(int64s_at(table.functions, words[CALLBACK] + 1)[words[CALLBACK]], at.call)
-    if call[ERROR] != 0:
-        int64s_at(at.state, STATE_WORDS)[RAISED_BY] = words[CALLBACK] + 1
-        return
     counters = int64s_at(at.counters, _SIZE)
+    if call[ERROR] != 0:
+        state = int64s_at(at.state, STATE_WORDS)
+        raises = int64s_at(at.raises + 8 * words[CALLBACK], 1)
+        if raises[0] == 0:
+            int32s_at(at.raised + 4 * state[RAISED], 1)[0] = words[CALLBACK]
+            state[RAISED] += 1
+        raises[0] += 1
+        counters[_ERRORS] += 1
+        return
     counters[_DELIVERED] += call[ROW_COUNT]
     counters[_BATCHES] += 1
 
@@ -408,7 +417,7 @@ def collect(at: WorkerAt, table: WorkerTableAt) -> int:
         state[LAST] = status == ENDED
         taken = state[BLOCKS]
         if taken > 0:
-            if _run_compiled(at, table) > 0 or state[RAISED_BY] != 0:
+            if _run_compiled(at, table) > 0 or state[RAISED] != 0:
                 return DELIVER
             close_messages(state[BURST], 2 * taken)
             state[BLOCKS] = 0

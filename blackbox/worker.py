@@ -156,7 +156,7 @@ class Worker:
         at = self._addresses(dealer)
         while not self._quit:
             reason = collect.collect(at, self._table.at)
-            if self._state[collect.RAISED_BY]:
+            if self._state[collect.RAISED]:
                 self._compiled_raised()
             if reason == collect.DELIVER:
                 self._deliver()
@@ -177,6 +177,8 @@ class Worker:
         self._counts = numpy.zeros(len(self._table.callbacks) + 1, numpy.int64)
         self._places = numpy.zeros(len(self._table.callbacks) + 1, numpy.int64)
         self._touched = numpy.zeros(len(self._table.callbacks) + 1, numpy.int32)
+        self._callbacks_raised = numpy.zeros(len(self._table.callbacks) + 1, numpy.int32)
+        self._raises = numpy.zeros(len(self._table.callbacks) + 1, numpy.int64)
         self._state[collect.BURST] = self._burst.address
         return collect.WorkerAt(
             dealer,
@@ -193,6 +195,8 @@ class Worker:
             self._counts.ctypes.data,
             self._places.ctypes.data,
             self._touched.ctypes.data,
+            self._callbacks_raised.ctypes.data,
+            self._raises.ctypes.data,
             self._call.ctypes.data,
             self._slots.ctypes.data,
             self._slice_counts[Count.SMALLEST_LAG :].ctypes.data,
@@ -251,13 +255,19 @@ class Worker:
         return not self._quit
 
     def _compiled_raised(self) -> None:
-        callback = self._table.callbacks[int(self._state[collect.RAISED_BY]) - 1]
-        self._state[collect.RAISED_BY] = 0
-        self._counters[WorkerCount.ERRORS] += 1
-        assert isinstance(callback, CompiledCallback)
-        self._quit = not self._on_error(
-            CallbackError(
-                f"compiled callback {callback.name} for {callback.prefix!r} raised an exception "
-                "(compiled code cannot say which; an index out of range is the usual one)"
-            )
-        )
+        """Tell of each compiled callback that raised in the burst, in the order in which they did."""
+        raised = self._callbacks_raised[: self._state[collect.RAISED]].tolist()
+        self._state[collect.RAISED] = 0
+        for number in raised:
+            times = int(self._raises[number])
+            self._raises[number] = 0
+            callback = self._table.callbacks[number]
+            assert isinstance(callback, CompiledCallback)
+            if not self._quit:
+                self._quit = not self._on_error(
+                    CallbackError(
+                        f"compiled callback {callback.name} for {callback.prefix!r} raised an exception"
+                        f"{f' {times} times' if times > 1 else ''} "
+                        "(compiled code cannot say which; an index out of range is the usual one)"
+                    )
+                )

@@ -571,6 +571,52 @@ def test_a_compiled_callback_that_raises_is_told_of(
             assert subscriber.statistics().delivered == 3
 
 
+@pytest.mark.parametrize("policy", ["stop", "log"])
+def test_every_compiled_callback_that_raises_in_a_burst_is_told_of(
+    policy: Literal["stop", "log"], caplog: pytest.LogCaptureFixture
+) -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed, on_error=policy, workers=1, max_lag_ns=3_600 * 10**9)
+    entered, open_ = threading.Event(), threading.Event()
+
+    @subscriber.on(b"gate")
+    def wait(message: Message) -> None:
+        entered.set()
+        open_.wait(20)
+
+    def late(batch: Any, state: Any) -> None:
+        for row in batch.rows:
+            state[batch.ts_event[row]] += 1
+
+    def early(batch: Any, state: Any) -> None:
+        for row in batch.rows:
+            state[batch.ts_event[row] + 1] += 1
+
+    def good(batch: Any, state: Any) -> None:
+        state[0] += len(batch.rows)
+
+    counts = [subscriber.on_compiled(b"T", state=numpy.zeros(3))(each) for each in (late, early, good)]
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode([(b"gate", b"")]))
+        entered.wait(10)
+        for ts_event in (0, 2, 3, 3, 0):  # `early` raises from the second block on, `late` from the third
+            publisher.send(publisher.encode([(b"T", b"")], ts_event=[ts_event]))
+        wait_until(lambda: subscriber.statistics().queue_blocks == 5)
+        open_.set()
+        publisher.heartbeat(end=True)
+        if policy == "stop":
+            with pytest.raises(CallbackError, match="early for b'T' raised an exception 3 times"):
+                subscriber.run(until_end=True)
+        else:
+            subscriber.run(until_end=True)
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    told = [text.partition(" for ")[0].rpartition(".")[2] for text in errors]
+    assert told == ([] if policy == "stop" else ["early", "late"])
+    assert subscriber.statistics().callback_errors == 5
+    assert [count.total().tolist() for count in counts] == [[2, 0, 1], [0, 2, 0], [5, 0, 0]]
+
+
 # Batches
 
 
