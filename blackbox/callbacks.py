@@ -38,17 +38,19 @@ class Callback:
         """How the function is called, for messages to people."""
         return getattr(self.function, "__qualname__", None) or repr(self.function)
 
-    def give(self, batch: Batch, on_error: Callable[[Callback, Exception], bool], is_over: Callable[[], bool]) -> int:
+    def give(
+        self, batch: Batch, on_error: Callable[[Callback, Exception, int], bool], is_over: Callable[[], bool]
+    ) -> int:
         """Call the user's function; returns how many messages it took.
 
-        `on_error` decides about an exception: True to go on with what follows, False to stop here. `is_over` is asked
-        now and then between messages: True to stop here.
+        `on_error` is told of an exception and on how many messages, and decides: True to go on with what follows, False
+        to stop here. `is_over` is asked now and then between messages: True to stop here.
         """
         if self.kind == "batch":
             try:
                 self.function(batch)
             except Exception as error:  # noqa: BLE001 - a user's function may raise anything
-                on_error(self, error)
+                on_error(self, error, len(batch))
                 return 0
             return len(batch)
         rows = iter(range(len(batch)))
@@ -59,7 +61,7 @@ class Callback:
                 deque(islice(calls, _STRIDE), maxlen=0)  # the loop runs in C; after an error it goes on behind it
             except Exception as error:  # noqa: BLE001
                 failed += 1
-                if not on_error(self, error):
+                if not on_error(self, error, 1):
                     break
         return len(batch) - length_hint(rows) - failed
 

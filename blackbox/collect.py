@@ -141,6 +141,8 @@ _WORKER_BLOCKS = int(WorkerCount.BLOCKS)
 _DELIVERED = int(WorkerCount.DELIVERED)
 _BATCHES = int(WorkerCount.BATCHES)
 _ERRORS = int(WorkerCount.ERRORS)
+_FAILED = int(WorkerCount.FAILED)
+_UNWANTED = int(WorkerCount.UNWANTED)
 _BUSY_SINCE = int(WorkerCount.BUSY_SINCE)
 _SIZE = int(WorkerCount.SIZE)
 SCRATCH_WORDS: Final = EVENTS_SCRATCH_WORDS + SLOT_BYTES // 8
@@ -315,6 +317,7 @@ def _call(at: WorkerAt, table: WorkerTableAt, delivery: int) -> None:
             state[RAISED] += 1
         raises[0] += 1
         counters[_ERRORS] += 1
+        counters[_FAILED] += call[ROW_COUNT]
         return
     counters[_DELIVERED] += call[ROW_COUNT]
     counters[_BATCHES] += 1
@@ -379,6 +382,8 @@ def _run_compiled(at: WorkerAt, table: WorkerTableAt) -> int:
         elif functions[callback] > 0:
             store_release(at.counters + 8 * _BUSY_SINCE, now_ns())
             _call(at, table, delivery)
+        else:
+            int64s_at(at.counters, _SIZE)[_UNWANTED] += int64s_at(delivery, DELIVERY_WORDS)[COUNT]
     store_release(at.counters + 8 * _BUSY_SINCE, 0)
     state[DELIVERIES] = left
     return left

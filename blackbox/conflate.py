@@ -48,6 +48,8 @@ _STATE_WORDS: Final = 4
 
 _CONFLATED = int(Count.CONFLATED)
 _DROPPED = int(Count.DROPPED)
+_DUE = int(Count.DUE)
+_MATCHED = int(Count.MATCHED)
 _COUNTERS = int(Count.SIZE)
 
 
@@ -91,7 +93,16 @@ def pending(at: SliceAt) -> int:
 
 
 @inner
-def _keep(at: SliceAt, topic: int, payload: int, length: int, ts_event: int, topic_bytes: int) -> bool:
+def _count_lost(at: SliceAt, callbacks: int, why: int) -> None:
+    """Count a message that is not delivered, nor matched again: each delivery of it as `why`."""
+    counters = int64s_at(at.counters, _COUNTERS)
+    counters[_MATCHED] += 1
+    counters[_DUE] += callbacks
+    counters[why] += callbacks
+
+
+@inner
+def _keep(at: SliceAt, topic: int, payload: int, length: int, ts_event: int, topic_bytes: int, callbacks: int) -> bool:
     """Make this the newest message of `topic`; False when the arena has no room for it."""
     newest = at.conflation
     state = int64s_at(newest.state, _STATE_WORDS)
@@ -111,7 +122,7 @@ def _keep(at: SliceAt, topic: int, payload: int, length: int, ts_event: int, top
         int32s_at(newest.pending + 4 * state[_PENDING], 1)[0] = topic
         state[_PENDING] += 1
     else:
-        int64s_at(at.counters, _COUNTERS)[_CONFLATED] += 1
+        _count_lost(at, callbacks, numpy.int64(_CONFLATED))
     copy_bytes(newest.arena + start[0], payload, length)
     int32s_at(newest.lengths + 4 * topic, 1)[0] = length
     int64s_at(newest.ts_event + 8 * topic, 1)[0] = ts_event
@@ -120,7 +131,7 @@ def _keep(at: SliceAt, topic: int, payload: int, length: int, ts_event: int, top
 
 @inner
 def absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int, first_row: int, now: int) -> int:
-    """Keep what is newest in a block, delivering first what waits when the arena is full: 0, TERMINATED or FAILED."""
+    """Keep what is newest in a block, delivering first what waits when the arena is full: 0 or FAILED."""
     header = read_header(head)
     envelope_message = at.scratch + ENVELOPE_AT
     if msg_init_size(envelope_message, TOPICS_AT + 8 * header.topics) != 0:
@@ -139,6 +150,7 @@ def absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int
     topic_offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
     offsets = int32s_at(body + layout.payload_offsets, 0 if fixed else header.count + 1)
     state = int64s_at(at.conflation.state, _STATE_WORDS)
+    callbacks = int64s_at(table.callbacks_of_set, table.sets)
     state[_TS_OUT] = header.ts_out
     state[_SCHEMA] = header.schema_id
     for row in range(first_row, header.count):
@@ -146,25 +158,26 @@ def absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int
         number = numpy.int64(matched[topic])
         if matched[header.topics + topic] == 0:
             continue
+        wanted = callbacks[matched[header.topics + topic]]
         if number == FULL:
-            int64s_at(at.counters, _COUNTERS)[_DROPPED] += 1
+            _count_lost(at, wanted, numpy.int64(_DROPPED))
             continue
         start = row * header.stride if fixed else numpy.int64(offsets[row])
         length = header.stride if fixed else numpy.int64(offsets[row + 1]) - start
         place = body + layout.payloads + start
         size = numpy.int64(topic_offsets[topic + 1] - topic_offsets[topic])
-        if not _keep(at, number, place, length, ts_event[row], size):
+        if not _keep(at, number, place, length, ts_event[row], size, wanted):
             result = flush(at, table, trie, now)
             if result != 0:
                 return result
-            if not _keep(at, number, place, length, ts_event[row], size):
-                int64s_at(at.counters, _COUNTERS)[_DROPPED] += 1
+            if not _keep(at, number, place, length, ts_event[row], size, wanted):
+                _count_lost(at, wanted, numpy.int64(_DROPPED))
     return 0
 
 
 @inner
 def flush(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
-    """Deliver the newest message of every waiting topic: 0, TERMINATED or FAILED."""
+    """Deliver the newest message of every waiting topic: 0 or FAILED."""
     newest = at.conflation
     state = int64s_at(newest.state, _STATE_WORDS)
     count = state[_PENDING]
@@ -193,7 +206,7 @@ def flush(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
         write_body(msg_data(message), plan, rows, order, order, text, distinct)
         write_template(head, plan, msg_data(message), False, state[_SCHEMA], at.slice_id, numpy.uint64(0))
         finish_header(head, numpy.int64(0), state[_TS_OUT], numpy.int64(0))
-        result = dispatch(at, table, trie, head, message, numpy.int64(0), now, numpy.int64(1))
+        result = dispatch(at, table, trie, head, message, numpy.int64(0), now, numpy.int64(1), numpy.int64(0))
         msg_close(message)
         done = plan.stop
     for i in range(count):

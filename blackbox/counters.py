@@ -6,7 +6,10 @@ from enum import IntEnum
 
 
 class Count(IntEnum):
-    """Places in a slice's counters. Unless said otherwise the unit is messages, written by the slice thread."""
+    """Places in a slice's counters. Unless said otherwise the unit is messages, written by the slice thread.
+
+    *Deliveries* are messages times the callbacks that want them.
+    """
 
     RECEIVED = 0
     BLOCKS = 1
@@ -14,7 +17,7 @@ class Count(IntEnum):
     BODY_BYTES = 2
     MATCHED = 3
     DROPPED = 4
-    """Given up by the slow-subscriber policy."""
+    """Deliveries given up by the slow-subscriber policy."""
     MALFORMED = 5
     """Blocks."""
     GAPS = 6
@@ -36,7 +39,7 @@ class Count(IntEnum):
     SLOW = 15
     """Blocks whose lag was above the limit."""
     CONFLATED = 16
-    """Replaced by a newer message of the same topic."""
+    """Deliveries replaced by that of a newer message of the same topic."""
     LAST_RECEIVED = 17
     """When the last valid frame came, ns since the epoch."""
     CONTROL = 18
@@ -45,6 +48,8 @@ class Count(IntEnum):
     """ns, of the last block."""
     WAITS = 20
     """Times the slice thread found a worker's queue full."""
+    DUE = 21
+    """Deliveries of what was matched."""
     FAULTS = 32
     """FAULTS + fault: malformed blocks by `Fault`."""
     SIZE = 64
@@ -54,7 +59,7 @@ class WorkerCount(IntEnum):
     """Places in a worker's counters, written by the worker."""
 
     DELIVERED = 0
-    """Messages times callbacks."""
+    """Deliveries made."""
     BATCHES = 1
     BLOCKS = 2
     """Blocks taken off the queue."""
@@ -64,4 +69,8 @@ class WorkerCount(IntEnum):
     """Callbacks that raised."""
     BUSY_SINCE = 5
     """When the callback that runs now was entered, ns; 0 between callbacks."""
+    FAILED = 6
+    """Deliveries on which the callback raised."""
+    UNWANTED = 7
+    """Deliveries not made: the callback had been removed."""
     SIZE = 8

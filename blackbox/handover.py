@@ -48,7 +48,6 @@ from blackbox.slice_memory import (
     RELEASED,
     STOPPING,
     TERMINATE,
-    TERMINATED,
     TROUBLE,
     TROUBLE_LAG,
     WORDS_SHARED,
@@ -81,6 +80,7 @@ _LAST_WORDS = numpy.frombuffer(
 
 _MATCHED = int(Count.MATCHED)
 _DROPPED = int(Count.DROPPED)
+_DUE = int(Count.DUE)
 _UNNUMBERED = int(Count.UNNUMBERED)
 _NEGATIVE_LAG = int(Count.NEGATIVE_LAG)
 _SMALLEST_LAG = int(Count.SMALLEST_LAG)
@@ -118,7 +118,10 @@ def squawk(at: SliceAt, lag: int) -> None:
 
 @inner
 def die(at: SliceAt) -> int:
-    """Wait for Python to end the workers; if it cannot within the grace time, end the process from here."""
+    """Wait for Python to end the workers; if it cannot within the grace time, end the process from here. Returns 0.
+
+    What is delivered afterwards is only counted: see `dispatch`.
+    """
     deadline = now_ns() + at.grace_ns
     last_words = _LAST_WORDS
     while load_acquire(at.words + 8 * RELEASED) == 0:
@@ -126,7 +129,14 @@ def die(at: SliceAt) -> int:
             write_text(2, last_words.ctypes.data, len(last_words))
             exit_process(EXIT_SLOW)
         wait_readable(numpy.int64(0), numpy.int64(0), at.wake_fd, numpy.int64(IDLE_MS), at.scratch)
-    return TERMINATED
+    store_release(at.words + 8 * STOPPING, TERMINATE)  # it is so already, or nothing would have been released
+    return 0
+
+
+@inner
+def is_over(at: SliceAt) -> bool:
+    """Whether the subscriber has been told to end now."""
+    return load_acquire(at.words + 8 * STOPPING) == TERMINATE
 
 
 @inner
@@ -141,7 +151,9 @@ def stuck_ns(at: SliceAt, worker: int, now: int) -> int:
 
 @inner
 def _hand_over(at: SliceAt, worker: int, ts_out: int, body_message: int) -> int:
-    """Send copies of envelope and body to a worker: 0; or TERMINATED, FAILED, GIVEN_UP."""
+    """Send copies of envelope and body to a worker, unless it is over: 0, FAILED or GIVEN_UP."""
+    if is_over(at):
+        return 0
     name = at.scratch + COPY_AT
     counters = int64s_at(at.counters, _COUNTERS)
     msg_init_size(name, 1)
@@ -149,8 +161,8 @@ def _hand_over(at: SliceAt, worker: int, ts_out: int, body_message: int) -> int:
     while msg_send(name, at.router, SNDMORE) < 0:
         error = zmq_errno()
         counters[_WAITS] += 1
-        if load_acquire(at.words + 8 * STOPPING) == TERMINATE:
-            return TERMINATED
+        if is_over(at):
+            return 0
         if error != EAGAIN:
             int64s_at(at.words, WORDS_SHARED)[ERRNO] = error
             return FAILED
@@ -242,6 +254,22 @@ def group_by_set(table: TableAt, header: Header, body: int, envelope: int, first
 
 
 @inner
+def _due(table: TableAt, header: Header, envelope: int, first_row: int, whose: int) -> int:
+    """Deliveries that a grouped block means, for all workers (`whose` 0) or for worker `whose` - 1."""
+    callbacks = int64s_at(table.callbacks_of_set + 8 * table.sets * whose, table.sets)
+    made = int64s_at(envelope + WORDS_AT, WORDS)[PARTS]
+    if made == 0:
+        only = int32s_at(envelope + TOPICS_AT + 4 * header.topics, 1)[0]
+        return (header.count - first_row) * callbacks[only]
+    parts = int32s_at(envelope + parts_at(header.topics), PART_WORDS * made)
+    due = 0
+    for part in range(made):
+        size = numpy.int64(parts[PART_WORDS * part + 2]) - parts[PART_WORDS * part + 1]
+        due += size * callbacks[parts[PART_WORDS * part]]
+    return due
+
+
+@inner
 def dispatch(
     at: SliceAt,
     table: TableAt,
@@ -251,8 +279,12 @@ def dispatch(
     first_row: int,
     now: int,
     conflated: int,
+    drop: int,
 ) -> int:
-    """Hand the block of header `head` to every worker that wants it: 0, TERMINATED or FAILED. The body stays."""
+    """Hand the block of header `head` to every worker that wants it: 0 or FAILED. The body stays.
+
+    `drop`: count its deliveries as dropped instead. After TERMINATE they are counted as due, and nothing else.
+    """
     header = read_header(head)
     envelope_message = at.scratch + ENVELOPE_AT
     if msg_init_size(envelope_message, envelope_bytes(header.topics, header.count)) != 0:
@@ -271,13 +303,17 @@ def dispatch(
     result = 0
     if wanted != 0:
         counters = int64s_at(at.counters, _COUNTERS)
-        matched = group_by_set(table, header, body, envelope, first_row)
-        counters[_MATCHED] += matched
+        counters[_MATCHED] += group_by_set(table, header, body, envelope, first_row)
+        due = _due(table, header, envelope, first_row, numpy.int64(0))
+        counters[_DUE] += due
+        if drop != 0:
+            counters[_DROPPED] += due
+            wanted = 0
         for worker in range(at.workers):
             if (wanted >> worker) & 1:
                 result = _hand_over(at, worker, header.ts_out, body_message)
                 if result == GIVEN_UP:
-                    counters[_DROPPED] += matched
+                    counters[_DROPPED] += _due(table, header, envelope, first_row, worker + 1)
                     result = 0
                 elif result != 0:
                     break

@@ -27,7 +27,7 @@ from blackbox.guards import (
     release,
     settle,
 )
-from blackbox.handover import any_full, die, dispatch, lag_of, squawk, stuck_ns
+from blackbox.handover import any_full, die, dispatch, is_over, lag_of, squawk, stuck_ns
 from blackbox.layout import FLAG_CONTROL, FLAG_END, FLAG_LINE_B, HEADER_BYTES, HEARTBEAT_KEY, MAX_KEY_BYTES
 from blackbox.slice_memory import (
     ASKED,
@@ -82,7 +82,6 @@ BAD_FRAMES: Final = 15
 _RECEIVED = int(Count.RECEIVED)
 _BLOCKS = int(Count.BLOCKS)
 _BODY_BYTES = int(Count.BODY_BYTES)
-_DROPPED = int(Count.DROPPED)
 _MALFORMED = int(Count.MALFORMED)
 _STALE_COUNT = int(Count.STALE)
 _UNTRACKED = int(Count.UNTRACKED)
@@ -152,8 +151,10 @@ def _fault(at: SliceAt, frames: int) -> int:
 
 @inner
 def _deliver(at: SliceAt, table: TableAt, trie: Trie, first_row: int, now: int) -> int:
-    """Deliver the block at hand as the slow-subscriber policy has it: 0, TERMINATED or FAILED."""
+    """Deliver the block at hand as the slow-subscriber policy has it: 0 or FAILED."""
     head, body_message = at.scratch + HEAD_AT, at.scratch + BODY_AT
+    if is_over(at):
+        return dispatch(at, table, trie, head, body_message, first_row, now, _NO, _NO)
     counters = int64s_at(at.counters, _COUNTERS)
     header = read_header(head)
     lag = lag_of(at, header.ts_out, now)
@@ -161,10 +162,9 @@ def _deliver(at: SliceAt, table: TableAt, trie: Trie, first_row: int, now: int) 
         counters[_SLOW] += 1
         squawk(at, lag)
         if at.policy == POLICY_TERMINATE:
-            return die(at)
+            die(at)
         if at.policy == POLICY_DROP:
-            counters[_DROPPED] += header.count - first_row
-            return 0
+            return dispatch(at, table, trie, head, body_message, first_row, now, _NO, _YES)
     if at.policy == POLICY_CONFLATE:
         if lag > at.max_lag_ns or any_full(at):
             return absorb(at, table, trie, head, body_message, first_row, now)
@@ -172,7 +172,7 @@ def _deliver(at: SliceAt, table: TableAt, trie: Trie, first_row: int, now: int) 
             result = flush(at, table, trie, now)
             if result != 0:
                 return result
-    return dispatch(at, table, trie, head, body_message, first_row, now, _NO)
+    return dispatch(at, table, trie, head, body_message, first_row, now, _NO, _NO)
 
 
 @inner
@@ -193,7 +193,7 @@ def _take_back(at: SliceAt, place: int) -> None:
 
 @inner
 def _deliver_held(at: SliceAt, table: TableAt, trie: Trie, key: int, force: int, until: int) -> int:
-    """Deliver the held blocks of a key, before sequence `until`, whose turn has come: 0, TERMINATED or FAILED."""
+    """Deliver the held blocks of a key, before sequence `until`, whose turn has come: 0 or FAILED."""
     now = now_ns()
     while True:
         place = next_ready(at.sequences, key, now, force, until)
@@ -245,7 +245,7 @@ def deliver_held_first(at: SliceAt, table: TableAt, trie: Trie, force: int) -> i
 
 @inner
 def _order(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
-    """Judge the checked block at hand by its sequence; deliver what may go: 0, TERMINATED or FAILED."""
+    """Judge the checked block at hand by its sequence; deliver what may go: 0 or FAILED."""
     counters = int64s_at(at.counters, _COUNTERS)
     header = read_header(at.scratch + HEAD_AT)
     epoch = numpy.int64(header.epoch)
@@ -311,6 +311,14 @@ def _idle(at: SliceAt, table: TableAt, trie: Trie) -> int:
     return 0
 
 
+@njit(nogil=True, cache=True)
+def finish(at: SliceAt, table: TableAt, trie: Trie) -> None:
+    """Deliver, gaps or not, whatever waits in the slice thread; after TERMINATE count it as due."""
+    deliver_all_held(at, table, trie, _YES)
+    if at.policy == POLICY_CONFLATE and pending(at) > 0:
+        flush(at, table, trie, now_ns())
+
+
 @inner
 def _drained(at: SliceAt, table: TableAt, trie: Trie, nothing_left: bool) -> bool:
     """Whether everything received before the stop has been handed on."""
@@ -318,9 +326,7 @@ def _drained(at: SliceAt, table: TableAt, trie: Trie, nothing_left: bool) -> boo
     words[DRAIN_LEFT] -= 1
     if not nothing_left and words[DRAIN_LEFT] > 0:
         return False
-    deliver_all_held(at, table, trie, _YES)
-    if at.policy == POLICY_CONFLATE and pending(at) > 0:
-        flush(at, table, trie, now_ns())
+    finish(at, table, trie)
     return True
 
 
@@ -354,7 +360,7 @@ def _heartbeat(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, header: Head
 
 @inner
 def _accept(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, frames: int) -> int:
-    """Check the block at hand, count it and order it: 0, CONTROL, TERMINATED or FAILED."""
+    """Check the block at hand, count it and order it: 0, CONTROL or FAILED."""
     counters = int64s_at(at.counters, _COUNTERS)
     now = now_ns()
     if not _align(at):

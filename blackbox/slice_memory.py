@@ -131,4 +131,6 @@ class TableAt(NamedTuple):
     set_workers: int
     set_counts: int
     """Scratch, int64[sets], zero between blocks."""
+    callbacks_of_set: int
+    """int64[1 + workers, sets]: how many callbacks a match set means, on all workers and on each."""
     sets: int

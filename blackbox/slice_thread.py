@@ -39,7 +39,7 @@ from blackbox.layout import (
     NONCE_BYTES,
 )
 from blackbox.memory import shared_array
-from blackbox.slice_loop import deliver_held_first, renumber, run_slice
+from blackbox.slice_loop import deliver_held_first, finish, renumber, run_slice
 from blackbox.slice_memory import SliceAt
 from blackbox.statistics import SliceCounters
 from blackbox.tables import Table, WorkerTable
@@ -306,6 +306,7 @@ class SliceThread:
         sub.setsockopt(zmq.TCP_KEEPALIVE, 1)
         self._at = self._addresses(sub, router)
         warm_up(run_slice, self._at, self._table.at, self._table.topics, self._table.keys)
+        warm_up(finish, self._at, self._table.at, self._table.topics)
         for line_endpoint in self.part.endpoints:
             self._connect(sub, line_endpoint)
         self._sub = sub
@@ -500,6 +501,8 @@ class SliceThread:
     def _close(self, context: zmq.Context[zmq.Socket[bytes]], sockets: list[zmq.Socket[bytes]]) -> None:
         if self.error is not None:
             self.words[memory.STOPPING] = memory.TERMINATE
+        if self.words[memory.STOPPING] == memory.TERMINATE and self.words[memory.READY]:
+            finish(self._at, self._table.at, self._table.topics)
         for worker in self.workers:
             worker.thread.join()
         for socket in sockets:

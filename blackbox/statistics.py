@@ -24,7 +24,12 @@ class SliceCounters:
 
 
 class SliceStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """One slice of a subscriber, or the total over all its slices. Units: messages, unless said otherwise."""
+    """One slice of a subscriber, or the total over all its slices. Units: messages, unless said otherwise.
+
+    Deliveries are messages times callbacks: a message that three callbacks want is three. Once a subscriber has ended,
+    `due == delivered + failed + dropped + conflated + discarded`; until then the rest of `due` is on its way. With one
+    callback that wants everything, one line and one run of the publisher, `due` is `received`.
+    """
 
     slice_id: int
     """-1 for the total."""
@@ -36,12 +41,18 @@ class SliceStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the bodies received."""
     matched: int
     """Wanted by at least one callback."""
+    due: int
+    """Deliveries that `matched` means: each message once for each callback that wants it, and was not removed since."""
     delivered: int
-    """Given to callbacks: a message counts once for each callback that got it."""
+    """Deliveries made: callbacks returned."""
+    failed: int
+    """Deliveries on which a callback raised; all of the batch, where it gets batches."""
     dropped: int
-    """Given up by the slow-subscriber policy, per worker that would have got it."""
+    """Deliveries given up by the slow-subscriber policy: of late blocks, or to a worker whose queue was full."""
     conflated: int
-    """Replaced by a newer message of the same topic (`on_slow="conflate"`)."""
+    """Deliveries replaced by that of a newer message of the same topic (`on_slow="conflate"`)."""
+    discarded: int
+    """Deliveries that the end forestalled: `terminate`, or an error, met them in a queue. 0 until it has ended."""
     malformed: int
     """Blocks dropped because they were not valid."""
     gaps: int
@@ -92,22 +103,24 @@ class Statistics(msgspec.Struct, frozen=True):
         return getattr(self.total, name)
 
 
-def snapshot(slice_id: int, counters: SliceCounters, subscriptions: int, topics: int) -> SliceStatistics:
+def snapshot(
+    slice_id: int, counters: SliceCounters, subscriptions: int, topics: int, has_ended: bool
+) -> SliceStatistics:
     """One slice's statistics now."""
-    return _statistics(slice_id, counters.counts, counters.workers, counters.lags, subscriptions, topics)
+    return _statistics(slice_id, counters.counts, counters.workers, counters.lags, subscriptions, topics, has_ended)
 
 
-def total(parts: list[tuple[SliceCounters, SliceStatistics]]) -> SliceStatistics:
+def total(parts: list[tuple[SliceCounters, SliceStatistics]], has_ended: bool) -> SliceStatistics:
     """The sum over slices; lag percentiles are of all messages together."""
     if not parts:
-        return snapshot(-1, SliceCounters(1), 0, 0)
+        return snapshot(-1, SliceCounters(1), 0, 0, has_ended)
     counts = numpy.sum([c.counts for c, _ in parts], axis=0)
     counts[Count.SMALLEST_LAG] = min(c.counts[Count.SMALLEST_LAG] for c, _ in parts)
     counts[Count.LAST_RECEIVED] = max(c.counts[Count.LAST_RECEIVED] for c, _ in parts)
     workers = numpy.concatenate([c.workers for c, _ in parts])
     lags = numpy.concatenate([c.lags for c, _ in parts])
     subscriptions = sum(s.subscriptions for _, s in parts)
-    return _statistics(-1, counts, workers, lags, subscriptions, sum(s.topics for _, s in parts))
+    return _statistics(-1, counts, workers, lags, subscriptions, sum(s.topics for _, s in parts), has_ended)
 
 
 def _statistics(
@@ -117,9 +130,13 @@ def _statistics(
     lags: NDArray[numpy.int64],
     subscriptions: int,
     topics: int,
+    has_ended: bool,
 ) -> SliceStatistics:
     count = [int(value) for value in counts]
     done = workers.sum(axis=0)
+    due = count[Count.DUE] - int(done[WorkerCount.UNWANTED])
+    settled = count[Count.DROPPED] + count[Count.CONFLATED]
+    settled += int(done[WorkerCount.DELIVERED] + done[WorkerCount.FAILED])
     histogram = lags.sum(axis=0)
     return SliceStatistics(
         slice_id=slice_id,
@@ -127,9 +144,12 @@ def _statistics(
         blocks=count[Count.BLOCKS],
         body_bytes=count[Count.BODY_BYTES],
         matched=count[Count.MATCHED],
+        due=due,
         delivered=int(done[WorkerCount.DELIVERED]),
+        failed=int(done[WorkerCount.FAILED]),
         dropped=count[Count.DROPPED],
         conflated=count[Count.CONFLATED],
+        discarded=due - settled if has_ended else 0,
         malformed=count[Count.MALFORMED],
         gaps=count[Count.GAPS],
         duplicates=count[Count.DUPLICATES],

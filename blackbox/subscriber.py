@@ -392,11 +392,12 @@ class Subscriber:
 
     def statistics(self) -> Statistics:
         """A snapshot of all counters; exact once it has ended."""
+        has_ended = self.state is State.ENDED
         parts = [
-            (t.counters, snapshot(i, t.counters, int(t.words[SUBSCRIPTIONS]), len(t.topics)))
+            (t.counters, snapshot(i, t.counters, int(t.words[SUBSCRIPTIONS]), len(t.topics), has_ended))
             for i, t in sorted(self._slices.items())
         ]
-        return Statistics(total(parts), tuple(part for _, part in parts))
+        return Statistics(total(parts, has_ended), tuple(part for _, part in parts))
 
     def topics(self, slice_id: int) -> list[bytes]:
         """The topics seen in one slice: a batch's `topic_numbers` are places in this list."""

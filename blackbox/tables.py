@@ -89,5 +89,16 @@ class Table:
             )
             for worker in range(workers)
         ]
+        self._callbacks_of_set = numpy.zeros((1 + workers, len(sets)), numpy.int64)
+        for place, members in enumerate(sets):
+            for number in members:
+                self._callbacks_of_set[1 + callbacks[number].worker, place] += 1
+        self._callbacks_of_set[0] = self._callbacks_of_set[1:].sum(axis=0)
         self._set_counts = numpy.zeros(len(sets), numpy.int64)
-        self.at = TableAt(version, self.set_workers.ctypes.data, self._set_counts.ctypes.data, len(sets))
+        self.at = TableAt(
+            version,
+            self.set_workers.ctypes.data,
+            self._set_counts.ctypes.data,
+            self._callbacks_of_set.ctypes.data,
+            len(sets),
+        )

@@ -222,6 +222,7 @@ class Worker:
                 return
             callback = self._table.callbacks[number]
             if not callback.active:
+                counters[WorkerCount.UNWANTED] += count
                 continue
             if slot not in opened:
                 envelope, body, body_bytes = slots[slot]
@@ -245,8 +246,9 @@ class Worker:
         start = self._rows.ctypes.data
         return view.copy() if start <= address < start + self._rows.nbytes else view
 
-    def _raised(self, callback: Callback, error: Exception) -> bool:
+    def _raised(self, callback: Callback, error: Exception, messages: int) -> bool:
         self._counters[WorkerCount.ERRORS] += 1
+        self._counters[WorkerCount.FAILED] += messages
         failure = CallbackError(
             f"callback {callback.name} for {callback.prefix!r} raised {type(error).__name__}: {error}"
         )

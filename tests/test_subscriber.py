@@ -170,6 +170,7 @@ def test_stop_delivers_what_was_received_and_terminate_does_not() -> None:
         assert numbers_of(got) == list(range(50 if everything else 1))
         statistics = subscriber.statistics()
         assert (statistics.delivered, statistics.queue_blocks) == ((50, 0) if everything else (1, 49))
+        assert (statistics.due, statistics.discarded) == (50, 0 if everything else 49)
 
 
 def test_stop_gives_up_on_a_callback_that_does_not_return() -> None:
@@ -535,6 +536,7 @@ def test_on_error_log_goes_on_with_the_next_message_and_batch(caplog: pytest.Log
     assert numbers_of(batches) == [*range(9), *range(18, 27)]
     statistics = subscriber.statistics()
     assert statistics.callback_errors == 9 + 1
+    assert (statistics.failed, statistics.due, statistics.discarded) == (9 + 9, 2 * 27, 0)
     assert statistics.delivered == 18 + 18
     assert "raised LookupError: number 24" in caplog.text
     assert "Traceback" in caplog.text
@@ -717,7 +719,8 @@ def test_statistics_agree_with_each_other() -> None:
     assert total.slice_id == -1
     assert total.received == 5_000
     assert total.matched == 2_500 == len(got[2])
-    assert total.delivered == sum(map(len, got))
+    assert total.delivered == total.due == sum(map(len, got))
+    assert (total.failed, total.conflated, total.discarded) == (0, 0, 0)
     assert total.topics == 30
     assert total.subscriptions == 3
     assert (total.queue_blocks, total.held, total.dropped, total.malformed, total.stale) == (0, 0, 0, 0, 0)

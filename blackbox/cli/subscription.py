@@ -109,6 +109,7 @@ class Subscription:
                         ("duplicated", count(now.duplicates), "came again, from the other line: delivered once"),
                         ("dropped", bad_if(now.dropped > 0, count(now.dropped)), "too late: --on-slow drop"),
                         ("conflated", count(now.conflated), "replaced by newer ones: --on-slow conflate"),
+                        ("discarded", bad_if(now.discarded > 0, count(now.discarded)), "not delivered before the end"),
                         ("malformed", bad_if(now.malformed > 0, count(now.malformed)), "blocks that were not valid"),
                         ("lag p50", duration(now.lag_p50_ns), LAG),
                         ("lag p99", duration(now.lag_p99_ns), "99 in 100 messages had no more"),
