@@ -57,6 +57,9 @@ class Fault(IntEnum):
     PAYLOAD_OFFSETS = 10
     TOPIC_OFFSETS = 11
     TOPIC_KEY = 12
+    FRAMES = 13
+    RESERVED_KEY = 14
+    SLICE = 15
 
 
 FAULT_TEXT = {
@@ -72,6 +75,9 @@ FAULT_TEXT = {
     Fault.PAYLOAD_OFFSETS: "payload offsets were not ascending within the body",
     Fault.TOPIC_OFFSETS: "topic offsets were not ascending, or a topic was empty or too long",
     Fault.TOPIC_KEY: "a topic did not start with the block's key, or was reserved",
+    Fault.FRAMES: "a message did not have three frames",
+    Fault.RESERVED_KEY: "a control block's key was not reserved, or another's was",
+    Fault.SLICE: "a block came on the line of another slice",
 }
 
 _NONE = int(Fault.NONE)

@@ -45,7 +45,7 @@ class Count(IntEnum):
     CONTROL = 18
     """Heartbeats and confirmations."""
     LAST_LAG = 19
-    """ns, of the last block."""
+    """ns, of the last block, as corrected."""
     WAITS = 20
     """Times the slice thread found a worker's queue full."""
     DUE = 21

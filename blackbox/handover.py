@@ -98,12 +98,13 @@ def lag_of(at: SliceAt, ts_out: int, now: int) -> int:
     """Lag in ns, corrected by what the smallest lag so far proves of the two clocks."""
     counters = int64s_at(at.counters, _COUNTERS)
     lag = now - ts_out
-    counters[_LAST_LAG] = lag
     if lag < 0:
         counters[_NEGATIVE_LAG] += 1
     if lag < counters[_SMALLEST_LAG]:
         counters[_SMALLEST_LAG] = lag
-    return lag - min(0, counters[_SMALLEST_LAG])
+    lag -= min(0, counters[_SMALLEST_LAG])
+    counters[_LAST_LAG] = lag
+    return lag
 
 
 @inner
@@ -195,13 +196,14 @@ def match_topics(at: SliceAt, table: TableAt, trie: Trie, header: Header, body: 
     counters = int64s_at(at.counters, _COUNTERS)
     known = int64s_at(at.topics.used, 1)
     wanted = numpy.uint64(0)
+    unnumbered = 0
     for topic in range(header.topics):
         start = numpy.int64(offsets[topic])
         size = numpy.int64(offsets[topic + 1]) - start
         before = known[0]
         number = number_of(at.topics, body + layout.topics + start, size)
         if number == FULL:
-            counters[_UNNUMBERED] += 1
+            unnumbered = 1
             found = longest_prefix(trie, body + layout.topics + start, size)
         elif number >= before:
             found = longest_prefix(trie, body + layout.topics + start, size)
@@ -211,6 +213,7 @@ def match_topics(at: SliceAt, table: TableAt, trie: Trie, header: Header, body: 
         numbers[topic] = number
         sets[topic] = found
         wanted |= set_workers[found]
+    counters[_UNNUMBERED] += unnumbered
     return numpy.int64(wanted)
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy
 from numba import njit
 
 from blackbox.atoms import bytes_at, copy_bytes, inner, int32s_at, int64s_at, load_acquire
-from blackbox.check import Header, check_block, read_header
+from blackbox.check import Fault, Header, check_block, read_header
 from blackbox.conflate import absorb, flush, pending
 from blackbox.counters import Count
 from blackbox.guards import (
@@ -76,9 +74,6 @@ from blackbox.zmqlib import (
     zmq_errno,
 )
 
-BAD_FRAMES: Final = 15
-"""The fault of a message that did not have three frames."""
-
 _RECEIVED = int(Count.RECEIVED)
 _BLOCKS = int(Count.BLOCKS)
 _BODY_BYTES = int(Count.BODY_BYTES)
@@ -90,6 +85,9 @@ _SLOW = int(Count.SLOW)
 _LAST_RECEIVED = int(Count.LAST_RECEIVED)
 _CONTROL_COUNT = int(Count.CONTROL)
 _FAULTS = int(Count.FAULTS)
+_BAD_FRAMES = int(Fault.FRAMES)
+_BAD_KEY = int(Fault.RESERVED_KEY)
+_BAD_SLICE = int(Fault.SLICE)
 _COUNTERS = int(Count.SIZE)
 # As arguments these are int64 rather than literals: numba would compile the callee once for each literal.
 _ALL_KEYS = numpy.int64(-1)
@@ -134,12 +132,20 @@ def _align(at: SliceAt) -> bool:
 
 
 @inner
+def _has_reserved_key(at: SliceAt) -> bool:
+    key = at.scratch + KEY_AT
+    size = msg_size(key)
+    reserved = size > 0 and bytes_at(msg_data(key), 1)[0] == 0
+    return reserved or size > MAX_KEY_BYTES
+
+
+@inner
 def _fault(at: SliceAt, frames: int) -> int:
     """What is wrong with the block at hand; 0: nothing."""
     if frames != 3:
-        return BAD_FRAMES
+        return _BAD_FRAMES
     key, body = at.scratch + KEY_AT, at.scratch + BODY_AT
-    return check_block(
+    fault = check_block(
         at.scratch + HEAD_AT,
         msg_size(at.scratch + HEADER_AT),
         msg_data(body),
@@ -147,6 +153,12 @@ def _fault(at: SliceAt, frames: int) -> int:
         msg_data(key),
         msg_size(key),
     )
+    if fault != 0:
+        return fault
+    header = read_header(at.scratch + HEAD_AT)
+    if (header.flags & FLAG_CONTROL != 0) != _has_reserved_key(at):
+        return _BAD_KEY
+    return _BAD_SLICE if header.slice_id != at.slice_id else 0
 
 
 @inner
@@ -331,14 +343,6 @@ def _drained(at: SliceAt, table: TableAt, trie: Trie, nothing_left: bool) -> boo
 
 
 @inner
-def _is_control_key(at: SliceAt) -> bool:
-    key = at.scratch + KEY_AT
-    size = msg_size(key)
-    reserved = size > 0 and bytes_at(msg_data(key), 1)[0] == 0
-    return reserved or size > MAX_KEY_BYTES
-
-
-@inner
 def _is_heartbeat(at: SliceAt, header: Header) -> bool:
     """Whether the control block at hand is a heartbeat that changes nothing but what the lines have told."""
     key = at.scratch + KEY_AT
@@ -367,14 +371,13 @@ def _accept(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, frames: int) ->
         int64s_at(at.words, WORDS_SHARED)[ERRNO] = zmq_errno()
         return FAILED
     fault = _fault(at, frames)
-    header = read_header(at.scratch + HEAD_AT)
-    is_control = header.flags & FLAG_CONTROL != 0
-    if fault != 0 or is_control != _is_control_key(at) or header.slice_id != at.slice_id:
+    if fault != 0:
         counters[_MALFORMED] += 1
         counters[_FAULTS + fault] += 1
         return 0
+    header = read_header(at.scratch + HEAD_AT)
     counters[_LAST_RECEIVED] = now
-    if is_control:
+    if header.flags & FLAG_CONTROL != 0:
         counters[_CONTROL_COUNT] += 1
         return _heartbeat(at, table, trie, keys, header, now) if _is_heartbeat(at, header) else CONTROL
     counters[_RECEIVED] += header.count

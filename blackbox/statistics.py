@@ -8,6 +8,7 @@ import msgspec
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.check import Fault
 from blackbox.counters import Count, WorkerCount
 from blackbox.lag_histogram import BUCKETS, percentile_ns
 from blackbox.memory import shared_array
@@ -55,6 +56,8 @@ class SliceStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Deliveries that the end forestalled: `terminate`, or an error, met them in a queue. 0 until it has ended."""
     malformed: int
     """Blocks dropped because they were not valid."""
+    faults: dict[str, int]
+    """`malformed` by what was wrong with the block: a name of `blackbox.check.Fault` in small letters to its blocks."""
     gaps: int
     """Sequence numbers that never came."""
     duplicates: int
@@ -63,6 +66,11 @@ class SliceStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Of an earlier run of the publisher, after a later one had begun."""
     untracked: int
     """Delivered without a gap check: the key table was full."""
+    unnumbered: int
+    """Blocks with a topic that has no number, as the table of `max_topics` was full: matched more slowly, and dropped
+    where `conflate` would keep the newest."""
+    control_blocks: int
+    """Heartbeats and confirmations received."""
     epochs: int
     """Runs of the publisher seen."""
     held: int
@@ -79,6 +87,8 @@ class SliceStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Filters asked of ZeroMQ."""
     topics: int
     """Distinct topics seen."""
+    last_lag_ns: int
+    """Lag of the last block; of the total: where it is largest."""
     lag_p50_ns: int
     """Lag at delivery that half of the messages did not exceed."""
     lag_p99_ns: int
@@ -117,6 +127,7 @@ def total(parts: list[tuple[SliceCounters, SliceStatistics]], has_ended: bool) -
     counts = numpy.sum([c.counts for c, _ in parts], axis=0)
     counts[Count.SMALLEST_LAG] = min(c.counts[Count.SMALLEST_LAG] for c, _ in parts)
     counts[Count.LAST_RECEIVED] = max(c.counts[Count.LAST_RECEIVED] for c, _ in parts)
+    counts[Count.LAST_LAG] = max(c.counts[Count.LAST_LAG] for c, _ in parts)
     workers = numpy.concatenate([c.workers for c, _ in parts])
     lags = numpy.concatenate([c.lags for c, _ in parts])
     subscriptions = sum(s.subscriptions for _, s in parts)
@@ -151,10 +162,13 @@ def _statistics(
         conflated=count[Count.CONFLATED],
         discarded=due - settled if has_ended else 0,
         malformed=count[Count.MALFORMED],
+        faults={fault.name.lower(): count[Count.FAULTS + fault] for fault in Fault if count[Count.FAULTS + fault]},
         gaps=count[Count.GAPS],
         duplicates=count[Count.DUPLICATES],
         stale=count[Count.STALE],
         untracked=count[Count.UNTRACKED],
+        unnumbered=count[Count.UNNUMBERED],
+        control_blocks=count[Count.CONTROL],
         epochs=count[Count.EPOCHS],
         held=count[Count.HELD],
         queue_blocks=max(0, int(done[WorkerCount.SENT] - done[WorkerCount.BLOCKS])),
@@ -163,6 +177,7 @@ def _statistics(
         callback_errors=int(done[WorkerCount.ERRORS]),
         subscriptions=subscriptions,
         topics=topics,
+        last_lag_ns=count[Count.LAST_LAG],
         lag_p50_ns=percentile_ns(histogram, 50),
         lag_p99_ns=percentile_ns(histogram, 99),
         lag_max_ns=percentile_ns(histogram, 100),

@@ -10,6 +10,7 @@ import numpy
 import pytest
 
 from blackbox import Block, BlockError, Feed, Subscriber
+from blackbox.check import Fault
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests import wire
 from tests.damage import Frames, cases, damaged, valid
@@ -89,7 +90,10 @@ def test_every_malformed_block_is_counted_and_the_next_valid_one_is_delivered() 
         subscriber.run(until_end=True)
     assert got.payloads == [b"%d" % number for number in range(len(bad))]
     statistics = subscriber.statistics()
-    assert statistics.malformed == len(bad)
+    assert statistics.malformed == sum(statistics.faults.values()) == len(bad)
+    assert statistics.faults["frames"] == sum(len(frames) != 3 for frames in bad)
+    assert statistics.faults["body_checksum"] > 0
+    assert statistics.faults.keys() <= {fault.name.lower() for fault in Fault if fault is not Fault.NONE}
     assert statistics.gaps == 0
 
 
@@ -125,6 +129,7 @@ def test_a_valid_block_in_the_wrong_place_is_refused() -> None:
         got.wait(1)
         subscriber.stop()
     assert subscriber.statistics().malformed == 3
+    assert subscriber.statistics().faults == {"slice": 1, "reserved_key": 1, "topic_key": 1}
     assert got.payloads == [b"0"]
 
 

@@ -566,6 +566,8 @@ def test_a_subscriber_with_a_full_topic_table_still_delivers() -> None:
     subscriber.run(until_end=True)
     assert [int(p) for p in got.payloads] == list(range(40))
     assert set(numbers) == {-1, 0, 1, 2, 3, 4}
+    statistics = subscriber.statistics()
+    assert 0 < statistics.unnumbered <= statistics.blocks
 
 
 # Misuse.

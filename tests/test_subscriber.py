@@ -731,11 +731,15 @@ def test_statistics_agree_with_each_other() -> None:
     summed = [
         name
         for name in SliceStatistics.__struct_fields__
-        if not name.startswith("lag_") and name not in ("slice_id", "clock_offset_ns", "last_received_ns")
+        if not name.startswith("lag_")
+        and name not in ("slice_id", "clock_offset_ns", "last_received_ns", "last_lag_ns", "faults")
     ]
     for name in summed:
         assert sum(getattr(part, name) for part in statistics.slices) == getattr(total, name), name
-    assert max(part.last_received_ns for part in statistics.slices) == total.last_received_ns
+    for name in ("last_received_ns", "last_lag_ns"):
+        assert max(getattr(part, name) for part in statistics.slices) == getattr(total, name) > 0, name
+    assert total.control_blocks >= 2 * 3  # a confirmation and a goodbye for each slice
+    assert total.faults == {}
     with pytest.raises(AttributeError):
         statistics.no_such_field  # noqa: B018
     with pytest.raises(AttributeError):
