@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import zmq
 
+from blackbox.errors import EndpointError
+
 log = logging.getLogger("blackbox")
 
 _QUEUE_FRAMES = 100
@@ -32,7 +34,12 @@ class Console:
             self._socket = self._context.socket(zmq.PUSH)
             self._socket.sndhwm = _QUEUE_FRAMES
             self._socket.linger = _LINGER_MS
-            self._socket.connect(self._endpoint)
+            try:
+                self._socket.connect(self._endpoint)
+            except zmq.ZMQError as error:
+                self.close()
+                text = f"cannot connect to operator console {self._endpoint}: {error.strerror}"
+                raise EndpointError(error.errno, text) from error
 
     def squawk(self, text: str) -> None:
         """Tell everyone who listens."""

@@ -216,6 +216,8 @@ class Line:
 
     def close(self, deadline: float) -> None:
         """Wait for the thread; at the deadline tell it to end at once. What it then discards is in `discarded`."""
+        if self._thread.ident is None:
+            return  # it could not be started
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             self.ring.shared[CLOSING] = 2
@@ -223,9 +225,10 @@ class Line:
             self._thread.join()
 
     def _run(self) -> None:
-        context = open_context(self.part)
+        context: zmq.Context[zmq.Socket[bytes]] | None = None
         sockets: list[zmq.Socket[bytes]] = []
         try:
+            context = open_context(self.part)
             pin_thread(self.part.cpus)
             selection = make_selection(send.GATHER_ROWS, self._max_keys)
             distinct = distinct_scratch(self.feed.max_topics)
@@ -233,7 +236,7 @@ class Line:
             warm_up(send.run_line, sender, self.target, selection, self.table, distinct, 0)
             warm_up(send.hear, sender, 0, 0, 0)
             warm_up(send.tell, sender, self.target, 0, 0, 0, 0, 0)
-            sockets = self._bind(context)
+            self._bind(context, sockets)
             second = sockets[1].underlying if len(sockets) > 1 else 0
             sender = self._sender(sockets[0].underlying, second)
             self._ready.set()
@@ -252,13 +255,13 @@ class Line:
                 self.discarded = send.discard(self.target) - int(self.counters[send.HANDLED])
             for socket in sockets:
                 socket.close()
-            close_context(context)
+            if context is not None:
+                close_context(context)
             self._ready.set()
             with self.changed:
                 self.changed.notify_all()
 
-    def _bind(self, context: zmq.Context[zmq.Socket[bytes]]) -> list[zmq.Socket[bytes]]:
-        sockets = []
+    def _bind(self, context: zmq.Context[zmq.Socket[bytes]], sockets: list[zmq.Socket[bytes]]) -> None:
         for endpoint in self.part.endpoints:
             socket = context.socket(zmq.XPUB)
             sockets.append(socket)
@@ -272,14 +275,11 @@ class Line:
             try:
                 socket.bind(endpoint)
             except zmq.ZMQError as error:
-                for opened in sockets:
-                    opened.close()
                 what = "is in use" if error.errno == zmq.EADDRINUSE else f"could not be bound: {error.strerror}"
                 raise EndpointError(
                     error.errno,
                     f"feed {self.feed.name!r} slice {self.slice_id}: endpoint {endpoint} {what}",
                 ) from error
-        return sockets
 
     def _sender(self, socket_a: int, socket_b: int) -> send.Sender:
         return send.Sender(

@@ -125,13 +125,13 @@ class Publisher:
                 line = Line(self.feed, slice_id, schema_id, self.epoch, wait, self.hwm_blocks)
                 self._lines.append(line)
                 line.start()
+            max_keys = self.feed.max_topics if self.feed.key_bytes else 1
+            self._selections = [make_selection(WINDOW_ROWS, max_keys) for _ in self._lines]
+            self._distincts = [distinct_scratch(self.feed.max_topics) for _ in self._lines]
+            self._warm_up()
         except BaseException:
             self.close(timeout=0.0)
             raise
-        max_keys = self.feed.max_topics if self.feed.key_bytes else 1
-        self._selections = [make_selection(WINDOW_ROWS, max_keys) for _ in self._lines]
-        self._distincts = [distinct_scratch(self.feed.max_topics) for _ in self._lines]
-        self._warm_up()
         return self
 
     def _warm_up(self) -> None:

@@ -102,6 +102,8 @@ class Ring:
         self.lock = threading.Lock()
         self.tail = 0
         self.limit = capacity - RECORD_BYTES
+        self.wake_pipe: tuple[int, ...] = ()
+        self.room_pipe: tuple[int, ...] = ()
         self.wake_pipe = _nonblocking_pipe()
         self.room_pipe = _nonblocking_pipe()
 

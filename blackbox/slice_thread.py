@@ -117,7 +117,11 @@ class SliceThread:
         self._confirmed = 0
         self._epoch_of_line: dict[int, int] = {}
         self._newest = table.version
-        self._wake_pipe = os.pipe()
+        self._wake_pipe: tuple[int, ...] = ()
+        try:
+            self._wake_pipe = os.pipe()
+        except OSError as error:
+            raise SubscriberError(f"no pipe could be opened for slice {slice_id}: {error.strerror}") from error
         for fd in self._wake_pipe:
             os.set_blocking(fd, False)
         lines = len(self.part.endpoints)
@@ -205,7 +209,7 @@ class SliceThread:
     def release(self, timeout: float) -> bool:
         """Wait for the workers to end, then let a slice thread that decided to die end without killing the process."""
         deadline = time.monotonic() + timeout
-        for worker in self.workers:
+        for worker in tuple(self.workers):
             worker.thread.join(max(0.0, deadline - time.monotonic()))
             if worker.thread.is_alive():
                 return False
@@ -248,9 +252,10 @@ class SliceThread:
     # What follows runs in the slice thread.
 
     def _run(self) -> None:
-        context = open_context(self.part)
+        context: zmq.Context[zmq.Socket[bytes]] | None = None
         sockets: list[zmq.Socket[bytes]] = []
         try:
+            context = open_context(self.part)
             pin_thread(self.part.cpus)
             self._open(context, sockets)
             self._serve()
@@ -271,7 +276,6 @@ class SliceThread:
         router.router_mandatory = True
         router.sndhwm = 1  # the rest of the queue is the worker's
         router.sndtimeo = _ROUTER_WAIT_MS
-        router.rcvtimeo = int(_WORKER_START_S * 1000)
         router.linger = 0
         router.bind(endpoint)
         for number in range(self.options.workers):
@@ -290,10 +294,9 @@ class SliceThread:
                 self.report,
                 self._callback_raised,
             )
-            self.workers.append(worker)
             worker.thread.start()
-        for _ in self.workers:
-            router.recv_multipart()
+            self.workers.append(worker)  # those in the list can be joined
+        self._await_workers(router)
         self._router = router
         sub = context.socket(zmq.SUB)
         sockets.append(sub)
@@ -314,6 +317,17 @@ class SliceThread:
         sub.subscribe(HEARTBEAT_KEY)
         self._switch(self._table)
         self.words[memory.READY] = 1
+
+    def _await_workers(self, router: zmq.Socket[bytes]) -> None:
+        """Wait until every worker can be reached; raises what went wrong in one."""
+        deadline = time.monotonic() + _WORKER_START_S
+        for _ in self.workers:
+            while not router.poll(_ROUTER_WAIT_MS):
+                if self.error is not None:
+                    raise self.error
+                if time.monotonic() > deadline:
+                    raise SubscriberError(f"slice {self.slice_id}: a worker did not start in {_WORKER_START_S} s")
+            router.recv_multipart()
 
     def _address(self, endpoint: str) -> str:
         if not self.part.interface:
@@ -498,7 +512,7 @@ class SliceThread:
                         raise
                     continue  # a worker that still has a full queue; a slow one is watched by the subscriber
 
-    def _close(self, context: zmq.Context[zmq.Socket[bytes]], sockets: list[zmq.Socket[bytes]]) -> None:
+    def _close(self, context: zmq.Context[zmq.Socket[bytes]] | None, sockets: list[zmq.Socket[bytes]]) -> None:
         if self.error is not None:
             self.words[memory.STOPPING] = memory.TERMINATE
         if self.words[memory.STOPPING] == memory.TERMINATE and self.words[memory.READY]:
@@ -507,7 +521,8 @@ class SliceThread:
             worker.thread.join()
         for socket in sockets:
             socket.close()
-        close_context(context)
+        if context is not None:
+            close_context(context)
         close_messages(self._scratch.ctypes.data + memory.KEY_AT, memory.MESSAGES)
         for place in range(HELD_BLOCKS + 1):
             close_messages(self._held.ctypes.data + place * memory.HELD_MESSAGE_BYTES + HEADER_BYTES, 1)

@@ -199,10 +199,7 @@ class Subscriber:
             if not gone:
                 raise ValueError(f"{function!r} was not registered as a callback")
             for callback in gone:
-                callback.active = False
-                self._callbacks.remove(callback)
-                for thread in self._slices.values():
-                    thread.remove(callback)
+                self._forget(callback)
             self._renew()
 
     def _add(self, make: Callable[[int], Callback], prefix: bytes) -> Callback:
@@ -215,8 +212,18 @@ class Subscriber:
             loads = [sum(c.worker == w for c in self._callbacks) for w in range(self._options.workers)]
             callback = make(loads.index(min(loads)))
             self._callbacks.append(callback)
-            self._renew()
+            try:
+                self._renew()
+            except BaseException:
+                self._forget(callback)  # the thread of a slice that only it needs could not be started
+                raise
         return callback
+
+    def _forget(self, callback: Callback) -> None:
+        callback.active = False
+        self._callbacks.remove(callback)
+        for thread in self._slices.values():
+            thread.remove(callback)
 
     def _check_may_change(self) -> None:
         if self.state in (State.STOPPING, State.ENDED):
@@ -255,11 +262,12 @@ class Subscriber:
             if self.state is not State.NEW:
                 raise SubscriberError(f"start was called when {self.state.value}; a subscriber is used once")
             self._schema = load_schema(self.feed.schema)
-            self._console.open()
             self.state = State.RUNNING
-            self._renew()
-            self._supervisor.start()
         try:
+            with self._lock:
+                self._console.open()
+                self._renew()
+                self._supervisor.start()
             self.wait_confirmed(timeout)
         except BaseException:
             self.terminate()
@@ -337,7 +345,7 @@ class Subscriber:
             thread.ask_to_terminate()
         self._begin_stop()
         if self._supervisor.ident is None:
-            self.state = State.ENDED
+            self._end(_COMPILE_S)  # `start` was not called, or could not start all threads
         elif not self._is_own_thread() and not self._wait_ended(timeout):
             log.error("a callback did not return in %s s; its thread is left behind", timeout)
 
@@ -426,10 +434,15 @@ class Subscriber:
             self._pipe[1],
         )
         child = SliceProcess(thread, self._renew_locks) if self._processes else None
+        before = self._children, self._slices
         if child is not None:
             self._children = {**self._children, slice_id: child}
         self._slices = {**self._slices, slice_id: thread}  # a new one: others iterate over the old without the lock
-        (child or thread).start()
+        try:
+            (child or thread).start()
+        except BaseException:
+            self._children, self._slices = before
+            raise
 
     def _supervise(self) -> None:
         try:
@@ -504,9 +517,9 @@ class Subscriber:
             self._terminated_at = time.monotonic()
         return time.monotonic() > self._terminated_at + self._options.grace_ns / 1e9
 
-    def _end(self) -> None:
+    def _end(self, timeout: float = 0.5) -> None:
         for slice_id, thread in self._slices.items():
-            if not self._children.get(slice_id, thread).release(0.5):
+            if not self._children.get(slice_id, thread).release(timeout):
                 log.error("slice %d: a callback hangs; its thread is left behind, or its process killed", slice_id)
         self._console.close()
         self.state = State.ENDED

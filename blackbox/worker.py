@@ -126,8 +126,9 @@ class Worker:
         return self._table.version
 
     def _run(self) -> None:
-        socket = self._context.socket(zmq.DEALER)
+        socket: zmq.Socket[bytes] | None = None
         try:
+            socket = self._context.socket(zmq.DEALER)
             pin_thread(self._cpus)
             socket.routing_id = bytes([self.number + 1])
             socket.rcvhwm = self._queue_blocks
@@ -139,7 +140,8 @@ class Worker:
             failure.__cause__ = error
             self._report(failure)
         finally:
-            socket.close()
+            if socket is not None:
+                socket.close()
 
     def _work(self, socket: zmq.Socket[bytes]) -> None:
         slot = self._scratch.ctypes.data + collect.SLOT_AT
