@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 import numpy
@@ -72,7 +73,12 @@ class Line:
         self.feed = feed
         self.slice_id = slice_id
         self.part = feed.slices[slice_id]
-        self.ring = Ring(RING_BYTES, self.check)
+        line = weakref.proxy(self)  # not a circle: the ring's memory and pipes go with the line, at once
+
+        def check() -> None:
+            line.check()
+
+        self.ring = Ring(RING_BYTES, check)
         self.topics: dict[bytes, int] = {}
         self.keys: dict[bytes, int] = {}
         self.changed = threading.Condition()

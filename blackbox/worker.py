@@ -142,6 +142,8 @@ class Worker:
         finally:
             if socket is not None:
                 socket.close()
+            # These lead back to the slice thread: without the circle its memory and pipes go with the subscriber.
+            del self._report, self._on_error, self._table_of_version
 
     def _work(self, socket: zmq.Socket[bytes]) -> None:
         slot = self._scratch.ctypes.data + collect.SLOT_AT
