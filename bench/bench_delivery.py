@@ -24,7 +24,7 @@ from bench.publishers import Remote
 from bench.workload import TOPICS, expected_sum, make_pool
 from blackbox import Batch, Feed, Subscriber
 
-MESSAGES = 10_000_000
+MESSAGES = 20_000_000
 RIVAL_MESSAGES = 400_000
 PREFIXES = [b"S0", b"S1", b"S2", b"S3", b"S4"]
 _FOREVER_NS = 10**15
@@ -34,7 +34,7 @@ def wait_for(subscriber: Subscriber, messages: int) -> None:
     """Wait until callbacks have got that many messages."""
     while subscriber.statistics().total.delivered < messages:
         subscriber.wait_confirmed()  # raises when something went wrong
-        time.sleep(0.002)
+        time.sleep(0.005)
 
 
 def _count(batch: Any, state: Any) -> None:

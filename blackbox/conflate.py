@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy
+from numba import types
+from numba.extending import overload
 
 from blackbox.atoms import bytes_at, copy_bytes, inner, int32s_at, int64s_at
 from blackbox.check import read_header
@@ -86,10 +88,60 @@ class Conflation:
         )
 
 
-@inner
 def pending(at: SliceAt) -> int:
     """Topics whose newest message waits to be delivered."""
-    return int64s_at(at.conflation.state, _STATE_WORDS)[_PENDING]
+    raise NotImplementedError
+
+
+def absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int, first_row: int, now: int) -> int:
+    """Keep what is newest in a block, delivering first what waits when the arena is full: 0 or FAILED."""
+    raise NotImplementedError
+
+
+def flush(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
+    """Deliver the newest message of every waiting topic: 0 or FAILED."""
+    raise NotImplementedError
+
+
+# Compiled code calls these three by what `at.conflation` is: where it is None, nothing of the rest is compiled.
+
+
+def _conflates(at: Any) -> bool:
+    return not isinstance(at.types[at.fields.index("conflation")], types.NoneType)
+
+
+def _nothing_pending(at: SliceAt) -> int:
+    return 0
+
+
+def _absorb_nothing(
+    at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int, first_row: int, now: int
+) -> int:
+    return 0
+
+
+def _flush_nothing(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
+    return 0
+
+
+@overload(pending, strict=False)
+def _choose_pending(at: Any) -> Any:
+    return _pending if _conflates(at) else _nothing_pending
+
+
+@overload(absorb, strict=False)
+def _choose_absorb(at: Any, table: Any, trie: Any, head: Any, body_message: Any, first_row: Any, now: Any) -> Any:
+    return _absorb if _conflates(at) else _absorb_nothing
+
+
+@overload(flush, strict=False)
+def _choose_flush(at: Any, table: Any, trie: Any, now: Any) -> Any:
+    return _flush if _conflates(at) else _flush_nothing
+
+
+def _pending(at: SliceAt) -> int:
+    newest: Any = at.conflation
+    return int64s_at(newest.state, _STATE_WORDS)[_PENDING]
 
 
 @inner
@@ -104,7 +156,7 @@ def _count_lost(at: SliceAt, callbacks: int, why: int) -> None:
 @inner
 def _keep(at: SliceAt, topic: int, payload: int, length: int, ts_event: int, topic_bytes: int, callbacks: int) -> bool:
     """Make this the newest message of `topic`; False when the arena has no room for it."""
-    newest = at.conflation
+    newest: Any = at.conflation
     state = int64s_at(newest.state, _STATE_WORDS)
     start = int64s_at(newest.starts + 8 * topic, 1)
     room = int32s_at(newest.rooms + 4 * topic, 1)
@@ -129,9 +181,7 @@ def _keep(at: SliceAt, topic: int, payload: int, length: int, ts_event: int, top
     return True
 
 
-@inner
-def absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int, first_row: int, now: int) -> int:
-    """Keep what is newest in a block, delivering first what waits when the arena is full: 0 or FAILED."""
+def _absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int, first_row: int, now: int) -> int:
     header = read_header(head)
     envelope_message = at.scratch + ENVELOPE_AT
     if msg_init_size(envelope_message, TOPICS_AT + 8 * header.topics) != 0:
@@ -149,7 +199,8 @@ def absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int
     topic_index = int32s_at(body + layout.topic_index, header.count)
     topic_offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
     offsets = int32s_at(body + layout.payload_offsets, 0 if fixed else header.count + 1)
-    state = int64s_at(at.conflation.state, _STATE_WORDS)
+    newest: Any = at.conflation
+    state = int64s_at(newest.state, _STATE_WORDS)
     callbacks = int64s_at(table.callbacks_of_set, table.sets)
     state[_TS_OUT] = header.ts_out
     state[_SCHEMA] = header.schema_id
@@ -175,10 +226,8 @@ def absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int
     return 0
 
 
-@inner
-def flush(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
-    """Deliver the newest message of every waiting topic: 0 or FAILED."""
-    newest = at.conflation
+def _flush(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
+    newest: Any = at.conflation
     state = int64s_at(newest.state, _STATE_WORDS)
     count = state[_PENDING]
     topics = at.topics.capacity

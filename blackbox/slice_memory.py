@@ -119,7 +119,8 @@ class SliceAt(NamedTuple):
     slice_id: int
     policy: int
     queue_blocks: int
-    conflation: ConflationAt
+    conflation: ConflationAt | None
+    """None: the policy is another, and nothing of conflation is compiled."""
     max_lag_ns: int
     grace_ns: int
 

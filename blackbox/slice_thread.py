@@ -132,7 +132,7 @@ class SliceThread:
             _DEAD_AFTER_HEARTBEATS * feed.heartbeat_ns,
             counters.counts,
         )
-        self._conflation = Conflation(feed.max_topics if options.on_slow == "conflate" else 1)
+        self._conflation = Conflation(feed.max_topics) if options.on_slow == "conflate" else None
         self._set_of_topic = numpy.zeros(feed.max_topics, numpy.int32)
         self._held = numpy.zeros((HELD_BLOCKS + 1) * memory.HELD_MESSAGE_BYTES // 8, numpy.int64)
         self._scratch = numpy.zeros(memory.SCRATCH_WORDS, numpy.int64)
@@ -363,7 +363,7 @@ class SliceThread:
             self.slice_id,
             POLICIES[self.options.on_slow],
             self.options.queue_blocks,
-            self._conflation.at,
+            self._conflation.at if self._conflation else None,
             self.options.max_lag_ns,
             self.options.grace_ns,
         )
