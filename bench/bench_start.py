@@ -36,6 +36,22 @@ with Publisher(feed) as publisher:
 print(json.dumps([now - started, now - begun]))
 """
 
+_PUBLISHER = """
+from blackbox import Feed, Publisher
+Publisher(Feed.local("start", slices=1)).start()
+"""
+
+_SUBSCRIBER = """
+from blackbox import Feed, Subscriber
+from blackbox.testing import RawPublisher
+feed = Feed.local("start", slices=1)
+subscriber = Subscriber(feed)
+subscriber.on(b"")(print)
+with RawPublisher(feed):
+    subscriber.start(60)
+    subscriber.stop()
+"""
+
 _MEMORY = """
 import sys
 from pathlib import Path
@@ -87,16 +103,18 @@ def test_start(benchmark: BenchmarkFixture) -> None:
 
 
 def test_first_compile(benchmark: BenchmarkFixture) -> None:
-    """Seconds until the first callback with an empty cache: publisher and subscriber in one process."""
+    """Seconds from nothing, with an empty cache, until each has started; both: until the first callback."""
 
-    def compiled() -> float:
+    def compiled(code: str) -> float:
         with TemporaryDirectory() as empty:
             started = time.perf_counter()
-            _python(_FIRST_MESSAGE, NUMBA_CACHE_DIR=empty)
+            _python(code, NUMBA_CACHE_DIR=empty)
             return time.perf_counter() - started
 
     contest = Contest("First start ever, nothing compiled", "s")
-    contest.add("publisher and subscriber in one process", compiled)
+    contest.add("a publisher", lambda: compiled(_PUBLISHER))
+    contest.add("a subscriber", lambda: compiled(_SUBSCRIBER))
+    contest.add("both in one process", lambda: compiled(_FIRST_MESSAGE))
     contest.run(benchmark, rounds=3)
 
 
