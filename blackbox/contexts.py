@@ -6,6 +6,7 @@ import os
 
 import zmq
 
+from blackbox.errors import ConfigError
 from blackbox.feed import Slice
 
 MAX_SUBSCRIPTIONS = 1_000_000
@@ -29,6 +30,12 @@ def close_context(context: zmq.Context[zmq.Socket[bytes]]) -> None:
 
 
 def pin_thread(cpus: tuple[int, ...]) -> None:
-    """Bind the calling thread to CPUs, where the system can; none: leave it free."""
+    """Bind the calling thread to CPUs, where the system can; none: leave it free. Raises ConfigError naming them."""
     if cpus and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cpus)
+        try:
+            os.sched_setaffinity(0, cpus)
+        except OSError as error:
+            there = sorted(os.sched_getaffinity(0))
+            raise ConfigError(
+                f"cpus were {list(cpus)}, expected some of {there}, which this process may use"
+            ) from error

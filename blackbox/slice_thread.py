@@ -116,6 +116,7 @@ class SliceThread:
         self._accepted: list[bytes] = []
         self._confirmed = 0
         self._epoch_of_line: dict[int, int] = {}
+        self._silent: set[int] = set()
         self._newest = table.version
         self._wake_pipe: tuple[int, ...] = ()
         try:
@@ -424,9 +425,13 @@ class SliceThread:
         if int(self._sub.get(zmq.EVENTS)) & zmq.POLLIN:
             return
         for line in self._epoch_of_line:
-            if self._sequences.is_dead(line, now_ns):
+            if not self._sequences.is_dead(line, now_ns):
+                self._silent.discard(line)
+            elif not self.words[memory.FINISHED_LINES] >> line & 1:
                 address = self._address(self.part.endpoints[line])
-                log.info("slice %d: %s has been silent, connecting anew", self.slice_id, address)
+                if line not in self._silent:
+                    log.warning("slice %d: the publisher at %s fell silent without an end", self.slice_id, address)
+                    self._silent.add(line)
                 self._sub.disconnect(address)
                 self._sub.connect(address)
 

@@ -1,4 +1,4 @@
-"""How do I hand what I receive to Arrow, pandas or Polars?"""
+"""How do I hand what I receive to Arrow, pandas or Polars? With the extra `arrow`: pip install '.[arrow]'."""
 
 import pyarrow
 

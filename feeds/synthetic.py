@@ -126,6 +126,6 @@ class Synthetic(Source):
             raise SourceError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def _check_range(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise ConfigError(f"synthetic: {name} was {value}, expected {low} to {high}")
+def _check_range(name: str, value: object, low: int, high: int) -> None:
+    if not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"synthetic: {name} was {value!r}, expected {low} to {high}")

@@ -897,3 +897,24 @@ def test_logs_tell_of_a_new_epoch(caplog: pytest.LogCaptureFixture) -> None:
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
     assert "slice 0: publisher epoch 0000000000abcdef began" in caplog.text
+
+
+def test_cpus_that_are_not_there_are_named() -> None:
+    feed = one_slice()
+    wrong = msgspec.structs.replace(feed, slices=(msgspec.structs.replace(feed.slices[0], cpus=(60_000,)),))
+    subscriber = Subscriber(wrong)
+    subscriber.on(b"")(print)
+    with pytest.raises(ConfigError, match=r"cpus were \[60000\], expected some of \[.*\], which this process may use"):
+        subscriber.start()
+    with pytest.raises(ConfigError, match=r"cpus were \[60000\]"):
+        Publisher(wrong).start()
+
+
+def test_a_publisher_that_falls_silent_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    feed = one_slice(heartbeat_ns=10_000_000)
+    subscriber = Subscriber(feed)
+    subscriber.on(b"")(print)
+    with RawPublisher(feed), subscriber:
+        wait_until(lambda: "fell silent without an end" in caplog.text, what="the silence is told")
+        told = caplog.text.count("fell silent")
+    assert told == 1

@@ -269,6 +269,7 @@ def test_prices_walk() -> None:
     [
         ({"messages": -1}, "messages was -1, expected 0 to"),
         ({"messages": 1, "symbols": 0}, "symbols was 0, expected 1 to 65535"),
+        ({"messages": 1, "symbols": "abc"}, "symbols was 'abc', expected 1 to 65535"),
         ({"messages": 1, "symbols": 65_536}, "symbols was 65536, expected 1 to 65535"),
         ({"messages": 1, "seed": -1}, "seed was -1, expected 0 to"),
         ({"messages": 1, "date": "soon"}, "date was 'soon'"),
