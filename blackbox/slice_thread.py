@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from ctypes import string_at
 from typing import TYPE_CHECKING
 
@@ -39,6 +37,7 @@ from blackbox.layout import (
     NONCE_BYTES,
 )
 from blackbox.memory import shared_array
+from blackbox.pipe import Pipe
 from blackbox.slice_loop import deliver_held_first, finish, renumber, run_slice
 from blackbox.slice_memory import SliceAt
 from blackbox.statistics import SliceCounters
@@ -86,7 +85,7 @@ class SliceThread:
     Life: NEW, `start`, RUNNING, `ask_to_stop` (finishes what was received) or `ask_to_terminate`, DONE. What the owner
     may ask and read lives in shared memory: the thread may run in a process that was forked after this was made.
 
-    `notify_fd` is poked whenever there is news for the owner.
+    `news` is poked whenever there is some for the owner.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class SliceThread:
         schema: Schema,
         counters: SliceCounters,
         table: Table,
-        notify_fd: int,
+        news: Pipe,
     ) -> None:
         self.feed, self.slice_id, self.options = feed, slice_id, options
         self.part = feed.slices[slice_id]
@@ -107,7 +106,7 @@ class SliceThread:
         self.error: BlackBoxError | None = None
         self._error_text: NDArray[numpy.uint8] = shared_array((_ERROR_TEXT_BYTES,), numpy.uint8)
         self._schema = schema
-        self._notify_fd = notify_fd
+        self._news = news
         self._table = table
         self._tables: dict[int, Table] = {table.version: table}
         self._commands: deque[Callable[[], None]] = deque()
@@ -118,13 +117,10 @@ class SliceThread:
         self._epoch_of_line: dict[int, int] = {}
         self._silent: set[int] = set()
         self._newest = table.version
-        self._wake_pipe: tuple[int, ...] = ()
         try:
-            self._wake_pipe = os.pipe()
+            self._wake_pipe = Pipe()
         except OSError as error:
             raise SubscriberError(f"no pipe could be opened for slice {slice_id}: {error.strerror}") from error
-        for fd in self._wake_pipe:
-            os.set_blocking(fd, False)
         lines = len(self.part.endpoints)
         self._sequences = Sequences(
             feed.max_topics if feed.key_bytes else 1,
@@ -139,10 +135,6 @@ class SliceThread:
         self._scratch = numpy.zeros(memory.SCRATCH_WORDS, numpy.int64)
         self.workers: list[Worker] = []
         self._thread = threading.Thread(target=self._run, name=f"blackbox-slice-{slice_id}", daemon=True)
-
-    def __del__(self) -> None:
-        for fd in self._wake_pipe:
-            os.close(fd)
 
     def start(self) -> None:
         """Begin. What goes wrong is in `failure` once it is done."""
@@ -236,10 +228,10 @@ class SliceThread:
         return False
 
     def _notify(self) -> None:
-        _poke(self._notify_fd)
+        self._news.poke()
 
     def _wake(self) -> None:
-        _poke(self._wake_pipe[1])
+        self._wake_pipe.poke()
 
     def take_trouble(self) -> int:
         """The worst lag, ns, since this was last asked, if the slow-subscriber policy had a say; else 0."""
@@ -350,8 +342,8 @@ class SliceThread:
         return SliceAt(
             sub.underlying,
             router.underlying,
-            self._wake_pipe[0],
-            self._notify_fd,
+            self._wake_pipe.reader,
+            self._news.writer,
             self.words.ctypes.data,
             self._scratch.ctypes.data,
             self.counters.counts.ctypes.data,
@@ -537,8 +529,3 @@ class SliceThread:
 
 def _of_line(epoch: int, line: int) -> bytes:
     return epoch.to_bytes(8, "little", signed=True) + bytes([line])
-
-
-def _poke(fd: int) -> None:
-    with suppress(BlockingIOError):  # the pipe is full of wake-ups already
-        os.write(fd, b"\0")

@@ -28,6 +28,7 @@ from blackbox.errors import (
     SubscriberError,
 )
 from blackbox.feed import Feed
+from blackbox.pipe import Pipe
 from blackbox.processes import SliceProcess
 from blackbox.schema import load_schema
 from blackbox.slice_memory import STOPPING, SUBSCRIPTIONS, TERMINATE
@@ -142,14 +143,8 @@ class Subscriber:
         self._stop_at_end = False
         self._terminated_at = 0.0
         self._squawk_after: dict[int, float] = {}
-        self._pipe = os.pipe()
-        for fd in self._pipe:
-            os.set_blocking(fd, False)
+        self._news = Pipe()
         self._supervisor = threading.Thread(target=self._supervise, name="blackbox-supervisor", daemon=True)
-
-    def __del__(self) -> None:
-        for fd in getattr(self, "_pipe", ()):
-            os.close(fd)
 
     # Callbacks
 
@@ -431,7 +426,7 @@ class Subscriber:
             self._schema,
             SliceCounters(self._options.workers),
             self._table(slice_id),
-            self._pipe[1],
+            self._news,
         )
         child = SliceProcess(thread, self._renew_locks) if self._processes else None
         before = self._children, self._slices
@@ -457,10 +452,10 @@ class Subscriber:
     def _watch(self) -> None:
         """Pass on news from the slices, apply the slow-subscriber policy's Python half, notice the end."""
         poller = select.poll()
-        poller.register(self._pipe[0], select.POLLIN)
+        poller.register(self._news.reader, select.POLLIN)
         while self.state is not State.ENDED:
             if poller.poll(_TICK_S * 1000):
-                os.read(self._pipe[0], 4096)
+                os.read(self._news.reader, 4096)
             with self._lock:
                 threads = dict(self._slices)
             for slice_id, thread in threads.items():

@@ -18,6 +18,7 @@ ORDER = (
     "atoms",
     "foreign",
     "memory",
+    "pipe",
     "zmqlib",
     "warmup",
     "xxh3",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import threading
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy
 import pytest
 
-from blackbox import Feed, Publisher, Subscriber
+from blackbox import Feed, Message, Publisher, Subscriber
 from blackbox.testing import wait_until
 from tests.process_state import held, linux_only
 from tests.support import Script
@@ -166,3 +168,30 @@ def test_batches_that_are_kept_outlive_their_subscriber_and_go_when_they_are_dro
         keeper.expect("True True")  # a column keeps its block
         assert int(keeper.read()) < BOUND_BYTES
         assert keeper.finish()[0] == 0
+
+
+def test_a_callback_left_behind_never_writes_to_a_file_of_others(tmp_path: Path) -> None:
+    feed = one_slice()
+    began, may_end = threading.Event(), threading.Event()
+    subscriber = Subscriber(feed, workers=1, grace_ns=100_000_000)
+
+    @subscriber.on(b"")
+    def hang(_message: Message) -> None:
+        began.set()
+        may_end.wait()
+
+    with Publisher(feed) as publisher:
+        subscriber.start()
+        publisher.publish(b"A.trade", b"")
+        assert began.wait(5)
+        subscriber.terminate(timeout=1.0)
+        publisher.close(timeout=0.1)
+    (left,) = (t for t in threading.enumerate() if t.name.startswith("blackbox-slice-"))
+    del subscriber
+    gc.collect()
+    files = [(tmp_path / str(number)).open("wb", buffering=0) for number in range(8)]
+    may_end.set()
+    left.join(5)
+    assert [file.tell() for file in files] == [0] * len(files)
+    for file in files:
+        file.close()
