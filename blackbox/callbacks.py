@@ -39,7 +39,7 @@ class Callback:
         return getattr(self.function, "__qualname__", None) or repr(self.function)
 
     def give(
-        self, batch: Batch, on_error: Callable[[Callback, Exception, int], bool], is_over: Callable[[], bool]
+        self, batch: Batch, on_error: Callable[[Callback, BaseException, int], bool], is_over: Callable[[], bool]
     ) -> int:
         """Call the user's function; returns how many messages it took.
 
@@ -49,7 +49,7 @@ class Callback:
         if self.kind == "batch":
             try:
                 self.function(batch)
-            except Exception as error:  # noqa: BLE001 - a user's function may raise anything
+            except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
                 on_error(self, error, len(batch))
                 return 0
             return len(batch)
@@ -59,7 +59,7 @@ class Callback:
         while length_hint(rows) and not is_over():
             try:
                 deque(islice(calls, _STRIDE), maxlen=0)  # the loop runs in C; after an error it goes on behind it
-            except Exception as error:  # noqa: BLE001
+            except BaseException as error:  # noqa: BLE001
                 failed += 1
                 if not on_error(self, error, 1):
                     break

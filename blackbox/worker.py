@@ -69,10 +69,6 @@ class _Burst:
             close_messages(self.address, 2 * self.blocks)
 
 
-_UNSHARED_REFERENCES = 3
-"""A burst's references while nobody else has one: the worker's, a local name, and `getrefcount`'s own."""
-
-
 class Worker:
     """Runs callbacks in a thread of its own; the DEALER socket is created, used and closed there.
 
@@ -208,12 +204,15 @@ class Worker:
 
     def _deliver(self) -> None:
         burst = self._burst
-        self._run_callbacks(burst)
-        if sys.getrefcount(burst) > _UNSHARED_REFERENCES:
-            burst.blocks = int(self._state[collect.BLOCKS])
-            self._state[collect.BLOCKS] = 0
-            self._burst = _Burst()
-            self._state[collect.BURST] = self._burst.address
+        unshared = sys.getrefcount(burst)  # how many that is depends on the interpreter
+        try:
+            self._run_callbacks(burst)
+        finally:
+            if sys.getrefcount(burst) > unshared:
+                burst.blocks = int(self._state[collect.BLOCKS])
+                self._state[collect.BLOCKS] = 0
+                self._burst = _Burst()
+                self._state[collect.BURST] = self._burst.address
 
     def _run_callbacks(self, burst: _Burst) -> None:
         counters = self._counters.data  # a memoryview: single items of an array are slow
@@ -250,7 +249,7 @@ class Worker:
         start = self._rows.ctypes.data
         return view.copy() if start <= address < start + self._rows.nbytes else view
 
-    def _raised(self, callback: Callback, error: Exception, messages: int) -> bool:
+    def _raised(self, callback: Callback, error: BaseException, messages: int) -> bool:
         self._counters[WorkerCount.ERRORS] += 1
         self._counters[WorkerCount.FAILED] += messages
         failure = CallbackError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -507,6 +508,27 @@ def test_a_callback_that_raises_ends_the_subscriber_with_its_traceback(kind: str
     assert isinstance(cause, LookupError)
     assert traceback.extract_tb(cause.__traceback__)[-1].name == "fail_at_three"
     assert subscriber.statistics().callback_errors == 1
+
+
+@pytest.mark.parametrize("kind", ["message", "batch"])
+def test_a_callback_that_exits_ends_the_subscriber_and_kept_batches_stay(kind: str) -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed, workers=1)
+    kept: list[Batch] = []
+    subscriber.on_batch(b"T")(kept.append)
+    leave = lambda _: sys.exit("enough")  # noqa: E731
+    subscriber.on(b"T")(leave) if kind == "message" else subscriber.on_batch(b"T")(leave)
+    rows = numpy.full((2_000, 100), 65, numpy.uint8)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        publisher.publish_many((b"T",), numpy.zeros(len(rows), numpy.int32), rows)
+        with pytest.raises(CallbackError, match="raised SystemExit: enough"):
+            subscriber.run()
+    overwritten = [b"B" * rows.nbytes for _ in range(64)]
+    assert numpy.array_equal(kept[0].payloads(), rows)
+    assert len(overwritten) == 64
+    seen = subscriber.statistics()
+    assert (seen.callback_errors, seen.delivered + seen.failed + seen.discarded) == (1, seen.due)
 
 
 def test_on_error_log_goes_on_with_the_next_message_and_batch(caplog: pytest.LogCaptureFixture) -> None:
