@@ -9,6 +9,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from ctypes import string_at
 from typing import TYPE_CHECKING
 
@@ -419,12 +420,16 @@ class SliceThread:
         for line in self._epoch_of_line:
             if not self._sequences.is_dead(line, now_ns):
                 self._silent.discard(line)
-            elif not self.words[memory.FINISHED_LINES] >> line & 1:
-                address = self._address(self.part.endpoints[line])
-                if line not in self._silent:
-                    log.warning("slice %d: the publisher at %s fell silent without an end", self.slice_id, address)
-                    self._silent.add(line)
-                self._sub.disconnect(address)
+                continue
+            address = self._address(self.part.endpoints[line])
+            finished = bool(self.words[memory.FINISHED_LINES] >> line & 1)
+            if not finished and line not in self._silent:
+                log.warning("slice %d: the publisher at %s fell silent without an end", self.slice_id, address)
+                self._silent.add(line)
+            # Inproc never connects again by itself, and its connection goes with the publisher.
+            if not finished or address.startswith("inproc:"):
+                with suppress(zmq.ZMQError):
+                    self._sub.disconnect(address)
                 self._sub.connect(address)
 
     def _ask_to_confirm(self) -> None:

@@ -28,6 +28,7 @@ from blackbox import (
     Subscriber,
     SubscriberError,
 )
+from blackbox.feed import Slice
 from blackbox.statistics import SliceStatistics
 from blackbox.subscriber import State
 from blackbox.testing import Collector, RawPublisher, wait_until
@@ -908,6 +909,23 @@ def test_a_killed_subscriber_hurts_neither_publisher_nor_other_subscribers() -> 
     assert len(got) == 20_002
     assert got.payloads[-1] == b"last"
     assert survivor.statistics().gaps == 0
+
+
+def test_a_subscriber_on_inproc_survives_a_restart_of_the_publisher() -> None:
+    part = Slice(endpoints=("inproc://restarted",))
+    feed = Feed(name="restarted", slices=(part,), heartbeat_ns=50_000_000)
+    subscriber = Subscriber(feed)
+    got = Collector()
+    subscriber.on(b"")(got.message)
+    with Publisher(feed) as publisher:
+        subscriber.start()
+        publisher.publish(b"A", b"1")
+    time.sleep(0.5)  # silent for longer than three heartbeats
+    with Publisher(feed) as publisher:
+        publisher.wait_for_subscribers(b"A", timeout=5.0)
+        publisher.publish(b"A", b"2")
+    subscriber.run(until_end=True)
+    got.wait(2)
 
 
 def test_logs_tell_of_a_new_epoch(caplog: pytest.LogCaptureFixture) -> None:
