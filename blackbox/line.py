@@ -40,6 +40,7 @@ _RETRY_NS = 2_000_000
 _SEND_WAIT_MS = 20
 _HEARD_BYTES = 64 << 10
 _ACCEPT_S = 1.0
+_REPEAT_S = 0.1
 _NEVER_NS = (1 << 63) - 1
 
 
@@ -343,9 +344,15 @@ class Line:
         # A connection that is closed while subscriptions lie unread in it is reset, and takes with it what the other
         # side has not read yet. So stay until subscribers say that they have the last block.
         patience = time.monotonic() + _ACCEPT_S
+        repeat = time.monotonic() + _REPEAT_S
         while (waiting := self._still_reading(patience)) and not self._is_late():
             if any(socket.poll(_SEND_WAIT_MS) for socket in sockets):
                 self._read_subscriptions(sender)
+            if not self._wait and time.monotonic() >= repeat:
+                # A queue that has refused a block is passed over until it has room: what was told then did not get in.
+                repeat = time.monotonic() + _REPEAT_S
+                for line in range(len(sockets)):
+                    self._tell(sender, line, HEARTBEAT_KEY, FLAG_END, zmq.DONTWAIT)
         if waiting:
             log.warning("slice %d: closed before %d subscribers had everything", self.slice_id, waiting)
         for socket in sockets:
@@ -389,8 +396,11 @@ class Line:
         """Tell the next sequence of every key, not dropped in silence at a full queue: False, there was no room."""
         sockets[line].setsockopt(zmq.XPUB_NODROP, 1)
         sockets[line].sndtimeo = _SEND_WAIT_MS
-        text = numpy.frombuffer(key, numpy.uint8)
-        told = send.tell(sender, self.target, line, text.ctypes.data, len(key), flags, 0)
+        told = self._tell(sender, line, key, flags, 0)
         if not self._wait:
             sockets[line].setsockopt(zmq.XPUB_NODROP, 0)
-        return bool(told)
+        return told
+
+    def _tell(self, sender: send.Sender, line: int, key: bytes, flags: int, wait: int) -> bool:
+        text = numpy.frombuffer(key, numpy.uint8)
+        return bool(send.tell(sender, self.target, line, text.ctypes.data, len(key), flags, int(wait)))

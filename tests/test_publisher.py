@@ -454,6 +454,23 @@ def test_close_sends_what_was_published_and_says_goodbye() -> None:
     assert [int(p) for p in got.payloads] == list(range(20_000))
 
 
+def test_close_tells_a_subscriber_whose_queue_was_full_that_it_was_the_end() -> None:
+    feed = one_slice(block_bytes=65_536)
+    slow = Subscriber(feed, max_lag_ns=3_600 * 10**9, queue_blocks=1, hwm_blocks=1)
+    gate = Gate()
+    slow.on_batch(b"")(gate)
+    messages = 0
+    with Publisher(feed, when_full="drop", hwm_blocks=2) as publisher:
+        slow.start()
+        while messages < 65 * 1_000:  # more than the sockets' buffers hold
+            messages += publisher.publish_many((b"T",), numpy.zeros(65, int), numpy.zeros((65, 1_000), numpy.uint8))
+            publisher.flush()
+        threading.Timer(0.2, gate.open.set).start()
+    slow.run(until_end=True)
+    assert slow.statistics().gaps > 0
+    assert gate.messages + slow.statistics().gaps == messages
+
+
 def test_close_says_when_a_subscriber_had_not_read_everything(caplog: pytest.LogCaptureFixture) -> None:
     feed = one_slice(block_bytes=4_096)
     gate = Gate()
