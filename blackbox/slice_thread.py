@@ -448,7 +448,7 @@ class SliceThread:
         accepted = ACCEPT_KEY + self._nonce + _of_line(epoch, line)
         self._sub.subscribe(accepted)
         self._accepted.append(accepted)
-        self._withdraw(_of_line(epoch, line), accepted)
+        self._withdraw(bytes([line]), accepted)  # also of a publisher that was killed
 
     def _withdraw(self, of_line: bytes, but: bytes = b"") -> None:
         for accepted in [a for a in self._accepted if a.endswith(of_line) and a != but]:

@@ -29,6 +29,7 @@ from blackbox import (
     SubscriberError,
 )
 from blackbox.feed import Slice
+from blackbox.layout import ACCEPT_KEY
 from blackbox.statistics import SliceStatistics
 from blackbox.subscriber import State
 from blackbox.testing import Collector, RawPublisher, wait_until
@@ -926,6 +927,24 @@ def test_a_subscriber_on_inproc_survives_a_restart_of_the_publisher() -> None:
         publisher.publish(b"A", b"2")
     subscriber.run(until_end=True)
     got.wait(2)
+
+
+def test_publishers_that_were_killed_leave_no_acceptances_behind() -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed)
+    subscriber.on(b"")(lambda _: None)
+    starting = threading.Thread(target=subscriber.start)
+    starting.start()
+    for epoch in range(1, 4):
+        with RawPublisher(feed, epoch=epoch) as publisher:
+            mine = epoch.to_bytes(8, "little") + b"\0"
+            wait_until(lambda: [key[10:] for key in acceptances(publisher)] == [mine])
+    starting.join()
+    subscriber.terminate()
+
+
+def acceptances(publisher: RawPublisher) -> list[bytes]:
+    return [key for key in publisher.subscriptions() if key.startswith(ACCEPT_KEY)]
 
 
 def test_logs_tell_of_a_new_epoch(caplog: pytest.LogCaptureFixture) -> None:
