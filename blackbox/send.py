@@ -47,7 +47,6 @@ from blackbox.ring import (
 from blackbox.zmqlib import (
     DONTWAIT,
     EAGAIN,
-    EINTR,
     EVENTS_SCRATCH_WORDS,
     MESSAGE_BYTES,
     POLLIN,
@@ -139,7 +138,7 @@ def _send_frame(sender: Sender, target: Target, socket: int, message: int, flags
         error = zmq_errno()
         if error == EAGAIN:
             sender.counters[WAITS] += 1
-        elif error != EINTR:
+        else:
             sender.counters[ERRNO] = error
             return False
         if load_acquire(target.words.ctypes.data + 8 * CLOSING) == 2:
@@ -397,7 +396,7 @@ def tell(sender: Sender, target: Target, line: int, key_at: int, key_size: int, 
     )
     if not sent:
         error = zmq_errno()
-        if error != EAGAIN and error != EINTR:
+        if error != EAGAIN:
             sender.counters[ERRNO] = error
         close_messages(key, 4)
     return sent

@@ -42,8 +42,8 @@ msg_more = _external("zmq_msg_more", _int, _address)
 msg_copy = _external("zmq_msg_copy", _int, _address, _address)
 msg_move = _external("zmq_msg_move", _int, _address, _address)
 msg_close = _external("zmq_msg_close", _int, _address)
-msg_send = _external("zmq_msg_send", _int, _address, _address, _int)
-msg_recv = _external("zmq_msg_recv", _int, _address, _address, _int)
+_msg_send = _external("zmq_msg_send", _int, _address, _address, _int)
+_msg_recv = _external("zmq_msg_recv", _int, _address, _address, _int)
 zmq_errno = _external("zmq_errno", _int)
 _zmq_poll = _external("zmq_poll", _int, _address, _int, types.int64)
 _getsockopt = _external("zmq_getsockopt", _int, _address, _int, _address, _address)
@@ -82,11 +82,30 @@ def now_ns(typingctx: Any) -> Any:
 
 
 @inner
+def msg_send(message: int, socket: int, flags: int) -> int:
+    """`zmq_msg_send`, again after a signal: half a message would be continued by the next."""
+    result = _msg_send(message, socket, flags)
+    while result < 0 and zmq_errno() == EINTR:
+        result = _msg_send(message, socket, flags)
+    return result
+
+
+@inner
+def msg_recv(message: int, socket: int, flags: int) -> int:
+    """`zmq_msg_recv`, again after a signal."""
+    result = _msg_recv(message, socket, flags)
+    while result < 0 and zmq_errno() == EINTR:
+        result = _msg_recv(message, socket, flags)
+    return result
+
+
+@inner
 def socket_events(socket: int, scratch: int) -> int:
     """ZMQ_EVENTS of a socket; also makes libzmq handle what its I/O thread told it. -1: the context is ending."""
     int64s_at(scratch, 2)[1] = 4
-    if _getsockopt(socket, _EVENTS, scratch, scratch + 8) != 0:
-        return -1
+    while _getsockopt(socket, _EVENTS, scratch, scratch + 8) != 0:
+        if zmq_errno() != EINTR:
+            return -1
     return int32s_at(scratch, 1)[0]
 
 

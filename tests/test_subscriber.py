@@ -947,6 +947,27 @@ def acceptances(publisher: RawPublisher) -> list[bytes]:
     return [key for key in publisher.subscriptions() if key.startswith(ACCEPT_KEY)]
 
 
+def test_signals_that_hit_its_threads_change_nothing() -> None:
+    feed = one_slice()
+    got = Collector()
+    subscriber = Subscriber(feed)
+    subscriber.on(b"")(got.message)
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        with Publisher(feed, when_full="wait") as publisher:
+            subscriber.start()
+            names = ("blackbox-line", "blackbox-slice", "blackbox-worker")
+            threads = [t for t in threading.enumerate() if t.name.startswith(names)]
+            for number in range(3_000):
+                for thread in threads:
+                    signal.pthread_kill(thread.ident or 0, signal.SIGUSR1)
+                publisher.publish(b"A", b"%d" % number)
+        subscriber.run(until_end=True)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert got.payloads == [b"%d" % number for number in range(3_000)]
+
+
 def test_logs_tell_of_a_new_epoch(caplog: pytest.LogCaptureFixture) -> None:
     feed = one_slice()
     subscriber = Subscriber(feed)
