@@ -31,6 +31,7 @@ from blackbox.slice_memory import (
     ASKED,
     BODY_AT,
     COMMAND,
+    CONFIRMED_LINES,
     CONTROL,
     COPY_AT,
     DRAIN_LEFT,
@@ -348,8 +349,11 @@ def _is_heartbeat(at: SliceAt, header: Header) -> bool:
     key = at.scratch + KEY_AT
     text = bytes_at(msg_data(key), 2)
     named = msg_size(key) == len(HEARTBEAT_KEY) and text[0] == HEARTBEAT_KEY[0] and text[1] == HEARTBEAT_KEY[1]
-    ends = header.flags & FLAG_END != 0 or int64s_at(at.words, WORDS_SHARED)[FINISHED_LINES] != 0
-    return named and not ends and is_current(at.sequences, numpy.int64(header.epoch))
+    words = int64s_at(at.words, WORDS_SHARED)
+    ends = header.flags & FLAG_END != 0 or words[FINISHED_LINES] != 0
+    line = 1 if header.flags & FLAG_LINE_B and at.sequences.lines > 1 else 0
+    confirmed = words[CONFIRMED_LINES] >> line & 1 != 0
+    return named and confirmed and not ends and is_current(at.sequences, numpy.int64(header.epoch))
 
 
 @inner

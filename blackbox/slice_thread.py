@@ -59,6 +59,8 @@ POLICIES = {
     "drop": memory.POLICY_DROP,
     "warn": memory.POLICY_WARN,
 }
+_PATIENT_BEATS = 3
+"""Heartbeats of an unconfirmed line after which a confirmation is asked for again."""
 _ROUTER_WAIT_MS = 20
 _WORKER_START_S = 120.0
 _MEAN_TOPIC_BYTES = 32
@@ -117,6 +119,7 @@ class SliceThread:
         self._confirmed = 0
         self._epoch_of_line: dict[int, int] = {}
         self._silent: set[int] = set()
+        self._beats_without_answer = 0
         self._newest = table.version
         try:
             self._wake_pipe = Pipe()
@@ -437,6 +440,7 @@ class SliceThread:
         if self._nonce:
             self._sub.unsubscribe(CONFIRM_KEY + self._nonce)
         self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._beats_without_answer = 0
         self._confirmed = 0
         self._sequences.set_told(False)
         self.words[memory.CONFIRMED_LINES] = 0
@@ -491,6 +495,11 @@ class SliceThread:
             self._accept(epoch, line)
             self.words[memory.CONFIRMED_LINES] = self._confirmed
             self._notify()
+        elif not self._confirmed >> line & 1:
+            # A full queue at the publisher may have passed over the answer: libzmq does so without a word.
+            self._beats_without_answer += 1
+            if self._beats_without_answer >= _PATIENT_BEATS:
+                self._ask_to_confirm()
         ended = 1 if header.flags & FLAG_END else 0
         self.words[memory.FINISHED_LINES] = self.words[memory.FINISHED_LINES] & ~(1 << line) | ended << line
         if ended:

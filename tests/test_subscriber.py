@@ -998,3 +998,32 @@ def test_a_publisher_that_falls_silent_is_told_once(caplog: pytest.LogCaptureFix
         wait_until(lambda: "fell silent without an end" in caplog.text, what="the silence is told")
         told = caplog.text.count("fell silent")
     assert told == 1
+
+
+def test_a_callback_added_while_the_queue_is_full_is_confirmed_in_the_end() -> None:
+    feed = one_slice(heartbeat_ns=20_000_000)
+    subscriber = Subscriber(feed, hwm_blocks=1, queue_blocks=1, on_slow="warn", max_lag_ns=10**15)
+    hold, stop = threading.Event(), threading.Event()
+    payloads = numpy.zeros((2_000, 100), numpy.uint8)
+    index = numpy.zeros(2_000, numpy.int32)
+
+    @subscriber.on_batch(b"")
+    def wait(batch: Batch) -> None:
+        hold.wait(30)
+
+    def flood() -> None:
+        while not stop.is_set():
+            publisher.publish_many((b"A.t",), index, payloads)
+
+    with Publisher(feed, hwm_blocks=2) as publisher:
+        subscriber.start()
+        flooding = threading.Thread(target=flood)
+        flooding.start()
+        wait_until(lambda: publisher.statistics().messages > 2_000_000)
+        subscriber.on(b"Z")(print)
+        wait_until(lambda: publisher.statistics().messages > 3_000_000)
+        stop.set()
+        flooding.join()
+        hold.set()
+        subscriber.wait_confirmed(20)
+        subscriber.terminate()
