@@ -479,6 +479,7 @@ class SliceThread:
             if result:
                 return result
         reconnected = ours and (self._confirmed >> line & 1 or self._epoch_of_line.get(line, epoch) != epoch)
+        fresh = int(self._epoch_of_line.get(line) != epoch)
         self._epoch_of_line[line] = epoch
         body = message_bytes(scratch + memory.BODY_AT)[0]
         baseline = int(ours and not reconnected)
@@ -501,7 +502,8 @@ class SliceThread:
             if self._beats_without_answer >= _PATIENT_BEATS:
                 self._ask_to_confirm()
         ended = 1 if header.flags & FLAG_END else 0
-        self.words[memory.FINISHED_LINES] = self.words[memory.FINISHED_LINES] & ~(1 << line) | ended << line
+        # An end is final: an answer that was on its way may still come behind it.
+        self.words[memory.FINISHED_LINES] = self.words[memory.FINISHED_LINES] & ~(fresh << line) | ended << line
         if ended:
             self._withdraw(_of_line(epoch, line))
             self._notify()
