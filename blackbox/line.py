@@ -115,7 +115,7 @@ class Line:
         self.target = Target(
             self.ring.memory,
             self.ring.words,
-            self.ring.wake_pipe[1],
+            self.ring.wake_pipe.writer,
             feed.block_bytes,
             max(_PENDING_BLOCKS * feed.block_bytes, 1 << 20),
             feed.checksum,
@@ -292,8 +292,8 @@ class Line:
         return send.Sender(
             socket_a,
             socket_b,
-            self.ring.wake_pipe[0],
-            self.ring.room_pipe[1],
+            self.ring.wake_pipe.reader,
+            self.ring.room_pipe.writer,
             self.feed.linger_ns,
             self.feed.heartbeat_ns,
             self._key_table,

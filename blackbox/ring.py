@@ -20,12 +20,12 @@ import select
 import struct
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 import numpy
 
 from blackbox.errors import PublisherError
+from blackbox.pipe import Pipe
 
 RECORD_BYTES: Final = 16
 PAD: Final = 0xFFFFFFFF
@@ -102,14 +102,11 @@ class Ring:
         self.lock = threading.Lock()
         self.tail = 0
         self.limit = capacity - RECORD_BYTES
-        self.wake_pipe: tuple[int, ...] = ()
-        self.room_pipe: tuple[int, ...] = ()
-        self.wake_pipe = _nonblocking_pipe()
-        self.room_pipe = _nonblocking_pipe()
-
-    def __del__(self) -> None:
-        for fd in (*self.wake_pipe, *self.room_pipe):
-            os.close(fd)
+        try:
+            self.wake_pipe = Pipe()
+            self.room_pipe = Pipe()
+        except OSError as error:
+            raise PublisherError(f"no pipe could be opened for a slice's line thread: {error.strerror}") from error
 
     def make_room(self, size: int) -> None:
         """Wait until a record of `size` bytes fits at `tail`, which may move to the ring's start."""
@@ -137,26 +134,15 @@ class Ring:
         """Sleep until the reader has taken something out since `announce_wait`, or 100 ms have passed."""
         self.wake()
         poller = select.poll()
-        poller.register(self.room_pipe[0], select.POLLIN)
+        poller.register(self.room_pipe.reader, select.POLLIN)
         if poller.poll(_WAIT_SLICE_MS):
-            os.read(self.room_pipe[0], 4096)
+            os.read(self.room_pipe.reader, 4096)
         self.check_reader()
 
     def wake(self) -> None:
         """Wake the reader."""
-        with suppress(BlockingIOError):  # the pipe is full of wake-ups already
-            os.write(self.wake_pipe[1], b"\0")
+        self.wake_pipe.poke()
 
     def seal(self) -> None:
         """From now on every write comes through `make_room`, where `check_reader` raises."""
         self.limit = -1
-
-
-def _nonblocking_pipe() -> tuple[int, int]:
-    try:
-        ends = os.pipe()
-    except OSError as error:
-        raise PublisherError(f"no pipe could be opened for a slice's line thread: {error.strerror}") from error
-    for fd in ends:
-        os.set_blocking(fd, False)
-    return ends

@@ -26,6 +26,7 @@ from blackbox.encode import finish_header
 from blackbox.errors import EndpointError, PublisherError
 from blackbox.feed import Feed
 from blackbox.layout import CONFIRM_KEY, FLAG_END, FLAG_LINE_B, HEARTBEAT_KEY, NONCE_BYTES
+from blackbox.pipe import Pipe
 from blackbox.schema import load_schema
 
 _POLL_S = 0.005
@@ -117,13 +118,9 @@ class RawPublisher:
         self._sockets: dict[tuple[int, int], zmq.Socket[bytes]] = {}
         self._contexts: list[zmq.Context[zmq.Socket[bytes]]] = []
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        self._wake = os.pipe()
+        self._wake = Pipe()
         self._is_open = False
         self._thread = threading.Thread(target=self._run, name="blackbox-raw-publisher", daemon=True)
-
-    def __del__(self) -> None:
-        for fd in getattr(self, "_wake", ()):
-            os.close(fd)
 
     def start(self) -> Self:
         """Bind every line of every slice. Raises EndpointError naming the endpoint that could not be bound."""
@@ -218,14 +215,14 @@ class RawPublisher:
             raise PublisherError(f"feed {self.feed.name!r}: the raw publisher was not running")
         future: Future[Any] = Future()
         self._calls.put((function, future))
-        os.write(self._wake[1], b"\0")
+        self._wake.poke()
         return future.result()
 
     # What follows runs in the thread.
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._wake[0], select.POLLIN)
+        poller.register(self._wake.reader, select.POLLIN)
         while self._is_open:
             for socket in self._sockets.values():
                 poller.register(socket, zmq.POLLIN)
@@ -233,8 +230,8 @@ class RawPublisher:
             for place, socket in self._sockets.items():
                 if socket in ready:
                     self._read(place, socket)
-            if self._wake[0] in ready:
-                os.read(self._wake[0], 1)
+            if self._wake.reader in ready:
+                os.read(self._wake.reader, 1)
                 function, future = self._calls.get()
                 before = set(self._sockets.values())
                 try:

@@ -112,7 +112,7 @@ class Session:
         if not self.messages:
             raise SourceError(source.truncated or f"{source!r} holds no message, expected at least one")
         # Append-only over one source: the last chunk's topics are those of all.
-        self.topics: tuple[bytes, ...] = self.chunks[-1].topics if self.chunks else ()
+        self.topics = self.chunks[-1].topics
         self.seconds = time.monotonic() - started
 
     def announce(self, publisher: Publisher) -> None:
