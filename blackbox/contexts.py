@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+from functools import cache
 
 import zmq
 
@@ -13,8 +15,28 @@ MAX_SUBSCRIPTIONS = 1_000_000
 """Upstream filters that one subscriber can have in flight; libzmq loses those above the high-water mark."""
 
 
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_MMAP_THRESHOLD_BYTES = 32 << 20  # the most that glibc takes
+_TRIM_THRESHOLD_BYTES = 64 << 20
+
+
+@cache
+def _keep_freed_memory() -> None:
+    """Tell glibc to keep up to 64 MiB of freed memory per arena: libzmq allocates and frees every body.
+
+    By its defaults the pages of nearly every body go back to the kernel, to be faulted in again for the next.
+    Settings in the environment (`MALLOC_...`) win.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and not any(name.startswith("MALLOC_") for name in os.environ):
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
+
+
 def open_context(part: Slice) -> zmq.Context[zmq.Socket[bytes]]:
     """The context for one slice. Slices on inproc share one per process, or publisher and subscriber could not meet."""
+    _keep_freed_memory()
     if part.endpoints[0].startswith("inproc://"):
         return zmq.Context.instance()
     context = zmq.Context(io_threads=1)
