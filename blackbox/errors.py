@@ -47,3 +47,7 @@ class SlowSubscriberError(SubscriberError):
 
 class CallbackError(SubscriberError):
     """A callback raised; the original exception is the cause."""
+
+
+class JournalError(BlackBoxError):
+    """A recording cannot be written or read: the disk is full, a file is missing or damaged, another owns it."""

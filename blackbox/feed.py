@@ -4,9 +4,11 @@ import os
 import re
 import string
 import tomllib
+from datetime import time
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
@@ -165,6 +167,16 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Bounds the memory of publisher and subscriber."""
 
+    time_zone: str = "UTC"
+    """Time zone of the session dates by which recordings rotate, such as `America/New_York`. Default: UTC.
+
+    Applies to recorders."""
+
+    day_start: str = "00:00"
+    """Local time at which a session date begins, `HH:MM` or `HH:MM:SS`. Default: midnight.
+
+    A session that starts at 12:00 or later belongs to the date of its next morning. Applies to recorders."""
+
     def __post_init__(self) -> None:
         """Check all settings and that the slices fit together; ConfigError names what does not."""
         try:
@@ -174,6 +186,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 raise ConfigError("schema was empty, expected the name of a schema")
             _check_template(self.topic)
             check_ranges(self, _FEED_RANGES)
+            _check_session(self.time_zone, self.day_start)
             _check_endpoints_differ(self.slices)
             _ = self._routing
         except ConfigError as error:
@@ -325,6 +338,19 @@ def _check_template(template: str) -> None:
                 f"topic template {template!r} has the field '{{{field}}}' or a format behind it, "
                 "expected plain names such as '{symbol}'"
             )
+
+
+def _check_session(time_zone: str, day_start: str) -> None:
+    try:
+        ZoneInfo(time_zone)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ConfigError(f"time_zone was {time_zone!r}, expected a name such as 'America/New_York'") from None
+    try:
+        start = time.fromisoformat(day_start)
+    except ValueError:
+        raise ConfigError(f"day_start was {day_start!r}, expected HH:MM or HH:MM:SS") from None
+    if start.tzinfo is not None or start.microsecond:
+        raise ConfigError(f"day_start was {day_start!r}, expected HH:MM or HH:MM:SS")
 
 
 def _check_endpoints_differ(slices: tuple[Slice, ...]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ORDER = (
+    "journal",
     "errors",
     "schema",
     "settings",
@@ -53,6 +54,9 @@ ORDER = (
     "slice_thread",
     "processes",
     "subscriber",
+    "journal.layout",
+    "journal.record",
+    "journal.day",
     "testing",
     "cli*",
 )

@@ -16,6 +16,7 @@ NAMES = {
     "CallbackError": "blackbox.errors",
     "ConfigError": "blackbox.errors",
     "EndpointError": "blackbox.errors",
+    "JournalError": "blackbox.errors",
     "Feed": "blackbox.feed",
     "Message": "blackbox.batch",
     "NoSubscriberError": "blackbox.errors",

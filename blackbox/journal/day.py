@@ -1,0 +1,190 @@
+"""A feed's day on disk: its session date, its directory, its manifest, and who owns it."""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import os
+from pathlib import Path
+from typing import Any, Self
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from blackbox import __version__
+from blackbox.errors import BlackBoxError, ConfigError, JournalError
+from blackbox.feed import Feed
+from blackbox.journal.layout import FORMAT_VERSION
+from blackbox.schema import Schema, load_schema
+
+MANIFEST = "manifest.json"
+LOCK = "recorder.lock"
+_NOON = datetime.time(12)
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def session_date(feed: Feed, now_ns: int) -> datetime.date:
+    """The session date of a feed at a time: the local date, from `day_start` to `day_start`.
+
+    A session that starts at noon or later belongs to the date of its next morning, as futures markets count.
+    """
+    local = datetime.datetime.fromtimestamp(now_ns // 10**9, ZoneInfo(feed.time_zone)).date()
+    for day in (local + datetime.timedelta(1), local, local - datetime.timedelta(1)):
+        if _start_ns(feed, day) <= now_ns:
+            return day
+    raise AssertionError(f"no session holds {now_ns}")
+
+
+def day_end_ns(feed: Feed, day: datetime.date) -> int:
+    """When a session date ends and the next one begins, ns since the epoch."""
+    return _start_ns(feed, day + datetime.timedelta(1))
+
+
+def _start_ns(feed: Feed, day: datetime.date) -> int:
+    start = datetime.time.fromisoformat(feed.day_start)
+    begin = datetime.datetime.combine(day - datetime.timedelta(start >= _NOON), start, ZoneInfo(feed.time_zone))
+    since = begin.astimezone(datetime.UTC) - _EPOCH  # exact: a float of seconds would not be
+    return (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1_000
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a day holds: `manifest.json`. Written once, when the day is begun."""
+
+    format: int
+    feed: Feed
+    schema: dict[str, dict[str, Any]]
+    date: datetime.date
+    created_ns: int
+    version: str
+
+    @classmethod
+    def new(cls, feed: Feed, day: datetime.date, now_ns: int) -> Self:
+        """The manifest of a day that begins now. Raises ConfigError when the feed's schema is not registered."""
+        return cls(
+            format=FORMAT_VERSION,
+            feed=feed,
+            schema=described(load_schema(feed.schema)),
+            date=day,
+            created_ns=now_ns,
+            version=__version__,
+        )
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """The manifest of a day's directory. Raises JournalError naming what is missing or wrong."""
+        path = directory / MANIFEST
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise JournalError(_not_a_recording(directory)) from None
+        except OSError as error:
+            raise JournalError(f"{path} cannot be read: {error.strerror}") from error
+        try:
+            version = msgspec.json.decode(data, type=_Version).format
+            if version != FORMAT_VERSION:
+                raise JournalError(f"{path}: format was {version}, expected {FORMAT_VERSION}")
+            return msgspec.json.decode(data, type=cls)
+        except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
+            raise JournalError(f"{path} is damaged: {error}") from error
+
+    def write(self, directory: Path) -> None:
+        """Put it into a directory, whole or not at all."""
+        fresh = directory / f"{MANIFEST}.{os.getpid()}.new"
+        with fresh.open("wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(directory / MANIFEST)
+        sync_directory(directory)
+
+    def check_feed(self, feed: Feed, directory: Path) -> None:
+        """Raise JournalError when another feed than this one is recorded here."""
+        for name in ("name", "schema", "key_bytes"):
+            here, there = getattr(self.feed, name), getattr(feed, name)
+            if here != there:
+                raise JournalError(f"{directory} holds a feed whose {name} is {here!r}, expected {there!r}")
+        if len(self.feed.slices) != len(feed.slices):
+            raise JournalError(
+                f"{directory} holds a feed of {len(self.feed.slices)} slices, expected {len(feed.slices)}"
+            )
+
+
+class _Version(msgspec.Struct):
+    format: int
+
+
+def _not_a_recording(directory: Path) -> str:
+    if not directory.exists():
+        return f"recording {str(directory)!r} was not found"
+    days = sorted(path.parent.name for path in directory.glob(f"*/{MANIFEST}"))
+    if days:
+        return f"{str(directory)!r} holds {len(days)} days, expected one of them: {', '.join(days)}"
+    return f"{str(directory)!r} is not a recording: it has no {MANIFEST}"
+
+
+def described(schema: Schema) -> dict[str, dict[str, Any]]:
+    """A schema's record types as plain data: each field's name, numpy format and offset."""
+    return {
+        kind: {
+            "bytes": dtype.itemsize,
+            "fields": [
+                {
+                    "name": name,
+                    "format": dtype[name].str,
+                    "offset": dtype.fields[name][1] if dtype.fields else 0,
+                    **(dtype[name].metadata or {}),
+                }
+                for name in dtype.names or ()
+            ],
+        }
+        for kind, dtype in schema.records.items()
+    }
+
+
+def slice_directory(day: Path, slice_id: int) -> Path:
+    """Where a slice's segments are."""
+    return day / f"slice-{slice_id:05d}"
+
+
+def segment_path(day: Path, slice_id: int, number: int) -> Path:
+    """Where a segment is; its index has the suffix `.index`."""
+    return slice_directory(day, slice_id) / f"{number:06d}.journal"
+
+
+def sync_directory(directory: Path) -> None:
+    """Make names in a directory durable."""
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class Lock:
+    """Ownership of a feed's recordings: held while open, and let go by the system when its process dies."""
+
+    def __init__(self, directory: Path) -> None:
+        """Take it. Raises JournalError naming the owner when another recorder has it."""
+        path = directory / LOCK
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(self._fd, 64, 0).decode(errors="replace").strip() or "another process"
+            os.close(self._fd)
+            raise JournalError(f"{directory} is being recorded by {owner}, expected no other recorder") from None
+        except BaseException:
+            os.close(self._fd)
+            raise
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, b"process %d\n" % os.getpid(), 0)
+
+    def close(self) -> None:
+        """Let go."""
+        os.ftruncate(self._fd, 0)
+        os.close(self._fd)
+
+
+def as_journal_error(error: OSError, what: str) -> BlackBoxError:
+    """An error of the file system, in words that say what could not be done."""
+    return JournalError(f"{what}: {error.strerror}{f' ({error.filename})' if error.filename else ''}")
