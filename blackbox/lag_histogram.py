@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 import numpy
+from numba import njit
 from numpy.typing import NDArray
 
 from blackbox.atoms import inner, int64s_at
@@ -27,6 +28,12 @@ def record(histogram: int, lag_ns: int, count: int) -> None:
         power += 1
     bucket = value if value < _PER_POWER else (power + 1) * _PER_POWER + (value >> power) - _PER_POWER
     int64s_at(histogram, BUCKETS)[bucket] += count
+
+
+@njit(nogil=True, cache=True)
+def record_one(histogram: int, lag_ns: int) -> None:
+    """`record` of one lag, for callers in Python."""
+    record(histogram, lag_ns, 1)
 
 
 def _upper_bounds() -> NDArray[numpy.float64]:

@@ -57,6 +57,11 @@ ORDER = (
     "journal.layout",
     "journal.record",
     "journal.day",
+    "replay",
+    "replay.clock",
+    "replay.rate",
+    "replay.status",
+    "replay.controls",
     "testing",
     "cli*",
 )

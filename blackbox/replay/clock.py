@@ -1,0 +1,94 @@
+"""The clock by which a replay is paced: the machine's, or one that a test or a back-test moves by hand."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Final
+
+_COARSE_NS: Final = 300_000
+"""A timed wait on a condition ends up to about this late."""
+_SPIN_NS: Final = 100_000
+"""A sleep ends up to about this late: what is left then is spun."""
+_LONGEST_WAIT_NS: Final = 60_000_000_000
+
+
+class Clock:
+    """The machine's monotonic clock. Used by any thread, waited for by one."""
+
+    def __init__(self) -> None:
+        self._spun_at_ns = 0
+
+    def now_ns(self) -> int:
+        """Nanoseconds since some moment; never goes back."""
+        return time.monotonic_ns()
+
+    def wait(self, condition: threading.Condition, until_ns: int | None) -> None:
+        """Wait on a condition, which the caller holds, until notified or until a time. None: until notified.
+
+        It may return early, so the caller looks again: the last 300 us are slept and spun without the condition, so
+        that whoever wants to notify gets it. It ends within some microseconds of `until_ns`. At most half of the time
+        is spun: of waits closer than 100 us to each other some only sleep, and end about 80 us late.
+        """
+        if until_ns is None:
+            condition.wait()
+            return
+        now_ns = time.monotonic_ns()
+        left_ns = until_ns - now_ns
+        if left_ns > _COARSE_NS:
+            condition.wait(min(left_ns - _COARSE_NS, _LONGEST_WAIT_NS) / 1e9)
+            return
+        condition.release()
+        try:
+            if left_ns > _SPIN_NS:
+                time.sleep((left_ns - _SPIN_NS) / 1e9)
+            elif now_ns - self._spun_at_ns < _SPIN_NS:
+                time.sleep(max(0, left_ns) / 1e9)
+            while (now_ns := time.monotonic_ns()) < until_ns:
+                self._spun_at_ns = now_ns
+        finally:
+            condition.acquire()
+
+
+class ManualClock(Clock):
+    """A clock that moves only when told to: by `advance`, or, if `automatic`, to the end of each wait.
+
+    Automatic, a replay runs as fast as it can and yet sees each message at its exact time, the same in every run.
+    """
+
+    def __init__(self, now_ns: int = 0, *, automatic: bool = False) -> None:
+        super().__init__()
+        self._now_ns = now_ns
+        self._automatic = automatic
+        self._lock = threading.Lock()
+        self._waiting: list[threading.Condition] = []
+
+    def now_ns(self) -> int:
+        """Nanoseconds, as the clock was told."""
+        return self._now_ns
+
+    def advance(self, ns: int) -> None:
+        """Move on, and wake those whose time has come. Raises ValueError when `ns` is below 0."""
+        if ns < 0:
+            raise ValueError(f"ns was {ns}, expected 0 or more: time does not go back")
+        with self._lock:
+            self._now_ns += ns
+            waiting = list(self._waiting)
+        for condition in waiting:
+            with condition:
+                condition.notify_all()
+
+    def wait(self, condition: threading.Condition, until_ns: int | None) -> None:
+        """Wait on a condition, which the caller holds, until notified, or until `advance` has moved to a time."""
+        with self._lock:
+            if until_ns is not None:
+                if self._automatic:
+                    self._now_ns = max(self._now_ns, until_ns)
+                if self._now_ns >= until_ns:
+                    return
+            self._waiting.append(condition)
+        try:
+            condition.wait()
+        finally:
+            with self._lock:
+                self._waiting.remove(condition)
