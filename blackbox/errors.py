@@ -51,3 +51,7 @@ class CallbackError(SubscriberError):
 
 class JournalError(BlackBoxError):
     """A recording cannot be written or read: the disk is full, a file is missing or damaged, another owns it."""
+
+
+class ControlError(BlackBoxError):
+    """A replay refused a request to steer it, or did not answer."""

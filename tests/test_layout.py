@@ -62,6 +62,8 @@ ORDER = (
     "replay.rate",
     "replay.status",
     "replay.controls",
+    "replay.times",
+    "replay.control_socket",
     "testing",
     "cli*",
 )

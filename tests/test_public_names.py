@@ -15,6 +15,7 @@ NAMES = {
     "BlockError": "blackbox.errors",
     "CallbackError": "blackbox.errors",
     "ConfigError": "blackbox.errors",
+    "ControlError": "blackbox.errors",
     "EndpointError": "blackbox.errors",
     "JournalError": "blackbox.errors",
     "Feed": "blackbox.feed",

@@ -149,7 +149,7 @@ class Controls:
             self._settle()
             self._paused = True
             if not self._ended:
-                self._owed += messages
+                self._owed = min(self._owed + messages, ANY)
             self._tell()
 
     def seek(self, ts_ns: int) -> None:
@@ -238,7 +238,7 @@ class Controls:
         self._rate.add(self._clock.now_ns(), messages)
         if self._granted_steps:
             with self._changed:
-                self._owed += max(0, self._granted_steps - messages)
+                self._owed = min(self._owed + max(0, self._granted_steps - messages), ANY)
                 self._granted_steps = 0
 
     def end(self) -> None:

@@ -1,0 +1,190 @@
+"""Steer a replay from another process: a REP socket that takes JSON, and what asks it.
+
+    {"do": "speed", "value": 10.0}        null: as fast as the consumer takes it
+    {"do": "pause"}   {"do": "resume"}   {"do": "stop"}   {"do": "status"}
+    {"do": "step", "messages": 1}
+    {"do": "seek", "to": "14:30"}         or ns since the epoch, or any ISO 8601 time
+
+The answer is a `ReplayStatus` as JSON, or {"error": "..."}.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+
+import msgspec
+import zmq
+
+from blackbox.endpoint import check_endpoint
+from blackbox.errors import ConfigError, ControlError, EndpointError
+from blackbox.pipe import Pipe
+from blackbox.replay.status import ReplayStatus
+from blackbox.replay.times import market_time_ns
+
+if TYPE_CHECKING:
+    from blackbox.replay.controls import Controls
+
+_MOST_BYTES: Final = 4_096
+_QUEUE_REQUESTS: Final = 16
+_LINGER_MS: Final = 500
+_LARGEST: Final = (1 << 63) - 1
+
+
+class Request(msgspec.Struct, frozen=True, tag_field="do", forbid_unknown_fields=True):
+    """What a client may ask; its name is in the key `do`."""
+
+
+class SetSpeed(Request, frozen=True, tag="speed"):
+    """Set the speed; None: as fast as the consumer takes it."""
+
+    value: float | None
+
+
+class Pause(Request, frozen=True, tag="pause"):
+    """Stand still."""
+
+
+class Resume(Request, frozen=True, tag="resume"):
+    """Go on."""
+
+
+class Step(Request, frozen=True, tag="step"):
+    """Deliver exactly so many messages and stand still."""
+
+    messages: Annotated[int, msgspec.Meta(ge=1, le=_LARGEST)] = 1
+
+
+class Seek(Request, frozen=True, tag="seek"):
+    """Go on from a market time: ns since the epoch, or text as `market_time_ns` takes it."""
+
+    to: Annotated[int, msgspec.Meta(ge=0, le=_LARGEST)] | str
+
+
+class Stop(Request, frozen=True, tag="stop"):
+    """End the replay."""
+
+
+class GetStatus(Request, frozen=True, tag="status"):
+    """Only tell how it does."""
+
+
+_REQUESTS: Final = msgspec.json.Decoder(SetSpeed | Pause | Resume | Step | Seek | Stop | GetStatus)
+
+
+class ControlSocket:
+    """Answers requests to steer a replay, in a thread of its own, from `with` to its end.
+
+    Whoever can reach the endpoint may steer: bind it to 127.0.0.1 or to a path (ipc). Requests of more than 4 KiB
+    are not answered; their sender is disconnected.
+    """
+
+    def __init__(self, controls: Controls, endpoint: str, *, time_zone: str = "UTC") -> None:
+        """`time_zone`: that of times without an offset. Raises ConfigError when the endpoint is not tcp or ipc."""
+        _check(endpoint)
+        self.endpoint = endpoint
+        self._controls = controls
+        self._time_zone = time_zone
+        self._end = Pipe()
+        self._bound: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="blackbox-controls", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Bind the endpoint. Raises EndpointError when it cannot be bound."""
+        self._thread.start()
+        self._bound.result()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.poke()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with zmq.Context() as context, context.socket(zmq.REP) as socket:
+            socket.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
+            socket.set_hwm(_QUEUE_REQUESTS)
+            socket.linger = _LINGER_MS  # for the answer to a stop
+            try:
+                socket.bind(self.endpoint)
+            except zmq.ZMQError as error:
+                what = "is in use" if error.errno == zmq.EADDRINUSE else f"could not be bound: {error.strerror}"
+                self._bound.set_exception(EndpointError(error.errno, f"control endpoint {self.endpoint} {what}"))
+                return
+            self._bound.set_result(None)
+            poller = zmq.Poller()
+            poller.register(socket, zmq.POLLIN)
+            poller.register(self._end.reader, zmq.POLLIN)
+            while self._end.reader not in dict(poller.poll()):
+                socket.send(self._answer(socket.recv_multipart()))
+
+    def _answer(self, frames: list[bytes]) -> bytes:
+        try:
+            if len(frames) != 1:
+                raise ValueError(f"request had {len(frames)} frames, expected 1")
+            self._do(_REQUESTS.decode(frames[0]))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return _error(f'request was not understood: {error}; expected JSON such as {{"do": "pause"}}')
+        except ValueError as error:
+            return _error(str(error))
+        return msgspec.json.encode(self._controls.status())
+
+    def _do(self, request: Request) -> None:
+        controls = self._controls
+        match request:
+            case SetSpeed(value=speed):
+                controls.speed = speed
+            case Pause():
+                controls.pause()
+            case Resume():
+                controls.resume()
+            case Step(messages=messages):
+                controls.step(messages)
+            case Seek(to=str(text)):
+                now = controls.status()
+                controls.seek(market_time_ns(text, now.start_ns, now.stop_ns, self._time_zone))
+            case Seek(to=int(ts_ns)):
+                controls.seek(ts_ns)
+            case Stop():
+                controls.stop()
+
+
+def ask(endpoint: str, request: Request, timeout: float = 2.0) -> ReplayStatus:
+    """Ask a replay's control socket, and return how the replay does then.
+
+    Raises:
+        ConfigError: the endpoint is not tcp or ipc.
+        EndpointError: it cannot be connected.
+        ControlError: the replay refused, or nothing answered within `timeout` seconds.
+    """
+    _check(endpoint)
+    with zmq.Context() as context, context.socket(zmq.REQ) as socket:
+        socket.linger = 0
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            raise EndpointError(error.errno, f"cannot connect to replay {endpoint}: {error.strerror}") from error
+        socket.send(msgspec.json.encode(request))
+        if not socket.poll(int(timeout * 1e3)):
+            raise ControlError(f"no replay answered at {endpoint} within {timeout:g} s")
+        answer = socket.recv()
+    try:
+        document: Any = msgspec.json.decode(answer)
+        if isinstance(document, dict) and "error" in document:
+            raise ControlError(str(document["error"]))
+        return msgspec.convert(document, ReplayStatus)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ControlError(f"{endpoint} answered something else than a replay does: {error}") from error
+
+
+def _check(endpoint: str) -> None:
+    check_endpoint(endpoint)
+    if endpoint.startswith("inproc://"):
+        raise ConfigError(f"endpoint was {endpoint!r}, expected tcp:// or ipc://: a replay is steered from elsewhere")
+
+
+def _error(text: str) -> bytes:
+    return msgspec.json.encode({"error": text})
