@@ -9,6 +9,7 @@ import pytest
 
 ORDER = (
     "journal",
+    "replay",
     "errors",
     "schema",
     "settings",
@@ -57,12 +58,9 @@ ORDER = (
     "journal.layout",
     "journal.record",
     "journal.day",
-    "replay",
+    "journal.codec",
     "replay.clock",
-    "replay.rate",
-    "replay.status",
     "replay.controls",
-    "replay.times",
     "replay.control_socket",
     "testing",
     "cli*",
