@@ -62,6 +62,8 @@ ORDER = (
     "journal.mapping",
     "journal.scan",
     "journal.segment",
+    "journal.merge",
+    "journal.chunks",
     "replay.clock",
     "replay.controls",
     "replay.control_socket",
