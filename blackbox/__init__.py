@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from blackbox.feed import Feed
     from blackbox.publisher import Publisher
+    from blackbox.recording import Recording
     from blackbox.schema import Schema
     from blackbox.source import Source
     from blackbox.subscriber import Subscriber
@@ -48,6 +49,7 @@ __all__ = [
     "NotConfirmedError",
     "Publisher",
     "PublisherError",
+    "Recording",
     "Schema",
     "SlowSubscriberError",
     "Source",
@@ -63,6 +65,7 @@ _MODULE_OF = {
     "Feed": "feed",
     "Message": "batch",
     "Publisher": "publisher",
+    "Recording": "recording",
     "Schema": "schema",
     "Source": "source",
     "Subscriber": "subscriber",

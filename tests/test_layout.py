@@ -64,6 +64,7 @@ ORDER = (
     "journal.segment",
     "journal.merge",
     "journal.chunks",
+    "recording",
     "replay.clock",
     "replay.controls",
     "replay.control_socket",

@@ -24,6 +24,7 @@ NAMES = {
     "NotConfirmedError": "blackbox.errors",
     "Publisher": "blackbox.publisher",
     "PublisherError": "blackbox.errors",
+    "Recording": "blackbox.recording",
     "Schema": "blackbox.schema",
     "SlowSubscriberError": "blackbox.errors",
     "Source": "blackbox.source",

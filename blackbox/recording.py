@@ -1,0 +1,218 @@
+"""Read one recorded day: its blocks in order, chosen by topic and time, while it is recorded or afterwards."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, Self
+from zoneinfo import ZoneInfo
+
+import numpy
+
+from blackbox.errors import ConfigError, JournalError
+from blackbox.journal.chunks import Chunk, Clock, Query, read_chunks
+from blackbox.journal.day import Manifest, as_journal_error, day_end_ns
+from blackbox.journal.segment import NO_GOOD_RECORD, Damage, Segment
+from blackbox.schema import RAW, Schema, load_schema
+
+_log = logging.getLogger(__name__)
+
+Time = int | datetime.datetime | str
+"""A time: ns since the epoch; an aware datetime; or text, see `Recording.time`."""
+
+_SLICE: Final = re.compile(r"slice-(\d{5})")
+_SEGMENT: Final = re.compile(r"(\d{6,})\.journal")
+_CLOCKS: Final = ("ts_event", "ts_out", "ts_recv")
+
+
+class Recording:
+    """One feed's recorded day, read in place.
+
+    Attributes: `path`, its directory; `feed`; `date`, of the session; `schema` of the payloads, RAW when the feed's is
+    not registered here; `damage`, what was found to be unreadable so far, each thing once.
+
+    Nothing is held open but memory maps, which arrays and batches of the recording keep alive. It may be written while
+    it is read: what is there is what was there when it was opened, until `refresh`. From one thread at a time.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        """Wrap a day's directory; others use `open`."""
+        self.path = path
+        self.feed, self.date = manifest.feed, manifest.date
+        self.damage: list[Damage] = []
+        self._told: set[Damage] = set()
+        try:
+            self.schema: Schema = load_schema(manifest.feed.schema)
+        except ConfigError as error:
+            _log.warning("%s: %s; payloads are read as plain bytes", path, error)
+            self.schema = RAW
+        self._slices: dict[int, list[Segment]] = {}
+        self.refresh()
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """Open a day's directory, the one with the `manifest.json`.
+
+        Raises JournalError naming what is missing, damaged or of another format. Only a damaged record is none: it is
+        left out and told in `damage`.
+        """
+        directory = Path(path)
+        return cls(directory, Manifest.read(directory))
+
+    def __repr__(self) -> str:
+        return f"Recording({self.feed.name!r}, {self.date}, {str(self.path)!r})"
+
+    def refresh(self) -> None:
+        """Take in what was recorded since. Chunks and batches that are being read go on as they were."""
+        try:
+            names = {path.name: sorted(child.name for child in path.iterdir()) for path in self.path.glob("slice-*")}
+        except OSError as error:
+            raise as_journal_error(error, f"recording {self.path} cannot be read") from error
+        for name in sorted(names):
+            match = _SLICE.fullmatch(name)
+            if match is None or int(match[1]) >= len(self.feed.slices):
+                self._tell(Damage(self.path / name, 0, 0, "the manifest has no such slice"))
+                continue
+            found = sorted(int(file[1]) for file in map(_SEGMENT.fullmatch, names[name]) if file)
+            self._refresh_slice(int(match[1]), self.path / name, found)
+
+    def chunks(
+        self,
+        prefix: bytes = b"",
+        start: Time | None = None,
+        stop: Time | None = None,
+        slices: Iterable[int] | None = None,
+        by: Clock = "ts_event",
+        *,
+        epoch: int | None = None,
+        first_sequence: int | None = None,
+    ) -> Iterator[Chunk]:
+        """The records that may hold such messages (see `batches`), as they are stored, many at a time.
+
+        In merge order (see `blackbox.journal.merge`). What index and heads show not to match is passed over; bodies are
+        not looked at. Memory behind a chunk is given back when the next is asked for.
+        """
+        query = self._query(prefix, start, stop, by, epoch, first_sequence)
+        return read_chunks(self._wanted(prefix, slices), query, self._tell)
+
+    def time(self, value: Time) -> int:
+        """A time in ns since the epoch.
+
+        Text is an ISO date-time, in the feed's time zone if it names none, or `HH:MM[:SS[.fraction]]`: that time of the
+        session, in the feed's time zone. Fractions have up to nine digits.
+
+        Raises ValueError for other text or a datetime without a time zone, TypeError for anything else.
+        """
+        if isinstance(value, int | numpy.integer) and not isinstance(value, bool):
+            return int(value)
+        if isinstance(value, datetime.datetime):
+            if value.tzinfo is None:
+                raise ValueError(f"time was {value!r}, expected a datetime with a time zone")
+            return _ns_of(value)
+        if isinstance(value, str):
+            return self._time_of_text(value)
+        raise TypeError(f"time was {value!r}, expected ns since the epoch, a datetime or text")
+
+    def _time_of_text(self, text: str) -> int:
+        parts = _TIME.fullmatch(text.strip())
+        zone = ZoneInfo(self.feed.time_zone)
+        try:
+            if parts is None:
+                raise ValueError(text)
+            fraction = int((parts["fraction"] or "").ljust(9, "0"))
+            if parts["date"] is not None:
+                moment = datetime.datetime.fromisoformat(parts["date"] + parts["time"] + (parts["zone"] or ""))
+                return _ns_of(moment if moment.tzinfo else moment.replace(tzinfo=zone)) + fraction
+            clock = datetime.time.fromisoformat(parts["time"] + (parts["zone"] or ""))
+            if clock.tzinfo is not None:
+                raise ValueError(text)
+        except ValueError:
+            raise ValueError(
+                f"time was {text!r}, expected an ISO date-time such as '2026-11-21T14:30', or HH:MM[:SS[.fraction]]"
+            ) from None
+        end = day_end_ns(self.feed, self.date)
+        begin = day_end_ns(self.feed, self.date - datetime.timedelta(1))
+        for day in (self.date, self.date - datetime.timedelta(1), self.date + datetime.timedelta(1)):
+            at = _ns_of(datetime.datetime.combine(day, clock, zone)) + fraction
+            if begin <= at < end:
+                return at
+        return _ns_of(datetime.datetime.combine(self.date, clock, zone)) + fraction
+
+    def _refresh_slice(self, slice_id: int, directory: Path, numbers: list[int]) -> None:
+        before = {segment.number: segment for segment in self._slices.get(slice_id, [])}
+        last = max(before, default=-1)
+        segments = []
+        expected = 0
+        for number in numbers:
+            if number > expected:
+                what = f"{number - expected} segment{'s' * (number > expected + 1)} missing, from this one on"
+                self._tell(Damage(directory / f"{expected:06d}.journal", 0, 0, what))
+            expected = number + 1
+            known = before.get(number)
+            if known is None:
+                known = Segment(directory / f"{number:06d}.journal", slice_id, number, self.feed.key_bytes)
+            elif number == last:
+                known = known.refreshed()
+            segments.append(known)
+        if gone := [number for number in before if number not in numbers]:
+            raise JournalError(f"{directory} has lost segment {gone[0]:06d} since it was opened")
+        for segment in segments:
+            for damage in segment.damage:
+                self._tell(damage)
+        for segment in segments[:-1]:
+            if segment.torn_bytes:
+                self._tell(Damage(segment.path, segment.whole_bytes, segment.torn_bytes, NO_GOOD_RECORD))
+        self._slices[slice_id] = segments
+
+    def _query(
+        self,
+        prefix: bytes,
+        start: Time | None,
+        stop: Time | None,
+        by: Clock,
+        epoch: int | None,
+        first_sequence: int | None,
+    ) -> Query:
+        if by not in _CLOCKS:
+            raise ValueError(f"by was {by!r}, expected one of: {', '.join(_CLOCKS)}")
+        if epoch is not None and not 0 <= epoch < 1 << 64:
+            raise ValueError(f"epoch was {epoch}, expected 0 to 2^64 - 1")
+        return Query(
+            self.feed.key_bytes,
+            prefix,
+            None,
+            None if start is None else self.time(start),
+            None if stop is None else self.time(stop),
+            by,
+            epoch,
+            first_sequence,
+        )
+
+    def _wanted(self, prefix: bytes, slices: Iterable[int] | None) -> list[list[Segment]]:
+        """The segments of each slice that may hold such topics."""
+        wanted = set(range(len(self.feed.slices)) if slices is None else slices)
+        if unknown := sorted(wanted.difference(range(len(self.feed.slices)))):
+            raise ValueError(f"slices had {unknown[0]}, expected 0 to {len(self.feed.slices) - 1}")
+        return [self._slices[i] for i in self.feed.slices_for(prefix) if i in wanted and i in self._slices]
+
+    def _tell(self, damage: Damage) -> None:
+        if damage not in self._told:
+            self._told.add(damage)
+            self.damage.append(damage)
+            _log.warning("%s", damage)
+
+
+_TIME: Final = re.compile(
+    r"(?P<date>\d{4}-\d\d-\d\d[T ])?(?P<time>\d\d:\d\d(:\d\d)?)"
+    r"((?<=:\d\d:\d\d)[.,](?P<fraction>\d{1,9}))?(?P<zone>Z|[+-]\d\d:?\d\d)?"
+)
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def _ns_of(moment: datetime.datetime) -> int:
+    since = moment.astimezone(datetime.UTC) - _EPOCH  # exact: a float of seconds would not be
+    return (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1_000

@@ -1,0 +1,252 @@
+"""The journal format once more, written by hand from its description: slow, obvious, sharing no code with the core."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lz4.block
+import xxhash
+import zstandard
+
+from blackbox import Feed
+from blackbox.feed import Slice
+from tests import wire
+
+HEAD = struct.Struct("<8sHHIq36x")
+RECORD = struct.Struct("<qIIB3xI")
+ENTRY = struct.Struct("<14q8x4x")
+SPAN = 64 << 10
+NEVER = (1 << 63) - 1
+
+
+class Row(NamedTuple):
+    """One message, as it is told to a journal and as it is read back."""
+
+    topic: bytes
+    payload: bytes
+    ts_event: int = 0
+
+
+class Told(NamedTuple):
+    """One message of a recording, with all that is known of it."""
+
+    slice_id: int
+    epoch: int
+    sequence: int
+    ts_out: int
+    ts_recv: int
+    topic: bytes
+    payload: bytes
+    ts_event: int
+
+
+@dataclass(frozen=True)
+class Put:
+    """One block to be recorded."""
+
+    rows: tuple[Row, ...]
+    sequence: int = 0
+    ts_out: int = 0
+    ts_recv: int = 0
+    epoch: int = 1
+    first_row: int = 0
+    codec: int = 0
+    schema: int = 0
+    flags: int = wire.CHECKSUM
+
+    def block(self, slice_id: int) -> tuple[bytes, bytes]:
+        """Header and body, as they travel."""
+        topics = list(dict.fromkeys(row.topic for row in self.rows))
+        sizes = {len(row.payload) for row in self.rows}
+        fixed = len(sizes) == 1
+        body = wire.body_of(
+            [row.ts_event for row in self.rows],
+            [topics.index(row.topic) for row in self.rows],
+            topics,
+            [row.payload for row in self.rows],
+            fixed,
+        )
+        checksummed = bool(self.flags & wire.CHECKSUM)
+        return wire.sealed(
+            body,
+            flags=self.flags | (wire.FIXED if fixed else 0),
+            schema=self.schema,
+            slice_id=slice_id,
+            count=len(self.rows),
+            epoch=self.epoch,
+            sequence=self.sequence,
+            ts_out=self.ts_out,
+            topics=len(topics),
+            topic_bytes=sum(map(len, topics)),
+            stride=len(self.rows[0].payload) if fixed else 0,
+            **({} if checksummed else {"body_checksum": 0}),
+        )
+
+    def told(self, slice_id: int) -> list[Told]:
+        """Its messages, but those before the first row."""
+        return [
+            Told(slice_id, self.epoch, self.sequence + i, self.ts_out, self.ts_recv, *row)
+            for i, row in enumerate(self.rows)
+            if i >= self.first_row
+        ]
+
+
+def record_of(put: Put, slice_id: int) -> bytes:
+    """A record, up to a multiple of 32."""
+    header, body = put.block(slice_id)
+    stored = packed(put.codec, body)
+    head = RECORD.pack(put.ts_recv, len(stored), put.first_row, put.codec, wire.checksum(stored)) + header
+    record = b"BREC" + struct.pack("<I", wire.checksum(head)) + head + stored
+    return record + bytes(-len(record) % 32)
+
+
+def packed(codec: int, body: bytes) -> bytes:
+    if codec == 1:
+        data: bytes = lz4.block.compress(body, store_size=False)
+        return data
+    return zstandard.compress(body) if codec == 2 else body
+
+
+def file_head(magic: bytes, slice_id: int, number: int, created: int = 0) -> bytes:
+    head = HEAD.pack(magic, 1, slice_id, number, created)
+    return head + struct.pack("<I", wire.checksum(head))
+
+
+def key_bit(key: bytes) -> int:
+    return 1 << (xxhash.xxh3_64_intdigest(key) % 64)
+
+
+@dataclass
+class Segment:
+    """A segment that is being written, and its index."""
+
+    path: Path
+    slice_id: int
+    number: int
+    key_bytes: int
+    puts: list[Put] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)
+    """Where each record starts and ends."""
+
+    def __post_init__(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_bytes(file_head(b"BBOXJRNL", self.slice_id, self.number))
+
+    def append(self, *puts: Put) -> None:
+        with self.path.open("ab") as file:
+            for put in puts:
+                start = file.tell()
+                file.write(record_of(put, self.slice_id))
+                self.puts.append(put)
+                self.places.append((start, file.tell()))
+
+    def entries(self) -> list[bytes]:
+        """All index entries of what is there, the last one too."""
+        groups: list[list[int]] = []
+        for i, put in enumerate(self.puts):
+            last = groups[-1] if groups else []
+            room = last and self.places[last[-1]][1] - self.places[last[0]][0] < SPAN
+            if room and self.puts[last[0]].epoch == put.epoch:
+                last.append(i)
+            else:
+                groups.append([i])
+        return [self._entry(group) for group in groups]
+
+    def write_index(self, entries: int | None = None) -> None:
+        """Write the index, or only the first `entries` of it."""
+        data = file_head(b"BBOXINDX", self.slice_id, self.number) + b"".join(self.entries()[:entries])
+        self.path.with_suffix(".index").write_bytes(data)
+
+    def _entry(self, group: list[int]) -> bytes:
+        puts = [self.puts[i] for i in group]
+        events = [row.ts_event for put in puts for row in put.rows[put.first_row :]]
+        keys = 0
+        for put in puts:
+            keys |= key_bit(put.rows[0].topic[: self.key_bytes])
+        words = [
+            self.places[group[0]][0],
+            self.places[group[-1]][1],
+            len(group),
+            len(events),
+            min(put.ts_out for put in puts),
+            max(put.ts_out for put in puts),
+            min(put.ts_recv for put in puts),
+            max(put.ts_recv for put in puts),
+            min(events),
+            max(events),
+            _signed(puts[0].epoch),
+            _signed(keys),
+            min(put.sequence + put.first_row for put in puts),
+            max(put.sequence + len(put.rows) - 1 for put in puts),
+        ]
+        entry = ENTRY.pack(*words)
+        return entry + struct.pack("<I", wire.checksum(entry))
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
+
+
+@dataclass
+class Day:
+    """A day's directory that is being written."""
+
+    path: Path
+    feed: Feed
+    segments: list[Segment] = field(default_factory=list)
+    date: str = "2026-11-20"
+
+    def __post_init__(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        import msgspec
+
+        manifest = {
+            "format": 1,
+            "feed": msgspec.to_builtins(self.feed),
+            "schema": {},
+            "date": self.date,
+            "created_ns": 0,
+            "version": "0.1.0",
+        }
+        (self.path / "manifest.json").write_text(json.dumps(manifest))
+
+    def segment(self, slice_id: int = 0) -> Segment:
+        """The next segment of a slice."""
+        number = sum(segment.slice_id == slice_id for segment in self.segments)
+        path = self.path / f"slice-{slice_id:05d}" / f"{number:06d}.journal"
+        segment = Segment(path, slice_id, number, self.feed.key_bytes)
+        self.segments.append(segment)
+        return segment
+
+    def put(self, slice_id: int, *puts: Put, index: bool = True) -> Segment:
+        """A segment of a slice with these blocks."""
+        segment = self.segment(slice_id)
+        segment.append(*puts)
+        if index:
+            segment.write_index()
+        return segment
+
+    def told(self) -> list[Told]:
+        """All messages, in the order in which they are read: (largest ts_out of the slice so far, slice, place)."""
+        latest: dict[int, int] = {}
+        found: list[tuple[int, int, int, list[Told]]] = []
+        for segment in self.segments:
+            for put in segment.puts:
+                slice_id = segment.slice_id
+                latest[slice_id] = max(latest.get(slice_id, 0), put.ts_out)
+                found.append((latest[slice_id], slice_id, len(found), put.told(slice_id)))
+        return [message for *_, messages in sorted(found, key=lambda item: item[:3]) for message in messages]
+
+
+def feed_of(slices: int = 1, key_bytes: int = 0, **settings: Any) -> Feed:
+    """A feed that nobody publishes; of several slices, slice `i` has the topics that start with the letter `A` + i."""
+    parts = (
+        (Slice(endpoints=("inproc://recorded-0",)),)
+        if slices == 1
+        else tuple(Slice(endpoints=(f"inproc://recorded-{i}",), prefixes=(chr(65 + i),)) for i in range(slices))
+    )
+    return Feed(name="recorded", key_bytes=key_bytes, slices=parts, **settings)
