@@ -174,7 +174,7 @@ def _add_delivery(at: WorkerAt, slot: int, callback: int, rows: int, count: int)
 
 
 @inner
-def _select(at: WorkerAt, table: WorkerTableAt, slot: int, rows_used: int) -> int:
+def select(at: WorkerAt, table: WorkerTableAt, slot: int, rows_used: int) -> int:
     """List the rows of every callback that wants part of the block in `slot`, as deliveries.
 
     Rows that are one match set are used where the slice thread has put them. Returns how many of `rows` are in use now;
@@ -346,7 +346,7 @@ def _take(at: WorkerAt, table: WorkerTableAt, rows_used: int) -> int:
         msg_init(slot + part)
         msg_move(slot + part, at.scratch + SLOT_AT + part)
     before = state[DELIVERIES]
-    used = _select(at, table, state[BLOCKS], rows_used)
+    used = select(at, table, state[BLOCKS], rows_used)
     if used < 0:
         for part in range(0, SLOT_BYTES, MESSAGE_BYTES):
             msg_move(at.scratch + SLOT_AT + part, slot + part)
@@ -366,12 +366,12 @@ def _take(at: WorkerAt, table: WorkerTableAt, rows_used: int) -> int:
 
 
 @inner
-def _run_compiled(at: WorkerAt, table: WorkerTableAt) -> int:
-    """Run the compiled callbacks of the burst; leave the deliveries of Python ones and return their number."""
+def run_compiled(at: WorkerAt, table: WorkerTableAt, first: int) -> int:
+    """Run the compiled callbacks of the deliveries from `first` on; leave those of Python ones, return their number."""
     state = int64s_at(at.state, STATE_WORDS)
     functions = int64s_at(table.functions, table.total + 1)
-    left = 0
-    for i in range(state[DELIVERIES]):
+    left = first
+    for i in range(first, state[DELIVERIES]):
         delivery = at.deliveries + 8 * DELIVERY_WORDS * i
         callback = int64s_at(delivery, DELIVERY_WORDS)[CALLBACK]
         if functions[callback] == 0:
@@ -422,7 +422,7 @@ def collect(at: WorkerAt, table: WorkerTableAt) -> int:
         state[LAST] = status == ENDED
         taken = state[BLOCKS]
         if taken > 0:
-            if _run_compiled(at, table) > 0 or state[RAISED] != 0:
+            if run_compiled(at, table, numpy.int64(0)) > 0 or state[RAISED] != 0:
                 return DELIVER
             close_messages(state[BURST], 2 * taken)
             state[BLOCKS] = 0

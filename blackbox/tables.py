@@ -64,13 +64,17 @@ class Table:
         upstream: frozenset[bytes],
         workers: int,
         slice_id: int,
+        within: bytes = b"",
     ) -> None:
+        """What `callbacks` want of the topics that start with `within`."""
         self.version = version
         self.upstream = upstream
+        worker_of = [callback.worker % workers if workers else 0 for callback in callbacks]
         self.keys: Trie = build_trie(sorted(upstream))
         by_prefix: dict[bytes, list[int]] = {}
         for number, callback in enumerate(callbacks):
-            by_prefix.setdefault(callback.prefix, []).append(number)
+            if callback.prefix.startswith(within) or within.startswith(callback.prefix):
+                by_prefix.setdefault(max(callback.prefix, within, key=len), []).append(number)
         prefixes = sorted(by_prefix)
         self.topics: Trie = build_trie(prefixes)
         sets = [
@@ -79,12 +83,12 @@ class Table:
         ]
         self.set_workers: NDArray[numpy.uint64] = numpy.zeros(len(sets), numpy.uint64)
         for place, members in enumerate(sets):
-            self.set_workers[place] = sum(1 << w for w in {callbacks[n].worker for n in members})
+            self.set_workers[place] = sum(1 << w for w in {worker_of[n] for n in members})
         self.workers = [
             WorkerTable(
                 version,
                 callbacks,
-                [[n for n in s if callbacks[n].worker == worker] for s in sets],
+                [[n for n in s if worker_of[n] == worker] for s in sets],
                 slice_id,
             )
             for worker in range(workers)
@@ -92,7 +96,7 @@ class Table:
         self._callbacks_of_set = numpy.zeros((1 + workers, len(sets)), numpy.int64)
         for place, members in enumerate(sets):
             for number in members:
-                self._callbacks_of_set[1 + callbacks[number].worker, place] += 1
+                self._callbacks_of_set[1 + worker_of[number], place] += 1
         self._callbacks_of_set[0] = self._callbacks_of_set[1:].sum(axis=0)
         self._set_counts = numpy.zeros(len(sets), numpy.int64)
         self.at = TableAt(

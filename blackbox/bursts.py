@@ -1,0 +1,217 @@
+"""Bursts of blocks, and how their messages get to callbacks: what a worker and a replay have in common."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox import collect
+from blackbox.batch import Batch, Opened
+from blackbox.callbacks import Callback, CompiledCallback
+from blackbox.counters import Count, WorkerCount
+from blackbox.errors import CallbackError
+from blackbox.foreign import foreign_array
+from blackbox.layout import MAX_BODY_BYTES
+from blackbox.tables import WorkerTable
+from blackbox.zmqlib import close_messages
+
+if TYPE_CHECKING:
+    from blackbox.schema import Schema
+
+_FIRST_ROWS = 1 << 16
+_MIN_DELIVERIES = 256
+_LEAST_ROW_BYTES = 12
+"""Bytes that a message takes in a body, at least."""
+
+_identity: NDArray[numpy.int32] = numpy.empty(0, numpy.int32)
+_identity_lock = threading.Lock()
+
+
+def _identity_rows() -> NDArray[numpy.int32]:
+    """0, 1, 2 … as row numbers for callbacks that get all of a block. Shared; read only."""
+    global _identity  # noqa: PLW0603 - made once, when the first worker starts
+    with _identity_lock:
+        if not len(_identity):
+            _identity = numpy.arange(MAX_BODY_BYTES // _LEAST_ROW_BYTES, dtype=numpy.int32)
+            _identity.flags.writeable = False
+    return _identity
+
+
+class Burst:
+    """Blocks taken off the queue together; every view on one of them keeps it.
+
+    While `blocks` is 0 it is there to be filled again. Kept by a callback, it frees them with the last view; `alive` is
+    what must live as long, where bodies lie in memory of others.
+    """
+
+    __slots__ = ("_memory", "address", "alive", "blocks")
+
+    def __init__(self) -> None:
+        self._memory = numpy.zeros(collect.BURST_BLOCKS * collect.SLOT_BYTES // 8, numpy.int64)
+        self.address = self._memory.ctypes.data
+        self.alive: object = None
+        self.blocks = 0
+
+    def __del__(self) -> None:
+        if self.blocks and not sys.is_finalizing():  # an interpreter that ends can no longer call compiled code
+            close_messages(self.address, 2 * self.blocks)
+
+
+class Bursts:
+    """Compiled code fills a burst and lists deliveries; this gives those of Python callbacks to them.
+
+    What a callback raised goes to `on_error`, which says whether to go on; `quit` is True once it said no. `is_over`:
+    then, and when the owner says so.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        counters: NDArray[numpy.int64],
+        on_error: Callable[[CallbackError], bool],
+        is_terminated: Callable[[], bool],
+    ) -> None:
+        self.state = numpy.zeros(collect.STATE_WORDS, numpy.int64)
+        self.scratch = numpy.zeros(collect.SCRATCH_WORDS, numpy.int64)
+        self.burst = Burst()
+        self.quit = False
+        self._schema = schema if schema.schema_id else None
+        self._counters = counters
+        self._on_error = on_error
+        self._is_terminated = is_terminated
+        self._call = numpy.zeros(collect.CALL_WORDS, numpy.int64)
+        self._rows = numpy.zeros(_FIRST_ROWS, numpy.int32)
+        self._slots = numpy.zeros((collect.BURST_BLOCKS, collect.PLACE_WORDS), numpy.int64)
+
+    def grow(self) -> None:
+        """Make room for the rows that the block at hand needs. `addresses` anew after this."""
+        self._rows = numpy.zeros(2 * int(self.state[collect.ROWS_NEEDED]), numpy.int32)
+
+    def addresses(
+        self,
+        table: WorkerTable,
+        dealer: int,
+        words: NDArray[numpy.int64],
+        lags: NDArray[numpy.int64],
+        slice_counts: NDArray[numpy.int64],
+    ) -> collect.WorkerAt:
+        """All of this for compiled code, with scratch for a table's callbacks."""
+        self._table = table
+        callbacks = table.at.total
+        self._deliveries = numpy.zeros((max(_MIN_DELIVERIES, 2 * callbacks), collect.DELIVERY_WORDS), numpy.int64)
+        self._counts = numpy.zeros(len(table.callbacks) + 1, numpy.int64)
+        self._places = numpy.zeros(len(table.callbacks) + 1, numpy.int64)
+        self._touched = numpy.zeros(len(table.callbacks) + 1, numpy.int32)
+        self._callbacks_raised = numpy.zeros(len(table.callbacks) + 1, numpy.int32)
+        self._raises = numpy.zeros(len(table.callbacks) + 1, numpy.int64)
+        self.state[collect.BURST] = self.burst.address
+        return collect.WorkerAt(
+            dealer,
+            words.ctypes.data,
+            self._counters.ctypes.data,
+            lags.ctypes.data,
+            self.state.ctypes.data,
+            self.scratch.ctypes.data,
+            self._deliveries.ctypes.data,
+            len(self._deliveries),
+            self._rows.ctypes.data,
+            len(self._rows),
+            _identity_rows().ctypes.data,
+            self._counts.ctypes.data,
+            self._places.ctypes.data,
+            self._touched.ctypes.data,
+            self._callbacks_raised.ctypes.data,
+            self._raises.ctypes.data,
+            self._call.ctypes.data,
+            self._slots.ctypes.data,
+            slice_counts[Count.SMALLEST_LAG :].ctypes.data,
+        )
+
+    def close(self) -> None:
+        """Free what the burst still holds. For when no compiled code uses it any more."""
+        close_messages(self.burst.address, 2 * int(self.state[collect.BLOCKS]))
+        self.state[collect.BLOCKS] = 0
+
+    def deliver(self) -> None:
+        """Give the burst's deliveries to their callbacks."""
+        burst = self.burst
+        unshared = sys.getrefcount(burst)  # how many that is depends on the interpreter
+        try:
+            self._run_callbacks(burst)
+        finally:
+            if sys.getrefcount(burst) > unshared:
+                burst.blocks = int(self.state[collect.BLOCKS])
+                self.state[collect.BLOCKS] = 0
+                alive = burst.alive
+                self.burst = Burst()
+                self.burst.alive = alive
+                self.state[collect.BURST] = self.burst.address
+
+    def _run_callbacks(self, burst: Burst) -> None:
+        counters = self._counters.data  # a memoryview: single items of an array are slow
+        deliveries = self._deliveries[: self.state[collect.DELIVERIES]].tolist()
+        slots = self._slots[: self.state[collect.BLOCKS]].tolist()
+        last = {callback: place for place, (_, callback, _, _) in enumerate(deliveries)}
+        opened: dict[int, Opened] = {}
+        for place, (slot, number, rows, count) in enumerate(deliveries):
+            if self.is_over():
+                return
+            callback = self._table.callbacks[number]
+            if not callback.active:
+                counters[WorkerCount.UNWANTED] += count
+                continue
+            if slot not in opened:
+                envelope, body, body_bytes = slots[slot]
+                opened[slot] = Opened(burst, envelope, body, body_bytes, self._schema)
+            at = opened[slot]
+            batch = Batch(at.block, self._rows_of(burst, rows, count, at.block.count), at, last[number] == place)
+            counters[WorkerCount.BUSY_SINCE] = time.time_ns()
+            counters[WorkerCount.DELIVERED] += callback.give(batch, self._raised, self.is_over)
+            counters[WorkerCount.BATCHES] += 1
+            counters[WorkerCount.BUSY_SINCE] = 0
+
+    def is_over(self) -> bool:
+        """Whether the rest of what is at hand is not to be delivered."""
+        return self.quit or self._is_terminated()
+
+    def _rows_of(self, burst: Burst, address: int, rows: int, count: int) -> NDArray[numpy.int32] | None:
+        """A batch's rows: None for all; on the burst's own memory, or copied out of this worker's scratch."""
+        if address == collect.ALL_ROWS:
+            return None if rows == count else numpy.arange(count - rows, count, dtype=numpy.int32)
+        view = foreign_array(burst, address, rows, "<i4")
+        start = self._rows.ctypes.data
+        return view.copy() if start <= address < start + self._rows.nbytes else view
+
+    def _raised(self, callback: Callback, error: BaseException, messages: int) -> bool:
+        self._counters[WorkerCount.ERRORS] += 1
+        self._counters[WorkerCount.FAILED] += messages
+        failure = CallbackError(
+            f"callback {callback.name} for {callback.prefix!r} raised {type(error).__name__}: {error}"
+        )
+        failure.__cause__ = error
+        self.quit = not self._on_error(failure)
+        return not self.quit
+
+    def compiled_raised(self) -> None:
+        """Tell of each compiled callback that raised in the burst, in the order in which they did."""
+        raised = self._callbacks_raised[: self.state[collect.RAISED]].tolist()
+        self.state[collect.RAISED] = 0
+        for number in raised:
+            times = int(self._raises[number])
+            self._raises[number] = 0
+            callback = self._table.callbacks[number]
+            assert isinstance(callback, CompiledCallback)
+            if not self.quit:
+                self.quit = not self._on_error(
+                    CallbackError(
+                        f"compiled callback {callback.name} for {callback.prefix!r} raised an exception"
+                        f"{f' {times} times' if times > 1 else ''} "
+                        "(compiled code cannot say which; an index out of range is the usual one)"
+                    )
+                )
