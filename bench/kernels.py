@@ -18,6 +18,7 @@ from blackbox.counters import Count
 from blackbox.envelope import envelope_bytes
 from blackbox.guards import Sequences
 from blackbox.handover import group_by_set, match_topics
+from blackbox.sink import NO_SINK
 from blackbox.slice_memory import SliceAt, TableAt
 from blackbox.tables import Table
 from blackbox.topics import Numbering, Trie
@@ -55,6 +56,7 @@ def _subject() -> tuple[Any, ...]:
         *(0, 0, 0, 0),
         conflation.at,
         *(0, 0),
+        NO_SINK,
     )
     head = numpy.frombuffer(bytearray(block.header), numpy.uint8)
     envelope = numpy.zeros(envelope_bytes(block.topic_count, block.count), numpy.uint8)

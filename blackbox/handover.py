@@ -11,6 +11,7 @@ import numpy
 
 from blackbox.atoms import (
     bytes_at,
+    call_with_address,
     copy_bytes,
     inner,
     int32s_at,
@@ -36,6 +37,9 @@ from blackbox.envelope import (
     parts_at,
 )
 from blackbox.layout import FLAG_FIXED, HEADER_BYTES, body_layout
+from blackbox.sink import BLOCK, BODY, BODY_BYTES, HEAD, IDLE, KIND, SINK_WORDS
+from blackbox.sink import FIRST_ROW as FIRST_ROW_WORD
+from blackbox.sink import TS_RECV as TS_RECV_WORD
 from blackbox.slice_memory import (
     COPY_AT,
     ENVELOPE_AT,
@@ -65,6 +69,7 @@ from blackbox.zmqlib import (
     msg_init,
     msg_init_size,
     msg_send,
+    msg_size,
     now_ns,
     poke,
     wait_readable,
@@ -257,7 +262,7 @@ def group_by_set(table: TableAt, header: Header, body: int, envelope: int, first
 
 
 @inner
-def _due(table: TableAt, header: Header, envelope: int, first_row: int, whose: int) -> int:
+def due_of(table: TableAt, header: Header, envelope: int, first_row: int, whose: int) -> int:
     """Deliveries that a grouped block means, for all workers (`whose` 0) or for worker `whose` - 1."""
     callbacks = int64s_at(table.callbacks_of_set + 8 * table.sets * whose, table.sets)
     made = int64s_at(envelope + WORDS_AT, WORDS)[PARTS]
@@ -270,6 +275,28 @@ def _due(table: TableAt, header: Header, envelope: int, first_row: int, whose: i
         size = numpy.int64(parts[PART_WORDS * part + 2]) - parts[PART_WORDS * part + 1]
         due += size * callbacks[parts[PART_WORDS * part]]
     return due
+
+
+@inner
+def _sink_block(at: SliceAt, head: int, body_message: int, first_row: int, now: int) -> int:
+    words = int64s_at(at.sink.words, SINK_WORDS)
+    words[KIND] = BLOCK
+    words[HEAD] = head
+    words[BODY] = msg_data(body_message)
+    words[BODY_BYTES] = msg_size(body_message)
+    words[FIRST_ROW_WORD] = first_row
+    words[TS_RECV_WORD] = now
+    call_with_address(at.sink.function, at.sink.words)
+    int64s_at(at.counters, _COUNTERS)[_MATCHED] += read_header(head).count - first_row
+    return 0
+
+
+@inner
+def sink_idle(at: SliceAt) -> None:
+    """Tell the sink, if there is one, that nothing more is there now."""
+    if at.sink.function != 0:
+        int64s_at(at.sink.words, SINK_WORDS)[KIND] = IDLE
+        call_with_address(at.sink.function, at.sink.words)
 
 
 @inner
@@ -288,6 +315,8 @@ def dispatch(
 
     `drop`: count its deliveries as dropped instead. After TERMINATE they are counted as due, and nothing else.
     """
+    if at.sink.function != 0:
+        return _sink_block(at, head, body_message, first_row, now)
     header = read_header(head)
     envelope_message = at.scratch + ENVELOPE_AT
     if msg_init_size(envelope_message, envelope_bytes(header.topics, header.count)) != 0:
@@ -307,7 +336,7 @@ def dispatch(
     if wanted != 0:
         counters = int64s_at(at.counters, _COUNTERS)
         counters[_MATCHED] += group_by_set(table, header, body, envelope, first_row)
-        due = _due(table, header, envelope, first_row, numpy.int64(0))
+        due = due_of(table, header, envelope, first_row, numpy.int64(0))
         counters[_DUE] += due
         if drop != 0:
             counters[_DROPPED] += due
@@ -316,7 +345,7 @@ def dispatch(
             if (wanted >> worker) & 1:
                 result = _hand_over(at, worker, header.ts_out, body_message)
                 if result == GIVEN_UP:
-                    counters[_DROPPED] += _due(table, header, envelope, first_row, worker + 1)
+                    counters[_DROPPED] += due_of(table, header, envelope, first_row, worker + 1)
                     result = 0
                 elif result != 0:
                     break

@@ -25,7 +25,7 @@ from blackbox.guards import (
     release,
     settle,
 )
-from blackbox.handover import any_full, die, dispatch, is_over, lag_of, squawk, stuck_ns
+from blackbox.handover import any_full, die, dispatch, is_over, lag_of, sink_idle, squawk, stuck_ns
 from blackbox.layout import FLAG_CONTROL, FLAG_END, FLAG_LINE_B, HEADER_BYTES, HEARTBEAT_KEY, MAX_KEY_BYTES
 from blackbox.slice_memory import (
     ASKED,
@@ -257,12 +257,17 @@ def deliver_held_first(at: SliceAt, table: TableAt, trie: Trie, force: int) -> i
 
 
 @inner
+def _line_of(at: SliceAt, header: Header) -> int:
+    return 1 if header.flags & FLAG_LINE_B and at.sequences.lines > 1 else 0
+
+
+@inner
 def _order(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
     """Judge the checked block at hand by its sequence; deliver what may go: 0 or FAILED."""
     counters = int64s_at(at.counters, _COUNTERS)
     header = read_header(at.scratch + HEAD_AT)
     epoch = numpy.int64(header.epoch)
-    line = 1 if header.flags & FLAG_LINE_B and at.sequences.lines > 1 else 0
+    line = _line_of(at, header)
     key = number_of(at.sequences.keys, msg_data(at.scratch + KEY_AT), msg_size(at.scratch + KEY_AT))
     if key == FULL:
         counters[_UNTRACKED] += header.count
@@ -315,6 +320,7 @@ def _idle(at: SliceAt, table: TableAt, trie: Trie) -> int:
             squawk(at, stuck)
             if at.policy == POLICY_TERMINATE:
                 return die(at)
+    sink_idle(at)
     if now > int64s_at(at.words, WORDS_SHARED)[LOOK_AGAIN_AT]:
         return COMMAND
     waiting = counters[_HELD] > 0 or (at.policy == POLICY_CONFLATE and pending(at) > 0)
@@ -351,14 +357,14 @@ def _is_heartbeat(at: SliceAt, header: Header) -> bool:
     named = msg_size(key) == len(HEARTBEAT_KEY) and text[0] == HEARTBEAT_KEY[0] and text[1] == HEARTBEAT_KEY[1]
     words = int64s_at(at.words, WORDS_SHARED)
     ends = header.flags & FLAG_END != 0 or words[FINISHED_LINES] != 0
-    line = 1 if header.flags & FLAG_LINE_B and at.sequences.lines > 1 else 0
+    line = _line_of(at, header)
     confirmed = words[CONFIRMED_LINES] >> line & 1 != 0
     return named and confirmed and not ends and is_current(at.sequences, numpy.int64(header.epoch))
 
 
 @inner
 def _heartbeat(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, header: Header, now: int) -> int:
-    line = 1 if header.flags & FLAG_LINE_B and at.sequences.lines > 1 else 0
+    line = _line_of(at, header)
     epoch = numpy.int64(header.epoch)
     enter_epoch(at.sequences, epoch, line, now)
     body = msg_data(at.scratch + BODY_AT)

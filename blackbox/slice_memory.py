@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 from blackbox.guards import HELD_BLOCKS, SequencesAt
 from blackbox.layout import HEADER_BYTES
+from blackbox.sink import SinkAt
 from blackbox.topics import NumberingAt
 from blackbox.zmqlib import EVENTS_SCRATCH_WORDS, MESSAGE_BYTES
 
@@ -123,6 +124,7 @@ class SliceAt(NamedTuple):
     """None: the policy is another, and nothing of conflation is compiled."""
     max_lag_ns: int
     grace_ns: int
+    sink: SinkAt
 
 
 class TableAt(NamedTuple):

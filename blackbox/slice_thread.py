@@ -39,6 +39,7 @@ from blackbox.layout import (
 )
 from blackbox.memory import shared_array
 from blackbox.pipe import Pipe
+from blackbox.sink import NO_SINK, SinkAt
 from blackbox.slice_loop import deliver_held_first, finish, renumber, run_slice
 from blackbox.slice_memory import SliceAt
 from blackbox.statistics import SliceCounters
@@ -88,7 +89,7 @@ class SliceThread:
     Life: NEW, `start`, RUNNING, `ask_to_stop` (finishes what was received) or `ask_to_terminate`, DONE. What the owner
     may ask and read lives in shared memory: the thread may run in a process that was forked after this was made.
 
-    `news` is poked whenever there is some for the owner.
+    `news` is poked whenever there is some for the owner. With a `sink` there are no workers: it gets every block.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class SliceThread:
         counters: SliceCounters,
         table: Table,
         news: Pipe,
+        sink: SinkAt = NO_SINK,
     ) -> None:
         self.feed, self.slice_id, self.options = feed, slice_id, options
         self.part = feed.slices[slice_id]
@@ -110,6 +112,7 @@ class SliceThread:
         self._error_text: NDArray[numpy.uint8] = shared_array((_ERROR_TEXT_BYTES,), numpy.uint8)
         self._schema = schema
         self._news = news
+        self._sink = sink
         self._table = table
         self._tables: dict[int, Table] = {table.version: table}
         self._commands: deque[Callable[[], None]] = deque()
@@ -363,6 +366,7 @@ class SliceThread:
             self._conflation.at if self._conflation else None,
             self.options.max_lag_ns,
             self.options.grace_ns,
+            self._sink,
         )
 
     def _worker_table(self, number: int) -> Callable[[int], WorkerTable]:

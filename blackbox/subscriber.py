@@ -14,6 +14,7 @@ from enum import Enum
 from types import FrameType, TracebackType
 from typing import Any, Literal, Self, TypeVar
 
+import msgspec
 from numpy.typing import NDArray
 
 from blackbox.batch import Batch, Message
@@ -31,6 +32,7 @@ from blackbox.feed import Feed
 from blackbox.pipe import Pipe
 from blackbox.processes import SliceProcess
 from blackbox.schema import load_schema
+from blackbox.sink import NO_SINK, SinkAt
 from blackbox.slice_memory import STOPPING, SUBSCRIPTIONS, TERMINATE
 from blackbox.slice_thread import POLICIES, Options, SliceThread
 from blackbox.statistics import SliceCounters, Statistics, snapshot, total
@@ -136,6 +138,7 @@ class Subscriber:
         self._lock = threading.RLock()
         self._changed = threading.Condition()
         self._callbacks: list[Callback] = []
+        self._sink: Callable[[int], SinkAt] | None = None
         self._versions = 0
         self._slices: dict[int, SliceThread] = {}
         self._children: dict[int, SliceProcess] = {}
@@ -183,6 +186,17 @@ class Subscriber:
 
         return register
 
+    def attach(self, sink: Callable[[int], SinkAt]) -> None:
+        """Give every block, in order and once, to compiled code in the slice threads, in place of callbacks.
+
+        `sink(slice_id)` says where that is; see `blackbox.sink`. Raises SubscriberError when there are callbacks, or it
+        has started.
+        """
+        if self._callbacks or self.state is not State.NEW:
+            raise SubscriberError("a sink was attached to a subscriber with callbacks, or that has started")
+        self._sink = sink
+        self._options = msgspec.structs.replace(self._options, workers=0)
+
     def off(self, function: Callable[..., Any] | Callback) -> None:
         """Remove a callback, everywhere it was registered. No batch of it begins after this; one that runs is finished.
 
@@ -198,6 +212,8 @@ class Subscriber:
             self._renew()
 
     def _add(self, make: Callable[[int], Callback], prefix: bytes) -> Callback:
+        if self._sink is not None:
+            raise SubscriberError("a callback was added to a subscriber with a sink")
         if not isinstance(prefix, bytes):
             raise TypeError(f"prefix was {prefix!r}, expected bytes")
         if not self.feed.slices_for(prefix):
@@ -238,11 +254,15 @@ class Subscriber:
                 self._start_slice(slice_id)
 
     def _needed(self) -> list[int]:
+        if self._sink is not None:
+            return list(self.feed.slices_for(b""))
         return sorted({s for c in self._callbacks for s in self.feed.slices_for(c.prefix)})
 
     def _table(self, slice_id: int) -> Table:
         callbacks = [c for c in self._callbacks if slice_id in self.feed.slices_for(c.prefix)]
         upstream = frozenset(self.feed.subscription_of(c.prefix) for c in callbacks)
+        if self._sink is not None:
+            upstream = frozenset({b""})
         return Table(self._versions, callbacks, upstream, self._options.workers, slice_id)
 
     # Life
@@ -321,7 +341,7 @@ class Subscriber:
 
         Raises what `run` raises; SubscriberError when callbacks are not done in `timeout` seconds (it then terminates).
         """
-        self._begin_stop()
+        self.request_stop()
         if self._supervisor.ident is None:
             self.state = State.ENDED
         elif self._is_own_thread():
@@ -338,7 +358,7 @@ class Subscriber:
         """
         for thread in self._slices.values():
             thread.ask_to_terminate()
-        self._begin_stop()
+        self.request_stop()
         if self._supervisor.ident is None:
             self._end(_COMPILE_S)  # `start` was not called, or could not start all threads
         elif not self._is_own_thread() and not self._wait_ended(timeout):
@@ -354,7 +374,8 @@ class Subscriber:
         workers = [worker.thread for thread in self._slices.values() for worker in thread.workers]
         return threading.current_thread() in (self._supervisor, *workers)
 
-    def _begin_stop(self) -> None:
+    def request_stop(self) -> None:
+        """As `stop`, but return at once: `run` then ends by itself."""
         with self._lock:
             if self.state is State.RUNNING:
                 self.state = State.STOPPING
@@ -427,6 +448,7 @@ class Subscriber:
             SliceCounters(self._options.workers),
             self._table(slice_id),
             self._news,
+            NO_SINK if self._sink is None else self._sink(slice_id),
         )
         child = SliceProcess(thread, self._renew_locks) if self._processes else None
         before = self._children, self._slices
@@ -463,7 +485,7 @@ class Subscriber:
             # A callback in a slice's own process asks to stop through the memory that it shares with this one.
             asked = any(thread.words[STOPPING] for thread in threads.values())
             if self.state is State.RUNNING and (asked or (self._stop_at_end and self.is_finished)):
-                self._begin_stop()
+                self.request_stop()
             if self.state is State.STOPPING:
                 for slice_id, thread in threads.items():
                     if slice_id not in self._children and thread.words[STOPPING] == TERMINATE:
@@ -528,7 +550,7 @@ class Subscriber:
         def handle(number: int, _frame: FrameType | None) -> None:
             if self.state is State.RUNNING:
                 log.info("%s: stopping", signal.Signals(number).name)
-                self._begin_stop()
+                self.request_stop()
             else:
                 for thread in self._slices.values():
                     thread.ask_to_terminate()

@@ -10,6 +10,7 @@ import errno
 from typing import Any
 
 import llvmlite.binding
+import numpy
 import zmq
 from llvmlite import ir
 from numba import njit, types
@@ -36,6 +37,7 @@ def _external(name: str, result: Any, *arguments: Any) -> Any:
 
 msg_init = _external("zmq_msg_init", _int, _address)
 msg_init_size = _external("zmq_msg_init_size", _int, _address, _address)
+_msg_init_data = _external("zmq_msg_init_data", _int, _address, _address, _address, _address, _address)
 msg_data = _external("zmq_msg_data", _address, _address)
 msg_size = _external("zmq_msg_size", _address, _address)
 msg_more = _external("zmq_msg_more", _int, _address)
@@ -48,7 +50,10 @@ zmq_errno = _external("zmq_errno", _int)
 _zmq_poll = _external("zmq_poll", _int, _address, _int, types.int64)
 _getsockopt = _external("zmq_getsockopt", _int, _address, _int, _address, _address)
 _read = _external("read", types.int64, _int, _address, _address)
-_write = _external("write", types.int64, _int, _address, _address)
+write_file = _external("write", types.int64, _int, _address, _address)
+"""`write(fd, address, size)`: bytes written; -1, and `zmq_errno` says why."""
+sync_file = _external("fdatasync", _int, _int)
+cut_file = _external("ftruncate", _int, _int, types.int64)
 sleep_microseconds = _external("usleep", _int, types.uint32)
 exit_process = _external("_exit", types.void, _int)
 """`_exit(status)`: end the process now, whatever any thread does or holds."""
@@ -79,6 +84,12 @@ def now_ns(typingctx: Any) -> Any:
         return builder.add(builder.mul(seconds, word(1_000_000_000)), fraction)
 
     return types.int64(), codegen
+
+
+@inner
+def msg_init_on(message: int, address: int, size: int) -> None:
+    """Make a message of memory that stays where it is, and that nobody frees with the message."""
+    _msg_init_data(message, address, size, numpy.int64(0), numpy.int64(0))
 
 
 @inner
@@ -134,13 +145,13 @@ def wait_readable(socket_a: int, socket_b: int, wake_fd: int, timeout_ms: int, s
 @inner
 def poke(wake_fd: int, scratch: int) -> None:
     """Make the pipe readable. A full pipe is readable already, so a refused write is no loss."""
-    _write(wake_fd, scratch, 1)
+    write_file(wake_fd, scratch, 1)
 
 
 @inner
 def write_text(fd: int, address: int, size: int) -> None:
     """Write bytes to a file descriptor without the GIL: the last words of a process whose Python hangs."""
-    _write(fd, address, size)
+    write_file(fd, address, size)
 
 
 @njit(nogil=True, cache=True)
