@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from blackbox import __version__
-from blackbox.errors import BlackBoxError, ConfigError, JournalError
+from blackbox.errors import ConfigError, JournalError
 from blackbox.feed import Feed
 from blackbox.journal.layout import FORMAT_VERSION
 from blackbox.schema import Schema, load_schema
@@ -183,8 +183,3 @@ class Lock:
         """Let go."""
         os.ftruncate(self._fd, 0)
         os.close(self._fd)
-
-
-def as_journal_error(error: OSError, what: str) -> BlackBoxError:
-    """An error of the file system, in words that say what could not be done."""
-    return JournalError(f"{what}: {error.strerror}{f' ({error.filename})' if error.filename else ''}")

@@ -1,0 +1,292 @@
+"""Append received blocks to a segment, in compiled code, in the slice thread.
+
+Small records are gathered in a buffer and written when it is full or the line falls idle; a large body is written from
+where it was received. What could not be written is counted, and the file cut back to the last whole record.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Any, Final
+
+import numpy
+from numba import cfunc, njit, types
+
+from blackbox.atoms import bytes_at, call_with_address, copy_bytes, inner, int64s_at, load_acquire, store_release
+from blackbox.check import read_header
+from blackbox.journal.layout import CODEC_NONE, ENTRY_BYTES, RECORD_HEAD_BYTES
+from blackbox.journal.record import add_to_entry, padded, seal_entry, write_head
+from blackbox.layout import FLAG_CHECKSUM
+from blackbox.sink import BLOCK, BODY, BODY_BYTES, FIRST_ROW, HEAD, KIND, SINK_WORDS, TS_RECV
+from blackbox.xxh3 import checksum_32
+from blackbox.zmqlib import cut_file, poke, sleep_microseconds, sync_file, write_file, zmq_errno
+
+# Words of a journal, behind those of every sink. The first ones are the keeper's to set before the first block.
+FD: Final = SINK_WORDS + 0
+INDEX_FD: Final = SINK_WORDS + 1
+OFFSET: Final = SINK_WORDS + 2
+"""Bytes of the segment that are written."""
+BUFFER: Final = SINK_WORDS + 3
+"""Address of the buffer."""
+ENTRIES: Final = SINK_WORDS + 4
+"""Address of the sealed index entries that are not written yet; the one that grows stands behind them."""
+KEY_BYTES: Final = SINK_WORDS + 5
+SEGMENT_BYTES: Final = SINK_WORDS + 6
+"""Size at which another segment is asked for."""
+SYNC: Final = SINK_WORDS + 7
+"""1: every record is durable before the next is taken."""
+PACK: Final = SINK_WORDS + 8
+"""Address of the C function that compresses the body at hand, or 0."""
+CODEC: Final = SINK_WORDS + 9
+KEEPER_FD: Final = SINK_WORDS + 10
+"""Poked when the keeper is wanted."""
+DAY_END: Final = SINK_WORDS + 11
+"""ns since the epoch; a block received then or later belongs to another day."""
+
+BUFFERED: Final = SINK_WORDS + 16
+"""Bytes in the buffer."""
+BUFFERED_MESSAGES: Final = SINK_WORDS + 17
+SEALED: Final = SINK_WORDS + 18
+"""Sealed entries not written yet."""
+RECORDS: Final = SINK_WORDS + 19
+MESSAGES: Final = SINK_WORDS + 20
+"""Messages that were written, or wait in the buffer."""
+STORED: Final = SINK_WORDS + 21
+"""Bytes of records."""
+LOST: Final = SINK_WORDS + 22
+"""Messages received and not recorded."""
+ERRNO: Final = SINK_WORDS + 23
+"""What the system refused a write with; nothing is recorded from then on."""
+PACKED: Final = SINK_WORDS + 24
+"""Address and size of the compressed body, set by PACK; size 0: it stays as it is."""
+PACKED_BYTES: Final = SINK_WORDS + 25
+
+# Handed to and fro between slice thread and keeper.
+WANTED: Final = SINK_WORDS + 32
+"""Set by the slice thread: MORE_ROOM or NEW_DAY; 0: nothing."""
+NEXT_READY: Final = SINK_WORDS + 40
+"""Set by the keeper to 1 once the next four words hold; back to 0 by the slice thread, which then owns them."""
+NEXT_FD: Final = SINK_WORDS + 41
+NEXT_INDEX_FD: Final = SINK_WORDS + 42
+NEXT_OFFSET: Final = SINK_WORDS + 43
+NEXT_DAY_END: Final = SINK_WORDS + 44
+SWITCHES: Final = SINK_WORDS + 48
+"""Segments begun so far: the keeper then closes the one before."""
+JOURNAL_WORDS: Final = SINK_WORDS + 56
+
+MORE_ROOM: Final = 1
+NEW_DAY: Final = 2
+
+BUFFER_BYTES: Final = 1 << 20
+_DIRECT_BYTES: Final = 32 << 10
+"""Bodies from this size on are written from where they are."""
+SEALED_MAX: Final = 256
+_SEALED_FLUSH: Final = 32
+_PATIENCE_US: Final = 10_000_000
+_NAP_US: Final = 200
+_NO_TIME = errno.ETIMEDOUT
+
+
+@inner
+def _write_all(fd: int, address: int, size: int) -> bool:
+    done = numpy.int64(0)
+    while done < size:
+        written = write_file(fd, address + done, size - done)
+        if written < 0:
+            if zmq_errno() != errno.EINTR:
+                return False
+        else:
+            done += written
+    return True
+
+
+@inner
+def _fail(at: int, offset: int, messages: int) -> bool:
+    """Cut the segment back to `offset`, and give up recording; `messages` of what it held are lost."""
+    words = int64s_at(at, JOURNAL_WORDS)
+    words[ERRNO] = zmq_errno()
+    cut_file(words[FD], offset)
+    words[OFFSET] = offset
+    words[BUFFERED] = 0
+    words[BUFFERED_MESSAGES] = 0
+    words[MESSAGES] -= messages
+    words[LOST] += messages
+    poke(words[KEEPER_FD], at + 8 * WANTED)
+    return False
+
+
+@inner
+def _flush(at: int) -> bool:
+    words = int64s_at(at, JOURNAL_WORDS)
+    if words[BUFFERED] == 0:
+        return True
+    if not _write_all(words[FD], words[BUFFER], words[BUFFERED]):
+        return _fail(at, words[OFFSET], words[BUFFERED_MESSAGES])
+    words[OFFSET] += words[BUFFERED]
+    words[BUFFERED] = 0
+    words[BUFFERED_MESSAGES] = 0
+    return True
+
+
+@inner
+def _flush_entries(at: int) -> None:
+    """Write the sealed entries. The index is derived, so a refused write is not an error: readers do without."""
+    words = int64s_at(at, JOURNAL_WORDS)
+    if words[SEALED] > 0:
+        _write_all(words[INDEX_FD], words[ENTRIES], ENTRY_BYTES * words[SEALED])
+    words[SEALED] = 0
+
+
+@inner
+def _seal(at: int) -> None:
+    """Close the entry that grows, unless it is empty."""
+    words = int64s_at(at, JOURNAL_WORDS)
+    grown = words[ENTRIES] + ENTRY_BYTES * SEALED_MAX
+    entry = int64s_at(grown, ENTRY_BYTES // 8)
+    if entry[1] == 0:
+        return
+    seal_entry(grown)
+    copy_bytes(words[ENTRIES] + ENTRY_BYTES * words[SEALED], grown, ENTRY_BYTES)
+    entry[:] = 0
+    words[SEALED] += 1
+    if words[SEALED] == SEALED_MAX:
+        _flush(at)
+        _flush_entries(at)
+
+
+@njit(nogil=True, cache=True)
+def finish(at: int) -> bool:
+    """Write what is still in memory, entries and all."""
+    done = _flush(at)
+    _seal(at)
+    _flush_entries(at)
+    return done
+
+
+@inner
+def _switch(at: int) -> bool:
+    """Go over to the segment that the keeper has made. False: what was in the buffer could not be written."""
+    words = int64s_at(at, JOURNAL_WORDS)
+    if not finish(at):
+        return False
+    words[FD] = words[NEXT_FD]
+    words[INDEX_FD] = words[NEXT_INDEX_FD]
+    words[OFFSET] = words[NEXT_OFFSET]
+    words[DAY_END] = words[NEXT_DAY_END]
+    store_release(at + 8 * WANTED, 0)
+    store_release(at + 8 * NEXT_READY, 0)
+    store_release(at + 8 * SWITCHES, words[SWITCHES] + 1)
+    poke(words[KEEPER_FD], at + 8 * WANTED)
+    return True
+
+
+@inner
+def _ask(at: int, what: int) -> None:
+    words = int64s_at(at, JOURNAL_WORDS)
+    if words[WANTED] == 0:
+        store_release(at + 8 * WANTED, what)
+        poke(words[KEEPER_FD], at + 8 * BUFFERED)
+
+
+@inner
+def _make_ready(at: int, ts_recv: int) -> bool:
+    """See that the segment has room and is of the right day. A full one is used until the keeper has made the next."""
+    words = int64s_at(at, JOURNAL_WORDS)
+    waited = numpy.int64(0)
+    while True:
+        if words[WANTED] != 0 and load_acquire(at + 8 * NEXT_READY) != 0 and not _switch(at):
+            return False
+        if ts_recv < words[DAY_END]:
+            if words[OFFSET] + words[BUFFERED] >= words[SEGMENT_BYTES]:
+                _ask(at, numpy.int64(MORE_ROOM))
+            return True
+        _ask(at, numpy.int64(NEW_DAY))
+        if waited > _PATIENCE_US:
+            words[ERRNO] = _NO_TIME
+        if load_acquire(at + 8 * ERRNO) != 0:
+            return False
+        sleep_microseconds(_NAP_US)
+        waited += _NAP_US
+
+
+@inner
+def _note(at: int, size: int, head: int, body: int, ts_recv: int, first_row: int, start: int) -> None:
+    words = int64s_at(at, JOURNAL_WORDS)
+    grown = words[ENTRIES] + ENTRY_BYTES * SEALED_MAX
+    if not add_to_entry(grown, head, body, ts_recv, first_row, size, start, words[KEY_BYTES]):
+        _seal(at)
+        add_to_entry(grown, head, body, ts_recv, first_row, size, start, words[KEY_BYTES])
+
+
+@inner
+def _append(at: int) -> None:
+    words = int64s_at(at, JOURNAL_WORDS)
+    head = words[HEAD]
+    header = read_header(head)
+    count = header.count - words[FIRST_ROW]
+    if words[ERRNO] != 0 or not _make_ready(at, words[TS_RECV]):
+        words[LOST] += count
+        return
+    body, stored, codec = words[BODY], words[BODY_BYTES], numpy.int64(CODEC_NONE)
+    packed = False
+    if words[PACK] != 0:
+        words[PACKED_BYTES] = 0
+        call_with_address(words[PACK], at)
+        packed = words[PACKED_BYTES] > 0
+    if packed:
+        body, stored, codec = words[PACKED], words[PACKED_BYTES], words[CODEC]
+    if packed or header.flags & FLAG_CHECKSUM == 0:
+        checksum = numpy.int64(checksum_32(body, stored))
+    else:
+        checksum = header.body_checksum
+    size = padded(stored)
+    direct = stored >= _DIRECT_BYTES
+    in_buffer = RECORD_HEAD_BYTES if direct else size
+    if words[BUFFERED] + in_buffer > BUFFER_BYTES and not _flush(at):
+        words[LOST] += count
+        return
+    start = words[OFFSET] + words[BUFFERED]
+    place = words[BUFFER] + words[BUFFERED]
+    write_head(place, head, words[TS_RECV], words[FIRST_ROW], codec, stored, checksum)
+    words[BUFFERED] += in_buffer
+    words[BUFFERED_MESSAGES] += count
+    words[MESSAGES] += count
+    if direct:
+        if not _flush(at):
+            return
+        if not _write_all(words[FD], body, stored):
+            _fail(at, start, count)
+            return
+        words[OFFSET] += stored
+        rest = size - RECORD_HEAD_BYTES - stored
+        bytes_at(words[BUFFER], rest)[:] = 0
+        words[BUFFERED] = rest
+    else:
+        copy_bytes(place + RECORD_HEAD_BYTES, body, stored)
+        bytes_at(place + RECORD_HEAD_BYTES + stored, size - RECORD_HEAD_BYTES - stored)[:] = 0
+    words[RECORDS] += 1
+    words[STORED] += size
+    _note(at, size, head, words[BODY], words[TS_RECV], words[FIRST_ROW], start)
+    if words[SYNC] != 0 and _flush(at) and sync_file(words[FD]) != 0:
+        words[ERRNO] = zmq_errno()
+
+
+@njit(nogil=True, cache=True)
+def append(at: int) -> None:
+    """Take what the slice thread has: a block, or word that nothing more is there now."""
+    words = int64s_at(at, JOURNAL_WORDS)
+    if words[KIND] == BLOCK:
+        _append(at)
+    elif words[ERRNO] == 0:
+        _flush(at)
+        if words[SEALED] >= _SEALED_FLUSH:
+            _flush_entries(at)
+
+
+def compile_append() -> Any:
+    """`append` as a C function; has `.address`."""
+    return cfunc(types.void(types.int64), nogil=True, cache=True)(_entry)
+
+
+def _entry(at: int) -> None:
+    append(at)
