@@ -99,6 +99,11 @@ class CompiledCallback(Callback):
             self.states[slice_id] = state
         return self.states[slice_id]
 
+    def reset(self) -> None:
+        """Give every slice's state what it began with."""
+        for state in self.states.values():
+            state[...] = self._initial
+
     def total(self) -> Any:
         """The sum of the states of all slices: the result, where states are sums."""
         return numpy.sum(list(self.states.values()) or [self._initial], axis=0)

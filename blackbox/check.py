@@ -193,6 +193,14 @@ def check_block(
     fault = check_header(header_address, header_size)
     if fault != _NONE:
         return fault
+    return check_body(header_address, body_address, body_size, key_address, key_size, True)
+
+
+@njit(nogil=True, cache=True)
+def check_body(
+    header_address: int, body_address: int, body_size: int, key_address: int, key_size: int, with_checksum: bool
+) -> int:
+    """As `check_block`, for a header that `check_header` has passed; the body's checksum only `with_checksum`."""
     header = read_header(header_address)
     if header.body_bytes != body_size:
         return _BODY_SIZE
@@ -206,7 +214,8 @@ def check_block(
     payload_bytes = body_size - layout.payloads
     if payload_bytes < 0 or (fixed and payload_bytes != header.stride * header.count):
         return _COUNTS
-    if header.flags & FLAG_CHECKSUM and checksum_32(body_address, body_size) != header.body_checksum:
+    has_checksum = with_checksum and header.flags & FLAG_CHECKSUM
+    if has_checksum and checksum_32(body_address, body_size) != header.body_checksum:
         return _BODY_CHECKSUM
     topic_index = int32s_at(body_address + layout.topic_index, header.count)
     highest = numpy.uint32(0)
