@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from blackbox.feed import Feed
     from blackbox.publisher import Publisher
+    from blackbox.recorder import Recorder
     from blackbox.recording import Recording
     from blackbox.schema import Schema
     from blackbox.source import Source
@@ -49,6 +50,7 @@ __all__ = [
     "NotConfirmedError",
     "Publisher",
     "PublisherError",
+    "Recorder",
     "Recording",
     "Schema",
     "SlowSubscriberError",
@@ -65,6 +67,7 @@ _MODULE_OF = {
     "Feed": "feed",
     "Message": "batch",
     "Publisher": "publisher",
+    "Recorder": "recorder",
     "Recording": "recording",
     "Schema": "schema",
     "Source": "source",

@@ -24,6 +24,7 @@ NAMES = {
     "NotConfirmedError": "blackbox.errors",
     "Publisher": "blackbox.publisher",
     "PublisherError": "blackbox.errors",
+    "Recorder": "blackbox.recorder",
     "Recording": "blackbox.recording",
     "Schema": "blackbox.schema",
     "SlowSubscriberError": "blackbox.errors",

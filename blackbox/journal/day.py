@@ -183,3 +183,8 @@ class Lock:
         """Let go."""
         os.ftruncate(self._fd, 0)
         os.close(self._fd)
+
+
+def as_journal_error(error: OSError, what: str) -> JournalError:
+    """An error of the file system, in words that say what could not be done."""
+    return JournalError(f"{what}: {error.strerror}{f' ({error.filename})' if error.filename else ''}")

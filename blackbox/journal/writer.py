@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy
 
-from blackbox.errors import JournalError
 from blackbox.journal import append
 from blackbox.journal.codec import CODECS, compress
 from blackbox.journal.day import segment_path, slice_directory, sync_directory
@@ -101,7 +100,7 @@ class JournalWriter:
         """`day_of(now_ns)` is the directory of a time's day, and when that day ends."""
         self.slice_id = slice_id
         self.cut_bytes = 0
-        self.damaged = 0
+        self._key_bytes = key_bytes
         self._day_of = day_of
         self._pipe = pipe
         self._words = numpy.zeros(append.JOURNAL_WORDS, numpy.int64)
@@ -203,7 +202,7 @@ class JournalWriter:
             self.cut_bytes += path.stat().st_size
             log.warning("%s: cut %d bytes, a head that was not written whole", path, path.stat().st_size)
             path.write_bytes(file_head(SEGMENT_MAGIC, self.slice_id, number, time.time_ns()))
-        segment = Segment(path)
+        segment = Segment(path, self.slice_id, number, self._key_bytes)
         if segment.torn_bytes:
             log.warning("%s: cut %d bytes of a block that was not written whole", path, segment.torn_bytes)
             self.cut_bytes += segment.torn_bytes
@@ -219,12 +218,11 @@ class JournalWriter:
         """The C function that compresses the body at hand; it needs the interpreter once a block."""
         if compression == "none":
             return None
-        if compression not in CODECS:
-            raise JournalError(f"compression was {compression!r}, expected none or one of {', '.join(CODECS)}")
+        compress(compression, b"")  # whether its library is there is to be known now
         words = self._words
 
         def pack(_address: int) -> None:
-            packed = compress(compression, string_at(int(words[BODY]), int(words[BODY_BYTES])))
+            packed: Any = compress(compression, string_at(int(words[BODY]), int(words[BODY_BYTES])))
             if len(packed) < words[BODY_BYTES]:
                 self._packed = packed  # stays until the next one
                 words[append.PACKED] = cast(packed, c_void_p).value or 0
