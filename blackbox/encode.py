@@ -317,6 +317,15 @@ def write_template(
 
 
 @njit(nogil=True, cache=True)
+def restamp(target: int, schema_id: int, slice_id: int, epoch: int) -> None:
+    """Make the header of a block that was sent before the template of one that is sent again."""
+    bytes_at(target + OFFSET_FLAGS, 1)[0] &= FLAG_CHECKSUM | FLAG_FIXED
+    uint16s_at(target + OFFSET_SCHEMA, 1)[0] = schema_id
+    uint16s_at(target + OFFSET_SLICE, 1)[0] = slice_id
+    uint64s_at(target + OFFSET_EPOCH, 1)[0] = epoch
+
+
+@njit(nogil=True, cache=True)
 def finish_header(target: int, sequence: int, ts_out: int, more_flags: int) -> None:
     """Stamp what is known only at the send, and the header's own checksum."""
     bytes_at(target + OFFSET_FLAGS, 1)[0] |= numpy.uint8(more_flags)

@@ -8,13 +8,15 @@ import numpy
 from numba import njit
 from numpy.typing import NDArray
 
-from blackbox.atoms import fence, inner, int32s_at, int64s_at, load_acquire, store_release, unsigned
+from blackbox.atoms import copy_bytes, fence, inner, int32s_at, int64s_at, load_acquire, store_release, unsigned
+from blackbox.check import read_header
 from blackbox.encode import (
     Distinct,
     Rows,
     TopicTable,
     plan_block,
     plan_bytes,
+    restamp,
     write_body,
     write_template,
 )
@@ -31,7 +33,7 @@ from blackbox.ring import (
     TAIL,
     WAITING,
 )
-from blackbox.zmqlib import MESSAGE_BYTES, msg_data, msg_init_size, poke
+from blackbox.zmqlib import MESSAGE_BYTES, msg_data, msg_init_on, msg_init_size, poke
 
 BLOCK_RECORD_BYTES = RECORD_BYTES + HEADER_BYTES + MESSAGE_BYTES
 OUT_OF_MEMORY = -1
@@ -233,3 +235,60 @@ def put_blocks(
             _commit(target, place + BLOCK_RECORD_BYTES)
             at = plan.stop
     return at
+
+
+class Stored(NamedTuple):
+    """Encoded blocks of one slice to send again: addresses of int64 columns, a row a block."""
+
+    heads: int
+    """Address of its header."""
+    bodies: int
+    keys: int
+    """Number of its key."""
+    skips: int
+    """Sequence numbers to leave out before it."""
+    stays: int
+    """1: its body stays where it is until the publisher has closed, and is sent from there; 0: it is copied."""
+    count: int
+
+
+@njit(nogil=True, cache=True)
+def put_stored(target: Target, stored: Stored, start: int, wanted: NDArray[numpy.uint8]) -> int:
+    """Put blocks from `start` on into the line; returns where it stopped, as `put_blocks`.
+
+    A skip is taken off its column once it was put.
+    """
+    heads, bodies = int64s_at(stored.heads, stored.count), int64s_at(stored.bodies, stored.count)
+    keys, skips = int64s_at(stored.keys, stored.count), int64s_at(stored.skips, stored.count)
+    stays = int64s_at(stored.stays, stored.count)
+    for block in range(start, stored.count):
+        key = keys[block]
+        if skips[block] > 0:
+            if not _put_skip(target, key, skips[block]):
+                return block
+            skips[block] = 0
+        header = read_header(heads[block])
+        if not wanted[key]:
+            if not _put_skip(target, key, header.count):
+                return block
+            continue
+        place = _claim_or_announce(target, numpy.int64(BLOCK_RECORD_BYTES), header.body_bytes)
+        if place < 0:
+            return block
+        record = target.memory.ctypes.data + place
+        message = record + RECORD_BYTES + HEADER_BYTES
+        if stays[block] != 0:
+            msg_init_on(message, bodies[block], header.body_bytes)
+        elif msg_init_size(message, header.body_bytes) != 0:
+            return OUT_OF_MEMORY
+        else:
+            copy_bytes(msg_data(message), bodies[block], header.body_bytes)
+        copy_bytes(record + RECORD_BYTES, heads[block], HEADER_BYTES)
+        restamp(record + RECORD_BYTES, target.schema_id, target.slice_id, target.epoch)
+        halves = int32s_at(record, 2)
+        halves[0] = HEADER_BYTES + MESSAGE_BYTES
+        halves[1] = numpy.int32(numpy.uint32(BLOCK))
+        int64s_at(record + 8, 1)[0] = key
+        target.words[BODIES_IN] += header.body_bytes
+        _commit(target, place + BLOCK_RECORD_BYTES)
+    return stored.count

@@ -85,6 +85,8 @@ class Line:
         self.changed = threading.Condition()
         self.error: BlackBoxError | None = None
         self.discarded = 0
+        self.alive: set[object] = set()
+        """What bodies lie in that are sent from where they are. It goes with the thread."""
         self._wait = wait
         self._hwm_blocks = hwm_blocks
         self._max_keys = feed.max_topics if feed.key_bytes else 1
@@ -149,12 +151,13 @@ class Line:
         self.table.text[self._text_end : end] = numpy.frombuffer(topic, numpy.uint8)
         self.table.offsets[number] = self._text_end
         self.table.sizes[number] = len(topic)
-        self.key_of_topic[number] = self._add_key(self.feed.key_of(topic))
+        self.key_of_topic[number] = self.add_key(self.feed.key_of(topic))
         self._text_end = end
         self.topics[topic] = number
         return number
 
-    def _add_key(self, key: bytes) -> int:
+    def add_key(self, key: bytes) -> int:
+        """The number of a key. Call with `ring.lock` held."""
         known = self.keys.get(key)
         if known is not None:
             return known

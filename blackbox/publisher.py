@@ -6,7 +6,7 @@ import logging
 import secrets
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
@@ -19,7 +19,7 @@ from blackbox.block import as_integers, as_rows, distinct_scratch
 from blackbox.encode import Rows
 from blackbox.errors import NoSubscriberError, PublisherError
 from blackbox.feed import Feed
-from blackbox.feeder import OUT_OF_MEMORY, group_by_key, put_blocks, select_rows
+from blackbox.feeder import OUT_OF_MEMORY, Stored, group_by_key, put_blocks, put_stored, select_rows
 from blackbox.line import Line, make_selection
 from blackbox.ring import SLEEPING, TAIL, LargePayloadError, Packers, Ring
 from blackbox.schema import load_schema
@@ -142,6 +142,11 @@ class Publisher:
         warm_up(group_by_key, selection, 0, line.key_of_topic, 0)
         warm_up(put_blocks, line.target, selection, 0, rows, 0, line.wanted, line.table, distinct)
 
+    def warm_up_stored(self) -> None:
+        """Compile what `publish_stored` runs, before there is something to send."""
+        line = self._running()[0]
+        warm_up(put_stored, line.target, Stored(0, 0, 0, 0, 0, 0), 0, line.wanted)
+
     def publish(self, topic: bytes, payload: bytes, ts_event: int = 0) -> None:
         """Publish one message. It is sent as soon as the line is free; what piles up meanwhile shares a block.
 
@@ -206,6 +211,33 @@ class Publisher:
             for slice_id in slices:
                 self._put(slice_id, resolved, index, rows, start, stop)
         return len(index)
+
+    def publish_stored(self, slice_id: int, keys: Sequence[bytes], stored: Stored, alive: Iterable[object]) -> None:
+        """Publish blocks that are encoded already, as they are but for their headers, which are stamped anew.
+
+        Args:
+            slice_id: the slice that all their topics fall into.
+            keys: of each block.
+            stored: the blocks; its `keys` are filled in here.
+            alive: what those bodies lie in that stay where they are; kept until all of it has been sent.
+        """
+        line = self._running()[slice_id]
+        ring = line.ring
+        at = 0
+        with ring.lock:
+            line.alive.update(alive)
+            numbers = numpy.fromiter(map(line.add_key, keys), numpy.int64, stored.count)
+            stored = stored._replace(keys=numbers.ctypes.data)
+            while at < stored.count:
+                line.check()
+                try:
+                    at = put_stored(line.target, stored, at, line.wanted)
+                finally:  # as in `_put`
+                    ring.tail = ring.limit = ring.shared[TAIL]
+                if at == OUT_OF_MEMORY:
+                    raise MemoryError(f"slice {slice_id}: no memory for a recorded block")
+                if at < stored.count:
+                    ring.wait()
 
     def _resolve(self, topics: Sequence[bytes]) -> _Resolved:
         resolved = self._resolved

@@ -75,7 +75,7 @@ class Recording:
         for name in sorted(names):
             match = _SLICE.fullmatch(name)
             if match is None or int(match[1]) >= len(self.feed.slices):
-                self._tell(Damage(self.path / name, 0, 0, "the manifest has no such slice"))
+                self.note(Damage(self.path / name, 0, 0, "the manifest has no such slice"))
                 continue
             found = sorted(int(file[1]) for file in map(_SEGMENT.fullmatch, names[name]) if file)
             self._refresh_slice(int(match[1]), self.path / name, found)
@@ -97,7 +97,7 @@ class Recording:
         not looked at. Memory behind a chunk is given back when the next is asked for.
         """
         query = self._query(prefix, start, stop, by, epoch, first_sequence)
-        return read_chunks(self._wanted(prefix, slices), query, self._tell)
+        return read_chunks(self.streams(prefix, slices), query, self.note)
 
     def time(self, value: Time) -> int:
         """A time in ns since the epoch.
@@ -150,7 +150,7 @@ class Recording:
         for number in numbers:
             if number > expected:
                 what = f"{number - expected} segment{'s' * (number > expected + 1)} missing, from this one on"
-                self._tell(Damage(directory / f"{expected:06d}.journal", 0, 0, what))
+                self.note(Damage(directory / f"{expected:06d}.journal", 0, 0, what))
             expected = number + 1
             known = before.get(number)
             if known is None:
@@ -162,10 +162,10 @@ class Recording:
             raise JournalError(f"{directory} has lost segment {gone[0]:06d} since it was opened")
         for segment in segments:
             for damage in segment.damage:
-                self._tell(damage)
+                self.note(damage)
         for segment in segments[:-1]:
             if segment.torn_bytes:
-                self._tell(Damage(segment.path, segment.whole_bytes, segment.torn_bytes, NO_GOOD_RECORD))
+                self.note(Damage(segment.path, segment.whole_bytes, segment.torn_bytes, NO_GOOD_RECORD))
         self._slices[slice_id] = segments
 
     def _query(
@@ -192,18 +192,55 @@ class Recording:
             first_sequence,
         )
 
-    def _wanted(self, prefix: bytes, slices: Iterable[int] | None) -> list[list[Segment]]:
+    def streams(self, prefix: bytes, slices: Iterable[int] | None) -> list[list[Segment]]:
         """The segments of each slice that may hold such topics."""
         wanted = set(range(len(self.feed.slices)) if slices is None else slices)
         if unknown := sorted(wanted.difference(range(len(self.feed.slices)))):
             raise ValueError(f"slices had {unknown[0]}, expected 0 to {len(self.feed.slices) - 1}")
         return [self._slices[i] for i in self.feed.slices_for(prefix) if i in wanted and i in self._slices]
 
-    def _tell(self, damage: Damage) -> None:
+    def time_range(self, by: Clock = "ts_event") -> tuple[int, int]:
+        """The least time above 0 and the largest one of all messages, by the indexes, ns; (0, -1): there is none."""
+        low, high = 1 << 62, -1
+        for segment in (segment for segments in self._slices.values() for segment in segments):
+            known = segment.entries[segment.entries[f"max_{by}"] > 0]
+            if len(known):
+                starts = known[f"min_{by}"]
+                low = min(low, int(numpy.where(starts > 0, starts, known[f"max_{by}"]).min()))
+                high = max(high, int(known[f"max_{by}"].max()))
+        return (low, high) if high >= low else (0, -1)
+
+    def note(self, damage: Damage) -> None:
+        """Keep and tell that something cannot be read."""
         if damage not in self._told:
             self._told.add(damage)
             self.damage.append(damage)
             _log.warning("%s", damage)
+
+
+def chunks_of(
+    recordings: Iterable[Recording],
+    prefix: bytes = b"",
+    start: int | None = None,
+    stop: int | None = None,
+    slices: Iterable[int] | None = None,
+    by: Clock = "ts_event",
+) -> Iterator[Chunk]:
+    """As `Recording.chunks`, of several recordings in one order; times are ns since the epoch.
+
+    Raises ConfigError when their feeds have different `key_bytes`.
+    """
+    recordings = tuple(recordings)
+    sizes = {recording.feed.key_bytes for recording in recordings}
+    if len(sizes) > 1:
+        raise ConfigError(f"recordings had feeds of key_bytes {sorted(sizes)}, expected the same in all")
+    wanted = None if slices is None else tuple(slices)
+    streams = [stream for recording in recordings for stream in recording.streams(prefix, wanted)]
+
+    def tell(damage: Damage) -> None:
+        next(r for r in recordings if damage.path.is_relative_to(r.path)).note(damage)
+
+    return read_chunks(streams, Query(sizes.pop(), prefix, None, start, stop, by), tell)
 
 
 _TIME: Final = re.compile(

@@ -8,11 +8,11 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from types import FrameType, TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import msgspec
 from numpy.typing import NDArray
@@ -37,6 +37,11 @@ from blackbox.slice_memory import STOPPING, SUBSCRIPTIONS, TERMINATE
 from blackbox.slice_thread import POLICIES, Options, SliceThread
 from blackbox.statistics import SliceCounters, Statistics, snapshot, total
 from blackbox.tables import MAX_WORKERS, Table
+
+if TYPE_CHECKING:
+    from blackbox.recording import Recording
+    from blackbox.replay.replay import Replay, ReplayStatistics
+    from blackbox.replay.stage import Stage
 
 log = logging.getLogger("blackbox")
 
@@ -138,6 +143,8 @@ class Subscriber:
         self._lock = threading.RLock()
         self._changed = threading.Condition()
         self._callbacks: list[Callback] = []
+        self._on_reset: list[Callable[[], object]] = []
+        self._stage: Stage | None = None
         self._sink: Callable[[int], SinkAt] | None = None
         self._versions = 0
         self._slices: dict[int, SliceThread] = {}
@@ -196,6 +203,14 @@ class Subscriber:
             raise SubscriberError("a sink was attached to a subscriber with callbacks, or that has started")
         self._sink = sink
         self._options = msgspec.structs.replace(self._options, workers=0)
+
+    def on_reset(self, hook: Callable[[], object]) -> Callable[[], object]:
+        """Decorate `f()`, called when a replay in this process goes back in time: what a callback keeps is then void.
+
+        Compiled callbacks get the state back that they began with.
+        """
+        self._on_reset.append(hook)
+        return hook
 
     def off(self, function: Callable[..., Any] | Callback) -> None:
         """Remove a callback, everywhere it was registered. No batch of it begins after this; one that runs is finished.
@@ -288,6 +303,37 @@ class Subscriber:
             self.terminate()
             raise
         return self
+
+    def replay(self, recordings: Recording | Iterable[Recording] | Replay, **settings: Any) -> ReplayStatistics:
+        """Drive the callbacks from recordings, in this thread and without sockets, instead of `start`.
+
+        Deterministic: callbacks of all kinds get the same messages in the same order, run after run; at full speed also
+        the same batches. `settings` are those of `Replay`; or give a Replay, to steer it by its `controls`. May be
+        called again: states and topic numbers go on from the last one. `statistics` and `topics` then tell of replays.
+
+        Raises CallbackError as `run`; SubscriberError when it has been started.
+        """
+        from blackbox.replay.replay import Replay
+        from blackbox.replay.stage import Stage
+
+        replay = recordings if isinstance(recordings, Replay) else Replay(recordings, **settings)
+        with self._lock:
+            if self.state is not State.NEW:
+                raise SubscriberError(f"replay was called when {self.state.value}, expected one that never started")
+            self._stage = Stage(
+                replay.recordings[0].feed,
+                max(len(recording.feed.slices) for recording in replay.recordings),
+                tuple(self._callbacks),
+                replay.schema,
+                self._options.on_error,
+                self._on_reset,
+                replay.prefix,
+                self._stage,
+            )
+        try:
+            return replay.run(self._stage)
+        finally:
+            self._stage.close()
 
     def wait_confirmed(self, timeout: float = 10.0) -> None:
         """Wait until publishers have confirmed all subscriptions, those of callbacks added while running included.
@@ -416,6 +462,8 @@ class Subscriber:
 
     def statistics(self) -> Statistics:
         """A snapshot of all counters; exact once it has ended."""
+        if self._stage is not None:
+            return self._stage.statistics()
         has_ended = self.state is State.ENDED
         parts = [
             (t.counters, snapshot(i, t.counters, int(t.words[SUBSCRIPTIONS]), len(t.topics), has_ended))
@@ -425,6 +473,9 @@ class Subscriber:
 
     def topics(self, slice_id: int) -> list[bytes]:
         """The topics seen in one slice: a batch's `topic_numbers` are places in this list."""
+        if self._stage is not None:
+            numbering = self._stage.topics[slice_id : slice_id + 1]
+            return numbering[0].names() if numbering else []
         return self._slices[slice_id].topics.names() if slice_id in self._slices else []
 
     @property

@@ -79,6 +79,9 @@ ORDER = (
     "replay.cut",
     "replay.play",
     "replay.stage",
+    "replay.scenes",
+    "replay.wire",
+    "replay.replay",
     "testing",
     "cli*",
 )

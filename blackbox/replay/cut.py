@@ -6,7 +6,7 @@ import numpy
 from numba import njit
 
 from blackbox.atoms import bytes_at, copy_bytes, inner, int32s_at, int64s_at, unsigned
-from blackbox.check import read_header
+from blackbox.check import check_body, read_header
 from blackbox.layout import (
     FLAG_CHECKSUM,
     FLAG_FIXED,
@@ -34,13 +34,22 @@ def _rows(head: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def time_ranges(heads: int, bodies: int, firsts: int, count: int, earliest: int, latest: int) -> None:
-    """Find the least and the largest `ts_event` of each of `count` blocks, from its first row on.
+def is_good(head: int, body: int, checksum: int) -> bool:
+    """Whether a body is what `checksum` says (-1: it was looked at before), and a valid one for its header."""
+    size = read_header(head).body_bytes
+    if checksum >= 0 and numpy.int64(checksum_32(body, size)) != checksum:
+        return False
+    return check_body(head, body, size, body, numpy.int64(0), False) == 0
+
+
+@njit(nogil=True, cache=True)
+def time_ranges(heads: int, bodies: int, firsts: int, count: int, next_at: int, earliest: int, latest: int) -> None:
+    """Find the `ts_event` of each of `count` blocks' first row, and the least and the largest from there on.
 
     All are addresses of int64[count]. A block without such rows gets a range that is empty.
     """
     head, body, first = int64s_at(heads, count), int64s_at(bodies, count), int64s_at(firsts, count)
-    low, high = int64s_at(earliest, count), int64s_at(latest, count)
+    following, low, high = int64s_at(next_at, count), int64s_at(earliest, count), int64s_at(latest, count)
     for block in range(count):
         rows = _rows(head[block])
         ts_event = int64s_at(body[block], rows)
@@ -48,6 +57,7 @@ def time_ranges(heads: int, bodies: int, firsts: int, count: int, earliest: int,
         for row in range(numpy.uint64(first[block]), numpy.uint64(rows)):
             least = min(least, ts_event[row])
             largest = max(largest, ts_event[row])
+        following[block] = ts_event[first[block]] if first[block] < rows else _LATEST
         low[block], high[block] = least, largest
 
 

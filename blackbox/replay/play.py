@@ -8,7 +8,7 @@ import numpy
 from numba import njit
 
 from blackbox.atoms import copy_bytes, inner, int64s_at
-from blackbox.check import check_body, read_header
+from blackbox.check import read_header
 from blackbox.collect import (
     BLOCKS,
     BURST,
@@ -36,9 +36,9 @@ from blackbox.envelope import (
 )
 from blackbox.handover import due_of, group_by_set, match_topics
 from blackbox.layout import HEADER_BYTES
+from blackbox.replay.cut import is_good
 from blackbox.slice_memory import TableAt
 from blackbox.topics import NumberingAt, Trie
-from blackbox.xxh3 import checksum_32
 from blackbox.zmqlib import MESSAGE_BYTES, close_messages, msg_data, msg_init_on, msg_init_size
 
 # Why `play` returned.
@@ -115,14 +115,6 @@ def _worker_table(words: int) -> WorkerTableAt:
 
 
 @inner
-def _is_good(head: int, body: int, checksum: int) -> bool:
-    size = read_header(head).body_bytes
-    if checksum >= 0 and numpy.int64(checksum_32(body, size)) != checksum:
-        return False
-    return check_body(head, body, size, body, numpy.int64(0), False) == 0
-
-
-@inner
 def _fill(words: int, trie: Trie, slot: int, head: int, body: int, first: int, received: int) -> int:
     """Match the block and put it into a slot; returns how many rows some callback wants. 0: the slot is empty."""
     table = _table(words)
@@ -187,7 +179,7 @@ def play(at: WorkerAt, parts: int, trie: Trie, reel: Reel, start: int) -> tuple[
         table = _worker_table(words)
         if state[BLOCKS] == BURST_BLOCKS or at.max_deliveries - state[DELIVERIES] < table.total:
             return i, DELIVER
-        if not _is_good(heads[i], bodies[i], checksums[i]):
+        if not is_good(heads[i], bodies[i], checksums[i]):
             return (i, DELIVER) if state[BLOCKS] > 0 else (i + 1, DAMAGED)
         slot = state[BURST] + SLOT_BYTES * state[BLOCKS]
         matched = _fill(words, trie, slot, heads[i], bodies[i], firsts[i], received[i])

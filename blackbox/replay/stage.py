@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy
+from numpy.typing import NDArray
 
 from blackbox import collect
 from blackbox.bursts import Bursts
 from blackbox.callbacks import Callback, CompiledCallback
-from blackbox.counters import Count
 from blackbox.errors import CallbackError
 from blackbox.feed import Feed
 from blackbox.replay.play import DAMAGED, DELIVER, GROW, PART_WORDS, Reel, part_words, play
 from blackbox.statistics import SliceCounters, Statistics, snapshot
 from blackbox.tables import Table
-from blackbox.topics import Numbering
+from blackbox.topics import Numbering, longest_prefix
 from blackbox.warmup import warm_up
 
 if TYPE_CHECKING:
@@ -43,18 +43,28 @@ class Stage:
         callbacks: Sequence[Callback],
         schema: Schema,
         on_error: str,
+        on_reset: Sequence[Callable[[], object]] = (),
         within: bytes = b"",
+        before: Stage | None = None,
     ) -> None:
-        """For a recording of `slices` slices; only topics that start with `within` are played."""
-        self.topics = [Numbering(feed.max_topics, _MEAN_TOPIC_BYTES) for _ in range(slices)]
+        """For a recording of `slices` slices; only topics that start with `within` are played.
+
+        Topic numbers and counters go on from those of a stage `before`.
+        """
+        known = before.topics if before is not None else []
+        self.topics: list[Numbering] = [
+            *known,
+            *(Numbering(feed.max_topics, _MEAN_TOPIC_BYTES) for _ in range(slices - len(known))),
+        ]
         self._callbacks = tuple(callbacks)
-        self._counters = SliceCounters(1)
+        self._counters: SliceCounters = before._counters if before is not None else SliceCounters(1)
         self._words = numpy.zeros(1, numpy.int64)
         self._on_error = on_error
+        self._on_reset = on_reset
         self._failure: CallbackError | None = None
         self._bursts = Bursts(schema, self._counters.workers[0], self._raised, lambda: False)
         self._tables = [Table(_VERSION, self._callbacks, frozenset((b"",)), 1, n, within) for n in range(slices)]
-        self._sets = [numpy.zeros(feed.max_topics, numpy.int32) for _ in range(slices)]
+        self._sets = [self._match_known(feed.max_topics, numbering) for numbering in self.topics]
         self._parts = numpy.array(
             [
                 part_words(
@@ -71,13 +81,14 @@ class Stage:
         self._renew()
         warm_up(play, self._at, 0, self._tables[0].topics, Reel(0, 0, 0, 0, 0, 0, 0), 0)
 
-    def play(self, reel: Reel, alive: object, on_damage: Callable[[int], object]) -> None:
-        """Play a reel. `alive` is what its addresses lie in; `on_damage` is told of the rows that were passed over.
+    def play(self, alive: object, reel: Reel, _first: int) -> list[int]:
+        """Play a reel, whose addresses lie in `alive`; returns which of its blocks are not valid.
 
         Raises CallbackError when a callback raised and the subscriber stops at that.
         """
         bursts = self._bursts
         bursts.burst.alive = alive
+        lost = []
         at = 0
         while at < reel.count:
             at, reason = play(self._at, self._parts.ctypes.data, self._tables[0].topics, reel, at)
@@ -89,17 +100,20 @@ class Stage:
                 bursts.grow()
                 self._renew()
             elif reason == DAMAGED:
-                on_damage(at - 1)
+                lost.append(at - 1)
             if self._failure is not None:
                 raise self._failure
         bursts.close()
         bursts.burst.alive = None
+        return lost
 
     def reset(self) -> None:
-        """Give compiled callbacks the states that they began with."""
+        """Give compiled callbacks the states that they began with, and tell the subscriber's hooks."""
         for callback in self._callbacks:
             if isinstance(callback, CompiledCallback):
                 callback.reset()
+        for hook in self._on_reset:
+            hook()
 
     def close(self) -> None:
         """Free what the last burst holds, also after an error."""
@@ -111,9 +125,13 @@ class Stage:
         numbers = sum(len(numbering) for numbering in self.topics)
         return Statistics(snapshot(-1, self._counters, 0, numbers, has_ended=True), ())
 
-    def count(self, what: Count, messages: int) -> None:
-        """Add to a counter."""
-        self._counters.counts[what] += messages
+    def _match_known(self, room: int, numbering: Numbering) -> NDArray[numpy.int32]:
+        """The match sets of the topics that have numbers already."""
+        sets = numpy.zeros(room, numpy.int32)
+        for number, topic in enumerate(numbering.names()):
+            text = numpy.frombuffer(topic, numpy.uint8)
+            sets[number] = longest_prefix(self._tables[0].topics, text.ctypes.data, len(topic))
+        return sets
 
     def _renew(self) -> None:
         table = self._tables[0].workers[0]

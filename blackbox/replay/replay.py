@@ -1,0 +1,271 @@
+"""Replay recordings: in order, paced or as fast as they are taken, onto the wire or to callbacks in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import msgspec
+
+from blackbox.errors import ConfigError
+from blackbox.journal.segment import Damage
+from blackbox.recording import Recording, Time, chunks_of
+from blackbox.replay.controls import ANY, Controls, Grant, Kind
+from blackbox.replay.cut import next_outside
+from blackbox.replay.play import Reel
+from blackbox.replay.scenes import (
+    BEGINNING,
+    BODY,
+    COUNT,
+    END,
+    FIRST,
+    HEAD,
+    HIGH,
+    LOW,
+    NEXT,
+    Scene,
+    scenes,
+)
+from blackbox.replay.wire import Wire
+
+if TYPE_CHECKING:
+    from blackbox.publisher import Publisher
+    from blackbox.schema import Schema
+
+
+class Player(Protocol):
+    """What takes the blocks of a replay."""
+
+    def play(self, scene: Scene, reel: Reel, first: int) -> list[int]:
+        """Take the blocks of a reel, which begins at block `first` of a scene; returns which are not valid."""
+
+    def reset(self) -> None:
+        """Time goes back: what follows is not a continuation of what was."""
+
+
+class ReplayStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replay has played."""
+
+    messages: int
+    blocks: int
+    body_bytes: int
+    seconds: float
+    """How long it took."""
+    market_seconds: float
+    """How much market time went by in it."""
+    damaged: int
+    """Messages left out since their block could not be read."""
+
+    @property
+    def times_faster(self) -> float:
+        """Market time over the time that it took."""
+        return self.market_seconds / self.seconds if self.seconds else 0.0
+
+
+class Replay:
+    """Recordings, played again. A replay is run once, by `publish` or `Subscriber.replay`, and steered by `controls`.
+
+    Blocks come in the order in which they were sent (`ts_out`), slices merged; each slice in its own order.
+    """
+
+    def __init__(
+        self,
+        recordings: Recording | Iterable[Recording],
+        *,
+        speed: float | None = None,
+        start: Time | None = None,
+        stop: Time | None = None,
+        prefix: bytes = b"",
+        slices: Iterable[int] | None = None,
+        pace_by: Literal["ts_event", "ts_out"] | None = None,
+        max_silence_ns: int | None = None,
+        keep_gaps: bool = False,
+        loops: int = 1,
+        controls: Controls | None = None,
+    ) -> None:
+        """Settings; nothing is read before it is run.
+
+        Args:
+            recordings: one, or several, which are played as one, in time order.
+            speed: seconds of market time in a second; None: as fast as it is taken. Change it by `controls.speed`.
+            start: the first time to play, see `Recording.time`. By `pace_by`.
+            stop: the time to stop before.
+            prefix: only messages whose topics start with it.
+            slices: only these.
+            pace_by: which time is market time: the venue's, or the publisher's. Default: the venue's if there is any.
+            max_silence_ns: cut longer silences of market time to this.
+            keep_gaps: on the wire, leave out the sequence numbers that are missing in the recording: subscribers see
+                the gaps that its recorder saw. Otherwise numbers run on.
+            loops: how many times, one after the other; 0: until it is stopped.
+            controls: what steers it, instead of `speed` and `max_silence_ns`.
+        """
+        self.recordings = (recordings,) if isinstance(recordings, Recording) else tuple(recordings)
+        if not self.recordings:
+            raise ConfigError("a replay was given no recording, expected at least one")
+        if loops < 0:
+            raise ValueError(f"loops was {loops}, expected 0 or more")
+        if controls is not None and (speed is not None or max_silence_ns is not None):
+            raise ValueError("controls were given beside a speed or max_silence_ns, expected one of the two")
+        self.controls = controls or Controls(speed, max_silence_ns)
+        self.prefix = prefix
+        self._slices = None if slices is None else tuple(slices)
+        self._pace_by = pace_by or self._usual_clock()
+        self._start = BEGINNING if start is None else self.recordings[0].time(start)
+        self._stop = END if stop is None else self.recordings[-1].time(stop)
+        self._keep_gaps = keep_gaps
+        self._loops = loops
+        self._messages = self._blocks = self._body_bytes = self._damaged = 0
+        self._market_ns = 0
+        self._position_ns = 0
+        self._seconds = 0.0
+
+    def publish(self, publisher: Publisher) -> ReplayStatistics:
+        """Play it on a publisher, as if it were live: blocks are stamped anew, subscribers cannot tell.
+
+        Bodies are sent straight from the recording where the publisher's feed has the same slices and `key_bytes`;
+        otherwise messages are published anew. Slow subscribers wait or lose as the publisher's `when_full` says.
+        Returns once the publisher has taken everything; `Publisher.flush` and `close` see to the rest.
+        """
+        return self.run(Wire(publisher, self.recordings[0].feed, self.prefix, self._keep_gaps))
+
+    @property
+    def schema(self) -> Schema:
+        """Of the first recording."""
+        return self.recordings[0].schema
+
+    def run(self, player: Player) -> ReplayStatistics:
+        """Play it to whatever takes blocks."""
+        first_ns, last_ns = self._market_range()
+        controls = self.controls
+        controls.begin(first_ns, last_ns)
+        began = time.perf_counter()
+        self._position_ns = first_ns
+        left = self._loops or -1
+        start = self._start
+        try:
+            while left:
+                ended = self._play_from(player, start)
+                if ended is None:
+                    left -= 1
+                    start = self._start
+                    if left:
+                        player.reset()
+                elif ended.kind is Kind.SEEK:
+                    if ended.seek_to_ns < self._position_ns:
+                        player.reset()
+                    start = max(self._start, ended.seek_to_ns)
+                    self._position_ns = ended.seek_to_ns
+                else:
+                    break
+        finally:
+            controls.end()
+            self._seconds = time.perf_counter() - began
+        return self.statistics()
+
+    def statistics(self) -> ReplayStatistics:
+        """What it has played so far; exact once it has ended."""
+        return ReplayStatistics(
+            messages=self._messages,
+            blocks=self._blocks,
+            body_bytes=self._body_bytes,
+            seconds=self._seconds,
+            market_seconds=self._market_ns / 1e9,
+            damaged=self._damaged,
+        )
+
+    def _usual_clock(self) -> Literal["ts_event", "ts_out"]:
+        return "ts_event" if any(r.time_range("ts_event")[1] > 0 for r in self.recordings) else "ts_out"
+
+    def _market_range(self) -> tuple[int, int]:
+        ranges = [r.time_range(self._pace_by) for r in self.recordings]
+        known = [(low, high) for low, high in ranges if high >= low]
+        low = min((low for low, _ in known), default=0)
+        high = max((high for _, high in known), default=0)
+        start = max(low, self._start)
+        return start, max(start, min(high, self._stop - 1))
+
+    def _play_from(self, player: Player, start: int) -> Grant | None:
+        """Play from a time on; returns the grant that says not to go on, or None at the end."""
+        for scene in self._scenes(start):
+            grant = self._play_scene(player, scene)
+            if grant is not None:
+                return grant
+        return None
+
+    def _scenes(self, start: int) -> Iterator[Scene]:
+        by, stop = self._pace_by, self._stop
+        chunks = chunks_of(
+            self.recordings,
+            self.prefix,
+            None if start == BEGINNING else start,
+            None if stop == END else stop,
+            self._slices,
+            by,
+        )
+        return scenes(chunks, by, start, stop, self._tell)
+
+    def _play_scene(self, player: Player, scene: Scene) -> Grant | None:
+        columns = scene.columns
+        blocks = columns.shape[1]
+        at = 0
+        while at < blocks:
+            grant = self.controls.wait(int(columns[NEXT, at]))
+            if grant.kind is not Kind.GO:
+                return grant
+            whole = blocks - at
+            if grant.until_ns != ANY or grant.messages != ANY:
+                fits = (columns[HIGH, at:] <= grant.until_ns) & (columns[COUNT, at:].cumsum() <= grant.messages)
+                whole = blocks - at if fits.all() else int(fits.argmin())
+            if whole:
+                self._take(player, scene, at, at + whole)
+                at += whole
+            else:
+                at += self._play_rows(player, scene, at, grant)
+        return None
+
+    def _play_rows(self, player: Player, scene: Scene, block: int, grant: Grant) -> bool:
+        """Play the rows of a block that are due; returns whether that was the last of it."""
+        columns = scene.columns
+        head, body, first = (int(columns[n, block]) for n in (HEAD, BODY, FIRST))
+        last = first + int(columns[COUNT, block])
+        if self._pace_by == "ts_event":
+            until = last if grant.until_ns == ANY else next_outside(head, body, first, BEGINNING, grant.until_ns + 1)
+        else:
+            until = last
+        until = max(first + 1, min(until, last, first + grant.messages))
+        if not scene.is_good(block):
+            self._pass_over(scene, block)
+            return True
+        self._take(player, scene.cut(block, first, until), 0, 1)
+        if until == last:
+            return True
+        columns[FIRST, block], columns[COUNT, block] = until, last - until
+        if self._pace_by == "ts_event":
+            scene.fill_times(block, block + 1)
+        return False
+
+    def _take(self, player: Player, scene: Scene, start: int, stop: int) -> None:
+        columns = scene.columns
+        lost = player.play(scene, scene.reel(start, stop), start)
+        for block in lost:
+            self._pass_over(scene, start + block)
+        played = int(columns[COUNT, start:stop].sum()) - sum(int(columns[COUNT, start + block]) for block in lost)
+        self._messages += played
+        self._blocks += stop - start - len(lost)
+        self._body_bytes += int(scene.heads["body_bytes"][start:stop].sum())
+        high = int(columns[HIGH, start:stop].max())
+        if high > self._position_ns:
+            self._market_ns += high - max(self._position_ns, int(columns[LOW, start]) if not self._market_ns else 0)
+            self._position_ns = high
+        self.controls.played(played, high)
+
+    def _pass_over(self, scene: Scene, block: int) -> None:
+        self._tell(scene.damage(block, "the block is not valid"))
+
+    def _tell(self, damage: Damage) -> None:
+        self._damaged += damage.messages
+        for recording in self.recordings:
+            if damage.path.is_relative_to(recording.path):
+                recording.note(damage)
+                return
