@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 from ctypes import string_at
 from itertools import pairwise, repeat
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 import numpy
@@ -66,6 +66,7 @@ def _find_type(
 
 _WORDS: Final = struct.Struct(f"<{WORDS}q")
 _NO_OFFSETS: Final = numpy.empty(0, numpy.int32)
+_NO_NUMBERS: Final = "this batch did not come from a subscriber: topics have no numbers"
 
 
 class Opened:
@@ -86,6 +87,16 @@ class Opened:
         self._topics: list[bytes] | None = None
         self._numbers: NDArray[numpy.int32] | None = None
 
+    @classmethod
+    def of_block(cls, block: Block, schema: Schema | None, ts_recv: int) -> Self:
+        """Wrap a block that no worker took off a queue, such as a recorded one: its topics have no numbers."""
+        opened = cls.__new__(cls)
+        opened.block, opened.schema, opened.ts_recv = block, schema, ts_recv
+        opened.conflated = False
+        opened._owner, opened._envelope = None, 0
+        opened._topics = opened._numbers = None
+        return opened
+
     def topics(self) -> list[bytes]:
         """The distinct topics."""
         if self._topics is None:
@@ -94,6 +105,8 @@ class Opened:
 
     def numbers(self) -> NDArray[numpy.int32]:
         """The topics' numbers in their slice."""
+        if not self._envelope:
+            raise ValueError(_NO_NUMBERS)
         if self._numbers is None:
             self._numbers = foreign_array(self._owner, self._envelope + TOPICS_AT, self.block.topic_count, "<i4")
         return self._numbers
@@ -177,7 +190,7 @@ class Batch:
     def topic_numbers(self) -> NDArray[numpy.int32]:
         """int32[len(topics)]: number of each topic, the same in all batches of a slice (see `Subscriber.topics`)."""
         if self._opened is None:
-            raise ValueError("this batch did not come from a subscriber: topics have no numbers")
+            raise ValueError(_NO_NUMBERS)
         return self._opened.numbers()
 
     @property

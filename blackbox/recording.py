@@ -6,6 +6,7 @@ import datetime
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, Self
@@ -13,7 +14,10 @@ from zoneinfo import ZoneInfo
 
 import numpy
 
+from blackbox.batch import Batch, Opened
 from blackbox.errors import ConfigError, JournalError
+from blackbox.journal.blocks import Recorded, RowFilter, read_blocks
+from blackbox.journal.census import Gap, Rate, Summary, find_gaps, message_rate, summarise, topic_counts
 from blackbox.journal.chunks import Chunk, Clock, Query, read_chunks
 from blackbox.journal.day import Manifest, as_journal_error, day_end_ns
 from blackbox.journal.segment import NO_GOOD_RECORD, Damage, Segment
@@ -99,8 +103,85 @@ class Recording:
         query = self._query(prefix, start, stop, by, epoch, first_sequence)
         return read_chunks(self.streams(prefix, slices), query, self.note)
 
+    def batches(
+        self,
+        prefix: bytes = b"",
+        start: Time | None = None,
+        stop: Time | None = None,
+        slices: Iterable[int] | None = None,
+        by: Clock = "ts_event",
+        *,
+        epoch: int | None = None,
+        first_sequence: int | None = None,
+    ) -> Iterator[Batch]:
+        """The messages whose topic starts with `prefix` and whose time is in `[start, stop)`, block by block.
+
+        Args:
+            prefix: of the topics.
+            start: the first time; see `time` for what may be given. Not given: from the beginning.
+            stop: the end of the times, not wanted itself. Not given: to the end.
+            slices: ids of the slices to look into; not given: all.
+            by: which time: `ts_event` is each message's own, `ts_out` and `ts_recv` are its block's.
+            epoch: only messages of this run of the publisher.
+            first_sequence: only messages with this sequence number or a larger one.
+
+        Yields batches without the rows that are not wanted; columns of uncompressed blocks are views on the file. Every
+        block is checked before it is used. A damaged one is left out and told in `damage`, with its messages.
+
+        Raises ConfigError for a reserved prefix, ValueError for a time, slice or clock that is none, JournalError when
+        the library that unpacks a body is not installed.
+        """
+        query = self._query(prefix, start, stop, by, epoch, first_sequence)
+        return self._batches(query, self._wanted(prefix, slices))
+
+    def lower_bound(self, slice_id: int, key: bytes, epoch: int, sequence: int) -> Iterator[Batch]:
+        """The messages of one key and one run of the publisher, from the first one at or after a sequence number on."""
+        query = self._query(key, None, None, "ts_event", epoch, sequence)._replace(key=key)
+        return self._batches(query, self._wanted(key, [slice_id]))
+
+    def topics(self) -> list[bytes]:
+        """All topics, sorted. Reads everything, as `counts`."""
+        return sorted(self.counts())
+
+    def counts(self) -> dict[bytes, int]:
+        """Messages by topic. Reads everything; damaged blocks are left out."""
+        total: Counter[bytes] = Counter()
+        for slice_id in self._slices:
+            total.update(topic_counts(self._blocks_of(slice_id)))
+        return dict(total)
+
+    def gaps(self) -> list[Gap]:
+        """What is missing between the messages of each (epoch, slice, key). Reads everything.
+
+        What was published before the first block of a key that is here is not known, and no gap.
+        """
+        return [gap for slice_id in self._slices for gap in find_gaps(self._blocks_of(slice_id))]
+
+    def summary(self) -> Summary:
+        """How much is here, and from when to when. Walks the heads of all records, but not their bodies."""
+        return summarise(self._slices, self._all, self.damage, self._tell)
+
+    def rate(self, bins: int = 60) -> Rate:
+        """Messages over time: from the first to the last `ts_out`, in `bins` parts of equal length."""
+        if bins < 1:
+            raise ValueError(f"bins were {bins}, expected at least 1")
+        return message_rate(self._slices, self._all, bins, self._tell)
+
+    def verify(self) -> list[Damage]:
+        """Read everything, check every checksum, and return all that is unreadable, by file and place.
+
+        Bytes behind the last whole record of a slice are among it; while it is recorded, that may be one just written.
+        """
+        for slice_id, segments in self._slices.items():
+            for _ in self._blocks_of(slice_id):
+                pass
+            if segments and segments[-1].torn_bytes:
+                last = segments[-1]
+                self._tell(Damage(last.path, last.whole_bytes, last.torn_bytes, "torn tail: no whole record"))
+        return sorted(self.damage)
+
     def time(self, value: Time) -> int:
-        """A time in ns since the epoch.
+        """A time in ns since the epoch, int64.
 
         Text is an ISO date-time, in the feed's time zone if it names none, or `HH:MM[:SS[.fraction]]`: that time of the
         session, in the feed's time zone. Fractions have up to nine digits.
@@ -108,7 +189,7 @@ class Recording:
         Raises ValueError for other text or a datetime without a time zone, TypeError for anything else.
         """
         if isinstance(value, int | numpy.integer) and not isinstance(value, bool):
-            return int(value)
+            return max(-(1 << 63) + 1, min(int(value), (1 << 63) - 1))
         if isinstance(value, datetime.datetime):
             if value.tzinfo is None:
                 raise ValueError(f"time was {value!r}, expected a datetime with a time zone")
@@ -142,6 +223,25 @@ class Recording:
                 return at
         return _ns_of(datetime.datetime.combine(self.date, clock, zone)) + fraction
 
+    @property
+    def _all(self) -> Query:
+        return Query(self.feed.key_bytes)
+
+    def _blocks_of(self, slice_id: int) -> Iterator[Recorded]:
+        chunks = read_chunks([self._slices[slice_id]], self._all, self._tell)
+        return read_blocks(chunks, self.feed.key_bytes, self._tell)
+
+    def _batches(self, query: Query, slices: list[list[Segment]]) -> Iterator[Batch]:
+        schema = self.schema if self.schema.records else None
+        select = RowFilter(query)
+        for recorded in read_blocks(read_chunks(slices, query, self._tell), query.key_bytes, self._tell):
+            block = recorded.block
+            if query.key is not None and block.key != query.key:
+                continue
+            rows = select.rows(recorded)
+            if rows is None or len(rows):
+                yield Batch(block, rows, Opened.of_block(block, schema, recorded.ts_recv))
+
     def _refresh_slice(self, slice_id: int, directory: Path, numbers: list[int]) -> None:
         before = {segment.number: segment for segment in self._slices.get(slice_id, [])}
         last = max(before, default=-1)
@@ -167,6 +267,7 @@ class Recording:
             if segment.torn_bytes:
                 self.note(Damage(segment.path, segment.whole_bytes, segment.torn_bytes, NO_GOOD_RECORD))
         self._slices[slice_id] = segments
+        self._slices = dict(sorted(self._slices.items()))
 
     def _query(
         self,

@@ -35,7 +35,8 @@ from blackbox.xxh3 import checksum_32
 _SCAN_ENTRIES: Final = 256
 """Entries that are made at once: 16 MiB of records, whose pages are then given back."""
 _ALL_KEYS: Final = 2**64 - 1
-_LATEST: Final = 2**63 - 1
+NO_TIME: Final = 2**63 - 1
+"""In an entry, as its sign says: any time before or after, for what its body would tell is not known."""
 NO_GOOD_RECORD: Final = "no good record begins here"
 """What is wrong with bytes that stand where a record should."""
 
@@ -160,7 +161,7 @@ class Segment:
             self.damage.append(Damage(path, 0, FILE_HEAD_BYTES, "the index's head is damaged"))
             return numpy.empty(0, ENTRY)
         entries = memory[FILE_HEAD_BYTES : FILE_HEAD_BYTES + ENTRY_BYTES * count].view(ENTRY)
-        whole = good_entries(entries.ctypes.data, count, _LATEST)
+        whole = good_entries(entries.ctypes.data, count, NO_TIME)
         good = good_entries(entries.ctypes.data, whole, len(self.memory))
         if good < whole:
             cut = int(entries["stop"][whole - 1]) - len(self.memory)
@@ -212,7 +213,7 @@ class Segment:
         entry["messages"] = head["count"] - head["first_row"]
         for name in ("ts_out", "ts_recv"):
             entry[f"min_{name}"] = entry[f"max_{name}"] = head[name]
-        entry["min_ts_event"], entry["max_ts_event"] = -_LATEST, _LATEST
+        entry["min_ts_event"], entry["max_ts_event"] = -NO_TIME, NO_TIME
         entry["epoch"], entry["keys"] = head["epoch"], _ALL_KEYS
         entry["min_sequence"] = head["sequence"] + head["first_row"]
         entry["max_sequence"] = head["sequence"] + head["count"] - 1
