@@ -1,16 +1,18 @@
-"""Blocks as Arrow record batches, on the same memory."""
+"""Blocks as Arrow record batches, on the same memory, and records as Arrow columns."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import pyarrow
+from numpy.typing import NDArray
 
 from blackbox.layout import FLAG_FIXED
 
 if TYPE_CHECKING:
     from blackbox.block import Block
+    from blackbox.schema import Schema
 
 
 def block_to_arrow(block: Block) -> pyarrow.RecordBatch:
@@ -46,3 +48,24 @@ def _payloads(block: Block) -> pyarrow.Array:
         return pyarrow.Array.from_buffers(pyarrow.binary(block.stride), block.count, [None, data])
     offsets = pyarrow.py_buffer(block.payload_offsets)
     return pyarrow.Array.from_buffers(pyarrow.binary(), block.count, [None, offsets, data])
+
+
+def record_columns(schema: Schema, kind: str, records: NDArray[Any]) -> list[pyarrow.Array]:
+    """Records of message type `kind` as the columns that `schema.arrow(kind)` names; texts without padding."""
+    return [_column(records[field.name], field.type) for field in schema.arrow(kind)]
+
+
+def _column(values: NDArray[Any], kind: pyarrow.DataType) -> pyarrow.Array:
+    if pyarrow.types.is_string(kind):
+        # Every byte is a character: a venue's texts are ASCII, and damaged ones must not be an error.
+        return pyarrow.array(numpy.strings.decode(numpy.strings.rstrip(values), "latin-1"), kind)
+    if pyarrow.types.is_fixed_size_binary(kind):
+        return pyarrow.Array.from_buffers(kind, len(values), [None, pyarrow.py_buffer(values.tobytes())])
+    if values.ndim == 2:  # an integer of a width that numpy has none for: its bytes, the highest first
+        wide = numpy.zeros((len(values), 8), numpy.uint8)
+        wide[:, 8 - values.shape[1] :] = values
+        values = wide.view(">i8").reshape(-1)
+    native = numpy.ascontiguousarray(values, values.dtype.newbyteorder("="))
+    if pyarrow.types.is_timestamp(kind):
+        return pyarrow.array(native.astype(numpy.int64)).cast(kind)
+    return pyarrow.array(native).cast(kind)

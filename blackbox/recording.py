@@ -8,8 +8,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
-from typing import Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from zoneinfo import ZoneInfo
 
 import numpy
@@ -22,6 +23,11 @@ from blackbox.journal.chunks import Chunk, Clock, Query, read_chunks
 from blackbox.journal.day import Manifest, as_journal_error, day_end_ns
 from blackbox.journal.segment import NO_GOOD_RECORD, Damage, Segment
 from blackbox.schema import RAW, Schema, load_schema
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
 
 _log = logging.getLogger(__name__)
 
@@ -179,6 +185,61 @@ class Recording:
                 last = segments[-1]
                 self._tell(Damage(last.path, last.whole_bytes, last.torn_bytes, "torn tail: no whole record"))
         return sorted(self.damage)
+
+    def to_arrow(
+        self,
+        prefix: bytes = b"",
+        start: Time | None = None,
+        stop: Time | None = None,
+        slices: Iterable[int] | None = None,
+        by: Clock = "ts_event",
+        *,
+        kind: str | None = None,
+    ) -> pyarrow.Table:
+        """The messages that `batches` would give, as one table, in memory.
+
+        Columns: `slice`, `topic` (dictionary of binary), `ts_event`, `ts_out`, `ts_recv` (int64 ns), `epoch`,
+        `sequence`, and `payload` (binary); or, with `kind`, only the messages of that type of the feed's schema, and
+        instead of the payload its fields as `Schema.arrow` has them, texts without padding. A field that is called as
+        one of the first seven has `record_` before its name.
+
+        Raises as `batches`; ConfigError when the schema has no such type; ImportError naming what to install.
+        """
+        table_of = _needs("pyarrow", "arrow", "blackbox.journal.table").table_of
+        return table_of(self.batches(prefix, start, stop, slices, by), self.schema, kind)
+
+    def to_pandas(
+        self,
+        prefix: bytes = b"",
+        start: Time | None = None,
+        stop: Time | None = None,
+        slices: Iterable[int] | None = None,
+        by: Clock = "ts_event",
+        *,
+        kind: str | None = None,
+    ) -> pandas.DataFrame:
+        """As `to_arrow`, as a data frame of pandas; `topic` is categorical."""
+        _needs("pandas", "pandas")
+        frame: pandas.DataFrame = self.to_arrow(prefix, start, stop, slices, by, kind=kind).to_pandas()
+        return frame
+
+    def to_polars(
+        self,
+        prefix: bytes = b"",
+        start: Time | None = None,
+        stop: Time | None = None,
+        slices: Iterable[int] | None = None,
+        by: Clock = "ts_event",
+        *,
+        kind: str | None = None,
+    ) -> polars.DataFrame:
+        """As `to_arrow`, as a data frame of polars; `topic` is binary, for polars has no categories of bytes."""
+        library = _needs("polars", "polars")
+        table = self.to_arrow(prefix, start, stop, slices, by, kind=kind)
+        place = table.schema.get_field_index("topic")
+        plain = table.column(place).cast("binary")
+        frame: polars.DataFrame = library.from_arrow(table.set_column(place, "topic", plain))
+        return frame
 
     def time(self, value: Time) -> int:
         """A time in ns since the epoch, int64.
@@ -342,6 +403,14 @@ def chunks_of(
         next(r for r in recordings if damage.path.is_relative_to(r.path)).note(damage)
 
     return read_chunks(streams, Query(sizes.pop(), prefix, None, start, stop, by), tell)
+
+
+def _needs(library: str, extra: str, module: str = "") -> Any:
+    """Import a module that needs a library which may be missing."""
+    try:
+        return import_module(module or library)
+    except ImportError as error:
+        raise ImportError(f"this needs {library}: pip install 'blackbox-md[{extra}]' ({error})") from error
 
 
 _TIME: Final = re.compile(

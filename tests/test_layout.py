@@ -72,6 +72,7 @@ ORDER = (
     "journal.rows",
     "journal.blocks",
     "journal.census",
+    "journal.table",
     "recording",
     "replay.clock",
     "replay.times",
