@@ -327,6 +327,9 @@ class Recording:
         for segment in segments[:-1]:
             if segment.torn_bytes:
                 self.note(Damage(segment.path, segment.whole_bytes, segment.torn_bytes, NO_GOOD_RECORD))
+            if segment.torn_bytes or not segment.whole_bytes:
+                what = NO_GOOD_RECORD if segment.whole_bytes else "the segment has no head"
+                self._tell(Damage(segment.path, segment.whole_bytes, segment.torn_bytes, what))
         self._slices[slice_id] = segments
         self._slices = dict(sorted(self._slices.items()))
 

@@ -90,7 +90,9 @@ class Segment:
         self.whole_bytes, self.torn_bytes = 0, len(self.memory)
         if len(self.memory) >= FILE_HEAD_BYTES:
             self._check_head()
-            self._find_entries(index, known)
+            self._find_entries(self._indexed(index), known)
+        else:
+            self._indexed(index)  # tells of records that should be here
 
     def __repr__(self) -> str:
         return f"Segment({str(self.path)!r}, entries={len(self.entries)}, bytes={len(self.memory)})"
@@ -126,9 +128,8 @@ class Segment:
                 Damage(self.path, 0, FILE_HEAD_BYTES, "the checksum of the segment's head did not match")
             )
 
-    def _find_entries(self, index: bytes, known: Segment | None) -> None:
+    def _find_entries(self, entries: NDArray[Any], known: Segment | None) -> None:
         size = len(self.memory)
-        entries = self._indexed(index)
         if known is not None and len(known.entries) > 1:
             # Its last entry is left out: that one may have grown.
             closed = known.entries[: good_entries(known.entries.ctypes.data, len(known.entries) - 1, size)]
