@@ -6,6 +6,7 @@ import hashlib
 import re
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -73,7 +74,7 @@ GOLDEN_DIGESTS = {
 }
 
 
-def places_of(dtype: numpy.dtype[object]) -> dict[str, int]:
+def places_of(dtype: numpy.dtype[Any]) -> dict[str, int]:
     return {name: field[1] for name, field in (dtype.fields or {}).items()}
 
 
