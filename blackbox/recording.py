@@ -21,7 +21,7 @@ from blackbox.journal.blocks import Recorded, RowFilter, read_blocks
 from blackbox.journal.census import Gap, Rate, Summary, find_gaps, message_rate, summarise, topic_counts
 from blackbox.journal.chunks import Chunk, Clock, Query, read_chunks
 from blackbox.journal.day import Manifest, as_journal_error, day_end_ns
-from blackbox.journal.segment import NO_GOOD_RECORD, Damage, Segment
+from blackbox.journal.segment import NO_GOOD_RECORD, Damage, Segment, open_end
 from blackbox.schema import RAW, Schema, load_schema
 
 if TYPE_CHECKING:
@@ -181,9 +181,9 @@ class Recording:
         for slice_id, segments in self._slices.items():
             for _ in self._blocks_of(slice_id):
                 pass
-            if segments and segments[-1].torn_bytes:
-                last = segments[-1]
-                self._tell(Damage(last.path, last.whole_bytes, last.torn_bytes, "torn tail: no whole record"))
+            for last in open_end(segments):
+                if last.torn_bytes:
+                    self._tell(Damage(last.path, last.whole_bytes, last.torn_bytes, "torn tail: no whole record"))
         return sorted(self.damage)
 
     def to_arrow(
@@ -305,20 +305,22 @@ class Recording:
 
     def _refresh_slice(self, slice_id: int, directory: Path, numbers: list[int]) -> None:
         before = {segment.number: segment for segment in self._slices.get(slice_id, [])}
-        last = max(before, default=-1)
-        segments = []
+        may_grow = {segment.number for segment in open_end(list(before.values()))}
         expected = 0
         for number in numbers:
             if number > expected:
                 what = f"{number - expected} segment{'s' * (number > expected + 1)} missing, from this one on"
                 self.note(Damage(directory / f"{expected:06d}.journal", 0, 0, what))
             expected = number + 1
+        segments: list[Segment] = []
+        # The last one first: when it has records, the one before it has all of its own.
+        for number in reversed(numbers):
             known = before.get(number)
             if known is None:
                 known = Segment(directory / f"{number:06d}.journal", slice_id, number, self.feed.key_bytes)
-            elif number == last:
+            elif number in may_grow:
                 known = known.refreshed()
-            segments.append(known)
+            segments.insert(0, known)
         if gone := [number for number in before if number not in numbers]:
             raise JournalError(f"{directory} has lost segment {gone[0]:06d} since it was opened")
         for segment in segments:
@@ -327,6 +329,8 @@ class Recording:
         for segment in segments[:-1]:
             if segment.torn_bytes:
                 self.note(Damage(segment.path, segment.whole_bytes, segment.torn_bytes, NO_GOOD_RECORD))
+                self._tell(damage)
+        for segment in segments[: len(segments) - len(open_end(segments))]:
             if segment.torn_bytes or not segment.whole_bytes:
                 what = NO_GOOD_RECORD if segment.whole_bytes else "the segment has no head"
                 self._tell(Damage(segment.path, segment.whole_bytes, segment.torn_bytes, what))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -159,10 +158,8 @@ def test_the_index_is_what_the_records_say(tmp_path: Path, indexed: bool) -> Non
     ]
     segment = Day(tmp_path, feed_of(key_bytes=2)).put(0, *puts, index=indexed)
     (chunk,) = Recording.open(tmp_path).chunks()
-    found = chunk.segments[0].entries.copy()
+    found = chunk.segments[0].entries
     assert len(found) > 5
-    if not indexed:  # what was reckoned has no checksum
-        found["checksum"] = [struct.unpack("<I", entry[-4:])[0] for entry in segment.entries()]
     assert found.tobytes() == b"".join(segment.entries())
 
 

@@ -357,6 +357,26 @@ def test_a_reader_takes_in_what_was_recorded_since(tmp_path: Path, indexed: bool
     assert recording.damage == recording.verify() == []
 
 
+def test_a_segment_grows_while_the_next_one_is_ready(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of())
+    puts = many(30)
+    first, second = day.segment(), day.segment()
+    first.append(*puts[:10])
+    recording = Recording.open(tmp_path)
+    first.append(*puts[10:15])
+    with first.path.open("ab") as file:
+        file.write(b"BREC")
+    recording.refresh()
+    assert told(recording.batches()) == day.told()
+    assert (recording.damage, recording.summary().torn_bytes) == ([], 4)
+    first.path.write_bytes(first.path.read_bytes()[:-4])
+    first.append(*puts[15:20])
+    second.append(*puts[20:])
+    recording.refresh()
+    assert told(recording.batches()) == day.told()
+    assert recording.damage == recording.verify() == []
+
+
 def test_a_block_that_is_half_there_is_not_read_until_it_is_whole(tmp_path: Path) -> None:
     segment = Day(tmp_path, feed_of()).put(0, *many(3, size=1), index=False)
     whole = segment.path.read_bytes()

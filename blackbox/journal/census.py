@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from blackbox.journal.blocks import Recorded
 from blackbox.journal.chunks import Query, read_chunks
 from blackbox.journal.rows import count_topics
-from blackbox.journal.segment import NO_TIME, Damage, Segment
+from blackbox.journal.segment import NO_TIME, Damage, Segment, open_end
 from blackbox.topics import Numbering
 
 _TOPICS_AT_ONCE = 65_536
@@ -134,7 +134,7 @@ def _summarise_slice(
         first_ts_out=_least(_known(segments, "min_ts_out")),
         last_ts_out=_most(_known(segments, "max_ts_out")),
         epochs=tuple(epochs),
-        torn_bytes=segments[-1].torn_bytes if segments else 0,
+        torn_bytes=sum(segment.torn_bytes for segment in open_end(segments)),
     )
     return summary, epochs
 

@@ -27,7 +27,7 @@ from blackbox.journal.layout import (
     record_bytes,
 )
 from blackbox.journal.mapping import Mapping
-from blackbox.journal.record import good_entries, next_record
+from blackbox.journal.record import good_entries, next_record, seal_entry
 from blackbox.journal.scan import NO_RECORD, NO_ROOM, PACKED, note, scan
 from blackbox.layout import HEADER_BYTES
 from blackbox.xxh3 import checksum_32
@@ -183,7 +183,7 @@ class Segment:
             count, at, why = scan(self.address, stop, at, table.ctypes.data, count, len(table), self._key_bytes)
             if why == NO_ROOM or (why != NO_RECORD and count == len(table)):
                 # The last entry stays: records may still belong to it.
-                found.append(table[: count - 1].copy())
+                found.append(_sealed(table[: count - 1]))
                 self.release(start, at)
                 table[0], count = table[count - 1], 1
             elif why != NO_RECORD:
@@ -197,7 +197,7 @@ class Segment:
                 if at > self.whole_bytes:
                     self._tell(self.whole_bytes, at)
         self.release(start, stop)
-        return [*found, table[:count].copy()]
+        return [*found, _sealed(table[:count])]
 
     def _note_one(self, at: int, why: int, table: NDArray[Any], count: int) -> tuple[int, int]:
         """Note a record that `scan` could not; one whose body is damaged as one that may hold anything."""
@@ -238,6 +238,20 @@ class Segment:
 
     def _tell(self, start: int, stop: int) -> None:
         self.damage.append(Damage(self.path, start, stop - start, NO_GOOD_RECORD))
+
+
+def open_end(segments: list[Segment]) -> list[Segment]:
+    """Those of a slice that may still be appended to: the last one with records, and what is ready behind it."""
+    last = max((place for place, segment in enumerate(segments) if len(segment.entries)), default=0)
+    return segments[last:]
+
+
+def _sealed(entries: NDArray[Any]) -> NDArray[Any]:
+    """A copy of entries, with their checksums."""
+    sealed = entries.copy()
+    for place in range(len(sealed)):
+        seal_entry(sealed.ctypes.data + ENTRY_BYTES * place)
+    return sealed
 
 
 def _end_of(entries: NDArray[Any]) -> int:
