@@ -27,7 +27,7 @@ from blackbox.slice_memory import EXIT_SLOW
 from blackbox.testing import RawPublisher, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("demo", "publish", "subscribe", "stat")
+COMMANDS = ("demo", "publish", "subscribe", "stat", "steer")
 HEARTBEAT_NS = 50_000_000
 
 
@@ -449,6 +449,8 @@ def test_a_wrong_source_is_told_before_anything_is_bound(
         (["subscribe", "--feed", "no.toml"], "feed file 'no.toml' was not found"),
         (["stat", "--feed", "no.toml"], "feed file 'no.toml' was not found"),
         (["demo", "--source", "iex:nothing.pcap"], "nothing.pcap"),
+        (["steer", "ipc:///nobody/here", "pause", "--timeout", "0"], "no replay answered at ipc:///nobody/here"),
+        (["steer", "localhost:17300"], "endpoint was 'localhost:17300', expected tcp://"),
     ],
 )
 def test_each_error_is_one_line_and_status_1(words: list[str], pattern: str, tmp_path: Path) -> None:
@@ -469,6 +471,16 @@ def test_each_error_is_one_line_and_status_1(words: list[str], pattern: str, tmp
         ["stat", "--twice"],
         ["demo", "--messages", "0"],
         ["replay"],
+        ["steer"],
+        ["steer", "tcp://127.0.0.1:1", "jump"],
+        ["steer", "tcp://127.0.0.1:1", "pause", "10"],
+        ["steer", "tcp://127.0.0.1:1", "seek"],
+        ["steer", "tcp://127.0.0.1:1", "speed"],
+        ["steer", "tcp://127.0.0.1:1", "speed", "0"],
+        ["steer", "tcp://127.0.0.1:1", "speed", "nan"],
+        ["steer", "tcp://127.0.0.1:1", "step", "0"],
+        ["steer", "tcp://127.0.0.1:1", "step", "half"],
+        ["steer", "tcp://127.0.0.1:1", "step", "9" * 30],
     ],
 )
 def test_wrong_usage_is_status_2(words: list[str]) -> None:

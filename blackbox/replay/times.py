@@ -10,7 +10,7 @@ _LAST_NS = (1 << 63) - 1
 
 
 def market_time_ns(text: str, start_ns: int, stop_ns: int, time_zone: str = "UTC") -> int:
-    """Nanoseconds since the epoch of an ISO 8601 time, exact to the microsecond.
+    """Nanoseconds since the epoch of a number of them, or of an ISO 8601 time, exact to the microsecond.
 
     A time without an offset is one of `time_zone`. A time of day alone means the first one from `start_ns` to
     `stop_ns`, or if there is none that of the day of `start_ns`. Raises ValueError when it is no such time.
@@ -19,8 +19,7 @@ def market_time_ns(text: str, start_ns: int, stop_ns: int, time_zone: str = "UTC
     try:
         if "T" not in text and "-" not in text and ":" in text:
             return _time_of_day_ns(time.fromisoformat(text), start_ns, stop_ns, zone)
-        moment = datetime.fromisoformat(text)
-        ns = _since_epoch_ns(moment if moment.tzinfo else moment.replace(tzinfo=zone))
+        ns = int(text) if text.isdecimal() else _since_epoch_ns(datetime.fromisoformat(text), zone)
     except (ValueError, OverflowError):
         ns = -1
     if not 0 <= ns <= _LAST_NS:
@@ -36,11 +35,11 @@ def time_text(ts_ns: int) -> str:
 
 
 def _time_of_day_ns(moment: time, start_ns: int, stop_ns: int, zone: ZoneInfo) -> int:
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=zone)
-    first = (_EPOCH + timedelta(microseconds=start_ns // 1_000)).astimezone(moment.tzinfo).date()
-    days = [_since_epoch_ns(datetime.combine(first + timedelta(day), moment)) for day in (0, 1)]
+    first = (_EPOCH + timedelta(microseconds=start_ns // 1_000)).astimezone(moment.tzinfo or zone).date()
+    days = [_since_epoch_ns(datetime.combine(first + timedelta(day), moment), zone) for day in (0, 1)]
     return next((ns for ns in days if start_ns <= ns <= stop_ns), days[0])
 
 
-def _since_epoch_ns(moment: datetime) -> int:
-    return (moment - _EPOCH) // timedelta(microseconds=1) * 1_000
+def _since_epoch_ns(moment: datetime, zone: ZoneInfo) -> int:
+    since = (moment if moment.tzinfo else moment.replace(tzinfo=zone)) - _EPOCH
+    return since // timedelta(microseconds=1) * 1_000
