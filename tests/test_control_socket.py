@@ -102,6 +102,7 @@ def test_requests_are_plain_json(socket: ControlSocket, controls: Controls) -> N
         ("09:31", 60),
         ("14:31:00Z", 60),
         ("2019-12-31", 6.5 * 3_600),
+        ("20191231", 6.5 * 3_600),
         (str(START + 60 * S), 60),
         ("08:00", 0),
     ],

@@ -7,6 +7,7 @@ from zoneinfo import ZoneInfo
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_NS = (1 << 63) - 1
+_DATE_DIGITS = 8
 
 
 def market_time_ns(text: str, start_ns: int, stop_ns: int, time_zone: str = "UTC") -> int:
@@ -19,7 +20,8 @@ def market_time_ns(text: str, start_ns: int, stop_ns: int, time_zone: str = "UTC
     try:
         if "T" not in text and "-" not in text and ":" in text:
             return _time_of_day_ns(time.fromisoformat(text), start_ns, stop_ns, zone)
-        ns = int(text) if text.isdecimal() else _since_epoch_ns(datetime.fromisoformat(text), zone)
+        is_ns = text.isdecimal() and len(text) > _DATE_DIGITS
+        ns = int(text) if is_ns else _since_epoch_ns(datetime.fromisoformat(text), zone)
     except (ValueError, OverflowError):
         ns = -1
     if not 0 <= ns <= _LAST_NS:
