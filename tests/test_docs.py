@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from blackbox import Block, layout
 from blackbox.cli.status import STATUS_HELP, Status
 from blackbox.layout import HEARTBEAT_KEY, body_layout
+from blackbox.replay.control_socket import ControlSocket
+from blackbox.replay.controls import Controls
+from blackbox.replay.status import ReplayStatus
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 WIRE = (DOCS / "wire-format.md").read_text()
@@ -137,3 +141,13 @@ def test_exit_statuses_are_documented_in_operations_and_in_help() -> None:
     rows = re.findall(r"^\| (\d+) \|", (DOCS / "operations.md").read_text(), re.MULTILINE)
     assert {int(row) for row in rows} == {*map(int, Status), 143}
     assert {int(number) for number in re.findall(r"\b\d+\b", STATUS_HELP)} == set(map(int, Status))
+
+
+def test_requests_of_the_operations_page_are_understood() -> None:
+    requests = re.findall(r"`(\{\"do\".*?\})`", (DOCS / "operations.md").read_text())
+    assert len(requests) == 7
+    controls = Controls()
+    socket = ControlSocket(controls, "tcp://127.0.0.1:1")
+    for request in requests:
+        answer = msgspec.json.decode(socket._answer([request.encode()]))
+        assert list(answer) == list(ReplayStatus.__struct_fields__)
