@@ -138,12 +138,12 @@ class Recording:
         the library that unpacks a body is not installed.
         """
         query = self._query(prefix, start, stop, by, epoch, first_sequence)
-        return self._batches(query, self._wanted(prefix, slices))
+        return self._batches(query, self.streams(prefix, slices))
 
     def lower_bound(self, slice_id: int, key: bytes, epoch: int, sequence: int) -> Iterator[Batch]:
         """The messages of one key and one run of the publisher, from the first one at or after a sequence number on."""
         query = self._query(key, None, None, "ts_event", epoch, sequence)._replace(key=key)
-        return self._batches(query, self._wanted(key, [slice_id]))
+        return self._batches(query, self.streams(key, [slice_id]))
 
     def topics(self) -> list[bytes]:
         """All topics, sorted. Reads everything, as `counts`."""
@@ -165,13 +165,13 @@ class Recording:
 
     def summary(self) -> Summary:
         """How much is here, and from when to when. Walks the heads of all records, but not their bodies."""
-        return summarise(self._slices, self._all, self.damage, self._tell)
+        return summarise(self._slices, self._all, self.damage, self.note)
 
     def rate(self, bins: int = 60) -> Rate:
         """Messages over time: from the first to the last `ts_out`, in `bins` parts of equal length."""
         if bins < 1:
             raise ValueError(f"bins were {bins}, expected at least 1")
-        return message_rate(self._slices, self._all, bins, self._tell)
+        return message_rate(self._slices, self._all, bins, self.note)
 
     def verify(self) -> list[Damage]:
         """Read everything, check every checksum, and return all that is unreadable, by file and place.
@@ -183,7 +183,7 @@ class Recording:
                 pass
             for last in open_end(segments):
                 if last.torn_bytes:
-                    self._tell(Damage(last.path, last.whole_bytes, last.torn_bytes, "torn tail: no whole record"))
+                    self.note(Damage(last.path, last.whole_bytes, last.torn_bytes, "torn tail: no whole record"))
         return sorted(self.damage)
 
     def to_arrow(
@@ -289,13 +289,13 @@ class Recording:
         return Query(self.feed.key_bytes)
 
     def _blocks_of(self, slice_id: int) -> Iterator[Recorded]:
-        chunks = read_chunks([self._slices[slice_id]], self._all, self._tell)
-        return read_blocks(chunks, self.feed.key_bytes, self._tell)
+        chunks = read_chunks([self._slices[slice_id]], self._all, self.note)
+        return read_blocks(chunks, self.feed.key_bytes, self.note)
 
     def _batches(self, query: Query, slices: list[list[Segment]]) -> Iterator[Batch]:
         schema = self.schema if self.schema.records else None
         select = RowFilter(query)
-        for recorded in read_blocks(read_chunks(slices, query, self._tell), query.key_bytes, self._tell):
+        for recorded in read_blocks(read_chunks(slices, query, self.note), query.key_bytes, self.note):
             block = recorded.block
             if query.key is not None and block.key != query.key:
                 continue
@@ -326,14 +326,10 @@ class Recording:
         for segment in segments:
             for damage in segment.damage:
                 self.note(damage)
-        for segment in segments[:-1]:
-            if segment.torn_bytes:
-                self.note(Damage(segment.path, segment.whole_bytes, segment.torn_bytes, NO_GOOD_RECORD))
-                self._tell(damage)
         for segment in segments[: len(segments) - len(open_end(segments))]:
             if segment.torn_bytes or not segment.whole_bytes:
                 what = NO_GOOD_RECORD if segment.whole_bytes else "the segment has no head"
-                self._tell(Damage(segment.path, segment.whole_bytes, segment.torn_bytes, what))
+                self.note(Damage(segment.path, segment.whole_bytes, segment.torn_bytes, what))
         self._slices[slice_id] = segments
         self._slices = dict(sorted(self._slices.items()))
 
