@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from blackbox.publisher import Publisher
     from blackbox.recorder import Recorder
     from blackbox.recording import Recording
+    from blackbox.replay.replay import Replay
     from blackbox.schema import Schema
     from blackbox.source import Source
     from blackbox.subscriber import Subscriber
@@ -52,6 +53,7 @@ __all__ = [
     "PublisherError",
     "Recorder",
     "Recording",
+    "Replay",
     "Schema",
     "SlowSubscriberError",
     "Source",
@@ -69,6 +71,7 @@ _MODULE_OF = {
     "Publisher": "publisher",
     "Recorder": "recorder",
     "Recording": "recording",
+    "Replay": "replay.replay",
     "Schema": "schema",
     "Source": "source",
     "Subscriber": "subscriber",

@@ -212,6 +212,8 @@ class Day:
             "created_ns": 0,
             "version": "0.1.0",
         }
+        text = json.dumps(manifest, separators=(",", ":"), ensure_ascii=False)
+        manifest["checksum"] = xxhash.xxh3_64_hexdigest(text.encode())
         (self.path / "manifest.json").write_text(json.dumps(manifest))
 
     def segment(self, slice_id: int = 0) -> Segment:

@@ -26,6 +26,7 @@ NAMES = {
     "PublisherError": "blackbox.errors",
     "Recorder": "blackbox.recorder",
     "Recording": "blackbox.recording",
+    "Replay": "blackbox.replay.replay",
     "Schema": "blackbox.schema",
     "SlowSubscriberError": "blackbox.errors",
     "Source": "blackbox.source",

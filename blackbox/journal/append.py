@@ -261,6 +261,7 @@ def _append(at: int) -> None:
         rest = size - RECORD_HEAD_BYTES - stored
         bytes_at(words[BUFFER], rest)[:] = 0
         words[BUFFERED] = rest
+        words[BUFFERED_MESSAGES] = count if rest > 0 else 0  # without it the record would not be whole
     else:
         copy_bytes(place + RECORD_HEAD_BYTES, body, stored)
         bytes_at(place + RECORD_HEAD_BYTES + stored, size - RECORD_HEAD_BYTES - stored)[:] = 0

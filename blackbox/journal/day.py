@@ -10,12 +10,14 @@ from typing import Any, Self
 from zoneinfo import ZoneInfo
 
 import msgspec
+import numpy
 
 from blackbox import __version__
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed import Feed
 from blackbox.journal.layout import FORMAT_VERSION
 from blackbox.schema import Schema, load_schema
+from blackbox.xxh3 import xxh3
 
 MANIFEST = "manifest.json"
 LOCK = "recorder.lock"
@@ -83,15 +85,23 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             version = msgspec.json.decode(data, type=_Version).format
             if version != FORMAT_VERSION:
                 raise JournalError(f"{path}: format was {version}, expected {FORMAT_VERSION}")
-            return msgspec.json.decode(data, type=cls)
+            document = msgspec.json.decode(data)
+            told = document.pop("checksum", "")
+            manifest = msgspec.convert(document, cls)
         except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
             raise JournalError(f"{path} is damaged: {error}") from error
+        right = _checksum(document)
+        if told != right:
+            raise JournalError(f"{path} is damaged, or was changed by hand: checksum was {told!r}, expected {right!r}")
+        return manifest
 
     def write(self, directory: Path) -> None:
         """Put it into a directory, whole or not at all."""
+        document = msgspec.to_builtins(self)
+        document["checksum"] = _checksum(document)
         fresh = directory / f"{MANIFEST}.{os.getpid()}.new"
         with fresh.open("wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+            file.write(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(directory / MANIFEST)
@@ -111,6 +121,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 class _Version(msgspec.Struct):
     format: int
+
+
+def _checksum(document: dict[str, Any]) -> str:
+    text = numpy.frombuffer(msgspec.json.encode(document), numpy.uint8)
+    return f"{int(xxh3(text.ctypes.data, len(text))):016x}"
 
 
 def _not_a_recording(directory: Path) -> str:

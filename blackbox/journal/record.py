@@ -92,7 +92,7 @@ def is_record(address: int, room: int) -> bool:
     stored = _uint32(address + OFFSET_STORED_BYTES)
     if header.flags & FLAG_CONTROL or stored > MAX_BODY_BYTES or (codec == 0 and stored != header.body_bytes):
         return False
-    return _uint32(address + OFFSET_FIRST_ROW) < header.count and RECORD_HEAD_BYTES + stored <= room
+    return _uint32(address + OFFSET_FIRST_ROW) < header.count and padded(stored) <= room
 
 
 @njit(nogil=True, cache=True)
@@ -115,7 +115,7 @@ def walk(memory: int, size: int, start: int, offsets: int, heads: int, room: int
     while found < room and is_record(memory + at, size - at):
         places[found] = at
         copy_bytes(heads + RECORD_HEAD_BYTES * found, memory + at, RECORD_HEAD_BYTES)
-        at = min(size, at + padded(_uint32(memory + at + OFFSET_STORED_BYTES)))
+        at += padded(_uint32(memory + at + OFFSET_STORED_BYTES))
         found += 1
     return found, at
 
