@@ -77,8 +77,7 @@ def test_time_ranges(messages: list[tuple[bytes, bytes, int]], data: st.DataObje
     first = data.draw(st.integers(0, len(messages) - 1))
     head = numpy.frombuffer(bytearray(block.header), numpy.uint8)
     columns = numpy.array([[head.ctypes.data], [block.body.ctypes.data], [first], [0], [0], [0]], numpy.int64)
-    time_ranges(
-        *(columns[i : i + 1].ctypes.data for i in range(3)), 1, columns[3:].ctypes.data, columns[4:].ctypes.data
-    )
+    heads, bodies, firsts, *found = (columns[i:].ctypes.data for i in range(6))
+    time_ranges(heads, bodies, firsts, 1, *found)
     times = [time for _, _, time in messages[first:]]
     assert columns[3:, 0].tolist() == [times[0], min(times), max(times)]
