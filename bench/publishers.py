@@ -13,7 +13,7 @@ import msgspec
 import zmq
 
 from bench.workload import POOL_MESSAGES, make_pool
-from blackbox import Feed, Publisher
+from blackbox import Feed, Publisher, Recording, Replay
 
 
 class Remote:
@@ -71,6 +71,17 @@ def _blackbox(feed: Feed) -> None:
                 )
             publisher.flush()
             print(json.dumps({"seconds": time.perf_counter() - started}), flush=True)
+
+
+def _replay(feed: Feed, day: str) -> None:
+    """Ours: a recorded day, as fast as the slowest subscriber."""
+    recording = Recording.open(day)
+    with Publisher(feed, when_full="wait") as publisher:
+        for _ in _orders():
+            publisher.wait_for_subscribers(timeout=60)
+            statistics = Replay(recording).publish(publisher)
+            publisher.flush()
+            print(json.dumps({"seconds": statistics.seconds}), flush=True)
 
 
 def _pyzmq(endpoint: str) -> None:
@@ -140,6 +151,8 @@ def _main() -> None:
     feed = msgspec.convert(arguments["feed"], Feed) if arguments.get("feed") else None
     if kind == "blackbox" and feed is not None:
         _blackbox(feed)
+    elif kind == "replay" and feed is not None:
+        _replay(feed, arguments["day"])
     elif kind == "pyzmq":
         _pyzmq(arguments["endpoint"])
     else:

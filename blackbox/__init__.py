@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from blackbox.publisher import Publisher
     from blackbox.recorder import Recorder
     from blackbox.recording import Recording
+    from blackbox.replay.controls import Controls
     from blackbox.replay.replay import Replay
     from blackbox.schema import Schema
     from blackbox.source import Source
@@ -43,6 +44,7 @@ __all__ = [
     "CallbackError",
     "ConfigError",
     "ControlError",
+    "Controls",
     "EndpointError",
     "Feed",
     "JournalError",
@@ -66,6 +68,7 @@ __all__ = [
 _MODULE_OF = {
     "Batch": "batch",
     "Block": "block",
+    "Controls": "replay.controls",
     "Feed": "feed",
     "Message": "batch",
     "Publisher": "publisher",

@@ -16,6 +16,7 @@ NAMES = {
     "CallbackError": "blackbox.errors",
     "ConfigError": "blackbox.errors",
     "ControlError": "blackbox.errors",
+    "Controls": "blackbox.replay.controls",
     "EndpointError": "blackbox.errors",
     "JournalError": "blackbox.errors",
     "Feed": "blackbox.feed",

@@ -1,0 +1,182 @@
+"""Replays: in process and on the wire, beside the live bench, Databento's replay and what memory and disk allow.
+
+in process  journals, memory-mapped ==blocks==> callbacks, in the caller's thread
+rival       DBN records in memory --one object a record--> DBNStore.replay(f)
+on the wire journals ==bodies as they are==> XPUB ==TCP loopback==> SUB | ROUTER ==> DEALER x 1 ==> callbacks (2 slices)
+live        columns ==blocks==> XPUB, and on as above
+limit       the journals' bytes, read once
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from bench.bench_delivery import PREFIXES, _count, wait_for
+from bench.contest import Contest
+from bench.loops import tally
+from bench.publishers import Remote
+from bench.recorded import drop_page_cache, open_recording, read_whole, recording_of
+from bench.workload import TOPICS, expected_sum, make_pool
+from blackbox import Batch, Feed, Message, Subscriber
+
+MESSAGES = 20_000_000
+CALLS = 2_000_000
+_FOREVER_NS = 10**15
+
+
+def _compiled(messages: int) -> float:
+    recording = open_recording(messages)
+    subscriber = Subscriber(recording.feed)
+    callback = subscriber.on_compiled(b"", state=numpy.zeros((TOPICS, 3), numpy.int64))(_count)
+    statistics = subscriber.replay(recording)
+    _verify(callback.total().sum(axis=0), messages)
+    return messages / statistics.seconds / 1e6
+
+
+def _batch(messages: int) -> float:
+    recording = open_recording(messages)
+    subscriber = Subscriber(recording.feed)
+    states = numpy.zeros((2, TOPICS, 3), numpy.int64)
+    every = numpy.arange(1 << 20, dtype=numpy.int32)
+
+    @subscriber.on_batch(b"")
+    def count(batch: Batch) -> None:
+        block = batch.block
+        rows = every[: len(batch)] if batch.rows is None else batch.rows
+        tally(batch.topic_numbers, block.topic_index, rows, block.payloads, block.stride, states[block.slice_id])
+
+    statistics = subscriber.replay(recording)
+    _verify(states.sum(axis=(0, 1)), messages)
+    return messages / statistics.seconds / 1e6
+
+
+def _verify(totals: Any, messages: int) -> None:
+    assert totals[0] == messages
+    assert totals[2] == expected_sum(make_pool(), messages)
+
+
+def _each(messages: int) -> float:
+    recording = open_recording(messages)
+    subscriber = Subscriber(recording.feed)
+    calls = 0
+
+    @subscriber.on(b"")
+    def count(message: Message) -> None:
+        nonlocal calls
+        calls += 1
+
+    statistics = subscriber.replay(recording)
+    assert calls == messages
+    return messages / statistics.seconds / 1e6
+
+
+def _dbn(messages: int) -> Any:
+    databento = pytest.importorskip("databento", reason="the rival databento is not installed")
+    dbn = pytest.importorskip("databento_dbn", reason="the rival databento is not installed")
+    head = dbn.Metadata(
+        dataset="XNAS.ITCH",
+        start=0,
+        end=None,
+        limit=None,
+        stype_in=dbn.SType.RAW_SYMBOL,
+        stype_out=dbn.SType.INSTRUMENT_ID,
+        schema=dbn.Schema.TRADES,
+        symbols=["A"],
+        partial=[],
+        not_found=[],
+        mappings=[],
+    )
+    trade = dbn.TradeMsg(
+        publisher_id=1,
+        instrument_id=1,
+        ts_event=1,
+        price=1,
+        size=1,
+        action=dbn.Action.TRADE,
+        side=dbn.Side.ASK,
+        depth=0,
+        ts_recv=1,
+    )
+    return databento.DBNStore.from_bytes(head.encode() + bytes(trade) * messages)
+
+
+def _databento(store: Any, messages: int) -> float:
+    calls = 0
+
+    def count(record: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    started = time.perf_counter()
+    store.replay(count)
+    seconds = time.perf_counter() - started
+    assert calls == messages
+    return messages / seconds / 1e6
+
+
+def _read(messages: int) -> float:
+    started = time.perf_counter()
+    assert read_whole(recording_of(messages)) > 100 * messages
+    return messages / (time.perf_counter() - started) / 1e6
+
+
+def _cold(messages: int, contender: Any) -> float:
+    drop_page_cache(recording_of(messages))
+    return float(contender(messages))
+
+
+def test_replay_in_process(benchmark: BenchmarkFixture) -> None:
+    """M messages/s, page cache warm, then cold."""
+    contest = Contest("Replay in process, callbacks that work, page cache warm", "M messages/s")
+    contest.add("compiled callback", lambda: _compiled(MESSAGES))
+    contest.add("batch callback", lambda: _batch(MESSAGES))
+    contest.add("limit: the same bytes, read once", lambda: _read(MESSAGES))
+    contest.add("compiled callback, cache cold", lambda: _cold(MESSAGES, _compiled))
+    contest.add("limit: the same bytes, read once, cache cold", lambda: _cold(MESSAGES, _read))
+    contest.run(benchmark)
+
+
+def test_replay_calls(benchmark: BenchmarkFixture) -> None:
+    """M calls/s, one per message."""
+    store = _dbn(CALLS)
+    contest = Contest("Replay in process, one Python call per message", "M calls/s")
+    contest.add("on(prefix)", lambda: _each(CALLS))
+    contest.add("rival: DBNStore.replay", lambda: _databento(store, CALLS))
+    contest.run(benchmark)
+
+
+def _wire(feed: Feed, remote: Remote, messages: int) -> float:
+    subscriber = Subscriber(feed, workers=1, max_lag_ns=_FOREVER_NS)
+    callbacks = [
+        subscriber.on_compiled(prefix, state=numpy.zeros((TOPICS, 3), numpy.int64))(_count) for prefix in PREFIXES
+    ]
+    with subscriber:
+        started = time.perf_counter()
+        remote.send(messages)
+        wait_for(subscriber, messages)
+        seconds = time.perf_counter() - started
+        remote.answer()
+    _verify(numpy.sum([callback.total().sum(axis=0) for callback in callbacks], axis=0), messages)
+    total = subscriber.statistics().total
+    assert (total.gaps, total.dropped, total.malformed) == (0, 0, 0)
+    return messages / seconds / 1e6
+
+
+def test_replay_on_the_wire(benchmark: BenchmarkFixture) -> None:
+    """M messages/s from the first block to the last callback."""
+    day = str(recording_of(MESSAGES))
+    replayed, lived = Feed.local("replayed", slices=2), Feed.local("lived", slices=2)
+    contest = Contest("Replay on the wire, 2 slices x 1 worker, callbacks that work, loopback TCP", "M messages/s")
+    with (
+        Remote("replay", feed=msgspec.to_builtins(replayed), day=day) as replay,
+        Remote("blackbox", feed=msgspec.to_builtins(lived)) as live,
+    ):
+        contest.add("replayed", lambda: _wire(replayed, replay, MESSAGES))
+        contest.add("live", lambda: _wire(lived, live, MESSAGES))
+        contest.run(benchmark)

@@ -1,0 +1,68 @@
+"""Recordings of the benchmarks' messages, made once a run by a real publisher and a real recorder."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from bench.workload import POOL_MESSAGES, make_pool
+from blackbox import Feed, Publisher, Recorder, Recording
+
+
+@cache
+def _directory() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(prefix="blackbox-bench-")
+
+
+@cache
+def recording_of(messages: int, slices: int = 2) -> Path:
+    """The day's directory of a recording of that many messages."""
+    feed = Feed.local(f"bench-{messages}-{slices}", slices=slices)
+    pool = make_pool()
+    with (
+        Publisher(feed, when_full="wait") as publisher,
+        Recorder(feed, _directory().name, fsync="never") as recorder,
+    ):
+        for start in range(0, messages, POOL_MESSAGES):
+            count = min(POOL_MESSAGES, messages - start)
+            times = pool.ts_event[:count] + start + 1
+            publisher.publish_many(pool.topics, pool.topic_index[:count], pool.payloads[:count], times)
+        publisher.flush()
+        while recorder.statistics().messages < messages:
+            time.sleep(0.01)
+    assert (recorder.statistics().messages, recorder.statistics().lost) == (messages, 0)
+    (day,) = (path for path in recorder.directory.iterdir() if path.is_dir())
+    return day
+
+
+def open_recording(messages: int, slices: int = 2) -> Recording:
+    """The recording, opened."""
+    return Recording.open(recording_of(messages, slices))
+
+
+def journals(day: Path) -> list[Path]:
+    """All its journal files."""
+    return sorted(day.glob("slice-*/*.journal"))
+
+
+def drop_page_cache(day: Path) -> None:
+    """Let the next read come from the disk."""
+    for path in journals(day):
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def read_whole(day: Path) -> int:
+    """Read all journals into one buffer, over and over; returns their bytes."""
+    buffer = bytearray(1 << 20)
+    size = 0
+    for path in journals(day):
+        with path.open("rb", buffering=0) as file:
+            while got := file.readinto(buffer):
+                size += got
+    return size
