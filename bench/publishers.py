@@ -122,6 +122,7 @@ def _paced(feed: Feed | None, endpoint: str) -> None:
         socket.sndhwm = 1_000_000  # more than a run sends: nothing may be lost
         socket.bind(endpoint)
     payload = bytearray(100)
+    topics = [b"S%04d.trade" % number for number in range(1_000 if feed is not None and feed.key_bytes else 1)]
     for order in _orders():
         if publisher is not None:
             publisher.wait_for_subscribers(timeout=60)
@@ -129,13 +130,13 @@ def _paced(feed: Feed | None, endpoint: str) -> None:
             _wait_for_subscription(socket)
         interval_ns = 10**9 // order["rate"]
         due = time.time_ns() + 10**6
-        for _ in range(order["messages"]):
+        for number in range(order["messages"]):
             while time.time_ns() < due:
                 pass
             # The time that counts is when the message was due: a late sender does not hide its delay.
             payload[:8] = due.to_bytes(8, "little")
             if publisher is not None:
-                publisher.publish(b"S0001.trade", bytes(payload))
+                publisher.publish(topics[number % len(topics)], bytes(payload))
             else:
                 payload[8:16] = time.time_ns().to_bytes(8, "little")
                 socket.send(bytes(payload))
