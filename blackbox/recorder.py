@@ -7,21 +7,31 @@ import os
 import select
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
 import msgspec
 
-from blackbox.errors import JournalError
+from blackbox.errors import BlackBoxError, JournalError, SubscriberError
 from blackbox.feed import Feed
 from blackbox.journal import append
-from blackbox.journal.day import MANIFEST, Lock, Manifest, day_end_ns, session_date
+from blackbox.journal.day import (
+    MANIFEST,
+    Lock,
+    Manifest,
+    day_end_ns,
+    make_directory,
+    recorded_days,
+    session_date,
+)
+from blackbox.journal.recover import recover_day
 from blackbox.journal.writer import JournalWriter
 from blackbox.pipe import Pipe
 from blackbox.sink import SinkAt
 from blackbox.statistics import Statistics
-from blackbox.subscriber import Subscriber
+from blackbox.subscriber import State, Subscriber
 
 log = logging.getLogger("blackbox")
 
@@ -30,16 +40,28 @@ _LOOK_S = 1.0
 """Time between two looks at whether the files still have their names."""
 
 
+_DAYS_TO_RECOVER = 2
+"""The newest days of the feed: a recorder may have been killed before midnight and be started after it."""
+
+_left_behind: list[JournalWriter] = []
+"""Journals of slice threads that hang, in a disk that does not answer: their memory must stay."""
+
+
 class RecorderStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a recorder has done so far."""
+    """What a recorder has done so far.
+
+    Of the messages received, those that were no duplicates and not stale are recorded or lost:
+    `messages + lost == received.received - received.duplicates - received.stale`, once it has ended.
+    """
 
     messages: int
-    """Messages recorded."""
+    """Messages recorded. Until it has ended, up to 1 MiB a slice of them may wait in memory."""
     blocks: int
+    """Blocks recorded."""
     stored_bytes: int
-    """Bytes of journals, heads and padding included."""
+    """Bytes of the records of these blocks, with heads and padding."""
     lost: int
-    """Messages received that could not be recorded: the disk was full, or gone."""
+    """Messages received that could not be recorded: the disk was full, or the files were removed."""
     cut_bytes: int
     """Bytes of torn tails that a killed recorder had left, cut off at the start."""
     segments: int
@@ -51,8 +73,11 @@ class RecorderStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class Recorder:
     """Record a feed until `stop`. Both lines of a slice are recorded once; gaps stay visible as gaps.
 
-    Life: `start` (or `with`), `stop`; or `run`, which ends at SIGINT and SIGTERM. Blocks go to
+    Life: NEW, `start` (or `with`), RUNNING, `stop`, ENDED; or `run`, which ends at SIGINT and SIGTERM. Blocks go to
     `<directory>/<feed>/<session date>/`, see docs/journal-format.md. One recorder at a time owns a feed there.
+
+    Slice threads append, without the GIL. One more thread, the keeper, makes segments and days for them, syncs, and
+    ends it all when something is wrong with the files.
     """
 
     def __init__(
@@ -107,8 +132,11 @@ class Recorder:
         self._pipe = Pipe()
         self._lock: Lock | None = None
         self._writers: dict[int, JournalWriter] = {}
+        self._cut_bytes = 0
         self._error: JournalError | None = None
-        self._ending = False
+        self._guard = threading.Lock()
+        self._is_opened = self._is_closed = self._ending = False
+        self._synced = self._looked = 0.0
         self._keeper = threading.Thread(target=self._keep, name="blackbox-recorder", daemon=True)
 
     def start(self, timeout: float = 10.0) -> Self:
@@ -117,18 +145,12 @@ class Recorder:
         Raises JournalError naming file and reason when the recording cannot be opened or another recorder has it, and
         what `Subscriber.start` raises.
         """
+        self._open()
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._lock = Lock(self.directory)
-            for slice_id in self.feed.slices_for(b""):
-                self._writers[slice_id] = self._make_writer(slice_id)
-            self._subscriber.attach(self._sink)
-            self._keeper.start()
             self._subscriber.start(timeout)
         except BaseException as error:
             self._close()
-            if isinstance(error, OSError) and not isinstance(error, JournalError | ConnectionError):
-                raise self._in_words(error) from error
+            self._raise_failure(error)
             raise
         return self
 
@@ -138,21 +160,23 @@ class Recorder:
         With `until_end` it also ends when every publisher has closed. Raises JournalError when recording had to stop,
         saying what was lost, and what `Subscriber.run` raises.
         """
-        if self._lock is None:
-            self.start(timeout)
-        try:
-            self._subscriber.run(until_end=until_end)
-        finally:
-            self._close()
-        self._raise_failure()
+        if self.state is State.NEW:
+            self._open()
+        self._end_with(lambda: self._subscriber.run(until_end=until_end, timeout=timeout))
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Record what was received until now, then end. Raises what `run` raises."""
-        try:
-            self._subscriber.stop(timeout)
-        finally:
-            self._close()
-        self._raise_failure()
+        """Record what was received until now, then end. Raises what `run` raises, each time that it is called."""
+        self._end_with(lambda: self._subscriber.stop(timeout))
+
+    @property
+    def state(self) -> State:
+        """Where it is in its life."""
+        return self._subscriber.state
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every publisher has said that it ends, and all it sent was received."""
+        return self._subscriber.is_finished
 
     def statistics(self) -> RecorderStatistics:
         """A snapshot; exact once it has ended."""
@@ -165,21 +189,47 @@ class Recorder:
             blocks=total(append.RECORDS),
             stored_bytes=total(append.STORED),
             lost=total(append.LOST),
-            cut_bytes=sum(writer.cut_bytes for writer in self._writers.values()),
+            cut_bytes=self._cut_bytes,
             segments=len(self._writers) + total(append.SWITCHES),
             received=self._subscriber.statistics(),
         )
 
     def __enter__(self) -> Self:
-        return self if self._lock is not None else self.start()
+        return self if self.state is State.RUNNING else self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        try:
+            self.stop()
+        except BlackBoxError as failure:
+            if kind is None:
+                raise
+            log.error("%s", failure)  # the `with` block's own error goes on
 
     def __repr__(self) -> str:
         return f"Recorder({self.feed!r}, {str(self.directory)!r})"
+
+    def _open(self) -> None:
+        """Take hold of the files, and be ready to record."""
+        with self._guard:
+            if self._is_opened or self.state is not State.NEW:
+                raise JournalError(f"start was called when {self.state.value}; a recorder is used once")
+            self._is_opened = True
+        try:
+            make_directory(self.directory)
+            self._lock = Lock(self.directory)
+            for day in recorded_days(self.directory)[-_DAYS_TO_RECOVER:]:
+                self._cut_bytes += recover_day(day)
+            for slice_id in self.feed.slices_for(b""):
+                self._writers = {**self._writers, slice_id: self._make_writer(slice_id)}
+            self._subscriber.attach(self._sink)
+            self._keeper.start()
+        except BaseException as error:
+            self._close()
+            if isinstance(error, OSError) and not isinstance(error, BlackBoxError):
+                raise JournalError(self._in_words(error)) from error
+            raise
 
     def _make_writer(self, slice_id: int) -> JournalWriter:
         return JournalWriter(
@@ -198,74 +248,110 @@ class Recorder:
     def _day(self, now_ns: int) -> tuple[Path, int]:
         date = session_date(self.feed, now_ns)
         day = self.directory / date.isoformat()
-        if not day.exists():
-            day.mkdir()
+        make_directory(day)
         if (day / MANIFEST).exists():
             Manifest.read(day).check_feed(self.feed, day)
         else:
             Manifest.new(self.feed, date, now_ns).write(day)
         return day, day_end_ns(self.feed, date)
 
+    def _end_with(self, end: Callable[[], None]) -> None:
+        try:
+            end()
+        except BaseException as error:
+            self._close()
+            self._raise_failure(error)
+            raise
+        self._close()
+        self._raise_failure()
+
+    def _close(self) -> None:
+        """End the threads, then close the files that they use. Once; others who call wait for it."""
+        with self._guard:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            if self.state is not State.ENDED:
+                self._subscriber.terminate()  # `start` or `stop` was interrupted
+            self._ending = True
+            self._pipe.poke()
+            if self._keeper.is_alive():
+                self._keeper.join()
+            if not self._subscriber.is_done:
+                _left_behind.extend(self._writers.values())
+                self._fail("a slice thread hangs: its disk did not answer")
+                return
+            for writer in self._writers.values():
+                try:
+                    if not writer.is_there:
+                        self._fail(_gone(writer))
+                    writer.close()
+                except OSError as error:
+                    self._fail(self._in_words(error))
+                if writer.error:
+                    self._fail(writer.error)
+            if self._lock is not None:
+                self._lock.close()
+
+    def _fail(self, why: str) -> None:
+        """Keep the first thing that went wrong."""
+        if self._error is None:
+            self._error = JournalError(f"recording of feed {self.feed.name!r} ended: {why}")
+            log.error("%s", self._error)
+
+    def _raise_failure(self, cause: BaseException | None = None) -> None:
+        if self._error is None or not isinstance(cause, SubscriberError | None):
+            return
+        lost = self.statistics().lost
+        text = f"{self._error}; {lost} messages were received and not recorded, what was recorded is whole"
+        raise JournalError(text) from cause
+
+    def _in_words(self, error: OSError) -> str:
+        return f"{error.filename or self.directory}: {error.strerror or error}"
+
     # The keeper's thread
 
     def _keep(self) -> None:
         poller = select.poll()
         poller.register(self._pipe.reader, select.POLLIN)
-        synced = looked = time.monotonic()
-        while not self._ending and self._error is None:
+        self._synced = self._looked = time.monotonic()
+        while not self._ending:
             if poller.poll(_TICK_S * 1000):
                 os.read(self._pipe.reader, 4096)
             try:
-                for writer in self._writers.values():
-                    writer.tend()
-                now = time.monotonic()
-                if self._fsync == "interval" and now - synced >= self._fsync_interval_s:
-                    synced = now
-                    for writer in self._writers.values():
-                        writer.sync()
-                if now - looked >= _LOOK_S:
-                    looked = now
-                    self._look_for_files()
-            except (OSError, JournalError) as error:
-                self._give_up(str(error if isinstance(error, JournalError) else self._in_words(error)))
-            refused = [writer.error for writer in self._writers.values() if writer.error]
-            if refused:
-                self._give_up(refused[0])
-
-    def _look_for_files(self) -> None:
-        for writer in self._writers.values():
-            if not writer.is_there():
-                raise JournalError(f"{writer.path} has been removed or replaced while it was recorded")
-
-    def _give_up(self, why: str) -> None:
-        if self._error is None:
-            self._error = JournalError(f"recording of feed {self.feed.name!r} ended: {why}")
-            log.error("%s", self._error)
-        for writer in self._writers.values():
-            writer.refuse()
-        self._subscriber.request_stop()
-
-    def _close(self) -> None:
-        self._ending = True
-        self._pipe.poke()
-        if self._keeper.is_alive():
-            self._keeper.join()
-        for writer in self._writers.values():
-            try:
-                writer.close()
+                if self._error is None:
+                    self._tend()
+            except JournalError as error:
+                self._fail(str(error))
             except OSError as error:
-                self._error = self._error or JournalError(f"recording ended: {self._in_words(error)}")
-            if writer.error and self._error is None:
-                self._error = JournalError(f"recording of feed {self.feed.name!r} ended: {writer.error}")
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+                self._fail(self._in_words(error))
+            except Exception as error:  # without a keeper nothing would be recorded from the next day on
+                log.exception("the keeper failed")
+                self._fail(f"its keeper failed: {error}")
+            if self._error is not None:
+                for writer in self._writers.values():
+                    writer.refuse()
+                self._subscriber.request_stop()  # each time: it may not have been started yet
 
-    def _raise_failure(self) -> None:
-        if self._error is None:
-            return
-        lost = self.statistics().lost
-        raise JournalError(f"{self._error}; {lost} messages were received and not recorded, what was recorded is whole")
+    def _tend(self) -> None:
+        writers = self._writers.values()
+        for writer in writers:
+            writer.tend()
+        now = time.monotonic()
+        is_due = self._fsync == "interval" and now - self._synced >= self._fsync_interval_s
+        for writer in writers:
+            writer.sync(what_is_written=is_due)
+        if is_due:
+            self._synced = now
+        if now - self._looked >= _LOOK_S:
+            self._looked = now
+            for writer in writers:
+                if not writer.is_there:
+                    raise JournalError(_gone(writer))
+        for writer in writers:
+            if writer.error:
+                raise JournalError(writer.error)
 
-    def _in_words(self, error: OSError) -> JournalError:
-        return JournalError(f"{error.filename or self.directory}: {error.strerror or error}")
+
+def _gone(writer: JournalWriter) -> str:
+    return f"{writer.path} has been removed or replaced while it was recorded"

@@ -488,6 +488,11 @@ class Subscriber:
         """Whether every publisher has said that it ends, and all it sent is with the workers."""
         return bool(self._slices) and all(thread.is_finished for thread in self._slices.values())
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all its threads and processes have ended: once it has ENDED, unless one hangs and was left behind."""
+        return all(self._children.get(i, thread).is_done for i, thread in self._slices.items())
+
     # Supervision
 
     def _start_slice(self, slice_id: int) -> None:

@@ -45,14 +45,14 @@ DAY_END: Final = SINK_WORDS + 11
 
 BUFFERED: Final = SINK_WORDS + 16
 """Bytes in the buffer."""
-BUFFERED_MESSAGES: Final = SINK_WORDS + 17
+SAFE: Final = SINK_WORDS + 17
+"""Where the last record that is written ends: a refused write cuts the segment back to here."""
 SEALED: Final = SINK_WORDS + 18
 """Sealed entries not written yet."""
 RECORDS: Final = SINK_WORDS + 19
+"""Records that were written, or wait in the buffer; the next two words tell their messages and bytes."""
 MESSAGES: Final = SINK_WORDS + 20
-"""Messages that were written, or wait in the buffer."""
 STORED: Final = SINK_WORDS + 21
-"""Bytes of records."""
 LOST: Final = SINK_WORDS + 22
 """Messages received and not recorded."""
 ERRNO: Final = SINK_WORDS + 23
@@ -60,6 +60,10 @@ ERRNO: Final = SINK_WORDS + 23
 PACKED: Final = SINK_WORDS + 24
 """Address and size of the compressed body, set by PACK; size 0: it stays as it is."""
 PACKED_BYTES: Final = SINK_WORDS + 25
+WRITTEN: Final = SINK_WORDS + 26
+"""The three counters as they were at `SAFE`."""
+BEGUN: Final = SINK_WORDS + 29
+"""The three counters as they were when the segment was begun."""
 
 # Handed to and fro between slice thread and keeper.
 WANTED: Final = SINK_WORDS + 32
@@ -85,6 +89,9 @@ _SEALED_FLUSH: Final = 32
 _PATIENCE_US: Final = 10_000_000
 _NAP_US: Final = 200
 _NO_TIME = errno.ETIMEDOUT
+_COUNTERS = 3
+_STOP = 1
+_ENTRY_WORDS = ENTRY_BYTES // 8
 
 
 @inner
@@ -101,16 +108,43 @@ def _write_all(fd: int, address: int, size: int) -> bool:
 
 
 @inner
-def _fail(at: int, offset: int, messages: int) -> bool:
-    """Cut the segment back to `offset`, and give up recording; `messages` of what it held are lost."""
+def _keep_counts(at: int, place: int) -> None:
+    words = int64s_at(at, JOURNAL_WORDS)
+    for number in range(_COUNTERS):
+        words[place + number] = words[RECORDS + number]
+
+
+@njit(nogil=True, cache=True)
+def lose_since(at: int, place: int) -> None:
+    """Count as lost what was recorded since the counters were kept at `place`: WRITTEN or BEGUN."""
+    words = int64s_at(at, JOURNAL_WORDS)
+    words[LOST] += words[MESSAGES] - words[place + 1]
+    for number in range(_COUNTERS):
+        words[RECORDS + number] = words[place + number]
+
+
+@inner
+def _commit(at: int) -> None:
+    words = int64s_at(at, JOURNAL_WORDS)
+    words[SAFE] = words[OFFSET]
+    _keep_counts(at, numpy.int64(WRITTEN))
+
+
+@inner
+def _fail(at: int) -> bool:
+    """Give up recording: cut the segment back to what is safe, count the rest as lost, forget its index entries."""
     words = int64s_at(at, JOURNAL_WORDS)
     words[ERRNO] = zmq_errno()
-    cut_file(words[FD], offset)
-    words[OFFSET] = offset
+    words[OFFSET] = words[SAFE]
     words[BUFFERED] = 0
-    words[BUFFERED_MESSAGES] = 0
-    words[MESSAGES] -= messages
-    words[LOST] += messages
+    cut_file(words[FD], words[SAFE])
+    lose_since(at, numpy.int64(WRITTEN))
+    int64s_at(words[ENTRIES] + ENTRY_BYTES * SEALED_MAX, _ENTRY_WORDS)[:] = 0
+    while words[SEALED] > 0:
+        last = int64s_at(words[ENTRIES] + ENTRY_BYTES * (words[SEALED] - 1), _ENTRY_WORDS)
+        if last[_STOP] <= words[SAFE]:
+            break
+        words[SEALED] -= 1
     poke(words[KEEPER_FD], at + 8 * WANTED)
     return False
 
@@ -121,10 +155,11 @@ def _flush(at: int) -> bool:
     if words[BUFFERED] == 0:
         return True
     if not _write_all(words[FD], words[BUFFER], words[BUFFERED]):
-        return _fail(at, words[OFFSET], words[BUFFERED_MESSAGES])
+        return _fail(at)
     words[OFFSET] += words[BUFFERED]
     words[BUFFERED] = 0
-    words[BUFFERED_MESSAGES] = 0
+    if words[SYNC] == 0:
+        _commit(at)
     return True
 
 
@@ -132,8 +167,8 @@ def _flush(at: int) -> bool:
 def _flush_entries(at: int) -> None:
     """Write the sealed entries. The index is derived, so a refused write is not an error: readers do without."""
     words = int64s_at(at, JOURNAL_WORDS)
-    if words[SEALED] > 0:
-        _write_all(words[INDEX_FD], words[ENTRIES], ENTRY_BYTES * words[SEALED])
+    if words[SEALED] > 0 and not _write_all(words[INDEX_FD], words[ENTRIES], ENTRY_BYTES * words[SEALED]):
+        words[INDEX_FD] = -1  # it may end within an entry: no other could be found behind that
     words[SEALED] = 0
 
 
@@ -142,8 +177,8 @@ def _seal(at: int) -> None:
     """Close the entry that grows, unless it is empty."""
     words = int64s_at(at, JOURNAL_WORDS)
     grown = words[ENTRIES] + ENTRY_BYTES * SEALED_MAX
-    entry = int64s_at(grown, ENTRY_BYTES // 8)
-    if entry[1] == 0:
+    entry = int64s_at(grown, _ENTRY_WORDS)
+    if entry[_STOP] == 0:
         return
     seal_entry(grown)
     copy_bytes(words[ENTRIES] + ENTRY_BYTES * words[SEALED], grown, ENTRY_BYTES)
@@ -173,6 +208,8 @@ def _switch(at: int) -> bool:
     words[INDEX_FD] = words[NEXT_INDEX_FD]
     words[OFFSET] = words[NEXT_OFFSET]
     words[DAY_END] = words[NEXT_DAY_END]
+    _commit(at)
+    _keep_counts(at, numpy.int64(BEGUN))
     store_release(at + 8 * WANTED, 0)
     store_release(at + 8 * NEXT_READY, 0)
     store_release(at + 8 * SWITCHES, words[SWITCHES] + 1)
@@ -215,7 +252,8 @@ def _note(at: int, size: int, head: int, body: int, ts_recv: int, first_row: int
     grown = words[ENTRIES] + ENTRY_BYTES * SEALED_MAX
     if not add_to_entry(grown, head, body, ts_recv, first_row, size, start, words[KEY_BYTES]):
         _seal(at)
-        add_to_entry(grown, head, body, ts_recv, first_row, size, start, words[KEY_BYTES])
+        if words[ERRNO] == 0:
+            add_to_entry(grown, head, body, ts_recv, first_row, size, start, words[KEY_BYTES])
 
 
 @inner
@@ -249,13 +287,14 @@ def _append(at: int) -> None:
     place = words[BUFFER] + words[BUFFERED]
     write_head(place, head, words[TS_RECV], words[FIRST_ROW], codec, stored, checksum)
     words[BUFFERED] += in_buffer
-    words[BUFFERED_MESSAGES] += count
-    words[MESSAGES] += count
     if direct:
         if not _flush(at):
+            words[LOST] += count
             return
+        words[SAFE] = start
         if not _write_all(words[FD], body, stored):
-            _fail(at, start, count)
+            _fail(at)
+            words[LOST] += count
             return
         words[OFFSET] += stored
         rest = size - RECORD_HEAD_BYTES - stored
@@ -266,10 +305,16 @@ def _append(at: int) -> None:
         copy_bytes(place + RECORD_HEAD_BYTES, body, stored)
         bytes_at(place + RECORD_HEAD_BYTES + stored, size - RECORD_HEAD_BYTES - stored)[:] = 0
     words[RECORDS] += 1
+    words[MESSAGES] += count
     words[STORED] += size
+    if direct and words[SYNC] == 0:
+        _commit(at)
     _note(at, size, head, words[BODY], words[TS_RECV], words[FIRST_ROW], start)
-    if words[SYNC] != 0 and _flush(at) and sync_file(words[FD]) != 0:
-        words[ERRNO] = zmq_errno()
+    if words[SYNC] != 0 and _flush(at):
+        if sync_file(words[FD]) == 0:
+            _commit(at)
+        else:
+            _fail(at)
 
 
 @njit(nogil=True, cache=True)

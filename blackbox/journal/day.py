@@ -175,6 +175,19 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it that are missing, durably."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
+def recorded_days(directory: Path) -> list[Path]:
+    """The days' directories of a feed's directory, in order."""
+    return sorted(path.parent for path in directory.glob(f"*/{MANIFEST}"))
+
+
 class Lock:
     """Ownership of a feed's recordings: held while open, and let go by the system when its process dies."""
 
@@ -184,15 +197,17 @@ class Lock:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, b"process %d\n" % os.getpid(), 0)
         except BlockingIOError:
             owner = os.pread(self._fd, 64, 0).decode(errors="replace").strip() or "another process"
             os.close(self._fd)
             raise JournalError(f"{directory} is being recorded by {owner}, expected no other recorder") from None
-        except BaseException:
+        except BaseException as error:
             os.close(self._fd)
+            if isinstance(error, OSError):
+                raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
             raise
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, b"process %d\n" % os.getpid(), 0)
 
     def close(self) -> None:
         """Let go."""

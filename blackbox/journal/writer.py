@@ -1,11 +1,11 @@
-"""One slice's journal while it is written: makes its segments, recovers what a crash left, takes care of files."""
+"""One slice's journal while it is written: makes its segments, takes care of their files."""
 
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import time
+from contextlib import suppress
 from ctypes import CFUNCTYPE, c_int64, c_void_p, cast, string_at
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,35 +14,16 @@ import numpy
 
 from blackbox.journal import append
 from blackbox.journal.codec import CODECS, compress
-from blackbox.journal.day import segment_path, slice_directory, sync_directory
-from blackbox.journal.layout import (
-    ENTRY_BYTES,
-    FILE_HEAD,
-    FILE_HEAD_BYTES,
-    FORMAT_VERSION,
-    INDEX_MAGIC,
-    SEGMENT_MAGIC,
-)
-from blackbox.journal.segment import Segment
+from blackbox.journal.day import make_directory, segment_path, slice_directory, sync_directory
+from blackbox.journal.layout import ENTRY_BYTES, FILE_HEAD_BYTES, INDEX_MAGIC, SEGMENT_MAGIC
+from blackbox.journal.recover import file_head, remove_empty, segment_numbers
 from blackbox.pipe import Pipe
 from blackbox.sink import BODY, BODY_BYTES, TS_RECV, SinkAt
-from blackbox.xxh3 import xxh3
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-log = logging.getLogger("blackbox")
-
 _NOTHING_FD: Final = -1
-
-
-def file_head(magic: bytes, slice_id: int, number: int, created_ns: int) -> bytes:
-    """The 64 bytes that a segment or an index begins with."""
-    head = numpy.zeros(1, FILE_HEAD)
-    head["magic"], head["version"], head["slice"], head["segment"] = magic, FORMAT_VERSION, slice_id, number
-    head["created"] = created_ns
-    head["checksum"] = int(xxh3(head.ctypes.data, FILE_HEAD_BYTES - 4)) & 0xFFFFFFFF
-    return head.tobytes()
 
 
 class Files:
@@ -56,25 +37,43 @@ class Files:
         created_ns = time.time_ns()
         made: list[Path] = []
         try:
-            for name, magic in (("index_fd", INDEX_MAGIC), ("fd", SEGMENT_MAGIC)):
+            # The segment first: a recorder killed in between must not leave an index that is in the way.
+            for name, magic, how in (("fd", SEGMENT_MAGIC, os.O_EXCL), ("index_fd", INDEX_MAGIC, os.O_TRUNC)):
                 path = self.path if name == "fd" else self.path.with_suffix(".index")
-                setattr(self, name, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+                setattr(self, name, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o644))
                 made.append(path)
                 head = file_head(magic, slice_id, number, created_ns)
                 if os.write(getattr(self, name), head) != len(head):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        except BaseException:
+            sync_directory(self.path.parent)
+        except BaseException as error:
             self.close()
             for path in made:
                 path.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.filename is None:
+                raise OSError(error.errno, os.strerror(error.errno or 0), str(self.path)) from error
             raise
 
     def sync(self) -> None:
-        """Make what is written durable."""
-        os.fdatasync(self.fd)
+        """Make what is written durable. Raises OSError naming the segment."""
+        try:
+            os.fdatasync(self.fd)
+        except OSError as error:
+            raise OSError(error.errno, os.strerror(error.errno or 0), str(self.path)) from error
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the segment still has its name: a file without one is lost when it is closed."""
+        try:
+            return os.path.samestat(self.path.stat(), os.fstat(self.fd))
+        except OSError:
+            return False
 
     def close(self) -> None:
-        """Close both."""
+        """Close both; a segment that holds nothing is removed."""
+        if self.fd != _NOTHING_FD and self.is_there:
+            with suppress(OSError):  # then an empty one stays: the next recorder removes it
+                remove_empty(self.path)
         for name in ("fd", "index_fd"):
             if getattr(self, name) != _NOTHING_FD:
                 os.close(getattr(self, name))
@@ -84,7 +83,7 @@ class Files:
 class JournalWriter:
     """The journal of one slice: its compiled half runs in the slice thread, this half in the keeper's.
 
-    `cut_bytes` of a torn tail were cut off when it was opened.
+    What a recorder that was killed left is to be recovered before.
     """
 
     def __init__(
@@ -99,13 +98,12 @@ class JournalWriter:
     ) -> None:
         """`day_of(now_ns)` is the directory of a time's day, and when that day ends."""
         self.slice_id = slice_id
-        self.cut_bytes = 0
-        self._key_bytes = key_bytes
         self._day_of = day_of
         self._pipe = pipe
         self._words = numpy.zeros(append.JOURNAL_WORDS, numpy.int64)
         self._buffer = numpy.zeros(append.BUFFER_BYTES, numpy.uint8)
         self._entries = numpy.zeros((append.SEALED_MAX + 1) * ENTRY_BYTES, numpy.uint8)
+        self._is_open = True
         words = self._words
         words[append.BUFFER] = self._buffer.ctypes.data
         words[append.ENTRIES] = self._entries.ctypes.data
@@ -116,7 +114,9 @@ class JournalWriter:
         self._entry = append.compile_append()
         self._packer = self._make_packer(compression)
         self._switches = 0
+        self._before: list[Files] = []
         self._next: Files | None = None
+        append.finish(words.ctypes.data)  # there is nothing yet: so that it is compiled before it is needed
         self._files = self._open(time.time_ns())
 
     @property
@@ -145,74 +145,68 @@ class JournalWriter:
             self._words[append.ERRNO] = errno.ECANCELED
 
     def tend(self) -> None:
-        """Make the next segment if it is wanted, close the one before. Raises OSError when it cannot be made."""
-        if self._next is not None and self.count(append.SWITCHES) != self._switches:
-            self._switches = self.count(append.SWITCHES)
-            before, self._files, self._next = self._files, self._next, None
-            before.sync()
-            before.close()
+        """Make the next segment if it is wanted. Raises OSError or JournalError when it cannot be made."""
+        self._notice_switch()
         if self._words[append.WANTED] and self._next is None:
-            now_ns = int(self._words[TS_RECV]) if self._words[append.WANTED] == append.NEW_DAY else time.time_ns()
-            self._next = self._open(now_ns, following=True)
+            # Of the day of the last block: whether another has begun is for the next block to say.
+            self._next = self._open(int(self._words[TS_RECV]), following=True)
             self._words[append.NEXT_READY] = 1
 
-    def sync(self) -> None:
-        """Make what is written durable."""
-        self._files.sync()
+    def sync(self, *, what_is_written: bool) -> None:
+        """Close the segments that are full, durably; also make durable what is in the one that is written, if told."""
+        while self._before:
+            before = self._before.pop(0)
+            try:
+                before.sync()
+            finally:
+                before.close()
+        if what_is_written:
+            self._files.sync()
 
+    @property
     def is_there(self) -> bool:
-        """Whether the segment still has its name: a file without one is lost when it is closed."""
-        try:
-            return self._files.path.stat().st_ino == os.fstat(self._files.fd).st_ino
-        except OSError:
-            return False
+        """Whether the segment that is written still has its name."""
+        return self._files.is_there
 
     def close(self) -> None:
-        """Write what is in memory, make it durable, close. For when the slice thread has ended."""
+        """Write what is in memory, make it durable, close. For when slice thread and keeper have ended.
+
+        What was written to a segment that is there no more is then lost. Raises OSError when it is not durable.
+        """
+        if not self._is_open:
+            return
+        self._is_open = False
         append.finish(self._words.ctypes.data)
+        self._notice_switch()
+        if not self.is_there:
+            append.lose_since(self._words.ctypes.data, append.BEGUN)
         try:
-            self._files.sync()
+            self.sync(what_is_written=True)
         finally:
-            self._files.close()
-            if self._next is not None:
-                self._next.close()
+            for files in (*self._before, self._files, self._next):
+                if files is not None:
+                    files.close()
+
+    def _notice_switch(self) -> None:
+        if self._next is not None and self.count(append.SWITCHES) != self._switches:
+            self._switches = self.count(append.SWITCHES)
+            self._before.append(self._files)
+            self._files, self._next = self._next, None
 
     def _open(self, now_ns: int, following: bool = False) -> Files:
         day, day_end_ns = self._day_of(now_ns)
         directory = slice_directory(day, self.slice_id)
-        directory.mkdir(parents=True, exist_ok=True)
-        numbers = sorted(int(path.stem) for path in directory.glob("*.journal"))
-        if numbers and not following:
-            self._recover(day, numbers[-1])
-        files = Files(day, self.slice_id, numbers[-1] + 1 if numbers else 0)
-        sync_directory(directory)
+        make_directory(directory)
+        files = Files(day, self.slice_id, max(segment_numbers(directory), default=-1) + 1)
         words = self._words
         if following:
             places = append.NEXT_FD, append.NEXT_INDEX_FD, append.NEXT_OFFSET, append.NEXT_DAY_END
         else:
             places = append.FD, append.INDEX_FD, append.OFFSET, append.DAY_END
+            words[append.SAFE] = FILE_HEAD_BYTES
         for place, value in zip(places, (files.fd, files.index_fd, FILE_HEAD_BYTES, day_end_ns), strict=True):
             words[place] = value
         return files
-
-    def _recover(self, day: Path, number: int) -> None:
-        """Cut the torn tail that a killed recorder left, and complete its index."""
-        path = segment_path(day, self.slice_id, number)
-        if path.stat().st_size < FILE_HEAD_BYTES:
-            self.cut_bytes += path.stat().st_size
-            log.warning("%s: cut %d bytes, a head that was not written whole", path, path.stat().st_size)
-            path.write_bytes(file_head(SEGMENT_MAGIC, self.slice_id, number, time.time_ns()))
-        segment = Segment(path, self.slice_id, number, self._key_bytes)
-        if segment.torn_bytes:
-            log.warning("%s: cut %d bytes of a block that was not written whole", path, segment.torn_bytes)
-            self.cut_bytes += segment.torn_bytes
-            os.truncate(path, segment.whole_bytes)
-        for damage in segment.damage:
-            log.warning("%s", damage)
-        head = file_head(INDEX_MAGIC, self.slice_id, number, time.time_ns())
-        fresh = path.with_suffix(".index.new")
-        fresh.write_bytes(head + segment.entries.tobytes())
-        fresh.replace(path.with_suffix(".index"))
 
     def _make_packer(self, compression: str) -> Any:
         """The C function that compresses the body at hand; it needs the interpreter once a block."""

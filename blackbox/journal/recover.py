@@ -1,0 +1,112 @@
+"""Mend what a recorder that was killed left of a slice: cut the torn tail, complete the index."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from pathlib import Path
+from typing import Final
+
+import numpy
+
+from blackbox.errors import JournalError
+from blackbox.journal.day import Manifest, segment_path, slice_directory
+from blackbox.journal.layout import (
+    FILE_HEAD,
+    FILE_HEAD_BYTES,
+    FORMAT_VERSION,
+    INDEX_MAGIC,
+    RECORD_ALIGNMENT,
+)
+from blackbox.journal.segment import Segment
+from blackbox.xxh3 import xxh3
+
+log = logging.getLogger("blackbox")
+
+_SLICE: Final = re.compile(r"slice-(\d{5})")
+_SEGMENT: Final = re.compile(r"(\d{6,})\.journal")
+
+
+def file_head(magic: bytes, slice_id: int, number: int, created_ns: int) -> bytes:
+    """The 64 bytes that a segment or an index begins with."""
+    head = numpy.zeros(1, FILE_HEAD)
+    head["magic"], head["version"], head["slice"], head["segment"] = magic, FORMAT_VERSION, slice_id, number
+    head["created"] = created_ns
+    head["checksum"] = int(xxh3(head.ctypes.data, FILE_HEAD_BYTES - 4)) & 0xFFFFFFFF
+    return head.tobytes()
+
+
+def segment_numbers(directory: Path) -> list[int]:
+    """The numbers of the segments in a slice's directory, in order."""
+    return sorted(int(match[1]) for match in map(_SEGMENT.fullmatch, _names(directory)) if match)
+
+
+def remove_empty(path: Path) -> bool:
+    """Remove a segment, and its index, if it holds nothing behind its head."""
+    if path.stat().st_size > FILE_HEAD_BYTES:
+        return False
+    path.with_suffix(".index").unlink(missing_ok=True)
+    path.unlink()
+    return True
+
+
+def recover_day(day: Path) -> int:
+    """Mend a day that nobody records now; returns the bytes that were cut. Raises OSError."""
+    try:
+        key_bytes = Manifest.read(day).feed.key_bytes
+    except JournalError as error:
+        log.warning("%s", error)
+        return 0
+    slices = sorted(int(match[1]) for match in map(_SLICE.fullmatch, _names(day)) if match)
+    return sum(_recover_slice(day, slice_id, key_bytes) for slice_id in slices)
+
+
+def _recover_slice(day: Path, slice_id: int, key_bytes: int) -> int:
+    # Only its last segment with records can be torn: one that was begun but never written to is removed.
+    cut = 0
+    for number in reversed(segment_numbers(slice_directory(day, slice_id))):
+        path = segment_path(day, slice_id, number)
+        size = path.stat().st_size
+        if remove_empty(path):
+            if size < FILE_HEAD_BYTES:
+                log.warning("%s: cut %d bytes of a head that was not written whole", path, size)
+                cut += size
+            continue
+        try:
+            segment = Segment(path, slice_id, number, key_bytes)
+        except JournalError as error:
+            log.warning("%s", error)  # readers say the same; the next segment is of another number
+            return cut
+        cut += _cut_tail(segment, size)
+        if not remove_empty(path):
+            _complete_index(segment)
+            return cut
+    return cut
+
+
+def _cut_tail(segment: Segment, size: int) -> int:
+    for damage in segment.damage:
+        log.warning("%s", damage)
+    if segment.torn_bytes > 0:
+        log.warning("%s: cut %d bytes of a block that was not written whole", segment.path, segment.torn_bytes)
+    # Up to a multiple of 32, where only zeros lack at the end of the last record.
+    whole = FILE_HEAD_BYTES + (segment.whole_bytes - FILE_HEAD_BYTES + RECORD_ALIGNMENT - 1) & -RECORD_ALIGNMENT
+    if whole != size:
+        os.truncate(segment.path, whole)
+    return max(0, segment.torn_bytes)
+
+
+def _complete_index(segment: Segment) -> None:
+    path = segment.path.with_suffix(".index")
+    entries = segment.entries.tobytes()
+    if not segment.damage and path.exists() and path.read_bytes()[FILE_HEAD_BYTES:] == entries:
+        return
+    fresh = path.with_suffix(".index.new")
+    fresh.write_bytes(file_head(INDEX_MAGIC, segment.slice_id, segment.number, time.time_ns()) + entries)
+    fresh.replace(path)
+
+
+def _names(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir()] if directory.is_dir() else []
