@@ -14,12 +14,14 @@ import numpy
 from blackbox.errors import JournalError
 from blackbox.journal.day import Manifest, segment_path, slice_directory
 from blackbox.journal.layout import (
+    ENTRY_BYTES,
     FILE_HEAD,
     FILE_HEAD_BYTES,
     FORMAT_VERSION,
     INDEX_MAGIC,
     RECORD_ALIGNMENT,
 )
+from blackbox.journal.record import seal_entry
 from blackbox.journal.segment import Segment
 from blackbox.xxh3 import xxh3
 
@@ -100,7 +102,10 @@ def _cut_tail(segment: Segment, size: int) -> int:
 
 def _complete_index(segment: Segment) -> None:
     path = segment.path.with_suffix(".index")
-    entries = segment.entries.tobytes()
+    table = segment.entries.copy()
+    for number in range(len(table)):
+        seal_entry(table.ctypes.data + ENTRY_BYTES * number)
+    entries = table.tobytes()
     if not segment.damage and path.exists() and path.read_bytes()[FILE_HEAD_BYTES:] == entries:
         return
     fresh = path.with_suffix(".index.new")
