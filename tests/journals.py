@@ -252,3 +252,73 @@ def feed_of(slices: int = 1, key_bytes: int = 0, **settings: Any) -> Feed:
         else tuple(Slice(endpoints=(f"inproc://recorded-{i}",), prefixes=(chr(65 + i),)) for i in range(slices))
     )
     return Feed(name="recorded", key_bytes=key_bytes, slices=parts, **settings)
+
+
+class Stored(NamedTuple):
+    """One record, as it lies on disk."""
+
+    start: int
+    stop: int
+    ts_recv: int
+    first_row: int
+    codec: int
+    header: bytes
+    body: bytes
+    """Unpacked."""
+
+    @property
+    def fields(self) -> wire.Fields:
+        """What its header says."""
+        return wire.unpack(self.header)
+
+    def messages(self, key: bytes = b"") -> list[tuple[bytes, bytes, int]]:
+        """(topic, payload, ts_event) from the first row on; raises ValueError when the block is not valid."""
+        return wire.decode(key, self.header, self.body).messages[self.first_row :]
+
+
+def stored(segment: Path) -> tuple[list[Stored], int]:
+    """The whole records of a segment, and how many bytes stand behind them."""
+    data = segment.read_bytes()
+    head = data[:64]
+    assert head[:8] == b"BBOXJRNL"
+    assert head[60:] == struct.pack("<I", wire.checksum(head[:60]))
+    found, at = [], 64
+    while at + 96 <= len(data) and data[at : at + 4] == b"BREC":
+        checked = data[at + 8 : at + 96]
+        ts_recv, size, first_row, codec, checksum = RECORD.unpack(checked[:24])
+        body = data[at + 96 : at + 96 + size]
+        if data[at + 4 : at + 8] != struct.pack("<I", wire.checksum(checked)) or len(body) < size:
+            break
+        assert wire.checksum(body) == checksum
+        stop = at + (96 + size + 31) // 32 * 32
+        header = checked[24:]
+        found.append(Stored(at, stop, ts_recv, first_row, codec, header, unpacked(codec, header, body)))
+        at = stop
+    return found, len(data) - at
+
+
+def unpacked(codec: int, header: bytes, body: bytes) -> bytes:
+    if codec == 1:
+        data: bytes = lz4.block.decompress(body, uncompressed_size=wire.unpack(header).body_bytes)
+        return data
+    return zstandard.decompress(body) if codec == 2 else body
+
+
+def check_index(segment: Path) -> None:
+    """The index of a segment tells of every record, once."""
+    records, torn = stored(segment)
+    data = segment.with_suffix(".index").read_bytes()
+    assert torn == 0
+    assert data[:8] == b"BBOXINDX"
+    assert (len(data) - 64) % 128 == 0
+    at, left = 64, records
+    for place in range(64, len(data), 128):
+        entry = data[place : place + 128]
+        assert entry[124:] == struct.pack("<I", wire.checksum(entry[:124]))
+        words = ENTRY.unpack(entry[:124])
+        mine, left = left[: words[2]], left[words[2] :]
+        assert words[:2] == (at, mine[-1].stop)
+        assert words[3] == sum(record.fields.count - record.first_row for record in mine)
+        assert words[12] == min(record.fields.sequence + record.first_row for record in mine)
+        at = words[1]
+    assert not left

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,14 +25,17 @@ say = lambda *words: print(*words, flush=True)
 
 
 class Script:
-    """Python code in a process of its own, with `feed` and `say` at hand; killed when the `with` block is left."""
+    """Python code in a process of its own, with `feed` and `say` at hand; killed when the `with` block is left.
 
-    def __init__(self, code: str, feed: Feed | None = None) -> None:
+    `before`: words of a command that runs the rest of its words, such as `unshare -m`.
+    """
+
+    def __init__(self, code: str, feed: Feed | None = None, before: Sequence[str] = ()) -> None:
         command = [sys.executable, "-c", _PRELUDE + textwrap.dedent(code), msgspec.json.encode(feed).decode()]
         if feed is None:
             command = [sys.executable, "-c", textwrap.dedent(code)]
         self.process = subprocess.Popen(
-            command,
+            [*before, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
