@@ -303,6 +303,15 @@ class Recording:
             if rows is None or len(rows):
                 yield Batch(block, rows, Opened.of_block(block, schema, recorded.ts_recv))
 
+    def _opened(self, path: Path, slice_id: int, number: int, known: Segment | None) -> Segment | None:
+        """A segment as it is now; None when it was made ahead, held nothing, and went with its recorder."""
+        try:
+            return known.refreshed() if known else Segment(path, slice_id, number, self.feed.key_bytes)
+        except JournalError as error:
+            if isinstance(error.__cause__, FileNotFoundError) and not (known and len(known.entries)):
+                return None
+            raise
+
     def _refresh_slice(self, slice_id: int, directory: Path, numbers: list[int]) -> None:
         before = {segment.number: segment for segment in self._slices.get(slice_id, [])}
         may_grow = {segment.number for segment in open_end(list(before.values()))}
@@ -316,12 +325,11 @@ class Recording:
         # The last one first: when it has records, the one before it has all of its own.
         for number in reversed(numbers):
             known = before.get(number)
-            if known is None:
-                known = Segment(directory / f"{number:06d}.journal", slice_id, number, self.feed.key_bytes)
-            elif number in may_grow:
-                known = known.refreshed()
-            segments.insert(0, known)
-        if gone := [number for number in before if number not in numbers]:
+            if known is None or number in may_grow:
+                known = self._opened(directory / f"{number:06d}.journal", slice_id, number, known)
+            if known is not None:
+                segments.insert(0, known)
+        if gone := [number for number, known in before.items() if len(known.entries) and number not in numbers]:
             raise JournalError(f"{directory} has lost segment {gone[0]:06d} since it was opened")
         for segment in segments:
             for damage in segment.damage:
