@@ -287,10 +287,10 @@ def stored(segment: Path) -> tuple[list[Stored], int]:
         checked = data[at + 8 : at + 96]
         ts_recv, size, first_row, codec, checksum = RECORD.unpack(checked[:24])
         body = data[at + 96 : at + 96 + size]
-        if data[at + 4 : at + 8] != struct.pack("<I", wire.checksum(checked)) or len(body) < size:
+        stop = at + (96 + size + 31) // 32 * 32
+        if data[at + 4 : at + 8] != struct.pack("<I", wire.checksum(checked)) or len(data) < stop:
             break
         assert wire.checksum(body) == checksum
-        stop = at + (96 + size + 31) // 32 * 32
         header = checked[24:]
         found.append(Stored(at, stop, ts_recv, first_row, codec, header, unpacked(codec, header, body)))
         at = stop

@@ -300,14 +300,13 @@ def _append(at: int) -> None:
         rest = size - RECORD_HEAD_BYTES - stored
         bytes_at(words[BUFFER], rest)[:] = 0
         words[BUFFERED] = rest
-        words[BUFFERED_MESSAGES] = count if rest > 0 else 0  # without it the record would not be whole
     else:
         copy_bytes(place + RECORD_HEAD_BYTES, body, stored)
         bytes_at(place + RECORD_HEAD_BYTES + stored, size - RECORD_HEAD_BYTES - stored)[:] = 0
     words[RECORDS] += 1
     words[MESSAGES] += count
     words[STORED] += size
-    if direct and words[SYNC] == 0:
+    if direct and words[BUFFERED] == 0 and words[SYNC] == 0:  # without its padding a record is not whole
         _commit(at)
     _note(at, size, head, words[BODY], words[TS_RECV], words[FIRST_ROW], start)
     if words[SYNC] != 0 and _flush(at):

@@ -19,7 +19,6 @@ from blackbox.journal.layout import (
     FILE_HEAD_BYTES,
     FORMAT_VERSION,
     INDEX_MAGIC,
-    RECORD_ALIGNMENT,
 )
 from blackbox.journal.record import seal_entry
 from blackbox.journal.segment import Segment
@@ -81,23 +80,20 @@ def _recover_slice(day: Path, slice_id: int, key_bytes: int) -> int:
         except JournalError as error:
             log.warning("%s", error)  # readers say the same; the next segment is of another number
             return cut
-        cut += _cut_tail(segment, size)
+        cut += _cut_tail(segment)
         if not remove_empty(path):
             _complete_index(segment)
             return cut
     return cut
 
 
-def _cut_tail(segment: Segment, size: int) -> int:
+def _cut_tail(segment: Segment) -> int:
     for damage in segment.damage:
         log.warning("%s", damage)
-    if segment.torn_bytes > 0:
+    if segment.torn_bytes:
         log.warning("%s: cut %d bytes of a block that was not written whole", segment.path, segment.torn_bytes)
-    # Up to a multiple of 32, where only zeros lack at the end of the last record.
-    whole = FILE_HEAD_BYTES + (segment.whole_bytes - FILE_HEAD_BYTES + RECORD_ALIGNMENT - 1) & -RECORD_ALIGNMENT
-    if whole != size:
-        os.truncate(segment.path, whole)
-    return max(0, segment.torn_bytes)
+        os.truncate(segment.path, segment.whole_bytes)
+    return segment.torn_bytes
 
 
 def _complete_index(segment: Segment) -> None:
