@@ -27,7 +27,7 @@ from blackbox.slice_memory import EXIT_SLOW
 from blackbox.testing import RawPublisher, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("demo", "publish", "subscribe", "stat", "steer")
+COMMANDS = ("demo", "publish", "subscribe", "record", "stat", "steer")
 HEARTBEAT_NS = 50_000_000
 
 

@@ -1,19 +1,34 @@
-"""Follow a running subscriber until something ends it, while the main thread shows how it does."""
+"""Follow a running subscriber or recorder until something ends it, while the main thread shows how it does."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from blackbox.subscriber import Subscriber
+    from blackbox.subscriber import State
 
 _TICK_S = 0.1
 
 
+class Running(Protocol):
+    """What can be followed: a subscriber or a recorder."""
+
+    @property
+    def state(self) -> State:
+        """Where it is in its life."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every publisher has closed."""
+
+    def stop(self) -> None:
+        """End it, without loss."""
+
+
 def follow(
-    subscriber: Subscriber,
+    subscriber: Running,
     show: Callable[[], None],
     *,
     until_end: bool = False,

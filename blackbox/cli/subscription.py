@@ -33,8 +33,8 @@ from blackbox.memory import shared_array
 from blackbox.statistics import Statistics
 from blackbox.subscriber import Subscriber
 
-_LIVE_EVERY_S = 0.25
-_LINE_EVERY_S = 2.0
+LIVE_EVERY_S = 0.25
+LINE_EVERY_S = 2.0
 _RATE_OVER_S = 1.0
 
 
@@ -124,7 +124,7 @@ class Subscription:
         return schema_of(schema_id).name if schema_id else self.subscriber.feed.schema
 
 
-class _Rates:
+class Rates:
     """Messages and bytes a second over about the last second, for each of some counters."""
 
     def __init__(self) -> None:
@@ -132,6 +132,7 @@ class _Rates:
         self._shown: dict[Any, float] = {}
 
     def per_second(self, name: object, total: float) -> float:
+        """The rate of the counter called `name`, which is at `total` now."""
         now = time.monotonic()
         then, value = self._before.setdefault(name, (now, total))
         if now - then >= _RATE_OVER_S:
@@ -152,7 +153,7 @@ class _LineScreen:
     def show(self) -> None:
         """Print the line, if it is time."""
         seconds = time.monotonic() - self._last
-        if seconds < _LINE_EVERY_S:
+        if seconds < LINE_EVERY_S:
             return
         now = self._subscription.subscriber.statistics()
         say(
@@ -171,11 +172,11 @@ class _LiveScreen:
         self._subscription = subscription
         self._live = live
         self._last = 0.0
-        self._rates = _Rates()
+        self._rates = Rates()
 
     def show(self) -> None:
         """Draw the tables, if it is time."""
-        if time.monotonic() - self._last >= _LIVE_EVERY_S:
+        if time.monotonic() - self._last >= LIVE_EVERY_S:
             self._last = time.monotonic()
             now = self._subscription.subscriber.statistics()
             self._live.update(Group(self._slices(now), self._callbacks()), refresh=True)
