@@ -237,7 +237,7 @@ def test_live_tables_on_a_terminal(place: Place, terminal: tuple[int, int]) -> N
 
 def test_progress_is_lines_where_there_is_no_terminal(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish, "_LINE_EVERY_S", 0.0)
-    monkeypatch.setattr(subscription, "_LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(subscription, "LINE_EVERY_S", 0.0)
     with Publisher(place.feed) as publisher, ThreadPoolExecutor(1) as pool:
 
         def publish_one() -> None:

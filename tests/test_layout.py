@@ -83,6 +83,7 @@ ORDER = (
     "slice_thread",
     "processes",
     "subscriber",
+    "journal.recover",
     "journal.append",
     "journal.writer",
     "recorder",
