@@ -37,6 +37,7 @@ from blackbox.zmqlib import MESSAGE_BYTES, msg_data, msg_init_on, msg_init_size,
 
 BLOCK_RECORD_BYTES = RECORD_BYTES + HEADER_BYTES + MESSAGE_BYTES
 OUT_OF_MEMORY = -1
+_MOST_SKIPPED = (1 << 31) - 1
 
 
 class Target(NamedTuple):
@@ -161,6 +162,7 @@ def _commit(target: Target, tail: int) -> None:
 
 @inner
 def _put_skip(target: Target, key: int, count: int) -> bool:
+    """Leave out sequence numbers: of messages that nobody wants; or, `count` below 0, that there never were here."""
     place = _claim_or_announce(target, numpy.int64(RECORD_BYTES), numpy.int64(0))
     if place < 0:
         return False
@@ -241,7 +243,7 @@ class Stored(NamedTuple):
     """Encoded blocks of one slice to send again: addresses of int64 columns, a row a block."""
 
     heads: int
-    """Address of its header."""
+    """Address of its header; 0: there is no block, only sequence numbers are left out."""
     bodies: int
     keys: int
     """Number of its key."""
@@ -263,10 +265,13 @@ def put_stored(target: Target, stored: Stored, start: int, wanted: NDArray[numpy
     stays = int64s_at(stored.stays, stored.count)
     for block in range(start, stored.count):
         key = keys[block]
-        if skips[block] > 0:
-            if not _put_skip(target, key, skips[block]):
+        while skips[block] > 0:
+            part = min(skips[block], _MOST_SKIPPED)
+            if not _put_skip(target, key, -part):
                 return block
-            skips[block] = 0
+            skips[block] -= part
+        if heads[block] == 0:
+            continue
         header = read_header(heads[block])
         if not wanted[key]:
             if not _put_skip(target, key, header.count):

@@ -204,13 +204,17 @@ class Publisher:
         if index.size and (index.min() < 0 or index.max() >= len(topics)):
             raise ValueError(f"topic_index ran from {index.min()} to {index.max()}, expected 0 to {len(topics) - 1}")
         rows, _alive = as_rows(payloads, ts_event, offsets, lengths, len(index))
+        self.publish_rows(topics, index, rows)
+        return len(index)
+
+    def publish_rows(self, topics: Sequence[bytes], index: NDArray[numpy.int32], rows: Rows) -> None:
+        """As `publish_many`, of columns that are known to be right, wherever they lie."""
         resolved = self._resolve(topics)
         slices = numpy.unique(resolved.slices).tolist()
         for start in range(0, len(index), WINDOW_ROWS):
             stop = min(start + WINDOW_ROWS, len(index))
             for slice_id in slices:
                 self._put(slice_id, resolved, index, rows, start, stop)
-        return len(index)
 
     def publish_stored(self, slice_id: int, keys: Sequence[bytes], stored: Stored, alive: Iterable[object]) -> None:
         """Publish blocks that are encoded already, as they are but for their headers, which are stamped anew.
@@ -224,6 +228,10 @@ class Publisher:
         line = self._running()[slice_id]
         ring = line.ring
         at = 0
+        if line.part.endpoints[0].startswith("inproc://"):
+            # Subscribers in this process share the bodies, and may keep them longer than this publisher lives.
+            copies = numpy.zeros(stored.count, numpy.int64)
+            stored = stored._replace(stays=copies.ctypes.data)
         with ring.lock:
             line.alive.update(alive)
             numbers = numpy.fromiter(map(line.add_key, keys), numpy.int64, stored.count)

@@ -322,8 +322,8 @@ def _drain(sender: Sender, target: Target, selection: Selection, table: TopicTab
             topic = numpy.int64(halves[1]) & 0xFFFFFFFF
             key = int64s_at(memory + head + 8, 1)[0]
             if topic == SKIP:
-                sender.next_sequence[key] += halves[0]
-                sender.counters[UNWANTED] += halves[0]
+                sender.next_sequence[key] += abs(numpy.int64(halves[0]))
+                sender.counters[UNWANTED] += max(0, halves[0])
                 head += RECORD_BYTES
             elif topic == BLOCK:
                 header = memory + head + RECORD_BYTES

@@ -145,6 +145,8 @@ class Subscriber:
         self._callbacks: list[Callback] = []
         self._on_reset: list[Callable[[], object]] = []
         self._stage: Stage | None = None
+        self._replay: Replay | None = None
+        """The replay that runs."""
         self._sink: Callable[[int], SinkAt] | None = None
         self._versions = 0
         self._slices: dict[int, SliceThread] = {}
@@ -259,6 +261,8 @@ class Subscriber:
 
     def _renew(self) -> None:
         """Bring the slices that run up to date with the callbacks, and start those that are needed now."""
+        if self._replay is not None and self._stage is not None:
+            self._stage.change(self._callbacks)
         if self.state is not State.RUNNING:
             return
         self._versions += 1
@@ -291,6 +295,9 @@ class Subscriber:
         with self._lock:
             if self.state is not State.NEW:
                 raise SubscriberError(f"start was called when {self.state.value}; a subscriber is used once")
+            if self._replay is not None:
+                raise SubscriberError("start was called during a replay, expected it to end first")
+            self._stage = None  # what it counts from here on is live
             self._schema = load_schema(self.feed.schema)
             self.state = State.RUNNING
         try:
@@ -309,18 +316,23 @@ class Subscriber:
 
         Deterministic: callbacks of all kinds get the same messages in the same order, run after run; at full speed also
         the same batches. `settings` are those of `Replay`; or give a Replay, to steer it by its `controls`. May be
-        called again: states and topic numbers go on from the last one. `statistics` and `topics` then tell of replays.
+        called again: states and topic numbers go on from the last one. `statistics` and `topics` then tell of replays,
+        until it is started. `stop` ends the replay after what its callbacks are being given; callbacks that are added
+        or removed meanwhile are so from the next burst on.
 
-        Raises CallbackError as `run`; SubscriberError when it has been started.
+        Raises CallbackError as `run`; SubscriberError when it has been started, has a sink, or replays already.
         """
         from blackbox.replay.replay import Replay
         from blackbox.replay.stage import Stage
 
         replay = recordings if isinstance(recordings, Replay) else Replay(recordings, **settings)
         with self._lock:
-            if self.state is not State.NEW:
-                raise SubscriberError(f"replay was called when {self.state.value}, expected one that never started")
-            self._stage = Stage(
+            if self.state is not State.NEW or self._sink is not None:
+                what = "it has a sink" if self._sink is not None else f"it was {self.state.value}"
+                raise SubscriberError(f"replay was called when {what}, expected a subscriber that never started")
+            if self._replay is not None:
+                raise SubscriberError("replay was called while another one runs, expected one at a time")
+            stage = Stage(
                 replay.recordings[0].feed,
                 max(len(recording.feed.slices) for recording in replay.recordings),
                 tuple(self._callbacks),
@@ -330,10 +342,12 @@ class Subscriber:
                 replay.prefix,
                 self._stage,
             )
+            self._stage, self._replay = stage, replay
         try:
-            return replay.run(self._stage)
+            return replay.run(stage)
         finally:
-            self._stage.close()
+            self._replay = None
+            stage.close()
 
     def wait_confirmed(self, timeout: float = 10.0) -> None:
         """Wait until publishers have confirmed all subscriptions, those of callbacks added while running included.
@@ -385,8 +399,11 @@ class Subscriber:
     def stop(self, timeout: float = 30.0) -> None:
         """Deliver what was received until now, then end. See `terminate` to end at once. Does not wait in a callback.
 
-        Raises what `run` raises; SubscriberError when callbacks are not done in `timeout` seconds (it then terminates).
+        A replay that runs is told to stop, as by its controls. Raises what `run` raises; SubscriberError when callbacks
+        are not done in `timeout` seconds (it then terminates).
         """
+        if self._stop_replay():
+            return
         self.request_stop()
         if self._supervisor.ident is None:
             self.state = State.ENDED
@@ -402,6 +419,8 @@ class Subscriber:
 
         A callback that does not return in `timeout` seconds is left behind in its daemon thread, with an error logged.
         """
+        if self._stop_replay():
+            return
         for thread in self._slices.values():
             thread.ask_to_terminate()
         self.request_stop()
@@ -409,6 +428,12 @@ class Subscriber:
             self._end(_COMPILE_S)  # `start` was not called, or could not start all threads
         elif not self._is_own_thread() and not self._wait_ended(timeout):
             log.error("a callback did not return in %s s; its thread is left behind", timeout)
+
+    def _stop_replay(self) -> bool:
+        replay = self._replay
+        if replay is not None:
+            replay.controls.stop()
+        return replay is not None
 
     def _renew_locks(self) -> None:
         """In a process that was forked: what another thread held then would stay locked for ever."""
@@ -422,6 +447,8 @@ class Subscriber:
 
     def request_stop(self) -> None:
         """As `stop`, but return at once: `run` then ends by itself."""
+        if self._stop_replay():
+            return
         with self._lock:
             if self.state is State.RUNNING:
                 self.state = State.STOPPING

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from blackbox.block import Block
 from blackbox.layout import HEADER_BYTES
-from blackbox.replay.cut import cut, next_inside, next_outside, time_ranges
+from blackbox.replay.cut import cut, measure, next_beyond, next_inside, next_outside
 
 MESSAGES = st.lists(
     st.tuples(st.sampled_from([b"A.x", b"AB.trade", b"ABC", b"Z.quote"]), st.binary(max_size=9), st.integers(0, 9)),
@@ -70,14 +70,51 @@ def test_rows_in_a_time_range(messages: list[tuple[bytes, bytes, int]], row: int
     assert next_inside(head.ctypes.data, block.body.ctypes.data, row, start, stop) == expected_in
 
 
+PREFIXES = st.sampled_from([b"", b"A", b"AB", b"ABC", b"Z.quote", b"Z.quotes", b"x"])
+
+
 @settings(deadline=None)
-@given(MESSAGES, st.data())
-def test_time_ranges(messages: list[tuple[bytes, bytes, int]], data: st.DataObject) -> None:
+@given(MESSAGES, PREFIXES, st.data())
+def test_measure(messages: list[tuple[bytes, bytes, int]], prefix: bytes, data: st.DataObject) -> None:
     block = encoded(messages)
     first = data.draw(st.integers(0, len(messages) - 1))
     head = numpy.frombuffer(bytearray(block.header), numpy.uint8)
-    columns = numpy.array([[head.ctypes.data], [block.body.ctypes.data], [first], [0], [0], [0]], numpy.int64)
-    heads, bodies, firsts, *found = (columns[i:].ctypes.data for i in range(6))
-    time_ranges(heads, bodies, firsts, 1, *found)
-    times = [time for _, _, time in messages[first:]]
-    assert columns[3:, 0].tolist() == [times[0], min(times), max(times)]
+    text = numpy.frombuffer(prefix + b"\0", numpy.uint8)
+    columns = numpy.array([[head.ctypes.data], [block.body.ctypes.data], [first], [0], [0], [0], [0]], numpy.int64)
+    at = [columns[i : i + 1].ctypes.data for i in range(7)]
+    measure(*at[:3], 1, text.ctypes.data, len(prefix), *at[3:])
+    times = [time for topic, _, time in messages[first:] if topic.startswith(prefix)]
+    assert columns[3, 0] == len(times)
+    if times:
+        assert columns[4:, 0].tolist() == [times[0], min(times), max(times)]
+    else:
+        assert columns[5, 0] > columns[6, 0]
+
+
+@settings(deadline=None)
+@given(MESSAGES, PREFIXES, st.integers(0, 29), st.integers(0, 9), st.integers(1, 5))
+def test_rows_that_are_due(
+    messages: list[tuple[bytes, bytes, int]], prefix: bytes, row: int, until: int, most: int
+) -> None:
+    block = encoded(messages)
+    head = numpy.frombuffer(bytearray(block.header), numpy.uint8)
+    text = numpy.frombuffer(prefix + b"\0", numpy.uint8)
+    expected = min(row, len(messages))
+    left = most
+    while expected < len(messages):
+        topic, _, time = messages[expected]
+        if topic.startswith(prefix):
+            if time > until or not left:
+                break
+            left -= 1
+        expected += 1
+    found = next_beyond(
+        head.ctypes.data,
+        block.body.ctypes.data,
+        min(row, len(messages)),
+        until,
+        most,
+        text.ctypes.data,
+        len(prefix),
+    )
+    assert found == expected

@@ -85,7 +85,7 @@ def select_rows(
     offsets = int32s_at(body + layout.topic_offsets, block.topics + 1)
     for topic in range(numpy.uint64(block.topics)):
         start = offsets[topic]
-        wanted[topic] = _starts_with(
+        wanted[topic] = starts_with(
             body + layout.topics + start, offsets[topic + numpy.uint64(1)] - start, prefix, prefix_bytes
         )
     ts_event = int64s_at(body, block.count)
@@ -101,7 +101,8 @@ def select_rows(
 
 
 @inner
-def _starts_with(text: int, size: int, prefix: int, prefix_bytes: int) -> bool:
+def starts_with(text: int, size: int, prefix: int, prefix_bytes: int) -> bool:
+    """Whether the `size` bytes at `text` start with a prefix."""
     if size < prefix_bytes:
         return False
     left, right = bytes_at(text, prefix_bytes), bytes_at(prefix, prefix_bytes)

@@ -214,6 +214,11 @@ class Controls:
                 self._seek_to = self._within(self._seek_to)
             self._tell()
 
+    def rewind(self) -> None:
+        """Say that the same range is played once more, from its beginning. The schedule starts with the next `wait`."""
+        with self._changed:
+            self._go_to(self._start_ns)
+
     def wait(self, next_ns: int) -> Grant:
         """Wait until the next message, of market time `next_ns`, may be delivered; or something else is to be done.
 

@@ -1,12 +1,14 @@
-"""Times and rows of blocks in compiled code: when a block's messages happened, and a block of some of its rows."""
+"""Blocks in compiled code: whether they are valid, when their messages happened, and a block of some of the rows."""
 
 from __future__ import annotations
 
 import numpy
 from numba import njit
+from numpy.typing import NDArray
 
 from blackbox.atoms import bytes_at, copy_bytes, inner, int32s_at, int64s_at, unsigned
-from blackbox.check import check_body, read_header
+from blackbox.check import read_header
+from blackbox.journal.rows import check_recorded, starts_with
 from blackbox.layout import (
     FLAG_CHECKSUM,
     FLAG_FIXED,
@@ -26,45 +28,103 @@ from blackbox.xxh3 import checksum_32
 _LATEST = numpy.int64(numpy.iinfo(numpy.int64).max)
 
 
+@njit(nogil=True, cache=True)
+def find_faults(records: int, bodies: int, sizes: int, count: int, key_bytes: int, faults: int) -> None:
+    """Write to int64[count] at `faults` what is wrong with each record's block, 0: nothing; see `check_recorded`.
+
+    The others are addresses of int64[count]: of the records, of their bodies, and of how large these are.
+    """
+    record, body, size = int64s_at(records, count), int64s_at(bodies, count), int64s_at(sizes, count)
+    fault = int64s_at(faults, count)
+    for block in range(count):
+        fault[block] = check_recorded(record[block], body[block], size[block], key_bytes)
+
+
 @inner
-def _rows(head: int) -> int:
-    """Rows whose times lie in the body, whatever the header says."""
+def _mark_topics(head: int, body: int, prefix: int, prefix_bytes: int, marks: NDArray[numpy.uint8]) -> None:
+    """Mark, in uint8[topics], the topics that start with a prefix."""
     header = read_header(head)
-    return min(header.count, header.body_bytes // 8)
+    layout = body_layout(header.count, header.topics, header.topic_bytes, 0, header.flags & FLAG_FIXED != 0)
+    offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
+    for topic in range(numpy.uint64(header.topics)):
+        start = numpy.int64(offsets[topic])
+        size = numpy.int64(offsets[topic + numpy.uint64(1)]) - start
+        marks[topic] = starts_with(body + layout.topics + start, size, prefix, prefix_bytes)
 
 
 @njit(nogil=True, cache=True)
-def is_good(head: int, body: int, checksum: int) -> bool:
-    """Whether a body is what `checksum` says (-1: it was looked at before), and a valid one for its header."""
-    size = read_header(head).body_bytes
-    if checksum >= 0 and numpy.int64(checksum_32(body, size)) != checksum:
-        return False
-    return check_body(head, body, size, body, numpy.int64(0), False) == 0
+def measure(
+    heads: int,
+    bodies: int,
+    firsts: int,
+    count: int,
+    prefix: int,
+    prefix_bytes: int,
+    counts: int,
+    next_at: int,
+    earliest: int,
+    latest: int,
+) -> None:
+    """Look at those rows of each of `count` valid blocks, from its first row on, whose topics start with a prefix.
 
-
-@njit(nogil=True, cache=True)
-def time_ranges(heads: int, bodies: int, firsts: int, count: int, next_at: int, earliest: int, latest: int) -> None:
-    """Find the `ts_event` of each of `count` blocks' first row, and the least and the largest from there on.
-
-    All are addresses of int64[count]. A block without such rows gets a range that is empty.
+    How many they are, the `ts_event` of the first of them, and the least and the largest. Columns are addresses of
+    int64[count]. A block without such rows gets a range that is empty.
     """
     head, body, first = int64s_at(heads, count), int64s_at(bodies, count), int64s_at(firsts, count)
-    following, low, high = int64s_at(next_at, count), int64s_at(earliest, count), int64s_at(latest, count)
+    many, following = int64s_at(counts, count), int64s_at(next_at, count)
+    low, high = int64s_at(earliest, count), int64s_at(latest, count)
     for block in range(count):
-        rows = _rows(head[block])
-        ts_event = int64s_at(body[block], rows)
+        header = read_header(head[block])
+        ts_event = int64s_at(body[block], header.count)
         least, largest = _LATEST, -_LATEST
-        for row in range(numpy.uint64(first[block]), numpy.uint64(rows)):
-            least = min(least, ts_event[row])
-            largest = max(largest, ts_event[row])
-        following[block] = ts_event[first[block]] if first[block] < rows else _LATEST
+        if prefix_bytes == 0:
+            for row in range(numpy.uint64(first[block]), numpy.uint64(header.count)):
+                least = min(least, ts_event[row])
+                largest = max(largest, ts_event[row])
+            many[block] = header.count - first[block]
+            following[block] = ts_event[first[block]] if many[block] > 0 else _LATEST
+        else:
+            marks = numpy.empty(header.topics, numpy.uint8)
+            _mark_topics(head[block], body[block], prefix, prefix_bytes, marks)
+            topic_index = int32s_at(body[block] + 8 * header.count, header.count)
+            found = 0
+            following[block] = _LATEST
+            for row in range(numpy.uint64(first[block]), numpy.uint64(header.count)):
+                if marks[unsigned(topic_index[row])]:
+                    if found == 0:
+                        following[block] = ts_event[row]
+                    found += 1
+                    least = min(least, ts_event[row])
+                    largest = max(largest, ts_event[row])
+            many[block] = found
         low[block], high[block] = least, largest
+
+
+@njit(nogil=True, cache=True)
+def next_beyond(head: int, body: int, row: int, until: int, messages: int, prefix: int, prefix_bytes: int) -> int:
+    """The first row of a valid block, from `row` on, that is not to be played yet; the block's count: none.
+
+    That is one whose topic starts with the prefix, and that either is later than `until`, or comes after `messages`
+    such rows.
+    """
+    header = read_header(head)
+    marks = numpy.empty(header.topics, numpy.uint8)
+    _mark_topics(head, body, prefix, prefix_bytes, marks)
+    ts_event = int64s_at(body, header.count)
+    topic_index = int32s_at(body + 8 * header.count, header.count)
+    while row < header.count:
+        if marks[unsigned(topic_index[row])]:
+            if ts_event[row] > until or messages == 0:
+                break
+            messages -= 1
+        row += 1
+    return row
 
 
 @njit(nogil=True, cache=True)
 def next_outside(head: int, body: int, row: int, start: int, stop: int) -> int:
     """The first row, from `row` on, whose `ts_event` is not in `[start, stop)`; the block's count if there is none."""
-    rows = _rows(head)
+    rows = read_header(head).count
     ts_event = int64s_at(body, rows)
     while row < rows and start <= ts_event[row] < stop:
         row += 1
@@ -74,7 +134,7 @@ def next_outside(head: int, body: int, row: int, start: int, stop: int) -> int:
 @njit(nogil=True, cache=True)
 def next_inside(head: int, body: int, row: int, start: int, stop: int) -> int:
     """As `next_outside`: the first row whose `ts_event` is in `[start, stop)`."""
-    rows = _rows(head)
+    rows = read_header(head).count
     ts_event = int64s_at(body, rows)
     while row < rows and not start <= ts_event[row] < stop:
         row += 1

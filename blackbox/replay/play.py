@@ -36,7 +36,6 @@ from blackbox.envelope import (
 )
 from blackbox.handover import due_of, group_by_set, match_topics
 from blackbox.layout import HEADER_BYTES
-from blackbox.replay.cut import is_good
 from blackbox.slice_memory import TableAt
 from blackbox.topics import NumberingAt, Trie
 from blackbox.zmqlib import MESSAGE_BYTES, close_messages, msg_data, msg_init_on, msg_init_size
@@ -47,8 +46,6 @@ DELIVER: Final = 1
 """The burst holds deliveries of Python callbacks, or compiled ones that raised."""
 GROW: Final = 2
 """`rows` must hold `state[ROWS_NEEDED]` for the block at hand."""
-DAMAGED: Final = 3
-"""The block at hand is not a valid one, and was passed over."""
 
 _RECEIVED = int(Count.RECEIVED)
 _BLOCKS_COUNT = int(Count.BLOCKS)
@@ -59,7 +56,7 @@ _SIZE = int(Count.SIZE)
 
 
 class Reel(NamedTuple):
-    """Blocks to play, in order: addresses of int64 columns, a row a block."""
+    """Valid blocks to play, in order: addresses of int64 columns, a row a block."""
 
     heads: int
     """Address of the block's header."""
@@ -71,8 +68,6 @@ class Reel(NamedTuple):
     """`ts_recv`."""
     slices: int
     """Which row of the parts."""
-    checksums: int
-    """What the body's checksum must be; -1: it was looked at before."""
     count: int
 
 
@@ -132,6 +127,9 @@ def _fill(words: int, trie: Trie, slot: int, head: int, body: int, first: int, r
         close_messages(slot, 1)
         return 0
     matched = group_by_set(table, header, body, envelope, first)
+    if matched == 0:  # topics match, but none of the rows that are left
+        close_messages(slot, 1)
+        return 0
     msg_init_on(slot + MESSAGE_BYTES, body, header.body_bytes)
     return matched
 
@@ -169,7 +167,7 @@ def play(at: WorkerAt, parts: int, trie: Trie, reel: Reel, start: int) -> tuple[
     state = int64s_at(at.state, STATE_WORDS)
     heads, bodies = int64s_at(reel.heads, reel.count), int64s_at(reel.bodies, reel.count)
     firsts, received = int64s_at(reel.firsts, reel.count), int64s_at(reel.received, reel.count)
-    slices, checksums = int64s_at(reel.slices, reel.count), int64s_at(reel.checksums, reel.count)
+    slices = int64s_at(reel.slices, reel.count)
     close_messages(state[BURST], 2 * state[BLOCKS])
     state[BLOCKS] = 0
     state[DELIVERIES] = 0
@@ -179,8 +177,6 @@ def play(at: WorkerAt, parts: int, trie: Trie, reel: Reel, start: int) -> tuple[
         table = _worker_table(words)
         if state[BLOCKS] == BURST_BLOCKS or at.max_deliveries - state[DELIVERIES] < table.total:
             return i, DELIVER
-        if not is_good(heads[i], bodies[i], checksums[i]):
-            return (i, DELIVER) if state[BLOCKS] > 0 else (i + 1, DAMAGED)
         slot = state[BURST] + SLOT_BYTES * state[BLOCKS]
         matched = _fill(words, trie, slot, heads[i], bodies[i], firsts[i], received[i])
         if matched == 0:

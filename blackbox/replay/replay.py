@@ -12,21 +12,9 @@ from blackbox.errors import ConfigError
 from blackbox.journal.segment import Damage
 from blackbox.recording import Recording, Time, chunks_of
 from blackbox.replay.controls import ANY, Controls, Grant, Kind
-from blackbox.replay.cut import next_outside
+from blackbox.replay.cut import next_beyond
 from blackbox.replay.play import Reel
-from blackbox.replay.scenes import (
-    BEGINNING,
-    BODY,
-    COUNT,
-    END,
-    FIRST,
-    HEAD,
-    HIGH,
-    LOW,
-    NEXT,
-    Scene,
-    scenes,
-)
+from blackbox.replay.scenes import BEGINNING, BODY, COUNT, END, FIRST, HEAD, HIGH, NEXT, Choice, Scene, scenes
 from blackbox.replay.wire import Wire
 
 if TYPE_CHECKING:
@@ -37,19 +25,22 @@ if TYPE_CHECKING:
 class Player(Protocol):
     """What takes the blocks of a replay."""
 
-    def play(self, scene: Scene, reel: Reel, first: int) -> list[int]:
-        """Take the blocks of a reel, which begins at block `first` of a scene; returns which are not valid."""
+    def play(self, scene: Scene, reel: Reel, first: int) -> None:
+        """Take the blocks of a reel, which begins at block `first` of a scene; all are valid."""
 
-    def reset(self) -> None:
-        """Time goes back: what follows is not a continuation of what was."""
+    def jump(self, *, is_back: bool) -> None:
+        """What follows does not go on where it was. `is_back`: messages may come that came before."""
 
 
 class ReplayStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replay has played."""
+    """What a replay has played; what was played again, after a seek or in a loop, is counted again."""
 
     messages: int
+    """Messages played, exactly."""
     blocks: int
+    """Blocks of the recording that were played to their end."""
     body_bytes: int
+    """Bytes of the bodies of these blocks."""
     seconds: float
     """How long it took."""
     market_seconds: float
@@ -64,7 +55,9 @@ class ReplayStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replay:
-    """Recordings, played again. A replay is run once, by `publish` or `Subscriber.replay`, and steered by `controls`.
+    """Recordings, played again by `publish` or `Subscriber.replay`, and steered by `controls`.
+
+    It can be run again, from the beginning, unless its controls were told to stop.
 
     Blocks come in the order in which they were sent (`ts_out`), slices merged; each slice in its own order.
     """
@@ -96,21 +89,32 @@ class Replay:
             pace_by: which time is market time: the venue's, or the publisher's. Default: the venue's if there is any.
             max_silence_ns: cut longer silences of market time to this.
             keep_gaps: on the wire, leave out the sequence numbers that are missing in the recording: subscribers see
-                the gaps that its recorder saw. Otherwise numbers run on.
+                the gaps that its recorder saw (and one where a time range leaves blocks out between others). Otherwise
+                numbers run on.
             loops: how many times, one after the other; 0: until it is stopped.
             controls: what steers it, instead of `speed` and `max_silence_ns`.
         """
-        self.recordings = (recordings,) if isinstance(recordings, Recording) else tuple(recordings)
-        if not self.recordings:
+        given = (recordings,) if isinstance(recordings, Recording) else tuple(recordings)
+        if not given:
             raise ConfigError("a replay was given no recording, expected at least one")
+        for name, values in (
+            ("schema", {recording.feed.schema for recording in given}),
+            ("key_bytes", {recording.feed.key_bytes for recording in given}),
+        ):
+            if len(values) > 1:
+                raise ConfigError(f"recordings had feeds of {name} {sorted(values)}, expected the same in all")
+        self.recordings = tuple(sorted(given, key=lambda recording: recording.date))
         if loops < 0:
             raise ValueError(f"loops was {loops}, expected 0 or more")
+        if pace_by not in (None, "ts_event", "ts_out"):
+            raise ValueError(f"pace_by was {pace_by!r}, expected 'ts_event' or 'ts_out'")
         if controls is not None and (speed is not None or max_silence_ns is not None):
             raise ValueError("controls were given beside a speed or max_silence_ns, expected one of the two")
         self.controls = controls or Controls(speed, max_silence_ns)
         self.prefix = prefix
         self._slices = None if slices is None else tuple(slices)
         self._pace_by = pace_by or self._usual_clock()
+        self._choice = Choice(given[0].feed.key_bytes, prefix, self._pace_by)
         self._start = BEGINNING if start is None else self.recordings[0].time(start)
         self._stop = END if stop is None else self.recordings[-1].time(stop)
         self._keep_gaps = keep_gaps
@@ -118,6 +122,8 @@ class Replay:
         self._messages = self._blocks = self._body_bytes = self._damaged = 0
         self._market_ns = 0
         self._position_ns = 0
+        self._played_to = BEGINNING
+        """The highest time played since time last went back."""
         self._seconds = 0.0
 
     def publish(self, publisher: Publisher) -> ReplayStatistics:
@@ -127,7 +133,8 @@ class Replay:
         otherwise messages are published anew. Slow subscribers wait or lose as the publisher's `when_full` says.
         Returns once the publisher has taken everything; `Publisher.flush` and `close` see to the rest.
         """
-        return self.run(Wire(publisher, self.recordings[0].feed, self.prefix, self._keep_gaps))
+        feeds = [recording.feed for recording in self.recordings]
+        return self.run(Wire(publisher, feeds, self.prefix, self._keep_gaps))
 
     @property
     def schema(self) -> Schema:
@@ -137,31 +144,45 @@ class Replay:
     def run(self, player: Player) -> ReplayStatistics:
         """Play it to whatever takes blocks."""
         first_ns, last_ns = self._market_range()
+        self._messages = self._blocks = self._body_bytes = self._damaged = 0
+        self._market_ns = 0
         controls = self.controls
         controls.begin(first_ns, last_ns)
         began = time.perf_counter()
-        self._position_ns = first_ns
-        left = self._loops or -1
-        start = self._start
         try:
-            while left:
-                ended = self._play_from(player, start)
-                if ended is None:
-                    left -= 1
-                    start = self._start
-                    if left:
-                        player.reset()
-                elif ended.kind is Kind.SEEK:
-                    if ended.seek_to_ns < self._position_ns:
-                        player.reset()
-                    start = max(self._start, ended.seek_to_ns)
-                    self._position_ns = ended.seek_to_ns
-                else:
-                    break
+            self._play(player, first_ns)
         finally:
             controls.end()
             self._seconds = time.perf_counter() - began
         return self.statistics()
+
+    def _play(self, player: Player, first_ns: int) -> None:
+        left = self._loops or -1
+        start = self._start
+        self._position_ns, self._played_to = first_ns, BEGINNING
+        while left:
+            before = self._messages
+            ended = self._play_from(player, start)
+            if ended is None:
+                left -= 1
+                if self._messages == before and start == self._start:
+                    return  # there is nothing to be played again
+                if left:
+                    self.controls.rewind()
+                    start = self._jump(player, first_ns, first_ns)
+            elif ended.kind is Kind.SEEK:
+                start = self._jump(player, ended.seek_to_ns, first_ns)
+            else:
+                return
+
+    def _jump(self, player: Player, to_ns: int, first_ns: int) -> int:
+        """Go on from a market time; returns the first time to be played."""
+        is_back = to_ns <= self._played_to
+        player.jump(is_back=is_back)
+        if is_back:
+            self._played_to = BEGINNING
+        self._position_ns = to_ns
+        return self._start if to_ns <= first_ns else max(self._start, to_ns)
 
     def statistics(self) -> ReplayStatistics:
         """What it has played so far; exact once it has ended."""
@@ -203,7 +224,8 @@ class Replay:
             self._slices,
             by,
         )
-        return scenes(chunks, by, start, stop, self._tell)
+        self._choice.start, self._choice.stop = start, stop
+        return scenes(chunks, self._choice, self._tell)
 
     def _play_scene(self, player: Player, scene: Scene) -> Grant | None:
         columns = scene.columns
@@ -219,49 +241,33 @@ class Replay:
                 whole = blocks - at if fits.all() else int(fits.argmin())
             if whole:
                 self._take(player, scene, at, at + whole)
+                self._blocks += whole
+                self._body_bytes += int(scene.heads["body_bytes"][at : at + whole].sum())
                 at += whole
             else:
-                at += self._play_rows(player, scene, at, grant)
+                self._take_rows(player, scene, at, grant)
         return None
 
-    def _play_rows(self, player: Player, scene: Scene, block: int, grant: Grant) -> bool:
-        """Play the rows of a block that are due; returns whether that was the last of it."""
-        columns = scene.columns
-        head, body, first = (int(columns[n, block]) for n in (HEAD, BODY, FIRST))
-        last = first + int(columns[COUNT, block])
-        if self._pace_by == "ts_event":
-            until = last if grant.until_ns == ANY else next_outside(head, body, first, BEGINNING, grant.until_ns + 1)
-        else:
-            until = last
-        until = max(first + 1, min(until, last, first + grant.messages))
-        if not scene.is_good(block):
-            self._pass_over(scene, block)
-            return True
-        self._take(player, scene.cut(block, first, until), 0, 1)
-        if until == last:
-            return True
-        columns[FIRST, block], columns[COUNT, block] = until, last - until
-        if self._pace_by == "ts_event":
-            scene.fill_times(block, block + 1)
-        return False
+    def _take_rows(self, player: Player, scene: Scene, block: int, grant: Grant) -> None:
+        """Play the rows of a block that are due, which are not all of it."""
+        head, body, first = (int(scene.columns[n, block]) for n in (HEAD, BODY, FIRST))
+        until_ns = grant.until_ns if self._pace_by == "ts_event" else ANY
+        end = next_beyond(head, body, first, until_ns, grant.messages, *self._choice.at)
+        self._take(player, scene.cut(block, first, end, self._choice), 0, 1)
+        scene.columns[FIRST, block] = end
+        scene.measure(self._choice, block, block + 1)
 
     def _take(self, player: Player, scene: Scene, start: int, stop: int) -> None:
         columns = scene.columns
-        lost = player.play(scene, scene.reel(start, stop), start)
-        for block in lost:
-            self._pass_over(scene, start + block)
-        played = int(columns[COUNT, start:stop].sum()) - sum(int(columns[COUNT, start + block]) for block in lost)
+        player.play(scene, scene.reel(start, stop), start)
+        played = int(columns[COUNT, start:stop].sum())
         self._messages += played
-        self._blocks += stop - start - len(lost)
-        self._body_bytes += int(scene.heads["body_bytes"][start:stop].sum())
         high = int(columns[HIGH, start:stop].max())
+        self._played_to = max(self._played_to, high)
         if high > self._position_ns:
-            self._market_ns += high - max(self._position_ns, int(columns[LOW, start]) if not self._market_ns else 0)
+            self._market_ns += high - self._position_ns
             self._position_ns = high
         self.controls.played(played, high)
-
-    def _pass_over(self, scene: Scene, block: int) -> None:
-        self._tell(scene.damage(block, "the block is not valid"))
 
     def _tell(self, damage: Damage) -> None:
         self._damaged += damage.messages

@@ -14,7 +14,7 @@ from blackbox.bursts import Bursts
 from blackbox.callbacks import Callback, CompiledCallback
 from blackbox.errors import CallbackError
 from blackbox.feed import Feed
-from blackbox.replay.play import DAMAGED, DELIVER, GROW, PART_WORDS, Reel, part_words, play
+from blackbox.replay.play import DELIVER, GROW, PART_WORDS, Reel, part_words, play
 from blackbox.statistics import SliceCounters, Statistics, snapshot
 from blackbox.tables import Table
 from blackbox.topics import Numbering, longest_prefix
@@ -56,41 +56,38 @@ class Stage:
             *known,
             *(Numbering(feed.max_topics, _MEAN_TOPIC_BYTES) for _ in range(slices - len(known))),
         ]
-        self._callbacks = tuple(callbacks)
         self._counters: SliceCounters = before._counters if before is not None else SliceCounters(1)
         self._words = numpy.zeros(1, numpy.int64)
         self._on_error = on_error
         self._on_reset = on_reset
+        self._within = within
         self._failure: CallbackError | None = None
         self._bursts = Bursts(schema, self._counters.workers[0], self._raised, lambda: False)
-        self._tables = [Table(_VERSION, self._callbacks, frozenset((b"",)), 1, n, within) for n in range(slices)]
-        self._sets = [self._match_known(feed.max_topics, numbering) for numbering in self.topics]
-        self._parts = numpy.array(
-            [
-                part_words(
-                    self.topics[n].at,
-                    self._sets[n].ctypes.data,
-                    self._counters.counts.ctypes.data,
-                    self._tables[n].at,
-                    self._tables[n].workers[0].at,
-                )
-                for n in range(slices)
-            ],
-            numpy.int64,
-        ).reshape(slices, PART_WORDS)
-        self._renew()
-        warm_up(play, self._at, 0, self._tables[0].topics, Reel(0, 0, 0, 0, 0, 0, 0), 0)
+        self._fresh: Sequence[Callback] | None = None
+        self._set_callbacks(callbacks)
+        warm_up(play, self._at, 0, self._tables[0].topics, Reel(0, 0, 0, 0, 0, 0), 0)
 
-    def play(self, alive: object, reel: Reel, _first: int) -> list[int]:
-        """Play a reel, whose addresses lie in `alive`; returns which of its blocks are not valid.
+    def change(self, callbacks: Sequence[Callback]) -> None:
+        """Play to other callbacks from the next burst on; to one that is gone, no batch any more. Any thread may."""
+        for table in self._tables:
+            for callback in self._callbacks:
+                if callback not in callbacks:
+                    table.workers[0].remove(callback)
+        self._fresh = tuple(callbacks)
+
+    def play(self, alive: object, reel: Reel, _first: int) -> None:
+        """Play a reel, whose addresses lie in `alive`.
 
         Raises CallbackError when a callback raised and the subscriber stops at that.
         """
         bursts = self._bursts
         bursts.burst.alive = alive
-        lost = []
         at = 0
         while at < reel.count:
+            if self._fresh is not None:
+                callbacks, self._fresh = self._fresh, None
+                bursts.close()
+                self._set_callbacks(callbacks)
             at, reason = play(self._at, self._parts.ctypes.data, self._tables[0].topics, reel, at)
             if bursts.state[collect.RAISED]:
                 bursts.compiled_raised()
@@ -99,16 +96,17 @@ class Stage:
             elif reason == GROW:
                 bursts.grow()
                 self._renew()
-            elif reason == DAMAGED:
-                lost.append(at - 1)
             if self._failure is not None:
                 raise self._failure
         bursts.close()
         bursts.burst.alive = None
-        return lost
 
-    def reset(self) -> None:
-        """Give compiled callbacks the states that they began with, and tell the subscriber's hooks."""
+    def jump(self, *, is_back: bool) -> None:
+        """Back in time, give compiled callbacks the states that they began with, and tell the subscriber's hooks."""
+        if is_back:
+            self._reset()
+
+    def _reset(self) -> None:
         for callback in self._callbacks:
             if isinstance(callback, CompiledCallback):
                 callback.reset()
@@ -125,9 +123,30 @@ class Stage:
         numbers = sum(len(numbering) for numbering in self.topics)
         return Statistics(snapshot(-1, self._counters, 0, numbers, has_ended=True), ())
 
-    def _match_known(self, room: int, numbering: Numbering) -> NDArray[numpy.int32]:
+    def _set_callbacks(self, callbacks: Sequence[Callback]) -> None:
+        self._callbacks = tuple(callbacks)
+        slices = len(self.topics)
+        upstream = frozenset((b"",))
+        self._tables = [Table(_VERSION, self._callbacks, upstream, 1, n, self._within) for n in range(slices)]
+        self._sets = [self._match_known(numbering) for numbering in self.topics]
+        self._parts = numpy.array(
+            [
+                part_words(
+                    self.topics[n].at,
+                    self._sets[n].ctypes.data,
+                    self._counters.counts.ctypes.data,
+                    self._tables[n].at,
+                    self._tables[n].workers[0].at,
+                )
+                for n in range(slices)
+            ],
+            numpy.int64,
+        ).reshape(slices, PART_WORDS)
+        self._renew()
+
+    def _match_known(self, numbering: Numbering) -> NDArray[numpy.int32]:
         """The match sets of the topics that have numbers already."""
-        sets = numpy.zeros(room, numpy.int32)
+        sets = numpy.zeros(numbering.at.capacity, numpy.int32)
         for number, topic in enumerate(numbering.names()):
             text = numpy.frombuffer(topic, numpy.uint8)
             sets[number] = longest_prefix(self._tables[0].topics, text.ctypes.data, len(topic))
