@@ -398,8 +398,9 @@ def chunks_of(
     stop: int | None = None,
     slices: Iterable[int] | None = None,
     by: Clock = "ts_event",
+    kept: int = 0,
 ) -> Iterator[Chunk]:
-    """As `Recording.chunks`, of several recordings in one order; times are ns since the epoch.
+    """As `Recording.chunks`, of several recordings in one order; times are ns since the epoch, `kept` as `read_chunks`.
 
     Raises ConfigError when their feeds have different `key_bytes`.
     """
@@ -413,7 +414,7 @@ def chunks_of(
     def tell(damage: Damage) -> None:
         next(r for r in recordings if damage.path.is_relative_to(r.path)).note(damage)
 
-    return read_chunks(streams, Query(sizes.pop(), prefix, None, start, stop, by), tell)
+    return read_chunks(streams, Query(sizes.pop(), prefix, None, start, stop, by), tell, kept)
 
 
 def _needs(library: str, extra: str, module: str = "") -> Any:

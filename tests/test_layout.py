@@ -74,6 +74,7 @@ ORDER = (
     "replay.status",
     "replay.controls",
     "replay.control_socket",
+    "replay.ahead",
     "replay.cut",
     "replay.play",
     "replay.scenes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal, NamedTuple
 
@@ -188,15 +189,19 @@ class _Merged:
             tables["source"][stream] = self.segments.setdefault(run.segment, len(self.segments))
 
 
-def read_chunks(slices: list[list[Segment]], query: Query, tell: Callable[[Damage], None]) -> Iterator[Chunk]:
+def read_chunks(
+    slices: list[list[Segment]], query: Query, tell: Callable[[Damage], None], kept: int = 0
+) -> Iterator[Chunk]:
     """The records that may match, slices merged by `merge`; memory behind a chunk is given back when the next is made.
 
-    `slices` holds the segments of each wanted slice, in order; `tell` is called with whatever cannot be read.
+    `slices` holds the segments of each wanted slice, in order; `tell` is called with whatever cannot be read; so many
+    chunks are `kept` mapped behind the newest.
     """
     if not slices:
         return
     merged = _Merged(slices, query, tell)
     released: dict[Segment, int] = {}
+    mapped: deque[Chunk] = deque()
     while True:
         heads = numpy.empty(CHUNK_RECORDS, RECORD)
         places = numpy.empty(CHUNK_RECORDS, numpy.int64)
@@ -214,7 +219,9 @@ def read_chunks(slices: list[list[Segment]], query: Query, tell: Callable[[Damag
                 if may.all()
                 else _chunk(whole.heads[may], places[:count][may], source[:count][may], list(merged.segments))
             )
-        _release(whole, released)
+        mapped.append(whole)
+        if len(mapped) > kept:
+            _release(mapped.popleft(), released)
 
 
 def _chunk(

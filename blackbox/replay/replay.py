@@ -11,6 +11,7 @@ import msgspec
 from blackbox.errors import ConfigError
 from blackbox.journal.segment import Damage
 from blackbox.recording import Recording, Time, chunks_of
+from blackbox.replay.ahead import DEPTH, ahead
 from blackbox.replay.controls import ANY, Controls, Grant, Kind
 from blackbox.replay.cut import next_beyond
 from blackbox.replay.play import Reel
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 class Player(Protocol):
     """What takes the blocks of a replay."""
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether another thread may read while this plays: not where Python runs for every message."""
 
     def play(self, scene: Scene, reel: Reel, first: int) -> None:
         """Take the blocks of a reel, which begins at block `first` of a scene; all are valid."""
@@ -208,7 +213,8 @@ class Replay:
 
     def _play_from(self, player: Player, start: int) -> Grant | None:
         """Play from a time on; returns the grant that says not to go on, or None at the end."""
-        for scene in self._scenes(start):
+        read = self._scenes(start)
+        for scene in ahead(read) if player.reads_ahead else read:
             grant = self._play_scene(player, scene)
             if grant is not None:
                 return grant
@@ -223,6 +229,7 @@ class Replay:
             None if stop == END else stop,
             self._slices,
             by,
+            DEPTH + 2,  # what is made, what waits, what is played
         )
         self._choice.start, self._choice.stop = start, stop
         return scenes(chunks, self._choice, self._tell)

@@ -67,6 +67,11 @@ class Stage:
         self._set_callbacks(callbacks)
         warm_up(play, self._at, 0, self._tables[0].topics, Reel(0, 0, 0, 0, 0, 0), 0)
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether no callback is called for every message: it would wait for the interpreter most of the time."""
+        return all(callback.kind != "message" for callback in self._callbacks)
+
     def change(self, callbacks: Sequence[Callback]) -> None:
         """Play to other callbacks from the next burst on; to one that is gone, no batch any more. Any thread may."""
         for table in self._tables:

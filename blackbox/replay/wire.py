@@ -122,6 +122,8 @@ def find_keys(heads: int, bodies: int, count: int, key_bytes: int, keys: int, si
 class Wire:
     """Plays to a publisher."""
 
+    reads_ahead = False  # both cores are busy with sending
+
     def __init__(self, publisher: Publisher, feeds: Sequence[Feed], prefix: bytes, keep_gaps: bool) -> None:
         """For recordings of `feeds`, of which only topics with `prefix` are sent.
 
