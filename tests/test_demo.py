@@ -18,11 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox import ConfigError, Feed, Publisher, Source, Subscriber
-from blackbox.cli.demo_callbacks import DemoCallbacks, SymbolResult
-from blackbox.cli.demo_orders import COUNT, FORGOTTEN, add_order, new_orders, remove_order, take_shares
-from blackbox.cli.demo_publisher import Prepared, Published, watched_symbols
-from blackbox.cli.demo_run import DemoResult, DemoRun
-from blackbox.cli.demo_trades import MAX_TOPICS
+from blackbox.cli.demo.callbacks import DemoCallbacks, SymbolResult
+from blackbox.cli.demo.orders import COUNT, FORGOTTEN, add_order, new_orders, remove_order, take_shares
+from blackbox.cli.demo.publisher import Prepared, Published, watched_symbols
+from blackbox.cli.demo.run import DemoResult, DemoRun
+from blackbox.cli.demo.trades import MAX_TOPICS
 from blackbox.publisher import PublisherStatistics
 from blackbox.testing import wait_until
 from feeds.iex import Iex
@@ -34,7 +34,7 @@ TRADE_TYPES = {"itch50": "P", "iex_deep10": "T", "iex_tops16": "T"}
 
 
 class Totals:
-    """Trades added up one message at a time with plain Python, as `demo_trades` says they are."""
+    """Trades added up one message at a time with plain Python, as `blackbox.cli.demo.trades` says they are."""
 
     def __init__(self, source: Source) -> None:
         self.shares: Counter[str] = Counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import RenderableType
 
-from blackbox.cli.demo_run import DemoResult
+from blackbox.cli.demo.run import DemoResult
 from blackbox.cli.terminal import (
     LAG,
     NOTHING,

@@ -12,7 +12,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from blackbox.batch import Batch, Message
-from blackbox.cli.demo_trades import (
+from blackbox.cli.demo.trades import (
     MAX_TOPICS,
     PRICE_SCALE,
     UNPRICED,

@@ -59,8 +59,8 @@ def demo(
             options.append(f"symbols={_DEFAULT_SYMBOLS}")
         schema = open_with_options(spec, options, Feed.local("demo")).schema.name
 
-        from blackbox.cli.demo_report import print_report
-        from blackbox.cli.demo_run import DemoRun
+        from blackbox.cli.demo.report import print_report
+        from blackbox.cli.demo.run import DemoRun
 
         run = DemoRun(spec, options, messages, schema)
         with run:

@@ -12,8 +12,8 @@ from typing import Final, NamedTuple, Self, TypeVar
 import msgspec
 from rich.status import Status as Spinner
 
-from blackbox.cli.demo_callbacks import DemoCallbacks, trading_of
-from blackbox.cli.demo_publisher import (
+from blackbox.cli.demo.callbacks import DemoCallbacks, trading_of
+from blackbox.cli.demo.publisher import (
     BLOCK_BYTES,
     QUEUE_BLOCKS,
     Failed,
@@ -23,7 +23,7 @@ from blackbox.cli.demo_publisher import (
     Published,
     run_publisher,
 )
-from blackbox.cli.demo_trades import MAX_TOPICS
+from blackbox.cli.demo.trades import MAX_TOPICS
 from blackbox.cli.follow import follow
 from blackbox.cli.terminal import count, stderr
 from blackbox.errors import PublisherError

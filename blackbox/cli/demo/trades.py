@@ -18,7 +18,7 @@ import numpy
 from numba import njit
 from numpy.typing import NDArray
 
-from blackbox.cli.demo_orders import add_order, new_orders, remove_order, take_shares
+from blackbox.cli.demo.orders import add_order, new_orders, remove_order, take_shares
 from blackbox.compiled import CompiledBatch, big_endian, little_endian, topic_number
 from blackbox.schema import load_schema
 
