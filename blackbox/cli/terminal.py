@@ -59,6 +59,15 @@ def duration(nanoseconds: float) -> str:
     return f"{nanoseconds:.0f} ns"
 
 
+def long_time(seconds: float) -> str:
+    """In hours, minutes and seconds: `1 h 04 min 05 s`, `4 min 48 s`, `12 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours:,} h {minutes:02} min {rest:02} s"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
 def values_table(values: Iterable[tuple[str, str] | tuple[str, str, str]]) -> Table:
     """A table of names and values, and what those mean that do not say it themselves. All may have markup."""
     table = Table(show_header=False)

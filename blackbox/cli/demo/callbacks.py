@@ -12,6 +12,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from blackbox.batch import Batch, Message
+from blackbox.cli.demo.findings import Findings, SymbolResult
 from blackbox.cli.demo.trades import (
     MAX_TOPICS,
     PRICE_SCALE,
@@ -60,18 +61,6 @@ def message_mix(batch: CompiledBatch, state: NDArray[numpy.int64]) -> None:
     state[_LAST_NS] = now_ns()
 
 
-class SymbolResult(NamedTuple):
-    """What the callbacks found out about one symbol."""
-
-    symbol: str
-    shares: int
-    trades: int
-    vwap: float
-    """Dollars."""
-    last: float | None
-    """Dollars; None: no message told it."""
-
-
 class DemoCallbacks:
     """Registers the callbacks, holds what they collect, and puts it together afterwards.
 
@@ -106,6 +95,11 @@ class DemoCallbacks:
                 self._done_ns = time.time_ns()
 
         return count_message
+
+    def findings(self) -> Findings:
+        """All of it, to keep and to compare."""
+        watched = {symbol: tuple(mix) for symbol, mix in self.watched.items()}
+        return Findings(self.symbols(), self.mix(), watched, self.unpriced())
 
     def mix(self) -> dict[str, int]:
         """Messages by type, as counted in compiled code."""

@@ -1,14 +1,19 @@
-"""`blackbox demo`: a session through the whole machine, from one process to callbacks in another."""
+"""`blackbox demo`: a session through the whole machine: live, recorded, replayed."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from blackbox.cli.feeds import SourceOptions, open_with_options
 from blackbox.cli.status import exit_statuses, lose, warn
+from blackbox.errors import BlackBoxError
 from blackbox.feed import Feed
+
+if TYPE_CHECKING:
+    from blackbox.cli.demo.run import DemoResult
 
 DEFAULT_MESSAGES = 10_000_000
 _DEFAULT_SYMBOLS = 500
@@ -33,8 +38,18 @@ def demo(
         ),
     ] = None,
     option: SourceOptions = None,
+    recordings: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            file_okay=False,
+            help="Keep the recording, some 50 bytes a message, in DIR/demo/DATE. "
+            "Default: a temporary directory, removed in the end.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Publish a session in two slices to a subscriber in another process, and show what its callbacks found.
+    """Publish a session in two slices to another process, record it, replay it, and compare what callbacks found.
 
     Compiled callbacks find the VWAP of every symbol and the message mix.
 
@@ -42,11 +57,15 @@ def demo(
 
     A Python function is called for each message of a few symbols.
 
+    They get the session live, replayed on the wire and replayed in process: what they find must be equal each time.
+
     For example:
 
-    blackbox demo
+    blackbox demo                                some 600 MB of disk for a minute at most
 
     blackbox demo --messages 1000000
+
+    blackbox demo --recordings recordings        keep what was recorded
 
     blackbox demo --source iex:DEEP10.pcap.gz
 
@@ -61,14 +80,24 @@ def demo(
 
         from blackbox.cli.demo.report import print_report
         from blackbox.cli.demo.run import DemoRun
+        from blackbox.cli.demo.shelf import open_shelf
 
         run = DemoRun(spec, options, messages, schema)
-        with run:
-            result = run.result()
-        print_report(result)
-        if result.prepared.truncated:
-            warn(f"the source ended early: {result.prepared.truncated}")
-        if result.lost:
-            lose(f"{result.lost:,} messages did not reach the callbacks")
-        if result.callbacks.mix() != result.prepared.by_type:
-            lose(f"the message mix was {result.callbacks.mix()}, expected {result.prepared.by_type}")
+        with open_shelf(recordings, run.feed) as shelf:
+            result = run.result(shelf)
+        print_report(result, is_kept=recordings is not None)
+        _check(result)
+
+
+def _check(result: DemoResult) -> None:
+    """Say what went wrong, and exit with its status."""
+    prepared = result.prepared
+    if prepared.truncated:
+        warn(f"the source ended early: {prepared.truncated}")
+    for told in result.passes:
+        if told.lost:
+            lose(f"{told.name}: {told.lost:,} messages are missing")
+    for name, difference in result.differences.items():
+        raise BlackBoxError(f"{name}: results are not those of the live session: {difference}")
+    if result.live.findings.mix != prepared.by_type:
+        raise BlackBoxError(f"the message mix was {result.live.findings.mix}, expected {prepared.by_type}")

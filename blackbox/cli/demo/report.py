@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import RenderableType
 
+from blackbox.cli.demo.passes import CLASSIC_MESSAGES
 from blackbox.cli.demo.run import DemoResult
 from blackbox.cli.terminal import (
     LAG,
@@ -12,6 +13,7 @@ from blackbox.cli.terminal import (
     columns_table,
     count,
     duration,
+    long_time,
     megabytes,
     rate,
     stdout,
@@ -22,48 +24,83 @@ from blackbox.cli.terminal import (
 _TOP_SYMBOLS = 10
 
 
-def print_report(result: DemoResult) -> None:
-    """Print the three tables."""
-    stdout.print(_delivery(result))
+def print_report(result: DemoResult, is_kept: bool) -> None:
+    """Print the tables, and where the recording is."""
     stdout.print(_symbols(result))
     stdout.print(_mix(result))
+    stdout.print(_delivery(result))
+    stdout.print(_passes(result))
+    size = f"{result.stored_bytes / 1e6:,.0f} MB"
+    where = ", ".join(map(str, result.days))
+    stdout.print(f"recording: {size}, {f'kept in {where}' if is_kept else 'removed again'}", highlight=False)
+    if not result.differences:
+        stdout.print(
+            f"results are equal: VWAP and last price of {count(len(result.live.findings.symbols))} symbols and message "
+            "mix, live, replayed on the wire, and replayed in process",
+            style="bold green",
+            highlight=False,
+        )
 
 
 def _delivery(result: DemoResult) -> RenderableType:
-    received, prepared, seconds = result.received, result.prepared, result.callbacks.seconds()
+    live, received, prepared = result.live.told, result.live.statistics, result.prepared
     table = values_table(
         [
             ("schema", result.feed.schema),
-            ("published", count(result.published.statistics.messages)),
+            ("published", count(prepared.messages)),
             ("delivered", count(received.matched), "each message counted once"),
             ("to callbacks", count(received.delivered), "the same, counted once for each callback that got it"),
-            ("lost", bad_if(result.lost > 0, count(result.lost)), "published, but not delivered"),
-            ("duplicated", count(received.duplicates), "came again: delivered once"),
             ("topics", count(received.topics)),
-            ("time", duration(seconds * 1e9)),
-            ("rate", f"[bold green]{rate(received.matched, seconds)}[/]"),
-            ("payload", megabytes(prepared.payload_bytes, seconds)),
+            ("market time", long_time(prepared.market_seconds)),
+            ("time", duration(live.seconds * 1e9)),
+            ("payload", megabytes(prepared.payload_bytes, live.seconds)),
             ("lag p50", duration(received.lag_p50_ns), LAG),
             ("lag p99", duration(received.lag_p99_ns), "at full speed it is the time in queues"),
         ]
     )
-    return titled(f"{result.spec}, {len(result.feed.slices)} slices over loopback TCP", table)
+    return titled(f"{result.spec} live, {len(result.feed.slices)} slices over loopback TCP", table)
+
+
+def _passes(result: DemoResult) -> RenderableType:
+    table = columns_table(
+        ("", "messages", "lost", "duplicated", "rate", "x market", f"{CLASSIC_MESSAGES / 1e9:.2f} billion")
+    )
+    for told in result.passes:
+        table.add_row(
+            told.name,
+            count(told.messages),
+            bad_if(told.lost > 0, count(told.lost)),
+            count(told.duplicated),
+            f"[bold green]{rate(told.messages, told.seconds)}[/]",
+            NOTHING if told.times_faster is None else _times(told.times_faster),
+            NOTHING if told.classic_day_s is None else long_time(told.classic_day_s),
+        )
+    table.caption = (
+        "x market: market time of the session over the time it took\n"
+        f"last column: how long the classic day of {count(CLASSIC_MESSAGES)} messages would take so"
+    )
+    return titled("each pass", table)
+
+
+def _times(factor: float) -> str:
+    return f"{factor:,.0f}" if factor >= 100 else f"{factor:.1f}"
 
 
 def _symbols(result: DemoResult) -> RenderableType:
     table = columns_table(("symbol", "shares", "trades", "VWAP", "last"))
-    for row in result.callbacks.symbols()[:_TOP_SYMBOLS]:
+    found = result.live.findings
+    for row in found.symbols[:_TOP_SYMBOLS]:
         last = NOTHING if row.last is None else f"{row.last:,.2f}"
         table.add_row(row.symbol, count(row.shares), count(row.trades), f"{row.vwap:,.4f}", last)
-    if result.callbacks.unpriced():
-        table.caption = f"{count(result.callbacks.unpriced())} executions of unknown orders left out"
+    if found.unpriced:
+        table.caption = f"{count(found.unpriced)} executions of unknown orders left out"
     return titled("largest volumes", table)
 
 
 def _mix(result: DemoResult) -> RenderableType:
-    watched = result.callbacks.watched
-    names = [symbol.decode(errors="backslashreplace") for symbol in watched]
+    found = result.live.findings
+    names = [symbol.decode(errors="backslashreplace") for symbol in found.watched]
     table = columns_table(("type", "all", *names))
-    for kind, number in sorted(result.callbacks.mix().items(), key=lambda item: -item[1]):
-        table.add_row(kind, count(number), *(count(mix[ord(kind)]) for mix in watched.values()))
+    for kind, number in sorted(found.mix.items(), key=lambda item: -item[1]):
+        table.add_row(kind, count(number), *(count(mix[ord(kind)]) for mix in found.watched.values()))
     return titled("message mix", table)

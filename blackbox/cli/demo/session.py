@@ -1,0 +1,149 @@
+"""A session in memory, to be published as often as is asked for, and what is known of it beforehand."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.cli.symbols import NO_SYMBOL, SymbolOf
+from blackbox.errors import SourceError
+from blackbox.feed import Feed
+from blackbox.publisher import Publisher
+from blackbox.source import Chunk, Source
+
+WATCHED: Final = 3
+_WATCHED_SHARE: Final = 0.01
+_SECOND_NS: Final = 10**9
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """The session lies in memory."""
+
+    messages: int
+    payload_bytes: int
+    by_type: dict[str, int]
+    """Messages of each type, counted before they are published: the demo checks its results against it."""
+    orders: list[int]
+    """Messages of each slice that add or replace an order, or could."""
+    watched: list[bytes]
+    """Some symbols that are a small part of the session."""
+    truncated: str | None
+    seconds: float
+    first_ns: int
+    """Market time of the first message, ns since the epoch; 0: none has any."""
+    last_ns: int
+    busiest_ns: int
+    """Where the second of market time begins in which the most happens."""
+
+    @property
+    def market_seconds(self) -> float:
+        """How long the session was at the venue."""
+        return (self.last_ns - self.first_ns) / _SECOND_NS
+
+
+class Session:
+    """A source's messages in memory, as chunks that share one list of topics."""
+
+    def __init__(self, source: Source, limit: int | None, tell: Callable[[int], object]) -> None:
+        """Read at most `limit` messages; `tell` gets how many there are so far, now and then.
+
+        Raises SourceError when there is none.
+        """
+        started = time.monotonic()
+        self.source = source
+        self.chunks: list[Chunk] = []
+        self.messages = 0
+        for chunk in source.chunks():
+            left = len(chunk.topic_index) if limit is None else limit - self.messages
+            self.chunks.append(chunk if left >= len(chunk.topic_index) else _first(chunk, left))
+            self.messages += len(self.chunks[-1].topic_index)
+            tell(self.messages)
+            if limit is not None and self.messages >= limit:
+                break
+        if not self.messages:
+            raise SourceError(source.truncated or f"{source!r} holds no message, expected at least one")
+        # Append-only over one source: the last chunk's topics are those of all.
+        self.topics = self.chunks[-1].topics
+        self.seconds = time.monotonic() - started
+
+    def announce(self, publisher: Publisher) -> None:
+        """Make the publisher know all topics, so that none is looked up for the first time on the way."""
+        nothing = numpy.empty(0, numpy.int32)
+        publisher.publish_many(self.topics, nothing, numpy.empty((0, 1), numpy.uint8))
+
+    def publish(self, publisher: Publisher) -> None:
+        """Publish everything."""
+        for chunk in self.chunks:
+            publisher.publish_many(
+                self.topics,
+                chunk.topic_index,
+                chunk.payloads,
+                ts_event=chunk.ts_event,
+                offsets=chunk.starts,
+                lengths=chunk.lengths,
+            )
+
+    def prepared(self, feed: Feed) -> Prepared:
+        """What lies in memory."""
+        schema = self.source.schema
+        by_type = numpy.zeros(256, numpy.int64)
+        by_topic = numpy.zeros(len(self.topics), numpy.int64)
+        octets = 0
+        orders = numpy.zeros(len(feed.slices), numpy.int64)
+        slice_of = numpy.array([feed.slice_of(topic) for topic in self.topics], numpy.int64)
+        adds = numpy.isin(numpy.arange(256), list(b"AFU" if schema.name == "itch50" else b""))
+        seconds: Counter[int] = Counter()
+        first_ns, last_ns = 0, 0
+        for chunk in self.chunks:
+            kinds = chunk.payloads[chunk.starts + schema.type_offset]
+            by_type += numpy.bincount(kinds, minlength=256)
+            by_topic += numpy.bincount(chunk.topic_index, minlength=len(by_topic))
+            orders += numpy.bincount(slice_of[chunk.topic_index[adds[kinds]]], minlength=len(orders))
+            octets += int(chunk.lengths.sum(dtype=numpy.int64))
+            known = chunk.ts_event[chunk.ts_event > 0]
+            if len(known):
+                first_ns = min(first_ns or int(known.min()), int(known.min()))
+                last_ns = max(last_ns, int(known.max()))
+                times, counts = numpy.unique(known // _SECOND_NS, return_counts=True)
+                seconds.update(dict(zip(times.tolist(), counts.tolist(), strict=True)))
+        return Prepared(
+            messages=self.messages,
+            payload_bytes=octets,
+            by_type={chr(kind): int(by_type[kind]) for kind in numpy.flatnonzero(by_type)},
+            orders=[int(each) for each in orders],
+            watched=watched_symbols(self.topics, by_topic, feed.topic),
+            truncated=self.source.truncated,
+            seconds=self.seconds,
+            first_ns=first_ns,
+            last_ns=last_ns,
+            busiest_ns=max(seconds, key=seconds.__getitem__, default=0) * _SECOND_NS,
+        )
+
+
+def watched_symbols(topics: Sequence[bytes], messages: NDArray[numpy.int64], template: str) -> list[bytes]:
+    """A few busy symbols that together are a small share, so that Python calls for each message do not set the pace."""
+    symbol_of = SymbolOf(template)
+    by_symbol: Counter[bytes] = Counter()
+    for topic, number in zip(topics, messages.tolist(), strict=True):
+        by_symbol[symbol_of(topic)] += number
+    del by_symbol[NO_SYMBOL]
+    most = _WATCHED_SHARE * by_symbol.total() / WATCHED
+    busiest = [symbol for symbol, _ in by_symbol.most_common()]
+    return [symbol for symbol in busiest if by_symbol[symbol] <= most][:WATCHED] or busiest[-1:]
+
+
+def _first(chunk: Chunk, messages: int) -> Chunk:
+    return Chunk(
+        chunk.topics,
+        chunk.topic_index[:messages],
+        chunk.ts_event[:messages],
+        chunk.payloads,
+        chunk.starts[:messages],
+        chunk.lengths[:messages],
+    )
