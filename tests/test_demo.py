@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter, defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import numpy
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox import ConfigError, Feed, Publisher, Source, Subscriber
-from blackbox.cli.demo.callbacks import DemoCallbacks, SymbolResult
+from blackbox import BlackBoxError, ConfigError, Feed, JournalError, Publisher, Recording, Source, Subscriber
+from blackbox.cli.demo.callbacks import DemoCallbacks
+from blackbox.cli.demo.command import check
+from blackbox.cli.demo.findings import Findings, SymbolResult
 from blackbox.cli.demo.orders import COUNT, FORGOTTEN, add_order, new_orders, remove_order, take_shares
-from blackbox.cli.demo.publisher import Prepared, Published, watched_symbols
-from blackbox.cli.demo.run import DemoResult, DemoRun
+from blackbox.cli.demo.passes import Pass, lost_of
+from blackbox.cli.demo.run import DemoResult, DemoRun, Received
+from blackbox.cli.demo.session import Prepared, watched_symbols
+from blackbox.cli.demo.shelf import Shelf
 from blackbox.cli.demo.trades import MAX_TOPICS
-from blackbox.publisher import PublisherStatistics
+from blackbox.cli.status import Status
+from blackbox.cli.terminal import long_time
+from blackbox.journal.day import session_date
 from blackbox.testing import wait_until
 from feeds.iex import Iex
 from feeds.itch50 import Itch50
@@ -198,14 +209,15 @@ def test_watched_symbols_are_busy_but_a_small_share() -> None:
 # The command
 
 
-def demo(*words: object) -> subprocess.Popen[str]:
+def demo(*words: object, temporary: Path | None = None) -> subprocess.Popen[str]:
+    more = {} if temporary is None else {"TMPDIR": str(temporary)}
     return subprocess.Popen(
         [sys.executable, "-m", "blackbox.cli", "demo", *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | more,
     )
 
 
@@ -216,19 +228,42 @@ def children_of(process: subprocess.Popen[str]) -> list[int]:
     return [int(pid) for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-def test_demo_delivers_all_and_shows_results() -> None:
-    with demo("--messages", 60_000) as process:
-        out, errors = process.communicate(timeout=90)
+PASSES = ("live", "recorded", "replayed on the wire", "replayed in process")
+
+
+def test_demo_delivers_all_and_shows_results(tmp_path: Path) -> None:
+    with demo("--messages", 60_000, temporary=tmp_path) as process:
+        out, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     values = dict(re.findall(r"│ (\S[\w ]*?) +│ +([\d,]+) │", out))
     assert values["published"] == values["delivered"] == "60,000"
-    assert values["lost"] == values["duplicated"] == "0"
-    assert re.search(r"│ rate +│ +[\d.]+ [kM]/s │", out)
     assert re.search(r"│ to callbacks +│ +[\d,]+ │ the same, counted once for each callback that got it +│", out)
     assert re.search(r"│ lag p50 +│ .* │ lag: time from the publisher's sending to the callback +│", out)
     for title in ("largest volumes", "VWAP", "message mix"):
         assert title in out
     assert re.search(r"│ NVDA +│ +[\d,]+ │ +\d+ │ +\d+\.\d{4} │", out)
+    figures = r"│ +[\d.]+ [kMG]/s │ +[\d,.]+ │ +(?:\d+ h )?(?:\d+ min )?\d+ s │"
+    for name in PASSES:
+        assert re.search(rf"│ {name} +│ +60,000 │ +0 │ +0 {figures}", out), name
+    assert re.search(
+        r"│ replayed at 10 x +│ +[\d,]+ │ +0 │ +0 │ +[\d.]+( k)?/s │ +([89]|10)\.\d │ +(4[789]|5\d) min", out
+    )
+    assert re.search(r"recording: \d+ MB, removed again", out)
+    assert "results are equal: VWAP and last price of 476 symbols and message mix" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_recording_of_a_demo_is_kept_where_it_was_asked_for(tmp_path: Path) -> None:
+    with demo("--messages", 20_000, "--recordings", tmp_path) as process:
+        out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    (day,) = (tmp_path / "demo").glob("*-*-*")
+    assert f"kept in {day}" in out
+    assert sum(Recording.open(day).counts().values()) == 20_000
+    with demo("--messages", 20_000, "--recordings", tmp_path) as process:
+        out, errors = process.communicate(timeout=120)
+    assert (process.returncode, out) == (1, "")
+    assert f"error: {day} holds a recording already" in errors
 
 
 def test_demo_takes_at_most_the_messages_asked_for(shared_data: Path) -> None:
@@ -262,33 +297,119 @@ def test_killed_publishing_process_ends_the_demo() -> None:
     assert "error: the publishing process ended with status -9" in errors
 
 
-def test_interrupt_ends_both_processes() -> None:
-    with demo("--messages", 50_000_000) as process:
-        wait_until(lambda: children_of(process), 30.0, "a publishing process")
+@pytest.mark.parametrize("moment", ["preparing", "recording", "replaying"])
+def test_interrupt_ends_both_processes(tmp_path: Path, moment: str) -> None:
+    def has_come() -> bool:
+        if moment == "preparing":
+            return bool(children_of(process))
+        segments = list(tmp_path.rglob("*.journal"))
+        started = bool(segments) and all(path.stat().st_size > 64 for path in segments)
+        if moment == "replaying":
+            return started and is_free(segments[0])
+        return started
+
+    messages = 50_000_000 if moment == "preparing" else 1_000_000
+    with demo("--messages", messages, temporary=tmp_path) as process:
+        wait_until(has_come, 60.0, moment)
         (child,) = children_of(process)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors
     wait_until(lambda: not Path(f"/proc/{child}").exists(), 10.0, "the end of the publishing process")
+    assert list(tmp_path.iterdir()) == []
+
+
+def is_free(segment: Path) -> bool:
+    """Whether no recorder owns the recording of a segment."""
+    lock = next(path for path in segment.parents if (path / "recorder.lock").exists()) / "recorder.lock"
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def test_whatever_was_not_delivered_is_lost() -> None:
-    feed = Feed.local("demo", schema="itch50")
-    subscriber = Subscriber(feed)
-    callbacks = DemoCallbacks(subscriber, [1, 1], [])
-    statistics = subscriber.statistics()
-    prepared = Prepared(100, 3_000, {"A": 100}, [100, 0], [], None, 0.1)
-    sent = PublisherStatistics(
-        messages=100, blocks=1, body_bytes=5_000, unwanted=0, waits=0, discarded=0, topics=1, subscribers=1
+    assert lost_of(100, 0, 100) == 0
+    assert lost_of(100, 7, 93) == 7
+    assert lost_of(100, 0, 93) == 7
+    assert lost_of(100, 0, 100, 3) == 3
+
+
+def test_rates_of_a_pass() -> None:
+    live = Pass("live", 10_000_000, 0, 0, 1.0, 36_000.0)
+    assert (live.times_faster, live.classic_day_s) == (36_000.0, 288.0)
+    assert long_time(288.0) == "4 min 48 s"
+    assert (long_time(0.4), long_time(59.7), long_time(3_725)) == ("0 s", "1 min 00 s", "1 h 02 min 05 s")
+    paced = Pass("replayed at 10 x", 20_000, 0, 0, 2.0, 20.0, is_paced=True)
+    assert (paced.times_faster, paced.classic_day_s) == (10.0, 2_880.0)
+    unknown = Pass("live", 0, 0, 0, 0.0, 0.0)
+    assert (unknown.times_faster, unknown.classic_day_s) == (None, None)
+
+
+def test_every_difference_of_findings_is_told() -> None:
+    row = SymbolResult("AAPL", 100, 2, 189.98, 190.02)
+    found = Findings([row], {"P": 2}, {b"AAPL": (0, 2)}, 0)
+    assert found.difference(found) is None
+    for other, text in (
+        (found._replace(symbols=[row._replace(last=190.03)]), "AAPL was (100, 2, 189.98, 190.03), expected (100, 2"),
+        (found._replace(symbols=[]), "0 symbols were traded, expected 1"),
+        (found._replace(mix={"P": 1}), "the message mix was {'P': 1}, expected {'P': 2}"),
+        (found._replace(watched={b"AAPL": (0, 1)}), "the message mix of the watched symbols"),
+        (found._replace(unpriced=3), "3 executions were of unknown orders, expected 0"),
+    ):
+        assert text in str(found.difference(other))
+
+
+def result_with(**changes: Any) -> DemoResult:
+    findings = Findings([], {"A": 1}, {}, 0)
+    prepared = Prepared(
+        messages=1,
+        payload_bytes=36,
+        by_type={"A": 1},
+        orders=[1, 0],
+        watched=[],
+        truncated=None,
+        seconds=0.1,
+        first_ns=0,
+        last_ns=0,
+        middle_ns=0,
     )
+    feed = Feed.local("demo", schema="itch50")
+    told = Pass("live", 1, 0, 0, 1.0, 1.0)
+    live = Received(told, Subscriber(feed).statistics(), findings)
+    return DemoResult("synthetic:1", feed, prepared, live, [told], {}, 0, [])._replace(**changes)
 
-    def lost(**counts: int) -> int:
-        total = msgspec.structs.replace(statistics.total, **counts)
-        received = msgspec.structs.replace(statistics, total=total)
-        return DemoResult("synthetic:100", feed, prepared, Published(sent, 0.1), received, callbacks).lost
 
-    assert lost(matched=100) == 0
-    assert lost(matched=93, gaps=7) == 7
-    assert lost(matched=93) == 7
-    assert lost(matched=100, dropped=3) == 3
+def test_other_results_of_a_replay_are_an_error() -> None:
+    check(result_with())
+    with pytest.raises(
+        BlackBoxError, match="replayed on the wire: results are not those of the live session: AAPL was"
+    ):
+        check(result_with(differences={"replayed on the wire": "AAPL was (1, 2), expected (1, 3)"}))
+
+
+def test_messages_lost_in_any_pass_have_their_status() -> None:
+    with pytest.raises(typer.Exit) as ended:
+        check(result_with(passes=[Pass("recorded", 9, 1, 0, 1.0, 1.0)]))
+    assert ended.value.exit_code == Status.LOST
+
+
+# Where the recording lies
+
+
+def test_too_little_room_is_told_before_anything_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = Shelf(tmp_path / "not" / "yet", Feed.local("demo"))
+    shelf.check_room(result_with().prepared)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=30_000_000))
+    with pytest.raises(JournalError, match=r"recording 1 messages takes some 67 MB, but only 30 MB are free: choose"):
+        shelf.check_room(result_with().prepared)
+
+
+def test_a_day_that_holds_a_recording_is_not_added_to(tmp_path: Path) -> None:
+    feed = Feed.local("demo")
+    (tmp_path / "demo" / session_date(feed, time.time_ns()).isoformat()).mkdir(parents=True)
+    with pytest.raises(JournalError, match="holds a recording already: choose another directory, or remove it"):
+        Shelf(tmp_path, feed)

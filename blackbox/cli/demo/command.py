@@ -86,11 +86,11 @@ def demo(
         with open_shelf(recordings, run.feed) as shelf:
             result = run.result(shelf)
         print_report(result, is_kept=recordings is not None)
-        _check(result)
+        check(result)
 
 
-def _check(result: DemoResult) -> None:
-    """Say what went wrong, and exit with its status."""
+def check(result: DemoResult) -> None:
+    """Say what went wrong, and exit with its status. Raises BlackBoxError when results differ."""
     prepared = result.prepared
     if prepared.truncated:
         warn(f"the source ended early: {prepared.truncated}")

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from blackbox.cli.demo.rehearsal import rehearse
 from blackbox.cli.demo.session import Session
 from blackbox.cli.feeds import open_with_options
 from blackbox.errors import BlackBoxError
@@ -89,6 +90,8 @@ def _do(task: Publish | Play, session: Session, feed: Feed, pipe: Connection) ->
     replay = None
     if isinstance(task, Play):
         recordings = [Recording.open(day) for day in task.days]
+        if task.speed is not None:
+            rehearse(recordings, task.start, task.stop)
         replay = Replay(recordings, speed=task.speed, start=task.start, stop=task.stop)
     with Publisher(feed, when_full="wait", hwm_blocks=QUEUE_BLOCKS) as publisher:
         session.announce(publisher)

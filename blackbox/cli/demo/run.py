@@ -13,6 +13,7 @@ from blackbox.cli.demo.findings import Findings
 from blackbox.cli.demo.passes import Pass, lost_of
 from blackbox.cli.demo.process import PublishingProcess
 from blackbox.cli.demo.publisher import BLOCK_BYTES, QUEUE_BLOCKS, Order, Play, Publish, Published
+from blackbox.cli.demo.rehearsal import rehearse
 from blackbox.cli.demo.session import Prepared
 from blackbox.cli.demo.shelf import Shelf
 from blackbox.cli.demo.trades import MAX_TOPICS
@@ -91,9 +92,10 @@ class DemoRun:
             live = passes.receive(LIVE, Publish())
             recorded = passes.record(shelf)
             days = shelf.days()
-            paced = passes.receive(PACED, _moment(prepared, days))
+            moment = _moment(prepared, days)
+            paced = passes.receive(PACED, moment)
             wire = passes.receive(ON_THE_WIRE, Play([str(day) for day in days]))
-            here = passes.replay(days)
+            here = passes.replay(moment)
         found = {each.told.name: live.findings.difference(each.findings) for each in (wire, here)}
         return DemoResult(
             self._spec,
@@ -158,10 +160,13 @@ class Passes:
             self._prepared.market_seconds,
         )
 
-    def replay(self, days: list[Path]) -> Received:
-        """Drive callbacks from the recording, without process or socket."""
+    def replay(self, moment: Play) -> Received:
+        """Drive callbacks from all of the recording, without process or socket; the moment is for a rehearsal."""
+        self._say(IN_PROCESS, 0)
         subscriber, callbacks = self._callbacks()
-        replay = Replay([Recording.open(day) for day in days])
+        recordings = [Recording.open(day) for day in moment.days]
+        rehearse(recordings, moment.start, moment.stop)
+        replay = Replay(recordings)
         with ticking(lambda: self._say(IN_PROCESS, replay.statistics().messages)):
             played = subscriber.replay(replay)
         statistics = subscriber.statistics()
@@ -206,10 +211,10 @@ class Passes:
 
 
 def _moment(prepared: Prepared, days: list[Path]) -> Play:
-    """A moment of the recording at the market's pace, times `PACE`: around the busiest second."""
+    """A moment of the recording at the market's pace, times `PACE`: in the middle of the session."""
     paths = [str(day) for day in days]
     if prepared.market_seconds <= 0:
         return Play(paths, PACE)
     length = int(PACE * _PACED_S * 1e9)
-    start = max(prepared.first_ns, prepared.busiest_ns - length // 2)
+    start = max(prepared.first_ns, prepared.middle_ns - length // 2)
     return Play(paths, PACE, start, start + length)

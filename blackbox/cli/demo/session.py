@@ -38,8 +38,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     first_ns: int
     """Market time of the first message, ns since the epoch; 0: none has any."""
     last_ns: int
-    busiest_ns: int
-    """Where the second of market time begins in which the most happens."""
+    middle_ns: int
+    """Where the second of market time begins that has as many messages before it as after it."""
 
     @property
     def market_seconds(self) -> float:
@@ -122,7 +122,7 @@ class Session:
             seconds=self.seconds,
             first_ns=first_ns,
             last_ns=last_ns,
-            busiest_ns=max(seconds, key=seconds.__getitem__, default=0) * _SECOND_NS,
+            middle_ns=_middle(seconds) * _SECOND_NS,
         )
 
 
@@ -136,6 +136,16 @@ def watched_symbols(topics: Sequence[bytes], messages: NDArray[numpy.int64], tem
     most = _WATCHED_SHARE * by_symbol.total() / WATCHED
     busiest = [symbol for symbol, _ in by_symbol.most_common()]
     return [symbol for symbol in busiest if by_symbol[symbol] <= most][:WATCHED] or busiest[-1:]
+
+
+def _middle(counts: Counter[int]) -> int:
+    """The median of what was counted; 0: nothing."""
+    left = counts.total() / 2
+    for value in sorted(counts):
+        left -= counts[value]
+        if left <= 0:
+            return value
+    return 0
 
 
 def _first(chunk: Chunk, messages: int) -> Chunk:

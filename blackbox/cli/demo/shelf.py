@@ -53,9 +53,10 @@ class Shelf:
 
     def seconds(self) -> float:
         """From the first block's coming to the last one's being written."""
-        first = min(Recording.open(day).time_range("ts_recv")[0] for day in self.days())
-        last = max(path.stat().st_mtime_ns for day in self.days() for path in day.rglob("*.journal"))
-        return (last - first) / 1e9
+        ranges = [Recording.open(day).time_range("ts_recv") for day in self.days()]
+        written = (path.stat().st_mtime_ns for day in self.days() for path in day.rglob("*.journal"))
+        # The system notes when a file was written to the next 10 ms or so, back from now.
+        return (max(*written, *(last for _, last in ranges)) - min(first for first, _ in ranges)) / 1e9
 
 
 @contextmanager
