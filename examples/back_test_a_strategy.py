@@ -1,0 +1,56 @@
+"""How do I test a strategy on a recorded day, with the same result each time?"""
+
+import tempfile
+
+from blackbox import Batch, Feed, Publisher, Recorder, Recording, Subscriber
+from feeds.synthetic import Synthetic
+
+
+class BuyBelowVwap:
+    """Holds a share while AAPL trades 0.1 % or more below the VWAP of the day so far; prices are 1/10,000 dollars."""
+
+    def __init__(self) -> None:
+        self.value = self.shares = self.cash = self.trades = self.position = self.last = 0
+
+    def see(self, price: int, shares: int) -> None:
+        self.value += price * shares
+        self.shares += shares
+        self.last = price
+        wanted = int(1_000 * price * self.shares < 999 * self.value)
+        self.cash -= (wanted - self.position) * price
+        self.trades += wanted != self.position
+        self.position = wanted
+
+    @property
+    def profit(self) -> float:
+        """Dollars, with what is held at the last price."""
+        return (self.cash + self.position * self.last) / 10_000
+
+
+def back_test(recording: Recording) -> BuyBelowVwap:
+    strategy = BuyBelowVwap()
+    subscriber = Subscriber(recording.feed)
+
+    @subscriber.on_batch(b"AAPL.P")  # trades; the same callback works on the live feed
+    def trades(batch: Batch) -> None:
+        records = batch.records("P")
+        for price, shares in zip(records["price"].tolist(), records["shares"].tolist(), strict=True):
+            strategy.see(price, shares)
+
+    subscriber.replay(recording)  # in this thread, in the order in which it was sent; start=, stop= for a part
+    return strategy
+
+
+feed = Feed.local("session", schema="itch50")
+with tempfile.TemporaryDirectory() as directory:
+    recorder = Recorder(feed, directory)  # instead of a day that was recorded before
+    with Publisher(feed, when_full="wait") as publisher:
+        recorder.start()
+        Synthetic(500_000, symbols=50).publish(publisher)
+    recorder.run(until_end=True)
+    (day,) = recorder.directory.glob("*-*-*")
+
+    runs = [back_test(Recording.open(day)) for _ in range(3)]
+
+for run in runs:
+    print(f"{run.trades} trades, profit {run.profit:.2f}, VWAP {run.value / run.shares / 10_000:.4f}")
