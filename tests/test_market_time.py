@@ -16,10 +16,12 @@ FIRST = 1_700_000_000 * SECOND
 class Nobody:
     """Takes blocks."""
 
-    def play(self, *_: object) -> list[int]:
-        return []
+    reads_ahead = False
 
-    def reset(self) -> None:
+    def play(self, *_: object) -> None:
+        pass
+
+    def jump(self, *, is_back: bool) -> None:
         pass
 
 

@@ -15,10 +15,12 @@ _SPEED = 1e6
 class _Nobody:
     """Takes blocks and does nothing with them."""
 
-    def play(self, _scene: Scene, _reel: Reel, _first: int) -> list[int]:
-        return []
+    reads_ahead = False
 
-    def reset(self) -> None:
+    def play(self, _scene: Scene, _reel: Reel, _first: int) -> None:
+        pass
+
+    def jump(self, *, is_back: bool) -> None:
         pass
 
 
