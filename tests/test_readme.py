@@ -19,9 +19,9 @@ TEXT = (ROOT / "README.md").read_text()
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the README's files."""
     path = tmp_path_factory.mktemp("readme")
-    names = ("ten_lines.py", "publisher.py", "subscriber.py")
+    names = ("ten_lines", "publisher", "subscriber", "recorder", "read", "back_test", "replay")
     for name, code in zip(names, re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL), strict=True):
-        (path / name).write_text(code)
+        (path / f"{name}.py").write_text(code)
     (text,) = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
     (endpoint,) = Feed.local("readme", slices=1).slices[0].endpoints
     (path / "feed.toml").write_text(text.replace("tcp://127.0.0.1:17201", endpoint))
@@ -66,6 +66,43 @@ def test_the_two_processes_say_what_the_readme_says(place: Path, first: str) -> 
     }
     for line in (said["publisher"] + said["subscriber"]).splitlines():
         assert f"`{line}`" in TEXT
+
+
+def test_recording_and_replays_say_what_the_readme_says(place: Path) -> None:
+    said = [
+        *together(place, "recorder", "publisher"),
+        *together(place, "read"),
+        *together(place, "back_test"),
+        *together(place, "subscriber", "replay"),
+    ]
+    assert said == [
+        "recorded: 1000 lost: 0",
+        "sent: 1000",
+        "AAPL: 500 gaps: 0 damage: 0",
+        "replayed: 500 last: b'998'",
+        "received: 500 lost: 0",
+        "last: {b'AAPL.trade': b'998'}",
+        "sent again: 1000",
+    ]
+    assert [line for line in said if f"`{line}`" not in " ".join(TEXT.split())] == []
+
+
+@pytest.mark.parametrize("name", ["recorder", "read", "back_test", "replay"])
+def test_recording_and_replaying_take_ten_lines(place: Path, name: str) -> None:
+    lines = [line for line in (place / f"{name}.py").read_text().splitlines() if line.strip()]
+    assert len(lines) <= 10
+
+
+def together(place: Path, *names: str) -> list[str]:
+    """What scripts say that run at the same time."""
+    processes = [run(place / f"{name}.py") for name in names]
+    said = []
+    for process in processes:
+        with process:
+            out, errors = process.communicate(timeout=90)
+        assert process.returncode == 0, errors
+        said += out.splitlines()
+    return said
 
 
 def run(script: Path) -> subprocess.Popen[str]:
