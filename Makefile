@@ -13,8 +13,8 @@ help:  ## list the commands
 	@echo
 	@echo "  PYTHON=python3.12 chooses the interpreter, 3.11 or newer"
 
-demo: $(VENV)/.ready-demo  ## publish a day to a subscriber [SOURCE=itch50:day.gz OPTION=date=2019-12-30 MESSAGES=1000000]
-	$(RUN)/blackbox demo $(if $(SOURCE),--source "$(SOURCE)") $(if $(OPTION),--option "$(OPTION)") $(if $(MESSAGES),--messages "$(MESSAGES)")
+demo: $(VENV)/.ready-demo  ## a day live, recorded and replayed [SOURCE=itch50:day.gz OPTION=date=2019-12-30 MESSAGES=1000000 RECORDINGS=dir]
+	$(RUN)/blackbox demo $(if $(SOURCE),--source "$(SOURCE)") $(if $(OPTION),--option "$(OPTION)") $(if $(MESSAGES),--messages "$(MESSAGES)") $(if $(RECORDINGS),--recordings "$(RECORDINGS)")
 
 test: $(VENV)/.ready-test  ## check style and types, run the tests
 	$(RUN)/ruff check
