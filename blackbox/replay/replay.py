@@ -15,8 +15,22 @@ from blackbox.replay.ahead import DEPTH, ahead
 from blackbox.replay.controls import ANY, Controls, Grant, Kind
 from blackbox.replay.cut import next_beyond
 from blackbox.replay.play import Reel
-from blackbox.replay.scenes import BEGINNING, BODY, COUNT, END, FIRST, HEAD, HIGH, NEXT, Choice, Scene, scenes
+from blackbox.replay.scenes import (
+    BEGINNING,
+    BODY,
+    COUNT,
+    END,
+    FIRST,
+    HEAD,
+    HIGH,
+    NEXT,
+    Choice,
+    Scene,
+    scenes,
+    warm_up_scenes,
+)
 from blackbox.replay.wire import Wire
+from blackbox.warmup import warm_up
 
 if TYPE_CHECKING:
     from blackbox.publisher import Publisher
@@ -108,6 +122,10 @@ class Replay:
         ):
             if len(values) > 1:
                 raise ConfigError(f"recordings had feeds of {name} {sorted(values)}, expected the same in all")
+        self._slices = None if slices is None else tuple(slices)
+        there = min(len(recording.feed.slices) for recording in given)
+        if unknown := sorted(set(self._slices or ()).difference(range(there))):
+            raise ValueError(f"slices had {unknown[0]}, expected 0 to {there - 1}")
         self.recordings = tuple(sorted(given, key=lambda recording: recording.date))
         if loops < 0:
             raise ValueError(f"loops was {loops}, expected 0 or more")
@@ -117,7 +135,6 @@ class Replay:
             raise ValueError("controls were given beside a speed or max_silence_ns, expected one of the two")
         self.controls = controls or Controls(speed, max_silence_ns)
         self.prefix = prefix
-        self._slices = None if slices is None else tuple(slices)
         self._pace_by = pace_by or self._usual_clock()
         self._choice = Choice(given[0].feed.key_bytes, prefix, self._pace_by)
         self._start = BEGINNING if start is None else self.recordings[0].time(start)
@@ -148,6 +165,8 @@ class Replay:
 
     def run(self, player: Player) -> ReplayStatistics:
         """Play it to whatever takes blocks."""
+        warm_up_scenes()
+        warm_up(next_beyond, 0, 0, 0, 0, 0, 0, 0)
         first_ns, last_ns = self._market_range()
         self._messages = self._blocks = self._body_bytes = self._damaged = 0
         self._market_ns = 0

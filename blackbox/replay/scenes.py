@@ -18,6 +18,7 @@ from blackbox.journal.segment import Damage, Segment
 from blackbox.layout import HEADER_BYTES
 from blackbox.replay.cut import cut, find_faults, measure, next_inside, next_outside
 from blackbox.replay.play import Reel
+from blackbox.warmup import warm_up
 
 # Rows of `Scene.columns`; the first ones are those of a `Reel`.
 HEAD: Final = 0
@@ -117,6 +118,15 @@ def scenes(chunks: Iterator[Chunk], choice: Choice, tell: Callable[[Damage], Non
             tell(scene.damage(place, faults[place]))
             at = place + 1
         yield from _chosen(scene.part(at, len(scene.heads)), choice)
+
+
+def warm_up_scenes() -> None:
+    """Compile what making scenes runs, before there is something to play."""
+    warm_up(find_faults, 0, 0, 0, 0, 0, 0)
+    warm_up(measure, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    warm_up(cut, 0, 0, 0, 0, 0, 0, 0)
+    warm_up(next_inside, 0, 0, 0, 0, 0)
+    warm_up(next_outside, 0, 0, 0, 0, 0)
 
 
 def _read(chunk: Chunk, key_bytes: int) -> tuple[Scene, dict[int, str]]:
