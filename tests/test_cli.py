@@ -27,7 +27,7 @@ from blackbox.slice_memory import EXIT_SLOW
 from blackbox.testing import RawPublisher, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("demo", "publish", "subscribe", "record", "stat", "steer")
+COMMANDS = ("demo", "publish", "subscribe", "record", "replay", "stat", "steer")
 HEARTBEAT_NS = 50_000_000
 
 
@@ -48,9 +48,16 @@ class Ended(NamedTuple):
 class Command:
     """A `blackbox` process; killed when the `with` block is left."""
 
-    def __init__(self, *words: object, stdout: int = subprocess.PIPE, stderr: int = subprocess.PIPE) -> None:
+    def __init__(
+        self,
+        *words: object,
+        stdout: int = subprocess.PIPE,
+        stderr: int = subprocess.PIPE,
+        stdin: int | None = None,
+    ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "blackbox.cli", *map(str, words)],
+            stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             text=True,

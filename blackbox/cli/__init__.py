@@ -1,4 +1,4 @@
-"""The command line: `blackbox demo | publish | subscribe | record | stat | steer`.
+"""The command line: `blackbox demo | publish | subscribe | record | replay | stat | steer`.
 
 typer and rich are imported in this package only, the parts that need numba inside of each command: `--help` is quick.
 """
@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from blackbox import __version__
-from blackbox.cli import demo, publish, record, stat, steer, subscribe
+from blackbox.cli import demo, publish, record, replay, stat, steer, subscribe
 from blackbox.cli.status import STATUS_HELP
 
 __all__ = ["app", "main"]
@@ -27,7 +27,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (demo.demo, publish.publish, subscribe.subscribe, record.record, stat.stat, steer.steer):
+for _command in (
+    demo.demo,
+    publish.publish,
+    subscribe.subscribe,
+    record.record,
+    replay.replay,
+    stat.stat,
+    steer.steer,
+):
     app.command(epilog=STATUS_HELP)(_command)
 
 

@@ -94,7 +94,7 @@ def _request_of(command: Command, value: str | None) -> Request:
 
     match command:
         case Command.SPEED:
-            return control_socket.SetSpeed(_speed_of(value))
+            return control_socket.SetSpeed(speed_of(value))
         case Command.STEP:
             return control_socket.Step(_messages_of(value))
         case Command.SEEK:
@@ -111,7 +111,8 @@ def _request_of(command: Command, value: str | None) -> Request:
     }[command]()
 
 
-def _speed_of(value: str | None) -> float | None:
+def speed_of(value: str | None, name: str = "VALUE") -> float | None:
+    """A speed as people write it; None: max. Raises BadParameter when it is none."""
     if value == MAX_SPEED:
         return None
     try:
@@ -119,7 +120,7 @@ def _speed_of(value: str | None) -> float | None:
     except ValueError:
         speed = 0.0
     if not 0 < speed < float("inf"):
-        raise _wrong(f"speed was {value!r}, expected a number above 0, or {MAX_SPEED}")
+        raise typer.BadParameter(f"speed was {value!r}, expected a number above 0, or {MAX_SPEED}", param_hint=name)
     return speed
 
 

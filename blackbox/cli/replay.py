@@ -1,0 +1,315 @@
+"""`blackbox replay`: send recorded days onto the wire again."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+import typer
+from rich.progress import BarColumn, Progress, TextColumn
+
+from blackbox.cli.status import exit_statuses, lose, warn
+from blackbox.cli.steer import speed_of, speed_text
+from blackbox.cli.terminal import NOTHING, count, duration, rate, say, stderr, stdout
+from blackbox.errors import ConfigError
+from blackbox.feed import Feed
+from blackbox.schema import RAW
+
+if TYPE_CHECKING:
+    from blackbox.cli.source_publisher import SourcePublisher
+    from blackbox.recording import Recording
+    from blackbox.replay.controls import Controls
+    from blackbox.replay.replay import Replay, ReplayStatistics
+    from blackbox.replay.status import ReplayStatus
+
+_MANIFEST: Final = "manifest.json"
+_SHOW_EVERY_S: Final = 0.2
+_LINE_EVERY_S: Final = 2.0
+_HUNDRED: Final = 100
+
+
+def replay(
+    recording: Annotated[
+        list[Path],
+        typer.Argument(metavar="RECORDING...", help="Days' directories, or a feed's directory: all of its days."),
+    ],
+    feed: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Feed file (TOML) to publish on; subscribers load the same one. Default: the feed that was recorded, "
+            "at its own endpoints. With other slices, messages are distributed anew.",
+            show_default=False,
+        ),
+    ] = None,
+    speed: Annotated[
+        str,
+        typer.Option(
+            metavar="X",
+            help="Seconds of market time in a second: 1 as it happened, 10 ten times as fast, "
+            "`max` as fast as the subscribers take it.",
+        ),
+    ] = "max",
+    start: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="First market time to play: `09:30`, in the recorded feed's time zone; ISO 8601; or ns since 1970.",
+            show_default=False,
+        ),
+    ] = None,
+    stop: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Market time to stop before.", show_default=False)
+    ] = None,
+    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only topics that start with this.")] = "",
+    slices: Annotated[
+        str | None,
+        typer.Option(metavar="N,N", help="Only these slices of the recording, e.g. `0,2`.", show_default=False),
+    ] = None,
+    loop: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Play it N times, one after the other; 0: until it is stopped.")
+    ] = 1,
+    keep_gaps: Annotated[
+        bool,
+        typer.Option(
+            "--keep-gaps/--no-gaps",
+            help="Leave out the sequence numbers that are missing in the recording, so that subscribers count the "
+            "same gaps as its recorder did; or let numbers run on.",
+        ),
+    ] = False,
+    max_silence: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", min=1e-9, help="Cut longer silences of market time to this.", show_default=False
+        ),
+    ] = None,
+    control: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Listen here (tcp or ipc) for `blackbox steer`. Whoever reaches it may steer: keep it on 127.0.0.1.",
+            show_default=False,
+        ),
+    ] = None,
+    wait_for: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Begin once every slice has N subscribers; 0: at once.")
+    ] = 1,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for those subscribers.")
+    ] = 60.0,
+    drop: Annotated[
+        bool,
+        typer.Option(
+            "--drop",
+            help="Behave as live: a subscriber that does not keep up loses blocks, and counts the gap. "
+            "Otherwise the replay waits for the slowest.",
+        ),
+    ] = False,
+) -> None:
+    """Play recorded days onto the wire, as if they were live: subscribers cannot tell.
+
+    Blocks go in the order in which they were sent, stamped with the present time; the venue's own times stay as they
+    are. Several days are played as one, in order.
+
+    In a terminal, keys steer it: space pauses, + and - double and halve the speed, m takes it off, s steps one message,
+    ← and → go a minute back and forth, q stops. From elsewhere `blackbox steer` does, with --control.
+
+    For example, each with `blackbox subscribe` in another terminal:
+
+    blackbox replay recordings/local/2026-11-20                       as fast as the subscribers take it
+
+    blackbox replay recordings/local --speed 10                       all days, ten times as fast as they happened
+
+    blackbox replay recordings/local/2026-11-20 --start 09:30 --stop 09:45 --prefix AAPL. --speed 1
+
+    blackbox replay recordings/local/2026-11-20 --speed 1 --max-silence 5 --control tcp://127.0.0.1:17300
+    """
+    with exit_statuses():
+        pace = speed_of(speed, "--speed")
+        chosen = _slices_of(slices)
+
+        from blackbox.cli.source_publisher import SourcePublisher
+        from blackbox.replay.controls import Controls
+        from blackbox.replay.replay import Replay
+
+        recordings = _opened(recording)
+        target = _target_of(feed, recordings)
+        controls = Controls(pace, None if max_silence is None else max(1, int(max_silence * 1e9)))
+        try:
+            played = Replay(
+                recordings,
+                start=_time_of(start),
+                stop=_time_of(stop),
+                prefix=prefix.encode(),
+                slices=chosen,
+                keep_gaps=keep_gaps,
+                loops=loop,
+                controls=controls,
+            )
+        except ValueError as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise typer.BadParameter(str(error)) from error
+        with ExitStack() as stack:
+            publisher = stack.enter_context(SourcePublisher(target, when_full="drop" if drop else "wait"))
+            if control is not None:
+                from blackbox.replay.control_socket import ControlSocket
+
+                stack.enter_context(ControlSocket(controls, control, time_zone=recordings[0].feed.time_zone))
+            publisher.wait_for_each_slice(wait_for, timeout, say)
+            done = False
+            try:
+                with _stopping_at_signals(controls):
+                    _publish(played, publisher, controls)
+                publisher.flush()
+                done = True
+            finally:
+                publisher.close(timeout=30.0 if done else 1.0)
+                _print_summary(played.statistics())
+        discarded = publisher.statistics().discarded
+        if discarded:
+            lose(f"{count(discarded)} messages were not sent: a subscriber did not take them in time")
+
+
+def _opened(paths: Sequence[Path]) -> list[Recording]:
+    """The recordings of days' directories, and of all days of feeds' directories."""
+    from blackbox.recording import Recording
+
+    days = []
+    for path in paths:
+        inside = [] if (path / _MANIFEST).exists() else sorted(found.parent for found in path.glob(f"*/{_MANIFEST}"))
+        days += inside or [path]
+    return [Recording.open(day) for day in dict.fromkeys(day.resolve() for day in days)]
+
+
+def _target_of(path: str | None, recordings: Sequence[Recording]) -> Feed:
+    """The feed to publish on. One of the schema `raw`, which is the default, carries any payload."""
+    recorded = recordings[0].feed
+    if path is None:
+        return recorded
+    feed = Feed.load(path)
+    return msgspec.structs.replace(feed, schema=recorded.schema) if feed.schema == RAW.name else feed
+
+
+def _slices_of(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise typer.BadParameter(f"slices were {text!r}, expected numbers such as 0,2", param_hint="--slices")
+    return tuple(int(part) for part in parts)
+
+
+def _time_of(text: str | None) -> int | str | None:
+    return int(text) if text is not None and text.isdecimal() else text
+
+
+def _publish(played: Replay, publisher: SourcePublisher, controls: Controls) -> None:
+    from blackbox.cli.keys import Keys, describe
+
+    with Keys(controls) as keys, _shown(controls):
+        if keys.is_active:
+            say(describe())
+        played.publish(publisher)
+
+
+@contextmanager
+def _stopping_at_signals(controls: Controls) -> Iterator[None]:
+    """Let the first Ctrl-C or SIGTERM stop the replay: what was sent is told exactly. A second one ends it at once."""
+    caught: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if caught and callable(before[number]):
+            before[number](number, frame)
+        caught.append(number)
+        controls.stop()
+
+    before: dict[int, Any] = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if caught:
+        signal.raise_signal(caught[0])
+
+
+@contextmanager
+def _shown(controls: Controls) -> Iterator[None]:
+    """Show how the replay does until the `with` block is left: a bar, or lines where no terminal can show one."""
+    ended = threading.Event()
+    if stderr.is_terminal:
+        progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[how]}"),
+            console=stderr,
+            transient=True,
+        )
+        thread = threading.Thread(target=_move_bar, args=(controls, progress, ended), daemon=True)
+    else:
+        progress = None
+        thread = threading.Thread(target=_say_lines, args=(controls, ended), daemon=True)
+    with ExitStack() as stack:
+        if progress is not None:
+            stack.enter_context(progress)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+def _move_bar(controls: Controls, progress: Progress, ended: threading.Event) -> None:
+    task = progress.add_task("replaying", total=None, how="")
+    while not ended.wait(_SHOW_EVERY_S):
+        now = controls.status()
+        progress.update(
+            task,
+            description=_position(now),
+            total=max(1, now.stop_ns - now.start_ns),
+            completed=now.position_ns - now.start_ns,
+            how=_how(now),
+        )
+
+
+def _say_lines(controls: Controls, ended: threading.Event) -> None:
+    while not ended.wait(_LINE_EVERY_S):
+        now = controls.status()
+        say(f"replayed {count(now.messages)} messages, at {_position(now)}, {_how(now)}")
+
+
+def _position(now: ReplayStatus) -> str:
+    from blackbox.replay.times import time_text
+
+    return time_text(now.position_ns)[:-8].replace("T", " ") if now.position_ns else NOTHING
+
+
+def _how(now: ReplayStatus) -> str:
+    state = "paused" if now.state == "paused" else f"speed {speed_text(now.speed)}"
+    left = "" if now.seconds_left is None else f"  {duration(now.seconds_left * 1e9)} left"
+    return f"{rate(now.messages_per_second, 1)}  {state}{left}"
+
+
+def _print_summary(done: ReplayStatistics) -> None:
+    faster = f", {_times(done.times_faster)} times faster than the market" if done.market_seconds else ""
+    stdout.print(
+        f"replayed {count(done.messages)} messages in {duration(done.seconds * 1e9)}: "
+        f"{rate(done.messages, done.seconds)}{faster}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if done.damaged:
+        warn(f"{count(done.damaged)} messages were left out: their blocks could not be read")
+
+
+def _times(number: float) -> str:
+    """With three digits at least, and none of an exponent."""
+    return f"{number:,.0f}" if number >= _HUNDRED else f"{number:.3g}"
