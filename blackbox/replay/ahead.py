@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Final, TypeVar
 
 T = TypeVar("T")
@@ -14,7 +14,7 @@ DEPTH: Final = 2
 _TICK_S: Final = 0.1
 
 
-def ahead(items: Iterator[T]) -> Iterator[T]:
+def ahead(items: Iterator[T]) -> Generator[T, None, None]:
     """The same items, made up to `DEPTH` ahead of the one taken; what making them raises is raised in its place."""
     ready: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(DEPTH)
     given_up = threading.Event()

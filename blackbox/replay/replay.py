@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
+from contextlib import closing
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
@@ -233,13 +234,17 @@ class Replay:
     def _play_from(self, player: Player, start: int) -> Grant | None:
         """Play from a time on; returns the grant that says not to go on, or None at the end."""
         read = self._scenes(start)
-        for scene in ahead(read) if player.reads_ahead else read:
-            grant = self._play_scene(player, scene)
-            if grant is not None:
-                return grant
+        with closing(ahead(read) if player.reads_ahead else read) as found:  # also when an error keeps this frame
+            for scene in found:
+                if isinstance(scene, Damage):
+                    self._tell(scene)
+                    continue
+                grant = self._play_scene(player, scene)
+                if grant is not None:
+                    return grant
         return None
 
-    def _scenes(self, start: int) -> Iterator[Scene]:
+    def _scenes(self, start: int) -> Generator[Scene | Damage, None, None]:
         by, stop = self._pace_by, self._stop
         chunks = chunks_of(
             self.recordings,
@@ -251,7 +256,7 @@ class Replay:
             DEPTH + 2,  # what is made, what waits, what is played
         )
         self._choice.start, self._choice.stop = start, stop
-        return scenes(chunks, self._choice, self._tell)
+        return scenes(chunks, self._choice)
 
     def _play_scene(self, player: Player, scene: Scene) -> Grant | None:
         columns = scene.columns

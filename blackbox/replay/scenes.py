@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
 from typing import Final, NamedTuple
 
 import numpy
@@ -103,10 +103,10 @@ class Scene(NamedTuple):
         return piece
 
 
-def scenes(chunks: Iterator[Chunk], choice: Choice, tell: Callable[[Damage], None]) -> Iterator[Scene]:
+def scenes(chunks: Iterator[Chunk], choice: Choice) -> Generator[Scene | Damage, None, None]:
     """Scenes of the chosen messages, all of them of valid blocks.
 
-    What cannot be read is left out, and told when what stands before it has been played.
+    What cannot be read is left out; that it is stands in its place.
 
     Raises JournalError when the library that unpacks a body is not installed.
     """
@@ -115,7 +115,7 @@ def scenes(chunks: Iterator[Chunk], choice: Choice, tell: Callable[[Damage], Non
         at = 0
         for place in sorted(faults):
             yield from _chosen(scene.part(at, place), choice)
-            tell(scene.damage(place, faults[place]))
+            yield scene.damage(place, faults[place])
             at = place + 1
         yield from _chosen(scene.part(at, len(scene.heads)), choice)
 
