@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -16,8 +17,10 @@ from blackbox.feed import Slice
 from blackbox.replay.wire import LEAST_STORED_BYTES
 from blackbox.source import open_source
 from blackbox.statistics import SliceStatistics
+from blackbox.testing import wait_until
 from tests.damaged import damage_body
-from tests.journals import Day, Put, Row
+from tests.journals import Day, Put, Row, Told
+from tests.test_replay import Audience, by_slice
 
 S = 1_000_000_000
 LAG_NS = 60 * S
@@ -262,3 +265,53 @@ def test_real_captures_come_through_twice(
     subscriber.on_batch(b"")(heard.take)
     assert subscriber.replay(Recording.open(second)).messages == count
     assert heard.by_topic == by_topic(message for messages in original.values() for message in messages)
+
+
+# Live and replayed
+
+
+def test_callbacks_get_the_same_live_and_replayed(tmp_path: Path) -> None:
+    feed = feed_with(2, key_bytes=1)
+    live, again = Audience(feed), Audience(feed)
+    with Publisher(feed, when_full="wait") as publisher:
+        recorder = Recorder(feed, tmp_path, max_lag_ns=LAG_NS).start()
+        live.subscriber.start()
+        for i in range(3_000):
+            publisher.publish(b"%c%d.x" % (65 + i % 5, i % 3), b"%d" % i, S + i)
+    live.subscriber.run(until_end=True)
+    recorder.run(until_end=True)
+    (day,) = (path.parent for path in tmp_path.glob("*/*/manifest.json"))
+    again.subscriber.replay(Recording.open(day))
+
+    def seen(messages: list[Told]) -> dict[int, list[Told]]:
+        return {n: [m._replace(ts_recv=0) for m in part] for n, part in by_slice(messages).items()}
+
+    assert len(live.by_message) == len(again.by_message) == 3_000
+    assert seen(live.by_message) == seen(again.by_message)
+    assert seen(live.by_batch) == seen(again.by_batch)
+    for slice_id in range(2):
+        assert live.compiled.states[slice_id].tolist() == again.compiled.states[slice_id].tolist()
+
+
+def test_a_subscriber_that_waits_loses_nothing(tmp_path: Path) -> None:
+    feed = feed_with()
+    day = gappy_day(tmp_path, feed, LEAST_STORED_BYTES)
+    heard = Heard()
+    may_go_on = threading.Event()
+    subscriber = Subscriber(feed, workers=1, max_lag_ns=LAG_NS, queue_blocks=1, hwm_blocks=1)
+
+    @subscriber.on_batch(b"")
+    def take(batch: Batch) -> None:
+        may_go_on.wait(60)
+        heard.take(batch)
+
+    with Publisher(feed, when_full="wait", hwm_blocks=1) as publisher:
+        subscriber.start()
+        thread = threading.Thread(target=Replay(Recording.open(tmp_path), loops=20).publish, args=(publisher,))
+        thread.start()
+        wait_until(lambda: publisher.statistics().waits > 0, 60)
+        may_go_on.set()
+        thread.join()
+    subscriber.run(until_end=True)
+    assert heard.count == 20 * len(day.told())
+    assert subscriber.statistics().gaps == 0
