@@ -61,7 +61,7 @@ def demo(
 
     For example:
 
-    blackbox demo                                some 600 MB of disk for a minute at most
+    blackbox demo                                takes some 500 MB of disk while it runs
 
     blackbox demo --messages 1000000
 

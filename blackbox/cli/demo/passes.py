@@ -33,7 +33,7 @@ class Pass(NamedTuple):
         """How long the classic day would take: at this rate, or, paced, at so many times the market's pace."""
         if self.is_paced:
             return _CLASSIC_S / self.times_faster if self.times_faster else None
-        return CLASSIC_MESSAGES * self.seconds / self.messages if self.messages else None
+        return CLASSIC_MESSAGES * self.seconds / self.messages if self.messages and self.seconds > 0 else None
 
 
 def lost_of(sent: int, gaps: int, arrived: int, dropped: int = 0) -> int:

@@ -34,8 +34,9 @@ def print_report(result: DemoResult, is_kept: bool) -> None:
     where = ", ".join(map(str, result.days))
     stdout.print(f"recording: {size}, {f'kept in {where}' if is_kept else 'removed again'}", highlight=False)
     if not result.differences:
+        symbols = len(result.live.findings.symbols)
         stdout.print(
-            f"results are equal: VWAP and last price of {count(len(result.live.findings.symbols))} symbols and message "
+            f"results are equal: VWAP and last price of {count(symbols)} symbol{'s' * (symbols != 1)} and message "
             "mix, live, replayed on the wire, and replayed in process",
             style="bold green",
             highlight=False,
