@@ -37,7 +37,7 @@ _HUNDRED: Final = 100
 def replay(
     recording: Annotated[
         list[Path],
-        typer.Argument(metavar="RECORDING...", help="Days' directories, or a feed's directory: all of its days."),
+        typer.Argument(metavar="RECORDING", help="Days' directories, or a feed's directory: all of its days."),
     ],
     feed: Annotated[
         str | None,
