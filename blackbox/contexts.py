@@ -18,12 +18,12 @@ MAX_SUBSCRIPTIONS = 1_000_000
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _MMAP_THRESHOLD_BYTES = 32 << 20  # the most that glibc takes
-_TRIM_THRESHOLD_BYTES = 64 << 20
+_TRIM_THRESHOLD_BYTES = 16 << 20
 
 
 @cache
 def _keep_freed_memory() -> None:
-    """Tell glibc to keep up to 64 MiB of freed memory per arena: libzmq allocates and frees every body.
+    """Tell glibc to keep up to 16 MiB of freed memory per arena: libzmq allocates and frees every body.
 
     By its defaults the pages of nearly every body go back to the kernel, to be faulted in again for the next.
     Settings in the environment (`MALLOC_...`) win.

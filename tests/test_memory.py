@@ -149,11 +149,7 @@ KEEPER = """
 
 
 @linux_only
-def test_batches_that_are_kept_outlive_their_subscriber_and_go_when_they_are_dropped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # With memory of its own for each body, what is freed can be told from what the allocator keeps for later.
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "32768")
+def test_batches_that_are_kept_outlive_their_subscriber_and_go_when_they_are_dropped() -> None:
     feed = one_slice(block_bytes=128 << 10)
     payload_bytes, messages = 1_000, 100_000
     with Script(KEEPER, feed) as keeper, Publisher(feed, when_full="wait") as publisher:
