@@ -8,9 +8,13 @@ stands in the IEX-TP header of each datagram.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy
+from numpy.typing import NDArray
 
 from blackbox.errors import SourceError
 from blackbox.schema import Schema
@@ -20,7 +24,10 @@ from feeds.statistics import InputStatistics, new_counts, snapshot
 from feeds.template import DEFAULT_TOPIC, TopicForm, check_port
 from feeds.window import open_window
 
-__all__ = ["DEEP10", "PRICE_SCALE", "TOPS16", "Iex"]
+if TYPE_CHECKING:
+    from blackbox.journal.by_time import Messages
+
+__all__ = ["DEEP10", "PRICE_SCALE", "TOPS16", "Iex", "export_iex"]
 
 _EXPECTED = "a pcap or pcapng capture of IEX TOPS 1.6 or DEEP 1.0, plain or gzip"
 
@@ -105,3 +112,10 @@ class Iex(Source):
             known = ", ".join(f"{key:#x} ({PROTOCOLS[key].name})" for key in PROTOCOLS)
             raise SourceError(f"{self.path}: IEX-TP protocol was {other:#x}, expected {known}")
         return -1, capture.stopped
+
+
+def export_iex(parts: Iterable[Messages]) -> Iterator[NDArray[numpy.uint8]]:
+    """These messages as the message blocks of IEX-TP: each behind its length, little-endian; without any header."""
+    from feeds.frames import length_prefixed
+
+    return length_prefixed(parts, big_endian=False)

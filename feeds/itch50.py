@@ -8,7 +8,7 @@ anything else is read as messages that each stand behind a big-endian 2-byte len
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import date as Date  # noqa: N812 - `date` is the parameter's name
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,9 +25,10 @@ from feeds.template import DEFAULT_TOPIC, TopicForm, check_port
 from feeds.window import FileWindow, open_window
 
 if TYPE_CHECKING:
+    from blackbox.journal.by_time import Messages
     from feeds.itch50_decoder import FrameDecoder
 
-__all__ = ["MWCB_PRICE_SCALE", "PRICE_SCALE", "SCHEMA", "Itch50", "timestamps_ns"]
+__all__ = ["MWCB_PRICE_SCALE", "PRICE_SCALE", "SCHEMA", "Itch50", "export_itch50", "timestamps_ns"]
 
 _EXPECTED = "an ITCH 5.0 file or a capture of its MoldUDP64 datagrams, plain or gzip"
 
@@ -132,6 +133,13 @@ class Itch50(Source):
                 self.truncated = f"{window.path}: {mold.stopped}"
                 return
         self.truncated = capture.stopped
+
+
+def export_itch50(parts: Iterable[Messages]) -> Iterator[NDArray[numpy.uint8]]:
+    """The bytes of a file of these messages, as `Itch50` reads it: each behind its length, big-endian."""
+    from feeds.frames import length_prefixed
+
+    return length_prefixed(parts, big_endian=True)
 
 
 def _column(value: int) -> NDArray[numpy.int64]:

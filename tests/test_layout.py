@@ -68,6 +68,8 @@ ORDER = (
     "journal.census",
     "journal.table",
     "recording",
+    "journal.by_time",
+    "export",
     "replay.clock",
     "replay.times",
     "replay.rate",
