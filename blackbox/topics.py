@@ -123,6 +123,11 @@ class Numbering:
     def __len__(self) -> int:
         return int(self._used[0])
 
+    def clear(self) -> None:
+        """Forget all names."""
+        self._slots[:] = 0
+        self._used[0] = 0
+
     def names(self) -> list[bytes]:
         """All names, by number."""
         starts = self._starts[: len(self) + 1].tolist()

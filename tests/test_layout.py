@@ -89,6 +89,7 @@ ORDER = (
     "journal.append",
     "journal.recover",
     "journal.writer",
+    "journal.compact",
     "recorder",
     "testing",
     "cli*",
