@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -173,18 +173,32 @@ class Recording:
             raise ValueError(f"bins were {bins}, expected at least 1")
         return message_rate(self._slices, self._all, bins, self.note)
 
-    def verify(self) -> list[Damage]:
+    def verify(self, progress: Callable[[int], object] | None = None) -> list[Damage]:
         """Read everything, check every checksum, and return all that is unreadable, by file and place.
 
         Bytes behind the last whole record of a slice are among it; while it is recorded, that may be one just written.
+        `progress` is called with the bytes read so far, of `file_bytes`.
         """
+        return self.examine(progress)[0]
+
+    def examine(self, progress: Callable[[int], object] | None = None) -> tuple[list[Damage], list[Gap]]:
+        """As `verify` and `gaps`, in one pass."""
+        gaps: list[Gap] = []
+        before = 0
         for slice_id, segments in self._slices.items():
-            for _ in self._blocks_of(slice_id):
-                pass
+            gaps += find_gaps(self._told_blocks(slice_id, before, progress))
+            before += sum(len(segment.memory) for segment in segments)
             for last in open_end(segments):
                 if last.torn_bytes:
                     self.note(Damage(last.path, last.whole_bytes, last.torn_bytes, "torn tail: no whole record"))
-        return sorted(self.damage)
+        if progress is not None:
+            progress(before)
+        return sorted(self.damage), gaps
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of all segments, without their indexes."""
+        return sum(len(segment.memory) for segments in self._slices.values() for segment in segments)
 
     def to_arrow(
         self,
@@ -291,6 +305,13 @@ class Recording:
     def _blocks_of(self, slice_id: int) -> Iterator[Recorded]:
         chunks = read_chunks([self._slices[slice_id]], self._all, self.note)
         return read_blocks(chunks, self.feed.key_bytes, self.note)
+
+    def _told_blocks(self, slice_id: int, before: int, progress: Callable[[int], object] | None) -> Iterator[Recorded]:
+        for chunk in read_chunks([self._slices[slice_id]], self._all, self.note):
+            yield from read_blocks([chunk], self.feed.key_bytes, self.note)
+            before += int(chunk.heads["stored_bytes"].sum(dtype=numpy.int64)) + chunk.heads.nbytes
+            if progress is not None:
+                progress(before)
 
     def _batches(self, query: Query, slices: list[list[Segment]]) -> Iterator[Batch]:
         schema = self.schema if self.schema.records else None

@@ -1,4 +1,4 @@
-"""The command line: `blackbox demo | publish | subscribe | record | replay | stat | steer`.
+"""The command line: `blackbox demo | publish | subscribe | stat`, and `record | replay | steer | inspect | ...`.
 
 typer and rich are imported in this package only, the parts that need numba inside of each command: `--help` is quick.
 """
@@ -12,7 +12,20 @@ from typing import Annotated
 import typer
 
 from blackbox import __version__
-from blackbox.cli import demo, publish, record, replay, stat, steer, subscribe
+from blackbox.cli import (
+    compact,
+    demo,
+    dump,
+    export,
+    inspection,
+    publish,
+    record,
+    replay,
+    stat,
+    steer,
+    subscribe,
+    verify,
+)
 from blackbox.cli.status import STATUS_HELP
 
 __all__ = ["app", "main"]
@@ -33,6 +46,11 @@ for _command in (
     subscribe.subscribe,
     record.record,
     replay.replay,
+    inspection.inspect,
+    verify.verify,
+    dump.dump,
+    export.export,
+    compact.compact,
     stat.stat,
     steer.steer,
 ):
