@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BINS: Final = 420
 SUFFIXES: Final = (".svg", ".png")
 _WIDTH, _HEIGHT = 960, 360
-_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 24, 56, 56
+_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 24, 64, 56
 _INK, _DIM, _GRID, _FILL, _LINE, _RED = "#1f2933", "#616e7c", "#e4e7eb", "#bcdcf5", "#2b6cb0", "#c81e1e"
 _FONT: Final = 'font-family="system-ui, Helvetica, Arial, sans-serif" font-size="12"'
 _SECOND: Final = 10**9
