@@ -1,0 +1,120 @@
+"""Packing the bodies of real blocks: how small, how fast, both ways.
+
+ITCH 5.0 ==source==> blocks of 256 KiB ==pack==> stored ==unpack==> body      rival: no compression, a copy
+IEX DEEP                               one thread, one body at a time          report: MB/s of bodies, ratio
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import lz4.block
+import pytest
+import zstandard
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from bench.contest import Contest, show
+from blackbox import Block, Source
+from feeds.iex import Iex
+from feeds.itch50 import Itch50
+
+DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
+BLOCK_BYTES = 256 << 10
+LEAST_S = 0.2
+"""A figure is of so much time at least: the captures are small."""
+
+
+class Codec(NamedTuple):
+    """Both ways of one form of compression."""
+
+    pack: Callable[[bytes], bytes]
+    unpack: Callable[[bytes, int], bytes]
+
+
+CODECS = {
+    "none (a copy)": Codec(lambda body: bytes(bytearray(body)), lambda stored, size: bytes(bytearray(stored))),
+    "lz4": Codec(
+        lambda body: lz4.block.compress(body, store_size=False),
+        lambda stored, size: lz4.block.decompress(stored, uncompressed_size=size),
+    ),
+    "zstd level 1": Codec(
+        lambda body: zstandard.ZstdCompressor(level=1).compress(body),
+        lambda stored, size: zstandard.ZstdDecompressor().decompress(stored, max_output_size=size),
+    ),
+    "zstd level 3": Codec(
+        lambda body: zstandard.ZstdCompressor(level=3).compress(body),
+        lambda stored, size: zstandard.ZstdDecompressor().decompress(stored, max_output_size=size),
+    ),
+}
+
+
+def _sources() -> dict[str, Source]:
+    return {
+        "ITCH 5.0": Itch50(DATA / "itch50" / "runk_locate-13-10k.bin", date="2020-01-30"),
+        "IEX DEEP": Iex(DATA / "iex" / "goiex_DEEP10.pcap.gz"),
+    }
+
+
+@cache
+def bodies_of(name: str) -> list[bytes]:
+    """The messages of a capture as bodies of blocks, as large as those of a burst."""
+    found = []
+    for chunk in _sources()[name].chunks():
+        rows = max(1, BLOCK_BYTES // (int(chunk.lengths.mean()) + 20))
+        for start in range(0, len(chunk.starts), rows):
+            part = slice(start, start + rows)
+            block = Block.encode(
+                chunk.topics,
+                chunk.topic_index[part],
+                chunk.payloads,
+                ts_event=chunk.ts_event[part],
+                offsets=chunk.starts[part],
+                lengths=chunk.lengths[part],
+            )
+            found.append(block.body.tobytes())
+    return found
+
+
+def _packed_rate(codec: Codec, bodies: list[bytes]) -> float:
+    """MB/s of bodies that are packed."""
+    done = 0
+    started = time.perf_counter()
+    while (seconds := time.perf_counter() - started) < LEAST_S:
+        for body in bodies:
+            codec.pack(body)
+            done += len(body)
+    return done / seconds / 1e6
+
+
+def _unpacked_rate(codec: Codec, bodies: list[bytes]) -> float:
+    """MB/s of bodies that are unpacked; they are the same as before."""
+    stored = [(codec.pack(body), len(body)) for body in bodies]
+    assert [codec.unpack(*each) for each in stored] == bodies
+    done = 0
+    started = time.perf_counter()
+    while (seconds := time.perf_counter() - started) < LEAST_S:
+        for each in stored:
+            codec.unpack(*each)
+            done += each[1]
+    return done / seconds / 1e6
+
+
+@pytest.mark.parametrize("name", ["ITCH 5.0", "IEX DEEP"])
+@pytest.mark.parametrize("way", ["pack", "unpack"])
+def test_compression(benchmark: BenchmarkFixture, name: str, way: str) -> None:
+    """MB/s of unpacked bodies, and how many times smaller they get."""
+    if not DATA.is_dir():
+        pytest.skip(f"no real captures at {DATA}")
+    bodies = bodies_of(name)
+    size = sum(map(len, bodies))
+    measure = _packed_rate if way == "pack" else _unpacked_rate
+    contest = Contest(f"{name}: {way} {len(bodies)} bodies of {size / len(bodies) / 1024:.0f} KiB", "MB/s")
+    for title, codec in CODECS.items():
+        contest.add(title, partial(measure, codec, bodies))
+    contest.run(benchmark)
+    for title, codec in CODECS.items():
+        show(f"{title}: times smaller", f"{size / sum(len(codec.pack(body)) for body in bodies):10.2f}")
