@@ -36,7 +36,7 @@ def recorded(directory: Path, make: Callable[[], Source], slices: int = 2, runs:
     feed = msgspec.structs.replace(Feed.local("export", slices), schema=make().schema.name, **settings)
     for _ in range(runs):
         recorder = Recorder(feed, directory)
-        with Publisher(feed) as publisher:
+        with Publisher(feed, when_full="wait") as publisher:
             recorder.start()
             make().publish(publisher)
             publisher.flush()

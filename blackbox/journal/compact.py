@@ -19,7 +19,7 @@ from blackbox.check import Header, read_header
 from blackbox.encode import Plan, finish_header, plan_bytes, write_template
 from blackbox.errors import JournalError
 from blackbox.journal.blocks import Recorded, read_blocks
-from blackbox.journal.chunks import Query, read_chunks
+from blackbox.journal.chunks import Chunk, Query, read_chunks
 from blackbox.journal.codec import CODECS, compress
 from blackbox.journal.day import Manifest, as_journal_error, slice_directory, sync_directory
 from blackbox.journal.layout import (
@@ -126,11 +126,13 @@ def _write_and_compare(
     recording: Recording, fresh: Path, compression: Compression, block_bytes: int, progress: Callable[[int], object]
 ) -> Compacted:
     before, after, read = Digest(), Digest(), 0
+    seen: list[Chunk] = []
 
     def blocks_of(source: Recording, slice_id: int, digest: Digest) -> Iterator[Recorded]:
         nonlocal read
         key_bytes = source.feed.key_bytes
         for chunk in read_chunks(source.streams(b"", [slice_id]), Query(key_bytes), source.note):
+            seen.append(chunk)
             for recorded in read_blocks([chunk], key_bytes, source.note):
                 digest.add(recorded)
                 yield recorded
@@ -148,15 +150,17 @@ def _write_and_compare(
                 blocks_before += len(window)
                 for group in _groups(window, block_bytes):
                     writer.put(group)
+                _give_back(seen)
             writer.finish()
         finally:
             writer.close()
         blocks_after += writer.blocks
     manifest.write(fresh)
     again = Recording.open(fresh)
+    seen.clear()
     for slice_id in range(len(again.feed.slices)):
         for _ in blocks_of(again, slice_id, after):
-            pass
+            seen.clear()
     if before != after or again.damage:
         raise JournalError(
             f"what was written of {recording.path} was not what was read: {after.messages} messages of checksum "
@@ -170,6 +174,16 @@ def _write_and_compare(
         file_bytes_after=_file_bytes(fresh),
         left_out=sum(damage.messages for damage in recording.damage),
     )
+
+
+def _give_back(seen: list[Chunk]) -> None:
+    """Give back the memory of all chunks but the last, whose blocks may still be wanted."""
+    for chunk in seen[:-1]:
+        ends = chunk.addresses + chunk.heads["stored_bytes"] + RECORD_HEAD_BYTES
+        for number, segment in enumerate(chunk.segments):
+            mine = chunk.segment_of == number
+            segment.release(int(chunk.addresses[mine].min()) - segment.address, int(ends[mine].max()) - segment.address)
+    del seen[:-1]
 
 
 def _file_bytes(day: Path) -> int:
