@@ -17,7 +17,7 @@ MAX_SUBSCRIPTIONS = 1_000_000
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
-_MMAP_THRESHOLD_BYTES = 32 << 20  # the most that glibc takes
+_MMAP_THRESHOLD_BYTES = 1 << 20  # above usual bodies, below tables, whose untouched pages cost nothing when mapped
 _TRIM_THRESHOLD_BYTES = 16 << 20
 
 
