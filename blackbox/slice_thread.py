@@ -68,6 +68,7 @@ _MEAN_TOPIC_BYTES = 32
 _KEPT_TABLES = 64
 _DEAD_AFTER_HEARTBEATS = 3
 _ERROR_TEXT_BYTES = 16_384
+_RELEASE_TICK_S = 0.001
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,8 +216,11 @@ class SliceThread:
                 return False
         self.words[memory.RELEASED] = 1
         self._wake()
+        # In a process that was forked after the thread was made, Python takes it for one that has ended.
+        while not self.is_done and time.monotonic() < deadline:
+            time.sleep(_RELEASE_TICK_S)
         self._thread.join(max(0.0, deadline - time.monotonic()))
-        return not self._thread.is_alive()
+        return self.is_done
 
     def report(self, failure: BlackBoxError) -> None:
         """Keep the first thing that went wrong."""

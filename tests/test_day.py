@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
-import multiprocessing
-import multiprocessing.synchronize
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -135,21 +136,32 @@ def test_a_lock_names_its_owner_and_is_free_after_it(tmp_path: Path) -> None:
     Lock(tmp_path).close()
 
 
-def _hold(directory: Path, ready: multiprocessing.synchronize.Event) -> None:
-    lock = Lock(directory)
-    ready.set()
-    multiprocessing.Event().wait(60)
-    lock.close()
-
-
 def test_a_lock_goes_with_its_process(tmp_path: Path) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    ready = spawn.Event()
-    owner = spawn.Process(target=_hold, args=(tmp_path, ready), daemon=True)
-    owner.start()
-    assert ready.wait(60)
-    with pytest.raises(JournalError, match=f"by process {owner.pid},"):
-        Lock(tmp_path)
-    owner.kill()
-    owner.join()
+    code = f"""
+import sys
+from pathlib import Path
+from blackbox.journal.day import Lock
+lock = Lock(Path({str(tmp_path)!r}))
+print("held", flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"held\n"
+        with pytest.raises(JournalError, match=f"by process {owner.pid},"):
+            Lock(tmp_path)
+        owner.kill()
     Lock(tmp_path).close()
+
+
+def test_a_lock_that_was_let_go_is_free_though_a_forked_process_has_its_file(tmp_path: Path) -> None:
+    lock = Lock(tmp_path)
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+    try:
+        lock.close()
+        Lock(tmp_path).close()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)

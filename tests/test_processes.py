@@ -21,18 +21,9 @@ from tests.support import Script
 
 
 def children_of(subscriber: Subscriber) -> list[int]:
-    """Process ids of the slices, as the processes themselves told in their names."""
-    parent = str(os.getpid())
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if words[1] == parent and words[0] != "Z":
-                found.append(int(entry.name))
-    return found
+    """Process ids of the slices that are alive."""
+    pids = [child._process.pid for child in subscriber._children.values()]
+    return [pid for pid in pids if pid is not None and is_alive(pid)]
 
 
 def is_alive(pid: int) -> bool:
