@@ -17,7 +17,7 @@ from blackbox.callbacks import Callback, CompiledCallback
 from blackbox.counters import Count, WorkerCount
 from blackbox.errors import CallbackError
 from blackbox.foreign import foreign_array
-from blackbox.layout import MAX_BODY_BYTES
+from blackbox.layout import LEAST_ROW_BYTES, MAX_BODY_BYTES
 from blackbox.tables import WorkerTable
 from blackbox.zmqlib import close_messages
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 _FIRST_ROWS = 1 << 16
 _MIN_DELIVERIES = 256
-_LEAST_ROW_BYTES = 12
-"""Bytes that a message takes in a body, at least."""
 
 _identity: NDArray[numpy.int32] = numpy.empty(0, numpy.int32)
 _identity_lock = threading.Lock()
@@ -38,7 +36,7 @@ def _identity_rows() -> NDArray[numpy.int32]:
     global _identity  # noqa: PLW0603 - made once, when the first worker starts
     with _identity_lock:
         if not len(_identity):
-            _identity = numpy.arange(MAX_BODY_BYTES // _LEAST_ROW_BYTES, dtype=numpy.int32)
+            _identity = numpy.arange(MAX_BODY_BYTES // LEAST_ROW_BYTES, dtype=numpy.int32)
             _identity.flags.writeable = False
     return _identity
 

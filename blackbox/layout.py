@@ -63,6 +63,8 @@ OFFSET_HEADER_CHECKSUM: Final = 60
 
 MAX_BODY_BYTES: Final = 64 << 20
 MAX_TOPIC_BYTES: Final = 65_535
+LEAST_ROW_BYTES: Final = 12
+"""Bytes that a message takes in a body, at least: its time and its topic's index."""
 MAX_KEY_BYTES: Final = 8
 MAX_SEQUENCE: Final = 1 << 62
 

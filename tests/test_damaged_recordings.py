@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -301,3 +302,21 @@ def test_a_damaged_block_is_logged_once_and_its_messages_are_a_gap(
     assert len(caplog.records) == 1
     assert "2 messages" in caplog.text
     assert [(gap.sequence, gap.count) for gap in recording.gaps()] == [(2, 2)]
+
+
+def test_a_head_that_tells_of_more_messages_than_its_body_can_hold_is_no_record(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of())
+    segment = day.put(0, *(Put((Row(b"A", b"x"),), i, i) for i in range(3)), index=False)
+    start = segment.places[1][0]
+    data = bytearray(segment.path.read_bytes())
+    block = data[start + 32 : start + 96]
+    block[12:16] = (0xFFFFFFF0).to_bytes(4, "little")
+    block[60:64] = (xxhash.xxh3_64_intdigest(bytes(block[:60])) & 0xFFFFFFFF).to_bytes(4, "little")
+    data[start + 32 : start + 96] = block
+    head = xxhash.xxh3_64_intdigest(bytes(data[start + 8 : start + 96])) & 0xFFFFFFFF
+    data[start + 4 : start + 8] = head.to_bytes(4, "little")
+    segment.path.write_bytes(data)
+    recording = Recording.open(tmp_path)
+    assert [message.sequence for message in told(recording.batches())] == [0, 2]
+    assert recording.summary().messages == 2
+    assert [damage.offset for damage in recording.damage] == [start]

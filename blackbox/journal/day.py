@@ -212,6 +212,7 @@ class Lock:
     def close(self) -> None:
         """Let go."""
         os.ftruncate(self._fd, 0)
+        fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing alone would not do while a forked process has the file too
         os.close(self._fd)
 
 

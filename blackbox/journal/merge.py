@@ -15,7 +15,7 @@ from numba import njit
 from blackbox.atoms import copy_bytes, inner, int32s_at, int64s_at
 from blackbox.journal.layout import OFFSET_BLOCK_HEADER, OFFSET_STORED_BYTES, RECORD_HEAD_BYTES
 from blackbox.journal.record import padded
-from blackbox.layout import OFFSET_TS_OUT
+from blackbox.layout import OFFSET_BODY_BYTES, OFFSET_TS_OUT
 
 ALL_DONE: Final = -1
 """No stream has anything left."""
@@ -130,7 +130,9 @@ def merge(streams: Streams, target: Target, count: int, size: int) -> tuple[int,
         copy_bytes(head, streams.heads + RECORD_HEAD_BYTES * place, RECORD_HEAD_BYTES)
         to_places[count] = places[place]
         to_source[count] = source[stream]
-        size += padded(numpy.int64(int32s_at(head + OFFSET_STORED_BYTES, 1)[0]))  # of at most 64 MiB
+        # What it will be unpacked counts, too; both are at most 64 MiB.
+        stored = numpy.int64(int32s_at(head + OFFSET_STORED_BYTES, 1)[0])
+        size += padded(max(stored, numpy.int64(int32s_at(head + OFFSET_BLOCK_HEADER + OFFSET_BODY_BYTES, 1)[0])))
         count += 1
         following[stream] += 1
         if following[stream] == filled[stream]:

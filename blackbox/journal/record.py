@@ -25,7 +25,7 @@ from blackbox.journal.layout import (
     RECORD_HEAD_BYTES,
     RECORD_MAGIC,
 )
-from blackbox.layout import FLAG_CONTROL, FLAG_FIXED, HEADER_BYTES, MAX_BODY_BYTES, body_layout
+from blackbox.layout import FLAG_CONTROL, FLAG_FIXED, HEADER_BYTES, LEAST_ROW_BYTES, MAX_BODY_BYTES, body_layout
 from blackbox.xxh3 import checksum_32, xxh3
 
 # Words of an index entry.
@@ -91,6 +91,8 @@ def is_record(address: int, room: int) -> bool:
     header = read_header(address + OFFSET_BLOCK_HEADER)
     stored = _uint32(address + OFFSET_STORED_BYTES)
     if header.flags & FLAG_CONTROL or stored > MAX_BODY_BYTES or (codec == 0 and stored != header.body_bytes):
+        return False
+    if header.count * LEAST_ROW_BYTES > header.body_bytes:
         return False
     return _uint32(address + OFFSET_FIRST_ROW) < header.count and padded(stored) <= room
 
