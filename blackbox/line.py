@@ -163,6 +163,11 @@ class Line:
             return known
         with self.changed:
             number = len(self.keys)
+            if number >= self._max_keys:
+                raise PublisherError(
+                    f"slice {self.slice_id}: key {key!r} did not fit: {number} keys, "
+                    f"expected at most max_topics = {self._max_keys}"
+                )
             place = number * MAX_KEY_BYTES
             self._key_table.text[place : place + len(key)] = numpy.frombuffer(key, numpy.uint8)
             self._key_table.sizes[number] = len(key)

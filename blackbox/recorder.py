@@ -35,6 +35,8 @@ from blackbox.subscriber import State, Subscriber
 
 log = logging.getLogger("blackbox")
 
+_KEEPER_PATIENCE_S = 10.0
+"""How long a sync that runs may take at the end."""
 _TICK_S = 0.25
 _LOOK_S = 1.0
 """Time between two looks at whether the files still have their names."""
@@ -276,7 +278,11 @@ class Recorder:
             self._ending = True
             self._pipe.poke()
             if self._keeper.is_alive():
-                self._keeper.join()
+                self._keeper.join(_KEEPER_PATIENCE_S)
+            if self._keeper.is_alive():
+                _left_behind.extend(self._writers.values())
+                self._fail("the disk does not answer")
+                return
             if not self._subscriber.is_done:
                 _left_behind.extend(self._writers.values())
                 self._fail("a slice thread hangs: its disk did not answer")

@@ -198,11 +198,13 @@ class Subscriber:
     def attach(self, sink: Callable[[int], SinkAt]) -> None:
         """Give every block, in order and once, to compiled code in the slice threads, in place of callbacks.
 
-        `sink(slice_id)` says where that is; see `blackbox.sink`. Raises SubscriberError when there are callbacks, or it
-        has started.
+        `sink(slice_id)` says where that is; see `blackbox.sink`. Raises SubscriberError when there are callbacks or
+        processes, or it has started.
         """
-        if self._callbacks or self.state is not State.NEW:
-            raise SubscriberError("a sink was attached to a subscriber with callbacks, or that has started")
+        if self._callbacks or self._processes or self.state is not State.NEW:
+            raise SubscriberError(
+                "a sink was attached to a subscriber with callbacks or processes, or that has started"
+            )
         self._sink = sink
         self._options = msgspec.structs.replace(self._options, workers=0)
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from blackbox import Batch, ConfigError, Feed, Publisher, Recorder, Recording, Replay, Subscriber
+from blackbox import Batch, ConfigError, Feed, Publisher, PublisherError, Recorder, Recording, Replay, Subscriber
 from blackbox.feed import Slice
 from blackbox.replay.wire import LEAST_STORED_BYTES
 from blackbox.source import open_source
@@ -315,3 +315,18 @@ def test_a_subscriber_that_waits_loses_nothing(tmp_path: Path) -> None:
     subscriber.run(until_end=True)
     assert heard.count == 20 * len(day.told())
     assert subscriber.statistics().gaps == 0
+
+
+def test_gaps_cannot_be_kept_beside_a_prefix(tmp_path: Path) -> None:
+    Day(tmp_path, feed_with()).put(0, Put((Row(b"A", b"1", S),)))
+    with pytest.raises(ConfigError, match="keep_gaps was set beside prefix b'A'"):
+        Replay(Recording.open(tmp_path), prefix=b"A", keep_gaps=True)
+
+
+def test_more_keys_than_a_feed_has_room_for_are_refused(tmp_path: Path) -> None:
+    feed = feed_with(key_bytes=4)
+    puts = [Put((Row(b"K%03d" % n, bytes(LEAST_STORED_BYTES), S + n),), ts_out=S + n) for n in range(20)]
+    Day(tmp_path, feed).put(0, *puts)
+    small = msgspec.structs.replace(feed, max_topics=16)
+    with Publisher(small) as publisher, pytest.raises(PublisherError, match="expected at most max_topics = 16"):
+        Replay(Recording.open(tmp_path)).publish(publisher)

@@ -14,6 +14,7 @@ import msgspec
 import typer
 from rich.progress import BarColumn, Progress, TextColumn
 
+from blackbox.cli.days import time_ns
 from blackbox.cli.status import exit_statuses, lose, warn
 from blackbox.cli.steer import speed_of, speed_text
 from blackbox.cli.terminal import NOTHING, count, duration, rate, say, stderr, stdout
@@ -144,8 +145,8 @@ def replay(
         try:
             played = Replay(
                 recordings,
-                start=_time_of(start),
-                stop=_time_of(stop),
+                start=time_ns(recordings[0], start, "--start"),
+                stop=time_ns(recordings[-1], stop, "--stop"),
                 prefix=prefix.encode(),
                 slices=chosen,
                 keep_gaps=keep_gaps,
@@ -204,10 +205,6 @@ def _slices_of(text: str | None) -> tuple[int, ...] | None:
     if not all(part.isdecimal() for part in parts):
         raise typer.BadParameter(f"slices were {text!r}, expected numbers such as 0,2", param_hint="--slices")
     return tuple(int(part) for part in parts)
-
-
-def _time_of(text: str | None) -> int | str | None:
-    return int(text) if text is not None and text.isdecimal() else text
 
 
 def _publish(played: Replay, publisher: SourcePublisher, controls: Controls) -> None:

@@ -10,6 +10,7 @@ The answer is a `ReplayStatus` as JSON, or {"error": "..."}.
 
 from __future__ import annotations
 
+import logging
 import threading
 from concurrent.futures import Future
 from types import TracebackType
@@ -26,6 +27,8 @@ from blackbox.replay.times import market_time_ns
 
 if TYPE_CHECKING:
     from blackbox.replay.controls import Controls
+
+log = logging.getLogger("blackbox")
 
 _MOST_BYTES: Final = 4_096
 _QUEUE_REQUESTS: Final = 16
@@ -104,6 +107,15 @@ class ControlSocket:
         self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # whoever waits in `__enter__`, or asks, is not to wait for ever
+            if self._bound.done():
+                log.exception("control socket %s failed", self.endpoint)
+            else:
+                self._bound.set_exception(error)
+
+    def _serve(self) -> None:
         with zmq.Context() as context, context.socket(zmq.REP) as socket:
             socket.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
             socket.set_hwm(_QUEUE_REQUESTS)

@@ -44,6 +44,8 @@ from blackbox.zmqlib import MESSAGE_BYTES, close_messages, msg_data, msg_init_on
 DONE: Final = 0
 DELIVER: Final = 1
 """The burst holds deliveries of Python callbacks, or compiled ones that raised."""
+NO_MEMORY: Final = -1
+"""There was none for what goes beside a block."""
 GROW: Final = 2
 """`rows` must hold `state[ROWS_NEEDED]` for the block at hand."""
 
@@ -114,7 +116,8 @@ def _fill(words: int, trie: Trie, slot: int, head: int, body: int, first: int, r
     """Match the block and put it into a slot; returns how many rows some callback wants. 0: the slot is empty."""
     table = _table(words)
     header = read_header(head)
-    msg_init_size(slot, envelope_bytes(header.topics, header.count))
+    if msg_init_size(slot, envelope_bytes(header.topics, header.count)) != 0:
+        return NO_MEMORY
     envelope = msg_data(slot)
     copy_bytes(envelope, head, HEADER_BYTES)
     told = int64s_at(envelope + WORDS_AT, WORDS)
@@ -179,6 +182,8 @@ def play(at: WorkerAt, parts: int, trie: Trie, reel: Reel, start: int) -> tuple[
             return i, DELIVER
         slot = state[BURST] + SLOT_BYTES * state[BLOCKS]
         matched = _fill(words, trie, slot, heads[i], bodies[i], firsts[i], received[i])
+        if matched < 0:
+            return i, NO_MEMORY
         if matched == 0:
             _count(words, heads[i], firsts[i], matched, slot)
             continue

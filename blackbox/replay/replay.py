@@ -110,10 +110,12 @@ class Replay:
             max_silence_ns: cut longer silences of market time to this.
             keep_gaps: on the wire, leave out the sequence numbers that are missing in the recording: subscribers see
                 the gaps that its recorder saw (and one where a time range leaves blocks out between others). Otherwise
-                numbers run on.
+                numbers run on. Not beside a prefix.
             loops: how many times, one after the other; 0: until it is stopped.
             controls: what steers it, instead of `speed` and `max_silence_ns`.
         """
+        if keep_gaps and prefix:
+            raise ConfigError(f"keep_gaps was set beside prefix {prefix!r}: what is left out would look like gaps too")
         given = (recordings,) if isinstance(recordings, Recording) else tuple(recordings)
         if not given:
             raise ConfigError("a replay was given no recording, expected at least one")

@@ -14,7 +14,7 @@ from blackbox.bursts import Bursts
 from blackbox.callbacks import Callback, CompiledCallback
 from blackbox.errors import CallbackError
 from blackbox.feed import Feed
-from blackbox.replay.play import DELIVER, GROW, PART_WORDS, Reel, part_words, play
+from blackbox.replay.play import DELIVER, GROW, NO_MEMORY, PART_WORDS, Reel, part_words, play
 from blackbox.statistics import SliceCounters, Statistics, snapshot
 from blackbox.tables import Table
 from blackbox.topics import Numbering, longest_prefix
@@ -101,6 +101,8 @@ class Stage:
             elif reason == GROW:
                 bursts.grow()
                 self._renew()
+            elif reason == NO_MEMORY:
+                raise MemoryError("there was no memory for a block's rows")
             if self._failure is not None:
                 raise self._failure
         bursts.close()
