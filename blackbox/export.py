@@ -96,6 +96,7 @@ def export(
     messages = in_order_of_time(recording, Query(recording.feed.key_bytes, start=first, stop=end), order)
     fresh = target.with_name(f".{target.name}.{os.getpid()}.new")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         try:
             _write(fresh, target.suffix == ".gz", exporter(_told(messages, progress)))
             size = fresh.stat().st_size

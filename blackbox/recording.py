@@ -20,7 +20,7 @@ from blackbox.errors import ConfigError, JournalError
 from blackbox.journal.blocks import Recorded, RowFilter, read_blocks
 from blackbox.journal.census import Gap, Rate, Summary, find_gaps, message_rate, summarise, topic_counts
 from blackbox.journal.chunks import Chunk, Clock, Query, read_chunks
-from blackbox.journal.day import Manifest, as_journal_error, day_end_ns
+from blackbox.journal.day import Manifest, as_journal_error, day_end_ns, session_date
 from blackbox.journal.segment import NO_GOOD_RECORD, Damage, Segment, open_end
 from blackbox.schema import RAW, Schema, load_schema
 
@@ -255,11 +255,12 @@ class Recording:
         frame: polars.DataFrame = library.from_arrow(table.set_column(place, "topic", plain))
         return frame
 
-    def time(self, value: Time) -> int:
+    def time(self, value: Time, by: Clock = "ts_event") -> int:
         """A time in ns since the epoch, int64.
 
         Text is an ISO date-time, in the feed's time zone if it names none, or `HH:MM[:SS[.fraction]]`: that time of the
-        session, in the feed's time zone. Fractions have up to nine digits.
+        session, in the feed's time zone, that the first message is of by this clock: a file of an earlier year that was
+        recorded today has its own date. Fractions have up to nine digits.
 
         Raises ValueError for other text or a datetime without a time zone, TypeError for anything else.
         """
@@ -270,10 +271,10 @@ class Recording:
                 raise ValueError(f"time was {value!r}, expected a datetime with a time zone")
             return _ns_of(value)
         if isinstance(value, str):
-            return self._time_of_text(value)
+            return self._time_of_text(value, by)
         raise TypeError(f"time was {value!r}, expected ns since the epoch, a datetime or text")
 
-    def _time_of_text(self, text: str) -> int:
+    def _time_of_text(self, text: str, by: Clock) -> int:
         parts = _TIME.fullmatch(text.strip())
         zone = ZoneInfo(self.feed.time_zone)
         try:
@@ -290,13 +291,15 @@ class Recording:
             raise ValueError(
                 f"time was {text!r}, expected an ISO date-time such as '2026-11-21T14:30', or HH:MM[:SS[.fraction]]"
             ) from None
-        end = day_end_ns(self.feed, self.date)
-        begin = day_end_ns(self.feed, self.date - datetime.timedelta(1))
-        for day in (self.date, self.date - datetime.timedelta(1), self.date + datetime.timedelta(1)):
+        low, high = self.time_range(by)
+        date = session_date(self.feed, low) if high >= low else self.date
+        end = day_end_ns(self.feed, date)
+        begin = day_end_ns(self.feed, date - datetime.timedelta(1))
+        for day in (date, date - datetime.timedelta(1), date + datetime.timedelta(1)):
             at = _ns_of(datetime.datetime.combine(day, clock, zone)) + fraction
             if begin <= at < end:
                 return at
-        return _ns_of(datetime.datetime.combine(self.date, clock, zone)) + fraction
+        return _ns_of(datetime.datetime.combine(date, clock, zone)) + fraction
 
     @property
     def _all(self) -> Query:
@@ -379,8 +382,8 @@ class Recording:
             self.feed.key_bytes,
             prefix,
             None,
-            None if start is None else self.time(start),
-            None if stop is None else self.time(stop),
+            None if start is None else self.time(start, by),
+            None if stop is None else self.time(stop, by),
             by,
             epoch,
             first_sequence,

@@ -541,3 +541,16 @@ def test_reading_a_large_recording_takes_little_memory(tmp_path: Path) -> None:
 def resident() -> int:
     """Bytes of this process that are in memory, those of files too."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4_096
+
+
+def test_a_time_of_day_is_one_of_the_day_that_the_messages_are_of(tmp_path: Path) -> None:
+    market = ns("2017-04-25T14:30-04:00")
+    feed = feed_of(time_zone="America/New_York")
+    rows = tuple(Row(b"A", b"%d" % minute, market + minute * 60 * 10**9) for minute in range(60))
+    sent = ns("2026-11-20T20:00-05:00")
+    Day(tmp_path, feed).put(0, Put(rows, 0, sent, sent))
+    recording = Recording.open(tmp_path)
+    found = [message.payload for message in told(recording.batches(start="15:00", stop="15:02"))]
+    assert found == [b"30", b"31"]
+    assert recording.time("20:00", "ts_out") == sent
+    assert recording.time("2026-11-20T20:00") == sent

@@ -173,7 +173,10 @@ def replay(
             finally:
                 publisher.close(timeout=30.0 if done else 1.0)
                 _print_summary(played.statistics())
-        discarded = publisher.statistics().discarded
+        sent = publisher.statistics()
+        if sent.unwanted and not sent.messages:
+            warn(f"nobody had subscribed: all {count(sent.unwanted)} messages were unwanted, and none was sent")
+        discarded = sent.discarded
         if discarded:
             lose(f"{count(discarded)} messages were not sent: a subscriber did not take them in time")
 
@@ -303,6 +306,8 @@ def _print_summary(done: ReplayStatistics) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if not done.messages:
+        warn("no message was chosen: see --start, --stop, --prefix and --slices beside `blackbox inspect`")
     if done.damaged:
         warn(f"{count(done.damaged)} messages were left out: their blocks could not be read")
 

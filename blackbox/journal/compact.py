@@ -109,6 +109,7 @@ def compact(
     if target.exists() or target.is_symlink():
         raise JournalError(f"{target} exists, expected the name of a new directory")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".new", dir=target.parent))
         try:
             done = _write_and_compare(recording, fresh, compression, block_bytes, progress or (lambda _: None))

@@ -140,8 +140,8 @@ class Replay:
         self.prefix = prefix
         self._pace_by = pace_by or self._usual_clock()
         self._choice = Choice(given[0].feed.key_bytes, prefix, self._pace_by)
-        self._start = BEGINNING if start is None else self.recordings[0].time(start)
-        self._stop = END if stop is None else self.recordings[-1].time(stop)
+        self._start = BEGINNING if start is None else self.recordings[0].time(start, self._pace_by)
+        self._stop = END if stop is None else self.recordings[-1].time(stop, self._pace_by)
         self._keep_gaps = keep_gaps
         self._loops = loops
         self._messages = self._blocks = self._body_bytes = self._damaged = 0
