@@ -196,9 +196,12 @@ def test_wrong_settings_are_refused(tmp_path: Path) -> None:
         compact(recording, tmp_path / "out", block_bytes=1)
     with pytest.raises(JournalError, match="day exists, expected the name of a new directory"):
         compact(recording, tmp_path / "day")
-    with pytest.raises(JournalError, match="out cannot be written: No such file"):
-        compact(recording, tmp_path / "nowhere" / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["day"]
+    (tmp_path / "file").touch()
+    with pytest.raises(JournalError, match="out cannot be written: "):
+        compact(recording, tmp_path / "file" / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["day", "file"]
+    compact(recording, tmp_path / "archive" / "out")
+    assert Recording.open(tmp_path / "archive" / "out").counts() == recording.counts()
 
 
 def test_a_real_day_is_compacted_and_smaller(shared_data: Path, tmp_path: Path) -> None:
