@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from blackbox.cli.days import RecordingArgument, damaged_text, open_day, reading
+from blackbox.cli.days import Compression, RecordingArgument, damaged_text, open_day, reading
 from blackbox.cli.status import exit_statuses, lose
 from blackbox.cli.terminal import count, stdout, titled, values_table
-
-
-class Compression(StrEnum):
-    """How bodies are packed."""
-
-    NONE = "none"
-    LZ4 = "lz4"
-    ZSTD = "zstd"
 
 
 def compact(

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 from zoneinfo import ZoneInfo
@@ -36,8 +37,22 @@ StopOption = Annotated[
     str | None,
     typer.Option("--stop", metavar="TIME", help="End of the market times, not included.", show_default=False),
 ]
+_MANIFEST: Final = "manifest.json"
 _DATE_DIGITS: Final = 8
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Compression(StrEnum):
+    """How bodies are packed."""
+
+    NONE = "none"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
+def days_of(path: Path) -> list[Path]:
+    """The days of a feed's directory, in their order; none when it is a day itself, or holds no recording."""
+    return [] if (path / _MANIFEST).exists() else sorted(found.parent for found in path.glob(f"*/{_MANIFEST}"))
 
 
 def open_day(path: Path) -> Recording:

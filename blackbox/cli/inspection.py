@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.table import Table
 
-from blackbox.cli.days import damaged_text, local_time, open_day, reading, told_elsewhere
+from blackbox.cli.days import damaged_text, days_of, local_time, open_day, reading, told_elsewhere
 from blackbox.cli.status import exit_statuses, warn
 from blackbox.cli.terminal import NOTHING, bad_if, columns_table, count, say, stdout, titled, values_table
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from blackbox.journal.segment import Damage
     from blackbox.recording import Recording
 
-_MANIFEST: Final = "manifest.json"
 _EPOCHS_SHOWN: Final = 4
 
 
@@ -63,8 +62,8 @@ def inspect(
             )
         if picture is not None:
             check(picture)
-        days = sorted(path.parent for path in recording.glob(f"*/{_MANIFEST}"))
-        if days and not (recording / _MANIFEST).exists():
+        days = days_of(recording)
+        if days:
             if picture is not None:
                 raise typer.BadParameter(f"{recording} holds days, expected one of them", param_hint="--picture")
             _print_days(recording, days)

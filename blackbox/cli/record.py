@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from blackbox.cli.days import Compression
 from blackbox.cli.feeds import FeedOption, feed_text, load_feed
 from blackbox.cli.follow import follow
 from blackbox.cli.status import exit_statuses, lose
@@ -21,14 +22,6 @@ class Fsync(StrEnum):
     NEVER = "never"
     INTERVAL = "interval"
     BLOCK = "block"
-
-
-class Compression(StrEnum):
-    """How a recorder packs bodies."""
-
-    NONE = "none"
-    LZ4 = "lz4"
-    ZSTD = "zstd"
 
 
 def record(

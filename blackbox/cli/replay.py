@@ -14,7 +14,7 @@ import msgspec
 import typer
 from rich.progress import BarColumn, Progress, TextColumn
 
-from blackbox.cli.days import time_ns
+from blackbox.cli.days import days_of, time_ns
 from blackbox.cli.status import exit_statuses, lose, warn
 from blackbox.cli.steer import speed_of, speed_text
 from blackbox.cli.terminal import NOTHING, count, duration, rate, say, stderr, stdout
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from blackbox.replay.replay import Replay, ReplayStatistics
     from blackbox.replay.status import ReplayStatus
 
-_MANIFEST: Final = "manifest.json"
 _SHOW_EVERY_S: Final = 0.2
 _LINE_EVERY_S: Final = 2.0
 _HUNDRED: Final = 100
@@ -187,8 +186,7 @@ def _opened(paths: Sequence[Path]) -> list[Recording]:
 
     days = []
     for path in paths:
-        inside = [] if (path / _MANIFEST).exists() else sorted(found.parent for found in path.glob(f"*/{_MANIFEST}"))
-        days += inside or [path]
+        days += days_of(path) or [path]
     return [Recording.open(day) for day in dict.fromkeys(day.resolve() for day in days)]
 
 

@@ -110,14 +110,19 @@ class RowFilter:
         return None if many == block.count else self._scratch[:many].copy()
 
 
+def unpack(address: int, codec: int, stored: NDArray[numpy.uint8], body_bytes: int) -> NDArray[numpy.uint8]:
+    """The body of the record at `address`, whose checksum is looked at first. Raises JournalError as `decompress`."""
+    if not is_whole(address):
+        raise JournalError(FAULT_TEXT[Fault.BODY_CHECKSUM])
+    return decompress(codec, stored, body_bytes)
+
+
 def _unpacked(
     address: int, codec: int, stored: NDArray[numpy.uint8], body_bytes: int
 ) -> tuple[NDArray[numpy.uint8], str]:
     """An unpacked body; or the stored one, and why it does not unpack."""
-    if not is_whole(address):
-        return stored, FAULT_TEXT[Fault.BODY_CHECKSUM]
     try:
-        return decompress(codec, stored, body_bytes), ""
+        return unpack(address, codec, stored, body_bytes), ""
     except JournalError as error:
         if isinstance(error.__cause__, ImportError):
             raise

@@ -32,7 +32,6 @@ class Files:
     def __init__(self, day: Path, slice_id: int, number: int) -> None:
         """Create a segment and its index. Raises OSError; then neither is left behind."""
         self.path = segment_path(day, slice_id, number)
-        self.number = number
         self.fd = self.index_fd = _NOTHING_FD
         created_ns = time.time_ns()
         made: list[Path] = []

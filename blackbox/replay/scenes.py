@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from blackbox.check import FAULT_TEXT, Fault
 from blackbox.errors import JournalError
+from blackbox.journal.blocks import unpack
 from blackbox.journal.chunks import Chunk
-from blackbox.journal.codec import decompress
 from blackbox.journal.layout import CODEC_NONE, OFFSET_BLOCK_HEADER, RECORD_HEAD_BYTES, record_bytes
-from blackbox.journal.record import is_whole
 from blackbox.journal.segment import Damage, Segment
 from blackbox.layout import HEADER_BYTES
 from blackbox.replay.cut import cut, find_faults, measure, next_inside, next_outside
@@ -173,12 +172,10 @@ def _read(chunk: Chunk, key_bytes: int) -> tuple[Scene, dict[int, str]]:
 def _unpacked(chunk: Chunk, place: int) -> NDArray[numpy.uint8]:
     segment = chunk.segments[chunk.segment_of[place]]
     address = int(chunk.addresses[place])
-    if not is_whole(address):
-        raise JournalError(FAULT_TEXT[Fault.BODY_CHECKSUM])
     head = chunk.heads[place]
     start = address - segment.address + RECORD_HEAD_BYTES
     stored = segment.memory[start : start + int(head["stored_bytes"])]
-    return decompress(int(head["codec"]), stored, int(head["body_bytes"]))
+    return unpack(address, int(head["codec"]), stored, int(head["body_bytes"]))
 
 
 def _chosen(scene: Scene, choice: Choice) -> Iterator[Scene]:
