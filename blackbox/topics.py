@@ -10,7 +10,7 @@ import numpy
 from numba import njit
 from numpy.typing import NDArray
 
-from blackbox.atoms import bytes_at, copy_bytes, int64s_at, load_word, uint64s_at
+from blackbox.atoms import bytes_at, copy_bytes, inner, int64s_at, load_word, uint64s_at
 
 _MIX = numpy.uint64(0x9E3779B97F4A7C15)
 
@@ -80,14 +80,17 @@ def longest_prefix(trie: Trie, address: int, size: int) -> int:
     return found
 
 
+_LEAST_SLOTS = 1 << 4
+
+
 class NumberingAt(NamedTuple):
     """Where a `Numbering` lies. Plain addresses: compiled code would count references to arrays, atomically."""
 
     slots: int
-    mask: int
     starts: int
     text: int
     used: int
+    """How many names there are, and which bits of a hash choose the slot: all but few slots would be out of cache."""
     capacity: int
     text_bytes: int
 
@@ -95,8 +98,9 @@ class NumberingAt(NamedTuple):
 class Numbering:
     """Topics (or keys) numbered from 0 in the order in which they first came; bounded, never shrinks.
 
-    Open addressing: a slot holds the upper half of a name's hash and its number plus 1. Written by one thread; others
-    may read `names`. `at` is what compiled code takes; the object must outlive its use.
+    Open addressing: a slot holds the upper half of a name's hash and its number plus 1. Half of the slots in use are
+    free at least; that many more are taken into use as names come. Written by one thread; others may read `names`. `at`
+    is what compiled code takes; the object must outlive its use.
     """
 
     def __init__(
@@ -106,13 +110,13 @@ class Numbering:
         make: Callable[[tuple[int, ...], Any], NDArray[Any]] = numpy.zeros,
     ) -> None:
         """Room for `capacity` names of `mean_bytes` on average, in arrays from `make`, touched only as they fill."""
-        self._slots = make((1 << max(4, (2 * capacity - 1).bit_length()),), numpy.uint64)
+        self._slots = make((max(_LEAST_SLOTS, 1 << (2 * capacity - 1).bit_length()),), numpy.uint64)
         self._starts = make((capacity + 1,), numpy.int64)
         self._text = make((capacity * mean_bytes + 8,), numpy.uint8)
-        self._used = make((1,), numpy.int64)
+        self._used = make((2,), numpy.int64)
+        self._used[1] = _LEAST_SLOTS - 1
         self.at = NumberingAt(
             self._slots.ctypes.data,
-            len(self._slots) - 1,
             self._starts.ctypes.data,
             self._text.ctypes.data,
             self._used.ctypes.data,
@@ -125,8 +129,8 @@ class Numbering:
 
     def clear(self) -> None:
         """Forget all names."""
-        self._slots[:] = 0
-        self._used[0] = 0
+        self._slots[: self._used[1] + 1] = 0
+        self._used[:] = 0, _LEAST_SLOTS - 1
 
     def names(self) -> list[bytes]:
         """All names, by number."""
@@ -141,52 +145,71 @@ _LOWER = numpy.uint64(0x00000000FFFFFFFF)
 
 
 @njit(inline="always")
+def _short_word(address: int, size: int) -> int:
+    """Fewer than eight bytes, as a uint64."""
+    word = numpy.uint64(0)
+    text = bytes_at(address, size)
+    for i in range(numpy.uint64(size)):
+        word = (word << numpy.uint64(8)) | numpy.uint64(text[i])
+    return word
+
+
+@njit(inline="always")
 def _hash(address: int, size: int) -> int:
     total = numpy.uint64(size) * _MIX
-    at = 0
-    while at + 8 <= size:
+    if size < 8:
+        total = (total ^ _short_word(address, size)) * _MIX
+        return total ^ (total >> numpy.uint64(32))
+    for at in range(0, size - 8, 8):
         total = (total ^ load_word(address + at)) * _MIX
         total ^= total >> numpy.uint64(29)
-        at += 8
-    last = numpy.uint64(0)
-    rest = bytes_at(address + at, size - at)
-    for i in range(size - at):
-        last = (last << numpy.uint64(8)) | numpy.uint64(rest[i])
-    total = (total ^ last) * _MIX
+    total = (total ^ load_word(address + size - 8)) * _MIX  # the last eight bytes, some of them once more
     return total ^ (total >> numpy.uint64(32))
 
 
 @njit(inline="always")
 def _equal(address: int, other: int, size: int) -> bool:
-    at = 0
-    while at + 8 <= size:
+    if size < 8:
+        return _short_word(address, size) == _short_word(other, size)
+    for at in range(0, size - 8, 8):
         if load_word(address + at) != load_word(other + at):
             return False
-        at += 8
-    left = bytes_at(address, size)
-    right = bytes_at(other, size)
-    while at < size:
-        if left[at] != right[at]:
-            return False
-        at += 1
-    return True
+    return load_word(address + size - 8) == load_word(other + size - 8)
+
+
+@inner
+def _take_more_slots(numbering: NumberingAt) -> None:
+    """Take twice as many slots into use, and put all names where they now belong."""
+    used = int64s_at(numbering.used, 2)
+    mask = 2 * used[1] + 1
+    slots = uint64s_at(numbering.slots, mask + 1)
+    starts = int64s_at(numbering.starts, numbering.capacity + 1)
+    slots[:] = 0
+    for number in range(used[0]):
+        code = _hash(numbering.text + starts[number], starts[number + 1] - starts[number])
+        slot = numpy.int64(code) & mask
+        while slots[slot] != 0:
+            slot = (slot + 1) & mask
+        slots[slot] = (code & _UPPER) | numpy.uint64(number + 1)
+    used[1] = mask
 
 
 @njit(nogil=True, cache=True)
 def number_of(numbering: NumberingAt, address: int, size: int) -> int:
     """The number of the name at `address`, a new one if it was not known; FULL when there is no room for it."""
     code = _hash(address, size)
-    slots = uint64s_at(numbering.slots, numbering.mask + 1)
+    used = int64s_at(numbering.used, 2)
+    mask = used[1]
+    slots = uint64s_at(numbering.slots, mask + 1)
     starts = int64s_at(numbering.starts, numbering.capacity + 1)
-    slot = numpy.int64(code) & numbering.mask
+    slot = numpy.int64(code) & mask
     while slots[slot] != 0:
         if (slots[slot] ^ code) & _UPPER == 0:
             number = numpy.int64(slots[slot] & _LOWER) - 1
             start = starts[number]
             if starts[number + 1] - start == size and _equal(numbering.text + start, address, size):
                 return number
-        slot = (slot + 1) & numbering.mask
-    used = int64s_at(numbering.used, 1)
+        slot = (slot + 1) & mask
     number = used[0]
     start = starts[number]
     if number >= numbering.capacity or start + size > numbering.text_bytes:
@@ -195,4 +218,6 @@ def number_of(numbering: NumberingAt, address: int, size: int) -> int:
     starts[number + 1] = start + size
     slots[slot] = (code & _UPPER) | numpy.uint64(number + 1)
     used[0] = number + 1
+    if 2 * (number + 1) > mask and number + 1 < numbering.capacity:
+        _take_more_slots(numbering)
     return number

@@ -96,7 +96,7 @@ PART_WORDS: Final = _WORKER_TABLE + len(WorkerTableAt._fields)
 @inner
 def _part(words: int) -> Part:
     w = int64s_at(words, PART_WORDS)
-    return Part(NumberingAt(w[0], w[1], w[2], w[3], w[4], w[5], w[6]), w[7], w[8])
+    return Part(NumberingAt(w[0], w[1], w[2], w[3], w[4], w[5]), w[6], w[7])
 
 
 @inner
