@@ -117,6 +117,8 @@ def _runs(segments: list[Segment], query: Query) -> Iterator[_Run]:
             continue
         before = numpy.maximum.accumulate(numpy.concatenate(([latest], entries["max_ts_out"])))
         wanted = numpy.flatnonzero(query.entries(entries))
+        if 2 * len(wanted) > len(entries):
+            segment.read_through()
         apart = (numpy.diff(wanted) > 1) | (entries["stop"][wanted[:-1]] != entries["start"][wanted[1:]])
         for group in numpy.split(wanted, numpy.flatnonzero(apart) + 1):
             if len(group):

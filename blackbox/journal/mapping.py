@@ -19,7 +19,10 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ct
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _FAILED = ctypes.c_void_p(-1).value
-_PAGE = mmap.PAGESIZE
+_LARGE_PAGE = 2 << 20
+_RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+_MAP_FIXED = 0x10
+_PROT_NONE = 0
 
 
 class Mapping:
@@ -29,6 +32,9 @@ class Mapping:
     and a day has hundreds of segments.
     """
 
+    # It begins at a multiple of a large page: a file system that keeps files in such pages then maps them whole, and
+    # reading a day costs no page faults to speak of.
+
     def __init__(self, path: Path) -> None:
         """Map it. Raises OSError."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -36,20 +42,36 @@ class Mapping:
             self.size = os.fstat(fd).st_size
             self.address = 0
             if self.size:
-                place = _libc.mmap(None, self.size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
-                if place == _FAILED:
-                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
-                self.address = place
-                weakref.finalize(self, _libc.munmap, place, self.size).atexit = False
+                room = self.size + _LARGE_PAGE
+                reserved = self._map(path, None, room, _PROT_NONE, _RESERVED, -1)
+                weakref.finalize(self, _libc.munmap, reserved, room).atexit = False
+                self.address = -(-reserved // _LARGE_PAGE) * _LARGE_PAGE
+                self._map(path, self.address, self.size, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd)
         finally:
             os.close(fd)
+
+    @staticmethod
+    def _map(path: Path, address: int | None, size: int, access: int, flags: int, fd: int) -> int:
+        place = _libc.mmap(address, size, access, flags, fd, 0)
+        if place == _FAILED:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+        return int(place)
 
     def array(self) -> NDArray[numpy.uint8]:
         """All bytes, read-only; keeps the mapping."""
         return foreign_array(self, self.address, self.size) if self.size else numpy.empty(0, numpy.uint8)
 
+    def read_through(self) -> None:
+        """Say that most of it will be read: what comes from the disk then does so in large pages, where there are."""
+        _libc.madvise(self.address, self.size, mmap.MADV_HUGEPAGE)
+
     def release(self, start: int, stop: int) -> None:
-        """Give the whole pages of bytes `[start, stop)` back; who reads them again gets them from the file."""
-        first, last = start // _PAGE * _PAGE, stop // _PAGE * _PAGE
+        """Give bytes `[start, stop)` back, rounded down to large pages; who reads them again gets them from the file.
+
+        Up to the end, the last page too.
+        """
+        first, last = start // _LARGE_PAGE * _LARGE_PAGE, stop // _LARGE_PAGE * _LARGE_PAGE
+        if stop >= self.size:
+            last = self.size
         if last > first:
             _libc.madvise(self.address + first, last - first, mmap.MADV_DONTNEED)

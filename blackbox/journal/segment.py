@@ -97,6 +97,10 @@ class Segment:
     def __repr__(self) -> str:
         return f"Segment({str(self.path)!r}, entries={len(self.entries)}, bytes={len(self.memory)})"
 
+    def read_through(self) -> None:
+        """Say that most of it will be read."""
+        self._mapping.read_through()
+
     def release(self, start: int, stop: int) -> None:
         """Give the memory of bytes `[start, stop)` back, in whole pages; they can still be read."""
         self._mapping.release(start, min(stop, len(self.memory)))
