@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from blackbox.block import Block
 from blackbox.layout import HEADER_BYTES
-from blackbox.replay.cut import cut, measure, next_beyond, next_inside, next_outside
+from blackbox.replay.cut import cut, next_beyond, next_inside, next_outside
 
 MESSAGES = st.lists(
     st.tuples(st.sampled_from([b"A.x", b"AB.trade", b"ABC", b"Z.quote"]), st.binary(max_size=9), st.integers(0, 9)),
@@ -71,24 +71,6 @@ def test_rows_in_a_time_range(messages: list[tuple[bytes, bytes, int]], row: int
 
 
 PREFIXES = st.sampled_from([b"", b"A", b"AB", b"ABC", b"Z.quote", b"Z.quotes", b"x"])
-
-
-@settings(deadline=None)
-@given(MESSAGES, PREFIXES, st.data())
-def test_measure(messages: list[tuple[bytes, bytes, int]], prefix: bytes, data: st.DataObject) -> None:
-    block = encoded(messages)
-    first = data.draw(st.integers(0, len(messages) - 1))
-    head = numpy.frombuffer(bytearray(block.header), numpy.uint8)
-    text = numpy.frombuffer(prefix + b"\0", numpy.uint8)
-    columns = numpy.array([[head.ctypes.data], [block.body.ctypes.data], [first], [0], [0], [0], [0]], numpy.int64)
-    at = [columns[i : i + 1].ctypes.data for i in range(7)]
-    measure(*at[:3], 1, text.ctypes.data, len(prefix), *at[3:])
-    times = [time for topic, _, time in messages[first:] if topic.startswith(prefix)]
-    assert columns[3, 0] == len(times)
-    if times:
-        assert columns[4:, 0].tolist() == [times[0], min(times), max(times)]
-    else:
-        assert columns[5, 0] > columns[6, 0]
 
 
 @settings(deadline=None)

@@ -17,6 +17,7 @@ class Nobody:
     """Takes blocks."""
 
     reads_ahead = False
+    looks = False
 
     def play(self, *_: object) -> None:
         pass

@@ -16,9 +16,9 @@ from blackbox.journal.segment import NO_GOOD_RECORD, Damage, Segment
 
 CHUNK_RECORDS: Final = 1_024
 """Records of a chunk, at most."""
-CHUNK_BYTES: Final = 8 << 20
+CHUNK_BYTES: Final = 32 << 20
 """A chunk gets no more records once they have that many bytes."""
-_LOOKAHEAD_BYTES: Final = 4 << 20
+_LOOKAHEAD_BYTES: Final = 16 << 20
 _LOOKAHEAD_RECORDS: Final = 65_536
 """Over all slices."""
 

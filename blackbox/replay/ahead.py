@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-DEPTH: Final = 2
+DEPTH: Final = 1
 """Items that wait to be taken, at most."""
 _TICK_S: Final = 0.1
 

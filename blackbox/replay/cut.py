@@ -1,14 +1,12 @@
-"""Blocks in compiled code: whether they are valid, when their messages happened, and a block of some of the rows."""
+"""Parts of blocks in compiled code: which rows are due or in a time range, and a block of just these."""
 
 from __future__ import annotations
 
 import numpy
 from numba import njit
-from numpy.typing import NDArray
 
 from blackbox.atoms import bytes_at, copy_bytes, inner, int32s_at, int64s_at, unsigned
 from blackbox.check import read_header
-from blackbox.journal.rows import check_recorded, starts_with
 from blackbox.layout import (
     FLAG_CHECKSUM,
     FLAG_FIXED,
@@ -23,81 +21,8 @@ from blackbox.layout import (
     OFFSET_TOPICS,
     body_layout,
 )
+from blackbox.replay.look import mark_topics
 from blackbox.xxh3 import checksum_32
-
-_LATEST = numpy.int64(numpy.iinfo(numpy.int64).max)
-
-
-@njit(nogil=True, cache=True)
-def find_faults(records: int, bodies: int, sizes: int, count: int, key_bytes: int, faults: int) -> None:
-    """Write to int64[count] at `faults` what is wrong with each record's block, 0: nothing; see `check_recorded`.
-
-    The others are addresses of int64[count]: of the records, of their bodies, and of how large these are.
-    """
-    record, body, size = int64s_at(records, count), int64s_at(bodies, count), int64s_at(sizes, count)
-    fault = int64s_at(faults, count)
-    for block in range(count):
-        fault[block] = check_recorded(record[block], body[block], size[block], key_bytes)
-
-
-@inner
-def _mark_topics(head: int, body: int, prefix: int, prefix_bytes: int, marks: NDArray[numpy.uint8]) -> None:
-    """Mark, in uint8[topics], the topics that start with a prefix."""
-    header = read_header(head)
-    layout = body_layout(header.count, header.topics, header.topic_bytes, 0, header.flags & FLAG_FIXED != 0)
-    offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
-    for topic in range(numpy.uint64(header.topics)):
-        start = numpy.int64(offsets[topic])
-        size = numpy.int64(offsets[topic + numpy.uint64(1)]) - start
-        marks[topic] = starts_with(body + layout.topics + start, size, prefix, prefix_bytes)
-
-
-@njit(nogil=True, cache=True)
-def measure(
-    heads: int,
-    bodies: int,
-    firsts: int,
-    count: int,
-    prefix: int,
-    prefix_bytes: int,
-    counts: int,
-    next_at: int,
-    earliest: int,
-    latest: int,
-) -> None:
-    """Look at those rows of each of `count` valid blocks, from its first row on, whose topics start with a prefix.
-
-    How many they are, the `ts_event` of the first of them, and the least and the largest. Columns are addresses of
-    int64[count]. A block without such rows gets a range that is empty.
-    """
-    head, body, first = int64s_at(heads, count), int64s_at(bodies, count), int64s_at(firsts, count)
-    many, following = int64s_at(counts, count), int64s_at(next_at, count)
-    low, high = int64s_at(earliest, count), int64s_at(latest, count)
-    for block in range(count):
-        header = read_header(head[block])
-        ts_event = int64s_at(body[block], header.count)
-        least, largest = _LATEST, -_LATEST
-        if prefix_bytes == 0:
-            for row in range(numpy.uint64(first[block]), numpy.uint64(header.count)):
-                least = min(least, ts_event[row])
-                largest = max(largest, ts_event[row])
-            many[block] = header.count - first[block]
-            following[block] = ts_event[first[block]] if many[block] > 0 else _LATEST
-        else:
-            marks = numpy.empty(header.topics, numpy.uint8)
-            _mark_topics(head[block], body[block], prefix, prefix_bytes, marks)
-            topic_index = int32s_at(body[block] + 8 * header.count, header.count)
-            found = 0
-            following[block] = _LATEST
-            for row in range(numpy.uint64(first[block]), numpy.uint64(header.count)):
-                if marks[unsigned(topic_index[row])]:
-                    if found == 0:
-                        following[block] = ts_event[row]
-                    found += 1
-                    least = min(least, ts_event[row])
-                    largest = max(largest, ts_event[row])
-            many[block] = found
-        low[block], high[block] = least, largest
 
 
 @njit(nogil=True, cache=True)
@@ -109,7 +34,7 @@ def next_beyond(head: int, body: int, row: int, until: int, messages: int, prefi
     """
     header = read_header(head)
     marks = numpy.empty(header.topics, numpy.uint8)
-    _mark_topics(head, body, prefix, prefix_bytes, marks)
+    mark_topics(head, body, prefix, prefix_bytes, marks)
     ts_event = int64s_at(body, header.count)
     topic_index = int32s_at(body + 8 * header.count, header.count)
     while row < header.count:

@@ -36,6 +36,7 @@ from blackbox.envelope import (
 )
 from blackbox.handover import due_of, group_by_set, match_topics
 from blackbox.layout import HEADER_BYTES
+from blackbox.replay.look import BODY, COUNT, FAULT, FIRST, HEAD, RECEIVED, SLICE, UNSEEN, Reel, column, look_at
 from blackbox.slice_memory import TableAt
 from blackbox.topics import NumberingAt, Trie
 from blackbox.zmqlib import MESSAGE_BYTES, close_messages, msg_data, msg_init_on, msg_init_size
@@ -55,22 +56,6 @@ _BODY_BYTES = int(Count.BODY_BYTES)
 _MATCHED = int(Count.MATCHED)
 _DUE = int(Count.DUE)
 _SIZE = int(Count.SIZE)
-
-
-class Reel(NamedTuple):
-    """Valid blocks to play, in order: addresses of int64 columns, a row a block."""
-
-    heads: int
-    """Address of the block's header."""
-    bodies: int
-    """Address of its body, unpacked."""
-    firsts: int
-    """Rows before this one are left out."""
-    received: int
-    """`ts_recv`."""
-    slices: int
-    """Which row of the parts."""
-    count: int
 
 
 class Part(NamedTuple):
@@ -161,21 +146,31 @@ def _keep(at: WorkerAt, slot: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def play(at: WorkerAt, parts: int, trie: Trie, reel: Reel, start: int) -> tuple[int, int]:
+def play(at: WorkerAt, parts: int, trie: Trie, reel: Reel, start: int, lane: int, lanes: int) -> tuple[int, int]:
     """Play the reel from block `start` on until Python is needed; returns where to go on, and why.
 
+    Of `lanes` that share a reel, each in its own thread, this one takes every slice that is `lane` modulo `lanes`.
+
     Compiled callbacks have then run for every block before that; a burst, of what Python callbacks want, holds at most
-    BURST_BLOCKS. What it held when this is called is freed first.
+    BURST_BLOCKS. What it held when this is called is freed first. Blocks that nobody has looked at are looked at when
+    it is their turn: their bytes are then read from memory once. Those that are not valid, or have no message that is
+    wanted, are passed over.
     """
     state = int64s_at(at.state, STATE_WORDS)
-    heads, bodies = int64s_at(reel.heads, reel.count), int64s_at(reel.bodies, reel.count)
-    firsts, received = int64s_at(reel.firsts, reel.count), int64s_at(reel.received, reel.count)
-    slices = int64s_at(reel.slices, reel.count)
+    heads, bodies, firsts = column(reel, HEAD), column(reel, BODY), column(reel, FIRST)
+    received, slices = column(reel, RECEIVED), column(reel, SLICE)
+    faults, counts = column(reel, FAULT), column(reel, COUNT)
     close_messages(state[BURST], 2 * state[BLOCKS])
     state[BLOCKS] = 0
     state[DELIVERIES] = 0
     rows_used = numpy.int64(0)
     for i in range(start, reel.count):
+        if slices[i] % lanes != lane:
+            continue
+        if faults[i] == UNSEEN:
+            look_at(reel, i)
+        if faults[i] != 0 or counts[i] == 0:
+            continue
         words = parts + 8 * PART_WORDS * slices[i]
         table = _worker_table(words)
         if state[BLOCKS] == BURST_BLOCKS or at.max_deliveries - state[DELIVERIES] < table.total:

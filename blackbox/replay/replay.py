@@ -5,37 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterable
 from contextlib import closing
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import msgspec
+import numpy
 
 from blackbox.errors import ConfigError
-from blackbox.journal.segment import Damage
 from blackbox.recording import Recording, Time, chunks_of
 from blackbox.replay.ahead import DEPTH, ahead
 from blackbox.replay.controls import ANY, Controls, Grant, Kind
 from blackbox.replay.cut import next_beyond
-from blackbox.replay.play import Reel
-from blackbox.replay.scenes import (
-    BEGINNING,
-    BODY,
-    COUNT,
-    END,
-    FIRST,
-    HEAD,
-    HIGH,
-    NEXT,
-    Choice,
-    Scene,
-    scenes,
-    warm_up_scenes,
-)
+from blackbox.replay.look import BODY, BODY_BYTES, COUNT, FAULT, FIRST, HEAD, HIGH, NEXT, UNSEEN
+from blackbox.replay.scenes import BEGINNING, END, Choice, Scene, scenes, warm_up_scenes
 from blackbox.replay.wire import Wire
 from blackbox.warmup import warm_up
 
 if TYPE_CHECKING:
     from blackbox.publisher import Publisher
     from blackbox.schema import Schema
+
+
+_LOOK_BYTES: Final = 4 << 20
+"""As much is looked at before it is played: it is still in cache then, and what is due soon does not wait for more."""
 
 
 class Player(Protocol):
@@ -45,8 +36,12 @@ class Player(Protocol):
     def reads_ahead(self) -> bool:
         """Whether another thread may read while this plays: not where Python runs for every message."""
 
-    def play(self, scene: Scene, reel: Reel, first: int) -> None:
-        """Take the blocks of a reel, which begins at block `first` of a scene; all are valid."""
+    @property
+    def looks(self) -> bool:
+        """Whether it takes blocks that nobody has looked at, and does so itself."""
+
+    def play(self, scene: Scene, start: int, stop: int) -> None:
+        """Take those of blocks `[start, stop)` of a scene that are valid and have messages that are wanted."""
 
     def jump(self, *, is_back: bool) -> None:
         """What follows does not go on where it was. `is_back`: messages may come that came before."""
@@ -235,18 +230,15 @@ class Replay:
 
     def _play_from(self, player: Player, start: int) -> Grant | None:
         """Play from a time on; returns the grant that says not to go on, or None at the end."""
-        read = self._scenes(start)
+        read = self._scenes(start, looked_at=player.reads_ahead and not player.looks)
         with closing(ahead(read) if player.reads_ahead else read) as found:  # also when an error keeps this frame
             for scene in found:
-                if isinstance(scene, Damage):
-                    self._tell(scene)
-                    continue
                 grant = self._play_scene(player, scene)
                 if grant is not None:
                     return grant
         return None
 
-    def _scenes(self, start: int) -> Generator[Scene | Damage, None, None]:
+    def _scenes(self, start: int, *, looked_at: bool) -> Generator[Scene, None, None]:
         by, stop = self._pace_by, self._stop
         chunks = chunks_of(
             self.recordings,
@@ -258,24 +250,33 @@ class Replay:
             DEPTH + 2,  # what is made, what waits, what is played
         )
         self._choice.start, self._choice.stop = start, stop
-        return scenes(chunks, self._choice)
+        return scenes(chunks, self._choice, looked_at=looked_at)
 
     def _play_scene(self, player: Player, scene: Scene) -> Grant | None:
         columns = scene.columns
         blocks = columns.shape[1]
         at = 0
         while at < blocks:
+            if columns[FAULT, at] == UNSEEN:
+                scene.look(at, at + 1)
+            if columns[COUNT, at] == 0:
+                self._tell_damages(scene, at, at + 1)
+                at += 1
+                continue
             grant = self.controls.wait(int(columns[NEXT, at]))
             if grant.kind is not Kind.GO:
                 return grant
             whole = blocks - at
-            if grant.until_ns != ANY or grant.messages != ANY:
-                fits = (columns[HIGH, at:] <= grant.until_ns) & (columns[COUNT, at:].cumsum() <= grant.messages)
-                whole = blocks - at if fits.all() else int(fits.argmin())
+            is_limited = grant.until_ns != ANY or grant.messages != ANY
+            if (is_limited or not player.looks) and (columns[FAULT, at:] == UNSEEN).any():
+                whole = min(whole, 1 + int(columns[BODY_BYTES, at:].cumsum().searchsorted(_LOOK_BYTES)))
+                scene.look(at, at + whole)
+            if is_limited:
+                next_ones = columns[:, at : at + whole]
+                fits = (next_ones[HIGH] <= grant.until_ns) & (next_ones[COUNT].cumsum() <= grant.messages)
+                whole = whole if fits.all() else int(fits.argmin())
             if whole:
                 self._take(player, scene, at, at + whole)
-                self._blocks += whole
-                self._body_bytes += int(scene.heads["body_bytes"][at : at + whole].sum())
                 at += whole
             else:
                 self._take_rows(player, scene, at, grant)
@@ -285,26 +286,38 @@ class Replay:
         """Play the rows of a block that are due, which are not all of it."""
         head, body, first = (int(scene.columns[n, block]) for n in (HEAD, BODY, FIRST))
         until_ns = grant.until_ns if self._pace_by == "ts_event" else ANY
-        end = next_beyond(head, body, first, until_ns, grant.messages, *self._choice.at)
-        self._take(player, scene.cut(block, first, end, self._choice), 0, 1)
+        wish = self._choice.wish
+        end = next_beyond(head, body, first, until_ns, grant.messages, wish.prefix, wish.prefix_bytes)
+        self._play_blocks(player, scene.cut(block, first, end), 0, 1)
         scene.columns[FIRST, block] = end
-        scene.measure(self._choice, block, block + 1)
+        scene.look(block, block + 1)
 
     def _take(self, player: Player, scene: Scene, start: int, stop: int) -> None:
-        columns = scene.columns
-        player.play(scene, scene.reel(start, stop), start)
-        played = int(columns[COUNT, start:stop].sum())
-        self._messages += played
-        high = int(columns[HIGH, start:stop].max())
+        """Play blocks to their end, and tell of those that cannot be."""
+        self._play_blocks(player, scene, start, stop)
+        self._tell_damages(scene, start, stop)
+        played = start + numpy.flatnonzero(scene.columns[COUNT, start:stop])
+        self._blocks += len(played)
+        self._body_bytes += int(scene.heads["body_bytes"][played].sum())
+
+    def _play_blocks(self, player: Player, scene: Scene, start: int, stop: int) -> None:
+        player.play(scene, start, stop)
+        counts = scene.columns[COUNT, start:stop]
+        messages = int(counts.sum())
+        if not messages:
+            return
+        self._messages += messages
+        high = int(scene.columns[HIGH, start:stop][counts > 0].max())
         self._played_to = max(self._played_to, high)
         if high > self._position_ns:
             self._market_ns += high - self._position_ns
             self._position_ns = high
-        self.controls.played(played, high)
+        self.controls.played(messages, high)
 
-    def _tell(self, damage: Damage) -> None:
-        self._damaged += damage.messages
-        for recording in self.recordings:
-            if damage.path.is_relative_to(recording.path):
-                recording.note(damage)
-                return
+    def _tell_damages(self, scene: Scene, start: int, stop: int) -> None:
+        for damage in scene.damages(start, stop):
+            self._damaged += damage.messages
+            for recording in self.recordings:
+                if damage.path.is_relative_to(recording.path):
+                    recording.note(damage)
+                    break

@@ -1,39 +1,42 @@
-"""Where a replay plays in this process: a subscriber's callbacks, called in the caller's thread."""
+"""Where a replay plays in this process: a subscriber's callbacks, called without sockets."""
 
 from __future__ import annotations
 
-import logging
+import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
 
+import msgspec
 import numpy
 from numpy.typing import NDArray
 
-from blackbox import collect
-from blackbox.bursts import Bursts
 from blackbox.callbacks import Callback, CompiledCallback
-from blackbox.errors import CallbackError
 from blackbox.feed import Feed
-from blackbox.replay.play import DELIVER, GROW, NO_MEMORY, PART_WORDS, Reel, part_words, play
-from blackbox.statistics import SliceCounters, Statistics, snapshot
+from blackbox.replay.lane import Lane
+from blackbox.replay.play import PART_WORDS, part_words
+from blackbox.replay.scenes import Scene
+from blackbox.statistics import SliceCounters, Statistics, snapshot, total
 from blackbox.tables import Table
 from blackbox.topics import Numbering, longest_prefix
-from blackbox.warmup import warm_up
 
 if TYPE_CHECKING:
     from blackbox.schema import Schema
 
-log = logging.getLogger("blackbox")
-
 _VERSION: Final = 1
 _MEAN_TOPIC_BYTES: Final = 32
+
+
+def _never() -> bool:
+    return False
 
 
 class Stage:
     """Callbacks of a subscriber, ready to be played to. Not for several threads at once.
 
     Topics are numbered and states kept for each slice, as live. Callbacks get one burst (up to 32 blocks) after the
-    other: in each first the compiled ones, block by block, then the others, in the order of blocks.
+    other: in each first the compiled ones, block by block, then the others, in the order of blocks. As long as all are
+    compiled, slices are played beside one another: no state is shared by two.
     """
 
     def __init__(
@@ -56,16 +59,17 @@ class Stage:
             *known,
             *(Numbering(feed.max_topics, _MEAN_TOPIC_BYTES) for _ in range(slices - len(known))),
         ]
-        self._counters: SliceCounters = before._counters if before is not None else SliceCounters(1)
-        self._words = numpy.zeros(1, numpy.int64)
-        self._on_error = on_error
+        lanes = max(1, min(len(os.sched_getaffinity(0)), slices))
+        counted = before._counters if before is not None else []
+        self._counters: list[SliceCounters] = [*counted, *(SliceCounters(1) for _ in range(lanes - len(counted)))]
         self._on_reset = on_reset
         self._within = within
-        self._failure: CallbackError | None = None
-        self._bursts = Bursts(schema, self._counters.workers[0], self._raised, lambda: False)
         self._fresh: Sequence[Callback] | None = None
+        self._one = Lane(0, 1, self._counters[0], schema, on_error)
+        self._many = [Lane(n, lanes, self._counters[n], schema, on_error) for n in range(lanes)]
+        self._threads = ThreadPoolExecutor(lanes, "blackbox-replay")
         self._set_callbacks(callbacks)
-        warm_up(play, self._at, 0, self._tables[0].topics, Reel(0, 0, 0, 0, 0, 0), 0)
+        self._lanes[0].warm_up()
 
     @property
     def reads_ahead(self) -> bool:
@@ -80,33 +84,30 @@ class Stage:
                     table.workers[0].remove(callback)
         self._fresh = tuple(callbacks)
 
-    def play(self, alive: object, reel: Reel, _first: int) -> None:
-        """Play a reel, whose addresses lie in `alive`.
+    @property
+    def looks(self) -> bool:
+        """Whether blocks are looked at when they are played: not while Python callbacks could keep a core from it."""
+        return self._is_compiled
+
+    def play(self, scene: Scene, start: int, stop: int) -> None:
+        """Play blocks `[start, stop)` of a scene.
 
         Raises CallbackError when a callback raised and the subscriber stops at that.
         """
-        bursts = self._bursts
-        bursts.burst.alive = alive
+        reel = scene.reel(start, stop)
         at = 0
         while at < reel.count:
             if self._fresh is not None:
                 callbacks, self._fresh = self._fresh, None
-                bursts.close()
                 self._set_callbacks(callbacks)
-            at, reason = play(self._at, self._parts.ctypes.data, self._tables[0].topics, reel, at)
-            if bursts.state[collect.RAISED]:
-                bursts.compiled_raised()
-            if reason == DELIVER and not bursts.is_over():
-                bursts.deliver()
-            elif reason == GROW:
-                bursts.grow()
-                self._renew()
-            elif reason == NO_MEMORY:
-                raise MemoryError("there was no memory for a block's rows")
-            if self._failure is not None:
-                raise self._failure
-        bursts.close()
-        bursts.burst.alive = None
+            if len(self._lanes) == 1:
+                at = self._lanes[0].play(scene, reel, at, lambda: self._fresh is not None)
+            else:
+                ends = [self._threads.submit(lane.play, scene, reel, at, _never) for lane in self._lanes]
+                at = min(end.result() for end in ends)
+            for lane in self._lanes:
+                if lane.failure is not None:
+                    raise lane.failure
 
     def jump(self, *, is_back: bool) -> None:
         """Back in time, give compiled callbacks the states that they began with, and tell the subscriber's hooks."""
@@ -121,35 +122,39 @@ class Stage:
             hook()
 
     def close(self) -> None:
-        """Free what the last burst holds, also after an error."""
-        self._bursts.close()
-        self._bursts.burst.alive = None
+        """End the threads, and free what the last bursts hold, also after an error."""
+        self._threads.shutdown()
+        for lane in (self._one, *self._many):
+            lane.close()
 
     def statistics(self) -> Statistics:
         """What was played so far."""
-        numbers = sum(len(numbering) for numbering in self.topics)
-        return Statistics(snapshot(-1, self._counters, 0, numbers, has_ended=True), ())
+        parts = [(counters, snapshot(-1, counters, 0, 0, has_ended=True)) for counters in self._counters]
+        played = total(parts, has_ended=True)
+        return Statistics(msgspec.structs.replace(played, topics=sum(map(len, self.topics))), ())
 
     def _set_callbacks(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = tuple(callbacks)
-        slices = len(self.topics)
         upstream = frozenset((b"",))
-        self._tables = [Table(_VERSION, self._callbacks, upstream, 1, n, self._within) for n in range(slices)]
+        self._tables = [Table(_VERSION, self._callbacks, upstream, 1, n, self._within) for n in range(len(self.topics))]
         self._sets = [self._match_known(numbering) for numbering in self.topics]
-        self._parts = numpy.array(
+        self._is_compiled = all(isinstance(callback, CompiledCallback) for callback in self._callbacks)
+        self._lanes = self._many if self._is_compiled else [self._one]
+        parts = numpy.array(
             [
                 part_words(
                     self.topics[n].at,
                     self._sets[n].ctypes.data,
-                    self._counters.counts.ctypes.data,
+                    self._counters[n % len(self._lanes)].counts.ctypes.data,
                     self._tables[n].at,
                     self._tables[n].workers[0].at,
                 )
-                for n in range(slices)
+                for n in range(len(self.topics))
             ],
             numpy.int64,
-        ).reshape(slices, PART_WORDS)
-        self._renew()
+        ).reshape(-1, PART_WORDS)
+        for lane in self._lanes:
+            lane.set_table(self._tables[0].workers[0], self._tables[0].topics, parts)
 
     def _match_known(self, numbering: Numbering) -> NDArray[numpy.int32]:
         """The match sets of the topics that have numbers already."""
@@ -158,16 +163,3 @@ class Stage:
             text = numpy.frombuffer(topic, numpy.uint8)
             sets[number] = longest_prefix(self._tables[0].topics, text.ctypes.data, len(topic))
         return sets
-
-    def _renew(self) -> None:
-        table = self._tables[0].workers[0]
-        self._at: Any = self._bursts.addresses(table, 0, self._words, self._counters.lags[0], self._counters.counts)
-
-    def _raised(self, failure: CallbackError) -> bool:
-        if isinstance(failure.__cause__, KeyboardInterrupt):
-            raise failure.__cause__
-        if self._on_error == "log":
-            log.error("%s", failure, exc_info=failure.__cause__ or failure)
-            return True
-        self._failure = failure
-        return False

@@ -20,8 +20,8 @@ from blackbox.journal.rows import starts_with
 from blackbox.journal.segment import Segment
 from blackbox.layout import FLAG_FIXED, MAX_KEY_BYTES, body_layout
 from blackbox.publisher import Publisher
-from blackbox.replay.play import Reel
-from blackbox.replay.scenes import BODY, COUNT, FIRST, HEAD, SLICE, STAYS, Scene
+from blackbox.replay.look import BODY, COUNT, FIRST, HEAD, SLICE, STAYS
+from blackbox.replay.scenes import Scene
 from blackbox.topics import FULL, Numbering, NumberingAt, number_of
 from blackbox.warmup import warm_up
 
@@ -123,6 +123,7 @@ class Wire:
     """Plays to a publisher."""
 
     reads_ahead = False  # both cores are busy with sending
+    looks = False
 
     def __init__(self, publisher: Publisher, feeds: Sequence[Feed], prefix: bytes, keep_gaps: bool) -> None:
         """For recordings of `feeds`, of which only topics with `prefix` are sent.
@@ -153,18 +154,18 @@ class Wire:
         warm_up(gather, 0, 0, 0, 0, self._numbering.at, 0, 0, Columns(0, 0, 0, 0))
         warm_up(find_keys, 0, 0, 0, 0, 0, 0)
 
-    def play(self, scene: Scene, reel: Reel, first: int) -> None:
-        """Send the blocks of a reel, which begins at block `first` of a scene."""
-        columns = scene.columns[:, first : first + reel.count]
-        heads = scene.heads[first : first + reel.count]
+    def play(self, scene: Scene, start: int, stop: int) -> None:
+        """Send those of blocks `[start, stop)` of a scene that are wanted."""
+        wanted = start + numpy.flatnonzero(scene.columns[COUNT, start:stop])
+        columns, heads = scene.columns[:, wanted], scene.heads[wanted]
         if not self._as_stored:
             self._gather(columns)
             return
         whole = (columns[FIRST] == 0) & ((columns[COUNT] == heads["count"]) | (not self._prefix))
         stored = whole & (heads["body_bytes"] >= LEAST_STORED_BYTES)
-        skips = numpy.zeros(reel.count, numpy.int64) if self._expected is None else self._skips(columns, heads)
+        skips = numpy.zeros(len(wanted), numpy.int64) if self._expected is None else self._skips(columns, heads)
         window = (numpy.cumsum(stored) - stored) // _WINDOW
-        bounds = [0, *(numpy.flatnonzero(numpy.diff(window)) + 1).tolist(), reel.count]
+        bounds = [0, *(numpy.flatnonzero(numpy.diff(window)) + 1).tolist(), len(wanted)]
         for start, stop in pairwise(bounds):
             slices = columns[SLICE, start:stop]
             for slice_id in numpy.unique(slices).tolist():

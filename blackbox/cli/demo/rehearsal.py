@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from blackbox.recording import Recording
-from blackbox.replay.play import Reel
 from blackbox.replay.replay import Replay
 from blackbox.replay.scenes import Scene
 
@@ -16,8 +15,9 @@ class _Nobody:
     """Takes blocks and does nothing with them."""
 
     reads_ahead = False
+    looks = False
 
-    def play(self, _scene: Scene, _reel: Reel, _first: int) -> None:
+    def play(self, _scene: Scene, _start: int, _stop: int) -> None:
         pass
 
     def jump(self, *, is_back: bool) -> None:
