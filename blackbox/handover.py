@@ -37,7 +37,7 @@ from blackbox.envelope import (
     parts_at,
 )
 from blackbox.layout import FLAG_FIXED, HEADER_BYTES, body_layout
-from blackbox.sink import BLOCK, BODY, BODY_BYTES, HEAD, IDLE, KIND, SINK_WORDS
+from blackbox.sink import AGAIN, BLOCK, BODY, BODY_BYTES, HEAD, IDLE, KIND, SINK_WORDS
 from blackbox.sink import FIRST_ROW as FIRST_ROW_WORD
 from blackbox.sink import TS_RECV as TS_RECV_WORD
 from blackbox.slice_memory import (
@@ -292,11 +292,14 @@ def _sink_block(at: SliceAt, head: int, body_message: int, first_row: int, now: 
 
 
 @inner
-def sink_idle(at: SliceAt) -> None:
-    """Tell the sink, if there is one, that nothing more is there now."""
-    if at.sink.function != 0:
-        int64s_at(at.sink.words, SINK_WORDS)[KIND] = IDLE
-        call_with_address(at.sink.function, at.sink.words)
+def sink_idle(at: SliceAt) -> bool:
+    """Tell the sink, if there is one, that nothing more is there now; returns whether it wants to be told again."""
+    if at.sink.function == 0:
+        return False
+    words = int64s_at(at.sink.words, SINK_WORDS)
+    words[KIND] = IDLE
+    call_with_address(at.sink.function, at.sink.words)
+    return words[AGAIN] != 0
 
 
 @inner

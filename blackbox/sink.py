@@ -16,7 +16,10 @@ BODY_BYTES: Final = 3
 FIRST_ROW: Final = 4
 """Rows before this one were given before."""
 TS_RECV: Final = 5
+AGAIN: Final = 6
+"""Set by a sink that was told IDLE: 1, tell it again within `AGAIN_MS`, if nothing comes."""
 SINK_WORDS: Final = 8
+AGAIN_MS: Final = 1
 
 BLOCK: Final = 0
 IDLE: Final = 1

@@ -27,6 +27,7 @@ from blackbox.guards import (
 )
 from blackbox.handover import any_full, die, dispatch, is_over, lag_of, sink_idle, squawk, stuck_ns
 from blackbox.layout import FLAG_CONTROL, FLAG_END, FLAG_LINE_B, HEADER_BYTES, HEARTBEAT_KEY, MAX_KEY_BYTES
+from blackbox.sink import AGAIN_MS
 from blackbox.slice_memory import (
     ASKED,
     BODY_AT,
@@ -320,11 +321,12 @@ def _idle(at: SliceAt, table: TableAt, trie: Trie) -> int:
             squawk(at, stuck)
             if at.policy == POLICY_TERMINATE:
                 return die(at)
-    sink_idle(at)
+    wait_ms = AGAIN_MS if sink_idle(at) else IDLE_MS
     if now > int64s_at(at.words, WORDS_SHARED)[LOOK_AGAIN_AT]:
         return COMMAND
-    waiting = counters[_HELD] > 0 or (at.policy == POLICY_CONFLATE and pending(at) > 0)
-    if wait_readable(at.sub, _NO, at.wake_fd, numpy.int64(HELD_MS if waiting else IDLE_MS), at.scratch) < 0:
+    if counters[_HELD] > 0 or (at.policy == POLICY_CONFLATE and pending(at) > 0):
+        wait_ms = min(wait_ms, HELD_MS)
+    if wait_readable(at.sub, _NO, at.wake_fd, numpy.int64(wait_ms), at.scratch) < 0:
         int64s_at(at.words, WORDS_SHARED)[ERRNO] = zmq_errno()
         return FAILED
     return 0

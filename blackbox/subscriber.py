@@ -317,11 +317,11 @@ class Subscriber:
         """Drive the callbacks from recordings, without sockets, instead of `start`; Python ones in this thread.
 
         Deterministic: callbacks of all kinds get the same messages in the same order, run after run; at full speed also
-        the same batches. Where all are compiled, slices are played beside one another, in threads: each state belongs to
-        one slice, so nobody can tell. `settings` are those of `Replay`; or give a Replay, to steer it by its `controls`. May be
-        called again: states and topic numbers go on from the last one. `statistics` and `topics` then tell of replays,
-        until it is started. `stop` ends the replay after what its callbacks are being given; callbacks that are added
-        or removed meanwhile are so from the next burst on.
+        the same batches. Where all are compiled, slices are played beside one another, in threads: each state belongs
+        to one slice, so nobody can tell. `settings` are those of `Replay`; or give a Replay, to steer it by its
+        `controls`. May be called again: states and topic numbers go on from the last one. `statistics` and `topics`
+        then tell of replays, until it is started. `stop` ends the replay after what its callbacks are being given;
+        callbacks that are added or removed meanwhile are so from the next burst on.
 
         Raises CallbackError as `run`; SubscriberError when it has been started, has a sink, or replays already.
         """

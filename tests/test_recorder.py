@@ -223,11 +223,12 @@ def test_several_slices_with_keys(tmp_path: Path) -> None:
 
 
 def test_segments_roll_and_their_indexes_are_complete(tmp_path: Path) -> None:
-    feed, count = feed_of(), 120_000
+    feed, count = feed_of(), 0
     with Publisher(feed, when_full="wait") as publisher:
         recorder = Recorder(feed, tmp_path, segment_bytes=MIB).start()
-        for first in range(0, count, 1_000):
-            publish_numbered(publisher, first, 1_000)
+        while count < 120_000 or (recorder.statistics().segments < 4 and count < 10_000_000):
+            publish_numbered(publisher, count, 1_000)
+            count += 1_000
     recorder.run(until_end=True)
     paths = segments(tmp_path, feed)
     assert len(paths) > 2

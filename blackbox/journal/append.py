@@ -1,7 +1,8 @@
 """Append received blocks to a segment, in compiled code, in the slice thread.
 
-Small records are gathered in a buffer and written when it is full or the line falls idle; a large body is written from
-where it was received. What could not be written is counted, and the file cut back to the last whole record.
+Small records are gathered in a buffer and written when it is full or the line falls idle, a thousand times a second at
+most; a large body is written from where it was received. What could not be written is counted, and the file cut back to
+the last whole record.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from blackbox.check import read_header
 from blackbox.journal.layout import CODEC_NONE, ENTRY_BYTES, RECORD_HEAD_BYTES
 from blackbox.journal.record import add_to_entry, padded, seal_entry, write_head
 from blackbox.layout import FLAG_CHECKSUM
-from blackbox.sink import BLOCK, BODY, BODY_BYTES, FIRST_ROW, HEAD, KIND, SINK_WORDS, TS_RECV
+from blackbox.sink import AGAIN, BLOCK, BODY, BODY_BYTES, FIRST_ROW, HEAD, KIND, SINK_WORDS, TS_RECV
 from blackbox.xxh3 import checksum_32
-from blackbox.zmqlib import cut_file, poke, sleep_microseconds, sync_file, write_file, zmq_errno
+from blackbox.zmqlib import cut_file, now_ns, poke, sleep_microseconds, sync_file, write_file, zmq_errno
 
 # Words of a journal, behind those of every sink. The first ones are the keeper's to set before the first block.
 FD: Final = SINK_WORDS + 0
@@ -42,6 +43,8 @@ KEEPER_FD: Final = SINK_WORDS + 10
 """Poked when the keeper is wanted."""
 DAY_END: Final = SINK_WORDS + 11
 """ns since the epoch; a block received then or later belongs to another day."""
+FLUSHED: Final = SINK_WORDS + 12
+"""When the buffer was last written since the line was idle, ns since the epoch."""
 
 BUFFERED: Final = SINK_WORDS + 16
 """Bytes in the buffer."""
@@ -86,6 +89,7 @@ _DIRECT_BYTES: Final = 32 << 10
 """Bodies from this size on are written from where they are."""
 SEALED_MAX: Final = 256
 _SEALED_FLUSH: Final = 32
+_FLUSH_NS: Final = 1_000_000
 _PATIENCE_US: Final = 10_000_000
 _NAP_US: Final = 200
 _NO_TIME = errno.ETIMEDOUT
@@ -316,6 +320,20 @@ def _append(at: int) -> None:
             _fail(at)
 
 
+@inner
+def _rest(at: int) -> None:
+    """Write what is there, unless that was done just now: a busy line falls idle after each few blocks."""
+    words = int64s_at(at, JOURNAL_WORDS)
+    now = now_ns()
+    words[AGAIN] = words[BUFFERED] > 0 and 0 <= now - words[FLUSHED] < _FLUSH_NS
+    if words[AGAIN] != 0:
+        return
+    words[FLUSHED] = now
+    _flush(at)
+    if words[SEALED] >= _SEALED_FLUSH:
+        _flush_entries(at)
+
+
 @njit(nogil=True, cache=True)
 def append(at: int) -> None:
     """Take what the slice thread has: a block, or word that nothing more is there now."""
@@ -323,9 +341,7 @@ def append(at: int) -> None:
     if words[KIND] == BLOCK:
         _append(at)
     elif words[ERRNO] == 0:
-        _flush(at)
-        if words[SEALED] >= _SEALED_FLUSH:
-            _flush_entries(at)
+        _rest(at)
 
 
 def compile_append() -> Any:
