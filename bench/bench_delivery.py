@@ -91,19 +91,20 @@ def _verify(subscriber: Subscriber, count: int, total: int, checksum: int) -> No
     assert total == checksum
 
 
-def _received_only(feed: Feed, remote: Remote) -> float:
+def received_only(feed: Feed, remote: Remote, messages: int = MESSAGES) -> float:
+    """M messages/s of a loop that receives the blocks and does nothing with them."""
     context = zmq.Context()
     socket = context.socket(zmq.SUB)
     socket.connect(feed.slices[0].endpoints[0])
     socket.subscribe(b"")
     scratch = numpy.zeros(24, numpy.int64)
     started = time.perf_counter()
-    remote.send(MESSAGES)
-    assert receive_blocks(socket.underlying, scratch, MESSAGES) > 0
+    remote.send(messages)
+    assert receive_blocks(socket.underlying, scratch, messages) > 0
     seconds = time.perf_counter() - started
     remote.answer()
     context.destroy(linger=0)
-    return MESSAGES / seconds / 1e6
+    return messages / seconds / 1e6
 
 
 def _plain_pyzmq(endpoint: str, remote: Remote, expected: bytes) -> float:
@@ -142,6 +143,6 @@ def test_delivery(benchmark: BenchmarkFixture) -> None:
         contest.add("compiled callbacks", lambda: _compiled(feed, ours, checksum))
         contest.add("compiled callbacks, 2 slices x 1 worker", lambda: _compiled(two, sliced, checksum, 1))
         contest.add("batch callbacks", lambda: _batch(feed, ours, checksum))
-        contest.add("limit: same blocks, only received", lambda: _received_only(feed, ours))
+        contest.add("limit: same blocks, only received", lambda: received_only(feed, ours))
         contest.add("rival: pyzmq, a message a frame, no work", lambda: _plain_pyzmq(rival, plain, last))
         contest.run(benchmark)

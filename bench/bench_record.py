@@ -1,7 +1,8 @@
 """Recording: at full wire speed beside plain writing, and what a live feed costs.
 
 ours    PUB process ==blocks, TCP loopback==> SUB, I/O thread | slice thread ==write==> journal
-limit   the same bytes, written one after the other to a file, with the same fsync policy
+limits  the same bytes, written one after the other to a file, with the same fsync policy;
+        the same blocks, received and forgotten
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 import msgspec
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from bench.bench_delivery import received_only
 from bench.contest import Contest, show
 from bench.publishers import Remote
 from blackbox import Feed, Recorder
@@ -22,6 +24,7 @@ MESSAGES = 10_000_000
 BYTES = 119 * MESSAGES
 PACED = 300_000
 _SYNC_S = 1.0
+_WIRE = "limit: only received"
 
 
 def _wait_for(recorder: Recorder, messages: int, every_s: float = 0.01) -> None:
@@ -75,10 +78,14 @@ def test_record_at_full_speed(benchmark: BenchmarkFixture, tmp_path: Path) -> No
         for policy in ("interval", "never", "block"):
             contest.add(f"recorder, fsync {policy}", lambda p=policy: _record(feed, remote, tmp_path, p))  # type: ignore[misc]
             contest.add(f"limit: plain writing, fsync {policy}", lambda p=policy: _write(tmp_path, p))  # type: ignore[misc]
+        contest.add(_WIRE, lambda: received_only(feed, remote, MESSAGES) * BYTES / MESSAGES / 1e3)
         contest.run(benchmark)
         for policy in ("interval", "never", "block"):
             ratio = contest.ratio(f"recorder, fsync {policy}", f"limit: plain writing, fsync {policy}")
             show(f"recorder / plain writing, fsync {policy}", f"{ratio:.2f}")
+            show(
+                f"recorder / received only, fsync {policy}", f"{contest.ratio(f'recorder, fsync {policy}', _WIRE):.2f}"
+            )
 
 
 def _paced(feed: Feed, remote: Remote, directory: Path) -> float:
