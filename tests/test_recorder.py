@@ -470,7 +470,7 @@ try:
 except Exception as error:
     say(error)
 now = recorder.statistics()
-say(now.messages, now.lost, now.received.received)
+say(now.messages, now.lost, now.received.received - now.received.duplicates)
 input()
 """
 FULL = 2 * MIB
