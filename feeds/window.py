@@ -1,10 +1,10 @@
-"""A file's bytes in bounded memory: mapped when plain, inflated piece by piece when gzip.
+"""A file's bytes in bounded memory: mapped when plain, unpacked piece by piece when gzip or zstd.
 
     plain:  data = the whole file, mapped; nothing is ever copied
-    gzip:   data = [ rest of the last window | newly inflated bytes ], a new buffer each time,
+    packed: data = [ rest of the last window | newly unpacked bytes ], a new buffer each time,
             so that whoever still holds the old one may keep it
 
-Which of the two it is shows in the first two bytes, not in the name.
+Which of them it is shows in the first bytes, not in the name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import zlib
 from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import BinaryIO, Self
 
 import numpy
 from numpy.typing import NDArray
@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from blackbox.errors import SourceError
 
 WINDOW_BYTES = 4 << 20
-"""How much of a gzip file is held inflated at a time. Unit: bytes."""
+"""How much of a packed file is held unpacked at a time. Unit: bytes."""
 _GZIP_MAGIC = b"\x1f\x8b"
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _PIECE_BYTES = 1 << 16
 _RELEASE_BYTES = 32 << 20
 
@@ -112,21 +113,18 @@ class _MappedWindow(FileWindow):
         self._map = None
 
 
-class _InflatingWindow(FileWindow):
-    def __init__(self, path: str, file: BinaryIO, window_bytes: int) -> None:
+class PackedWindow(FileWindow):
+    """A window that a subclass fills by unpacking; it calls `slide(0)` once it is ready to."""
+
+    def __init__(self, path: str, window_bytes: int) -> None:
         self.path = path
         self.start = 0
         self.last = False
-        self._file = file
-        self._inflater = zlib.decompressobj(31)
-        self._pending = b""
-        self._step = _PIECE_BYTES
-        self._member_began = False
         self._size = window_bytes
         self.data = numpy.empty(0, numpy.uint8)
-        self.slide(0)
 
     def slide(self, consumed: int) -> None:
+        """As `FileWindow.slide`."""
         rest = self.data[consumed:]
         if len(rest) >= self._size:
             self._size *= 2
@@ -135,16 +133,34 @@ class _InflatingWindow(FileWindow):
         filled = len(rest)
         view = buffer.data
         while filled < len(buffer) and not self.last:
-            inflated = self._inflate(len(buffer) - filled)
-            view[filled : filled + len(inflated)] = inflated
-            filled += len(inflated)
+            unpacked = self._unpack(len(buffer) - filled)
+            view[filled : filled + len(unpacked)] = unpacked
+            filled += len(unpacked)
         view.release()
         self.start += consumed
         self.data = buffer[:filled]
         self.data.flags.writeable = False
 
-    def _inflate(self, room: int) -> bytes:
-        """Up to `room` more bytes; sets `last` and `fault` at the end."""
+    @abstractmethod
+    def _unpack(self, room: int) -> bytes:
+        """Up to `room` more bytes, perhaps none yet; calls `_stop` at the end."""
+
+    def _stop(self, fault: str | None) -> None:
+        self.last = True
+        self.fault = fault
+
+
+class _InflatingWindow(PackedWindow):
+    def __init__(self, path: str, file: BinaryIO, window_bytes: int) -> None:
+        super().__init__(path, window_bytes)
+        self._file = file
+        self._inflater = zlib.decompressobj(31)
+        self._pending = b""
+        self._step = _PIECE_BYTES
+        self._member_began = False
+        self.slide(0)
+
+    def _unpack(self, room: int) -> bytes:
         if self._inflater.eof:
             self._next_member()
         if not self._pending:
@@ -177,31 +193,32 @@ class _InflatingWindow(FileWindow):
     def _offset(self) -> int:
         return self._file.tell() - len(self._pending)
 
-    def _stop(self, fault: str | None) -> None:
-        self.last = True
-        self.fault = fault
-
     def close(self) -> None:
         self._file.close()
 
 
 def open_window(
-    path: str | Path, window_bytes: int = WINDOW_BYTES, *, expected: str = "a file, plain or gzip"
+    path: str | Path, window_bytes: int = WINDOW_BYTES, *, expected: str = "a file, plain or packed"
 ) -> FileWindow:
-    """Open a file, plain or gzip, and show its first bytes. `expected`: what it should be, for the error.
+    """Open a file, plain, gzip or zstd, and show its first bytes. `expected`: what it should be, for the error.
 
     Raises:
         SourceError: the file cannot be opened or read, or is a pipe.
+        ConfigError: it is zstd, and `zstandard` is not installed (extra `compression`).
     """
     name = str(path)
     try:
         if Path(path).is_fifo():  # opening one waits for its writer
             raise OSError("it is a pipe")
-        file: Any = Path(path).open("rb")  # noqa: SIM115 - the window closes it
-        magic = file.read(2)
+        file = Path(path).open("rb")  # noqa: SIM115 - the window closes it
+        magic = file.read(len(_ZSTD_MAGIC))
         file.seek(0)
-        if magic == _GZIP_MAGIC:
+        if magic[:2] == _GZIP_MAGIC:
             return _InflatingWindow(name, file, window_bytes)
+        if magic == _ZSTD_MAGIC:
+            from feeds.zstd_window import ZstdWindow
+
+            return ZstdWindow(name, file, window_bytes)
         return _MappedWindow(name, file)
     except OSError as error:
         raise SourceError(f"{name}: cannot be read: {error.strerror or error}, expected {expected}") from error

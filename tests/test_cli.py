@@ -543,8 +543,10 @@ def test_topics_are_made_as_the_feed_says() -> None:
     [
         ("{symbol}.{type}", b"BRK.A.P", b"BRK.A"),
         ("{symbol}.{type}", b"AAPL.\n", b"AAPL"),
+        ("{symbol}.{type}", b"BRK.A.trade", b"BRK.A"),
         ("{symbol}.{type}", b"strange", b"strange"),
         ("{type}/{symbol}/{locate}", b"P/BRK.A/13", b"BRK.A"),
+        ("{type}.{symbol}", b"trade.BRK.A", b"BRK.A"),
         ("{symbol}", b"AAPL", b"AAPL"),
         ("{type}", b"P", b"P"),
     ],

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 NO_SYMBOL = b"#system"
 """The symbol part of messages about the whole market."""
 
-_FIELDS = {"symbol": b"(?P<symbol>.+)", "type": b".", "locate": rb"\d+"}
+_FIELDS = {"symbol": b"(?P<symbol>.+)", "type": b"[^.]+?", "locate": rb"\d+"}
 _OTHER_FIELD = b".*"
 
 

@@ -1,4 +1,4 @@
-"""The sliding window over plain and gzip files."""
+"""The sliding window over plain, gzip and zstd files, and members of zip archives."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import os
 import random
 import subprocess
 import sys
+import zipfile
 import zlib
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from blackbox.errors import SourceError
 from feeds.window import FileWindow, open_window
+from feeds.zip_window import ZipWindow
 
 
 def read_all(window: FileWindow, step: int = 10**9) -> bytes:
@@ -128,6 +131,72 @@ def test_corrupt_gzip_gives_what_comes_before_the_damage(tmp_path: Path, text: b
         assert found == expected
 
 
+@pytest.mark.parametrize("window_bytes", [1, 100, 4096, 1 << 20])
+def test_zstd_and_zip_read_back_through_any_window(tmp_path: Path, text: bytes, window_bytes: int) -> None:
+    text = text[: 3_000 * min(window_bytes, 100)]
+    path = tmp_path / "text"
+    pack = zstandard.ZstdCompressor(write_checksum=True).compress
+    half = len(text) // 2
+    path.write_bytes(pack(text[:half]) + pack(b"") + pack(text[half:]))
+    assert read_all(open_window(path, window_bytes)) == text
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("other", b"other")
+        archive.writestr("text", text)
+    assert read_all(ZipWindow(path, "text", window_bytes)) == text
+
+
+def test_a_cut_zstd_file_is_told_wherever_it_is_cut(tmp_path: Path, text: bytes) -> None:
+    packed = zstandard.ZstdCompressor(write_checksum=True).compress(text)
+    path = tmp_path / "text"
+    chance = random.Random(3)
+    for size in [4, 5, len(packed) - 1, *(chance.randrange(4, len(packed)) for _ in range(20))]:
+        path.write_bytes(packed[:size])
+        window = open_window(path, 5_000)
+        assert text.startswith(read_all(window))
+        assert window.fault == f"zstd data ends early, at packed byte {size}"
+
+
+def test_corrupt_zstd_and_what_follows_it_are_told(tmp_path: Path, text: bytes) -> None:
+    packed = bytearray(zstandard.ZstdCompressor(write_checksum=True).compress(text))
+    path = tmp_path / "text"
+    packed[len(packed) // 2] ^= 0xFF
+    path.write_bytes(packed)
+    window = open_window(path, 5_000)
+    assert len(read_all(window)) < len(text)
+    assert window.fault is not None
+    assert window.fault.startswith("zstd data is corrupt after packed byte ")
+    path.write_bytes(zstandard.ZstdCompressor().compress(b"one") + b"rubbish")
+    window = open_window(path)
+    assert read_all(window) == b"one"
+    assert window.fault is not None
+    assert "zstd data is corrupt" in window.fault
+
+
+def test_damage_to_a_zip_archive_is_told(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "text.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("text", text)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])
+    with pytest.raises(SourceError, match=r"text\.zip: cannot be read: File is not a zip file, expected a whole zip"):
+        ZipWindow(path, "text", 1_000)
+    damaged = bytearray(whole)
+    damaged[len(whole) // 2] ^= 0xFF
+    path.write_bytes(damaged)
+    window = ZipWindow(path, "text", 1_000)
+    read_all(window)
+    assert window.fault is not None
+    assert window.fault.startswith("zip data is corrupt: ")
+    path.write_bytes(b"\xff" * 20 + whole[20:])
+    with pytest.raises(SourceError, match=r"text\.zip: text in it cannot be read: Bad magic number"):
+        ZipWindow(path, "text", 1_000)
+    with pytest.raises(SourceError, match=r"none\.zip: cannot be read: No such file or directory, expected a whole"):
+        ZipWindow(tmp_path / "none.zip", "text", 1_000)
+    os.mkfifo(tmp_path / "pipe.zip")
+    with pytest.raises(SourceError, match=r"pipe\.zip: cannot be read: it is a pipe"):
+        ZipWindow(tmp_path / "pipe.zip", "text", 1_000)
+
+
 def test_a_missing_file_is_a_source_error(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"none: cannot be read: No such file"):
         open_window(tmp_path / "none")
@@ -135,7 +204,7 @@ def test_a_missing_file_is_a_source_error(tmp_path: Path) -> None:
 
 def test_a_pipe_is_refused_before_it_is_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(SourceError, match=r"pipe: cannot be read: it is a pipe, expected a file, plain or gzip"):
+    with pytest.raises(SourceError, match=r"pipe: cannot be read: it is a pipe, expected a file, plain or packed"):
         open_window(tmp_path / "pipe")
 
 
