@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from blackbox.errors import ConfigError
@@ -13,6 +14,8 @@ NEW_YORK = "America/New_York"
 
 _SEPARATED = re.compile(r"(?<!\d)(\d{4})[-_](\d{2})[-_](\d{2})(?!\d)")
 _EIGHT_DIGITS = re.compile(r"(?<!\d)\d{8}(?!\d)")
+_HOUR_NS = 3_600_000_000_000
+_NONE = timedelta(0)
 _SIX_DIGITS = re.compile(r"(?<![A-Za-z0-9])S(\d{6})(?!\d)")
 
 
@@ -64,3 +67,27 @@ def midnight_ns(day: date) -> int:
     """Midnight in New York at the start of `day`, in ns since 1970-01-01 UTC."""
     midnight = datetime(day.year, day.month, day.day, tzinfo=ZoneInfo(NEW_YORK))
     return int(midnight.timestamp()) * 1_000_000_000
+
+
+class LocalDay(NamedTuple):
+    """What turns a day's time on the wall in New York into UTC, both of them in ns."""
+
+    midnight_ns: int
+    """Its midnight, since 1970-01-01 UTC."""
+    change_ns: int
+    """The time on the wall from which on the clock has been changed; a whole day when it is not."""
+    shift_ns: int
+    """What to add from then on."""
+
+
+def local_day(day: date) -> LocalDay:
+    """The clock on the wall in New York on `day`.
+
+    An hour that it shows twice is the first of the two, and one that it leaves out is counted from midnight.
+    """
+    zone = ZoneInfo(NEW_YORK)
+    offsets = [datetime(day.year, day.month, day.day, hour, tzinfo=zone).utcoffset() for hour in range(24)]
+    changed = next((hour for hour, offset in enumerate(offsets) if offset != offsets[0]), 24)
+    before, after = offsets[0] or _NONE, offsets[-1] or _NONE
+    shift = before - after
+    return LocalDay(midnight_ns(day), changed * _HOUR_NS, int(shift.total_seconds()) * 1_000_000_000)

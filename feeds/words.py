@@ -86,6 +86,7 @@ big_16 = _loader(16, big_endian=True)
 big_32 = _loader(32, big_endian=True)
 big_64 = _loader(64, big_endian=True)
 
+put_little_32 = _storer(32, big_endian=False)
 put_little_64 = _storer(64, big_endian=False)
 put_big_16 = _storer(16, big_endian=True)
 put_big_32 = _storer(32, big_endian=True)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import zipfile
 import zlib
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 from blackbox.errors import SourceError
 from feeds.window import PackedWindow
+
+_PIECE_BYTES: Final = 1 << 14
+"""Little at a time: a piece that turns out to be damaged is lost as a whole."""
 
 
 class ZipWindow(PackedWindow):
@@ -30,7 +33,7 @@ class ZipWindow(PackedWindow):
 
     def _unpack(self, room: int) -> bytes:
         try:
-            unpacked = self._file.read(room)
+            unpacked = self._file.read(min(room, _PIECE_BYTES))
         except (EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
             reason = str(error) or "it ends early"
             self._stop(f"zip data is corrupt: {reason}")

@@ -19,7 +19,8 @@ from blackbox.journal import compact as compacting
 from blackbox.journal.compact import Compacted, Digest, compact
 from feeds.itch50 import Itch50
 from tests.journals import Day, Put, Row, Told, feed_of
-from tests.test_export import ITCH, recorded
+from tests.recorded import recorded
+from tests.test_export import ITCH
 from tests.test_recording import days, made, told
 
 Blocks = dict[tuple[int, int, bytes], list[tuple[int, int, list[Told]]]]

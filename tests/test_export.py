@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox import ConfigError, Feed, JournalError, Publisher, Recorder, Recording, Source
+from blackbox import ConfigError, JournalError, Recording, Source
 from blackbox.export import Exported, export, load_exporter
 from blackbox.journal import by_time
 from blackbox.journal.by_time import Order, in_order_of_time
@@ -25,24 +25,11 @@ from feeds.frames import length_prefixed
 from feeds.iex import Iex
 from feeds.itch50 import Itch50
 from tests.journals import Day, Put, Row, feed_of
+from tests.recorded import recorded
 
 ITCH = "itch50/runk_locate-13-10k.bin"
 SNIPPET = "itch50/jamison_12302019_SNIPPET.NASDAQ_ITCH50"
 TOPS = "iex/goiex_TOPS16.pcapng.gz"
-
-
-def recorded(directory: Path, make: Callable[[], Source], slices: int = 2, runs: int = 1, **settings: Any) -> Recording:
-    """A source, published and recorded."""
-    feed = msgspec.structs.replace(Feed.local("export", slices), schema=make().schema.name, **settings)
-    for _ in range(runs):
-        recorder = Recorder(feed, directory)
-        with Publisher(feed, when_full="wait") as publisher:
-            recorder.start()
-            make().publish(publisher)
-            publisher.flush()
-        recorder.run(until_end=True)
-    (day,) = (directory / feed.name).glob("*/manifest.json")
-    return Recording.open(day.parent)
 
 
 def payloads_of(source: Source) -> Iterator[bytes]:
@@ -248,5 +235,5 @@ def test_a_message_too_long_for_the_format_is_told() -> None:
 
 
 def test_every_schema_of_a_venue_has_an_exporter() -> None:
-    for name in ("itch50", "iex_tops16", "iex_deep10"):
+    for name in ("itch50", "iex_tops16", "iex_deep10", "tape"):
         assert callable(load_exporter(name))

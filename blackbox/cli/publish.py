@@ -55,7 +55,8 @@ def publish(
 ) -> None:
     """Publish a source into a feed, as fast as its subscribers take it.
 
-    SOURCE is [cyan]itch50:PATH[/], [cyan]iex:PATH[/], [cyan]synthetic:MESSAGES[/] or that of a plug-in.
+    SOURCE is [cyan]itch50:PATH[/], [cyan]iex:PATH[/], [cyan]tape:PATH[/], [cyan]synthetic:MESSAGES[/] or that of a
+    plug-in.
 
     For example, each with `blackbox subscribe` in another terminal:
 
@@ -66,6 +67,8 @@ def publish(
     blackbox publish itch50:12302019.NASDAQ_ITCH50.gz --feed configs/nasdaq.toml --wait-for 2
 
     blackbox publish itch50:day.bin --option date=2020-01-30 --when-full drop
+
+    blackbox publish tape:equity/usa/tick --option date=2013-10-07 --feed configs/tape.toml
     """
     with exit_statuses():
         from blackbox.cli.source_publisher import SourcePublisher

@@ -1,0 +1,71 @@
+"""Each feed by the commands alone: recorded while it is published, looked at, and exported as the file it came from."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from blackbox import Feed
+from tests.test_cli import Command, invoke, write_feed
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+def members_of(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def run(tmp_path: Path, name: str, source: str) -> Path:
+    """Publish a source to a recorder, on free ports but else as the config says; returns the recorded day."""
+    config = Feed.load(CONFIGS / f"{name}.toml")
+    local = Feed.local(name, len(config.slices))
+    feed = msgspec.structs.replace(local, schema=config.schema, heartbeat_ns=50_000_000)
+    path = write_feed(feed, tmp_path / "feed.toml")
+    with (
+        Command("record", "--feed", path, "--out", tmp_path / "recordings", "--until-end") as recorder,
+        Command("publish", source, "--feed", path) as publisher,
+    ):
+        published, done = publisher.end(), recorder.end()
+    assert (published.status, done.status) == (0, 0), published.errors + done.errors
+    assert published.value("messages") == done.value("recorded")
+    (day,) = (tmp_path / "recordings" / name).glob("*-*-*")
+    return day
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "output", "read", "messages", "shown"),
+    [
+        (
+            "tape", "lean/ibm_20131009_trade.zip", "day.zip", members_of, 27_042,
+            r"2013-10-09T13:12:36\.320000000Z IBM\.trade type=T exchange=P suspicious=0 .* price=179\.0500 symbol=IBM",
+        ),
+    ],
+)  # fmt: skip
+def test_a_file_comes_out_as_it_went_in(
+    shared_data: Path,
+    tmp_path: Path,
+    name: str,
+    file: str,
+    output: str,
+    read: Callable[[Path], object],
+    messages: int,
+    shown: str,
+) -> None:
+    source = shared_data / file
+    day = run(tmp_path, name, f"{name}:{source}")
+    exported = invoke("export", day, tmp_path / output)
+    assert exported.status == 0, exported.errors
+    assert exported.value("messages") == messages
+    assert read(tmp_path / output) == read(source)
+    dumped = invoke("dump", day, "--count", "3")
+    assert dumped.status == 0, dumped.errors
+    assert re.search(rf"^{shown}", dumped.out, re.MULTILINE), dumped.out
+    as_json = invoke("dump", day, "--count", "3", "--json")
+    assert [bool(json.loads(line)["topic"]) for line in as_json.out.splitlines()] == [True] * 3
