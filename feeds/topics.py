@@ -158,11 +158,16 @@ class TopicTable:
         return self._form.topic(name, _TYPES[tag & 0xFF], locate)
 
 
+def printable(text: bytes) -> bytes:
+    """A name as it may stand in a topic: whatever is no printable ASCII becomes `?`."""
+    return text.translate(_PRINTABLE)
+
+
 class _Names(dict[int, bytes]):
     """Symbol of a key to its text, made when it is first asked for; empty when there is none."""
 
     def __missing__(self, symbol: int) -> bytes:
         padded = (symbol & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little")
-        name = padded.rstrip(b" \0").translate(_PRINTABLE)
+        name = printable(padded.rstrip(b" \0"))
         self[symbol] = name
         return name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import zipfile
@@ -20,6 +21,10 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 def members_of(path: Path) -> dict[str, bytes]:
     with zipfile.ZipFile(path) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
+
+
+def unpacked(path: Path) -> bytes:
+    return gzip.decompress(path.read_bytes())
 
 
 def run(tmp_path: Path, name: str, source: str) -> Path:
@@ -45,6 +50,10 @@ def run(tmp_path: Path, name: str, source: str) -> Path:
         (
             "tape", "lean/ibm_20131009_trade.zip", "day.zip", members_of, 27_042,
             r"2013-10-09T13:12:36\.320000000Z IBM\.trade type=T exchange=P suspicious=0 .* price=179\.0500 symbol=IBM",
+        ),
+        (
+            "binance", "binance/spot_ethusdt_20240808.gz", "frames.gz", unpacked, 33_618,
+            r"2024-08-08T23:54:15\.308000000Z ethusdt\.depth b'1723161254036052868 \{\"stream\":\"ethusdt@depth",
         ),
     ],
 )  # fmt: skip

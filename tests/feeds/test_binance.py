@@ -1,0 +1,323 @@
+"""Binance frames: real files against the json module, every kind of frame, damage, and back to the very file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import feeds.binance_frames
+import feeds.window
+from blackbox.errors import ConfigError, SourceError
+from blackbox.export import export
+from blackbox.journal.by_time import Messages
+from feeds.binance import SCHEMA, Binance, export_binance, split
+from tests.feeds.build import Message, messages_of
+from tests.recorded import recorded
+
+COUNTS = {
+    "cm_btcusd_perp": {"btcusd_perp.depth": 26_847, "btcusd_perp.bookTicker": 19_136, "btcusd_perp.trade": 2_286,
+                       "btcusd_perp.snapshot": 1},
+    "cm_ethusd_perp": {"ethusd_perp.depth": 22_909, "ethusd_perp.bookTicker": 15_812, "ethusd_perp.trade": 1_732,
+                       "ethusd_perp.snapshot": 1},
+    "spot_btcusdt": {"btcusdt.depth": 3_451, "btcusdt.bookTicker": 28_040, "btcusdt.trade": 9_757,
+                     "btcusdt.snapshot": 1},
+    "spot_ethusdt": {"ethusdt.depth": 3_434, "ethusdt.bookTicker": 24_077, "ethusdt.trade": 6_106,
+                     "ethusdt.snapshot": 1},
+    "usdm_btcusdt": {"btcusdt.depth": 6_551, "btcusdt.bookTicker": 66_089, "btcusdt.trade": 21_313,
+                     "btcusdt.snapshot": 1},
+}  # fmt: skip
+LINES = {
+    "cm_btcusd_perp": 48_270,
+    "cm_ethusd_perp": 40_454,
+    "spot_btcusdt": 41_249,
+    "spot_ethusdt": 33_618,
+    "usdm_btcusdt": 93_954,
+}
+RECEIVED = 1_723_161_254_087_896_568
+TRADE = b'{"stream":"btcusdt@trade","data":{"e":"trade","E":1723161255343,"s":"BTCUSDT","p":"1.5"}}'
+
+
+def file_of(shared_data: Path, name: str) -> Path:
+    return shared_data / "binance" / f"{name}_20240808.gz"
+
+
+def reference(line: bytes, symbols: set[str]) -> Message:
+    """What a line of the real files is, by `json`. `symbols`: those of the lines so far."""
+    text, frame = line.split(b" ", 1)
+    document = json.loads(frame)
+    data = document.get("data", document)
+    symbol, _, rest = document.get("stream", "@").partition("@")
+    kind = rest.partition("@")[0]
+    if "lastUpdateId" in data:
+        (only,) = symbols
+        symbol, kind = data.get("symbol", only).lower(), "snapshot"
+    symbols.add(symbol)
+    milliseconds = data.get("E", data.get("T"))
+    ts_event = int(text) if milliseconds is None else milliseconds * 1_000_000
+    return f"{symbol}.{kind}".encode(), ts_event, line
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_real_file_agrees_with_json(shared_data: Path, name: str) -> None:
+    path = file_of(shared_data, name)
+    symbols: set[str] = set()
+    expected = [reference(line, symbols) for line in gzip.decompress(path.read_bytes()).splitlines(keepends=True)]
+    source = Binance(path)
+    assert messages_of(source) == expected
+    assert source.truncated is None
+    assert len(expected) == LINES[name]
+    assert Counter(topic.decode() for topic, *_ in expected) == COUNTS[name]
+    without = sum(split(line)[0] == ts_event for _, ts_event, line in expected)
+    assert without == (COUNTS[name][f"{name.partition('_')[2]}.bookTicker"] + 1 if name.startswith("spot") else 0)
+    told = (f"frames without an event time, which have their receive time: {without:,}",)
+    assert source.notes == (told if without else ())
+
+
+def test_all_lines_of_all_files() -> None:
+    assert sum(LINES.values()) == 257_545
+    assert {name: sum(counts.values()) for name, counts in COUNTS.items()} == LINES
+
+
+def test_receive_time_is_before_event_time_and_not_lost(shared_data: Path) -> None:
+    ahead = []
+    for _, ts_event, payload in messages_of(Binance(file_of(shared_data, "usdm_btcusdt"))):
+        received, frame = split(payload)
+        assert json.loads(frame)
+        ahead.append(ts_event - received)
+    assert 1.1e9 < numpy.median(ahead) < 1.4e9
+
+
+def lines_of(*frames: bytes) -> bytes:
+    return b"".join(b"%d %b\n" % (RECEIVED + number, frame) for number, frame in enumerate(frames))
+
+
+def read(tmp_path: Path, text: bytes, **options: Any) -> tuple[list[tuple[str, int]], Binance]:
+    path = tmp_path / "frames"
+    path.write_bytes(text)
+    source = Binance(path, **options)
+    found = messages_of(source)
+    assert b"".join(payload for *_, payload in found) == text[: sum(len(payload) for *_, payload in found)]
+    return [(topic.decode(), ts_event) for topic, ts_event, _ in found], source
+
+
+@pytest.mark.parametrize(
+    ("frame", "topic", "ts_event"),
+    [
+        (TRADE, "btcusdt.trade", 1_723_161_255_343_000_000),
+        (b'{"data":{"E":5,"e":"trade"},"stream":"btcusdt@trade"}', "btcusdt.trade", 5_000_000),
+        (b'{"stream":"btcusdt@aggTrade","data":{"T":7}}', "btcusdt.aggTrade", 7_000_000),
+        (b'{"stream":"btcusdt@aggTrade","data":{"T":7,"E":8}}', "btcusdt.aggTrade", 8_000_000),
+        (b'{"stream":"btcusdt@kline_1m","data":{"E":9,"k":{"E":1,"T":1,"s":"X"}}}', "btcusdt.kline_1m", 9_000_000),
+        (b'{"stream":"btcusdt@depth20@100ms","data":{"lastUpdateId":1}}', "btcusdt.depth20", RECEIVED),
+        (b'{"stream":"!markPrice@arr@1s","data":[{"E":1,"s":"X"}]}', "#system.markPrice", RECEIVED),
+        (b'{"stream":"!bookTicker","data":{"u":1,"s":"BNBUSDT","E":3}}', "bnbusdt.bookTicker", 3_000_000),
+        (b'{"e":"aggTrade","E":1700000000000,"s":"BNBBTC"}', "bnbbtc.aggTrade", 1_700_000_000_000_000_000),
+        (b'{"e":"depthUpdate","E":1700000000000123,"s":"BNBBTC"}', "bnbbtc.depth", 1_700_000_000_000_123_000),
+        (b'{"e":"markPriceUpdate","E":1700000000000123456,"s":"A"}', "a.markPrice", 1_700_000_000_000_123_456),
+        (b'{"e":"forceOrder","E":4,"o":{"s":"A","T":3}}', "#system.forceOrder", 4_000_000),
+        (b'{"u":4,"s":"BNBUSDT","b":"2","B":"3","a":"2","A":"4"}', "bnbusdt.bookTicker", RECEIVED),
+        (b'{"lastUpdateId":1,"E":2,"symbol":"BTCUSD_PERP","bids":[]}', "btcusd_perp.snapshot", 2_000_000),
+        (b'{"lastUpdateId":1,"bids":[["1","2"]]}', "#unknown.snapshot", RECEIVED),
+        (b'{"result":null,"id":1}', "#system.other", RECEIVED),
+        (b"{}", "#system.other", RECEIVED),
+        (b'{ "stream" : "a@trade" , "data" : { "E" : 6 , "x" : [ ] , "y" : { } } }', "a.trade", 6_000_000),
+        (b'{"x":"\\"},{\\\\","e":"t","E":1}', "#system.t", 1_000_000),
+        (b'{"x":{"stream":"no@no","data":{"e":"no","E":1}},"e":"t"}', "#system.t", RECEIVED),
+        (b'{"data":{"data":{"E":1},"stream":"no@no"},"e":"t"}', "#system.t", RECEIVED),
+        (b'{"data":[{"E":1}],"e":"t"}', "#system.t", RECEIVED),
+        (b'{"E":"5","e":"t"}', "#system.t", 5_000_000),
+        (b'{"E":-5,"e":"t"}', "#system.t", RECEIVED),
+        (b'{"E":1.5e3,"e":"t"}', "#system.t", RECEIVED),
+        (b'{"E":null,"T":2,"e":"t"}', "#system.t", 2_000_000),
+        (b'{"stream":"a b\xc3\xa9@t\\u0041"}', "a?b??.t\\u0041", RECEIVED),
+    ],
+)
+def test_every_kind_of_frame(tmp_path: Path, frame: bytes, topic: str, ts_event: int) -> None:
+    found, source = read(tmp_path, lines_of(frame))
+    assert found == [(topic, ts_event)]
+    assert source.truncated is None
+
+
+def test_a_snapshot_without_a_symbol_has_the_only_one_there_was(tmp_path: Path) -> None:
+    snapshot, other = b'{"lastUpdateId":1}', TRADE.replace(b"btcusdt", b"ethusdt").replace(b"BTC", b"ETH")
+    bare = b'{"u":4,"s":"BTCUSDT","b":"2","B":"3","a":"2","A":"4"}'
+    found, _ = read(tmp_path, lines_of(snapshot, TRADE, snapshot, bare, snapshot, other, snapshot))
+    assert [topic for topic, _ in found] == [
+        "#unknown.snapshot",
+        "btcusdt.trade",
+        "btcusdt.snapshot",
+        "btcusdt.bookTicker",
+        "btcusdt.snapshot",
+        "ethusdt.trade",
+        "#unknown.snapshot",
+    ]
+
+
+def test_topic_template(tmp_path: Path) -> None:
+    text = lines_of(TRADE, TRADE.replace(b"@trade", b"@aggTrade"))
+    assert [topic for topic, _ in read(tmp_path, text, topic="{symbol}")[0]] == ["btcusdt", "btcusdt"]
+    with pytest.raises(ConfigError, match=r"expected text with \{symbol\}, \{type\}$"):
+        Binance("frames", topic="{locate}")
+    assert repr(Binance("frames")) == "<Binance frames>"
+    assert Binance("frames").schema is SCHEMA
+
+
+def test_more_streams_than_can_be_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds.binance_frames, "MAX_KEYS", 16)
+    streams = [b'{"stream":"s%d@trade"}' % number for number in range(17)]
+    assert len(read(tmp_path, lines_of(*streams[:16]))[0]) == 16
+    with pytest.raises(SourceError, match="the input has more than 16 distinct streams: it is corrupt"):
+        read(tmp_path, lines_of(*streams))
+
+
+@pytest.mark.parametrize("window_bytes", [1, 20, 100, 1_000])
+def test_lines_at_the_edge_of_a_window(tmp_path: Path, window_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = lines_of(TRADE, b'{"e":"x"}', TRADE).replace(b"\n", b"\r\n")
+    expected, _ = read(tmp_path, text)
+    assert len(expected) == 3
+    open_window = feeds.window.open_window
+    monkeypatch.setattr("feeds.binance.open_window", lambda path, expected: open_window(path, window_bytes))
+    monkeypatch.setattr(feeds.binance_frames, "CHUNK_MESSAGES", 2)
+    path = tmp_path / "frames.gz"
+    path.write_bytes(gzip.compress(text))
+    source = Binance(path)
+    assert [(topic.decode(), ts_event) for topic, ts_event, _ in messages_of(source)] == expected
+    assert source.truncated is None
+
+
+# Back to the file
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+def test_a_published_file_comes_out_byte_for_byte(shared_data: Path, tmp_path: Path, slices: int) -> None:
+    path = file_of(shared_data, "spot_ethusdt")
+    recording = recorded(tmp_path, lambda: Binance(path), slices=slices)
+    assert export(recording, tmp_path / "frames").messages == LINES["spot_ethusdt"]
+    assert (tmp_path / "frames").read_bytes() == gzip.decompress(path.read_bytes())
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
+def test_line_ends_come_out_as_they_went_in(tmp_path: Path, end: bytes) -> None:
+    path = tmp_path / "frames.txt"
+    text = lines_of(TRADE, b'{"e":"x"}').rstrip().replace(b"\n", end or b"\n") + end
+    path.write_bytes(text)
+    once = recorded(tmp_path / "once", lambda: Binance(path), slices=1)
+    export(once, tmp_path / "once.txt")
+    assert (tmp_path / "once.txt").read_bytes() == text
+    twice = recorded(tmp_path / "twice", lambda: Binance(path), slices=1, runs=2)
+    export(twice, tmp_path / "twice.txt")
+    assert (tmp_path / "twice.txt").read_bytes() == text + (b"" if end else b"\n") + text
+
+
+def test_lines_without_an_end_do_not_run_together() -> None:
+    def part(*lines: bytes) -> Messages:
+        sizes = [0, *(len(line) for line in lines)]
+        data = numpy.frombuffer(b"".join(lines), numpy.uint8)
+        return Messages(data, numpy.cumsum(sizes), numpy.zeros(len(lines), numpy.int64))
+
+    parts = [part(b"1 {}\n", b"2 {}", b"3 {}"), part(b"4 {}", b"5 {}\n"), part(b"6 {}")]
+    text = b"".join(piece.tobytes() for piece in export_binance(parts))
+    assert text == b"1 {}\n2 {}\n3 {}\n4 {}\n5 {}\n6 {}"
+    with pytest.raises(SourceError, match="a message had 0 bytes, expected a line of text"):
+        list(export_binance([part(b"1 {}\n", b"")]))
+
+
+# Damage
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (b"rubbish", "its start was 'rubbish', expected the receive time in ns, 19 digits, and a space"),
+        (b"1723161254087 {}", r"its start was '1723161254087 \{\}', expected the receive time in ns"),
+        (b"%d{}" % RECEIVED, "its start was '1723161254087896568{', expected"),
+        (b"", "its start was '', expected the receive time"),
+        (b"%d " % RECEIVED, "its frame was '', expected one whole JSON object"),
+        (b"%d []" % RECEIVED, r"its frame was '\[\]', expected one whole JSON object"),
+        (b"%d %b" % (RECEIVED, TRADE[:-1]), "its frame was '{.*, expected one whole JSON object"),
+        (b"%d {}}" % RECEIVED, "something stands behind its frame, expected a line end: '1723161254087896568 {}}'"),
+        (b'%d {"e":"x}' % RECEIVED, "its frame was"),
+        (b'%d {"e":}' % RECEIVED, "its frame was"),
+        (b'%d {"e" "x"}' % RECEIVED, "its frame was"),
+        (b'%d {"e":"x",}' % RECEIVED, "its frame was"),
+        (b'%d {"e":["x"}' % RECEIVED, "its frame was"),
+        (b'%d {"e":[1,]}' % RECEIVED, "its frame was"),
+        (b"%d {1:2}" % RECEIVED, "its frame was"),
+        (b'%d {"e":%b}' % (RECEIVED, b"[" * 100 + b"]" * 100), "its frame was"),
+        (b'%d {"stream":"%b"}' % (RECEIVED, b"x" * 300), "stream, event and symbol of its frame have more than 256 by"),
+    ],
+)
+@pytest.mark.parametrize("end", [b"", b"\n", b"\n%d {}\n" % RECEIVED])
+def test_a_bad_line_stops_and_says_where(tmp_path: Path, bad: bytes, words: str, end: bytes) -> None:
+    if not bad and not end:
+        return  # then there is no such line
+    found, source = read(tmp_path, lines_of(TRADE, TRADE) + bad + end)
+    assert len(found) == 2
+    assert source.truncated is not None
+    assert re.match(rf"{re.escape(str(tmp_path))}/frames, line 3: {words}", source.truncated)
+
+
+def test_damaged_gzip_is_told(shared_data: Path, tmp_path: Path) -> None:
+    packed = file_of(shared_data, "spot_ethusdt").read_bytes()
+    path = tmp_path / "frames.gz"
+    path.write_bytes(packed[: len(packed) // 2])
+    source = Binance(path)
+    assert 0 < len(messages_of(source)) < LINES["spot_ethusdt"]
+    assert source.truncated is not None
+    assert re.search(r"inside the line that starts at byte \d+ \(gzip data ends early, at", source.truncated)
+    damaged = bytearray(packed)
+    damaged[len(packed) // 2] ^= 0xFF
+    path.write_bytes(damaged)
+    source = Binance(path)
+    assert 0 < len(messages_of(source)) < LINES["spot_ethusdt"]
+    assert source.truncated is not None
+
+
+def test_what_is_no_such_file_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="none: cannot be read: No such file .* expected lines of receive time in ns"):
+        messages_of(Binance(tmp_path / "none"))
+
+
+KEYS = st.sampled_from(["e", "E", "T", "s", "b", "B", "A", "data", "stream", "symbol", "lastUpdateId"])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**25), 10**25) | st.floats(allow_nan=False) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4) | KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+FRAMES = st.dictionaries(KEYS | st.text(max_size=3), JSON, max_size=5)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(FRAMES, min_size=1, max_size=6), st.booleans(), st.integers(0, 2**32))
+def test_any_json_is_read_whole_and_damage_never_crashes(
+    tmp_path_factory: pytest.TempPathFactory, frames: list[dict[str, Any]], compact: bool, seed: int
+) -> None:
+    separators = (",", ":") if compact else (", ", ": ")
+    text = lines_of(*(json.dumps(frame, separators=separators).encode() for frame in frames))
+    path = tmp_path_factory.getbasetemp() / "any.json"
+    path.write_bytes(text)
+    source = Binance(path)
+    found = messages_of(source)
+    assert [payload for *_, payload in found] == text.splitlines(keepends=True)
+    assert source.truncated is None
+    for frame, (_, ts_event, _) in zip(frames, found, strict=True):
+        data = frame.get("data")
+        times = [level["E"] for level in (frame, data) if isinstance(level, dict) and "E" in level]
+        if len(times) == 1 and type(times[0]) is int and 0 < times[0] < 10**14:
+            assert ts_event == times[0] * 1_000_000
+    flipped = bytearray(text)
+    chance = random.Random(seed)
+    for _ in range(3):
+        flipped[chance.randrange(len(flipped))] = chance.randrange(256)
+    path.write_bytes(flipped[: chance.randrange(len(flipped) + 1)])
+    assert len(messages_of(Binance(path))) <= len(flipped)
