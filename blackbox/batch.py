@@ -278,7 +278,8 @@ class Batch:
         block = self.block
         offsets, stride = (_NO_OFFSETS, block.stride) if block.is_fixed else (block.payload_offsets, -1)
         found = numpy.empty(len(self), numpy.int64)
-        many = _find_type(block.payloads, offsets, stride, self._all_rows(), schema.type_offset, ord(kind), found)
+        character = ord(schema.character(kind))
+        many = _find_type(block.payloads, offsets, stride, self._all_rows(), schema.type_offset, character, found)
         return found[:many]
 
     def to_arrow(self) -> pyarrow.RecordBatch:

@@ -60,30 +60,48 @@ class Schema:
     """Message type (one character) to the structured dtype of one payload."""
     type_offset: int = field(default=0, compare=False)
     """Where in a payload the type character stands. Unit: bytes."""
+    names: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Names of types whose characters nobody can type, e.g. "mbo" for "\\xa0": taken wherever a type is."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.schema_id <= 0xFFFF:
             raise ConfigError(f"schema {self.name!r}: schema_id was {self.schema_id}, expected 0 to 65535")
         object.__setattr__(self, "records", MappingProxyType(dict(self.records)))
+        object.__setattr__(self, "names", MappingProxyType(dict(self.names)))
 
     def __repr__(self) -> str:
-        return f"<Schema {self.name} id={self.schema_id} types={''.join(self.records) or None}>"
+        types = ",".join(self.names) or "".join(self.records) or None
+        return f"<Schema {self.name} id={self.schema_id} types={types}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A read-only mapping cannot be pickled; worker processes get a plain one.
-        return Schema, (self.name, self.schema_id, dict(self.records), self.type_offset)
+        return Schema, (self.name, self.schema_id, dict(self.records), self.type_offset, dict(self.names))
 
     def dtype(self, type: str) -> numpy.dtype[Any]:  # noqa: A002 - the word of the specifications
-        """The record layout of message type `type`; its `itemsize` is the payload's length.
+        """The record layout of message type `type`, a character or a name; its `itemsize` is the payload's length.
 
         Raises:
             ConfigError: this schema has no such message type.
         """
         try:
-            return self.records[type]
+            return self.records[self.names.get(type, type)]
         except KeyError:
-            known = " ".join(self.records) or "none: its payloads are plain bytes"
-            raise ConfigError(f"schema {self.name!r}: message type was {type!r}, expected one of: {known}") from None
+            raise self._unknown(type) from None
+
+    def character(self, type: str) -> str:  # noqa: A002
+        """The character that stands in the payloads of message type `type`, a character or a name.
+
+        Raises:
+            ConfigError: it is neither.
+        """
+        found = self.names.get(type, type)
+        if len(found) != 1:
+            raise self._unknown(type)
+        return found
+
+    def _unknown(self, type: str) -> ConfigError:  # noqa: A002
+        known = " ".join(self.names or self.records) or "none: its payloads are plain bytes"
+        return ConfigError(f"schema {self.name!r}: message type was {type!r}, expected one of: {known}")
 
     def arrow(self, type: str) -> pyarrow.Schema:  # noqa: A002
         """The Arrow schema of message type `type`, in the machine's byte order.

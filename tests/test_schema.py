@@ -62,6 +62,19 @@ def test_a_schema_is_frozen_hashable_and_can_be_pickled() -> None:
     assert Schema("other", 900, {}) != SCHEMA
 
 
+def test_a_type_may_have_a_name() -> None:
+    schema = Schema("named", 901, {"\x01": TRADE}, type_offset=1, names={"trade": "\x01"})
+    for copy in (schema, pickle.loads(pickle.dumps(schema))):
+        assert copy.dtype("trade") == copy.dtype("\x01") == TRADE
+        assert copy.character("trade") == copy.character("\x01") == "\x01"
+        assert copy.arrow("trade").names == list(TRADE.names or ())
+        assert repr(copy) == "<Schema named id=901 types=trade>"
+        for ask in (copy.dtype, copy.character):
+            with pytest.raises(ConfigError, match="message type was 'quote', expected one of: trade"):
+                ask("quote")
+    assert SCHEMA.character("T") == "T"
+
+
 @pytest.mark.parametrize("number", [-1, 65_536])
 def test_a_number_that_does_not_fit_into_a_header(number: int) -> None:
     with pytest.raises(ConfigError, match=f"schema_id was {number}, expected 0 to 65535"):
