@@ -10,8 +10,9 @@ import gzip
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast, runtime_checkable
 
 import msgspec
 import numpy
@@ -30,7 +31,20 @@ EXPORTER_GROUP: Final = "blackbox.exporters"
 Exporter = Callable[[Iterable[Messages]], Iterable[NDArray[numpy.uint8]]]
 """All bytes of a file, piece by piece, for all messages of it, many at a time."""
 
+
+@runtime_checkable
+class WantsHead(Protocol):
+    """An exporter of a format whose files start with a head, which was published as a message of its own.
+
+    It is handed that message first, whatever time range is asked for, and meets it again where it was published.
+    """
+
+    def head_topic(self, template: str) -> bytes:
+        """The head's topic where topics are made from `template` (see `Feed.topic`)."""
+
+
 _GZIP_LEVEL: Final = 6
+_ZSTD_LEVEL: Final = 3
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +84,7 @@ def export(
     stop: Time | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Exported:
-    """Write a recording's messages with times in `[start, stop)` to a new file; a name that ends in `.gz` is packed.
+    """Write a recording's messages with times in `[start, stop)` to a new file, packed if it ends in `.gz` or `.zst`.
 
     The messages of a slice and key stand in the order of their sequence numbers, one run of the publisher after the
     other; those of several slices and keys are merged by `ts_event`. What is not a message is not recorded, so it is
@@ -93,12 +107,16 @@ def export(
     first = None if start is None else recording.time(start)
     end = None if stop is None else recording.time(stop)
     order = Order()
-    messages = in_order_of_time(recording, Query(recording.feed.key_bytes, start=first, stop=end), order)
+    found = in_order_of_time(recording, Query(recording.feed.key_bytes, start=first, stop=end), order)
+    messages: Iterable[Messages] = _told(found, progress)
+    wants: object = exporter
+    if isinstance(wants, WantsHead):
+        messages = chain(_head(recording, wants.head_topic(recording.feed.topic)), messages)
     fresh = target.with_name(f".{target.name}.{os.getpid()}.new")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            _write(fresh, target.suffix == ".gz", exporter(_told(messages, progress)))
+            _write(fresh, target.suffix, exporter(messages))
             size = fresh.stat().st_size
             fresh.rename(target)
         finally:
@@ -118,11 +136,33 @@ def _told(parts: Iterable[Messages], progress: Callable[[int], object] | None) -
             progress(done)
 
 
-def _write(path: Path, packed: bool, pieces: Iterable[NDArray[numpy.uint8]]) -> None:
+def _head(recording: Recording, topic: bytes) -> Iterator[Messages]:
+    """The first message of a topic."""
+    for batch in recording.batches(topic):
+        for message in batch:
+            if message.topic == topic:
+                payload = numpy.frombuffer(message.payload, numpy.uint8)
+                yield Messages(payload, numpy.array([0, len(payload)]), numpy.array([message.ts_event]))
+                return
+
+
+def _write(path: Path, suffix: str, pieces: Iterable[NDArray[numpy.uint8]]) -> None:
     with ExitStack() as stack:
         file: Any = stack.enter_context(path.open("xb"))
-        if packed:
+        if suffix == ".gz":
             # Neither name nor time in it: the same messages give the same file.
             file = stack.enter_context(gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0))
+        elif suffix == ".zst":
+            file = stack.enter_context(_zstd_compressor().stream_writer(file, closefd=False))
         for piece in pieces:
             file.write(piece.data)
+
+
+def _zstd_compressor() -> Any:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise ConfigError(
+            "a .zst file needs zstandard, which is not installed: pip install 'blackbox-md[compression]'"
+        ) from error
+    return zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True)
