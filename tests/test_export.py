@@ -235,5 +235,5 @@ def test_a_message_too_long_for_the_format_is_told() -> None:
 
 
 def test_every_schema_of_a_venue_has_an_exporter() -> None:
-    for name in ("itch50", "iex_tops16", "iex_deep10", "tape", "binance"):
+    for name in ("itch50", "iex_tops16", "iex_deep10", "tape", "binance", "dbn", "dbn_ts_out"):
         assert callable(load_exporter(name))

@@ -137,7 +137,7 @@ def test_a_third_party_registers_a_source(tmp_path: Path, monkeypatch: pytest.Mo
 def test_importing_schemas_and_sources_is_light() -> None:
     script = (
         "import sys, blackbox.schema, blackbox.source, feeds.itch50, feeds.iex, feeds.synthetic, feeds.tape\n"
-        "import feeds.binance\n"
+        "import feeds.binance, feeds.dbn\n"
         "heavy = {'numba', 'llvmlite', 'pyarrow', 'zmq', 'rich', 'typer'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

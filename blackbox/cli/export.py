@@ -15,7 +15,7 @@ from blackbox.cli.terminal import count, megabytes, rate, stderr, stdout, titled
 
 def export(
     recording: RecordingArgument,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; packed if it ends in .gz.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; packed if it ends in .gz or .zst.")],
     start: StartOption = None,
     stop: StopOption = None,
 ) -> None:
@@ -23,7 +23,8 @@ def export(
 
     ITCH 5.0 becomes a file of messages, each behind its length (2 bytes, big-endian), as NASDAQ gives it away: the very
     bytes that were published. IEX becomes message blocks of IEX-TP (2 bytes of length, little-endian), without headers.
-    Tape becomes a zip archive of the CSV files that were published, Binance the lines of frames.
+    Tape becomes a zip archive of the CSV files that were published, DBN the very stream of
+    metadata and records, Binance the lines of frames.
 
     The messages of one slice keep their order. Those of several slices are merged by market time; messages of equal
     times in different slices stand in an order that is always the same, but may not be that of the venue.

@@ -55,8 +55,8 @@ def publish(
 ) -> None:
     """Publish a source into a feed, as fast as its subscribers take it.
 
-    SOURCE is [cyan]itch50:PATH[/], [cyan]iex:PATH[/], [cyan]tape:PATH[/], [cyan]binance:PATH[/],
-    [cyan]synthetic:MESSAGES[/] or that of a plug-in.
+    SOURCE is [cyan]itch50:PATH[/], [cyan]iex:PATH[/], [cyan]tape:PATH[/], [cyan]dbn:PATH[/],
+    [cyan]binance:PATH[/], [cyan]synthetic:MESSAGES[/] or that of a plug-in.
 
     For example, each with `blackbox subscribe` in another terminal:
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import zipfile
@@ -13,6 +12,7 @@ import msgspec
 import pytest
 
 from blackbox import Feed
+from feeds.window import open_window
 from tests.test_cli import Command, invoke, write_feed
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -24,7 +24,11 @@ def members_of(path: Path) -> dict[str, bytes]:
 
 
 def unpacked(path: Path) -> bytes:
-    return gzip.decompress(path.read_bytes())
+    with open_window(path) as window:
+        while not window.last:
+            window.slide(0)
+        assert window.fault is None
+        return window.data.tobytes()
 
 
 def run(tmp_path: Path, name: str, source: str) -> Path:
@@ -50,6 +54,10 @@ def run(tmp_path: Path, name: str, source: str) -> Path:
         (
             "tape", "lean/ibm_20131009_trade.zip", "day.zip", members_of, 27_042,
             r"2013-10-09T13:12:36\.320000000Z IBM\.trade type=T exchange=P suspicious=0 .* price=179\.0500 symbol=IBM",
+        ),
+        (
+            "dbn", "dbn/futures_mbp-1_2024-07-01T23-58.dbn.zst", "day.dbn.zst", unpacked, 2_289,
+            r"2024-07-01T23:58:01\.218218853Z ESU4\.mbp-1 length=20 rtype=1 .* price=5528\.750000000 size=2 action=T",
         ),
         (
             "binance", "binance/spot_ethusdt_20240808.gz", "frames.gz", unpacked, 33_618,
