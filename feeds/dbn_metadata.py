@@ -20,7 +20,7 @@ VERSIONS: Final = (1, 2, 3)
 _HEAD_BYTES: Final = 8
 _LONGEST: Final = 16 << 20
 """Longer metadata is taken for damage; a message must hold it."""
-_ALWAYS = -(1 << 63)
+_ALWAYS, _NEVER = -(1 << 63), (1 << 63) - 1
 
 Interval = tuple[int, int, bytes]
 """From when, until when (ns since 1970-01-01 UTC), symbol."""
@@ -42,8 +42,8 @@ class DbnMetadata:
         """All of it, as it stands in the file."""
         if len(self.payload) < size:
             raise SourceError(window.ending(0, "metadata") or f"{window.path}: it ends inside its metadata")
-        self._decoded = _decoded(self.payload, window.path)
-        self.start: int = min(self._decoded.start, (1 << 63) - 1)
+        self._decoded, self._mappings = _decoded(self.payload, window.path)
+        self.start: int = min(self._decoded.start, _NEVER)
         """Where the time range that was asked for starts. Unit: ns since 1970-01-01 UTC."""
         self.ts_out: bool = self._decoded.ts_out
         """Whether a send time is appended to each record."""
@@ -70,7 +70,7 @@ class DbnMetadata:
         """The mapped symbols of each instrument: symbols were asked for and ids delivered, or the other way round."""
         known: dict[int, list[Interval]] = {}
         numbers_first = str(self._decoded.stype_in) == "instrument_id"
-        for asked, intervals in self._decoded.mappings.items():
+        for asked, intervals in self._mappings.items():
             for interval in intervals:
                 number, name = (asked, interval["symbol"]) if numbers_first else (interval["symbol"], asked)
                 if number.isdecimal() and name:
@@ -80,7 +80,8 @@ class DbnMetadata:
 
 
 def _ns(day: date) -> int:
-    return int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) * 1_000_000_000
+    since = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) * 1_000_000_000
+    return max(_ALWAYS, min(since, _NEVER))
 
 
 def _size(window: FileWindow) -> int:
@@ -100,10 +101,12 @@ def _size(window: FileWindow) -> int:
     return size
 
 
-def _decoded(payload: bytes, path: str) -> Any:
+def _decoded(payload: bytes, path: str) -> tuple[Any, dict[str, Any]]:
+    """The metadata, and its mappings, each a list of intervals."""
     library: Any = _databento_dbn()
     try:
-        return library.Metadata.decode(payload, upgrade_policy=library.VersionUpgradePolicy.AS_IS)
+        metadata = library.Metadata.decode(payload, upgrade_policy=library.VersionUpgradePolicy.AS_IS)
+        return metadata, metadata.mappings
     except library.DBNError as error:
         raise SourceError(f"{path}: its DBN metadata cannot be decoded: {error}") from error
 

@@ -10,16 +10,27 @@ from __future__ import annotations
 import ctypes
 import mmap
 import random
+import struct
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import databento_dbn
 import numpy
 
-import feeds.window
+import feeds.binance
+import feeds.dbn
+import feeds.iex
+import feeds.itch50
+import feeds.tape_files
 from blackbox.errors import SourceError
+from feeds.binance import Binance
+from feeds.dbn import Dbn
+from feeds.dbn_records import LENGTHS
 from feeds.iex import Iex
 from feeds.itch50 import Itch50
+from feeds.tape import Tape
 from feeds.window import FileWindow
 from tests.feeds.build import (
     IEX_LENGTHS,
@@ -35,13 +46,20 @@ from tests.feeds.build import (
 )
 
 PAGE = mmap.PAGESIZE
+FRAMES = b'1723161254087896568 {"stream":"btcusdt@trade","data":{"e":"t","E":1723161255343,"b":[["1","2"]]}}\n' * 12
+RECORDS = LENGTHS.items()
+STYPE: Any = databento_dbn.SType.INSTRUMENT_ID
+METADATA = databento_dbn.Metadata("X", 5, None, STYPE, None, version=1).encode()
 NO_ACCESS = 0
 
 
 class GuardedWindow(FileWindow):
     """A whole file in memory, its last byte right before a page without access."""
 
-    def __init__(self, path: str | Path) -> None:
+    made = 0
+
+    def __init__(self, path: str | Path, window_bytes: int = 0, *, expected: str = "") -> None:
+        GuardedWindow.made += 1
         content = Path(path).read_bytes()
         self.path = str(path)
         self.start = 0
@@ -78,7 +96,8 @@ def damaged(content: bytes) -> Iterator[bytes]:
 
 
 def main() -> None:
-    feeds.window.open_window = GuardedWindow  # type: ignore[assignment]
+    for module in (feeds.binance, feeds.dbn, feeds.iex, feeds.itch50, feeds.tape_files):
+        module.open_window = GuardedWindow  # type: ignore[attr-defined]
     messages = [itch(kind, locate=k) for k, kind in enumerate(ITCH_LENGTHS)]
     molds = [ethernet(mold(1 + k, messages[k : k + 4])) for k in range(0, len(messages), 4)]
     iex_messages = [iex(kind) for kind in IEX_LENGTHS]
@@ -89,20 +108,24 @@ def main() -> None:
         (Itch50, pcapng(molds), {"date": "2019-12-30"}),
         (Iex, pcap(iex_tps), {}),
         (Iex, pcapng(iex_tps), {}),
+        (Binance, FRAMES, {}),
+        (Dbn, METADATA + b"".join(struct.pack("<BBHIQ", n // 4, k, 1, 7, 9).ljust(n) for k, (n, *_) in RECORDS), {}),
+        (Tape, b"34200000,139400,500,P,20002020,0\n" * 30, {}),
     ]
     count = 0
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "input"
+        path = Path(folder) / "bac_20131007_trade.csv"
         for kind, content, options in runs:
             for input_bytes in damaged(content):
                 path.write_bytes(input_bytes)
                 try:
                     for chunk in kind(path, **options).chunks():
                         ends = chunk.starts + chunk.lengths
-                        assert 0 <= chunk.starts.min() <= ends.max() <= len(input_bytes)
+                        assert 0 <= chunk.starts.min() <= ends.max() <= max(len(input_bytes), len(chunk.payloads))
                         count += len(chunk.starts)
                 except SourceError:
                     continue
+    assert GuardedWindow.made >= len(runs) * 900, GuardedWindow.made
     print(count)
 
 

@@ -233,6 +233,12 @@ def test_ids_that_were_asked_for_get_the_symbols_that_were_delivered(tmp_path: P
     assert [topic for topic, *_ in messages_of(source)[1:]] == [b"ESH4.mbo", b"8.mbo"]
 
 
+def test_a_mapping_may_go_on_for_ever(tmp_path: Path) -> None:
+    head = metadata_of(mappings={"ESH4": [(date(1600, 1, 1), date(9999, 12, 31), "7")]})
+    source = source_of(tmp_path / "a.dbn", head + record())
+    assert messages_of(source)[1][0] == b"ESH4.mbo"
+
+
 def test_tbbo_is_called_so(tmp_path: Path) -> None:
     source = source_of(tmp_path / "a.dbn", metadata_of(schema=databento_dbn.Schema.TBBO) + record(0x01))
     assert messages_of(source)[1][0] == b"7.tbbo"

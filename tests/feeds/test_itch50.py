@@ -107,7 +107,7 @@ def test_gzip_windows_of_any_size_give_the_same(
     packed = tmp_path / "20191230.gz"
     packed.write_bytes(gzip.compress(small_file.read_bytes()))
     small = partial(feeds.window.open_window, window_bytes=window_bytes)
-    monkeypatch.setattr(feeds.window, "open_window", small)
+    monkeypatch.setattr("feeds.itch50.open_window", small)
     source = Itch50(packed)
     assert messages_of(source) == expected
     assert source.truncated is None

@@ -90,7 +90,7 @@ def test_a_length_of_zero_at_the_edge_of_a_window(
     tmp_path: Path, window_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = partial(feeds.window.open_window, window_bytes=window_bytes)
-    monkeypatch.setattr(feeds.window, "open_window", small)
+    monkeypatch.setattr("feeds.itch50.open_window", small)
     path = tmp_path / "day.gz"
     for after, clean in (([], True), ([EVERY_TYPE[1]], False)):
         path.write_bytes(gzip.compress(framed([EVERY_TYPE[0], b"", *after])))
