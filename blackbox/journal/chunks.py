@@ -18,9 +18,10 @@ CHUNK_RECORDS: Final = 1_024
 """Records of a chunk, at most."""
 CHUNK_BYTES: Final = 32 << 20
 """A chunk gets no more records once they have that many bytes."""
-_LOOKAHEAD_BYTES: Final = 16 << 20
+_LOOKAHEAD_BYTES: Final = 32 << 20
+_LEAST_LOOKAHEAD_BYTES: Final = 1 << 20
+"""Of one slice; the other two are over all slices."""
 _LOOKAHEAD_RECORDS: Final = 65_536
-"""Over all slices."""
 
 Clock = Literal["ts_event", "ts_out", "ts_recv"]
 """By which of its times a message is chosen."""
@@ -117,8 +118,7 @@ def _runs(segments: list[Segment], query: Query) -> Iterator[_Run]:
             continue
         before = numpy.maximum.accumulate(numpy.concatenate(([latest], entries["max_ts_out"])))
         wanted = numpy.flatnonzero(query.entries(entries))
-        if 2 * len(wanted) > len(entries):
-            segment.read_through()
+        segment.expect(read_through=2 * len(wanted) > len(entries))
         apart = (numpy.diff(wanted) > 1) | (entries["stop"][wanted[:-1]] != entries["start"][wanted[1:]])
         for group in numpy.split(wanted, numpy.flatnonzero(apart) + 1):
             if len(group):
@@ -131,7 +131,8 @@ def _runs(segments: list[Segment], query: Query) -> Iterator[_Run]:
 class _Reader:
     """One slice's records, a lookahead at a time. Damage between them is told, and passed over."""
 
-    def __init__(self, segments: list[Segment], query: Query, tell: Callable[[Damage], None]) -> None:
+    def __init__(self, segments: list[Segment], query: Query, tell: Callable[[Damage], None], ahead_bytes: int) -> None:
+        self._bytes = ahead_bytes
         self._runs = _runs(segments, query)
         self._tell = tell
         self._run: _Run | None = None
@@ -146,7 +147,7 @@ class _Reader:
                     return 0, None
                 self._at = self._run.start
             run, segment = self._run, self._run.segment
-            ahead = max(1, min(room, _LOOKAHEAD_BYTES // max(1, run.mean_bytes)))
+            ahead = max(1, min(room, self._bytes // max(1, run.mean_bytes)))
             found, at = walk(segment.address, run.stop, self._at, offsets, heads, ahead)
             if found < ahead and at < run.stop:
                 following = next_record(segment.address, run.stop, at + 1)
@@ -166,7 +167,8 @@ class _Merged:
     def __init__(self, slices: list[list[Segment]], query: Query, tell: Callable[[Damage], None]) -> None:
         self._room = max(16, min(CHUNK_RECORDS, _LOOKAHEAD_RECORDS // len(slices)))
         self._streams, self._tables = streams_of(len(slices), self._room)
-        self._readers = [_Reader(segments, query, tell) for segments in slices]
+        ahead_bytes = max(_LEAST_LOOKAHEAD_BYTES, _LOOKAHEAD_BYTES // len(slices))
+        self._readers = [_Reader(segments, query, tell, ahead_bytes) for segments in slices]
         self.segments: dict[Segment, int] = {}
         for stream in range(len(slices)):
             self._fill(stream)

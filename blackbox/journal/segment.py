@@ -97,12 +97,12 @@ class Segment:
     def __repr__(self) -> str:
         return f"Segment({str(self.path)!r}, entries={len(self.entries)}, bytes={len(self.memory)})"
 
-    def read_through(self) -> None:
-        """Say that most of it will be read."""
-        self._mapping.read_through()
+    def expect(self, *, read_through: bool) -> None:
+        """Say whether most of it will be read."""
+        self._mapping.expect(read_through=read_through)
 
     def release(self, start: int, stop: int) -> None:
-        """Give the memory of bytes `[start, stop)` back, in whole pages; they can still be read."""
+        """Give the memory of bytes `[start, stop)` back, both rounded down to 2 MiB; they can still be read."""
         self._mapping.release(start, min(stop, len(self.memory)))
 
     def refreshed(self) -> Segment:
