@@ -121,6 +121,7 @@ def test_record_single_messages(benchmark: BenchmarkFixture, tmp_path: Path) -> 
         contest.add("one key, blocks as they come", lambda: _paced(usual, other, tmp_path))
         contest.run(benchmark)
     show("blocks recorded in a round, in turn", blocks[-2:])
+    # A publisher that was held up sends what it has then: now and then a block has two messages of one key.
     assert blocks[-2] > 0.95 * PACED
 
 

