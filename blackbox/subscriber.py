@@ -317,11 +317,12 @@ class Subscriber:
         """Drive the callbacks from recordings, without sockets, instead of `start`; Python ones in this thread.
 
         Deterministic: callbacks of all kinds get the same messages in the same order, run after run; at full speed also
-        the same batches. Where all are compiled, slices are played beside one another, in threads: each state belongs
-        to one slice, so nobody can tell. `settings` are those of `Replay`; or give a Replay, to steer it by its
-        `controls`. May be called again: states and topic numbers go on from the last one. `statistics` and `topics`
-        then tell of replays, until it is started. `stop` ends the replay after what its callbacks are being given;
-        callbacks that are added or removed meanwhile are so from the next burst on.
+        the same batches. Where all are compiled, each slice is played in order, but slices beside one another, in
+        threads. Each has a state of its own: only an error, which ends all of them where they are, and the random
+        numbers of numba, which belong to a thread, can tell. `settings` are those of `Replay`; or give a Replay, to
+        steer it by its `controls`. May be called again: states and topic numbers go on from the last one. `statistics`
+        and `topics` then tell of replays, until it is started. `stop` and the controls act after what callbacks are
+        being given: a burst, or up to 32 MiB of blocks where all are compiled. So do callbacks that come or go.
 
         Raises CallbackError as `run`; SubscriberError when it has been started, has a sink, or replays already.
         """
@@ -349,8 +350,8 @@ class Subscriber:
         try:
             return replay.run(stage)
         finally:
+            stage.close()  # first: its lanes may still play, and another replay would share their tables
             self._replay = None
-            stage.close()
 
     def wait_confirmed(self, timeout: float = 10.0) -> None:
         """Wait until publishers have confirmed all subscriptions, those of callbacks added while running included.

@@ -31,12 +31,21 @@ class Lane:
     `failure` is what a callback raised, once it did and the subscriber stops at that.
     """
 
-    def __init__(self, number: int, lanes: int, counters: SliceCounters, schema: Schema, on_error: str) -> None:
+    def __init__(
+        self,
+        number: int,
+        lanes: int,
+        counters: SliceCounters,
+        halted: NDArray[numpy.int64],
+        schema: Schema,
+        on_error: str,
+    ) -> None:
+        """`halted`, int64[1], is 1 once all lanes are to end at the block at hand."""
         self.failure: CallbackError | None = None
         self._share = (number, lanes)
         self._counters = counters
         self._on_error = on_error
-        self._words = numpy.zeros(1, numpy.int64)
+        self._halted = halted
         self._bursts = Bursts(schema, counters.workers[0], self._raised, lambda: False)
 
     def set_table(self, table: WorkerTable, trie: Trie, parts: NDArray[numpy.int64]) -> None:
@@ -57,7 +66,7 @@ class Lane:
         bursts = self._bursts
         bursts.burst.alive = alive
         at = start
-        while at < reel.count and self.failure is None and not is_changed():
+        while at < reel.count and not self._halted[0] and not is_changed():
             at, reason = play(self._at, self._parts.ctypes.data, self._trie, reel, at, *self._share)
             if bursts.state[collect.RAISED]:
                 bursts.compiled_raised()
@@ -78,7 +87,7 @@ class Lane:
 
     def _renew(self) -> None:
         counters = self._counters
-        self._at: Any = self._bursts.addresses(self._table, 0, self._words, counters.lags[0], counters.counts)
+        self._at: Any = self._bursts.addresses(self._table, 0, self._halted, counters.lags[0], counters.counts)
 
     def _raised(self, failure: CallbackError) -> bool:
         if isinstance(failure.__cause__, KeyboardInterrupt):
@@ -87,4 +96,5 @@ class Lane:
             log.error("%s", failure, exc_info=failure.__cause__ or failure)
             return True
         self.failure = failure
+        self._halted[0] = 1
         return False

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import numpy
 from numba import njit
 
-from blackbox.atoms import copy_bytes, inner, int64s_at
+from blackbox.atoms import copy_bytes, inner, int64s_at, load_acquire
 from blackbox.check import read_header
 from blackbox.collect import (
     BLOCKS,
@@ -45,6 +45,8 @@ from blackbox.zmqlib import MESSAGE_BYTES, close_messages, msg_data, msg_init_on
 DONE: Final = 0
 DELIVER: Final = 1
 """The burst holds deliveries of Python callbacks, or compiled ones that raised."""
+HALTED: Final = 3
+"""The word at `slice_words` was set: it ends here."""
 NO_MEMORY: Final = -1
 """There was none for what goes beside a block."""
 GROW: Final = 2
@@ -167,6 +169,8 @@ def play(at: WorkerAt, parts: int, trie: Trie, reel: Reel, start: int, lane: int
     for i in range(start, reel.count):
         if slices[i] % lanes != lane:
             continue
+        if load_acquire(at.slice_words) != 0:
+            return i, HALTED
         if faults[i] == UNSEEN:
             look_at(reel, i)
         if faults[i] != 0 or counts[i] == 0:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _LOOK_BYTES: Final = 4 << 20
-"""As much is looked at before it is played: it is still in cache then, and what is due soon does not wait for more."""
+"""As much is looked at and played at a time, but to compiled callbacks: it is in cache then, and nothing waits long."""
 
 
 class Player(Protocol):
@@ -260,17 +260,15 @@ class Replay:
             if columns[FAULT, at] == UNSEEN:
                 scene.look(at, at + 1)
             if columns[COUNT, at] == 0:
-                self._tell_damages(scene, at, at + 1)
-                at += 1
+                at = self._pass_over(scene, at)
                 continue
             grant = self.controls.wait(int(columns[NEXT, at]))
             if grant.kind is not Kind.GO:
                 return grant
             whole = blocks - at
             is_limited = grant.until_ns != ANY or grant.messages != ANY
-            if (is_limited or not player.looks) and (columns[FAULT, at:] == UNSEEN).any():
-                whole = min(whole, 1 + int(columns[BODY_BYTES, at:].cumsum().searchsorted(_LOOK_BYTES)))
-                scene.look(at, at + whole)
+            if is_limited or not player.looks:
+                whole = _look_ahead(scene, at) - at
             if is_limited:
                 next_ones = columns[:, at : at + whole]
                 fits = (next_ones[HIGH] <= grant.until_ns) & (next_ones[COUNT].cumsum() <= grant.messages)
@@ -281,6 +279,14 @@ class Replay:
             else:
                 self._take_rows(player, scene, at, grant)
         return None
+
+    def _pass_over(self, scene: Scene, at: int) -> int:
+        """Go on to a block with messages that are wanted, or behind those looked at now; tell of damages on the way."""
+        stop = _look_ahead(scene, at)
+        wanted = numpy.flatnonzero(scene.columns[COUNT, at:stop])
+        stop = at + int(wanted[0]) if len(wanted) else stop
+        self._tell_damages(scene, at, stop)
+        return stop
 
     def _take_rows(self, player: Player, scene: Scene, block: int, grant: Grant) -> None:
         """Play the rows of a block that are due, which are not all of it."""
@@ -321,3 +327,12 @@ class Replay:
                 if damage.path.is_relative_to(recording.path):
                     recording.note(damage)
                     break
+
+
+def _look_ahead(scene: Scene, at: int) -> int:
+    """See that blocks from `at` on, some _LOOK_BYTES of them, have been looked at; returns where they end."""
+    columns = scene.columns
+    stop = min(columns.shape[1], at + 1 + int(columns[BODY_BYTES, at:].cumsum().searchsorted(_LOOK_BYTES)))
+    if (columns[FAULT, at:stop] == UNSEEN).any():
+        scene.look(at, stop)
+    return stop

@@ -50,7 +50,7 @@ class Choice:
         self.by = by
         self.start, self.stop = BEGINNING, END
         self._text = numpy.frombuffer(prefix or b"\0", numpy.uint8)
-        self.wish = Wish(key_bytes, self._text.ctypes.data, len(prefix), by == "ts_event")
+        self.wish = Wish(key_bytes, self._text.ctypes.data, len(prefix), int(by == "ts_event"))
 
     @property
     def is_limited(self) -> bool:

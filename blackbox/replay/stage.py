@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from blackbox.callbacks import Callback, CompiledCallback
 from blackbox.feed import Feed
 from blackbox.replay.lane import Lane
+from blackbox.replay.look import Reel
 from blackbox.replay.play import PART_WORDS, part_words
 from blackbox.replay.scenes import Scene
 from blackbox.statistics import SliceCounters, Statistics, snapshot, total
@@ -36,7 +37,8 @@ class Stage:
 
     Topics are numbered and states kept for each slice, as live. Callbacks get one burst (up to 32 blocks) after the
     other: in each first the compiled ones, block by block, then the others, in the order of blocks. As long as all are
-    compiled, slices are played beside one another: no state is shared by two.
+    compiled, slices are played beside one another: no state is shared by two. Once one has failed, all end at the block
+    that they are at.
     """
 
     def __init__(
@@ -65,9 +67,10 @@ class Stage:
         self._on_reset = on_reset
         self._within = within
         self._fresh: Sequence[Callback] | None = None
-        self._one = Lane(0, 1, self._counters[0], schema, on_error)
-        self._many = [Lane(n, lanes, self._counters[n], schema, on_error) for n in range(lanes)]
-        self._threads = ThreadPoolExecutor(lanes, "blackbox-replay")
+        self._halted = numpy.zeros(1, numpy.int64)
+        self._one = Lane(0, 1, self._counters[0], self._halted, schema, on_error)
+        self._many = [Lane(n, lanes, self._counters[n], self._halted, schema, on_error) for n in range(lanes)]
+        self._threads: ThreadPoolExecutor | None = None
         self._set_callbacks(callbacks)
         self._lanes[0].warm_up()
 
@@ -77,7 +80,10 @@ class Stage:
         return all(callback.kind != "message" for callback in self._callbacks)
 
     def change(self, callbacks: Sequence[Callback]) -> None:
-        """Play to other callbacks from the next burst on; to one that is gone, no batch any more. Any thread may."""
+        """Play to other callbacks from the next burst on; to one that is gone, no batch any more. Any thread may.
+
+        As long as all are compiled, to new ones from the next call of `play` on.
+        """
         for table in self._tables:
             for callback in self._callbacks:
                 if callback not in callbacks:
@@ -103,11 +109,25 @@ class Stage:
             if len(self._lanes) == 1:
                 at = self._lanes[0].play(scene, reel, at, lambda: self._fresh is not None)
             else:
-                ends = [self._threads.submit(lane.play, scene, reel, at, _never) for lane in self._lanes]
-                at = min(end.result() for end in ends)
+                self._play_beside(scene, reel)
+                at = reel.count
             for lane in self._lanes:
                 if lane.failure is not None:
                     raise lane.failure
+
+    def _play_beside(self, scene: Scene, reel: Reel) -> None:
+        """Play a whole reel, each lane in a thread; when one fails, or this thread is interrupted, all end."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(len(self._lanes), "blackbox-replay")
+        ends = [self._threads.submit(lane.play, scene, reel, 0, _never) for lane in self._lanes]
+        try:
+            for end in ends:
+                end.result()
+        except BaseException:
+            self._halted[0] = 1
+            raise
+        finally:
+            wait(ends)
 
     def jump(self, *, is_back: bool) -> None:
         """Back in time, give compiled callbacks the states that they began with, and tell the subscriber's hooks."""
@@ -123,7 +143,8 @@ class Stage:
 
     def close(self) -> None:
         """End the threads, and free what the last bursts hold, also after an error."""
-        self._threads.shutdown()
+        if self._threads is not None:
+            self._threads.shutdown()
         for lane in (self._one, *self._many):
             lane.close()
 
