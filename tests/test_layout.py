@@ -94,6 +94,9 @@ ORDER = (
     "journal.compact",
     "recorder",
     "testing",
+    "spark.java",
+    "spark.session",
+    "spark",
     "cli*",
 )
 """The order in which data flows. A name that ends in `*` is a group, free among itself."""

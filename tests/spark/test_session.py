@@ -1,0 +1,53 @@
+"""The session that is set up for recordings."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import blackbox.spark
+from blackbox.spark.session import PUSHDOWN
+
+
+def test_session_is_set_up(spark: SparkSession) -> None:
+    settings = dict(spark.sparkContext.getConf().getAll())
+    assert settings["spark.master"] == "local[2]"
+    assert settings["spark.app.name"] == "blackbox"
+    assert settings["spark.python.unix.domain.socket.enabled"] == "true"
+    assert settings["spark.driver.host"] in ("localhost", "127.0.0.1")
+    assert settings["spark.ui.enabled"] == "false"
+    assert spark.conf.get(PUSHDOWN) == "true"
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+
+
+def test_collector_is_the_parallel_one(spark: SparkSession) -> None:
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    beans = jvm.java.lang.management.ManagementFactory.getGarbageCollectorMXBeans()
+    assert {bean.getName() for bean in beans} == {"PS MarkSweep", "PS Scavenge"}
+
+
+def test_session_that_is_there_is_kept_and_its_pushdown_switched_on(spark: SparkSession) -> None:
+    spark.conf.set(PUSHDOWN, "false")
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        again = blackbox.spark.session("local[7]", conf={"spark.sql.ansi.enabled": False})
+        assert again.sparkContext is spark.sparkContext
+        assert again.conf.get(PUSHDOWN) == "true"
+        assert again.conf.get("spark.sql.ansi.enabled") == "false"
+        assert again.conf.get("spark.sql.session.timeZone") == "America/New_York"
+    finally:
+        spark.conf.unset("spark.sql.ansi.enabled")
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+def test_missing_pyspark_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    with pytest.raises(ImportError, match=r"this needs pyspark: pip install 'blackbox-md\[spark\]'"):
+        blackbox.spark.session()
