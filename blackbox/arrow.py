@@ -9,6 +9,7 @@ import pyarrow
 from numpy.typing import NDArray
 
 from blackbox.layout import FLAG_FIXED
+from blackbox.texts import trimmed
 
 if TYPE_CHECKING:
     from blackbox.block import Block
@@ -52,13 +53,16 @@ def _payloads(block: Block) -> pyarrow.Array:
 
 def record_columns(schema: Schema, kind: str, records: NDArray[Any]) -> list[pyarrow.Array]:
     """Records of message type `kind` as the columns that `schema.arrow(kind)` names; texts without padding."""
-    return [_column(records[field.name], field.type) for field in schema.arrow(kind)]
+    return [record_column(records[field.name], field.type) for field in schema.arrow(kind)]
 
 
-def _column(values: NDArray[Any], kind: pyarrow.DataType) -> pyarrow.Array:
+def record_column(values: NDArray[Any], kind: pyarrow.DataType) -> pyarrow.Array:
+    """One field of records as the column that `Schema.arrow` has for it."""
     if pyarrow.types.is_string(kind):
-        # Every byte is a character: a venue's texts are ASCII, and damaged ones must not be an error.
-        return pyarrow.array(numpy.strings.decode(numpy.strings.rstrip(values), "latin-1"), kind)
+        offsets, text = trimmed(values)
+        return pyarrow.Array.from_buffers(
+            kind, len(values), [None, pyarrow.py_buffer(offsets), pyarrow.py_buffer(text)]
+        )
     if pyarrow.types.is_fixed_size_binary(kind):
         return pyarrow.Array.from_buffers(kind, len(values), [None, pyarrow.py_buffer(values.tobytes())])
     if values.ndim == 2:  # an integer of a width that numpy has none for: its bytes, the highest first

@@ -27,6 +27,7 @@ ORDER = (
     "layout",
     "check",
     "encode",
+    "texts",
     "arrow",
     "block",
     "envelope",
