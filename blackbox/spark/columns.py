@@ -1,0 +1,138 @@
+"""The columns of the data source. Both of its engines have them: names, order and types are a contract."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy
+import pyarrow
+from numpy.typing import NDArray
+from pyspark.sql import types
+
+from blackbox.arrow import record_column
+from blackbox.errors import ConfigError
+from blackbox.schema import DECIMALS, Schema
+
+BASE: Final = (
+    ("feed", types.StringType()),
+    ("date", types.DateType()),
+    ("slice", types.IntegerType()),
+    ("topic", types.StringType()),
+    ("symbol", types.StringType()),
+    ("type", types.StringType()),
+    ("ts_event", types.LongType()),
+    ("ts_out", types.LongType()),
+    ("ts_recv", types.LongType()),
+    ("event_time", types.TimestampType()),
+    ("out_time", types.TimestampType()),
+    ("recv_time", types.TimestampType()),
+    ("epoch", types.LongType()),
+    ("sequence", types.LongType()),
+)
+"""What every message has."""
+PAYLOAD: Final = "payload"
+PRICE_DIGITS: Final = 18
+"""A decimal with as many is a long to Spark; with more it is a `BigDecimal`, and slow."""
+_PRICE_LIMIT: Final = 10**PRICE_DIGITS
+_INTEGERS: Final[dict[pyarrow.DataType, types.DataType]] = {
+    pyarrow.int8(): types.ByteType(),
+    pyarrow.uint8(): types.ShortType(),
+    pyarrow.int16(): types.ShortType(),
+    pyarrow.uint16(): types.IntegerType(),
+    pyarrow.int32(): types.IntegerType(),
+    pyarrow.uint32(): types.LongType(),
+    pyarrow.int64(): types.LongType(),
+    pyarrow.uint64(): types.LongType(),
+}
+
+
+class RecordField(NamedTuple):
+    """A field of a message type, and the column that it becomes."""
+
+    name: str
+    """Of the field."""
+    column: str
+    """Its own name, or `record_` and that where every message has a column of that name."""
+    arrow: pyarrow.DataType
+    """What `Schema.arrow` has it as."""
+    kind: types.DataType
+
+
+def record_fields(schema: Schema, kind: str, prices: str) -> list[RecordField]:
+    """The columns of message type `kind`. Raises ConfigError when the schema has no such type."""
+    taken = {name for name, _ in BASE}
+    found = []
+    for field in schema.arrow(kind):
+        column = f"record_{field.name}" if field.name in taken else field.name
+        found.append(RecordField(field.name, column, field.type, _kind_of(field, prices)))
+    return found
+
+
+def _kind_of(field: pyarrow.Field, prices: str) -> types.DataType:
+    metadata = field.metadata or {}
+    if DECIMALS.encode() in metadata and prices == "decimal":
+        return types.DecimalType(PRICE_DIGITS, int(metadata[DECIMALS.encode()]))
+    if pyarrow.types.is_timestamp(field.type):
+        return types.TimestampType()
+    if pyarrow.types.is_string(field.type):
+        return types.StringType()
+    return _INTEGERS.get(field.type, types.BinaryType())
+
+
+def table_schema(fields: list[RecordField] | None) -> types.StructType:
+    """All columns: with a payload, or with the fields of one message type in place of it."""
+    columns = [types.StructField(name, kind) for name, kind in BASE]
+    if fields is None:
+        columns.append(types.StructField(PAYLOAD, types.BinaryType()))
+    else:
+        columns += [types.StructField(field.column, field.kind) for field in fields]
+    return types.StructType(columns)
+
+
+def check_schema(asked: types.StructType, whole: types.StructType) -> None:
+    """Raise ConfigError unless the columns asked for are some of those that there are."""
+    known = {field.name: field.dataType for field in whole}
+    for field in asked:
+        if field.name not in known:
+            raise ConfigError(f"the schema had a column {field.name!r}, expected some of: {', '.join(known)}")
+        if field.dataType != known[field.name]:
+            was, expected = field.dataType.simpleString(), known[field.name].simpleString()
+            raise ConfigError(f"the schema had column {field.name!r} as {was}, expected {expected}")
+
+
+def record_array(field: RecordField, records: NDArray[Any]) -> pyarrow.Array:
+    """A field of records as Spark takes it. A price of 10^18 units or more is null: venues mark none so."""
+    column = record_column(records[field.name], field.arrow)
+    if isinstance(field.kind, types.DecimalType):
+        return _decimals(column.to_numpy(), field.kind.scale)
+    if pyarrow.types.is_timestamp(field.arrow):
+        numbers = column.cast(pyarrow.int64()).to_numpy()
+        micros = numbers // 1_000 if field.arrow.unit == "ns" else numbers * 1_000_000
+        return pyarrow.array(micros).cast(pyarrow.timestamp("us", "UTC"))
+    if pyarrow.types.is_fixed_size_binary(field.arrow):
+        return column.cast(pyarrow.binary())
+    if pyarrow.types.is_integer(field.arrow):
+        return column.cast(_ARROW[type(field.kind)], safe=False)
+    return column
+
+
+_ARROW: Final[dict[type[types.DataType], pyarrow.DataType]] = {
+    types.ByteType: pyarrow.int8(),
+    types.ShortType: pyarrow.int16(),
+    types.IntegerType: pyarrow.int32(),
+    types.LongType: pyarrow.int64(),
+}
+
+
+def _decimals(units: NDArray[Any], scale: int) -> pyarrow.Array:
+    wide = numpy.empty((len(units), 2), numpy.int64)
+    wide[:, 0] = units.astype(numpy.int64)
+    if units.dtype.kind == "u":
+        wide[:, 1] = 0
+        good = units < _PRICE_LIMIT
+    else:
+        wide[:, 1] = wide[:, 0] >> 63
+        good = (wide[:, 0] < _PRICE_LIMIT) & (wide[:, 0] > -_PRICE_LIMIT)
+    valid = None if good.all() else pyarrow.py_buffer(numpy.packbits(good, bitorder="little"))
+    kind = pyarrow.decimal128(PRICE_DIGITS, scale)
+    return pyarrow.Array.from_buffers(kind, len(units), [valid, pyarrow.py_buffer(wide)])

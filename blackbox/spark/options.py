@@ -1,0 +1,102 @@
+"""What a reader of the data source may be told."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from typing import Final, Literal, NamedTuple
+
+from blackbox.errors import ConfigError
+
+MEGABYTE: Final = 1 << 20
+_SIZES: Final = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": MEGABYTE, "mb": MEGABYTE, "g": 1 << 30, "gb": 1 << 30}
+
+
+class Options(NamedTuple):
+    """The options of one `load`, checked."""
+
+    paths: tuple[str, ...]
+    """Days, feeds or roots of recordings; patterns are allowed."""
+    records: str | None = None
+    """Only messages of this type of the feed's schema, with its fields in place of the payload."""
+    prices: Literal["decimal", "long"] = "decimal"
+    """How prices of `records` are shown."""
+    on_damage: Literal["error", "skip"] = "error"
+    """What happens where a recording cannot be read."""
+    partition_bytes: int = 64 * MEGABYTE
+    """Stored bytes of a partition, at most, but for one large record."""
+    metrics: str | None = None
+    """A directory to which planner and tasks write what they read and skipped, a JSON file each."""
+    starting: Literal["earliest", "latest"] = "earliest"
+    """Where a stream begins that has no checkpoint."""
+    max_bytes: int | None = None
+    """Stored bytes of one batch of a stream, at most, but for one large record."""
+
+    @classmethod
+    def of(cls, told: Mapping[str, str]) -> Options:
+        """Check what Spark passes on; its keys are in any case. Raises ConfigError naming what is wrong."""
+        given = {key.lower(): value for key, value in told.items()}
+        for key in given:
+            if key not in _KNOWN and not key.startswith("__"):  # those are of Spark itself
+                near = difflib.get_close_matches(key, _KNOWN, n=1)
+                hint = f" (did you mean {_KNOWN[near[0]]!r}?)" if near else ""
+                raise ConfigError(f"option was {key!r}, expected one of: {', '.join(_KNOWN.values())}{hint}")
+        return cls(
+            _paths(given),
+            given.get("records"),
+            _one_of(given, "prices", "decimal", "long"),  # type: ignore[arg-type]
+            _one_of(given, "onDamage", "error", "skip"),  # type: ignore[arg-type]
+            _size(given, "partitionBytes") or 64 * MEGABYTE,
+            given.get("metrics"),
+            _one_of(given, "startingOffsets", "earliest", "latest"),  # type: ignore[arg-type]
+            _size(given, "maxBytesPerTrigger"),
+        )
+
+
+_NAMES: Final = (
+    "path",
+    "paths",
+    "records",
+    "prices",
+    "onDamage",
+    "partitionBytes",
+    "metrics",
+    "startingOffsets",
+    "maxBytesPerTrigger",
+)
+_KNOWN: Final = {name.lower(): name for name in _NAMES}
+
+
+def _paths(given: dict[str, str]) -> tuple[str, ...]:
+    found = [given["path"]] if "path" in given else []
+    if "paths" in given:
+        try:
+            more = json.loads(given["paths"])
+        except ValueError:
+            more = None
+        if not isinstance(more, list) or not all(isinstance(path, str) for path in more):
+            raise ConfigError(f"option 'paths' was {given['paths']!r}, expected a JSON list of texts")
+        found += more
+    if not found:
+        raise ConfigError("there was no path, expected load(path), load([path, ...]) or OPTIONS (path '...')")
+    return tuple(found)
+
+
+def _one_of(given: dict[str, str], name: str, *values: str) -> str:
+    """One of `values`, the first of which is the default."""
+    value = given.get(name.lower(), values[0]).lower()
+    if value not in values:
+        raise ConfigError(f"option {name!r} was {value!r}, expected one of: {', '.join(values)}")
+    return value
+
+
+def _size(given: dict[str, str], name: str) -> int | None:
+    text = given.get(name.lower())
+    if text is None:
+        return None
+    number = text.strip().lower().rstrip("kmgb")
+    factor = _SIZES.get(text.strip().lower()[len(number) :])
+    if factor is None or not number.isdigit() or int(number) < 1:
+        raise ConfigError(f"option {name!r} was {text!r}, expected bytes, such as 64m or 67108864")
+    return int(number) * factor

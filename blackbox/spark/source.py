@@ -1,0 +1,122 @@
+"""The data source `blackbox` in Python, which Spark finds through the module `pyspark_blackbox`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+# Whatever reads any Python data source imports this module: what is heavy is imported where it is used.
+if TYPE_CHECKING:
+    import pyarrow
+
+    from blackbox.spark.options import Options
+    from blackbox.spark.read import Reading
+
+
+class DefaultSource(DataSource):
+    """Recorded days as a table; see `docs/spark.md` for columns and options."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What is given to `format`."""
+        return "blackbox"
+
+    def schema(self) -> StructType:
+        """All columns that these options have."""
+        from blackbox.spark.columns import table_schema
+
+        options, days = self._found()
+        fields = self._reading(options, days, None).fields
+        return table_schema(list(fields) if options.records is not None else None)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of these columns."""
+        options, days = self._found()
+        return Reader(options, days, self._reading(options, days, schema))
+
+    def _found(self) -> tuple[Options, list[Path]]:
+        from blackbox.spark.days import days_of
+        from blackbox.spark.options import Options
+
+        options = Options.of(self.options)
+        return options, days_of(options.paths)
+
+    def _reading(self, options: Options, days: list[Path], asked: StructType | None) -> Reading:
+        """How to read; raises ConfigError unless the columns asked for can be read of all these days."""
+        from blackbox.spark.columns import check_schema, record_fields, table_schema
+        from blackbox.spark.days import schema_of_days
+        from blackbox.spark.filters import Pushed
+        from blackbox.spark.read import Reading
+
+        schema = None if options.records is None else schema_of_days(days)
+        fields = None
+        if schema is not None and options.records is not None:
+            fields = record_fields(schema, options.records, options.prices)
+        whole = table_schema(fields)
+        if asked is not None:
+            check_schema(asked, whole)
+        skip = options.on_damage == "skip"
+        return Reading(asked or whole, Pushed(), skip, options.metrics, options.records, schema, tuple(fields or ()))
+
+
+class _Pushing:
+    """`Reader.pushFilters` when it is called; the method of the base class to one that looks whether there is another.
+
+    Spark raises when a reader has a `pushFilters` of its own and pushdown is switched off, as it is by default in a
+    session that others made. Here it makes no difference but in speed.
+    """
+
+    __func__ = DataSourceReader.pushFilters
+
+    def __init__(self, take: Callable[[list[Filter]], Iterable[Filter]]) -> None:
+        self._take = take
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        return self._take(filters)
+
+
+class Reader(DataSourceReader):
+    """Plans what a query reads, and reads it."""
+
+    def __init__(self, options: Options, days: list[Path], reading: Reading) -> None:
+        self._options, self._days, self._reading = options, days, reading
+
+    @property
+    def pushFilters(self) -> Any:  # noqa: N802
+        """Take filters in; all of them are returned, so that Spark checks every row again."""
+        return _Pushing(self._push)
+
+    def _push(self, filters: list[Filter]) -> Iterable[Filter]:
+        from blackbox.spark.filters import Pushed
+
+        self._reading = self._reading._replace(pushed=Pushed.of(filters))
+        return filters
+
+    def partitions(self) -> list[InputPartition]:
+        """Parts of the days that may hold what the filters let through."""
+        from blackbox.spark.metrics import write_metrics
+        from blackbox.spark.plan import plan
+
+        options, reading = self._options, self._reading
+        planned = plan(self._days, reading.pushed, options.partition_bytes, reading.skip_damage)
+        if options.metrics is not None:
+            write_metrics(
+                options.metrics,
+                "plan",
+                entries=planned.entries,
+                chosen=planned.chosen,
+                partitions=len(planned.partitions),
+                damaged=len(planned.damage),
+            )
+        return list(planned.partitions)
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """The messages of one partition."""
+        from blackbox.spark.plan import Partition
+
+        # Spark makes one partition of nothing where there is none.
+        return self._reading.batches(partition) if isinstance(partition, Partition) else iter(())

@@ -1,0 +1,330 @@
+"""What a reader gives of any recording, under any filters, against plain Python; without a JVM."""
+
+from __future__ import annotations
+
+import datetime
+import operator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import types
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    StringEndsWith,
+    StringStartsWith,
+)
+
+from blackbox import ConfigError, JournalError
+from blackbox.spark.columns import table_schema
+from blackbox.spark.metrics import read_metrics
+from blackbox.spark.source import DefaultSource, Reader
+from tests.journals import Day, Put, Row, Told, feed_of
+from tests.test_recording import days, made
+
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+DATE = datetime.date(2026, 11, 20)
+COMPARE: dict[Any, Callable[[Any, Any], bool]] = {
+    EqualTo: operator.eq,
+    EqualNullSafe: operator.eq,
+    GreaterThan: operator.gt,
+    GreaterThanOrEqual: operator.ge,
+    LessThan: operator.lt,
+    LessThanOrEqual: operator.le,
+    In: lambda left, right: left in right,
+    StringStartsWith: lambda left, right: str(left).startswith(right),
+    StringEndsWith: lambda left, right: str(left).endswith(right),
+}
+
+
+def reader_of(path: Path, **options: str) -> Reader:
+    source = DefaultSource({"path": str(path), **options})
+    reader = source.reader(source.schema())
+    assert isinstance(reader, Reader)
+    return reader
+
+
+def rows_of(reader: Reader) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for partition in reader.partitions():
+        for batch in reader.read(partition):
+            batch.validate(full=True)
+            rows += batch.to_pylist()
+    return rows
+
+
+def micros(ns: int) -> datetime.datetime:
+    return EPOCH + datetime.timedelta(microseconds=ns // 1_000)
+
+
+def expected(told: list[Told]) -> Iterator[dict[str, Any]]:
+    """The rows of messages, in the order in which they are read: slice by slice."""
+    for message in sorted(told, key=lambda message: message.slice_id):
+        symbol, dot, kind = message.topic.decode().rpartition(".")
+        yield {
+            "feed": "recorded",
+            "date": DATE,
+            "slice": message.slice_id,
+            "topic": message.topic.decode(),
+            "symbol": symbol if dot else kind,
+            "type": kind if dot else None,
+            "ts_event": message.ts_event,
+            "ts_out": message.ts_out,
+            "ts_recv": message.ts_recv,
+            "event_time": micros(message.ts_event) if message.ts_event else None,
+            "out_time": micros(message.ts_out),
+            "recv_time": micros(message.ts_recv),
+            "epoch": message.epoch - (1 << 64) if message.epoch >> 63 else message.epoch,
+            "sequence": message.sequence,
+            "payload": message.payload,
+        }
+
+
+def holds(filters: list[Filter], row: dict[str, Any]) -> bool:
+    """Whether Spark would let a row through."""
+    for each in filters:
+        if isinstance(each, IsNotNull):
+            good = row[each.attribute[0]] is not None
+        elif isinstance(each, Not):
+            good = not holds([each.child], row)
+        else:
+            assert isinstance(each, tuple(COMPARE))
+            value, wanted = row[each.attribute[0]], each.value  # type: ignore[attr-defined]
+            good = value is not None and wanted is not None and COMPARE[type(each)](value, wanted)
+        if not good:
+            return False
+    return True
+
+
+orderings = st.sampled_from([EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual])
+texts = st.sampled_from(
+    ["A", "B", "AX", "AXYZ", "AXYZ.q", "AY.trade.of.more", "AY.trade.of", "more", "q", "", "é", "\0"]
+)
+times = st.integers(-1, 9_000).map(lambda us: EPOCH + datetime.timedelta(microseconds=us))
+
+
+@st.composite
+def filters(draw: st.DrawFn) -> Filter:
+    name = draw(st.sampled_from(["topic", "symbol", "type", "slice", "date", "sequence", "ts_event", "ts_out",
+                                 "ts_recv", "event_time", "out_time", "recv_time"]))  # fmt: skip
+    values: st.SearchStrategy[Any]
+    values = st.integers(-1, 9)
+    if name in ("topic", "symbol", "type"):
+        values = texts
+        if draw(st.booleans()):
+            return draw(st.sampled_from([StringStartsWith, StringEndsWith]))((name,), draw(values))
+    elif name == "date":
+        values = st.sampled_from([DATE, DATE + datetime.timedelta(1), DATE - datetime.timedelta(1)])
+    elif name.endswith("_time"):
+        values = times
+    way = draw(st.integers(0, 9))
+    if way == 0:
+        return IsNotNull((name,))
+    if way == 1:
+        return Not(EqualTo((name,), draw(values)))
+    if way <= 4:
+        return In((name,), tuple(draw(st.lists(values, min_size=1, max_size=3))))
+    return draw(orderings)((name,), draw(values))
+
+
+@settings(max_examples=80, deadline=None)
+@given(days(), st.lists(filters(), max_size=3))
+def test_any_recording_under_any_filters(day: Any, chosen: list[Filter]) -> None:
+    with TemporaryDirectory() as directory:
+        written = made(directory, day)
+        reader = reader_of(written.path)
+        told = list(expected(sorted(written.told(), key=lambda message: message.slice_id)))
+        in_place = [row for segment in sorted(written.segments, key=lambda each: each.slice_id)
+                    for put in segment.puts for row in expected(put.told(segment.slice_id))]  # fmt: skip
+        assert rows_of(reader) == in_place
+        assert sorted(map(repr, told)) == sorted(map(repr, in_place))
+        assert list(reader.pushFilters(chosen)) == chosen
+        assert [row for row in rows_of(reader) if holds(chosen, row)] == [row for row in in_place if holds(chosen, row)]
+
+
+@pytest.mark.parametrize("count", [2, 65_536, 98_304, 98_305, 220_000])
+def test_large_blocks_are_cut_into_batches(tmp_path: Path, count: int) -> None:
+    day = Day(tmp_path, feed_of())
+    rows = tuple(Row(b"A.%d" % (i % 7), b"%06d" % i, i) for i in range(count))
+    third = count // 3
+    day.put(0, Put(rows[: third + 1]), Put(rows[third + 1 :], codec=2))
+    reader = reader_of(tmp_path)
+    batches = [batch for partition in reader.partitions() for batch in reader.read(partition)]
+    assert max(batch.num_rows for batch in batches) <= 65_536
+    told = rows
+    table = pyarrow.Table.from_batches(batches)
+    assert table["payload"].to_pylist() == [row.payload for row in told]
+    assert table["topic"].to_pylist() == [row.topic.decode() for row in told]
+    assert table["type"].to_pylist() == [row.topic.decode()[2:] for row in told]
+
+
+def test_batches_are_bounded_by_bytes_too(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of())
+    payloads = [bytes([i]) * (3 << 20) for i in range(12)] + [b"z" * (17 << 20)]
+    day.put(0, Put(tuple(Row(b"A", payload) for payload in payloads[:-1])), Put((Row(b"A", payloads[-1]),)))
+    reader = reader_of(tmp_path)
+    batches = [batch for partition in reader.partitions() for batch in reader.read(partition)]
+    assert [value for batch in batches for value in batch["payload"].to_pylist()] == payloads
+    assert [batch.num_rows for batch in batches] == [5, 5, 2, 1]
+
+
+def test_topics_are_bytes_as_they_are(tmp_path: Path) -> None:
+    Day(tmp_path, feed_of()).put(
+        0, Put((Row(b"\xff\xfe.\x80", b""), Row(b".x", b""), Row(b"y.", b""), Row(b"..", b"")))
+    )
+    reader = reader_of(tmp_path)
+    (batch,) = reader.read(reader.partitions()[0])
+    topic, symbol, kind = (batch[name].cast("binary").to_pylist() for name in ("topic", "symbol", "type"))
+    assert topic == [b"\xff\xfe.\x80", b".x", b"y.", b".."]
+    assert symbol == [b"\xff\xfe", b"", b"y", b"."]
+    assert kind == [b"\x80", b"x", b"", b""]
+
+
+def large(path: Path, **settings: Any) -> Day:
+    """Two slices with an index entry a second: topics `A…` in slice 0, `B…` in slice 1; 40 entries each."""
+    day = Day(path, feed_of(2, **settings))
+    for slice_id, letter in enumerate((b"A", b"B")):
+        for part in range(2):
+            segment = day.segment(slice_id)
+            for second in range(20 * part, 20 * part + 20):
+                rows = tuple(Row(letter + b"%d.t" % (second % 4), bytes(1_000), 10**9 * second + i) for i in range(66))
+                segment.append(Put(rows, ts_out=10**9 * second + 500, ts_recv=10**9 * second + 900))
+            segment.write_index()
+    return day
+
+
+@pytest.mark.parametrize(
+    ("chosen", "blocks", "rows"),
+    [
+        ([], 80, 80 * 66),
+        ([EqualTo(("slice",), 1)], 40, 40 * 66),
+        ([GreaterThanOrEqual(("ts_event",), 5 * 10**9), LessThan(("ts_event",), 8 * 10**9)], 6, 6 * 66),
+        ([EqualTo(("ts_event",), 5 * 10**9 + 3)], 2, 2),
+        ([GreaterThan(("event_time",), EPOCH + datetime.timedelta(seconds=38))], 2, 2 * 66),
+        ([LessThanOrEqual(("ts_out",), 2 * 10**9 + 500)], 6, 6 * 66),
+        ([EqualTo(("recv_time",), EPOCH + datetime.timedelta(seconds=2))], 2, 2 * 66),
+        ([EqualTo(("topic",), "A3.t")], 10, 10 * 66),
+        ([In(("topic",), ("A3.t", "B1.t"))], 20, 20 * 66),
+        ([StringStartsWith(("topic",), "A")], 40, 40 * 66),
+        ([EqualTo(("symbol",), "A2")], 10, 10 * 66),
+        ([EqualTo(("type",), "t")], 80, 80 * 66),
+        ([EqualTo(("type",), "none")], 80, 0),
+        ([EqualTo(("date",), DATE)], 80, 80 * 66),
+        ([EqualTo(("date",), datetime.date(2026, 11, 21))], 0, 0),
+        ([EqualTo(("symbol",), "C2")], 0, 0),
+    ],
+)
+def test_filters_pass_over_what_cannot_match(tmp_path: Path, chosen: list[Filter], blocks: int, rows: int) -> None:
+    large(tmp_path / "day", key_bytes=2)
+    reader = reader_of(tmp_path / "day", metrics=str(tmp_path / "metrics"))
+    reader.pushFilters(chosen)
+    found = rows_of(reader)
+    task = read_metrics(str(tmp_path / "metrics"), "task")
+    assert (task.get("blocks", 0), task.get("rows", 0)) == (blocks, rows)
+    assert len(found) == rows
+    plan = read_metrics(str(tmp_path / "metrics"), "plan")
+    assert plan["chosen"] == blocks
+
+
+def test_partitions_are_bounded_and_hold_each_record_once(tmp_path: Path) -> None:
+    day = large(tmp_path / "day")
+    reader = reader_of(tmp_path / "day", partitionBytes="200k")
+    partitions = reader.partitions()
+    assert len(partitions) == 2 * 14  # three entries of 66 kB each
+    assert len(rows_of(reader)) == len(day.told())
+    assert len(reader_of(tmp_path / "day").partitions()) == 2  # a small day is not cut further
+
+
+def test_schema_projects(tmp_path: Path) -> None:
+    Day(tmp_path, feed_of()).put(0, Put((Row(b"A.t", b"x", 7),), epoch=5))
+    source = DefaultSource({"path": str(tmp_path)})
+    names = ["sequence", "type", "feed"]
+    whole = {field.name: field for field in table_schema(None)}
+    reader = source.reader(types.StructType([whole[name] for name in names]))
+    (batch,) = reader.read(reader.partitions()[0])
+    assert isinstance(batch, pyarrow.RecordBatch)
+    assert batch.to_pydict() == {"sequence": [0], "type": ["t"], "feed": ["recorded"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ("price decimal(18,4)", "the schema had a column 'price', expected some of: feed, date, .*, payload"),
+        ("slice string", "the schema had column 'slice' as string, expected int"),
+    ],
+)
+def test_schema_that_is_not_ours_is_refused(tmp_path: Path, schema: str, message: str) -> None:
+    Day(tmp_path, feed_of()).put(0, Put((Row(b"A.t", b"x"),)))
+    kinds = {"string": types.StringType(), "decimal(18,4)": types.DecimalType(18, 4)}
+    name, kind = schema.split()
+    with pytest.raises(ConfigError, match=message):
+        DefaultSource({"path": str(tmp_path)}).reader(types.StructType([types.StructField(name, kinds[kind])]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"there was no path, expected load\(path\)"),
+        ({"path": "x", "onDamge": "skip"}, "option was 'ondamge', expected one of: path, .*did you mean 'onDamage'"),
+        ({"path": "x", "onDamage": "sk"}, "option 'onDamage' was 'sk', expected one of: error, skip"),
+        ({"path": "x", "prices": "double"}, "option 'prices' was 'double', expected one of: decimal, long"),
+        ({"path": "x", "partitionBytes": "64q"}, "option 'partitionBytes' was '64q', expected bytes, such as 64m"),
+        ({"path": "x", "partitionBytes": "0"}, "option 'partitionBytes' was '0', expected bytes"),
+        ({"paths": "x"}, "option 'paths' was 'x', expected a JSON list of texts"),
+    ],
+)
+def test_wrong_option_is_told(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DefaultSource(options).schema()
+
+
+def test_paths_name_days(tmp_path: Path) -> None:
+    for feed in ("one", "two"):
+        for date in ("2026-11-20", "2026-11-21"):
+            Day(tmp_path / feed / date, feed_of(), date=date).put(0, Put((Row(b"A", b""),)))
+
+    def count(*paths: object) -> int:
+        import json
+
+        source = DefaultSource({"paths": json.dumps([str(path) for path in paths])})
+        return len(rows_of(source.reader(source.schema())))  # type: ignore[arg-type]
+
+    assert count(tmp_path / "one" / "2026-11-20") == 1
+    assert count(tmp_path / "one") == 2
+    assert count(tmp_path) == 4
+    assert count(f"file://{tmp_path}/one") == count(f"file:{tmp_path}/one") == 2
+    assert count(tmp_path / "*" / "2026-11-2[1]") == 2
+    assert count(tmp_path / "one", tmp_path / "one" / "2026-11-21", tmp_path / "two" / "2026-11-21") == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("nowhere", r"'.*/nowhere' was not found, expected a day, or a feed or root with days"),
+        ("no*where", r"'.*/no\*where' was not found, expected"),
+        ("empty", r"'.*/empty' holds no recorded day, expected"),
+    ],
+)
+def test_path_without_a_day_is_told(tmp_path: Path, path: str, message: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(JournalError, match=message):
+        DefaultSource({"path": str(tmp_path / path)}).schema()
+
+
+def test_path_of_another_file_system_is_told() -> None:
+    with pytest.raises(JournalError, match="path was 's3a://bucket/day', expected one of a local or mounted file"):
+        DefaultSource({"path": "s3a://bucket/day"}).schema()
