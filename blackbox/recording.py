@@ -396,9 +396,10 @@ class Recording:
             raise ValueError(f"slices had {unknown[0]}, expected 0 to {len(self.feed.slices) - 1}")
         return [self._slices[i] for i in self.feed.slices_for(prefix) if i in wanted and i in self._slices]
 
-    def segments(self, slices: Iterable[int]) -> list[tuple[int, list[Segment]]]:
-        """(slice, its segments in order) of those slices that have any."""
-        return [(slice_id, self._slices[slice_id]) for slice_id in slices if slice_id in self._slices]
+    def segments(self, slices: Iterable[int] | None = None) -> list[tuple[int, list[Segment]]]:
+        """(slice, its segments in order) of those slices, or of all, that have any."""
+        wanted = self._slices if slices is None else slices
+        return [(slice_id, self._slices[slice_id]) for slice_id in wanted if slice_id in self._slices]
 
     def time_range(self, by: Clock = "ts_event") -> tuple[int, int]:
         """The least time above 0 and the largest one of all messages, by the indexes, ns; (0, -1): there is none."""

@@ -70,10 +70,9 @@ class _Pushing:
     session that others made. Here it makes no difference but in speed.
     """
 
-    __func__ = DataSourceReader.pushFilters
-
     def __init__(self, take: Callable[[list[Filter]], Iterable[Filter]]) -> None:
         self._take = take
+        self.__func__ = DataSourceReader.pushFilters
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
         return self._take(filters)

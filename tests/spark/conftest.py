@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    made = blackbox.spark.session("local[2]", conf={"spark.ui.enabled": False, "spark.sql.shuffle.partitions": 2})
+    conf = {"spark.ui.enabled": False, "spark.ui.showConsoleProgress": False, "spark.sql.shuffle.partitions": 2}
+    made = blackbox.spark.session("local[2]", conf=conf)
     yield made
     made.stop()

@@ -1,0 +1,373 @@
+"""The data source in Spark: found by its name, columns and records of real files, filters, paths, damage."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dpkt
+import pandas
+import pyarrow
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import functions as f
+
+from blackbox import Recorder, Recording
+from blackbox.spark.metrics import read_metrics
+from blackbox.spark.session import PUSHDOWN
+from feeds.iex import Iex
+from feeds.itch50 import Itch50
+from tests.damaged import damage_body
+from tests.journals import Day, Put, Row, feed_of
+from tests.spark.recorded import record
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ITCH = "itch50/runk_locate-13-10k.bin"
+TOPS = "iex/goiex_TOPS16.pcapng.gz"
+COLUMNS = (
+    "feed string, date date, slice int, topic string, symbol string, type string, ts_event bigint, ts_out bigint, "
+    "ts_recv bigint, event_time timestamp, out_time timestamp, recv_time timestamp, epoch bigint, sequence bigint"
+)
+
+
+def table_of(frame: DataFrame) -> pyarrow.Table:
+    return frame.toArrow()
+
+
+@pytest.fixture(scope="module")
+def itch(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> Path:
+    return record(tmp_path_factory.mktemp("itch"), "itch", lambda: Itch50(shared_data / ITCH, "2020-01-30"))
+
+
+@pytest.fixture(scope="module")
+def tops(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> Path:
+    return record(tmp_path_factory.mktemp("tops"), "tops", lambda: Iex(shared_data / TOPS), key_bytes=4)
+
+
+def itch_messages(path: Path) -> Iterator[bytes]:
+    data, at = path.read_bytes(), 0
+    while at < len(data):
+        (size,) = struct.unpack_from(">H", data, at)
+        yield data[at + 2 : at + 2 + size]
+        at += 2 + size
+
+
+def tops_messages(path: Path) -> Iterator[bytes]:
+    """The messages of all IEX-TP segments of a capture, each once."""
+    seen = 0
+    with gzip.open(path) as file:
+        for _, frame in dpkt.pcap.Reader(file):
+            data = dpkt.ethernet.Ethernet(frame).data.data.data
+            size, count, _, first = struct.unpack_from("<HHqq", data, 12)
+            assert size == len(data) - 40
+            at = 40
+            for number in range(first, first + count):
+                (size,) = struct.unpack_from("<H", data, at)
+                if number > seen:
+                    yield data[at + 2 : at + 2 + size]
+                    seen = number
+                at += 2 + size
+
+
+def test_source_is_found_by_its_name_and_has_its_columns(spark: SparkSession, itch: Path) -> None:
+    frame = spark.read.format("blackbox").load(str(itch))
+    told = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in frame.schema)
+    assert told == f"{COLUMNS}, payload binary"
+
+
+def test_every_column_is_what_the_recording_has(spark: SparkSession, tops: Path) -> None:
+    (day,) = tops.glob("*-*-*")
+    found = table_of(spark.read.format("blackbox").load(str(day)))
+    recording = Recording.open(day)
+    told = pyarrow.concat_tables([recording.to_arrow(slices=[part]) for part in range(2)])
+    assert found.num_rows == told.num_rows == 57_674
+    for name in ("ts_event", "ts_out", "ts_recv", "sequence", "payload"):
+        assert found[name].equals(told[name])
+    topics = [topic.decode() for topic in told["topic"].to_pylist()]
+    assert found["topic"].to_pylist() == topics
+    assert found["symbol"].to_pylist() == [topic.rpartition(".")[0] for topic in topics]
+    assert found["type"].to_pylist() == [topic.rpartition(".")[2] for topic in topics]
+    assert found["slice"].to_pylist() == told["slice"].to_pylist()
+    assert [epoch % 2**64 for epoch in found["epoch"].to_pylist()] == told["epoch"].to_pylist()
+    for name, clock in (("event_time", "ts_event"), ("out_time", "ts_out"), ("recv_time", "ts_recv")):
+        micros = found[name].cast(pyarrow.int64()).to_pylist()
+        assert micros == [ns // 1_000 for ns in told[clock].to_pylist()]
+    assert set(found["feed"].to_pylist()) == {"tops"}
+    assert set(found["date"].to_pylist()) == {recording.date}
+
+
+def test_counts_by_type_are_those_of_the_file(spark: SparkSession, itch: Path, tops: Path, shared_data: Path) -> None:
+    for path, messages in ((itch, itch_messages(shared_data / ITCH)), (tops, tops_messages(shared_data / TOPS))):
+        rows = spark.read.format("blackbox").load(str(path)).groupBy("type").count().collect()
+        assert {row["type"]: row["count"] for row in rows} == Counter(chr(message[0]) for message in messages)
+
+
+def test_added_orders_of_itch_are_those_of_the_file(spark: SparkSession, itch: Path, shared_data: Path) -> None:
+    form = struct.Struct(">cHHHIQcI8sI")
+    wanted = [form.unpack(message) for message in itch_messages(shared_data / ITCH) if message[:1] == b"A"]
+    names = ("stock_locate", "tracking_number", "timestamp", "order_reference_number", "buy_sell_indicator", "shares",
+             "stock", "price")  # fmt: skip
+    reference = pandas.DataFrame(
+        [
+            (locate, track, high << 32 | low, order, side.decode(), shares, stock.decode().rstrip(), price)
+            for _, locate, track, high, low, order, side, shares, stock, price in wanted
+        ],
+        columns=list(names),
+    )
+    reader = spark.read.format("blackbox").option("records", "A")
+    frame = reader.load(str(itch))
+    told = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in frame.schema)
+    assert told == (
+        f"{COLUMNS}, message_type string, stock_locate int, tracking_number int, timestamp bigint, "
+        "order_reference_number bigint, buy_sell_indicator string, shares bigint, stock string, price decimal(18,4)"
+    )
+    found: Any = frame.select(*names).orderBy("order_reference_number").toPandas()
+    reference = reference.sort_values("order_reference_number", ignore_index=True)
+    assert found["price"].tolist() == [Decimal(price).scaleb(-4) for price in reference["price"]]
+    found["price"] = reference["price"]
+    pandas.testing.assert_frame_equal(found, reference, check_dtype=False)
+    scaled = reader.option("prices", "long").load(str(itch)).orderBy("order_reference_number").select("price")
+    assert [row["price"] for row in scaled.collect()] == reference["price"].tolist()
+
+
+def test_quotes_of_iex_summed_by_symbol_are_those_of_the_file(
+    spark: SparkSession, tops: Path, shared_data: Path
+) -> None:
+    form = struct.Struct("<cBq8sIqqI")
+    rows = [form.unpack(message) for message in tops_messages(shared_data / TOPS) if message[:1] == b"Q"]
+    reference = pandas.DataFrame(rows, columns=["type", "flags", "time", "symbol", "bids", "bid", "ask", "asks"])
+    reference["symbol"] = reference["symbol"].str.decode("latin-1").str.rstrip()
+    told = reference.groupby("symbol").agg({"bids": "sum", "bid": "sum", "ask": "max", "time": "max", "type": "size"})
+    frame = spark.read.format("blackbox").option("records", "Q").load(str(tops))
+    found = frame.groupBy("record_symbol").agg(
+        f.sum("bid_size").alias("bids"),
+        f.sum("bid_price").alias("bid"),
+        f.max("ask_price").alias("ask"),
+        f.unix_micros(f.max("timestamp")).alias("time"),
+        f.count("*").alias("type"),
+    )
+    rows_found = {row["record_symbol"]: row for row in found.collect()}
+    assert set(rows_found) == set(told.index)
+    for symbol, row in told.iterrows():
+        there = rows_found[symbol]
+        assert (there["bids"], there["type"], there["time"]) == (row["bids"], row["type"], row["time"] // 1_000)
+        assert (there["bid"], there["ask"]) == (
+            Decimal(int(row["bid"])).scaleb(-4),
+            Decimal(int(row["ask"])).scaleb(-4),
+        )
+
+
+def test_unknown_message_type_is_told(spark: SparkSession, itch: Path) -> None:
+    with pytest.raises(AnalysisException, match="schema 'itch50': message type was 'Ä', expected one of: S R H"):
+        spark.read.format("blackbox").option("records", "Ä").load(str(itch))
+
+
+def test_schema_projects(spark: SparkSession, itch: Path) -> None:
+    frame = spark.read.format("blackbox").schema("sequence bigint, symbol string").load(str(itch))
+    assert frame.columns == ["sequence", "symbol"]
+    assert frame.where("symbol = 'AAPL'").count() == 10_000
+
+
+def test_view_and_several_paths(spark: SparkSession, itch: Path, tops: Path) -> None:
+    spark.sql(f"CREATE TEMP VIEW orders USING blackbox OPTIONS (path '{itch}', records 'A')")
+    try:
+        (row,) = spark.sql("SELECT count(*) AS n, sum(shares) AS shares FROM orders WHERE price > 0").collect()
+        assert row["n"] == 4_758
+    finally:
+        spark.catalog.dropTempView("orders")
+    both = spark.read.format("blackbox").load([str(itch), str(tops)])
+    assert {row["feed"]: row["count"] for row in both.groupBy("feed").count().collect()} == {
+        "itch": 10_000,
+        "tops": 57_674,
+    }
+
+
+def test_filters_of_a_query_skip_blocks_and_give_the_same_rows(spark: SparkSession, tops: Path, tmp_path: Path) -> None:
+    (day,) = tops.glob("*-*-*")
+    everything = sum(part.blocks for part in Recording.open(day).summary().slices)
+    reader = spark.read.format("blackbox").schema("ts_out bigint, topic string, symbol string, type string, "
+                                                  "out_time timestamp, sequence bigint")  # fmt: skip
+    rows: Any = reader.load(str(tops)).toPandas()
+    first, second = rows.symbol[rows.type == "T"].value_counts().index[:2]
+    middle = int(rows.ts_out.sort_values().iloc[len(rows) // 2])
+    time = pandas.Timestamp(middle // 1_000 * 1_000)
+    conditions: list[tuple[str, Any, bool]] = [
+        (f"ts_out < {middle} AND topic LIKE 'S%'", (rows.ts_out < middle) & rows.topic.str.startswith("S"), True),
+        (f"symbol IN ('{first}', '{second}') AND type = 'T'", rows.symbol.isin([first, second]) & (rows.type == "T"),
+         True),
+        (f"out_time >= '{time}' AND symbol = '{first}'", (rows.out_time >= time) & (rows.symbol == first), True),
+        (f"symbol = '{first}' OR sequence < 10", (rows.symbol == first) | (rows.sequence < 10), False),
+    ]  # fmt: skip
+    for number, (condition, mask, skips) in enumerate(conditions):
+        metrics = str(tmp_path / str(number))
+        found: Any = reader.option("metrics", metrics).load(str(tops)).where(condition).toPandas()
+        pandas.testing.assert_frame_equal(found, rows[mask].reset_index(drop=True))
+        assert 0 < len(found) < len(rows), condition
+        plan, task = read_metrics(metrics, "plan"), read_metrics(metrics, "task")
+        assert (plan["chosen"] < plan["entries"]) == (task["blocks"] < everything) == skips, condition
+
+
+def test_session_that_others_made_reads_without_pushdown(spark: SparkSession, itch: Path, tmp_path: Path) -> None:
+    spark.conf.set(PUSHDOWN, "false")
+    try:
+        frame = spark.read.format("blackbox").option("metrics", str(tmp_path)).load(str(itch))
+        assert frame.where("symbol = 'none'").count() == 0
+        plan = read_metrics(str(tmp_path), "plan")
+        assert plan["chosen"] == plan["entries"] > 0
+    finally:
+        spark.conf.set(PUSHDOWN, "true")
+
+
+def test_times_are_instants_in_any_time_zone(spark: SparkSession, tmp_path: Path) -> None:
+    Day(tmp_path, feed_of()).put(0, Put((Row(b"A.t", b"", 1_577_716_200_123_456_789), Row(b"A.t", b"", 0))))
+    frame = spark.read.format("blackbox").load(str(tmp_path))
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        shown = [row["event_time"] for row in frame.selectExpr("string(event_time) AS event_time").collect()]
+        assert shown == ["2019-12-30 09:30:00.123456", None]
+        assert frame.where("event_time >= '2019-12-30 09:30:00.123456'").count() == 1
+        assert frame.where("event_time > '2019-12-30 09:30:00.123456'").count() == 0
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+def test_missing_path_is_told_when_it_is_loaded(spark: SparkSession) -> None:
+    with pytest.raises(AnalysisException, match="'/nowhere/at/all' was not found, expected a day"):
+        spark.read.format("blackbox").load("/nowhere/at/all")
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """A day of 30 blocks of 10 messages; one has a flipped bit."""
+    day = Day(tmp_path / "day", feed_of())
+    segment = day.put(0, *(Put(tuple(Row(b"A.t", bytes(9), k) for _ in range(10)), sequence=10 * k) for k in range(30)))
+    damage_body(segment, 7)
+    return day.path
+
+
+def test_damage_is_an_error_that_names_file_and_offset(spark: SparkSession, damaged: Path) -> None:
+    frame = spark.read.format("blackbox").load(str(damaged))
+    with pytest.raises(PySparkException) as caught:
+        frame.count()
+    segment = damaged / "slice-00000" / "000000.journal"
+    told = r"{}: body checksum did not match \({} bytes at {}, 10 messages\); onDamage=skip reads the rest"
+    at = 64 + 7 * (size := (segment.stat().st_size - 64) // 30)
+    assert told.format(segment, size, at).replace("\\", "") in str(caught.value)
+
+
+def test_damage_is_skipped_and_counted_when_asked_for(spark: SparkSession, damaged: Path, tmp_path: Path) -> None:
+    metrics = str(tmp_path / "metrics")
+    reader = spark.read.format("blackbox").option("onDamage", "skip").option("metrics", metrics)
+    assert reader.load(str(damaged)).count() == 290
+    told = read_metrics(metrics, "task")
+    assert (told["damaged"], told["lost"], told["rows"]) == (1, 10, 290)
+
+
+def test_missing_segment_is_an_error_or_skipped(spark: SparkSession, tmp_path: Path) -> None:
+    day = Day(tmp_path / "day", feed_of(2))
+    for part in range(3):
+        day.put(0, Put((Row(b"A.t", b""),), sequence=part))
+    day.put(1, Put((Row(b"B.t", b""),)))
+    (tmp_path / "day" / "slice-00000" / "000001.journal").unlink()
+    frame = spark.read.format("blackbox").load(str(day.path))
+    with pytest.raises(PySparkException, match="slice-00000/000001.journal: 1 segment missing"):
+        frame.count()
+    assert frame.where("slice = 1").count() == 1
+    metrics = str(tmp_path / "metrics")
+    skipping = spark.read.format("blackbox").option("onDamage", "skip").option("metrics", metrics).load(str(day.path))
+    assert skipping.count() == 3
+    assert read_metrics(metrics, "plan")["damaged"] == 1
+
+
+def test_index_that_is_damaged_or_missing_costs_nothing_but_time(spark: SparkSession, tmp_path: Path) -> None:
+    day = Day(tmp_path / "day", feed_of())
+    for part in range(3):
+        day.put(0, Put((Row(b"A.t", b""),), sequence=part), index=part != 1)
+    index = tmp_path / "day" / "slice-00000" / "000002.index"
+    index.write_bytes(index.read_bytes()[:-1] + b"?")
+    assert spark.read.format("blackbox").load(str(day.path)).count() == 3
+
+
+def test_message_of_the_wrong_length_is_damage(spark: SparkSession, tmp_path: Path) -> None:
+    day = Day(tmp_path / "day", feed_of(schema="itch50"))
+    day.put(0, Put((Row(b"X.S", b"S" + bytes(11)), Row(b"X.S", b"S" + bytes(12)), Row(b"X.A", b"A"))))
+    reader = spark.read.format("blackbox").option("records", "S")
+    told = r"000000.journal: a message of type 'S' had 13 bytes, expected 12 \(\d+ bytes at 64, 1 messages\)"
+    with pytest.raises(PySparkException, match=told):
+        reader.load(str(day.path)).count()
+    assert reader.option("onDamage", "skip").load(str(day.path)).count() == 1
+
+
+def test_price_that_is_none_is_null(spark: SparkSession, tmp_path: Path) -> None:
+    """IEX's prices are int64: the extremes do not fit a decimal of 18 digits."""
+    prices = (10**18 - 1, 10**18, -(10**18) + 1, -(10**18), 2**63 - 1, -(2**63), -1)
+    rows = tuple(Row(b"S.X", struct.pack("<ccq8sq", b"X", b"Q", 0, b"S", price)) for price in prices)
+    day = Day(tmp_path / "day", feed_of(schema="iex_tops16"))
+    day.put(0, Put(rows))
+    reader = spark.read.format("blackbox").option("records", "X")
+    found = [row["official_price"] for row in reader.load(str(day.path)).collect()]
+    limit = Decimal(10**18 - 1).scaleb(-4)
+    assert found == [limit, None, -limit, None, None, None, Decimal("-0.0001")]
+    scaled = [row["official_price"] for row in reader.option("prices", "long").load(str(day.path)).collect()]
+    assert tuple(scaled) == prices
+
+
+def test_day_is_read_while_it_is_recorded(spark: SparkSession, tmp_path: Path) -> None:
+    """What is there when a query is planned is read; nothing torn, nothing twice."""
+    day = Day(tmp_path / "day", feed_of())
+    segment = day.segment()
+    counts = []
+    for step in range(3):
+        puts = [Put(tuple(Row(b"A.t", bytes(700), n) for n in range(50)), sequence=k) for k in range(5)]
+        segment.append(*puts)
+        if step == 1:
+            segment.write_index()
+        with segment.path.open("ab") as file:
+            file.write(b"BREC, but no more of it")
+        frame = spark.read.format("blackbox").load(str(day.path))
+        counts.append(frame.count())
+        size = segment.path.stat().st_size - 23
+        with segment.path.open("r+b") as file:
+            file.truncate(size)
+    assert counts == [250, 500, 750]
+
+
+def test_query_that_was_planned_keeps_to_its_plan(spark: SparkSession, itch: Path, tmp_path: Path) -> None:
+    from blackbox.spark.source import DefaultSource
+
+    day = Day(tmp_path / "day", feed_of())
+    segment = day.segment()
+    segment.append(Put((Row(b"A.t", b"one"),)))
+    source = DefaultSource({"path": str(day.path)})
+    reader = source.reader(source.schema())
+    partitions = reader.partitions()
+    segment.append(Put((Row(b"A.t", b"two"),), sequence=1))
+    batches = [batch for partition in partitions for batch in reader.read(partition)]
+    assert [row["payload"] for batch in batches for row in batch.to_pylist()] == [b"one"]  # type: ignore[union-attr]
+
+
+def test_recorder_at_work_is_read(spark: SparkSession, tmp_path: Path, shared_data: Path) -> None:
+    import msgspec
+
+    from blackbox import Feed, Publisher
+
+    feed = msgspec.structs.replace(Feed.local("live", 2), schema="itch50")
+    recorder = Recorder(feed, tmp_path)
+    with Publisher(feed, when_full="wait") as publisher:
+        recorder.start()
+        Itch50(shared_data / ITCH, "2020-01-30").publish(publisher)
+        publisher.flush()
+        counts: list[int] = []
+        while not counts or counts[-1] < 10_000:
+            counts.append(spark.read.format("blackbox").load(str(tmp_path / "live")).count())
+            assert len(counts) < 60
+    recorder.run(until_end=True, timeout=60.0)
+    assert counts == sorted(counts)
+    assert counts[-1] == 10_000
