@@ -106,6 +106,7 @@ ORDER = (
     "spark.metrics",
     "spark.plan",
     "spark.read",
+    "spark.stream",
     "spark.source",
     "spark",
     "cli*",

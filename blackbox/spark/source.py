@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 # Whatever reads any Python data source imports this module: what is heavy is imported where it is used.
@@ -37,6 +37,13 @@ class DefaultSource(DataSource):
         """A reader of these columns."""
         options, days = self._found()
         return Reader(options, days, self._reading(options, days, schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """A reader of these columns that follows a recording."""
+        from blackbox.spark.stream import StreamReader
+
+        options, days = self._found()
+        return StreamReader(options, self._reading(options, days, schema))
 
     def _found(self) -> tuple[Options, list[Path]]:
         from blackbox.spark.days import days_of

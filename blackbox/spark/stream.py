@@ -1,0 +1,251 @@
+"""Follow a recording that grows: what each batch of a stream has, to the byte, so that a restart goes on just there.
+
+An offset tells, for each day and slice, up to where it was read; days up to `done` were read whole:
+
+    {"done": "2026-11-19", "days": {"2026-11-20": {"0": "3:1048640", "1": "2:96064"}}}
+
+Places are `segment:byte`. A recorder writes to its two newest days at most, so an older one that was read is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy
+import pyarrow
+from numpy.typing import NDArray
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
+
+from blackbox.errors import ConfigError, JournalError
+from blackbox.journal.day import MANIFEST, recorded_days, segment_path
+from blackbox.journal.segment import Segment
+from blackbox.recording import Recording
+from blackbox.spark.days import local_path
+from blackbox.spark.options import Options
+from blackbox.spark.plan import Partition, Piece, cut, damage_of, partition_of
+from blackbox.spark.read import Reading
+
+_NEWEST: Final = 2
+"""Days of a feed that may still grow."""
+_ALL: Final = (1 << 62, 0)
+
+
+class Place(NamedTuple):
+    """How far a slice was read. Of two, the larger is further on."""
+
+    segment: int
+    offset: int
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """From its text in an offset."""
+        segment, _, offset = text.partition(":")
+        return cls(int(segment), int(offset))
+
+    def __str__(self) -> str:
+        return f"{self.segment}:{self.offset}"
+
+
+_BEGIN: Final = Place(0, 0)
+_END: Final = Place(*_ALL)
+Day = dict[int, Place]
+"""By slice."""
+
+
+class Progress:
+    """How far a stream is. Attributes: `done`, the name of the last day that was read whole; `days`, those since."""
+
+    def __init__(self, offset: dict[str, Any] | None = None) -> None:
+        told = offset or {"done": "", "days": {}}
+        self.done: str = told["done"]
+        self.days: dict[str, Day] = {
+            name: {int(slice_id): Place.parse(text) for slice_id, text in places.items()}
+            for name, places in told["days"].items()
+        }
+
+    def offset(self) -> dict[str, Any]:
+        """For Spark: equal ones have the same text."""
+        days = {
+            name: {str(slice_id): str(place) for slice_id, place in sorted(places.items())}
+            for name, places in sorted(self.days.items())
+        }
+        return {"done": self.done, "days": days}
+
+    def place(self, day: str, slice_id: int) -> Place:
+        """How far a slice was read."""
+        return _END if day <= self.done else self.days.get(day, {}).get(slice_id, _BEGIN)
+
+    def move(self, day: str, slice_id: int, place: Place) -> None:
+        """Note that a slice was read up to there."""
+        self.days.setdefault(day, {})[slice_id] = place
+
+    def finish(self, day: str) -> None:
+        """Note that a day, and those before it, were read whole."""
+        self.done = day
+        self.days = {name: places for name, places in self.days.items() if name > day}
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans the batches of a stream, and reads their partitions."""
+
+    def __init__(self, options: Options, reading: Reading) -> None:
+        """Follow the day or feed of these options. Raises ConfigError when they name anything else."""
+        if len(options.paths) != 1:
+            raise ConfigError(f"a stream had {len(options.paths)} paths, expected one day or feed")
+        self._path = local_path(options.paths[0])
+        if not recorded_days(self._path) and not (self._path / MANIFEST).is_file():
+            raise ConfigError(f"a stream had path {options.paths[0]!r}, expected a recorded day or a feed with days")
+        self._options, self._reading = options, reading
+        self._recordings: dict[Path, Recording] = {}
+        self._until: Progress | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Where a stream without a checkpoint begins."""
+        latest = self._options.starting == "latest"
+        return self._latest().offset() if latest else Progress().offset()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """The option `maxBytesPerTrigger`."""
+        most = self._options.max_bytes
+        return ReadAllAvailable() if most is None else ReadMaxBytes(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Go on to what is there now, and no further."""
+        self._until = self._latest()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """How far the next batch goes: to the end, or as far as its bytes last, by `ts_out` over all slices."""
+        progress = Progress(start)
+        self._advance(progress, limit.max_bytes if isinstance(limit, ReadMaxBytes) else None)
+        return progress.offset()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """What was recorded between two offsets."""
+        before, after = Progress(start), Progress(end)
+        days = {day.name: day for day in self._days()}
+        for name, places in after.days.items():
+            if name not in days and places != before.days.get(name):
+                raise JournalError(f"{self._path} has lost the day {name!r}, which a stream had begun to read")
+        found: list[InputPartition] = []
+        for name, day in days.items():
+            if before.done < name and (name <= after.done or name in after.days):
+                found += self._partitions_of(day, before, after)
+            if name <= after.done:
+                self._recordings.pop(day, None)
+        return found
+
+    def _partitions_of(self, day: Path, before: Progress, after: Progress) -> Iterator[Partition]:
+        recording = self._recording(day)
+        segments = dict(recording.segments())
+        for slice_id in sorted({*segments, *after.days.get(day.name, ())}):
+            first, last = before.place(day.name, slice_id), after.place(day.name, slice_id)
+            there = segments.get(slice_id, [])
+            _check(recording, slice_id, there, last)
+            for spans in cut(_between(there, first, last).piece, self._options.partition_bytes):
+                yield partition_of(recording, slice_id, spans)
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """The messages of one partition."""
+        return self._reading.batches(partition) if isinstance(partition, Partition) else iter(())
+
+    def _days(self) -> list[Path]:
+        return [self._path] if (self._path / MANIFEST).is_file() else recorded_days(self._path)
+
+    def _recording(self, day: Path) -> Recording:
+        """A day as it is now."""
+        recording = self._recordings.get(day)
+        if recording is None:
+            recording = self._recordings[day] = Recording.open(day)
+        else:
+            recording.refresh()
+        damage_of(recording, list(range(len(recording.feed.slices))), self._reading.skip_damage)
+        return recording
+
+    def _latest(self) -> Progress:
+        progress = Progress()
+        self._advance(progress, None)
+        return progress
+
+    def _advance(self, progress: Progress, most_bytes: int | None) -> None:
+        days = [day for day in self._days() if day.name > progress.done]
+        closed = {day.name for day in days[:-_NEWEST]}
+        left = most_bytes
+        for day in days:
+            recording = self._recording(day)
+            parts = []
+            for slice_id, segments in recording.segments():
+                until = _END if self._until is None else self._until.place(day.name, slice_id)
+                part = _between(segments, progress.place(day.name, slice_id), until)
+                if len(part.latest):
+                    parts.append((slice_id, part))
+            size = sum(int((part.piece.stop - part.piece.start).sum()) for _, part in parts)
+            whole = left is None or size <= left
+            ends = [len(part.latest) for _, part in parts] if whole else _shares(parts, left or 0, left == most_bytes)
+            for (slice_id, part), end in zip(parts, ends, strict=True):
+                if end:
+                    place = Place(int(part.piece.segment[end - 1]), int(part.piece.stop[end - 1]))
+                    progress.move(day.name, slice_id, place)
+            if not whole:
+                return
+            if left is not None:
+                left -= size
+            if day.name in closed and (self._until is None or day.name <= self._until.done):
+                progress.finish(day.name)
+                self._recordings.pop(day, None)
+
+
+class _Part(NamedTuple):
+    """Index entries of one slice."""
+
+    piece: Piece
+    latest: NDArray[numpy.int64]
+    """int64[n]: the largest `ts_out` of the slice up to each."""
+
+
+def _between(segments: list[Segment], first: Place, last: Place) -> _Part:
+    """What stands between two places of a slice."""
+    numbers, starts, stops, latest = [_NONE], [_NONE], [_NONE], [_NONE]
+    for segment in segments:
+        if not first.segment <= segment.number <= last.segment or not len(segment.entries):
+            continue
+        begin = first.offset if segment.number == first.segment else 0
+        end = last.offset if segment.number == last.segment else len(segment.memory)
+        start = numpy.maximum(segment.entries["start"], begin)
+        stop = numpy.minimum(segment.entries["stop"], end)
+        there = start < stop
+        numbers.append(numpy.full(int(there.sum()), segment.number))
+        starts.append(start[there])
+        stops.append(stop[there])
+        latest.append(segment.entries["max_ts_out"][there])
+    piece = Piece(numpy.concatenate(numbers), numpy.concatenate(starts), numpy.concatenate(stops))
+    return _Part(piece, numpy.maximum.accumulate(numpy.concatenate(latest)))
+
+
+_NONE: Final = numpy.empty(0, numpy.int64)
+
+
+def _shares(parts: list[tuple[int, _Part]], most_bytes: int, at_least_one: bool) -> list[int]:
+    """How many entries of each slice come first, by `ts_out`, and have at most so many bytes together."""
+    owner = numpy.repeat(numpy.arange(len(parts)), [len(part.latest) for _, part in parts])
+    latest = numpy.concatenate([part.latest for _, part in parts])
+    sizes = numpy.concatenate([part.piece.stop - part.piece.start for _, part in parts])
+    order = numpy.argsort(latest, kind="stable")
+    many = int(numpy.searchsorted(numpy.cumsum(sizes[order]), most_bytes, "right"))
+    if at_least_one:
+        many = max(many, 1)
+    counts: list[int] = numpy.bincount(owner[order[:many]], minlength=len(parts)).tolist()
+    return counts
+
+
+def _check(recording: Recording, slice_id: int, segments: list[Segment], last: Place) -> None:
+    """Raise JournalError when what was there is gone."""
+    if last in (_BEGIN, _END):
+        return
+    for segment in segments:
+        if segment.number == last.segment and len(segment.memory) >= last.offset:
+            return
+    path = segment_path(recording.path, slice_id, last.segment)
+    raise JournalError(f"{path} ends before byte {last.offset}, up to which a stream had read: it has lost records")

@@ -1,0 +1,249 @@
+"""Following a recording that grows: everything once, whatever the batches, the restarts and the days."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
+
+from blackbox import ConfigError, JournalError
+from blackbox.spark.source import DefaultSource
+from blackbox.spark.stream import StreamReader
+from tests.journals import Day, Put, Row, Segment, feed_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+NOTHING = {"done": "", "days": {}}
+
+
+class Growing:
+    """A feed's directory whose days grow, and what all of it holds."""
+
+    def __init__(self, path: Path, slices: int = 2) -> None:
+        self.path = path
+        self.slices = slices
+        self.count = 0
+        self._open: dict[tuple[str, int], Segment] = {}
+        self._days: dict[str, Day] = {}
+
+    def grow(self, date: str, slice_id: int, blocks: int = 1, rows: int = 3, roll: bool = False) -> None:
+        """Append blocks to a slice of a day; `roll`: to a new segment."""
+        day = self._days.get(date)
+        if day is None:
+            day = self._days[date] = Day(self.path / date, feed_of(self.slices), date=date)
+        if roll or (date, slice_id) not in self._open:
+            self._open[date, slice_id] = day.segment(slice_id)
+        topic = bytes([65 + slice_id]) + b".t"
+        for _ in range(blocks):
+            payloads = range(self.count, self.count + rows)
+            put = Put(tuple(Row(topic, b"%09d" % k, k) for k in payloads), sequence=self.count, ts_out=self.count)
+            self._open[date, slice_id].append(put)
+            self.count += rows
+
+    def index(self, date: str, slice_id: int) -> None:
+        """Write the index as far as entries are closed."""
+        segment = self._open[date, slice_id]
+        segment.write_index(max(0, len(segment.entries()) - 1))
+
+
+def reader_of(path: Path, **options: str) -> StreamReader:
+    source = DefaultSource({"path": str(path), **options})
+    reader = source.streamReader(source.schema())  # type: ignore[arg-type]
+    assert isinstance(reader, StreamReader)
+    return reader
+
+
+def messages(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
+    """The numbers of the messages between two offsets, which Spark keeps as text."""
+    start, end = json.loads(json.dumps(start)), json.loads(json.dumps(end))
+    return [
+        int(payload)
+        for partition in reader.partitions(start, end)
+        for batch in reader.read(partition)
+        for payload in batch["payload"].to_pylist()
+    ]
+
+
+def test_nothing_new_is_the_same_offset(tmp_path: Path) -> None:
+    growing = Growing(tmp_path)
+    growing.grow("2026-11-20", 0)
+    reader = reader_of(tmp_path)
+    assert reader.initialOffset() == NOTHING
+    first = reader.latestOffset(NOTHING, ReadAllAvailable())
+    assert first == {"done": "", "days": {"2026-11-20": {"0": f"0:{growing._open['2026-11-20', 0].places[-1][1]}"}}}
+    assert json.dumps(reader.latestOffset(json.loads(json.dumps(first)), ReadAllAvailable())) == json.dumps(first)
+    assert messages(reader, first, first) == []
+    assert messages(reader, NOTHING, first) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_everything_comes_once_whatever_the_batches_and_restarts(tmp_path: Path, seed: int) -> None:
+    """Random growth, batches of random size, restarts at any time, batches that are planned again."""
+    choice = random.Random(seed)
+    growing = Growing(tmp_path)
+    dates = ["2026-11-18"]
+    growing.grow(dates[0], 0)
+    reader = reader_of(tmp_path)
+    offset: dict[str, Any] = reader.initialOffset()
+    found: list[int] = []
+    for step in range(60):
+        if choice.random() < 0.7:
+            date, slice_id = choice.choice(dates[-2:]), choice.randrange(2)
+            growing.grow(
+                date, slice_id, choice.choice([1, 1, 5, 40]), choice.choice([1, 3, 400]), choice.random() < 0.2
+            )
+            if choice.random() < 0.4:
+                growing.index(date, slice_id)
+        if choice.random() < 0.1:
+            dates.append(f"2026-11-{18 + len(dates)}")
+            growing.grow(dates[-1], 0)
+        if choice.random() < 0.3:
+            reader = reader_of(tmp_path, partitionBytes=choice.choice(["1", "100k", "64m"]))
+        if choice.random() < 0.6 or step == 59:
+            most = choice.choice([1, 70_000, 10**6])
+            limit = ReadAllAvailable() if step == 59 or choice.random() < 0.3 else ReadMaxBytes(most)
+            end = reader.latestOffset(json.loads(json.dumps(offset)), limit)
+            batch = messages(reader, offset, end)
+            if choice.random() < 0.3:
+                growing.grow(dates[-1], 1)
+                assert messages(reader_of(tmp_path), offset, end) == batch
+            found += batch
+            offset = end
+    end = reader.latestOffset(offset, ReadAllAvailable())
+    found += messages(reader, offset, end)
+    assert len(found) == len(set(found)) == growing.count
+    assert len(end["days"]) <= 2
+
+
+def test_batch_is_bounded_and_goes_by_time_over_all_slices(tmp_path: Path) -> None:
+    growing = Growing(tmp_path)
+    for _ in range(20):
+        for slice_id in range(2):
+            growing.grow("2026-11-20", slice_id, blocks=8, rows=400)
+    reader = reader_of(tmp_path, maxBytesPerTrigger="300k")
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMaxBytes(300 << 10)
+    offset: dict[str, Any] = NOTHING
+    sizes, last = [], -1
+    while (end := reader.latestOffset(offset, limit)) != offset:
+        batch = messages(reader, offset, end)
+        sizes.append(len(batch) * 21)
+        # Entries are 64 kB: the slices are never further apart than a few of them.
+        assert min(batch) > last - 4 * 3_200
+        last, offset = max(batch), end
+    assert max(sizes) <= 300 << 10
+    assert len(sizes) >= 8
+
+
+def test_latest_begins_at_the_end(tmp_path: Path) -> None:
+    growing = Growing(tmp_path)
+    growing.grow("2026-11-20", 0)
+    reader = reader_of(tmp_path, startingOffsets="latest")
+    start = reader.initialOffset()
+    growing.grow("2026-11-20", 1)
+    growing.grow("2026-11-21", 0)
+    assert messages(reader, start, reader.latestOffset(start, ReadAllAvailable())) == [3, 4, 5, 6, 7, 8]
+
+
+def test_available_now_does_not_read_what_comes_later(tmp_path: Path) -> None:
+    growing = Growing(tmp_path)
+    growing.grow("2026-11-20", 0)
+    reader = reader_of(tmp_path)
+    reader.prepareForTriggerAvailableNow()
+    growing.grow("2026-11-20", 0)
+    growing.grow("2026-11-21", 0)
+    end = reader.latestOffset(NOTHING, ReadAllAvailable())
+    assert messages(reader, NOTHING, end) == [0, 1, 2]
+    assert reader.latestOffset(end, ReadAllAvailable()) == end
+
+
+def test_torn_tail_is_waited_for(tmp_path: Path) -> None:
+    growing = Growing(tmp_path)
+    growing.grow("2026-11-20", 0)
+    segment = growing._open["2026-11-20", 0]
+    whole = segment.path.read_bytes()
+    growing.grow("2026-11-20", 0)
+    grown = segment.path.read_bytes()
+    segment.path.write_bytes(grown[:-40])
+    reader = reader_of(tmp_path)
+    first = reader.latestOffset(NOTHING, ReadAllAvailable())
+    assert first["days"]["2026-11-20"]["0"] == f"0:{len(whole)}"
+    segment.path.write_bytes(grown)
+    second = reader.latestOffset(first, ReadAllAvailable())
+    assert messages(reader, NOTHING, first) + messages(reader, first, second) == [0, 1, 2, 3, 4, 5]
+
+
+def test_records_that_are_gone_are_told(tmp_path: Path) -> None:
+    growing = Growing(tmp_path)
+    growing.grow("2026-11-20", 0, blocks=2)
+    end = reader_of(tmp_path).latestOffset(NOTHING, ReadAllAvailable())
+    segment = growing._open["2026-11-20", 0]
+    with segment.path.open("r+b") as file:
+        file.truncate(segment.places[0][1])
+    told = r"slice-00000/000000.journal ends before byte \d+, up to which a stream had read: it has lost records"
+    with pytest.raises(JournalError, match=told):
+        reader_of(tmp_path).partitions(NOTHING, end)
+    growing.grow("2026-11-21", 0)
+    (tmp_path / "2026-11-20").rename(tmp_path.parent / "elsewhere")
+    with pytest.raises(JournalError, match="has lost the day '2026-11-20', which a stream had begun to read"):
+        reader_of(tmp_path).partitions(NOTHING, end)
+
+
+def test_stream_of_several_feeds_is_refused(tmp_path: Path) -> None:
+    Growing(tmp_path / "one").grow("2026-11-20", 0)
+    with pytest.raises(ConfigError, match="a stream had path '.*', expected a recorded day or a feed with days"):
+        reader_of(tmp_path)
+    with pytest.raises(ConfigError, match="a stream had 2 paths, expected one day or feed"):
+        reader_of(tmp_path / "one", paths=json.dumps([str(tmp_path / "one")]))
+
+
+@pytest.fixture
+def started() -> Iterator[list[StreamingQuery]]:
+    """Queries that are stopped at the end, come what may."""
+    queries: list[StreamingQuery] = []
+    yield queries
+    for query in queries:
+        query.stop()
+
+
+def numbers(spark: SparkSession, path: Path) -> list[int]:
+    rows = spark.read.parquet(str(path)).selectExpr("int(string(payload)) AS number").orderBy("number").collect()
+    return [row["number"] for row in rows]
+
+
+def test_stream_goes_on_from_its_checkpoint(spark: SparkSession, tmp_path: Path, started: list[StreamingQuery]) -> None:
+    """Stopped in the middle of small batches, stopped between batches, gone on with after days have passed."""
+    growing = Growing(tmp_path / "feed")
+    growing.grow("2026-11-20", 0, blocks=40, rows=400)
+    growing.grow("2026-11-20", 1, blocks=40, rows=400)
+    stream = spark.readStream.format("blackbox").option("maxBytesPerTrigger", "200k").load(str(tmp_path / "feed"))
+    writer = (
+        stream.select("payload")
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .option("path", str(tmp_path / "out"))
+    )
+    query = writer.trigger(processingTime="0 seconds").start()
+    started.append(query)
+    for _ in range(60):
+        query.awaitTermination(1)
+        if query.lastProgress and query.lastProgress["batchId"] >= 1:
+            break
+    query.stop()
+    growing.grow("2026-11-20", 1, blocks=2)
+    growing.grow("2026-11-21", 0, blocks=2, rows=400)
+    growing.grow("2026-11-22", 0, blocks=1)
+    for _ in range(2):
+        again = writer.trigger(availableNow=True).start()
+        started.append(again)
+        assert again.awaitTermination(120)
+        assert again.exception() is None
+        assert numbers(spark, tmp_path / "out") == list(range(growing.count))
+        growing.grow("2026-11-22", 1, blocks=3)
