@@ -54,7 +54,7 @@ class Options(NamedTuple):
         )
 
 
-_NAMES: Final = (
+NAMES: Final = (
     "path",
     "paths",
     "records",
@@ -65,7 +65,7 @@ _NAMES: Final = (
     "startingOffsets",
     "maxBytesPerTrigger",
 )
-_KNOWN: Final = {name.lower(): name for name in _NAMES}
+_KNOWN: Final = {name.lower(): name for name in NAMES}
 
 
 def _paths(given: dict[str, str]) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from pyspark.sql.datasource import (
 )
 
 from blackbox import ConfigError, JournalError
+from blackbox.spark import options
 from blackbox.spark.columns import table_schema
 from blackbox.spark.metrics import read_metrics
 from blackbox.spark.source import DefaultSource, Reader
@@ -290,6 +291,12 @@ def test_schema_that_is_not_ours_is_refused(tmp_path: Path, schema: str, message
 def test_wrong_option_is_told(options: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DefaultSource(options).schema()
+
+
+def test_document_has_every_column_and_option() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text()
+    names = [field.name for field in table_schema(None)] + list(options.NAMES)
+    assert [name for name in names if f"`{name}`" not in text] == []
 
 
 def test_paths_name_days(tmp_path: Path) -> None:
