@@ -96,6 +96,7 @@ ORDER = (
     "journal.writer",
     "journal.compact",
     "recorder",
+    "book",
     "testing",
     "spark.java",
     "spark.session",

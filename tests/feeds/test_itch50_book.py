@@ -1,0 +1,180 @@
+"""Books from ITCH messages: of real files, against plain Python, and of bad ones."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from blackbox import Feed, Publisher, Subscriber
+from blackbox.book import BOOK_GROUP, BUY, SELL, Level, levels, new_book
+from blackbox.schema import load_registered
+from feeds.itch50 import Itch50
+from feeds.itch50_book import BOOK, Itch50Book, apply_message
+from feeds.synthetic import Synthetic
+from tests.feeds.build import itch, messages_of
+
+Slow = dict[int, tuple[bytes, int, int]]
+
+
+def slow_book(payloads: list[bytes]) -> tuple[Slow, list[tuple[Any, ...]]]:
+    """Orders that rest at the end, and the best levels after each change of them; every reference must resolve."""
+    orders: Slow = {}
+    changes: list[tuple[Any, ...]] = [((), ())]
+    for payload in payloads:
+        kind = payload[:1]
+        if kind in b"AF":
+            reference, side, many = struct.unpack_from(">QcI", payload, 11)
+            orders[reference] = (side, struct.unpack_from(">I", payload, 32)[0], many)
+        elif kind in b"ECX":
+            reference, many = struct.unpack_from(">QI", payload, 11)
+            side, price, rest = orders.pop(reference)
+            assert many <= rest
+            if many < rest:
+                orders[reference] = (side, price, rest - many)
+        elif kind == b"D":
+            del orders[struct.unpack_from(">Q", payload, 11)[0]]
+        elif kind == b"U":
+            old, new, many, price = struct.unpack_from(">QQII", payload, 11)
+            orders[new] = (orders.pop(old)[0], price, many)
+        else:
+            continue
+        best = tuple(top(orders, side) for side in (b"B", b"S"))
+        if best != changes[-1]:
+            changes.append(best)
+    return orders, changes[1:]
+
+
+def top(orders: Slow, side: bytes) -> tuple[int, ...]:
+    prices = [price for its, price, _ in orders.values() if its == side]
+    if not prices:
+        return ()
+    best = max(prices) if side == b"B" else min(prices)
+    return best, sum(rest for its, price, rest in orders.values() if (its, price) == (side, best))
+
+
+def all_levels(orders: Slow, side: bytes) -> list[Level]:
+    shares: Counter[int] = Counter()
+    for its, price, rest in orders.values():
+        if its == side:
+            shares[price] += rest
+    many = Counter(price for its, price, _ in orders.values() if its == side)
+    return [Level(price, shares[price], many[price]) for price in sorted(shares, reverse=side == b"B")]
+
+
+def columns(payloads: list[bytes]) -> tuple[Any, Any]:
+    offsets = numpy.cumsum([0, *map(len, payloads)], dtype=numpy.int64)
+    return numpy.frombuffer(b"".join(payloads) or b"\0", numpy.uint8), offsets
+
+
+@pytest.fixture(scope="module")
+def apple(shared_data: Path) -> list[bytes]:
+    source = Itch50(shared_data / "itch50" / "runk_locate-13-10k.bin", "2020-01-30")
+    return [payload for _, _, payload in messages_of(source)]
+
+
+def test_every_reference_of_a_real_file_resolves(apple: list[bytes]) -> None:
+    book = Itch50Book()
+    changes = book.apply_payloads(*columns(apple))
+    orders, expected = slow_book(apple)
+    assert changes == len(expected) > 100
+    assert book.bids(10_000) == all_levels(orders, b"B")
+    assert book.asks(10_000) == all_levels(orders, b"S")
+    counters = book.counters()
+    assert counters.pop("orders") == len(orders)
+    counters.pop("locked"), counters.pop("crossed")
+    kinds = Counter(payload[:1].decode() for payload in apple)
+    assert {name: many for name, many in counters.items() if many} == {
+        "added": kinds["A"] + kinds["F"],
+        "taken": kinds["E"] + kinds["X"],
+        "removed": kinds["D"],
+        "replaced": kinds["U"],
+    }
+
+
+def test_file_that_begins_in_the_day_has_unknown_references(shared_data: Path) -> None:
+    source = Itch50(shared_data / "itch50" / "jamison_12302019_SNIPPET.NASDAQ_ITCH50", "2019-12-30")
+    payloads = [payload for _, _, payload in messages_of(source)]
+    known: set[bytes] = set()
+    unknown = 0
+    for payload in payloads:
+        if payload[:1] in b"AF":
+            known.add(payload[11:19])
+        elif payload[:1] in b"ECXDU":
+            unknown += payload[11:19] not in known
+            if payload[:1] == b"U" and payload[11:19] in known:
+                known.add(payload[19:27])
+    book = Itch50Book()
+    book.apply_payloads(*columns(payloads))
+    assert book.counters()["unknown"] == unknown > 0
+
+
+def test_message_of_another_length_is_refused() -> None:
+    payloads = [itch("A")[:-1], itch("D") + b"x", b"", b"A", itch("P"), itch("S")]
+    book = Itch50Book()
+    assert book.apply_payloads(*columns(payloads)) == 0
+    assert {name: many for name, many in book.counters().items() if many} == {"refused": 3}
+
+
+def test_book_grows_in_the_middle_of_a_batch() -> None:
+    payloads = [
+        struct.pack(">cHH6xQcI8sI", b"A", 1, 0, i, b"BS"[i % 2 : i % 2 + 1], 1 + i % 7, b"AAPL    ", 10_000 + i)
+        for i in range(5_000)
+    ]
+    book = Itch50Book()
+    book.apply_payloads(*columns(payloads))
+    orders, _ = slow_book(payloads[:0])
+    for i in range(5_000):
+        orders[i] = (b"BS"[i % 2 : i % 2 + 1], 10_000 + i, 1 + i % 7)
+    assert book.bids(5_000) == all_levels(orders, b"B")
+    assert book.counters()["orders"] == 5_000
+    assert book.counters()["forgotten"] == 0
+    assert book.counters()["crossed"] > 0
+
+
+def test_books_of_a_whole_made_up_session() -> None:
+    """Its references all resolve and no book is ever crossed."""
+    source = Synthetic(60_000, symbols=40)
+    payloads: dict[bytes, list[bytes]] = {}
+    for topic, _, payload in messages_of(source):
+        payloads.setdefault(topic.rpartition(b".")[0], []).append(payload)
+    for own in payloads.values():
+        book = Itch50Book()
+        book.apply_payloads(*columns(own))
+        counters = book.counters()
+        assert (counters["unknown"], counters["crossed"], counters["too_many"], counters["duplicate"]) == (0, 0, 0, 0)
+        kinds = Counter(payload[:1] for payload in own)
+        assert counters["added"] == kinds[b"A"] + kinds[b"F"]
+
+
+def test_book_in_callbacks(shared_data: Path, apple: list[bytes]) -> None:
+    """The same book from batches and from a compiled callback, whose state it is."""
+    feed = Feed.local("books", slices=1)
+    subscriber = Subscriber(feed)
+    book = Itch50Book()
+    subscriber.on_batch(b"AAPL.")(book.apply)
+
+    @subscriber.on_compiled(b"AAPL.", state=new_book(8_192, 1_024))
+    def follow(batch, state):  # type: ignore[no-untyped-def]
+        for row in batch.rows:
+            start = row * batch.stride if batch.stride >= 0 else batch.offsets[row]
+            size = batch.stride if batch.stride >= 0 else batch.offsets[row + 1] - start
+            apply_message(state, batch.payloads, start, size)
+
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        publisher.wait_for_subscribers(b"AAPL.", timeout=10)
+        Itch50(shared_data / "itch50" / "runk_locate-13-10k.bin", "2020-01-30").publish(publisher)
+        publisher.flush()
+    subscriber.run(until_end=True)
+    orders, _ = slow_book(apple)
+    for side, letter in ((BUY, b"B"), (SELL, b"S")):
+        assert levels(follow.states[0], side, 10_000) == levels(book.state, side, 10_000) == all_levels(orders, letter)
+
+
+def test_book_is_registered() -> None:
+    assert load_registered(BOOK_GROUP, "itch50", "schema of books") is BOOK
