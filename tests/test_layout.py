@@ -109,6 +109,10 @@ ORDER = (
     "spark.read",
     "spark.stream",
     "spark.source",
+    "spark.inputs",
+    "spark.hours",
+    "spark.bars",
+    "spark.averages",
     "spark",
     "cli*",
 )

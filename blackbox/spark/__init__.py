@@ -9,12 +9,27 @@ from typing import TYPE_CHECKING
 from blackbox.spark.session import session
 
 if TYPE_CHECKING:
+    from blackbox.spark.averages import twap, vwap
+    from blackbox.spark.bars import count_bars, time_bars, volume_bars
+    from blackbox.spark.hours import Hours
 
 __all__ = [
+    "Hours",
+    "count_bars",
     "session",
+    "time_bars",
+    "twap",
+    "volume_bars",
+    "vwap",
 ]
 
 _MODULE_OF = {
+    "Hours": "hours",
+    "count_bars": "bars",
+    "time_bars": "bars",
+    "twap": "averages",
+    "volume_bars": "bars",
+    "vwap": "averages",
 }
 
 

@@ -1,0 +1,79 @@
+"""What analyses take: columns by name, times as ns, lengths of time, and how rows are ordered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions
+from pyspark.sql.types import TimestampType
+
+from blackbox.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+SYMBOL: Final = ("symbol",)
+TIES: Final = ("slice", "sequence")
+"""What orders messages of one time: their place in the recording."""
+_UNITS: Final = {
+    "ns": 1,
+    "us": 1_000,
+    "ms": 1_000_000,
+    "s": 10**9,
+    "m": 60 * 10**9,
+    "h": 3_600 * 10**9,
+    "d": 86_400 * 10**9,
+}
+
+Length = str | int | timedelta
+"""A length of time: ns, a timedelta, or a text such as "500ms", "1s", "5m", "1h", "1d" (of 24 hours)."""
+
+
+def length_ns(length: Length, name: str) -> int:
+    """A length of time in ns. Raises ConfigError unless it is one, and is above zero."""
+    ns = 0
+    if isinstance(length, timedelta):
+        ns = 1_000 * (length // timedelta(microseconds=1))
+    elif isinstance(length, int):
+        ns = length
+    elif found := re.fullmatch(r"(\d+) ?(ns|us|ms|s|m|h|d)", length):
+        ns = int(found[1]) * _UNITS[found[2]]
+    if not 0 < ns < 1 << 63:
+        raise ConfigError(f'{name} was {length!r}, expected more than nothing, such as "500ms", "1s", "5m" or "1h"')
+    return ns
+
+
+def require(frame: DataFrame, names: Iterable[str], what: str = "the frame") -> None:
+    """Raise ConfigError unless a frame has these columns."""
+    for name in names:
+        if name not in frame.columns:
+            raise ConfigError(f"{what} had no column {name!r}, expected it among: {', '.join(frame.columns)}")
+
+
+def ns_of(frame: DataFrame, name: str) -> Column:
+    """A column of time as bigint ns since the epoch; null where it is 0, which means that it is not known."""
+    column = functions.col(name)
+    if isinstance(frame.schema[name].dataType, TimestampType):
+        return functions.unix_micros(column) * 1_000
+    return functions.nullif(column.cast("bigint"), functions.lit(0).cast("bigint"))
+
+
+def instant(ns: Column) -> Column:
+    """Bigint ns as a timestamp, cut to the microsecond below."""
+    return functions.timestamp_micros(floor_div(ns, 1_000))
+
+
+def floor_div(numerator: Column, divisor: int) -> Column:
+    """The whole part of a quotient, rounded down also below zero."""
+    whole = functions.lit(divisor).cast("bigint")
+    return functions.call_function("div", numerator - functions.pmod(numerator, whole), whole)
+
+
+def unused(frame: DataFrame, names: Sequence[str], made: Sequence[str]) -> None:
+    """Raise ConfigError when a column to group by has the name of one that is made."""
+    for name in names:
+        if name in made:
+            raise ConfigError(f"by had {name!r}, which is made here; rename it first ({', '.join(frame.columns)})")
