@@ -113,6 +113,7 @@ ORDER = (
     "spark.hours",
     "spark.bars",
     "spark.averages",
+    "spark.quotes",
     "spark",
     "cli*",
 )

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from blackbox.spark.averages import twap, vwap
     from blackbox.spark.bars import count_bars, time_bars, volume_bars
     from blackbox.spark.hours import Hours
+    from blackbox.spark.quotes import with_both_sides, with_spread
 
 __all__ = [
     "Hours",
@@ -21,6 +22,8 @@ __all__ = [
     "twap",
     "volume_bars",
     "vwap",
+    "with_both_sides",
+    "with_spread",
 ]
 
 _MODULE_OF = {
@@ -30,6 +33,8 @@ _MODULE_OF = {
     "twap": "averages",
     "volume_bars": "bars",
     "vwap": "averages",
+    "with_both_sides": "quotes",
+    "with_spread": "quotes",
 }
 
 
