@@ -114,6 +114,9 @@ ORDER = (
     "spark.bars",
     "spark.averages",
     "spark.quotes",
+    "spark.counts",
+    "spark.lags",
+    "spark.gaps",
     "spark",
     "cli*",
 )

@@ -11,12 +11,19 @@ from blackbox.spark.session import session
 if TYPE_CHECKING:
     from blackbox.spark.averages import twap, vwap
     from blackbox.spark.bars import count_bars, time_bars, volume_bars
+    from blackbox.spark.counts import message_mix, message_rates
+    from blackbox.spark.gaps import sequence_gaps
     from blackbox.spark.hours import Hours
+    from blackbox.spark.lags import lag_percentiles
     from blackbox.spark.quotes import with_both_sides, with_spread
 
 __all__ = [
     "Hours",
     "count_bars",
+    "lag_percentiles",
+    "message_mix",
+    "message_rates",
+    "sequence_gaps",
     "session",
     "time_bars",
     "twap",
@@ -29,6 +36,10 @@ __all__ = [
 _MODULE_OF = {
     "Hours": "hours",
     "count_bars": "bars",
+    "lag_percentiles": "lags",
+    "message_mix": "counts",
+    "message_rates": "counts",
+    "sequence_gaps": "gaps",
     "time_bars": "bars",
     "twap": "averages",
     "volume_bars": "bars",
