@@ -117,6 +117,8 @@ ORDER = (
     "spark.counts",
     "spark.lags",
     "spark.gaps",
+    "spark.asof",
+    "spark.asof_slices",
     "spark",
     "cli*",
 )

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from blackbox.spark.session import session
 
 if TYPE_CHECKING:
+    from blackbox.spark.asof import asof_join
+    from blackbox.spark.asof_slices import asof_recorded
     from blackbox.spark.averages import twap, vwap
     from blackbox.spark.bars import count_bars, time_bars, volume_bars
     from blackbox.spark.counts import message_mix, message_rates
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Hours",
+    "asof_join",
+    "asof_recorded",
     "count_bars",
     "lag_percentiles",
     "message_mix",
@@ -35,6 +39,8 @@ __all__ = [
 
 _MODULE_OF = {
     "Hours": "hours",
+    "asof_join": "asof",
+    "asof_recorded": "asof_slices",
     "count_bars": "bars",
     "lag_percentiles": "lags",
     "message_mix": "counts",
