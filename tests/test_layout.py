@@ -119,6 +119,7 @@ ORDER = (
     "spark.gaps",
     "spark.asof",
     "spark.asof_slices",
+    "spark.books",
     "spark",
     "cli*",
 )

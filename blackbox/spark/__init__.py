@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from blackbox.spark.asof_slices import asof_recorded
     from blackbox.spark.averages import twap, vwap
     from blackbox.spark.bars import count_bars, time_bars, volume_bars
+    from blackbox.spark.books import order_book, order_book_counts
     from blackbox.spark.counts import message_mix, message_rates
     from blackbox.spark.gaps import sequence_gaps
     from blackbox.spark.hours import Hours
@@ -27,6 +28,8 @@ __all__ = [
     "lag_percentiles",
     "message_mix",
     "message_rates",
+    "order_book",
+    "order_book_counts",
     "sequence_gaps",
     "session",
     "time_bars",
@@ -45,6 +48,8 @@ _MODULE_OF = {
     "lag_percentiles": "lags",
     "message_mix": "counts",
     "message_rates": "counts",
+    "order_book": "books",
+    "order_book_counts": "books",
     "sequence_gaps": "gaps",
     "time_bars": "bars",
     "twap": "averages",
