@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy
 import pyarrow
@@ -14,6 +14,10 @@ from blackbox.texts import trimmed
 if TYPE_CHECKING:
     from blackbox.block import Block
     from blackbox.schema import Schema
+
+PRICE_DIGITS: Final = 18
+"""A decimal with as many is 64 bits to most readers; with more it is a `BigDecimal` to Spark, and slow."""
+_PRICE_LIMIT: Final = 10**PRICE_DIGITS
 
 
 def block_to_arrow(block: Block) -> pyarrow.RecordBatch:
@@ -73,3 +77,18 @@ def record_column(values: NDArray[Any], kind: pyarrow.DataType) -> pyarrow.Array
     if pyarrow.types.is_timestamp(kind):
         return pyarrow.array(native.astype(numpy.int64)).cast(kind)
     return pyarrow.array(native).cast(kind)
+
+
+def price_column(units: NDArray[Any], decimals: int) -> pyarrow.Array:
+    """Prices in units of 10^-decimals, as decimals. One of 10^18 units or more is null: venues mark none so."""
+    wide = numpy.empty((len(units), 2), numpy.int64)
+    wide[:, 0] = units.astype(numpy.int64)
+    if units.dtype.kind == "u":
+        wide[:, 1] = 0
+        good = units < _PRICE_LIMIT
+    else:
+        wide[:, 1] = wide[:, 0] >> 63
+        good = (wide[:, 0] < _PRICE_LIMIT) & (wide[:, 0] > -_PRICE_LIMIT)
+    valid = None if good.all() else pyarrow.py_buffer(numpy.packbits(good, bitorder="little"))
+    kind = pyarrow.decimal128(PRICE_DIGITS, decimals)
+    return pyarrow.Array.from_buffers(kind, len(units), [valid, pyarrow.py_buffer(wide)])

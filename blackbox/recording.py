@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import polars
     import pyarrow
 
+    from blackbox.journal.parquet import Order, ParquetDay, Prices
+
 _log = logging.getLogger(__name__)
 
 Time = int | datetime.datetime | str
@@ -255,6 +257,56 @@ class Recording:
         frame: polars.DataFrame = library.from_arrow(table.set_column(place, "topic", plain))
         return frame
 
+    def to_parquet(
+        self,
+        path: str | os.PathLike[str],
+        prefix: bytes = b"",
+        start: Time | None = None,
+        stop: Time | None = None,
+        slices: Iterable[int] | None = None,
+        by: Clock = "ts_event",
+        *,
+        kind: str | None = None,
+        prices: Prices = "decimal",
+        order: Order = "capture",
+        progress: Callable[[int], object] | None = None,
+    ) -> ParquetDay:
+        """Write the messages that `batches` would give as Parquet: a file for each slice, packed with zstd.
+
+        The day is `path/date=<date>/slice=<slice>/part-00000.parquet`: other days of the feed go beside it. It is there
+        only once it is whole. Memory does not grow with the recording.
+
+        Columns: those of the Spark data source, `date` and `slice` as directories. `feed`, `topic`, `symbol`, `type`
+        (texts; bytes that are no UTF-8 escaped); `ts_event`, `ts_out`, `ts_recv` (int64 ns); the same in microseconds
+        as timestamps `event_time` (null where the venue gave none), `out_time`, `recv_time`; `epoch` (the 64 bits,
+        signed), `sequence`; and `payload`, or with `kind` the fields of that message type as `Schema.arrow` has them,
+        but: prices are decimals, null from 10^18 units on; uint64 is int64 of the same bits, and a time in ns is int64
+        ns, as Spark reads nothing else; a name that stands above has `record_` before it.
+
+        Args:
+            path: the directory; made if it is not there.
+            prefix: and the following: as of `batches`.
+            start: the first time.
+            stop: the end of the times.
+            slices: ids; a slice without messages gets a file without rows.
+            by: which time.
+            kind: the message type; not given: all messages, with their payloads.
+            prices: "long" for the integers that the venue sent; the file's metadata then tells the decimals.
+            order: "capture", as recorded: row groups of a million messages that cover a short time each. "topic":
+                each such million sorted by topic, in row groups an eighth as large: they cover few topics, too.
+            progress: called with the number of messages so far.
+
+        Raises as `to_arrow`; ConfigError when prices or order are none of these; JournalError when the day is there
+        already, when it cannot be written, or when a message of `kind` has another length than that.
+        """
+        parquet = _needs("pyarrow", "arrow", "blackbox.journal.parquet")
+        content = parquet.Content(self.feed.name, str(self.date), self.schema, kind, prices, order)
+        query = self._query(prefix, start, stop, by, None, None)
+        wanted = self._wanted_slices(prefix, slices)
+        batches = {slice_id: self._batches(query, self.streams(prefix, [slice_id])) for slice_id in wanted}
+        day: ParquetDay = parquet.write_day(Path(path), content, batches, progress)
+        return day
+
     def time(self, value: Time, by: Clock = "ts_event") -> int:
         """A time in ns since the epoch, int64.
 
@@ -391,10 +443,13 @@ class Recording:
 
     def streams(self, prefix: bytes, slices: Iterable[int] | None) -> list[list[Segment]]:
         """The segments of each slice that may hold such topics."""
+        return [self._slices[i] for i in self._wanted_slices(prefix, slices) if i in self._slices]
+
+    def _wanted_slices(self, prefix: bytes, slices: Iterable[int] | None) -> list[int]:
         wanted = set(range(len(self.feed.slices)) if slices is None else slices)
         if unknown := sorted(wanted.difference(range(len(self.feed.slices)))):
             raise ValueError(f"slices had {unknown[0]}, expected 0 to {len(self.feed.slices) - 1}")
-        return [self._slices[i] for i in self.feed.slices_for(prefix) if i in wanted and i in self._slices]
+        return [i for i in self.feed.slices_for(prefix) if i in wanted]
 
     def segments(self, slices: Iterable[int] | None = None) -> list[tuple[int, list[Segment]]]:
         """(slice, its segments in order) of those slices, or of all, that have any."""

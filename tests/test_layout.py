@@ -70,6 +70,7 @@ ORDER = (
     "journal.parts",
     "journal.census",
     "journal.table",
+    "journal.parquet",
     "recording",
     "journal.by_time",
     "export",

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from blackbox.cli.terminal import NOTHING, say, stderr
+from blackbox.cli.terminal import NOTHING, count, say, stderr
 
 if TYPE_CHECKING:
     from blackbox.journal.segment import Damage
@@ -109,6 +109,19 @@ def reading(what: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=stderr, transient=True) as progress:
         task = progress.add_task(what, total=total)
         yield lambda size: progress.update(task, completed=size)
+
+
+@contextmanager
+def counting(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """As `reading`, of messages; without a total, only that it goes on."""
+    if not stderr.is_terminal:
+        say(what)
+        yield lambda _: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), TimeRemainingColumn())
+    with Progress(*columns, console=stderr, transient=True) as progress:
+        task = progress.add_task(what, total=total, done="")
+        yield lambda many: progress.update(task, completed=many, done=f"{count(many)} messages")
 
 
 def damaged_text(damage: list[Damage]) -> str:

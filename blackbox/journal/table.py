@@ -13,8 +13,8 @@ from blackbox.arrow import record_columns
 from blackbox.batch import Batch
 from blackbox.schema import Schema
 
-_PART_ROWS: Final = 1 << 20
-_PART_BYTES: Final = 64 << 20
+PART_ROWS: Final = 1 << 20
+PART_BYTES: Final = 64 << 20
 """A part of the table is closed at either: offsets into its payloads are int32."""
 
 _COLUMNS: Final = (
@@ -32,12 +32,12 @@ def table_of(batches: Iterable[Batch], schema: Schema, kind: str | None) -> pyar
     """See `Recording.to_arrow`."""
     topics: dict[bytes, int] = {}
     typed = None if kind is None else schema.arrow(kind)
-    parts, part = [], _Part(schema, kind)
+    parts, part = [], Part(schema, kind)
     for batch in batches:
         part.add(batch, topics)
-        if part.rows >= _PART_ROWS or part.bytes >= _PART_BYTES:
+        if part.rows >= PART_ROWS or part.bytes >= PART_BYTES:
             parts.append(part.columns())
-            part = _Part(schema, kind)
+            part = Part(schema, kind)
     parts.append(part.columns())
     dictionary = pyarrow.array(list(topics), pyarrow.binary())
     for columns in parts:
@@ -52,7 +52,7 @@ def table_of(batches: Iterable[Batch], schema: Schema, kind: str | None) -> pyar
     return pyarrow.Table.from_batches([pyarrow.RecordBatch.from_arrays(part, schema=table) for part in parts])
 
 
-class _Part:
+class Part:
     """Rows of a table, gathered batch by batch."""
 
     def __init__(self, schema: Schema, kind: str | None) -> None:

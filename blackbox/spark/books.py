@@ -15,10 +15,10 @@ from pyspark.sql import functions
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DecimalType, LongType, StructType
 
+from blackbox.arrow import PRICE_DIGITS
 from blackbox.book import BOOK_GROUP, COUNTERS, BookFeed, new_book, roomier
 from blackbox.errors import ConfigError
 from blackbox.schema import load_registered
-from blackbox.spark.columns import PRICE_DIGITS
 from blackbox.spark.inputs import require, unused
 
 if TYPE_CHECKING:

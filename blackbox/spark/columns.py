@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-import numpy
 import pyarrow
 from numpy.typing import NDArray
 from pyspark.sql import types
 
-from blackbox.arrow import record_column
+from blackbox.arrow import PRICE_DIGITS, price_column, record_column
 from blackbox.errors import ConfigError
 from blackbox.schema import DECIMALS, Schema
 
@@ -31,9 +30,6 @@ BASE: Final = (
 )
 """What every message has."""
 PAYLOAD: Final = "payload"
-PRICE_DIGITS: Final = 18
-"""A decimal with as many is a long to Spark; with more it is a `BigDecimal`, and slow."""
-_PRICE_LIMIT: Final = 10**PRICE_DIGITS
 _INTEGERS: Final[dict[pyarrow.DataType, types.DataType]] = {
     pyarrow.int8(): types.ByteType(),
     pyarrow.uint8(): types.ShortType(),
@@ -104,7 +100,7 @@ def record_array(field: RecordField, records: NDArray[Any]) -> pyarrow.Array:
     """A field of records as Spark takes it. A price of 10^18 units or more is null: venues mark none so."""
     column = record_column(records[field.name], field.arrow)
     if isinstance(field.kind, types.DecimalType):
-        return _decimals(column.to_numpy(), field.kind.scale)
+        return price_column(column.to_numpy(), field.kind.scale)
     if pyarrow.types.is_timestamp(field.arrow):
         numbers = column.cast(pyarrow.int64()).to_numpy()
         micros = numbers // 1_000 if field.arrow.unit == "ns" else numbers * 1_000_000
@@ -122,17 +118,3 @@ _ARROW: Final[dict[type[types.DataType], pyarrow.DataType]] = {
     types.IntegerType: pyarrow.int32(),
     types.LongType: pyarrow.int64(),
 }
-
-
-def _decimals(units: NDArray[Any], scale: int) -> pyarrow.Array:
-    wide = numpy.empty((len(units), 2), numpy.int64)
-    wide[:, 0] = units.astype(numpy.int64)
-    if units.dtype.kind == "u":
-        wide[:, 1] = 0
-        good = units < _PRICE_LIMIT
-    else:
-        wide[:, 1] = wide[:, 0] >> 63
-        good = (wide[:, 0] < _PRICE_LIMIT) & (wide[:, 0] > -_PRICE_LIMIT)
-    valid = None if good.all() else pyarrow.py_buffer(numpy.packbits(good, bitorder="little"))
-    kind = pyarrow.decimal128(PRICE_DIGITS, scale)
-    return pyarrow.Array.from_buffers(kind, len(units), [valid, pyarrow.py_buffer(wide)])

@@ -1,0 +1,36 @@
+"""An exported day in Spark: the same table as through the data source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from blackbox import Recording
+from feeds.iex import Iex
+from tests.spark.recorded import record
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TOPS = "iex/goiex_TOPS16.pcapng.gz"
+
+
+@pytest.mark.parametrize("kind", [None, "Q"])
+def test_parquet_is_what_the_source_reads(
+    spark: SparkSession, tmp_path: Path, shared_data: Path, kind: str | None
+) -> None:
+    feed = record(tmp_path, "tops", lambda: Iex(shared_data / TOPS))
+    (day,) = feed.glob("*-*-*")
+    Recording.open(day).to_parquet(tmp_path / "out", kind=kind)
+    reader = spark.read.format("blackbox")
+    source = (reader if kind is None else reader.option("records", kind)).load(str(feed))
+    parquet = spark.read.parquet(str(tmp_path / "out"))
+    given = {field.name: field.dataType.simpleString() for field in source.schema}
+    # A time of a record keeps its nanoseconds, for which Spark has no type.
+    exact = {} if kind is None else {"timestamp": "bigint"}
+    assert {field.name: field.dataType.simpleString() for field in parquet.schema} == given | exact
+    columns = [name for name in source.columns if name not in exact]
+    assert source.count() == parquet.count() == (57_674 if kind is None else 27_217)
+    assert source.select(columns).exceptAll(parquet.select(columns)).count() == 0
