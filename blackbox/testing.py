@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -104,8 +105,8 @@ class RawPublisher:
     in a thread of its own; any thread may call, and every call returns when it is done.
 
     Attributes: `epoch`, of the blocks that `encode` makes and of control blocks; `sequences`, for each slice the next
-    sequence number of every key, as control blocks tell it: moved on by `encode`, and yours to change; `confirms`,
-    False to leave subscriptions unanswered.
+    sequence number of every key, as heartbeats tell it: moved on by `encode`, and yours to change; `confirms`, False to
+    leave subscriptions unanswered. What answers them tells of blocks that were sent.
     """
 
     def __init__(self, feed: Feed, epoch: int = 1) -> None:
@@ -113,6 +114,8 @@ class RawPublisher:
         self.epoch = epoch
         self.confirms = True
         self.sequences: list[dict[bytes, int]] = [{} for _ in feed.slices]
+        self._sent: dict[tuple[int, int], dict[bytes, int]] = {}
+        """By slice and epoch."""
         self._lines = [(slice_id, line) for slice_id, part in enumerate(feed.slices) for line in _lines_of(part)]
         self._subscriptions: dict[tuple[int, int], set[bytes]] = {place: set() for place in self._lines}
         self._sockets: dict[tuple[int, int], zmq.Socket[bytes]] = {}
@@ -178,7 +181,8 @@ class RawPublisher:
     def send(self, block: Block, lines: Iterable[int] = (0,)) -> None:
         """Send a block of its own slice on these lines, marked as sent on each."""
         for line in lines:
-            self.send_frames((block.key, _header_on(block, line), block.body.data), block.slice_id, line)
+            frames = (block.key, _header_on(block, line), block.body.data)
+            self._call(partial(self._send, block, frames, line))
 
     def send_frames(self, frames: Sequence[Any], slice_id: int = 0, line: int = 0) -> None:
         """Send any frames as they are."""
@@ -188,7 +192,7 @@ class RawPublisher:
         """Tell the next sequence of every key; `end`: and that nothing follows. Default: all lines of all slices."""
         for at, line in self._lines:
             if (slice_id is None or at == slice_id) and (lines is None or line in lines):
-                frames = self._control(HEARTBEAT_KEY, at, line, FLAG_END if end else 0).frames
+                frames = self._control(HEARTBEAT_KEY, self.sequences[at], at, line, FLAG_END if end else 0).frames
                 self.send_frames(frames, at, line)
 
     def close_line(self, line: int, slice_id: int = 0) -> None:
@@ -270,14 +274,21 @@ class RawPublisher:
             if said[:1] == b"\1":
                 self._subscriptions[place].add(wish)
                 if self.confirms and wish.startswith(CONFIRM_KEY) and len(wish) == len(CONFIRM_KEY) + NONCE_BYTES:
-                    socket.send_multipart(self._control(wish, *place).frames)
+                    socket.send_multipart(
+                        self._control(wish, self._sent.get((place[0], self.epoch), {}), *place).frames
+                    )
             else:
                 self._subscriptions[place].discard(wish)
 
-    def _control(self, key: bytes, slice_id: int, line: int, flags: int = 0) -> Block:
+    def _send(self, block: Block, frames: Sequence[Any], line: int) -> None:
+        self._sockets[block.slice_id, line].send_multipart(frames)
+        sent = self._sent.setdefault((block.slice_id, block.epoch), {})
+        sent[block.key] = max(sent.get(block.key, 0), block.sequence + block.count)
+
+    def _control(self, key: bytes, sequences: dict[bytes, int], slice_id: int, line: int, flags: int = 0) -> Block:
         return Block.encode_sequences(
             key,
-            self.sequences[slice_id],
+            sequences,
             slice_id=slice_id,
             epoch=self.epoch,
             ts_out=time.time_ns(),

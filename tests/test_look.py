@@ -54,7 +54,7 @@ class Looked:
             UNSEEN,
         ]
         self.columns[[NEXT, LOW, HIGH], 0] = 77
-        self.reel = Reel(self.columns.ctypes.data, 1, 1, Wish(0, self.text.ctypes.data, len(prefix), by_event))
+        self.reel = Reel(self.columns.ctypes.data, 1, 1, Wish(0, self.text.ctypes.data, len(prefix), int(by_event)))
         look(self.reel)
 
     def __getitem__(self, column: int) -> int:
