@@ -52,9 +52,12 @@ class Hours:
         wall = functions.unix_micros(
             functions.from_utc_timestamp(functions.timestamp_micros(floor_div(ns, 1_000)), self.zone)
         )
-        day = floor_div(wall - opens, _DAY_US)
+        day = functions.col("_day")
+        # Near a change of the clocks the one on the wall tells a neighbour of the day meant: what opened last decides.
+        nearby = (ns >= self._ns(day + 1, opens)).cast("bigint") - (ns < self._ns(day, opens)).cast("bigint")
         return (
-            frame.withColumn("_day", day)
+            frame.withColumn("_day", floor_div(wall - opens, _DAY_US))
+            .withColumn("_day", day + nearby)
             .withColumn(OPENS, self._ns(functions.col("_day"), opens))
             .withColumn(CLOSES, self._ns(functions.col("_day"), closes + _DAY_US * (closes <= opens)))
             .where((ns >= functions.col(OPENS)) & (ns < functions.col(CLOSES)))

@@ -204,6 +204,29 @@ def test_session_opens_by_the_clock_on_the_wall(spark: SparkSession, date: str, 
     assert found["open"].to_list() == [2.0]
 
 
+@pytest.mark.parametrize(
+    ("hours", "opens", "closes"),
+    [
+        (("02:30", "04:00"), "2026-03-08T07:30", "2026-03-08T08:00"),  # half past two is skipped
+        (("02:30", "02:30"), "2026-03-08T07:30", "2026-03-09T06:30"),
+        (("01:30", "04:00"), "2026-11-01T05:30", "2026-11-01T09:00"),  # half past one is there twice
+        (("00:00", "01:30"), "2026-11-01T04:00", "2026-11-01T05:30"),
+        (("01:30", "01:30"), "2026-11-01T05:30", "2026-11-02T06:30"),
+    ],
+)
+def test_session_bound_that_the_clocks_skip_or_repeat(
+    spark: SparkSession, hours: tuple[str, str], opens: str, closes: str
+) -> None:
+    first, last = wall(opens, "UTC"), wall(closes, "UTC")
+    times = sorted({first - 1, first, last - 1, last, *range(first - 10**13, last + 10**13, 900 * 10**9)})
+    rows = rows_of(spark, *(("A", ts, 1.0, 1) for ts in times))
+    found = from_spark(time_bars(rows, "1ns", hours=Hours(*hours)), "start")
+    own = found.filter(session=datetime.date.fromisoformat(opens[:10]))
+    assert own["start"].to_list() == [ts for ts in times if first <= ts < last]
+    if hours[0] == hours[1]:  # sessions without a break: every trade is in one
+        assert found["start"].to_list() == times
+
+
 def test_session_over_midnight_has_the_date_of_its_open(spark: SparkSession) -> None:
     """A futures session of Sunday evening, in which the clocks change: 22 hours."""
     hours = Hours("18:00", "17:00")
