@@ -1,0 +1,149 @@
+"""To each trade its last quote: 0.3 M trades, 0.6 M quotes of 500 symbols (ASOF_TRADES), recorded and in Parquet.
+
+recording ==one compiled pass a slice==> rows of Spark        rival: union + last(ignorenulls) over a window
+2 slices, local[2]; every column of the result is made         report: M trades/s, ratio to each rival
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy
+import polars
+import pytest
+from pyspark.sql import Window, functions
+from pytest_benchmark.fixture import BenchmarkFixture
+
+import blackbox.spark
+from bench.contest import Contest, show
+from blackbox import Feed, Publisher, Recorder
+from feeds.iex_messages import TOPS16
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+TRADES = int(os.environ.get("ASOF_TRADES", "300_000"))
+QUOTES_PER_TRADE = 2
+SYMBOLS = 500
+PART = 300_000
+START = 1_499_693_400 * 10**9
+QUOTE = ("bid_size", "bid_price", "ask_price", "ask_size")
+COLUMNS = ("symbol", "ts_event", "price", "size", *QUOTE)
+
+
+def _publish(publisher: Publisher) -> None:
+    """A quote, a quote, a trade, and so on: of symbols by 1/rank, at rising times."""
+    random = numpy.random.default_rng(7)
+    weights = 1 / numpy.arange(1, SYMBOLS + 1)
+    topics = tuple(b"S%03d.%c" % (i, kind) for kind in b"QT" for i in range(SYMBOLS))
+    sizes = {kind: TOPS16.dtype(kind).itemsize for kind in "QT"}
+    for first in range(0, TRADES * (QUOTES_PER_TRADE + 1), PART):
+        count = min(PART, TRADES * (QUOTES_PER_TRADE + 1) - first)
+        symbols = random.choice(SYMBOLS, count, p=weights / weights.sum()).astype(numpy.int32)
+        is_trade = numpy.arange(first, first + count) % (QUOTES_PER_TRADE + 1) == QUOTES_PER_TRADE
+        times = START + (first + numpy.arange(count)) * 1_000
+        prices = 100_000 + random.integers(0, 2_000, count)
+        records = {}
+        for kind, rows in (("Q", ~is_trade), ("T", is_trade)):
+            made: Any = numpy.zeros(int(rows.sum()), TOPS16.dtype(kind))
+            made["message_type"], made["timestamp"] = kind, times[rows]
+            for name in ("price", "bid_price", "ask_price"):
+                if name in made.dtype.names:
+                    made[name] = prices[rows] + (name == "ask_price") * 100
+            for name in ("size", "bid_size", "ask_size"):
+                if name in made.dtype.names:
+                    made[name] = random.integers(1, 500, len(made))
+            records[kind] = made
+        lengths = numpy.where(is_trade, sizes["T"], sizes["Q"])
+        offsets = numpy.concatenate(([0], numpy.cumsum(lengths)))
+        payloads = numpy.empty(int(offsets[-1]), numpy.uint8)
+        for kind, rows in (("Q", ~is_trade), ("T", is_trade)):
+            places = offsets[:-1][rows][:, None] + numpy.arange(sizes[kind])
+            payloads[places] = records[kind].view(numpy.uint8).reshape(-1, sizes[kind])
+        publisher.publish_many(topics, symbols + SYMBOLS * is_trade.astype(numpy.int32), payloads, times, offsets)
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trades and quotes, recorded in two slices by symbol."""
+    feed = msgspec.structs.replace(Feed.local("asof", slices=2), schema="iex_tops16")
+    recorder = Recorder(feed, tmp_path_factory.mktemp("asof"), fsync="never")
+    with Publisher(feed, when_full="wait") as publisher:
+        recorder.start()
+        _publish(publisher)
+        publisher.flush()
+    recorder.run(until_end=True, timeout=120.0)
+    return Path(recorder.directory)
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    conf = {"spark.ui.enabled": False, "spark.ui.showConsoleProgress": False}
+    made = blackbox.spark.session("local[2]", conf=conf)
+    yield made
+    made.stop()
+
+
+def union_and_window(trades: DataFrame, quotes: DataFrame) -> DataFrame:
+    """The form that everybody writes."""
+    window = Window.partitionBy("symbol").orderBy("ts_event", "sequence")
+    both = trades.unionByName(quotes, allowMissingColumns=True)
+    before = window.rowsBetween(Window.unboundedPreceding, 0)
+    for name in QUOTE:
+        both = both.withColumn(name, functions.last(name, ignorenulls=True).over(before))
+    return both.where("price is not null").select(*COLUMNS)
+
+
+def seconds(make: Callable[[], DataFrame]) -> float:
+    """Million trades a second, of all columns."""
+    started = time.perf_counter()
+    make().write.format("noop").mode("overwrite").save()
+    return TRADES / 1e6 / (time.perf_counter() - started)
+
+
+def polars_rate(path: Path) -> float:
+    """The same by polars on the Parquet files."""
+    started = time.perf_counter()
+    trades, quotes = (polars.read_parquet(path / kind / "*.parquet").sort("ts_event") for kind in "TQ")
+    found = trades.join_asof(quotes.drop("sequence"), on="ts_event", by="symbol", check_sortedness=False)
+    assert len(found) == TRADES
+    return TRADES / 1e6 / (time.perf_counter() - started)
+
+
+def test_asof(benchmark: BenchmarkFixture, spark: SparkSession, recording: Path, tmp_path: Path) -> None:
+    """Each contender finds the same quotes."""
+
+    def recorded(kind: str) -> DataFrame:
+        names = ["symbol", "ts_event", "sequence", *(("price", "size") if kind == "T" else QUOTE)]
+        read = spark.read.format("blackbox").option("records", kind).option("prices", "long")
+        return read.load(str(recording)).select(names)
+
+    def parquet(kind: str) -> DataFrame:
+        return spark.read.parquet(str(tmp_path / kind))
+
+    for kind in "TQ":
+        recorded(kind).write.parquet(str(tmp_path / kind))
+    contenders: dict[str, Any] = {
+        "asof_recorded": lambda: blackbox.spark.asof_recorded(spark, recording, "T", "Q", COLUMNS, prices="long"),
+        "union + window, recording": lambda: union_and_window(recorded("T"), recorded("Q")),
+        "union + window, Parquet": lambda: union_and_window(parquet("T"), parquet("Q")),
+        "asof_join, Parquet": lambda: blackbox.spark.asof_join(
+            parquet("T").drop("sequence"), parquet("Q"), ties=["sequence"]
+        ).select(*COLUMNS),
+    }
+    sums = [functions.sum(functions.coalesce(name, functions.lit(0))) for name in COLUMNS[2:]]
+    answers = {name: make().agg(functions.count("*"), *sums).first() for name, make in contenders.items()}
+    assert len(set(answers.values())) == 1, answers
+    contest = Contest(f"as-of join, {TRADES:,} trades x {TRADES * QUOTES_PER_TRADE:,} quotes", "M trades/s")
+    for name, make in contenders.items():
+        contest.add(name, partial(seconds, make))
+    contest.add("polars, Parquet", partial(polars_rate, tmp_path))
+    contest.run(benchmark)
+    for name in list(contenders)[1:]:
+        show(f"asof_recorded / {name}", f"{contest.ratio('asof_recorded', name):10.2f}")
