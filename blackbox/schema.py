@@ -46,6 +46,29 @@ def utc_time(dtype: str, unit: str) -> numpy.dtype[Any]:
 
 
 @dataclass(frozen=True)
+class TradeFields:
+    """Where a message type tells of a trade."""
+
+    type: str
+    price: str
+    """The field."""
+    size: str
+    only: tuple[str, str] | None = None
+    """A field, and the text that it has where the message is a trade that counts."""
+
+
+@dataclass(frozen=True)
+class QuoteFields:
+    """Where a message type tells the best bid and offer; a price of 0 is an absent side."""
+
+    type: str
+    bid_price: str
+    bid_size: str
+    ask_price: str
+    ask_size: str
+
+
+@dataclass(frozen=True)
 class Schema:
     """The message types of one feed and the record layout of each.
 
@@ -62,12 +85,28 @@ class Schema:
     """Where in a payload the type character stands. Unit: bytes."""
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Names of types whose characters nobody can type, e.g. "mbo" for "\\xa0": taken wherever a type is."""
+    trades: tuple[TradeFields, ...] = field(default=(), compare=False)
+    """The message types that are trades and tell their price."""
+    quotes: tuple[QuoteFields, ...] = field(default=(), compare=False)
+    """The message types that are quotes."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.schema_id <= 0xFFFF:
             raise ConfigError(f"schema {self.name!r}: schema_id was {self.schema_id}, expected 0 to 65535")
         object.__setattr__(self, "records", MappingProxyType(dict(self.records)))
         object.__setattr__(self, "names", MappingProxyType(dict(self.names)))
+        for trade in self.trades:
+            self._check(trade.type, trade.price, trade.size, *(trade.only or ())[:1])
+        for quote in self.quotes:
+            self._check(quote.type, quote.bid_price, quote.bid_size, quote.ask_price, quote.ask_size)
+
+    def _check(self, kind: str, *fields: str) -> None:
+        names = self.dtype(kind).names or ()
+        for name in fields:
+            if name not in names:
+                raise ConfigError(
+                    f"schema {self.name!r}: type {kind!r} had no field {name!r}, expected: {', '.join(names)}"
+                )
 
     def __repr__(self) -> str:
         types = ",".join(self.names) or "".join(self.records) or None
@@ -75,7 +114,8 @@ class Schema:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A read-only mapping cannot be pickled; worker processes get a plain one.
-        return Schema, (self.name, self.schema_id, dict(self.records), self.type_offset, dict(self.names))
+        told = self.name, self.schema_id, dict(self.records), self.type_offset, dict(self.names)
+        return Schema, (*told, self.trades, self.quotes)
 
     def dtype(self, type: str) -> numpy.dtype[Any]:  # noqa: A002 - the word of the specifications
         """The record layout of message type `type`, a character or a name; its `itemsize` is the payload's length.

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy
 
-from blackbox.schema import Schema, price, utc_time
+from blackbox.schema import QuoteFields, Schema, TradeFields, price, utc_time
 
 PRICE_SCALE = 10_000
 """A price field divided by this is in dollars."""
@@ -35,6 +35,8 @@ def _message(second: str, *fields: tuple[str, Any]) -> numpy.dtype[Any]:
 
 
 _TRADE = (("size", _U4), ("price", _PRICE), ("trade_id", "<i8"))
+
+_TRADES = (TradeFields("T", "price", "size"),)
 
 _COMMON = {
     "S": numpy.dtype([("message_type", "S1"), ("system_event", "S1"), ("timestamp", _TIMESTAMP)]),
@@ -77,6 +79,8 @@ TOPS16 = Schema(
             ("ask_size", _U4),
         ),
     },
+    trades=_TRADES,
+    quotes=(QuoteFields("Q", "bid_price", "bid_size", "ask_price", "ask_size"),),
 )
 """The schema `iex_tops16`, number 2: top of book and last sale."""
 
@@ -89,6 +93,7 @@ DEEP10 = Schema(
         "8": _PRICE_LEVEL,
         "5": _PRICE_LEVEL,
     },
+    trades=_TRADES,
 )
 """The schema `iex_deep10`, number 3: price levels (8 buy side, 5 sell side) and last sale."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.schema import SINCE_MIDNIGHT, Schema, price
+from blackbox.schema import SINCE_MIDNIGHT, Schema, TradeFields, price
 from feeds.dates import NEW_YORK
 
 PRICE_SCALE = 10_000
@@ -158,6 +158,12 @@ SCHEMA = Schema(
             ("upper_price_range_collar", _PRICE),
         ),
     },
+    # Executions of type E are not among them: their price is that of the order.
+    trades=(
+        TradeFields("P", "price", "shares"),
+        TradeFields("C", "execution_price", "executed_shares", only=("printable", "Y")),
+        TradeFields("Q", "cross_price", "shares"),
+    ),
 )
 """The schema `itch50`, number 1."""
 

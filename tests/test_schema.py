@@ -10,7 +10,7 @@ import pyarrow
 import pytest
 
 from blackbox.errors import ConfigError
-from blackbox.schema import RAW, Schema, load_schema, price, utc_time
+from blackbox.schema import RAW, QuoteFields, Schema, TradeFields, load_schema, price, utc_time
 
 TRADE = numpy.dtype(
     [
@@ -132,3 +132,13 @@ def test_a_name_registered_twice_is_refused(tmp_path: Path, monkeypatch: pytest.
     register(tmp_path, monkeypatch, f"{group}twice = two:B\nsame = blackbox.schema:RAW\n", "two")
     with pytest.raises(ConfigError, match=r"schema 'twice' is registered more than once: .*one:A"):
         load_schema("twice")
+
+
+def test_trades_and_quotes_are_fields_that_there_are() -> None:
+    dtype = numpy.dtype([("message_type", "S1"), ("price", "<i8"), ("size", "<u4")])
+    schema = Schema("x", 9, {"T": dtype}, trades=(TradeFields("T", "price", "size", only=("message_type", "T")),))
+    assert pickle.loads(pickle.dumps(schema)).trades == schema.trades
+    with pytest.raises(ConfigError, match="schema 'x': type 'T' had no field 'shares', expected: message_type, price, size"):
+        Schema("x", 9, {"T": dtype}, trades=(TradeFields("T", "price", "shares"),))
+    with pytest.raises(ConfigError, match="schema 'x': message type was 'Q', expected one of: T"):
+        Schema("x", 9, {"T": dtype}, quotes=(QuoteFields("Q", "a", "b", "c", "d"),))
