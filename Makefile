@@ -31,11 +31,14 @@ clean:  ## remove the virtual environment and all caches
 
 $(VENV)/.ready-demo: EXTRA :=
 $(VENV)/.ready-test: EXTRA := [dev]
+# Where there is no browser to be had, the tests of pages say so and skip.
+$(VENV)/.ready-test: WISH := [browser]
 $(VENV)/.ready-bench: EXTRA := [bench]
 
 # One stamp for each set of packages: made once, and again when pyproject.toml changes.
 $(VENV)/.ready-%: pyproject.toml | $(RUN)/python
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check --editable ".$(EXTRA)"
+	$(if $(WISH),$(RUN)/python -m pip install --quiet --disable-pip-version-check --editable ".$(WISH)" || echo "the browser for the tests of pages could not be installed")
 	@touch $@
 
 # Some systems ship Python without ensurepip; their own pip can then fill the environment.

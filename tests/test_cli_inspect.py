@@ -22,6 +22,7 @@ from blackbox import Recording
 from blackbox.cli import app, picture
 from blackbox.cli.dump import decimal_text
 from blackbox.cli.status import Status
+from blackbox.report.ticks import rate_ticks, time_ticks
 from blackbox.schema import load_schema
 from tests.journals import Day, Put, Row, feed_of
 
@@ -154,7 +155,7 @@ def test_names_in_the_picture_are_escaped(tmp_path: Path) -> None:
 )
 def test_ticks_are_round_local_times(seconds: float, expected: list[str]) -> None:
     end = OPEN + round(seconds * SECOND)
-    ticks = list(picture.time_ticks(OPEN, end, "America/New_York"))
+    ticks = list(time_ticks(OPEN, end, "America/New_York"))
     assert [text for _, text in ticks] == expected
     assert all(OPEN <= ns <= end for ns, _ in ticks)
 
@@ -164,7 +165,7 @@ def test_ticks_are_round_local_times(seconds: float, expected: list[str]) -> Non
     [(0, ["0", "0.001"]), (3, ["0", "1", "2", "3"]), (99_000, ["0", "20 k", "40 k", "60 k", "80 k", "100 k"])],
 )
 def test_rates_are_round_and_reach_the_highest(highest: float, expected: list[str]) -> None:
-    ticks = list(picture.rate_ticks(highest))
+    ticks = list(rate_ticks(highest))
     assert [text for _, text in ticks] == expected
     assert ticks[-1][0] >= highest
 

@@ -138,7 +138,8 @@ def test_trades_and_quotes_are_fields_that_there_are() -> None:
     dtype = numpy.dtype([("message_type", "S1"), ("price", "<i8"), ("size", "<u4")])
     schema = Schema("x", 9, {"T": dtype}, trades=(TradeFields("T", "price", "size", only=("message_type", "T")),))
     assert pickle.loads(pickle.dumps(schema)).trades == schema.trades
-    with pytest.raises(ConfigError, match="schema 'x': type 'T' had no field 'shares', expected: message_type, price, size"):
+    told = "schema 'x': type 'T' had no field 'shares', expected: message_type, price, size"
+    with pytest.raises(ConfigError, match=told):
         Schema("x", 9, {"T": dtype}, trades=(TradeFields("T", "price", "shares"),))
     with pytest.raises(ConfigError, match="schema 'x': message type was 'Q', expected one of: T"):
         Schema("x", 9, {"T": dtype}, quotes=(QuoteFields("Q", "a", "b", "c", "d"),))

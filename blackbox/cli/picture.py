@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime, timedelta, timezone
+from collections.abc import Iterable
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
-from zoneinfo import ZoneInfo
 
 import numpy
 from numpy.typing import NDArray
 
 from blackbox.errors import ConfigError
 from blackbox.journal.day import as_journal_error
+from blackbox.report.ticks import rate_ticks, time_ticks
 
 if TYPE_CHECKING:
     from blackbox.journal.census import Gap
@@ -27,15 +26,6 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 24, 64, 56
 _INK, _DIM, _GRID, _FILL, _LINE, _RED = "#1f2933", "#616e7c", "#e4e7eb", "#bcdcf5", "#2b6cb0", "#c81e1e"
 _FONT: Final = 'font-family="system-ui, Helvetica, Arial, sans-serif" font-size="12"'
 _SECOND: Final = 10**9
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_STEPS_NS: Final = (
-    *(digit * 10**power for power in range(3, 9) for digit in (1, 2, 5)),
-    *(seconds * _SECOND for seconds in (1, 2, 5, 10, 15, 30)),
-    *(minutes * 60 * _SECOND for minutes in (1, 2, 5, 10, 15, 30)),
-    *(hours * 3_600 * _SECOND for hours in (1, 2, 3, 6, 12, 24)),
-)
-_TIME_TICKS: Final = 9
-_RATE_TICKS: Final = 5
 
 
 class Chart(NamedTuple):
@@ -83,39 +73,6 @@ class Chart(NamedTuple):
 def _rate(recording: Recording) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
     rate = recording.rate(BINS)
     return rate.times, rate.counts
-
-
-def time_ticks(first: int, last: int, zone: str) -> Iterator[tuple[int, str]]:
-    """Round local times from `first` to `last`, and how they are written."""
-    step = next((step for step in _STEPS_NS if (last - first) / step <= _TIME_TICKS), _STEPS_NS[-1])
-    moment = (_EPOCH + timedelta(microseconds=first // 1_000)).astimezone(ZoneInfo(zone))
-    offset = moment.utcoffset() or timedelta()
-    shift = int(offset.total_seconds()) * _SECOND
-    local = timezone(offset)
-    for at in range(-(-(first + shift) // step) * step - shift, last + 1, step):
-        since, ns = divmod(at, _SECOND)
-        text = f"{(_EPOCH + timedelta(seconds=since)).astimezone(local):%H:%M:%S}"
-        digits = 0 if step % _SECOND == 0 else 3 if step % 10**6 == 0 else 6
-        yield at, text[:5] if step % (60 * _SECOND) == 0 else text + f".{ns:09d}"[: digits + 1] * (digits > 0)
-
-
-def rate_ticks(highest: float) -> Iterator[tuple[float, str]]:
-    """Round rates from 0 to at least `highest`, and how they are written."""
-    step = next(
-        digit * 10.0**power
-        for power in range(-3, 16)
-        for digit in (1, 2, 5)
-        if highest / (digit * 10.0**power) <= _RATE_TICKS
-    )
-    for number in range(int(-(-highest // step)) + 1 if highest else 2):
-        yield number * step, _short(number * step)
-
-
-def _short(number: float) -> str:
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:g} {unit}"
-    return f"{number:g}"
 
 
 def draw(chart: Chart, path: Path) -> None:

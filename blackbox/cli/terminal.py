@@ -10,6 +10,26 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from blackbox.report.numbers import count, duration, scaled
+
+__all__ = [
+    "LAG",
+    "NOTHING",
+    "bad_if",
+    "columns_table",
+    "count",
+    "duration",
+    "long_time",
+    "megabytes",
+    "rate",
+    "say",
+    "scaled",
+    "stderr",
+    "stdout",
+    "titled",
+    "values_table",
+]
+
 _FILE_COLUMNS: Final = 140
 
 
@@ -28,7 +48,6 @@ stderr = _console(stderr=True)
 NOTHING: Final = "-"
 LAG: Final = "lag: time from the publisher's sending to the callback"
 """What the word means in every table."""
-_THOUSAND: Final = 1_000
 
 
 def say(text: str, style: str | None = None) -> None:
@@ -36,27 +55,14 @@ def say(text: str, style: str | None = None) -> None:
     stderr.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def count(number: int) -> str:
-    """1,234,567."""
-    return f"{number:,}"
-
-
 def rate(messages: float, seconds: float) -> str:
     """Messages a second, with three digits: `25.3 M/s`."""
-    return f"{_scaled(messages / seconds)}/s" if seconds > 0 else NOTHING
+    return f"{scaled(messages / seconds)}/s" if seconds > 0 else NOTHING
 
 
 def megabytes(octets: float, seconds: float) -> str:
     """`812 MB/s`."""
     return f"{octets / seconds / 1e6:,.0f} MB/s" if seconds > 0 else NOTHING
-
-
-def duration(nanoseconds: float) -> str:
-    """With three digits, in the unit that suits: `420 ns`, `1.25 ms`, `3.00 s`."""
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
-        if abs(nanoseconds) >= size:
-            return f"{_three_digits(nanoseconds / size)} {unit}"
-    return f"{nanoseconds:.0f} ns"
 
 
 def long_time(seconds: float) -> str:
@@ -95,16 +101,3 @@ def bad_if(wrong: bool, value: str) -> str:
 def titled(title: str, table: RenderableType) -> RenderableType:
     """Something with a title above it, which may be wider."""
     return Group(Text(title, style="bold"), table)
-
-
-def _scaled(number: float) -> str:
-    for unit in ("", " k", " M"):
-        if number < _THOUSAND:
-            return f"{_three_digits(number)}{unit}"
-        number /= _THOUSAND
-    return f"{_three_digits(number)} G"
-
-
-def _three_digits(number: float) -> str:
-    size = abs(number)
-    return f"{number:.2f}" if size < 10 else f"{number:.1f}" if size < 100 else f"{number:,.0f}"

@@ -1,0 +1,52 @@
+"""What the parts of the page are made of: a card with a title, and times as they are written on it."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Final
+
+from blackbox.report import charts
+from blackbox.report.summary import Report
+from blackbox.report.ticks import clock_time, time_ticks
+
+_SECOND: Final = 10**9
+_UNITS: Final = (
+    ("hour", 3_600 * _SECOND),
+    ("minute", 60 * _SECOND),
+    ("second", _SECOND),
+    ("millisecond", 10**6),
+    ("microsecond", 1_000),
+    ("nanosecond", 1),
+)
+
+
+def card(title: str, told: str, *parts: str) -> str:
+    """A card. All is HTML; `told` stands beside the title."""
+    return f'<section class="card"><div class="head"><h2>{title}</h2>{told}</div>{"".join(parts)}</section>'
+
+
+def dim(text: str) -> str:
+    """Text that is of less weight."""
+    return f'<span class="dim">{escape(text)}</span>'
+
+
+def nothing(text: str) -> str:
+    """A line that says why there is no chart."""
+    return f'<p class="dim">{escape(text)}</p>'
+
+
+def interval(ns: int) -> str:
+    """`5 minutes`, `1 second`."""
+    name, size = next(unit for unit in _UNITS if ns % unit[1] == 0)
+    return f"{ns // size:,} {name}{'s' * (ns != size)}"
+
+
+def times(report: Report) -> list[charts.Tick]:
+    """The times below a chart of the day."""
+    return [(float(ns), text) for ns, text in time_ticks(report.mix.start_ns, report.mix.stop_ns, report.time_zone)]
+
+
+def at(report: Report, ns: int, step_ns: int) -> str:
+    """A time of day, as exactly as intervals of that length need it."""
+    digits = 0 if step_ns % _SECOND == 0 else 3 if step_ns % 10**6 == 0 else 9
+    return clock_time(ns, report.time_zone, digits)

@@ -1,0 +1,55 @@
+"""The card of what is missing or damaged."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Final
+
+from blackbox.report import charts
+from blackbox.report.cards import card, dim, nothing
+from blackbox.report.numbers import count, counted
+from blackbox.report.summary import Report
+from blackbox.report.ticks import clock_time, time_ticks
+
+_GAPS_SHOWN: Final = 12
+
+
+def gaps(report: Report) -> str:
+    """The card."""
+    parts = []
+    if report.gaps:
+        first, last = report.first_ts_out, max(report.last_ts_out, report.first_ts_out + 1)
+        x, y = charts.across(first, last), charts.upward(0, 1)
+        marks = [
+            f'<path class="mark" d="M{x(gap.ts_out):.2f} 0V100"><title>'
+            f"{escape(_gap_text(report, gap.ts_out))}\n{count(gap.count)} missing</title></path>"
+            for gap in report.gaps
+        ]
+        ticks = [(float(ns), text) for ns, text in time_ticks(first, last, report.time_zone)]
+        parts.append(charts.chart("When messages went missing", x, y, ticks, (), marks, 44))
+        largest = sorted(report.gaps, key=lambda gap: (-gap.count, gap.ts_out))
+        rows = "".join(
+            f"<tr><td>{_gap_text(report, gap.ts_out)}</td><td>{gap.slice_id}</td><td>{escape(gap.key)}</td>"
+            f"<td>{count(gap.first)}</td><td>{count(gap.count)}</td></tr>"
+            for gap in largest[:_GAPS_SHOWN]
+        )
+        head = "".join(f"<th>{name}</th>" for name in ("sent", "slice", "key", "first", "missing"))
+        parts.append(f'<div class="scroll"><table><tr>{head}</tr>{rows}</table></div>')
+        if len(largest) > _GAPS_SHOWN:
+            parts.append(f'<p class="dim more">and {count(len(largest) - _GAPS_SHOWN)} more</p>')
+        total = sum(gap.count for gap in report.gaps)
+        told = f"{counted(total, 'message')}, in {counted(len(report.gaps), 'gap')}"
+    else:
+        told = ""
+        parts.append('<p class="price up">Nothing is missing</p>')
+        parts.append(nothing("The sequence numbers of every slice and key follow each other."))
+    if report.damage:
+        items = "".join(f"<li>{escape(text)}</li>" for text in report.damage[:_GAPS_SHOWN])
+        parts.append(
+            f'<p class="bad more">{counted(len(report.damage), "damaged part")}</p><ul class="notes">{items}</ul>'
+        )
+    return card("Gaps", dim(told) if told else "", *parts)
+
+
+def _gap_text(report: Report, ns: int) -> str:
+    return clock_time(ns, report.time_zone, 3)

@@ -1,0 +1,48 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_THOUSAND: Final = 1_000
+
+
+def count(number: int) -> str:
+    """1,234,567."""
+    return f"{number:,}"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 gap`, `1,234 gaps`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def scaled(number: float) -> str:
+    """With three digits and, from a thousand on, k, M or G: `25.3 M`."""
+    for unit in ("", " k", " M"):
+        if abs(number) < _THOUSAND:
+            return f"{three_digits(number)}{unit}"
+        number /= _THOUSAND
+    return f"{three_digits(number)} G"
+
+
+def short(number: float) -> str:
+    """As few digits as it has: `1.5 k`, `20`."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(number) >= size:
+            return f"{number / size:g} {unit}"
+    return f"{number:g}"
+
+
+def duration(nanoseconds: float) -> str:
+    """With three digits, in the unit that suits: `420 ns`, `1.25 ms`, `3.00 s`."""
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
+        if abs(nanoseconds) >= size:
+            return f"{three_digits(nanoseconds / size)} {unit}"
+    return f"{nanoseconds:.0f} ns"
+
+
+def three_digits(number: float) -> str:
+    """`1.25`, `12.5`, `125`, `1,250`."""
+    size = abs(number)
+    return f"{number:.2f}" if size < 10 else f"{number:.1f}" if size < 100 else f"{number:,.0f}"
