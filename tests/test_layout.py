@@ -133,6 +133,7 @@ ORDER = (
     "spark.asof",
     "spark.asof_slices",
     "spark.books",
+    "spark.report",
     "spark",
     "cli*",
 )

@@ -13,6 +13,7 @@ import typer
 
 from blackbox import __version__
 from blackbox.cli import (
+    analyse,
     compact,
     demo,
     dump,
@@ -51,6 +52,7 @@ for _command in (
     dump.dump,
     export.export,
     compact.compact,
+    analyse.analyse,
     stat.stat,
     steer.steer,
 ):
