@@ -138,10 +138,11 @@ def _not_a_recording(directory: Path) -> str:
 
 
 def described(schema: Schema) -> dict[str, dict[str, Any]]:
-    """A schema's record types as plain data: each field's name, numpy format and offset."""
+    """A schema's record types as plain data: bytes, where its type stands if not at 0, and the fields."""
     return {
         kind: {
             "bytes": dtype.itemsize,
+            **({"type_offset": schema.type_offset} if schema.type_offset else {}),
             "fields": [
                 {
                     "name": name,
