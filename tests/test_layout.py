@@ -134,6 +134,7 @@ ORDER = (
     "spark.asof_slices",
     "spark.books",
     "spark.report",
+    "spark.connector",
     "spark",
     "cli*",
 )

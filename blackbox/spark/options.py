@@ -42,6 +42,7 @@ class Options(NamedTuple):
                 near = difflib.get_close_matches(key, _KNOWN, n=1)
                 hint = f" (did you mean {_KNOWN[near[0]]!r}?)" if near else ""
                 raise ConfigError(f"option was {key!r}, expected one of: {', '.join(_KNOWN.values())}{hint}")
+        _one_of(given, "engine", "python")  # this one: the connector, which has it too, hands over what is not its own
         return cls(
             _paths(given),
             given.get("records"),
@@ -57,6 +58,7 @@ class Options(NamedTuple):
 NAMES: Final = (
     "path",
     "paths",
+    "engine",
     "records",
     "prices",
     "onDamage",

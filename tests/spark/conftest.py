@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import blackbox.spark
+from blackbox.spark.connector import connector_jar
+from blackbox.spark.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -15,7 +17,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    conf = {"spark.ui.enabled": False, "spark.ui.showConsoleProgress": False, "spark.sql.shuffle.partitions": 2}
+    conf = {
+        "spark.ui.enabled": False,
+        "spark.ui.showConsoleProgress": False,
+        "spark.sql.shuffle.partitions": 2,
+        "spark.jars": str(connector_jar(find_java())),
+    }
     made = blackbox.spark.session("local[2]", conf=conf)
     yield made
     made.stop()

@@ -1,0 +1,125 @@
+"""The engine in Java: compiled once by the Janino in Spark's own jars, which needs no JDK, and kept as a jar.
+
+Compiled where it is used, and not shipped as a jar: the sources are what one reads and reviews, no binary must be held
+against them, and the classes always fit the Spark that is there. It takes two seconds, once for each Spark.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from blackbox.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SOURCES: Final = Path(__file__).with_name("connector")
+_COMPILE: Final = SOURCES / "Compile.java"
+_LIMIT_S: Final = 120
+_NO_TIME: Final = (1980, 1, 1, 0, 0, 0)
+
+
+def connector_jar(java_home: Path | None = None, cache: Path | None = None) -> Path:
+    """The connector's jar, for `spark.jars`: from `cache`, or compiled into it.
+
+    It appears there at once or not at all, so that several processes may ask for it at the same time.
+
+    Args:
+        java_home: of the Java that compiles. Not given: `JAVA_HOME`, else the `java` on the `PATH`.
+        cache: a directory of the user; not given: `blackbox` in `XDG_CACHE_HOME`, else in `~/.cache`.
+
+    Raises ConfigError when there is no Java, it does not compile, or the cache cannot be written; ImportError when
+    pyspark is not installed.
+    """
+    spark = _spark()
+    sources = sorted(path for path in SOURCES.glob("*.java") if path != _COMPILE)
+    cache = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blackbox"
+    jar = cache / f"blackbox-spark-{_digest([*sources, _COMPILE], spark.name)}.jar"
+    if jar.exists():
+        return jar
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix="connector-", dir=cache))
+        try:
+            _compile(_java(java_home), spark.parent, sources, draft / "classes")
+            _pack(draft / "classes", draft / jar.name)
+            (draft / jar.name).replace(jar)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the connector for Spark could not be made in {cache}: {error.strerror}; set XDG_CACHE_HOME to a "
+            "directory that can be written"
+        ) from error
+    return jar
+
+
+def install(spark: SparkSession) -> None:
+    """Add the connector to a session that runs already, made by others; in a new one, name it in `spark.jars`.
+
+    Raises as `connector_jar`.
+    """
+    jar = connector_jar()
+    if hasattr(spark, "_jsparkSession"):
+        spark.sql(f"ADD JAR '{jar}'")
+    else:
+        spark.addArtifact(str(jar))
+
+
+def _spark() -> Path:
+    """The jar of Spark's SQL, whose name tells the version; the others are beside it."""
+    import pyspark
+
+    home = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
+    found = sorted((home / "jars").glob("spark-sql_*.jar"))
+    if not found:
+        raise ConfigError(f"{home / 'jars'} had no jars of Spark, expected pyspark with them; is SPARK_HOME right?")
+    return found[-1]
+
+
+def _digest(sources: list[Path], version: str) -> str:
+    told = hashlib.sha256(version.encode())
+    for path in sources:
+        told.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return told.hexdigest()[:16]
+
+
+def _java(home: Path | None) -> str:
+    told = home or os.environ.get("JAVA_HOME")
+    java = str(Path(told) / "bin" / "java") if told else shutil.which("java")
+    if java is None:
+        raise ConfigError(
+            "no Java was found to compile the connector for Spark, expected JAVA_HOME or java on the PATH"
+        )
+    return java
+
+
+def _compile(java: str, jars: Path, sources: list[Path], classes: Path) -> None:
+    classes.mkdir()
+    command = [java, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", f"{jars}/*"]
+    # Janino runs the program that calls it, too.
+    command += ["org.codehaus.janino.SimpleCompiler", str(_COMPILE), "Compile", str(classes), *map(str, sources)]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"the connector for Spark was not compiled within {_LIMIT_S} s by {java}") from None
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        why = next((line for line in lines if line.startswith("Caused by")), lines[0] if lines else "it said nothing")
+        raise ConfigError(f"the connector for Spark did not compile with {java}: {why}")
+
+
+def _pack(classes: Path, jar: Path) -> None:
+    """Zip the classes; the same classes make the same bytes."""
+    with zipfile.ZipFile(jar, "w", zipfile.ZIP_DEFLATED) as file:
+        for path in sorted(classes.rglob("*.class")):
+            entry = zipfile.ZipInfo(str(path.relative_to(classes)), _NO_TIME)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            file.writestr(entry, path.read_bytes())

@@ -1,0 +1,302 @@
+package blackbox.connector;
+
+import java.nio.ByteBuffer;
+
+import com.github.luben.zstd.Zstd;
+import net.jpountz.lz4.LZ4Exception;
+import net.jpountz.lz4.LZ4Factory;
+import org.apache.spark.sql.catalyst.util.DateTimeConstants;
+import org.apache.spark.unsafe.Platform;
+
+/**
+ * The block that a reader stands on: where its columns are, and which of its rows are wanted.
+ *
+ * Its columns look here at every value, so one object serves all blocks of a partition. Nothing of a body is believed
+ * before `check` has seen it.
+ */
+final class Block {
+    private static final int ALL = -1;
+
+    Day day;
+    int slice;
+    long tsOut;
+    long tsRecv;
+    long epoch;
+    long sequence;
+    /** Wanted rows. */
+    int size;
+
+    private long count;
+    private long topicCount;
+    private long topicBytes;
+    private long stride;
+    private boolean fixed;
+    private long body;
+    private long topicIndex;
+    private long payloadOffsets;
+    private long topicOffsets;
+    private long topicText;
+    private long payloads;
+
+    private int first;
+    /** The wanted rows, when they are not all from `first` on. */
+    private int[] rows = new int[0];
+    private boolean chosen;
+    /** Where the payload of each wanted row is; of records only. */
+    private long[] places = new long[0];
+    private Topic[] topics = new Topic[0];
+    private final Topics known;
+    private ByteBuffer unpacked = ByteBuffer.allocateDirect(0);
+
+    Block(Topics known) {
+        this.known = known;
+    }
+
+    // What columns ask for, of a wanted row.
+
+    int row(int i) {
+        return chosen ? rows[i] : first + i;
+    }
+
+    long tsEvent(int i) {
+        return Platform.getLong(null, body + 8L * row(i));
+    }
+
+    Topic topic(int i) {
+        return topics[Platform.getInt(null, topicIndex + 4L * row(i))];
+    }
+
+    long place(int i) {
+        return places[i];
+    }
+
+    byte[] payload(int i) {
+        int row = row(i);
+        long start = payloadStart(row);
+        int length = (int) (payloadStop(row) - start);
+        byte[] copy = new byte[length];
+        Platform.copyMemory(null, payloads + start, copy, Platform.BYTE_ARRAY_OFFSET, length);
+        return copy;
+    }
+
+    static long micros(long nanos) {
+        return Math.floorDiv(nanos, DateTimeConstants.NANOS_PER_MICROS);
+    }
+
+    private long payloadStart(int row) {
+        return fixed ? stride * row : Records.u32(payloadOffsets + 4L * row);
+    }
+
+    private long payloadStop(int row) {
+        return fixed ? stride * row + stride : Records.u32(payloadOffsets + 4L * row + 4);
+    }
+
+    // What a reader does with it.
+
+    /** Take the head of a record that `Records.isRecord` has passed; all rows behind its first one are wanted. */
+    void take(long record, Day day, int slice) {
+        this.day = day;
+        this.slice = slice;
+        tsOut = Records.i64(record + Layout.AT_TS_OUT);
+        tsRecv = Records.i64(record + Layout.TS_RECV);
+        epoch = Records.i64(record + Layout.AT_EPOCH);
+        sequence = Records.i64(record + Layout.AT_SEQUENCE);
+        count = Records.u32(record + Layout.AT_COUNT);
+        first = (int) Records.u32(record + Layout.FIRST_ROW);
+        chosen = false;
+        size = (int) count - first;
+    }
+
+    /**
+     * Unpack the body of the record taken, if it must be, and look at all of it.
+     *
+     * Returns what is wrong with it; null: it may be read.
+     */
+    String check(Bytes bytes, long offset, boolean checksums) {
+        long record = bytes.at(offset);
+        int codec = Records.u8(record + Layout.CODEC);
+        long stored = Records.u32(record + Layout.STORED_BYTES);
+        long told = Records.u32(record + Layout.STORED_CHECKSUM);
+        long bodyBytes = Records.u32(record + Layout.AT_BODY_BYTES);
+        boolean summed = (Records.u8(record + Layout.AT_FLAGS) & Layout.HAS_CHECKSUM) != 0;
+        if (Records.u16(record + Layout.AT_SLICE) != slice) {
+            return "a block came on the line of another slice";
+        }
+        if (checksums && told != Xxh3.checksum(record + Layout.RECORD_HEAD, stored)) {
+            return "body checksum did not match";
+        }
+        body = record + Layout.RECORD_HEAD;
+        if (codec != Layout.CODEC_NONE) {
+            String wrong = unpack(codec, bytes.buffer, offset - bytes.start + Layout.RECORD_HEAD, stored, bodyBytes);
+            if (wrong != null) {
+                return wrong;
+            }
+            body = Platform.getDirectBufferAddress(unpacked);
+            if (checksums && summed && Records.u32(record + Layout.AT_BODY_CHECKSUM) != Xxh3.checksum(body, bodyBytes)) {
+                return "body checksum did not match";
+            }
+        } else if (summed && Records.u32(record + Layout.AT_BODY_CHECKSUM) != told) {
+            return "body checksum did not match";
+        }
+        return lay(record, bodyBytes);
+    }
+
+    private String unpack(int codec, ByteBuffer source, long offset, long stored, long size) {
+        if (unpacked.capacity() < size) {
+            unpacked = ByteBuffer.allocateDirect((int) Math.max(size, Math.min(2L * unpacked.capacity(), Layout.MAX_BODY)));
+        }
+        long got;
+        if (codec == Layout.CODEC_ZSTD) {
+            got = Zstd.decompressDirectByteBuffer(unpacked, 0, (int) size, source, (int) offset, (int) stored);
+            if (Zstd.isError(got)) {
+                return "a body did not unpack: " + Zstd.getErrorName(got);
+            }
+        } else {
+            try {
+                got = LZ4Factory.fastestInstance().safeDecompressor()
+                    .decompress(source, (int) offset, (int) stored, unpacked, 0, (int) size);
+            } catch (LZ4Exception error) {
+                return "a body did not unpack: " + error.getMessage();
+            }
+        }
+        return got == size ? null : "a body had " + got + " bytes unpacked, expected " + size;
+    }
+
+    /** Find the columns, and see that all numbers in them point into them. */
+    private String lay(long record, long size) {
+        topicCount = Records.u32(record + Layout.AT_TOPICS);
+        topicBytes = Records.u32(record + Layout.AT_TOPIC_BYTES);
+        stride = Records.u32(record + Layout.AT_STRIDE);
+        fixed = (Records.u8(record + Layout.AT_FLAGS) & Layout.FIXED) != 0;
+        // Bounded by the body before anything is added up, so that no sum can overflow.
+        if (count * Layout.LEAST_ROW > size || topicCount * 4 > size || topicBytes > size) {
+            return "message, topic or byte counts were impossible";
+        }
+        if (fixed && stride * count > size) {
+            return "message, topic or byte counts were impossible";
+        }
+        long at = 8 * count;
+        topicIndex = body + at;
+        at = aligned(at + 4 * count);
+        payloadOffsets = body + at;
+        at = fixed ? at : aligned(at + 4 * (count + 1));
+        topicOffsets = body + at;
+        at = aligned(at + 4 * (topicCount + 1));
+        topicText = body + at;
+        at = aligned(at + topicBytes);
+        payloads = body + at;
+        long left = size - at;
+        if (left < 0 || (fixed && left != stride * count)) {
+            return "message, topic or byte counts were impossible";
+        }
+        int last = (int) topicCount - 1;
+        int signs = 0;
+        for (int i = 0; i < count; i++) {
+            int index = Platform.getInt(null, topicIndex + 4L * i);
+            signs |= index | (last - index);
+        }
+        if (signs < 0) {
+            return "a topic index was out of range";
+        }
+        if (!fixed && !ascending(payloadOffsets, count, left)) {
+            return "payload offsets were not ascending within the body";
+        }
+        return layTopics();
+    }
+
+    private String layTopics() {
+        if (!ascending(topicOffsets, topicCount, topicBytes)) {
+            return "topic offsets were not ascending, or a topic was empty or too long";
+        }
+        long key = Math.min(day.keyBytes, Records.u32(topicOffsets + 4));
+        for (long i = 0; i < topicCount; i++) {
+            long start = Records.u32(topicOffsets + 4 * i);
+            long length = Records.u32(topicOffsets + 4 * i + 4) - start;
+            if (length == 0 || length > Layout.MAX_TOPIC) {
+                return "topic offsets were not ascending, or a topic was empty or too long";
+            }
+            boolean same = length >= key && Platform.getByte(null, topicText + start) != 0;
+            for (int k = 0; same && k < key; k++) {
+                same = Platform.getByte(null, topicText + start + k) == Platform.getByte(null, topicText + k);
+            }
+            if (!same) {
+                return "a topic did not start with the block's key, or was reserved";
+            }
+        }
+        return null;
+    }
+
+    /** Whether int32[many + 1] at an address runs from 0 to `last` without a step down. */
+    private static boolean ascending(long at, long many, long last) {
+        int before = Platform.getInt(null, at);
+        boolean good = before == 0 && Platform.getInt(null, at + 4 * many) == last;
+        for (int i = 1; i <= many; i++) {
+            int offset = Platform.getInt(null, at + 4L * i);
+            good &= before <= offset;
+            before = offset;
+        }
+        return good;
+    }
+
+    /** Look up the topics of a block that `check` has passed; returns whether all of them are wanted. */
+    boolean findTopics() {
+        if (topics.length < topicCount) {
+            topics = new Topic[(int) topicCount * 2];
+        }
+        boolean all = true;
+        long start = 0;
+        for (int i = 0; i < topicCount; i++) {
+            long stop = Records.u32(topicOffsets + 4L * i + 4);
+            Topic topic = known.get(topicText + start, (int) (stop - start));
+            topics[i] = topic;
+            all &= topic.wanted;
+            start = stop;
+        }
+        return all;
+    }
+
+    /**
+     * Choose the rows whose time is one of `from` to `to`, whose topic is wanted if `byTopic`, and which are of a type
+     * unless `record` is null. Returns how many were left out as they have another length than the type's.
+     */
+    int choose(long from, long to, boolean byTopic, MessageType record) {
+        int stop = (int) count;
+        if (rows.length < stop) {
+            rows = new int[stop];
+        }
+        if (record != null && places.length < stop) {
+            places = new long[stop];
+        }
+        int many = 0;
+        int misfits = 0;
+        for (int row = first; row < stop; row++) {
+            long time = Platform.getLong(null, body + 8L * row);
+            if (time < from || time > to) {
+                continue;
+            }
+            if (byTopic && !topics[Platform.getInt(null, topicIndex + 4L * row)].wanted) {
+                continue;
+            }
+            if (record != null) {
+                long start = payloadStart(row);
+                long length = payloadStop(row) - start;
+                if (length <= record.typeOffset || Records.u8(payloads + start + record.typeOffset) != record.kind) {
+                    continue;
+                }
+                if (length != record.bytes) {
+                    misfits++;
+                    continue;
+                }
+                places[many] = payloads + start;
+            }
+            rows[many++] = row;
+        }
+        chosen = many < size;
+        size = many;
+        return misfits;
+    }
+
+    private static long aligned(long size) {
+        return (size + 7) & -8L;
+    }
+}

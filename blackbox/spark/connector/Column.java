@@ -1,0 +1,120 @@
+package blackbox.connector;
+
+import java.io.Serializable;
+import java.util.ArrayList;
+import java.util.List;
+
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.StructField;
+import org.apache.spark.sql.types.StructType;
+
+/** A column that a recording has: one that every message has, or a field of the wanted message type. */
+final class Column implements Serializable {
+    static final int FEED = 0;
+    static final int DATE = 1;
+    static final int SLICE = 2;
+    static final int TOPIC = 3;
+    static final int SYMBOL = 4;
+    static final int TYPE = 5;
+    static final int TS_EVENT = 6;
+    static final int TS_OUT = 7;
+    static final int TS_RECV = 8;
+    static final int EVENT_TIME = 9;
+    static final int OUT_TIME = 10;
+    static final int RECV_TIME = 11;
+    static final int EPOCH = 12;
+    static final int SEQUENCE = 13;
+    static final int PAYLOAD = 14;
+
+    final String name;
+    final DataType type;
+    final boolean nullable;
+    /** Which of the constants above; -1: a field. */
+    final int number;
+    /** Null: not of a field. */
+    final Field field;
+
+    private Column(String name, DataType type, boolean nullable, int number, Field field) {
+        this.name = name;
+        this.type = type;
+        this.nullable = nullable;
+        this.number = number;
+        this.field = field;
+    }
+
+    /** Whether bodies need not be looked at for it. */
+    boolean isOfHead() {
+        return number == FEED || number == DATE || number == SLICE || number == TS_OUT || number == TS_RECV
+            || number == OUT_TIME || number == RECV_TIME || number == EPOCH || number == SEQUENCE;
+    }
+
+    /** Whether topics must be looked up for it. */
+    boolean isOfTopic() {
+        return number == TOPIC || number == SYMBOL || number == TYPE;
+    }
+
+    /** All columns, in order; `record`: the wanted message type, or null. */
+    static Column[] all(MessageType record) {
+        List<Column> all = new ArrayList<Column>();
+        String[] names = {
+            "feed", "date", "slice", "topic", "symbol", "type", "ts_event", "ts_out", "ts_recv", "event_time",
+            "out_time", "recv_time", "epoch", "sequence", "payload"
+        };
+        for (int i = 0; i < names.length; i++) {
+            if (i != PAYLOAD || record == null) {
+                all.add(new Column(names[i], typeOf(i), i == TYPE || i == EVENT_TIME, i, null));
+            }
+        }
+        int count = record == null ? 0 : record.fields.length;
+        for (int i = 0; i < count; i++) {
+            Field field = record.fields[i];
+            boolean taken = false;
+            for (int k = 0; k < names.length; k++) {
+                taken |= names[k].equals(field.name);
+            }
+            all.add(new Column(taken ? field.name + "_" : field.name, field.type, field.isNullable(), -1, field));
+        }
+        return (Column[]) all.toArray(new Column[0]);
+    }
+
+    private static DataType typeOf(int number) {
+        if (number <= TYPE) {
+            return number == DATE ? DataTypes.DateType : number == SLICE ? DataTypes.IntegerType : DataTypes.StringType;
+        }
+        if (number == PAYLOAD) {
+            return DataTypes.BinaryType;
+        }
+        return number >= EVENT_TIME && number <= RECV_TIME ? DataTypes.TimestampType : DataTypes.LongType;
+    }
+
+    static StructType schema(Column[] columns) {
+        StructField[] fields = new StructField[columns.length];
+        for (int i = 0; i < columns.length; i++) {
+            fields[i] = DataTypes.createStructField(columns[i].name, columns[i].type, columns[i].nullable);
+        }
+        return DataTypes.createStructType(fields);
+    }
+
+    /** Those of a schema that was asked for; what is not there, or has another type, is named. */
+    static Column[] chosen(Column[] all, StructType asked) {
+        Column[] chosen = new Column[asked.length()];
+        StructField[] fields = asked.fields();
+        for (int i = 0; i < fields.length; i++) {
+            for (int k = 0; k < all.length; k++) {
+                if (all[k].name.equalsIgnoreCase(fields[i].name())) {
+                    chosen[i] = all[k];
+                }
+            }
+            if (chosen[i] == null) {
+                throw new IllegalArgumentException("column '" + fields[i].name() + "' is not one of a recording's: "
+                    + String.join(", ", (CharSequence[]) schema(all).fieldNames()));
+            }
+            if (!chosen[i].type.sameType(fields[i].dataType())) {
+                throw new IllegalArgumentException("column '" + fields[i].name() + "' was asked for as "
+                    + fields[i].dataType().sql() + ", expected " + chosen[i].type.sql());
+            }
+        }
+        return chosen;
+    }
+}

@@ -1,0 +1,247 @@
+package blackbox.connector;
+
+import java.math.BigDecimal;
+import java.math.BigInteger;
+
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.Decimal;
+import org.apache.spark.sql.types.DecimalType;
+import org.apache.spark.unsafe.Platform;
+import org.apache.spark.unsafe.types.UTF8String;
+
+/** A field of the wanted records, read from their payloads in place. */
+abstract class FieldColumn extends BlockColumn {
+    private static final long MICROS_OF_SECOND = 1000000L;
+
+    final int offset;
+    final int size;
+    final boolean big;
+    final boolean signed;
+
+    FieldColumn(Field field, Block block) {
+        super(field.type, block);
+        this.offset = field.offset;
+        this.size = field.size;
+        this.big = field.big;
+        this.signed = field.signed;
+    }
+
+    static BlockColumn of(Column column, Block block) {
+        Field field = column.field;
+        switch (field.meaning) {
+            case Field.TEXT:
+                return new TextColumn(field, block);
+            case Field.RAW:
+                return new RawColumn(field, block);
+            case Field.NANOSECONDS:
+                return new NanosColumn(field, block);
+            case Field.SECONDS:
+                return new SecondsColumn(field, block);
+            default:
+                break;
+        }
+        if (field.type instanceof DecimalType) {
+            return field.meaning == Field.PRICE ? (BlockColumn) new PriceColumn(field, block)
+                : (BlockColumn) new WideColumn(field, block);
+        }
+        return field.size == 4 ? (BlockColumn) new FourColumn(field, block)
+            : field.size == 8 ? (BlockColumn) new EightColumn(field, block) : (BlockColumn) new OddColumn(field, block);
+    }
+
+    static long eight(long at, boolean big) {
+        long value = Platform.getLong(null, at);
+        return big ? Long.reverseBytes(value) : value;
+    }
+
+    static long four(long at, boolean big, boolean signed) {
+        int value = Platform.getInt(null, at);
+        value = big ? Integer.reverseBytes(value) : value;
+        return signed ? (long) value : value & 0xFFFFFFFFL;
+    }
+
+    /** An integer of one to eight bytes. */
+    static long any(long at, int size, boolean big, boolean signed) {
+        if (size == 4) {
+            return four(at, big, signed);
+        }
+        if (size == 8) {
+            return eight(at, big);
+        }
+        long value = 0;
+        for (int i = 0; i < size; i++) {
+            value = value << 8 | Platform.getByte(null, at + (big ? i : size - 1 - i)) & 0xFFL;
+        }
+        int unused = 64 - 8 * size;
+        return signed ? value << unused >> unused : value;
+    }
+
+    static final class FourColumn extends FieldColumn {
+        FourColumn(Field field, Block block) {
+            super(field, block);
+        }
+
+        public int getInt(int i) {
+            return (int) four(block.place(i) + offset, big, signed);
+        }
+
+        public long getLong(int i) {
+            return four(block.place(i) + offset, big, signed);
+        }
+    }
+
+    static final class EightColumn extends FieldColumn {
+        EightColumn(Field field, Block block) {
+            super(field, block);
+        }
+
+        public long getLong(int i) {
+            return eight(block.place(i) + offset, big);
+        }
+    }
+
+    static final class OddColumn extends FieldColumn {
+        OddColumn(Field field, Block block) {
+            super(field, block);
+        }
+
+        public byte getByte(int i) {
+            return (byte) any(block.place(i) + offset, size, big, signed);
+        }
+
+        public short getShort(int i) {
+            return (short) any(block.place(i) + offset, size, big, signed);
+        }
+
+        public int getInt(int i) {
+            return (int) any(block.place(i) + offset, size, big, signed);
+        }
+
+        public long getLong(int i) {
+            return any(block.place(i) + offset, size, big, signed);
+        }
+    }
+
+    static final class NanosColumn extends FieldColumn {
+        NanosColumn(Field field, Block block) {
+            super(field, block);
+        }
+
+        public long getLong(int i) {
+            return Block.micros(any(block.place(i) + offset, size, big, signed));
+        }
+    }
+
+    static final class SecondsColumn extends FieldColumn {
+        SecondsColumn(Field field, Block block) {
+            super(field, block);
+        }
+
+        public long getLong(int i) {
+            return any(block.place(i) + offset, size, big, signed) * MICROS_OF_SECOND;
+        }
+    }
+
+    /** Decimals that Spark keeps in a long. */
+    static final class PriceColumn extends FieldColumn {
+        private static final long LIMIT = 1000000000000000000L;
+
+        private final boolean nullable;
+
+        PriceColumn(Field field, Block block) {
+            super(field, block);
+            this.nullable = field.isNullable();
+        }
+
+        private long value(int i) {
+            return any(block.place(i) + offset, size, big, signed);
+        }
+
+        public boolean hasNull() {
+            return nullable;
+        }
+
+        public boolean isNullAt(int i) {
+            if (!nullable) {
+                return false;
+            }
+            long value = value(i);
+            return value >= LIMIT || value <= -LIMIT || (!signed && value < 0);
+        }
+
+        public Decimal getDecimal(int i, int precision, int scale) {
+            return Decimal.createUnsafe(value(i), precision, scale);
+        }
+    }
+
+    /** Unsigned integers of eight bytes. */
+    static final class WideColumn extends FieldColumn {
+        WideColumn(Field field, Block block) {
+            super(field, block);
+        }
+
+        public Decimal getDecimal(int i, int precision, int scale) {
+            long value = eight(block.place(i) + offset, big);
+            BigInteger whole = BigInteger.valueOf(value >>> 1).shiftLeft(1).or(BigInteger.valueOf(value & 1L));
+            return Decimal.apply(new BigDecimal(whole, scale), precision, scale);
+        }
+    }
+
+    static final class RawColumn extends FieldColumn {
+        RawColumn(Field field, Block block) {
+            super(field, block);
+        }
+
+        public byte[] getBinary(int i) {
+            byte[] copy = new byte[size];
+            Platform.copyMemory(null, block.place(i) + offset, copy, Platform.BYTE_ARRAY_OFFSET, size);
+            return copy;
+        }
+    }
+
+    /** Texts without their padding; every byte is a character. Short ones are remembered: venues repeat theirs. */
+    static final class TextColumn extends FieldColumn {
+        private static final int KNOWN = 1 << 12;
+
+        private final long[] words = new long[KNOWN];
+        private final UTF8String[] texts = new UTF8String[KNOWN];
+
+        TextColumn(Field field, Block block) {
+            super(field, block);
+        }
+
+        public UTF8String getUTF8String(int i) {
+            long at = block.place(i) + offset;
+            if (size > 8) {
+                return text(at);
+            }
+            long word = any(at, size, false, false);
+            int place = (int) (word * 0x9E3779B185EBCA87L >>> 52);
+            UTF8String known = texts[place];
+            if (known == null || words[place] != word) {
+                known = text(at);
+                words[place] = word;
+                texts[place] = known;
+            }
+            return known;
+        }
+
+        private UTF8String text(long at) {
+            int length = size;
+            while (length > 0 && isPadding(Platform.getByte(null, at + length - 1))) {
+                length--;
+            }
+            char[] characters = new char[length];
+            int end = 0;
+            // A zero within ends a text, too: so do pyarrow and C.
+            while (end < length) {
+                characters[end] = (char) (Platform.getByte(null, at + end) & 0xFF);
+                end++;
+            }
+            return UTF8String.fromString(new String(characters, 0, end));
+        }
+
+        private static boolean isPadding(byte c) {
+            return c == 0 || c == ' ' || (c >= 9 && c <= 13);
+        }
+    }
+}

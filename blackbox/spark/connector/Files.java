@@ -1,0 +1,87 @@
+package blackbox.connector;
+
+import java.io.FileNotFoundException;
+import java.io.IOException;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FileStatus;
+import org.apache.hadoop.fs.FileSystem;
+import org.apache.hadoop.fs.Path;
+
+/** Names and sizes of a recording's files: of this machine through the system, all others through Hadoop. */
+final class Files {
+    private Files() {
+    }
+
+    /** Whether a path is on a file system of this machine, whose files can be mapped. */
+    static boolean isLocal(String path) {
+        String scheme = new Path(path).toUri().getScheme();
+        return scheme == null || scheme.equals("file");
+    }
+
+    /** The path as this machine's system has it. */
+    static String plain(String path) {
+        return new Path(path).toUri().getPath();
+    }
+
+    static FileSystem system(String path, Configuration settings) throws IOException {
+        return new Path(path).getFileSystem(settings);
+    }
+
+    /** What a user's path stands for: itself with its scheme, or all that its wildcards match, in order. */
+    static List<String> matching(String path, Configuration settings) throws IOException {
+        List<String> found = new ArrayList<String>();
+        FileSystem files = system(path, settings);
+        Path full = files.makeQualified(new Path(path));
+        if (files.exists(full)) {
+            found.add(full.toString());
+            return found;
+        }
+        FileStatus[] all = files.globStatus(full);
+        int count = all == null ? 0 : all.length;
+        for (int i = 0; i < count; i++) {
+            found.add(all[i].getPath().toString());
+        }
+        return found;
+    }
+
+    /** The names in a directory, sorted; none when it is not there. */
+    static String[] names(String directory, Configuration settings) throws IOException {
+        String[] names;
+        if (isLocal(directory)) {
+            names = new java.io.File(plain(directory)).list();
+            if (names == null) {
+                return new String[0];
+            }
+        } else {
+            FileStatus[] all;
+            try {
+                all = system(directory, settings).listStatus(new Path(directory));
+            } catch (FileNotFoundException gone) {
+                return new String[0];
+            }
+            names = new String[all.length];
+            for (int i = 0; i < all.length; i++) {
+                names[i] = all[i].getPath().getName();
+            }
+        }
+        Arrays.sort(names);
+        return names;
+    }
+
+    /** How many bytes a file has; -1: it is not there. */
+    static long size(String path, Configuration settings) throws IOException {
+        if (isLocal(path)) {
+            java.io.File file = new java.io.File(plain(path));
+            return file.isFile() ? file.length() : -1L;
+        }
+        try {
+            return system(path, settings).getFileStatus(new Path(path)).getLen();
+        } catch (FileNotFoundException gone) {
+            return -1L;
+        }
+    }
+}

@@ -1,0 +1,105 @@
+package blackbox.connector;
+
+import org.apache.spark.sql.connector.metric.CustomMetric;
+import org.apache.spark.sql.connector.metric.CustomSumMetric;
+import org.apache.spark.sql.connector.metric.CustomTaskMetric;
+
+/** What a scan counts: shown in Spark's UI, and read by tests. */
+final class Metrics {
+    long read;
+    long skipped;
+    long damagedPlaces;
+    long damagedMessages;
+
+    CustomTaskMetric[] values() {
+        return new CustomTaskMetric[] {
+            new Value("blocksRead", read),
+            new Value("blocksSkipped", skipped),
+            new Value("damagedPlaces", damagedPlaces),
+            new Value("damagedMessages", damagedMessages)
+        };
+    }
+
+    static CustomMetric[] all() {
+        return new CustomMetric[] {
+            new BlocksRead(), new BlocksSkipped(), new DamagedPlaces(), new DamagedMessages()
+        };
+    }
+
+    /** One figure of one task. */
+    static final class Value implements CustomTaskMetric {
+        private final String name;
+        private final long value;
+
+        Value(String name, long value) {
+            this.name = name;
+            this.value = value;
+        }
+
+        public String name() {
+            return name;
+        }
+
+        public long value() {
+            return value;
+        }
+    }
+
+    // Spark makes each of these by its name on its own: public, with a constructor without arguments.
+
+    /** Blocks of which a value was given out. */
+    public static final class BlocksRead extends CustomSumMetric {
+        public BlocksRead() {
+        }
+
+        public String name() {
+            return "blocksRead";
+        }
+
+        public String description() {
+            return "blocks read";
+        }
+    }
+
+    /** Blocks that index or heads showed not to match. */
+    public static final class BlocksSkipped extends CustomSumMetric {
+        public BlocksSkipped() {
+        }
+
+        public String name() {
+            return "blocksSkipped";
+        }
+
+        public String description() {
+            return "blocks passed over";
+        }
+    }
+
+    /** Places that could not be read. */
+    public static final class DamagedPlaces extends CustomSumMetric {
+        public DamagedPlaces() {
+        }
+
+        public String name() {
+            return "damagedPlaces";
+        }
+
+        public String description() {
+            return "damaged places";
+        }
+    }
+
+    /** Messages that are lost with them, as far as that is known. */
+    public static final class DamagedMessages extends CustomSumMetric {
+        public DamagedMessages() {
+        }
+
+        public String name() {
+            return "damagedMessages";
+        }
+
+        public String description() {
+            return "damaged messages";
+        }
+    }
+}

@@ -1,0 +1,33 @@
+package blackbox.connector;
+
+import java.io.Serializable;
+
+import org.apache.spark.sql.connector.read.InputPartition;
+
+/** Records that stand one behind the other in a segment. */
+final class Range implements Serializable {
+    final Day day;
+    final int slice;
+    final String path;
+    final long start;
+    long stop;
+    /** As index and heads tell. */
+    long messages;
+
+    Range(Day day, int slice, String path, long start) {
+        this.day = day;
+        this.slice = slice;
+        this.path = path;
+        this.start = start;
+        this.stop = start;
+    }
+
+    /** What one task reads. */
+    static final class Partition implements InputPartition {
+        final Range[] ranges;
+
+        Partition(Range[] ranges) {
+            this.ranges = ranges;
+        }
+    }
+}

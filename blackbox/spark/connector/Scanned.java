@@ -1,0 +1,120 @@
+package blackbox.connector;
+
+import java.io.IOException;
+import java.util.Arrays;
+import java.util.OptionalLong;
+
+import org.apache.spark.SparkContext;
+import org.apache.spark.sql.SparkSession;
+import org.apache.spark.sql.connector.catalog.SupportsRead;
+import org.apache.spark.sql.connector.expressions.Transform;
+import org.apache.spark.sql.connector.expressions.filter.Predicate;
+import org.apache.spark.sql.connector.metric.CustomMetric;
+import org.apache.spark.sql.connector.metric.CustomTaskMetric;
+import org.apache.spark.sql.connector.read.Batch;
+import org.apache.spark.sql.connector.read.InputPartition;
+import org.apache.spark.sql.connector.read.PartitionReaderFactory;
+import org.apache.spark.sql.connector.read.Scan;
+import org.apache.spark.sql.connector.read.Statistics;
+import org.apache.spark.sql.connector.read.SupportsReportStatistics;
+import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.unsafe.Platform;
+import org.apache.spark.util.SerializableConfiguration;
+
+/** One scan of recordings, as they are when it is planned. */
+final class Scanned implements Scan, Batch, SupportsReportStatistics {
+    private final Options options;
+    private final Column[] columns;
+    private final Predicate[] pushed;
+    private final Test[] tests;
+    private final SupportsRead streams;
+    private final org.apache.spark.sql.util.CaseInsensitiveStringMap given;
+    private Plan plan;
+
+    Scanned(Options options, Column[] columns, Predicate[] pushed, Test[] tests, SupportsRead streams,
+            org.apache.spark.sql.util.CaseInsensitiveStringMap given) {
+        this.options = options;
+        this.columns = columns;
+        this.pushed = pushed;
+        this.tests = tests;
+        this.streams = streams;
+        this.given = given;
+    }
+
+    private Plan plan() {
+        if (plan == null) {
+            try {
+                plan = new Plan(options, tests, DefaultSource.settings());
+            } catch (IOException error) {
+                Platform.throwException(error);
+            }
+        }
+        return plan;
+    }
+
+    public StructType readSchema() {
+        return Column.schema(columns);
+    }
+
+    public String description() {
+        return "blackbox " + Arrays.toString((Object[]) options.paths) + ", PushedFilters: "
+            + Arrays.toString((Object[]) pushed) + ", ReadSchema: " + readSchema().catalogString();
+    }
+
+    public Batch toBatch() {
+        return this;
+    }
+
+    /** Streams are the Python engine's. */
+    public MicroBatchStream toMicroBatchStream(String checkpoint) {
+        return streams.newScanBuilder(given).build().toMicroBatchStream(checkpoint);
+    }
+
+    public InputPartition[] planInputPartitions() {
+        return (InputPartition[]) plan().partitions(SparkSession.active().sparkContext().defaultParallelism());
+    }
+
+    public PartitionReaderFactory createReaderFactory() {
+        SparkContext context = SparkSession.active().sparkContext();
+        return new Factory(options, columns, tests,
+            SerializableConfiguration.broadcast(context, DefaultSource.settings()));
+    }
+
+    public CustomMetric[] supportedCustomMetrics() {
+        return Metrics.all();
+    }
+
+    public CustomTaskMetric[] reportDriverMetrics() {
+        Metrics metrics = new Metrics();
+        if (plan != null) {
+            metrics.skipped = plan.skippedRecords;
+            metrics.damagedPlaces = plan.damagedPlaces;
+            metrics.damagedMessages = plan.damagedMessages;
+        }
+        return metrics.values();
+    }
+
+    public Statistics estimateStatistics() {
+        final long rows = plan().messages;
+        final long bytes = Math.max(1L, rows * readSchema().defaultSize());
+        return new Statistics() {
+            public OptionalLong sizeInBytes() {
+                return OptionalLong.of(bytes);
+            }
+
+            public OptionalLong numRows() {
+                return OptionalLong.of(rows);
+            }
+        };
+    }
+
+    public boolean equals(Object other) {
+        return other instanceof Scanned && description().equals(((Scanned) other).description())
+            && given.equals(((Scanned) other).given);
+    }
+
+    public int hashCode() {
+        return description().hashCode();
+    }
+}
