@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import json
 import random
 import subprocess
 import sys
@@ -16,9 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import pyarrow
 import pytest
+import xxhash
 
 from blackbox import Feed, Publisher, Recorder, Recording, Source
 from blackbox.errors import ConfigError
+from blackbox.journal.day import described
+from blackbox.schema import Schema, price, utc_time
 from tests.journals import Day, Put, Row, Told, feed_of
 
 if TYPE_CHECKING:
@@ -161,6 +165,19 @@ def test_derived_columns(spark: SparkSession, tmp_path: Path) -> None:
     assert {row.epoch for row in found} == {-2}
     assert {(row.feed, row.date, row.slice) for row in found} == {("recorded", datetime.date(2026, 11, 20), 0)}
     assert {row.out_time.astimezone(utc) for row in found} == {epoch + datetime.timedelta(0, 0, 1)}
+
+
+def test_topics_of_every_length(spark: SparkSession, tmp_path: Path) -> None:
+    choice = random.Random(2)
+    names = [bytes(choice.choices(b"ABCD", k=size)) for size in range(1, 40) for _ in range(40)]
+    names += [b"X" * 300 + b"%d" % i for i in range(50)] + [b"A\0", b"A\0\0", b"A", b"ABCDEFGH\0", b"ABCDEFGH"]
+    rows = tuple(Row(topic, b"%d" % i, i) for i, topic in enumerate(names))
+    day = Day(tmp_path / "day", feed_of())
+    day.put(0, Put(rows), Put(rows[::-1], sequence=len(rows)))
+    frame = load(spark, day.path)
+    assert told_by(frame) == sorted(day.told())
+    found = frame.where("topic = 'ABCDEFGH' OR topic LIKE 'XX%'").collect()
+    assert len(found) == 2 * (50 + names.count(b"ABCDEFGH"))
 
 
 @pytest.mark.parametrize("columns", [["sequence"], ["payload", "topic"], ["type"], ["ts_out", "feed"], ["event_time"]])
@@ -378,7 +395,7 @@ def test_a_segment_that_is_cut_while_it_is_read_is_an_error(spark: SparkSession,
     next(rows)
     with day.segments[1].path.open("r+b") as file:
         file.truncate(4096)
-    with pytest.raises(FAILURES, match=f"{day.segments[1].path}: the file had 4096 bytes"):
+    with pytest.raises(FAILURES, match=f"{day.segments[1].path}: the file was cut while it was read"):
         list(rows)
 
 
@@ -563,13 +580,18 @@ def test_types_of_records(spark: SparkSession, captured: dict[str, Path]) -> Non
     assert dict(load(spark, captured["iex_deep10"], records="T").dtypes)["timestamp"] == "timestamp"
 
 
+def tell_schema(day: Day, schema: Schema) -> None:
+    """Write a day's manifest anew, with a schema."""
+    path = day.path / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["schema"] = described(schema)
+    manifest.pop("checksum")
+    text = json.dumps(manifest, separators=(",", ":"), ensure_ascii=False)
+    manifest["checksum"] = xxhash.xxh3_64_hexdigest(text.encode())
+    path.write_text(json.dumps(manifest))
+
+
 def test_a_schema_of_every_kind_of_field(spark: SparkSession, tmp_path: Path) -> None:
-    import json
-
-    import xxhash
-
-    from blackbox.journal.day import described
-    from blackbox.schema import Schema, price, utc_time
 
     kind = numpy.dtype(
         [
@@ -601,14 +623,8 @@ def test_a_schema_of_every_kind_of_field(spark: SparkSession, tmp_path: Path) ->
     records["mark"][::4] = (1 << 63) - 1
     records["level"][::2] = 123
     schema = Schema("made", 77, {"Z": kind}, type_offset=1)
-    day = Day(tmp_path / "day", feed_of())
-    path = day.path / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["schema"] = described(schema)
-    manifest.pop("checksum")
-    text = json.dumps(manifest, separators=(",", ":"), ensure_ascii=False)
-    manifest["checksum"] = xxhash.xxh3_64_hexdigest(text.encode())
-    path.write_text(json.dumps(manifest))
+    day = Day(tmp_path / "days" / "2026-11-20", feed_of())
+    tell_schema(day, schema)
     rows = tuple(Row(b"A.b", record.tobytes(), i + 1) for i, record in enumerate(records))
     day.put(0, *(Put(rows[i : i + 50], sequence=i) for i in range(0, 500, 50)))
     frame = load(spark, day.path, records="Z")
@@ -622,6 +638,14 @@ def test_a_schema_of_every_kind_of_field(spark: SparkSession, tmp_path: Path) ->
         told = found[name]
         told = told.cast(pyarrow.int64()) if pyarrow.types.is_timestamp(told.type) else told
         assert told.to_pylist() == expected(column, field, "decimal"), name
+    other = Day(tmp_path / "days" / "2026-11-21", feed_of(), date="2026-11-21")
+    tell_schema(other, Schema("made", 77, {"Z": kind}))
+    from pyspark.errors import IllegalArgumentException
+
+    with pytest.raises(
+        IllegalArgumentException, match="2026-11-21: records of type Z have other fields than those of the days before"
+    ):
+        load(spark, tmp_path / "days", records="Z").collect()
     assert found["mark"].null_count == len(wanted[wanted["mark"] >= 10**18]) + len(wanted[wanted["mark"] <= -(10**18)])
 
 
@@ -651,6 +675,14 @@ def test_one_name_has_two_engines(spark: SparkSession, written: Day) -> None:
         assert told_by(spark.table("streamed")) == sorted(written.told())
     finally:
         query.stop()
+
+
+def test_a_session_of_others_gets_the_jar(spark: SparkSession, written: Day) -> None:
+    from blackbox.spark.connector import connector_jar, install
+
+    install(spark)
+    assert any(connector_jar().name in row[0] for row in spark.sql("LIST JARS").collect())
+    assert load(spark, written.path).count() == len(written.told())
 
 
 def test_the_jar_is_made_once_by_two_at_a_time(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import net.jpountz.lz4.LZ4Exception;
 import net.jpountz.lz4.LZ4Factory;
 import org.apache.spark.sql.catalyst.util.DateTimeConstants;
 import org.apache.spark.unsafe.Platform;
+import org.apache.spark.unsafe.types.UTF8String;
 
 /**
  * The block that a reader stands on: where its columns are, and which of its rows are wanted.
@@ -15,8 +16,6 @@ import org.apache.spark.unsafe.Platform;
  * before `check` has seen it.
  */
 final class Block {
-    private static final int ALL = -1;
-
     Day day;
     int slice;
     long tsOut;
@@ -44,7 +43,11 @@ final class Block {
     private boolean chosen;
     /** Where the payload of each wanted row is; of records only. */
     private long[] places = new long[0];
-    private Topic[] topics = new Topic[0];
+    /** By a topic's place in the block: what its columns are, and whether it is wanted. */
+    private UTF8String[] topics = new UTF8String[0];
+    private UTF8String[] symbols = new UTF8String[0];
+    private UTF8String[] types = new UTF8String[0];
+    private boolean[] wanted = new boolean[0];
     private final Topics known;
     private ByteBuffer unpacked = ByteBuffer.allocateDirect(0);
 
@@ -62,8 +65,20 @@ final class Block {
         return Platform.getLong(null, body + 8L * row(i));
     }
 
-    Topic topic(int i) {
-        return topics[Platform.getInt(null, topicIndex + 4L * row(i))];
+    UTF8String topic(int i) {
+        return topics[topicOf(row(i))];
+    }
+
+    UTF8String symbol(int i) {
+        return symbols[topicOf(row(i))];
+    }
+
+    UTF8String type(int i) {
+        return types[topicOf(row(i))];
+    }
+
+    private int topicOf(int row) {
+        return Platform.getInt(null, topicIndex + 4L * row);
     }
 
     long place(int i) {
@@ -127,7 +142,7 @@ final class Block {
         }
         body = record + Layout.RECORD_HEAD;
         if (codec != Layout.CODEC_NONE) {
-            String wrong = unpack(codec, bytes.buffer, offset - bytes.start + Layout.RECORD_HEAD, stored, bodyBytes);
+            String wrong = unpack(codec, bytes.buffer(), bytes.place(offset) + Layout.RECORD_HEAD, stored, bodyBytes);
             if (wrong != null) {
                 return wrong;
             }
@@ -240,16 +255,23 @@ final class Block {
 
     /** Look up the topics of a block that `check` has passed; returns whether all of them are wanted. */
     boolean findTopics() {
-        if (topics.length < topicCount) {
-            topics = new Topic[(int) topicCount * 2];
+        int many = (int) topicCount;
+        if (topics.length < many) {
+            topics = new UTF8String[2 * many];
+            symbols = new UTF8String[2 * many];
+            types = new UTF8String[2 * many];
+            wanted = new boolean[2 * many];
         }
         boolean all = true;
         long start = 0;
-        for (int i = 0; i < topicCount; i++) {
+        for (int i = 0; i < many; i++) {
             long stop = Records.u32(topicOffsets + 4L * i + 4);
-            Topic topic = known.get(topicText + start, (int) (stop - start));
-            topics[i] = topic;
-            all &= topic.wanted;
+            int slot = known.slotOf(topicText + start, (int) (stop - start));
+            topics[i] = known.topics[slot];
+            symbols[i] = known.symbols[slot];
+            types[i] = known.types[slot];
+            wanted[i] = known.wanted[slot];
+            all &= wanted[i];
             start = stop;
         }
         return all;
@@ -274,7 +296,7 @@ final class Block {
             if (time < from || time > to) {
                 continue;
             }
-            if (byTopic && !topics[Platform.getInt(null, topicIndex + 4L * row)].wanted) {
+            if (byTopic && !wanted[topicOf(row)]) {
                 continue;
             }
             if (record != null) {

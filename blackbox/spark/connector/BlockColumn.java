@@ -17,7 +17,7 @@ abstract class BlockColumn extends ColumnVector {
         this.block = block;
     }
 
-    /** The column of a name; `record`: of the wanted message type, or null. */
+    /** The column that reads what `column` says. */
     static BlockColumn of(Column column, Block block) {
         if (column.field != null) {
             return FieldColumn.of(column, block);
@@ -170,7 +170,7 @@ abstract class BlockColumn extends ColumnVector {
         }
 
         public UTF8String getUTF8String(int i) {
-            return block.topic(i).topic;
+            return block.topic(i);
         }
     }
 
@@ -180,7 +180,7 @@ abstract class BlockColumn extends ColumnVector {
         }
 
         public UTF8String getUTF8String(int i) {
-            return block.topic(i).symbol;
+            return block.symbol(i);
         }
     }
 
@@ -194,11 +194,11 @@ abstract class BlockColumn extends ColumnVector {
         }
 
         public boolean isNullAt(int i) {
-            return block.topic(i).type == null;
+            return block.type(i) == null;
         }
 
         public UTF8String getUTF8String(int i) {
-            return block.topic(i).type;
+            return block.type(i);
         }
     }
 

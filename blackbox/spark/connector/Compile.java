@@ -1,5 +1,4 @@
 import java.io.File;
-import java.util.Arrays;
 
 import org.codehaus.janino.ClassLoaderIClassLoader;
 import org.codehaus.janino.Compiler;

@@ -46,9 +46,7 @@ final class Day implements Serializable {
         if (size < 0) {
             throw new IllegalArgumentException("'" + directory + "' is not a recording: it has no " + MANIFEST);
         }
-        byte[] data = new byte[(int) size];
-        Bytes.read(path, 0, size, settings).buffer.flip().get(data);
-        String text = new String(data, StandardCharsets.UTF_8);
+        String text = new String(Bytes.read(path, 0, size, settings).copy(), StandardCharsets.UTF_8);
         JsonNode manifest;
         try {
             manifest = new ObjectMapper().readTree(text);

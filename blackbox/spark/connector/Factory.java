@@ -12,7 +12,7 @@ final class Factory implements PartitionReaderFactory {
     private final Options options;
     private final Column[] columns;
     private final Test[] tests;
-    /** Of Hadoop's file systems. */
+    /** Of Hadoop's file systems; null: all files are local, and it need not be sent. */
     private final Broadcast settings;
 
     Factory(Options options, Column[] columns, Test[] tests, Broadcast settings) {
@@ -31,7 +31,7 @@ final class Factory implements PartitionReaderFactory {
     }
 
     public PartitionReader createColumnarReader(InputPartition part) {
-        Configuration found = ((SerializableConfiguration) settings.value()).value();
+        Configuration found = settings == null ? null : ((SerializableConfiguration) settings.value()).value();
         return new Reader((Range.Partition) part, options, columns, tests, found);
     }
 }

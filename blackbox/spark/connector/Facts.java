@@ -2,6 +2,8 @@ package blackbox.connector;
 
 import java.util.Arrays;
 
+import org.apache.spark.unsafe.types.UTF8String;
+
 /** What is known of some messages before they are looked at: bounds of their numbers, and what their topics may be. */
 final class Facts {
     static final int DATE = 0;
@@ -20,7 +22,10 @@ final class Facts {
     /** A bit for each key that their topics may have, where the index tells it. */
     long keys = -1L;
     /** The topic of all of them; null: they may have any. */
-    Topic topic;
+    UTF8String topic;
+    UTF8String symbol;
+    /** Null: the topic has none. */
+    UTF8String type;
 
     Facts() {
         Arrays.fill(low, Long.MIN_VALUE);
@@ -30,6 +35,12 @@ final class Facts {
     void set(int number, long least, long largest) {
         low[number] = least;
         high[number] = largest;
+    }
+
+    void topic(UTF8String topic, UTF8String symbol, UTF8String type) {
+        this.topic = topic;
+        this.symbol = symbol;
+        this.type = type;
     }
 
     void of(Day day) {

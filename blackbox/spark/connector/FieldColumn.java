@@ -3,7 +3,6 @@ package blackbox.connector;
 import java.math.BigDecimal;
 import java.math.BigInteger;
 
-import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.Decimal;
 import org.apache.spark.sql.types.DecimalType;
 import org.apache.spark.unsafe.Platform;

@@ -16,7 +16,7 @@ final class Files {
     private Files() {
     }
 
-    /** Whether a path is on a file system of this machine, whose files can be mapped. */
+    /** Whether a path is on a file system of this machine, whose files are read without Hadoop. */
     static boolean isLocal(String path) {
         String scheme = new Path(path).toUri().getScheme();
         return scheme == null || scheme.equals("file");

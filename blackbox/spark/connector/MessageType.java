@@ -12,12 +12,15 @@ final class MessageType implements Serializable {
     /** Of every payload of that type. */
     final int bytes;
     final Field[] fields;
+    /** As the manifest has it: two days that are read together must have the same. */
+    final String layout;
 
-    private MessageType(int kind, int typeOffset, int bytes, Field[] fields) {
+    private MessageType(int kind, int typeOffset, int bytes, Field[] fields, String layout) {
         this.kind = kind;
         this.typeOffset = typeOffset;
         this.bytes = bytes;
         this.fields = fields;
+        this.layout = layout;
     }
 
     /** As a manifest's schema describes it; `scaled`: prices stay integers. */
@@ -53,6 +56,6 @@ final class MessageType implements Serializable {
             }
         }
         int typeOffset = Json.number(told, "type_offset", 0);
-        return new MessageType(kind.charAt(0), typeOffset, bytes, fields);
+        return new MessageType(kind.charAt(0), typeOffset, bytes, fields, told.toString());
     }
 }

@@ -1,6 +1,7 @@
 package blackbox.connector;
 
 import java.io.IOException;
+import java.nio.ByteBuffer;
 import java.util.ArrayList;
 import java.util.List;
 
@@ -10,8 +11,8 @@ import org.apache.hadoop.conf.Configuration;
 final class Plan {
     /** A task's least share, so that little data does not become many tasks. */
     private static final long LEAST_SHARE = 4L << 20;
-    /** Of a segment, that is looked through at once where its index does not tell of it. */
-    private static final long WINDOW = 128L << 20;
+    /** In memory of a segment whose index does not tell all: its heads are looked at. */
+    private static final int WINDOW = 64 << 10;
 
     private final Options options;
     private final Configuration settings;
@@ -25,6 +26,7 @@ final class Plan {
     long damagedPlaces;
     long damagedMessages;
     private Range open;
+    private String layout;
 
     Plan(Options options, Test[] tests, Configuration settings) throws IOException {
         this.options = options;
@@ -34,6 +36,16 @@ final class Plan {
         for (int i = 0; i < days.size(); i++) {
             day((String) days.get(i));
         }
+    }
+
+    /** Whether all that is to be read is on a file system of each machine. */
+    boolean isLocal() {
+        for (int i = 0; i < ranges.size(); i++) {
+            if (!Files.isLocal(((Range) ranges.get(i)).path)) {
+                return false;
+            }
+        }
+        return true;
     }
 
     /** The ranges in parts for tasks, `cores` of which can run at a time. */
@@ -85,6 +97,14 @@ final class Plan {
 
     private void day(String path) throws IOException {
         Day day = Day.read(path, options.records, options.scaled, settings);
+        if (day.record != null) {
+            if (layout == null) {
+                layout = day.record.layout;
+            } else if (!layout.equals(day.record.layout)) {
+                throw new IllegalArgumentException(path + ": records of type " + options.records
+                    + " have other fields than those of the days before, expected days of one schema");
+            }
+        }
         Facts fresh = new Facts();
         facts.of(day);
         reset(fresh);
@@ -156,7 +176,7 @@ final class Plan {
         head(path, slice, number);
         long at = Layout.FILE_HEAD;
         if (index != null && isIndex(index, slice, number)) {
-            at = indexed(day, slice, path, index, size);
+            at = indexed(day, slice, path, index, indexBytes, size);
         }
         if (at < size) {
             scan(day, slice, path, at, size, growing);
@@ -187,11 +207,11 @@ final class Plan {
     }
 
     /** Offer what an index tells of, as far as it can be believed; returns where that ends. */
-    private long indexed(Day day, int slice, String path, Bytes index, long size) throws IOException {
+    private long indexed(Day day, int slice, String path, Bytes index, long indexBytes, long size) throws IOException {
         long at = Layout.FILE_HEAD;
         long cut = 0;
         long lost = 0;
-        for (long place = Layout.FILE_HEAD; place + Layout.ENTRY <= index.stop; place += Layout.ENTRY) {
+        for (long place = Layout.FILE_HEAD; place + Layout.ENTRY <= indexBytes; place += Layout.ENTRY) {
             long entry = index.at(place);
             long start = Records.i64(entry + Layout.ENTRY_START);
             long stop = Records.i64(entry + Layout.ENTRY_STOP);
@@ -248,50 +268,42 @@ final class Plan {
      * At the end of a segment that grows they may be a record that is being written, and are left out.
      */
     private void scan(Day day, int slice, String path, long from, long stop, boolean growing) throws IOException {
-        long at = from;
-        while (at < stop) {
-            long end = Math.min(stop, at + WINDOW);
-            Bytes window = Bytes.of(path, at, end, settings);
-            long done = walk(day, slice, path, window, at, end);
-            if (done > at) {
-                window.free();
-                at = done;
-                continue;
-            }
-            long following = Records.next(window, at + 1, end);
-            window.free();
-            if (following < 0 && end < stop) {
-                following = end - Layout.RECORD_HEAD & -Layout.ALIGNMENT;
-            }
-            if (following < 0) {
-                if (!growing) {
-                    damaged(path, Damage.NO_RECORD, at, stop - at, 0);
+        Bytes heads = new Bytes(path, stop, ByteBuffer.allocateDirect(WINDOW), settings);
+        try {
+            long at = walk(day, slice, path, heads, from, stop);
+            while (at < stop) {
+                long following = Records.next(heads, at + 1, stop);
+                if (following < 0) {
+                    if (!growing) {
+                        damaged(path, Damage.NO_RECORD, at, stop - at, 0);
+                    }
+                    return;
                 }
-                return;
+                damaged(path, Damage.NO_RECORD, at, following - at, 0);
+                at = walk(day, slice, path, heads, following, stop);
             }
-            damaged(path, Damage.NO_RECORD, at, following - at, 0);
-            at = following;
+        } finally {
+            heads.close();
         }
     }
 
-    /** Offer the records of a window from its start on, in runs; returns where no whole one begins. */
-    private long walk(Day day, int slice, String path, Bytes window, long from, long end) {
+    /** Offer the records from an offset on, in runs; returns where no whole one begins. */
+    private long walk(Day day, int slice, String path, Bytes heads, long from, long stop) throws IOException {
         long at = from;
-        while (at < end && Records.isRecord(window.at(at), end - at)) {
+        while (Records.isAt(heads, at, stop)) {
             long start = at;
             long told = 0;
             long records = 0;
-            long first = window.at(at);
-            while (at < end && at - start < Layout.ENTRY_SPAN && Records.isRecord(window.at(at), end - at)) {
-                long record = window.at(at);
+            reset(new Facts());
+            facts.ofRecord(heads.at(at));
+            while (at - start < Layout.ENTRY_SPAN && Records.isAt(heads, at, stop)) {
+                long record = heads.at(at);
                 told += Records.messages(record);
                 records++;
                 at += Records.size(record);
             }
-            Facts fresh = new Facts();
-            reset(fresh);
-            if (records == 1) {
-                facts.ofRecord(first);
+            if (records > 1) {
+                reset(new Facts());
             }
             offer(day, slice, path, start, at, told, records);
         }

@@ -2,6 +2,7 @@ package blackbox.connector;
 
 import java.io.EOFException;
 import java.io.IOException;
+import java.nio.ByteBuffer;
 
 import org.apache.hadoop.conf.Configuration;
 import org.apache.spark.sql.connector.metric.CustomTaskMetric;
@@ -12,12 +13,13 @@ import org.apache.spark.sql.vectorized.ColumnarBatch;
 /**
  * The blocks of one task, one batch each; small ones are gathered.
  *
- * Each block is looked at as a whole, checksum and all, before a value of it is given out. Memory behind the batch that
- * is being read is given back.
+ * Each block is looked at as a whole, checksum and all, before a value of it is given out.
  */
 final class Reader implements PartitionReader {
     /** Blocks of fewer wanted rows are gathered. */
     private static final int SMALL = 512;
+    /** Of a file, in memory at a time: some blocks, so that it stays in the processor's cache. */
+    private static final int WINDOW = 1 << 20;
 
     private final Range[] ranges;
     private final Options options;
@@ -42,6 +44,7 @@ final class Reader implements PartitionReader {
     private int nextRange;
     private Range range;
     private Bytes bytes;
+    private ByteBuffer window = ByteBuffer.allocateDirect(WINDOW);
     private long at;
     /** Messages of the range in records with good heads. */
     private long seen;
@@ -124,8 +127,11 @@ final class Reader implements PartitionReader {
         return batch;
     }
 
-    public void close() {
+    public void close() throws IOException {
         gathered.close();
+        if (range != null) {
+            bytes.close();
+        }
     }
 
     public CustomTaskMetric[] currentMetricsValues() {
@@ -142,33 +148,46 @@ final class Reader implements PartitionReader {
                 leave();
                 continue;
             }
-            long record = bytes.at(at);
-            if (!isRecord(record)) {
-                long following = Records.next(bytes, at + 1, range.stop);
-                following = following < 0 ? range.stop : following;
-                damaged(Damage.NO_RECORD, following - at, 0);
-                at = following;
-                continue;
-            }
-            long here = at;
-            at += Records.size(record);
-            seen += Records.messages(record);
-            if (take(record, here)) {
+            if (readOne()) {
                 return true;
             }
         }
     }
 
-    private boolean isRecord(long record) throws IOException {
+    /** Read the record that should be here; whether it has rows that are wanted: the block then stands on it. */
+    private boolean readOne() throws IOException {
+        long here = at;
         try {
-            return Records.isRecord(record, range.stop - at);
-        } catch (InternalError error) {
-            throw cut(error);
+            if (!Records.isAt(bytes, here, range.stop)) {
+                long following = Records.next(bytes, here + 1, range.stop);
+                following = following < 0 ? range.stop : following;
+                damaged(Damage.NO_RECORD, here, following - here, 0);
+                at = following;
+                return false;
+            }
+            long size = Records.size(bytes.at(here));
+            long told = Records.messages(bytes.at(here));
+            boolean wanted = isWanted(bytes.at(here));
+            if (wanted && needsBody) {
+                bytes.need(here, size);
+            }
+            seen += told;
+            at = here + size;
+            return wanted && (!needsBody || takeBody(here, size, told)) && count();
+        } catch (EOFException error) {
+            at = range.stop;
+            damaged("the file was cut while it was read", here, range.stop - here, 0);
+            return false;
         }
     }
 
-    /** Whether the record at an offset has rows that are wanted: the block then stands on it. */
-    private boolean take(long record, long offset) throws IOException {
+    private boolean count() {
+        metrics.read++;
+        return block.size > 0;
+    }
+
+    /** Whether a record's head leaves room for wanted rows. */
+    private boolean isWanted(long record) {
         facts.ofRecord(record);
         for (int i = 0; i < tests.length; i++) {
             if (!tests[i].may(facts)) {
@@ -177,75 +196,50 @@ final class Reader implements PartitionReader {
             }
         }
         block.take(record, range.day, range.slice);
-        if (needsBody && !takeBody(record, offset)) {
-            return false;
-        }
-        metrics.read++;
-        return block.size > 0;
+        return true;
     }
 
-    private boolean takeBody(long record, long offset) throws IOException {
-        try {
-            String wrong = block.check(bytes, offset, options.checksums);
-            if (wrong != null) {
-                damaged(wrong, Records.size(record), Records.messages(record), offset);
-                return false;
+    private boolean takeBody(long offset, long size, long lost) throws IOException {
+        String wrong = block.check(bytes, offset, options.checksums);
+        if (wrong != null) {
+            damaged(wrong, offset, size, lost);
+            return false;
+        }
+        boolean all = !needsTopics || block.findTopics();
+        boolean anyTime = firstTime == Long.MIN_VALUE && lastTime == Long.MAX_VALUE;
+        if (!all || !anyTime || record != null) {
+            int misfits = block.choose(firstTime, lastTime, !all, record);
+            if (misfits > 0) {
+                damaged("messages of type '" + (char) record.kind + "' had another size than " + record.bytes
+                    + " bytes", offset, size, misfits);
             }
-            boolean all = !needsTopics || block.findTopics();
-            boolean anyTime = firstTime == Long.MIN_VALUE && lastTime == Long.MAX_VALUE;
-            if (!all || !anyTime || this.record != null) {
-                int misfits = block.choose(firstTime, lastTime, !all, this.record);
-                if (misfits > 0) {
-                    damaged("messages of type '" + (char) this.record.kind + "' had another size than "
-                        + this.record.bytes + " bytes", Records.size(record), misfits, offset);
-                }
-            }
-        } catch (InternalError error) {
-            throw cut(error);
         }
         return true;
     }
 
-    /** What the machine says of a mapped page that is no longer in the file. */
-    private Damage cut(InternalError error) {
-        Damage damage = Damage.of(range.path, "the file was cut while it was read", at, range.stop - at, 0);
-        damage.initCause(error);
-        return damage;
-    }
-
     private boolean nextOfRanges() throws IOException {
-        while (nextRange < ranges.length) {
-            range = ranges[nextRange++];
-            at = range.start;
-            seen = 0;
-            facts.of(range.day);
-            facts.set(Facts.SLICE, range.slice, range.slice);
-            try {
-                bytes = Bytes.of(range.path, range.start, range.stop, settings);
-                return true;
-            } catch (EOFException error) {
-                damaged(error.getMessage(), range.stop - range.start, range.messages);
-            }
+        if (nextRange == ranges.length) {
+            return false;
         }
-        range = null;
-        return false;
+        range = ranges[nextRange++];
+        at = range.start;
+        seen = 0;
+        facts.of(range.day);
+        facts.set(Facts.SLICE, range.slice, range.slice);
+        bytes = new Bytes(range.path, range.stop, window, settings);
+        return true;
     }
 
-    private void leave() {
+    private void leave() throws IOException {
         if (range.messages > seen) {
             metrics.damagedMessages += range.messages - seen;
         }
-        // No batch is being read now: the one before was done with when this one was asked for.
-        bytes.free();
-        bytes = null;
         range = null;
+        window = bytes.buffer();
+        bytes.close();
     }
 
-    private void damaged(String what, long size, long lost) throws IOException {
-        damaged(what, size, lost, at);
-    }
-
-    private void damaged(String what, long size, long lost, long offset) throws IOException {
+    private void damaged(String what, long offset, long size, long lost) throws IOException {
         if (!options.skip) {
             throw Damage.of(range.path, what, offset, size, lost);
         }

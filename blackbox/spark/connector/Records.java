@@ -1,5 +1,7 @@
 package blackbox.connector;
 
+import java.io.IOException;
+
 import org.apache.spark.unsafe.Platform;
 
 /** Records in native memory: whether one begins somewhere, and where the next one is. Bodies are not looked at. */
@@ -33,8 +35,8 @@ final class Records {
         return u32(record + Layout.AT_COUNT) - u32(record + Layout.FIRST_ROW);
     }
 
-    /** Whether a whole record with a good head begins at an address, of which `room` bytes may be read. */
-    static boolean isRecord(long record, long room) {
+    /** Whether a good head of a record lies at an address, and all of the record in `room` bytes. */
+    private static boolean isRecord(long record, long room) {
         if (room < Layout.RECORD_HEAD || Platform.getInt(null, record) != Layout.RECORD_MAGIC) {
             return false;
         }
@@ -83,15 +85,24 @@ final class Records {
     }
 
     /** The offset in the file of the next record behind offset `after` and before `stop`; -1: there is none. */
-    static long next(Bytes bytes, long after, long stop) {
+    static long next(Bytes bytes, long after, long stop) throws IOException {
         long step = Layout.ALIGNMENT;
         long at = Layout.FILE_HEAD + ((Math.max(after, Layout.FILE_HEAD) - Layout.FILE_HEAD + step - 1) & -step);
         while (at + Layout.RECORD_HEAD <= stop) {
-            if (isRecord(bytes.at(at), stop - at)) {
+            if (isAt(bytes, at, stop)) {
                 return at;
             }
             at += step;
         }
         return -1L;
+    }
+
+    /** Whether a whole record with a good head begins at an offset and ends before `stop`; its head is then there. */
+    static boolean isAt(Bytes bytes, long at, long stop) throws IOException {
+        if (stop - at < Layout.RECORD_HEAD) {
+            return false;
+        }
+        bytes.need(at, Layout.RECORD_HEAD);
+        return isRecord(bytes.at(at), stop - at);
     }
 }

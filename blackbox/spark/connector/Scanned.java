@@ -5,9 +5,9 @@ import java.util.Arrays;
 import java.util.OptionalLong;
 
 import org.apache.spark.SparkContext;
+import org.apache.spark.broadcast.Broadcast;
 import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
-import org.apache.spark.sql.connector.expressions.Transform;
 import org.apache.spark.sql.connector.expressions.filter.Predicate;
 import org.apache.spark.sql.connector.metric.CustomMetric;
 import org.apache.spark.sql.connector.metric.CustomTaskMetric;
@@ -77,8 +77,9 @@ final class Scanned implements Scan, Batch, SupportsReportStatistics {
 
     public PartitionReaderFactory createReaderFactory() {
         SparkContext context = SparkSession.active().sparkContext();
-        return new Factory(options, columns, tests,
-            SerializableConfiguration.broadcast(context, DefaultSource.settings()));
+        Broadcast settings = plan().isLocal() ? null
+            : SerializableConfiguration.broadcast(context, DefaultSource.settings());
+        return new Factory(options, columns, tests, settings);
     }
 
     public CustomMetric[] supportedCustomMetrics() {

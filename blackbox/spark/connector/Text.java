@@ -43,9 +43,8 @@ final class Text extends Test {
         if (column == FEED) {
             return facts.day == null || fits(UTF8String.fromString(facts.day.feed));
         }
-        Topic topic = facts.topic;
-        if (topic != null) {
-            return fits(column == TOPIC ? topic.topic : column == SYMBOL ? topic.symbol : topic.type);
+        if (facts.topic != null) {
+            return fits(column == TOPIC ? facts.topic : column == SYMBOL ? facts.symbol : facts.type);
         }
         return column == TYPE || facts.day == null || mayBeThere(facts, facts.day);
     }

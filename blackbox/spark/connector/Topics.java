@@ -1,13 +1,31 @@
 package blackbox.connector;
 
-import org.apache.spark.unsafe.Platform;
+import java.util.Arrays;
 
-/** The topics that a reader has met: a hash table, so that each becomes an object once. */
+import org.apache.spark.unsafe.Platform;
+import org.apache.spark.unsafe.types.UTF8String;
+
+/**
+ * The topics that a reader has met, and their parts: each becomes text once for all blocks of a partition.
+ *
+ * A hash table in columns. Four words of a slot tell which topic it is, so that looking one up touches one cache line:
+ * its size, and all of its bytes if there are 16 at most, else a hash and the last eight.
+ */
 final class Topics {
     private static final long FACTOR = 0x9E3779B97F4A7C15L;
+    private static final int WORDS = 4;
+    private static final int SHORT = 16;
 
-    private Topic[] table = new Topic[1 << 10];
+    private int slots = 1 << 10;
     private int count;
+    private long[] words = new long[WORDS * slots];
+    UTF8String[] topics = new UTF8String[slots];
+    UTF8String[] symbols = new UTF8String[slots];
+    /** Null: the topic has no dot. */
+    UTF8String[] types = new UTF8String[slots];
+    /** Whether the filters let messages of it through. */
+    boolean[] wanted = new boolean[slots];
+
     /** What topics must match; only of topics. */
     private final Test[] tests;
     private final Facts facts = new Facts();
@@ -16,82 +34,113 @@ final class Topics {
         this.tests = tests;
     }
 
-    /** The topic of `size` bytes at an address. */
-    Topic get(long at, int size) {
-        long hash = hash(at, size);
-        int place = (int) hash & (table.length - 1);
-        Topic found = table[place];
-        while (found != null) {
-            if (found.hash == hash && found.bytes.length == size && same(found.bytes, at, size)) {
-                return found;
+    /** The slot of the topic of `size` bytes at an address: good until the next one is looked up. */
+    int slotOf(long at, int size) {
+        long first = size <= SHORT ? first(at, size) : hash(at, size);
+        long last = size >= 8 ? Platform.getLong(null, at + size - 8) : 0L;
+        int slot = place(first, last, size);
+        while (topics[slot] != null) {
+            int word = WORDS * slot;
+            if (words[word] == first && words[word + 1] == last && words[word + 2] == size
+                    && (size <= SHORT || same(topics[slot], at, size))) {
+                return slot;
             }
-            place = (place + 1) & (table.length - 1);
-            found = table[place];
+            slot = (slot + 1) & (slots - 1);
         }
-        return add(at, size, hash, place);
+        return add(at, size, first, last, slot);
     }
 
-    /** Of all the bytes, eight at a time; the last eight may overlap those before. */
+    private int place(long first, long last, long size) {
+        long mixed = (first * FACTOR ^ last ^ size) * FACTOR;
+        return (int) (mixed >>> 40) & (slots - 1);
+    }
+
+    /** The first eight bytes, or all of fewer; parts may overlap, for the size is compared, too. */
+    private static long first(long at, int size) {
+        if (size >= 8) {
+            return Platform.getLong(null, at);
+        }
+        if (size >= 4) {
+            return Records.u32(at) | Records.u32(at + size - 4) << 32;
+        }
+        long word = 0;
+        for (int i = 0; i < size; i++) {
+            word = word << 8 | Platform.getByte(null, at + i) & 0xFFL;
+        }
+        return word;
+    }
+
     private static long hash(long at, int size) {
         long hash = size;
         for (int i = 0; i + 8 <= size; i += 8) {
             hash = (hash ^ Platform.getLong(null, at + i)) * FACTOR;
             hash ^= hash >>> 32;
         }
-        long rest = 0;
-        if (size >= 8) {
-            rest = Platform.getLong(null, at + size - 8);
-        } else {
-            for (int i = 0; i < size; i++) {
-                rest = rest << 8 | Platform.getByte(null, at + i) & 0xFFL;
-            }
-        }
-        hash = (hash ^ rest) * FACTOR;
-        return hash ^ hash >>> 29;
+        return hash;
     }
 
-    private static boolean same(byte[] known, long at, int size) {
-        int i = 0;
-        while (i + 8 <= size) {
-            if (Platform.getLong(known, Platform.BYTE_ARRAY_OFFSET + i) != Platform.getLong(null, at + i)) {
+    private static boolean same(UTF8String known, long at, int size) {
+        for (int i = 0; i < size; i++) {
+            if (known.getByte(i) != Platform.getByte(null, at + i)) {
                 return false;
             }
-            i += 8;
-        }
-        while (i < size) {
-            if (known[i] != Platform.getByte(null, at + i)) {
-                return false;
-            }
-            i++;
         }
         return true;
     }
 
-    private Topic add(long at, int size, long hash, int place) {
+    private int add(long at, int size, long first, long last, int slot) {
         byte[] bytes = new byte[size];
         Platform.copyMemory(null, at, bytes, Platform.BYTE_ARRAY_OFFSET, size);
-        Topic topic = new Topic(bytes, hash);
-        facts.topic = topic;
+        int dot = size - 1;
+        while (dot >= 0 && bytes[dot] != '.') {
+            dot--;
+        }
+        int word = WORDS * slot;
+        words[word] = first;
+        words[word + 1] = last;
+        words[word + 2] = size;
+        topics[slot] = UTF8String.fromBytes(bytes);
+        // Arrays of their own: Spark copies what is only a part of one, at every row.
+        symbols[slot] = dot < 0 ? topics[slot] : UTF8String.fromBytes((byte[]) Arrays.copyOf(bytes, dot));
+        types[slot] = dot < 0 ? null : UTF8String.fromBytes((byte[]) Arrays.copyOfRange(bytes, dot + 1, size));
+        facts.topic(topics[slot], symbols[slot], types[slot]);
+        boolean all = true;
         for (int i = 0; i < tests.length; i++) {
-            topic.wanted &= tests[i].may(facts);
+            all &= tests[i].may(facts);
         }
-        table[place] = topic;
-        if (++count * 2 > table.length) {
+        wanted[slot] = all;
+        if (++count * 2 > slots) {
             grow();
+            return slotOf(at, size);
         }
-        return topic;
+        return slot;
     }
 
     private void grow() {
-        Topic[] before = table;
-        table = new Topic[before.length * 2];
-        for (int i = 0; i < before.length; i++) {
-            if (before[i] != null) {
-                int place = (int) before[i].hash & (table.length - 1);
-                while (table[place] != null) {
-                    place = (place + 1) & (table.length - 1);
+        int before = slots;
+        long[] oldWords = words;
+        UTF8String[] oldTopics = topics;
+        UTF8String[] oldSymbols = symbols;
+        UTF8String[] oldTypes = types;
+        boolean[] oldWanted = wanted;
+        slots = 2 * before;
+        words = new long[WORDS * slots];
+        topics = new UTF8String[slots];
+        symbols = new UTF8String[slots];
+        types = new UTF8String[slots];
+        wanted = new boolean[slots];
+        for (int i = 0; i < before; i++) {
+            if (oldTopics[i] != null) {
+                int from = WORDS * i;
+                int slot = place(oldWords[from], oldWords[from + 1], oldWords[from + 2]);
+                while (topics[slot] != null) {
+                    slot = (slot + 1) & (slots - 1);
                 }
-                table[place] = before[i];
+                System.arraycopy(oldWords, from, words, WORDS * slot, WORDS);
+                topics[slot] = oldTopics[i];
+                symbols[slot] = oldSymbols[i];
+                types[slot] = oldTypes[i];
+                wanted[slot] = oldWanted[i];
             }
         }
     }
