@@ -300,6 +300,20 @@ def test_several_paths_wildcards_and_a_view(spark: SparkSession, tmp_path: Path)
     spark.catalog.dropTempView("seen")
 
 
+def test_other_file_systems_are_read_through_hadoop(spark: SparkSession, written: Day, tmp_path: Path) -> None:
+    settings = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
+    settings.set("fs.viewfs.mounttable.tests.link./written", f"file://{written.path.parent}")
+    settings.set("fs.viewfs.mounttable.tests.link./made", f"file://{tmp_path}")
+    assert told_by(load(spark, ["viewfs://tests/written"])) == sorted(written.told())
+    day = make_day(tmp_path / "day", blocks=6)
+    day.segments[1].path.with_suffix(".index").unlink()
+    assert told_by(load(spark, ["viewfs://tests/made/*"])) == sorted(day.told())
+    with day.segments[0].path.open("r+b") as file:
+        file.truncate(2_000)
+    with pytest.raises(FAILURES, match="viewfs://tests/made/day/slice-00000/000000.journal: the segment ends before"):
+        load(spark, ["viewfs://tests/made/day"]).collect()
+
+
 def test_what_is_not_there_or_not_understood_is_named(spark: SparkSession, tmp_path: Path, written: Day) -> None:
     from pyspark.errors import AnalysisException, IllegalArgumentException
 
