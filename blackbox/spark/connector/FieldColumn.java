@@ -230,13 +230,10 @@ abstract class FieldColumn extends BlockColumn {
                 length--;
             }
             char[] characters = new char[length];
-            int end = 0;
-            // A zero within ends a text, too: so do pyarrow and C.
-            while (end < length) {
-                characters[end] = (char) (Platform.getByte(null, at + end) & 0xFF);
-                end++;
+            for (int i = 0; i < length; i++) {
+                characters[i] = (char) (Platform.getByte(null, at + i) & 0xFF);
             }
-            return UTF8String.fromString(new String(characters, 0, end));
+            return UTF8String.fromString(new String(characters));
         }
 
         private static boolean isPadding(byte c) {
