@@ -111,6 +111,7 @@ ORDER = (
     "report.lags",
     "report.gaps",
     "report.page",
+    "spark.cache",
     "spark.java",
     "spark.session",
     "spark.options",

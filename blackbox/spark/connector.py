@@ -10,12 +10,12 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from blackbox.errors import ConfigError
+from blackbox.spark.cache import draft_in, user_cache
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,24 +40,14 @@ def connector_jar(java_home: Path | None = None, cache: Path | None = None) -> P
     """
     spark = _spark()
     sources = sorted(path for path in SOURCES.glob("*.java") if path != _COMPILE)
-    cache = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blackbox"
+    cache = cache or user_cache()
     jar = cache / f"blackbox-spark-{_digest([*sources, _COMPILE], spark.name)}.jar"
     if jar.exists():
         return jar
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix="connector-", dir=cache))
-        try:
-            _compile(_java(java_home), spark.parent, sources, draft / "classes")
-            _pack(draft / "classes", draft / jar.name)
-            (draft / jar.name).replace(jar)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-    except OSError as error:
-        raise ConfigError(
-            f"the connector for Spark could not be made in {cache}: {error.strerror}; set XDG_CACHE_HOME to a "
-            "directory that can be written"
-        ) from error
+    with draft_in(cache, "connector-", "the connector for Spark could not be made") as draft:
+        _compile(_java(java_home), spark.parent, sources, draft / "classes")
+        _pack(draft / "classes", draft / jar.name)
+        (draft / jar.name).replace(jar)
     return jar
 
 

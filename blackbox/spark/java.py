@@ -8,11 +8,11 @@ import re
 import shlex
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Final
 
 from blackbox.errors import ConfigError
+from blackbox.spark.cache import draft_in, user_cache
 
 EXPECTED: Final = "Java 17, 21 or 25 (25.0.3 or newer)"
 _VERSIONS: Final = (17, 21, 25)
@@ -59,26 +59,17 @@ def shim(home: Path, cache: Path | None = None) -> Path:
     Raises ConfigError when the cache cannot be written.
     """
     script = _SHIM.format(module=_MODULE, java=shlex.quote(str(home / "bin" / "java")))
-    cache = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blackbox"
+    cache = cache or user_cache()
     made = cache / f"java-{hashlib.sha256(script.encode()).hexdigest()[:12]}"
     if (made / "bin" / "java").exists():
         return made
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix="java-", dir=cache))
+    with draft_in(cache, "java-", "no Java for Spark can be set up") as draft:
         try:
             _fill(draft, home, script)
             draft.rename(made)
         except OSError:
             if not (made / "bin" / "java").exists():  # else another process was quicker
                 raise
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-    except OSError as error:
-        raise ConfigError(
-            f"no Java for Spark can be set up in {cache}: {error.strerror}; set XDG_CACHE_HOME to a directory "
-            "that can be written"
-        ) from error
     return made
 
 
