@@ -11,15 +11,29 @@ import msgspec
 from blackbox import Feed, Publisher, Recorder, Recording, Source
 
 
-def recorded(directory: Path, make: Callable[[], Source], slices: int = 2, runs: int = 1, **settings: Any) -> Recording:
-    """A source, published and recorded."""
-    feed = msgspec.structs.replace(Feed.local("export", slices), schema=make().schema.name, **settings)
+def record(
+    directory: Path,
+    name: str,
+    make: Callable[[], Source],
+    slices: int = 2,
+    runs: int = 1,
+    timeout: float = 60.0,
+    **settings: Any,
+) -> Path:
+    """Publish a source and record it; returns the feed's directory."""
+    feed = msgspec.structs.replace(Feed.local(name, slices), schema=make().schema.name, **settings)
     for _ in range(runs):
         recorder = Recorder(feed, directory)
         with Publisher(feed, when_full="wait") as publisher:
             recorder.start()
             make().publish(publisher)
             publisher.flush()
-        recorder.run(until_end=True)
-    (day,) = (directory / feed.name).glob("*/manifest.json")
+        recorder.run(until_end=True, timeout=timeout)
+    return directory / name
+
+
+def recorded(directory: Path, make: Callable[[], Source], slices: int = 2, runs: int = 1, **settings: Any) -> Recording:
+    """A source, published and recorded; its only day."""
+    feed = record(directory, "export", make, slices, runs, timeout=10.0, **settings)
+    (day,) = feed.glob("*/manifest.json")
     return Recording.open(day.parent)

@@ -21,7 +21,7 @@ from feeds.iex import Iex
 from tests.damaged import damage_body
 from tests.feeds.build import messages_of
 from tests.journals import Day, Put, Row, feed_of
-from tests.spark.recorded import record
+from tests.recorded import record
 from tests.spark.tape import from_spark, tape, to_spark
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from feeds.itch50 import Itch50
 from feeds.synthetic import Synthetic
 from tests.feeds.build import messages_of
 from tests.feeds.test_itch50_book import all_levels, slow_book
-from tests.spark.recorded import record
+from tests.recorded import record
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,7 +19,7 @@ from blackbox import ConfigError
 from blackbox.spark import lag_percentiles, message_mix, message_rates, sequence_gaps
 from feeds.iex import Iex
 from tests.feeds.build import messages_of
-from tests.spark.recorded import record
+from tests.recorded import record
 from tests.spark.tape import from_spark
 
 if TYPE_CHECKING:

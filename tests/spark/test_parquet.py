@@ -9,7 +9,7 @@ import pytest
 
 from blackbox import Recording
 from feeds.iex import Iex
-from tests.spark.recorded import record
+from tests.recorded import record
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,7 +17,7 @@ from feeds.iex import Iex
 from feeds.itch50 import Itch50
 from tests.damaged import damage_body
 from tests.journals import Day, Put, Row, feed_of
-from tests.spark.recorded import record
+from tests.recorded import record
 from tests.test_cli import Command, assert_one_line, invoke
 
 if TYPE_CHECKING:

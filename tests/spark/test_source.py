@@ -24,7 +24,7 @@ from feeds.iex import Iex
 from feeds.itch50 import Itch50
 from tests.damaged import damage_body
 from tests.journals import Day, Put, Row, feed_of
-from tests.spark.recorded import record
+from tests.recorded import record
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import functions as f
 
 from feeds.tape import Tape
-from tests.spark.recorded import record
+from tests.recorded import record
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
