@@ -20,7 +20,7 @@ test: $(VENV)/.ready-test  ## check style and types, run the tests
 	$(RUN)/ruff check
 	$(RUN)/ruff format --check
 	$(RUN)/mypy
-	$(RUN)/python -m pytest -q
+	$(RUN)/python -m pytest -q -n 2
 
 bench: $(VENV)/.ready-bench  ## run the benchmarks, each beside its rival [ONLY=name]
 	$(RUN)/python -m pytest bench -q -s -o python_files="bench_*.py" -o timeout=300 $(if $(ONLY),-k "$(ONLY)")

@@ -1,10 +1,23 @@
 """What several tests need."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n`: a file's tests stay together, and all of Spark's on one worker, since they share its session."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):  # type: ignore[misc]  # it has no types
+        def _split_scope(self, nodeid: str) -> str:
+            return "spark" if nodeid.startswith("tests/spark/") else str(super()._split_scope(nodeid))
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")
