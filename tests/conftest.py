@@ -3,7 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+
+# What is compiled at the first example takes longer than any deadline.
+hypothesis.settings.register_profile("blackbox", deadline=None)
+hypothesis.settings.load_profile("blackbox")
 
 ROOT = Path(__file__).resolve().parent.parent
 

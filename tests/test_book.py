@@ -87,7 +87,7 @@ messages = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(messages, max_size=120), st.sampled_from([(4, 4), (64, 64)]))
 def test_any_messages(told: list[tuple[Any, ...]], room: tuple[int, int]) -> None:
     fast, slow = books.new_book(*room), SlowBook()

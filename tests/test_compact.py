@@ -67,7 +67,7 @@ def files_of(path: Path) -> dict[str, str]:
 
 
 @given(day=days(), compression=st.sampled_from(["none", "lz4", "zstd"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_same_messages_are_there_before_and_after(day: Any, compression: Any) -> None:
     with TemporaryDirectory() as directory:
         written = made(Path(directory) / "day", day)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox.block import Block
@@ -33,7 +33,6 @@ def rows_of(block: Block) -> list[tuple[bytes, bytes, int]]:
     ]
 
 
-@settings(deadline=None)
 @given(MESSAGES, st.data())
 def test_a_cut_block_holds_just_the_rows(messages: list[tuple[bytes, bytes, int]], data: st.DataObject) -> None:
     block = encoded(messages)
@@ -57,7 +56,6 @@ def test_a_cut_block_holds_just_the_rows(messages: list[tuple[bytes, bytes, int]
     assert (made.sequence, made.ts_out, made.epoch) == (100 + start, 7, 5)
 
 
-@settings(deadline=None)
 @given(MESSAGES, st.integers(0, 29), st.integers(0, 9), st.integers(0, 9))
 def test_rows_in_a_time_range(messages: list[tuple[bytes, bytes, int]], row: int, start: int, stop: int) -> None:
     block = encoded(messages)
@@ -73,7 +71,6 @@ def test_rows_in_a_time_range(messages: list[tuple[bytes, bytes, int]], row: int
 PREFIXES = st.sampled_from([b"", b"A", b"AB", b"ABC", b"Z.quote", b"Z.quotes", b"x"])
 
 
-@settings(deadline=None)
 @given(MESSAGES, PREFIXES, st.integers(0, 29), st.integers(0, 9), st.integers(1, 5))
 def test_rows_that_are_due(
     messages: list[tuple[bytes, bytes, int]], prefix: bytes, row: int, until: int, most: int

@@ -17,7 +17,7 @@ from tests import wire
 from tests.journals import Day, Put, Row, Segment, Told, feed_of, record_of
 from tests.test_recording import told
 
-few = settings(max_examples=150, deadline=None)
+few = settings(max_examples=150)
 PLACES = st.floats(0, 1, exclude_max=True)
 
 

@@ -175,7 +175,7 @@ def expected_order(key_bytes: int, puts: list[tuple[int, Put]]) -> tuple[list[tu
 
 
 @given(day=days(), part_rows=st.sampled_from([1, 3, 131_072]))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_messages_are_merged_by_their_times(day: tuple[int, int, list[tuple[int, Put]]], part_rows: int) -> None:
     slices, key_bytes, puts = day
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:

@@ -142,7 +142,7 @@ def carried(events: list[tuple[int, int, int, int]]) -> list[int]:
     return sorted({number for _, sequence, count, _ in events for number in range(sequence, sequence + count)})
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(two_lines(step_ns=0))
 def test_what_one_line_carried_is_delivered_once_in_order_and_the_rest_is_counted(
     case: tuple[int, list[tuple[int, int, int, int]]],
@@ -155,7 +155,7 @@ def test_what_one_line_carried_is_delivered_once_in_order_and_the_rest_is_counte
     assert counters[Count.HELD] == 0
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(two_lines(step_ns=3 * WAIT_NS))
 def test_a_line_that_lags_more_than_the_wait_costs_gaps_but_never_order(
     case: tuple[int, list[tuple[int, int, int, int]]],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox.check import Fault
@@ -61,7 +61,6 @@ class Looked:
         return int(self.columns[column, 0])
 
 
-@settings(deadline=None)
 @given(ROWS, PREFIXES, st.booleans(), st.data())
 def test_a_block_is_measured(rows: list[Row], prefix: bytes, by_event: bool, data: st.DataObject) -> None:
     first = data.draw(st.integers(0, len(rows)))

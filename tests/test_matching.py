@@ -121,7 +121,7 @@ def pairs() -> Iterator[dict[tuple[int, int], Pair]]:
         yield made
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     key_bytes=st.integers(0, 8),
     slices=st.integers(1, 3),
@@ -172,7 +172,7 @@ def test_the_three_kinds_of_callback_agree(key_bytes: int, slices: int) -> None:
         compiled[prefix] = pair.subscriber.on_compiled(prefix, state=state)(note)
     pair.subscriber.start()
 
-    @settings(max_examples=40, deadline=None, database=None)
+    @settings(max_examples=40, database=None)
     @given(st.lists(TOPICS, max_size=MAX_MESSAGES), st.booleans(), st.sampled_from([0, 7]))
     def publish(topics: list[bytes], in_columns: bool, pad: int) -> None:
         if len(pair.topics) + len(topics) <= 40 * MAX_MESSAGES:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox.topics import FULL, Numbering, number_of
@@ -14,7 +14,6 @@ def number(numbering: Numbering, name: bytes) -> int:
     return int(number_of(numbering.at, text.ctypes.data, len(name)))
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=20), max_size=60), st.integers(1, 50), st.integers(1, 8))
 def test_names_are_numbered_as_by_a_dict(names: list[bytes], capacity: int, mean_bytes: int) -> None:
     numbering = Numbering(capacity, mean_bytes)

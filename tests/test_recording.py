@@ -23,7 +23,7 @@ from tests.journals import Day, Put, Row, Told, feed_of
 
 CLOCKS = st.sampled_from(["ts_event", "ts_out", "ts_recv"])
 EPOCHS = (1, 2**64 - 1)
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=60)
 
 
 @st.composite

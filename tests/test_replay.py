@@ -22,7 +22,7 @@ from tests.damaged import damage_body
 from tests.journals import Day, Put, Row, Told, feed_of
 from tests.test_recording import days, made
 
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=60)
 PREFIXES = st.sampled_from([b"", b"A", b"AX", b"AXYZ.", b"AY.trade.of", b"B", b"BXYZ", b"CY", b"Z"])
 TIMES = st.none() | st.integers(-1, 8)
 START = 1_700_000_000_000_000_000

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox import Block, BlockError, Feed, Publisher, Subscriber
@@ -122,7 +122,6 @@ def test_columns_are_aligned_and_do_not_overlap(
     assert layout.end == at
 
 
-@settings(deadline=None)
 @given(ROWS, st.booleans(), st.sampled_from([0, 1, 8, 100]), st.booleans())
 def test_what_is_encoded_is_what_the_reference_reads_and_would_have_written(
     rows: list[tuple[bytes, bytes, int]], one_size: bool, size: int, checksum: bool
@@ -149,7 +148,6 @@ def test_what_is_encoded_is_what_the_reference_reads_and_would_have_written(
     assert bool(block.flags & wire.CHECKSUM) == checksum
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.binary(max_size=8), st.integers(0, 2**62), max_size=20))
 def test_control_blocks_tell_what_the_reference_reads(sequences: dict[bytes, int]) -> None:
     block = Block.encode_sequences(b"\0H", sequences, slice_id=3, epoch=2**64 - 1, ts_out=9)

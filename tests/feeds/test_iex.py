@@ -257,7 +257,7 @@ IEX_MESSAGES = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.lists(IEX_MESSAGES, max_size=8), min_size=1, max_size=12))
 def test_agrees_with_the_reference(tmp_path_factory: pytest.TempPathFactory, groups: list[list[bytes]]) -> None:
     datagrams, sequence = [], 1

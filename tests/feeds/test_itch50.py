@@ -225,7 +225,7 @@ MESSAGES = st.lists(
 TEMPLATES = st.sampled_from(["{symbol}.{type}", "{type}", "{locate}-{symbol}", "{symbol}", "x"])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(MESSAGES, TEMPLATES, st.binary(max_size=60), st.booleans())
 def test_agrees_with_the_reference(
     tmp_path_factory: pytest.TempPathFactory,

@@ -11,7 +11,7 @@ from feeds.statistics import InputStatistics, new_counts, snapshot
 DATAGRAMS = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 6)), max_size=60)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(DATAGRAMS)
 def test_each_message_is_taken_once_whatever_the_order(datagrams: list[tuple[int, int]]) -> None:
     state, counts = new_sequence(), new_counts()

@@ -96,7 +96,7 @@ symbols = st.sampled_from(["A", "B", None])
 clocks = st.one_of(st.integers(-5, 5), st.none())
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(symbols, clocks), max_size=25),
     st.lists(st.tuples(symbols, clocks), max_size=25),

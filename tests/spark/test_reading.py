@@ -142,7 +142,7 @@ def filters(draw: st.DrawFn) -> Filter:
     return draw(orderings)((name,), draw(values))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(days(), st.lists(filters(), max_size=3))
 def test_any_recording_under_any_filters(day: Any, chosen: list[Filter]) -> None:
     with TemporaryDirectory() as directory:
