@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, Final, Literal, NamedTuple
 
@@ -142,16 +143,26 @@ class _Writer:
         with (directory / "part-00000.parquet").open("xb") as file:
             with self._columns.writer(file) as writer:
                 writer.add_key_value_metadata(self._columns.metadata())
-                for gathered in _gathered(batches, self._content):
-                    batch = self._columns.batch(gathered)
-                    writer.write_batch(batch, row_group_size=group_rows)
-                    self.messages += len(batch)
-                    self.row_groups += -(-len(batch) // group_rows)
-                    if self._progress is not None:
-                        self._progress(self.messages)
+                self._write_parts(writer, batches, group_rows)
             file.flush()
             os.fsync(file.fileno())
             self.files, self.file_bytes = self.files + 1, self.file_bytes + file.tell()
+
+    def _write_parts(self, writer: ParquetWriter, batches: Iterable[Batch], group_rows: int) -> None:
+        """Pack one part in a thread, which needs no interpreter, while the next one is read."""
+        with ThreadPoolExecutor(1) as thread:
+            packed = None
+            for gathered in _gathered(batches, self._content):
+                batch = self._columns.batch(gathered)
+                if packed is not None:
+                    packed.result()
+                packed = thread.submit(writer.write_batch, batch, row_group_size=group_rows)
+                self.messages += len(batch)
+                self.row_groups += -(-len(batch) // group_rows)
+                if self._progress is not None:
+                    self._progress(self.messages)
+            if packed is not None:
+                packed.result()
 
 
 class _Gathered(NamedTuple):

@@ -77,9 +77,9 @@ class Part:
             if not len(chosen):
                 return
             data = batch.records(self._kind)
-        self._data.append(data)
-        numbers = numpy.fromiter((topics.setdefault(t, len(topics)) for t in batch.topics), numpy.int32)
-        times = batch.ts_event[chosen]
+        self._data.append(data.copy())  # now: what it lies in is given back when the next block is read
+        numbers = _numbers(batch.topics, topics)
+        times = batch.ts_event[chosen].copy()
         self._topics.append(numbers[batch.topic_index[chosen]])
         self._times.append(times)
         self._sequences.append(batch.sequence[chosen])
@@ -111,3 +111,13 @@ class Part:
         offsets = numpy.cumsum(numpy.concatenate(self._sizes)).astype(numpy.int32)
         buffers = [None, pyarrow.py_buffer(offsets), pyarrow.py_buffer(data)]
         return [*columns, pyarrow.Array.from_buffers(pyarrow.binary(), len(offsets) - 1, buffers)]
+
+
+def _numbers(names: list[bytes], topics: dict[bytes, int]) -> NDArray[numpy.int32]:
+    """The number of each topic; new ones get the next."""
+    try:
+        return numpy.array([*map(topics.__getitem__, names)], numpy.int32)
+    except KeyError:
+        for name in names:
+            topics.setdefault(name, len(topics))
+    return numpy.array([*map(topics.__getitem__, names)], numpy.int32)
