@@ -25,6 +25,8 @@ _EVERYWHERE: Final = {
     # Else a result that has times in it depends on the machine.
     "spark.sql.session.timeZone": "UTC",
 }
+_IN_SESSION: Final = {key: value for key, value in _EVERYWHERE.items() if key.startswith("spark.sql.")}
+_REMOTE: Final = "sc://"
 _LEAST_MEMORY: Final = 1 << 30
 _MOST_MEMORY: Final = 8 << 30
 
@@ -39,8 +41,9 @@ def session(
     a local master, `SPARK_LOCAL_IP` are set in the environment of this process where they are not.
 
     Args:
-        master: what runs it, such as `local[4]` or `spark://host:7077`. Not given: what `spark-submit` was told, else
-            all cores of this machine.
+        master: what runs it, such as `local[4]`, `spark://host:7077`, or `sc://host:15002` for a Spark Connect server,
+            of which only what can be set in a session is set. Not given: what `spark-submit` was told, or the
+            environment by `SPARK_REMOTE`, else all cores of this machine.
         name: of the application.
         conf: more of Spark's settings, which go before ours.
 
@@ -52,11 +55,12 @@ def session(
     except ImportError as error:
         raise ImportError(f"this needs pyspark: pip install 'blackbox-md[spark]' ({error})") from error
     own = {key: _text(value) for key, value in (conf or {}).items()}
+    remote = master if master is not None else os.environ.get("SPARK_REMOTE", "")
+    if remote.startswith(_REMOTE):
+        # No name: a server has its own, and would warn of each setting that it cannot change.
+        return _with(SparkSession.builder.remote(remote).getOrCreate(), {**_IN_SESSION, **own})
     if SparkContext._active_spark_context is not None:
-        there = SparkSession.builder.getOrCreate()
-        for key, value in {PUSHDOWN: "true", **own}.items():
-            there.conf.set(key, value)
-        return there
+        return _with(SparkSession.builder.getOrCreate(), {PUSHDOWN: "true", **own})
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if submitted:
@@ -72,6 +76,12 @@ def session(
     builder: Any = SparkSession.builder
     made: SparkSession = builder.config(map=settings).getOrCreate()
     return made
+
+
+def _with(there: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+    for key, value in settings.items():
+        there.conf.set(key, value)
+    return there
 
 
 def _local(master: str) -> dict[str, str]:

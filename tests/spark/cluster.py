@@ -1,0 +1,110 @@
+"""A Spark cluster on this machine: daemons as processes of their own, of which none is left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import pyspark
+
+from blackbox.spark.java import find_java
+from blackbox.testing import wait_until
+from tests.support import ROOT
+
+HOST: Final = "127.0.0.1"
+HOME: Final = Path(pyspark.__file__).parent
+SPARK_CLASS: Final = HOME / "bin" / "spark-class"
+MASTER: Final = "org.apache.spark.deploy.master.Master"
+WORKER: Final = "org.apache.spark.deploy.worker.Worker"
+_START_S: Final = 90.0
+_END_S: Final = 15.0
+
+
+def environment() -> dict[str, str]:
+    """What Spark's scripts and daemons need: pip's Spark, this Python, a Java, and one address."""
+    return {
+        **os.environ,
+        "SPARK_HOME": str(HOME),
+        "JAVA_HOME": str(find_java()),
+        "SPARK_LOCAL_IP": HOST,
+        "SPARK_DAEMON_MEMORY": "640m",
+        # Javas that live for seconds: most of what they would do is to compile themselves.
+        "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+class Daemon:
+    """A process that says when it is ready. As a context it is ready; in the end it and its children are gone.
+
+    Its standard input is open until then.
+    """
+
+    def __init__(self, log: Path, pattern: str, *words: object) -> None:
+        """Start `words`; what matches the group of `pattern` in what they say is what the context gives."""
+        self._log, self._pattern = log, pattern
+        with log.open("wb") as file:
+            self._process = subprocess.Popen(
+                [str(word) for word in words],
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=file,
+                env=environment(),
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> str:
+        try:
+            wait_until(lambda: self._found() is not None or self._process.poll() is not None, _START_S)
+            found = self._found()
+            assert found is not None, self._log.read_text()
+        except BaseException:
+            self.__exit__()
+            raise
+        return found
+
+    def _found(self) -> str | None:
+        match = re.search(self._pattern, self._log.read_text(errors="replace"))
+        return None if match is None else match[1]
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):  # the whole group is gone
+                os.killpg(self._process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
+
+
+@contextmanager
+def cluster(directory: Path, workers: int = 2) -> Iterator[str]:
+    """A standalone master and workers of one core each; yields the master's URL."""
+    anywhere = ("--host", HOST, "--port", 0, "--webui-port", 0)
+    with ExitStack() as stack:
+        master = Daemon(
+            directory / "master.log", r"Starting Spark master at (spark://\S+)", SPARK_CLASS, MASTER, *anywhere
+        )
+        url = stack.enter_context(master)
+        room = "--cores", 1, "--memory", "768m"
+        daemons = [
+            Daemon(
+                directory / f"worker-{number}.log",
+                "(Successfully registered with master)",
+                *(SPARK_CLASS, WORKER, *anywhere, *room, "--work-dir", directory / f"worker-{number}", url),
+            )
+            for number in range(workers)
+        ]
+        for daemon in daemons:
+            stack.push(daemon)
+        for daemon in daemons:
+            daemon.__enter__()
+        yield url

@@ -1,0 +1,17 @@
+"""What the tests run on a cluster, however it is reached: bars of the trades of a recording, summed up as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import blackbox.spark
+
+spark = blackbox.spark.session(name="bars on a cluster")
+trades = spark.read.format("blackbox").option("records", "T").load(sys.argv[1])
+bars = blackbox.spark.time_bars(trades, "1s", size="size")
+sums = "count(*) AS bars", "sum(trades) AS trades", "sum(volume) AS volume", "max(high) AS high"
+(row,) = bars.selectExpr(*sums).collect()
+print(json.dumps({**row.asDict(), "high": str(row["high"]), "client": type(spark).__module__}), flush=True)
+sys.stdin.read()  # until its caller lets go: meanwhile the application may serve Spark Connect
+spark.stop()
