@@ -18,22 +18,32 @@ import zmq
 from numpy.typing import NDArray
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.contest import Contest
+from bench.contest import Contest, Figure, Lost, expect
+from bench.cost import Meter
 from bench.loops import receive_blocks, tally
 from bench.publishers import Remote
-from bench.workload import TOPICS, expected_sum, make_pool
+from bench.workload import PAYLOAD_BYTES, TOPICS, expect_tally, make_pool, tally_of
 from blackbox import Batch, Feed, Subscriber
 
-MESSAGES = 20_000_000
-RIVAL_MESSAGES = 400_000
+MESSAGES = 4_000_000
+RIVAL_MESSAGES = 200_000
 PREFIXES = [b"S0", b"S1", b"S2", b"S3", b"S4"]
+WAITS = "nothing lost: the publisher waits"
+WIRE_BYTES = 119
+"""Of a message in a full block: its payload, its place in each column, its share of topics."""
 _FOREVER_NS = 10**15
 
 
-def wait_for(subscriber: Subscriber, messages: int) -> None:
-    """Wait until callbacks have got that many messages."""
-    while subscriber.statistics().total.delivered < messages:
+def wait_for(subscriber: Subscriber, messages: int, timeout: float = 30.0) -> None:
+    """Wait until callbacks have got that many messages; raises Lost when they have not after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while (total := subscriber.statistics().total).delivered < messages:
         subscriber.wait_confirmed()  # raises when something went wrong
+        if time.monotonic() > deadline:
+            raise Lost(
+                f"deliveries were {total.delivered:,} after {timeout:g} s, expected {messages:,}; received "
+                f"{total.received:,}, gaps {total.gaps:,}, dropped {total.dropped:,}, malformed {total.malformed:,}"
+            )
         time.sleep(0.02)
 
 
@@ -45,22 +55,16 @@ def _count(batch: Any, state: Any) -> None:
         state[topic, 2] += batch.payloads[row * batch.stride]
 
 
-def _compiled(feed: Feed, remote: Remote, checksum: int, workers: int = 2) -> float:
+def _compiled(feed: Feed, remote: Remote, workers: int = 2) -> Figure:
     subscriber = Subscriber(feed, workers=workers, max_lag_ns=_FOREVER_NS)
     state = numpy.zeros((TOPICS, 3), numpy.int64)
     callbacks = [subscriber.on_compiled(prefix, state=state)(_count) for prefix in PREFIXES]
-    with subscriber:
-        started = time.perf_counter()
-        remote.send(MESSAGES)
-        wait_for(subscriber, MESSAGES)
-        seconds = time.perf_counter() - started
-        remote.answer()
-    totals = numpy.sum([callback.total().sum(axis=0) for callback in callbacks], axis=0)
-    _verify(subscriber, int(totals[0]), int(totals[2]), checksum)
-    return MESSAGES / seconds / 1e6
+    figure = _delivered(subscriber, remote)
+    expect_tally(tally_of(callbacks), MESSAGES)
+    return figure
 
 
-def _batch(feed: Feed, remote: Remote, checksum: int) -> float:
+def _batch(feed: Feed, remote: Remote) -> Figure:
     subscriber = Subscriber(feed, max_lag_ns=_FOREVER_NS)
     states = []
     for prefix in PREFIXES:
@@ -73,45 +77,49 @@ def _batch(feed: Feed, remote: Remote, checksum: int) -> float:
             rows = numpy.arange(len(batch), dtype=numpy.int32) if batch.rows is None else batch.rows
             tally(batch.topic_numbers, block.topic_index, rows, block.payloads, block.stride, state)
 
+    figure = _delivered(subscriber, remote)
+    expect_tally(numpy.sum(states, axis=0), MESSAGES)
+    return figure
+
+
+def _delivered(subscriber: Subscriber, remote: Remote) -> Figure:
+    """M messages/s from the publisher's first call to the last callback."""
     with subscriber:
-        started = time.perf_counter()
+        meter, started = Meter(remote.pid), time.perf_counter()
         remote.send(MESSAGES)
         wait_for(subscriber, MESSAGES)
         seconds = time.perf_counter() - started
+        spent = meter.spent(MESSAGES)
         remote.answer()
-    totals = numpy.sum([state.sum(axis=0) for state in states], axis=0)
-    _verify(subscriber, int(totals[0]), int(totals[2]), checksum)
-    return MESSAGES / seconds / 1e6
+    total = subscriber.statistics().total
+    expect("gaps, dropped, malformed", (total.gaps, total.dropped, total.malformed), (0, 0, 0))
+    return Figure(MESSAGES / seconds / 1e6, spent)
 
 
-def _verify(subscriber: Subscriber, count: int, total: int, checksum: int) -> None:
-    statistics = subscriber.statistics()
-    assert (statistics.total.gaps, statistics.total.dropped, statistics.total.malformed) == (0, 0, 0)
-    assert count == MESSAGES
-    assert total == checksum
-
-
-def received_only(feed: Feed, remote: Remote, messages: int = MESSAGES) -> float:
+def received_only(feed: Feed, remote: Remote, messages: int = MESSAGES) -> Figure:
     """M messages/s of a loop that receives the blocks and does nothing with them."""
     context = zmq.Context()
     socket = context.socket(zmq.SUB)
     socket.connect(feed.slices[0].endpoints[0])
     socket.subscribe(b"")
     scratch = numpy.zeros(24, numpy.int64)
-    started = time.perf_counter()
+    meter, started = Meter(remote.pid), time.perf_counter()
     remote.send(messages)
-    assert receive_blocks(socket.underlying, scratch, messages) > 0
+    size = receive_blocks(socket.underlying, scratch, messages)
     seconds = time.perf_counter() - started
+    spent = meter.spent(messages)
     remote.answer()
     context.destroy(linger=0)
-    return messages / seconds / 1e6
+    expect("bytes received above those of payloads", size > PAYLOAD_BYTES * messages, True)
+    return Figure(messages / seconds / 1e6, spent)
 
 
-def _plain_pyzmq(endpoint: str, remote: Remote, expected: bytes) -> float:
+def _plain_pyzmq(endpoint: str, remote: Remote, expected: bytes) -> Figure:
     context = zmq.Context()
     socket = context.socket(zmq.SUB)
     socket.connect(endpoint)
     socket.subscribe(b"")
+    meter = Meter(remote.pid)
     remote.send(RIVAL_MESSAGES)
     receive = socket.recv
     receive()
@@ -120,10 +128,11 @@ def _plain_pyzmq(endpoint: str, remote: Remote, expected: bytes) -> float:
         receive()
     last = receive()
     seconds = time.perf_counter() - started
+    spent = meter.spent(RIVAL_MESSAGES)
     remote.answer()
     context.destroy(linger=0)
-    assert last == expected
-    return RIVAL_MESSAGES / seconds / 1e6
+    expect("last message", last, expected)
+    return Figure(RIVAL_MESSAGES / seconds / 1e6, spent)
 
 
 def test_delivery(benchmark: BenchmarkFixture) -> None:
@@ -131,18 +140,18 @@ def test_delivery(benchmark: BenchmarkFixture) -> None:
     feed = Feed.local("bench", slices=1)
     two = Feed.local("bench2", slices=2)
     pool = make_pool()
-    checksum = expected_sum(pool, MESSAGES)
     last = pool.topics[pool.topic_index[-1]] + b" " + pool.payloads[-1].tobytes()
     rival = Feed.local("rival", slices=1).slices[0].endpoints[0]
-    contest = Contest("Delivery to working callbacks, 2 workers, loopback TCP", "M messages/s")
+    contest = Contest("Delivery to working callbacks, 2 workers, loopback TCP", "M messages/s", topology=__doc__)
     with (
         Remote("blackbox", feed=msgspec.to_builtins(feed)) as ours,
         Remote("blackbox", feed=msgspec.to_builtins(two)) as sliced,
         Remote("pyzmq", endpoint=rival) as plain,
     ):
-        contest.add("compiled callbacks", lambda: _compiled(feed, ours, checksum))
-        contest.add("compiled callbacks, 2 slices x 1 worker", lambda: _compiled(two, sliced, checksum, 1))
-        contest.add("batch callbacks", lambda: _batch(feed, ours, checksum))
-        contest.add("limit: same blocks, only received", lambda: received_only(feed, ours))
-        contest.add("rival: pyzmq, a message a frame, no work", lambda: _plain_pyzmq(rival, plain, last))
+        contest.add("compiled callbacks", lambda: _compiled(feed, ours), promise=WAITS)
+        contest.add("compiled callbacks, 2 slices x 1 worker", lambda: _compiled(two, sliced, 1), promise=WAITS)
+        contest.add("batch callbacks", lambda: _batch(feed, ours), promise=WAITS)
+        contest.add("same blocks, only received", lambda: received_only(feed, ours), "limit", WAITS)
+        contest.add("pyzmq, a message a frame, no work", lambda: _plain_pyzmq(rival, plain, last), "rival", WAITS)
+        contest.bound("loopback TCP", WIRE_BYTES)
         contest.run(benchmark)

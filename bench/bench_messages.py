@@ -12,16 +12,17 @@ import msgspec
 import zmq
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.bench_delivery import PREFIXES, RIVAL_MESSAGES, wait_for
-from bench.contest import Contest
+from bench.bench_delivery import PREFIXES, RIVAL_MESSAGES, WAITS, wait_for
+from bench.contest import Contest, Figure, expect
+from bench.cost import Meter
 from bench.publishers import Remote
 from bench.workload import PAYLOAD_BYTES
 from blackbox import Feed, Message, Subscriber
 
-MESSAGES = 2_000_000
+MESSAGES = 1_000_000
 
 
-def _ours(feed: Feed, remote: Remote) -> float:
+def _ours(feed: Feed, remote: Remote) -> Figure:
     subscriber = Subscriber(feed, max_lag_ns=10**15)
     sizes = [0] * len(PREFIXES)  # one place a callback: a callback runs in one thread of a slice
 
@@ -32,17 +33,18 @@ def _ours(feed: Feed, remote: Remote) -> float:
             sizes[place] += len(message.payload)
 
     with subscriber:
-        started = time.perf_counter()
+        meter, started = Meter(remote.pid), time.perf_counter()
         remote.send(MESSAGES)
         wait_for(subscriber, MESSAGES)
         seconds = time.perf_counter() - started
+        spent = meter.spent(MESSAGES)
         remote.answer()
-    assert sum(sizes) == MESSAGES * PAYLOAD_BYTES
-    assert subscriber.statistics().total.gaps == 0
-    return MESSAGES / seconds / 1e6
+    expect("payload bytes", sum(sizes), MESSAGES * PAYLOAD_BYTES)
+    expect("gaps", subscriber.statistics().total.gaps, 0)
+    return Figure(MESSAGES / seconds / 1e6, spent)
 
 
-def _rival(endpoint: str, remote: Remote) -> float:
+def _rival(endpoint: str, remote: Remote) -> Figure:
     context = zmq.Context()
     socket = context.socket(zmq.SUB)
     socket.connect(endpoint)
@@ -53,6 +55,7 @@ def _rival(endpoint: str, remote: Remote) -> float:
         nonlocal size
         size += len(frame)
 
+    meter = Meter(remote.pid)
     remote.send(RIVAL_MESSAGES)
     receive = socket.recv
     count(receive())
@@ -60,18 +63,20 @@ def _rival(endpoint: str, remote: Remote) -> float:
     for _ in range(RIVAL_MESSAGES - 1):
         count(receive())
     seconds = time.perf_counter() - started
+    spent = meter.spent(RIVAL_MESSAGES)
     remote.answer()
     context.destroy(linger=0)
-    assert size == RIVAL_MESSAGES * (PAYLOAD_BYTES + len(b"S0000.trade "))
-    return RIVAL_MESSAGES / seconds / 1e6
+    expect("bytes of frames", size, RIVAL_MESSAGES * (PAYLOAD_BYTES + len(b"S0000.trade ")))
+    return Figure(RIVAL_MESSAGES / seconds / 1e6, spent)
 
 
 def test_messages(benchmark: BenchmarkFixture) -> None:
     """M calls/s."""
     feed = Feed.local("bench", slices=1)
     rival = Feed.local("rival", slices=1).slices[0].endpoints[0]
-    contest = Contest("One Python call per message, payload read", "M calls/s")
+    contest = Contest("One Python call per message, payload read", "M calls/s", topology=__doc__)
     with Remote("blackbox", feed=msgspec.to_builtins(feed)) as ours, Remote("pyzmq", endpoint=rival) as plain:
-        contest.add("on(prefix)", lambda: _ours(feed, ours))
-        contest.add("rival: pyzmq recv() and a call", lambda: _rival(rival, plain))
+        contest.add("on(prefix)", lambda: _ours(feed, ours), promise=WAITS)
+        contest.add("pyzmq recv() and a call", lambda: _rival(rival, plain), "rival", WAITS)
+        contest.bound("an empty Python call")
         contest.run(benchmark)

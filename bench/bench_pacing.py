@@ -7,18 +7,18 @@ limit   the same due times, waited for by time.sleep and a spin, nothing done
 from __future__ import annotations
 
 import time
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.contest import Contest
+from bench.contest import Contest, expect
 from blackbox import Controls, Feed, Publisher, Recorder, Recording, Replay, Subscriber
 
-MESSAGES = 2_000
-SPAN_NS = 1_000_000_000
+MESSAGES = 400
+SPAN_NS = 200_000_000
 """Wall time of a round."""
 _SPIN_NS = 100_000
 
@@ -42,7 +42,7 @@ def _recording(speed: int) -> Path:
     return day
 
 
-def _paced(speed: int, late: list[tuple[int, int]]) -> float:
+def _paced(contest: Contest, name: str, speed: int) -> float:
     recording = Recording.open(_recording(speed))
     subscriber = Subscriber(recording.feed)
     seen = 0
@@ -54,13 +54,13 @@ def _paced(speed: int, late: list[tuple[int, int]]) -> float:
 
     controls = Controls(float(speed))
     subscriber.replay(Replay(recording, controls=controls))
-    assert seen == MESSAGES
+    expect("messages seen", seen, MESSAGES)
     lateness = controls.lateness()
-    late.append((lateness.p50_ns, lateness.p99_ns))
+    contest.percentiles(name, {"p50": lateness.p50_ns / 1e3, "p99": lateness.p99_ns / 1e3})
     return lateness.p50_ns / 1e3
 
 
-def _bare(speed: int, late: list[tuple[int, int]]) -> float:
+def _bare(contest: Contest, name: str, speed: int) -> float:
     times = numpy.sort(numpy.random.default_rng(speed).integers(0, SPAN_NS * speed, MESSAGES)) // speed
     began = time.monotonic_ns()
     lates = []
@@ -70,19 +70,18 @@ def _bare(speed: int, late: list[tuple[int, int]]) -> float:
             if left > _SPIN_NS:
                 time.sleep((left - _SPIN_NS) / 1e9)
         lates.append(time.monotonic_ns() - due)
-    late.append((int(numpy.percentile(lates, 50)), int(numpy.percentile(lates, 99))))
-    return float(numpy.percentile(lates, 50) / 1e3)
+    p50, p99 = (float(late) / 1e3 for late in numpy.percentile(lates, (50, 99)))
+    contest.percentiles(name, {"p50": p50, "p99": p99})
+    return p50
 
 
 def test_pacing(benchmark: BenchmarkFixture) -> None:
-    """Schedule error, us."""
-    contest = Contest("Schedule error of a paced replay, 2,000 messages in 1 s, median", "us; lower is better")
-    found: dict[str, list[tuple[int, int]]] = {}
+    """Schedule error, µs."""
+    contest = Contest(
+        "Schedule error of a paced replay, 400 messages in 0.2 s: p50", "µs", lower=True, topology=__doc__
+    )
     for speed in (1, 10, 100):
-        for name, contender in ((f"replay at {speed} x", _paced), (f"limit: bare clock loop, {speed} x", _bare)):
-            found[name] = []
-            contest.add(name, lambda s=speed, c=contender, f=found[name]: c(s, f))  # type: ignore[misc]
+        ours, limit = f"replay at {speed} x", f"bare clock loop, {speed} x"
+        contest.add(ours, partial(_paced, contest, ours, speed), promise="every message, in order")
+        contest.add(limit, partial(_bare, contest, limit, speed), "limit", versus=ours)
     contest.run(benchmark)
-    for name, rounds in found.items():
-        p50, p99 = numpy.median(rounds[1:], axis=0) / 1e3
-        print(f"  {name:44s} p50 {p50:8.1f} us   p99 {p99:8.1f} us")

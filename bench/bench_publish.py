@@ -18,6 +18,7 @@ import numpy
 import zmq
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from bench.bench_delivery import WAITS
 from bench.contest import Contest
 from bench.kernels import dispatch_rate
 from bench.loops import receive_blocks
@@ -25,7 +26,7 @@ from bench.workload import POOL_MESSAGES, make_pool
 from blackbox import Feed, Publisher
 from blackbox.feed import Slice
 
-CALLS = 500_000
+CALLS = 300_000
 MANY = 4_000_000
 
 
@@ -94,7 +95,7 @@ def test_publish(benchmark: BenchmarkFixture) -> None:
     """M calls/s."""
     feed = Feed.local("bench", slices=1)
     endpoint = Feed.local("rival", slices=1).slices[0].endpoints[0]
-    contest = Contest("publish(topic, payload), one call a message", "M calls/s")
+    contest = Contest("publish(topic, payload), one call a message", "M calls/s", topology=__doc__)
     context = zmq.Context()
     socket = context.socket(zmq.XPUB)
     socket.setsockopt(zmq.XPUB_NODROP, 1)
@@ -106,9 +107,10 @@ def test_publish(benchmark: BenchmarkFixture) -> None:
     ):
         publisher.wait_for_subscribers(timeout=60)
         socket.recv()
-        contest.add("publish()", lambda: _publish(publisher, bytes(100)))
-        contest.add("rival: pyzmq send(), a message a frame", lambda: _send(socket, b"S0001.trade " + bytes(100)))
-        contest.add("limit: an empty Python call", _empty_calls)
+        contest.add("publish()", lambda: _publish(publisher, bytes(100)), promise=WAITS)
+        frame = b"S0001.trade " + bytes(100)
+        contest.add("pyzmq send(), a message a frame", lambda: _send(socket, frame), "rival", WAITS)
+        contest.add("an empty Python call", _empty_calls, "limit")
         contest.run(benchmark)
         publisher.close(timeout=1)
     context.destroy(linger=0)
@@ -133,21 +135,21 @@ def test_publish_many(benchmark: BenchmarkFixture) -> None:
             numpy.copyto(target, pool.payloads)
         return MANY / (time.perf_counter() - started) / 1e6
 
-    contest = Contest("publish_many(columns), 100-byte payloads, 5,000 topics", "M messages/s")
+    contest = Contest("publish_many(columns), 100-byte payloads, 5,000 topics", "M messages/s", topology=__doc__)
     near = Feed(name="bench-inproc", slices=(Slice(endpoints=("inproc://bench-publish",)),))
     with Publisher(feed, when_full="wait") as publisher, Publisher(near, when_full="wait") as close_by:
         with _swallower(feed.slices[0].endpoints[0]), _swallowing_thread(near.slices[0].endpoints[0]):
             publisher.wait_for_subscribers(timeout=60)
             close_by.wait_for_subscribers(timeout=60)
-            contest.add("publish_many(), one subscriber over TCP", lambda: many(publisher))
-            contest.add("publish_many(), one subscriber over inproc", lambda: many(close_by))
-            contest.add("limit: memcpy of the payloads", memcpy)
+            contest.add("publish_many(), one subscriber over TCP", lambda: many(publisher), promise=WAITS)
+            contest.add("publish_many(), one subscriber over inproc", lambda: many(close_by), promise=WAITS)
+            contest.add("memcpy of the payloads", memcpy, "limit")
             contest.run(benchmark)
         publisher.close(timeout=1)
 
 
 def test_dispatch(benchmark: BenchmarkFixture) -> None:
     """M messages/s on one core, no sockets."""
-    contest = Contest("Dispatch kernels alone, one core", "M messages/s")
+    contest = Contest("Dispatch kernels alone, one core", "M messages/s", topology=dispatch_rate.__doc__)
     contest.add("match topics and group rows by match set", dispatch_rate)
     contest.run(benchmark)

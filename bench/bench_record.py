@@ -8,43 +8,61 @@ limits  the same bytes, written one after the other to a file, with the same fsy
 from __future__ import annotations
 
 import os
-import resource
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.bench_delivery import received_only
-from bench.contest import Contest, show
+from bench.bench_delivery import WAITS, WIRE_BYTES, received_only
+from bench.contest import Contest, Figure, Lost, expect
+from bench.cost import Meter, cpu_seconds
 from bench.publishers import Remote
-from blackbox import Feed, Recorder
+from blackbox import Feed, Recorder, Recording
 
-MESSAGES = 10_000_000
-BYTES = 119 * MESSAGES
-PACED = 300_000
+MESSAGES = 3_000_000
+BYTES = WIRE_BYTES * MESSAGES
+PACED = 50_000
+PACED_RATE = 100_000
+BURST = 300_000
+POLICIES = ("interval", "block")
+DROPS = "when full, the publisher drops: void if it did"
 _SYNC_S = 1.0
-_WIRE = "limit: only received"
+_TIMEOUT_S = 30.0
 
 
 def _wait_for(recorder: Recorder, messages: int, every_s: float = 0.01) -> None:
     """Wait until that many messages were recorded, or are known to be lost: what follows then fails."""
+    deadline = time.monotonic() + _TIMEOUT_S
     while (statistics := recorder.statistics()).messages + statistics.lost + statistics.received.gaps < messages:
+        if time.monotonic() > deadline:
+            raise Lost(f"messages recorded were {statistics.messages:,} after {_TIMEOUT_S:g} s, expected {messages:,}")
         time.sleep(every_s)
 
 
-def _record(feed: Feed, remote: Remote, directory: Path, fsync: str) -> float:
+def _record(feed: Feed, remote: Remote, directory: Path, fsync: str) -> Figure:
     recorder = Recorder(feed, directory, fsync=fsync)  # type: ignore[arg-type]  # one of its three words
     with recorder:
-        started = time.perf_counter()
+        meter, started = Meter(remote.pid), time.perf_counter()
         remote.send(MESSAGES)
         _wait_for(recorder, MESSAGES)
         seconds = time.perf_counter() - started
+        spent = meter.spent(MESSAGES)
         remote.answer()
+    _expect_all(recorder, MESSAGES)
+    return Figure(recorder.statistics().stored_bytes / seconds / 1e9, spent)
+
+
+def _expect_all(recorder: Recorder, messages: int) -> None:
+    """Each message is in the journals, once, in order and whole; then they are removed."""
     statistics = recorder.statistics()
-    assert (statistics.messages, statistics.lost, statistics.received.gaps) == (MESSAGES, 0, 0)
+    found = (statistics.messages, statistics.lost, statistics.received.gaps)
+    (day,) = (path for path in recorder.directory.iterdir() if path.is_dir())
+    wrong = Recording.open(day).examine()
     _clear(recorder.directory)
-    return statistics.stored_bytes / seconds / 1e9
+    expect("messages recorded, lost, missing", found, (messages, 0, 0))
+    expect("damage and gaps in the journals", wrong, ([], []))
 
 
 def _write(directory: Path, fsync: str) -> float:
@@ -73,38 +91,37 @@ def _clear(directory: Path) -> None:
 def test_record_at_full_speed(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """GB/s of journal."""
     feed = Feed.local("record", slices=1)
-    contest = Contest("Recording at full wire speed, one slice", "GB/s of journal")
+    contest = Contest("Recording at full wire speed, one slice", "GB/s of journal", topology=__doc__)
     with Remote("blackbox", feed=msgspec.to_builtins(feed)) as remote:
-        for policy in ("interval", "never", "block"):
-            contest.add(f"recorder, fsync {policy}", lambda p=policy: _record(feed, remote, tmp_path, p))  # type: ignore[misc]
-            contest.add(f"limit: plain writing, fsync {policy}", lambda p=policy: _write(tmp_path, p))  # type: ignore[misc]
-        contest.add(_WIRE, lambda: received_only(feed, remote, MESSAGES) * BYTES / MESSAGES / 1e3)
+        for policy in POLICIES:
+            name = f"recorder, fsync {policy}"
+            contest.add(name, partial(_record, feed, remote, tmp_path, policy), promise=WAITS)
+            plain = f"plain writing, fsync {policy}"
+            contest.add(plain, partial(_write, tmp_path, policy), "limit", versus=name)
+        contest.add("same blocks, only received", partial(_received, feed, remote), "limit", WAITS)
+        contest.bound("disk write", 0)
         contest.run(benchmark)
-        for policy in ("interval", "never", "block"):
-            ratio = contest.ratio(f"recorder, fsync {policy}", f"limit: plain writing, fsync {policy}")
-            show(f"recorder / plain writing, fsync {policy}", f"{ratio:.2f}")
-            show(
-                f"recorder / received only, fsync {policy}", f"{contest.ratio(f'recorder, fsync {policy}', _WIRE):.2f}"
-            )
 
 
-def _paced(feed: Feed, remote: Remote, directory: Path) -> float:
-    """Percent of a core that the recorder takes at 100,000 blocks a second, one message each."""
+def _received(feed: Feed, remote: Remote) -> Figure:
+    figure = received_only(feed, remote, MESSAGES)
+    return Figure(figure.value * WIRE_BYTES / 1e3, figure.spent)
+
+
+def _paced(feed: Feed, remote: Remote, directory: Path, alone: bool) -> float:
+    """Percent of a core that the recorder takes, from the first message to the last."""
     with Recorder(feed, directory) as recorder:
-        before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-        remote.send(PACED, rate=100_000)
+        before_s, started = cpu_seconds(), time.perf_counter()
+        remote.send(PACED, rate=PACED_RATE)
         _wait_for(recorder, PACED, 0.1)
         seconds = time.perf_counter() - started
-        after = resource.getrusage(resource.RUSAGE_SELF)
+        used_s = cpu_seconds() - before_s
         remote.answer()
-    statistics = recorder.statistics()
-    assert (statistics.messages, statistics.lost, statistics.received.gaps) == (PACED, 0, 0)
-    _clear(recorder.directory)
-    blocks.append(statistics.blocks)
-    return 100 * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / seconds
-
-
-blocks: list[int] = []
+    _expect_all(recorder, PACED)
+    # A publisher that was held up sends what it has then: now and then a block has two messages of one key.
+    if alone:
+        expect("a block for nearly each message", recorder.statistics().blocks > 0.95 * PACED, True)
+    return 100 * used_s / seconds
 
 
 def test_record_single_messages(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
@@ -112,36 +129,36 @@ def test_record_single_messages(benchmark: BenchmarkFixture, tmp_path: Path) -> 
     # A block has one key: where each message has another than the one before, each gets a block of its own.
     alone = Feed.local("alone", slices=1, key_bytes=8)
     usual = Feed.local("usual", slices=1)
-    contest = Contest("CPU of a recorder at 100,000 messages/s, published one by one", "% of a core; lower is better")
+    contest = Contest(
+        f"CPU of a recorder at {PACED_RATE:,} messages/s, published one by one",
+        "% of a core",
+        lower=True,
+        topology=__doc__,
+    )
     with (
         Remote("paced", feed=msgspec.to_builtins(alone)) as remote,
         Remote("paced", feed=msgspec.to_builtins(usual)) as other,
     ):
-        contest.add("a block a message (each of another key)", lambda: _paced(alone, remote, tmp_path))
-        contest.add("one key, blocks as they come", lambda: _paced(usual, other, tmp_path))
+        name = "a block a message (each of another key)"
+        contest.add(name, partial(_paced, alone, remote, tmp_path, True), promise=DROPS)
+        contest.add("one key, blocks as they come", partial(_paced, usual, other, tmp_path, False), promise=DROPS)
         contest.run(benchmark)
-    show("blocks recorded in a round, in turn", blocks[-2:])
-    # A publisher that was held up sends what it has then: now and then a block has two messages of one key.
-    assert blocks[-2] > 0.95 * PACED
 
 
 def _burst(feed: Feed, remote: Remote, directory: Path) -> float:
-    """M messages/s that were published in one second at 1 M messages/s; a lost message fails the round."""
-    messages = 1_000_000
+    """M messages/s that were published at 1 M messages/s; a lost message makes the round void."""
     with Recorder(feed, directory) as recorder:
-        remote.send(messages, rate=1_000_000)
-        _wait_for(recorder, messages)
+        remote.send(BURST, rate=1_000_000)
+        _wait_for(recorder, BURST)
         seconds = remote.answer()["seconds"]
-    statistics = recorder.statistics()
-    assert (statistics.messages, statistics.lost, statistics.received.gaps) == (messages, 0, 0)
-    _clear(recorder.directory)
-    return messages / float(seconds) / 1e6
+    _expect_all(recorder, BURST)
+    return BURST / float(seconds) / 1e6
 
 
 def test_record_bursts(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """M messages/s, live policy: nothing waits, nothing may be lost."""
     feed = Feed.local("bursts", slices=1)
-    contest = Contest("Recording one-second bursts of 1 M messages/s, when_full=drop", "M messages/s")
+    contest = Contest(f"Recording bursts of {BURST:,} at 1 M messages/s", "M messages/s", topology=__doc__)
     with Remote("bursts", feed=msgspec.to_builtins(feed)) as remote:
-        contest.add("published and recorded, none lost", lambda: _burst(feed, remote, tmp_path))
+        contest.add("published and recorded", lambda: _burst(feed, remote, tmp_path), promise=DROPS)
         contest.run(benchmark)

@@ -9,25 +9,26 @@ limit       the journals' bytes, read once
 
 from __future__ import annotations
 
+import importlib
 import time
 from typing import Any
 
 import msgspec
 import numpy
-import pytest
 from numba import njit
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.bench_delivery import PREFIXES, _count, wait_for
-from bench.contest import Contest
+from bench.bench_delivery import PREFIXES, WAITS, WIRE_BYTES, _count, wait_for
+from bench.contest import Contest, Figure, expect
+from bench.cost import Meter
 from bench.loops import tally
 from bench.publishers import Remote
 from bench.recorded import drop_page_cache, open_recording, read_whole, recording_of
-from bench.workload import PAYLOAD_BYTES, TOPICS, expected_sum, make_pool
+from bench.workload import PAYLOAD_BYTES, TOPICS, expect_tally, tally_of
 from blackbox import Batch, Feed, Message, Subscriber
 
-MESSAGES = 20_000_000
-CALLS = 2_000_000
+MESSAGES = 5_000_000
+CALLS = 1_000_000
 _FOREVER_NS = 10**15
 
 
@@ -40,7 +41,7 @@ def _compiled(messages: int, function: Any = _unchecked) -> float:
     subscriber = Subscriber(recording.feed)
     callback = subscriber.on_compiled(b"", state=numpy.zeros((TOPICS, 3), numpy.int64))(function)
     statistics = subscriber.replay(recording)
-    _verify(callback.total().sum(axis=0), messages)
+    expect_tally(tally_of([callback]), messages)
     return messages / statistics.seconds / 1e6
 
 
@@ -57,13 +58,8 @@ def _batch(messages: int) -> float:
         tally(batch.topic_numbers, block.topic_index, rows, block.payloads, block.stride, states[block.slice_id])
 
     statistics = subscriber.replay(recording)
-    _verify(states.sum(axis=(0, 1)), messages)
+    expect_tally(states.reshape(-1, 3), messages)
     return messages / statistics.seconds / 1e6
-
-
-def _verify(totals: Any, messages: int) -> None:
-    assert totals[0] == messages
-    assert totals[2] == expected_sum(make_pool(), messages)
 
 
 def _each(messages: int) -> float:
@@ -78,13 +74,13 @@ def _each(messages: int) -> float:
         total += len(message.payload)
 
     statistics = subscriber.replay(recording)
-    assert (calls, total) == (messages, PAYLOAD_BYTES * messages)
+    expect("calls and payload bytes", (calls, total), (messages, PAYLOAD_BYTES * messages))
     return messages / statistics.seconds / 1e6
 
 
 def _dbn(messages: int) -> Any:
-    databento = pytest.importorskip("databento", reason="the rival databento is not installed")
-    dbn = pytest.importorskip("databento_dbn", reason="the rival databento is not installed")
+    databento = importlib.import_module("databento")
+    dbn: Any = importlib.import_module("databento_dbn")
     head = dbn.Metadata(
         dataset="XNAS.ITCH",
         start=0,
@@ -123,13 +119,13 @@ def _databento(store: Any, messages: int) -> float:
     started = time.perf_counter()
     store.replay(count)
     seconds = time.perf_counter() - started
-    assert (calls, total) == (messages, messages)
+    expect("calls and sum of sizes", (calls, total), (messages, messages))
     return messages / seconds / 1e6
 
 
 def _read(messages: int) -> float:
     started = time.perf_counter()
-    assert read_whole(recording_of(messages)) > 100 * messages
+    expect("bytes read above those of payloads", read_whole(recording_of(messages)) > PAYLOAD_BYTES * messages, True)
     return messages / (time.perf_counter() - started) / 1e6
 
 
@@ -140,51 +136,65 @@ def _cold(messages: int, contender: Any) -> float:
 
 def test_replay_in_process(benchmark: BenchmarkFixture) -> None:
     """M messages/s, page cache warm, then cold."""
-    contest = Contest("Replay in process, callbacks that work, page cache warm", "M messages/s")
+    contest = Contest(
+        "Replay in process, callbacks that work, page cache warm and cold", "M messages/s", topology=__doc__
+    )
     contest.add("compiled callback", lambda: _compiled(MESSAGES))
     contest.add("compiled callback, indexes checked", lambda: _compiled(MESSAGES, _count))
     contest.add("batch callback", lambda: _batch(MESSAGES))
-    contest.add("limit: the same bytes, read once", lambda: _read(MESSAGES))
-    contest.add("compiled callback, cache cold", lambda: _cold(MESSAGES, _compiled))
-    contest.add("limit: the same bytes, read once, cache cold", lambda: _cold(MESSAGES, _read))
+    contest.add("the same bytes, read once", lambda: _read(MESSAGES), "limit")
+    cold = "compiled callback, cache cold"
+    contest.add(cold, lambda: _cold(MESSAGES, _compiled))
+    contest.add("the same bytes, read once, cache cold", lambda: _cold(MESSAGES, _read), "limit", versus=cold)
     contest.run(benchmark)
 
 
 def test_replay_calls(benchmark: BenchmarkFixture) -> None:
     """M calls/s, one per message."""
-    store = _dbn(CALLS)
-    contest = Contest("Replay in process, one Python call per message that reads one field", "M calls/s")
+    contest = Contest(
+        "Replay in process, one Python call per message that reads one field", "M calls/s", topology=__doc__
+    )
     contest.add("on(prefix)", lambda: _each(CALLS))
-    contest.add("rival: DBNStore.replay", lambda: _databento(store, CALLS))
+    try:
+        store = _dbn(CALLS)
+    except ImportError as error:
+        contest.skip("DBNStore.replay", str(error))
+    else:
+        contest.add("DBNStore.replay", lambda: _databento(store, CALLS), "rival")
+    contest.bound("an empty Python call")
     contest.run(benchmark)
 
 
-def _wire(feed: Feed, remote: Remote, messages: int) -> float:
+def _wire(feed: Feed, remote: Remote, messages: int) -> Figure:
     subscriber = Subscriber(feed, workers=1, max_lag_ns=_FOREVER_NS)
     callbacks = [
         subscriber.on_compiled(prefix, state=numpy.zeros((TOPICS, 3), numpy.int64))(_count) for prefix in PREFIXES
     ]
     with subscriber:
-        started = time.perf_counter()
+        meter, started = Meter(remote.pid), time.perf_counter()
         remote.send(messages)
         wait_for(subscriber, messages)
         seconds = time.perf_counter() - started
+        spent = meter.spent(messages)
         remote.answer()
-    _verify(numpy.sum([callback.total().sum(axis=0) for callback in callbacks], axis=0), messages)
+    expect_tally(tally_of(callbacks), messages)
     total = subscriber.statistics().total
-    assert (total.gaps, total.dropped, total.malformed) == (0, 0, 0)
-    return messages / seconds / 1e6
+    expect("gaps, dropped, malformed", (total.gaps, total.dropped, total.malformed), (0, 0, 0))
+    return Figure(messages / seconds / 1e6, spent)
 
 
 def test_replay_on_the_wire(benchmark: BenchmarkFixture) -> None:
     """M messages/s from the first block to the last callback."""
     day = str(recording_of(MESSAGES))
     replayed, lived = Feed.local("replayed", slices=2), Feed.local("lived", slices=2)
-    contest = Contest("Replay on the wire, 2 slices x 1 worker, callbacks that work, loopback TCP", "M messages/s")
+    contest = Contest(
+        "Replay on the wire, 2 slices x 1 worker, callbacks that work, loopback TCP", "M messages/s", topology=__doc__
+    )
     with (
         Remote("replay", feed=msgspec.to_builtins(replayed), day=day) as replay,
         Remote("blackbox", feed=msgspec.to_builtins(lived)) as live,
     ):
-        contest.add("replayed", lambda: _wire(replayed, replay, MESSAGES))
-        contest.add("live", lambda: _wire(lived, live, MESSAGES))
+        contest.add("replayed", lambda: _wire(replayed, replay, MESSAGES), promise=WAITS)
+        contest.add("live", lambda: _wire(lived, live, MESSAGES), promise=WAITS)
+        contest.bound("loopback TCP", WIRE_BYTES)
         contest.run(benchmark)

@@ -21,7 +21,7 @@ import numpy
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.contest import Contest, show
+from bench.contest import Contest
 from bench.workload import POOL_MESSAGES, make_pool
 from blackbox import Feed, Publisher, Recorder
 from feeds.itch50 import SCHEMA
@@ -181,14 +181,14 @@ def _seconds(query: Query, frame: Callable[[], DataFrame], answers: list[Any]) -
 def test_query(benchmark: BenchmarkFixture, spark: SparkSession, form: str, query: Query) -> None:
     """Seconds a query, and the ratio to Parquet."""
     answers: list[Any] = []
-    contest = Contest(f"{query.__doc__} {MESSAGES / 1e6:.0f} M messages, {form}", "s, lower is better")
+    contest = Contest(f"{query.__doc__} {MESSAGES / 1e6:.0f} M messages, {form}", "s", lower=True, topology=__doc__)
     native = parquet(spark, form)
     contest.add("the connector", partial(_seconds, query, partial(load, spark, form), answers))
-    contest.add("Parquet", partial(_seconds, query, lambda: native, answers))
+    contest.add("Parquet", partial(_seconds, query, lambda: native, answers), "rival")
     contest.add(
         "the connector without checksums",
         partial(_seconds, query, partial(load, spark, form, checksums="false"), answers),
     )
     contest.run(benchmark, ROUNDS)
     assert all(answer == answers[0] for answer in answers)
-    show("the connector's time / Parquet's", f"{contest.ratio('the connector', 'Parquet'):10.2f}")
+    contest.show("the connector's time / Parquet's", f"{contest.ratio('the connector', 'Parquet'):10.2f}")

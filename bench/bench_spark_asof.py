@@ -21,7 +21,7 @@ from pyspark.sql import Window, functions
 from pytest_benchmark.fixture import BenchmarkFixture
 
 import blackbox.spark
-from bench.contest import Contest, show
+from bench.contest import Contest
 from blackbox import Feed, Publisher, Recorder
 from feeds.iex_messages import TOPS16
 
@@ -140,10 +140,12 @@ def test_asof(benchmark: BenchmarkFixture, spark: SparkSession, recording: Path,
     sums = [functions.sum(functions.coalesce(name, functions.lit(0))) for name in COLUMNS[2:]]
     answers = {name: make().agg(functions.count("*"), *sums).first() for name, make in contenders.items()}
     assert len(set(answers.values())) == 1, answers
-    contest = Contest(f"as-of join, {TRADES:,} trades x {TRADES * QUOTES_PER_TRADE:,} quotes", "M trades/s")
+    contest = Contest(
+        f"as-of join, {TRADES:,} trades x {TRADES * QUOTES_PER_TRADE:,} quotes", "M trades/s", topology=__doc__
+    )
     for name, make in contenders.items():
-        contest.add(name, partial(seconds, make))
-    contest.add("polars, Parquet", partial(polars_rate, tmp_path))
+        contest.add(name, partial(seconds, make), "ours" if name.startswith("asof") else "rival")
+    contest.add("polars, Parquet", partial(polars_rate, tmp_path), "rival")
     contest.run(benchmark)
     for name in list(contenders)[1:]:
-        show(f"asof_recorded / {name}", f"{contest.ratio('asof_recorded', name):10.2f}")
+        contest.show(f"asof_recorded / {name}", f"{contest.ratio('asof_recorded', name):10.2f}")

@@ -1,6 +1,9 @@
 """How soon it runs: import, first message after start, first compile ever; and memory over a long run.
 
-each figure is a process of its own; the cache is the user's, or an empty one for the first compile
+process --import--> blackbox --start--> publisher, subscriber --message--> first callback
+each figure is of a process of its own; the cache is the user's, or an empty one for the first compile
+
+BLACKBOX_BENCH_LONG=1 also measures the first compile, which takes some minutes.
 """
 
 from __future__ import annotations
@@ -13,9 +16,13 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from bench.child import Child
 from bench.contest import Contest
+
+GROWN = 4_000_000
 
 _IMPORT = "import time; t = time.perf_counter(); import {0}; print(time.perf_counter() - t)"
 
@@ -53,31 +60,32 @@ with RawPublisher(feed):
 """
 
 _MEMORY = """
-import sys
+import json, sys
 from pathlib import Path
 import numpy
-from bench.workload import make_pool
+from bench.workload import POOL_MESSAGES, make_pool
 from blackbox import Feed, Publisher, Subscriber
+
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+
 pool = make_pool()
 feed = Feed.local("memory", slices=1)
 subscriber = Subscriber(feed, max_lag_ns=10**15)
 subscriber.on_batch(b"")(len)
 with Publisher(feed, when_full="wait") as publisher:
     subscriber.start()
-    def send(times):
-        for _ in range(times):
+    def send(messages):
+        for _ in range(0, messages, POOL_MESSAGES):
             publisher.publish_many(pool.topics, pool.topic_index, pool.payloads, pool.ts_event)
         publisher.flush()
-    send(20)
+    send(int(sys.argv[1]))
     base = resident()
-    send(20)
-    short = resident() - base
-    send(200)
-    long = resident() - base
+    print(0, flush=True)
+    for line in sys.stdin:
+        send(json.loads(line))
+        print(resident() - base, flush=True)
 subscriber.run(until_end=True)
-print(short, long)
 """
 
 
@@ -92,16 +100,29 @@ def _python(code: str, **environment: str) -> str:
     ).stdout
 
 
+def _first_message() -> tuple[float, float]:
+    since_start, since_import = json.loads(_python(_FIRST_MESSAGE))
+    return float(since_start), float(since_import)
+
+
 def test_start(benchmark: BenchmarkFixture) -> None:
-    """Seconds, lower is better."""
-    contest = Contest("Start, caches warm", "s")
+    """Seconds."""
+    contest = Contest("Start, caches warm", "s", lower=True, topology=__doc__)
+    found: list[tuple[float, float]] = []  # one process tells both figures of a round
+
+    def since_start() -> float:
+        found.append(_first_message())
+        return found[-1][0]
+
     contest.add("import blackbox", lambda: float(_python(_IMPORT.format("blackbox"))))
-    contest.add("from start() to the first callback", lambda: json.loads(_python(_FIRST_MESSAGE))[0])
-    contest.add("from the first import to the first callback", lambda: json.loads(_python(_FIRST_MESSAGE))[1])
-    contest.add("rival: import zmq", lambda: float(_python(_IMPORT.format("zmq"))))
+    contest.add("from start() to the first callback", since_start)
+    contest.add("from the first import to the first callback", lambda: found[-1][1])
+    contest.add("import zmq", lambda: float(_python(_IMPORT.format("zmq"))), "limit")
     contest.run(benchmark)
 
 
+@pytest.mark.skipif("BLACKBOX_BENCH_LONG" not in os.environ, reason="takes minutes: set BLACKBOX_BENCH_LONG=1")
+@pytest.mark.timeout(3_600)
 def test_first_compile(benchmark: BenchmarkFixture) -> None:
     """Seconds from nothing, with an empty cache, until each has started; both: until the first callback."""
 
@@ -111,23 +132,21 @@ def test_first_compile(benchmark: BenchmarkFixture) -> None:
             _python(code, NUMBA_CACHE_DIR=empty)
             return time.perf_counter() - started
 
-    contest = Contest("First start ever, nothing compiled", "s")
+    contest = Contest("First start ever, nothing compiled", "s", lower=True, topology=__doc__)
     contest.add("a publisher", lambda: compiled(_PUBLISHER))
     contest.add("a subscriber", lambda: compiled(_SUBSCRIBER))
     contest.add("both in one process", lambda: compiled(_FIRST_MESSAGE))
-    contest.run(benchmark, rounds=3)
+    contest.run(benchmark)
 
 
 def test_memory(benchmark: BenchmarkFixture) -> None:
-    """MB that a process grows after its warm-up, publisher and subscriber in one."""
-    grown: list[tuple[float, float]] = []
-
-    def run() -> float:
-        short, long = map(float, _python(_MEMORY).split())
-        grown.append((short, long))
-        return long
-
-    contest = Contest("Memory: growth over 44 M messages, after the first 4 M", "MB")
-    contest.add("resident set", run)
-    contest.run(benchmark, rounds=3)
-    print(f"  growth over 4 M messages, then over 44 M: {grown}")
+    """MB that a process has grown since its first messages, publisher and subscriber in one."""
+    contest = Contest(
+        f"Memory: growth since the first {GROWN:,} messages, {GROWN:,} more each round",
+        "MB",
+        lower=True,
+        topology=__doc__,
+    )
+    with Child("-c", _MEMORY, str(GROWN)) as child:
+        contest.add("resident set", lambda: float(child.ask(GROWN)))
+        contest.run(benchmark)

@@ -1,71 +1,291 @@
-"""Run contenders in turn, A B A B …, and say what came out as ratios of medians."""
+"""Run contenders in turn, A B A B …, verify each round, and say what came out as ratios of the same round.
+
+    warm-up     A B C      does not count: what is compiled, imported, connected is there after it
+    round 1     A B C      each verifies what it received; one that lost something raises `Lost`: its round is void
+    ...
+    round 7     A B C      median, range, and the median of the ratios within a round
+
+All that is printed is also kept as `extra_info["contest"]` in the JSON of a run: `make report` reads nothing else.
+"""
 
 from __future__ import annotations
 
-import os
 import platform
 import statistics
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from pytest_benchmark.fixture import BenchmarkFixture
+from bench.machine import processors
 
-ROUNDS = 7
+if TYPE_CHECKING:
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+ROUNDS: Final = 7
+LEAST_VALID: Final = 4
+"""With fewer valid rounds there is no median."""
+
+Kind = Literal["ours", "rival", "limit"]
+
+
+class Lost(Exception):  # noqa: N818  # a verdict on a round, not an error of the benchmark
+    """Count, checksum or order did not hold at the receiver: the round is void."""
+
+
+def expect(what: str, was: object, expected: object) -> None:
+    """Raise Lost unless `was` is what was expected."""
+    if was != expected:
+        raise Lost(f"{what} was {was}, expected {expected}")
+
+
+class Spent(NamedTuple):
+    """What a round cost; all but `messages` may be unknown."""
+
+    publisher_cpu_s: float | None = None
+    subscriber_cpu_s: float | None = None
+    wire_bytes: float | None = None
+    messages: int = 0
+
+    def per_million(self) -> dict[str, float]:
+        """What is known, for a million messages."""
+        known = {name: value for name, value in self._asdict().items() if name != "messages" and value is not None}
+        return {name: value * 1e6 / self.messages for name, value in known.items()}
+
+
+class Figure(NamedTuple):
+    """What a contender returns when it also knows what it spent."""
+
+    value: float
+    spent: Spent | None = None
+
+
+Contender = Callable[[], float | Figure]
+
+
+@dataclass
+class _Row:
+    name: str
+    contender: Contender
+    kind: Kind
+    promise: str
+    at: float | None
+    versus: str
+    values: list[float | None] = field(default_factory=list)
+    spent: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def valid(self) -> list[float]:
+        return [value for value in self.values if value is not None]
+
+    def median(self) -> float | None:
+        enough = len(self.valid) >= min(LEAST_VALID, len(self.values))
+        return statistics.median(self.valid) if self.valid and enough else None
+
+    def cost(self) -> dict[str, float]:
+        """Medians; of the bytes the least, as others on the same wire can only add."""
+        found: dict[str, list[float]] = {}
+        for each in self.spent:
+            for name, value in each.items():
+                found.setdefault(name, []).append(value)
+        return {
+            name: min(values) if name == "wire_bytes" else statistics.median(values) for name, values in found.items()
+        }
+
+    def label(self) -> str:
+        return self.name if self.at is None else f"{self.name} at {self.at:,g}"
 
 
 class Contest:
-    """Named contenders; each call of one returns its figure for that round, higher is better unless `lower`."""
+    """Named contenders; each call of one returns its figure for that round.
 
-    def __init__(self, title: str, unit: str) -> None:
+    `unit` is of the figures; `lower` says that smaller is better. `topology` is the drawing of who talks to whom,
+    mostly the file's docstring. With an `axis` ("payload bytes"), contenders entered `at` several places of it make a
+    curve, and those entered without a place hold for the whole axis.
+    """
+
+    def __init__(
+        self, title: str, unit: str, *, lower: bool = False, topology: str | None = "", axis: str = ""
+    ) -> None:
         self.title = title
         self.unit = unit
-        self.figures: dict[str, list[float]] = {}
-        self._contenders: dict[str, Callable[[], float]] = {}
+        self.lower = lower
+        self.topology = topology or ""
+        self.axis = axis
+        self._rows: list[_Row] = []
+        self._skipped: list[dict[str, str]] = []
+        self._void: list[dict[str, Any]] = []
+        self._bounds: list[dict[str, Any]] = []
+        self._percentiles: dict[str, dict[str, Any]] = {}
+        self._staged: list[tuple[str, dict[str, float], str]] | None = None
+        self._shown: list[dict[str, str]] = []
 
-    def add(self, name: str, contender: Callable[[], float]) -> None:
-        """Enter a contender; the order of entry is the order within a round."""
-        self._contenders[name] = contender
-        self.figures[name] = []
+    def add(
+        self,
+        name: str,
+        contender: Contender,
+        kind: Kind = "ours",
+        promise: str = "",
+        *,
+        at: float | None = None,
+        versus: str = "",
+    ) -> None:
+        """Enter a contender; the order of entry is the order within a round.
+
+        `promise` is what its deliveries hold ("nothing lost, the publisher waits"). `versus` names the one of ours that
+        it is compared with: the first one unless told.
+        """
+        self._rows.append(_Row(name, contender, kind, promise, at, versus))
+
+    def skip(self, name: str, why: str) -> None:
+        """Tell of a contender that could not be installed or started."""
+        self._skipped.append({"name": name, "why": why})
+        print(f"\n  skipped: {name}: {why}")
+
+    def bound(self, limit: str, bytes_each: float = 0) -> None:
+        """Have the report draw a limit of bench_limits.py: one message or call takes so many bytes of it.
+
+        0 draws it in its own unit.
+        """
+        self._bounds.append({"name": limit, "bytes_each": bytes_each})
+
+    def percentiles(self, name: str, values: Mapping[str, float], unit: str = "µs") -> None:
+        """Keep percentiles (`{"p50": 4.1, "p99": 20.0, "p99.9": 80.0, "p100": 120.0}`) of the round that runs.
+
+        Called by a contender, once a round for each name. Those of the warm-up and of void rounds do not count.
+        """
+        if self._staged is None:
+            raise RuntimeError(f"percentiles of {name} came outside a round, expected a call by a contender")
+        self._staged.append((name, dict(values), unit))
+
+    def show(self, name: str, value: object) -> None:
+        """Print one more figure below the table, and keep it."""
+        self._shown.append({"name": name, "value": str(value)})
+        print(f"  {name:44s} {value}")
 
     def run(self, benchmark: BenchmarkFixture, rounds: int = ROUNDS) -> None:
-        """One warm-up round that does not count, then `rounds` interleaved ones; prints the table."""
-        for contender in self._contenders.values():
-            contender()
+        """One warm-up round that does not count, then `rounds` interleaved ones; prints and keeps the table.
+
+        Fails when one of ours had no valid round.
+        """
+        for row in self._rows:
+            self._call(row, 0)
         benchmark.pedantic(self._round, rounds=rounds, iterations=1)
-        benchmark.extra_info["unit"] = self.unit
-        for name, values in self.figures.items():
-            benchmark.extra_info[name] = {"median": statistics.median(values), "rounds": values}
-        self.report()
+        told = self.told()
+        benchmark.extra_info["contest"] = told
+        self._print(told, rounds)
+        failed = [row.label() for row in self._rows if row.kind == "ours" and not row.valid]
+        assert not failed, f"no valid round of {failed}: {self._void}"
 
     def _round(self) -> None:
-        for name, contender in self._contenders.items():
-            self.figures[name].append(contender())
+        number = len(self._rows[0].values) + 1
+        for row in self._rows:
+            figure = self._call(row, number)
+            row.values.append(None if figure is None else figure.value)
+            if figure is not None and figure.spent is not None and figure.spent.messages:
+                row.spent.append(figure.spent.per_million())
 
-    def median(self, name: str) -> float:
-        """A contender's median."""
-        return statistics.median(self.figures[name])
+    def _call(self, row: _Row, number: int) -> Figure | None:
+        """A round of one contender, or None when it is void; round 0 is the warm-up."""
+        self._staged = []
+        try:
+            found = row.contender()
+        except Lost as lost:
+            self._void.append({"name": row.name, "at": row.at, "round": number, "why": str(lost)})
+            print(f"\n  void: {row.label()}, round {number}: {lost}")
+            return None
+        else:
+            for name, values, unit in self._staged if number else ():
+                self._percentiles.setdefault(name, {"unit": unit, "rounds": []})["rounds"].append(values)
+            return found if isinstance(found, Figure) else Figure(float(found))
+        finally:
+            self._staged = None
 
-    def ratio(self, name: str, other: str) -> float:
-        """Median over rounds of the ratio of two contenders in the same round."""
-        return statistics.median(a / b for a, b in zip(self.figures[name], self.figures[other], strict=True))
+    def _row(self, name: str, at: float | None = None) -> _Row | None:
+        """The row of that name at a place of the axis, or the one that holds for the whole axis."""
+        rows = [row for row in self._rows if row.name == name]
+        return next((row for row in rows if row.at == at), next((row for row in rows if row.at is None), None))
 
-    def report(self) -> None:
-        """Print medians, ranges, and the ratio of the first contender to each."""
-        first = next(iter(self.figures))
-        rounds = len(self.figures[first])
-        print(f"\n{self.title}  ({rounds} rounds in turn, {self.unit}; {machine()})")
-        for name, values in self.figures.items():
-            print(
-                f"  {name:44s} {statistics.median(values):10.3f}   {min(values):9.3f} to {max(values):9.3f}"
-                f"   first/this {self.ratio(first, name):7.2f}"
-            )
+    def _found(self, name: str, at: float | None) -> _Row:
+        row = self._row(name, at)
+        if row is None:
+            raise KeyError(f"contender was {name!r} at {at}, expected one of {[row.label() for row in self._rows]}")
+        return row
+
+    def median(self, name: str, at: float | None = None) -> float | None:
+        """A contender's median; None when too few rounds were valid."""
+        return self._found(name, at).median()
+
+    def ratio(self, name: str, other: str, at: float | None = None) -> float:
+        """Median over the rounds of the ratio of two contenders in the same round; nan without a valid one."""
+        return _ratio(self._found(name, at).values, self._found(other, at).values)
+
+    def told(self) -> dict[str, Any]:
+        """All of it, as it stands in the JSON of a run. What is shown later is added to the same object."""
+        return {
+            "title": self.title,
+            "unit": self.unit,
+            "lower": self.lower,
+            "topology": self.topology,
+            "axis": self.axis,
+            "rows": [self._told_row(row) for row in self._rows],
+            "bounds": self._bounds,
+            "skipped": self._skipped,
+            "void": self._void,
+            "percentiles": [
+                {"name": name, **each, "median": _medians(each["rounds"])} for name, each in self._percentiles.items()
+            ],
+            "shown": self._shown,
+        }
+
+    def _told_row(self, row: _Row) -> dict[str, Any]:
+        first = next((other.name for other in self._rows if other.kind == "ours"), self._rows[0].name)
+        versus = self._row(row.versus or first, row.at)
+        ahead = float("nan")
+        if versus is not None and row.median() is not None:
+            ahead = _ratio(row.values, versus.values) if self.lower else _ratio(versus.values, row.values)
+        return {
+            "name": row.name,
+            "kind": row.kind,
+            "promise": row.promise,
+            "at": row.at,
+            "versus": versus.name if versus else "",
+            "values": row.values,
+            "median": row.median(),
+            "low": min(row.valid, default=None),
+            "high": max(row.valid, default=None),
+            "ahead": ahead if ahead == ahead else None,  # nan is not valid JSON
+            "spent": row.cost(),
+        }
+
+    def _print(self, told: dict[str, Any], rounds: int) -> None:
+        better = ", lower is better" if self.lower else ""
+        print(f"\n{self.title}  ({rounds} rounds in turn, {self.unit}{better}; {machine()})")
+        for row, each in zip(self._rows, told["rows"], strict=True):
+            if each["median"] is None:
+                print(f"  {row.label():44s} no median: {len(row.valid)} of {rounds} rounds were valid")
+                continue
+            few = f"   {len(row.valid)} of {rounds} rounds valid" if len(row.valid) < rounds else ""
+            alone = each["ahead"] is None or each["versus"] == row.name
+            ahead = "" if alone else f"   {each['versus']} is ahead {each['ahead']:.2f} x"
+            print(f"  {row.label():44s} {each['median']:10.3f}   {each['low']:9.3f} to {each['high']:9.3f}{ahead}{few}")
+        for row in self._rows:
+            if cost := row.cost():
+                texts = ", ".join(f"{name} {value:,.4g}" for name, value in cost.items())
+                print(f"  {row.label():44s} a million messages: {texts}")
+        for each in told["percentiles"]:
+            texts = ", ".join(f"{name} {value:,.1f}" for name, value in each["median"].items())
+            print(f"  {each['name']:44s} {texts} {each['unit']}")
+
+
+def _ratio(ones: list[float | None], others: list[float | None]) -> float:
+    both = [(a, b) for a, b in zip(ones, others, strict=True) if a is not None and b is not None]
+    return statistics.median(a / b for a, b in both) if both else float("nan")
+
+
+def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(each[name] for each in rounds if name in each) for name in rounds[0]}
 
 
 def machine() -> str:
     """What ran this, in a few words."""
-    return f"{os.cpu_count()} CPUs, {platform.machine()}, Python {platform.python_version()}"
-
-
-def show(name: str, value: Any) -> None:
-    """Print one more figure below a table."""
-    print(f"  {name:44s} {value}")
+    return f"{processors()} CPUs, {platform.machine()}, Python {platform.python_version()}"

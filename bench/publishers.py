@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 import zmq
 
+from bench.child import Child
 from bench.workload import POOL_MESSAGES, make_pool
 from blackbox import Feed, Publisher, Recording, Replay
 
@@ -22,35 +21,27 @@ class Remote:
     """A publisher process: `send(n)` starts a run and does not wait, `answer()` waits for its report."""
 
     def __init__(self, kind: str, **arguments: Any) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.publishers", kind, json.dumps(arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parent.parent,
-        )
-        self.answer()
+        self._child = Child("-m", "bench.publishers", kind, json.dumps(arguments))
+
+    @property
+    def pid(self) -> int:
+        """The process, for a `Meter`."""
+        return self._child.pid
 
     def send(self, messages: int, **more: Any) -> None:
         """Begin a run."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"messages": messages, **more}) + "\n")
-        self._process.stdin.flush()
+        self._child.send({"messages": messages, **more})
 
     def answer(self) -> dict[str, Any]:
-        """What the process said when it was ready, or when it was done."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("a publisher process of the benchmark ended early")
-        answer: dict[str, Any] = json.loads(line)
+        """What the process said when it was done."""
+        answer: dict[str, Any] = self._child.answer()
         return answer
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate(timeout=60)
+        self._child.__exit__()
 
 
 def _orders() -> Any:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
+
+from bench.contest import expect
+from blackbox.callbacks import CompiledCallback
 
 TOPICS = 5_000
 PAYLOAD_BYTES = 100
@@ -22,8 +27,9 @@ class Pool(NamedTuple):
     ts_event: NDArray[numpy.int64]
 
 
+@cache
 def make_pool() -> Pool:
-    """The pool: topics `S0000.trade` … by 1/rank, random payload bytes, rising times."""
+    """The pool, the same object each time: topics `S0000.trade` … by 1/rank, random payload bytes, rising times."""
     random = numpy.random.default_rng(7)
     weights = 1 / numpy.arange(1, TOPICS + 1)
     index = random.choice(TOPICS, POOL_MESSAGES, p=weights / weights.sum()).astype(numpy.int32)
@@ -43,3 +49,46 @@ def expected_sum(pool: Pool, messages: int) -> int:
     first = pool.payloads[:, 0].astype(numpy.int64)
     whole, rest = divmod(messages, POOL_MESSAGES)
     return int(first.sum()) * whole + int(first[:rest].sum())
+
+
+@cache
+def _expected_tally(messages: int) -> NDArray[numpy.int64]:
+    pool = make_pool()
+    whole, rest = divmod(messages, POOL_MESSAGES)
+    state = numpy.zeros((TOPICS, 3), numpy.int64)
+    for count, times in ((POOL_MESSAGES, whole), (rest, 1)):
+        if not times:
+            continue
+        index, payloads = pool.topic_index[:count], pool.payloads[:count].astype(numpy.int64)
+        state[:, 0] += times * numpy.bincount(index, minlength=TOPICS)
+        state[index, 1] = payloads[:, 8]  # the last one of each topic stays
+        numpy.add.at(state[:, 2], index, times * payloads[:, 0])
+    return _in_one_order(state)
+
+
+def _in_one_order(state: NDArray[Any]) -> NDArray[Any]:
+    return state[numpy.lexsort(state.T)]
+
+
+def tally_of(callbacks: Iterable[CompiledCallback]) -> NDArray[numpy.int64]:
+    """int64[topics of all slices, 3]: the tallies of compiled callbacks of which each topic has one."""
+    slices: dict[int, Any] = {}
+    for callback in callbacks:
+        for number, state in callback.states.items():
+            slices[number] = slices.get(number, 0) + state
+    return numpy.concatenate(list(slices.values()))
+
+
+def expect_totals(state: NDArray[Any], messages: int) -> None:
+    """Raise Lost unless a tally int64[topics, 3] of count, last, sum has the first messages' count and checksum."""
+    expect("count", int(state[:, 0].sum()), messages)
+    expect("checksum", int(state[:, 2].sum()), expected_sum(make_pool(), messages))
+
+
+def expect_tally(state: NDArray[Any], messages: int) -> None:
+    """`expect_totals`, and each topic's last message was last, whatever the order of the rows."""
+    expect_totals(state, messages)
+    used = state[state[:, 0] > 0]
+    expected = _expected_tally(messages)
+    expected = expected[expected[:, 0] > 0]
+    expect("rows of count, last, sum in order", numpy.array_equal(_in_one_order(used), expected), True)
