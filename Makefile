@@ -6,10 +6,10 @@ VENV := .venv
 RUN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench clean
+.PHONY: help demo test bench report clean
 
 help:  ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=python3.12 chooses the interpreter, 3.11 or newer"
 
@@ -22,8 +22,18 @@ test: $(VENV)/.ready-test  ## check style and types, run the tests
 	$(RUN)/mypy
 	$(RUN)/python -m pytest -q -n 2
 
-bench: $(VENV)/.ready-bench  ## run the benchmarks, each beside its rival [ONLY=name]
-	$(RUN)/python -m pytest bench -q -s -o python_files="bench_*.py" -o timeout=300 $(if $(ONLY),-k "$(ONLY)")
+# The whole run and each ONLY have a file of their own; it takes its place when the run is over.
+nothing :=
+space := $(nothing) $(nothing)
+FILE ?= .benchmarks/$(if $(ONLY),only-$(subst /,_,$(subst $(space),_,$(strip $(ONLY)))),latest).json
+bench: $(VENV)/.ready-bench  ## every figure beside its rivals, 15 minutes, into .benchmarks/ [ONLY=name]
+	@mkdir -p .benchmarks
+	@rm -f .benchmarks/running.json
+	$(RUN)/python -m pytest bench -q -s -o python_files="bench_*.py" -o timeout=300 --benchmark-quiet --benchmark-json=.benchmarks/running.json $(if $(ONLY),-k "$(ONLY)"); \
+	    status=$$?; if [ -s .benchmarks/running.json ]; then mv .benchmarks/running.json "$(FILE)"; echo "kept in $(FILE)"; fi; exit $$status
+
+report: $(VENV)/.ready-bench  ## docs/performance.md and its charts, from the last whole run [FILE=run.json]
+	$(RUN)/python -m bench.report "$(FILE)" docs/performance.md
 
 clean:  ## remove the virtual environment and all caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks build dist

@@ -5,7 +5,7 @@ from typing import Final
 COLOURS: Final = 8
 """`--c0` to `--c7`: one for each message type, the last one for the rest."""
 
-STYLE: Final = """
+PALETTE: Final = """
 :root {
   color-scheme: light dark;
   --page: #f4f6f9; --card: #ffffff; --ink: #18212d; --dim: #5c6878; --edge: #e2e7ee; --grid: #e9edf3;
@@ -21,6 +21,12 @@ STYLE: Final = """
     --c4: #a98bff; --c5: #b5cc55; --c6: #6fcdf2; --c7: #6b7686;
   }
 }
+"""
+"""The colours by themselves, for pictures that stand alone."""
+
+STYLE: Final = (
+    PALETTE
+    + """
 * { box-sizing: border-box; }
 body {
   margin: 0; background: var(--page); color: var(--ink); -webkit-text-size-adjust: 100%;
@@ -97,3 +103,4 @@ footer { color: var(--dim); font-size: 13px; }
   .x span:nth-child(even), .x.long span:not(:nth-child(4n + 1)) { display: none; }
 }
 """
+)

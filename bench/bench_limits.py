@@ -1,0 +1,117 @@
+"""What the machine itself can do: the lines that no design gets above.
+
+memory   array ==memcpy==> array                           64 MiB, more than its caches hold
+loopback process ==TCP, writes of 256 KiB==> recv_into()   this process
+disk     buffer ==write, fdatasync==> file ==read==> buffer   from the page cache, and after it was dropped
+Python   a loop that calls a function of two arguments that does nothing
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import numpy
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from bench.child import Child
+from bench.contest import Contest, expect
+
+CALLS = 500_000
+COPIED = 64 << 20
+FILE_BYTES = 256 << 20
+SENT = 1 << 30
+_CHUNK = 256 << 10
+
+_SENDER = """
+import json, socket, sys
+peer = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+chunk = bytes(int(sys.argv[2]))
+print(0, flush=True)
+for line in sys.stdin:
+    for _ in range(json.loads(line) // len(chunk)):
+        peer.sendall(chunk)
+    print(0, flush=True)
+"""
+
+
+def memcpy() -> float:
+    """GB/s that one core copies."""
+    source, target = numpy.ones(COPIED, numpy.uint8), numpy.ones(COPIED, numpy.uint8)
+    times = 16
+    started = time.perf_counter()
+    for _ in range(times):
+        numpy.copyto(target, source)
+    return times * COPIED / (time.perf_counter() - started) / 1e9
+
+
+def _loopback(child: Child, peer: socket.socket) -> float:
+    buffer = bytearray(_CHUNK)
+    left = SENT
+    started = time.perf_counter()
+    child.send(SENT)
+    while left and (got := peer.recv_into(buffer)):
+        left -= got
+    seconds = time.perf_counter() - started
+    child.answer()
+    expect("bytes that did not come", left, 0)
+    return SENT / seconds / 1e9
+
+
+def _write(path: Path) -> float:
+    chunk = os.urandom(_CHUNK)
+    started = time.perf_counter()
+    with path.open("wb", buffering=0) as file:
+        for _ in range(FILE_BYTES // _CHUNK):
+            file.write(chunk)
+        os.fdatasync(file.fileno())
+        return FILE_BYTES / (time.perf_counter() - started) / 1e9
+
+
+def _read(path: Path, cold: bool) -> float:
+    buffer = bytearray(_CHUNK)
+    size = 0
+    with path.open("rb", buffering=0) as file:
+        if cold:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        started = time.perf_counter()
+        while got := file.readinto(buffer):
+            size += got
+        seconds = time.perf_counter() - started
+    expect("bytes read", size, FILE_BYTES)
+    return size / seconds / 1e9
+
+
+def _empty_calls() -> float:
+    def nothing(topic: bytes, payload: bytes) -> None:
+        pass
+
+    topic, payload = b"S0001.trade", bytes(100)
+    started = time.perf_counter()
+    for _ in range(CALLS):
+        nothing(topic, payload)
+    return CALLS / (time.perf_counter() - started) / 1e6
+
+
+def test_bytes(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    """GB/s."""
+    contest = Contest("What memory, loopback and disk allow", "GB/s", topology=__doc__)
+    path = tmp_path / "file"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        child = Child("-c", _SENDER, str(server.getsockname()[1]), str(_CHUNK))
+        with child, server.accept()[0] as peer:
+            contest.add("memcpy", memcpy, "limit")
+            contest.add("loopback TCP", lambda: _loopback(child, peer), "limit")
+            contest.add("disk write", lambda: _write(path), "limit", "on disk: fdatasync at the end")
+            contest.add("page-cache read", lambda: _read(path, False), "limit")
+            contest.add("disk read", lambda: _read(path, True), "limit")
+            contest.run(benchmark)
+
+
+def test_calls(benchmark: BenchmarkFixture) -> None:
+    """M calls/s."""
+    contest = Contest("What the interpreter allows", "M calls/s", topology=__doc__)
+    contest.add("an empty Python call", _empty_calls, "limit")
+    contest.run(benchmark)

@@ -1,0 +1,340 @@
+"""Draw the JSON of a run: `python -m bench.report .benchmarks/latest.json docs/performance.md`.
+
+    make bench ──> .benchmarks/latest.json ──> docs/performance.md, docs/performance/*.svg
+
+Every figure comes from the JSON; what is written here only says how to read them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from bench import charts
+from bench.charts import Bar, Curve, Line
+from bench.results import Bound, Result, Row, Run, read
+
+AHEAD: Final = 1.2
+"""A rival or a limit that is so many times as good as ours is told of."""
+_LEAST_PERCENTILES: Final = 3
+_NS: Final = {"ns": 1, "µs": 1_000, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+_FIRST: Final = ("limits", "delivery", "messages", "publish", "latency")
+"""Files that the page begins with; the others follow by name."""
+_INTRODUCTION: Final = """\
+Made by `make bench` and `make report`: all that stands here was measured in one run, every contender beside its rivals,
+in turn (A B C A B C …). Each round verifies at the receiver what came, and is void when something was lost. Figures are
+medians with their range; a ratio is the median of the ratios within a round, as a machine that is shared drifts from
+round to round. **Read the ratios first**: above 1, ours is so many times as good; below 1, the other is ahead."""
+_COSTS: Final = {
+    "publisher_cpu_s": "publisher, CPU s",
+    "subscriber_cpu_s": "subscriber, CPU s",
+    "wire_bytes": "bytes on the wire",
+}
+
+
+def write(run: Run, page: Path) -> None:
+    """Write the page, and its pictures into a directory of its name beside it; older pictures are removed."""
+    pictures = page.with_suffix("")
+    pictures.mkdir(parents=True, exist_ok=True)
+    for old in pictures.glob("*.svg"):
+        old.unlink()
+    for result in run.results:
+        for name, svg in _pictures(run, result):
+            (pictures / f"{name}.svg").write_text(svg, encoding="utf-8")
+    page.write_text("\n".join(_page(run, pictures.name)) + "\n", encoding="utf-8")
+
+
+def _page(run: Run, pictures: str) -> Iterator[str]:
+    yield "# Performance"
+    yield ""
+    yield _INTRODUCTION
+    yield ""
+    yield from _machine(run)
+    yield from _behind(run)
+    yield from _not_run(run)
+    order = {name: place for place, name in enumerate(_FIRST)}
+    section = ""
+    for result in sorted(run.results, key=lambda result: (order.get(result.file, len(order)), result.file)):
+        if result.file != section:
+            section = result.file
+            yield from (f"## {section.replace('_', ' ').capitalize()}", "")
+            yield from _drawing(result.topology)
+        yield from _contest(run, result, pictures)
+
+
+def _machine(run: Run) -> Iterator[str]:
+    told: dict[str, Any] = run.machine
+    if told:
+        kind = "a virtual machine, " * told["virtual"]
+        threads = "hyperthreads" if told["hyperthreads"] else "no hyperthreads"
+        yield (
+            f"The machine: {kind}{told['cpu_model']}, {told['cores']} cores ({threads}), {told['cpus']} CPUs for"
+            f" this run, {told['memory_bytes'] / 2**30:.0f} GiB of memory, {told['system']}, Python {told['python']}."
+        )
+    begin, end = run.load.get("start"), run.load.get("end")
+    load = f" Load average {begin[0]:g} at the start, {end[0]:g} at the end." if begin and end else ""
+    yield f"Run of {run.when[:16].replace('T', ' ')} UTC, commit `{str(run.commit.get('id', 'unknown'))[:10]}`.{load}"
+    yield ""
+    if told:
+        versions = ", ".join(f"{name} {version}" for name, version in told["versions"].items())
+        yield from (f"Versions: {versions}.", "")
+
+
+def _behind(run: Run) -> Iterator[str]:
+    yield from ("## Where another is ahead by more than 20 %", "")
+    rows = [
+        (result, row)
+        for result in run.results
+        for row in result.rows
+        if row.kind != "ours" and row.ahead is not None and row.ahead < 1 / AHEAD
+    ]
+    rows = [(result, row) for result, row in rows if any(other.kind == "ours" for other in result.rows)]
+    if not rows:
+        yield from ("Nowhere in this run.", "")
+        return
+    for kind, title in (("rival", "Rivals"), ("limit", "Limits")):
+        found = [(result, row) for result, row in rows if row.kind == kind]
+        yield f"{title}: {'none' if not found else ''}"
+        yield ""
+        if not found:
+            continue
+        table = []
+        for result, row in found:
+            ours = _versus(result, row)
+            figures = f"{number(row.median)} against {number(ours.median)} {result.unit}" if ours else ""
+            table.append([_times(1 / row.ahead) if row.ahead else "", row.label, row.versus, figures, _link(result)])
+        yield from _table(["it is ahead", "what", "of ours", "absolute", "where"], table)
+
+
+def _not_run(run: Run) -> Iterator[str]:
+    skipped = [[note.name, note.why, _link(result)] for result in run.results for note in result.skipped]
+    void = [
+        [
+            each.name + (f" at {each.at:,g}" if each.at is not None else ""),
+            str(each.round or "warm-up"),
+            each.why,
+            _link(result),
+        ]
+        for result in run.results
+        for each in result.void
+    ]
+    if skipped:
+        yield from ("## What could not run", "")
+        yield from _table(["what", "why", "where"], skipped)
+    if void:
+        yield from ("## Rounds that were void", "")
+        yield from _table(["what", "round", "why", "where"], void)
+
+
+def _drawing(topology: str) -> Iterator[str]:
+    if topology:
+        yield from ("```text", topology.strip("\n"), "```", "")
+
+
+def _contest(run: Run, result: Result, pictures: str) -> Iterator[str]:
+    better = "lower is better" if result.lower else "higher is better"
+    yield from (f"### {result.title}", "", f"{result.unit[:1].upper()}{result.unit[1:]}, {better}.", "")
+    for name, _ in _pictures(run, result):
+        yield from (f"![{name.replace('-', ' ')}]({pictures}/{name}.svg)", "")
+    if result.series:
+        yield from _axis_table(result)
+    if result.singles:
+        yield from _rows_table(run, result)
+    yield from _cost_table(result)
+    if result.percentiles:
+        names = list(dict.fromkeys(name for each in result.percentiles for name in each.median))
+        table = [[each.name, *(number(each.median.get(name)) for name in names)] for each in result.percentiles]
+        yield from _table([result.percentiles[0].unit, *names], table)
+    if result.shown:
+        yield from _table(["", ""], [[note.name, note.value] for note in result.shown])
+
+
+def _rows_table(run: Run, result: Result) -> Iterator[str]:
+    rounds = max(len(row.values) for row in result.rows)
+    promises = any(row.promise for row in result.singles)
+    table = []
+    for row in result.singles:
+        few = f", {row.valid} of {rounds} rounds valid" if row.valid < rounds else ""
+        spread = f"{number(row.low)} to {number(row.high)}" if row.median is not None else "no median"
+        cells = [_named(row), _ratio_text(result, row), number(row.median), spread + few]
+        table.append([*cells, row.promise] if promises else cells)
+    for bound in result.bounds:
+        value = _bound(run, bound)
+        if value is not None:
+            table.append([f"*{bound.name}, in this unit*", "", number(value), "see limits", *[""] * promises])
+    head = ["", "ours is", f"median, {result.unit}", f"range of {rounds} rounds", *["promise"] * promises]
+    yield from _table(head, table)
+
+
+def _axis_table(result: Result) -> Iterator[str]:
+    places = sorted({row.at for row in result.rows if row.at is not None})
+    table = []
+    for name, rows in result.series.items():
+        at = {row.at: row for row in rows}
+        cells = [number(at[place].median) if place in at else "" for place in places]
+        table.append([_named(rows[0]), *cells])
+        if rows[0].versus != name:
+            table.append(["*ours is*", *(_ratio_text(result, at[place]) if place in at else "" for place in places)])
+    yield from _table([f"{result.unit} at {result.axis}", *(f"{place:,g}" for place in places)], table)
+
+
+def _cost_table(result: Result) -> Iterator[str]:
+    rows = [row for row in result.rows if row.spent]
+    if not rows:
+        return
+    names = [name for name in _COSTS if any(name in row.spent for row in rows)]
+    table = [[row.label, *(number(row.spent.get(name)) for name in names)] for row in rows]
+    yield from _table(["a million messages cost", *(_COSTS[name] for name in names)], table)
+
+
+def _pictures(run: Run, result: Result) -> Iterator[tuple[str, str]]:
+    """Name and text of each picture of a contest."""
+    better = "lower is better" if result.lower else "higher is better"
+    told = f"{result.unit}, {better}; "
+    if result.series:
+        curves = _curves(result)
+        if curves:
+            yield (
+                result.slug,
+                charts.curves(result.title, told + "shaded: the range of the rounds", result.axis, curves),
+            )
+        costs = _cost_curves(result)
+        if costs:
+            title = f"{result.title}: CPU time a message"
+            yield (
+                f"{result.slug}-cost",
+                charts.curves(title, "µs of CPU; solid: subscriber, dotted: publisher", result.axis, costs),
+            )
+    elif len(result.rows) > 1 or result.bounds:
+        limits = [(bound.name, _bound(run, bound)) for bound in result.bounds]
+        lines = [Line(f"{name}: {number(value)}", value) for name, value in limits if value is not None]
+        told += "n ×: how many times as good ours is; thin line: the range of the rounds"
+        yield result.slug, charts.bars(result.title, told, _bars(result), lines)
+    shown = [each for each in result.percentiles if len(each.points) >= _LEAST_PERCENTILES and each.unit in _NS]
+    if shown:
+        lags = [
+            Curve(
+                each.name,
+                place % (charts.DISTINCT),
+                [_level(share, value * _NS[each.unit]) for share, value in each.points],
+            )
+            for place, each in enumerate(shown)
+        ]
+        yield (
+            f"{result.slug}-percentiles",
+            charts.percentiles(result.title, "medians over the rounds of each percentile", lags),
+        )
+
+
+def _level(x: float, y: float) -> tuple[float, float, float, float]:
+    """A point without a range."""
+    return x, y, y, y
+
+
+def _bars(result: Result) -> list[Bar]:
+    rounds = max(len(row.values) for row in result.rows)
+    found = []
+    for row in result.singles:
+        text = number(row.median) if row.median is not None else f"no median: {row.valid} of {rounds} rounds valid"
+        found.append(
+            Bar(
+                row.name,
+                charts.COLOUR[row.kind],
+                row.median,
+                row.low or 0,
+                row.high or 0,
+                _ratio_text(result, row),
+                text,
+            )
+        )
+    return found
+
+
+def _curves(result: Result) -> list[Curve]:
+    places = sorted({row.at for row in result.rows if row.at is not None})
+    series = dict(result.series)
+    kinds = {name: rows[0].kind for name, rows in series.items()}
+    for row in result.singles:  # it holds for the whole axis
+        kinds[row.name] = row.kind
+    found = []
+    for (name, kind), colour in zip(kinds.items(), charts.colours(kinds.values()), strict=True):
+        if name in series:
+            points = [_point(row.at or 0, row) for row in series[name] if row.median is not None]
+        else:
+            row = next(row for row in result.singles if row.name == name)
+            points = [_point(place, row) for place in places] if row.median is not None else []
+        if points:
+            found.append(Curve(name, colour, points, kind == "limit"))
+    return found
+
+
+def _point(at: float, row: Row) -> tuple[float, float, float, float]:
+    return at, row.low or 0, row.median or 0, row.high or 0
+
+
+def _cost_curves(result: Result) -> list[Curve]:
+    found = []
+    kinds = [rows[0].kind for rows in result.series.values()]
+    for (name, rows), colour in zip(result.series.items(), charts.colours(kinds), strict=True):
+        for cost, dashed in (("subscriber_cpu_s", False), ("publisher_cpu_s", True)):
+            points = [_level(row.at or 0, row.spent[cost]) for row in rows if cost in row.spent]
+            if len(points) > 1:
+                who = cost.removesuffix("_cpu_s")
+                found.append(Curve(f"{name}, {who}", colour, points, dashed))
+    return found
+
+
+def _bound(run: Run, bound: Bound) -> float | None:
+    """A physical limit in the unit of a contest: GB/s as M messages/s of so many bytes, or as it is."""
+    value = run.limit(bound.name)
+    return value if value is None or not bound.bytes_each else value * 1e3 / bound.bytes_each
+
+
+def _versus(result: Result, row: Row) -> Row | None:
+    rows = [other for other in result.rows if other.name == row.versus]
+    return next(
+        (other for other in rows if other.at == row.at), next((other for other in rows if other.at is None), None)
+    )
+
+
+def _ratio_text(result: Result, row: Row) -> str:
+    """How many times as good ours is; nothing for ours itself."""
+    if row.ahead is None or row.versus == row.name or not any(other.kind == "ours" for other in result.rows):
+        return ""
+    return _times(row.ahead)
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f} ×" if 0.1 <= ratio < 10 else f"{number(ratio)} ×"
+
+
+def _named(row: Row) -> str:
+    return {"ours": f"**{row.name}**", "rival": row.name, "limit": f"*{row.name}*"}[row.kind]
+
+
+def _link(result: Result) -> str:
+    anchor = "".join(letter for letter in result.title.lower() if letter.isalnum() or letter in " -_").replace(" ", "-")
+    return f"[{result.title}](#{anchor})"
+
+
+def number(value: float | None) -> str:
+    """Three digits: `0.00123`, `1.23`, `123`, `12,346`; nothing for None."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}" if abs(value) < 10 else f"{value:.1f}"
+
+
+def _table(head: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
+    yield "| " + " | ".join(head) + " |"
+    rows = list(rows)
+    figures = [all(row[place][:1] in "-0123456789" for row in rows) for place in range(len(head))]
+    yield "|" + "".join("---:|" if is_figure else "---|" for is_figure in figures)
+    for row in rows:
+        yield "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |"
+    yield ""
+
+
+if __name__ == "__main__":
+    write(read(Path(sys.argv[1])), Path(sys.argv[2]))

@@ -1,0 +1,230 @@
+"""Contests of the benchmarks judge their rounds; the report draws what the JSON of a run holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from bench.contest import Contest, Figure, Lost, Spent, expect
+from bench.cost import Meter
+from bench.machine import describe, load
+from bench.report import number, write
+from bench.results import read
+
+
+class Rounds:
+    """Calls a contest's rounds as pytest-benchmark's fixture does, which is not there when the tests run."""
+
+    def __init__(self) -> None:
+        self.extra_info: dict[str, Any] = {}
+
+    def pedantic(self, target: Callable[[], None], rounds: int, iterations: int) -> None:
+        for _ in range(rounds * iterations):
+            target()
+
+
+def run(contest: Contest, rounds: int = 7) -> dict[str, Any]:
+    """What a contest leaves in the JSON."""
+    fixture = Rounds()
+    contest.run(fixture, rounds)  # type: ignore[arg-type]
+    told: dict[str, Any] = json.loads(json.dumps(fixture.extra_info, allow_nan=False))["contest"]
+    return told
+
+
+def in_turn(*figures: float | Figure | None) -> Callable[[], float | Figure]:
+    """A contender with these figures, the warm-up's first; None is a round that lost something."""
+    left: Iterator[float | Figure | None] = iter(figures)
+
+    def contender() -> float | Figure:
+        figure = next(left)
+        if figure is None:
+            raise Lost("count was 9, expected 10")
+        return figure
+
+    return contender
+
+
+def test_warm_up_does_not_count_and_ratios_are_of_the_same_round() -> None:
+    contest = Contest("speed", "M messages/s")
+    contest.add("ours", in_turn(1_000, 10, 20, 40))
+    contest.add("theirs", in_turn(1_000, 5, 10, 40), "rival")
+    ours, theirs = run(contest, 3)["rows"]
+    assert (ours["values"], ours["median"], ours["low"], ours["high"]) == ([10, 20, 40], 20, 10, 40)
+    assert (theirs["median"], theirs["versus"], theirs["ahead"]) == (10, "ours", 2)
+    assert contest.ratio("theirs", "ours") == 0.5
+
+
+def test_lower_is_better_turns_the_ratio() -> None:
+    contest = Contest("lag", "µs", lower=True)
+    contest.add("ours", in_turn(1, 2, 2, 2))
+    contest.add("theirs", in_turn(1, 8, 8, 8), "rival")
+    assert run(contest, 3)["rows"][1]["ahead"] == 4
+
+
+def test_lost_round_is_void_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+    contest = Contest("speed", "M messages/s")
+    contest.add("ours", in_turn(1, 10, None, 10, 10, 10))
+    contest.add("theirs", in_turn(None, 5, 100, None, 5, None), "rival")
+    told = run(contest, 5)
+    ours, theirs = told["rows"]
+    assert (ours["values"], ours["median"]) == ([10, None, 10, 10, 10], 10)
+    assert (theirs["median"], theirs["ahead"]) == (None, None)
+    assert [(each["name"], each["round"]) for each in told["void"]] == [
+        ("theirs", 0),
+        ("ours", 2),
+        ("theirs", 3),
+        ("theirs", 5),
+    ]
+    said = capsys.readouterr().out
+    assert "void: ours, round 2: count was 9, expected 10" in said
+    assert "no median: 3 of 5 rounds were valid" in said
+    assert "4 of 5 rounds valid" in said
+
+
+def test_ours_without_a_valid_round_fails() -> None:
+    contest = Contest("speed", "M messages/s")
+    contest.add("ours", in_turn(1, None, None))
+    with pytest.raises(AssertionError, match=r"no valid round of \['ours'\]"):
+        run(contest, 2)
+
+
+def test_percentiles_of_void_rounds_and_of_the_warm_up_do_not_count() -> None:
+    contest = Contest("lag", "µs", lower=True)
+    p99 = iter((1_000.0, 10.0, 2_000.0, 30.0, 20.0))
+    count = iter((10, 10, 9, 10, 10))
+
+    def contender() -> float:
+        contest.percentiles("ours", {"p50": 1.0, "p99": next(p99)})
+        expect("count", next(count), 10)
+        return 1.0
+
+    contest.add("ours", contender)
+    (found,) = run(contest, 4)["percentiles"]
+    assert (found["median"], len(found["rounds"])) == ({"p50": 1.0, "p99": 20.0}, 3)
+    with pytest.raises(RuntimeError, match="outside a round"):
+        contest.percentiles("ours", {"p50": 1.0})
+
+
+def test_costs_are_of_a_million_messages() -> None:
+    contest = Contest("speed", "M messages/s")
+    contest.add("ours", in_turn(*[Figure(1.0, Spent(0.5, 1.0, wire, 2_000_000)) for wire in (9e9, 300.0, 200.0, 4e9)]))
+    assert run(contest, 3)["rows"][0]["spent"] == {
+        "publisher_cpu_s": 0.25,
+        "subscriber_cpu_s": 0.5,
+        "wire_bytes": 100.0,
+    }
+
+
+def test_meter_counts_this_process() -> None:
+    meter = Meter()
+    assert sum(range(3_000_000)) > 0
+    spent = meter.spent(1_000_000)
+    assert spent.publisher_cpu_s is None
+    assert spent.subscriber_cpu_s is not None
+    assert 0.001 < spent.subscriber_cpu_s < 10
+
+
+def example(directory: Path) -> Path:
+    """The JSON of a run as pytest-benchmark writes it, of contests of all forms."""
+    speed = Contest("Delivery | speed", "M messages/s", topology="PUB ==> SUB")
+    for name, kind, values in (("ours", "ours", 10.0), ("theirs", "rival", 13.0), ("nothing done", "limit", 40.0)):
+        speed.add(name, in_turn(values, values, values * 1.5), kind, "nothing lost")  # type: ignore[arg-type]
+    speed.add("broken", in_turn(None, None, None), "rival")
+    speed.skip("absent", "not installed: pip install absent")
+    speed.bound("loopback TCP", 100)
+    scaling = Contest("Scaling", "M messages/s", axis="topics")
+    for topics in (1, 100, 10_000):
+        spent = Spent(0.1, 0.2 * topics, None, 1_000_000)
+        scaling.add("ours", in_turn(*[Figure(20 / topics, spent)] * 3), at=topics)
+        scaling.add("theirs", in_turn(*[1.0] * 3), "rival", at=topics)
+    scaling.add("memory", in_turn(*[50.0] * 3), "limit")
+    lag = Contest("Lag", "µs", lower=True)
+
+    def measured(name: str) -> Callable[[], float]:
+        def contender() -> float:
+            lag.percentiles(name, {"p50": 4.0, "p99": 80.0, "p99.9": 400.0, "p100": 9_000.0})
+            return 4.0
+
+        return contender
+
+    lag.add("ours", measured("ours"))
+    limits = Contest("What the machine allows", "GB/s")
+    limits.add("loopback TCP", in_turn(*[1.5] * 3), "limit")
+    files = {"delivery": speed, "scaling": scaling, "latency": lag, "limits": limits}
+    benchmarks = [
+        {
+            "fullname": f"bench/bench_{name}.py::test_{name}",
+            "name": f"test_{name}",
+            "extra_info": {"contest": run(contest, 2)},
+        }
+        for name, contest in files.items()
+    ]
+    told = {
+        "machine_info": {"described": describe()},
+        "commit_info": {"id": "0123456789abcdef"},
+        "datetime": "2026-11-21T18:00:00.000000+00:00",
+        "load": {"start": load(), "end": load()},
+        "benchmarks": [*benchmarks, {"fullname": "x", "name": "x", "extra_info": {}}],
+    }
+    path = directory / "run.json"
+    path.write_text(json.dumps(told))
+    return path
+
+
+def test_report_tells_and_draws_the_run(tmp_path: Path) -> None:
+    page = tmp_path / "performance.md"
+    old = tmp_path / "performance" / "old.svg"
+    old.parent.mkdir()
+    old.write_text("of another run")
+    write(read(example(tmp_path)), page)
+    text = page.read_text()
+    pictures = {path.name for path in old.parent.iterdir()}
+    assert set(re.findall(r"\]\(performance/([^)]+)\)", text)) == pictures
+    assert pictures == {
+        "delivery-delivery.svg",
+        "scaling-scaling.svg",
+        "scaling-scaling-cost.svg",
+        "latency-latency-percentiles.svg",
+    }
+    for told in (
+        "commit `0123456789`",
+        "| 1.30 × | theirs | ours | 16.2 against 12.5 M messages/s | [Delivery \\| speed](#delivery--speed) |",
+        "| 5.00 × | theirs at 100 | ours | 1 against 0.2 M messages/s | [Scaling](#scaling) |",
+        "| absent | not installed: pip install absent | [Delivery \\| speed](#delivery--speed) |",
+        "| broken | warm-up | count was 9, expected 10 |",
+        "| theirs | 0.77 × | 16.2 | 13.0 to 19.5 | nothing lost |",
+        "| broken |  |  | no median, 0 of 2 rounds valid |  |",
+        "| *loopback TCP, in this unit* |  | 15.0 | see limits |  |",
+        "| **ours** | 20.0 | 0.2 | 0.002 |",
+        "| ours at 10,000 | 0.1 | 2,000 |",
+        "| ours | 4 | 80.0 | 400 | 9,000 |",
+    ):
+        assert told in text
+    assert "theirs at 1 |" not in text.partition("## What could not run")[0]
+
+
+def test_pictures_stand_alone_in_light_and_dark(tmp_path: Path) -> None:
+    write(read(example(tmp_path)), tmp_path / "page.md")
+    for path in (tmp_path / "page").iterdir():
+        text = path.read_text()
+        root = ElementTree.fromstring(text)
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert "prefers-color-scheme: dark" in text
+        assert "nan" not in re.sub(r"<style>.*?</style>", "", text, flags=re.DOTALL)
+        width, height = map(float, root.attrib["viewBox"].split()[2:])
+        for mark in root.iter("{http://www.w3.org/2000/svg}text"):
+            assert 0 <= float(mark.attrib["x"]) <= width
+            assert 0 <= float(mark.attrib["y"]) <= height
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, ""), (0.001234, "0.00123"), (1.234, "1.23"), (12.34, "12.3"), (12_345.6, "12,346")]
+)
+def test_numbers_have_three_digits(value: float | None, text: str) -> None:
+    assert number(value) == text
