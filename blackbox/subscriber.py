@@ -143,6 +143,8 @@ class Subscriber:
         self._lock = threading.RLock()
         self._changed = threading.Condition()
         self._callbacks: list[Callback] = []
+        self._loads = [0] * workers
+        """Callbacks of each worker: counted as they come, or many of them would take the square of their number."""
         self._on_reset: list[Callable[[], object]] = []
         self._stage: Stage | None = None
         self._replay: Replay | None = None
@@ -239,8 +241,8 @@ class Subscriber:
             raise ConfigError(f"feed {self.feed.name!r}: no slice can hold topics that start with {prefix!r}")
         with self._lock:
             self._check_may_change()
-            loads = [sum(c.worker == w for c in self._callbacks) for w in range(self._options.workers)]
-            callback = make(loads.index(min(loads)))
+            callback = make(self._loads.index(min(self._loads)))
+            self._loads[callback.worker] += 1
             self._callbacks.append(callback)
             try:
                 self._renew()
@@ -252,6 +254,7 @@ class Subscriber:
     def _forget(self, callback: Callback) -> None:
         callback.active = False
         self._callbacks.remove(callback)
+        self._loads[callback.worker] -= 1
         for thread in self._slices.values():
             thread.remove(callback)
 

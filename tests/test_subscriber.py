@@ -724,6 +724,19 @@ def test_workers_share_the_callbacks() -> None:
     assert sorted(threads.values()) == sorted(names * 2)
 
 
+def test_a_new_callback_goes_to_the_worker_that_lost_one() -> None:
+    subscriber = Subscriber(one_slice(), workers=2)
+    functions: list[Callable[[Message], None]] = [lambda message, n=n: None for n in range(4)]  # type: ignore[misc]
+    for function in functions:
+        subscriber.on(b"")(function)
+    assert [callback.worker for callback in subscriber.callbacks] == [0, 1, 0, 1]
+    subscriber.off(functions[1])
+    subscriber.off(functions[3])
+    for function in functions[1::2]:
+        subscriber.on(b"")(function)
+    assert [callback.worker for callback in subscriber.callbacks] == [0, 0, 1, 1]
+
+
 # Statistics
 
 
