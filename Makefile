@@ -6,7 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench report clean
+.PHONY: help demo test bench bench-check report clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ bench: $(VENV)/.ready-bench  ## every figure beside its rivals, 15 minutes, into
 report: $(VENV)/.ready-bench  ## docs/performance.md and its charts, from the last whole run [FILE=run.json]
 	$(RUN)/python -m bench.report "$(FILE)" docs/performance.md
 
+bench-check: $(VENV)/.ready-check  ## which step of the hot path moved since bench/baseline.json [WRITE=1]
+	$(RUN)/python -m bench.check $(if $(WRITE),--write)
+
 clean:  ## remove the virtual environment and all caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks build dist
 	find blackbox feeds tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -44,6 +47,7 @@ $(VENV)/.ready-test: EXTRA := [dev]
 # Where there is no browser to be had, the tests of pages say so and skip.
 $(VENV)/.ready-test: WISH := [browser]
 $(VENV)/.ready-bench: EXTRA := [bench]
+$(VENV)/.ready-check: EXTRA :=
 
 # One stamp for each set of packages: made once, and again when pyproject.toml changes.
 $(VENV)/.ready-%: pyproject.toml | $(RUN)/python

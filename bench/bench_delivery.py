@@ -10,13 +10,12 @@ Same messages, same promise (the publisher waits), count and checksum verified e
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy
 import zmq
 from numpy.typing import NDArray
-from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.contest import Contest, Figure, Lost, expect
 from bench.cost import Meter
@@ -24,6 +23,9 @@ from bench.loops import receive_blocks, tally
 from bench.publishers import Remote
 from bench.workload import PAYLOAD_BYTES, TOPICS, expect_tally, make_pool, tally_of
 from blackbox import Batch, Feed, Subscriber
+
+if TYPE_CHECKING:
+    from pytest_benchmark.fixture import BenchmarkFixture
 
 MESSAGES = 4_000_000
 RIVAL_MESSAGES = 200_000
@@ -55,12 +57,13 @@ def _count(batch: Any, state: Any) -> None:
         state[topic, 2] += batch.payloads[row * batch.stride]
 
 
-def _compiled(feed: Feed, remote: Remote, workers: int = 2) -> Figure:
+def compiled(feed: Feed, remote: Remote, workers: int = 2, messages: int = MESSAGES) -> Figure:
+    """M messages/s to compiled callbacks that count, keep the last and sum."""
     subscriber = Subscriber(feed, workers=workers, max_lag_ns=_FOREVER_NS)
     state = numpy.zeros((TOPICS, 3), numpy.int64)
     callbacks = [subscriber.on_compiled(prefix, state=state)(_count) for prefix in PREFIXES]
-    figure = _delivered(subscriber, remote)
-    expect_tally(tally_of(callbacks), MESSAGES)
+    figure = _delivered(subscriber, remote, messages)
+    expect_tally(tally_of(callbacks), messages)
     return figure
 
 
@@ -82,18 +85,18 @@ def _batch(feed: Feed, remote: Remote) -> Figure:
     return figure
 
 
-def _delivered(subscriber: Subscriber, remote: Remote) -> Figure:
+def _delivered(subscriber: Subscriber, remote: Remote, messages: int = MESSAGES) -> Figure:
     """M messages/s from the publisher's first call to the last callback."""
     with subscriber:
         meter, started = Meter(remote.pid), time.perf_counter()
-        remote.send(MESSAGES)
-        wait_for(subscriber, MESSAGES)
+        remote.send(messages)
+        wait_for(subscriber, messages)
         seconds = time.perf_counter() - started
-        spent = meter.spent(MESSAGES)
+        spent = meter.spent(messages)
         remote.answer()
     total = subscriber.statistics().total
     expect("gaps, dropped, malformed", (total.gaps, total.dropped, total.malformed), (0, 0, 0))
-    return Figure(MESSAGES / seconds / 1e6, spent)
+    return Figure(messages / seconds / 1e6, spent)
 
 
 def received_only(feed: Feed, remote: Remote, messages: int = MESSAGES) -> Figure:
@@ -148,8 +151,8 @@ def test_delivery(benchmark: BenchmarkFixture) -> None:
         Remote("blackbox", feed=msgspec.to_builtins(two)) as sliced,
         Remote("pyzmq", endpoint=rival) as plain,
     ):
-        contest.add("compiled callbacks", lambda: _compiled(feed, ours), promise=WAITS)
-        contest.add("compiled callbacks, 2 slices x 1 worker", lambda: _compiled(two, sliced, 1), promise=WAITS)
+        contest.add("compiled callbacks", lambda: compiled(feed, ours), promise=WAITS)
+        contest.add("compiled callbacks, 2 slices x 1 worker", lambda: compiled(two, sliced, 1), promise=WAITS)
         contest.add("batch callbacks", lambda: _batch(feed, ours), promise=WAITS)
         contest.add("same blocks, only received", lambda: received_only(feed, ours), "limit", WAITS)
         contest.add("pyzmq, a message a frame, no work", lambda: _plain_pyzmq(rival, plain, last), "rival", WAITS)

@@ -1,4 +1,4 @@
-"""The publisher's calls, with a subscriber that takes all it sends; and the kernels by themselves.
+"""The publisher's calls, with a subscriber that takes all it sends.
 
 ours    publish() / publish_many() ==ring==> line thread ==> XPUB ==TCP loopback==> SUB process
         publish_many() =================ring==> line thread ==> XPUB ==inproc========> SUB thread, compiled loop
@@ -20,7 +20,6 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.bench_delivery import WAITS
 from bench.contest import Contest
-from bench.kernels import dispatch_rate
 from bench.loops import receive_blocks
 from bench.workload import POOL_MESSAGES, make_pool
 from blackbox import Feed, Publisher
@@ -146,10 +145,3 @@ def test_publish_many(benchmark: BenchmarkFixture) -> None:
             contest.add("memcpy of the payloads", memcpy, "limit")
             contest.run(benchmark)
         publisher.close(timeout=1)
-
-
-def test_dispatch(benchmark: BenchmarkFixture) -> None:
-    """M messages/s on one core, no sockets."""
-    contest = Contest("Dispatch kernels alone, one core", "M messages/s", topology=dispatch_rate.__doc__)
-    contest.add("match topics and group rows by match set", dispatch_rate)
-    contest.run(benchmark)

@@ -69,7 +69,7 @@ class _Row:
     kind: Kind
     promise: str
     at: float | None
-    versus: str
+    versus: str | None
     values: list[float | None] = field(default_factory=list)
     spent: list[dict[str, float]] = field(default_factory=list)
 
@@ -127,12 +127,12 @@ class Contest:
         promise: str = "",
         *,
         at: float | None = None,
-        versus: str = "",
+        versus: str | None = "",
     ) -> None:
         """Enter a contender; the order of entry is the order within a round.
 
         `promise` is what its deliveries hold ("nothing lost, the publisher waits"). `versus` names the one of ours that
-        it is compared with: the first one unless told.
+        it is compared with: the first one unless told; None is for what cannot be compared.
         """
         self._rows.append(_Row(name, contender, kind, promise, at, versus))
 
@@ -239,7 +239,7 @@ class Contest:
 
     def _told_row(self, row: _Row) -> dict[str, Any]:
         first = next((other.name for other in self._rows if other.kind == "ours"), self._rows[0].name)
-        versus = self._row(row.versus or first, row.at)
+        versus = None if row.versus is None else self._row(row.versus or first, row.at)
         ahead = float("nan")
         if versus is not None and row.median() is not None:
             ahead = _ratio(row.values, versus.values) if self.lower else _ratio(versus.values, row.values)

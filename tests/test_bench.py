@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from bench.check import Ratio, compare
 from bench.contest import Contest, Figure, Lost, Spent, expect
 from bench.cost import Meter
 from bench.machine import describe, load
@@ -221,6 +222,23 @@ def test_pictures_stand_alone_in_light_and_dark(tmp_path: Path) -> None:
         for mark in root.iter("{http://www.w3.org/2000/svg}text"):
             assert 0 <= float(mark.attrib["x"]) <= width
             assert 0 <= float(mark.attrib["y"]) <= height
+
+
+def test_check_tells_what_moved_beyond_its_noise() -> None:
+    ratios = {
+        "same": Ratio(1.1, 0.01, 0.15),
+        "slow": Ratio(1.3, 0.01, 0.15),
+        "fast": Ratio(0.5, 0.2, 0.15),
+        "noisy": Ratio(1.3, 0.5, 0.15),
+        "rough": Ratio(1.3, 0.01, 0.35),
+        "young": Ratio(1.0, 0.01, 0.15),
+    }
+    before = dict.fromkeys(ratios, 1.0) | {"gone": 1.0}
+    del before["young"]
+    _, *lines = compare(ratios, before)
+    assert [line.split()[-1] for line in lines[:6]] == ["1.0%", "SLOWER", "faster", "50.0%", "1.0%", "new"]
+    assert lines[1].split()[:4] == ["slow", "1.300", "1.000", "+30.0%"]
+    assert lines[6:] == ["gone                         is in the baseline, and was not measured"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,33 @@
+"""The steps of the hot path by themselves, on one core: what a message costs in each.
+
+    encode ─(wire)─> check ─> order ─> match ─> group ─> hand over ─> callback      blocks of 2,000 messages
+limit   the same body copied within the caches
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from bench.contest import Contest
+from bench.kernels import SPIN, Kernel, Subject
+
+_BLOCKS = 50
+_TRIES = 10
+
+
+def _fastest(kernel: Kernel) -> float:
+    return min(kernel.ns_a_message(_BLOCKS) for _ in range(_TRIES))
+
+
+def test_kernels(benchmark: BenchmarkFixture) -> None:
+    """Time for each message: the fastest of a round's tries, as a step is short beside what disturbs it."""
+    contest = Contest("Steps of the hot path, one core", "ns a message", lower=True, topology=__doc__)
+    with Subject() as kernels:
+        for kernel in kernels:
+            kind = "limit" if kernel.name == "memcpy" else "ours"
+            name = f"{kernel.name}: {kernel.what}"
+            contest.add(name, partial(_fastest, kernel), kind, versus=None)  # type: ignore[arg-type]
+        contest.add(f"{SPIN.name}: {SPIN.what}", partial(_fastest, SPIN), "limit", versus=None)
+        contest.run(benchmark)

@@ -1,0 +1,172 @@
+"""Which step got slower or faster: `make bench-check`, also at the end of CI.
+
+    step, fixed loop, step, fixed loop, …  ──> fastest of each ──> ratio ──> beside bench/baseline.json
+
+Counters of instructions are not to be had on most virtual machines, and times drift with whoever shares the machine.
+The fastest of many short runs does not, and its ratio to a fixed compiled loop in the same second does not depend on
+the clock rate either. What has threads, which disturb each other, is told only when it moved much: replays, by CPU
+time, and `delivery`, the CPU time of both processes beside that of receiving the same blocks and doing nothing.
+
+It prints, and fails only when a step does. `make bench-check WRITE=1` makes this machine's ratios the baseline.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy
+
+from bench.bench_delivery import _count, compiled, received_only
+from bench.contest import Contender, Figure
+from bench.cost import cpu_seconds
+from bench.kernels import SPIN, Subject
+from bench.machine import describe, load
+from bench.publishers import Remote
+from bench.recorded import open_recording
+from bench.workload import TOPICS
+from blackbox import Feed, Message, Recording, Subscriber
+
+BASELINE: Final = Path(__file__).with_name("baseline.json")
+_PASSES: Final = 5
+_TRIES: Final = 25
+_BLOCKS: Final = 25
+_LEAST_S: Final = 0.0002
+"""How long a try takes at least: long beside the clock, short beside what disturbs it."""
+_REPLAYED: Final = 200_000
+_DELIVERED: Final = 1_000_000
+_MOVED: Final = 0.15
+_MOVED_MUCH: Final = 0.35
+
+
+class Ratio(NamedTuple):
+    """A step's cost in that of what it is compared with: the median of the passes, and how far these lie apart."""
+
+    value: float
+    spread: float
+    moved: float
+    """From which change on it is told."""
+
+
+def _ratio(passes: list[float], moved: float) -> Ratio:
+    value = statistics.median(passes)
+    return Ratio(value, (max(passes) - min(passes)) / value, moved)
+
+
+def _beside_loop(run: Callable[[], float], tries: int) -> float:
+    """The fastest of many runs, ns a message, in ns of the fixed loop's steps."""
+    figures = [(run(), SPIN.ns_a_message(_BLOCKS)) for _ in range(tries)]
+    return min(mine for mine, _ in figures) / min(loop for _, loop in figures)
+
+
+def _steps() -> Iterator[tuple[str, float]]:
+    """Each step in turn, pass after pass."""
+    with Subject() as kernels:
+        for _ in range(_PASSES):
+            for kernel in kernels:
+                times = max(_BLOCKS, int(_BLOCKS * _LEAST_S / kernel.seconds(_BLOCKS)))
+                yield kernel.name, _beside_loop(partial(kernel.ns_a_message, times), _TRIES)
+            yield "replay, compiled", _beside_loop(_replay_compiled, 15)
+            yield "replay, a call a message", _beside_loop(_replay_calls, 8)
+
+
+def _replay_compiled() -> float:
+    recording = open_recording(_REPLAYED)
+    subscriber = Subscriber(recording.feed)
+    subscriber.on_compiled(b"", state=numpy.zeros((TOPICS, 3), numpy.int64))(_count)
+    return _replay_ns(subscriber, recording)
+
+
+def _replay_calls() -> float:
+    recording = open_recording(_REPLAYED)
+    subscriber = Subscriber(recording.feed)
+    subscriber.on(b"")(_look)
+    return _replay_ns(subscriber, recording)
+
+
+def _replay_ns(subscriber: Subscriber, recording: Recording) -> float:
+    """CPU time a message, of all threads."""
+    began_s = cpu_seconds()
+    subscriber.replay(recording)
+    return (cpu_seconds() - began_s) * 1e9 / _REPLAYED
+
+
+def _look(message: Message) -> None:
+    len(message.payload)
+
+
+def _delivery() -> Iterator[float]:
+    """CPU time beside that of only receiving."""
+    feed = Feed.local("check", slices=1)
+    with Remote("blackbox", feed=msgspec.to_builtins(feed)) as remote:
+        contenders: tuple[Contender, Contender] = (
+            lambda: compiled(feed, remote, messages=_DELIVERED),
+            lambda: received_only(feed, remote, _DELIVERED),
+        )
+        for number in range(_PASSES + 1):
+            ours, bare = (_cpu_s(contender()) for contender in contenders)
+            if number:  # the first one warms up
+                yield ours / bare
+
+
+def _cpu_s(figure: float | Figure) -> float:
+    assert isinstance(figure, Figure)
+    assert figure.spent is not None
+    return (figure.spent.publisher_cpu_s or 0) + (figure.spent.subscriber_cpu_s or 0)
+
+
+def measure() -> dict[str, Ratio]:
+    """All ratios of this machine."""
+    found: dict[str, list[float]] = {}
+    for name, value in _steps():
+        found.setdefault(name, []).append(value)
+    found["delivery"] = list(_delivery())
+    threaded = {name for name in found if name.startswith(("replay", "delivery"))}
+    return {name: _ratio(passes, _MOVED_MUCH if name in threaded else _MOVED) for name, passes in found.items()}
+
+
+def compare(ratios: dict[str, Ratio], baseline: dict[str, float]) -> list[str]:
+    """A line for each step; what moved by more than it is told from, and than its own passes lie apart, says so."""
+    lines = [f"{'step':28s} {'ratio':>9s} {'baseline':>9s} {'change':>8s}   passes apart"]
+    for name, ratio in ratios.items():
+        before = baseline.get(name)
+        change = ratio.value / before - 1 if before else 0.0
+        moved = abs(change) > max(ratio.moved, ratio.spread)
+        verdict = f"   {'SLOWER' if change > 0 else 'faster'}" if moved else "" if before else "   new"
+        told = f"{before:9.3f} {change:+8.1%}" if before else f"{'-':>9s} {'-':>8s}"
+        lines.append(f"{name:28s} {ratio.value:9.3f} {told}   {ratio.spread:7.1%}{verdict}")
+    return [
+        *lines,
+        *(f"{name:28s} is in the baseline, and was not measured" for name in baseline if name not in ratios),
+    ]
+
+
+def _main() -> None:
+    begun = load()
+    ratios = measure()
+    machine = describe()
+    known: dict[str, Any] = {"cpu_model": "", "ratios": {}}
+    if BASELINE.exists():
+        known = json.loads(BASELINE.read_text())
+    if known["cpu_model"] not in ("", machine["cpu_model"]):
+        print(
+            f"the baseline is of another processor, {known['cpu_model']}: its ratios may differ from those of this one"
+        )
+    print("\n".join(compare(ratios, known["ratios"])))
+    print(
+        f"load average {begun[0]:g} at the start, {load()[0]:g} at the end; ratios are to a fixed loop, lower is better"
+    )
+    if "--write" in sys.argv[1:]:
+        told = {name: float(f"{ratio.value:.4g}") for name, ratio in ratios.items()}
+        BASELINE.write_text(json.dumps({"cpu_model": machine["cpu_model"], "ratios": told}, indent=2) + "\n")
+        print(f"{BASELINE.name} written")
+
+
+if __name__ == "__main__":
+    _main()
