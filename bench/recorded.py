@@ -18,9 +18,9 @@ def _directory() -> TemporaryDirectory[str]:
 
 
 @cache
-def recording_of(messages: int) -> Path:
-    """The day's directory of a recording of that many messages, in two slices."""
-    feed = Feed.local(f"bench-{messages}", slices=2)
+def recording_of(messages: int, slices: int = 2) -> Path:
+    """The day's directory of a recording of that many messages."""
+    feed = Feed.local(f"bench-{messages}-{slices}", slices=slices)
     pool = make_pool()
     with (
         Publisher(feed, when_full="wait") as publisher,

@@ -2,7 +2,7 @@
 
 bench ==order==> subscriber ==receiving==> bench ==order==> publisher ==messages==> subscriber ==ended==> bench
 
-python -m bench.rivals.orders MODULE publish|receive '{"address": ...}'
+python -m bench.rivals.orders MODULE SIDE '{"address": ...}'
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench.contest import Lost
 from bench.workload import expect_tally
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -60,13 +60,21 @@ class Orders:
 
     def received(self, ended: float, state: NDArray[Any], messages: int) -> None:
         """The last callback returned at `ended`; `state` is its int64[topics, 3] of count, last, sum."""
+        self.tallied(0.0, ended, state, messages)
+
+    def done(self, started: float, ended: float, verify: Callable[[], None]) -> None:
+        """A contender of one process: begun, ended, and what raises Lost if it was not right."""
         cpu_s = time.process_time() - self._cpu_s
         lost = ""
         try:
-            expect_tally(state, messages)
+            verify()
         except Lost as why:
             lost = str(why)
-        self._say(at=ended, cpu_s=cpu_s, lost=lost)
+        self._say(started=started, at=ended, cpu_s=cpu_s, lost=lost)
+
+    def tallied(self, started: float, ended: float, state: NDArray[Any], messages: int) -> None:
+        """A contender of one process, which tallied."""
+        self.done(started, ended, lambda: expect_tally(state, messages))
 
     def _say(self, **what: Any) -> None:
         print(json.dumps(what), flush=True)

@@ -14,6 +14,8 @@ from bench.workload import POOL_MESSAGES, TOPICS, make_pool
 from blackbox import Batch, Feed, Message, Publisher, Subscriber
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from bench.rivals.orders import Orders
@@ -50,7 +52,7 @@ def receive(orders: Orders) -> None:
     orders.ready()
     for messages in orders:
         subscriber = Subscriber(feed, workers=1, max_lag_ns=_FOREVER_NS)
-        state = {"compiled": _compiled, "batch": _batch}.get(orders.form, _each)(subscriber, messages)
+        state = callback_of(orders.form)(subscriber, messages)
         with subscriber:
             orders.receiving()
             while subscriber.statistics().total.delivered < messages:
@@ -58,6 +60,11 @@ def receive(orders: Orders) -> None:
                 time.sleep(0.001)
             ended = time.perf_counter()
         orders.received(ended, state(), messages)
+
+
+def callback_of(form: str) -> Callable[[Subscriber, int], Callable[[], Any]]:
+    """What enters a callback of that form for so many messages, and returns what tells its state."""
+    return {"compiled": _compiled, "batch": _batch}.get(form, _each)
 
 
 def _feed(orders: Orders) -> Feed:

@@ -151,3 +151,38 @@ class Pair:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Single:
+    """One process of a contender, which does all the work with its server, if it has one."""
+
+    def __init__(self, module: str, side: str, server: Server | None = None, **arguments: Any) -> None:
+        self._server = server
+        self._side = Side(module, side, arguments)
+        try:
+            self._side.answer(_START_S)
+        except Lost as lost:
+            self.close()
+            raise Missing(str(lost)) from None
+
+    def round(self, messages: int) -> Figure:
+        """M messages/s between what it calls its start and its end. The server's CPU time is the publisher's."""
+        served_s = cpu_seconds(self._server.pid) if self._server else 0.0
+        before = wire_bytes()
+        self._side.tell(messages)
+        done = self._side.answer()
+        served_s = cpu_seconds(self._server.pid) - served_s if self._server else 0.0
+        if done["lost"]:
+            raise Lost(done["lost"])
+        spent = Spent(served_s if self._server else None, done["cpu_s"], wire_bytes() - before, messages)
+        return Figure(messages / (done["at"] - done["started"]) / 1e6, spent)
+
+    def close(self) -> None:
+        """End the process."""
+        self._side.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -53,6 +53,10 @@ class Server:
                 raise Missing(f"{path} did not accept connections within {_START_S:.0f} s")
             time.sleep(0.02)
 
+    def stored_bytes(self) -> int:
+        """Bytes of its files."""
+        return sum(path.stat().st_size for path in self.data.rglob("*") if path.is_file())
+
     def close(self) -> None:
         """End it, and remove its data."""
         self._guard.communicate()
