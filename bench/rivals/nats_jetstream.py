@@ -1,7 +1,7 @@
 """NATS JetStream in files: one stream of all topics; a real nats-server, nats-py on uvloop.
 
-Set: publish_async, 10,000 of them unacknowledged at a time. The server syncs its files as it comes, every 2 minutes, and
-our recorder every second. Replay: an ordered push consumer of the whole stream, without acknowledgements, its pending
+Set: publish_async, 10,000 unacknowledged at a time. The server syncs its files every 2 minutes, as it comes, and our
+recorder every second. Replay: an ordered push consumer of the whole stream, without acknowledgements, its pending
 limits off.
 """
 

@@ -1,0 +1,185 @@
+"""A recorded day to callbacks in process: ours beside Databento's DBNStore and hftbacktest's feed loop.
+
+    ours            recording, memory-mapped ==blocks==> on(), on_batch(), on_compiled()
+    databento       DBN records in memory --an object a record--> DBNStore.replay(f)
+                    DBN records in memory ==to_ndarray==> columns
+    hftbacktest     events in memory ==> simulated exchange and local side ==> compiled feed loop
+
+The same trades of 5,000 instruments, the same work on each: count, last size, sum of sizes per instrument. hftbacktest
+does more for an event than hand it over: it moves an exchange's and a trader's clock, and that is what it is for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import struct
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy
+
+from bench.contest import Contest
+from bench.rivals.pair import Missing, need
+from bench.rivals.trades import TOPIC_NAMES, dbn_file, expect_trades, record_trades, tally_trades
+from bench.workload import TOPICS
+from blackbox import Batch, Message, Recording, Subscriber
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+_CALLS: Final = 500_000
+_TRADES: Final = 5_000_000
+_EVENTS: Final = 2_000_000
+_SIZE: Final = struct.Struct("<24xI")
+_PAGE: Final = 1_000_000
+
+
+class _Counts:
+    """Count, last and sum per instrument, in Python."""
+
+    def __init__(self) -> None:
+        self.rows = [[0] * TOPICS, [0] * TOPICS, [0] * TOPICS]
+
+    def state(self) -> NDArray[Any]:
+        return numpy.array(self.rows, numpy.int64).T
+
+
+def _rate(messages: int, run: Callable[[], object], state: Callable[[], NDArray[Any]]) -> float:
+    started = time.perf_counter()
+    run()
+    seconds = time.perf_counter() - started
+    expect_trades(state(), messages)
+    return messages / seconds / 1e6
+
+
+def _each(recording: Recording, typed: bool) -> float:
+    totals = _Counts()
+    counts, lasts, sums = totals.rows
+    numbers = {name: number for number, name in enumerate(TOPIC_NAMES)}
+    unpack = _SIZE.unpack_from
+    subscriber = Subscriber(recording.feed)
+
+    def unpacked(message: Message) -> None:
+        number = numbers[message.topic]
+        (size,) = unpack(message.payload)
+        counts[number] += 1
+        lasts[number] = size
+        sums[number] += size
+
+    def as_record(message: Message) -> None:
+        record = message.record
+        number, size = int(record["instrument_id"]), int(record["size"])
+        counts[number] += 1
+        lasts[number] = size
+        sums[number] += size
+
+    subscriber.on(b"")(as_record if typed else unpacked)
+    return _rate(_CALLS, lambda: subscriber.replay(recording), totals.state)
+
+
+def _store_replay(store: Any) -> float:
+    totals = _Counts()
+    counts, lasts, sums = totals.rows
+
+    def count(record: Any) -> None:
+        number, size = record.instrument_id, record.size
+        counts[number] += 1
+        lasts[number] = size
+        sums[number] += size
+
+    return _rate(_CALLS, lambda: store.replay(count), totals.state)
+
+
+def _batch(recording: Recording) -> float:
+    state = numpy.zeros((TOPICS, 3), numpy.int64)
+    subscriber = Subscriber(recording.feed)
+
+    @subscriber.on_batch(b"")
+    def count(batch: Batch) -> None:
+        records = batch.records("trades")
+        tally_trades(records["instrument_id"], records["size"], state)
+
+    return _rate(_TRADES, lambda: subscriber.replay(recording), lambda: state)
+
+
+def _compiled(recording: Recording) -> float:
+    subscriber = Subscriber(recording.feed)
+    callback = subscriber.on_compiled(b"", state=numpy.zeros((TOPICS, 3), numpy.int64))(_count)
+    return _rate(_TRADES, lambda: subscriber.replay(recording), callback.total)
+
+
+def _count(batch: Any, state: Any) -> None:
+    for row in batch.rows:
+        topic = batch.topic_numbers[batch.topic_index[row]]
+        at = row * batch.stride + 24
+        payloads = batch.payloads
+        size = payloads[at] | payloads[at + 1] << 8 | payloads[at + 2] << 16 | payloads[at + 3] << 24
+        state[topic, 0] += 1
+        state[topic, 1] = size
+        state[topic, 2] += size
+
+
+def _to_ndarray(store: Any, paged: bool) -> float:
+    state = numpy.zeros((TOPICS, 3), numpy.int64)
+
+    def run() -> None:
+        for records in store.to_ndarray(count=_PAGE) if paged else [store.to_ndarray()]:
+            tally_trades(records["instrument_id"], records["size"], state)
+
+    return _rate(_TRADES, run, lambda: state)
+
+
+def _dbn_store(messages: int) -> Any:
+    need("databento", "databento-dbn:databento_dbn")
+    dbn: Any = importlib.import_module("databento_dbn")
+    databento: Any = importlib.import_module("databento")
+    return databento.DBNStore.from_bytes(io.BytesIO(dbn_file(messages, dbn)))
+
+
+def test_replay_calls(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    """M calls/s, one Python call a message."""
+    recording = record_trades(_CALLS, tmp_path)
+    contest = Contest("Replay in process, a Python call a trade", "M calls/s", topology=__doc__)
+    contest.add("on(prefix), payload unpacked", lambda: _each(recording, typed=False))
+    contest.add("on(prefix), message.record", lambda: _each(recording, typed=True))
+    try:
+        store = _dbn_store(_CALLS)
+    except Missing as why:
+        contest.skip("DBNStore.replay", str(why))
+    else:
+        contest.add("DBNStore.replay", lambda: _store_replay(store), "rival")
+    contest.bound("an empty Python call")
+    contest.run(benchmark)
+
+
+def test_replay_columns(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    """M messages/s, all work compiled."""
+    recording = record_trades(_TRADES, tmp_path)
+    contest = Contest("Replay in process, compiled work on each trade", "M messages/s", topology=__doc__)
+    contest.add("on_compiled(prefix)", lambda: _compiled(recording))
+    contest.add("on_batch(prefix), batch.records", lambda: _batch(recording))
+    batch = "on_batch(prefix), batch.records"
+    try:
+        store = _dbn_store(_TRADES)
+    except Missing as why:
+        contest.skip("DBNStore.to_ndarray", str(why))
+    else:
+        contest.add("DBNStore.to_ndarray()", lambda: _to_ndarray(store, paged=False), "rival", versus=batch)
+        contest.add(
+            "DBNStore.to_ndarray(count=1_000_000)", lambda: _to_ndarray(store, paged=True), "rival", versus=batch
+        )
+    try:
+        need("hftbacktest")
+    except Missing as why:
+        contest.skip("hftbacktest", str(why))
+    else:
+        loops: Any = importlib.import_module("bench.rivals.hftbacktest_loop")
+        events = loops.events(_EVENTS)
+        contest.add("hftbacktest, wait_next_feed", lambda: loops.feed_loop(events, by_bins=False), "rival")
+        contest.add("hftbacktest, elapse 1 ms", lambda: loops.feed_loop(events, by_bins=True), "rival")
+    contest.run(benchmark)
