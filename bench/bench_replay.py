@@ -1,7 +1,6 @@
-"""Replays: in process and on the wire, beside the live bench, Databento's replay and what memory and disk allow.
+"""Replays: in process and on the wire, beside the live bench and what memory and disk allow.
 
 in process  journals, memory-mapped ==blocks==> callbacks, in the caller's thread
-rival       DBN records in memory --one object a record--> DBNStore.replay(f)
 on the wire journals ==bodies as they are==> XPUB ==TCP loopback==> SUB | ROUTER ==> DEALER x 1 ==> callbacks (2 slices)
 live        columns ==blocks==> XPUB, and on as above
 limit       the journals' bytes, read once
@@ -9,7 +8,6 @@ limit       the journals' bytes, read once
 
 from __future__ import annotations
 
-import importlib
 import time
 from typing import Any
 
@@ -25,7 +23,7 @@ from bench.loops import tally
 from bench.publishers import Remote
 from bench.recorded import drop_page_cache, open_recording, read_whole, recording_of
 from bench.workload import PAYLOAD_BYTES, TOPICS, expect_tally, tally_of
-from blackbox import Batch, Feed, Message, Subscriber
+from blackbox import Batch, Feed, Subscriber
 
 MESSAGES = 5_000_000
 CALLS = 1_000_000
@@ -62,67 +60,6 @@ def _batch(messages: int) -> float:
     return messages / statistics.seconds / 1e6
 
 
-def _each(messages: int) -> float:
-    recording = open_recording(messages)
-    subscriber = Subscriber(recording.feed)
-    calls = total = 0
-
-    @subscriber.on(b"")
-    def count(message: Message) -> None:
-        nonlocal calls, total
-        calls += 1
-        total += len(message.payload)
-
-    statistics = subscriber.replay(recording)
-    expect("calls and payload bytes", (calls, total), (messages, PAYLOAD_BYTES * messages))
-    return messages / statistics.seconds / 1e6
-
-
-def _dbn(messages: int) -> Any:
-    databento = importlib.import_module("databento")
-    dbn: Any = importlib.import_module("databento_dbn")
-    head = dbn.Metadata(
-        dataset="XNAS.ITCH",
-        start=0,
-        end=None,
-        limit=None,
-        stype_in=dbn.SType.RAW_SYMBOL,
-        stype_out=dbn.SType.INSTRUMENT_ID,
-        schema=dbn.Schema.TRADES,
-        symbols=["A"],
-        partial=[],
-        not_found=[],
-        mappings=[],
-    )
-    trade = dbn.TradeMsg(
-        publisher_id=1,
-        instrument_id=1,
-        ts_event=1,
-        price=1,
-        size=1,
-        action=dbn.Action.TRADE,
-        side=dbn.Side.ASK,
-        depth=0,
-        ts_recv=1,
-    )
-    return databento.DBNStore.from_bytes(head.encode() + bytes(trade) * messages)
-
-
-def _databento(store: Any, messages: int) -> float:
-    calls = total = 0
-
-    def count(record: Any) -> None:
-        nonlocal calls, total
-        calls += 1
-        total += record.size
-
-    started = time.perf_counter()
-    store.replay(count)
-    seconds = time.perf_counter() - started
-    expect("calls and sum of sizes", (calls, total), (messages, messages))
-    return messages / seconds / 1e6
-
-
 def _read(messages: int) -> float:
     started = time.perf_counter()
     expect("bytes read above those of payloads", read_whole(recording_of(messages)) > PAYLOAD_BYTES * messages, True)
@@ -146,22 +83,6 @@ def test_replay_in_process(benchmark: BenchmarkFixture) -> None:
     cold = "compiled callback, cache cold"
     contest.add(cold, lambda: _cold(MESSAGES, _compiled))
     contest.add("the same bytes, read once, cache cold", lambda: _cold(MESSAGES, _read), "limit", versus=cold)
-    contest.run(benchmark)
-
-
-def test_replay_calls(benchmark: BenchmarkFixture) -> None:
-    """M calls/s, one per message."""
-    contest = Contest(
-        "Replay in process, one Python call per message that reads one field", "M calls/s", topology=__doc__
-    )
-    contest.add("on(prefix)", lambda: _each(CALLS))
-    try:
-        store = _dbn(CALLS)
-    except ImportError as error:
-        contest.skip("DBNStore.replay", str(error))
-    else:
-        contest.add("DBNStore.replay", lambda: _databento(store, CALLS), "rival")
-    contest.bound("an empty Python call")
     contest.run(benchmark)
 
 

@@ -21,7 +21,7 @@ import numpy
 
 from bench.contest import Contest
 from bench.rivals.pair import Missing, need
-from bench.rivals.trades import TOPIC_NAMES, dbn_file, expect_trades, record_trades, tally_trades
+from bench.rivals.trades import dbn_file, expect_trades, record_trades, tally_trades
 from bench.workload import TOPICS
 from blackbox import Batch, Message, Recording, Subscriber
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _CALLS: Final = 500_000
 _TRADES: Final = 5_000_000
 _EVENTS: Final = 2_000_000
-_SIZE: Final = struct.Struct("<24xI")
+_INSTRUMENT_AND_SIZE: Final = struct.Struct("<4xI16xI")
 _PAGE: Final = 1_000_000
 
 
@@ -60,13 +60,11 @@ def _rate(messages: int, run: Callable[[], object], state: Callable[[], NDArray[
 def _each(recording: Recording, typed: bool) -> float:
     totals = _Counts()
     counts, lasts, sums = totals.rows
-    numbers = {name: number for number, name in enumerate(TOPIC_NAMES)}
-    unpack = _SIZE.unpack_from
+    unpack = _INSTRUMENT_AND_SIZE.unpack_from
     subscriber = Subscriber(recording.feed)
 
     def unpacked(message: Message) -> None:
-        number = numbers[message.topic]
-        (size,) = unpack(message.payload)
+        number, size = unpack(message.payload)
         counts[number] += 1
         lasts[number] = size
         sums[number] += size
