@@ -125,8 +125,8 @@ def test_live_messages(benchmark: BenchmarkFixture) -> None:
         for rival in RIVALS:
             if rival.messages:
                 _enter(contest, stack, rival, "messages", _EACH)
-        _ours(contest, stack, _BATCH, "batch", 10_000_000)
-        _ours(contest, stack, "on_compiled(prefix)", "compiled", 10_000_000)
+        _ours(contest, stack, _BATCH, "batch", 6_000_000)
+        _ours(contest, stack, "on_compiled(prefix)", "compiled", 6_000_000)
         loop = stack.enter_context(Pair("libzmq_loop", address=_tcp()))
         contest.add(
             "libzmq from compiled loops, a message a frame",
