@@ -53,8 +53,10 @@ class TradeFields:
     price: str
     """The field."""
     size: str
-    only: tuple[str, str] | None = None
-    """A field, and the text that it has where the message is a trade that counts."""
+    only: tuple[str, str | int] | None = None
+    """A field, and what it has where the message is a trade that counts."""
+    rank: int = 0
+    """Types of another rank tell the same trades again: of those that a day has, the lowest rank counts."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,10 @@ class QuoteFields:
     bid_size: str
     ask_price: str
     ask_size: str
+    rank: int = 0
+    """As of `TradeFields`."""
+    one_sided: bool = False
+    """Whether a price of 0 leaves that side as it was told before."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +95,19 @@ class Schema:
     """The message types that are trades and tell their price."""
     quotes: tuple[QuoteFields, ...] = field(default=(), compare=False)
     """The message types that are quotes."""
+    json: str | None = field(default=None, compare=False)
+    """Payloads are text, and end with a JSON document: the member in which its fields are, where it has that member.
+
+    The fields of trades and quotes are then names of strings in it, their types those of the topics.
+    """
 
     def __post_init__(self) -> None:
         if not 0 <= self.schema_id <= 0xFFFF:
             raise ConfigError(f"schema {self.name!r}: schema_id was {self.schema_id}, expected 0 to 65535")
         object.__setattr__(self, "records", MappingProxyType(dict(self.records)))
         object.__setattr__(self, "names", MappingProxyType(dict(self.names)))
+        if self.json is not None:
+            return
         for trade in self.trades:
             self._check(trade.type, trade.price, trade.size, *(trade.only or ())[:1])
         for quote in self.quotes:
@@ -115,7 +128,7 @@ class Schema:
     def __reduce__(self) -> tuple[Any, ...]:
         # A read-only mapping cannot be pickled; worker processes get a plain one.
         told = self.name, self.schema_id, dict(self.records), self.type_offset, dict(self.names)
-        return Schema, (*told, self.trades, self.quotes)
+        return Schema, (*told, self.trades, self.quotes, self.json)
 
     def dtype(self, type: str) -> numpy.dtype[Any]:  # noqa: A002 - the word of the specifications
         """The record layout of message type `type`, a character or a name; its `itemsize` is the payload's length.

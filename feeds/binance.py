@@ -17,7 +17,7 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.errors import SourceError
-from blackbox.schema import Schema
+from blackbox.schema import QuoteFields, Schema, TradeFields
 from blackbox.source import Chunk, Source
 from feeds.template import DEFAULT_TOPIC, TopicForm
 from feeds.window import open_window
@@ -27,7 +27,14 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEMA", "Binance", "export_binance", "split"]
 
-SCHEMA = Schema("binance", 5, {})
+SCHEMA = Schema(
+    "binance",
+    5,
+    {},
+    trades=(TradeFields("trade", "p", "q"), TradeFields("aggTrade", "p", "q", rank=1)),
+    quotes=(QuoteFields("bookTicker", "b", "B", "a", "A"),),
+    json="data",
+)
 """The schema `binance`, number 5: payloads are lines of text, so it has no records."""
 
 _EXPECTED: Final = "lines of receive time in ns and JSON frame, plain, gzip or zstd"

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy
 
-from blackbox.schema import Schema, price, utc_time
+from blackbox.schema import QuoteFields, Schema, TradeFields, price, utc_time
 
 PRICE_SCALE: Final = 1_000_000_000
 """A price field divided by this is in the currency's unit."""
@@ -136,13 +136,30 @@ TS_OUT_BYTES: Final = 8
 """What a live session may append to each record: the time at which it was sent."""
 
 
+_TRADED: Final = ("action", "T")
+_TRADES: Final = (
+    TradeFields("trades", "price", "size"),
+    TradeFields("mbp-1", "price", "size", _TRADED, rank=1),
+    TradeFields("mbo", "price", "size", _TRADED, rank=2),
+    TradeFields("mbp-10", "price", "size", _TRADED, rank=3),
+    TradeFields("tcbbo", "price", "size", rank=4),
+    TradeFields("cmbp-1", "price", "size", _TRADED, rank=5),
+)
+_BEST: Final = ("mbp-1", "mbp-10", "cmbp-1", "bbo-1s", "cbbo-1s", "tcbbo", "bbo-1m", "cbbo-1m")
+"""The types that tell the best prices, the most often first."""
+_QUOTES: Final = tuple(
+    QuoteFields(name, "bid_px_00", "bid_sz_00", "ask_px_00", "ask_sz_00", rank) for rank, name in enumerate(_BEST)
+)
+
+
 def _schema(name: str, number: int, *more: tuple[str, Any]) -> Schema:
     """A schema of all typed records, each with `more` fields at its end."""
     records = {
         chr(rtype): numpy.dtype([*((field, dtype[field]) for field in dtype.names or ()), *more])
         for rtype, dtype in TYPED.values()
     }
-    return Schema(name, number, records, RTYPE_AT, {name: chr(rtype) for name, (rtype, _) in TYPED.items()})
+    names = {name: chr(rtype) for name, (rtype, _) in TYPED.items()}
+    return Schema(name, number, records, RTYPE_AT, names, _TRADES, _QUOTES)
 
 
 SCHEMA = _schema("dbn", 6)

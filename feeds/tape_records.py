@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy
 
-from blackbox.schema import Schema, price
+from blackbox.schema import QuoteFields, Schema, TradeFields, price
 
 PRICE_SCALE: Final = 10_000
 """A price field divided by this is in dollars."""
@@ -53,6 +53,8 @@ SCHEMA = Schema(
             ]
         ),
     },
+    trades=(TradeFields("T", "price", "size", only=("suspicious", 0)),),
+    quotes=(QuoteFields("Q", "bid_price", "bid_size", "ask_price", "ask_size", one_sided=True),),
 )
 """The schema `tape`, number 4: trades (T) and quotes (Q)."""
 

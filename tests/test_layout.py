@@ -134,6 +134,7 @@ ORDER = (
     "spark.asof",
     "spark.asof_slices",
     "spark.books",
+    "spark.prices",
     "spark.report",
     "spark.connector",
     "spark",

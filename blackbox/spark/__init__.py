@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from blackbox.spark.gaps import sequence_gaps
     from blackbox.spark.hours import Hours
     from blackbox.spark.lags import lag_percentiles
+    from blackbox.spark.prices import recorded_quotes, recorded_trades
     from blackbox.spark.quotes import with_both_sides, with_spread
 
 __all__ = [
@@ -30,6 +31,8 @@ __all__ = [
     "message_rates",
     "order_book",
     "order_book_counts",
+    "recorded_quotes",
+    "recorded_trades",
     "sequence_gaps",
     "session",
     "time_bars",
@@ -50,6 +53,8 @@ _MODULE_OF = {
     "message_rates": "counts",
     "order_book": "books",
     "order_book_counts": "books",
+    "recorded_quotes": "prices",
+    "recorded_trades": "prices",
     "sequence_gaps": "gaps",
     "time_bars": "bars",
     "twap": "averages",

@@ -67,10 +67,11 @@ class _Partition:
         self._conditions = reading.pushed.conditions()
         schema, kind = reading.records, reading.kind
         self._dtype = None if schema is None or kind is None else schema.dtype(kind)
+        character = -1 if schema is None or kind is None else ord(schema.character(kind))
         first, last = reading.pushed.ts_event.limits()
         type_offset = 0 if schema is None else schema.type_offset
         width = 0 if self._dtype is None else self._dtype.itemsize
-        self._wanted = Wanted(first, last, -1 if kind is None else ord(kind), type_offset, width)
+        self._wanted = Wanted(first, last, character, type_offset, width)
 
     def batches(self) -> Iterator[pyarrow.RecordBatch]:
         partition = self._partition

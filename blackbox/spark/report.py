@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from functools import reduce
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy
 from pyspark.sql import functions
-from pyspark.sql.types import StructType
 
 from blackbox import __version__
 from blackbox.errors import ConfigError
@@ -18,11 +16,11 @@ from blackbox.journal.chunks import Clock
 from blackbox.recording import Recording
 from blackbox.report.summary import Bar, Instrument, Lag, Missing, Mix, Report, SpreadPoint
 from blackbox.report.ticks import STEPS_NS
-from blackbox.schema import QuoteFields, TradeFields
 from blackbox.spark.bars import time_bars
 from blackbox.spark.books import book_feed, order_book
 from blackbox.spark.counts import message_mix
 from blackbox.spark.lags import lag_percentiles
+from blackbox.spark.prices import quotes_of_types, told, trades_of_types
 from blackbox.spark.quotes import with_spread
 
 if TYPE_CHECKING:
@@ -151,7 +149,9 @@ class _Day:
 
     def _instruments(self, asked: tuple[str, ...], most: int, mix: Mix) -> tuple[tuple[Instrument, ...], str]:
         schema = self._recording.schema
-        trades, quotes, told = self._trades(schema.trades), self._quotes(schema.quotes), []
+        traded, quoted, said = told(schema.trades, self._recording), told(schema.quotes, self._recording), []
+        trades = trades_of_types(self._spark, self._path, schema, traded, "skip")
+        quotes = quotes_of_types(self._spark, self._path, schema, quoted, "skip")
         book = _has_book(schema.name)
         self._progress("looking for the busiest symbols")
         chosen = asked or _busiest(trades, most) or _busiest(quotes, most)
@@ -165,22 +165,22 @@ class _Day:
         if trades is not None:
             self._progress("making bars")
             bars = _bars(trades.where(wanted), step)
-            told.append(f"Bars are of the trades of type {_listed([each.type for each in schema.trades])}.")
+            said.append(f"Bars are of the trades of type {_listed([each.type for each in traded])}.")
         if book:
             self._progress("keeping books")
             payloads = self._messages(
                 "date date, symbol string, ts_event bigint, ts_recv bigint, sequence bigint, payload binary"
             )
             quotes = order_book(payloads.where(functions.col("symbol").isin(*chosen)), schema=schema.name)
-            told.append("Spreads are of the order book, a quote for each change of its best prices or sizes.")
+            said.append("Spreads are of the order book, a quote for each change of its best prices or sizes.")
         elif quotes is not None:
-            told.append(f"Spreads are of the quotes of type {_listed([each.type for each in schema.quotes])}.")
+            said.append(f"Spreads are of the quotes of type {_listed([each.type for each in quoted])}.")
         if quotes is not None:
             self._progress("measuring spreads")
             spreads = _spreads(quotes.where(wanted), step)
         self._check(asked, bars, spreads)
         made = [_instrument(name, step, bars.get(name, []), spreads.get(name, [])) for name in chosen]
-        return tuple(each for each in made if each.bars or each.spreads), " ".join(told)
+        return tuple(each for each in made if each.bars or each.spreads), " ".join(said)
 
     def _check(self, asked: tuple[str, ...], *found: dict[str, Any]) -> None:
         for name in asked:
@@ -188,33 +188,6 @@ class _Day:
                 known = sorted({*found[0], *found[1]})
                 there = f", as {', '.join(known)} has" if known else ""
                 raise ConfigError(f"symbol was {name!r}, expected one with trades or quotes on that day{there}")
-
-    def _trades(self, fields: Iterable[TradeFields]) -> DataFrame | None:
-        """All trades, with columns of one name; None when the schema tells none."""
-        frames = []
-        for each in fields:
-            names = dict.fromkeys([each.price, each.size, *(each.only or ())[:1]])
-            frame = self._records(each.type, names)
-            if each.only is not None:
-                frame = frame.where(functions.col(each.only[0]) == each.only[1])
-            price, size = functions.col(each.price).cast("double"), functions.col(each.size).cast("bigint")
-            frame = frame.select(*_BASE, price.alias("price"), size.alias("size"))
-            frames.append(frame.where("size > 0"))
-        return reduce(lambda one, other: one.unionByName(other), frames) if frames else None
-
-    def _quotes(self, fields: Iterable[QuoteFields]) -> DataFrame | None:
-        frames = []
-        for each in fields:
-            names = {name: value for name, value in vars(each).items() if name != "type"}
-            frame = self._records(each.type, names.values())
-            frames.append(frame.select(*_BASE, *(functions.col(value).alias(name) for name, value in names.items())))
-        return reduce(lambda one, other: one.unionByName(other), frames) if frames else None
-
-    def _records(self, kind: str, fields: Iterable[str]) -> DataFrame:
-        reader = self._spark.read.format("blackbox").option("onDamage", "skip").option("records", kind)
-        whole = reader.load(str(self._path)).schema
-        chosen = [field for field in whole if field.name in {*_BASE, *fields}]
-        return reader.schema(StructType(chosen)).load(str(self._path))
 
 
 def step_of(span_ns: int, most: int) -> int:
@@ -282,7 +255,6 @@ def _middle(lag: Lag) -> int:
 
 # Prices
 
-_BASE: Final = ("symbol", "ts_event", "slice", "sequence")
 _NO_PRICES: Final = "There are no bars and spreads: the schema {!r} tells of no trades and quotes."
 
 
@@ -307,6 +279,7 @@ def _busiest(frame: DataFrame | None, most: int) -> tuple[str, ...]:
 
 def _bars(trades: DataFrame, step: int) -> dict[str, list[Bar]]:
     found: dict[str, list[Bar]] = {}
+    trades = trades.withColumns({name: functions.col(name).cast("double") for name in ("price", "size")})
     for row in time_bars(trades, step).orderBy("symbol", "start").collect():
         prices = row["open"], row["high"], row["low"], row["close"]
         found.setdefault(row["symbol"], []).append(Bar(row["start"], *prices, float(row["volume"]), row["trades"]))

@@ -1,0 +1,111 @@
+"""The trades and the quotes of a recorded day, whatever feed it is of: as its schema declares them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from pyspark.sql import functions
+from pyspark.sql.types import StructType
+
+from blackbox.recording import Recording
+from blackbox.schema import QuoteFields, Schema, TradeFields
+from blackbox.spark.quotes import with_both_sides
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_BASE: Final = ("symbol", "ts_event", "slice", "sequence")
+_Fields = TypeVar("_Fields", TradeFields, QuoteFields)
+
+
+def recorded_trades(spark: SparkSession, day: str | Path, on_damage: str = "error") -> DataFrame | None:
+    """The trades of a recorded day; None when its schema declares none.
+
+    Columns: `symbol`, `ts_event`, `slice`, `sequence`, `price`, `size`. Price and size are of the fields' types,
+    doubles where they stand in text. Trades of no size are left out. Where several types tell the same trades
+    (`TradeFields.rank`), they are those of the first one that the day has.
+
+    `on_damage` is the data source's `onDamage`. Raises JournalError when there is no such day.
+    """
+    recording = Recording.open(day)
+    return trades_of_types(spark, day, recording.schema, told(recording.schema.trades, recording), on_damage)
+
+
+def recorded_quotes(spark: SparkSession, day: str | Path, on_damage: str = "error") -> DataFrame | None:
+    """The quotes of a recorded day, as `recorded_trades`; columns `bid_price`, `bid_size`, `ask_price`, `ask_size`.
+
+    An absent side has a price of 0 or null. Where the feed tells a side at a time, each quote has both, as far as they
+    are known (`with_both_sides`).
+    """
+    recording = Recording.open(day)
+    return quotes_of_types(spark, day, recording.schema, told(recording.schema.quotes, recording), on_damage)
+
+
+def told(fields: tuple[_Fields, ...], recording: Recording) -> list[_Fields]:
+    """Of the types that tell trades, or quotes, those of the first rank that the day has."""
+    ranks = sorted({each.rank for each in fields})
+    if len(ranks) > 1:
+        there = {topic.rpartition(b".")[2].decode(errors="replace") for topic in recording.counts()}
+        ranks = [rank for rank in ranks if any(each.type in there for each in fields if each.rank == rank)] or ranks
+    return [each for each in fields if each.rank in ranks[:1]]
+
+
+def trades_of_types(
+    spark: SparkSession, day: str | Path, schema: Schema, fields: Iterable[TradeFields], on_damage: str
+) -> DataFrame | None:
+    """`recorded_trades` of these types."""
+    frames = []
+    for each in fields:
+        names = {"price": each.price, "size": each.size, **({"_only": each.only[0]} if each.only else {})}
+        frame = _columns(spark, day, schema, each.type, names, on_damage)
+        if each.only is not None:
+            frame = frame.where(functions.col("_only") == functions.lit(each.only[1]))
+        frames.append(frame.where("size > 0").select(*_BASE, "price", "size"))
+    return _together(frames)
+
+
+def quotes_of_types(
+    spark: SparkSession, day: str | Path, schema: Schema, fields: Iterable[QuoteFields], on_damage: str
+) -> DataFrame | None:
+    """`recorded_quotes` of these types."""
+    frames = []
+    for each in fields:
+        names = {name: getattr(each, name) for name in ("bid_price", "bid_size", "ask_price", "ask_size")}
+        frame = _columns(spark, day, schema, each.type, names, on_damage)
+        frames.append(with_both_sides(frame) if each.one_sided else frame)
+    return _together(frames)
+
+
+def _together(frames: list[DataFrame]) -> DataFrame | None:
+    return reduce(lambda one, other: one.unionByName(other), frames) if frames else None
+
+
+def _columns(
+    spark: SparkSession, day: str | Path, schema: Schema, kind: str, names: Mapping[str, str], on_damage: str
+) -> DataFrame:
+    """What every message has, and the fields of a message type by their new names."""
+    reader = spark.read.format("blackbox").option("onDamage", on_damage)
+    if schema.json is not None:
+        texts = reader.schema("symbol string, ts_event bigint, slice int, sequence bigint, type string, payload binary")
+        return _of_json(texts.load(str(day)).where(functions.col("type") == kind), schema.json, names)
+    reader = reader.option("records", schema.character(kind))
+    wanted = {*_BASE, *names.values()}
+    chosen = [field for field in reader.load(str(day)).schema if field.name in wanted]
+    frame = reader.schema(StructType(chosen)).load(str(day))
+    return frame.select(*_BASE, *(functions.col(name).alias(alias) for alias, name in names.items()))
+
+
+def _of_json(texts: DataFrame, within: str, names: Mapping[str, str]) -> DataFrame:
+    """Fields of the JSON document with which each payload ends, as doubles."""
+    text = functions.regexp_extract(functions.col("payload").cast("string"), r"(?s)\{.*", 0)
+    parsed = texts.select(*_BASE, functions.try_parse_json(text).alias("_document"))
+
+    def member(name: str) -> Column:
+        # By paths, since they tell `b` from `B`, as columns do not.
+        paths = f"$.{within}.{name}", f"$.{name}"
+        return functions.coalesce(*(functions.try_variant_get("_document", path, "double") for path in paths))
+
+    return parsed.select(*_BASE, *(member(name).alias(alias) for alias, name in names.items()))

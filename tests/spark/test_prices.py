@@ -1,0 +1,142 @@
+"""Trades and quotes of every feed as its schema declares them, against the source files; and reports of such days."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import databento_dbn
+import pytest
+import zstandard
+from pyspark.sql import functions as f
+
+from blackbox.spark import recorded_quotes, recorded_trades, time_bars, with_spread
+from blackbox.spark.report import report_of
+from feeds.binance import Binance
+from feeds.dbn import Dbn
+from feeds.tape import Tape
+from tests.journals import Day, feed_of
+from tests.recorded import record
+from tests.spark.tape import tape
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LEAN = "2013-10-07"
+
+
+def day_of(feed: Path) -> Path:
+    (day,) = feed.glob("*-*-*")
+    return day
+
+
+def first(frame: DataFrame | None, *columns: Any) -> tuple[Any, ...]:
+    assert frame is not None
+    return tuple(frame.agg(*columns).first() or ())
+
+
+def records_of(path: Path) -> list[Any]:
+    """By Databento's own decoder, without the metadata."""
+    decoder = databento_dbn.DBNDecoder()
+    decoder.write(zstandard.ZstdDecompressor().stream_reader(path.read_bytes()).read())
+    return list(decoder.decode())[1:]
+
+
+def test_tape_has_both_sides_and_nothing_suspicious(spark: SparkSession, tmp_path: Path, shared_data: Path) -> None:
+    for kind in ("trade", "quote"):
+        (tmp_path / f"ibm_20131007_{kind}.zip").symlink_to(shared_data / "lean" / f"ibm_20131007_{kind}.zip")
+    day = day_of(record(tmp_path / "out", "tape", lambda: Tape(tmp_path), time_zone="America/New_York"))
+    quotes = tape(shared_data, "IBM", "quote", LEAN)
+    trades = tape(shared_data, "IBM", "trade", LEAN)
+    value = int((trades["price"] * trades["size"]).sum())
+    assert first(recorded_trades(spark, day), f.count("*"), (f.sum(f.expr("price * size")) * 10_000).cast("long")) == (
+        len(trades),
+        value,
+    )
+    found = recorded_quotes(spark, day)
+    assert found is not None
+    spreads = [ask - bid for bid, ask in whole(quotes.rows(named=True)) if bid and ask]
+    assert first(with_spread(found), f.count("spread"), (f.sum("spread") * 10_000).cast("long")) == (
+        len(spreads),
+        sum(spreads),
+    )
+    report = report_of(spark, day)
+    (ibm,) = report.instruments
+    assert sum(bar.volume for bar in ibm.bars) <= trades["size"].sum()
+    assert ibm.spreads
+    assert report.prices == "Bars are of the trades of type T. Spreads are of the quotes of type Q."
+
+
+def whole(quotes: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """Both prices of each quote, those of an absent side being the last ones."""
+    told, sides = [], {"bid_price": 0, "ask_price": 0}
+    for quote in quotes:
+        sides.update({name: quote[name] for name in sides if quote[name] > 0})
+        told.append((sides["bid_price"], sides["ask_price"]))
+    return told
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("esh4-glbx-mdp3-20231225.mbo", "mbo"),
+        ("futures_mbp-1_2024-07-01T23-58", "mbp-1"),
+    ],
+)
+def test_dbn_counts_the_trades_of_one_type(
+    spark: SparkSession, tmp_path: Path, shared_data: Path, name: str, kind: str
+) -> None:
+    path = shared_data / "dbn" / f"{name}.dbn.zst"
+    day = day_of(record(tmp_path, "cme", lambda: Dbn(path)))
+    records = records_of(path)
+    trades = [each for each in records if each.action == "T"]
+    value = sum(each.price * each.size for each in trades)
+    assert first(recorded_trades(spark, day), f.count("*"), f.sum(f.expr("price * size")).cast("decimal(38,9)")) == (
+        len(trades),
+        pytest.approx(value / 10**9),
+    )
+    quotes = recorded_quotes(spark, day)
+    assert quotes is not None
+    if kind == "mbp-1":
+        spreads = [each.levels[0].ask_px - each.levels[0].bid_px for each in records]
+        assert first(with_spread(quotes), f.sum("spread")) == (pytest.approx(sum(spreads) / 10**9),)
+    else:
+        assert quotes.count() == 0
+    report = report_of(spark, day)
+    assert report.prices.startswith(f"Bars are of the trades of type {kind}.")
+    (future,) = report.instruments
+    assert sum(bar.trades for bar in future.bars) <= len(trades)
+    assert bool(future.spreads) == (kind == "mbp-1")
+
+
+def test_binance_frames_are_trades_and_quotes(spark: SparkSession, tmp_path: Path, shared_data: Path) -> None:
+    path = shared_data / "binance" / "spot_btcusdt_20240808.gz"
+    day = day_of(record(tmp_path, "btc", lambda: Binance(path)))
+    frames = [json.loads(line.split(b" ", 1)[1]) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    of = {
+        kind: [each["data"] for each in frames if each.get("stream", "").endswith(f"@{kind}")]
+        for kind in ("trade", "bookTicker")
+    }
+    trades = [(float(each["p"]), float(each["q"])) for each in of["trade"] if float(each["q"]) > 0]
+    quotes = [[float(each[member]) for member in "bBaA"] for each in of["bookTicker"]]
+    found = recorded_trades(spark, day)
+    assert first(found, f.count("*"), f.sum("size"), f.max("price")) == (
+        len(trades),
+        pytest.approx(sum(size for _, size in trades)),
+        max(price for price, _ in trades),
+    )
+    sides = ("bid_price", "bid_size", "ask_price", "ask_size")
+    sums = [pytest.approx(sum(column)) for column in zip(*quotes, strict=True)]
+    assert first(recorded_quotes(spark, day), *map(f.sum, sides)) == tuple(sums)
+    assert found is not None
+    assert first(time_bars(found, "1m"), f.sum("volume")) == (pytest.approx(sum(size for _, size in trades)),)
+    (bitcoin,) = report_of(spark, day).instruments
+    assert (bitcoin.symbol, len(bitcoin.bars) > 50, len(bitcoin.spreads) > 50) == ("btcusdt", True, True)
+
+
+def test_a_schema_that_declares_none_has_none(spark: SparkSession, tmp_path: Path) -> None:
+    day = Day(tmp_path / "day", feed_of())
+    assert recorded_trades(spark, day.path) is None
+    assert recorded_quotes(spark, day.path) is None
