@@ -5,6 +5,9 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
+REPORT ?= blackbox-report.html
+NO_SPARK := Spark could not be installed: the demo ends without its analysis and its page
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test bench bench-check report clean
 
@@ -13,8 +16,8 @@ help:  ## list the commands
 	@echo
 	@echo "  PYTHON=python3.12 chooses the interpreter, 3.11 or newer"
 
-demo: $(VENV)/.ready-demo  ## a day live, recorded and replayed [SOURCE=itch50:day.gz OPTION=date=2019-12-30 MESSAGES=1000000 RECORDINGS=dir]
-	$(RUN)/blackbox demo $(if $(SOURCE),--source "$(SOURCE)") $(if $(OPTION),--option "$(OPTION)") $(if $(MESSAGES),--messages "$(MESSAGES)") $(if $(RECORDINGS),--recordings "$(RECORDINGS)")
+demo: $(VENV)/.ready-demo  ## a day live, recorded, replayed and analysed [SOURCE=itch50:day.gz OPTION=date=2019-12-30 MESSAGES=1000000 RECORDINGS=dir REPORT=page.html]
+	$(RUN)/blackbox demo $$($(RUN)/python -c 'import pyspark' 2>/dev/null && echo "--report $(REPORT)" || echo "$(NO_SPARK)" >&2) $(if $(SOURCE),--source "$(SOURCE)") $(if $(OPTION),--option "$(OPTION)") $(if $(MESSAGES),--messages "$(MESSAGES)") $(if $(RECORDINGS),--recordings "$(RECORDINGS)")
 
 test: $(VENV)/.ready-test  ## check style and types, run the tests
 	$(RUN)/ruff check
@@ -43,6 +46,8 @@ clean:  ## remove the virtual environment and all caches
 	find blackbox feeds tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.ready-demo: EXTRA :=
+# 500 MB to download: a demo without its last part is better than none.
+$(VENV)/.ready-demo: WISH := [spark]
 $(VENV)/.ready-test: EXTRA := [dev]
 # Where there is no browser to be had, the tests of pages say so and skip.
 $(VENV)/.ready-test: WISH := [browser]
@@ -52,7 +57,7 @@ $(VENV)/.ready-check: EXTRA :=
 # One stamp for each set of packages: made once, and again when pyproject.toml changes.
 $(VENV)/.ready-%: pyproject.toml | $(RUN)/python
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check --editable ".$(EXTRA)"
-	$(if $(WISH),$(RUN)/python -m pip install --quiet --disable-pip-version-check --editable ".$(WISH)" || echo "the browser for the tests of pages could not be installed")
+	$(if $(WISH),$(RUN)/python -m pip install --quiet --disable-pip-version-check --editable ".$(WISH)" || echo "$(WISH) could not be installed: what needs it is left out")
 	@touch $@
 
 # Some systems ship Python without ensurepip; their own pip can then fill the environment.

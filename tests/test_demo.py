@@ -253,6 +253,32 @@ def test_demo_delivers_all_and_shows_results(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_demo_ends_with_a_page_of_its_recording(tmp_path: Path) -> None:
+    (tmp_path / "temporary").mkdir()
+    page = tmp_path / "pages" / "demo.html"
+    with demo("--messages", 60_000, "--report", page, temporary=tmp_path / "temporary") as process:
+        out, errors = process.communicate(timeout=220)
+    assert process.returncode == 0, errors
+    assert f"report: {page}, to be opened in a browser" in out
+    text = page.read_text()
+    assert "synthetic:60000, by blackbox demo" in text
+    assert "60,000</b><span>messages</span>" in text
+    assert "Spreads are of the order book" in text
+    assert list((tmp_path / "temporary").glob("blackbox-demo-*")) == []
+
+
+def test_demo_without_spark_tells_all_it_found_and_fails(tmp_path: Path) -> None:
+    (tmp_path / "pyspark.py").write_text("raise ImportError('no pyspark here')\n")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    words = [sys.executable, "-m", "blackbox.cli", "demo", "--messages", "20000", "--report", str(tmp_path / "x.html")]
+    ran = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=120)
+    assert ran.returncode == Status.ERROR
+    assert "results are equal" in ran.stdout
+    told = f"error: {tmp_path}/x.html was not written: this needs pyspark: pip install 'blackbox-md[spark]' (no pyspark"
+    assert told in ran.stderr
+    assert not (tmp_path / "x.html").exists()
+
+
 def test_recording_of_a_demo_is_kept_where_it_was_asked_for(tmp_path: Path) -> None:
     with demo("--messages", 20_000, "--recordings", tmp_path) as process:
         out, errors = process.communicate(timeout=120)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from blackbox.cli.days import RecordingArgument, told_elsewhere
+from blackbox.cli.drawing import draw
 from blackbox.cli.status import exit_statuses
-from blackbox.cli.terminal import say, stderr
-from blackbox.errors import ConfigError
+from blackbox.cli.terminal import say
 
 
 def analyse(
@@ -40,34 +39,7 @@ def analyse(
     """
     with exit_statuses(), told_elsewhere():
         from blackbox.recording import Recording
-        from blackbox.report.page import page
 
         Recording.open(recording)  # what is wrong with the path is told before Spark is begun
-        with stderr.status("starting Spark") as shown:
-            try:
-                from blackbox.spark.report import report_of
-                from blackbox.spark.session import session
-
-                conf = {"spark.ui.enabled": False, "spark.ui.showConsoleProgress": False}
-                spark = session(master, "blackbox analyse", conf)
-            except ImportError as error:
-                raise ConfigError(str(error)) from error
-            spark.sparkContext.setLogLevel("ERROR")
-            text = page(report_of(spark, recording, symbol or (), top, shown.update))
-        _write(report, text)
+        draw(recording, report, symbol or (), top, master)
         say(f"wrote {report}")
-
-
-def _write(path: Path, text: str) -> None:
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            fresh.write_text(text, encoding="utf-8")
-            fresh.replace(path)
-        finally:
-            fresh.unlink(missing_ok=True)
-    except OSError as error:
-        from blackbox.journal.day import as_journal_error
-
-        raise as_journal_error(error, f"{path} cannot be written") from error

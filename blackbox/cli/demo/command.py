@@ -9,11 +9,14 @@ import typer
 
 from blackbox.cli.feeds import SourceOptions, open_with_options
 from blackbox.cli.status import exit_statuses, lose, warn
+from blackbox.cli.terminal import stdout
 from blackbox.errors import BlackBoxError
 from blackbox.feed import Feed
+from blackbox.recording import Recording
 
 if TYPE_CHECKING:
     from blackbox.cli.demo.run import DemoResult
+    from blackbox.cli.demo.shelf import Shelf
 
 DEFAULT_MESSAGES = 10_000_000
 _DEFAULT_SYMBOLS = 500
@@ -48,6 +51,15 @@ def demo(
             show_default=False,
         ),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            dir_okay=False,
+            help="In the end analyse the recording in Spark, and write a page of it here. Needs the extra `spark`.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Publish a session in two slices to another process, record it, replay it, and compare what callbacks found.
 
@@ -65,6 +77,8 @@ def demo(
 
     blackbox demo --messages 1000000
 
+    blackbox demo --report day.html              and analyse it in Spark
+
     blackbox demo --recordings recordings        keep what was recorded
 
     blackbox demo --source iex:DEEP10.pcap.gz
@@ -78,15 +92,33 @@ def demo(
             options.append(f"symbols={_DEFAULT_SYMBOLS}")
         schema = open_with_options(spec, options, Feed.local("demo")).schema.name
 
-        from blackbox.cli.demo.report import print_report
+        from blackbox.cli.demo.report import print_outcome, print_tables
         from blackbox.cli.demo.run import DemoRun
         from blackbox.cli.demo.shelf import open_shelf
 
         run = DemoRun(spec, options, messages, schema)
         with open_shelf(recordings, run.feed) as shelf:
             result = run.result(shelf)
-        print_report(result, is_kept=recordings is not None)
+            print_tables(result)
+            trouble = None if report is None else _analyse(shelf, report, spec)
+        print_outcome(result, is_kept=recordings is not None)
+        if report is not None and trouble is None:
+            stdout.print(f"report: {report.absolute()}, to be opened in a browser", highlight=False, soft_wrap=True)
         check(result)
+        if trouble is not None:
+            raise BlackBoxError(f"{report} was not written: {trouble}")
+
+
+def _analyse(shelf: Shelf, report: Path, spec: str) -> str | None:
+    """Write the report's page; or say why there is none, since what else was found out is still to be told."""
+    from blackbox.cli.drawing import draw
+
+    day = max(shelf.days(), key=lambda day: Recording.open(day).summary().messages)  # around midnight there are two
+    try:
+        draw(day, report, name=f"{spec}, by blackbox demo")
+    except BlackBoxError as error:
+        return str(error)
+    return None
 
 
 def check(result: DemoResult) -> None:

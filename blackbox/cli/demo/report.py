@@ -24,12 +24,16 @@ from blackbox.cli.terminal import (
 _TOP_SYMBOLS = 10
 
 
-def print_report(result: DemoResult, is_kept: bool) -> None:
-    """Print the tables, and where the recording is."""
+def print_tables(result: DemoResult) -> None:
+    """Print what callbacks found, and how each pass went."""
     stdout.print(_symbols(result))
     stdout.print(_mix(result))
     stdout.print(_delivery(result))
     stdout.print(_passes(result))
+
+
+def print_outcome(result: DemoResult, is_kept: bool) -> None:
+    """Print where the recording is, and whether results are equal."""
     size = f"{result.stored_bytes / 1e6:,.0f} MB"
     where = ", ".join(map(str, result.days))
     stdout.print(f"recording: {size}, {f'kept in {where}' if is_kept else 'removed again'}", highlight=False)

@@ -1,0 +1,89 @@
+"""A page of a recorded day: computed in Spark, drawn, written."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final
+
+import msgspec
+from rich.console import Console
+
+from blackbox.cli.terminal import stderr
+from blackbox.errors import BlackBoxError, ConfigError
+
+_SETTINGS: Final = {"spark.ui.enabled": False, "spark.ui.showConsoleProgress": False, "spark.log.level": "ERROR"}
+
+
+def draw(
+    recording: Path,
+    page: Path,
+    symbols: Sequence[str] = (),
+    top: int = 3,
+    master: str | None = None,
+    name: str | None = None,
+) -> None:
+    """Write the page; `name` stands in it for the recording's path.
+
+    Raises:
+        ConfigError: Spark is not there, or a symbol is not in the day.
+        JournalError: there is no such recording, or the page cannot be written.
+        BlackBoxError: Spark could not be started, or failed.
+    """
+    try:
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        from blackbox.spark.session import session
+    except ImportError as error:
+        raise ConfigError(f"this needs pyspark: pip install 'blackbox-md[spark]' ({error})") from error
+    with tempfile.TemporaryFile() as said:
+        try:
+            with _told_to(said) as console, console.status("starting Spark"):
+                spark = session(master, "blackbox analyse", _SETTINGS)
+            from blackbox.report.page import page as page_of
+            from blackbox.spark.report import report_of
+
+            with stderr.status("reading") as shown:
+                report = report_of(spark, recording, symbols, top, shown.update)
+        except (PySparkException, Py4JError) as error:
+            said.seek(0)
+            why = [str(error).strip().partition("\n")[0], *said.read().decode(errors="replace").splitlines()[-1:]]
+            raise BlackBoxError(f"Spark failed: {'; it said: '.join(why)}") from error
+    _write(page, page_of(report if name is None else msgspec.structs.replace(report, recording=name)))
+
+
+@contextmanager
+def _told_to(file: IO[bytes]) -> Iterator[Console]:
+    """What is started now tells its errors to a file, for as long as it lives; gives a console that does not.
+
+    Java and Spark tell a screenful when they begin, and workers that are no longer needed end with a traceback.
+    """
+    sys.stderr.flush()
+    own = os.dup(2)
+    os.dup2(file.fileno(), 2)
+    try:
+        with os.fdopen(os.dup(own), "w") as screen:
+            yield Console(file=screen)
+    finally:
+        os.dup2(own, 2)
+        os.close(own)
+
+
+def _write(path: Path, text: str) -> None:
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            fresh.write_text(text, encoding="utf-8")
+            fresh.replace(path)
+        finally:
+            fresh.unlink(missing_ok=True)
+    except OSError as error:
+        from blackbox.journal.day import as_journal_error
+
+        raise as_journal_error(error, f"{path} cannot be written") from error
