@@ -138,9 +138,11 @@ def _not_a_recording(directory: Path) -> str:
 
 
 def described(schema: Schema) -> dict[str, dict[str, Any]]:
-    """A schema's record types as plain data: bytes, where its type stands if not at 0, and the fields."""
+    """A schema's record types as plain data: bytes, the fields; a name, and where its type stands if not at 0."""
+    names = {character: name for name, character in schema.names.items()}
     return {
         kind: {
+            **({"name": names[kind]} if kind in names else {}),
             "bytes": dtype.itemsize,
             **({"type_offset": schema.type_offset} if schema.type_offset else {}),
             "fields": [
