@@ -96,7 +96,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 def load(spark: SparkSession, form: str, **options: str) -> DataFrame:
-    return spark.read.format("blackbox.connector").options(**FORMS[form], **options).load(str(recorded()))
+    return spark.read.format("blackbox").options(**FORMS[form], **options).load(str(recorded()))
 
 
 def parquet(spark: SparkSession, form: str) -> DataFrame:

@@ -113,6 +113,7 @@ ORDER = (
     "report.page",
     "spark.cache",
     "spark.java",
+    "spark.connector",
     "spark.session",
     "spark.options",
     "spark.days",
@@ -136,7 +137,6 @@ ORDER = (
     "spark.books",
     "spark.prices",
     "spark.report",
-    "spark.connector",
     "spark",
     "cli*",
 )

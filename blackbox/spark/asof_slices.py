@@ -79,7 +79,7 @@ def asof_recorded(
     if trades == quotes:
         raise ConfigError(f"trades and quotes were both {trades!r}, expected two message types")
     days = days_of([str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)])
-    schema = schema_of_days(days)
+    schema = schema_of_days(days, trades, quotes)
     left, right = (tuple(record_fields(schema, kind, prices)) for kind in (trades, quotes))
     place = [StructField(name, LongType()) for name in _PLACE]
     told = StructType([*place, *(StructField(field.column, field.kind) for field in right)])
@@ -91,7 +91,7 @@ def asof_recorded(
     join = _Join(
         tuple(_slices(days)),
         schema,
-        (trades, quotes),
+        (schema.character(trades), schema.character(quotes)),
         tuple(field for field in left if field.column in wanted),
         tuple(field for field in right if names[field.column] in wanted),
         names,

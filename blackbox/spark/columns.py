@@ -1,4 +1,4 @@
-"""The columns of the data source. Both of its engines have them: names, order and types are a contract."""
+"""The columns of the data source. Both of its engines have them: names, order, types and nulls are a contract."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ BASE: Final = (
 )
 """What every message has."""
 PAYLOAD: Final = "payload"
+_TAKEN: Final = {PAYLOAD, *(name for name, _ in BASE)}
+_NULLS: Final = {"type", "event_time"}
+"""Columns of every message that may have nulls."""
 _INTEGERS: Final[dict[pyarrow.DataType, types.DataType]] = {
     pyarrow.int8(): types.ByteType(),
     pyarrow.uint8(): types.ShortType(),
@@ -38,7 +41,7 @@ _INTEGERS: Final[dict[pyarrow.DataType, types.DataType]] = {
     pyarrow.int32(): types.IntegerType(),
     pyarrow.uint32(): types.LongType(),
     pyarrow.int64(): types.LongType(),
-    pyarrow.uint64(): types.LongType(),
+    pyarrow.uint64(): types.LongType(),  # its bits: a decimal that holds all of them is a BigDecimal to Spark, and slow
 }
 
 
@@ -48,19 +51,22 @@ class RecordField(NamedTuple):
     name: str
     """Of the field."""
     column: str
-    """Its own name, or `record_` and that where every message has a column of that name."""
+    """Its own name, or `record_` and that where every message has a column of that name, in whatever case."""
     arrow: pyarrow.DataType
     """What `Schema.arrow` has it as."""
     kind: types.DataType
+    nullable: bool
+    """Whether it may have nulls: prices of 64 bits do, which mark "no price" by numbers of more than 18 digits."""
 
 
-def record_fields(schema: Schema, kind: str, prices: str) -> list[RecordField]:
-    """The columns of message type `kind`. Raises ConfigError when the schema has no such type."""
-    taken = {name for name, _ in BASE}
+def record_fields(schema: Schema, message: str, prices: str) -> list[RecordField]:
+    """The columns of message type `message`. Raises ConfigError when the schema has no such type."""
     found = []
-    for field in schema.arrow(kind):
-        column = f"record_{field.name}" if field.name in taken else field.name
-        found.append(RecordField(field.name, column, field.type, _kind_of(field, prices)))
+    for field in schema.arrow(message):
+        column = f"record_{field.name}" if field.name.lower() in _TAKEN else field.name
+        kind = _kind_of(field, prices)
+        nullable = isinstance(kind, types.DecimalType) and field.type.bit_width == 64
+        found.append(RecordField(field.name, column, field.type, kind, nullable))
     return found
 
 
@@ -77,23 +83,26 @@ def _kind_of(field: pyarrow.Field, prices: str) -> types.DataType:
 
 def table_schema(fields: list[RecordField] | None) -> types.StructType:
     """All columns: with a payload, or with the fields of one message type in place of it."""
-    columns = [types.StructField(name, kind) for name, kind in BASE]
+    columns = [types.StructField(name, kind, name in _NULLS) for name, kind in BASE]
     if fields is None:
-        columns.append(types.StructField(PAYLOAD, types.BinaryType()))
+        columns.append(types.StructField(PAYLOAD, types.BinaryType(), nullable=False))
     else:
-        columns += [types.StructField(field.column, field.kind) for field in fields]
+        columns += [types.StructField(field.column, field.kind, field.nullable) for field in fields]
     return types.StructType(columns)
 
 
 def check_schema(asked: types.StructType, whole: types.StructType) -> None:
     """Raise ConfigError unless the columns asked for are some of those that there are."""
-    known = {field.name: field.dataType for field in whole}
+    known = {field.name: field for field in whole}
     for field in asked:
-        if field.name not in known:
+        own = known.get(field.name)
+        if own is None:
             raise ConfigError(f"the schema had a column {field.name!r}, expected some of: {', '.join(known)}")
-        if field.dataType != known[field.name]:
-            was, expected = field.dataType.simpleString(), known[field.name].simpleString()
+        if field.dataType != own.dataType:
+            was, expected = field.dataType.simpleString(), own.dataType.simpleString()
             raise ConfigError(f"the schema had column {field.name!r} as {was}, expected {expected}")
+        if own.nullable and not field.nullable:
+            raise ConfigError(f"the schema had column {field.name!r} as not null, expected that it may be")
 
 
 def record_array(field: RecordField, records: NDArray[Any]) -> pyarrow.Array:

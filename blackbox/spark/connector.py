@@ -1,5 +1,8 @@
 """The engine in Java: compiled once by the Janino in Spark's own jars, which needs no JDK, and kept as a jar.
 
+A session that has the jar reads the format `blackbox` by it: Spark takes a class `blackbox.DefaultSource` before it
+asks Python. `blackbox.spark.session` names it in `spark.jars`, which Spark ships to executors.
+
 Compiled where it is used, and not shipped as a jar: the sources are what one reads and reviews, no binary must be held
 against them, and the classes always fit the Spark that is there. It takes two seconds, once for each Spark.
 """
@@ -8,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import zipfile
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from blackbox.errors import ConfigError
 from blackbox.spark.cache import draft_in, user_cache
+from blackbox.spark.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,7 +35,7 @@ def connector_jar(java_home: Path | None = None, cache: Path | None = None) -> P
     It appears there at once or not at all, so that several processes may ask for it at the same time.
 
     Args:
-        java_home: of the Java that compiles. Not given: `JAVA_HOME`, else the `java` on the `PATH`.
+        java_home: of the Java that compiles. Not given: what `find_java` finds.
         cache: a directory of the user; not given: `blackbox` in `XDG_CACHE_HOME`, else in `~/.cache`.
 
     Raises ConfigError when there is no Java, it does not compile, or the cache cannot be written; ImportError when
@@ -45,22 +48,23 @@ def connector_jar(java_home: Path | None = None, cache: Path | None = None) -> P
     if jar.exists():
         return jar
     with draft_in(cache, "connector-", "the connector for Spark could not be made") as draft:
-        _compile(_java(java_home), spark.parent, sources, draft / "classes")
+        java = (java_home or find_java()) / "bin" / "java"
+        _compile(str(java), spark.parent, sources, draft / "classes")
         _pack(draft / "classes", draft / jar.name)
         (draft / jar.name).replace(jar)
     return jar
 
 
 def install(spark: SparkSession) -> None:
-    """Add the connector to a session that runs already, made by others; in a new one, name it in `spark.jars`.
+    """Add the connector to a session that runs already, made by others, unless it has it.
 
     Raises as `connector_jar`.
     """
     jar = connector_jar()
-    if hasattr(spark, "_jsparkSession"):
-        spark.sql(f"ADD JAR '{jar}'")
-    else:
+    if not hasattr(spark, "_jsparkSession"):
         spark.addArtifact(str(jar))
+    elif not any(row[0].endswith(f"/{jar.name}") for row in spark.sql("LIST JARS").collect()):
+        spark.sql(f"ADD JAR '{jar}'")
 
 
 def _spark() -> Path:
@@ -79,16 +83,6 @@ def _digest(sources: list[Path], version: str) -> str:
     for path in sources:
         told.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return told.hexdigest()[:16]
-
-
-def _java(home: Path | None) -> str:
-    told = home or os.environ.get("JAVA_HOME")
-    java = str(Path(told) / "bin" / "java") if told else shutil.which("java")
-    if java is None:
-        raise ConfigError(
-            "no Java was found to compile the connector for Spark, expected JAVA_HOME or java on the PATH"
-        )
-    return java
 
 
 def _compile(java: str, jars: Path, sources: list[Path], classes: Path) -> None:

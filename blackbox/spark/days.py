@@ -6,11 +6,11 @@ import glob
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote
 
 from blackbox.errors import ConfigError, JournalError
-from blackbox.journal.day import MANIFEST, Manifest, recorded_days
+from blackbox.journal.day import MANIFEST, Manifest, described, recorded_days
 from blackbox.schema import Schema, load_schema
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
@@ -53,11 +53,32 @@ def _days_below(path: Path) -> list[Path]:
     return recorded_days(path) or sorted(each.parent for each in path.glob(f"*/*/{MANIFEST}"))
 
 
-def schema_of_days(days: list[Path]) -> Schema:
-    """What the payloads of these days are. Raises ConfigError when that differs, or is not registered here."""
-    names = {day: Manifest.read(day).feed.schema for day in days}
-    first = names[days[0]]
-    for day, name in names.items():
-        if name != first:
-            raise ConfigError(f"{day} has the schema {name!r} and {days[0]} has {first!r}, expected the same in all")
-    return load_schema(first)
+def schema_of_days(days: list[Path], *kinds: str) -> Schema:
+    """What the payloads of these days are, of which messages of some types are wanted.
+
+    Raises ConfigError when that differs, is not registered here, or has no such type.
+    """
+    manifests = [Manifest.read(day) for day in days]
+    names = [manifest.feed.schema for manifest in manifests]
+    for day, name in zip(days, names, strict=True):
+        if name != names[0]:
+            raise ConfigError(f"{day} has the schema {name!r} and {days[0]} has {names[0]!r}, expected the same in all")
+    schema = load_schema(names[0])
+    for kind in kinds:
+        schema.dtype(kind)
+        character = schema.character(kind)
+        layouts = [_layout(manifest.schema.get(character)) for manifest in manifests]
+        for day, layout in zip(days, layouts, strict=True):
+            if layout != layouts[0]:
+                other = f"{days[0]}, expected the same in all"
+            elif layout not in (None, _layout(described(schema)[character])):
+                other = f"the schema {schema.name!r} that is registered here"
+            else:
+                continue
+            raise ConfigError(f"{day} has other fields in its messages of type {kind!r} than {other}")
+    return schema
+
+
+def _layout(told: dict[str, Any] | None) -> tuple[Any, ...] | None:
+    """Where fields are, as a manifest tells it; None: it does not."""
+    return None if told is None else (told["bytes"], told.get("type_offset", 0), told["fields"])

@@ -10,7 +10,10 @@ from typing import Final, Literal, NamedTuple
 from blackbox.errors import ConfigError
 
 MEGABYTE: Final = 1 << 20
-_SIZES: Final = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": MEGABYTE, "mb": MEGABYTE, "g": 1 << 30, "gb": 1 << 30}
+_SIZES: Final = {"": 1, "b": 1} | {
+    unit + b: 1 << 10 * power for power, unit in enumerate("kmgtp", 1) for b in ("", "b")
+}
+"""As Spark has them."""
 
 
 class Options(NamedTuple):
@@ -42,7 +45,10 @@ class Options(NamedTuple):
                 near = difflib.get_close_matches(key, _KNOWN, n=1)
                 hint = f" (did you mean {_KNOWN[near[0]]!r}?)" if near else ""
                 raise ConfigError(f"option was {key!r}, expected one of: {', '.join(_KNOWN.values())}{hint}")
-        _one_of(given, "engine", "python")  # this one: the connector, which has it too, hands over what is not its own
+        if "engine" in given and _one_of(given, "engine", "java", "python") == "java":
+            what = "this session lacks the connector's jar, or the query is a stream"
+            raise ConfigError(f"option 'engine' was 'java', expected 'python': {what}")
+        _one_of(given, "checksums", "true", "false")  # this engine checks them always
         return cls(
             _paths(given),
             given.get("records"),
@@ -62,6 +68,7 @@ NAMES: Final = (
     "records",
     "prices",
     "onDamage",
+    "checksums",
     "partitionBytes",
     "metrics",
     "startingOffsets",
@@ -97,7 +104,7 @@ def _size(given: dict[str, str], name: str) -> int | None:
     text = given.get(name.lower())
     if text is None:
         return None
-    number = text.strip().lower().rstrip("kmgb")
+    number = text.strip().lower().rstrip("kmgtpb")
     factor = _SIZES.get(text.strip().lower()[len(number) :])
     if factor is None or not number.isdigit() or int(number) < 1:
         raise ConfigError(f"option {name!r} was {text!r}, expected bytes, such as 64m or 67108864")

@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 
 from blackbox.errors import JournalError
 from blackbox.journal.columns import Chosen, Target, Wanted, choose, fill
+from blackbox.journal.layout import record_bytes
 from blackbox.journal.parts import Records, read_records
 from blackbox.journal.segment import Damage
 from blackbox.schema import Schema
@@ -124,7 +125,7 @@ class _Partition:
 
     def _tell_wrong(self, records: Records, chosen: Chosen) -> None:
         place = int(records.places[chosen.wrong_record])
-        size = int(records.heads["stored_bytes"][chosen.wrong_record])
+        size = record_bytes(int(records.heads["stored_bytes"][chosen.wrong_record]))
         what = f"a message of type {self._reading.kind!r} had {chosen.wrong_bytes} bytes, expected {self._wanted.width}"
         self._tell(Damage(records.path, place, size, what, chosen.wrong))
 

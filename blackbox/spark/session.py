@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from blackbox.errors import ConfigError
+from blackbox.spark.connector import connector_jar, install
 from blackbox.spark.java import find_java
 
 if TYPE_CHECKING:
@@ -27,6 +31,7 @@ _EVERYWHERE: Final = {
 }
 _IN_SESSION: Final = {key: value for key, value in _EVERYWHERE.items() if key.startswith("spark.sql.")}
 _REMOTE: Final = "sc://"
+_JARS: Final = "spark.jars"
 _LEAST_MEMORY: Final = 1 << 30
 _MOST_MEMORY: Final = 8 << 30
 
@@ -36,16 +41,17 @@ def session(
 ) -> SparkSession:
     """The Spark session of this process; a new one, set up for recordings, if there is none.
 
-    Of one that is there only the filter pushdown is switched on, and `conf` is set. A new one runs on a valid Java
-    of this machine, else on the one from PyPI (see `blackbox.spark.java`). For it `JAVA_HOME`, `PYSPARK_PYTHON` and, on
-    a local master, `SPARK_LOCAL_IP` are set in the environment of this process where they are not.
+    It has the connector in Java, or warns why recordings are read by the engine in Python (`blackbox.spark.connector`).
+    Of one that is there, beside that, only the filter pushdown is switched on, and `conf` is set. A new one runs on a
+    valid Java of this machine, else on the one from PyPI (`blackbox.spark.java`). For it `JAVA_HOME`, `PYSPARK_PYTHON`
+    and, on a local master, `SPARK_LOCAL_IP` are set in the environment of this process where they are not.
 
     Args:
         master: what runs it, such as `local[4]`, `spark://host:7077`, or `sc://host:15002` for a Spark Connect server,
             of which only what can be set in a session is set. Not given: what `spark-submit` was told, or the
             environment by `SPARK_REMOTE`, else all cores of this machine.
         name: of the application.
-        conf: more of Spark's settings, which go before ours.
+        conf: more of Spark's settings, which go before ours; the connector is added to jars that they name.
 
     Raises ConfigError when there is no Java for it, ImportError when pyspark is not installed (extra `spark`).
     """
@@ -60,21 +66,31 @@ def session(
         # No name: a server has its own, and would warn of each setting that it cannot change.
         return _with(SparkSession.builder.remote(remote).getOrCreate(), {**_IN_SESSION, **own})
     if SparkContext._active_spark_context is not None:
-        return _with(SparkSession.builder.getOrCreate(), {PUSHDOWN: "true", **own})
+        there = _with(SparkSession.builder.getOrCreate(), {PUSHDOWN: "true", **own})
+        _or_warn(lambda: install(there))
+        return there
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    starts = not submitted and SparkContext._gateway is None
+    jar: Path | None = None
     if submitted:
         SparkContext._ensure_initialized()
-    elif SparkContext._gateway is None:
-        os.environ["JAVA_HOME"] = str(find_java())
+    elif starts:
+        java = find_java()
+        os.environ["JAVA_HOME"] = str(java)
+        jar = _or_warn(lambda: connector_jar(java))
     told: dict[str, Any] = dict(SparkConf().getAll()) if submitted else {}
     if master is not None:
         told["spark.master"] = master
     chosen = own.get("spark.master") or told.get("spark.master") or "local[*]"
     settings = {**_EVERYWHERE, **(_local(chosen) if chosen.startswith("local") else {}), "spark.app.name": name}
     settings = {**settings, **told, "spark.master": chosen, **own}
+    if jar is not None:
+        settings[_JARS] = ",".join(filter(None, [settings.get(_JARS), str(jar)]))
     builder: Any = SparkSession.builder
     made: SparkSession = builder.config(map=settings).getOrCreate()
+    if not starts:  # its classpath is set
+        _or_warn(lambda: install(made))
     return made
 
 
@@ -82,6 +98,15 @@ def _with(there: SparkSession, settings: Mapping[str, str]) -> SparkSession:
     for key, value in settings.items():
         there.conf.set(key, value)
     return there
+
+
+def _or_warn(make: Callable[[], Path | None]) -> Path | None:
+    """The connector's jar, if it is made; when it cannot be, a warning."""
+    try:
+        return make()
+    except ConfigError as error:
+        warnings.warn(f"recordings are read by the slower engine in Python: {error}", RuntimeWarning, stacklevel=3)
+        return None
 
 
 def _local(master: str) -> dict[str, str]:

@@ -1,10 +1,13 @@
-"""The data source `blackbox` in Python, which Spark finds through the module `pyspark_blackbox`."""
+"""The engine in Python of the data source `blackbox`, which Spark finds through the module `pyspark_blackbox`.
+
+Where the connector's jar is on the classpath, Spark finds that first; it hands streams over to this one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.types import StructType
@@ -15,6 +18,10 @@ if TYPE_CHECKING:
 
     from blackbox.spark.options import Options
     from blackbox.spark.read import Reading
+
+
+OF_ONE_SCAN: Final = "__scan"
+"""An option of the connector's: what it makes serves one scan alone."""
 
 
 class DefaultSource(DataSource):
@@ -36,7 +43,7 @@ class DefaultSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of these columns."""
         options, days = self._found()
-        return Reader(options, days, self._reading(options, days, schema))
+        return Reader(options, days, self._reading(options, days, schema), OF_ONE_SCAN in self.options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A reader of these columns that follows a recording."""
@@ -59,15 +66,16 @@ class DefaultSource(DataSource):
         from blackbox.spark.filters import Pushed
         from blackbox.spark.read import Reading
 
-        schema = None if options.records is None else schema_of_days(days)
-        fields = None
+        schema = None if options.records is None else schema_of_days(days, options.records)
+        fields = kind = None
         if schema is not None and options.records is not None:
             fields = record_fields(schema, options.records, options.prices)
+            kind = schema.character(options.records)
         whole = table_schema(fields)
         if asked is not None:
             check_schema(asked, whole)
         skip = options.on_damage == "skip"
-        return Reading(asked or whole, Pushed(), skip, options.metrics, options.records, schema, tuple(fields or ()))
+        return Reading(asked or whole, Pushed(), skip, options.metrics, kind, schema, tuple(fields or ()))
 
 
 class _Pushing:
@@ -88,18 +96,23 @@ class _Pushing:
 class Reader(DataSourceReader):
     """Plans what a query reads, and reads it."""
 
-    def __init__(self, options: Options, days: list[Path], reading: Reading) -> None:
-        self._options, self._days, self._reading = options, days, reading
+    def __init__(self, options: Options, days: list[Path], reading: Reading, of_one_scan: bool = False) -> None:
+        self._options, self._days, self._reading, self._of_one_scan = options, days, reading, of_one_scan
 
     @property
     def pushFilters(self) -> Any:  # noqa: N802
-        """Take filters in; all of them are returned, so that Spark checks every row again."""
+        """Take filters in; all of them are returned, so that Spark checks every row again.
+
+        They are made use of only by a reader of one scan. Spark plans a table in Python once, with the filters of its
+        first query, and gives that plan to all later queries of the same frame or view: they would lack rows.
+        """
         return _Pushing(self._push)
 
     def _push(self, filters: list[Filter]) -> Iterable[Filter]:
         from blackbox.spark.filters import Pushed
 
-        self._reading = self._reading._replace(pushed=Pushed.of(filters))
+        if self._of_one_scan:
+            self._reading = self._reading._replace(pushed=Pushed.of(filters))
         return filters
 
     def partitions(self) -> list[InputPartition]:

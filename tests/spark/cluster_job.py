@@ -8,7 +8,8 @@ import sys
 import blackbox.spark
 
 spark = blackbox.spark.session(name="bars on a cluster")
-trades = spark.read.format("blackbox").option("records", "T").load(sys.argv[1])
+reader = spark.read.format("blackbox").option("partitionBytes", "256k")  # more tasks than one worker takes at a time
+trades = reader.option("records", "T").load(sys.argv[1])
 bars = blackbox.spark.time_bars(trades, "1s", size="size")
 sums = "count(*) AS bars", "sum(trades) AS trades", "sum(volume) AS volume", "max(high) AS high"
 (row,) = bars.selectExpr(*sums).collect()

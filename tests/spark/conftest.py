@@ -1,15 +1,16 @@
-"""One Spark session for all tests of this directory: it takes seconds to begin."""
+"""One Spark session and one recording of each capture for all tests of this directory: both take seconds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 import blackbox.spark
-from blackbox.spark.connector import connector_jar
-from blackbox.spark.java import find_java
+from tests.recorded import record
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,8 +22,38 @@ def spark() -> Iterator[SparkSession]:
         "spark.ui.enabled": False,
         "spark.ui.showConsoleProgress": False,
         "spark.sql.shuffle.partitions": 2,
-        "spark.jars": str(connector_jar(find_java())),
     }
     made = blackbox.spark.session("local[2]", conf=conf)
     yield made
     made.stop()
+
+
+@pytest.fixture(params=["java", "python"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Each of the two engines of the data source."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def captured(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The feed's directory of a real capture, by name: recorded when it is first asked for, and never changed."""
+    from feeds.binance import Binance
+    from feeds.dbn import Dbn
+    from feeds.iex import Iex
+    from feeds.itch50 import Itch50
+    from feeds.tape import Tape
+
+    makers = {
+        "itch": lambda: Itch50(shared_data / "itch50" / "runk_locate-13-10k.bin", "2020-01-30"),
+        "deep": lambda: Iex(shared_data / "iex" / "goiex_DEEP10.pcap.gz"),
+        "tops": lambda: Iex(shared_data / "iex" / "goiex_TOPS16.pcapng.gz"),
+        "tape": lambda: Tape(shared_data / "lean" / "ibm_20131007_trade.zip"),
+        "dbn": lambda: Dbn(shared_data / "dbn" / "esh4-glbx-mdp3-20231224.mbo.dbn.zst"),
+        "binance": lambda: Binance(shared_data / "binance" / "spot_ethusdt_20240808.gz"),
+    }
+
+    @cache
+    def of(name: str) -> Path:
+        return record(tmp_path_factory.mktemp(name), name, makers[name], key_bytes=4 if name == "tops" else 0)
+
+    return of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +25,9 @@ RUNK = "itch50/runk_locate-13-10k.bin"
 JAMISON = "itch50/jamison_12302019_SNIPPET.NASDAQ_ITCH50"
 
 
-@pytest.fixture(scope="module")
-def apple(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> DataFrame:
-    path = record(tmp_path_factory.mktemp("books"), "itch", lambda: Itch50(shared_data / RUNK, "2020-01-30"))
-    return spark.read.format("blackbox").load(str(path))
+@pytest.fixture
+def apple(spark: SparkSession, captured: Callable[[str], Path]) -> DataFrame:
+    return spark.read.format("blackbox").load(str(captured("itch")))
 
 
 def synthetic() -> Synthetic:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from blackbox import ConfigError
 from blackbox.spark import lag_percentiles, message_mix, message_rates, sequence_gaps
 from feeds.iex import Iex
 from tests.feeds.build import messages_of
-from tests.recorded import record
 from tests.spark.tape import from_spark
 
 if TYPE_CHECKING:
@@ -40,14 +39,8 @@ def source(shared_data: Path) -> polars.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def messages(spark: SparkSession, shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataFrame]:
-    path = record(
-        tmp_path_factory.mktemp("counts"),
-        "tops",
-        lambda: Iex(shared_data / "iex" / "goiex_TOPS16.pcapng.gz"),
-        key_bytes=4,
-    )
-    frame = spark.read.format("blackbox").load(str(path)).drop("payload").cache()
+def messages(spark: SparkSession, captured: Callable[[str], Path]) -> Iterator[DataFrame]:
+    frame = spark.read.format("blackbox").load(str(captured("tops"))).drop("payload").cache()
     yield frame
     frame.unpersist()
 

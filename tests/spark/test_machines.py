@@ -17,7 +17,10 @@ READ = """
 frame = spark.read.format("blackbox").load(sys.argv[1])
 row = frame.where("symbol = 'A1'").selectExpr("count(*) AS n", "sum(ts_event) AS t").collect()[0]
 version = spark.sparkContext._jvm.java.lang.System.getProperty("java.version")
-print("read", row["n"], row["t"], version.partition(".")[0], spark.conf.get("spark.sql.python.filterPushdown.enabled"))
+metrics = frame._jdf.queryExecution().executedPlan().collectLeaves().apply(0).metrics()
+engine = "java" if metrics.contains("blocksRead") else "python"
+pushdown = spark.conf.get("spark.sql.python.filterPushdown.enabled")
+print("read", row["n"], row["t"], version.partition(".")[0], pushdown, engine)
 spark.stop()
 """
 
@@ -58,8 +61,9 @@ assert shutil.which("java") is None
 spark = blackbox.spark.session("local[1]", conf={"spark.ui.enabled": False})
 """
     said = run(script, day, PATH=str(tools), XDG_CACHE_HOME=str(tmp_path / "cache"))
-    assert said == "read 10 145 21 true"
-    assert len(list((tmp_path / "cache" / "blackbox").iterdir())) == 1
+    assert said == "read 10 145 21 true java"
+    made = sorted(path.name.partition("-")[0] for path in (tmp_path / "cache" / "blackbox").iterdir())
+    assert made == ["blackbox", "java"]  # the connector's jar, and the shim
 
 
 def test_session_that_the_user_made_finds_the_source(day: Path) -> None:
@@ -72,4 +76,4 @@ spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", False
 """
     said = run(script, day, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", SPARK_LOCAL_IP="127.0.0.1")
     assert said.split()[:3] == ["read", "10", "145"]
-    assert said.endswith(" false")
+    assert said.endswith(" false python")

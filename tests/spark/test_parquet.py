@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from blackbox import Recording
-from feeds.iex import Iex
-from tests.recorded import record
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TOPS = "iex/goiex_TOPS16.pcapng.gz"
-
 
 @pytest.mark.parametrize("kind", [None, "Q"])
 def test_parquet_is_what_the_source_reads(
-    spark: SparkSession, tmp_path: Path, shared_data: Path, kind: str | None
+    spark: SparkSession, tmp_path: Path, captured: Callable[[str], Path], kind: str | None
 ) -> None:
-    feed = record(tmp_path, "tops", lambda: Iex(shared_data / TOPS))
+    feed = captured("tops")
     (day,) = feed.glob("*-*-*")
     Recording.open(day).to_parquet(tmp_path / "out", kind=kind)
     reader = spark.read.format("blackbox")

@@ -33,7 +33,7 @@ from blackbox import ConfigError, JournalError
 from blackbox.spark import options
 from blackbox.spark.columns import table_schema
 from blackbox.spark.metrics import read_metrics
-from blackbox.spark.source import DefaultSource, Reader
+from blackbox.spark.source import OF_ONE_SCAN, DefaultSource, Reader
 from tests.journals import Day, Put, Row, Told, feed_of
 from tests.test_recording import days, made
 
@@ -53,7 +53,7 @@ COMPARE: dict[Any, Callable[[Any, Any], bool]] = {
 
 
 def reader_of(path: Path, **options: str) -> Reader:
-    source = DefaultSource({"path": str(path), **options})
+    source = DefaultSource({"path": str(path), OF_ONE_SCAN: "true", **options})
     reader = source.reader(source.schema())
     assert isinstance(reader, Reader)
     return reader

@@ -1,4 +1,4 @@
-package blackbox.connector;
+package blackbox;
 
 import java.nio.ByteBuffer;
 
@@ -24,6 +24,8 @@ final class Block {
     long sequence;
     /** Wanted rows. */
     int size;
+    /** The length of the first message that `choose` left out for it. */
+    long wrongBytes;
 
     private long count;
     private long topicCount;
@@ -306,6 +308,7 @@ final class Block {
                     continue;
                 }
                 if (length != record.bytes) {
+                    wrongBytes = misfits == 0 ? length : wrongBytes;
                     misfits++;
                     continue;
                 }

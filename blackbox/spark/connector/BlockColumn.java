@@ -1,4 +1,4 @@
-package blackbox.connector;
+package blackbox;
 
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.DataTypes;

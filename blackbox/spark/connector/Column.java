@@ -1,4 +1,4 @@
-package blackbox.connector;
+package blackbox;
 
 import java.io.Serializable;
 import java.util.ArrayList;
@@ -26,6 +26,8 @@ final class Column implements Serializable {
     static final int EPOCH = 12;
     static final int SEQUENCE = 13;
     static final int PAYLOAD = 14;
+    /** Stands before the name of a field that is called as a column of every message. */
+    private static final String CLASHING = "record_";
 
     final String name;
     final DataType type;
@@ -71,9 +73,9 @@ final class Column implements Serializable {
             Field field = record.fields[i];
             boolean taken = false;
             for (int k = 0; k < names.length; k++) {
-                taken |= names[k].equals(field.name);
+                taken |= names[k].equalsIgnoreCase(field.name);
             }
-            all.add(new Column(taken ? field.name + "_" : field.name, field.type, field.isNullable(), -1, field));
+            all.add(new Column(taken ? CLASHING + field.name : field.name, field.type, field.isNullable(), -1, field));
         }
         return (Column[]) all.toArray(new Column[0]);
     }
@@ -101,18 +103,24 @@ final class Column implements Serializable {
         Column[] chosen = new Column[asked.length()];
         StructField[] fields = asked.fields();
         for (int i = 0; i < fields.length; i++) {
+            boolean strict = false;
             for (int k = 0; k < all.length; k++) {
                 if (all[k].name.equalsIgnoreCase(fields[i].name())) {
-                    chosen[i] = all[k];
+                    boolean nullable = all[k].nullable || fields[i].nullable();
+                    chosen[i] = new Column(all[k].name, all[k].type, nullable, all[k].number, all[k].field);
+                    strict |= all[k].nullable && !fields[i].nullable();
                 }
             }
             if (chosen[i] == null) {
-                throw new IllegalArgumentException("column '" + fields[i].name() + "' is not one of a recording's: "
+                throw Refused.of("the schema had a column '" + fields[i].name() + "', expected some of: "
                     + String.join(", ", (CharSequence[]) schema(all).fieldNames()));
             }
             if (!chosen[i].type.sameType(fields[i].dataType())) {
-                throw new IllegalArgumentException("column '" + fields[i].name() + "' was asked for as "
-                    + fields[i].dataType().sql() + ", expected " + chosen[i].type.sql());
+                throw Refused.of("the schema had column '" + fields[i].name() + "' as "
+                    + fields[i].dataType().simpleString() + ", expected " + chosen[i].type.simpleString());
+            }
+            if (strict) {
+                throw Refused.of("the schema had column '" + fields[i].name() + "' as not null, expected that it may be");
             }
         }
         return chosen;

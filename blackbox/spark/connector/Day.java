@@ -1,4 +1,4 @@
-package blackbox.connector;
+package blackbox;
 
 import java.io.IOException;
 import java.io.Serializable;
@@ -20,6 +20,8 @@ final class Day implements Serializable {
     final int date;
     final int keyBytes;
     final int slices;
+    /** The name of what its payloads are. */
+    final String schema;
     /** The layout of the wanted message type; null: messages of all types are wanted. */
     final MessageType record;
     /** Of the feed's slices. Null in tasks: planning has chosen among them. */
@@ -33,10 +35,9 @@ final class Day implements Serializable {
         this.keyBytes = Json.number(settings, "key_bytes", 0);
         this.routing = Json.of(settings, "slices");
         this.slices = routing.size();
-        this.record = records == null
-            ? null
-            : MessageType.of(Json.of(manifest, "schema"), records, scaled, "schema " + Json.text(settings, "schema") + " of "
-                + path);
+        this.schema = Json.text(settings, "schema");
+        this.record = records == null ? null
+            : MessageType.of(Json.of(manifest, "schema"), records, scaled, schema, Files.shown(path));
     }
 
     /** Read the manifest in a directory. */
@@ -44,26 +45,43 @@ final class Day implements Serializable {
         String path = directory + "/" + MANIFEST;
         long size = Files.size(path, settings);
         if (size < 0) {
-            throw new IllegalArgumentException("'" + directory + "' is not a recording: it has no " + MANIFEST);
+            throw Refused.of("recording '" + Files.shown(directory) + "' was not found");
         }
         String text = new String(Bytes.read(path, 0, size, settings).copy(), StandardCharsets.UTF_8);
         JsonNode manifest;
         try {
             manifest = new ObjectMapper().readTree(text);
         } catch (IOException error) {
-            throw Damage.of(path, "the manifest is no JSON", 0, size, 0);
+            throw Refused.of(Files.shown(path) + " is damaged: it is no JSON");
         }
         JsonNode format = Json.of(manifest, "format");
         if (format != null && format.asInt() != Layout.FORMAT) {
-            throw new IllegalArgumentException(path + ": format was " + format + ", expected " + Layout.FORMAT);
+            throw Refused.of(Files.shown(path) + ": format was " + format + ", expected " + Layout.FORMAT);
         }
         String told = manifest.has("checksum") ? Json.text(manifest, "checksum") : "";
         String tail = ",\"checksum\":\"" + told + "\"}";
         String compact = compact(text);
-        if (!compact.endsWith(tail) || !told.equals(checksum(compact.substring(0, compact.length() - tail.length())))) {
-            throw Damage.of(path, "the manifest is damaged, or was changed by hand", 0, size, 0);
+        String right = checksum(compact.substring(0, Math.max(0, compact.length() - tail.length())));
+        if (!compact.endsWith(tail) || !told.equals(right)) {
+            throw Refused.of(Files.shown(path) + " is damaged, or was changed by hand: checksum was '" + told
+                + "', expected '" + right + "'");
         }
         return new Day(directory, manifest, records, scaled);
+    }
+
+    /** Throws unless records of the wanted type are the same here as in the first one of the days. */
+    void mustBeLike(Day first) {
+        if (record == null) {
+            return;
+        }
+        if (!schema.equals(first.schema)) {
+            throw Refused.of(Files.shown(path) + " has the schema '" + schema + "' and " + Files.shown(first.path)
+                + " has '" + first.schema + "', expected the same in all");
+        }
+        if (!record.layout.equals(first.record.layout)) {
+            throw Refused.of(Files.shown(path) + " has other fields in its messages of type '" + record.name
+                + "' than " + Files.shown(first.path) + ", expected the same in all");
+        }
     }
 
     private static String checksum(String text) {

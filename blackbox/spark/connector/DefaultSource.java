@@ -1,4 +1,4 @@
-package blackbox.connector;
+package blackbox;
 
 import java.io.IOException;
 import java.util.EnumSet;
@@ -14,18 +14,15 @@ import org.apache.spark.sql.connector.catalog.TableCapability;
 import org.apache.spark.sql.connector.catalog.TableProvider;
 import org.apache.spark.sql.connector.expressions.Transform;
 import org.apache.spark.sql.connector.read.ScanBuilder;
-import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 import org.apache.spark.unsafe.Platform;
 
 /**
- * The format "blackbox.connector": Spark looks for a class DefaultSource in a package of that name, before it asks for
- * data sources in Python. Streams, and what option `engine` is "python" for, go to the engine in Python.
+ * The format "blackbox": Spark looks for a class DefaultSource in a package of that name, before it asks for data sources
+ * in Python. Streams, and what option `engine` is "python" for, go to the engine in Python, which has the same name.
  */
 public final class DefaultSource implements TableProvider {
-    private static final String PYTHON = "blackbox";
-
     public DefaultSource() {
     }
 
@@ -35,7 +32,7 @@ public final class DefaultSource implements TableProvider {
 
     public StructType inferSchema(CaseInsensitiveStringMap given) {
         Options options = new Options(given);
-        return options.python ? python().inferSchema(given) : Column.schema(columns(options));
+        return options.python ? PythonEngine.inferSchema(given) : Column.schema(columns(options));
     }
 
     public boolean supportsExternalMetadata() {
@@ -46,28 +43,26 @@ public final class DefaultSource implements TableProvider {
         CaseInsensitiveStringMap given = new CaseInsensitiveStringMap((Map<String, String>) properties);
         Options options = new Options(given);
         if (options.python) {
-            return python().getTable(schema, partitioning, (Map<String, String>) properties);
+            return new PythonEngine(schema);
         }
         return new Recorded(options, Column.chosen(columns(options), schema));
     }
 
-    /** The engine in Python, under the same name. */
-    private static PythonDataSourceV2 python() {
-        PythonDataSourceV2 source = new PythonDataSourceV2();
-        source.setShortName(PYTHON);
-        return source;
-    }
-
-    /** All columns; with the message type that is wanted, those that the newest day has. */
+    /** All columns; those of the message type that is wanted, if one is, which must be the same in all days. */
     private static Column[] columns(Options options) {
         try {
             Configuration settings = settings();
             List<String> days = Recordings.directories(options, settings);
-            if (options.records == null || days.isEmpty()) {
+            if (options.records == null) {
                 return Column.all(null);
             }
-            String newest = (String) days.get(days.size() - 1);
-            return Column.all(Day.read(newest, options.records, options.scaled, settings).record);
+            Day first = null;
+            for (int i = 0; i < days.size(); i++) {
+                Day day = Day.read((String) days.get(i), options.records, options.scaled, settings);
+                first = first == null ? day : first;
+                day.mustBeLike(first);
+            }
+            return Column.all(first.record);
         } catch (IOException error) {
             Platform.throwException(error);
             return null;
@@ -98,30 +93,7 @@ public final class DefaultSource implements TableProvider {
 
         public ScanBuilder newScanBuilder(CaseInsensitiveStringMap given) {
             Options now = new Options(given);
-            return new Builder(now, columns, new Streamed(columns), given);
-        }
-    }
-
-    /** The table of the engine in Python, made when a stream is begun. */
-    static final class Streamed implements SupportsRead {
-        private final Column[] columns;
-
-        Streamed(Column[] columns) {
-            this.columns = columns;
-        }
-
-        public String name() {
-            return PYTHON;
-        }
-
-        public Set capabilities() {
-            return EnumSet.of(TableCapability.MICRO_BATCH_READ);
-        }
-
-        public ScanBuilder newScanBuilder(CaseInsensitiveStringMap given) {
-            Table table = python().getTable(
-                Column.schema(columns), new Transform[0], given.asCaseSensitiveMap());
-            return ((SupportsRead) table).newScanBuilder(given);
+            return new Builder(now, columns, new PythonEngine(schema()), given);
         }
     }
 }

@@ -1,4 +1,4 @@
-package blackbox.connector;
+package blackbox;
 
 import org.apache.hadoop.conf.Configuration;
 import org.apache.spark.broadcast.Broadcast;

@@ -1,4 +1,4 @@
-package blackbox.connector;
+package blackbox;
 
 import java.io.Serializable;
 
@@ -16,7 +16,6 @@ final class Field implements Serializable {
 
     /** A decimal with as many is a long to Spark; one with more is a BigDecimal, and slow. */
     static final int PRICE_DIGITS = 18;
-    private static final int WIDE_DIGITS = 20;
 
     final String name;
     final int meaning;
@@ -65,7 +64,8 @@ final class Field implements Serializable {
 
     private static DataType ofInteger(int size, boolean signed) {
         if (size == 8) {
-            return signed ? DataTypes.LongType : DataTypes.createDecimalType(WIDE_DIGITS, 0);
+            // An unsigned one keeps its bits: a decimal that holds all of them is a BigDecimal to Spark, and slow.
+            return DataTypes.LongType;
         }
         if (size > 4 || (size == 4 && !signed)) {
             return DataTypes.LongType;

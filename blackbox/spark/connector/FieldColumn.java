@@ -1,10 +1,6 @@
-package blackbox.connector;
-
-import java.math.BigDecimal;
-import java.math.BigInteger;
+package blackbox;
 
 import org.apache.spark.sql.types.Decimal;
-import org.apache.spark.sql.types.DecimalType;
 import org.apache.spark.unsafe.Platform;
 import org.apache.spark.unsafe.types.UTF8String;
 
@@ -39,9 +35,8 @@ abstract class FieldColumn extends BlockColumn {
             default:
                 break;
         }
-        if (field.type instanceof DecimalType) {
-            return field.meaning == Field.PRICE ? (BlockColumn) new PriceColumn(field, block)
-                : (BlockColumn) new WideColumn(field, block);
+        if (field.meaning == Field.PRICE) {
+            return new PriceColumn(field, block);
         }
         return field.size == 4 ? (BlockColumn) new FourColumn(field, block)
             : field.size == 8 ? (BlockColumn) new EightColumn(field, block) : (BlockColumn) new OddColumn(field, block);
@@ -169,19 +164,6 @@ abstract class FieldColumn extends BlockColumn {
 
         public Decimal getDecimal(int i, int precision, int scale) {
             return Decimal.createUnsafe(value(i), precision, scale);
-        }
-    }
-
-    /** Unsigned integers of eight bytes. */
-    static final class WideColumn extends FieldColumn {
-        WideColumn(Field field, Block block) {
-            super(field, block);
-        }
-
-        public Decimal getDecimal(int i, int precision, int scale) {
-            long value = eight(block.place(i) + offset, big);
-            BigInteger whole = BigInteger.valueOf(value >>> 1).shiftLeft(1).or(BigInteger.valueOf(value & 1L));
-            return Decimal.apply(new BigDecimal(whole, scale), precision, scale);
         }
     }
 

@@ -1,4 +1,4 @@
-package blackbox.connector;
+package blackbox;
 
 import java.io.FileNotFoundException;
 import java.io.IOException;
@@ -25,6 +25,11 @@ final class Files {
     /** The path as this machine's system has it. */
     static String plain(String path) {
         return new Path(path).toUri().getPath();
+    }
+
+    /** The path as a person writes it. */
+    static String shown(String path) {
+        return isLocal(path) ? plain(path) : path;
     }
 
     static FileSystem system(String path, Configuration settings) throws IOException {

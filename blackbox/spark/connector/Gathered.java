@@ -1,4 +1,4 @@
-package blackbox.connector;
+package blackbox;
 
 import org.apache.spark.sql.execution.vectorized.OnHeapColumnVector;
 import org.apache.spark.sql.execution.vectorized.WritableColumnVector;

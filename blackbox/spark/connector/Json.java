@@ -1,4 +1,4 @@
-package blackbox.connector;
+package blackbox;
 
 import com.fasterxml.jackson.databind.JsonNode;
 

@@ -1,4 +1,4 @@
-package blackbox.connector;
+package blackbox;
 
 /** Where every byte of a journal and of a block is. The prose is in docs/journal-format.md and docs/wire-format.md. */
 final class Layout {

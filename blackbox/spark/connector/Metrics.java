@@ -1,4 +1,4 @@
-package blackbox.connector;
+package blackbox;
 
 import org.apache.spark.sql.connector.metric.CustomMetric;
 import org.apache.spark.sql.connector.metric.CustomSumMetric;
@@ -7,6 +7,10 @@ import org.apache.spark.sql.connector.metric.CustomTaskMetric;
 /** What a scan counts: shown in Spark's UI, and read by tests. */
 final class Metrics {
     long read;
+    /** Stored, of the blocks read. */
+    long bytes;
+    /** Given out. */
+    long rows;
     long skipped;
     long damagedPlaces;
     long damagedMessages;

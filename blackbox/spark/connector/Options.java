@@ -1,16 +1,18 @@
-package blackbox.connector;
+package blackbox;
 
 import java.io.IOException;
 import java.io.Serializable;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Locale;
 
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import org.apache.spark.network.util.JavaUtils;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+import org.apache.spark.unsafe.types.UTF8String;
 
-/** What a user may say beside the paths. Unknown options are left alone, wrong values are errors. */
+/** What a user says of a `load`, checked as `blackbox/spark/options.py` does, which has the same names. */
 final class Options implements Serializable {
     /** The message type that is wanted; null: payloads of all types as they are. */
     final String records;
@@ -22,22 +24,29 @@ final class Options implements Serializable {
     /** Of segments, that a task reads at most. */
     final long partitionBytes;
     final boolean python;
+    /** A directory for what was read and passed over; null: nobody asked. */
+    final String metrics;
     final String[] paths;
 
     private static final String[] NAMES = {
-        "path", "paths", "records", "prices", "onDamage", "checksums", "partitionBytes", "engine", "metrics",
+        "path", "paths", "engine", "records", "prices", "onDamage", "checksums", "partitionBytes", "metrics",
         "startingOffsets", "maxBytesPerTrigger"
     };
+    /** Changes of a letter that a misspelt name may have. */
+    private static final int NEAR = 3;
 
     Options(CaseInsensitiveStringMap given) {
         refuseUnknown(given);
+        this.python = one(given, "engine", "java", "python");
+        this.paths = pathsOf(given);
         this.records = given.get("records");
         this.scaled = one(given, "prices", "decimal", "long");
         this.skip = one(given, "onDamage", "error", "skip");
         this.checksums = !one(given, "checksums", "true", "false");
-        this.python = one(given, "engine", "jvm", "python");
-        this.partitionBytes = sizeOf(given);
-        this.paths = pathsOf(given);
+        this.partitionBytes = sizeOf(given, "partitionBytes", "64m");
+        this.metrics = given.get("metrics");
+        one(given, "startingOffsets", "earliest", "latest");
+        sizeOf(given, "maxBytesPerTrigger", "64m");
     }
 
     private static void refuseUnknown(CaseInsensitiveStringMap given) {
@@ -46,18 +55,27 @@ final class Options implements Serializable {
             String key = (String) keys[i];
             // Those with two lines before them are Spark's own.
             boolean known = key.startsWith("__");
+            String near = null;
+            int least = NEAR + 1;
             for (int k = 0; k < NAMES.length; k++) {
                 known |= NAMES[k].equalsIgnoreCase(key);
+                UTF8String name = UTF8String.fromString(NAMES[k].toLowerCase(Locale.ROOT));
+                int apart = name.levenshteinDistance(UTF8String.fromString(key));
+                if (apart < least) {
+                    least = apart;
+                    near = NAMES[k];
+                }
             }
             if (!known) {
-                throw new IllegalArgumentException(
-                    "option was '" + key + "', expected one of: " + String.join(", ", (CharSequence[]) NAMES));
+                throw Refused.of("option was '" + key + "', expected one of: "
+                    + String.join(", ", (CharSequence[]) NAMES)
+                    + (near == null ? "" : " (did you mean '" + near + "'?)"));
             }
         }
     }
 
-    private static long sizeOf(CaseInsensitiveStringMap given) {
-        String text = given.containsKey("partitionBytes") ? given.get("partitionBytes") : "64m";
+    private static long sizeOf(CaseInsensitiveStringMap given, String name, String usual) {
+        String text = given.containsKey(name) ? given.get(name) : usual;
         long size = 0;
         try {
             size = JavaUtils.byteStringAsBytes(text);
@@ -65,20 +83,20 @@ final class Options implements Serializable {
             size = 0;
         }
         if (size < 1) {
-            throw new IllegalArgumentException(
-                "partitionBytes was '" + text + "', expected bytes, such as 64m or 67108864");
+            throw Refused.of(
+                "option '" + name + "' was '" + text + "', expected bytes, such as 64m or 67108864");
         }
         return size;
     }
 
     /** Whether an option has its other value. */
     private static boolean one(CaseInsensitiveStringMap given, String name, String usual, String other) {
-        String value = given.containsKey(name) ? given.get(name) : usual;
-        if (!value.equalsIgnoreCase(usual) && !value.equalsIgnoreCase(other)) {
-            throw new IllegalArgumentException(
-                name + " was '" + value + "', expected '" + usual + "' or '" + other + "'");
+        String value = (given.containsKey(name) ? given.get(name) : usual).toLowerCase(Locale.ROOT);
+        if (!value.equals(usual) && !value.equals(other)) {
+            throw Refused.of(
+                "option '" + name + "' was '" + value + "', expected one of: " + usual + ", " + other);
         }
-        return value.equalsIgnoreCase(other);
+        return value.equals(other);
     }
 
     private static String[] pathsOf(CaseInsensitiveStringMap given) {
@@ -87,18 +105,24 @@ final class Options implements Serializable {
             paths.add(given.get("path"));
         }
         if (given.containsKey("paths")) {
-            JsonNode several;
+            JsonNode several = null;
             try {
                 several = new ObjectMapper().readTree(given.get("paths"));
             } catch (IOException error) {
-                throw new IllegalArgumentException("paths was '" + given.get("paths") + "', expected a list in JSON");
+                several = null;
             }
-            for (int i = 0; i < several.size(); i++) {
+            boolean good = several != null && several.isArray();
+            for (int i = 0; good && i < several.size(); i++) {
+                good = Json.of(several, i).isTextual();
                 paths.add(Json.of(several, i).asText());
+            }
+            if (!good) {
+                throw Refused.of("option 'paths' was '" + given.get("paths") + "', expected a JSON list of texts");
             }
         }
         if (paths.isEmpty()) {
-            throw new IllegalArgumentException("no path was given, expected a recording: .load(\"recordings/feed\")");
+            throw Refused.of(
+                "there was no path, expected load(path), load([path, ...]) or OPTIONS (path '...')");
         }
         return (String[]) paths.toArray(new String[0]);
     }

@@ -1,4 +1,4 @@
-package blackbox.connector;
+package blackbox;
 
 import java.io.IOException;
 import java.nio.ByteBuffer;
@@ -6,6 +6,8 @@ import java.util.ArrayList;
 import java.util.List;
 
 import org.apache.hadoop.conf.Configuration;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /** Which records must be read: what manifests, names and indexes show not to match is passed over. */
 final class Plan {
@@ -13,6 +15,7 @@ final class Plan {
     private static final long LEAST_SHARE = 4L << 20;
     /** In memory of a segment whose index does not tell all: its heads are looked at. */
     private static final int WINDOW = 64 << 10;
+    private static final Logger LOG = LoggerFactory.getLogger("blackbox");
 
     private final Options options;
     private final Configuration settings;
@@ -26,7 +29,10 @@ final class Plan {
     long damagedPlaces;
     long damagedMessages;
     private Range open;
-    private String layout;
+    private Day first;
+    /** Index entries that were looked at, and those that may tell of wanted messages. */
+    long entries;
+    long chosen;
 
     Plan(Options options, Test[] tests, Configuration settings) throws IOException {
         this.options = options;
@@ -97,14 +103,8 @@ final class Plan {
 
     private void day(String path) throws IOException {
         Day day = Day.read(path, options.records, options.scaled, settings);
-        if (day.record != null) {
-            if (layout == null) {
-                layout = day.record.layout;
-            } else if (!layout.equals(day.record.layout)) {
-                throw new IllegalArgumentException(path + ": records of type " + options.records
-                    + " have other fields than those of the days before, expected days of one schema");
-            }
-        }
+        first = first == null ? day : first;
+        day.mustBeLike(first);
         Facts fresh = new Facts();
         facts.of(day);
         reset(fresh);
@@ -190,8 +190,8 @@ final class Plan {
         if (Records.u32(at + 60) != Xxh3.checksum(at, Layout.FILE_HEAD - 4)) {
             damaged(path, "the checksum of the segment's head did not match", 0, Layout.FILE_HEAD, 0);
         } else if (!names(at, Layout.SEGMENT_MAGIC, slice, number)) {
-            throw Damage.of(path, "the head is not that of segment " + number + " of slice " + slice + " in format "
-                + Layout.FORMAT, 0, Layout.FILE_HEAD, 0);
+            throw Refused.of(Files.shown(path) + ": the head was another one, expected that of segment " + number
+                + " of slice " + slice + " in format " + Layout.FORMAT);
         }
     }
 
@@ -247,10 +247,12 @@ final class Plan {
 
     /** Take a run of records in, or pass it over. `facts` tell of them. */
     private void offer(Day day, int slice, String path, long start, long stop, long told, long records) {
+        entries++;
         if (!may()) {
             skippedRecords += records;
             return;
         }
+        chosen++;
         if (open == null || open.stop != start || !open.path.equals(path)
                 || stop - open.start > Math.min(options.partitionBytes, LEAST_SHARE)) {
             open = new Range(day, slice, path, start);
@@ -311,9 +313,11 @@ final class Plan {
     }
 
     private void damaged(String path, String what, long offset, long size, long lost) throws IOException {
+        String text = Damage.text(path, what, offset, size, lost);
         if (!options.skip) {
-            throw Damage.of(path, what, offset, size, lost);
+            throw Refused.of(text + Damage.MORE);
         }
+        LOG.warn(text);
         damagedPlaces++;
         damagedMessages += lost;
     }

@@ -1,4 +1,4 @@
-package blackbox.connector;
+package blackbox;
 
 import java.io.EOFException;
 import java.io.IOException;
@@ -9,6 +9,8 @@ import org.apache.spark.sql.connector.metric.CustomTaskMetric;
 import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /**
  * The blocks of one task, one batch each; small ones are gathered.
@@ -20,6 +22,7 @@ final class Reader implements PartitionReader {
     private static final int SMALL = 512;
     /** Of a file, in memory at a time: some blocks, so that it stays in the processor's cache. */
     private static final int WINDOW = 1 << 20;
+    private static final Logger LOG = LoggerFactory.getLogger("blackbox");
 
     private final Range[] ranges;
     private final Options options;
@@ -48,6 +51,8 @@ final class Reader implements PartitionReader {
     private long at;
     /** Messages of the range in records with good heads. */
     private long seen;
+    /** Whether what was read has been told. */
+    private boolean told;
     /** Rows of the block that wait until those gathered before them are read. */
     private int waiting;
 
@@ -131,6 +136,18 @@ final class Reader implements PartitionReader {
         gathered.close();
         if (range != null) {
             bytes.close();
+            range = null;
+        }
+        if (metrics.damagedPlaces > 0) {
+            LOG.warn(Files.shown(ranges[0].day.path) + " slice " + ranges[0].slice + ": skipped "
+                + metrics.damagedPlaces + " damaged parts, " + metrics.damagedMessages + " messages");
+        }
+        if (options.metrics != null && !told) {
+            told = true;
+            new Told().and("day", Files.shown(ranges[0].day.path)).and("slice", ranges[0].slice)
+                .and("blocks", metrics.read).and("bytes", metrics.bytes).and("rows", metrics.rows)
+                .and("damaged", metrics.damagedPlaces).and("lost", metrics.damagedMessages)
+                .write(options.metrics, "task");
         }
     }
 
@@ -167,13 +184,14 @@ final class Reader implements PartitionReader {
             }
             long size = Records.size(bytes.at(here));
             long told = Records.messages(bytes.at(here));
+            long stored = Records.u32(bytes.at(here) + Layout.STORED_BYTES);
             boolean wanted = isWanted(bytes.at(here));
             if (wanted && needsBody) {
                 bytes.need(here, size);
             }
             seen += told;
             at = here + size;
-            return wanted && (!needsBody || takeBody(here, size, told)) && count();
+            return wanted && (!needsBody || takeBody(here, size, told)) && count(stored);
         } catch (EOFException error) {
             at = range.stop;
             damaged("the file was cut while it was read", here, range.stop - here, 0);
@@ -181,8 +199,10 @@ final class Reader implements PartitionReader {
         }
     }
 
-    private boolean count() {
+    private boolean count(long stored) {
         metrics.read++;
+        metrics.bytes += stored;
+        metrics.rows += block.size;
         return block.size > 0;
     }
 
@@ -210,8 +230,8 @@ final class Reader implements PartitionReader {
         if (!all || !anyTime || record != null) {
             int misfits = block.choose(firstTime, lastTime, !all, record);
             if (misfits > 0) {
-                damaged("messages of type '" + (char) record.kind + "' had another size than " + record.bytes
-                    + " bytes", offset, size, misfits);
+                damaged("a message of type '" + record.name + "' had " + block.wrongBytes + " bytes, expected "
+                    + record.bytes, offset, size, misfits);
             }
         }
         return true;
@@ -240,9 +260,11 @@ final class Reader implements PartitionReader {
     }
 
     private void damaged(String what, long offset, long size, long lost) throws IOException {
+        String text = Damage.text(range.path, what, offset, size, lost);
         if (!options.skip) {
-            throw Damage.of(range.path, what, offset, size, lost);
+            throw Damage.of(text);
         }
+        LOG.warn(text);
         metrics.damagedPlaces++;
         metrics.damagedMessages += lost;
     }

@@ -1,4 +1,4 @@
-package blackbox.connector;
+package blackbox;
 
 import java.io.IOException;
 import java.util.Arrays;
@@ -31,6 +31,7 @@ final class Scanned implements Scan, Batch, SupportsReportStatistics {
     private final SupportsRead streams;
     private final org.apache.spark.sql.util.CaseInsensitiveStringMap given;
     private Plan plan;
+    private InputPartition[] parts;
 
     Scanned(Options options, Column[] columns, Predicate[] pushed, Test[] tests, SupportsRead streams,
             org.apache.spark.sql.util.CaseInsensitiveStringMap given) {
@@ -72,7 +73,20 @@ final class Scanned implements Scan, Batch, SupportsReportStatistics {
     }
 
     public InputPartition[] planInputPartitions() {
-        return (InputPartition[]) plan().partitions(SparkSession.active().sparkContext().defaultParallelism());
+        if (parts != null) {
+            return parts;
+        }
+        int cores = SparkSession.active().sparkContext().defaultParallelism();
+        parts = (InputPartition[]) plan().partitions(cores);
+        if (options.metrics != null) {
+            try {
+                new Told().and("entries", plan.entries).and("chosen", plan.chosen).and("partitions", parts.length)
+                    .and("damaged", plan.damagedPlaces).write(options.metrics, "plan");
+            } catch (IOException error) {
+                Platform.throwException(error);
+            }
+        }
+        return parts;
     }
 
     public PartitionReaderFactory createReaderFactory() {

@@ -1,4 +1,4 @@
-package blackbox.connector;
+package blackbox;
 
 import org.apache.spark.unsafe.types.UTF8String;
 

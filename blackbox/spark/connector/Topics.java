@@ -1,4 +1,4 @@
-package blackbox.connector;
+package blackbox;
 
 import java.util.Arrays;
 
