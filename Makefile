@@ -9,7 +9,7 @@ REPORT ?= blackbox-report.html
 NO_SPARK := Spark could not be installed: the demo ends without its analysis and its page
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench bench-check report clean
+.PHONY: help demo test bench bench-check profile report clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ report: $(VENV)/.ready-bench  ## docs/performance.md and its charts, from the la
 
 bench-check: $(VENV)/.ready-check  ## which step of the hot path moved since bench/baseline.json [WRITE=1]
 	$(RUN)/python -m bench.check $(if $(WRITE),--write)
+
+profile: $(VENV)/.ready-bench  ## a flame graph of the hot path, and where each nanosecond goes: docs/profile.md
+	$(RUN)/python -m bench.profile docs/profile.md
 
 clean:  ## remove the virtual environment and all caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks build dist

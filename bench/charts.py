@@ -103,14 +103,14 @@ def bars(title: str, told: str, shown: Sequence[Bar], limits: Sequence[Line]) ->
     for place, limit in enumerate(near):
         at = left + x(limit.value)
         parts.append(path("bound", f"M{at:.1f} {_HEAD + 18 * place - 2}V{bottom}"))
-        parts.append(_text(at - 6, _HEAD + 18 * place + 8, limit.label, "dim small right"))
+        parts.append(caption(at - 6, _HEAD + 18 * place + 8, limit.label, "dim small right"))
     if far:
-        parts.append(_text(right, _HEAD + 18 * len(near) + 8, f"{', '.join(far)} →", "dim small right"))
+        parts.append(caption(right, _HEAD + 18 * len(near) + 8, f"{', '.join(far)} →", "dim small right"))
     for place, bar in enumerate(shown):
         at = top + _BAR * place
-        parts.append(_text(left - 12, at + 18, _fit(bar.label), "right"))
+        parts.append(caption(left - 12, at + 18, _fit(bar.label), "right"))
         if bar.value is None:
-            parts.append(_text(left + 4, at + 18, bar.text, "dim"))
+            parts.append(caption(left + 4, at + 18, bar.text, "dim"))
             continue
         width = max(1.0, x(min(bar.value, most)))
         end = f"l8 {_BAR / 2 - 5}l-8 {_BAR / 2 - 5}" if bar.value > most else f"v{_BAR - 10}"
@@ -119,10 +119,10 @@ def bars(title: str, told: str, shown: Sequence[Bar], limits: Sequence[Line]) ->
             begin, stop = (left + x(min(value, most)) for value in (bar.low, bar.high))
             parts.append(path("range", f"M{begin:.1f} {at + _BAR / 2}H{stop:.1f}"))
         kind = "dim" if bar.colour == COLOUR["ours"] else "strong"
-        parts.append(_text(right + 68, at + 18, bar.ratio, f"{kind} right"))
-        parts.append(_text(_WIDTH - _EDGE, at + 18, bar.text, "dim right"))
+        parts.append(caption(right + 68, at + 18, bar.ratio, f"{kind} right"))
+        parts.append(caption(_WIDTH - _EDGE, at + 18, bar.text, "dim right"))
     parts.append(path("axis", f"M{left:.1f} {top}V{bottom}"))
-    return _picture(title, told, parts, bottom + _EDGE - 6)
+    return picture(title, told, parts, bottom + _EDGE - 6)
 
 
 def curves(title: str, told: str, x_label: str, shown: Sequence[Curve]) -> str:
@@ -182,16 +182,16 @@ def _plot(
     parts = list(legend)
     for value, text in y_ticks:
         parts.append(path("grid", f"M{left} {top + y(value):.1f}H{right}"))
-        parts.append(_text(left - 10, top + y(value) + 4, text, "dim small right"))
+        parts.append(caption(left - 10, top + y(value) + 4, text, "dim small right"))
     used = -100.0
     for value, text in x_ticks:
         at = left + x(value)
         parts.append(path("axis", f"M{at:.1f} {bottom}v5"))
         if at - used > len(text) * _LETTER + 8:
-            parts.append(_text(at, bottom + 19, text, "dim small middle"))
+            parts.append(caption(at, bottom + 19, text, "dim small middle"))
             used = at
     parts.append(path("axis", f"M{left} {bottom}H{right}"))
-    parts.append(_text((left + right) / 2, bottom + 38, x_label, "dim small middle"))
+    parts.append(caption((left + right) / 2, bottom + 38, x_label, "dim small middle"))
     for curve in shown:
         outline = [*place(curve, 1), *reversed(place(curve, 3))]
         parts.append(path("band", line(outline) + "Z", curve.colour))
@@ -201,7 +201,7 @@ def _plot(
             parts.append(
                 f'<circle class="fill" style="--c:var(--c{curve.colour})" cx="{at:.1f}" cy="{height:.1f}" r="3"/>'
             )
-    return _picture(title, told, parts, bottom + 38 + _EDGE)
+    return picture(title, told, parts, bottom + 38 + _EDGE)
 
 
 def _legend(shown: Sequence[Curve]) -> tuple[list[str], float]:
@@ -213,7 +213,7 @@ def _legend(shown: Sequence[Curve]) -> tuple[list[str], float]:
             at, top = float(_EDGE), top + 20
         kind = "dashed" if curve.dashed else "line"
         parts.append(path(kind, f"M{at} {top}h20", curve.colour))
-        parts.append(_text(at + 27, top + 4, curve.label, "small"))
+        parts.append(caption(at + 27, top + 4, curve.label, "small"))
         at += width
     return parts, top + 24.0
 
@@ -229,19 +229,19 @@ def _fit(text: str) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _text(x: float, y: float, text: str, kind: str) -> str:
+def caption(x: float, y: float, text: str, kind: str) -> str:
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
 
 
-def _picture(title: str, told: str, parts: Iterable[str], height: float) -> str:
+def picture(title: str, told: str, parts: Iterable[str], height: float) -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:.0f}" role="img">',
             f"<title>{escape(title)}</title>",
             f"<style>{_STYLE}</style>",
             f'<rect class="card" x="0.5" y="0.5" width="{_WIDTH - 1}" height="{height - 1:.0f}" rx="10"/>',
-            _text(_EDGE, 30, title, "title"),
-            _text(_EDGE, 50, told, "dim small"),
+            caption(_EDGE, 30, title, "title"),
+            caption(_EDGE, 50, told, "dim small"),
             *parts,
             "</svg>",
             "",

@@ -100,12 +100,12 @@ def _behind(run: Run) -> Iterator[str]:
         yield ""
         if not found:
             continue
-        table = []
+        made = []
         for result, row in found:
             ours = _versus(result, row)
             figures = f"{number(row.median)} against {number(ours.median)} {result.unit}" if ours else ""
-            table.append([_times(1 / row.ahead) if row.ahead else "", row.label, row.versus, figures, _link(result)])
-        yield from _table(["it is ahead", "what", "of ours", "absolute", "where"], table)
+            made.append([_times(1 / row.ahead) if row.ahead else "", row.label, row.versus, figures, _link(result)])
+        yield from table(["it is ahead", "what", "of ours", "absolute", "where"], made)
 
 
 def _not_run(run: Run) -> Iterator[str]:
@@ -122,10 +122,10 @@ def _not_run(run: Run) -> Iterator[str]:
     ]
     if skipped:
         yield from ("## What could not run", "")
-        yield from _table(["what", "why", "where"], skipped)
+        yield from table(["what", "why", "where"], skipped)
     if void:
         yield from ("## Rounds that were void", "")
-        yield from _table(["what", "round", "why", "where"], void)
+        yield from table(["what", "round", "why", "where"], void)
 
 
 def _drawing(topology: str) -> Iterator[str]:
@@ -145,39 +145,39 @@ def _contest(run: Run, result: Result, pictures: str) -> Iterator[str]:
     yield from _cost_table(result)
     if result.percentiles:
         names = list(dict.fromkeys(name for each in result.percentiles for name in each.median))
-        table = [[each.name, *(number(each.median.get(name)) for name in names)] for each in result.percentiles]
-        yield from _table([result.percentiles[0].unit, *names], table)
+        made = [[each.name, *(number(each.median.get(name)) for name in names)] for each in result.percentiles]
+        yield from table([result.percentiles[0].unit, *names], made)
     if result.shown:
-        yield from _table(["", ""], [[note.name, note.value] for note in result.shown])
+        yield from table(["", ""], [[note.name, note.value] for note in result.shown])
 
 
 def _rows_table(run: Run, result: Result) -> Iterator[str]:
     rounds = max(len(row.values) for row in result.rows)
     promises = any(row.promise for row in result.singles)
-    table = []
+    made = []
     for row in result.singles:
         few = f", {row.valid} of {rounds} rounds valid" if row.valid < rounds else ""
         spread = f"{number(row.low)} to {number(row.high)}" if row.median is not None else "no median"
         cells = [_named(row), _ratio_text(result, row), number(row.median), spread + few]
-        table.append([*cells, row.promise] if promises else cells)
+        made.append([*cells, row.promise] if promises else cells)
     for bound in result.bounds:
         value = _bound(run, bound)
         if value is not None:
-            table.append([f"*{bound.name}, in this unit*", "", number(value), "see limits", *[""] * promises])
+            made.append([f"*{bound.name}, in this unit*", "", number(value), "see limits", *[""] * promises])
     head = ["", "ours is", f"median, {result.unit}", f"range of {rounds} rounds", *["promise"] * promises]
-    yield from _table(head, table)
+    yield from table(head, made)
 
 
 def _axis_table(result: Result) -> Iterator[str]:
     places = sorted({row.at for row in result.rows if row.at is not None})
-    table = []
+    made = []
     for name, rows in result.series.items():
         at = {row.at: row for row in rows}
         cells = [number(at[place].median) if place in at else "" for place in places]
-        table.append([_named(rows[0]), *cells])
+        made.append([_named(rows[0]), *cells])
         if rows[0].versus != name:
-            table.append(["*ours is*", *(_ratio_text(result, at[place]) if place in at else "" for place in places)])
-    yield from _table([f"{result.unit} at {result.axis}", *(f"{place:,g}" for place in places)], table)
+            made.append(["*ours is*", *(_ratio_text(result, at[place]) if place in at else "" for place in places)])
+    yield from table([f"{result.unit} at {result.axis}", *(f"{place:,g}" for place in places)], made)
 
 
 def _cost_table(result: Result) -> Iterator[str]:
@@ -185,8 +185,8 @@ def _cost_table(result: Result) -> Iterator[str]:
     if not rows:
         return
     names = [name for name in _COSTS if any(name in row.spent for row in rows)]
-    table = [[row.label, *(number(row.spent.get(name)) for name in names)] for row in rows]
-    yield from _table(["a million messages cost", *(_COSTS[name] for name in names)], table)
+    made = [[row.label, *(number(row.spent.get(name)) for name in names)] for row in rows]
+    yield from table(["a million messages cost", *(_COSTS[name] for name in names)], made)
 
 
 def _pictures(run: Run, result: Result) -> Iterator[tuple[str, str]]:
@@ -326,7 +326,7 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}" if abs(value) < 10 else f"{value:.1f}"
 
 
-def _table(head: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
+def table(head: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
     yield "| " + " | ".join(head) + " |"
     rows = list(rows)
     figures = [all(row[place][:1] in "-0123456789" for row in rows) for place in range(len(head))]

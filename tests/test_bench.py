@@ -14,7 +14,10 @@ import pytest
 from bench.check import Ratio, compare
 from bench.contest import Contest, Figure, Lost, Spent, expect
 from bench.cost import Meter
+from bench.flames import flames
 from bench.machine import describe, load
+from bench.profile import of_perf, of_py_spy, stacks_of
+from bench.profile_load import plain
 from bench.report import number, write
 from bench.results import read
 
@@ -239,6 +242,79 @@ def test_check_tells_what_moved_beyond_its_noise() -> None:
     assert [line.split()[-1] for line in lines[:6]] == ["1.0%", "SLOWER", "faster", "50.0%", "1.0%", "new"]
     assert lines[1].split()[:4] == ["slow", "1.300", "1.000", "+30.0%"]
     assert lines[6:] == ["gone                         is in the baseline, and was not measured"]
+
+
+PERF = """
+python 41 7.500000:
+\t    7f01 slice_loop._fault (/tmp/perf-40.map)
+
+python 41 7.600000:
+\t    7f02 [unknown] (/tmp/perf-40.map)
+
+python 43 7.700000:
+\t    7f03 [unknown] (/tmp/perf-40.map)
+
+ZMQbg/IO/0 42 7.500000:
+\tffffffff82010b96 tcp_recvmsg ([kernel.kallsyms])
+\tffffffff821ecc51 do_syscall_64 ([kernel.kallsyms])
+\t          10a974 __libc_recv (/usr/lib/libc.so.6)
+\t           78dc0 [unknown] (/site-packages/pyzmq.libs/libzmq-2f02442c.so.5.2.5)
+\t           75022 [unknown] (/site-packages/pyzmq.libs/libzmq-2f02442c.so.5.2.5)
+\t          1098eb clone3 (/usr/lib/libc.so.6)
+
+python 41 9.500000:
+\t    7f01 before.or_after (/tmp/perf-40.map)
+"""
+
+
+def test_perf_samples_become_stacks_that_cost_what_their_thread_did() -> None:
+    threads = {"41": ["slice", 0], "42": ["I/O", 0], "43": ["worker", 0]}
+    samples = list(of_perf(PERF, {"begun": 7.0, "ended": 8.0, "threads": threads}))
+    assert samples == [
+        ("slice", ("slice_loop._fault",)),
+        ("slice", ("compiled code",)),
+        ("worker", ("compiled callback",)),
+        ("I/O", ("libzmq", "__libc_recv", "tcp_recvmsg")),
+    ]
+    assert stacks_of(samples, {"slice": 30.0, "I/O": 50.0, "worker": 8.0, "unseen": 5.0}) == {
+        ("slice", "slice_loop._fault"): 15.0,
+        ("slice", "compiled code"): 15.0,
+        ("worker", "compiled callback"): 8.0,
+        ("I/O", "libzmq", "__libc_recv", "tcp_recvmsg"): 50.0,
+        ("unseen",): 5.0,
+    }
+
+
+def test_py_spy_samples_leave_out_what_waited_and_what_came_before() -> None:
+    raw = """thread (0x1): MainThread;main (x.py:1);deliver (x.py:2);publish_many (y.py:3) 2
+thread (0x1): MainThread;main (x.py:1);import (z.py:2) 5
+thread (0x2): blackbox-slice-0;run (threading.py:1);loop (s.py:2);0x7f01 (?);0x7f02 (?) 1
+thread (0x2): blackbox-slice-0;loop (s.py:2);poll (libc.so) 9"""
+    assert list(of_py_spy(raw, {"blackbox-slice-0"})) == [
+        ("caller of publish_many", ("publish_many (y.py:3)",)),
+        ("caller of publish_many", ("publish_many (y.py:3)",)),
+        ("blackbox-slice-0", ("loop (s.py:2)", "compiled code")),
+    ]
+
+
+def test_flames_are_as_wide_as_they_cost() -> None:
+    svg = flames("a & b", "told", {("left", "one"): 30.0, ("left", "two"): 10.0, ("right",): 60.0}, "ns")
+    boxes = [
+        (box[0].text, float(box.attrib["width"]))
+        for box in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}rect")
+        if len(box)
+    ]
+    assert boxes == [
+        ("right: 60.0 ns", 504.0),
+        ("left: 40.0 ns", 336.0),
+        ("one: 30.0 ns", 252.0),
+        ("two: 10.0 ns", 84.0),
+    ]
+
+
+def test_compiled_names_are_plain() -> None:
+    assert plain("_ZN8blackbox10slice_loop9run_sliceB4v238B52c8tJTIe") == "slice_loop.run_slice"
+    assert plain("NRT_decref") == "NRT_decref"
 
 
 @pytest.mark.parametrize(
