@@ -43,15 +43,19 @@ def write(run: Run, page: Path) -> None:
     for result in run.results:
         for name, svg in _pictures(run, result):
             (pictures / f"{name}.svg").write_text(svg, encoding="utf-8")
-    page.write_text("\n".join(_page(run, pictures.name)) + "\n", encoding="utf-8")
+    page.write_text(
+        "\n".join(_page(run, pictures.name, page.with_name("profile.md").exists())) + "\n", encoding="utf-8"
+    )
 
 
-def _page(run: Run, pictures: str) -> Iterator[str]:
+def _page(run: Run, pictures: str, profiled: bool) -> Iterator[str]:
     yield "# Performance"
     yield ""
     yield _INTRODUCTION
     yield ""
     yield from _machine(run)
+    if profiled:
+        yield from ("Where each nanosecond of a message goes: [profile.md](profile.md).", "")
     yield from _behind(run)
     yield from _not_run(run)
     order = {name: place for place, name in enumerate(_FIRST)}
