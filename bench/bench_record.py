@@ -21,7 +21,7 @@ from bench.cost import Meter, cpu_seconds
 from bench.publishers import Remote
 from blackbox import Feed, Recorder, Recording
 
-MESSAGES = 3_000_000
+MESSAGES = 1_500_000
 BYTES = WIRE_BYTES * MESSAGES
 PACED = 50_000
 PACED_RATE = 100_000

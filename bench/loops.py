@@ -31,6 +31,19 @@ def receive_blocks(socket: int, scratch: NDArray[numpy.int64], messages: int) ->
 
 
 @njit(nogil=True, cache=True)
+def receive_frames(socket: int, scratch: NDArray[numpy.int64], messages: int) -> int:
+    """Receive so many messages of one frame, and do nothing with them; returns their bytes."""
+    place = scratch.ctypes.data
+    init_messages(place, 1)
+    size = 0
+    for _ in range(messages):
+        if msg_recv(place, socket, 0) < 0:
+            return -1
+        size += msg_size(place)
+    return size
+
+
+@njit(nogil=True, cache=True)
 def tally(
     numbers: NDArray[numpy.int32],
     topic_index: NDArray[numpy.int32],
