@@ -33,10 +33,11 @@ PREFIXES = [b"S0", b"S1", b"S2", b"S3", b"S4"]
 WAITS = "nothing lost: the publisher waits"
 WIRE_BYTES = 119
 """Of a message in a full block: its payload, its place in each column, its share of topics."""
+TIMEOUT_MS = 30_000
 _FOREVER_NS = 10**15
 
 
-def wait_for(subscriber: Subscriber, messages: int, timeout: float = 30.0) -> None:
+def wait_for(subscriber: Subscriber, messages: int, timeout: float = TIMEOUT_MS / 1e3) -> None:
     """Wait until callbacks have got that many messages; raises Lost when they have not after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while (total := subscriber.statistics().total).delivered < messages:
@@ -103,6 +104,7 @@ def received_only(feed: Feed, remote: Remote, messages: int = MESSAGES) -> Figur
     """M messages/s of a loop that receives the blocks and does nothing with them."""
     context = zmq.Context()
     socket = context.socket(zmq.SUB)
+    socket.setsockopt(zmq.RCVTIMEO, TIMEOUT_MS)
     socket.connect(feed.slices[0].endpoints[0])
     socket.subscribe(b"")
     scratch = numpy.zeros(24, numpy.int64)
@@ -120,6 +122,7 @@ def received_only(feed: Feed, remote: Remote, messages: int = MESSAGES) -> Figur
 def _plain_pyzmq(endpoint: str, remote: Remote, expected: bytes) -> Figure:
     context = zmq.Context()
     socket = context.socket(zmq.SUB)
+    socket.setsockopt(zmq.RCVTIMEO, TIMEOUT_MS)
     socket.connect(endpoint)
     socket.subscribe(b"")
     meter = Meter(remote.pid)

@@ -12,7 +12,7 @@ import msgspec
 import zmq
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.bench_delivery import PREFIXES, RIVAL_MESSAGES, WAITS, wait_for
+from bench.bench_delivery import PREFIXES, RIVAL_MESSAGES, TIMEOUT_MS, WAITS, wait_for
 from bench.contest import Contest, Figure, expect
 from bench.cost import Meter
 from bench.publishers import Remote
@@ -47,6 +47,7 @@ def _ours(feed: Feed, remote: Remote) -> Figure:
 def _rival(endpoint: str, remote: Remote) -> Figure:
     context = zmq.Context()
     socket = context.socket(zmq.SUB)
+    socket.setsockopt(zmq.RCVTIMEO, TIMEOUT_MS)
     socket.connect(endpoint)
     socket.subscribe(b"")
     size = 0
