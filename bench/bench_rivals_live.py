@@ -120,13 +120,13 @@ def test_live_messages(benchmark: BenchmarkFixture) -> None:
         "Live, a Python call a message that counts, keeps last and sums", "M messages/s", topology=__doc__
     )
     with ExitStack() as stack:
-        _ours(contest, stack, _EACH, "each", 600_000)
-        _ours(contest, stack, "publish() one by one, on(prefix)", "one by one", 400_000)
+        _ours(contest, stack, _EACH, "each", 400_000)
+        _ours(contest, stack, "publish() one by one, on(prefix)", "one by one", 250_000)
         for rival in RIVALS:
             if rival.messages:
                 _enter(contest, stack, rival, "messages", _EACH)
-        _ours(contest, stack, _BATCH, "batch", 6_000_000)
-        _ours(contest, stack, "on_compiled(prefix)", "compiled", 6_000_000)
+        _ours(contest, stack, _BATCH, "batch", 5_000_000)
+        _ours(contest, stack, "on_compiled(prefix)", "compiled", 5_000_000)
         loop = stack.enter_context(Pair("libzmq_loop", address=_tcp()))
         contest.add(
             "libzmq from compiled loops, a message a frame",
@@ -142,8 +142,8 @@ def test_live_blocks(benchmark: BenchmarkFixture) -> None:
     """M messages/s, all work compiled: what is left of ours when its users pack blocks for the rivals themselves."""
     contest = Contest("Live, rivals with blocks packed by hand, compiled work", "M messages/s", topology=__doc__)
     with ExitStack() as stack:
-        _ours(contest, stack, _BATCH, "batch", 10_000_000)
-        _ours(contest, stack, "on_compiled(prefix)", "compiled", 10_000_000)
+        _ours(contest, stack, _BATCH, "batch", 6_000_000)
+        _ours(contest, stack, "on_compiled(prefix)", "compiled", 6_000_000)
         for rival in RIVALS:
             if rival.blocks:
                 _enter(contest, stack, rival, "blocks", _BATCH)

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from pytest_benchmark.fixture import BenchmarkFixture
 
-_REPLAYED: Final = 1_000_000
+_CALLS: Final = 300_000
+_REPLAYED: Final = 4_000_000
 _ONE_BY_ONE: Final = "publish() one by one, Recorder"
 _EACH: Final = "on(prefix), a Python call a message"
 
@@ -99,11 +100,15 @@ def test_replay_from_store(benchmark: BenchmarkFixture) -> None:
     contest = Contest("Replaying what was stored, a Python call a message", "M messages/s", topology=__doc__)
     stored: dict[str, Callable[[], float]] = {}
     with ExitStack() as stack:
-        day = recording_of(_REPLAYED, slices=1)
-        stored["ours"] = lambda: sum(path.stat().st_size for path in journals(day)) / _REPLAYED
-        for name, form in ((_EACH, "each"), ("on_batch(prefix)", "batch"), ("on_compiled(prefix)", "compiled")):
+        for name, form, messages in (
+            (_EACH, "each", _CALLS),
+            ("on_batch(prefix)", "batch", _REPLAYED),
+            ("on_compiled(prefix)", "compiled", _REPLAYED),
+        ):
+            day = recording_of(messages, slices=1)
             single = stack.enter_context(Single("ours_store", "replay", day=str(day), form=form))
-            contest.add(name, _rounds(single, _REPLAYED), "ours", "in the order of publishing")
+            contest.add(name, _rounds(single, messages), "ours", "in the order of publishing")
+        stored["ours"] = lambda: sum(path.stat().st_size for path in journals(day)) / _REPLAYED
         for store in STORES:
             if entered := _enter(contest, stack, store, _EACH):
                 name, server, recorder = entered

@@ -67,7 +67,8 @@ def _expected_tally(messages: int) -> NDArray[numpy.int64]:
 
 
 def _in_one_order(state: NDArray[Any]) -> NDArray[Any]:
-    return state[numpy.lexsort(state.T)]
+    rows: NDArray[Any] = state[numpy.lexsort(state.T)]
+    return rows
 
 
 def tally_of(callbacks: Iterable[CompiledCallback]) -> NDArray[numpy.int64]:
