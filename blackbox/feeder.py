@@ -55,13 +55,19 @@ class Target(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Rows of one slice: `order[:n]` are row numbers, `topics[:n]` their topic ids, both grouped by key."""
+    """Rows of one slice: `order[:n]` are row numbers, `topics[:n]` their topic ids, both grouped by key.
+
+    Group g is of key `keys[g]` and ends before place `stops[g]`, where the next one begins.
+    """
 
     order: NDArray[numpy.int32]
     topics: NDArray[numpy.int32]
     spare_order: NDArray[numpy.int32]
     spare_topics: NDArray[numpy.int32]
-    key_starts: NDArray[numpy.int64]
+    keys: NDArray[numpy.int32]
+    stops: NDArray[numpy.int32]
+    counts: NDArray[numpy.int32]
+    """Scratch by key, zero between calls."""
 
 
 @njit(nogil=True, cache=True)
@@ -92,29 +98,39 @@ def select_rows(
 
 
 @njit(nogil=True, cache=True)
-def group_by_key(selection: Selection, count: int, key_of_topic: NDArray[numpy.int32], keys: int) -> None:
-    """Stable counting sort of the selection by key. `key_starts[k]` is where key k begins, for k in 0..keys."""
-    starts = selection.key_starts
-    starts[: keys + 1] = 0
+def group_by_key(selection: Selection, count: int, key_of_topic: NDArray[numpy.int32], keys: int) -> int:
+    """Group the selection by key, each in its order; returns how many groups. Keys without rows cost nothing."""
+    groups = 0
     if keys <= 1:
-        starts[1] = count
-        return
-    for i in range(count):
-        starts[key_of_topic[selection.topics[i]] + 1] += 1
-    for key in range(keys):
-        starts[key + 1] += starts[key]
+        selection.keys[0] = 0
+        selection.stops[0] = count
+        return numpy.int64(count > 0)
+    counts = selection.counts
     for i in range(count):
         key = key_of_topic[selection.topics[i]]
-        place = starts[key]
-        starts[key] = place + 1
+        if counts[key] == 0:
+            selection.keys[groups] = key
+            groups += 1
+        counts[key] += 1
+    place = 0
+    for group in range(groups):
+        key = selection.keys[group]
+        size = counts[key]
+        counts[key] = place
+        place += size
+        selection.stops[group] = place
+    for i in range(count):
+        key = key_of_topic[selection.topics[i]]
+        place = counts[key]
+        counts[key] = place + 1
         selection.spare_order[place] = selection.order[i]
         selection.spare_topics[place] = selection.topics[i]
-    for key in range(keys, 0, -1):
-        starts[key] = starts[key - 1]
-    starts[0] = 0
+    for group in range(groups):
+        counts[selection.keys[group]] = 0
     for i in range(count):
         selection.order[i] = selection.spare_order[i]
         selection.topics[i] = selection.spare_topics[i]
+    return groups
 
 
 @inner
@@ -181,7 +197,7 @@ def put_blocks(
     selection: Selection,
     start: int,
     rows: Rows,
-    keys: int,
+    groups: int,
     wanted: NDArray[numpy.uint8],
     table: TopicTable,
     distinct: Distinct,
@@ -191,8 +207,9 @@ def put_blocks(
     OUT_OF_MEMORY when no body could be allocated.
     """
     at = start
-    for key in range(keys):
-        stop = selection.key_starts[key + 1]
+    for group in range(groups):
+        key = numpy.int64(selection.keys[group])
+        stop = numpy.int64(selection.stops[group])
         if at >= stop:
             continue
         if not wanted[key]:

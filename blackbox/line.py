@@ -54,13 +54,9 @@ def _records(data: bytes) -> Iterator[bytes]:
 
 def make_selection(rows: int, max_keys: int) -> Selection:
     """Scratch to group up to `rows` messages by up to `max_keys` keys."""
-    return Selection(
-        numpy.zeros(rows, numpy.int32),
-        numpy.zeros(rows, numpy.int32),
-        numpy.zeros(rows, numpy.int32),
-        numpy.zeros(rows, numpy.int32),
-        numpy.zeros(max_keys + 1, numpy.int64),
-    )
+    groups = min(rows, max_keys)
+    sizes = (rows, rows, rows, rows, groups, groups, max_keys)
+    return Selection(*(numpy.zeros(size, numpy.int32) for size in sizes))
 
 
 class Line:

@@ -79,6 +79,7 @@ class _Resolved(NamedTuple):
     topics: Sequence[bytes]
     slices: NDArray[numpy.int32]
     ids: NDArray[numpy.int32]
+    distinct_slices: list[int]
 
 
 class Publisher:
@@ -112,7 +113,7 @@ class Publisher:
         self._closed = False
         self._packers = Packers()
         self._routes = _Routes(feed, self._lines)
-        self._resolved = _Resolved((), numpy.empty(0, numpy.int32), numpy.empty(0, numpy.int32))
+        self._resolved = _Resolved((), numpy.empty(0, numpy.int32), numpy.empty(0, numpy.int32), [])
 
     def start(self) -> Self:
         """Bind every slice. Raises EndpointError naming the endpoint that could not be bound."""
@@ -210,10 +211,9 @@ class Publisher:
     def publish_rows(self, topics: Sequence[bytes], index: NDArray[numpy.int32], rows: Rows) -> None:
         """As `publish_many`, of columns that are known to be right, wherever they lie."""
         resolved = self._resolve(topics)
-        slices = numpy.unique(resolved.slices).tolist()
         for start in range(0, len(index), WINDOW_ROWS):
             stop = min(start + WINDOW_ROWS, len(index))
-            for slice_id in slices:
+            for slice_id in resolved.distinct_slices:
                 self._put(slice_id, resolved, index, rows, start, stop)
 
     def publish_stored(self, slice_id: int, keys: Sequence[bytes], stored: Stored, alive: Iterable[object]) -> None:
@@ -257,11 +257,9 @@ class Publisher:
         slice_of_ring = {id(line.ring): line.slice_id for line in self._lines}
         slices = numpy.array([slice_of_ring[id(ring)] for ring, _ in routes], numpy.int32)
         ids = numpy.array([topic_id for _, topic_id in routes], numpy.int32)
-        resolved = _Resolved(
-            topics,
-            numpy.concatenate([resolved.slices[:known], slices]),
-            numpy.concatenate([resolved.ids[:known], ids]),
-        )
+        slices = numpy.concatenate([resolved.slices[:known], slices])
+        ids = numpy.concatenate([resolved.ids[:known], ids])
+        resolved = _Resolved(topics, slices, ids, numpy.unique(slices).tolist())
         if type(topics) is tuple:  # nothing else is sure to hold the same topics when it comes again
             self._resolved = resolved
         return resolved
@@ -280,8 +278,7 @@ class Publisher:
         with ring.lock:
             line.check()
             count = select_rows(selection, index.ctypes.data, start, stop, resolved.slices, resolved.ids, slice_id)
-            keys = len(line.keys)
-            group_by_key(selection, count, line.key_of_topic, keys)
+            groups = group_by_key(selection, count, line.key_of_topic, len(line.keys))
             at = 0
             while at < count:
                 try:
@@ -290,7 +287,7 @@ class Publisher:
                         selection,
                         at,
                         rows,
-                        keys,
+                        groups,
                         line.wanted,
                         line.table,
                         self._distincts[slice_id],

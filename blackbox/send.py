@@ -237,8 +237,7 @@ def _send_gathered(
     table: TopicTable,
     distinct: Distinct,
 ) -> bool:
-    keys = sender.words[KEYS]
-    group_by_key(selection, taken, sender.key_of_topic, keys)
+    groups = group_by_key(selection, taken, sender.key_of_topic, sender.words[KEYS])
     rows = Rows(
         sender.ts_event.ctypes.data,
         target.memory.ctypes.data,
@@ -248,12 +247,14 @@ def _send_gathered(
     )
     header = sender.scratch.ctypes.data + _TEMPLATE_AT
     body_message = sender.scratch.ctypes.data + _BODY_AT
-    for key in range(keys):
-        at = selection.key_starts[key]
-        stop = selection.key_starts[key + 1]
+    at = 0
+    for group in range(groups):
+        key = numpy.int64(selection.keys[group])
+        stop = numpy.int64(selection.stops[group])
         if not sender.wanted[key]:
             sender.next_sequence[key] += stop - at
             sender.counters[UNWANTED] += stop - at
+            at = stop
             continue
         while at < stop:
             plan = plan_block(
