@@ -1,97 +1,57 @@
-"""Latency of single messages at a steady 100,000 a second.
+"""Latency of messages at 1,000, 100,000 and 1,000,000 a second, each sent at its due time.
 
-    ours    PUB process: publish() --TCP loopback--> SUB | ROUTER ==> DEALER ==> f(message)
-    rival   PUB process: pyzmq send() ------------> pyzmq SUB recv(), f(frame)
+    ours    PUB process: publish() ==blocks of 50 µs, TCP loopback==> SUB | ROUTER ==> DEALER ==> on(prefix)
+                         publish_many(), 100 at once ==============>                              on_compiled(prefix)
+    rival   PUB process: pyzmq send() --a message a frame-----------> pyzmq SUB recv()
 
-Two clocks: from when a message was sent (`ts_out`; the rival stamps it just before `send()`), and from when it was due,
-so that a late sender hides nothing (no coordinated omission).
+Counted from when a message was due until it is noted at the receiver: a sender that is late, or is held up, hides
+nothing, and what waits behind a slow message counts for each that waits (no coordinated omission). Percentiles are of
+all messages, not of samples or of a histogram. Nothing may be lost: queues are long, and a round that lost is void.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from functools import partial
 
-import msgspec
-import numpy
-import zmq
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.bench_delivery import wait_for
-from bench.contest import Contest, expect
-from bench.publishers import Remote
-from blackbox import Feed, Message, Subscriber
+from bench.contest import Contest, Figure, Kind, expect
+from bench.loads import Load, sender
+from bench.receivers import Delays, compiled_delays, delays, percentiles_us, rival_delays
+from blackbox import Feed
 
-RATE = 100_000
-MESSAGES = 50_000
-
-
-PERCENTS = (50, 90, 99, 99.9, 100)
-Lags = tuple[list[float], list[float]]
-"""µs at each of PERCENTS: since it was sent, since it was due."""
+RUNS = {1_000: 300, 100_000: 40_000, 1_000_000: 200_000}
+"""Rate to messages of a round."""
+HWM = 1_000_000
+PROMISE = "nothing lost: queues are longer than a run"
 
 
-def _percentiles(sent: list[int], due: list[int]) -> Lags:
-    expect("times noted", (len(sent), len(due)), (MESSAGES, MESSAGES))
-    after = MESSAGES // 10  # the first tenth warms up
-    return tuple(numpy.percentile(numpy.array(lags[after:]) / 1000, PERCENTS).tolist() for lags in (sent, due))
-
-
-def _ours(feed: Feed, remote: Remote) -> Lags:
-    subscriber = Subscriber(feed, workers=1, max_lag_ns=10**12)
-    sent: list[int] = []
-    due: list[int] = []
-    clock = time.time_ns
-
-    @subscriber.on(b"")
-    def note(message: Message) -> None:
-        now = clock()
-        sent.append(now - message.ts_out)
-        due.append(now - int.from_bytes(message.payload[:8], "little"))
-
-    with subscriber:
-        remote.send(MESSAGES, rate=RATE)
-        remote.answer()
-        wait_for(subscriber, MESSAGES)
-    return _percentiles(sent, due)
-
-
-def _rival(endpoint: str, remote: Remote) -> Lags:
-    context = zmq.Context()
-    socket = context.socket(zmq.SUB)
-    socket.rcvhwm = 1_000_000
-    socket.connect(endpoint)
-    socket.subscribe(b"")
-    sent: list[int] = []
-    due: list[int] = []
-    clock = time.time_ns
-    remote.send(MESSAGES, rate=RATE)
-    receive = socket.recv
-    for _ in range(MESSAGES):
-        frame = receive()
-        now = clock()
-        sent.append(now - int.from_bytes(frame[8:16], "little"))
-        due.append(now - int.from_bytes(frame[:8], "little"))
-    remote.answer()
-    context.destroy(linger=0)
-    return _percentiles(sent, due)
+def _noted(contest: Contest, name: str, load: Load, measure: Callable[[], Delays]) -> Figure:
+    found = measure()
+    expect("messages lost", found.lost, 0)
+    percentiles = percentiles_us(found.late_ns)
+    contest.percentiles(f"{name} at {load.rate:,}", percentiles)
+    return Figure(percentiles["p50"], found.spent)
 
 
 def test_latency(benchmark: BenchmarkFixture) -> None:
-    """µs; the table shows the median over rounds of each round's p50, below it all percentiles."""
-    feed = Feed.local("bench", slices=1)
-    rival = Feed.local("rival", slices=1).slices[0].endpoints[0]
-    contest = Contest(
-        f"Latency at {RATE:,} messages/s, one at a time: p50 since sent", "µs", lower=True, topology=__doc__
-    )
-    with Remote("paced", feed=msgspec.to_builtins(feed)) as ours, Remote("paced", endpoint=rival) as plain:
-
-        def run(who: str, measure: Callable[[], Lags]) -> float:
-            lags = measure()
-            for clock, values in zip(("since it was sent", "since it was due"), lags, strict=True):
-                contest.percentiles(f"{who}, {clock}", {f"p{p:g}": v for p, v in zip(PERCENTS, values, strict=True)})
-            return lags[0][0]
-
-        contest.add("on(prefix)", lambda: run("on(prefix)", lambda: _ours(feed, ours)))
-        contest.add("pyzmq recv()", lambda: run("pyzmq recv()", lambda: _rival(rival, plain)), "rival")
+    """µs since due: the table has medians over rounds of each round's p50."""
+    title = "Latency since due, one message at a time: p50"
+    contest = Contest(title, "µs", lower=True, topology=__doc__, axis="messages a second")
+    feed, plain = Feed.local("latency", slices=1), Feed.local("latency-rival", slices=1)
+    with sender("paced", [feed], HWM) as ours, sender("rival", [plain], HWM) as theirs:
+        for rate, messages in RUNS.items():
+            single, many, rival = (
+                Load(feed=feed, messages=messages, rate=rate),
+                Load(feed=feed, messages=messages, rate=rate, at_once=100),
+                Load(feed=plain, messages=messages, rate=rate),
+            )
+            entries: list[tuple[str, Kind, Load, Callable[[], Delays]]] = [
+                ("publish(), on(prefix)", "ours", single, partial(delays, ours, single)),
+                ("pyzmq send(), recv()", "rival", rival, partial(rival_delays, theirs, rival, HWM)),
+                ("publish_many(), on_compiled(prefix)", "ours", many, partial(compiled_delays, ours, many)),
+            ]
+            for name, kind, load, measure in entries[: 2 if rate == min(RUNS) else 3]:
+                contest.add(name, partial(_noted, contest, name, load, measure), kind, PROMISE, at=rate)
         contest.run(benchmark)

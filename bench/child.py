@@ -6,6 +6,7 @@ import json
 import select
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -75,3 +76,10 @@ class Child:
         finally:
             self._process.kill()
             self._process.wait()
+
+
+def orders() -> Iterator[Any]:
+    """The other side: say that it is ready, then take the orders, each to be answered by a line of JSON."""
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        yield json.loads(line)

@@ -10,7 +10,7 @@ from typing import Any, Self
 import msgspec
 import zmq
 
-from bench.child import Child
+from bench.child import Child, orders
 from bench.workload import POOL_MESSAGES, make_pool
 from blackbox import Feed, Publisher, Recording, Replay
 
@@ -44,17 +44,11 @@ class Remote:
         self._child.__exit__()
 
 
-def _orders() -> Any:
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
-        yield json.loads(line)
-
-
 def _blackbox(feed: Feed) -> None:
     """Ours: columns in, blocks out, as fast as the slowest subscriber."""
     pool = make_pool()
     with Publisher(feed, when_full="wait") as publisher:
-        for order in _orders():
+        for order in orders():
             publisher.wait_for_subscribers(timeout=60)
             started = time.perf_counter()
             for start in range(0, order["messages"], POOL_MESSAGES):
@@ -70,7 +64,7 @@ def _replay(feed: Feed, day: str) -> None:
     """Ours: a recorded day, as fast as the slowest subscriber."""
     recording = Recording.open(day)
     with Publisher(feed, when_full="wait") as publisher:
-        for _ in _orders():
+        for _ in orders():
             publisher.wait_for_subscribers(timeout=60)
             statistics = Replay(recording).publish(publisher)
             publisher.flush()
@@ -89,7 +83,7 @@ def _pyzmq(endpoint: str) -> None:
     socket.setsockopt(zmq.XPUB_NODROP, 1)
     socket.setsockopt(zmq.XPUB_VERBOSE, 1)
     socket.bind(endpoint)
-    for order in _orders():
+    for order in orders():
         _wait_for_subscription(socket)
         started = time.perf_counter()
         send = socket.send
@@ -110,7 +104,7 @@ def _bursts(feed: Feed) -> None:
     pool = make_pool()
     index, payloads = pool.topic_index[:_AT_ONCE], pool.payloads[:_AT_ONCE]
     with Publisher(feed) as publisher:
-        for order in _orders():
+        for order in orders():
             publisher.wait_for_subscribers(timeout=60)
             due = started = time.perf_counter()
             for _ in range(0, order["messages"], _AT_ONCE):
@@ -121,40 +115,22 @@ def _bursts(feed: Feed) -> None:
             print(json.dumps({"seconds": time.perf_counter() - started}), flush=True)
 
 
-def _paced(feed: Feed | None, endpoint: str) -> None:
-    """One message at a time at a steady pace, stamped just before it is sent; ours or plain pyzmq."""
-    context = zmq.Context()
-    # As for the rival below: blocks of one message are small, and 1,000 of them would be 10 ms at 100,000 a second.
-    publisher = Publisher(feed, hwm_blocks=100_000).start() if feed is not None else None
-    socket = context.socket(zmq.XPUB)
-    if feed is None:
-        socket.setsockopt(zmq.XPUB_VERBOSE, 1)
-        socket.sndhwm = 1_000_000  # more than a run sends: nothing may be lost
-        socket.bind(endpoint)
-    payload = bytearray(100)
-    topics = [b"S%04d.trade" % number for number in range(1_000 if feed is not None and feed.key_bytes else 1)]
-    for order in _orders():
-        if publisher is not None:
+def _paced(feed: Feed) -> None:
+    """One message at a time at a steady pace."""
+    payload = bytes(100)
+    topics = [b"S%04d.trade" % number for number in range(1_000 if feed.key_bytes else 1)]
+    # Blocks of one message are small, and the usual 1,000 of them would be 10 ms at 100,000 a second.
+    with Publisher(feed, hwm_blocks=100_000) as publisher:
+        for order in orders():
             publisher.wait_for_subscribers(timeout=60)
-        else:
-            _wait_for_subscription(socket)
-        interval_ns = 10**9 // order["rate"]
-        due = time.time_ns() + 10**6
-        for number in range(order["messages"]):
-            while time.time_ns() < due:
-                pass
-            # The time that counts is when the message was due: a late sender does not hide its delay.
-            payload[:8] = due.to_bytes(8, "little")
-            if publisher is not None:
-                publisher.publish(topics[number % len(topics)], bytes(payload))
-            else:
-                payload[8:16] = time.time_ns().to_bytes(8, "little")
-                socket.send(bytes(payload))
-            due += interval_ns
-        print(json.dumps({}), flush=True)
-    if publisher is not None:
-        publisher.close()
-    context.destroy(linger=0)
+            interval_ns = 10**9 // order["rate"]
+            due = time.time_ns() + 10**6
+            for number in range(order["messages"]):
+                while time.time_ns() < due:
+                    pass
+                publisher.publish(topics[number % len(topics)], payload)
+                due += interval_ns
+            print(json.dumps({}), flush=True)
 
 
 def _main() -> None:
@@ -166,10 +142,10 @@ def _main() -> None:
         _bursts(feed)
     elif kind == "replay" and feed is not None:
         _replay(feed, arguments["day"])
-    elif kind == "pyzmq":
-        _pyzmq(arguments["endpoint"])
+    elif kind == "paced" and feed is not None:
+        _paced(feed)
     else:
-        _paced(feed, arguments.get("endpoint", ""))
+        _pyzmq(arguments["endpoint"])
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ TOPICS = 5_000
 PAYLOAD_BYTES = 100
 POOL_MESSAGES = 200_000
 """Distinct messages; a run sends the pool again and again."""
+_POOL_BYTES = 1 << 26
+"""Of payloads; a pool of large ones holds fewer."""
 
 
 class Pool(NamedTuple):
@@ -28,26 +30,28 @@ class Pool(NamedTuple):
 
 
 @cache
-def make_pool() -> Pool:
+def make_pool(topics: int = TOPICS, payload_bytes: int = PAYLOAD_BYTES) -> Pool:
     """The pool, the same object each time: topics `S0000.trade` … by 1/rank, random payload bytes, rising times."""
     random = numpy.random.default_rng(7)
-    weights = 1 / numpy.arange(1, TOPICS + 1)
-    index = random.choice(TOPICS, POOL_MESSAGES, p=weights / weights.sum()).astype(numpy.int32)
+    messages = min(POOL_MESSAGES, _POOL_BYTES // payload_bytes)
+    weights = 1 / numpy.arange(1, topics + 1)
+    index = random.choice(topics, messages, p=weights / weights.sum()).astype(numpy.int32)
     # Ranks are spread over the names, so that no prefix holds all the active topics.
-    index = random.permutation(TOPICS).astype(numpy.int32)[index]
-    payloads = random.integers(0, 256, (POOL_MESSAGES, PAYLOAD_BYTES), numpy.uint8)
+    index = random.permutation(topics).astype(numpy.int32)[index]
+    payloads = random.integers(0, 256, (messages, payload_bytes), numpy.uint8)
+    digits = len(str(topics - 1))
     return Pool(
-        tuple(b"S%04d.trade" % i for i in range(TOPICS)),
+        tuple(b"S%0*d.trade" % (digits, i) for i in range(topics)),
         index,
         payloads,
-        numpy.arange(POOL_MESSAGES, dtype=numpy.int64),
+        numpy.arange(messages, dtype=numpy.int64),
     )
 
 
 def expected_sum(pool: Pool, messages: int) -> int:
     """Sum of the first payload byte over the first `messages` messages: what every receiver must find."""
     first = pool.payloads[:, 0].astype(numpy.int64)
-    whole, rest = divmod(messages, POOL_MESSAGES)
+    whole, rest = divmod(messages, len(first))
     return int(first.sum()) * whole + int(first[:rest].sum())
 
 

@@ -1,0 +1,303 @@
+"""Subscribers of the topologies, in this process: each checks count, checksum and order, and tells what it cost."""
+
+from __future__ import annotations
+
+import multiprocessing
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+import numpy
+import zmq
+from numba import njit
+from numpy.typing import NDArray
+
+from bench.child import Child
+from bench.contest import Figure, Lost, Spent, expect
+from bench.cost import cpu_seconds
+from bench.loads import NUMBER_BYTES, Load, due_ns, order
+from bench.loops import receive_blocks
+from bench.workload import expected_sum, make_pool
+from blackbox import Batch, Message, Subscriber
+from blackbox.layout import CONFIRM_KEY, HEADER_BYTES, NONCE_BYTES
+from blackbox.memory import shared_array
+from blackbox.statistics import SliceStatistics
+from blackbox.zmqlib import now_ns
+
+FOREVER_NS: Final = 10**15
+_LIMIT_S: Final = 60.0
+_LOOK_S: Final = 0.004
+_FRAMING_BYTES: Final = 2 + 2 + 9
+"""Of ZMTP for the three frames of a block: key, header, body."""
+MOST_NOTED: Final = 200_000
+"""Messages of a run that `compiled_delays` has room for: one size, compiled once."""
+_QUIET_MS: Final = 500
+"""Without a message for so long, the rival takes it that the rest is lost."""
+PERCENTS: Final = (50.0, 90.0, 99.0, 99.9, 99.99, 100.0)
+
+
+def work(batch: Any, state: Any) -> None:
+    """Count, last and sum per topic, and how many messages came out of order."""
+    for row in batch.rows:
+        topic = batch.topic_numbers[batch.topic_index[row]]
+        state[topic, 0] += 1
+        state[topic, 3] += batch.ts_event[row] <= state[topic, 1]
+        state[topic, 1] = batch.ts_event[row]
+        state[topic, 2] += batch.payloads[row * batch.stride]
+
+
+def work_together(batch: Any, state: Any) -> None:
+    """The same for all topics together."""
+    for row in batch.rows:
+        state[0, 0] += 1
+        state[0, 3] += batch.ts_event[row] <= state[0, 1]
+        state[0, 1] = batch.ts_event[row]
+        state[0, 2] += batch.payloads[row * batch.stride]
+
+
+def wait_for(subscriber: Subscriber, messages: int) -> None:
+    """Wait until callbacks have got that many messages; raises Lost when they do not come."""
+    deadline = time.monotonic() + _LIMIT_S
+    while (delivered := subscriber.statistics().total.delivered) < messages:
+        subscriber.wait_confirmed()  # raises when something went wrong
+        if time.monotonic() > deadline:
+            raise Lost(f"delivered were {delivered} after {_LIMIT_S} s, expected {messages}")
+        time.sleep(_LOOK_S)
+
+
+def delivered(
+    remote: Child,
+    load: Load,
+    prefixes: Iterable[bytes] = (b"",),
+    *,
+    workers: int = 1,
+    function: Callable[[Any, Any], None] = work,
+    wanted: int | None = None,
+) -> Figure:
+    """M messages/s, from the publisher's first call to the last compiled callback; `wanted`: of how many, if not all.
+
+    The rate is that of what is published. `work_together` needs no room for each topic, but one slice and no keys.
+    """
+    subscriber = Subscriber(load.feed, workers=workers, max_lag_ns=FOREVER_NS)
+    state = numpy.zeros((load.topics if function is work else 1, 4), numpy.int64)
+    callbacks = [subscriber.on_compiled(prefix, state=state)(function) for prefix in prefixes]
+    figure = _run(subscriber, remote, load, load.messages if wanted is None else wanted)
+    states = [state for callback in callbacks for state in callback.states.values()]
+    totals = numpy.sum([state.sum(axis=0) for state in states], axis=0)
+    _verify(load, totals, load.messages if wanted is None else wanted, wanted is None)
+    return figure
+
+
+def delivered_to_python(remote: Child, load: Load, *, processes: bool) -> Figure:
+    """The same to a callback that handles each message in Python, in a thread or a process of each slice."""
+    subscriber = Subscriber(load.feed, workers=1, max_lag_ns=FOREVER_NS, processes=processes)
+    totals = shared_array((len(load.feed.slices), 4), numpy.int64)
+
+    @subscriber.on_batch(b"")
+    def count(batch: Batch) -> None:
+        total = calls = 0
+        for payload in batch.payload_list():
+            calls += 1
+            total += payload[0]
+        times, mine = batch.ts_event, totals[batch.block.slice_id]
+        mine += (calls, 0, total, int(times[0] <= mine[1]) + int((numpy.diff(times) <= 0).sum()))
+        mine[1] = times[-1]
+
+    figure = _run(subscriber, remote, load, load.messages)
+    _verify(load, totals.sum(axis=0), load.messages)
+    return figure
+
+
+def _run(subscriber: Subscriber, remote: Child, load: Load, wanted: int) -> Figure:
+    with subscriber:
+        children = [child.pid or 0 for child in multiprocessing.active_children()]  # of `processes=True`
+        before = _cpu(remote, children)
+        order(remote, load)
+        wait_for(subscriber, wanted)
+        ended, after = time.time_ns(), _cpu(remote, children)
+        began = remote.answer()["began"]
+    total = subscriber.statistics().total
+    expect("gaps, dropped, malformed", (total.gaps, total.dropped, total.malformed), (0, 0, 0))
+    spent = Spent(after[0] - before[0], after[1] - before[1], wire_bytes(total, load.feed.key_bytes), load.messages)
+    return Figure(load.messages / (ended - began) * 1e3, spent)
+
+
+def _cpu(remote: Child, children: Sequence[int]) -> tuple[float, float]:
+    return cpu_seconds(remote.pid), cpu_seconds() + sum(map(cpu_seconds, children))
+
+
+def wire_bytes(total: SliceStatistics, key_bytes: int) -> int:
+    """What ZeroMQ wrote for the blocks that came: bodies, headers, keys, and its framing."""
+    return total.body_bytes + total.blocks * (HEADER_BYTES + key_bytes + _FRAMING_BYTES)
+
+
+@cache
+def _checksum(load: Load) -> int:
+    return expected_sum(make_pool(load.topics, load.payload_bytes), load.messages)
+
+
+def _verify(load: Load, totals: NDArray[numpy.int64], wanted: int, is_all: bool = True) -> None:
+    expect("count", int(totals[0]), wanted)
+    expect("messages out of order", int(totals[3]), 0)
+    if is_all:
+        expect("checksum", int(totals[2]), _checksum(load))
+
+
+def _subscribe_to_all(socket: zmq.Socket[bytes]) -> None:
+    """Return when the publisher has answered: the first block will not be missed."""
+    question = CONFIRM_KEY + secrets.token_bytes(NONCE_BYTES)
+    socket.subscribe(b"")
+    socket.subscribe(question)
+    while socket.recv_multipart()[0] != question:
+        pass
+
+
+def received_only(remote: Child, load: Load) -> Figure:
+    """The limit: M messages/s of a loop that receives the blocks of one slice and does nothing with them."""
+    context = zmq.Context()
+    socket = context.socket(zmq.SUB)
+    socket.rcvtimeo = 5_000
+    socket.connect(load.feed.slices[0].endpoints[0])
+    _subscribe_to_all(socket)
+    before = _cpu(remote, ())
+    order(remote, load)
+    size = receive_blocks(socket.underlying, numpy.zeros(24, numpy.int64), load.messages)
+    ended, after = time.time_ns(), _cpu(remote, ())
+    began = remote.answer()["began"]
+    context.destroy(linger=0)
+    expect("bodies as large as their payloads", size > load.messages * load.payload_bytes, True)
+    return Figure(
+        load.messages / (ended - began) * 1e3, Spent(after[0] - before[0], after[1] - before[1], messages=load.messages)
+    )
+
+
+def percentiles_us(late_ns: NDArray[numpy.int64]) -> dict[str, float]:
+    """As `Contest.percentiles` takes them. Exact: of all messages, not of a histogram."""
+    values = (numpy.percentile(late_ns, PERCENTS) / 1e3).tolist()
+    return {f"p{percent:g}": value for percent, value in zip(PERCENTS, values, strict=True)}
+
+
+class Delays(NamedTuple):
+    """What became of a paced run."""
+
+    late_ns: NDArray[numpy.int64]
+    """Of each message that came, from when it was due until the callback had it: coordinated omission is in it."""
+    lost: int
+    spent: Spent
+
+
+@njit(nogil=True, boundscheck=True)
+def _note_compiled(batch: Any, state: Any) -> None:
+    """Row 0 of the state counts; then, for each message, when it came, when it was due, its first byte."""
+    now = now_ns()
+    for row in batch.rows:
+        state[0, 0] += 1
+        place = state[0, 0]
+        state[place, 0] = now
+        state[place, 1] = batch.ts_event[row]
+        state[place, 2] = batch.payloads[row * batch.stride]
+
+
+def delays(remote: Child, load: Load) -> Delays:
+    """Of ours, to `on(prefix)`."""
+    subscriber = Subscriber(load.feed, workers=1, max_lag_ns=FOREVER_NS)
+    seen: list[int] = []
+    dues: list[int] = []
+    payloads: list[bytes] = []
+    clock = time.time_ns
+
+    @subscriber.on(b"")
+    def note(message: Message) -> None:
+        payloads.append(message.payload)
+        dues.append(message.ts_event)
+        seen.append(clock())
+
+    began, spent = _run_paced(subscriber, remote, load)
+    firsts = numpy.fromiter((payload[0] for payload in payloads), numpy.int64, len(payloads))
+    return _judged(load, began, numpy.array(seen, numpy.int64), numpy.array(dues, numpy.int64), firsts, spent)
+
+
+def compiled_delays(remote: Child, load: Load) -> Delays:
+    """Of ours, to `on_compiled(prefix)`."""
+    subscriber = Subscriber(load.feed, workers=1, max_lag_ns=FOREVER_NS)
+    callback = subscriber.on_compiled(b"", state=numpy.zeros((MOST_NOTED + 1, 3), numpy.int64))(_note_compiled)
+    began, spent = _run_paced(subscriber, remote, load)
+    state = callback.total()
+    seen, dues, firsts = state[1 : 1 + int(state[0, 0])].T
+    return _judged(load, began, seen, dues, firsts, spent)
+
+
+def _run_paced(subscriber: Subscriber, remote: Child, load: Load) -> tuple[int, Spent]:
+    with subscriber:
+        before = cpu_seconds()
+        order(remote, load)
+        began = remote.answer()["began"]
+        settle(subscriber, load.messages)
+        cpu_s = cpu_seconds() - before
+    total = subscriber.statistics().total
+    # The publisher spins until a message is due: its CPU time would tell nothing.
+    return began, Spent(None, cpu_s, wire_bytes(total, load.feed.key_bytes), load.messages)
+
+
+def settle(subscriber: Subscriber, messages: int) -> None:
+    """Wait until all came, or nothing more comes."""
+    quiet_since, last = time.monotonic(), -1
+    while last < messages and time.monotonic() < quiet_since + 0.2:
+        now = subscriber.statistics().total.delivered
+        if now != last:
+            quiet_since, last = time.monotonic(), now
+        time.sleep(_LOOK_S)
+
+
+def rival_delays(remote: Child, load: Load, hwm: int = 1_000) -> Delays:
+    """Of plain pyzmq: `recv()` in a loop, a call for each frame."""
+    context = zmq.Context()
+    socket = context.socket(zmq.SUB)
+    socket.rcvhwm = hwm
+    socket.rcvtimeo = 5_000
+    socket.connect(load.feed.slices[0].endpoints[0])
+    socket.subscribe(b"")
+    seen: list[int] = []
+    frames: list[bytes] = []
+    clock, receive = time.time_ns, socket.recv
+    before = cpu_seconds()
+    order(remote, load)
+    with suppress(zmq.Again):
+        while len(frames) < load.messages:
+            frames.append(receive())
+            seen.append(clock())
+            if len(seen) == 1:
+                socket.rcvtimeo = _QUIET_MS
+    cpu_s = cpu_seconds() - before
+    began = remote.answer()["began"]
+    context.destroy(linger=0)
+    texts = [frame.partition(b" ")[2] for frame in frames]
+    numbers = numpy.array([int.from_bytes(text[:NUMBER_BYTES], "little") for text in texts], numpy.int64)
+    firsts = numpy.array([text[NUMBER_BYTES] for text in texts], numpy.int64)
+    dues = due_ns(load)[numbers] + began
+    spent = Spent(subscriber_cpu_s=cpu_s, messages=load.messages)
+    return _judged(load, began, numpy.array(seen, numpy.int64), dues, firsts, spent)
+
+
+def _judged(
+    load: Load,
+    began: int,
+    seen: NDArray[numpy.int64],
+    dues: NDArray[numpy.int64],
+    firsts: NDArray[numpy.int64],
+    spent: Spent,
+) -> Delays:
+    """In order, and with the very payloads where the times tell the messages apart; else those of a whole run."""
+    offsets = dues - began
+    expect("messages out of order", int((numpy.diff(offsets) < 0).sum()), 0)
+    if load.at_once == 1:
+        pool = make_pool(load.topics, load.payload_bytes).payloads[:, 0]
+        numbers = numpy.searchsorted(due_ns(load), offsets)
+        expect("messages twice", int((numpy.diff(numbers) <= 0).sum()), 0)
+        expect("checksum", int(firsts.sum()), int(pool[numbers % len(pool)].sum(dtype=numpy.int64)))
+    elif len(firsts) == load.messages:
+        expect("checksum", int(firsts.sum()), _checksum(load))
+    return Delays(seen - dues, load.messages - len(seen), spent)
