@@ -1,0 +1,210 @@
+"""The hop from the slice thread to its workers: ROUTER to DEALERs as it is, beside a PUSH socket for each worker.
+
+    ours    slice thread's own hand-over: ROUTER --worker id | envelope | body==> DEALER x 1, 2, 4 threads
+    rival   the same messages:   PUSH x 1, 2, 4 --envelope | body==> PULL x 1, 2, 4 threads
+    limit   envelopes made and bodies copied by reference as often, and sent nowhere
+
+All compiled, without the GIL, in one process over inproc, both with the queues of a subscriber. Every block goes to
+every worker, the body shared: what is measured is the price of a hand-over. Each worker checks what it gets by number.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+from typing import Any
+
+import numpy
+import zmq
+from numba import njit
+from numpy.typing import NDArray
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from bench.contest import Contest, Figure, Spent, expect
+from bench.cost import cpu_seconds
+from blackbox.atoms import int64s_at
+from blackbox.conflate import Conflation
+from blackbox.counters import Count, WorkerCount
+from blackbox.guards import Sequences
+from blackbox.handover import _hand_over
+from blackbox.sink import NO_SINK
+from blackbox.slice_memory import BODY_AT, COPY_AT, ENVELOPE_AT, POLICY_WARN, SCRATCH_WORDS, WORDS_SHARED, SliceAt
+from blackbox.topics import Numbering
+from blackbox.zmqlib import (
+    MESSAGE_BYTES,
+    SNDMORE,
+    init_messages,
+    msg_close,
+    msg_copy,
+    msg_data,
+    msg_init,
+    msg_init_size,
+    msg_recv,
+    msg_send,
+    now_ns,
+)
+
+HAND_OVERS = 60_000
+ENVELOPE_BYTES = 2_048
+BODY_BYTES = 65_536
+QUEUE_BLOCKS = 16
+WORD = 7
+"""What a body begins with."""
+WAITS = "nothing lost: the sender waits"
+
+
+@njit(nogil=True)
+def _make_body(message: int) -> None:
+    msg_init_size(message, BODY_BYTES)
+    int64s_at(msg_data(message), 1)[0] = WORD
+
+
+@njit(nogil=True)
+def _close_body(message: int) -> None:
+    msg_close(message)
+
+
+@njit(nogil=True)
+def _begin(scratch: int, number: int) -> None:
+    """A new envelope, with its number; the body stays."""
+    msg_init_size(scratch + ENVELOPE_AT, ENVELOPE_BYTES)
+    int64s_at(msg_data(scratch + ENVELOPE_AT), 1)[0] = number
+
+
+@njit(nogil=True)
+def _hand_over_all(at: SliceAt, blocks: int) -> int:
+    for number in range(blocks):
+        _begin(at.scratch, number)
+        for worker in range(at.workers):
+            if _hand_over(at, worker, now_ns(), at.scratch + BODY_AT) != 0:
+                return -1
+        msg_close(at.scratch + ENVELOPE_AT)
+    return 0
+
+
+@njit(nogil=True)
+def _push_all(sockets: NDArray[numpy.int64], scratch: int, blocks: int) -> int:
+    copy = scratch + COPY_AT
+    for number in range(blocks):
+        _begin(scratch, number)
+        for socket in sockets:
+            msg_init(copy)
+            msg_copy(copy, scratch + ENVELOPE_AT)
+            if msg_send(copy, socket, SNDMORE) < 0:
+                return -1
+            msg_init(copy)
+            msg_copy(copy, scratch + BODY_AT)
+            if msg_send(copy, socket, 0) < 0:
+                return -1
+        msg_close(scratch + ENVELOPE_AT)
+    return 0
+
+
+@njit(nogil=True)
+def _copy_all(workers: int, scratch: int, blocks: int) -> int:
+    copy = scratch + COPY_AT
+    for number in range(blocks):
+        _begin(scratch, number)
+        for _ in range(workers):
+            for part in (ENVELOPE_AT, BODY_AT):
+                msg_init(copy)
+                msg_copy(copy, scratch + part)
+                msg_close(copy)
+        msg_close(scratch + ENVELOPE_AT)
+    return 0
+
+
+@njit(nogil=True)
+def _take_all(socket: int, scratch: int, blocks: int, found: NDArray[numpy.int64]) -> None:
+    """Receive so many blocks: how many came in order, and the sum of a word of each body."""
+    init_messages(scratch, 2)
+    for number in range(blocks):
+        if msg_recv(scratch, socket, 0) < 0 or msg_recv(scratch + MESSAGE_BYTES, socket, 0) < 0:
+            break
+        found[0] += int64s_at(msg_data(scratch), 1)[0] == number
+        found[1] += int64s_at(msg_data(scratch + MESSAGE_BYTES), 1)[0]
+    msg_close(scratch)
+    msg_close(scratch + MESSAGE_BYTES)
+
+
+def _slice(router: int, workers: int, scratch: NDArray[numpy.int64]) -> tuple[SliceAt, Any]:
+    """What the slice thread's hand-over wants to know, and what must live as long."""
+    words, counters = numpy.zeros(WORDS_SHARED, numpy.int64), numpy.zeros(Count.SIZE, numpy.int64)
+    of_workers = numpy.zeros((workers, WorkerCount.SIZE), numpy.int64)
+    topics, sets, conflation = Numbering(1, 16), numpy.zeros(1, numpy.int32), Conflation(1)
+    sequences = Sequences(1, 1, 0, 1, counters)
+    at = SliceAt(
+        *(0, router, 0, 0, words.ctypes.data, scratch.ctypes.data, counters.ctypes.data),
+        *(of_workers.ctypes.data, workers, topics.at, sets.ctypes.data, sequences.at, 0, 0),
+        *(POLICY_WARN, QUEUE_BLOCKS, conflation.at, 10**18, 10**9, NO_SINK),
+    )
+    return at, (words, counters, of_workers, topics, sets, conflation, sequences)
+
+
+def _hop(workers: int, with_router: bool) -> Figure:
+    blocks = HAND_OVERS // workers
+    scratch = numpy.zeros(SCRATCH_WORDS, numpy.int64)
+    body = scratch.ctypes.data + BODY_AT
+    _make_body(body)
+    context = zmq.Context(io_threads=0)
+    sends = [context.socket(zmq.ROUTER if with_router else zmq.PUSH) for _ in range(1 if with_router else workers)]
+    for number, socket in enumerate(sends):
+        socket.sndhwm = 1
+        socket.sndtimeo = 5_000
+        if with_router:
+            socket.router_mandatory = True
+        socket.bind(f"inproc://hop-{number}")
+    takers = [context.socket(zmq.DEALER if with_router else zmq.PULL) for _ in range(workers)]
+    founds = [numpy.zeros(2, numpy.int64) for _ in takers]
+    places = [numpy.zeros(2 * MESSAGE_BYTES // 8, numpy.int64) for _ in takers]
+    threads = []
+    for number, socket in enumerate(takers):
+        socket.rcvhwm = QUEUE_BLOCKS
+        socket.rcvtimeo = 5_000
+        if with_router:
+            socket.routing_id = bytes([number + 1])
+        socket.connect(f"inproc://hop-{0 if with_router else number}")
+        arguments = (socket.underlying, places[number].ctypes.data, blocks, founds[number])
+        threads.append(threading.Thread(target=_take_all, args=arguments))
+        if with_router:
+            socket.send(b"")
+            sends[0].recv_multipart()
+    at, _alive = _slice(sends[0].underlying, workers, scratch)
+    before, started = cpu_seconds(), time.perf_counter()
+    for thread in threads:
+        thread.start()
+    if with_router:
+        status = _hand_over_all(at, blocks)
+    else:
+        status = _push_all(numpy.array([each.underlying for each in sends]), scratch.ctypes.data, blocks)
+    for thread in threads:
+        thread.join()
+    seconds, cpu_s = time.perf_counter() - started, cpu_seconds() - before
+    _close_body(body)
+    context.destroy(linger=0)
+    expect("status", status, 0)
+    for found in founds:
+        expect("blocks in order", int(found[0]), blocks)
+        expect("sum over bodies", int(found[1]), WORD * blocks)
+    return Figure(blocks * workers / seconds / 1e6, Spent(subscriber_cpu_s=cpu_s, messages=blocks * workers))
+
+
+def _copied(workers: int) -> float:
+    scratch = numpy.zeros(SCRATCH_WORDS, numpy.int64)
+    _make_body(scratch.ctypes.data + BODY_AT)
+    started = time.perf_counter()
+    _copy_all(workers, scratch.ctypes.data, HAND_OVERS // workers)
+    seconds = time.perf_counter() - started
+    _close_body(scratch.ctypes.data + BODY_AT)
+    return HAND_OVERS / seconds / 1e6
+
+
+def test_hop(benchmark: BenchmarkFixture) -> None:
+    """M hand-overs/s."""
+    contest = Contest("From slice thread to workers", "M hand-overs/s", topology=__doc__, axis="workers")
+    for workers in (1, 2, 4):
+        contest.add("ROUTER to DEALERs", partial(_hop, workers, True), promise=WAITS, at=workers)
+        contest.add("a PUSH and PULL each", partial(_hop, workers, False), "rival", WAITS, at=workers)
+        contest.add("copied by reference only", partial(_copied, workers), "limit", at=workers)
+    contest.run(benchmark)
