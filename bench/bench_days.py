@@ -1,0 +1,60 @@
+"""Does twice the day cost twice as much? A recorded day, and days of 2, 4, 8 times as many messages, in process.
+
+    journals of 1, 2, 4, 8 x a day, memory-mapped ==blocks==> compiled callback: count, last and sum per topic
+    limit   the journals' bytes, read once
+
+Figures are ns a message, so a flat curve is a day that costs what it holds. The page cache is warm; short days are
+played several times a round, that each figure comes from the same number of messages.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import numpy
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from bench.contest import Contest, Figure, Spent, expect
+from bench.cost import cpu_seconds
+from bench.receivers import work
+from bench.recorded import open_recording, read_whole, recording_of
+from bench.workload import TOPICS, expected_sum, make_pool
+from blackbox import Subscriber
+
+DAY = 500_000
+TIMES = (1, 2, 4, 8)
+
+
+def _replayed(times: int) -> Figure:
+    messages, seconds, cpu_s = times * DAY, 0.0, 0.0
+    for _ in range(TIMES[-1] // times):
+        recording = open_recording(messages)
+        subscriber = Subscriber(recording.feed)
+        callback = subscriber.on_compiled(b"", state=numpy.zeros((TOPICS, 4), numpy.int64))(work)
+        before = cpu_seconds()
+        seconds += subscriber.replay(recording).seconds
+        cpu_s += cpu_seconds() - before
+        totals = callback.total().sum(axis=0)
+        expect("count", int(totals[0]), messages)
+        expect("messages out of order", int(totals[3]), 0)
+        expect("checksum", int(totals[2]), expected_sum(make_pool(), messages))
+    played = TIMES[-1] * DAY
+    return Figure(seconds / played * 1e9, Spent(subscriber_cpu_s=cpu_s, messages=played))
+
+
+def _read(times: int) -> float:
+    started = time.perf_counter()
+    for _ in range(TIMES[-1] // times):
+        read_whole(recording_of(times * DAY))
+    return (time.perf_counter() - started) / (TIMES[-1] * DAY) * 1e9
+
+
+def test_days(benchmark: BenchmarkFixture) -> None:
+    """Nanoseconds a message."""
+    title = "Replay in process, days of 0.5 to 4 million messages"
+    contest = Contest(title, "ns a message", lower=True, topology=__doc__, axis="half a million messages of a day")
+    for times in TIMES:
+        contest.add("compiled callback", partial(_replayed, times), at=times)
+        contest.add("the same bytes, read once", partial(_read, times), "limit", at=times)
+    contest.run(benchmark)
