@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
+# Rivals ask for versions of their own, which the tests should not get.
+BENCH := .venv-bench
 
 REPORT ?= blackbox-report.html
 NO_SPARK := Spark could not be installed: the demo ends without its analysis and its page
@@ -29,23 +31,23 @@ test: $(VENV)/.ready-test  ## check style and types, run the tests
 nothing :=
 space := $(nothing) $(nothing)
 FILE ?= .benchmarks/$(if $(ONLY),only-$(subst /,_,$(subst $(space),_,$(strip $(ONLY)))),latest).json
-bench: $(VENV)/.ready-bench  ## every figure beside its rivals, 15 minutes, into .benchmarks/ [ONLY=name]
+bench: $(BENCH)/.ready-bench  ## every figure beside its rivals, 15 minutes, into .benchmarks/ [ONLY=name]
 	@mkdir -p .benchmarks
 	@rm -f .benchmarks/running.json
-	$(RUN)/python -m pytest bench -q -s -o python_files="bench_*.py" -o timeout=300 --benchmark-quiet --benchmark-json=.benchmarks/running.json $(if $(ONLY),-k "$(ONLY)"); \
+	$(BENCH)/bin/python -m pytest bench -q -s -o python_files="bench_*.py" -o timeout=300 --benchmark-quiet --benchmark-json=.benchmarks/running.json $(if $(ONLY),-k "$(ONLY)"); \
 	    status=$$?; if [ -s .benchmarks/running.json ]; then mv .benchmarks/running.json "$(FILE)"; echo "kept in $(FILE)"; fi; exit $$status
 
-report: $(VENV)/.ready-bench  ## docs/performance.md and its charts, from the last whole run [FILE=run.json]
-	$(RUN)/python -m bench.report "$(FILE)" docs/performance.md
+report: $(BENCH)/.ready-bench  ## docs/performance.md and its charts, from the last whole run [FILE=run.json]
+	$(BENCH)/bin/python -m bench.report "$(FILE)" docs/performance.md
 
 bench-check: $(VENV)/.ready-check  ## which step of the hot path moved since bench/baseline.json [WRITE=1]
 	$(RUN)/python -m bench.check $(if $(WRITE),--write)
 
-profile: $(VENV)/.ready-bench  ## a flame graph of the hot path, and where each nanosecond goes: docs/profile.md
-	$(RUN)/python -m bench.profile docs/profile.md
+profile: $(BENCH)/.ready-bench  ## a flame graph of the hot path, and where each nanosecond goes: docs/profile.md
+	$(BENCH)/bin/python -m bench.profile docs/profile.md
 
-clean:  ## remove the virtual environment and all caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks build dist
+clean:  ## remove the virtual environments and all caches
+	rm -rf $(VENV) $(BENCH) .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks build dist
 	find blackbox feeds tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.ready-demo: EXTRA :=
@@ -54,20 +56,21 @@ $(VENV)/.ready-demo: WISH := [spark]
 $(VENV)/.ready-test: EXTRA := [dev]
 # Where there is no browser to be had, the tests of pages say so and skip.
 $(VENV)/.ready-test: WISH := [browser]
-$(VENV)/.ready-bench: EXTRA := [bench]
+$(BENCH)/.ready-bench: EXTRA := [bench]
 $(VENV)/.ready-check: EXTRA :=
 
 # One stamp for each set of packages: made once, and again when pyproject.toml changes.
-$(VENV)/.ready-%: pyproject.toml | $(RUN)/python
-	$(RUN)/python -m pip install --quiet --disable-pip-version-check --editable ".$(EXTRA)"
-	$(if $(WISH),$(RUN)/python -m pip install --quiet --disable-pip-version-check --editable ".$(WISH)" || echo "$(WISH) could not be installed: what needs it is left out")
+.SECONDEXPANSION:
+$(VENV)/.ready-demo $(VENV)/.ready-test $(VENV)/.ready-check $(BENCH)/.ready-bench: pyproject.toml | $$(@D)/bin/python
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".$(EXTRA)"
+	$(if $(WISH),$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".$(WISH)" || echo "$(WISH) could not be installed: what needs it is left out")
 	@touch $@
 
 # Some systems ship Python without ensurepip; their own pip can then fill the environment.
-$(RUN)/python:
+$(VENV)/bin/python $(BENCH)/bin/python:
 	@command -v "$(PYTHON)" >/dev/null || { echo "$(PYTHON) was not found, expected Python 3.11 or newer; set PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit("%s is Python %d.%d, expected 3.11 or newer; set PYTHON=..." % ((sys.executable,) + tuple(sys.version_info[:2])) if sys.version_info < (3, 11) else 0)'
-	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
-	    $(PYTHON) -m venv --clear --without-pip $(VENV) && \
-	    $(PYTHON) -m pip --python $(RUN)/python install --quiet --disable-pip-version-check pip; \
-	} || { rm -rf $(VENV); exit 1; }
+	@$(PYTHON) -m venv $(@D:/bin=) >/dev/null 2>&1 || { \
+	    $(PYTHON) -m venv --clear --without-pip $(@D:/bin=) && \
+	    $(PYTHON) -m pip --python $@ install --quiet --disable-pip-version-check pip; \
+	} || { rm -rf $(@D:/bin=); exit 1; }
