@@ -27,6 +27,8 @@ _PLOT: Final = 250
 _LEFT: Final = 78
 _MANY: Final = 30
 """From this ratio of the largest to the smallest on, an axis is one of powers."""
+_DOUBLINGS: Final = 4
+"""From this ratio on, what goes along below the curves goes by powers too: 1, 2, 4 are as far apart."""
 _NINES: Final = 5
 _PERCENTS: Final = ((0.5, "50 %"), (0.9, "90 %"), (0.99, "99 %"), (0.999, "99.9 %"), (0.9999, "99.99 %"), (1.0, "all"))
 
@@ -130,7 +132,7 @@ def curves(title: str, told: str, x_label: str, shown: Sequence[Curve]) -> str:
     xs = sorted({point[0] for curve in shown for point in curve.points})
     highs = [point[3] for curve in shown for point in curve.points]
     lows = [point[1] for curve in shown for point in curve.points]
-    by_powers = xs[0] > 0 and xs[-1] / xs[0] >= 8
+    by_powers = xs[0] > 0 and xs[-1] / xs[0] >= _DOUBLINGS
     x = Axis(xs[0], xs[-1], _WIDTH - _LEFT - 2 * _EDGE, scale=math.log2 if by_powers else float)
     low, high = min(lows), max(highs)
     if low > 0 and high / low > _MANY:

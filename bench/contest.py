@@ -92,7 +92,7 @@ class _Row:
         }
 
     def label(self) -> str:
-        return self.name if self.at is None else f"{self.name} at {self.at:,g}"
+        return self.name if self.at is None else f"{self.name} at {self.at:,.10g}"
 
 
 class Contest:

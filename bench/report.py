@@ -100,7 +100,7 @@ def _behind(run: Run) -> Iterator[str]:
         return
     for kind, title in (("rival", "Rivals"), ("limit", "Limits")):
         found = [(result, row) for result, row in rows if row.kind == kind]
-        yield f"{title}: {'none' if not found else ''}"
+        yield f"{title}:" if found else f"{title}: none."
         yield ""
         if not found:
             continue
@@ -116,7 +116,7 @@ def _not_run(run: Run) -> Iterator[str]:
     skipped = [[note.name, note.why, _link(result)] for result in run.results for note in result.skipped]
     void = [
         [
-            each.name + (f" at {each.at:,g}" if each.at is not None else ""),
+            each.name + (f" at {each.at:,.10g}" if each.at is not None else ""),
             str(each.round or "warm-up"),
             each.why,
             _link(result),
@@ -158,17 +158,20 @@ def _contest(run: Run, result: Result, pictures: str) -> Iterator[str]:
 def _rows_table(run: Run, result: Result) -> Iterator[str]:
     rounds = max(len(row.values) for row in result.rows)
     promises = any(row.promise for row in result.singles)
+    compared = any(_ratio_text(result, row) for row in result.singles)
     made = []
     for row in result.singles:
         few = f", {row.valid} of {rounds} rounds valid" if row.valid < rounds else ""
         spread = f"{number(row.low)} to {number(row.high)}" if row.median is not None else "no median"
-        cells = [_named(row), _ratio_text(result, row), number(row.median), spread + few]
+        cells = [_named(row), *([_ratio_text(result, row)] * compared), number(row.median), spread + few]
         made.append([*cells, row.promise] if promises else cells)
     for bound in result.bounds:
         value = _bound(run, bound)
         if value is not None:
-            made.append([f"*{bound.name}, in this unit*", "", number(value), "see limits", *[""] * promises])
-    head = ["", "ours is", f"median, {result.unit}", f"range of {rounds} rounds", *["promise"] * promises]
+            made.append(
+                [f"*{bound.name}, in this unit*", *[""] * compared, number(value), "see limits", *[""] * promises]
+            )
+    head = ["", *["ours is"] * compared, f"median, {result.unit}", f"range of {rounds} rounds", *["promise"] * promises]
     yield from table(head, made)
 
 
@@ -181,7 +184,7 @@ def _axis_table(result: Result) -> Iterator[str]:
         made.append([_named(rows[0]), *cells])
         if rows[0].versus != name:
             made.append(["*ours is*", *(_ratio_text(result, at[place]) if place in at else "" for place in places)])
-    yield from table([f"{result.unit} at {result.axis}", *(f"{place:,g}" for place in places)], made)
+    yield from table([f"{result.unit} at {result.axis}", *(f"{place:,.10g}" for place in places)], made)
 
 
 def _cost_table(result: Result) -> Iterator[str]:
@@ -221,8 +224,9 @@ def _pictures(run: Run, result: Result) -> Iterator[tuple[str, str]]:
         lags = [
             Curve(
                 each.name,
-                place % (charts.DISTINCT),
+                place % charts.DISTINCT,
                 [_level(share, value * _NS[each.unit]) for share, value in each.points],
+                place >= charts.DISTINCT,
             )
             for place, each in enumerate(shown)
         ]

@@ -28,7 +28,7 @@ class Row(msgspec.Struct, frozen=True):
     @property
     def label(self) -> str:
         """Its name and place."""
-        return self.name if self.at is None else f"{self.name} at {self.at:,g}"
+        return self.name if self.at is None else f"{self.name} at {self.at:,.10g}"
 
     @property
     def valid(self) -> int:
