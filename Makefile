@@ -27,15 +27,17 @@ test: $(VENV)/.ready-test  ## check style and types, run the tests
 	$(RUN)/mypy
 	$(RUN)/python -m pytest -q -n 2
 
-# The whole run and each ONLY have a file of their own; it takes its place when the run is over.
+# The whole run and each ONLY have a file of their own. It takes its place when the run is over, or ended early.
 nothing :=
 space := $(nothing) $(nothing)
 FILE ?= .benchmarks/$(if $(ONLY),only-$(subst /,_,$(subst $(space),_,$(strip $(ONLY)))),latest).json
 bench: $(BENCH)/.ready-bench  ## every figure beside its rivals, 15 minutes, into .benchmarks/ [ONLY=name]
 	@mkdir -p .benchmarks
-	@rm -f .benchmarks/running.json
+	@rm -f .benchmarks/running.json .benchmarks/partial.json
 	$(BENCH)/bin/python -m pytest bench -q -s -o python_files="bench_*.py" -o timeout=300 --benchmark-quiet --benchmark-json=.benchmarks/running.json $(if $(ONLY),-k "$(ONLY)"); \
-	    status=$$?; if [ -s .benchmarks/running.json ]; then mv .benchmarks/running.json "$(FILE)"; echo "kept in $(FILE)"; fi; exit $$status
+	    status=$$?; cd .benchmarks; for kept in running.json partial.json; do \
+	        if [ -s $$kept ]; then mv $$kept "$(notdir $(FILE))"; echo "kept in $(FILE), of $$kept"; break; fi; \
+	    done; rm -f partial.json; exit $$status
 
 report: $(BENCH)/.ready-bench  ## docs/performance.md and its charts, from the last whole run [FILE=run.json]
 	$(BENCH)/bin/python -m bench.report "$(FILE)" docs/performance.md
