@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
+import pytest
 
 from bench.contest import Contest
 from bench.rivals.pair import Missing, Pair, need
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pytest_benchmark.fixture import BenchmarkFixture
+
+pytestmark = pytest.mark.timeout(600)
+"""Two processes a contender, and servers: on a machine that is shared, a round takes its time."""
 
 WAITS: Final = "nothing lost: the publisher waits"
 HOLDS: Final = "nothing lost: the server holds the whole run"
