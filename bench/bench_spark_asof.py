@@ -1,34 +1,38 @@
-"""To each trade its last quote: 0.3 M trades, 0.6 M quotes of 500 symbols (ASOF_TRADES), recorded and in Parquet.
+"""To each trade its last quote, of 500 symbols, recorded and in Parquet.
 
-recording ==one compiled pass a slice==> rows of Spark        rival: union + last(ignorenulls) over a window
-2 slices, local[2]; every column of the result is made         report: M trades/s, ratio to each rival
+recording ==one compiled pass a slice==> rows of Spark        rivals: union + last(ignorenulls) over a window in Spark;
+2 slices, local[2]; every column of the result is made         polars and DuckDB on Parquet        report: M trades/s
+
+A quarter of BLACKBOX_BENCH_ROWS trades and twice as many quotes: with 20000000, 5 M and 10 M.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import msgspec
 import numpy
 import polars
+import pyarrow
 import pytest
 from pyspark.sql import Window, functions
 from pytest_benchmark.fixture import BenchmarkFixture
 
 import blackbox.spark
-from bench.contest import Contest
+from bench.contest import Contest, expect
+from bench.spark_trades import ROWS
 from blackbox import Feed, Publisher, Recorder
 from feeds.iex_messages import TOPS16
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-TRADES = int(os.environ.get("ASOF_TRADES", "300_000"))
+TRADES = ROWS // 4
 QUOTES_PER_TRADE = 2
 SYMBOLS = 500
 PART = 300_000
@@ -107,15 +111,31 @@ def seconds(make: Callable[[], DataFrame]) -> float:
     return TRADES / 1e6 / (time.perf_counter() - started)
 
 
-def polars_rate(path: Path) -> float:
+def by_polars(path: Path) -> polars.DataFrame:
     """The same by polars on the Parquet files."""
-    started = time.perf_counter()
     trades, quotes = (polars.read_parquet(path / kind / "*.parquet").sort("ts_event") for kind in "TQ")
-    found = trades.join_asof(quotes.drop("sequence"), on="ts_event", by="symbol", check_sortedness=False)
-    assert len(found) == TRADES
-    return TRADES / 1e6 / (time.perf_counter() - started)
+    return trades.join_asof(quotes.drop("sequence"), on="ts_event", by="symbol", check_sortedness=False)
 
 
+def by_duckdb(path: Path) -> pyarrow.Table:
+    """The same by DuckDB on the Parquet files."""
+    trades, quotes = (f"read_parquet('{path / kind}/*.parquet')" for kind in "TQ")
+    with duckdb.connect() as connection:
+        query = f"SELECT t.*, {', '.join(QUOTE)} FROM {trades} t ASOF LEFT JOIN {quotes} q USING (symbol, ts_event)"
+        return connection.sql(query).to_arrow_table()
+
+
+def table_rate(join: Callable[[Path], Any], path: Path, answer: tuple[int, ...]) -> float:
+    """Million trades a second into a table in memory, which must be the right one."""
+    started = time.perf_counter()
+    table = join(path)
+    seconds = time.perf_counter() - started
+    found = polars.DataFrame(table)
+    expect("rows and sums", (len(found), *(found[name].sum() for name in COLUMNS[2:])), answer)
+    return TRADES / 1e6 / seconds
+
+
+@pytest.mark.timeout(1_800)
 def test_asof(benchmark: BenchmarkFixture, spark: SparkSession, recording: Path, tmp_path: Path) -> None:
     """Each contender finds the same quotes."""
 
@@ -145,7 +165,9 @@ def test_asof(benchmark: BenchmarkFixture, spark: SparkSession, recording: Path,
     )
     for name, make in contenders.items():
         contest.add(name, partial(seconds, make), "ours" if name.startswith("asof") else "rival")
-    contest.add("polars, Parquet", partial(polars_rate, tmp_path), "rival")
+    (answer, *_) = map(tuple, answers.values())
+    for name, join in (("polars, Parquet", by_polars), ("DuckDB, Parquet", by_duckdb)):
+        contest.add(name, partial(table_rate, join, tmp_path, answer), "rival")
     contest.run(benchmark)
     for name in list(contenders)[1:]:
         contest.show(f"asof_recorded / {name}", f"{contest.ratio('asof_recorded', name):10.2f}")

@@ -1,0 +1,184 @@
+"""The same questions to a table of trades, asked of Spark, polars and DuckDB. Each value that is asked for is made.
+
+An answer is what the three must agree on; of all columns it is the number of rows where the engine tells it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import duckdb
+import polars
+
+from bench.spark_trades import BEGIN
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+MINUTE_NS: Final = 60 * 10**9
+START: Final = BEGIN + 7_200 * 10**9
+STOP: Final = START + 10 * MINUTE_NS
+ROWS_A_BATCH: Final = 131_072
+
+ByEngine = dict[str, Callable[[Any], Any]]
+"""By engine: a function of a DataFrame of Spark, or of a directory of Parquet."""
+
+
+# Group by symbol
+
+
+def _by_symbol_spark(frame: DataFrame) -> Any:
+    from pyspark.sql import functions as f
+
+    table = frame.groupBy("symbol").agg(
+        f.count("*").alias("n"),
+        (f.min("ts_event") - BEGIN).alias("a"),
+        (f.max("ts_event") - BEGIN).alias("b"),
+        f.sum("sequence").alias("s"),
+    )
+    return _plain(table.selectExpr("count(symbol)", "sum(n)", "sum(a)", "sum(b)", "sum(s)").first())
+
+
+def _by_symbol_polars(path: Path) -> Any:
+    time = polars.col("ts_event") - BEGIN
+    table = (
+        _scan(path)
+        .group_by("symbol")
+        .agg(
+            polars.len().alias("n"),
+            time.min().alias("a"),
+            time.max().alias("b"),
+            polars.col("sequence").sum().alias("s"),
+        )
+    )
+    return _plain(table.select(polars.col("symbol").count(), polars.col("n", "a", "b", "s").sum()).collect().row(0))
+
+
+def _by_symbol_duckdb(path: Path) -> Any:
+    return _ask(
+        f"""SELECT count(symbol), sum(n), sum(a), sum(b), sum(s) FROM (
+            SELECT symbol, count(*) n, min(ts_event) - {BEGIN} a, max(ts_event) - {BEGIN} b, sum(sequence) s
+            FROM {_table(path)} GROUP BY symbol)"""
+    )
+
+
+# All columns
+
+
+def _all_spark(frame: DataFrame) -> Any:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def _all_polars(path: Path) -> Any:
+    rows = 0
+
+    def take(batch: polars.DataFrame) -> None:
+        nonlocal rows
+        rows += batch.height
+
+    _scan(path).sink_batches(take, chunk_size=ROWS_A_BATCH)
+    return rows
+
+
+def _all_duckdb(path: Path) -> Any:
+    with duckdb.connect() as connection:
+        reader = connection.sql(f"SELECT * FROM {_table(path)}").to_arrow_reader(ROWS_A_BATCH)
+        return sum(batch.num_rows for batch in reader)
+
+
+# Ten minutes of one symbol, two hours into the session
+
+
+def _ten_minutes_spark(frame: DataFrame) -> Any:
+    chosen = frame.where(f"symbol = 'S0007' AND ts_event >= {START} AND ts_event < {STOP}")
+    return _plain(chosen.selectExpr("count(*)", "sum(sequence)", "max(topic)").first())
+
+
+def _ten_minutes_polars(path: Path) -> Any:
+    time = polars.col("ts_event")
+    chosen = _scan(path).filter((polars.col("symbol") == "S0007") & (time >= START) & (time < STOP))
+    found = chosen.select(polars.len(), polars.col("sequence").sum(), polars.col("topic").max()).collect()
+    return _plain(found.row(0))
+
+
+def _ten_minutes_duckdb(path: Path) -> Any:
+    where = f"symbol = 'S0007' AND ts_event >= {START} AND ts_event < {STOP}"
+    return _ask(f"SELECT count(*), sum(sequence), max(topic) FROM {_table(path)} WHERE {where}")
+
+
+# Open, high, low, close, volume and VWAP of each symbol and minute
+
+
+def _bars_spark(frame: DataFrame) -> Any:
+    from pyspark.sql import functions as f
+
+    value = f.col("price").cast("double") * f.col("shares")
+    table = frame.groupBy("symbol", f.expr(f"ts_event div {MINUTE_NS}").alias("minute")).agg(
+        f.min_by("price", "sequence").alias("o"),
+        f.max("price").alias("h"),
+        f.min("price").alias("l"),
+        f.max_by("price", "sequence").alias("c"),
+        f.sum("shares").alias("v"),
+        (f.sum(value) / f.sum("shares")).alias("w"),
+    )
+    sums = (f"sum({name})" for name in "ohlcvw")
+    return _plain(table.selectExpr("count(*)", *sums).first())
+
+
+def _bars_polars(path: Path) -> Any:
+    price, shares, order = polars.col("price"), polars.col("shares"), polars.col("sequence")
+    minute = (polars.col("ts_event") // MINUTE_NS).alias("minute")
+    table = (
+        _scan(path)
+        .group_by("symbol", minute)
+        .agg(
+            price.get(order.arg_min()).alias("o"),
+            price.max().alias("h"),
+            price.min().alias("l"),
+            price.get(order.arg_max()).alias("c"),
+            shares.sum().alias("v"),
+            ((price.cast(polars.Float64) * shares).sum() / shares.sum()).alias("w"),
+        )
+    )
+    return _plain(table.select(polars.len(), polars.col(*"ohlcvw").sum()).collect().row(0))
+
+
+def _bars_duckdb(path: Path) -> Any:
+    return _ask(
+        f"""SELECT count(*), sum(o), sum(h), sum(l), sum(c), sum(v), sum(w) FROM (
+            SELECT symbol, ts_event // {MINUTE_NS} AS "minute", arg_min(price, sequence) o, max(price) h, min(price) l,
+                arg_max(price, sequence) c, sum(shares) v, sum(price::DOUBLE * shares) / sum(shares) w
+            FROM {_table(path)} GROUP BY ALL)"""
+    )
+
+
+def _scan(path: Path) -> polars.LazyFrame:
+    return polars.scan_parquet(path / "*.parquet")
+
+
+def _table(path: Path) -> str:
+    return f"read_parquet('{path}/*.parquet')"
+
+
+def _ask(query: str) -> Any:
+    with duckdb.connect() as connection:
+        return _plain(connection.execute(query).fetchone())
+
+
+def _plain(row: Any) -> tuple[str, ...]:
+    """The same text for the same values, whichever engine has them: nine digits of what is no integer."""
+    return tuple(f"{float(value):.9g}" if not isinstance(value, int | str) else str(value) for value in row)
+
+
+QUERIES: Final[dict[str, ByEngine]] = {
+    "group by symbol": {"Spark": _by_symbol_spark, "polars": _by_symbol_polars, "DuckDB": _by_symbol_duckdb},
+    "all columns": {"Spark": _all_spark, "polars": _all_polars, "DuckDB": _all_duckdb},
+    "ten minutes of a symbol": {
+        "Spark": _ten_minutes_spark,
+        "polars": _ten_minutes_polars,
+        "DuckDB": _ten_minutes_duckdb,
+    },
+    "minute bars": {"Spark": _bars_spark, "polars": _bars_polars, "DuckDB": _bars_duckdb},
+}
