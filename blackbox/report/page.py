@@ -53,7 +53,8 @@ def _header(report: Report) -> str:
 def _tiles(report: Report) -> str:
     mix = report.mix
     totals = mix.totals
-    tiles = [("", count(report.messages), "messages"), ("", count(report.symbols), "symbols")]
+    symbols = "symbol" if report.symbols == 1 else "symbols"
+    tiles = [("", count(report.messages), "messages"), ("", count(report.symbols), symbols)]
     if totals:
         date = clock_date((mix.start_ns + mix.stop_ns) // 2, report.time_zone)
         first, last = (clock_time(ns, report.time_zone)[:8] for ns in (mix.start_ns, mix.stop_ns))
