@@ -47,6 +47,20 @@ def test_session_that_is_there_is_kept_and_its_pushdown_switched_on(spark: Spark
         spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
+def test_session_without_the_connector_warns_once_why(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.warns(RuntimeWarning) as told:
+        assert blackbox.spark.session().sparkContext is spark.sparkContext
+    (warning,) = told
+    assert str(warning.message).startswith(
+        "recordings are read by the slower engine in Python: the connector for Spark could not be made in "
+        f"{tmp_path}/cache/blackbox: "
+    )
+
+
 def test_missing_pyspark_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
     with pytest.raises(ImportError, match=r"this needs pyspark: pip install 'blackbox-md\[spark\]'"):

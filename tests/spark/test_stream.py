@@ -223,7 +223,7 @@ def test_stream_goes_on_from_its_checkpoint(spark: SparkSession, tmp_path: Path,
     growing = Growing(tmp_path / "feed")
     growing.grow("2026-11-20", 0, blocks=40, rows=400)
     growing.grow("2026-11-20", 1, blocks=40, rows=400)
-    stream = spark.readStream.format("blackbox").option("maxBytesPerTrigger", "300k").load(str(tmp_path / "feed"))
+    stream = spark.readStream.format("blackbox").option("maxBytesPerTrigger", "500k").load(str(tmp_path / "feed"))
     writer = (
         stream.select("payload")
         .writeStream.format("parquet")
