@@ -97,7 +97,7 @@ def _do(task: Publish | Play, session: Session, feed: Feed, pipe: Connection) ->
         session.announce(publisher)
         pipe.send(Ready())
         pipe.recv()
-        publisher.wait_for_subscribers(b"", timeout=60.0)
+        publisher.wait_for_subscribers(b"", timeout=240.0)
         started = time.monotonic()
         played = None
         if replay is None:

@@ -31,7 +31,8 @@ PACE: Final = 10.0
 """Times the market's own."""
 _PACED_S: Final = 2.0
 _NO_LIMIT_NS: Final = 600 * 10**9
-_START_S: Final = 60.0
+_START_S: Final = 240.0
+"""Until the other process confirms, which may compile first, on a busy machine."""
 
 LIVE: Final = "live"
 RECORDED: Final = "recorded"
