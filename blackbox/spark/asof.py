@@ -20,7 +20,7 @@ def asof_join(
     quotes: DataFrame,
     by: Sequence[str] = SYMBOL,
     on: str = "ts_event",
-    ties: Sequence[str] = TIES,
+    ties: Sequence[str] | None = None,
     tolerance: int | None = None,
     exact: bool = True,
     suffix: str = "_quote",
@@ -41,7 +41,7 @@ def asof_join(
         by: the columns that must be equal.
         on: the column of time, of integers or timestamps. `sequence` joins in the order of capture where trades and
             quotes share a key, if `by` has `epoch` and `slice` in it.
-        ties: orders quotes of equal time.
+        ties: orders quotes of equal time. Not given: by slice and sequence, as far as quotes have them.
         tolerance: a quote that is older than so much, in the unit of `on` (microseconds of a timestamp), is none.
         exact: whether a quote of the very time of the trade counts.
         suffix: goes behind the names of quote columns that trades have too.
@@ -51,6 +51,7 @@ def asof_join(
     Raises ConfigError when columns are missing, or of other types on one side.
     """
     require(trades, [*by, on], "trades")
+    ties = [name for name in TIES if name in quotes.columns] if ties is None else ties
     require(quotes, [*by, on, *ties], "quotes")
     if tolerance is not None and tolerance < 0:
         raise ConfigError(f"tolerance was {tolerance}, expected 0 or more")

@@ -118,6 +118,14 @@ def test_any_rows(spark: SparkSession, left: list[Any], right: list[Any], tolera
     assert found == plain_join(trades, quotes, tolerance, exact)
 
 
+def test_quotes_of_one_time_are_ordered_by_what_tells_it(frames: tuple[DataFrame, DataFrame]) -> None:
+    trades, quotes = frames
+    alone = quotes.drop("slice")  # as an order book has it
+    found = from_spark(asof_join(trades, alone), "symbol", "sequence")
+    assert_frame_equal(found, from_spark(asof_join(trades, alone, ties=["sequence"]), "symbol", "sequence"))
+    assert found["bid_price"].null_count() < len(found)
+
+
 def test_time_may_be_a_timestamp(spark: SparkSession) -> None:
     rows = spark.sql("select timestamp'2026-01-05 10:00:00' as at, 1 as price")
     quotes = spark.sql("select explode(array(0, 10)) as s").selectExpr(
