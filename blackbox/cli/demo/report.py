@@ -82,7 +82,7 @@ def _passes(result: DemoResult) -> RenderableType:
         )
     table.caption = (
         "x market: market time of the session over the time it took\n"
-        f"last column: how long the classic day of {count(CLASSIC_MESSAGES)} messages would take so"
+        f"last column: how long the classic day of 8 hours and {count(CLASSIC_MESSAGES)} messages would take so"
     )
     return titled("each pass", table)
 
