@@ -15,7 +15,8 @@ import org.slf4j.LoggerFactory;
 /**
  * The blocks of one task, one batch each; small ones are gathered.
  *
- * Each block is looked at as a whole, checksum and all, before a value of it is given out.
+ * Each block is looked at as a whole, checksum and all, before a value of it is given out, its head's values too; without
+ * checksums those alone do not need its body.
  */
 final class Reader implements PartitionReader {
     /** Blocks of fewer wanted rows are gathered. */
@@ -66,7 +67,7 @@ final class Reader implements PartitionReader {
         this.byTopic = ofTopics.length > 0;
         this.block = new Block(new Topics(ofTopics));
         this.columns = new BlockColumn[wanted.length];
-        boolean body = options.skip || record != null || byTopic;
+        boolean body = options.checksums || options.skip || record != null || byTopic;
         boolean topics = byTopic;
         for (int i = 0; i < wanted.length; i++) {
             columns[i] = BlockColumn.of(wanted[i], block);
