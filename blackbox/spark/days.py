@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote
 
 from blackbox.errors import ConfigError, JournalError
 from blackbox.journal.day import MANIFEST, Manifest, described, recorded_days
@@ -38,13 +38,16 @@ def days_of(paths: Iterable[str]) -> list[Path]:
 
 
 def local_path(text: str) -> Path:
-    """A path of this machine's file system. Raises JournalError for one of another."""
+    """A path of this machine's file system, as the connector has it: without `..`, and a `%` is a `%`.
+
+    Raises JournalError for one of another.
+    """
     scheme = _SCHEME.match(text)
     if scheme is None:
-        return Path(text).absolute()
+        return Path(os.path.normpath(Path(text).absolute()))
     if scheme[1].lower() != "file":
         raise JournalError(f"path was {text!r}, expected one of a local or mounted file system: files are mapped")
-    return Path("/" + unquote(text[scheme.end() :]).lstrip("/"))
+    return Path(os.path.normpath("/" + text[scheme.end() :].lstrip("/")))
 
 
 def _days_below(path: Path) -> list[Path]:

@@ -309,10 +309,12 @@ def test_paths_of_every_form_and_a_view(spark: SparkSession, tmp_path: Path, eng
         (feed, sum(counts)),
         (tmp_path / "ro?t" / "*" / "2026-11-0[23]", counts[1] + counts[2]),
         (f"file://{feed}", sum(counts)),
-        ([first, third, first, f"file:{first}"], counts[0] + counts[2]),
+        ([first, third, first, f"file:{first}", f"{feed}/../feed/2026-11-01"], counts[0] + counts[2]),
     ]
     for paths, count in forms if engine == "java" else (forms[0], forms[-1]):  # others: `test_reading`
         assert load(spark, paths, engine).count() == count, paths
+    literal = make_day(tmp_path / "per%20cent" / "2026-11-20", seed=5, blocks=4)
+    assert load(spark, f"file:{literal.path}", engine).count() == len(literal.told())
     spark.sql(f"CREATE OR REPLACE TEMP VIEW seen USING blackbox OPTIONS (path '{feed}', engine '{engine}')")
     found = spark.sql("SELECT date, count(topic) AS n FROM seen GROUP BY date ORDER BY date").collect()
     assert [(row.date.day, row.n) for row in found] == [(i + 1, count) for i, count in enumerate(counts)]
