@@ -478,6 +478,17 @@ def test_a_segment_that_is_cut_while_it_is_read_is_an_error(spark: SparkSession,
         list(rows)
 
 
+def test_a_segment_that_is_deleted_while_it_is_read_is_an_error(
+    spark: SparkSession, tmp_path: Path, engine: str
+) -> None:
+    day = spread(tmp_path / "day", 12, BEGIN)
+    rows = load(spark, day.path, engine, partitionBytes="300k").toLocalIterator()
+    next(rows)
+    day.segments[1].path.unlink()
+    with refused(f"segment {day.segments[1].path} cannot be read: No such file or directory"):
+        list(rows)
+
+
 @pytest.mark.parametrize("index", [b"", b"BBOXINDX", b"\0" * 400])
 def test_a_missing_or_damaged_index_costs_nothing_but_time(spark: SparkSession, tmp_path: Path, index: bytes) -> None:
     day = make_day(tmp_path / "day", blocks=6)

@@ -1,6 +1,8 @@
 package blackbox;
 
+import java.io.FileNotFoundException;
 import java.io.IOException;
+import java.nio.file.NoSuchFileException;
 
 /** A part of a recording that cannot be read. */
 final class Damage extends IOException {
@@ -18,6 +20,13 @@ final class Damage extends IOException {
     static String text(String path, String what, long offset, long size, long messages) {
         String lost = messages > 0 ? ", " + messages + " messages" : "";
         return Files.shown(path) + ": " + what + " (" + size + " bytes at " + offset + lost + ")";
+    }
+
+    /** A segment that was there when the query was planned. */
+    static IOException unreadable(String path, IOException error) {
+        boolean gone = error instanceof NoSuchFileException || error instanceof FileNotFoundException;
+        String why = gone ? "No such file or directory" : error.getMessage();
+        return new IOException("segment " + Files.shown(path) + " cannot be read: " + why, error);
     }
 
     static Damage of(String text) {

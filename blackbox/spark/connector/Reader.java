@@ -242,12 +242,18 @@ final class Reader implements PartitionReader {
         if (nextRange == ranges.length) {
             return false;
         }
-        range = ranges[nextRange++];
+        Range next = ranges[nextRange++];
+        try {
+            bytes = new Bytes(next.path, next.stop, window, settings);
+        } catch (IOException error) {
+            throw Damage.unreadable(next.path, error);
+        }
+        // Not before this there is a file to close.
+        range = next;
         at = range.start;
         seen = 0;
         facts.of(range.day);
         facts.set(Facts.SLICE, range.slice, range.slice);
-        bytes = new Bytes(range.path, range.stop, window, settings);
         return true;
     }
 
