@@ -111,4 +111,4 @@ def tell_schema(day: Day, schema: Schema) -> None:
     manifest.pop("checksum")
     text = json.dumps(manifest, separators=(",", ":"), ensure_ascii=False)
     manifest["checksum"] = xxhash.xxh3_64_hexdigest(text.encode())
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps(manifest, ensure_ascii=False))
