@@ -696,6 +696,34 @@ def test_a_schema_of_every_kind_of_field(spark: SparkSession, tmp_path: Path, mo
         by_python(other.path, records="Z")
 
 
+def test_names_of_types_go_before_characters(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = {kind: numpy.dtype([("kind", "S1"), (f"of_{kind}", "u1")]) for kind in "AB"}
+    schema = Schema("made", 77, kinds, names={"B": "A"})
+    day = Day(tmp_path / "day", feed_of(schema="made"))
+    tell_schema(day, schema)
+    day.put(0, Put((Row(b"x", b"A\1"), Row(b"x", b"B\2"), Row(b"x", b"B\3"))))
+    monkeypatch.setattr("blackbox.spark.days.load_schema", lambda name: schema)
+    for asked in ("A", "B"):
+        frame = load(spark, day.path, "java", records=asked)
+        assert frame.columns[-1] == by_python(day.path, records=asked)[0].names[-1] == "of_A"
+        assert frame.count() == 1
+
+
+def test_types_of_a_day_without_their_names_are_told(spark: SparkSession, tmp_path: Path) -> None:
+    kind = numpy.dtype([("kind", "S1")])
+    day = Day(tmp_path / "day", feed_of(schema="dbn"))
+    tell_schema(day, Schema("dbn", 77, {"\0": kind, "\u00a0": kind, "Z": kind}))
+    day.put(0, Put((Row(b"x", b"\xa0"),)))
+    with refused(
+        "schema 'dbn': message type was 'mbo', expected one of: \\u0000 \\u00a0 Z "
+        f"({day.path} tells no names of types: give the character, or engine=python)"
+    ):
+        load(spark, day.path, "java", records="mbo")
+    assert load(spark, day.path, "java", records="\u00a0").count() == 1
+
+
 def test_a_record_of_a_wrong_length_is_named_or_left_out(spark: SparkSession, tmp_path: Path, engine: str) -> None:
     day = typed_day(tmp_path / "day", "itch50")
     good = b"D" + bytes(18)

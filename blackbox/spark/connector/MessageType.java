@@ -25,25 +25,32 @@ final class MessageType implements Serializable {
         this.layout = layout;
     }
 
-    /** The type of a character or a name, as a manifest's schema describes it; `scaled`: prices stay integers. */
+    /** The type of a name, or else a character, as a manifest's schema describes it; `scaled`: prices stay integers. */
     static MessageType of(JsonNode schema, String asked, boolean scaled, String schemaName, String day) {
         JsonNode told = null;
         String kind = null;
+        boolean hidden = false;
         StringBuilder known = new StringBuilder();
         java.util.Iterator<String> characters = schema.fieldNames();
         while (characters.hasNext()) {
             String character = (String) characters.next();
             JsonNode one = Json.of(schema, character);
-            String name = one.has("name") ? Json.text(one, "name") : character;
-            known.append(known.length() > 0 ? " " : "").append(name);
-            if (asked.equals(character) || asked.equals(name)) {
+            String name = one.has("name") ? Json.text(one, "name") : null;
+            known.append(known.length() > 0 ? " " : "").append(name == null ? typed(character) : name);
+            hidden |= name == null && !typed(character).equals(character);
+            if (asked.equals(name) || (told == null && asked.equals(character))) {
                 told = one;
                 kind = character;
+                if (asked.equals(name)) {
+                    break;
+                }
             }
         }
         if (told == null) {
             throw Refused.of("schema '" + schemaName + "': message type was '" + asked + "', expected one of: "
-                + (known.length() > 0 ? known.toString() : "none: its payloads are plain bytes"));
+                + (known.length() > 0 ? known.toString() : "none: its payloads are plain bytes")
+                + (hidden && asked.length() > 1
+                    ? " (" + day + " tells no names of types: give the character, or engine=python)" : ""));
         }
         JsonNode list = Json.of(told, "fields");
         Field[] fields = new Field[list.size()];
@@ -68,5 +75,12 @@ final class MessageType implements Serializable {
         int typeOffset = Json.number(told, "type_offset", 0);
         String layout = bytes + " " + typeOffset + " " + list.toString();
         return new MessageType(asked, kind.charAt(0), typeOffset, bytes, fields, layout);
+    }
+
+    /** A character as it is typed in Python and in SQL: its code where it cannot be shown. */
+    private static String typed(String character) {
+        int code = character.charAt(0);
+        boolean plain = code > ' ' && code < 0x7F || code > 0xA0;
+        return plain ? character : "\\u" + Integer.toHexString(0x10000 + code).substring(1);
     }
 }
