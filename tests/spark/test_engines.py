@@ -33,7 +33,7 @@ from tests.spark.reading import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 BEGIN = 1_700_000_000_000_000_000
 SECOND = 10**9
@@ -277,6 +277,16 @@ def test_connector_counts_for_the_page_of_a_query(spark: SparkSession, wide: Day
     metrics = frame._jdf.queryExecution().executedPlan().collectLeaves().apply(0).metrics()
     found = {name: metrics.apply(name).value() for name in ("blocksRead", "blocksSkipped", "damagedPlaces")}
     assert found == {"blocksRead": 10, "blocksSkipped": 70, "damagedPlaces": 0}
+
+
+def test_size_of_payloads_is_what_they_have_on_disk(spark: SparkSession, wide: Day) -> None:
+    def size_of(frame: DataFrame) -> int:
+        return int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
+
+    frame = load(spark, wide.path, "java")
+    stored = sum(segment.path.stat().st_size for segment in wide.segments)
+    assert size_of(frame) > 0.99 * stored
+    assert size_of(frame.select("sequence")) < stored / 100
 
 
 def test_days_that_a_filter_rules_out_are_not_opened(spark: SparkSession, tmp_path: Path, engine: str) -> None:

@@ -112,7 +112,8 @@ final class Scanned implements Scan, Batch, SupportsReportStatistics {
 
     public Statistics estimateStatistics() {
         final long rows = plan().messages;
-        final long bytes = Math.max(1L, rows * readSchema().defaultSize());
+        // Spark takes a payload as 100 bytes, and broadcasts a table that it believes to be small.
+        final long bytes = Math.max(hasPayload() ? plan().bytes : 1L, rows * readSchema().defaultSize());
         return new Statistics() {
             public OptionalLong sizeInBytes() {
                 return OptionalLong.of(bytes);
@@ -122,6 +123,15 @@ final class Scanned implements Scan, Batch, SupportsReportStatistics {
                 return OptionalLong.of(rows);
             }
         };
+    }
+
+    private boolean hasPayload() {
+        for (int i = 0; i < columns.length; i++) {
+            if (columns[i].number == Column.PAYLOAD) {
+                return true;
+            }
+        }
+        return false;
     }
 
     public boolean equals(Object other) {
