@@ -289,6 +289,32 @@ def test_size_of_payloads_is_what_they_have_on_disk(spark: SparkSession, wide: D
     assert size_of(frame.select("sequence")) < stored / 100
 
 
+def test_window_of_a_file_grows_by_doubling(spark: SparkSession, written: Day) -> None:
+    jvm: Any = spark.sparkContext._jvm
+    gateway: Any = spark.sparkContext._gateway
+
+    def array(*values: Any) -> Any:
+        made = gateway.new_array(jvm.Object, len(values))
+        for i, value in enumerate(values):
+            made[i] = value
+        return made
+
+    table = load(spark, written.path, "java")._jdf.queryExecution().analyzed().collectLeaves().apply(0).table()
+    kind = table.getClass().getClassLoader().loadClass("blackbox.Bytes")
+    methods = {method.getName(): method for method in kind.getDeclaredMethods()}
+    opened = kind.getDeclaredConstructors()[0]
+    for each in (opened, *methods.values()):
+        each.setAccessible(True)
+    small, settings = jvm.java.nio.ByteBuffer.allocateDirect(1_000), jvm.org.apache.hadoop.conf.Configuration()
+    window = opened.newInstance(array(str(written.segments[0].path), 0, small, settings))
+    sizes = []
+    for size in (1_100, 1_200, 1_900, 2_100):
+        methods["need"].invoke(window, array(0, size))
+        sizes.append(methods["buffer"].invoke(window, array()).capacity())
+    methods["close"].invoke(window, array())
+    assert sizes == [2_000, 2_000, 2_000, 4_000]
+
+
 def test_days_that_a_filter_rules_out_are_not_opened(spark: SparkSession, tmp_path: Path, engine: str) -> None:
     for number in (1, 2, 3):
         make_day(tmp_path / f"2026-11-0{number}", seed=number, blocks=2, date=f"2026-11-0{number}")

@@ -92,7 +92,8 @@ final class Bytes {
         ByteBuffer before = buffer;
         long from = at(offset);
         if (size > buffer.capacity()) {
-            use(ByteBuffer.allocateDirect((int) size));
+            // Twice as large: else blocks that grow little by little would each have a new one.
+            use(ByteBuffer.allocateDirect((int) Math.max(size, Math.min(2L * buffer.capacity(), Layout.MAX_BODY))));
         }
         if (kept > 0) {
             Platform.copyMemory(null, from, null, address, kept);
