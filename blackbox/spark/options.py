@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
 from blackbox.errors import ConfigError
 
 MEGABYTE: Final = 1 << 20
-_SIZES: Final = {"": 1, "b": 1} | {
-    unit + b: 1 << 10 * power for power, unit in enumerate("kmgtp", 1) for b in ("", "b")
-}
+_SIZE: Final = re.compile(r"0*([0-9]{1,19})(?:([kmgtp]?)b?|([kmgtp])ib)")
 """As Spark has them."""
+_MOST: Final = (1 << 63) - 1
 
 
 class Options(NamedTuple):
@@ -55,7 +55,7 @@ class Options(NamedTuple):
             _one_of(given, "prices", "decimal", "long"),  # type: ignore[arg-type]
             _one_of(given, "onDamage", "error", "skip"),  # type: ignore[arg-type]
             _size(given, "partitionBytes") or 64 * MEGABYTE,
-            given.get("metrics"),
+            _directory(given, "metrics"),
             _one_of(given, "startingOffsets", "earliest", "latest"),  # type: ignore[arg-type]
             _size(given, "maxBytesPerTrigger"),
         )
@@ -100,12 +100,19 @@ def _one_of(given: dict[str, str], name: str, *values: str) -> str:
     return value
 
 
+def _directory(given: dict[str, str], name: str) -> str | None:
+    text = given.get(name.lower())
+    if text == "":
+        raise ConfigError(f"option {name!r} was '', expected a directory")
+    return text
+
+
 def _size(given: dict[str, str], name: str) -> int | None:
     text = given.get(name.lower())
     if text is None:
         return None
-    number = text.strip().lower().rstrip("kmgtpb")
-    factor = _SIZES.get(text.strip().lower()[len(number) :])
-    if factor is None or not number.isdigit() or int(number) < 1:
+    found = _SIZE.fullmatch(text.strip().lower())
+    size = int(found[1]) << 10 * " kmgtp".index(found[2] or found[3] or " ") if found else 0
+    if not 1 <= size <= _MOST:
         raise ConfigError(f"option {name!r} was {text!r}, expected bytes, such as 64m or 67108864")
-    return int(number) * factor
+    return size

@@ -328,7 +328,7 @@ def test_days_that_a_filter_rules_out_are_not_opened(spark: SparkSession, tmp_pa
 
 def test_partitions_are_bounded(spark: SparkSession, wide: Day) -> None:
     whole = load(spark, wide.path, "java")
-    parts = load(spark, wide.path, "java", partitionBytes="256k")
+    parts = load(spark, wide.path, "java", partitionBytes="256KiB")
     assert whole.rdd.getNumPartitions() <= 2
     assert 20 <= parts.rdd.getNumPartitions() <= 40
     assert told_by(parts) == told_by(whole)
@@ -393,6 +393,12 @@ def test_what_is_not_there_or_not_understood_is_named(
         (tmp_path / "empty", {}, f"'{tmp_path}/empty' holds no recorded day, expected a day, or a feed or root with"),
         (written.path, {"onDamage": "Ignore"}, "option 'onDamage' was 'ignore', expected one of: error, skip"),
         (written.path, {"prices": "x"}, "option 'prices' was 'x', expected one of: decimal, long"),
+        (written.path, {"metrics": ""}, "option 'metrics' was '', expected a directory"),
+        (
+            written.path,
+            {"partitionBytes": "9" * 11 + "t"},
+            "option 'partitionBytes' was '99999999999t', expected bytes",
+        ),
         (written.path, {"partitionBytes": "many"}, "option 'partitionBytes' was 'many', expected bytes, such as 64m"),
         (written.path, {"recordz": "A"}, f"option was 'recordz', expected one of: {names}"),
         (written.path, {"recordz": "A"}, "(did you mean 'records'?)"),

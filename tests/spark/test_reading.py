@@ -243,7 +243,7 @@ def test_filters_pass_over_what_cannot_match(tmp_path: Path, chosen: list[Filter
 
 def test_partitions_are_bounded_and_hold_each_record_once(tmp_path: Path) -> None:
     day = large(tmp_path / "day")
-    reader = reader_of(tmp_path / "day", partitionBytes="200k")
+    reader = reader_of(tmp_path / "day", partitionBytes="200KiB")
     partitions = reader.partitions()
     assert len(partitions) == 2 * 14  # three entries of 66 kB each
     assert len(rows_of(reader)) == len(day.told())
@@ -284,6 +284,7 @@ def test_schema_that_is_not_ours_is_refused(tmp_path: Path, schema: str, message
         ({"path": "x", "onDamage": "sk"}, "option 'onDamage' was 'sk', expected one of: error, skip"),
         ({"path": "x", "prices": "double"}, "option 'prices' was 'double', expected one of: decimal, long"),
         ({"path": "x", "partitionBytes": "64q"}, "option 'partitionBytes' was '64q', expected bytes, such as 64m"),
+        ({"path": "x", "partitionBytes": "\u00b2"}, "option 'partitionBytes' was '\u00b2', expected bytes"),
         ({"path": "x", "partitionBytes": "0"}, "option 'partitionBytes' was '0', expected bytes"),
         ({"paths": "x"}, "option 'paths' was 'x', expected a JSON list of texts"),
     ],

@@ -45,6 +45,9 @@ final class Options implements Serializable {
         this.checksums = !one(given, "checksums", "true", "false");
         this.partitionBytes = sizeOf(given, "partitionBytes", "64m");
         this.metrics = given.get("metrics");
+        if ("".equals(metrics)) {
+            throw Refused.of("option 'metrics' was '', expected a directory");
+        }
         one(given, "startingOffsets", "earliest", "latest");
         sizeOf(given, "maxBytesPerTrigger", "64m");
     }
@@ -79,7 +82,7 @@ final class Options implements Serializable {
         long size = 0;
         try {
             size = JavaUtils.byteStringAsBytes(text);
-        } catch (NumberFormatException error) {
+        } catch (IllegalArgumentException error) {
             size = 0;
         }
         if (size < 1) {
