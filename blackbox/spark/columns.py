@@ -91,11 +91,16 @@ def table_schema(fields: list[RecordField] | None) -> types.StructType:
     return types.StructType(columns)
 
 
-def check_schema(asked: types.StructType, whole: types.StructType) -> None:
-    """Raise ConfigError unless the columns asked for are some of those that there are."""
+def columns_of(asked: types.StructType, whole: types.StructType) -> tuple[str, ...]:
+    """What the columns asked for are called here: as there, or else in other cases of letters.
+
+    Raises ConfigError unless they are some of those that there are.
+    """
     known = {field.name: field for field in whole}
+    folded = {field.name.lower(): field for field in reversed(whole.fields)}
+    names = []
     for field in asked:
-        own = known.get(field.name)
+        own = known.get(field.name) or folded.get(field.name.lower())
         if own is None:
             raise ConfigError(f"the schema had a column {field.name!r}, expected some of: {', '.join(known)}")
         if field.dataType != own.dataType:
@@ -103,6 +108,8 @@ def check_schema(asked: types.StructType, whole: types.StructType) -> None:
             raise ConfigError(f"the schema had column {field.name!r} as {was}, expected {expected}")
         if own.nullable and not field.nullable:
             raise ConfigError(f"the schema had column {field.name!r} as not null, expected that it may be")
+        names.append(own.name)
+    return tuple(names)
 
 
 def record_array(field: RecordField, records: NDArray[Any]) -> pyarrow.Array:

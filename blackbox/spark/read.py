@@ -47,6 +47,8 @@ class Reading(NamedTuple):
     records: Schema | None = None
     """What defines it."""
     fields: tuple[RecordField, ...] = ()
+    names: tuple[str, ...] = ()
+    """What the columns of `schema` are called here; none: as there."""
 
     def batches(self, partition: Partition) -> Iterator[pyarrow.RecordBatch]:
         """The messages of a partition, in the order of its slice.
@@ -63,7 +65,8 @@ class _Partition:
         self._reading, self._partition = reading, partition
         self._blocks = self._bytes = self._rows = self._damaged = self._lost = 0
         self._schema = to_arrow_schema(reading.schema, timezone="UTC")
-        self._columns = set(reading.schema.fieldNames())
+        self._names = reading.names or tuple(self._schema.names)
+        self._columns = set(self._names)
         self._constants = _Constants(partition)
         self._conditions = reading.pushed.conditions()
         schema, kind = reading.records, reading.kind
@@ -114,7 +117,7 @@ class _Partition:
         if self._dtype is not None:
             table = draft.payload.view(self._dtype)
             arrays |= {f.column: record_array(f, table) for f in self._reading.fields if f.column in self._columns}
-        return pyarrow.RecordBatch.from_arrays([arrays[name] for name in self._schema.names], schema=self._schema)
+        return pyarrow.RecordBatch.from_arrays([arrays[name] for name in self._names], schema=self._schema)
 
     def _tell(self, damage: Damage) -> None:
         if not self._reading.skip_damage:

@@ -61,7 +61,7 @@ class DefaultSource(DataSource):
 
     def _reading(self, options: Options, days: list[Path], asked: StructType | None) -> Reading:
         """How to read; raises ConfigError unless the columns asked for can be read of all these days."""
-        from blackbox.spark.columns import check_schema, record_fields, table_schema
+        from blackbox.spark.columns import columns_of, record_fields, table_schema
         from blackbox.spark.days import schema_of_days
         from blackbox.spark.filters import Pushed
         from blackbox.spark.read import Reading
@@ -72,10 +72,9 @@ class DefaultSource(DataSource):
             fields = record_fields(schema, options.records, options.prices)
             kind = schema.character(options.records)
         whole = table_schema(fields)
-        if asked is not None:
-            check_schema(asked, whole)
+        names = () if asked is None else columns_of(asked, whole)
         skip = options.on_damage == "skip"
-        return Reading(asked or whole, Pushed(), skip, options.metrics, kind, schema, tuple(fields or ()))
+        return Reading(asked or whole, Pushed(), skip, options.metrics, kind, schema, tuple(fields or ()), names)
 
 
 class _Pushing:

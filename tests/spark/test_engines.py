@@ -190,6 +190,11 @@ def test_a_given_schema_projects(spark: SparkSession, written: Day, engine: str)
     frame = reader.schema("sequence bigint, topic string").load(str(written.path))
     assert [(field.name, field.nullable) for field in frame.schema] == [("sequence", True), ("topic", True)]
     assert frame.count() == len(written.told())
+    other = reader.schema("Sequence bigint, TOPIC string").load(str(written.path))
+    assert other.columns == ["Sequence", "TOPIC"]
+    some = other.where("Sequence < 5 AND topic LIKE 'A%'")
+    assert Counter(some.collect()) == Counter(frame.where("sequence < 5 AND topic LIKE 'A%'").collect())
+    assert some.count() > 0
     for schema, text in (
         ("price double", "the schema had a column 'price', expected some of: feed, date, slice"),
         ("sequence int", "the schema had column 'sequence' as int, expected bigint"),

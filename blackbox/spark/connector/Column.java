@@ -98,31 +98,37 @@ final class Column implements Serializable {
         return DataTypes.createStructType(fields);
     }
 
-    /** Those of a schema that was asked for; what is not there, or has another type, is named. */
+    /** Those of a schema that was asked for, called as there; what is not there, or has another type, is named. */
     static Column[] chosen(Column[] all, StructType asked) {
         Column[] chosen = new Column[asked.length()];
         StructField[] fields = asked.fields();
         for (int i = 0; i < fields.length; i++) {
-            boolean strict = false;
-            for (int k = 0; k < all.length; k++) {
-                if (all[k].name.equalsIgnoreCase(fields[i].name())) {
-                    boolean nullable = all[k].nullable || fields[i].nullable();
-                    chosen[i] = new Column(all[k].name, all[k].type, nullable, all[k].number, all[k].field);
-                    strict |= all[k].nullable && !fields[i].nullable();
-                }
-            }
-            if (chosen[i] == null) {
+            Column own = named(all, fields[i].name());
+            if (own == null) {
                 throw Refused.of("the schema had a column '" + fields[i].name() + "', expected some of: "
                     + String.join(", ", (CharSequence[]) schema(all).fieldNames()));
             }
-            if (!chosen[i].type.sameType(fields[i].dataType())) {
+            if (!own.type.sameType(fields[i].dataType())) {
                 throw Refused.of("the schema had column '" + fields[i].name() + "' as "
-                    + fields[i].dataType().simpleString() + ", expected " + chosen[i].type.simpleString());
+                    + fields[i].dataType().simpleString() + ", expected " + own.type.simpleString());
             }
-            if (strict) {
+            if (own.nullable && !fields[i].nullable()) {
                 throw Refused.of("the schema had column '" + fields[i].name() + "' as not null, expected that it may be");
             }
+            chosen[i] = new Column(fields[i].name(), own.type, fields[i].nullable(), own.number, own.field);
         }
         return chosen;
+    }
+
+    /** The column of a name, or else of one in other cases of letters, which Spark takes as the same; null: none. */
+    private static Column named(Column[] all, String name) {
+        Column found = null;
+        for (int i = 0; i < all.length; i++) {
+            if (all[i].name.equals(name)) {
+                return all[i];
+            }
+            found = found == null && all[i].name.equalsIgnoreCase(name) ? all[i] : found;
+        }
+        return found;
     }
 }
