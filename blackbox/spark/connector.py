@@ -1,7 +1,7 @@
 """The engine in Java: compiled once by the Janino in Spark's own jars, which needs no JDK, and kept as a jar.
 
 A session that has the jar reads the format `blackbox` by it: Spark takes a class `blackbox.DefaultSource` before it
-asks Python. `blackbox.spark.session` names it in `spark.jars`, which Spark ships to executors.
+asks Python. `blackbox.spark.session` adds it to the jars that there are, which Spark ships to executors.
 
 Compiled where it is used, and not shipped as a jar: the sources are what one reads and reviews, no binary must be held
 against them, and the classes always fit the Spark that is there. It takes two seconds, once for each Spark.
@@ -14,7 +14,7 @@ import os
 import subprocess
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from blackbox.errors import ConfigError
 from blackbox.spark.cache import draft_in, user_cache
@@ -64,7 +64,19 @@ def install(spark: SparkSession) -> None:
     if not hasattr(spark, "_jsparkSession"):
         spark.addArtifact(str(jar))
     elif not any(row[0].endswith(f"/{jar.name}") for row in spark.sql("LIST JARS").collect()):
-        spark.sql(f"ADD JAR '{jar}'")
+        path = str(jar).replace("\\", "\\\\").replace("'", "\\'")
+        spark.sql(f"ADD JAR '{path}'")
+        _for_all_threads(spark, jar)
+
+
+def _for_all_threads(spark: SparkSession, jar: Path) -> None:
+    """The loader that `ADD JAR` tells is that of the calling thread alone: its parent is what others go by."""
+    from py4j.java_gateway import is_instance_of
+
+    context: Any = spark.sparkContext
+    loader = cast(Any, spark)._jsparkSession.sharedState().jarClassLoader().getParent()
+    if is_instance_of(context._gateway, loader, "org.apache.spark.util.MutableURLClassLoader"):
+        loader.addURL(context._jvm.java.io.File(str(jar)).toURI().toURL())
 
 
 def _spark() -> Path:

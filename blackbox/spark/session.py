@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from blackbox.errors import ConfigError
-from blackbox.spark.connector import connector_jar, install
+from blackbox.spark.connector import install
 from blackbox.spark.java import find_java
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ _EVERYWHERE: Final = {
 }
 _IN_SESSION: Final = {key: value for key, value in _EVERYWHERE.items() if key.startswith("spark.sql.")}
 _REMOTE: Final = "sc://"
-_JARS: Final = "spark.jars"
 _LEAST_MEMORY: Final = 1 << 30
 _MOST_MEMORY: Final = 8 << 30
 
@@ -51,7 +49,7 @@ def session(
             of which only what can be set in a session is set. Not given: what `spark-submit` was told, or the
             environment by `SPARK_REMOTE`, else all cores of this machine.
         name: of the application.
-        conf: more of Spark's settings, which go before ours; the connector is added to jars that they name.
+        conf: more of Spark's settings, which go before ours.
 
     Raises ConfigError when there is no Java for it, ImportError when pyspark is not installed (extra `spark`).
     """
@@ -66,32 +64,21 @@ def session(
         # No name: a server has its own, and would warn of each setting that it cannot change.
         return _with(SparkSession.builder.remote(remote).getOrCreate(), {**_IN_SESSION, **own})
     if SparkContext._active_spark_context is not None:
-        there = _with(SparkSession.builder.getOrCreate(), {PUSHDOWN: "true", **own})
-        _or_warn(lambda: install(there))
-        return there
+        return _with_connector(_with(SparkSession.builder.getOrCreate(), {PUSHDOWN: "true", **own}))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    starts = not submitted and SparkContext._gateway is None
-    jar: Path | None = None
     if submitted:
         SparkContext._ensure_initialized()
-    elif starts:
-        java = find_java()
-        os.environ["JAVA_HOME"] = str(java)
-        jar = _or_warn(lambda: connector_jar(java))
+    elif SparkContext._gateway is None:
+        os.environ["JAVA_HOME"] = str(find_java())
     told: dict[str, Any] = dict(SparkConf().getAll()) if submitted else {}
     if master is not None:
         told["spark.master"] = master
     chosen = own.get("spark.master") or told.get("spark.master") or "local[*]"
     settings = {**_EVERYWHERE, **(_local(chosen) if chosen.startswith("local") else {}), "spark.app.name": name}
     settings = {**settings, **told, "spark.master": chosen, **own}
-    if jar is not None:
-        settings[_JARS] = ",".join(filter(None, [settings.get(_JARS), str(jar)]))
     builder: Any = SparkSession.builder
-    made: SparkSession = builder.config(map=settings).getOrCreate()
-    if not starts:  # its classpath is set
-        _or_warn(lambda: install(made))
-    return made
+    return _with_connector(builder.config(map=settings).getOrCreate())
 
 
 def _with(there: SparkSession, settings: Mapping[str, str]) -> SparkSession:
@@ -100,13 +87,13 @@ def _with(there: SparkSession, settings: Mapping[str, str]) -> SparkSession:
     return there
 
 
-def _or_warn(make: Callable[[], Path | None]) -> Path | None:
-    """The connector's jar, if it is made; when it cannot be, a warning."""
+def _with_connector(there: SparkSession) -> SparkSession:
+    """A session that gets the connector; when it cannot have it, a warning says why."""
     try:
-        return make()
+        install(there)
     except ConfigError as error:
         warnings.warn(f"recordings are read by the slower engine in Python: {error}", RuntimeWarning, stacklevel=3)
-        return None
+    return there
 
 
 def _local(master: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -17,13 +18,24 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def own_jar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A jar that the user names, not we."""
+    jar = tmp_path_factory.mktemp("jars") / "own.jar"
+    with zipfile.ZipFile(jar, "w") as file:
+        file.writestr("own.txt", "own")
+    return jar
+
+
+@pytest.fixture(scope="session")
+def spark(own_jar: Path) -> Iterator[SparkSession]:
     conf = {
         "spark.ui.enabled": False,
         "spark.ui.showConsoleProgress": False,
         "spark.sql.shuffle.partitions": 2,
     }
-    made = blackbox.spark.session("local[2]", conf=conf)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_SUBMIT_ARGS", f"--jars {own_jar} pyspark-shell")
+        made = blackbox.spark.session("local[2]", conf=conf)
     yield made
     made.stop()
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 import blackbox.spark
+from blackbox.spark.connector import connector_jar
 from blackbox.spark.session import PUSHDOWN
+from tests.journals import Day, Put, Row, feed_of
+from tests.spark.reading import load
 
 
 def test_session_is_set_up(spark: SparkSession) -> None:
@@ -24,6 +28,23 @@ def test_session_is_set_up(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
+
+
+def test_jars_of_the_user_are_kept_beside_the_connector(spark: SparkSession, own_jar: Path) -> None:
+    jars = {row[0].rpartition("/")[2] for row in spark.sql("LIST JARS").collect()}
+    assert jars == {own_jar.name, connector_jar().name}
+
+
+def count(spark: SparkSession, path: Path) -> int:
+    return load(spark, path, "java").count()
+
+
+def test_the_connector_is_there_in_every_thread_and_session(spark: SparkSession, tmp_path: Path) -> None:
+    day = Day(tmp_path / "day", feed_of())
+    day.put(0, Put((Row(b"A.t", b"one"),)))
+    with ThreadPoolExecutor(1) as other:  # a thread of Java, too
+        for each in (spark, spark.newSession()):
+            assert other.submit(count, each, day.path).result(60) == 1
 
 
 def test_collector_is_the_parallel_one(spark: SparkSession) -> None:
