@@ -17,6 +17,7 @@ from blackbox.cli.terminal import stderr
 from blackbox.errors import BlackBoxError, ConfigError
 
 _SETTINGS: Final = {"spark.ui.enabled": False, "spark.ui.showConsoleProgress": False, "spark.log.level": "ERROR"}
+"""Of a Spark that is started here: a server has its own."""
 
 
 def draw(
@@ -38,13 +39,13 @@ def draw(
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
-        from blackbox.spark.session import session
+        from blackbox.spark.session import remote_of, session
     except ImportError as error:
         raise ConfigError(f"this needs pyspark: pip install 'blackbox-md[spark]' ({error})") from error
     with tempfile.TemporaryFile() as said:
         try:
             with _told_to(said) as console, console.status("starting Spark"):
-                spark = session(master, "blackbox analyse", _SETTINGS)
+                spark = session(master, "blackbox analyse", _SETTINGS if remote_of(master) is None else None)
             from blackbox.report.page import page as page_of
             from blackbox.spark.report import report_of
 

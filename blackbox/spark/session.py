@@ -51,7 +51,8 @@ def session(
         name: of the application.
         conf: more of Spark's settings, which go before ours.
 
-    Raises ConfigError when there is no Java for it, ImportError when pyspark is not installed (extra `spark`).
+    Raises ConfigError when there is no Java for it, or `conf` has what a session that is there cannot change;
+    ImportError when pyspark is not installed (extra `spark`).
     """
     try:
         from pyspark import SparkConf, SparkContext
@@ -59,8 +60,7 @@ def session(
     except ImportError as error:
         raise ImportError(f"this needs pyspark: pip install 'blackbox-md[spark]' ({error})") from error
     own = {key: _text(value) for key, value in (conf or {}).items()}
-    remote = master if master is not None else os.environ.get("SPARK_REMOTE", "")
-    if remote.startswith(_REMOTE):
+    if (remote := remote_of(master)) is not None:
         # No name: a server has its own, and would warn of each setting that it cannot change.
         return _with(SparkSession.builder.remote(remote).getOrCreate(), {**_IN_SESSION, **own})
     if SparkContext._active_spark_context is not None:
@@ -81,9 +81,24 @@ def session(
     return _with_connector(builder.config(map=settings).getOrCreate())
 
 
+def remote_of(master: str | None) -> str | None:
+    """The Spark Connect server that `session` asks for with this `master`; None: it does without one."""
+    told = master if master is not None else os.environ.get("SPARK_REMOTE", "")
+    return told if told.startswith(_REMOTE) else None
+
+
 def _with(there: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+    from pyspark.errors import AnalysisException
+
     for key, value in settings.items():
-        there.conf.set(key, value)
+        try:
+            there.conf.set(key, value)
+        except AnalysisException as error:
+            was = there.conf.get(key, None)
+            if was != value:
+                raise ConfigError(
+                    f"conf had {key} = {value}, which a session that is there cannot change; it was {was}"
+                ) from error
     return there
 
 

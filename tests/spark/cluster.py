@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,6 +41,13 @@ def environment() -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": str(ROOT),
     }
+
+
+def free_port() -> int:
+    """One that is free now."""
+    with socket.create_server((HOST, 0)) as listener:
+        number: int = listener.getsockname()[1]
+        return number
 
 
 class Daemon:

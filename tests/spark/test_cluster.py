@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import pytest
 from blackbox import Recording
 from feeds.iex import Iex
 from tests.recorded import record
-from tests.spark.cluster import HOME, HOST, Daemon, cluster, environment
+from tests.spark.cluster import HOME, HOST, Daemon, cluster, environment, free_port
 from tests.support import ROOT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -54,10 +53,7 @@ def master(place: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def port() -> int:
-    """One that is free now."""
-    with socket.create_server((HOST, 0)) as listener:
-        number: int = listener.getsockname()[1]
-        return number
+    return free_port()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,25 @@
+"""What the tests run as a client of Spark Connect: what its session is like, and a page of a recording, as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import blackbox.spark
+from blackbox import ConfigError
+from blackbox.cli.drawing import draw
+
+master, day, page = sys.argv[1:]
+warnings.simplefilter("error")
+spark = blackbox.spark.session(master, conf={"spark.ui.enabled": False})  # as the server has it
+try:
+    blackbox.spark.session(master, conf={"spark.executor.memory": "1g"})
+    refused = ""
+except ConfigError as error:
+    refused = str(error)
+frame: Any = spark.read.format("blackbox").load(day)
+draw(Path(day), Path(page), master=master)
+print(json.dumps({"rows": frame.count(), "plan": frame._explain_string(), "refused": refused}))
