@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 SOURCES: Final = Path(__file__).with_name("connector")
 _COMPILE: Final = SOURCES / "Compile.java"
+_NAME: Final = "blackbox-spark-"
+_SENT: Final = "/artifacts/"
+"""What is in the path of a jar that a client of Spark Connect has sent, maybe another one."""
 _LIMIT_S: Final = 120
 _NO_TIME: Final = (1980, 1, 1, 0, 0, 0)
 
@@ -44,7 +47,7 @@ def connector_jar(java_home: Path | None = None, cache: Path | None = None) -> P
     spark = _spark()
     sources = sorted(path for path in SOURCES.glob("*.java") if path != _COMPILE)
     cache = cache or user_cache()
-    jar = cache / f"blackbox-spark-{_digest([*sources, _COMPILE], spark.name)}.jar"
+    jar = cache / f"{_NAME}{_digest([*sources, _COMPILE], spark.name)}.jar"
     if jar.exists():
         return jar
     with draft_in(cache, "connector-", "the connector for Spark could not be made") as draft:
@@ -58,15 +61,32 @@ def connector_jar(java_home: Path | None = None, cache: Path | None = None) -> P
 def install(spark: SparkSession) -> None:
     """Add the connector to a session that runs already, made by others, unless it has it.
 
-    Raises as `connector_jar`.
+    One of Spark Connect has it too when its server was given it (`--jars`); else it is sent there, for this session.
+
+    Raises as `connector_jar`, and ConfigError when a server does not take it or is of another version of Spark.
     """
-    jar = connector_jar()
+    there = [row[0] for row in spark.sql("LIST JARS").collect()]
     if not hasattr(spark, "_jsparkSession"):
-        spark.addArtifact(str(jar))
-    elif not any(row[0].endswith(f"/{jar.name}") for row in spark.sql("LIST JARS").collect()):
+        if not any(f"/{_NAME}" in path and _SENT not in path for path in there):
+            _send(spark)
+        return
+    jar = connector_jar()
+    if not any(path.endswith(f"/{jar.name}") for path in there):
         path = str(jar).replace("\\", "\\\\").replace("'", "\\'")
         spark.sql(f"ADD JAR '{path}'")
         _for_all_threads(spark, jar)
+
+
+def _send(spark: SparkSession) -> None:
+    import pyspark
+    from pyspark.errors import PySparkException
+
+    if spark.version != pyspark.__version__:
+        raise ConfigError(f"the server's Spark was {spark.version}, expected {pyspark.__version__} as it is here")
+    try:
+        spark.addArtifact(str(connector_jar()))
+    except PySparkException as error:
+        raise ConfigError(f"the server did not take the connector for Spark: {error}") from error
 
 
 def _for_all_threads(spark: SparkSession, jar: Path) -> None:

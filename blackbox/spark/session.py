@@ -62,7 +62,7 @@ def session(
     own = {key: _text(value) for key, value in (conf or {}).items()}
     if (remote := remote_of(master)) is not None:
         # No name: a server has its own, and would warn of each setting that it cannot change.
-        return _with(SparkSession.builder.remote(remote).getOrCreate(), {**_IN_SESSION, **own})
+        return _with_connector(_with(SparkSession.builder.remote(remote).getOrCreate(), {**_IN_SESSION, **own}))
     if SparkContext._active_spark_context is not None:
         return _with_connector(_with(SparkSession.builder.getOrCreate(), {PUSHDOWN: "true", **own}))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

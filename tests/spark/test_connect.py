@@ -15,7 +15,7 @@ SERVER = ROOT / "tests" / "spark" / "connect_server.py"
 CLIENT = ROOT / "tests" / "spark" / "connect_client.py"
 
 
-def test_a_client_draws_a_page(tmp_path: Path) -> None:
+def test_a_client_reads_in_java_and_draws_a_page(tmp_path: Path) -> None:
     day = Day(tmp_path / "day", feed_of())
     day.put(0, *(Put((Row(b"A.t", b"", 10**18 + k),), sequence=k, ts_out=10**18, ts_recv=10**18) for k in range(9)))
     port = free_port()
@@ -31,6 +31,7 @@ def test_a_client_draws_a_page(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     said = json.loads(ran.stdout)
     assert said["rows"] == 9
+    assert f"BatchScan blackbox {day.path}" in said["plan"]
     assert said["refused"] == (
         "conf had spark.executor.memory = 1g, which a session that is there cannot change; it was None"
     )
