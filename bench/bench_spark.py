@@ -109,8 +109,9 @@ def test_executors(benchmark: BenchmarkFixture, spark: SparkSession) -> None:
     with Child("-m", "bench.spark_executors", "1") as one, Child("-m", "bench.spark_executors", "2") as two:
         for name, order in orders.items():
             kind: Kind = "ours" if name == "the connector" else "rival"
-            contest.add(f"{name}, 1 executor", partial(seconds, one, order), kind, versus=f"{name}, 1 executor")
-            contest.add(f"{name}, 2 executors", partial(seconds, two, order), kind, versus=f"{name}, 1 executor")
+            for executors, child in (("1 executor", one), ("2 executors", two)):
+                contender = partial(seconds, child, order)
+                contest.add(f"{name}, {executors}", contender, kind, versus=f"the connector, {executors}")
         contest.run(benchmark)
     for name in orders:
         faster = contest.ratio(f"{name}, 1 executor", f"{name}, 2 executors")

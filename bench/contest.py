@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ROUNDS: Final = 7
 LEAST_VALID: Final = 4
-"""With fewer valid rounds there is no median."""
+"""With fewer valid rounds there is no median, no ratio, no percentile and no cost."""
 
 Kind = Literal["ours", "rival", "limit"]
 
@@ -69,7 +69,7 @@ class _Row:
     kind: Kind
     promise: str
     at: float | None
-    versus: str | None
+    versus: tuple[str, ...] | None
     values: list[float | None] = field(default_factory=list)
     spent: list[dict[str, float]] = field(default_factory=list)
 
@@ -78,8 +78,7 @@ class _Row:
         return [value for value in self.values if value is not None]
 
     def median(self) -> float | None:
-        enough = len(self.valid) >= min(LEAST_VALID, len(self.values))
-        return statistics.median(self.valid) if self.valid and enough else None
+        return _median(self.valid, len(self.values))
 
     def cost(self) -> dict[str, float]:
         """Medians; of the bytes the least, as others on the same wire can only add."""
@@ -88,11 +87,31 @@ class _Row:
             for name, value in each.items():
                 found.setdefault(name, []).append(value)
         return {
-            name: min(values) if name == "wire_bytes" else statistics.median(values) for name, values in found.items()
+            name: min(values) if name == "wire_bytes" else statistics.median(values)
+            for name, values in found.items()
+            if _median(values, len(self.values)) is not None
         }
 
     def label(self) -> str:
         return self.name if self.at is None else f"{self.name} at {self.at:,.10g}"
+
+
+@dataclass
+class _Percentiles:
+    name: str
+    unit: str
+    row: _Row
+    rounds: dict[int, dict[str, float]] = field(default_factory=dict)
+
+    def of(self, percentile: str) -> list[float | None]:
+        """One percentile in each round."""
+        return [self.rounds.get(number, {}).get(percentile) for number in range(1, len(self.row.values) + 1)]
+
+    def median(self) -> dict[str, float]:
+        known = dict.fromkeys(name for each in self.rounds.values() for name in each)
+        rounds = {name: [value for value in self.of(name) if value is not None] for name in known}
+        medians = {name: _median(values, len(self.row.values)) for name, values in rounds.items()}
+        return {name: value for name, value in medians.items() if value is not None}
 
 
 class Contest:
@@ -100,7 +119,7 @@ class Contest:
 
     `unit` is of the figures; `lower` says that smaller is better. `topology` is the drawing of who talks to whom,
     mostly the file's docstring. With an `axis` ("payload bytes"), contenders entered `at` several places of it make a
-    curve, and those entered without a place hold for the whole axis.
+    curve, and those entered without a place hold for the whole axis: they are compared at each place.
     """
 
     def __init__(
@@ -115,7 +134,7 @@ class Contest:
         self._skipped: list[dict[str, str]] = []
         self._void: list[dict[str, Any]] = []
         self._bounds: list[dict[str, Any]] = []
-        self._percentiles: dict[str, dict[str, Any]] = {}
+        self._percentiles: dict[str, _Percentiles] = {}
         self._staged: list[tuple[str, dict[str, float], str]] | None = None
         self._shown: list[dict[str, str]] = []
 
@@ -127,13 +146,14 @@ class Contest:
         promise: str = "",
         *,
         at: float | None = None,
-        versus: str | None = "",
+        versus: str | tuple[str, ...] | None = (),
     ) -> None:
         """Enter a contender; the order of entry is the order within a round.
 
-        `promise` is what its deliveries hold ("nothing lost, the publisher waits"). `versus` names the one of ours that
-        it is compared with: the first one unless told; None is for what cannot be compared.
+        `promise` is what its deliveries hold ("nothing lost, the publisher waits"). `versus` names those of ours
+        that it is compared with at the same place: the first one unless told; None is for what cannot be compared.
         """
+        versus = (versus,) if isinstance(versus, str) else versus
         self._rows.append(_Row(name, contender, kind, promise, at, versus))
 
     def skip(self, name: str, why: str) -> None:
@@ -151,7 +171,8 @@ class Contest:
     def percentiles(self, name: str, values: Mapping[str, float], unit: str = "µs") -> None:
         """Keep percentiles (`{"p50": 4.1, "p99": 20.0, "p99.9": 80.0, "p100": 120.0}`) of the round that runs.
 
-        Called by a contender, once a round for each name. Those of the warm-up and of void rounds do not count.
+        Called by a contender, once a round for each name; lower is better. Those of the warm-up and of void rounds do
+        not count. They are compared with those of the contenders that this one is compared with.
         """
         if self._staged is None:
             raise RuntimeError(f"percentiles of {name} came outside a round, expected a call by a contender")
@@ -165,8 +186,10 @@ class Contest:
     def run(self, benchmark: BenchmarkFixture, rounds: int = ROUNDS) -> None:
         """One warm-up round that does not count, then `rounds` interleaved ones; prints and keeps the table.
 
-        Fails when one of ours had no valid round.
+        Fails when one of ours raises, or had no valid round. A rival or a limit that raises has a void round.
         """
+        for row in self._rows:
+            self._check_versus(row)
         for row in self._rows:
             self._call(row, 0)
         benchmark.pedantic(self._round, rounds=rounds, iterations=1)
@@ -190,15 +213,23 @@ class Contest:
         try:
             found = row.contender()
         except Lost as lost:
-            self._void.append({"name": row.name, "at": row.at, "round": number, "why": str(lost)})
-            print(f"\n  void: {row.label()}, round {number}: {lost}")
+            self._tell_void(row, number, str(lost))
+            return None
+        except Exception as error:
+            if row.kind == "ours":
+                raise
+            self._tell_void(row, number, f"{type(error).__name__}: {error}")
             return None
         else:
             for name, values, unit in self._staged if number else ():
-                self._percentiles.setdefault(name, {"unit": unit, "rounds": []})["rounds"].append(values)
+                self._percentiles.setdefault(name, _Percentiles(name, unit, row)).rounds[number] = values
             return found if isinstance(found, Figure) else Figure(float(found))
         finally:
             self._staged = None
+
+    def _tell_void(self, row: _Row, number: int, why: str) -> None:
+        self._void.append({"name": row.name, "at": row.at, "round": number, "why": why})
+        print(f"\n  void: {row.label()}, round {number}: {why}")
 
     def _row(self, name: str, at: float | None = None) -> _Row | None:
         """The row of that name at a place of the axis, or the one that holds for the whole axis."""
@@ -216,7 +247,7 @@ class Contest:
         return self._found(name, at).median()
 
     def ratio(self, name: str, other: str, at: float | None = None) -> float:
-        """Median over the rounds of the ratio of two contenders in the same round; nan without a valid one."""
+        """Median over the rounds of the ratio of two contenders in the same round; nan with too few that are valid."""
         return _ratio(self._found(name, at).values, self._found(other, at).values)
 
     def told(self) -> dict[str, Any]:
@@ -232,28 +263,71 @@ class Contest:
             "skipped": self._skipped,
             "void": self._void,
             "percentiles": [
-                {"name": name, **each, "median": _medians(each["rounds"])} for name, each in self._percentiles.items()
+                {
+                    "name": each.name,
+                    "kind": each.row.kind,
+                    "unit": each.unit,
+                    "rounds": list(each.rounds.values()),
+                    "median": each.median(),
+                    "against": self._percentiles_against(each),
+                }
+                for each in self._percentiles.values()
             ],
             "shown": self._shown,
         }
 
+    def _ours(self) -> list[_Row]:
+        return [row for row in self._rows if row.kind == "ours"]
+
+    def _check_versus(self, row: _Row) -> None:
+        ours = {other.name for other in self._ours()}
+        if wrong := set(row.versus or ()) - ours:
+            raise ValueError(f"versus of {row.label()} was {sorted(wrong)}, expected some of ours: {sorted(ours)}")
+
+    def _compared(self, row: _Row) -> list[_Row]:
+        """What a row is compared with: at its own place, or at every place when it holds for the whole axis."""
+        ours = self._ours()
+        if not ours or row.versus is None:
+            return []
+        named = [other for name in row.versus or (ours[0].name,) for other in ours if other.name == name]
+        return [other for other in named if other is not row and (row.at is None or other.at in (row.at, None))]
+
+    def _against(self, row: _Row) -> list[dict[str, Any]]:
+        return [
+            {"versus": other.label(), "median": other.median(), "ahead": _ahead(row.values, other.values, self.lower)}
+            for other in self._compared(row)
+        ]
+
+    def _percentiles_against(self, mine: _Percentiles) -> list[dict[str, Any]]:
+        """A contender may have several: they are compared in their order."""
+        place = self._percentiles_of(mine.row).index(mine)
+        found = []
+        for row in self._compared(mine.row):
+            for other in self._percentiles_of(row)[place : place + 1]:
+                both = [name for name in mine.median() if name in other.median()]
+                ahead = {name: _ahead(mine.of(name), other.of(name), lower=True) for name in both}
+                found.append({"versus": other.name, "median": other.median(), "ahead": ahead})
+        return found
+
+    def _percentiles_of(self, row: _Row) -> list[_Percentiles]:
+        return [each for each in self._percentiles.values() if each.row is row]
+
     def _told_row(self, row: _Row) -> dict[str, Any]:
-        first = next((other.name for other in self._rows if other.kind == "ours"), self._rows[0].name)
-        versus = None if row.versus is None else self._row(row.versus or first, row.at)
-        ahead = float("nan")
-        if versus is not None and row.median() is not None:
-            ahead = _ratio(row.values, versus.values) if self.lower else _ratio(versus.values, row.values)
+        against = self._against(row)
+        compared = self._compared(row)
+        alone = not compared or (row.at is None and compared[0].at is not None)
         return {
             "name": row.name,
             "kind": row.kind,
             "promise": row.promise,
             "at": row.at,
-            "versus": versus.name if versus else "",
+            "versus": "" if alone else compared[0].name,
             "values": row.values,
             "median": row.median(),
             "low": min(row.valid, default=None),
             "high": max(row.valid, default=None),
-            "ahead": ahead if ahead == ahead else None,  # nan is not valid JSON
+            "ahead": None if alone else against[0]["ahead"],
+            "against": against,
             "spent": row.cost(),
         }
 
@@ -265,8 +339,7 @@ class Contest:
                 print(f"  {row.label():44s} no median: {len(row.valid)} of {rounds} rounds were valid")
                 continue
             few = f"   {len(row.valid)} of {rounds} rounds valid" if len(row.valid) < rounds else ""
-            alone = each["ahead"] is None or each["versus"] == row.name
-            ahead = "" if alone else f"   {each['versus']} is ahead {each['ahead']:.2f} x"
+            ahead = "" if each["ahead"] is None else f"   {each['versus']} is {each['ahead']:.2f} x as good"
             print(f"  {row.label():44s} {each['median']:10.3f}   {each['low']:9.3f} to {each['high']:9.3f}{ahead}{few}")
         for row in self._rows:
             if cost := row.cost():
@@ -277,13 +350,20 @@ class Contest:
             print(f"  {each['name']:44s} {texts} {each['unit']}")
 
 
+def _median(valid: list[float], rounds: int) -> float | None:
+    return statistics.median(valid) if valid and len(valid) >= min(LEAST_VALID, rounds) else None
+
+
 def _ratio(ones: list[float | None], others: list[float | None]) -> float:
-    both = [(a, b) for a, b in zip(ones, others, strict=True) if a is not None and b is not None]
-    return statistics.median(a / b for a, b in both) if both else float("nan")
+    """Of too few rounds in which both are valid it is nan; nothing is so many times as much as 0."""
+    found = _median([a / b for a, b in zip(ones, others, strict=True) if a and b], len(ones))
+    return float("nan") if found is None else found
 
 
-def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
-    return {name: statistics.median(each[name] for each in rounds if name in each) for name in rounds[0]}
+def _ahead(theirs: list[float | None], ours: list[float | None], lower: bool) -> float | None:
+    """How many times as good ours is; None where it cannot be told: nan is not valid JSON."""
+    ratio = _ratio(theirs, ours) if lower else _ratio(ours, theirs)
+    return None if ratio != ratio else ratio
 
 
 def machine() -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bench import charts
 from bench.charts import Bar, Curve, Line
@@ -19,18 +19,26 @@ from bench.results import Bound, Result, Row, Run, read
 AHEAD: Final = 1.2
 """A rival or a limit that is so many times as good as ours is told of."""
 _LEAST_PERCENTILES: Final = 3
+_LISTED: Final = ("p99", "p99.9", "p99.99")
+"""Percentiles that are told of: the median mostly is a contest's figure, and the worst of all is luck."""
 _NS: Final = {"ns": 1, "µs": 1_000, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _FIRST: Final = ("limits", "delivery", "messages", "publish", "latency")
 """Files that the page begins with; the others follow by name."""
 _INTRODUCTION: Final = """\
 Made by `make bench` and `make report`: all that stands here was measured in one run, every contender beside its rivals,
-in turn (A B C A B C …). Each round verifies at the receiver what came, and is void when something was lost. Figures are
-medians with their range; a ratio is the median of the ratios within a round, as a machine that is shared drifts from
-round to round. **Read the ratios first**: above 1, ours is so many times as good; below 1, the other is ahead."""
+in turn (A B C A B C …). A round is void when its receiver's check fails or when a rival raises. What is checked
+differs: where callbacks work on messages, the count, the last and the sum of each topic; elsewhere the count, the bytes
+or the last message only, as the files in `bench/` say. Figures are medians with their range, of at least 4 rounds that
+were not void; a ratio is the median of the ratios within a round, as a machine that is shared drifts from round to
+round. **Read the ratios first**: above 1, ours is so many times as good; below 1, the other is ahead."""
+_BEHIND: Final = """\
+Limits are limits: they do none of the work that ours does beside them, and nothing can get above them. They stand here
+to tell how far below ours is. Of percentiles, p99 and beyond are compared; a physical limit, which is measured in a
+contest of its own, by medians."""
 _COSTS: Final = {
-    "publisher_cpu_s": "publisher, CPU s",
+    "publisher_cpu_s": "publisher and any server, CPU s",
     "subscriber_cpu_s": "subscriber, CPU s",
-    "wire_bytes": "bytes on the wire",
+    "wire_bytes": "bytes on the wire (loopback, TCP and IP heads included, or ZMTP alone where that is counted)",
 }
 
 
@@ -56,6 +64,7 @@ def _page(run: Run, pictures: str, profiled: bool) -> Iterator[str]:
     yield from _machine(run)
     if profiled:
         yield from ("Where each nanosecond of a message goes: [profile.md](profile.md).", "")
+    yield from _ended_early(run)
     yield from _behind(run)
     yield from _not_run(run)
     order = {name: place for place, name in enumerate(_FIRST)}
@@ -66,6 +75,12 @@ def _page(run: Run, pictures: str, profiled: bool) -> Iterator[str]:
             yield from (f"## {section.replace('_', ' ').capitalize()}", "")
             yield from _drawing(result.topology)
         yield from _contest(run, result, pictures)
+
+
+def _ended_early(run: Run) -> Iterator[str]:
+    if run.not_run:
+        yield f"**This run ended early.** {len(run.not_run)} of its benchmarks did not run: {', '.join(run.not_run)}."
+        yield ""
 
 
 def _machine(run: Run) -> Iterator[str]:
@@ -87,33 +102,52 @@ def _machine(run: Run) -> Iterator[str]:
 
 
 def _behind(run: Run) -> Iterator[str]:
-    yield from ("## Where another is ahead by more than 20 %", "")
-    rows = [
-        (result, row)
-        for result in run.results
-        for row in result.rows
-        if row.kind != "ours" and row.ahead is not None and row.ahead < 1 / AHEAD
-    ]
-    rows = [(result, row) for result, row in rows if any(other.kind == "ours" for other in result.rows)]
-    if not rows:
-        yield from ("Nowhere in this run.", "")
-        return
+    yield from ("## Where another is ahead by more than 20 %", "", _BEHIND, "")
     for kind, title in (("rival", "Rivals"), ("limit", "Limits")):
-        found = [(result, row) for result, row in rows if row.kind == kind]
-        yield f"{title}:" if found else f"{title}: none."
-        yield ""
-        if not found:
-            continue
-        made = []
-        for result, row in found:
-            ours = _versus(result, row)
-            figures = f"{number(row.median)} against {number(ours.median)} {result.unit}" if ours else ""
-            made.append([_times(1 / row.ahead) if row.ahead else "", row.label, row.versus, figures, _link(result)])
-        yield from table(["it is ahead", "what", "of ours", "absolute", "where"], made)
+        made = [
+            [_times(1 / pair.ahead), pair.name, pair.versus, pair.figures, _link(result)]
+            for result in run.results
+            for pair in _pairs(run, result)
+            if pair.kind == kind and pair.ahead and pair.ahead < 1 / AHEAD
+        ]
+        yield from (f"{title}:" if made else f"{title}: none.", "")
+        if made:
+            yield from table(["it is ahead", "what", "of ours", "absolute", "where"], made)
+
+
+class _Pair(NamedTuple):
+    """A rival or a limit beside one of ours."""
+
+    kind: str
+    name: str
+    versus: str
+    ahead: float | None
+    figures: str
+
+
+def _pairs(run: Run, result: Result) -> Iterator[_Pair]:
+    for row in result.rows:
+        for other in row.against:
+            figures = f"{number(row.median)} against {number(other.median)} {result.unit}"
+            yield _Pair(row.kind, row.label, other.versus, other.ahead, figures)
+    for bound in result.bounds:
+        value = _bound(run, bound)
+        for row in result.rows:
+            if row.kind == "ours" and value and row.median:
+                ratio = value / row.median if result.lower else row.median / value
+                figures = f"{number(value)} against {number(row.median)} {result.unit}, of the medians"
+                yield _Pair("limit", bound.name, row.label, ratio, figures)
+    for each in result.percentiles:
+        for beside in each.against:
+            for name, ahead in beside.ahead.items():
+                if name in _LISTED:
+                    figures = f"{number(each.median[name])} against {number(beside.median[name])} {each.unit}"
+                    yield _Pair(each.kind, f"{each.name}, {name}", beside.versus, ahead, figures)
 
 
 def _not_run(run: Run) -> Iterator[str]:
     skipped = [[note.name, note.why, _link(result)] for result in run.results for note in result.skipped]
+    skipped += [[note.name, note.why, ""] for note in run.left_out]
     void = [
         [
             each.name + (f" at {each.at:,.10g}" if each.at is not None else ""),
@@ -124,6 +158,9 @@ def _not_run(run: Run) -> Iterator[str]:
         for result in run.results
         for each in result.void
     ]
+    if run.failed:
+        yield from ("## What failed", "")
+        yield from table(["what", "why"], [[note.name, note.why] for note in run.failed])
     if skipped:
         yield from ("## What could not run", "")
         yield from table(["what", "why", "where"], skipped)
@@ -158,12 +195,12 @@ def _contest(run: Run, result: Result, pictures: str) -> Iterator[str]:
 def _rows_table(run: Run, result: Result) -> Iterator[str]:
     rounds = max(len(row.values) for row in result.rows)
     promises = any(row.promise for row in result.singles)
-    compared = any(_ratio_text(result, row) for row in result.singles)
+    compared = any(_ratio_text(row) for row in result.singles)
     made = []
     for row in result.singles:
         few = f", {row.valid} of {rounds} rounds valid" if row.valid < rounds else ""
         spread = f"{number(row.low)} to {number(row.high)}" if row.median is not None else "no median"
-        cells = [_named(row), *([_ratio_text(result, row)] * compared), number(row.median), spread + few]
+        cells = [_named(row), *([_ratio_text(row)] * compared), number(row.median), spread + few]
         made.append([*cells, row.promise] if promises else cells)
     for bound in result.bounds:
         value = _bound(run, bound)
@@ -180,11 +217,18 @@ def _axis_table(result: Result) -> Iterator[str]:
     made = []
     for name, rows in result.series.items():
         at = {row.at: row for row in rows}
-        cells = [number(at[place].median) if place in at else "" for place in places]
-        made.append([_named(rows[0]), *cells])
-        if rows[0].versus != name:
-            made.append(["*ours is*", *(_ratio_text(result, at[place]) if place in at else "" for place in places)])
+        made.append([_named(rows[0]), *(_spread(at[place]) if place in at else "" for place in places)])
+        ratios = [_ratio_text(at[place]) if place in at else "" for place in places]
+        if any(ratios):
+            made.append([f"*ours is, beside {name}*", *ratios])
     yield from table([f"{result.unit} at {result.axis}", *(f"{place:,.10g}" for place in places)], made)
+
+
+def _spread(row: Row) -> str:
+    few = f", {row.valid} of {len(row.values)} rounds valid" if row.valid < len(row.values) else ""
+    if row.median is None:
+        return f"no median{few}"
+    return f"{number(row.median)} ({number(row.low)} to {number(row.high)}){few}"
 
 
 def _cost_table(result: Result) -> Iterator[str]:
@@ -253,7 +297,7 @@ def _bars(result: Result) -> list[Bar]:
                 row.median,
                 row.low or 0,
                 row.high or 0,
-                _ratio_text(result, row),
+                _ratio_text(row),
                 text,
             )
         )
@@ -300,18 +344,9 @@ def _bound(run: Run, bound: Bound) -> float | None:
     return value if value is None or not bound.bytes_each else value * 1e3 / bound.bytes_each
 
 
-def _versus(result: Result, row: Row) -> Row | None:
-    rows = [other for other in result.rows if other.name == row.versus]
-    return next(
-        (other for other in rows if other.at == row.at), next((other for other in rows if other.at is None), None)
-    )
-
-
-def _ratio_text(result: Result, row: Row) -> str:
+def _ratio_text(row: Row) -> str:
     """How many times as good ours is; nothing for ours itself."""
-    if row.ahead is None or row.versus == row.name or not any(other.kind == "ours" for other in result.rows):
-        return ""
-    return _times(row.ahead)
+    return "" if row.ahead is None else _times(row.ahead)
 
 
 def _times(ratio: float) -> str:

@@ -10,6 +10,22 @@ from typing import Any, Literal
 import msgspec
 
 
+class Against(msgspec.Struct, frozen=True):
+    """One of ours beside a row: its median, and how many times as good it is."""
+
+    versus: str
+    median: float | None
+    ahead: float | None
+
+
+class PercentilesAgainst(msgspec.Struct, frozen=True):
+    """The same of each percentile."""
+
+    versus: str
+    median: dict[str, float]
+    ahead: dict[str, float | None]
+
+
 class Row(msgspec.Struct, frozen=True):
     """A contender, at a place of the axis where there is one. See `bench.contest.Contest`."""
 
@@ -23,6 +39,7 @@ class Row(msgspec.Struct, frozen=True):
     low: float | None
     high: float | None
     ahead: float | None
+    against: list[Against]
     spent: dict[str, float]
 
     @property
@@ -40,8 +57,10 @@ class Percentiles(msgspec.Struct, frozen=True):
     """Percentiles over the rounds, by name: `p99`."""
 
     name: str
+    kind: Literal["ours", "rival", "limit"]
     unit: str
     median: dict[str, float]
+    against: list[PercentilesAgainst]
 
     @property
     def points(self) -> list[tuple[float, float]]:
@@ -113,6 +132,10 @@ class Run(msgspec.Struct, frozen=True):
     when: str
     load: dict[str, list[float]]
     results: list[Result]
+    failed: list[Note]
+    left_out: list[Note]
+    not_run: list[str]
+    """What was still to come when the run ended, where it ended early."""
 
     def limit(self, name: str) -> float | None:
         """A physical limit's median in this run."""
@@ -131,4 +154,6 @@ def read(path: Path) -> Run:
             slug = re.sub(r"[^a-z0-9]+", "-", f"{file}-{name}".lower()).strip("-")
             results.append(msgspec.convert({**contest, "file": file, "slug": slug}, Result))
     machine = told["machine_info"].get("described", {})
-    return Run(machine, told["commit_info"], told["datetime"], told.get("load", {}), results)
+    failed, left_out = (msgspec.convert(told.get(name, []), list[Note]) for name in ("failed", "left_out"))
+    when, load, not_run = told["datetime"], told.get("load", {}), told.get("not_run", [])
+    return Run(machine, told["commit_info"], when, load, results, failed, left_out, not_run)

@@ -100,8 +100,8 @@ def test_ours_without_a_valid_round_fails() -> None:
 
 def test_percentiles_of_void_rounds_and_of_the_warm_up_do_not_count() -> None:
     contest = Contest("lag", "µs", lower=True)
-    p99 = iter((1_000.0, 10.0, 2_000.0, 30.0, 20.0))
-    count = iter((10, 10, 9, 10, 10))
+    p99 = iter((1_000.0, 10.0, 2_000.0, 30.0, 20.0, 20.0))
+    count = iter((10, 10, 9, 10, 10, 10))
 
     def contender() -> float:
         contest.percentiles("ours", {"p50": 1.0, "p99": next(p99)})
@@ -109,10 +109,84 @@ def test_percentiles_of_void_rounds_and_of_the_warm_up_do_not_count() -> None:
         return 1.0
 
     contest.add("ours", contender)
-    (found,) = run(contest, 4)["percentiles"]
-    assert (found["median"], len(found["rounds"])) == ({"p50": 1.0, "p99": 20.0}, 3)
+    (found,) = run(contest, 5)["percentiles"]
+    assert (found["median"], len(found["rounds"])) == ({"p50": 1.0, "p99": 20.0}, 4)
     with pytest.raises(RuntimeError, match="outside a round"):
         contest.percentiles("ours", {"p50": 1.0})
+
+
+def test_too_few_rounds_have_no_ratio_no_percentile_and_no_cost() -> None:
+    contest = Contest("lag", "µs", lower=True)
+    rounds = iter((1.0, 1.0, 1.0, 1.0, 1.0, None, None, None))
+
+    def theirs() -> Figure:
+        figure = next(rounds)
+        contest.percentiles("theirs", {"p99": 9.0})
+        expect("count", figure, 1.0)
+        return Figure(1.0, Spent(0.5, messages=1))
+
+    contest.add("ours", in_turn(1, None, None, None, 2, 2, 2, 2))
+    contest.add("theirs", theirs, "rival")
+    contest.add("seldom", in_turn(1, None, None, None, None, 2, 2, 2), "rival")
+    told = run(contest, 7)
+    _, rival, seldom = told["rows"]
+    assert (rival["median"], rival["ahead"]) == (1.0, None)  # one round in common
+    assert (rival["spent"], told["percentiles"][0]["median"]) == ({"publisher_cpu_s": 5e5}, {"p99": 9.0})
+    assert (seldom["median"], seldom["ahead"]) == (None, None)
+    assert contest.ratio("ours", "theirs") != contest.ratio("ours", "theirs")
+
+
+def test_nothing_is_a_multiple_of_zero_or_of_itself() -> None:
+    contest = Contest("loss", "messages", lower=True)
+    contest.add("ours", in_turn(*[0.0] * 8))
+    contest.add("theirs", in_turn(*[1.0] * 8), "rival")
+    ours, theirs = run(contest)["rows"]
+    assert (ours["versus"], ours["ahead"], theirs["ahead"]) == ("", None, None)
+
+
+def test_rival_that_raises_has_a_void_round_and_ours_fails() -> None:
+    def broken() -> float:
+        raise TimeoutError("no answer after 5 s")
+
+    contest = Contest("speed", "M messages/s")
+    contest.add("ours", in_turn(*[1.0] * 3))
+    contest.add("theirs", broken, "rival")
+    told = run(contest, 2)
+    assert [each["why"] for each in told["void"]] == ["TimeoutError: no answer after 5 s"] * 3
+    assert told["rows"][1]["values"] == [None, None]
+    contest = Contest("speed", "M messages/s")
+    contest.add("ours", broken)
+    with pytest.raises(TimeoutError):
+        run(contest, 2)
+
+
+def test_versus_must_be_ours() -> None:
+    contest = Contest("speed", "M messages/s")
+    contest.add("ours", in_turn(1, 1))
+    contest.add("theirs", in_turn(1, 1), "rival", versus="theirs")
+    with pytest.raises(ValueError, match=r"versus of theirs was \['theirs'\], expected some of ours: \['ours'\]"):
+        run(contest, 1)
+
+
+def test_rows_and_percentiles_are_compared_with_each_that_is_named() -> None:
+    contest = Contest("lag", "µs", lower=True)
+
+    def lag(name: str, value: float) -> Callable[[], float]:
+        def contender() -> float:
+            contest.percentiles(name, {"p99": value * 10})
+            return value
+
+        return contender
+
+    contest.add("fast", lag("fast", 1.0))
+    contest.add("slow", lag("slow", 8.0))
+    contest.add("theirs", lag("theirs", 4.0), "rival", versus=("fast", "slow"))
+    told = run(contest)
+    assert [(each["versus"], each["ahead"]) for each in told["rows"][2]["against"]] == [("fast", 4), ("slow", 0.5)]
+    assert told["percentiles"][2]["against"] == [
+        {"versus": "fast", "median": {"p99": 10}, "ahead": {"p99": 4}},
+        {"versus": "slow", "median": {"p99": 80}, "ahead": {"p99": 0.5}},
+    ]
 
 
 def test_costs_are_of_a_million_messages() -> None:
@@ -141,7 +215,7 @@ def example(directory: Path) -> Path:
         speed.add(name, in_turn(values, values, values * 1.5), kind, "nothing lost")  # type: ignore[arg-type]
     speed.add("broken", in_turn(None, None, None), "rival")
     speed.skip("absent", "not installed: pip install absent")
-    speed.bound("loopback TCP", 100)
+    speed.bound("loopback TCP", 80)
     scaling = Contest("Scaling", "M messages/s", axis="topics")
     for topics in (1, 100, 10_000):
         spent = Spent(0.1, 0.2 * topics, None, 1_000_000)
@@ -152,12 +226,14 @@ def example(directory: Path) -> Path:
 
     def measured(name: str) -> Callable[[], float]:
         def contender() -> float:
-            lag.percentiles(name, {"p50": 4.0, "p99": 80.0, "p99.9": 400.0, "p100": 9_000.0})
+            p99 = 80.0 if name == "ours" else 20.0
+            lag.percentiles(name, {"p50": 4.0, "p99": p99, "p99.9": 400.0, "p100": 9_000.0})
             return 4.0
 
         return contender
 
     lag.add("ours", measured("ours"))
+    lag.add("theirs", measured("theirs"), "rival")
     limits = Contest("What the machine allows", "GB/s")
     limits.add("loopback TCP", in_turn(*[1.5] * 3), "limit")
     files = {"delivery": speed, "scaling": scaling, "latency": lag, "limits": limits}
@@ -175,6 +251,9 @@ def example(directory: Path) -> Path:
         "datetime": "2026-11-21T18:00:00.000000+00:00",
         "load": {"start": load(), "end": load()},
         "benchmarks": [*benchmarks, {"fullname": "x", "name": "x", "extra_info": {}}],
+        "failed": [{"name": "bench/bench_start.py::test_start", "why": "RuntimeError: no answer"}],
+        "left_out": [{"name": "bench_spark*.py", "why": "pyspark is not installed"}],
+        "not_run": ["bench/bench_zeal.py::test_zeal"],
     }
     path = directory / "run.json"
     path.write_text(json.dumps(told))
@@ -194,18 +273,25 @@ def test_report_tells_and_draws_the_run(tmp_path: Path) -> None:
         "delivery-delivery.svg",
         "scaling-scaling.svg",
         "scaling-scaling-cost.svg",
+        "latency-latency.svg",
         "latency-latency-percentiles.svg",
     }
     for told in (
         "commit `0123456789`",
         "| 1.30 × | theirs | ours | 16.2 against 12.5 M messages/s | [Delivery \\| speed](#delivery--speed) |",
-        "| 5.00 × | theirs at 100 | ours | 1 against 0.2 M messages/s | [Scaling](#scaling) |",
+        "| 5.00 × | theirs at 100 | ours at 100 | 1 against 0.2 M messages/s | [Scaling](#scaling) |",
+        "| 250 × | memory | ours at 100 | 50.0 against 0.2 M messages/s | [Scaling](#scaling) |",
+        "| 1.50 × | loopback TCP | ours | 18.8 against 12.5 M messages/s, of the medians |",
+        "| 4.00 × | theirs, p99 | ours | 20.0 against 80.0 µs | [Lag](#lag) |",
+        "**This run ended early.** 1 of its benchmarks did not run: bench/bench_zeal.py::test_zeal.",
+        "| bench/bench_start.py::test_start | RuntimeError: no answer |",
+        "| bench_spark*.py | pyspark is not installed |  |",
         "| absent | not installed: pip install absent | [Delivery \\| speed](#delivery--speed) |",
         "| broken | warm-up | count was 9, expected 10 |",
         "| theirs | 0.77 × | 16.2 | 13.0 to 19.5 | nothing lost |",
         "| broken |  |  | no median, 0 of 2 rounds valid |  |",
-        "| *loopback TCP, in this unit* |  | 15.0 | see limits |  |",
-        "| **ours** | 20.0 | 0.2 | 0.002 |",
+        "| *loopback TCP, in this unit* |  | 18.8 | see limits |  |",
+        "| **ours** | 20.0 (20.0 to 20.0) | 0.2 (0.2 to 0.2) | 0.002 (0.002 to 0.002) |",
         "| ours at 10,000 | 0.1 | 2,000 |",
         "| ours | 4 | 80.0 | 400 | 9,000 |",
     ):
