@@ -1,7 +1,7 @@
 """What a message costs as there is more of something: slices, workers, bytes, topics, subscriptions, bytes of key.
 
     PUB process ==blocks, TCP loopback==> SUB | ROUTER ==> DEALER x workers ==> compiled callbacks     x slices
-    limit, beside it in each round: the same blocks ==> SUB, a compiled loop that does nothing with them
+    limit, beside it in each round: the same blocks ==> SUB, a compiled loop that does nothing with them; of one slice
 
 Each callback keeps count, last and sum per topic and finds messages out of order; the publisher waits, nothing is lost.
 Flat curves are what one hopes for: on two cores a second slice brings a second core, a fourth brings none.
@@ -27,7 +27,7 @@ WAITS = "nothing lost: the publisher waits"
 LIMIT = "same blocks, only received"
 
 
-def _limit(contest: Contest, remote: Child, load: Load, at: float | None = None) -> None:
+def _limit(contest: Contest, remote: Child, load: Load, at: float) -> None:
     contest.add(LIMIT, partial(received_only, remote, load), "limit", WAITS, at=at)
 
 
@@ -40,7 +40,7 @@ def test_slices(benchmark: BenchmarkFixture) -> None:
             load = Load(feed=feed, messages=MESSAGES)
             at = len(feed.slices)
             contest.add("compiled callback", partial(delivered, remote, load), promise=WAITS, at=at)
-        _limit(contest, remote, Load(feed=feeds[0], messages=MESSAGES))
+        _limit(contest, remote, Load(feed=feeds[0], messages=MESSAGES), at=1)
         contest.run(benchmark)
 
 
@@ -57,7 +57,7 @@ def test_workers(benchmark: BenchmarkFixture) -> None:
                 promise=WAITS,
                 at=workers,
             )
-        _limit(contest, remote, load)
+            _limit(contest, remote, load, at=workers)
         contest.run(benchmark)
 
 
@@ -76,7 +76,7 @@ def test_processes(benchmark: BenchmarkFixture) -> None:
                     promise=WAITS,
                     at=len(feed.slices),
                 )
-        _limit(contest, remote, Load(feed=feeds[0], messages=MESSAGES))
+        _limit(contest, remote, Load(feed=feeds[0], messages=MESSAGES), at=1)
         contest.run(benchmark)
 
 
@@ -117,7 +117,7 @@ def test_subscriptions(benchmark: BenchmarkFixture) -> None:
                 promise=WAITS,
                 at=len(prefixes),
             )
-        _limit(contest, remote, load)
+            _limit(contest, remote, load, at=len(prefixes))
         contest.run(benchmark)
 
 
@@ -142,5 +142,5 @@ def test_key_bytes(benchmark: BenchmarkFixture) -> None:
                 promise=WAITS,
                 at=feed.key_bytes,
             )
-        _limit(contest, remote, Load(feed=feeds[0], messages=MESSAGES))
+            _limit(contest, remote, load, at=feed.key_bytes)
         contest.run(benchmark)
