@@ -9,23 +9,19 @@ from __future__ import annotations
 import time
 from functools import cache, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.contest import Contest, expect
-from blackbox import Controls, Feed, Publisher, Recorder, Recording, Replay, Subscriber
+from bench.recorded import record
+from blackbox import Controls, Feed, Publisher, Recording, Replay, Subscriber
 
-MESSAGES = 400
+MESSAGES = 1_000
+"""Ten of them are later than p99."""
 SPAN_NS = 200_000_000
 """Wall time of a round."""
 _SPIN_NS = 100_000
-
-
-@cache
-def _directory() -> TemporaryDirectory[str]:
-    return TemporaryDirectory(prefix="blackbox-bench-")
 
 
 @cache
@@ -33,13 +29,11 @@ def _recording(speed: int) -> Path:
     """Messages at random times over `SPAN_NS` at that speed."""
     feed = Feed.local(f"pace-{speed}", slices=1)
     times = numpy.sort(numpy.random.default_rng(speed).integers(0, SPAN_NS * speed, MESSAGES)) + 10**18
-    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, _directory().name) as recorder:
+
+    def publish(publisher: Publisher) -> None:
         publisher.publish_many((b"A",), numpy.zeros(MESSAGES, int), numpy.zeros((MESSAGES, 8), numpy.uint8), times)
-        publisher.flush()
-        while recorder.statistics().messages < MESSAGES:
-            time.sleep(0.01)
-    (day,) = (path for path in recorder.directory.iterdir() if path.is_dir())
-    return day
+
+    return record(feed, MESSAGES, publish)
 
 
 def _paced(contest: Contest, name: str, speed: int) -> float:
@@ -78,7 +72,7 @@ def _bare(contest: Contest, name: str, speed: int) -> float:
 def test_pacing(benchmark: BenchmarkFixture) -> None:
     """Schedule error, µs."""
     contest = Contest(
-        "Schedule error of a paced replay, 400 messages in 0.2 s: p50", "µs", lower=True, topology=__doc__
+        f"Schedule error of a paced replay, {MESSAGES:,} messages in 0.2 s: p50", "µs", lower=True, topology=__doc__
     )
     for speed in (1, 10, 100):
         ours, limit = f"replay at {speed} x", f"bare clock loop, {speed} x"

@@ -16,9 +16,10 @@ import msgspec
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.bench_delivery import WAITS, WIRE_BYTES, received_only
-from bench.contest import Contest, Figure, Lost, expect
+from bench.contest import Contest, Figure, expect
 from bench.cost import Meter, cpu_seconds
 from bench.publishers import Remote
+from bench.recorded import wait_until_recorded
 from blackbox import Feed, Recorder, Recording
 
 MESSAGES = 1_500_000
@@ -26,19 +27,11 @@ BYTES = WIRE_BYTES * MESSAGES
 PACED = 50_000
 PACED_RATE = 100_000
 BURST = 300_000
-POLICIES = ("interval", "block")
+POLICIES = {"interval": "no fsync within a round", "block": "fsync each block"}
+"""The interval is longer than a round."""
 DROPS = "when full, the publisher drops: void if it did"
 _SYNC_S = 1.0
 _TIMEOUT_S = 30.0
-
-
-def _wait_for(recorder: Recorder, messages: int, every_s: float = 0.01) -> None:
-    """Wait until that many messages were recorded, or are known to be lost: what follows then fails."""
-    deadline = time.monotonic() + _TIMEOUT_S
-    while (statistics := recorder.statistics()).messages + statistics.lost + statistics.received.gaps < messages:
-        if time.monotonic() > deadline:
-            raise Lost(f"messages recorded were {statistics.messages:,} after {_TIMEOUT_S:g} s, expected {messages:,}")
-        time.sleep(every_s)
 
 
 def _record(feed: Feed, remote: Remote, directory: Path, fsync: str) -> Figure:
@@ -46,7 +39,7 @@ def _record(feed: Feed, remote: Remote, directory: Path, fsync: str) -> Figure:
     with recorder:
         meter, started = Meter(remote.pid), time.perf_counter()
         remote.send(MESSAGES)
-        _wait_for(recorder, MESSAGES)
+        wait_until_recorded(recorder, MESSAGES, _TIMEOUT_S)
         seconds = time.perf_counter() - started
         spent = meter.spent(MESSAGES)
         remote.answer()
@@ -93,10 +86,10 @@ def test_record_at_full_speed(benchmark: BenchmarkFixture, tmp_path: Path) -> No
     feed = Feed.local("record", slices=1)
     contest = Contest("Recording at full wire speed, one slice", "GB/s of journal", topology=__doc__)
     with Remote("blackbox", feed=msgspec.to_builtins(feed)) as remote:
-        for policy in POLICIES:
-            name = f"recorder, fsync {policy}"
+        for policy, told in POLICIES.items():
+            name = f"recorder, {told}"
             contest.add(name, partial(_record, feed, remote, tmp_path, policy), promise=WAITS)
-            plain = f"plain writing, fsync {policy}"
+            plain = f"plain writing, {told}"
             contest.add(plain, partial(_write, tmp_path, policy), "limit", versus=name)
         contest.add("same blocks, only received", partial(_received, feed, remote), "limit", WAITS)
         contest.bound("disk write", 0)
@@ -113,7 +106,7 @@ def _paced(feed: Feed, remote: Remote, directory: Path, blocks: list[int]) -> fl
     with Recorder(feed, directory) as recorder:
         before_s, started = cpu_seconds(), time.perf_counter()
         remote.send(PACED, rate=PACED_RATE)
-        _wait_for(recorder, PACED, 0.1)
+        wait_until_recorded(recorder, PACED, _TIMEOUT_S, every_s=0.1)
         seconds = time.perf_counter() - started
         used_s = cpu_seconds() - before_s
         remote.answer()
@@ -152,7 +145,7 @@ def _burst(feed: Feed, remote: Remote, directory: Path) -> float:
     """M messages/s that were published at 1 M messages/s; a lost message makes the round void."""
     with Recorder(feed, directory) as recorder:
         remote.send(BURST, rate=1_000_000)
-        _wait_for(recorder, BURST)
+        wait_until_recorded(recorder, BURST, _TIMEOUT_S)
         seconds = remote.answer()["seconds"]
     _expect_all(recorder, BURST)
     return BURST / float(seconds) / 1e6

@@ -1,20 +1,48 @@
-"""Recordings of the benchmarks' messages, made once a run by a real publisher and a real recorder."""
+"""Recordings of messages, made once a run by a real publisher and a real recorder."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Final
 
+from bench.contest import Lost, expect
 from bench.workload import POOL_MESSAGES, make_pool
 from blackbox import Feed, Publisher, Recorder, Recording
 
+_TIMEOUT_S: Final = 60.0
+
 
 @cache
-def _directory() -> TemporaryDirectory[str]:
+def directory() -> TemporaryDirectory[str]:
+    """Where the recordings of this process are until it ends."""
     return TemporaryDirectory(prefix="blackbox-bench-")
+
+
+def wait_until_recorded(
+    recorder: Recorder, messages: int, timeout_s: float = _TIMEOUT_S, every_s: float = 0.01
+) -> None:
+    """Wait until that many messages were recorded, or are known to be lost. Raises Lost when they do not come."""
+    deadline = time.monotonic() + timeout_s
+    while (statistics := recorder.statistics()).messages + statistics.lost + statistics.received.gaps < messages:
+        if time.monotonic() > deadline:
+            raise Lost(f"messages recorded were {statistics.messages:,} after {timeout_s:g} s, expected {messages:,}")
+        time.sleep(every_s)
+
+
+def record(feed: Feed, messages: int, publish: Callable[[Publisher], None]) -> Path:
+    """The day's directory of what `publish` publishes. Raises Lost unless that many messages were recorded."""
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, directory().name, fsync="never") as recorder:
+        publish(publisher)
+        publisher.flush()
+        wait_until_recorded(recorder, messages)
+    expect("messages recorded and lost", (recorder.statistics().messages, recorder.statistics().lost), (messages, 0))
+    (day,) = (path for path in recorder.directory.iterdir() if path.is_dir())
+    return day
 
 
 @cache
@@ -22,20 +50,14 @@ def recording_of(messages: int, slices: int = 2) -> Path:
     """The day's directory of a recording of that many messages."""
     feed = Feed.local(f"bench-{messages}-{slices}", slices=slices)
     pool = make_pool()
-    with (
-        Publisher(feed, when_full="wait") as publisher,
-        Recorder(feed, _directory().name, fsync="never") as recorder,
-    ):
+
+    def publish(publisher: Publisher) -> None:
         for start in range(0, messages, POOL_MESSAGES):
             count = min(POOL_MESSAGES, messages - start)
             times = pool.ts_event[:count] + start + 1
             publisher.publish_many(pool.topics, pool.topic_index[:count], pool.payloads[:count], times)
-        publisher.flush()
-        while recorder.statistics().messages < messages:
-            time.sleep(0.01)
-    assert (recorder.statistics().messages, recorder.statistics().lost) == (messages, 0)
-    (day,) = (path for path in recorder.directory.iterdir() if path.is_dir())
-    return day
+
+    return record(feed, messages, publish)
 
 
 def open_recording(messages: int) -> Recording:

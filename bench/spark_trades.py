@@ -6,17 +6,16 @@ ROWS is the size of a benchmark, by the environment variable BLACKBOX_BENCH_ROWS
 from __future__ import annotations
 
 import os
-import time
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 import numpy
 
 import blackbox.spark
+from bench.recorded import directory, record
 from bench.workload import POOL_MESSAGES, make_pool
-from blackbox import Feed, Publisher, Recorder
+from blackbox import Feed, Publisher
 from feeds.itch50 import SCHEMA
 
 if TYPE_CHECKING:
@@ -28,11 +27,6 @@ BEGIN: Final = 1_700_000_000_000_000_000
 SESSION_NS: Final = 23_400 * 10**9
 FORMS: Final[dict[str, dict[str, str]]] = {"payloads": {}, "records": {"records": "P"}}
 """The options of the data source: payloads as they came, or typed fields."""
-
-
-@cache
-def _directory() -> TemporaryDirectory[str]:
-    return TemporaryDirectory(prefix="blackbox-bench-")
 
 
 @cache
@@ -49,20 +43,14 @@ def recorded(rows: int) -> Path:
     trades["price"] = 1_000_000 + 100 * pool.topic_index + random.integers(-500, 500, POOL_MESSAGES)
     trades["match_number"] = numpy.arange(POOL_MESSAGES)
     payloads = trades.view(numpy.uint8).reshape(POOL_MESSAGES, -1)
-    with (
-        Publisher(feed, when_full="wait") as publisher,
-        Recorder(feed, _directory().name, fsync="never") as recorder,
-    ):
+
+    def publish(publisher: Publisher) -> None:
         for start in range(0, rows, POOL_MESSAGES):
             count = min(POOL_MESSAGES, rows - start)
             times = BEGIN + (pool.ts_event[:count] + start) * (SESSION_NS // rows)
             publisher.publish_many(pool.topics, pool.topic_index[:count], payloads[:count], times)
-        publisher.flush()
-        while recorder.statistics().messages < rows:
-            time.sleep(0.01)
-    assert recorder.statistics().lost == 0
-    (day,) = (path for path in recorder.directory.iterdir() if path.is_dir())
-    return day
+
+    return record(feed, rows, publish)
 
 
 def load(spark: SparkSession, form: str, day: Path) -> DataFrame:
@@ -72,7 +60,7 @@ def load(spark: SparkSession, form: str, day: Path) -> DataFrame:
 
 def parquet(spark: SparkSession, form: str, rows: int) -> Path:
     """The same rows as Parquet, zstd, written once by Spark."""
-    path = Path(_directory().name) / f"parquet-{form}-{rows}"
+    path = Path(directory().name) / f"parquet-{form}-{rows}"
     if not path.exists():
         load(spark, form, recorded(rows)).write.option("compression", "zstd").parquet(str(path))
     return path
