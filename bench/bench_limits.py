@@ -62,6 +62,7 @@ def _loopback(child: Child, peer: socket.socket) -> float:
 
 def _write(path: Path) -> float:
     chunk = os.urandom(_CHUNK)
+    path.unlink(missing_ok=True)  # to free the blocks of the round before takes time
     started = time.perf_counter()
     with path.open("wb", buffering=0) as file:
         for _ in range(FILE_BYTES // _CHUNK):
