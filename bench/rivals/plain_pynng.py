@@ -1,6 +1,7 @@
 """pynng over TCP, PUSH/PULL: nng's PUB/SUB drops what a subscriber is behind with, PUSH waits, and is its fastest way.
 
-Set: the largest queues that nng has (8,192 messages). nng does not batch: a message is a write.
+Set: the largest queues that nng has (8,192 messages), which together hold a run; 8 for blocks, so that PUSH waits. nng
+does not batch: a message is a write.
 """
 
 from __future__ import annotations

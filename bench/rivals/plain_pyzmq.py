@@ -1,7 +1,8 @@
 """Plain pyzmq, PUB/SUB over TCP, one message or one block packed by hand a frame: topic, a space, bytes.
 
-Set: XPUB_NODROP, so that the publisher waits; one part a message, the cheapest there is; marks of 100,000 frames, since
-libzmq batches what waits in its queue (8 for blocks, as ours: more only leaves the cache).
+Set: XPUB_NODROP, so that the publisher would wait; one part a message, the cheapest there is; marks of 100,000 frames,
+since libzmq batches what waits in its queue: both sides' together hold a run, and nobody waits. For blocks 8, as ours,
+since more only leaves the cache: there the publisher waits.
 """
 
 from __future__ import annotations
