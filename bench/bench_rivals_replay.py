@@ -37,6 +37,8 @@ _TRADES: Final = 5_000_000
 _EVENTS: Final = 2_000_000
 _INSTRUMENT_AND_SIZE: Final = struct.Struct("<4xI16xI")
 _PAGE: Final = 1_000_000
+_RECORD: Final = "on(prefix), message.record"
+"""Fields by name, as DBNStore gives them."""
 
 
 class _Counts:
@@ -144,13 +146,13 @@ def test_replay_calls(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     recording = record_trades(_CALLS, tmp_path)
     contest = Contest("Replay in process, a Python call a trade", "M calls/s", topology=__doc__)
     contest.add("on(prefix), payload unpacked", lambda: _each(recording, typed=False))
-    contest.add("on(prefix), message.record", lambda: _each(recording, typed=True))
+    contest.add(_RECORD, lambda: _each(recording, typed=True))
     try:
         store = _dbn_store(_CALLS)
     except Missing as why:
         contest.skip("DBNStore.replay", str(why))
     else:
-        contest.add("DBNStore.replay", lambda: _store_replay(store), "rival")
+        contest.add("DBNStore.replay, decoded records", lambda: _store_replay(store), "rival", versus=_RECORD)
     contest.bound("an empty Python call")
     contest.run(benchmark)
 
