@@ -43,6 +43,7 @@ class Store(NamedTuple):
     server: Callable[[], Server]
     promise: str
     messages: int
+    replayed: int
 
 
 STORES: Final = (
@@ -53,6 +54,7 @@ STORES: Final = (
         lambda: redis_server("--appendonly", "yes", "--appendfsync", "everysec"),
         "acknowledged; synced every second",
         15_000,
+        100_000,
     ),
     Store(
         "NATS JetStream, nats-server",
@@ -61,6 +63,7 @@ STORES: Final = (
         lambda: nats_server("-js", "-sd", "{data}"),
         "acknowledged; synced every 2 minutes",
         8_000,
+        40_000,
     ),
 )
 
@@ -112,10 +115,10 @@ def test_replay_from_store(benchmark: BenchmarkFixture) -> None:
         for store in STORES:
             if entered := _enter(contest, stack, store, _EACH):
                 name, server, recorder = entered
-                recorder.round(store.messages)
-                stored[name] = partial(_bytes_each, server, store.messages)
+                recorder.round(store.replayed)
+                stored[name] = partial(_bytes_each, server, store.replayed)
                 reader = stack.enter_context(Single(store.module, "replay", server, address=server.url))
-                contest.add(name, _rounds(reader, store.messages), "rival", "in the order of storing", versus=_EACH)
+                contest.add(name, _rounds(reader, store.replayed), "rival", "in the order of storing", versus=_EACH)
         contest.run(benchmark)
         # At the end: Redis may hold its writes back while a sync runs.
         for name, bytes_each in stored.items():
