@@ -37,6 +37,8 @@ MOST_NOTED: Final = 200_000
 _QUIET_MS: Final = 500
 """Without a message for so long, the rival takes it that the rest is lost."""
 PERCENTS: Final = (50.0, 90.0, 99.0, 99.9, 99.99, 100.0)
+_LEAST_ABOVE: Final = 10
+"""Messages above a percentile, for it to be told."""
 
 
 def work(batch: Any, state: Any) -> None:
@@ -174,10 +176,19 @@ def received_only(remote: Child, load: Load) -> Figure:
     )
 
 
-def percentiles_us(late_ns: NDArray[numpy.int64]) -> dict[str, float]:
-    """As `Contest.percentiles` takes them. Exact: of all messages, not of a histogram."""
-    values = (numpy.percentile(late_ns, PERCENTS) / 1e3).tolist()
-    return {f"p{percent:g}": value for percent, value in zip(PERCENTS, values, strict=True)}
+def percentiles_us(late_ns: NDArray[numpy.int64], lost: int = 0) -> dict[str, float]:
+    """As `Contest.percentiles` takes them. Exact: of all messages, not of a histogram.
+
+    What was lost is late without end. Left out is a percentile that is of the lost, or has fewer than 10 messages
+    above it; p100 is the latest.
+    """
+    late = numpy.concatenate((late_ns / 1e3, numpy.full(lost, numpy.inf)))
+    values = numpy.percentile(late, PERCENTS, method="higher").tolist()
+    return {
+        f"p{percent:g}": value
+        for percent, value in zip(PERCENTS, values, strict=True)
+        if numpy.isfinite(value) and (percent == 100 or round(len(late) * (100 - percent), 6) >= 100 * _LEAST_ABOVE)
+    }
 
 
 class Delays(NamedTuple):
@@ -186,6 +197,8 @@ class Delays(NamedTuple):
     late_ns: NDArray[numpy.int64]
     """Of each message that came, from when it was due until the callback had it: coordinated omission is in it."""
     lost: int
+    rate: float
+    """Messages a second that the run reached, until the last one came."""
     spent: Spent
 
 
@@ -300,4 +313,5 @@ def _judged(
         expect("checksum", int(firsts.sum()), int(pool[numbers % len(pool)].sum(dtype=numpy.int64)))
     elif len(firsts) == load.messages:
         expect("checksum", int(firsts.sum()), _checksum(load))
-    return Delays(seen - dues, load.messages - len(seen), spent)
+    rate = len(seen) * 1e9 / (int(seen.max()) - began) if len(seen) else 0.0
+    return Delays(seen - dues, load.messages - len(seen), rate, spent)
