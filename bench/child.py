@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
+
+_PR_SET_PDEATHSIG: Final = 1
+"""As linux/prctl.h has it."""
 
 
 class Child:
@@ -78,8 +83,15 @@ class Child:
             self._process.wait()
 
 
+def end_with_parent() -> None:
+    """Have Linux end this process when the one that started it is gone, also when that was killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def orders() -> Iterator[Any]:
     """The other side: say that it is ready, then take the orders, each to be answered by a line of JSON."""
+    end_with_parent()
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         yield json.loads(line)

@@ -13,6 +13,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from bench.child import end_with_parent
 from bench.contest import Lost
 from bench.workload import expect_tally
 
@@ -81,5 +82,6 @@ class Orders:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     module, side, given = sys.argv[1:]
     getattr(importlib.import_module(f"bench.rivals.{module}"), side)(Orders(json.loads(given)))

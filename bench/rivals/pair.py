@@ -112,14 +112,17 @@ class Pair:
         self._server = server
         self._sides: list[Side] = []
         arguments = {"form": form, **arguments}
-        # The publisher binds before the subscriber connects.
-        for side in ("publish", "receive"):
-            self._sides.append(Side(module, side, arguments))
-            try:
+        try:
+            # The publisher binds before the subscriber connects.
+            for side in ("publish", "receive"):
+                self._sides.append(Side(module, side, arguments))
                 self._sides[-1].answer(_START_S)
-            except Lost as lost:
-                self.close()
-                raise Missing(str(lost)) from None
+        except Lost as lost:
+            self.close()
+            raise Missing(str(lost)) from None
+        except BaseException:
+            self.close()
+            raise
 
     def round(self, messages: int) -> Figure:
         """M messages/s from the publisher's first call to the return of the last callback.
@@ -164,6 +167,9 @@ class Single:
         except Lost as lost:
             self.close()
             raise Missing(str(lost)) from None
+        except BaseException:
+            self.close()
+            raise
 
     def round(self, messages: int) -> Figure:
         """M messages/s between what it calls its start and its end. The server's CPU time is the publisher's."""
