@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -53,6 +56,56 @@ def test_contender_that_cannot_start_tells_why() -> None:
 def test_absent_package_is_named() -> None:
     with pytest.raises(Missing, match=r"nobody-has-this is not installed \(extra `bench`"):
         need("nobody-has-this:nobody_has_this")
+
+
+def test_server_that_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "nats-server"
+    program.write_bytes(b"\x7fELF of another machine")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    with pytest.raises(Missing, match=r"nats-server could not be run, .*Exec format error.*extra `bench`"):
+        nats_server()
+
+
+def test_side_ends_with_the_process_that_started_it() -> None:
+    starter = subprocess.Popen(
+        [sys.executable, "-c", _ORPHANS, f"tcp://127.0.0.1:{free_port()}"],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[1],
+    )
+    try:
+        assert starter.stdout is not None
+        publisher, subscriber = map(int, starter.stdout.readline().split())
+    finally:
+        starter.kill()
+        starter.communicate()
+    deadline = time.monotonic() + 10
+    while _is_running(publisher) or _is_running(subscriber):
+        assert time.monotonic() < deadline, "the subscriber, which waits for messages, is still there"
+        time.sleep(0.01)
+
+
+_ORPHANS = """
+import sys, time
+from bench.rivals.pair import Side
+
+sides = [Side("plain_pyzmq", side, {"address": sys.argv[1]}) for side in ("publish", "receive")]
+for side in sides:
+    side.answer(60)
+sides[1].tell(1_000)
+sides[1].answer()  # it receives, and nobody publishes
+print(*(side._process.pid for side in sides), flush=True)
+time.sleep(60)
+"""
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"  # ended, and nobody has asked for it yet
 
 
 def test_absent_server_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""iceoryx2, shared memory on one host: a service of byte slices, written in place by the publisher, read in place.
+"""iceoryx2, shared memory on one host: a service of byte slices, written into a loaned sample, read in place.
 
 Set: no overflow, and a publisher that waits (RetryUntilDelivered); buffers of 4,096 samples (32 of blocks). The
 subscriber polls, which is iceoryx2's fastest way, and gives its core away when there is nothing.
@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import iceoryx2
 
-from bench.rivals.records import many, messages_of_pool, outgoing, tally_of
+from bench.rivals.records import BLOCK_MESSAGES, TIME_BYTES, block_rows, many, messages_of_pool, tally_of
+from bench.workload import make_pool
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bench.rivals.orders import Orders
 
 
@@ -23,17 +26,22 @@ def publish(orders: Orders) -> None:
     node, service = _service(orders)
     publisher = (
         service.publisher_builder()
-        .initial_max_slice_len(512 if joined else 300_000)
+        .initial_max_slice_len(512 if joined else _block_bytes(BLOCK_MESSAGES))
         .backpressure_strategy(iceoryx2.BackpressureStrategy.RetryUntilDelivered)
         .create()
     )
+    pack = _packer()
     orders.ready()
     for messages in orders:
         loan, copy = publisher.loan_slice_uninit, ctypes.memmove
         started = time.perf_counter()
-        for data in many(joined, messages) if joined else (block for _, block in outgoing("blocks", messages)):
+        for data in many(joined, messages):
             sample = loan(len(data))
             copy(sample.payload_ptr, data, len(data))
+            sample.assume_init().send()
+        for rows in () if joined else block_rows(messages):
+            sample = loan(_block_bytes(rows.stop - rows.start))
+            pack(sample.payload_ptr, rows)
             sample.assume_init().send()
         orders.sent(started)
     del publisher, service, node
@@ -63,6 +71,31 @@ def receive(orders: Orders) -> None:
                 count(None, payload.as_memory_view())
         orders.received(tally.ended, tally.state(), messages)
     del subscriber, service, node
+
+
+def _block_bytes(messages: int) -> int:
+    return TIME_BYTES + messages * sum(column.strides[0] for column in _columns())
+
+
+def _columns() -> tuple[Any, ...]:
+    pool = make_pool()
+    return pool.ts_event, pool.topic_index, pool.payloads
+
+
+def _packer() -> Callable[[int, slice], None]:
+    """What packs rows of the pool as a block at an address: the only copy of them that is made."""
+    columns = [(column.ctypes.data, column.strides[0]) for column in _columns()]
+    move, number_at = ctypes.memmove, ctypes.c_int64.from_address
+
+    def pack(place: int, rows: slice) -> None:
+        count = rows.stop - rows.start
+        number_at(place).value = count
+        place += TIME_BYTES
+        for source, width in columns:
+            move(place, source + width * rows.start, width * count)
+            place += width * count
+
+    return pack
 
 
 def _buffers(orders: Orders) -> int:

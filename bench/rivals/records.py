@@ -46,12 +46,17 @@ def many(pool: list[Any], messages: int) -> Iterator[Any]:
     return islice(chain.from_iterable(repeat(pool)), messages)
 
 
+def block_rows(messages: int) -> Iterator[slice]:
+    """Of the pool, what each block holds."""
+    for start in range(0, messages, BLOCK_MESSAGES):
+        first = start % POOL_MESSAGES
+        yield slice(first, first + min(BLOCK_MESSAGES, messages - start))
+
+
 def blocks(messages: int) -> Iterator[bytes]:
     """Blocks packed as they are asked for."""
     pool = make_pool()
-    for start in range(0, messages, BLOCK_MESSAGES):
-        first = start % POOL_MESSAGES
-        rows = slice(first, first + min(BLOCK_MESSAGES, messages - start))
+    for rows in block_rows(messages):
         index = pool.topic_index[rows]
         yield b"".join(
             (

@@ -43,13 +43,22 @@ class Server:
         self._guard = subprocess.Popen(
             [sys.executable, __file__, path, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        try:
+            self._start(path)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, path: str) -> None:
         assert self._guard.stdout is not None
-        self.pid = int(self._guard.stdout.readline())
+        started = self._guard.stdout.readline()
+        if not started:
+            raise Missing(f"{path} could not be run")
+        self.pid = int(started)
         self.data = Path(self._guard.stdout.readline().strip())
         deadline = time.monotonic() + _START_S
         while not _accepts(self.port):
             if self._guard.poll() is not None or time.monotonic() > deadline:
-                self.close()
                 raise Missing(f"{path} did not accept connections within {_START_S:.0f} s")
             time.sleep(0.02)
 
@@ -90,9 +99,16 @@ def _newest(program: str) -> tuple[str, str]:
     behind = os.pathsep.join(
         place for place in os.environ.get("PATH", "").split(os.pathsep) if Path(place) != Path(sys.executable).parent
     )
-    found = {_version(path): path for path in (*places, shutil.which(program, path=behind)) if path}
+    found: dict[tuple[int, ...], str] = {}
+    refused = ""
+    for path in (*places, shutil.which(program, path=behind)):
+        if path:
+            try:
+                found[_version(path)] = path
+            except (OSError, subprocess.TimeoutExpired) as error:
+                refused = f"{path} could not be run, {error}: "
     if not found:
-        raise Missing(f"no {program} found: {_HOW[program]}")
+        raise Missing(f"{refused or f'no {program} found: '}{_HOW[program]}")
     version = max(found)
     return found[version], ".".join(map(str, version))
 
