@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import IO, Final
 import msgspec
 from rich.console import Console
 
+from blackbox.cli.status import warn
 from blackbox.cli.terminal import stderr
 from blackbox.errors import BlackBoxError, ConfigError
 
@@ -44,8 +46,14 @@ def draw(
         raise ConfigError(f"this needs pyspark: pip install 'blackbox-md[spark]' ({error})") from error
     with tempfile.TemporaryFile() as said:
         try:
-            with _told_to(said) as console, console.status("starting Spark"):
+            with (
+                warnings.catch_warnings(record=True, action="always", category=RuntimeWarning) as warned,
+                _told_to(said) as console,
+                console.status("starting Spark"),
+            ):
                 spark = session(master, "blackbox analyse", _SETTINGS if remote_of(master) is None else None)
+            for warning in warned:
+                warn(str(warning.message))
             from blackbox.report.page import page as page_of
             from blackbox.spark.report import report_of
 

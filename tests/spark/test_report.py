@@ -10,6 +10,7 @@ import numpy
 import pytest
 
 from blackbox import ConfigError, JournalError, Recording
+from blackbox.cli.drawing import draw
 from blackbox.cli.status import Status
 from blackbox.report.page import page
 from blackbox.spark.report import report_of
@@ -121,6 +122,16 @@ def test_command_writes_a_page(tmp_path: Path) -> None:
     assert ended.errors.splitlines()[-1] == f"wrote {tmp_path}/new/day.html"
     assert "<title>recorded, 2026-11-20</title>" in (tmp_path / "new" / "day.html").read_text()
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["day.html"]
+
+
+def test_command_warns_that_the_connector_cannot_be_made(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("blackbox.cli.drawing._SETTINGS", {})  # those of the session of the tests are there
+    draw(Day(tmp_path / "day", feed_of()).path, tmp_path / "day.html")
+    assert "warning: recordings are read by the slower engine in Python: the connector" in capfd.readouterr().err
 
 
 def test_command_without_a_recording_does_not_start_spark(tmp_path: Path) -> None:
