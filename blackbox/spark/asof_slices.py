@@ -76,10 +76,10 @@ def asof_recorded(
     """
     if tolerance_ns is not None and tolerance_ns < 0:
         raise ConfigError(f"tolerance_ns was {tolerance_ns}, expected 0 or more")
-    if trades == quotes:
-        raise ConfigError(f"trades and quotes were both {trades!r}, expected two message types")
     days = days_of([str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)])
     schema = schema_of_days(days, trades, quotes)
+    if schema.character(trades) == schema.character(quotes):
+        raise ConfigError(f"trades and quotes were {trades!r} and {quotes!r}, expected two message types")
     left, right = (tuple(record_fields(schema, kind, prices)) for kind in (trades, quotes))
     place = [StructField(name, LongType()) for name in _PLACE]
     told = StructType([*place, *(StructField(field.column, field.kind) for field in right)])

@@ -22,6 +22,7 @@ from tests.damaged import damage_body
 from tests.feeds.build import messages_of
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import record
+from tests.spark.reading import typed_day
 from tests.spark.tape import from_spark, tape, to_spark
 
 if TYPE_CHECKING:
@@ -244,7 +245,7 @@ def test_keys_that_part_a_symbol_are_told(spark: SparkSession, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"quotes": "T"}, "trades and quotes were both 'T', expected two message types"),
+        ({"quotes": "T"}, "trades and quotes were 'T' and 'T', expected two message types"),
         ({"quotes": "9"}, "schema 'iex_tops16': message type was '9', expected one of: S D H"),
         ({"tolerance_ns": -5}, "tolerance_ns was -5, expected 0 or more"),
         ({"columns": ["bid"]}, "columns had 'bid', expected some of: feed, date, slice"),
@@ -257,3 +258,9 @@ def test_wrong_arguments_of_the_recorded_join_are_told(
         asof_recorded(spark, tops, **{"trades": "T", "quotes": "Q", **arguments})
     with pytest.raises(JournalError, match="was not found"):
         asof_recorded(spark, tops / "nowhere", "T", "Q")
+
+
+def test_a_name_and_its_character_are_one_message_type(spark: SparkSession, tmp_path: Path) -> None:
+    day = typed_day(tmp_path / "2026-11-20", "dbn")
+    with pytest.raises(ConfigError, match=r"were 'mbo' and '\\xa0', expected two message types"):
+        asof_recorded(spark, day.path, "mbo", "\xa0")
