@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ import pytest
 
 from bench.contest import Lost
 from bench.rivals.pair import Missing, Pair, need
-from bench.rivals.records import BlockTally, Tally, blocks, many, messages_of_pool
+from bench.rivals.records import BlockTally, Tally, block_rows, blocks, many, messages_of_pool
 from bench.rivals.servers import free_port, nats_server
 from bench.workload import POOL_MESSAGES, expect_tally
 
@@ -27,6 +28,15 @@ def test_work_is_the_same_by_message_and_by_block() -> None:
     expect_tally(by_block.state(), MESSAGES)
     assert by_message.ended
     assert by_block.ended
+
+
+def test_block_is_packed_in_place_as_by_hand() -> None:
+    iceoryx2 = pytest.importorskip("bench.rivals.plain_iceoryx2", exc_type=ImportError)
+    pack = iceoryx2._packer()
+    for rows, block in zip(block_rows(MESSAGES), blocks(MESSAGES), strict=True):
+        place = ctypes.create_string_buffer(iceoryx2._block_bytes(rows.stop - rows.start))
+        pack(ctypes.addressof(place), rows)
+        assert place.raw == block
 
 
 def test_lost_message_voids_the_tally() -> None:

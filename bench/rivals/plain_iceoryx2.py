@@ -35,7 +35,7 @@ def publish(orders: Orders) -> None:
     for messages in orders:
         loan, copy = publisher.loan_slice_uninit, ctypes.memmove
         started = time.perf_counter()
-        for data in many(joined, messages):
+        for data in many(joined, messages) if joined else ():
             sample = loan(len(data))
             copy(sample.payload_ptr, data, len(data))
             sample.assume_init().send()
@@ -74,7 +74,7 @@ def receive(orders: Orders) -> None:
 
 
 def _block_bytes(messages: int) -> int:
-    return TIME_BYTES + messages * sum(column.strides[0] for column in _columns())
+    return TIME_BYTES + messages * sum(int(column.strides[0]) for column in _columns())
 
 
 def _columns() -> tuple[Any, ...]:
