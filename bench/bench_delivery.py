@@ -19,12 +19,15 @@ from numpy.typing import NDArray
 
 from bench.contest import Contest, Figure, Lost, expect
 from bench.cost import Meter
-from bench.loops import receive_blocks, tally
+from bench.loops import tally
 from bench.publishers import Remote
+from bench.receivers import bare_subscriber, receive_bare, wait_for
 from bench.workload import PAYLOAD_BYTES, TOPICS, expect_tally, make_pool, tally_of
 from blackbox import Batch, Feed, Subscriber
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pytest_benchmark.fixture import BenchmarkFixture
 
 MESSAGES = 4_000_000
@@ -35,19 +38,6 @@ WIRE_BYTES = 119
 """Of a message in a full block: its payload, its place in each column, its share of topics."""
 TIMEOUT_MS = 30_000
 _FOREVER_NS = 10**15
-
-
-def wait_for(subscriber: Subscriber, messages: int, timeout: float = TIMEOUT_MS / 1e3) -> None:
-    """Wait until callbacks have got that many messages; raises Lost when they have not after `timeout` seconds."""
-    deadline = time.monotonic() + timeout
-    while (total := subscriber.statistics().total).delivered < messages:
-        subscriber.wait_confirmed()  # raises when something went wrong
-        if time.monotonic() > deadline:
-            raise Lost(
-                f"deliveries were {total.delivered:,} after {timeout:g} s, expected {messages:,}; received "
-                f"{total.received:,}, gaps {total.gaps:,}, dropped {total.dropped:,}, malformed {total.malformed:,}"
-            )
-        time.sleep(0.02)
 
 
 def _count(batch: Any, state: Any) -> None:
@@ -89,64 +79,62 @@ def _batch(feed: Feed, remote: Remote) -> Figure:
 def _delivered(subscriber: Subscriber, remote: Remote, messages: int = MESSAGES) -> Figure:
     """M messages/s from the publisher's first call to the last callback."""
     with subscriber:
-        meter, started = Meter(remote.pid), time.perf_counter()
+        meter = Meter(remote.pid)
         remote.send(messages)
         wait_for(subscriber, messages)
-        seconds = time.perf_counter() - started
-        spent = meter.spent(messages)
-        remote.answer()
+        ended, spent = time.time_ns(), meter.spent(messages)
+        began = remote.answer()["began"]
     total = subscriber.statistics().total
     expect("gaps, dropped, malformed", (total.gaps, total.dropped, total.malformed), (0, 0, 0))
-    return Figure(messages / seconds / 1e6, spent)
+    return Figure(messages / (ended - began) * 1e3, spent)
 
 
 def received_only(feed: Feed, remote: Remote, messages: int = MESSAGES) -> Figure:
     """M messages/s of a loop that receives the blocks and does nothing with them."""
-    context = zmq.Context()
-    socket = context.socket(zmq.SUB)
-    socket.setsockopt(zmq.RCVTIMEO, TIMEOUT_MS)
-    socket.connect(feed.slices[0].endpoints[0])
-    socket.subscribe(b"")
-    scratch = numpy.zeros(24, numpy.int64)
-    meter, started = Meter(remote.pid), time.perf_counter()
-    remote.send(messages)
-    size = receive_blocks(socket.underlying, scratch, messages)
-    seconds = time.perf_counter() - started
-    spent = meter.spent(messages)
-    remote.answer()
-    context.destroy(linger=0)
-    expect("bytes received above those of payloads", size > PAYLOAD_BYTES * messages, True)
-    return Figure(messages / seconds / 1e6, spent)
+    with bare_subscriber(feed) as socket:
+        meter = Meter(remote.pid)
+        remote.send(messages)
+        ended = receive_bare(socket, messages, PAYLOAD_BYTES)
+        spent = meter.spent(messages)
+    return Figure(messages / (ended - remote.answer()["began"]) * 1e3, spent)
 
 
-def _plain_pyzmq(endpoint: str, remote: Remote, expected: bytes) -> Figure:
+def plain_pyzmq(endpoint: str, remote: Remote, function: Callable[[bytes], object] | None = None) -> Figure:
+    """M messages/s of plain pyzmq, `recv()` in a loop, from its publisher's first call; hands each frame on if told.
+
+    Raises Lost when a message does not come; the last one is compared with what was sent.
+    """
     context = zmq.Context()
-    socket = context.socket(zmq.SUB)
-    socket.setsockopt(zmq.RCVTIMEO, TIMEOUT_MS)
-    socket.connect(endpoint)
-    socket.subscribe(b"")
-    meter = Meter(remote.pid)
-    remote.send(RIVAL_MESSAGES)
-    receive = socket.recv
-    receive()
-    started = time.perf_counter()
-    for _ in range(RIVAL_MESSAGES - 2):
-        receive()
-    last = receive()
-    seconds = time.perf_counter() - started
-    spent = meter.spent(RIVAL_MESSAGES)
-    remote.answer()
-    context.destroy(linger=0)
-    expect("last message", last, expected)
-    return Figure(RIVAL_MESSAGES / seconds / 1e6, spent)
+    try:
+        socket = context.socket(zmq.SUB)
+        socket.rcvtimeo = TIMEOUT_MS
+        socket.connect(endpoint)
+        socket.subscribe(b"")
+        meter, receive, last = Meter(remote.pid), socket.recv, b""
+        remote.send(RIVAL_MESSAGES)
+        try:
+            if function is None:
+                for _ in range(RIVAL_MESSAGES):
+                    last = receive()
+            else:
+                for _ in range(RIVAL_MESSAGES):
+                    last = receive()
+                    function(last)
+        except zmq.Again:
+            raise Lost(f"no message within {TIMEOUT_MS} ms") from None
+        ended, spent = time.time_ns(), meter.spent(RIVAL_MESSAGES)
+    finally:
+        context.destroy(linger=0)
+    pool = make_pool()
+    place = (RIVAL_MESSAGES - 1) % len(pool.topic_index)
+    expect("last message", last, pool.topics[pool.topic_index[place]] + b" " + pool.payloads[place].tobytes())
+    return Figure(RIVAL_MESSAGES / (ended - remote.answer()["began"]) * 1e3, spent)
 
 
 def test_delivery(benchmark: BenchmarkFixture) -> None:
     """M messages/s from the publisher's first call to the last callback."""
     feed = Feed.local("bench", slices=1)
     two = Feed.local("bench2", slices=2)
-    pool = make_pool()
-    last = pool.topics[pool.topic_index[-1]] + b" " + pool.payloads[-1].tobytes()
     rival = Feed.local("rival", slices=1).slices[0].endpoints[0]
     contest = Contest("Delivery to working callbacks, 2 workers, loopback TCP", "M messages/s", topology=__doc__)
     with (
@@ -158,6 +146,6 @@ def test_delivery(benchmark: BenchmarkFixture) -> None:
         contest.add("compiled callbacks, 2 slices x 1 worker", lambda: compiled(two, sliced, 1), promise=WAITS)
         contest.add("batch callbacks", lambda: _batch(feed, ours), promise=WAITS)
         contest.add("same blocks, only received", lambda: received_only(feed, ours), "limit", WAITS)
-        contest.add("pyzmq, a message a frame, no work", lambda: _plain_pyzmq(rival, plain, last), "rival", WAITS)
+        contest.add("pyzmq, a message a frame, no work", lambda: plain_pyzmq(rival, plain), "rival", WAITS)
         contest.bound("loopback TCP", WIRE_BYTES)
         contest.run(benchmark)

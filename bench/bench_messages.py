@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 
 import msgspec
-import zmq
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.bench_delivery import PREFIXES, RIVAL_MESSAGES, TIMEOUT_MS, WAITS, wait_for
+from bench.bench_delivery import PREFIXES, RIVAL_MESSAGES, WAITS, plain_pyzmq
 from bench.contest import Contest, Figure, expect
 from bench.cost import Meter
 from bench.publishers import Remote
+from bench.receivers import wait_for
 from bench.workload import PAYLOAD_BYTES
 from blackbox import Feed, Message, Subscriber
 
@@ -33,42 +33,26 @@ def _ours(feed: Feed, remote: Remote) -> Figure:
             sizes[place] += len(message.payload)
 
     with subscriber:
-        meter, started = Meter(remote.pid), time.perf_counter()
+        meter = Meter(remote.pid)
         remote.send(MESSAGES)
         wait_for(subscriber, MESSAGES)
-        seconds = time.perf_counter() - started
-        spent = meter.spent(MESSAGES)
-        remote.answer()
+        ended, spent = time.time_ns(), meter.spent(MESSAGES)
+        began = remote.answer()["began"]
     expect("payload bytes", sum(sizes), MESSAGES * PAYLOAD_BYTES)
     expect("gaps", subscriber.statistics().total.gaps, 0)
-    return Figure(MESSAGES / seconds / 1e6, spent)
+    return Figure(MESSAGES / (ended - began) * 1e3, spent)
 
 
 def _rival(endpoint: str, remote: Remote) -> Figure:
-    context = zmq.Context()
-    socket = context.socket(zmq.SUB)
-    socket.setsockopt(zmq.RCVTIMEO, TIMEOUT_MS)
-    socket.connect(endpoint)
-    socket.subscribe(b"")
     size = 0
 
     def count(frame: bytes) -> None:
         nonlocal size
         size += len(frame)
 
-    meter = Meter(remote.pid)
-    remote.send(RIVAL_MESSAGES)
-    receive = socket.recv
-    count(receive())
-    started = time.perf_counter()
-    for _ in range(RIVAL_MESSAGES - 1):
-        count(receive())
-    seconds = time.perf_counter() - started
-    spent = meter.spent(RIVAL_MESSAGES)
-    remote.answer()
-    context.destroy(linger=0)
+    figure = plain_pyzmq(endpoint, remote, count)
     expect("bytes of frames", size, RIVAL_MESSAGES * (PAYLOAD_BYTES + len(b"S0000.trade ")))
-    return Figure(RIVAL_MESSAGES / seconds / 1e6, spent)
+    return figure
 
 
 def test_messages(benchmark: BenchmarkFixture) -> None:

@@ -16,11 +16,12 @@ import numpy
 from numba import njit
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.bench_delivery import PREFIXES, WAITS, WIRE_BYTES, _count, wait_for
+from bench.bench_delivery import PREFIXES, WAITS, WIRE_BYTES, _count
 from bench.contest import Contest, Figure, expect
 from bench.cost import Meter
 from bench.loops import tally
 from bench.publishers import Remote
+from bench.receivers import wait_for
 from bench.recorded import drop_page_cache, open_recording, read_whole, recording_of
 from bench.workload import PAYLOAD_BYTES, TOPICS, expect_tally, tally_of
 from blackbox import Batch, Feed, Subscriber

@@ -23,7 +23,8 @@ import numpy
 from numba.core.codegen import CPUCodeLibrary
 from numba.core.dispatcher import Dispatcher
 
-from bench.bench_delivery import PREFIXES, _count, wait_for
+from bench.bench_delivery import PREFIXES, _count
+from bench.receivers import wait_for
 from bench.workload import POOL_MESSAGES, TOPICS, make_pool
 from blackbox import Feed, Publisher, Subscriber
 

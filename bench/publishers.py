@@ -50,14 +50,14 @@ def _blackbox(feed: Feed) -> None:
     with Publisher(feed, when_full="wait") as publisher:
         for order in orders():
             publisher.wait_for_subscribers(timeout=60)
-            started = time.perf_counter()
+            began = time.time_ns()
             for start in range(0, order["messages"], POOL_MESSAGES):
                 count = min(POOL_MESSAGES, order["messages"] - start)
                 publisher.publish_many(
                     pool.topics, pool.topic_index[:count], pool.payloads[:count], pool.ts_event[:count]
                 )
             publisher.flush()
-            print(json.dumps({"seconds": time.perf_counter() - started}), flush=True)
+            _answer(began)
 
 
 def _replay(feed: Feed, day: str) -> None:
@@ -85,13 +85,18 @@ def _pyzmq(endpoint: str) -> None:
     socket.bind(endpoint)
     for order in orders():
         _wait_for_subscription(socket)
-        started = time.perf_counter()
+        began = time.time_ns()
         send = socket.send
         for start in range(0, order["messages"], POOL_MESSAGES):
             for frame in frames[: min(POOL_MESSAGES, order["messages"] - start)]:
                 send(frame)
-        print(json.dumps({"seconds": time.perf_counter() - started}), flush=True)
+        _answer(began)
     context.destroy(linger=0)
+
+
+def _answer(began: int) -> None:
+    """Tell when the first call was, unix ns."""
+    print(json.dumps({"began": began}), flush=True)
 
 
 def _wait_for_subscription(socket: zmq.Socket[bytes]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from bench.child import Child
 from bench.contest import Figure, Lost, Spent, expect
-from bench.cost import cpu_seconds
+from bench.cost import Meter, cpu_seconds
 from bench.loads import NUMBER_BYTES, Load, due_ns, order
 from bench.loops import receive_blocks
 from bench.workload import expected_sum, make_pool
-from blackbox import Batch, Message, Subscriber
+from blackbox import Batch, Feed, Message, Subscriber
 from blackbox.layout import CONFIRM_KEY, HEADER_BYTES, NONCE_BYTES
 from blackbox.memory import shared_array
 from blackbox.statistics import SliceStatistics
@@ -29,7 +29,9 @@ from blackbox.zmqlib import now_ns
 
 FOREVER_NS: Final = 10**15
 _LIMIT_S: Final = 60.0
-_LOOK_S: Final = 0.004
+_BARE_MS: Final = 30_000
+"""Without anything for so long, a bare receiver takes it that the rest is lost."""
+_LOOK_S: Final = 0.001
 _FRAMING_BYTES: Final = 2 + 2 + 9
 """Of ZMTP for the three frames of a block: key, header, body."""
 MOST_NOTED: Final = 200_000
@@ -60,13 +62,16 @@ def work_together(batch: Any, state: Any) -> None:
         state[0, 2] += batch.payloads[row * batch.stride]
 
 
-def wait_for(subscriber: Subscriber, messages: int) -> None:
-    """Wait until callbacks have got that many messages; raises Lost when they do not come."""
-    deadline = time.monotonic() + _LIMIT_S
-    while (delivered := subscriber.statistics().total.delivered) < messages:
+def wait_for(subscriber: Subscriber, messages: int, timeout: float = _LIMIT_S) -> None:
+    """Wait until callbacks have got that many messages; raises Lost when they have not after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while (total := subscriber.statistics().total).delivered < messages:
         subscriber.wait_confirmed()  # raises when something went wrong
         if time.monotonic() > deadline:
-            raise Lost(f"delivered were {delivered} after {_LIMIT_S} s, expected {messages}")
+            raise Lost(
+                f"deliveries were {total.delivered:,} after {timeout:g} s, expected {messages:,}; received "
+                f"{total.received:,}, gaps {total.gaps:,}, dropped {total.dropped:,}, malformed {total.malformed:,}"
+            )
         time.sleep(_LOOK_S)
 
 
@@ -159,21 +164,37 @@ def _subscribe_to_all(socket: zmq.Socket[bytes]) -> None:
 
 def received_only(remote: Child, load: Load) -> Figure:
     """The limit: M messages/s of a loop that receives the blocks of one slice and does nothing with them."""
+    with bare_subscriber(load.feed) as socket:
+        meter = Meter(remote.pid)
+        order(remote, load)
+        ended = receive_bare(socket, load.messages, load.payload_bytes)
+        spent = meter.spent(load.messages)
+    return Figure(load.messages / (ended - remote.answer()["began"]) * 1e3, spent._replace(wire_bytes=None))
+
+
+@contextmanager
+def bare_subscriber(feed: Feed) -> Iterator[zmq.Socket[bytes]]:
+    """A plain SUB of all of a feed's first slice, whose subscription is in force."""
     context = zmq.Context()
-    socket = context.socket(zmq.SUB)
-    socket.rcvtimeo = 5_000
-    socket.connect(load.feed.slices[0].endpoints[0])
-    _subscribe_to_all(socket)
-    before = _cpu(remote, ())
-    order(remote, load)
-    size = receive_blocks(socket.underlying, numpy.zeros(24, numpy.int64), load.messages)
-    ended, after = time.time_ns(), _cpu(remote, ())
-    began = remote.answer()["began"]
-    context.destroy(linger=0)
-    expect("bodies as large as their payloads", size > load.messages * load.payload_bytes, True)
-    return Figure(
-        load.messages / (ended - began) * 1e3, Spent(after[0] - before[0], after[1] - before[1], messages=load.messages)
-    )
+    try:
+        socket = context.socket(zmq.SUB)
+        socket.rcvtimeo = _BARE_MS
+        socket.connect(feed.slices[0].endpoints[0])
+        try:
+            _subscribe_to_all(socket)
+        except zmq.Again:
+            raise Lost(f"no answer to a subscription within {_BARE_MS} ms") from None
+        yield socket
+    finally:
+        context.destroy(linger=0)
+
+
+def receive_bare(socket: zmq.Socket[bytes], messages: int, payload_bytes: int) -> int:
+    """Receive blocks until they held so many messages, and do nothing with them; returns when it was done, unix ns."""
+    size = receive_blocks(socket.underlying, numpy.zeros(24, numpy.int64), messages)
+    ended = time.time_ns()
+    expect("bodies as large as their payloads", size > messages * payload_bytes, True)
+    return ended
 
 
 def percentiles_us(late_ns: NDArray[numpy.int64], lost: int = 0) -> dict[str, float]:
