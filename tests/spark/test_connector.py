@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ def test_a_session_gets_the_jar_once(spark: SparkSession) -> None:
     assert there() == 1
 
 
-def test_the_jar_is_made_once_by_two_at_a_time(tmp_path: Path) -> None:
+def test_two_that_make_the_jar_at_a_time_leave_one_whole_and_no_draft(tmp_path: Path) -> None:
     code = "import sys, pathlib\nfrom blackbox.spark.connector import connector_jar\n"
     code += "print(connector_jar(cache=pathlib.Path(sys.argv[1])))"
     makers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) for _ in range(2)]
@@ -33,6 +34,7 @@ def test_the_jar_is_made_once_by_two_at_a_time(tmp_path: Path) -> None:
     assert len(said) == 1
     jar = Path(said.pop().decode().strip())
     assert list(tmp_path.iterdir()) == [jar]
+    assert zipfile.ZipFile(jar).testzip() is None
     made = jar.stat().st_mtime_ns
     assert connector_jar(cache=tmp_path) == jar
     assert jar.stat().st_mtime_ns == made
