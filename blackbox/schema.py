@@ -56,7 +56,7 @@ class TradeFields:
     only: tuple[str, str | int] | None = None
     """A field, and what it has where the message is a trade that counts."""
     rank: int = 0
-    """Types of another rank tell the same trades again: of those that a day has, the lowest rank counts."""
+    """Types of another rank tell the same trades again: of those that a symbol has on a day, the lowest rank counts."""
 
 
 @dataclass(frozen=True)

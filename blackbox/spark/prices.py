@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions
 from pyspark.sql.types import StructType
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _BASE: Final = ("symbol", "ts_event", "slice", "sequence")
-_Fields = TypeVar("_Fields", TradeFields, QuoteFields)
 
 
 def recorded_trades(spark: SparkSession, day: str | Path, on_damage: str = "error") -> DataFrame | None:
@@ -26,12 +25,12 @@ def recorded_trades(spark: SparkSession, day: str | Path, on_damage: str = "erro
 
     Columns: `symbol`, `ts_event`, `slice`, `sequence`, `price`, `size`. Price and size are of the fields' types,
     doubles where they stand in text. Trades of no size are left out. Where several types tell the same trades
-    (`TradeFields.rank`), they are those of the first one that the day has.
+    (`TradeFields.rank`), they are of each symbol those of the first one that has any.
 
     `on_damage` is the data source's `onDamage`. Raises JournalError when there is no such day.
     """
-    recording = Recording.open(day)
-    return trades_of_types(spark, day, recording.schema, told(recording.schema.trades, recording), on_damage)
+    found = typed_trades(spark, day, Recording.open(day).schema, on_damage)
+    return None if found is None else found.drop("type", "rank")
 
 
 def recorded_quotes(spark: SparkSession, day: str | Path, on_damage: str = "error") -> DataFrame | None:
@@ -40,43 +39,45 @@ def recorded_quotes(spark: SparkSession, day: str | Path, on_damage: str = "erro
     An absent side has a price of 0 or null. Where the feed tells a side at a time, each quote has both, as far as they
     are known (`with_both_sides`).
     """
-    recording = Recording.open(day)
-    return quotes_of_types(spark, day, recording.schema, told(recording.schema.quotes, recording), on_damage)
+    found = typed_quotes(spark, day, Recording.open(day).schema, on_damage)
+    return None if found is None else found.drop("type", "rank")
 
 
-def told(fields: tuple[_Fields, ...], recording: Recording) -> list[_Fields]:
-    """Of the types that tell trades, or quotes, those of the first rank that the day has."""
-    ranks = sorted({each.rank for each in fields})
-    if len(ranks) > 1:
-        there = {topic.rpartition(b".")[2].decode(errors="replace") for topic in recording.counts()}
-        ranks = [rank for rank in ranks if any(each.type in there for each in fields if each.rank == rank)] or ranks
-    return [each for each in fields if each.rank in ranks[:1]]
-
-
-def trades_of_types(
-    spark: SparkSession, day: str | Path, schema: Schema, fields: Iterable[TradeFields], on_damage: str
-) -> DataFrame | None:
-    """`recorded_trades` of these types."""
+def typed_trades(spark: SparkSession, day: str | Path, schema: Schema, on_damage: str) -> DataFrame | None:
+    """`recorded_trades`, and beside them of which `type` they are, and its `rank`."""
     frames = []
-    for each in fields:
+    for each in schema.trades:
         names = {"price": each.price, "size": each.size, **({"_only": each.only[0]} if each.only else {})}
         frame = _columns(spark, day, schema, each.type, names, on_damage)
         if each.only is not None:
             frame = frame.where(functions.col("_only") == functions.lit(each.only[1]))
-        frames.append(frame.where("size > 0").select(*_BASE, "price", "size"))
-    return _together(frames)
+        frames.append(_told(frame.where("size > 0").select(*_BASE, "price", "size"), each))
+    return _first_of_each(_together(frames), schema.trades)
 
 
-def quotes_of_types(
-    spark: SparkSession, day: str | Path, schema: Schema, fields: Iterable[QuoteFields], on_damage: str
-) -> DataFrame | None:
-    """`recorded_quotes` of these types."""
+def typed_quotes(spark: SparkSession, day: str | Path, schema: Schema, on_damage: str) -> DataFrame | None:
+    """`recorded_quotes`, and what `typed_trades` has besides."""
     frames = []
-    for each in fields:
+    for each in schema.quotes:
         names = {name: getattr(each, name) for name in ("bid_price", "bid_size", "ask_price", "ask_size")}
         frame = _columns(spark, day, schema, each.type, names, on_damage)
-        frames.append(with_both_sides(frame) if each.one_sided else frame)
-    return _together(frames)
+        frames.append(_told(with_both_sides(frame) if each.one_sided else frame, each))
+    return _first_of_each(_together(frames), schema.quotes)
+
+
+def _first_of_each(rows: DataFrame | None, fields: Sequence[TradeFields | QuoteFields]) -> DataFrame | None:
+    """Of each symbol the rows of the lowest rank that it has."""
+    if rows is None or len({each.rank for each in fields}) == 1:
+        return rows
+    lowest = rows.groupBy(functions.col("symbol").alias("_symbol")).agg(functions.min("rank").alias("_rank"))
+    same = functions.col("symbol").eqNullSafe(functions.col("_symbol")) & (
+        functions.col("rank") == functions.col("_rank")
+    )
+    return rows.join(lowest, same, "left_semi")
+
+
+def _told(frame: DataFrame, fields: TradeFields | QuoteFields) -> DataFrame:
+    return frame.withColumns({"type": functions.lit(fields.type), "rank": functions.lit(fields.rank)})
 
 
 def _together(frames: list[DataFrame]) -> DataFrame | None:

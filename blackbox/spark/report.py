@@ -16,11 +16,12 @@ from blackbox.journal.chunks import Clock
 from blackbox.recording import Recording
 from blackbox.report.summary import Bar, Instrument, Lag, Missing, Mix, Report, SpreadPoint
 from blackbox.report.ticks import STEPS_NS
+from blackbox.schema import QuoteFields, TradeFields
 from blackbox.spark.bars import time_bars
 from blackbox.spark.books import book_feed, order_book
 from blackbox.spark.counts import message_mix
 from blackbox.spark.lags import lag_percentiles
-from blackbox.spark.prices import quotes_of_types, told, trades_of_types
+from blackbox.spark.prices import typed_quotes, typed_trades
 from blackbox.spark.quotes import with_spread
 
 if TYPE_CHECKING:
@@ -148,10 +149,9 @@ class _Day:
         return tuple(lag for lag in found if lag is not None and _middle(lag) <= _LONGEST_LAG_NS)
 
     def _instruments(self, asked: tuple[str, ...], most: int, mix: Mix) -> tuple[tuple[Instrument, ...], str]:
-        schema = self._recording.schema
-        traded, quoted, said = told(schema.trades, self._recording), told(schema.quotes, self._recording), []
-        trades = trades_of_types(self._spark, self._path, schema, traded, "skip")
-        quotes = quotes_of_types(self._spark, self._path, schema, quoted, "skip")
+        schema, said = self._recording.schema, []
+        trades = typed_trades(self._spark, self._path, schema, "skip")
+        quotes = typed_quotes(self._spark, self._path, schema, "skip")
         book = _has_book(schema.name)
         self._progress("looking for the busiest symbols")
         chosen = asked or _busiest(trades, most) or _busiest(quotes, most)
@@ -165,7 +165,8 @@ class _Day:
         if trades is not None:
             self._progress("making bars")
             bars = _bars(trades.where(wanted), step)
-            said.append(f"Bars are of the trades of type {_listed([each.type for each in traded])}.")
+            if bars:
+                said.append(f"Bars are of the trades of type {_types(trades.where(wanted), schema.trades)}.")
         if book:
             self._progress("keeping books")
             payloads = self._messages(
@@ -173,11 +174,11 @@ class _Day:
             )
             quotes = order_book(payloads.where(functions.col("symbol").isin(*chosen)), schema=schema.name)
             said.append("Spreads are of the order book, a quote for each change of its best prices or sizes.")
-        elif quotes is not None:
-            said.append(f"Spreads are of the quotes of type {_listed([each.type for each in quoted])}.")
         if quotes is not None:
             self._progress("measuring spreads")
             spreads = _spreads(quotes.where(wanted), step)
+            if spreads and not book:
+                said.append(f"Spreads are of the quotes of type {_types(quotes.where(wanted), schema.quotes)}.")
         self._check(asked, bars, spreads)
         made = [_instrument(name, step, bars.get(name, []), spreads.get(name, [])) for name in chosen]
         return tuple(each for each in made if each.bars or each.spreads), " ".join(said)
@@ -264,6 +265,15 @@ def _has_book(schema: str) -> bool:
     except ConfigError:
         return False
     return True
+
+
+def _types(rows: DataFrame, fields: Sequence[TradeFields | QuoteFields]) -> str:
+    """The types that tell these rows, in the order of the schema."""
+    names = [each.type for each in fields]
+    if len({each.rank for each in fields}) > 1:
+        there = {row["type"] for row in rows.select("type").distinct().collect()}
+        names = [name for name in names if name in there]
+    return _listed(names)
 
 
 def _listed(names: list[str]) -> str:
