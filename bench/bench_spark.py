@@ -21,9 +21,11 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from bench.child import Child
 from bench.contest import Contest, Kind, expect
 from bench.spark_trades import ROWS, SIZES, begin, load, parquet, recorded
-from bench.table_queries import QUERIES
+from bench.table_queries import INSTALLED, QUERIES
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
 
 CASES = [("payloads", "group by symbol"), *(("records", query) for query in QUERIES)]
@@ -38,15 +40,21 @@ def spark() -> Iterator[SparkSession]:
 
 
 class Answers:
-    """What the first one answered; all others must agree."""
+    """What one that is not ours answers before the rounds; where it tells nothing, what the first tells."""
 
-    def __init__(self) -> None:
-        self._first: Any = None
+    def __init__(self, expected: Any) -> None:
+        self._expected: Any = expected
 
     def check(self, answer: Any) -> None:
-        if answer is not None and self._first is None:
-            self._first = answer
-        expect("answer", answer if answer is not None else self._first, self._first)
+        if answer is not None and self._expected is None:
+            self._expected = answer
+        expect("answer", answer if answer is not None else self._expected, self._expected)
+
+
+def _expected(spark: SparkSession, query: str, path: Path) -> Any:
+    """By polars, or by Spark itself where there is none, on the Parquet."""
+    engines = QUERIES[query]
+    return engines["polars"](path) if INSTALLED["polars"] else engines["Spark"](spark.read.parquet(str(path)))
 
 
 def _timed(query: Callable[[Any], Any], table: Callable[[], Any], answers: Answers) -> float:
@@ -59,21 +67,29 @@ def _timed(query: Callable[[Any], Any], table: Callable[[], Any], answers: Answe
 
 def _contenders(spark: SparkSession, form: str, query: str, rows: int) -> dict[str, Callable[[], float]]:
     """Seconds of each, ours first."""
-    engines, answers = QUERIES[query], Answers()
-    day, path = recorded(rows), parquet(spark, form, rows)
-    return {
+    engines, day, path = QUERIES[query], recorded(rows), parquet(spark, form, rows)
+    answers = Answers(_expected(spark, query, path))
+    found: dict[str, Callable[[], float]] = {
         "the connector": partial(_timed, engines["Spark"], partial(load, spark, form, day), answers),
         "Parquet": partial(_timed, engines["Spark"], lambda: spark.read.parquet(str(path)), answers),
-        "polars on that Parquet": partial(_timed, engines["polars"], lambda: path, answers),
-        "DuckDB on that Parquet": partial(_timed, engines["DuckDB"], lambda: path, answers),
     }
+    for engine in (engine for engine, is_there in INSTALLED.items() if is_there):
+        found[f"{engine} on that Parquet"] = partial(_timed, engines[engine], lambda: path, answers)
+    return found
+
+
+def _contest(title: str, unit: str, axis: str = "") -> Contest:
+    contest = Contest(title, unit, lower=True, topology=__doc__, axis=axis)
+    for engine in (engine for engine, is_there in INSTALLED.items() if not is_there):
+        contest.skip(f"{engine} on that Parquet", f"{engine} is not installed")
+    return contest
 
 
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize(("form", "query"), CASES)
 def test_query(benchmark: BenchmarkFixture, spark: SparkSession, form: str, query: str) -> None:
     """Seconds a query."""
-    contest = Contest(f"{query}, {form}, {ROWS:,} rows", "s", lower=True, topology=__doc__)
+    contest = _contest(f"{query}, {form}, {ROWS:,} rows", "s")
     for name, contender in _contenders(spark, form, query, ROWS).items():
         contest.add(name, contender, "ours" if name == "the connector" else "rival")
     contest.run(benchmark)
@@ -83,7 +99,7 @@ def test_query(benchmark: BenchmarkFixture, spark: SparkSession, form: str, quer
 @pytest.mark.timeout(3_600)
 def test_rows(benchmark: BenchmarkFixture, spark: SparkSession) -> None:
     """What a row costs in tables of several sizes: a query's own cost, and from where Spark pays."""
-    contest = Contest(f"{CURVE}, records", "ns a row", lower=True, topology=__doc__, axis="rows")
+    contest = _contest(f"{CURVE}, records", "ns a row", axis="rows")
     for rows in SIZES:
         for name, contender in _contenders(spark, "records", CURVE, rows).items():
 
@@ -98,12 +114,13 @@ def test_rows(benchmark: BenchmarkFixture, spark: SparkSession) -> None:
 def test_executors(benchmark: BenchmarkFixture, spark: SparkSession) -> None:
     """One and two executors of one core each, in turn."""
     contest = Contest(f"{CURVE}, records, {ROWS:,} rows, by executors", "s", lower=True, topology=__doc__)
-    day, path, answers = recorded(ROWS), parquet(spark, "records", ROWS), Answers()
+    day, path = recorded(ROWS), parquet(spark, "records", ROWS)
+    answers = Answers(_expected(spark, CURVE, path))
     orders = {"the connector": {"form": "records", "day": str(day)}, "Parquet": {"parquet": str(path)}}
 
     def seconds(child: Child, order: dict[str, str]) -> float:
         told = child.ask({"query": CURVE, **order})
-        answers.check(told["answer"])
+        answers.check(tuple(told["answer"]))
         return float(told["seconds"])
 
     with Child("-m", "bench.spark_executors", "1") as one, Child("-m", "bench.spark_executors", "2") as two:

@@ -14,22 +14,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import duckdb
 import msgspec
 import numpy
-import polars
 import pyarrow
+import pyarrow.compute
 import pytest
 from pyspark.sql import Window, functions
 from pytest_benchmark.fixture import BenchmarkFixture
 
 import blackbox.spark
-from bench.contest import Contest, expect
+from bench.contest import Contest, Kind, expect
 from bench.spark_trades import ROWS
+from bench.table_queries import INSTALLED
 from blackbox import Feed, Publisher, Recorder
 from feeds.iex_messages import TOPS16
 
 if TYPE_CHECKING:
+    import polars
     from pyspark.sql import DataFrame, SparkSession
 
 TRADES = ROWS // 4
@@ -38,6 +39,7 @@ SYMBOLS = 500
 PART = 300_000
 START = 1_499_693_400 * 10**9
 QUOTE = ("bid_size", "bid_price", "ask_price", "ask_size")
+OURS = ("asof_recorded", "asof_join, Parquet")
 COLUMNS = ("symbol", "ts_event", "price", "size", *QUOTE)
 
 
@@ -113,12 +115,16 @@ def seconds(make: Callable[[], DataFrame]) -> float:
 
 def by_polars(path: Path) -> polars.DataFrame:
     """The same by polars on the Parquet files."""
+    import polars
+
     trades, quotes = (polars.read_parquet(path / kind / "*.parquet").sort("ts_event") for kind in "TQ")
     return trades.join_asof(quotes.drop("sequence"), on="ts_event", by="symbol", check_sortedness=False)
 
 
 def by_duckdb(path: Path) -> pyarrow.Table:
     """The same by DuckDB on the Parquet files."""
+    import duckdb
+
     trades, quotes = (f"read_parquet('{path / kind}/*.parquet')" for kind in "TQ")
     with duckdb.connect() as connection:
         query = f"SELECT t.*, {', '.join(QUOTE)} FROM {trades} t ASOF LEFT JOIN {quotes} q USING (symbol, ts_event)"
@@ -130,8 +136,9 @@ def table_rate(join: Callable[[Path], Any], path: Path, answer: tuple[int, ...])
     started = time.perf_counter()
     table = join(path)
     seconds = time.perf_counter() - started
-    found = polars.DataFrame(table)
-    expect("rows and sums", (len(found), *(found[name].sum() for name in COLUMNS[2:])), answer)
+    found = table if isinstance(table, pyarrow.Table) else table.to_arrow()
+    sums = (pyarrow.compute.sum(found[name]).as_py() for name in COLUMNS[2:])
+    expect("rows and sums", (len(found), *sums), answer)
     return TRADES / 1e6 / seconds
 
 
@@ -164,10 +171,15 @@ def test_asof(benchmark: BenchmarkFixture, spark: SparkSession, recording: Path,
         f"as-of join, {TRADES:,} trades x {TRADES * QUOTES_PER_TRADE:,} quotes", "M trades/s", topology=__doc__
     )
     for name, make in contenders.items():
-        contest.add(name, partial(seconds, make), "ours" if name.startswith("asof") else "rival")
+        role: Kind = "ours" if name.startswith("asof") else "rival"
+        contest.add(name, partial(seconds, make), role, versus=OURS if role == "rival" else ())
     (answer, *_) = map(tuple, answers.values())
-    for name, join in (("polars, Parquet", by_polars), ("DuckDB, Parquet", by_duckdb)):
-        contest.add(name, partial(table_rate, join, tmp_path, answer), "rival")
+    for engine, join in (("polars", by_polars), ("DuckDB", by_duckdb)):
+        name = f"{engine}, Parquet"
+        if INSTALLED[engine]:
+            contest.add(name, partial(table_rate, join, tmp_path, answer), "rival", versus=OURS)
+        else:
+            contest.skip(name, f"{engine} is not installed")
     contest.run(benchmark)
     for name in list(contenders)[1:]:
         contest.show(f"asof_recorded / {name}", f"{contest.ratio('asof_recorded', name):10.2f}")

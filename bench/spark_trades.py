@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy
 
 import blackbox.spark
+from bench.contest import expect
 from bench.recorded import directory, record
 from bench.workload import POOL_MESSAGES, make_pool
 from blackbox import Feed, Publisher
@@ -63,6 +64,7 @@ def parquet(spark: SparkSession, form: str, rows: int) -> Path:
     path = Path(directory().name) / f"parquet-{form}-{rows}"
     if not path.exists():
         load(spark, form, recorded(rows)).write.option("compression", "zstd").parquet(str(path))
+        expect("rows of the Parquet", spark.read.parquet(str(path)).count(), rows)
     return path
 
 

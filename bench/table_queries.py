@@ -6,21 +6,22 @@ An answer is what the three must agree on; of all columns it is the number of ro
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-
-import duckdb
-import polars
 
 from bench.spark_trades import BEGIN
 
 if TYPE_CHECKING:
+    import polars
     from pyspark.sql import DataFrame
 
 MINUTE_NS: Final = 60 * 10**9
 START: Final = BEGIN + 7_200 * 10**9
 STOP: Final = START + 10 * MINUTE_NS
 ROWS_A_BATCH: Final = 131_072
+INSTALLED: Final = {engine: find_spec(engine.lower()) is not None for engine in ("polars", "DuckDB")}
+"""Whether an engine that is a rival is there."""
 
 ByEngine = dict[str, Callable[[Any], Any]]
 """By engine: a function of a DataFrame of Spark, or of a directory of Parquet."""
@@ -42,6 +43,8 @@ def _by_symbol_spark(frame: DataFrame) -> Any:
 
 
 def _by_symbol_polars(path: Path) -> Any:
+    import polars
+
     time = polars.col("ts_event") - BEGIN
     table = (
         _scan(path)
@@ -83,6 +86,8 @@ def _all_polars(path: Path) -> Any:
 
 
 def _all_duckdb(path: Path) -> Any:
+    import duckdb
+
     with duckdb.connect() as connection:
         reader = connection.sql(f"SELECT * FROM {_table(path)}").to_arrow_reader(ROWS_A_BATCH)
         return sum(batch.num_rows for batch in reader)
@@ -97,6 +102,8 @@ def _ten_minutes_spark(frame: DataFrame) -> Any:
 
 
 def _ten_minutes_polars(path: Path) -> Any:
+    import polars
+
     time = polars.col("ts_event")
     chosen = _scan(path).filter((polars.col("symbol") == "S0007") & (time >= START) & (time < STOP))
     found = chosen.select(polars.len(), polars.col("sequence").sum(), polars.col("topic").max()).collect()
@@ -128,6 +135,8 @@ def _bars_spark(frame: DataFrame) -> Any:
 
 
 def _bars_polars(path: Path) -> Any:
+    import polars
+
     price, shares, order = polars.col("price"), polars.col("shares"), polars.col("sequence")
     minute = (polars.col("ts_event") // MINUTE_NS).alias("minute")
     table = (
@@ -155,6 +164,8 @@ def _bars_duckdb(path: Path) -> Any:
 
 
 def _scan(path: Path) -> polars.LazyFrame:
+    import polars
+
     return polars.scan_parquet(path / "*.parquet")
 
 
@@ -163,6 +174,8 @@ def _table(path: Path) -> str:
 
 
 def _ask(query: str) -> Any:
+    import duckdb
+
     with duckdb.connect() as connection:
         return _plain(connection.execute(query).fetchone())
 
