@@ -59,6 +59,8 @@ $(VENV)/.ready-test: EXTRA := [dev]
 # Where there is no browser to be had, the tests of pages say so and skip.
 $(VENV)/.ready-test: WISH := [browser]
 $(BENCH)/.ready-bench: EXTRA := [bench]
+# One by one: a rival that cannot be had here is skipped, and the report says so.
+$(BENCH)/.ready-bench: WISHES := rivals
 $(VENV)/.ready-check: EXTRA :=
 
 # One stamp for each set of packages: made once, and again when pyproject.toml changes.
@@ -66,6 +68,9 @@ $(VENV)/.ready-check: EXTRA :=
 $(VENV)/.ready-demo $(VENV)/.ready-test $(VENV)/.ready-check $(BENCH)/.ready-bench: pyproject.toml | $$(@D)/bin/python
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".$(EXTRA)"
 	$(if $(WISH),$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".$(WISH)" || echo "$(WISH) could not be installed: what needs it is left out")
+	$(if $(WISHES),$(@D)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(WISHES)"], sep="\n")' | while read -r wish; do \
+	    $(@D)/bin/python -m pip install --quiet --disable-pip-version-check "$$wish" </dev/null || echo "$$wish could not be installed: what needs it is left out"; \
+	done)
 	@touch $@
 
 # Some systems ship Python without ensurepip; their own pip can then fill the environment.
