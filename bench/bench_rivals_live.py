@@ -9,10 +9,10 @@
     redis-py    process --TCP--> redis-server --TCP--> process: f(topic, data)
 
 The same records (topic, time, 100 bytes, 5,000 topics), the same work on each (count, last, sum per topic), nothing may
-be lost. Each side is a process of its own, and each rival is set as its own documentation says is fastest: see its file
-in bench/rivals. In the first table rivals, which take a call a message, are compared with `publish()`, which takes one
-too; what `publish_many` does with columns stands below. In the second the rivals carry blocks packed by hand, and all
-work is compiled.
+be lost: `expect_tally` says what is checked of that, and what is not. Each side is a process of its own, and each rival
+is set as its own documentation says is fastest: see its file in bench/rivals. In the first table rivals, which take a
+call a message, are compared with `publish()`, which takes one too; what `publish_many` does with columns stands below.
+In the second the rivals carry blocks packed by hand, and all work is compiled.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def _expected_tally(messages: int) -> NDArray[numpy.int64]:
         state[:, 0] += times * numpy.bincount(index, minlength=TOPICS)
         state[index, 1] = payloads[:, 8]  # the last one of each topic stays
         numpy.add.at(state[:, 2], index, times * payloads[:, 0])
-    return _in_one_order(state)
+    return state
 
 
 def _in_one_order(state: NDArray[Any]) -> NDArray[Any]:
@@ -90,10 +90,17 @@ def expect_totals(state: NDArray[Any], messages: int) -> None:
     expect("checksum", int(state[:, 2].sum()), expected_sum(make_pool(), messages))
 
 
-def expect_tally(state: NDArray[Any], messages: int) -> None:
-    """`expect_totals`, and each topic's last message was last, whatever the order of the rows."""
+def expect_tally(state: NDArray[Any], messages: int, *, by_topic: bool = False) -> None:
+    """`expect_totals`, and each topic's last message was last; rows are `by_topic`, or in any order.
+
+    Not seen: an order that changed before a topic's last message, and other bytes than the two of a payload that are
+    read, byte 0 of each and byte 8 of the last.
+    """
     expect_totals(state, messages)
-    used = state[state[:, 0] > 0]
     expected = _expected_tally(messages)
-    expected = expected[expected[:, 0] > 0]
-    expect("rows of count, last, sum in order", numpy.array_equal(_in_one_order(used), expected), True)
+    if by_topic:
+        expect("rows of count, last, sum by topic", numpy.array_equal(state, expected), True)
+        return
+    used, expected = state[state[:, 0] > 0], expected[expected[:, 0] > 0]
+    same = numpy.array_equal(_in_one_order(used), _in_one_order(expected))
+    expect("rows of count, last, sum in order", same, True)

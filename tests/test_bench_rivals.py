@@ -12,7 +12,7 @@ from bench.contest import Lost
 from bench.rivals.pair import Missing, Pair, need
 from bench.rivals.records import BlockTally, Tally, block_rows, blocks, many, messages_of_pool
 from bench.rivals.servers import free_port, nats_server
-from bench.workload import POOL_MESSAGES, expect_tally
+from bench.workload import POOL_MESSAGES, expect_tally, make_pool
 
 MESSAGES = POOL_MESSAGES + 3_000  # the pool once, and a block and a half of it again
 
@@ -24,8 +24,8 @@ def test_work_is_the_same_by_message_and_by_block() -> None:
     by_block = BlockTally().begin(MESSAGES)
     for block in blocks(MESSAGES):
         by_block.count(None, block)
-    expect_tally(by_message.state(), MESSAGES)
-    expect_tally(by_block.state(), MESSAGES)
+    expect_tally(by_message.state(), MESSAGES, by_topic=True)
+    expect_tally(by_block.state(), MESSAGES, by_topic=True)
     assert by_message.ended
     assert by_block.ended
 
@@ -46,6 +46,16 @@ def test_lost_message_voids_the_tally() -> None:
     assert not tally.ended
     with pytest.raises(Lost, match=rf"count was {MESSAGES - 1}, expected {MESSAGES}"):
         expect_tally(tally.state(), MESSAGES)
+
+
+def test_messages_under_other_topics_void_the_tally() -> None:
+    tally = Tally().begin(MESSAGES)
+    names = make_pool().topics
+    other = dict(zip(names, (*names[1:], names[0]), strict=True))
+    for topic, data in many(messages_of_pool(), MESSAGES):
+        tally.count(other[topic], data)
+    with pytest.raises(Lost, match="rows of count, last, sum by topic was False"):
+        expect_tally(tally.state(), MESSAGES, by_topic=True)
 
 
 def test_two_processes_play_rounds() -> None:

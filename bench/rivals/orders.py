@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 class Orders:
     """What a contender's `publish` or `receive` is given: its arguments, and its orders until the bench has enough.
 
-    `started` and `ended` are of `time.perf_counter`, one clock for all processes of a machine.
+    Tallies are `by_topic`, or, as ours number topics as they come, in any order. `started` and
+    `ended` are of `time.perf_counter`, one clock for all processes of a machine.
     """
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
+    def __init__(self, arguments: dict[str, Any], by_topic: bool = True) -> None:
         self.arguments = arguments
         self.address: str = arguments.get("address", "")
         self.form: str = arguments.get("form", "messages")
+        self._by_topic = by_topic
         self._cpu_s = 0.0
 
     def ready(self) -> None:
@@ -75,7 +77,7 @@ class Orders:
 
     def tallied(self, started: float, ended: float, state: NDArray[Any], messages: int) -> None:
         """A contender of one process, which tallied."""
-        self.done(started, ended, lambda: expect_tally(state, messages))
+        self.done(started, ended, lambda: expect_tally(state, messages, by_topic=self._by_topic))
 
     def _say(self, **what: Any) -> None:
         print(json.dumps(what), flush=True)
@@ -84,4 +86,6 @@ class Orders:
 if __name__ == "__main__":
     end_with_parent()
     module, side, given = sys.argv[1:]
-    getattr(importlib.import_module(f"bench.rivals.{module}"), side)(Orders(json.loads(given)))
+    getattr(importlib.import_module(f"bench.rivals.{module}"), side)(
+        Orders(json.loads(given), not module.startswith("ours"))
+    )
