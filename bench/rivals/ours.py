@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy
 
+from bench.bench_delivery import _count
 from bench.loops import tally
 from bench.rivals.records import Tally, many
 from bench.workload import POOL_MESSAGES, TOPICS, make_pool
@@ -73,14 +74,6 @@ def _feed(orders: Orders) -> Feed:
 
 def _compiled(subscriber: Subscriber, _messages: int) -> Any:
     return subscriber.on_compiled(b"", state=numpy.zeros((TOPICS, 3), numpy.int64))(_count).total
-
-
-def _count(batch: Any, state: Any) -> None:
-    for row in batch.rows:
-        topic = batch.topic_numbers[batch.topic_index[row]]
-        state[topic, 0] += 1
-        state[topic, 1] = batch.payloads[row * batch.stride + 8]
-        state[topic, 2] += batch.payloads[row * batch.stride]
 
 
 def _batch(subscriber: Subscriber, _messages: int) -> Any:
