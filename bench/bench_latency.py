@@ -18,7 +18,7 @@ from functools import partial
 
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.contest import Contest, Figure, Kind, Lost, expect
+from bench.contest import Contest, Figure, Kind, Overloaded, expect
 from bench.loads import Load, sender
 from bench.receivers import Delays, compiled_delays, delays, percentiles_us, rival_delays
 from blackbox import Feed
@@ -35,7 +35,7 @@ def _noted(contest: Contest, name: str, load: Load, measure: Callable[[], Delays
     found = measure()
     expect("messages lost", found.lost, 0)
     if found.rate < LEAST_REACHED * load.rate:
-        raise Lost(f"overloaded: {found.rate:,.0f} messages/s were reached of {load.rate:,}")
+        raise Overloaded(f"overloaded: {found.rate:,.0f} messages/s were reached of {load.rate:,}")
     percentiles = percentiles_us(found.late_ns)
     contest.percentiles(f"{name} at {load.rate:,}", percentiles)
     return Figure(percentiles["p50"], found.spent)

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bench.check import Ratio, compare
-from bench.contest import Contest, Figure, Lost, Spent, expect
+from bench.contest import Contest, Figure, Lost, Overloaded, Spent, expect
 from bench.cost import Meter
 from bench.flames import flames
 from bench.machine import describe, load
@@ -96,6 +96,16 @@ def test_ours_without_a_valid_round_fails() -> None:
     contest.add("ours", in_turn(1, None, None))
     with pytest.raises(AssertionError, match=r"no valid round of \['ours'\]"):
         run(contest, 2)
+
+
+def test_load_that_a_machine_cannot_send_is_void_and_no_failure() -> None:
+    contest = Contest("lag", "µs", lower=True)
+
+    def contender() -> float:
+        raise Overloaded("300,000 messages/s were reached of 1,000,000")
+
+    contest.add("ours", contender)
+    assert [each["why"][:7] for each in run(contest, 2)["void"]] == ["300,000"] * 3
 
 
 def test_percentiles_of_void_rounds_and_of_the_warm_up_do_not_count() -> None:
