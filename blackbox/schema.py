@@ -50,13 +50,24 @@ class TradeFields:
     """Where a message type tells of a trade."""
 
     type: str
-    price: str
-    """The field."""
+    price: str | None
+    """The field; None: that of the order."""
     size: str
     only: tuple[str, str | int] | None = None
     """A field, and what it has where the message is a trade that counts."""
     rank: int = 0
     """Types of another rank tell the same trades again: of those that a symbol has on a day, the lowest rank counts."""
+    order: str | None = None
+    """The field with the number of the order that traded, where the price is that of the order (`Schema.orders`)."""
+
+
+@dataclass(frozen=True)
+class OrderFields:
+    """Where a message type enters an order, by a number that no other order of the symbol has that day."""
+
+    type: str
+    number: str
+    price: str
 
 
 @dataclass(frozen=True)
@@ -92,9 +103,11 @@ class Schema:
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Names of types whose characters nobody can type, e.g. "mbo" for "\\xa0": taken wherever a type is."""
     trades: tuple[TradeFields, ...] = field(default=(), compare=False)
-    """The message types that are trades and tell their price."""
+    """The message types that are trades."""
     quotes: tuple[QuoteFields, ...] = field(default=(), compare=False)
     """The message types that are quotes."""
+    orders: tuple[OrderFields, ...] = field(default=(), compare=False)
+    """The message types that enter orders at whose price others tell trades."""
     json: str | None = field(default=None, compare=False)
     """Payloads are text, and end with a JSON document: the member in which its fields are, where it has that member.
 
@@ -109,7 +122,15 @@ class Schema:
         if self.json is not None:
             return
         for trade in self.trades:
-            self._check(trade.type, trade.price, trade.size, *(trade.only or ())[:1])
+            if (trade.price is None) == (trade.order is None) or (trade.order is not None and not self.orders):
+                raise ConfigError(
+                    f"schema {self.name!r}: trades of type {trade.type!r} had price {trade.price!r} and order "
+                    f"{trade.order!r}, expected one of them, and orders where the price is theirs"
+                )
+            told = (trade.price or trade.order or "", trade.size, *(str(name) for name in (trade.only or ())[:1]))
+            self._check(trade.type, *told)
+        for order in self.orders:
+            self._check(order.type, order.number, order.price)
         for quote in self.quotes:
             self._check(quote.type, quote.bid_price, quote.bid_size, quote.ask_price, quote.ask_size)
 
@@ -128,7 +149,7 @@ class Schema:
     def __reduce__(self) -> tuple[Any, ...]:
         # A read-only mapping cannot be pickled; worker processes get a plain one.
         told = self.name, self.schema_id, dict(self.records), self.type_offset, dict(self.names)
-        return Schema, (*told, self.trades, self.quotes, self.json)
+        return Schema, (*told, self.trades, self.quotes, self.orders, self.json)
 
     def dtype(self, type: str) -> numpy.dtype[Any]:  # noqa: A002 - the word of the specifications
         """The record layout of message type `type`, a character or a name; its `itemsize` is the payload's length.

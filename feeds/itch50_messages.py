@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.schema import SINCE_MIDNIGHT, Schema, TradeFields, price
+from blackbox.schema import SINCE_MIDNIGHT, OrderFields, Schema, TradeFields, price
 from feeds.dates import NEW_YORK
 
 PRICE_SCALE = 10_000
@@ -158,11 +158,17 @@ SCHEMA = Schema(
             ("upper_price_range_collar", _PRICE),
         ),
     },
-    # Executions of type E are not among them: their price is that of the order.
     trades=(
         TradeFields("P", "price", "shares"),
+        TradeFields("E", None, "executed_shares", order="order_reference_number"),
         TradeFields("C", "execution_price", "executed_shares", only=("printable", "Y")),
         TradeFields("Q", "cross_price", "shares"),
+    ),
+    # 1.3: order reference numbers are day-unique.
+    orders=(
+        OrderFields("A", "order_reference_number", "price"),
+        OrderFields("F", "order_reference_number", "price"),
+        OrderFields("U", "new_order_reference_number", "price"),
     ),
 )
 """The schema `itch50`, number 1."""

@@ -25,7 +25,8 @@ def recorded_trades(spark: SparkSession, day: str | Path, on_damage: str = "erro
 
     Columns: `symbol`, `ts_event`, `slice`, `sequence`, `price`, `size`. Price and size are of the fields' types,
     doubles where they stand in text. Trades of no size are left out. Where several types tell the same trades
-    (`TradeFields.rank`), they are of each symbol those of the first one that has any.
+    (`TradeFields.rank`), they are of each symbol those of the first one that has any. A trade that tells only which
+    order it filled has that order's price; null if the order was entered before the recording began.
 
     `on_damage` is the data source's `onDamage`. Raises JournalError when there is no such day.
     """
@@ -47,12 +48,30 @@ def typed_trades(spark: SparkSession, day: str | Path, schema: Schema, on_damage
     """`recorded_trades`, and beside them of which `type` they are, and its `rank`."""
     frames = []
     for each in schema.trades:
-        names = {"price": each.price, "size": each.size, **({"_only": each.only[0]} if each.only else {})}
+        names = {"size": each.size, **({"_only": each.only[0]} if each.only else {})}
+        names |= {"price": each.price} if each.price is not None else {"_order": str(each.order)}
         frame = _columns(spark, day, schema, each.type, names, on_damage)
+        if each.order is not None:
+            entered = _orders(spark, day, schema, on_damage)
+            frame = frame.join(
+                entered,
+                frame["symbol"].eqNullSafe(entered["_symbol"]) & (frame["_order"] == entered["_number"]),
+                "left",
+            )
         if each.only is not None:
             frame = frame.where(functions.col("_only") == functions.lit(each.only[1]))
         frames.append(_told(frame.where("size > 0").select(*_BASE, "price", "size"), each))
     return _first_of_each(_together(frames), schema.trades)
+
+
+def _orders(spark: SparkSession, day: str | Path, schema: Schema, on_damage: str) -> DataFrame:
+    """The orders that were entered: `_symbol`, `_number`, `price`."""
+    frames = []
+    for each in schema.orders:
+        names = {"_number": each.number, "price": each.price}
+        frame = _columns(spark, day, schema, each.type, names, on_damage)
+        frames.append(frame.select(functions.col("symbol").alias("_symbol"), "_number", "price"))
+    return reduce(lambda one, other: one.unionByName(other), frames)
 
 
 def typed_quotes(spark: SparkSession, day: str | Path, schema: Schema, on_damage: str) -> DataFrame | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +13,18 @@ import pytest
 import zstandard
 from pyspark.sql import functions as f
 
+from blackbox import Recording
 from blackbox.spark import recorded_quotes, recorded_trades, time_bars, with_spread
+from blackbox.spark.prices import typed_trades
 from blackbox.spark.report import report_of
 from feeds.binance import Binance
 from feeds.dbn import Dbn
+from feeds.itch50 import Itch50
 from feeds.tape import Tape
+from tests.feeds.build import messages_of
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import record
+from tests.spark.reading import typed_day
 from tests.spark.tape import tape
 
 if TYPE_CHECKING:
@@ -170,3 +176,42 @@ def test_a_schema_that_declares_none_has_none(spark: SparkSession, tmp_path: Pat
     day = Day(tmp_path / "day", feed_of())
     assert recorded_trades(spark, day.path) is None
     assert recorded_quotes(spark, day.path) is None
+
+
+def test_executions_of_itch_have_the_price_of_their_order(
+    spark: SparkSession, tmp_path: Path, shared_data: Path
+) -> None:
+    path = shared_data / "itch50" / "runk_locate-13-10k.bin"
+    day = day_of(record(tmp_path, "itch", lambda: Itch50(path, date="2020-01-30")))
+    prices: dict[int, int] = {}
+    executed: list[tuple[int, int]] = []
+    messages = [payload for _, _, payload in messages_of(Itch50(path, date="2020-01-30"))]
+    for message in messages:
+        kind, body = message[:1], message[11:]
+        if kind in b"AF":
+            number, price = struct.unpack_from(">Q13xI", body)
+            prices[number] = price
+        elif kind == b"U":
+            number, price = struct.unpack_from(">8xQ4xI", body)
+            prices[number] = price
+        elif kind == b"E":
+            number, shares = struct.unpack_from(">QI", body)
+            executed.append((prices[number], shares))
+    found = typed_trades(spark, day, Recording.open(day).schema, "error")
+    assert found is not None
+    of_orders = found.where("type = 'E'")
+    value = sum(price * shares for price, shares in executed)
+    assert len(executed) > 100
+    assert first(of_orders, f.count("price"), f.sum("size"), (f.sum(f.expr("price * size")) * 10_000).cast("long")) == (
+        len(executed),
+        sum(shares for _, shares in executed),
+        value,
+    )
+
+
+def test_execution_of_an_order_from_before_the_recording_has_no_price(spark: SparkSession, tmp_path: Path) -> None:
+    day = typed_day(tmp_path / "day", "itch50")
+    day.put(0, Put((Row(b"A.E", b"E" + bytes(10) + struct.pack(">QIQ", 7, 100, 1)),)))
+    found = recorded_trades(spark, day.path)
+    assert found is not None
+    assert [(row.symbol, row.price, row.size) for row in found.collect()] == [("A", None, 100)]

@@ -77,10 +77,11 @@ def test_books_of_itch_give_spreads(spark: SparkSession, tmp_path: Path, shared_
     day = day_of(record(tmp_path, "itch", lambda: Itch50(shared_data / ITCH, date="2020-01-30")))
     report = report_of(spark, day, ["AAPL"])
     (apple,) = report.instruments
-    trades = Recording.open(day).to_pandas(kind="P")
-    assert sum(bar.volume for bar in apple.bars) == trades["shares"].sum()
-    assert sum(bar.trades for bar in apple.bars) == 240
-    assert min(bar.low for bar in apple.bars) == trades["price"].min() / 10_000
+    recording = Recording.open(day)
+    hidden, executed = recording.to_pandas(kind="P"), recording.to_pandas(kind="E")
+    assert sum(bar.volume for bar in apple.bars) == hidden["shares"].sum() + executed["executed_shares"].sum()
+    assert sum(bar.trades for bar in apple.bars) == len(hidden) + len(executed)
+    assert 0 < min(bar.low for bar in apple.bars) <= hidden["price"].min() / 10_000
     assert apple.spreads
     assert all(0 <= point.low <= point.mean <= 100 for point in apple.spreads)
     assert "Spreads are of the order book" in report.prices
