@@ -34,7 +34,7 @@ FILE ?= .benchmarks/$(if $(ONLY),only-$(subst /,_,$(subst $(space),_,$(strip $(O
 bench: $(BENCH)/.ready-bench  ## every figure beside its rivals, 15 minutes, into .benchmarks/ [ONLY=name]
 	@mkdir -p .benchmarks
 	@rm -f .benchmarks/running.json .benchmarks/partial.json
-	$(BENCH)/bin/python -m pytest bench -q -s -o python_files="bench_*.py" -o timeout=300 -o tmp_path_retention_count=0 --benchmark-quiet --benchmark-json=.benchmarks/running.json $(if $(ONLY),-k "$(ONLY)"); \
+	$(BENCH)/bin/python -m pytest bench -q -s -o python_files="bench_*.py" -o timeout=300 -o tmp_path_retention_count=0 -W ignore::pytest_benchmark.logger.PytestBenchmarkWarning --benchmark-quiet --benchmark-json=.benchmarks/running.json $(if $(ONLY),-k "$(ONLY)"); \
 	    status=$$?; cd .benchmarks; for kept in running.json partial.json; do \
 	        if [ -s $$kept ]; then mv $$kept "$(notdir $(FILE))"; echo "kept in $(FILE), of $$kept"; break; fi; \
 	    done; rm -f partial.json; exit $$status

@@ -380,4 +380,7 @@ def table(head: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    write(read(Path(sys.argv[1])), Path(sys.argv[2]))
+    run = Path(sys.argv[1])
+    if not run.is_file():
+        sys.exit(f"{run} was not found, expected a run of the benchmarks: `make bench` first, or FILE=run.json")
+    write(read(run), Path(sys.argv[2]))
