@@ -12,7 +12,6 @@ from blackbox.cli.status import exit_statuses, lose, warn
 from blackbox.cli.terminal import stdout
 from blackbox.errors import BlackBoxError
 from blackbox.feed import Feed
-from blackbox.recording import Recording
 
 if TYPE_CHECKING:
     from blackbox.cli.demo.run import DemoResult
@@ -112,6 +111,7 @@ def demo(
 def _analyse(shelf: Shelf, report: Path, spec: str) -> str | None:
     """Write the report's page; or say why there is none, since what else was found out is still to be told."""
     from blackbox.cli.drawing import draw
+    from blackbox.recording import Recording
 
     day = max(shelf.days(), key=lambda day: Recording.open(day).summary().messages)  # around midnight there are two
     try:
