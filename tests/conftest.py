@@ -1,10 +1,14 @@
 """What several tests need."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
+
+# Workers of xdist have a width of their own, and what commands print would follow it.
+os.environ.pop("COLUMNS", None)
 
 # What is compiled at the first example takes longer than any deadline.
 hypothesis.settings.register_profile("blackbox", deadline=None)
