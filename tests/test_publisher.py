@@ -483,7 +483,7 @@ def test_close_says_when_a_subscriber_had_not_read_everything(caplog: pytest.Log
     assert gate.entered.wait(30)
     with caplog.at_level(logging.WARNING, "blackbox"):
         publisher.close(timeout=0.2)
-    assert "slice 0: closed before 1 subscribers had everything" in caplog.text
+        wait_until(lambda: "slice 0: closed before 1 subscribers had everything" in caplog.text, what="it said so")
     gate.open.set()
     subscriber.stop()
 
