@@ -61,7 +61,7 @@ def typed_trades(spark: SparkSession, day: str | Path, schema: Schema, on_damage
         if each.only is not None:
             frame = frame.where(functions.col("_only") == functions.lit(each.only[1]))
         frames.append(_told(frame.where("size > 0").select(*_BASE, "price", "size"), each))
-    return _first_of_each(_together(frames), schema.trades)
+    return _first_of_each(frames, schema.trades)
 
 
 def _orders(spark: SparkSession, day: str | Path, schema: Schema, on_damage: str) -> DataFrame:
@@ -71,7 +71,7 @@ def _orders(spark: SparkSession, day: str | Path, schema: Schema, on_damage: str
         names = {"_number": each.number, "price": each.price}
         frame = _columns(spark, day, schema, each.type, names, on_damage)
         frames.append(frame.select(functions.col("symbol").alias("_symbol"), "_number", "price"))
-    return reduce(lambda one, other: one.unionByName(other), frames)
+    return _together(frames)
 
 
 def typed_quotes(spark: SparkSession, day: str | Path, schema: Schema, on_damage: str) -> DataFrame | None:
@@ -81,12 +81,15 @@ def typed_quotes(spark: SparkSession, day: str | Path, schema: Schema, on_damage
         names = {name: getattr(each, name) for name in ("bid_price", "bid_size", "ask_price", "ask_size")}
         frame = _columns(spark, day, schema, each.type, names, on_damage)
         frames.append(_told(with_both_sides(frame) if each.one_sided else frame, each))
-    return _first_of_each(_together(frames), schema.quotes)
+    return _first_of_each(frames, schema.quotes)
 
 
-def _first_of_each(rows: DataFrame | None, fields: Sequence[TradeFields | QuoteFields]) -> DataFrame | None:
-    """Of each symbol the rows of the lowest rank that it has."""
-    if rows is None or len({each.rank for each in fields}) == 1:
+def _first_of_each(frames: list[DataFrame], fields: Sequence[TradeFields | QuoteFields]) -> DataFrame | None:
+    """Of each symbol the rows of the lowest rank that it has; None without any frame."""
+    if not frames:
+        return None
+    rows = _together(frames)
+    if len({each.rank for each in fields}) == 1:
         return rows
     lowest = rows.groupBy(functions.col("symbol").alias("_symbol")).agg(functions.min("rank").alias("_rank"))
     same = functions.col("symbol").eqNullSafe(functions.col("_symbol")) & (
@@ -99,8 +102,8 @@ def _told(frame: DataFrame, fields: TradeFields | QuoteFields) -> DataFrame:
     return frame.withColumns({"type": functions.lit(fields.type), "rank": functions.lit(fields.rank)})
 
 
-def _together(frames: list[DataFrame]) -> DataFrame | None:
-    return reduce(lambda one, other: one.unionByName(other), frames) if frames else None
+def _together(frames: list[DataFrame]) -> DataFrame:
+    return reduce(lambda one, other: one.unionByName(other), frames)
 
 
 def _columns(
