@@ -17,11 +17,11 @@ import numpy
 import zmq
 from numpy.typing import NDArray
 
-from bench.contest import Contest, Figure, Lost, expect
+from bench.contest import WAITS, Contest, Figure, Lost, expect
 from bench.cost import Meter
 from bench.loops import tally
 from bench.publishers import Remote
-from bench.receivers import bare_subscriber, receive_bare, wait_for
+from bench.receivers import FOREVER_NS, bare_subscriber, receive_bare, wait_for
 from bench.workload import PAYLOAD_BYTES, TOPICS, expect_tally, make_pool, tally_of
 from blackbox import Batch, Feed, Subscriber
 
@@ -33,11 +33,9 @@ if TYPE_CHECKING:
 MESSAGES = 4_000_000
 RIVAL_MESSAGES = 200_000
 PREFIXES = [b"S0", b"S1", b"S2", b"S3", b"S4"]
-WAITS = "nothing lost: the publisher waits"
 WIRE_BYTES = 119
 """Of a message in a full block: its payload, its place in each column, its share of topics."""
 TIMEOUT_MS = 30_000
-_FOREVER_NS = 10**15
 
 
 def _count(batch: Any, state: Any) -> None:
@@ -50,7 +48,7 @@ def _count(batch: Any, state: Any) -> None:
 
 def compiled(feed: Feed, remote: Remote, workers: int = 2, messages: int = MESSAGES) -> Figure:
     """M messages/s to compiled callbacks that count, keep the last and sum."""
-    subscriber = Subscriber(feed, workers=workers, max_lag_ns=_FOREVER_NS)
+    subscriber = Subscriber(feed, workers=workers, max_lag_ns=FOREVER_NS)
     state = numpy.zeros((TOPICS, 3), numpy.int64)
     callbacks = [subscriber.on_compiled(prefix, state=state)(_count) for prefix in PREFIXES]
     figure = _delivered(subscriber, remote, messages)
@@ -59,7 +57,7 @@ def compiled(feed: Feed, remote: Remote, workers: int = 2, messages: int = MESSA
 
 
 def _batch(feed: Feed, remote: Remote) -> Figure:
-    subscriber = Subscriber(feed, max_lag_ns=_FOREVER_NS)
+    subscriber = Subscriber(feed, max_lag_ns=FOREVER_NS)
     states = []
     for prefix in PREFIXES:
         state = numpy.zeros((TOPICS, 3), numpy.int64)

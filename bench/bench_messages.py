@@ -11,8 +11,8 @@ import time
 import msgspec
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.bench_delivery import PREFIXES, RIVAL_MESSAGES, WAITS, plain_pyzmq
-from bench.contest import Contest, Figure, expect
+from bench.bench_delivery import PREFIXES, RIVAL_MESSAGES, plain_pyzmq
+from bench.contest import WAITS, Contest, Figure, expect
 from bench.cost import Meter
 from bench.publishers import Remote
 from bench.receivers import wait_for

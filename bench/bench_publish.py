@@ -17,9 +17,9 @@ import numpy
 import zmq
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.bench_delivery import WAITS, WIRE_BYTES
+from bench.bench_delivery import WIRE_BYTES
 from bench.child import Child
-from bench.contest import Contest, expect
+from bench.contest import WAITS, Contest, expect
 from bench.loops import receive_blocks
 from bench.workload import PAYLOAD_BYTES, POOL_MESSAGES, make_pool
 from blackbox import Feed, Publisher

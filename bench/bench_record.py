@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.bench_delivery import WAITS, WIRE_BYTES, received_only
-from bench.contest import Contest, Figure, expect
+from bench.bench_delivery import WIRE_BYTES, received_only
+from bench.contest import WAITS, Contest, Figure, expect
 from bench.cost import Meter, cpu_seconds
 from bench.publishers import Remote
 from bench.recorded import wait_until_recorded

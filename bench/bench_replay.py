@@ -16,19 +16,18 @@ import numpy
 from numba import njit
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.bench_delivery import PREFIXES, WAITS, WIRE_BYTES, _count
-from bench.contest import Contest, Figure, expect
+from bench.bench_delivery import PREFIXES, WIRE_BYTES, _count
+from bench.contest import WAITS, Contest, Figure, expect
 from bench.cost import Meter
 from bench.loops import tally
 from bench.publishers import Remote
-from bench.receivers import wait_for
+from bench.receivers import FOREVER_NS, wait_for
 from bench.recorded import drop_page_cache, open_recording, read_whole, recording_of
 from bench.workload import PAYLOAD_BYTES, TOPICS, expect_tally, tally_of
 from blackbox import Batch, Feed, Subscriber
 
 MESSAGES = 5_000_000
 CALLS = 1_000_000
-_FOREVER_NS = 10**15
 
 
 _unchecked = njit(nogil=True)(_count)
@@ -88,7 +87,7 @@ def test_replay_in_process(benchmark: BenchmarkFixture) -> None:
 
 
 def _wire(feed: Feed, remote: Remote, messages: int) -> Figure:
-    subscriber = Subscriber(feed, workers=1, max_lag_ns=_FOREVER_NS)
+    subscriber = Subscriber(feed, workers=1, max_lag_ns=FOREVER_NS)
     callbacks = [
         subscriber.on_compiled(prefix, state=numpy.zeros((TOPICS, 3), numpy.int64))(_count) for prefix in PREFIXES
     ]

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 import pytest
 
-from bench.contest import Contest
+from bench.contest import WAITS, Contest
 from bench.rivals.pair import Missing, Pair, need
 from bench.rivals.servers import Server, free_port, nats_server, redis_server
 from blackbox import Feed
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(600)
 """Two processes a contender, and servers: on a machine that is shared, a round takes its time."""
 
-WAITS: Final = "nothing lost: the publisher waits"
 QUEUED: Final = "nothing lost: queues are longer than a run"
 HOLDS: Final = "nothing lost: the server holds the whole run"
 _ONE_BY_ONE: Final = "publish() one by one, on(prefix)"

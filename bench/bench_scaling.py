@@ -16,14 +16,13 @@ import numpy
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.child import Child
-from bench.contest import Contest
+from bench.contest import WAITS, Contest
 from bench.loads import Load, sender
 from bench.receivers import delivered, delivered_to_python, received_only, work_together
 from bench.workload import make_pool
 from blackbox import Feed
 
 MESSAGES = 3_000_000
-WAITS = "nothing lost: the publisher waits"
 LIMIT = "same blocks, only received"
 
 

@@ -25,6 +25,9 @@ ROUNDS: Final = 7
 LEAST_VALID: Final = 4
 """With fewer valid rounds there is no median, no ratio, no percentile and no cost."""
 
+WAITS: Final = "nothing lost: the publisher waits"
+"""The promise of most deliveries."""
+
 Kind = Literal["ours", "rival", "limit"]
 
 

@@ -10,6 +10,7 @@ import numpy
 
 from bench.bench_delivery import _count
 from bench.loops import tally
+from bench.receivers import FOREVER_NS
 from bench.rivals.records import Tally, many
 from bench.workload import POOL_MESSAGES, TOPICS, make_pool
 from blackbox import Batch, Feed, Message, Publisher, Subscriber
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bench.rivals.orders import Orders
-
-_FOREVER_NS = 10**15
 
 
 def publish(orders: Orders) -> None:
@@ -52,7 +51,7 @@ def receive(orders: Orders) -> None:
     feed = _feed(orders)
     orders.ready()
     for messages in orders:
-        subscriber = Subscriber(feed, workers=1, max_lag_ns=_FOREVER_NS)
+        subscriber = Subscriber(feed, workers=1, max_lag_ns=FOREVER_NS)
         state = callback_of(orders.form)(subscriber, messages)
         with subscriber:
             orders.receiving()
