@@ -73,7 +73,7 @@ def _each(recording: Recording, typed: bool) -> float:
 
     def as_record(message: Message) -> None:
         record = message.record
-        number, size = int(record["instrument_id"]), int(record["size"])
+        number, size = record.instrument_id, record.size
         counts[number] += 1
         lasts[number] = size
         sums[number] += size

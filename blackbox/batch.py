@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
-from collections.abc import Iterator
-from ctypes import string_at
+from collections.abc import Iterator, Sequence
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -76,7 +76,7 @@ class Opened:
 
     def __init__(self, owner: object, envelope: int, body: int, body_bytes: int, schema: Schema | None) -> None:
         """Wrap checked memory at two addresses; every array made of it keeps `owner` alive."""
-        head = string_at(envelope, TOPICS_AT)
+        head = ctypes.string_at(envelope, TOPICS_AT)
         words = _WORDS.unpack_from(head, WORDS_AT)
         self.block = Block(b"", head[:HEADER_BYTES], foreign_array(owner, body, body_bytes))
         self.schema = schema
@@ -123,6 +123,7 @@ class Batch:
     """
 
     __slots__ = (
+        "_message_records",
         "_message_times",
         "_message_topics",
         "_opened",
@@ -146,6 +147,7 @@ class Batch:
         self._payload_list: list[bytes] | None = None
         self._message_topics: list[bytes] | None = None
         self._message_times: list[int] | None = None
+        self._message_records: Sequence[Any] | None = None
 
     def __len__(self) -> int:
         return len(self.block) if self.rows is None else len(self.rows)
@@ -282,6 +284,27 @@ class Batch:
         many = _find_type(block.payloads, offsets, stride, self._all_rows(), schema.type_offset, character, found)
         return found[:many]
 
+    def _read_records(self) -> Sequence[Any]:
+        """The messages' records at once, where all are of one type; else none: they are read as they are asked for."""
+        schema = self.schema
+        if schema is None:
+            raise ValueError("this message has no schema: give the feed one, or read payload")
+        self._message_records = ()
+        if self.block.is_fixed and len(self) > 1 and self.block.stride > schema.type_offset:
+            payloads = self.payloads()
+            types = payloads[:, schema.type_offset]
+            if (types == types[0]).all():
+                kind = schema.record_type(chr(types[0]))
+                if ctypes.sizeof(kind) == self.block.stride:
+                    self._message_records = (kind * len(self)).from_buffer_copy(payloads)
+        return self._message_records
+
+    def _read_record(self, payload: bytes) -> Any:
+        schema: Any = self.schema
+        if len(payload) <= schema.type_offset:
+            raise ValueError(f"payload had {len(payload)} bytes, expected a type at byte {schema.type_offset}")
+        return schema.record_type(chr(payload[schema.type_offset])).from_buffer_copy(payload)
+
     def to_arrow(self) -> pyarrow.RecordBatch:
         """As `Block.to_arrow`, for this callback's messages."""
         arrow = self.block.to_arrow()
@@ -351,13 +374,15 @@ class Message(msgspec.Struct, gc=False):
 
     @property
     def record(self) -> Any:
-        """Its payload as one record (`numpy.void`) of the feed's schema, by its type."""
-        schema = self.batch.schema
-        if schema is None:
-            raise ValueError("this message has no schema: give the feed one, or read payload")
-        payload = self.payload
-        kind = chr(payload[schema.type_offset])
-        return numpy.frombuffer(payload, schema.dtype(kind), 1)[0]
+        """Its payload as a record of the feed's schema, by its type: fields are attributes, e.g. `record.price`.
+
+        It may be kept. Raises ValueError where there is no schema, or the payload is shorter than its type says;
+        ConfigError where the schema has no such type.
+        """
+        records = self.batch._message_records
+        if records is None:
+            records = self.batch._read_records()
+        return records[self.index] if records else self.batch._read_record(self.payload)
 
     def _row(self) -> int:
         rows = self.batch.rows

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from blackbox.errors import ConfigError
+from blackbox.records import record_type
 
 if TYPE_CHECKING:
     import pyarrow
@@ -114,6 +115,8 @@ class Schema:
     The fields of trades and quotes are then names of strings in it, their types those of the topics.
     """
 
+    _record_types: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
         if not 0 <= self.schema_id <= 0xFFFF:
             raise ConfigError(f"schema {self.name!r}: schema_id was {self.schema_id}, expected 0 to 65535")
@@ -161,6 +164,18 @@ class Schema:
             return self.records[self.names.get(type, type)]
         except KeyError:
             raise self._unknown(type) from None
+
+    def record_type(self, type: str) -> Any:  # noqa: A002
+        """The class of message type `type`'s records one by one: fields are attributes (see `Message.record`).
+
+        Raises:
+            ConfigError: this schema has no such message type.
+        """
+        found = self._record_types.get(type)
+        if found is None:
+            named = {character: name for name, character in self.names.items()}.get(type, type)
+            found = self._record_types[type] = record_type(f"{self.name}_{named}", self.dtype(type))
+        return found
 
     def character(self, type: str) -> str:  # noqa: A002
         """The character that stands in the payloads of message type `type`, a character or a name.

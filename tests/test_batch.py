@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import time
 from typing import Any
@@ -11,6 +12,7 @@ import pyarrow
 import pytest
 
 from blackbox import Batch, Block, ConfigError, Feed, Message, Publisher, Subscriber
+from blackbox.records import record_type
 from blackbox.source import open_source
 from blackbox.testing import RawPublisher
 from feeds.itch50 import SCHEMA
@@ -156,10 +158,66 @@ def test_a_record_of_the_wrong_length_is_an_error_that_names_it() -> None:
 
 def test_a_message_knows_its_record() -> None:
     batch = received([(b"S.A", itch("A", 1)), (b"S.E", itch("E", 2))])
-    first, second = batch
-    assert first.record["price"] == 0x01010101
-    assert first.record.dtype == SCHEMA.dtype("A")
-    assert second.record["match_number"] == 0x0202020202020202
+    first, second = [message.record for message in batch]
+    assert first.price == 0x01010101
+    assert "buy_sell_indicator=b'\\x01', shares=16843009" in repr(first)
+    assert second.match_number == 0x0202020202020202
+
+
+@pytest.mark.parametrize("prefix", [b"", b"S.A"], ids=["all", "some"])
+def test_records_of_one_type_are_those_of_numpy(prefix: bytes) -> None:
+    rng = numpy.random.default_rng(1)
+    payloads = [b"A" + rng.bytes(SCHEMA.dtype("A").itemsize - 1) for _ in range(50)]
+    batch = received([(b"S.%c" % b"AB"[n % 2], payload) for n, payload in enumerate(payloads)], prefix)
+    expected = batch.records("A")
+    for message, theirs in zip(batch, expected, strict=True):
+        ours = message.record
+        for name in expected.dtype.names or ():
+            value = getattr(ours, name)
+            if expected.dtype[name].kind == "S":
+                assert value == theirs[name].partition(b"\0")[0]
+            elif expected.dtype[name].kind == "V":
+                assert bytes(value) == theirs[name].tobytes()
+            else:
+                assert value == theirs[name]
+
+
+def test_a_payload_that_is_no_record_is_an_error_of_its_message_alone() -> None:
+    good, short, empty, unknown = received([(b"S", itch("A", 1)), (b"S", itch("A", 1)[:-1]), (b"S", b""), (b"S", b"~")])
+    assert good.record.shares == 0x01010101
+    with pytest.raises(ValueError, match="35 instead of at least 36"):
+        short.record  # noqa: B018
+    with pytest.raises(ValueError, match="payload had 0 bytes, expected a type at byte 0"):
+        empty.record  # noqa: B018
+    with pytest.raises(ConfigError, match="message type was '~'"):
+        unknown.record  # noqa: B018
+
+
+def test_records_may_be_kept() -> None:
+    batch = received([(b"S", itch("A", 1))] * 3)
+    kept = [message.record for message in batch]
+    del batch
+    gc.collect()
+    assert [record.price for record in kept] == [0x01010101] * 3
+
+
+def test_a_structure_lies_in_memory_as_its_dtype() -> None:
+    dtype = numpy.dtype(
+        {
+            "names": ["a", "b", "c", "d", "e"],
+            "formats": [">i2", "<u8", "S3", ">f8", "u1"],
+            "offsets": [1, 4, 12, 16, 25],
+            "itemsize": 30,
+        }
+    )
+    kind = record_type("odd", dtype)
+    memory = numpy.random.default_rng(2).bytes(30)
+    expected = numpy.frombuffer(memory, dtype)[0]
+    record = kind.from_buffer_copy(memory)
+    assert ctypes.sizeof(kind) == 30
+    assert (record.a, record.b, record.d, record.e) == tuple(expected[["a", "b", "d", "e"]])
+    assert repr(record).startswith(f"odd(a={record.a}, b={record.b}, c=")
+    assert "_" not in repr(record)
 
 
 def test_topic_numbers_are_places_in_the_topics_of_the_slice() -> None:

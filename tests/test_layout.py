@@ -11,6 +11,7 @@ ORDER = (
     "journal",
     "replay",
     "errors",
+    "records",
     "schema",
     "settings",
     "endpoint",

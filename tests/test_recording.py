@@ -245,7 +245,7 @@ def test_records_and_times_of_a_recorded_batch(tmp_path: Path) -> None:
     (batch,) = Recording.open(tmp_path).batches()
     assert (batch.ts_out, batch.ts_recv, batch.sequence.tolist()) == (7, 9, [5, 6])
     assert batch.records("S")["tracking_number"].tolist() == [1, 2]
-    assert [message.record["event_code"] for message in batch] == [b"O", b"O"]
+    assert [message.record.event_code for message in batch] == [b"O", b"O"]
     with pytest.raises(ValueError, match="topics have no numbers"):
         _ = batch.topic_numbers
     table = Recording.open(tmp_path).to_arrow(kind="S")
