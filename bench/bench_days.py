@@ -1,6 +1,6 @@
 """Does twice the day cost twice as much? A recorded day, and days of 2, 4, 8 times as many messages, in process.
 
-    journals of 1, 2, 4, 8 x a day, memory-mapped ==blocks==> compiled callback: count, last and sum per topic
+    journals of 1, 2, 4, 8 x a day, memory-mapped ==blocks==> compiled callback: count, digest and sum per topic
     limit   the journals' bytes, read once
 
 Figures are ns a message, so a flat curve is a day that costs what it holds. The page cache is warm; short days are

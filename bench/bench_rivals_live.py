@@ -8,9 +8,9 @@
     nats-py     process --TCP--> nats-server --TCP--> process: f(topic, data)
     redis-py    process --TCP--> redis-server --TCP--> process: f(topic, data)
 
-The same records (topic, time, 100 bytes, 5,000 topics), the same work on each (count, last, sum per topic), nothing may
-be lost: `expect_tally` says what is checked of that, and what is not. Each side is a process of its own, and each rival
-is set as its own documentation says is fastest: see its file in bench/rivals. In the first table rivals, which take a
+The same records (topic, time, 100 bytes, 5,000 topics), the same work on each (count, digest, sum per topic), nothing
+may be lost: a digest differs where an order does. Each side is a process of its own, and each rival is set as its own
+documentation says is fastest: see its file in bench/rivals. In the first table rivals, which take a
 call a message, are compared with `publish()`, which takes one too; what `publish_many` does with columns stands below.
 In the second the rivals carry blocks packed by hand, and all work is compiled.
 """
@@ -126,7 +126,7 @@ def _ours(contest: Contest, stack: ExitStack, name: str, form: str, messages: in
 def test_live_messages(benchmark: BenchmarkFixture) -> None:
     """M messages/s, a Python call for each on both sides; below, what `publish_many` makes of the same."""
     contest = Contest(
-        "Live, a Python call a message on both sides; counts, keeps last, sums", "M messages/s", topology=__doc__
+        "Live, a Python call a message on both sides; counts, digests, sums", "M messages/s", topology=__doc__
     )
     with ExitStack() as stack:
         _ours(contest, stack, _ONE_BY_ONE, "one by one", 250_000)

@@ -5,7 +5,7 @@
                     DBN records in memory ==to_ndarray==> columns
     hftbacktest     events in memory ==> simulated exchange and local side ==> compiled feed loop
 
-The same trades of 5,000 instruments, the same work on each: count, last size, sum of sizes per instrument. hftbacktest
+The same trades of 5,000 instruments, the same work on each: count, digest and sum of sizes per instrument. hftbacktest
 does more for an event than hand it over: it moves an exchange's and a trader's clock, and that is what it is for.
 """
 
@@ -22,7 +22,7 @@ import numpy
 from bench.contest import Contest
 from bench.rivals.pair import Missing, need
 from bench.rivals.trades import dbn_file, expect_trades, record_trades, tally_trades
-from bench.workload import TOPICS
+from bench.workload import DIGEST_FACTOR, DIGEST_MASK, TOPICS, digest
 from blackbox import Batch, Message, Recording, Subscriber
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _RECORD: Final = "on(prefix), message.record"
 
 
 class _Counts:
-    """Count, last and sum per instrument, in Python."""
+    """Count, digest and sum per instrument, in Python."""
 
     def __init__(self) -> None:
         self.rows = [[0] * TOPICS, [0] * TOPICS, [0] * TOPICS]
@@ -61,21 +61,21 @@ def _rate(messages: int, run: Callable[[], object], state: Callable[[], NDArray[
 
 def _each(recording: Recording, typed: bool) -> float:
     totals = _Counts()
-    counts, lasts, sums = totals.rows
+    counts, digests, sums = totals.rows
     unpack = _INSTRUMENT_AND_SIZE.unpack_from
     subscriber = Subscriber(recording.feed)
 
     def unpacked(message: Message) -> None:
         number, size = unpack(message.payload)
         counts[number] += 1
-        lasts[number] = size
+        digests[number] = (digests[number] * DIGEST_FACTOR + size) & DIGEST_MASK
         sums[number] += size
 
     def as_record(message: Message) -> None:
         record = message.record
         number, size = record.instrument_id, record.size
         counts[number] += 1
-        lasts[number] = size
+        digests[number] = (digests[number] * DIGEST_FACTOR + size) & DIGEST_MASK
         sums[number] += size
 
     subscriber.on(b"")(as_record if typed else unpacked)
@@ -84,12 +84,12 @@ def _each(recording: Recording, typed: bool) -> float:
 
 def _store_replay(store: Any) -> float:
     totals = _Counts()
-    counts, lasts, sums = totals.rows
+    counts, digests, sums = totals.rows
 
     def count(record: Any) -> None:
         number, size = record.instrument_id, record.size
         counts[number] += 1
-        lasts[number] = size
+        digests[number] = (digests[number] * DIGEST_FACTOR + size) & DIGEST_MASK
         sums[number] += size
 
     return _rate(_CALLS, lambda: store.replay(count), totals.state)
@@ -120,7 +120,7 @@ def _count(batch: Any, state: Any) -> None:
         payloads = batch.payloads
         size = payloads[at] | payloads[at + 1] << 8 | payloads[at + 2] << 16 | payloads[at + 3] << 24
         state[topic, 0] += 1
-        state[topic, 1] = size
+        state[topic, 1] = digest(state[topic, 1], size)
         state[topic, 2] += size
 
 

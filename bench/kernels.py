@@ -264,7 +264,7 @@ class Subject:
             ),
             Kernel(
                 "callback",
-                "count, last and sum of each topic",
+                "count, digest and sum of each topic",
                 lambda n: _callback(numbers, block.topic_index, rows, block.payloads, block.stride, state, n),
             ),
             Kernel("memcpy", "the body, within the caches", lambda n: _copy(self._copy.ctypes.data, body, size, n)),

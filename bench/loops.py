@@ -6,6 +6,7 @@ import numpy
 from numba import njit
 from numpy.typing import NDArray
 
+from bench.workload import digest
 from blackbox.atoms import int32s_at, int64s_at
 from blackbox.layout import OFFSET_COUNT
 from blackbox.zmqlib import init_messages, msg_data, msg_recv, msg_size
@@ -52,9 +53,9 @@ def tally(
     stride: int,
     state: NDArray[numpy.int64],
 ) -> None:
-    """The work of a batch callback: count, last and sum per topic."""
+    """The work of a batch callback: count, digest and sum per topic."""
     for row in rows:
         topic = numbers[topic_index[row]]
         state[topic, 0] += 1
-        state[topic, 1] = payloads[row * stride + 8]
+        state[topic, 1] = digest(state[topic, 1], payloads[row * stride + 8])
         state[topic, 2] += payloads[row * stride]

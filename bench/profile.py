@@ -167,7 +167,7 @@ def page(costs: dict[str, float], steps: list[tuple[Kernel, float]], how: str, r
     yield from ("# Where each nanosecond goes", "")
     yield (
         f"Made by `make profile` on {machine['cpu_model']}, {machine['cpus']} CPUs, {machine['system']}: publisher and"
-        f" subscriber in one process, over loopback TCP, compiled callbacks that count, keep the last and sum, two"
+        f" subscriber in one process, over loopback TCP, compiled callbacks that count, digest and sum, two"
         f" workers. {number(rate)} M messages/s of 100 bytes while it was looked at; {number(total)} ns of CPU a"
         f" message, all threads together. Stacks by {how}."
     )

@@ -27,8 +27,8 @@ _FIRST: Final = ("limits", "delivery", "messages", "publish", "latency")
 _INTRODUCTION: Final = """\
 Made by `make bench` and `make report`: all that stands here was measured in one run, every contender beside its rivals,
 in turn (A B C A B C …). A round is void when its receiver's check fails or when a rival raises. What is checked
-differs: where callbacks work on messages, the count, the last and the sum of each topic; elsewhere the count, the bytes
-or the last message only, as the files in `bench/` say. Figures are medians with their range, of at least 4 rounds that
+differs: where callbacks work on messages, the count, the order and the sum of each topic; of limits, which do no work,
+the count and the bytes, as the files in `bench/` say. Figures are medians with their range, of at least 4 rounds that
 were not void; a ratio is the median of the ratios within a round, as a machine that is shared drifts from round to
 round. **Read the ratios first**: above 1, ours is so many times as good; below 1, the other is ahead."""
 _BEHIND: Final = """\

@@ -54,8 +54,21 @@ def test_messages_under_other_topics_void_the_tally() -> None:
     other = dict(zip(names, (*names[1:], names[0]), strict=True))
     for topic, data in many(messages_of_pool(), MESSAGES):
         tally.count(other[topic], data)
-    with pytest.raises(Lost, match="rows of count, last, sum by topic was False"):
+    with pytest.raises(Lost, match="rows of count, digest, sum by topic was False"):
         expect_tally(tally.state(), MESSAGES, by_topic=True)
+
+
+def test_messages_in_another_order_void_the_tally() -> None:
+    tally = Tally().begin(MESSAGES)
+    messages = list(many(messages_of_pool(), MESSAGES))
+    topic = messages[0][0]
+    second = next(place for place, each in enumerate(messages) if each[0] == topic and each != messages[0])
+    messages[0], messages[second] = messages[second], messages[0]
+    for topic, data in messages:
+        tally.count(topic, data)
+    for by_topic in (False, True):
+        with pytest.raises(Lost, match="rows of count, digest, sum .* was False"):
+            expect_tally(tally.state(), MESSAGES, by_topic=by_topic)
 
 
 def test_two_processes_play_rounds() -> None:

@@ -6,7 +6,7 @@ import numpy
 from numba import njit
 from numpy.typing import NDArray
 
-from bench.workload import PAYLOAD_BYTES
+from bench.workload import PAYLOAD_BYTES, digest
 from blackbox.atoms import bytes_at, copy_bytes
 from blackbox.zmqlib import init_messages, msg_data, msg_init_size, msg_recv, msg_send, msg_size
 
@@ -16,11 +16,11 @@ FRAME_BYTES = NAME_BYTES + 8 + PAYLOAD_BYTES
 
 @njit(nogil=True, cache=True)
 def tally_rows(index: NDArray[numpy.int32], payloads: NDArray[numpy.uint8], state: NDArray[numpy.int64]) -> None:
-    """Count, last and sum per topic of a block's rows."""
+    """Count, digest and sum per topic of a block's rows."""
     for row in range(len(index)):
         topic = index[row]
         state[topic, 0] += 1
-        state[topic, 1] = payloads[row * PAYLOAD_BYTES + 8]
+        state[topic, 1] = digest(state[topic, 1], payloads[row * PAYLOAD_BYTES + 8])
         state[topic, 2] += payloads[row * PAYLOAD_BYTES]
 
 
@@ -54,6 +54,6 @@ def receive_frames(socket: int, scratch: NDArray[numpy.int64], state: NDArray[nu
         for digit in range(1, 5):
             topic = 10 * topic + frame[digit] - 48
         state[topic, 0] += 1
-        state[topic, 1] = frame[NAME_BYTES + 16]
+        state[topic, 1] = digest(state[topic, 1], frame[NAME_BYTES + 16])
         state[topic, 2] += frame[NAME_BYTES + 8]
     return True

@@ -18,7 +18,7 @@ from hftbacktest.types import event_dtype
 from numba import njit
 
 from bench.rivals.trades import expect_trades, trades
-from bench.workload import TOPICS
+from bench.workload import TOPICS, digest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -71,7 +71,7 @@ def _take(backtest: Any, state: NDArray[numpy.int64]) -> None:
     for trade in backtest.last_trades(0):
         size = numpy.int64(trade.qty)
         state[trade.ival, 0] += 1
-        state[trade.ival, 1] = size
+        state[trade.ival, 1] = digest(state[trade.ival, 1], size)
         state[trade.ival, 2] += size
     backtest.clear_last_trades(0)
 

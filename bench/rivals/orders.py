@@ -62,7 +62,7 @@ class Orders:
         self._say(at=started, cpu_s=time.process_time() - self._cpu_s)
 
     def received(self, ended: float, state: NDArray[Any], messages: int) -> None:
-        """The last callback returned at `ended`; `state` is its int64[topics, 3] of count, last, sum."""
+        """The last callback returned at `ended`; `state` is its int64[topics, 3] of count, digest, sum."""
         self.tallied(0.0, ended, state, messages)
 
     def done(self, started: float, ended: float, verify: Callable[[], None]) -> None:

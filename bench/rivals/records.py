@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy
 
-from bench.workload import PAYLOAD_BYTES, POOL_MESSAGES, TOPICS, make_pool
+from bench.workload import DIGEST_FACTOR, DIGEST_MASK, PAYLOAD_BYTES, POOL_MESSAGES, TOPICS, make_pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,7 +69,7 @@ def blocks(messages: int) -> Iterator[bytes]:
 
 
 class Tally:
-    """Count, last and sum per topic, one Python call per message; `count(topic, data)` is the callback.
+    """Count, digest and sum per topic, one Python call per message; `count(topic, data)` is the callback.
 
     Topics are found as bytes and as text. `skip` bytes of the data come before the payload.
     """
@@ -86,15 +86,15 @@ class Tally:
         names = make_pool().topics
         numbers: dict[Any, int] = {name: number for number, name in enumerate(names)}
         numbers.update({name.decode(): number for number, name in enumerate(names)})
-        counts, lasts, sums = self._state = ([0] * TOPICS, [0] * TOPICS, [0] * TOPICS)
-        sum_at, last_at = self._skip, self._skip + 8
+        counts, digests, sums = self._state = ([0] * TOPICS, [0] * TOPICS, [0] * TOPICS)
+        sum_at, digest_at = self._skip, self._skip + 8
         left = messages
 
         def count(topic: Any, data: Any) -> None:
             nonlocal left
             number = numbers[topic]
             counts[number] += 1
-            lasts[number] = data[last_at]
+            digests[number] = (digests[number] * DIGEST_FACTOR + data[digest_at]) & DIGEST_MASK
             sums[number] += data[sum_at]
             left -= 1
             if not left:
@@ -105,7 +105,7 @@ class Tally:
         return self
 
     def state(self) -> NDArray[Any]:
-        """int64[topics, 3] of count, last, sum."""
+        """int64[topics, 3] of count, digest, sum."""
         return numpy.array(self._state, numpy.int64).T
 
 
@@ -140,7 +140,7 @@ class BlockTally:
             self._on_last()
 
     def state(self) -> NDArray[Any]:
-        """int64[topics, 3] of count, last, sum."""
+        """int64[topics, 3] of count, digest, sum."""
         return self._state
 
 

@@ -16,7 +16,7 @@ import numpy
 from numba import njit
 
 from bench.contest import expect
-from bench.workload import POOL_MESSAGES, TOPICS, make_pool
+from bench.workload import POOL_MESSAGES, TOPICS, digest, make_pool
 from blackbox import Feed, Publisher, Recorder, Recording
 from feeds.dbn_records import SCHEMA
 
@@ -83,8 +83,8 @@ def dbn_file(messages: int, dbn: Any) -> bytes:
 
 
 def expect_trades(state: NDArray[Any], messages: int) -> None:
-    """Raise Lost unless int64[instruments, 3] has each instrument's count, last size and sum of sizes, in any order."""
-    expect("count, last, sum a row", numpy.array_equal(_sorted(state), _sorted(_expected(messages))), True)
+    """Raise Lost unless int64[instruments, 3] has each instrument's count, digest and sum of sizes, in any order."""
+    expect("count, digest, sum a row", numpy.array_equal(_sorted(state), _sorted(_expected(messages))), True)
 
 
 @cache
@@ -103,9 +103,9 @@ def _sorted(state: NDArray[Any]) -> NDArray[Any]:
 
 @njit(nogil=True, cache=True)
 def tally_trades(instruments: NDArray[Any], sizes: NDArray[Any], state: NDArray[numpy.int64]) -> None:
-    """The work on columns: count, last and sum of sizes per instrument."""
+    """The work on columns: count, digest and sum of sizes per instrument."""
     for row in range(len(sizes)):
         instrument = instruments[row]
         state[instrument, 0] += 1
-        state[instrument, 1] = sizes[row]
+        state[instrument, 1] = digest(state[instrument, 1], sizes[row])
         state[instrument, 2] += sizes[row]
