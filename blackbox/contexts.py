@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from functools import cache
 
 import zmq
@@ -15,6 +16,7 @@ MAX_SUBSCRIPTIONS = 1_000_000
 """Upstream filters that one subscriber can have in flight; libzmq loses those above the high-water mark."""
 
 
+_PR_SET_TIMERSLACK = 29
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _MMAP_THRESHOLD_BYTES = 1 << 20  # above usual bodies, below tables, whose untouched pages cost nothing when mapped
@@ -49,6 +51,12 @@ def close_context(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     """End a context from `open_context`; waits for what its sockets' LINGER allows. The shared one stays."""
     if context is not zmq.Context.instance():
         context.term()
+
+
+def wake_on_time() -> None:
+    """Have Linux end the calling thread's sleeps when they are over; else it may add 50 µs: a whole `linger_ns`."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
 def pin_thread(cpus: tuple[int, ...]) -> None:

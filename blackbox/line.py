@@ -13,7 +13,7 @@ import zmq
 
 from blackbox import send
 from blackbox.block import distinct_scratch
-from blackbox.contexts import MAX_SUBSCRIPTIONS, close_context, open_context, pin_thread
+from blackbox.contexts import MAX_SUBSCRIPTIONS, close_context, open_context, pin_thread, wake_on_time
 from blackbox.encode import Distinct, TopicTable
 from blackbox.errors import BlackBoxError, EndpointError, PublisherError
 from blackbox.feed import Feed
@@ -241,6 +241,7 @@ class Line:
         try:
             context = open_context(self.part)
             pin_thread(self.part.cpus)
+            wake_on_time()
             selection = make_selection(send.GATHER_ROWS, self._max_keys)
             distinct = distinct_scratch(self.feed.max_topics)
             sender = self._sender(0, 0)
