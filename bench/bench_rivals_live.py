@@ -12,7 +12,8 @@ The same records (topic, time, 100 bytes, 5,000 topics), the same work on each (
 may be lost: a digest differs where an order does. Each side is a process of its own, and each rival is set as its own
 documentation says is fastest: see its file in bench/rivals. In the first table rivals, which take a
 call a message, are compared with `publish()`, which takes one too; what `publish_many` does with columns stands below.
-In the second the rivals carry blocks packed by hand, and all work is compiled.
+In the second the rivals carry blocks packed by hand, and all work is compiled; those of shared memory, which end at
+the host, are compared with ours over a Unix socket.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 import pytest
@@ -42,6 +43,7 @@ QUEUED: Final = "nothing lost: queues are longer than a run"
 HOLDS: Final = "nothing lost: the server holds the whole run"
 _ONE_BY_ONE: Final = "publish() one by one, on(prefix)"
 _BATCH: Final = "publish_many(columns), on_batch(prefix)"
+_BATCH_IPC: Final = f"{_BATCH}, ipc"
 _COMPILED: Final = "publish_many(columns), on_compiled(prefix)"
 
 
@@ -60,6 +62,8 @@ class Rival(NamedTuple):
     """Messages of a round in blocks; 0: this one is not in the second table."""
     server: Callable[[], Server] | None = None
     arguments: Mapping[str, Any] = MappingProxyType({})
+    is_local: bool = False
+    """It reaches no other host: compared with ours over ipc, which does not either."""
 
 
 def _tcp() -> str:
@@ -84,6 +88,7 @@ RIVALS: Final = (
         0,
         6_000_000,
         arguments={"shared_memory": True},
+        is_local=True,
     ),
     Rival(
         "iceoryx2, shared memory",
@@ -93,6 +98,7 @@ RIVALS: Final = (
         WAITS,
         60_000,
         10_000_000,
+        is_local=True,
     ),
     Rival("nats-py, nats-server", "plain_nats", ("nats-py:nats", "uvloop"), str, HOLDS, 40_000, 400_000, nats_server),
     Rival("redis-py, redis-server", "plain_redis", ("redis", "hiredis"), str, HOLDS, 25_000, 400_000, redis_server),
@@ -117,8 +123,10 @@ def _enter(contest: Contest, stack: ExitStack, rival: Rival, form: str, versus: 
     contest.add(name, lambda: pair.round(messages), "rival", promise, versus=versus)
 
 
-def _ours(contest: Contest, stack: ExitStack, name: str, form: str, messages: int) -> None:
-    feed = Feed.local("bench-" + form.replace(" ", "-"), slices=1)
+def _ours(
+    contest: Contest, stack: ExitStack, name: str, form: str, messages: int, transport: Literal["tcp", "ipc"] = "tcp"
+) -> None:
+    feed = Feed.local("bench-" + form.replace(" ", "-"), slices=1, transport=transport)
     pair = stack.enter_context(Pair("ours", form=form, feed=msgspec.to_builtins(feed)))
     contest.add(name, lambda: pair.round(messages), "ours", WAITS)
 
@@ -153,7 +161,8 @@ def test_live_blocks(benchmark: BenchmarkFixture) -> None:
     with ExitStack() as stack:
         _ours(contest, stack, _BATCH, "batch", 6_000_000)
         _ours(contest, stack, _COMPILED, "compiled", 6_000_000)
+        _ours(contest, stack, _BATCH_IPC, "batch", 6_000_000, "ipc")
         for rival in RIVALS:
             if rival.blocks:
-                _enter(contest, stack, rival, "blocks", _BATCH)
+                _enter(contest, stack, rival, "blocks", _BATCH_IPC if rival.is_local else _BATCH)
         contest.run(benchmark)
