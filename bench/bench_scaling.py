@@ -23,6 +23,8 @@ from bench.workload import make_pool
 from blackbox import Feed
 
 MESSAGES = 3_000_000
+PYTHON_MESSAGES = 1_000_000
+THOUSANDS = [b"S%d" % digit for digit in range(5)]
 LIMIT = "same blocks, only received"
 
 
@@ -47,12 +49,11 @@ def test_workers(benchmark: BenchmarkFixture) -> None:
     """M messages/s of one slice, its topics spread over callbacks on 1, 2, 4 workers."""
     contest = Contest("Workers of one slice", "M messages/s", topology=__doc__, axis="workers")
     load = Load(feed=Feed.local("workers", slices=1), messages=MESSAGES)
-    thousands = [b"S%d" % digit for digit in range(5)]
     with sender("full", [load.feed]) as remote:
         for workers in (1, 2, 4):
             contest.add(
                 "compiled callbacks by thousands of topics",
-                partial(delivered, remote, load, thousands, workers=workers),
+                partial(delivered, remote, load, THOUSANDS, workers=workers),
                 promise=WAITS,
                 at=workers,
             )
@@ -67,7 +68,7 @@ def test_processes(benchmark: BenchmarkFixture) -> None:
     feeds = [Feed.local(f"python-{slices}", slices=slices) for slices in (1, 2, 4)]
     with sender("full", feeds) as remote:
         for feed in feeds:
-            load = Load(feed=feed, messages=1_000_000)
+            load = Load(feed=feed, messages=PYTHON_MESSAGES)
             for name, processes in (("threads", False), ("processes", True)):
                 contest.add(
                     name,
@@ -76,6 +77,20 @@ def test_processes(benchmark: BenchmarkFixture) -> None:
                     at=len(feed.slices),
                 )
         _limit(contest, remote, Load(feed=feeds[0], messages=MESSAGES), at=1)
+        contest.run(benchmark)
+
+
+def test_workers_of_python(benchmark: BenchmarkFixture) -> None:
+    """The same of one slice, by workers: they share the GIL of their process, be it the slice's own."""
+    title = "Python handles each message, workers in this process or in the slice's own"
+    contest = Contest(title, "M messages/s", topology=__doc__, axis="workers")
+    load = Load(feed=Feed.local("python-workers", slices=1), messages=PYTHON_MESSAGES)
+    with sender("full", [load.feed]) as remote:
+        for workers in (1, 2, 4):
+            for name, processes in (("threads", False), ("processes", True)):
+                measure = partial(delivered_to_python, remote, load, THOUSANDS, workers=workers, processes=processes)
+                contest.add(name, measure, promise=WAITS, at=workers)
+            _limit(contest, remote, load, at=workers)
         contest.run(benchmark)
 
 

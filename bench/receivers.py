@@ -98,23 +98,27 @@ def delivered(
     return figure
 
 
-def delivered_to_python(remote: Child, load: Load, *, processes: bool) -> Figure:
-    """The same to a callback that handles each message in Python, in a thread or a process of each slice."""
-    subscriber = Subscriber(load.feed, workers=1, max_lag_ns=FOREVER_NS, processes=processes)
-    totals = shared_array((len(load.feed.slices), 4), numpy.int64)
+def delivered_to_python(
+    remote: Child, load: Load, prefixes: Sequence[bytes] = (b"",), *, workers: int = 1, processes: bool
+) -> Figure:
+    """The same to callbacks that handle each message in Python, in threads of this process or of one for each slice."""
+    subscriber = Subscriber(load.feed, workers=workers, max_lag_ns=FOREVER_NS, processes=processes)
+    totals = shared_array((len(prefixes), len(load.feed.slices), 4), numpy.int64)
 
-    @subscriber.on_batch(b"")
-    def count(batch: Batch) -> None:
-        total = calls = 0
-        for payload in batch.payload_list():
-            calls += 1
-            total += payload[0]
-        times, mine = batch.ts_event, totals[batch.block.slice_id]
-        mine += (calls, 0, total, int(times[0] <= mine[1]) + int((numpy.diff(times) <= 0).sum()))
-        mine[1] = times[-1]
+    for place, prefix in enumerate(prefixes):
+
+        @subscriber.on_batch(prefix)
+        def count(batch: Batch, of_slice: NDArray[numpy.int64] = totals[place]) -> None:
+            total = calls = 0
+            for payload in batch.payload_list():
+                calls += 1
+                total += payload[0]
+            times, mine = batch.ts_event, of_slice[batch.block.slice_id]
+            mine += (calls, 0, total, int(times[0] <= mine[1]) + int((numpy.diff(times) <= 0).sum()))
+            mine[1] = times[-1]
 
     figure = _run(subscriber, remote, load, load.messages)
-    _verify(load, totals.sum(axis=0), load.messages)
+    _verify(load, totals.sum(axis=(0, 1)), load.messages)
     return figure
 
 
