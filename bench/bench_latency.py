@@ -13,6 +13,7 @@ at a time, nobody here sends 1,000,000 a second: of that the second table tells 
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from functools import partial
 
@@ -20,7 +21,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.contest import Contest, Figure, Kind, Overloaded, expect
 from bench.loads import Load, sender
-from bench.receivers import Delays, compiled_delays, delays, percentiles_us, rival_delays
+from bench.receivers import Delays, compiled_delays, delays, percentiles_us, rival_delays, stages
 from blackbox import Feed
 
 RUNS = {1_000: 1_000, 100_000: 40_000, 1_000_000: 200_000}
@@ -28,6 +29,8 @@ RUNS = {1_000: 1_000, 100_000: 40_000, 1_000_000: 200_000}
 LEAST_REACHED = 0.9
 """Of the rate; a run that reaches less is void."""
 HWM = 1_000_000
+STAGE_RUNS = 3
+"""After the rounds: where the time of `publish()` goes, told below the table."""
 PROMISE = "nothing lost: queues are longer than a run"
 
 
@@ -63,6 +66,12 @@ def test_latency(benchmark: BenchmarkFixture) -> None:
             for name, kind, load, measure in entries[chosen]:
                 contest.add(name, partial(_noted, contest, name, load, measure), kind, PROMISE, at=rate)
         contest.run(benchmark)
+        for rate, messages in list(RUNS.items())[:2]:
+            single = Load(feed=feed, messages=messages, rate=rate)
+            runs = [stages(ours, single) for _ in range(STAGE_RUNS)]
+            for stage in runs[0]:
+                value = statistics.median(run[stage] for run in runs)
+                contest.show(f"{stage}, at {rate:,}", f"{value:.0f} µs")
 
 
 def _reached(measure: Callable[[], Delays]) -> Figure:

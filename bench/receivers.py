@@ -268,6 +268,29 @@ def compiled_delays(remote: Child, load: Load) -> Delays:
     return _judged(load, began, seen, dues, firsts, spent)
 
 
+def stages(remote: Child, load: Load) -> dict[str, float]:
+    """Median µs that a paced run's messages, one Python call a block, spend in each stage; may lose none."""
+    subscriber = Subscriber(load.feed, workers=1, max_lag_ns=FOREVER_NS)
+    dues: list[NDArray[numpy.int64]] = []
+    passed: list[tuple[int, int, int, int]] = []
+
+    @subscriber.on_batch(b"")
+    def note(batch: Batch) -> None:
+        passed.append((batch.ts_out, batch.ts_recv, time.time_ns(), len(batch)))
+        dues.append(batch.ts_event.copy())
+
+    _run_paced(subscriber, remote, load)
+    due = numpy.concatenate(dues)
+    expect("messages lost", load.messages - len(due), 0)
+    *times, counts = numpy.array(passed, numpy.int64).T
+    sent, received, called = (numpy.repeat(each, counts) for each in times)
+    return {
+        "publish() until the block is sent": float(numpy.median(sent - due)) / 1e3,
+        "sent until received: two I/O threads, TCP": float(numpy.median(received - sent)) / 1e3,
+        "received until the callback: slice thread to worker": float(numpy.median(called - received)) / 1e3,
+    }
+
+
 def _run_paced(subscriber: Subscriber, remote: Child, load: Load) -> tuple[int, Spent]:
     with subscriber:
         before = cpu_seconds()
