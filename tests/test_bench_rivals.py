@@ -121,14 +121,11 @@ def test_side_ends_with_the_process_that_started_it() -> None:
 
 _ORPHANS = """
 import sys, time
-from bench.rivals.pair import Side
+from bench.rivals.pair import _side
 
-sides = [Side("plain_pyzmq", side, {"address": sys.argv[1]}) for side in ("publish", "receive")]
-for side in sides:
-    side.answer(60)
-sides[1].tell(1_000)
-sides[1].answer()  # it receives, and nobody publishes
-print(*(side._process.pid for side in sides), flush=True)
+sides = [_side("plain_pyzmq", side, {"address": sys.argv[1]}) for side in ("publish", "receive")]
+sides[1].ask({"messages": 1_000})  # it receives, and nobody publishes
+print(*(side.pid for side in sides), flush=True)
 time.sleep(60)
 """
 
