@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from blackbox.cli.days import RecordingArgument, told_elsewhere
+from blackbox.cli.days import RecordingArgument, missing_text, parts_text, told_elsewhere
 from blackbox.cli.drawing import draw
-from blackbox.cli.status import exit_statuses
+from blackbox.cli.status import exit_statuses, lose
 from blackbox.cli.terminal import say
 
 
@@ -29,7 +29,8 @@ def analyse(
 ) -> None:
     """Analyse a recorded day in Spark and draw it: bars, spreads, rate, message types, lags and gaps.
 
-    The page is one HTML file that needs nothing else: open it in any browser. Needs the extra `spark`.
+    The page is one HTML file that needs nothing else: open it in any browser. It leaves out what is damaged and shows
+    where; ends with status 4 if anything is damaged or missing. Needs the extra `spark`.
 
     For example:
 
@@ -41,5 +42,10 @@ def analyse(
         from blackbox.recording import Recording
 
         Recording.open(recording)  # what is wrong with the path is told before Spark is begun
-        draw(recording, report, symbol or (), top, master)
+        drawn = draw(recording, report, symbol or (), top, master)
         say(f"wrote {report}")
+        wrong = [parts_text(len(drawn.damage))] * bool(drawn.damage)
+        if drawn.gaps:
+            wrong.append(missing_text([gap.count for gap in drawn.gaps]))
+        if wrong:
+            lose(f"{recording}: {'; '.join(wrong)}")

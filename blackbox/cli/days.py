@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -127,5 +127,16 @@ def counting(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
 def damaged_text(damage: list[Damage]) -> str:
     """How much is damaged, in words."""
     lost = sum(each.messages for each in damage)
-    parts = f"{len(damage)} part{'s' * (len(damage) != 1)} damaged"
+    parts = parts_text(len(damage))
     return f"{parts} with {lost:,} messages or more" if lost else parts
+
+
+def parts_text(damaged: int) -> str:
+    """So many damaged parts, in words."""
+    return f"{damaged} part{'s' * (damaged != 1)} damaged"
+
+
+def missing_text(counts: Sequence[int]) -> str:
+    """How many messages are missing, given those of each gap, in words."""
+    missing = sum(counts)
+    return f"{count(missing)} message{'s' * (missing != 1)} missing in {count(len(counts))} gaps"

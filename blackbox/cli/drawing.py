@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, TYPE_CHECKING, Final
 
 import msgspec
 from rich.console import Console
@@ -17,6 +17,9 @@ from rich.console import Console
 from blackbox.cli.status import warn
 from blackbox.cli.terminal import stderr
 from blackbox.errors import BlackBoxError, ConfigError
+
+if TYPE_CHECKING:
+    from blackbox.report.summary import Report
 
 _SETTINGS: Final = {"spark.ui.enabled": False, "spark.ui.showConsoleProgress": False, "spark.log.level": "ERROR"}
 """Of a Spark that is started here: a server has its own."""
@@ -29,8 +32,8 @@ def draw(
     top: int = 3,
     master: str | None = None,
     name: str | None = None,
-) -> None:
-    """Write the page; `name` stands in it for the recording's path.
+) -> Report:
+    """Write the page and return what it shows; `name` stands in it for the recording's path.
 
     Raises:
         ConfigError: Spark is not there, or a symbol is not in the day.
@@ -64,6 +67,7 @@ def draw(
             why = [str(error).strip().partition("\n")[0], *said.read().decode(errors="replace").splitlines()[-1:]]
             raise BlackBoxError(f"Spark failed: {'; it said: '.join(why)}") from error
     _write(page, page_of(report if name is None else msgspec.structs.replace(report, recording=name)))
+    return report
 
 
 @contextmanager

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from blackbox.cli.days import RecordingArgument, damaged_text, local_time, open_day, reading, told_elsewhere
+from blackbox.cli.days import (
+    RecordingArgument,
+    damaged_text,
+    local_time,
+    missing_text,
+    open_day,
+    reading,
+    told_elsewhere,
+)
 from blackbox.cli.status import exit_statuses, lose
 from blackbox.cli.terminal import count, say, stdout, titled
 
@@ -43,8 +51,7 @@ def verify(recording: RecordingArgument) -> None:
             stdout.print(titled("missing", gaps_table(day, gaps)))
         wrong = [damaged_text(damage)] * bool(damage)
         if gaps:
-            missing = sum(gap.count for gap in gaps)
-            wrong.append(f"{count(missing)} message{'s' * (missing != 1)} missing in {count(len(gaps))} gaps")
+            wrong.append(missing_text([gap.count for gap in gaps]))
         if wrong:
             lose(f"{recording}: {'; '.join(wrong)}")
         say(f"{recording}: {day.file_bytes / 1e6:,.1f} MB, nothing is damaged, nothing is missing")
