@@ -141,8 +141,8 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     4,096 to 16,777,216. Applies to the publisher."""
 
-    linger_ns: int = 50_000
-    """Least time between the blocks that single messages are gathered in. Unit: ns. Default: 50 µs.
+    linger_ns: int = 100_000
+    """Least time between the blocks that single messages are gathered in. Unit: ns. Default: 100 µs.
 
     A message after a silence goes at once; when more follow, they share a block that goes when this time has passed
     since the last one, or when it is full. 0 sends what is there as soon as the line is free, which costs subscribers
