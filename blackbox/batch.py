@@ -66,6 +66,8 @@ def _find_type(
 
 _WORDS: Final = struct.Struct(f"<{WORDS}q")
 _NO_OFFSETS: Final = numpy.empty(0, numpy.int32)
+_MANY_RECORDS: Final = 16
+"""From so many on it is quicker to wrap the records of a batch at once than one by one."""
 _NO_NUMBERS: Final = "this batch did not come from a subscriber: topics have no numbers"
 
 
@@ -285,12 +287,12 @@ class Batch:
         return found[:many]
 
     def _read_records(self) -> Sequence[Any]:
-        """The messages' records at once, where all are of one type; else none: they are read as they are asked for."""
+        """The messages' records at once, where many are of one type; else none: they are read as they are asked for."""
         schema = self.schema
         if schema is None:
             raise ValueError("this message has no schema: give the feed one, or read payload")
         self._message_records = ()
-        if self.block.is_fixed and len(self) > 1 and self.block.stride > schema.type_offset:
+        if self.block.is_fixed and len(self) >= _MANY_RECORDS and self.block.stride > schema.type_offset:
             payloads = self.payloads()
             types = payloads[:, schema.type_offset]
             if (types == types[0]).all():
@@ -302,8 +304,13 @@ class Batch:
     def _read_record(self, payload: bytes) -> Any:
         schema: Any = self.schema
         if len(payload) <= schema.type_offset:
-            raise ValueError(f"payload had {len(payload)} bytes, expected a type at byte {schema.type_offset}")
-        return schema.record_type(chr(payload[schema.type_offset])).from_buffer_copy(payload)
+            raise ValueError(
+                f"payload had {len(payload)} bytes, expected a type of {schema.name!r} at byte {schema.type_offset}"
+            )
+        kind = schema.record_type(chr(payload[schema.type_offset]))
+        if len(payload) < ctypes.sizeof(kind):
+            raise ValueError(f"payload had {len(payload)} bytes, expected {ctypes.sizeof(kind)} of a {kind.__name__}")
+        return kind.from_buffer_copy(payload)
 
     def to_arrow(self) -> pyarrow.RecordBatch:
         """As `Block.to_arrow`, for this callback's messages."""
@@ -376,8 +383,12 @@ class Message(msgspec.Struct, gc=False):
     def record(self) -> Any:
         """Its payload as a record of the feed's schema, by its type: fields are attributes, e.g. `record.price`.
 
-        It may be kept. Raises ValueError where there is no schema, or the payload is shorter than its type says;
-        ConfigError where the schema has no such type.
+        It may be kept, and keeps the payloads of its batch with it; `copy.copy(record)` keeps its own bytes alone. A
+        field of six bytes is an array of them: `int.from_bytes(record.timestamp, "big")`.
+
+        Raises:
+            ValueError: there is no schema, or the payload is shorter than its type says.
+            ConfigError: the schema has no such type.
         """
         records = self.batch._message_records
         if records is None:

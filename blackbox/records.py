@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, ClassVar, Final, NoReturn
 
-if TYPE_CHECKING:
-    import numpy
+import numpy
+
+from blackbox.errors import ConfigError
 
 _NUMBERS: Final[dict[str, Any]] = {
+    "b1": ctypes.c_bool,
     "i1": ctypes.c_int8,
     "i2": ctypes.c_int16,
     "i4": ctypes.c_int32,
@@ -22,33 +24,85 @@ _NUMBERS: Final[dict[str, Any]] = {
 }
 
 
-class _Record(ctypes.Structure):
+class Record(ctypes.Structure):
+    """One message's fields, read-only, as attributes. Equal to another of its type with the same bytes."""
+
+    # Names in the way of ctypes: a venue may call a field `names` or `dtype`.
+    _names_: ClassVar[tuple[str, ...]] = ()
+    _dtype_: ClassVar[numpy.dtype[Any]]
+
     def __repr__(self) -> str:
-        names = [field[0] for field in self._fields_ if not field[0].startswith("_")]
-        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+        return f"{type(self).__name__}({', '.join(f'{name}={_shown(getattr(self, name))}' for name in self._names_)})"
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__}.{name} was to become {value!r}, but a record cannot be changed")
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Record)
+            and (type(self).__name__, bytes(self)) == (type(other).__name__, bytes(other))
+            and self._dtype_ == other._dtype_
+        )
+
+    def __hash__(self) -> int:
+        return hash((type(self).__name__, bytes(self)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self).__name__, self._dtype_, bytes(self))
+
+
+def _restored(name: str, dtype: numpy.dtype[Any], data: bytes) -> Any:
+    return record_type(name, dtype).from_buffer_copy(data)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, ctypes.Array):
+        return repr(bytes(value) if value._type_ is ctypes.c_uint8 else list(value))
+    return repr(value)
 
 
 def record_type(name: str, dtype: numpy.dtype[Any]) -> Any:
-    """The ctypes structure that lies in memory as `dtype` says: every field is an attribute.
+    """The class of records that lie in memory as `dtype` says.
 
-    Integers and floats are Python's, texts `bytes` up to the first zero byte, anything else an array of its bytes.
+    Integers, floats and booleans are Python's, texts `bytes` up to the first zero byte, subarrays ctypes arrays, and
+    records within are records. What has no counterpart is an array of its bytes.
+
+    Raises:
+        ConfigError: fields lie over each other.
     """
     layout: Any = dtype.fields or {}
     fields: list[tuple[str, Any]] = []
     used = 0
-    for label in dtype.names or ():
+    for label in sorted(dtype.names or (), key=lambda label: layout[label][1]):
         field, offset = layout[label][:2]
-        if offset > used:
-            fields.append((f"_{used}", ctypes.c_uint8 * (offset - used)))
-        fields.append((label, _c_type(field)))
+        if offset < used:
+            raise ConfigError(f"{name}: field {label!r} was at byte {offset}, expected {used} or more")
+        fields += _padding(used, offset)
+        fields.append((label, _c_type(f"{name}.{label}", field)))
         used = offset + field.itemsize
-    if dtype.itemsize > used:
-        fields.append((f"_{used}", ctypes.c_uint8 * (dtype.itemsize - used)))
-    return type(name, (_Record,), {"_pack_": 1, "_layout_": "ms", "_fields_": fields})
+    fields += _padding(used, dtype.itemsize)
+    return type(
+        name,
+        (Record,),
+        {"_pack_": 1, "_layout_": "ms", "_fields_": fields, "_names_": dtype.names or (), "_dtype_": dtype},
+    )
 
 
-def _c_type(field: numpy.dtype[Any]) -> Any:
+def _padding(used: int, offset: int) -> list[tuple[str, Any]]:
+    # No field of a dtype can have a name with a blank and be asked for as an attribute.
+    return [(f"padding {used}", ctypes.c_uint8 * (offset - used))] if offset > used else []
+
+
+def _c_type(name: str, field: numpy.dtype[Any]) -> Any:
+    if field.subdtype is not None:
+        base, shape = field.subdtype
+        array = _c_type(name, base)
+        for length in reversed(shape):
+            array *= length
+        return array
+    if field.names:
+        return record_type(name, field)
     number = _NUMBERS.get(f"{field.kind}{field.itemsize}")
     if number is None:
         return ctypes.c_char * field.itemsize if field.kind == "S" else ctypes.c_uint8 * field.itemsize
-    return number.__ctype_be__ if field.str.startswith(">") else number.__ctype_le__
+    return number.__ctype_be__ if field.str.startswith(">") else number

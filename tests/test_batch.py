@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
+import pickle
 import time
 from typing import Any
 
@@ -160,18 +162,28 @@ def test_a_message_knows_its_record() -> None:
     batch = received([(b"S.A", itch("A", 1)), (b"S.E", itch("E", 2))])
     first, second = [message.record for message in batch]
     assert first.price == 0x01010101
-    assert "buy_sell_indicator=b'\\x01', shares=16843009" in repr(first)
+    assert int.from_bytes(first.timestamp, "big") == 0x010101010101
+    assert repr(first).startswith(
+        "itch50_A(message_type=b'A', stock_locate=257, tracking_number=257, timestamp=b'\\x01"
+    )
     assert second.match_number == 0x0202020202020202
 
 
-@pytest.mark.parametrize("prefix", [b"", b"S.A"], ids=["all", "some"])
-def test_records_of_one_type_are_those_of_numpy(prefix: bytes) -> None:
+def of_many(count: int = 50) -> Batch:
+    """As many random orders, none in a topic that another asks for."""
     rng = numpy.random.default_rng(1)
-    payloads = [b"A" + rng.bytes(SCHEMA.dtype("A").itemsize - 1) for _ in range(50)]
-    batch = received([(b"S.%c" % b"AB"[n % 2], payload) for n, payload in enumerate(payloads)], prefix)
+    return received([(b"S.%c" % b"AB"[n % 2], b"A" + rng.bytes(35)) for n in range(2 * count)], b"S.A")
+
+
+@pytest.mark.parametrize("count", [5, 50], ids=["one by one", "at once"])
+def test_records_are_those_of_numpy(count: int) -> None:
+    batch = of_many(count)
     expected = batch.records("A")
-    for message, theirs in zip(batch, expected, strict=True):
-        ours = message.record
+    records = [message.record for message in batch]
+    assert bool(batch._message_records) == (count == 50)
+    assert len(records) == count
+    for ours, theirs in zip(records, expected, strict=True):
+        assert bytes(ours) == theirs.tobytes()
         for name in expected.dtype.names or ():
             value = getattr(ours, name)
             if expected.dtype[name].kind == "S":
@@ -185,39 +197,64 @@ def test_records_of_one_type_are_those_of_numpy(prefix: bytes) -> None:
 def test_a_payload_that_is_no_record_is_an_error_of_its_message_alone() -> None:
     good, short, empty, unknown = received([(b"S", itch("A", 1)), (b"S", itch("A", 1)[:-1]), (b"S", b""), (b"S", b"~")])
     assert good.record.shares == 0x01010101
-    with pytest.raises(ValueError, match="35 instead of at least 36"):
+    with pytest.raises(ValueError, match="payload had 35 bytes, expected 36 of a itch50_A"):
         short.record  # noqa: B018
-    with pytest.raises(ValueError, match="payload had 0 bytes, expected a type at byte 0"):
+    with pytest.raises(ValueError, match="payload had 0 bytes, expected a type of 'itch50' at byte 0"):
         empty.record  # noqa: B018
     with pytest.raises(ConfigError, match="message type was '~'"):
         unknown.record  # noqa: B018
 
 
-def test_records_may_be_kept() -> None:
-    batch = received([(b"S", itch("A", 1))] * 3)
-    kept = [message.record for message in batch]
-    del batch
-    gc.collect()
-    assert [record.price for record in kept] == [0x01010101] * 3
+@pytest.mark.parametrize("count", [5, 50], ids=["one by one", "at once"])
+def test_a_record_has_its_own_memory(count: int) -> None:
+    batch = of_many(count)
+    record = list(batch)[-1].record
+    body = batch.block.body
+    assert not body.ctypes.data <= ctypes.addressof(record) < body.ctypes.data + body.nbytes
+    alone = copy.copy(record)
+    assert alone == record
+    assert alone._b_base_ is None
 
 
-def test_a_structure_lies_in_memory_as_its_dtype() -> None:
+def test_a_record_can_be_sent_and_compared_but_not_changed() -> None:
+    first, second = [message.record for message in received([(b"S", itch("A", 1)), (b"S", itch("A", 2))])]
+    again = pickle.loads(pickle.dumps(first))
+    assert again == first
+    assert again.price == first.price
+    assert len({first, again, second}) == 2
+    assert first != second
+    with pytest.raises(AttributeError, match="itch50_A.price was to become 7, but a record cannot be changed"):
+        first.price = 7
+
+
+def test_a_record_lies_in_memory_as_its_dtype() -> None:
     dtype = numpy.dtype(
         {
-            "names": ["a", "b", "c", "d", "e"],
-            "formats": [">i2", "<u8", "S3", ">f8", "u1"],
-            "offsets": [1, 4, 12, 16, 25],
-            "itemsize": 30,
+            "names": ["d", "a", "b", "c", "e", "_f", "g", "h"],
+            "formats": [">f8", ">i2", "<u8", "S3", "?", (">u4", (2, 3)), [("x", "<i4"), ("y", "u1")], "<M8[ns]"],
+            "offsets": [16, 1, 4, 12, 25, 26, 50, 55],
+            "itemsize": 70,
         }
     )
     kind = record_type("odd", dtype)
-    memory = numpy.random.default_rng(2).bytes(30)
+    memory = bytearray(numpy.random.default_rng(2).bytes(70))
+    memory[25] = 0
     expected = numpy.frombuffer(memory, dtype)[0]
     record = kind.from_buffer_copy(memory)
-    assert ctypes.sizeof(kind) == 30
-    assert (record.a, record.b, record.d, record.e) == tuple(expected[["a", "b", "d", "e"]])
-    assert repr(record).startswith(f"odd(a={record.a}, b={record.b}, c=")
-    assert "_" not in repr(record)
+    assert ctypes.sizeof(kind) == 70
+    assert (record.a, record.b, record.d) == tuple(expected[["a", "b", "d"]])
+    assert record.e is False
+    assert [list(row) for row in record._f] == expected["_f"].tolist()
+    assert (record.g.x, record.g.y) == tuple(expected["g"])
+    assert bytes(record.h) == expected["h"].tobytes()
+    assert repr(record).startswith(f"odd(d={record.d}, a={record.a}, b=")
+    assert "padding" not in repr(record)
+
+
+def test_fields_that_lie_over_each_other_are_an_error() -> None:
+    dtype = numpy.dtype({"names": ["a", "b"], "formats": ["<u4", "<u4"], "offsets": [0, 2]})
+    with pytest.raises(ConfigError, match="odd: field 'b' was at byte 2, expected 4 or more"):
+        record_type("odd", dtype)
 
 
 def test_topic_numbers_are_places_in_the_topics_of_the_slice() -> None:
