@@ -16,22 +16,24 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Final, Self
 
-from bench.contest import Lost
-
 _PR_SET_PDEATHSIG: Final = 1
 """As linux/prctl.h has it."""
+
+
+class Ended(Exception):  # noqa: N818  # the process has, or was: what was wrong with it stands in the text
+    """A process of the benchmark ended early, said nothing for too long, or did not end well."""
 
 
 class Child:
     """Python with these arguments; `send` gives an order and does not wait, `answer` waits for what it says.
 
-    It says something once it is ready. `close`, or the end of the `with` block, ends it, by force if it does not end by
-    itself. All raise Lost with the process's last words when it has ended, and when it says nothing for too long: then
-    it is ended.
+    It says something once it is ready. With `close`, or the end of the `with` block, it ends, by force if it does not
+    by itself. Whatever else it does raises Ended with its last words; a process that says nothing for too long is
+    ended. `name` is what it is called there.
     """
 
-    def __init__(self, *arguments: str) -> None:
-        self._what = " ".join(arguments)[:80]
+    def __init__(self, *arguments: str, name: str = "") -> None:
+        self._name = name or " ".join(arguments[:2] if arguments[0] == "-m" else ("a script",))
         self._unanswered = 1
         self._errors = TemporaryFile()  # noqa: SIM115  # open as long as the process
         self._process = subprocess.Popen(
@@ -45,7 +47,7 @@ class Child:
         try:
             self.answer()
         except BaseException:
-            self.close(0.0)
+            self._end()
             raise
 
     @property
@@ -62,7 +64,7 @@ class Child:
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise Lost(self._last_words()) from None
+            raise self._ended() from None
         self._unanswered = 1
 
     def answer(self, patience_s: float = 120.0) -> Any:
@@ -72,13 +74,14 @@ class Child:
         while b"\n" not in self._said:
             if not select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 self._process.kill()
-                raise Lost(f"a process of the benchmark said nothing for {patience_s:g} s: {self._what}")
+                self._process.wait()
+                raise Ended(f"{self._name} said nothing for {patience_s:g} s")
             part = os.read(self._process.stdout.fileno(), 1 << 16)
             if not part:
-                raise Lost(self._last_words())
+                raise self._ended()
             self._said += part
         line, _, self._said = self._said.partition(b"\n")
-        self._unanswered = max(0, self._unanswered - 1)
+        self._unanswered = max(0, self._unanswered - 1)  # a subscriber of rivals answers an order twice
         return json.loads(line)
 
     def ask(self, order: Any) -> Any:
@@ -87,26 +90,35 @@ class Child:
         return self.answer()
 
     def close(self, patience_s: float = 60.0) -> None:
-        """Let it end, or end it."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
+        """Let it end, or end it; raises Ended when it did not end by itself, or not with status 0."""
+        has_ended = self._process.poll() is not None  # what it died of was told before
         try:
-            self._process.wait(patience_s)
+            self._process.communicate(timeout=patience_s)
+            if not has_ended and self._process.returncode:
+                raise self._ended()
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
-        self._errors.close()
+            raise Ended(f"{self._name} did not end within {patience_s:g} s") from None
+        finally:
+            self._end()
 
-    def _last_words(self) -> str:
+    def _ended(self) -> Ended:
         self._process.kill()
-        self._process.wait()
+        status = self._process.wait()
         self._unanswered = 0
         self._errors.seek(0)
-        words = self._errors.read().decode(errors="replace").strip().splitlines()
-        return f"a process of the benchmark ended: {words[-1] if words else 'in silence'} ({self._what})"
+        words = self._errors.read().decode(errors="replace").strip()
+        ended = Ended(f"{self._name} ended with status {status}: {words.splitlines()[-1] if words else 'in silence'}")
+        ended.add_note(words)
+        return ended
+
+    def _end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):
+                pipe.close()
+        self._errors.close()
 
     def __enter__(self) -> Self:
         return self

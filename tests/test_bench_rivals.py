@@ -121,9 +121,10 @@ def test_side_ends_with_the_process_that_started_it() -> None:
 
 _ORPHANS = """
 import sys, time
-from bench.rivals.pair import _side
+from bench.child import Child
 
-sides = [_side("plain_pyzmq", side, {"address": sys.argv[1]}) for side in ("publish", "receive")]
+arguments = '{"address": "%s"}' % sys.argv[1]
+sides = [Child("-m", "bench.rivals.orders", "plain_pyzmq", side, arguments) for side in ("publish", "receive")]
 sides[1].ask({"messages": 1_000})  # it receives, and nobody publishes
 print(*(side.pid for side in sides), flush=True)
 time.sleep(60)

@@ -6,7 +6,7 @@ import json
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from bench.child import Child
+from bench.child import Child, Ended
 from bench.contest import Figure, Lost, Spent
 from bench.cost import cpu_seconds, wire_bytes
 
@@ -31,9 +31,16 @@ def need(*packages: str) -> None:
 
 def _side(module: str, side: str, arguments: dict[str, Any]) -> Child:
     try:
-        return Child("-m", "bench.rivals.orders", module, side, json.dumps(arguments))
-    except Lost as lost:
-        raise Missing(str(lost)) from None
+        return Child("-m", "bench.rivals.orders", module, side, json.dumps(arguments), name=f"{module}, {side}")
+    except Ended as ended:
+        raise Missing(str(ended)) from None
+
+
+def _close(side: Child) -> None:
+    try:
+        side.close(_END_S)
+    except Ended as ended:
+        print(f"  {ended}")  # its rounds are over
 
 
 class Pair:
@@ -74,7 +81,7 @@ class Pair:
     def close(self) -> None:
         """End both processes."""
         for side in reversed(self._sides):
-            side.close(_END_S)
+            _close(side)
 
     def __enter__(self) -> Self:
         return self
@@ -104,7 +111,7 @@ class Single:
 
     def close(self) -> None:
         """End the process."""
-        self._side.close(_END_S)
+        _close(self._side)
 
     def __enter__(self) -> Self:
         return self
