@@ -19,16 +19,17 @@ from functools import partial
 
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.contest import Contest, Figure, Kind, Overloaded, expect
+from bench.child import Child
+from bench.contest import Contest, Figure, Kind, Lost, expect
 from bench.loads import Load, sender
-from bench.receivers import Delays, compiled_delays, delays, percentiles_us, rival_delays, stages
+from bench.receivers import Delays, compiled_delays, delays, expect_rate, percentiles_us, rival_delays, stages
 from blackbox import Feed
 
 RUNS = {1_000: 1_000, 100_000: 40_000, 1_000_000: 200_000}
 """Rate to messages of a round."""
-LEAST_REACHED = 0.9
-"""Of the rate; a run that reaches less is void."""
 HWM = 1_000_000
+SINGLY = (1_000, 100_000)
+"""Rates at which messages can be sent one by one."""
 STAGE_RUNS = 3
 """After the rounds: where the time of `publish()` goes, told below the table."""
 PROMISE = "nothing lost: queues are longer than a run"
@@ -37,8 +38,7 @@ PROMISE = "nothing lost: queues are longer than a run"
 def _noted(contest: Contest, name: str, load: Load, measure: Callable[[], Delays]) -> Figure:
     found = measure()
     expect("messages lost", found.lost, 0)
-    if found.rate < LEAST_REACHED * load.rate:
-        raise Overloaded(f"overloaded: {found.rate:,.0f} messages/s were reached of {load.rate:,}")
+    expect_rate(load, found.rate)
     percentiles = percentiles_us(found.late_ns)
     contest.percentiles(f"{name} at {load.rate:,}", percentiles)
     return Figure(percentiles["p50"], found.spent)
@@ -66,12 +66,20 @@ def test_latency(benchmark: BenchmarkFixture) -> None:
             for name, kind, load, measure in entries[chosen]:
                 contest.add(name, partial(_noted, contest, name, load, measure), kind, PROMISE, at=rate)
         contest.run(benchmark)
-        for rate, messages in list(RUNS.items())[:2]:
-            single = Load(feed=feed, messages=messages, rate=rate)
-            runs = [stages(ours, single) for _ in range(STAGE_RUNS)]
-            for stage in runs[0]:
-                value = statistics.median(run[stage] for run in runs)
-                contest.show(f"{stage}, at {rate:,}", f"{value:.0f} µs")
+        for rate in SINGLY:
+            _show_stages(contest, ours, Load(feed=feed, messages=RUNS[rate], rate=rate))
+
+
+def _show_stages(contest: Contest, remote: Child, load: Load) -> None:
+    runs = []
+    for _ in range(STAGE_RUNS):
+        try:
+            runs.append(stages(remote, load))
+        except Lost as lost:  # as void as a round would be
+            contest.show(f"stages at {load.rate:,}: a run is void", lost)
+    for stage in runs[0] if runs else ():
+        value = statistics.median(run[stage] for run in runs)
+        contest.show(f"{stage}, at {load.rate:,}", f"{value:.0f} µs")
 
 
 def _reached(measure: Callable[[], Delays]) -> Figure:

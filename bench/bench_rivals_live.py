@@ -1,6 +1,6 @@
 """Live, from the publisher's first call to the last callback: ours beside what else carries messages between processes.
 
-    ours        PUB process ==blocks, TCP==> SUB process: on(), on_batch(), on_compiled()
+    ours        PUB process ==blocks, TCP or a Unix socket==> SUB process: on(), on_batch(), on_compiled()
     pyzmq       PUB process --a message a frame, TCP--> SUB process: f(topic, data)      plain, asyncio, compiled
     pynng       PUSH process --TCP--> PULL process: f(topic, data)
     zenoh       peer process --TCP--> peer process: f(topic, data)
@@ -63,7 +63,7 @@ class Rival(NamedTuple):
     server: Callable[[], Server] | None = None
     arguments: Mapping[str, Any] = MappingProxyType({})
     is_local: bool = False
-    """It reaches no other host: compared with ours over ipc, which does not either."""
+    """It reaches no other host: blocks by hand are compared with ours over ipc, which does not either."""
 
 
 def _tcp() -> str:

@@ -3,8 +3,9 @@
     PUB process ==blocks, TCP loopback==> SUB | ROUTER ==> DEALER x workers ==> compiled callbacks     x slices
     limit, beside it in each round: the same blocks ==> SUB, a compiled loop that does nothing with them; of one slice
 
-Each callback keeps count, last and sum per topic and finds messages out of order; the publisher waits, nothing is lost.
-Flat curves are what one hopes for: on two cores a second slice brings a second core, a fourth brings none.
+Compiled callbacks keep count, last and sum per topic, Python ones those of all topics, message by message; all find
+messages out of order. The publisher waits, nothing is lost. Flat curves are what one hopes for: on two cores a second
+slice brings a second core, a fourth brings none.
 """
 
 from __future__ import annotations

@@ -73,8 +73,7 @@ class Child:
         deadline = time.monotonic() + patience_s
         while b"\n" not in self._said:
             if not select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                self._process.kill()
-                self._process.wait()
+                self.kill()
                 raise Ended(f"{self._name} said nothing for {patience_s:g} s")
             part = os.read(self._process.stdout.fileno(), 1 << 16)
             if not part:
@@ -89,6 +88,11 @@ class Child:
         self.send(order)
         return self.answer()
 
+    def kill(self) -> None:
+        """End it by force."""
+        self._process.kill()
+        self._process.wait()
+
     def close(self, patience_s: float = 60.0) -> None:
         """Let it end, or end it; raises Ended when it did not end by itself, or not with status 0."""
         has_ended = self._process.poll() is not None  # what it died of was told before
@@ -102,8 +106,8 @@ class Child:
             self._end()
 
     def _ended(self) -> Ended:
-        self._process.kill()
-        status = self._process.wait()
+        self.kill()
+        status = self._process.returncode
         self._unanswered = 0
         self._errors.seek(0)
         words = self._errors.read().decode(errors="replace").strip()
@@ -112,8 +116,7 @@ class Child:
         return ended
 
     def _end(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        self.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             with suppress(BrokenPipeError):

@@ -16,7 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from bench.child import Child
-from bench.contest import Figure, Lost, Spent, expect
+from bench.contest import Figure, Lost, Overloaded, Spent, expect
 from bench.cost import Meter, cpu_seconds
 from bench.loads import NUMBER_BYTES, Load, due_ns, order
 from bench.loops import receive_blocks
@@ -39,6 +39,8 @@ MOST_NOTED: Final = 200_000
 _QUIET_MS: Final = 500
 """Without a message for so long, the rival takes it that the rest is lost."""
 PERCENTS: Final = (50.0, 90.0, 99.0, 99.9, 99.99, 100.0)
+_LEAST_REACHED: Final = 0.9
+"""Of a rate; a run that reaches less is void."""
 _LEAST_ABOVE: Final = 10
 """Messages above a percentile, for it to be told."""
 
@@ -216,6 +218,12 @@ def percentiles_us(late_ns: NDArray[numpy.int64], lost: int = 0) -> dict[str, fl
     }
 
 
+def expect_rate(load: Load, reached: float) -> None:
+    """Raise Overloaded for a run that fell behind its rate: what is late then is late by its backlog."""
+    if reached < _LEAST_REACHED * load.rate:
+        raise Overloaded(f"overloaded: {reached:,.0f} messages/s were reached of {load.rate:,}")
+
+
 class Delays(NamedTuple):
     """What became of a paced run."""
 
@@ -269,7 +277,7 @@ def compiled_delays(remote: Child, load: Load) -> Delays:
 
 
 def stages(remote: Child, load: Load) -> dict[str, float]:
-    """Median µs that a paced run's messages, one Python call a block, spend in each stage; may lose none."""
+    """Median µs that a paced run's messages, one Python call a block, spend in each stage."""
     subscriber = Subscriber(load.feed, workers=1, max_lag_ns=FOREVER_NS)
     dues: list[NDArray[numpy.int64]] = []
     passed: list[tuple[int, int, int, int]] = []
@@ -279,13 +287,14 @@ def stages(remote: Child, load: Load) -> dict[str, float]:
         passed.append((batch.ts_out, batch.ts_recv, time.time_ns(), len(batch)))
         dues.append(batch.ts_event.copy())
 
-    _run_paced(subscriber, remote, load)
-    due = numpy.concatenate(dues)
+    began, _ = _run_paced(subscriber, remote, load)
+    due = numpy.concatenate([numpy.empty(0, numpy.int64), *dues])
     expect("messages lost", load.messages - len(due), 0)
+    expect_rate(load, len(due) * 1e9 / (passed[-1][2] - began))
     *times, counts = numpy.array(passed, numpy.int64).T
     sent, received, called = (numpy.repeat(each, counts) for each in times)
     return {
-        "publish() until the block is sent": float(numpy.median(sent - due)) / 1e3,
+        "due until its block is sent": float(numpy.median(sent - due)) / 1e3,
         "sent until received: two I/O threads, TCP": float(numpy.median(received - sent)) / 1e3,
         "received until the callback: slice thread to worker": float(numpy.median(called - received)) / 1e3,
     }

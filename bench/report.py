@@ -27,10 +27,11 @@ _FIRST: Final = ("limits", "delivery", "messages", "publish", "latency")
 _INTRODUCTION: Final = """\
 Made by `make bench` and `make report`: all that stands here was measured in one run, every contender beside its rivals,
 in turn (A B C A B C …). A round is void when its receiver's check fails or when a rival raises. What is checked
-differs: where callbacks work on messages, the count, the order and the sum of each topic; of limits, which do no work,
-the count and the bytes, as the files in `bench/` say. Figures are medians with their range, of at least 4 rounds that
-were not void; a ratio is the median of the ratios within a round, as a machine that is shared drifts from round to
-round. **Read the ratios first**: above 1, ours is so many times as good; below 1, the other is ahead."""
+differs: where callbacks work on messages, the count, the order and the sum, of each topic mostly; of what does no work,
+the count and the bytes, or the last message, as the files in `bench/` say. Figures are medians with their range, of at
+least 4 rounds that were not void; a ratio is the median of the ratios within a round, as a machine that is shared
+drifts from round to round. **Read the ratios first**: above 1, ours is so many times as good; below 1, the other is
+ahead."""
 _BEHIND: Final = """\
 Limits are limits: they do none of the work that ours does beside them, and nothing can get above them. They stand here
 to tell how far below ours is. Of percentiles, p99 and beyond are compared; a physical limit, which is measured in a

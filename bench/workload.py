@@ -60,7 +60,7 @@ def expected_sum(pool: Pool, messages: int) -> int:
 
 @njit(inline="always")
 def digest(before: int, value: int) -> int:
-    """Of the values so far and one more: another one wherever a value or their order is another."""
+    """Of the values so far and one more: another one, nearly always, where a value or their order is another."""
     return (before * DIGEST_FACTOR + value) & DIGEST_MASK
 
 
@@ -106,7 +106,8 @@ def expect_totals(state: NDArray[Any], messages: int) -> None:
 def expect_tally(state: NDArray[Any], messages: int, *, by_topic: bool = False) -> None:
     """`expect_totals`, and each topic's messages came in their order; rows are `by_topic`, or in any order.
 
-    Read of a payload are bytes 0 and 8; what stands in others is not seen.
+    Read of a payload are bytes 0 and 8: not seen is what stands in others, nor two neighbours of a topic, of which byte
+    8 is the same (one in 256), that changed places.
     """
     expect_totals(state, messages)
     expected = _expected_tally(messages)

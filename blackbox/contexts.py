@@ -54,7 +54,7 @@ def close_context(context: zmq.Context[zmq.Socket[bytes]]) -> None:
 
 
 def wake_on_time() -> None:
-    """Have Linux end the calling thread's sleeps when they are over; else it may add 50 µs, half a `linger_ns`."""
+    """Have Linux end sleeps when they are over, those of this thread and of threads it starts; else it adds 50 µs."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 

@@ -206,7 +206,7 @@ def test_gaps_have_status_4(day: Day) -> None:
     ended = invoke("verify", day.path)
     assert ended.exit_code == Status.LOST
     assert re.search(r"│ +1 │ 0{15}1 │ - +│ +10 │ +5 │ 09:30:10\.000 │", ended.stdout)
-    assert ended.stderr.endswith(f"lost: {day.path}: 5 messages missing in 1 gaps\n")
+    assert ended.stderr.endswith(f"lost: {day.path}: 5 messages missing in 1 gap\n")
 
 
 def test_each_damage_is_told_by_file_place_bytes_and_messages(day: Day) -> None:

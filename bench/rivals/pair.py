@@ -65,15 +65,20 @@ class Pair:
         """
         publisher, subscriber = self._sides
         server = self._server.pid if self._server else None
-        subscriber.send({"messages": messages})
-        subscriber.answer()
-        served_s = cpu_seconds(server) if server else 0.0
-        before = wire_bytes()
-        publisher.send({"messages": messages})
-        received = subscriber.answer(_ROUND_S)
-        sent = publisher.answer(_ROUND_S)
+        try:
+            subscriber.send({"messages": messages})
+            subscriber.answer()
+            served_s = cpu_seconds(server) if server else 0.0
+            before = wire_bytes()
+            publisher.send({"messages": messages})
+            received = subscriber.answer(_ROUND_S)
+            sent = publisher.answer(_ROUND_S)
+        except Ended:
+            for side in self._sides:  # one that waits for the other would wait in every round to come
+                side.kill()
+            raise
         served_s = cpu_seconds(server) - served_s if server else 0.0
-        spent = Spent(sent["cpu_s"] + served_s, received["cpu_s"], wire_bytes() - before, messages)
+        spent = Spent(sent["cpu_s"] + served_s, received["cpu_s"], wire_bytes() - before or None, messages)
         if received["lost"]:
             raise Lost(received["lost"])
         return Figure(messages / (received["at"] - sent["at"]) / 1e6, spent)

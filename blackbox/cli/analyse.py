@@ -30,7 +30,8 @@ def analyse(
     """Analyse a recorded day in Spark and draw it: bars, spreads, rate, message types, lags and gaps.
 
     The page is one HTML file that needs nothing else: open it in any browser. It leaves out what is damaged and shows
-    where; ends with status 4 if anything is damaged or missing. Needs the extra `spark`.
+    where; ends with status 4 if anything is damaged or missing. The end of a day that is being recorded may be half
+    written. Needs the extra `spark`.
 
     For example:
 

@@ -139,4 +139,5 @@ def parts_text(damaged: int) -> str:
 def missing_text(counts: Sequence[int]) -> str:
     """How many messages are missing, given those of each gap, in words."""
     missing = sum(counts)
-    return f"{count(missing)} message{'s' * (missing != 1)} missing in {count(len(counts))} gaps"
+    gaps = f"{count(len(counts))} gap{'s' * (len(counts) != 1)}"
+    return f"{count(missing)} message{'s' * (missing != 1)} missing in {gaps}"

@@ -125,17 +125,18 @@ def test_command_writes_a_page(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["day.html"]
 
 
-def test_command_tells_that_messages_are_missing(
+def test_command_tells_what_is_damaged_and_missing(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     day = Day(tmp_path / "day", feed_of())
     day.put(0, *(Put((Row(b"A.t", b"", k),), sequence=k, ts_out=k, ts_recv=k) for k in (1, 2, 5, 9)))
+    damage_body(day.segments[0], 1)
     monkeypatch.setattr("blackbox.cli.drawing._SETTINGS", {})
     ended = invoke("analyse", day.path, "--report", tmp_path / "day.html")
     assert ended.status == Status.LOST
     assert ended.errors.splitlines()[-2:] == [
         f"wrote {tmp_path}/day.html",
-        f"lost: {day.path}: 5 messages missing in 2 gaps",
+        f"lost: {day.path}: 1 part damaged; 6 messages missing in 2 gaps",
     ]
 
 
