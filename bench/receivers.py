@@ -31,7 +31,8 @@ FOREVER_NS: Final = 10**15
 _LIMIT_S: Final = 60.0
 _BARE_MS: Final = 30_000
 """Without anything for so long, a bare receiver takes it that the rest is lost."""
-_LOOK_S: Final = 0.001
+_LOOK_S: Final = 0.002
+"""A look takes 30 µs of the cores that are measured."""
 _FRAMING_BYTES: Final = 2 + 2 + 9
 """Of ZMTP for the three frames of a block: key, header, body."""
 MOST_NOTED: Final = 200_000

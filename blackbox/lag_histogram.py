@@ -6,6 +6,7 @@ worker records without the GIL, which no library's Python binding can.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy
@@ -46,10 +47,11 @@ def _upper_bounds() -> NDArray[numpy.float64]:
 _BOUNDS = _upper_bounds()
 
 
-def percentile_ns(histogram: NDArray[numpy.int64], percent: float) -> int:
-    """The lag that `percent` of the messages do not exceed, as the upper end of its bucket; 0 when there are none."""
-    total = int(histogram.sum())
+def percentiles_ns(histogram: NDArray[numpy.int64], *percents: float) -> list[int]:
+    """The lags that `percents` of the messages do not exceed, as the upper ends of their buckets; 0: no messages."""
+    below = numpy.cumsum(histogram)
+    total = int(below[-1])
     if total == 0:
-        return 0
-    rank = min(total, max(1, int(numpy.ceil(total * percent / 100))))
-    return int(_BOUNDS[int(numpy.searchsorted(numpy.cumsum(histogram), rank))])
+        return [0] * len(percents)
+    ranks = [min(total, max(1, math.ceil(total * percent / 100))) for percent in percents]
+    return [int(_BOUNDS[bucket]) for bucket in numpy.searchsorted(below, ranks)]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from blackbox.check import Fault
 from blackbox.counters import Count, WorkerCount
-from blackbox.lag_histogram import BUCKETS, percentile_ns
+from blackbox.lag_histogram import BUCKETS, percentiles_ns
 from blackbox.memory import shared_array
 
 
@@ -124,6 +124,8 @@ def total(parts: list[tuple[SliceCounters, SliceStatistics]], has_ended: bool) -
     """The sum over slices; lag percentiles are of all messages together."""
     if not parts:
         return snapshot(-1, SliceCounters(1), 0, 0, has_ended)
+    if len(parts) == 1:
+        return msgspec.structs.replace(parts[0][1], slice_id=-1)
     counts = numpy.sum([c.counts for c, _ in parts], axis=0)
     counts[Count.SMALLEST_LAG] = min(c.counts[Count.SMALLEST_LAG] for c, _ in parts)
     counts[Count.LAST_RECEIVED] = max(c.counts[Count.LAST_RECEIVED] for c, _ in parts)
@@ -143,12 +145,12 @@ def _statistics(
     topics: int,
     has_ended: bool,
 ) -> SliceStatistics:
-    count = [int(value) for value in counts]
+    count = counts.tolist()
     done = workers.sum(axis=0)
     due = count[Count.DUE] - int(done[WorkerCount.UNWANTED])
     settled = count[Count.DROPPED] + count[Count.CONFLATED]
     settled += int(done[WorkerCount.DELIVERED] + done[WorkerCount.FAILED])
-    histogram = lags.sum(axis=0)
+    lag_p50_ns, lag_p99_ns, lag_max_ns = percentiles_ns(lags.sum(axis=0), 50, 99, 100)
     return SliceStatistics(
         slice_id=slice_id,
         received=count[Count.RECEIVED],
@@ -178,9 +180,9 @@ def _statistics(
         subscriptions=subscriptions,
         topics=topics,
         last_lag_ns=count[Count.LAST_LAG],
-        lag_p50_ns=percentile_ns(histogram, 50),
-        lag_p99_ns=percentile_ns(histogram, 99),
-        lag_max_ns=percentile_ns(histogram, 100),
+        lag_p50_ns=lag_p50_ns,
+        lag_p99_ns=lag_p99_ns,
+        lag_max_ns=lag_max_ns,
         negative_lags=count[Count.NEGATIVE_LAG],
         clock_offset_ns=max(0, -count[Count.SMALLEST_LAG]) if count[Count.NEGATIVE_LAG] else 0,
         last_received_ns=count[Count.LAST_RECEIVED],

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 import numpy
 
-from blackbox.lag_histogram import BUCKETS, percentile_ns, record_one
+from blackbox.lag_histogram import BUCKETS, percentiles_ns, record_one
 from blackbox.replay.clock import Clock
 from blackbox.replay.rate import Rate
 from blackbox.replay.status import Lateness, ReplayStatus
@@ -186,12 +186,8 @@ class Controls:
 
     def lateness(self) -> Lateness:
         """How late paced deliveries began so far; what the schedule's error is, when the consumer keeps up."""
-        return Lateness(
-            count=int(self._histogram.sum()),
-            p50_ns=percentile_ns(self._histogram, 50),
-            p99_ns=percentile_ns(self._histogram, 99),
-            max_ns=percentile_ns(self._histogram, 100),
-        )
+        p50_ns, p99_ns, max_ns = percentiles_ns(self._histogram, 50, 99, 100)
+        return Lateness(count=int(self._histogram.sum()), p50_ns=p50_ns, p99_ns=p99_ns, max_ns=max_ns)
 
     # Playing
 
