@@ -19,7 +19,7 @@ _HEAD: Final = 66
 _BAR: Final = 26
 _LABELS: Final = 320
 _LETTER: Final = 7.1
-_FIGURES: Final = 150
+_FIGURES: Final = 160
 _FAR: Final = 2.2
 """A limit so many times as large as the largest bar is cut."""
 _ROOM: Final = 1.12
@@ -121,7 +121,7 @@ def bars(title: str, told: str, shown: Sequence[Bar], limits: Sequence[Line]) ->
             begin, stop = (left + x(min(value, most)) for value in (bar.low, bar.high))
             parts.append(path("range", f"M{begin:.1f} {at + _BAR / 2}H{stop:.1f}"))
         kind = "dim" if bar.colour == COLOUR["ours"] else "strong"
-        parts.append(caption(right + 68, at + 18, bar.ratio, f"{kind} right"))
+        parts.append(caption(right + 78, at + 18, bar.ratio, f"{kind} right"))
         parts.append(caption(_WIDTH - _EDGE, at + 18, bar.text, "dim right"))
     parts.append(path("axis", f"M{left:.1f} {top}V{bottom}"))
     return picture(title, told, parts, bottom + _EDGE - 6)
