@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Iterator, Sequence
-from itertools import pairwise, repeat
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
@@ -211,8 +211,7 @@ class Batch:
     def topics_per_message(self) -> list[bytes]:
         """The topic of each message."""
         if self._message_topics is None:
-            topics = self.topics
-            self._message_topics = [topics[i] for i in self.topic_index.tolist()]
+            self._message_topics = list(map(self.topics.__getitem__, self.topic_index.tolist()))
         return self._message_topics
 
     def payload(self, i: int) -> bytes:
@@ -231,7 +230,7 @@ class Batch:
                 self._payload_list = data.view(f"V{block.stride}").reshape(-1).tolist()
             else:
                 text, starts = data.tobytes(), self.payload_offsets().tolist()
-                self._payload_list = [text[start:stop] for start, stop in pairwise(starts)]
+                self._payload_list = list(map(text.__getitem__, map(slice, starts, starts[1:])))
         return self._payload_list
 
     def payloads(self) -> NDArray[numpy.uint8]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -318,7 +317,7 @@ class Block:
         """The distinct topics."""
         offsets = self.topic_offsets.tolist()
         text = self.body[self.layout.topics : self.layout.topics + offsets[-1]].tobytes()
-        return [text[a:b] for a, b in pairwise(offsets)]
+        return list(map(text.__getitem__, map(slice, offsets, offsets[1:])))
 
     @property
     def payload_offsets(self) -> NDArray[numpy.int32]:
