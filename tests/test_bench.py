@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bench.check import Ratio, compare
+from bench.child import Child, Ended
 from bench.contest import Contest, Figure, Lost, Overloaded, Spent, expect
 from bench.cost import Meter
 from bench.flames import flames
@@ -168,6 +169,15 @@ def test_rival_that_raises_has_a_void_round_and_ours_fails() -> None:
     contest.add("ours", broken)
     with pytest.raises(TimeoutError):
         run(contest, 2)
+
+
+def test_process_of_ours_that_ends_fails_the_contest() -> None:
+    with Child("-c", "from bench.child import orders\nfor order in orders(): print(1 / order, flush=True)") as child:
+        orders = iter([1, 2, 0, 4])
+        contest = Contest("speed", "M messages/s")
+        contest.add("ours", lambda: float(child.ask(next(orders))))
+        with pytest.raises(Ended, match="a script ended with status 1: ZeroDivisionError"):
+            run(contest, 3)
 
 
 def test_versus_must_be_ours() -> None:

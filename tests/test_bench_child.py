@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from bench.child import Child, Ended
-from bench.contest import Contest
 
 _ORDERS = """
 import os, signal, sys, time
@@ -72,12 +69,3 @@ def test_child_that_does_not_end_well_is_told() -> None:
     child = Child("-c", _BAD_END)
     with pytest.raises(Ended, match="a script ended with status 1: it did not close well"):
         child.close()
-
-
-def test_child_of_ours_that_ends_fails_the_contest(benchmark: Any) -> None:
-    with Child("-c", _ORDERS) as child:
-        contest = Contest("a fault", "answers")
-        answers = iter(["fine"] * 5 + ["raise"] * 9)
-        contest.add("ours", lambda: float(child.ask(next(answers))["number"] + 1))
-        with pytest.raises(Ended, match="a fault of the publisher"):
-            contest.run(benchmark)
