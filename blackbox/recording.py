@@ -20,7 +20,7 @@ from blackbox.errors import ConfigError, JournalError
 from blackbox.journal.blocks import Recorded, RowFilter, read_blocks
 from blackbox.journal.census import Gap, Rate, Summary, find_gaps, message_rate, summarise, topic_counts
 from blackbox.journal.chunks import Chunk, Clock, Query, read_chunks
-from blackbox.journal.day import Manifest, as_journal_error, day_end_ns, session_date
+from blackbox.journal.day import Manifest, as_journal_error, day_end_ns, segment_path, session_date, slice_directory
 from blackbox.journal.segment import NO_GOOD_RECORD, Damage, Segment, open_end
 from blackbox.schema import RAW, Schema, load_schema
 
@@ -38,6 +38,7 @@ Time = int | datetime.datetime | str
 
 _SLICE: Final = re.compile(r"slice-(\d{5})")
 _SEGMENT: Final = re.compile(r"(\d{6,})\.journal")
+_INDEX: Final = re.compile(r"(\d{6,})\.index")
 _CLOCKS: Final = ("ts_event", "ts_out", "ts_recv")
 
 
@@ -90,7 +91,14 @@ class Recording:
                 self.note(Damage(self.path / name, 0, 0, "the manifest has no such slice"))
                 continue
             found = sorted(int(file[1]) for file in map(_SEGMENT.fullmatch, names[name]) if file)
+            indexes = [int(file[1]) for file in map(_INDEX.fullmatch, names[name]) if file]
+            if behind := [number for number in indexes if number > max(found, default=-1)]:
+                missing = segment_path(self.path, int(match[1]), behind[0])
+                self.note(Damage(missing, 0, 0, f"missing, of {len(behind)} segments only the indexes are there"))
             self._refresh_slice(int(match[1]), self.path / name, found)
+        for slice_id in range(len(self.feed.slices)):
+            if (directory := slice_directory(self.path, slice_id)).name not in names:
+                self.note(Damage(directory, 0, 0, "missing: the manifest has such a slice"))
 
     def chunks(
         self,

@@ -201,7 +201,8 @@ class Day:
     date: str = "2026-11-20"
 
     def __post_init__(self) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
+        for slice_id in range(len(self.feed.slices)):
+            (self.path / f"slice-{slice_id:05d}").mkdir(parents=True, exist_ok=True)
         import msgspec
 
         manifest = {

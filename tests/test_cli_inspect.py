@@ -112,7 +112,7 @@ def test_a_feed_is_a_table_of_its_days(day: Day) -> None:
     ended = invoke("inspect", day.path.parent)
     assert ended.exit_code == 0
     assert ended.stdout.startswith(f"{day.path.parent}: 2 days\n")
-    assert re.search(r"│ 2026-11-19 │ +1 │ +1 │(?s:.)*│ 2026-11-20 │ +2 │ +40 │", ended.stdout)
+    assert re.search(r"│ 2026-11-19 │ +2 │ +1 │(?s:.)*│ 2026-11-20 │ +2 │ +40 │", ended.stdout)
     assert invoke("inspect", day.path.parent, "--picture", "x.svg").exit_code == Status.USAGE
 
 

@@ -259,6 +259,31 @@ def test_missing_segments_and_unknown_slices_are_told(tmp_path: Path) -> None:
     assert [(gap.sequence, gap.count) for gap in recording.gaps()] == [(2, 2)]
 
 
+def test_a_last_segment_of_which_only_the_index_is_left_is_told(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of(2))
+    for i in range(4):
+        day.put(1, Put((Row(b"A", b""),), i, i))
+    for segment in day.segments[2:]:
+        segment.path.unlink()
+    recording = Recording.open(tmp_path)
+    assert [(damage.path.name, damage.what) for damage in recording.damage] == [
+        ("000002.journal", "missing, of 2 segments only the indexes are there")
+    ]
+    for segment in day.segments[:2]:
+        segment.path.unlink()
+    (damage,) = Recording.open(tmp_path).damage
+    assert damage.what == "missing, of 4 segments only the indexes are there"
+
+
+def test_a_slice_whose_directory_is_missing_is_told(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of(2))
+    day.put(0, Put((Row(b"A", b""),), 0, 0))
+    assert Recording.open(tmp_path).damage == []  # slice 1 was silent
+    (tmp_path / "slice-00001").rmdir()
+    (damage,) = Recording.open(tmp_path).damage
+    assert (damage.path.name, damage.what) == ("slice-00001", "missing: the manifest has such a slice")
+
+
 def test_a_segment_that_vanishes_is_an_error_of_the_next_refresh(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of())
     day.put(0, Put((Row(b"A", b""),)))

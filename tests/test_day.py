@@ -112,7 +112,7 @@ def test_the_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
     manifest = Manifest.new(feed, datetime.date(2026, 11, 21), 5)
     manifest.write(tmp_path)
     assert Manifest.read(tmp_path) == manifest
-    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "slice-00000"]
     manifest.check_feed(feed, tmp_path)
 
 

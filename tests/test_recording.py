@@ -404,7 +404,8 @@ def test_a_summary_tells_how_much_is_there(tmp_path: Path) -> None:
     assert (summary.first_ts_event, summary.last_ts_event) == (30, 50)
     assert (summary.first_ts_out, summary.last_ts_out) == (5, 9)
     assert (summary.epochs, summary.torn_bytes, summary.damage) == ((9, 3), 0, ())
-    (part,) = summary.slices
+    part, silent = summary.slices
+    assert (silent.slice_id, silent.messages, silent.segments) == (1, 0, 0)
     assert (part.slice_id, part.messages, part.segments, part.epochs) == (0, 5, 2, (9, 3))
     assert part.file_bytes == segment.path.stat().st_size + day.segments[1].path.stat().st_size
 

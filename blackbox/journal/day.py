@@ -96,7 +96,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return manifest
 
     def write(self, directory: Path) -> None:
-        """Put it into a directory, whole or not at all."""
+        """Put it into a directory, whole or not at all; first a directory for each slice: one that lacks was lost."""
+        for slice_id in range(len(self.feed.slices)):
+            make_directory(slice_directory(directory, slice_id))
         document = msgspec.to_builtins(self)
         document["checksum"] = _checksum(document)
         fresh = directory / f"{MANIFEST}.{os.getpid()}.new"
