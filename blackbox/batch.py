@@ -68,6 +68,7 @@ _WORDS: Final = struct.Struct(f"<{WORDS}q")
 _NO_OFFSETS: Final = numpy.empty(0, numpy.int32)
 _MANY_RECORDS: Final = 16
 """From so many on it is quicker to wrap the records of a batch at once than one by one."""
+_NO_SCHEMA: Final = "this batch has no schema: give the feed one, or read payload(i)"
 _NO_NUMBERS: Final = "this batch did not come from a subscriber: topics have no numbers"
 
 
@@ -258,7 +259,7 @@ class Batch:
         no such type, ValueError when a message of that type has another length than the schema says.
         """
         if self.schema is None:
-            raise ValueError("this batch has no schema: give the feed one, or read payload(i)")
+            raise ValueError(_NO_SCHEMA)
         dtype = self.schema.dtype(kind)
         rows = self._all_rows()[self.indices(kind)]
         block = self.block
@@ -276,8 +277,10 @@ class Batch:
         return self._gathered(rows).view(dtype)
 
     def indices(self, kind: str) -> NDArray[numpy.int64]:
-        """int64[m]: which messages of the batch `records(kind)` are, in the same order."""
+        """int64[m]: which messages of the batch `records(kind)` are, in the same order. Raises as that does."""
         schema: Any = self.schema
+        if schema is None:
+            raise ValueError(_NO_SCHEMA)
         block = self.block
         offsets, stride = (_NO_OFFSETS, block.stride) if block.is_fixed else (block.payload_offsets, -1)
         found = numpy.empty(len(self), numpy.int64)
@@ -300,15 +303,19 @@ class Batch:
                     self._message_records = (kind * len(self)).from_buffer_copy(payloads)
         return self._message_records
 
-    def _read_record(self, payload: bytes) -> Any:
+    def _read_record(self, message: Message) -> Any:
         schema: Any = self.schema
+        payload = message.payload
         if len(payload) <= schema.type_offset:
             raise ValueError(
-                f"payload had {len(payload)} bytes, expected a type of {schema.name!r} at byte {schema.type_offset}"
+                f"{_named(message)} had {len(payload)} bytes, expected a type at byte {schema.type_offset}"
             )
-        kind = schema.record_type(chr(payload[schema.type_offset]))
-        if len(payload) < ctypes.sizeof(kind):
-            raise ValueError(f"payload had {len(payload)} bytes, expected {ctypes.sizeof(kind)} of a {kind.__name__}")
+        type_ = chr(payload[schema.type_offset])
+        kind = schema.record_type(type_)
+        if len(payload) != ctypes.sizeof(kind):
+            raise ValueError(
+                f"{_named(message)} is of type {type_!r} but has {len(payload)} bytes, expected {ctypes.sizeof(kind)}"
+            )
         return kind.from_buffer_copy(payload)
 
     def to_arrow(self) -> pyarrow.RecordBatch:
@@ -382,18 +389,22 @@ class Message(msgspec.Struct, gc=False):
     def record(self) -> Any:
         """Its payload as a record of the feed's schema, by its type: fields are attributes, e.g. `record.price`.
 
-        It may be kept, and keeps the payloads of its batch with it; `copy.copy(record)` keeps its own bytes alone. A
-        field of six bytes is an array of them: `int.from_bytes(record.timestamp, "big")`.
+        It may be kept, and keeps the payloads of its batch with it; `copy.copy(record)` keeps its own bytes alone.
+        Prices are the venue's scaled integers; an integer of six bytes is `bytes`, for `int.from_bytes`.
 
         Raises:
-            ValueError: there is no schema, or the payload is shorter than its type says.
+            ValueError: there is no schema, or the payload has another length than its type says.
             ConfigError: the schema has no such type.
         """
         records = self.batch._message_records
         if records is None:
             records = self.batch._read_records()
-        return records[self.index] if records else self.batch._read_record(self.payload)
+        return records[self.index] if records else self.batch._read_record(self)
 
     def _row(self) -> int:
         rows = self.batch.rows
         return self.index if rows is None else int(rows[self.index])
+
+
+def _named(message: Message) -> str:
+    return f"message {message.sequence} of topic {message.topic!r}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any, ClassVar, Final, NoReturn
 
 import numpy
@@ -56,35 +57,51 @@ def _restored(name: str, dtype: numpy.dtype[Any], data: bytes) -> Any:
 
 
 def _shown(value: object) -> str:
-    if isinstance(value, ctypes.Array):
-        return repr(bytes(value) if value._type_ is ctypes.c_uint8 else list(value))
-    return repr(value)
+    return repr(list(value) if isinstance(value, ctypes.Array) else value)
+
+
+def _bytes_of(hidden: str) -> Callable[[Record], bytes]:
+    return lambda record: bytes(getattr(record, hidden))
 
 
 def record_type(name: str, dtype: numpy.dtype[Any]) -> Any:
     """The class of records that lie in memory as `dtype` says.
 
-    Integers, floats and booleans are Python's, texts `bytes` up to the first zero byte, subarrays ctypes arrays, and
-    records within are records. What has no counterpart is an array of its bytes.
+    Integers, floats and booleans are Python's, texts `bytes` up to the first zero byte, subarrays of bytes and what has
+    no counterpart `bytes`, other subarrays ctypes arrays, and records within are records.
 
     Raises:
         ConfigError: fields lie over each other.
     """
     layout: Any = dtype.fields or {}
     fields: list[tuple[str, Any]] = []
+    members: dict[str, Any] = {}
     used = 0
     for label in sorted(dtype.names or (), key=lambda label: layout[label][1]):
         field, offset = layout[label][:2]
         if offset < used:
             raise ConfigError(f"{name}: field {label!r} was at byte {offset}, expected {used} or more")
         fields += _padding(used, offset)
-        fields.append((label, _c_type(f"{name}.{label}", field)))
+        kind = _c_type(f"{name}.{label}", field)
+        if issubclass(kind, ctypes.Array) and kind._type_ is ctypes.c_uint8:
+            hidden = f"bytes of {label}"
+            members[label] = property(_bytes_of(hidden))
+            fields.append((hidden, kind))
+        else:
+            fields.append((label, kind))
         used = offset + field.itemsize
     fields += _padding(used, dtype.itemsize)
     return type(
         name,
         (Record,),
-        {"_pack_": 1, "_layout_": "ms", "_fields_": fields, "_names_": dtype.names or (), "_dtype_": dtype},
+        {
+            "_pack_": 1,
+            "_layout_": "ms",
+            "_fields_": fields,
+            "_names_": dtype.names or (),
+            "_dtype_": dtype,
+            **members,
+        },
     )
 
 

@@ -75,8 +75,9 @@ def test_messages_are_the_rows() -> None:
     assert all(m.batch is batch for m in messages)
     with pytest.raises(ValueError, match="this message has no schema"):
         messages[0].record  # noqa: B018
-    with pytest.raises(ValueError, match="this batch has no schema"):
-        batch.records("A")
+    for read in (batch.records, batch.indices):
+        with pytest.raises(ValueError, match="this batch has no schema"):
+            read("A")
 
 
 def test_columns_of_a_whole_block_are_views_and_nobody_can_write_to_them() -> None:
@@ -162,7 +163,7 @@ def test_a_message_knows_its_record() -> None:
     batch = received([(b"S.A", itch("A", 1)), (b"S.E", itch("E", 2))])
     first, second = [message.record for message in batch]
     assert first.price == 0x01010101
-    assert int.from_bytes(first.timestamp, "big") == 0x010101010101
+    assert first.timestamp == bytes([1] * 6)
     assert repr(first).startswith(
         "itch50_A(message_type=b'A', stock_locate=257, tracking_number=257, timestamp=b'\\x01"
     )
@@ -189,7 +190,7 @@ def test_records_are_those_of_numpy(count: int) -> None:
             if expected.dtype[name].kind == "S":
                 assert value == theirs[name].partition(b"\0")[0]
             elif expected.dtype[name].kind == "V":
-                assert bytes(value) == theirs[name].tobytes()
+                assert value == theirs[name].tobytes()
             else:
                 assert value == theirs[name]
 
@@ -197,9 +198,9 @@ def test_records_are_those_of_numpy(count: int) -> None:
 def test_a_payload_that_is_no_record_is_an_error_of_its_message_alone() -> None:
     good, short, empty, unknown = received([(b"S", itch("A", 1)), (b"S", itch("A", 1)[:-1]), (b"S", b""), (b"S", b"~")])
     assert good.record.shares == 0x01010101
-    with pytest.raises(ValueError, match="payload had 35 bytes, expected 36 of a itch50_A"):
+    with pytest.raises(ValueError, match="message 1 of topic b'S' is of type 'A' but has 35 bytes, expected 36"):
         short.record  # noqa: B018
-    with pytest.raises(ValueError, match="payload had 0 bytes, expected a type of 'itch50' at byte 0"):
+    with pytest.raises(ValueError, match="message 2 of topic b'S' had 0 bytes, expected a type at byte 0"):
         empty.record  # noqa: B018
     with pytest.raises(ConfigError, match="message type was '~'"):
         unknown.record  # noqa: B018
@@ -246,7 +247,7 @@ def test_a_record_lies_in_memory_as_its_dtype() -> None:
     assert record.e is False
     assert [list(row) for row in record._f] == expected["_f"].tolist()
     assert (record.g.x, record.g.y) == tuple(expected["g"])
-    assert bytes(record.h) == expected["h"].tobytes()
+    assert record.h == expected["h"].tobytes()
     assert repr(record).startswith(f"odd(d={record.d}, a={record.a}, b=")
     assert "padding" not in repr(record)
 
