@@ -34,13 +34,14 @@ FILE ?= .benchmarks/$(if $(ONLY),only-$(subst /,_,$(subst $(space),_,$(strip $(O
 bench: $(BENCH)/.ready-bench  ## every figure beside its rivals, 15 minutes, into .benchmarks/ [ONLY=name]
 	@mkdir -p .benchmarks
 	@rm -f .benchmarks/running.json .benchmarks/partial.json
-	$(BENCH)/bin/python -m pytest bench -q -s -o python_files="bench_*.py" -o timeout=300 -o tmp_path_retention_count=0 -W ignore::pytest_benchmark.logger.PytestBenchmarkWarning --benchmark-quiet --benchmark-json=.benchmarks/running.json $(if $(ONLY),-k "$(ONLY)"); \
-	    status=$$?; cd .benchmarks; for kept in running.json partial.json; do \
+	@trap : INT; $(BENCH)/bin/python -m pytest bench -q -s -o python_files="bench_*.py" -o timeout=300 -o tmp_path_retention_count=0 -W ignore::pytest_benchmark.logger.PytestBenchmarkWarning --benchmark-quiet --benchmark-json=.benchmarks/running.json $(if $(ONLY),-k "$(ONLY)"); \
+	    status=$$?; [ $$status != 5 ] || echo "ONLY was '$(ONLY)', which no benchmark is called; expected (part of) a name, or names joined by or: $$(cd bench && echo bench_*.py)" >&2; \
+	    cd .benchmarks; for kept in running.json partial.json; do \
 	        if [ -s $$kept ]; then mv $$kept "$(notdir $(FILE))"; echo "kept in $(FILE), of $$kept"; break; fi; \
 	    done; rm -f partial.json; exit $$status
 
-report: $(BENCH)/.ready-bench  ## docs/performance.md and its charts, from the last whole run [FILE=run.json]
-	$(BENCH)/bin/python -m bench.report "$(FILE)" docs/performance.md
+report: $(BENCH)/.ready-bench  ## docs/performance.md and its charts, from the last whole run [FILE=run.json: a page beside it]
+	@$(BENCH)/bin/python -m bench.report "$(FILE)" $(if $(filter %/latest.json,$(FILE)),docs/performance.md,"$(FILE:.json=.md)")
 
 bench-check: $(VENV)/.ready-check  ## which step of the hot path moved since bench/baseline.json [WRITE=1]
 	$(RUN)/python -m bench.check $(if $(WRITE),--write)

@@ -77,7 +77,8 @@ def _judge(report: pytest.CollectReport | pytest.TestReport) -> None:
 def _kept(request: pytest.FixtureRequest) -> Iterator[None]:
     """After each contest, all so far in the form of a whole run: a time limit ends the process without a word."""
     yield
-    told = getattr(request.node.funcargs.get("benchmark"), "extra_info", {})
+    # After Ctrl-C there are no arguments any more.
+    told = getattr((request.node.funcargs or {}).get("benchmark"), "extra_info", {})
     if "contest" not in told:
         return
     _DONE.append({"fullname": request.node.nodeid, "name": request.node.name, "extra_info": told})

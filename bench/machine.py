@@ -49,7 +49,7 @@ def versions() -> dict[str, str]:
     found = {"libzmq": zmq.zmq_version()}
     for line in importlib.metadata.requires("blackbox-md") or ():
         name = re.split(r"[^\w.-]", line)[0]
-        if "extra ==" in line and not re.search(r"extra == ['\"]bench['\"]", line):
+        if "extra ==" in line and not re.search(r"extra == ['\"](bench|rivals)['\"]", line):
             continue
         try:
             found[name] = importlib.metadata.version(name)

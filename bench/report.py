@@ -186,7 +186,7 @@ def _contest(run: Run, result: Result, pictures: str) -> Iterator[str]:
         yield from _rows_table(run, result)
     yield from _cost_table(result)
     if result.percentiles:
-        names = list(dict.fromkeys(name for each in result.percentiles for name in each.median))
+        names = sorted({name for each in result.percentiles for name in each.median}, key=lambda name: float(name[1:]))
         made = [[each.name, *(number(each.median.get(name)) for name in names)] for each in result.percentiles]
         yield from table([result.percentiles[0].unit, *names], made)
     if result.shown:
@@ -384,4 +384,6 @@ if __name__ == "__main__":
     run = Path(sys.argv[1])
     if not run.is_file():
         sys.exit(f"{run} was not found, expected a run of the benchmarks: `make bench` first, or FILE=run.json")
-    write(read(run), Path(sys.argv[2]))
+    page = Path(sys.argv[2])
+    write(read(run), page)
+    print(f"wrote {page}")

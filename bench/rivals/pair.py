@@ -78,7 +78,9 @@ class Pair:
                 side.kill()
             raise
         served_s = cpu_seconds(server) - served_s if server else 0.0
-        spent = Spent(sent["cpu_s"] + served_s, received["cpu_s"], wire_bytes() - before or None, messages)
+        crossed = wire_bytes() - before
+        on_wire = crossed if crossed > messages else None  # fewer are those of others
+        spent = Spent(sent["cpu_s"] + served_s, received["cpu_s"], on_wire, messages)
         if received["lost"]:
             raise Lost(received["lost"])
         return Figure(messages / (received["at"] - sent["at"]) / 1e6, spent)
