@@ -141,7 +141,7 @@ def _write_and_compare(
             progress(read)
 
     blocks_before = blocks_after = 0
-    Manifest.read(recording.path).write(fresh)
+    manifest = Manifest.read(recording.path)
     for slice_id in range(len(recording.feed.slices)):
         if not recording.streams(b"", [slice_id]):
             continue
@@ -156,6 +156,7 @@ def _write_and_compare(
         finally:
             writer.close()
         blocks_after += writer.blocks
+    manifest.write(fresh)
     again = Recording.open(fresh)
     seen.clear()
     for slice_id in range(len(again.feed.slices)):
@@ -237,6 +238,7 @@ class _Writer:
         self._merger = _Merger()
         self._entry = numpy.zeros(ENTRY_BYTES, numpy.uint8)
         self._head = numpy.zeros(RECORD_HEAD_BYTES, numpy.uint8)
+        slice_directory(day, slice_id).mkdir()
         self._number = 0
         self._offset = FILE_HEAD_BYTES
         self._files = Files(day, slice_id, 0)
