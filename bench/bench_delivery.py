@@ -52,7 +52,7 @@ def compiled(feed: Feed, remote: Remote, workers: int = 2, messages: int = MESSA
     subscriber = Subscriber(feed, workers=workers, max_lag_ns=FOREVER_NS)
     state = numpy.zeros((TOPICS, 3), numpy.int64)
     callbacks = [subscriber.on_compiled(prefix, state=state)(_count) for prefix in PREFIXES]
-    figure = _delivered(subscriber, remote, messages)
+    figure = measure_delivery(subscriber, remote, messages)
     expect_tally(tally_of(callbacks), messages)
     return figure
 
@@ -70,12 +70,12 @@ def _batch(feed: Feed, remote: Remote) -> Figure:
             rows = numpy.arange(len(batch), dtype=numpy.int32) if batch.rows is None else batch.rows
             tally(batch.topic_numbers, block.topic_index, rows, block.payloads, block.stride, state)
 
-    figure = _delivered(subscriber, remote)
+    figure = measure_delivery(subscriber, remote)
     expect_tally(numpy.sum(states, axis=0), MESSAGES)
     return figure
 
 
-def _delivered(subscriber: Subscriber, remote: Remote, messages: int = MESSAGES) -> Figure:
+def measure_delivery(subscriber: Subscriber, remote: Remote, messages: int = MESSAGES) -> Figure:
     """M messages/s from the publisher's first call to the last callback."""
     with subscriber:
         meter = Meter(remote.pid)

@@ -6,18 +6,16 @@ rival   PUB process --one message a frame---> plain pyzmq SUB: f(recv())
 
 from __future__ import annotations
 
-import time
 from functools import cache
 
 import msgspec
 import numpy
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.bench_delivery import PREFIXES, RIVAL_MESSAGES, plain_pyzmq
+from bench.bench_delivery import PREFIXES, RIVAL_MESSAGES, measure_delivery, plain_pyzmq
 from bench.contest import WAITS, Contest, Figure, expect
-from bench.cost import Meter
 from bench.publishers import Remote
-from bench.receivers import wait_for
+from bench.receivers import FOREVER_NS
 from bench.workload import DIGEST_FACTOR, DIGEST_MASK, POOL_MESSAGES, make_pool
 from blackbox import Feed, Message, Subscriber
 
@@ -25,7 +23,7 @@ MESSAGES = 1_000_000
 
 
 def _ours(feed: Feed, remote: Remote) -> Figure:
-    subscriber = Subscriber(feed, max_lag_ns=10**15)
+    subscriber = Subscriber(feed, max_lag_ns=FOREVER_NS)
     digests = [0] * len(PREFIXES)  # one place a callback: a callback runs in one thread of a slice
 
     for place, prefix in enumerate(PREFIXES):
@@ -34,15 +32,9 @@ def _ours(feed: Feed, remote: Remote) -> Figure:
         def count(message: Message, place: int = place) -> None:
             digests[place] = (digests[place] * DIGEST_FACTOR + message.payload[8]) & DIGEST_MASK
 
-    with subscriber:
-        meter = Meter(remote.pid)
-        remote.send(MESSAGES)
-        wait_for(subscriber, MESSAGES)
-        ended, spent = time.time_ns(), meter.spent(MESSAGES)
-        began = remote.answer()["began"]
+    figure = measure_delivery(subscriber, remote, MESSAGES)
     expect("digests of the payloads, by prefix", digests, [_expected(prefix, MESSAGES) for prefix in PREFIXES])
-    expect("gaps", subscriber.statistics().total.gaps, 0)
-    return Figure(MESSAGES / (ended - began) * 1e3, spent)
+    return figure
 
 
 def _rival(endpoint: str, remote: Remote) -> Figure:

@@ -27,7 +27,6 @@ from blackbox import Batch, Message, Recording, Subscriber
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from numpy.typing import NDArray
     from pytest_benchmark.fixture import BenchmarkFixture
@@ -141,9 +140,9 @@ def _dbn_store(messages: int) -> Any:
     return databento.DBNStore.from_bytes(io.BytesIO(dbn_file(messages, dbn)))
 
 
-def test_replay_calls(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+def test_replay_calls(benchmark: BenchmarkFixture) -> None:
     """M calls/s, one Python call a message."""
-    recording = record_trades(_CALLS, tmp_path)
+    recording = record_trades(_CALLS)
     contest = Contest("Replay in process, a Python call a trade", "M calls/s", topology=__doc__)
     contest.add("on(prefix), payload unpacked", lambda: _each(recording, typed=False))
     contest.add(_RECORD, lambda: _each(recording, typed=True))
@@ -157,9 +156,9 @@ def test_replay_calls(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     contest.run(benchmark)
 
 
-def test_replay_columns(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+def test_replay_columns(benchmark: BenchmarkFixture) -> None:
     """M messages/s, all work compiled."""
-    recording = record_trades(_TRADES, tmp_path)
+    recording = record_trades(_TRADES)
     contest = Contest("Replay in process, compiled work on each trade", "M messages/s", topology=__doc__)
     contest.add("on_compiled(prefix)", lambda: _compiled(recording))
     contest.add("on_batch(prefix), batch.records", lambda: _batch(recording))

@@ -10,7 +10,7 @@ import numpy
 
 from bench.bench_delivery import _count
 from bench.loops import tally
-from bench.receivers import FOREVER_NS
+from bench.receivers import FOREVER_NS, wait_for
 from bench.rivals.records import Tally, many
 from bench.workload import POOL_MESSAGES, TOPICS, make_pool
 from blackbox import Batch, Feed, Message, Publisher, Subscriber
@@ -55,9 +55,7 @@ def receive(orders: Orders) -> None:
         state = callback_of(orders.form)(subscriber, messages)
         with subscriber:
             orders.receiving()
-            while subscriber.statistics().total.delivered < messages:
-                subscriber.wait_confirmed()  # raises when something went wrong
-                time.sleep(0.001)
+            wait_for(subscriber, messages)
             ended = time.perf_counter()
         orders.received(ended, state(), messages)
 

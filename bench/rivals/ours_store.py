@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bench.contest import expect
+from bench.recorded import wait_until_recorded
 from bench.rivals.ours import callback_of, publish
 from blackbox import Feed, Recorder, Recording, Subscriber
 
@@ -30,8 +31,7 @@ def receive(orders: Orders) -> None:
             recorder = Recorder(feed, directory, fsync="interval")
             with recorder:
                 orders.receiving()
-                while (so_far := recorder.statistics()).messages + so_far.lost < messages:
-                    time.sleep(0.001)
+                wait_until_recorded(recorder, messages, every_s=0.001)
                 ended = time.perf_counter()
             expect("lost", recorder.statistics().lost, 0)
             (day,) = (path for path in Path(recorder.directory).iterdir() if path.is_dir())

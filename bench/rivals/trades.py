@@ -7,17 +7,16 @@ hftbacktest     an array of its events, 64 bytes    ival 17, one asset
 
 from __future__ import annotations
 
-import time
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy
 from numba import njit
 
 from bench.contest import expect
+from bench.recorded import record
 from bench.workload import POOL_MESSAGES, TOPICS, digest, make_pool
-from blackbox import Feed, Publisher, Recorder, Recording
+from blackbox import Feed, Publisher, Recording
 from feeds.dbn_records import SCHEMA
 
 if TYPE_CHECKING:
@@ -45,23 +44,20 @@ def trades(messages: int) -> NDArray[Any]:
     return records
 
 
-def record_trades(messages: int, directory: Path) -> Recording:
+def record_trades(messages: int) -> Recording:
     """A recording of them, made by a publisher and a recorder."""
     feed = Feed.local(f"trades-{messages}", slices=1, schema="dbn")
     records = trades(messages)
-    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, directory, fsync="never") as recorder:
-        index = records["instrument_id"].astype(numpy.int32)
-        payloads = records.view(numpy.uint8).reshape(messages, TRADE.itemsize)
+    index = records["instrument_id"].astype(numpy.int32)
+    payloads = records.view(numpy.uint8).reshape(messages, TRADE.itemsize)
+
+    def publish(publisher: Publisher) -> None:
         for start in range(0, messages, POOL_MESSAGES):
             part = slice(start, start + POOL_MESSAGES)
             times = records["ts_event"][part].astype(numpy.int64)
             publisher.publish_many(TOPIC_NAMES, index[part], payloads[part], times)
-        publisher.flush()
-        while recorder.statistics().messages + recorder.statistics().lost < messages:
-            time.sleep(0.01)
-    expect("recorded and lost", (recorder.statistics().messages, recorder.statistics().lost), (messages, 0))
-    (day,) = (path for path in recorder.directory.iterdir() if path.is_dir())
-    return Recording.open(day)
+
+    return Recording.open(record(feed, messages, publish))
 
 
 def dbn_file(messages: int, dbn: Any) -> bytes:
