@@ -4,25 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy
 
 from blackbox.errors import ConfigError
-
-_NUMBERS: Final[dict[str, Any]] = {
-    "b1": ctypes.c_bool,
-    "i1": ctypes.c_int8,
-    "i2": ctypes.c_int16,
-    "i4": ctypes.c_int32,
-    "i8": ctypes.c_int64,
-    "u1": ctypes.c_uint8,
-    "u2": ctypes.c_uint16,
-    "u4": ctypes.c_uint32,
-    "u8": ctypes.c_uint64,
-    "f4": ctypes.c_float,
-    "f8": ctypes.c_double,
-}
 
 
 class Record(ctypes.Structure):
@@ -119,7 +105,7 @@ def _c_type(name: str, field: numpy.dtype[Any]) -> Any:
         return array
     if field.names:
         return record_type(name, field)
-    number = _NUMBERS.get(f"{field.kind}{field.itemsize}")
-    if number is None:
+    try:
+        return numpy.ctypeslib.as_ctypes_type(field)
+    except NotImplementedError:
         return ctypes.c_char * field.itemsize if field.kind == "S" else ctypes.c_uint8 * field.itemsize
-    return number.__ctype_be__ if field.str.startswith(">") else number
