@@ -40,14 +40,14 @@ bench: $(BENCH)/.ready-bench  ## every figure beside its rivals, 15 minutes, int
 	        if [ -s $$kept ]; then mv $$kept "$(notdir $(FILE))"; echo "kept in $(FILE), of $$kept"; break; fi; \
 	    done; rm -f partial.json; exit $$status
 
-report: $(BENCH)/.ready-bench  ## docs/performance.md and its charts, from the last whole run [FILE=run.json: a page beside it]
-	@$(BENCH)/bin/python -m bench.report "$(FILE)" $(if $(filter %/latest.json,$(FILE)),docs/performance.md,"$(FILE:.json=.md)")
+report: $(BENCH)/.ready-bench  ## docs/performance.md, all tables and charts, from the last whole run [FILE=run.json: a page beside it]
+	@$(BENCH)/bin/python -m bench.report.page "$(FILE)" $(if $(filter %/latest.json,$(FILE)),docs/performance.md,"$(FILE:.json=.md)")
 
 bench-check: $(VENV)/.ready-check  ## which step of the hot path moved since bench/baseline.json [WRITE=1]
 	$(RUN)/python -m bench.check $(if $(WRITE),--write)
 
 profile: $(BENCH)/.ready-bench  ## a flame graph of the hot path, and where each nanosecond goes: docs/profile.md
-	$(BENCH)/bin/python -m bench.profile docs/profile.md
+	$(BENCH)/bin/python -m bench.hot_path.profile docs/profile.md
 
 clean:  ## remove the virtual environments and all caches
 	rm -rf $(VENV) $(BENCH) .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks build dist

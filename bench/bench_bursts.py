@@ -13,20 +13,21 @@ since a message was due, and a lost one is late without end: with more than 1 % 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.contest import Contest, Figure, Lost
-from bench.loads import Load, sender
-from bench.receivers import Delays, delays, percentiles_us, rival_delays
+from bench.measure.contest import Contest, Figure, Lost
+from bench.processes.pair import Pair, Work
+from bench.rivals.rival import tcp
+from bench.workload.load import Load
 from blackbox import Feed
 
 RATE = 100_000
 MESSAGES = 40_000
 DROPS = "drops when its queue is full: losses are told"
+HWM_BLOCKS = 1_000
 QUEUES = (1_000, MESSAGES)
 """Of pyzmq, in messages: what it has unless told otherwise, and a whole run."""
 
@@ -37,30 +38,27 @@ def test_bursts(benchmark: BenchmarkFixture) -> None:
     feed = Feed.local("bursts", slices=1)
     lost: dict[str, list[int]] = {}
 
-    def run(name: str, measure: Callable[[], Delays]) -> Figure:
-        found = measure()
-        lost.setdefault(name, []).append(found.lost)
-        percentiles = percentiles_us(found.late_ns, found.lost)
-        if "p99" not in percentiles:
-            raise Lost(f"there is no p99: {found.lost:,} of {MESSAGES:,} messages were lost")
-        contest.percentiles(name, percentiles)
-        return Figure(percentiles["p99"], found.spent)
+    def run(name: str, pair: Pair, load: Load) -> Figure:
+        spent = pair.round(load, Work(form="late")).spent
+        lost.setdefault(name, []).append(pair.heard.missed)
+        if "p99" not in pair.heard.late_us:
+            raise Lost(f"there is no p99: {pair.heard.missed:,} of {MESSAGES:,} messages were lost")
+        contest.percentiles(name, pair.heard.late_us)
+        return Figure(pair.heard.late_us["p99"], spent)
 
     with ExitStack() as stack:
-        ours = stack.enter_context(sender("paced", [feed]))
-        theirs = []
-        for queue in QUEUES:
-            plain = Feed.local(f"bursts-rival-{queue}", slices=1)
-            theirs.append((queue, plain, stack.enter_context(sender("rival", [plain], queue))))
+        ours = stack.enter_context(Pair.ours(feed, hwm_blocks=HWM_BLOCKS))
+        theirs = [
+            (queue, stack.enter_context(Pair.rival("plain_pyzmq", address=tcp(), form="late", mark=queue, drops=True)))
+            for queue in QUEUES
+        ]
         for shape, is_bursting in (("bursts", True), ("steady", False)):
-            load = Load(feed=feed, messages=MESSAGES, rate=RATE, is_bursting=is_bursting)
+            load = Load(feed=feed, messages=MESSAGES, rate=RATE, at_once=1, is_bursting=is_bursting)
             name = f"publish(), on(prefix): {shape}"
-            contest.add(name, partial(run, name, partial(delays, ours, load)), promise=DROPS)
-            for queue, plain, remote in theirs:
-                load = Load(feed=plain, messages=MESSAGES, rate=RATE, is_bursting=is_bursting)
+            contest.add(name, partial(run, name, ours, load), promise=DROPS)
+            for queue, pair in theirs:
                 rival = f"pyzmq send(), recv(), queue of {queue:,}: {shape}"
-                measure = partial(run, rival, partial(rival_delays, remote, load, queue))
-                contest.add(rival, measure, "rival", DROPS, versus=name)
+                contest.add(rival, partial(run, rival, pair, load), "rival", DROPS, versus=name)
         contest.run(benchmark)
     for name, losses in lost.items():
         contest.show(f"{name}: lost", f"{sum(losses[1:])} of {MESSAGES * len(losses[1:]):,}")

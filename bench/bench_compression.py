@@ -15,12 +15,13 @@ from typing import NamedTuple
 import lz4.block
 import pytest
 import zstandard
+from blackbox_feeds.iex import Iex
+from blackbox_feeds.itch50 import Itch50
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.contest import Contest, Kind, expect
+from bench.measure.contest import Contest, expect
+from bench.measure.results import Kind
 from blackbox import Block, Source
-from feeds.iex import Iex
-from feeds.itch50 import Itch50
 
 DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 BLOCK_BYTES = 256 << 10

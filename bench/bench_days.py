@@ -15,11 +15,12 @@ from functools import partial
 import numpy
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.contest import Contest, Figure, Spent, expect
-from bench.cost import cpu_seconds
-from bench.receivers import work
-from bench.recorded import open_recording, read_whole, recording_of
-from bench.workload import TOPICS, expected_sum, make_pool
+from bench.measure.contest import Contest, Figure, Spent
+from bench.measure.cost import cpu_seconds
+from bench.workload.load import Load
+from bench.workload.messages import TOPICS
+from bench.workload.recorded import open_recording, read_whole, recording_of
+from bench.workload.tally import count_compiled, expect_tally, state_of
 from blackbox import Subscriber
 
 DAY = 500_000
@@ -31,14 +32,11 @@ def _replayed(times: int) -> Figure:
     for _ in range(TIMES[-1] // times):
         recording = open_recording(messages)
         subscriber = Subscriber(recording.feed)
-        callback = subscriber.on_compiled(b"", state=numpy.zeros((TOPICS, 4), numpy.int64))(work)
+        callback = subscriber.on_compiled(b"", state=numpy.zeros((TOPICS, 3), numpy.int64))(count_compiled)
         before = cpu_seconds()
         seconds += subscriber.replay(recording).seconds
         cpu_s += cpu_seconds() - before
-        totals = callback.total().sum(axis=0)
-        expect("count", int(totals[0]), messages)
-        expect("messages out of order", int(totals[3]), 0)
-        expect("checksum", int(totals[2]), expected_sum(make_pool(), messages))
+        expect_tally(state_of([callback]), Load(messages=messages))
     played = TIMES[-1] * DAY
     return Figure(seconds / played * 1e9, Spent(subscriber_cpu_s=cpu_s, messages=played))
 

@@ -2,7 +2,7 @@
 
     PUB process, 50 messages a millisecond ==> 3 x SUB process ==> on_batch: check, note the delay
                     when_full="drop"       ==> 1 x SUB process ==> on_batch: the same, and sleep 50 ms a block
-                                               none slow | on_slow="terminate": it ends | "warn": it hangs on
+                                               none slow | SlowPolicy("terminate"): it ends | "warn": it hangs on
     rival           pyzmq PUB, at its high-water mark it drops too --a message a frame--> 4 x SUB process, recv()
 
 Figures: p99 since a message was due, of the three that are not slow (their mean). A round in which one of the three
@@ -14,15 +14,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import Literal
 
 import numpy
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.child import Child
-from bench.contest import Contest, Figure, Spent, expect
-from bench.listeners import OnSlow, heard, listen, listener
-from bench.loads import Load, order, sender
-from bench.workload import expected_sum, make_pool
+from bench.measure.contest import Contest, Figure, Spent, expect
+from bench.processes.child import Child
+from bench.processes.pair import Form, Order, Work, play
+from bench.rivals.rival import tcp
+from bench.workload.load import Load
 from blackbox import Feed
 
 RATE = 50_000
@@ -33,34 +34,20 @@ PAYLOAD_BYTES = 1_000
 HWM_BLOCKS = 200
 """Less than a run has, with what TCP and the receiver hold: a slow one that hangs on makes the publisher drop."""
 DROPS = "the publisher waits for nobody; the three lose nothing"
+OnSlow = Literal["terminate", "warn"] | None
+Sides = tuple[Child, Sequence[Child]]
 
 
-def _load(feed: Feed) -> Load:
-    return Load(
-        feed=feed, messages=MESSAGES, payload_bytes=PAYLOAD_BYTES, rate=RATE, at_once=AT_ONCE, subscribers=LISTENERS
-    )
-
-
-def _p99(
-    contest: Contest,
-    name: str,
-    publisher: Child,
-    listeners: Sequence[Child],
-    load: Load,
-    on_slow: OnSlow | None,
-) -> Figure:
-    listen(listeners, load, [*[None] * (LISTENERS - 1), on_slow])
-    order(publisher, load)
-    *others, last = heard(listeners, publisher.answer()["began"])
+def _p99(contest: Contest, name: str, sides: Sides, load: Load, form: Form, on_slow: OnSlow) -> Figure:
+    publisher, listeners = sides
+    orders = [Order(load, Work(form=form)) for _ in listeners]
+    orders[-1] = Order(load, Work(form=form, on_slow=on_slow))
+    _, (*others, last) = play(publisher, listeners, orders)
     for each in others:
+        expect("why one that is not slow is void", each.lost, "")
         expect("messages of one that is not slow", each.messages, load.messages)
-        expect("messages out of order", each.out_of_order, 0)
-        expect("checksum", each.checksum, expected_sum(make_pool(payload_bytes=PAYLOAD_BYTES), load.messages))
     expect("the last one terminated", last.has_terminated, on_slow == "terminate")
-    if on_slow is None:
-        expect("messages of the last one", last.messages, load.messages)
-    else:
-        expect("the slow one missed some", last.messages < load.messages, True)
+    expect("the last one got all", last.messages == load.messages, on_slow is None)
     mean = {percent: float(numpy.mean([each.late_us[percent] for each in others])) for percent in others[0].late_us}
     contest.percentiles(name, mean)
     spent = Spent(subscriber_cpu_s=float(numpy.mean([each.cpu_s for each in others])), messages=load.messages)
@@ -71,22 +58,30 @@ def test_fanout(benchmark: BenchmarkFixture) -> None:
     """µs, p99."""
     title = f"Four subscribers, {RATE:,} messages/s, p99 since due of the three that are not slow"
     contest = Contest(title, "µs", lower=True, topology=__doc__)
-    feed, plain = Feed.local("fanout", slices=1), Feed.local("fanout-rival", slices=1)
-    cases: tuple[tuple[str, OnSlow | None], ...] = (
+    feed = Feed.local("fanout", slices=1)
+    load = Load(
+        feed=feed, messages=MESSAGES, payload_bytes=PAYLOAD_BYTES, rate=RATE, at_once=AT_ONCE, subscribers=LISTENERS
+    )
+    cases: tuple[tuple[str, OnSlow], ...] = (
         ("none slow", None),
         ("one slow, which terminates", "terminate"),
         ("one slow, which hangs on", "warn"),
     )
+    plain = {"address": tcp(), "form": "late", "mark": HWM_BLOCKS * AT_ONCE, "drops": True}
     with ExitStack() as stack:
-        ours = stack.enter_context(sender("paced", [feed], HWM_BLOCKS))
-        theirs = stack.enter_context(sender("rival", [plain], HWM_BLOCKS * AT_ONCE))
-        our_listeners = [stack.enter_context(listener("blackbox")) for _ in range(LISTENERS)]
-        their_listeners = [stack.enter_context(listener("pyzmq")) for _ in range(LISTENERS)]
+
+        def begin(publish: str, receive: str, sent: dict[str, object], heard: dict[str, object]) -> Sides:
+            publisher = stack.enter_context(Child(publish, **sent))
+            return publisher, [stack.enter_context(Child(receive, **heard)) for _ in range(LISTENERS)]
+
+        settings = {"feeds": [feed], "hwm_blocks": HWM_BLOCKS}
+        ours = begin("bench.processes.sender:publish", "bench.processes.receiver:receive", settings, {})
+        theirs = begin("bench.rivals.plain_pyzmq:publish", "bench.rivals.plain_pyzmq:receive", plain, plain)
         for name, on_slow in cases:
-            contest.add(name, partial(_p99, contest, name, ours, our_listeners, _load(feed), on_slow), promise=DROPS)
+            contest.add(name, partial(_p99, contest, name, ours, load, "late batches", on_slow), promise=DROPS)
         for name, on_slow in cases[::2]:
             rival = f"pyzmq: {name}"
-            run = partial(_p99, contest, rival, theirs, their_listeners, _load(plain), on_slow)
+            run = partial(_p99, contest, rival, theirs, load, "late", on_slow)
             contest.add(rival, run, "rival", DROPS, versus=name)
         contest.run(benchmark)
         for name, _ in cases[1:]:

@@ -21,17 +21,20 @@ from numba import njit
 from numpy.typing import NDArray
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.contest import Contest, Figure, Spent, expect
-from bench.cost import cpu_seconds
-from blackbox.atoms import int64s_at
-from blackbox.conflate import Conflation
-from blackbox.counters import Count, WorkerCount
-from blackbox.guards import Sequences
-from blackbox.handover import _hand_over
-from blackbox.sink import NO_SINK
-from blackbox.slice_memory import BODY_AT, COPY_AT, ENVELOPE_AT, POLICY_WARN, SCRATCH_WORDS, WORDS_SHARED, SliceAt
-from blackbox.topics import Numbering
-from blackbox.zmqlib import (
+from bench.measure.contest import Contest, Figure, Spent, expect
+from bench.measure.cost import cpu_seconds
+from blackbox.native.intrinsics import int64s_at
+from blackbox.native.name_table import Numbering
+from blackbox.native.posix import now_ns
+from blackbox.subscribe.addresses import BODY_AT, COPY_AT, ENVELOPE_AT, SCRATCH_WORDS, SliceAt
+from blackbox.subscribe.block_handler import NO_HANDLER
+from blackbox.subscribe.conflation import Conflation
+from blackbox.subscribe.dispatch import _hand_over
+from blackbox.subscribe.gaps import Sequences
+from blackbox.subscribe.slow_subscriber import WARN
+from blackbox.subscribe.state import SliceState
+from blackbox.subscribe.statistics import Counters
+from blackbox.transport.libzmq import (
     MESSAGE_BYTES,
     SNDMORE,
     init_messages,
@@ -42,7 +45,6 @@ from blackbox.zmqlib import (
     msg_init_size,
     msg_recv,
     msg_send,
-    now_ns,
 )
 
 HAND_OVERS = 60_000
@@ -130,16 +132,16 @@ def _take_all(socket: int, scratch: int, blocks: int, found: NDArray[numpy.int64
 
 def _slice(router: int, workers: int, scratch: NDArray[numpy.int64]) -> tuple[SliceAt, Any]:
     """What the slice thread's hand-over wants to know, and what must live as long."""
-    words, counters = numpy.zeros(WORDS_SHARED, numpy.int64), numpy.zeros(Count.SIZE, numpy.int64)
-    of_workers = numpy.zeros((workers, WorkerCount.SIZE), numpy.int64)
+    state, counters = SliceState(), Counters(workers)
     topics, sets, conflation = Numbering(1, 16), numpy.zeros(1, numpy.int32), Conflation(1)
-    sequences = Sequences(1, 1, 0, 1, counters)
+    sequences = Sequences(1, 1, 0, 1, counters.slice)
     at = SliceAt(
-        *(0, router, 0, 0, words.ctypes.data, scratch.ctypes.data, counters.ctypes.data),
-        *(of_workers.ctypes.data, workers, topics.at, sets.ctypes.data, sequences.at, 0, 0),
-        *(POLICY_WARN, QUEUE_BLOCKS, conflation.at, 10**18, 10**9, NO_SINK),
+        *(0, router, 0, 0, state.address, scratch.ctypes.data, counters.slice.address),
+        *(counters.workers_address, workers, topics.at, sets.ctypes.data, sequences.at, 0, 0),
+        0,
+        *(WARN, QUEUE_BLOCKS, conflation.at, 10**18, 10**9, NO_HANDLER),
     )
-    return at, (words, counters, of_workers, topics, sets, conflation, sequences)
+    return at, (state, counters, topics, sets, conflation, sequences)
 
 
 def _hop(workers: int, with_router: bool) -> Figure:

@@ -10,8 +10,8 @@ from functools import partial
 
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.contest import Contest
-from bench.kernels import SPIN, Kernel, Subject
+from bench.hot_path.kernels import SPIN, Kernel, Subject
+from bench.measure.contest import Contest
 
 _BLOCKS = 50
 _TRIES = 10

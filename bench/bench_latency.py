@@ -14,15 +14,15 @@ at a time, nobody here sends 1,000,000 a second: of that the second table tells 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from functools import partial
 
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.child import Child
-from bench.contest import Contest, Figure, Kind, Lost, expect
-from bench.loads import Load, sender
-from bench.receivers import Delays, compiled_delays, delays, expect_rate, percentiles_us, rival_delays, stages
+from bench.measure.contest import Contest, Figure, Lost, expect
+from bench.measure.results import Kind
+from bench.processes.pair import Pair, Work
+from bench.rivals.rival import tcp
+from bench.workload.load import Load
 from blackbox import Feed
 
 RUNS = {1_000: 1_000, 100_000: 40_000, 1_000_000: 200_000}
@@ -35,46 +35,45 @@ STAGE_RUNS = 3
 PROMISE = "nothing lost: queues are longer than a run"
 
 
-def _noted(contest: Contest, name: str, load: Load, measure: Callable[[], Delays]) -> Figure:
-    found = measure()
-    expect("messages lost", found.lost, 0)
-    expect_rate(load, found.rate)
-    percentiles = percentiles_us(found.late_ns)
+def _noted(contest: Contest, name: str, pair: Pair, load: Load, work: Work) -> Figure:
+    percentiles, figure = pair.late(load, work)
     contest.percentiles(f"{name} at {load.rate:,}", percentiles)
-    return Figure(percentiles["p50"], found.spent)
+    return Figure(percentiles["p50"], figure.spent)
 
 
 def test_latency(benchmark: BenchmarkFixture) -> None:
     """µs since due: the table has medians over rounds of each round's p50."""
     title = "Latency since due, one message at a time: p50"
     contest = Contest(title, "µs", lower=True, topology=__doc__, axis="messages a second")
-    feed, plain = Feed.local("latency", slices=1), Feed.local("latency-rival", slices=1)
-    with sender("paced", [feed], HWM) as ours, sender("rival", [plain], HWM) as theirs:
+    feed = Feed.local("latency", slices=1)
+    late, compiled = Work(form="late"), Work(form="late compiled")
+    with (
+        Pair.ours(feed, hwm_blocks=HWM) as ours,
+        Pair.rival("plain_pyzmq", address=tcp(), form="late", mark=HWM, drops=True) as theirs,
+    ):
         for rate, messages in RUNS.items():
-            single, many, rival = (
-                Load(feed=feed, messages=messages, rate=rate),
-                Load(feed=feed, messages=messages, rate=rate, at_once=100),
-                Load(feed=plain, messages=messages, rate=rate),
-            )
-            entries: list[tuple[str, Kind, Load, Callable[[], Delays]]] = [
-                ("publish(), on(prefix)", "ours", single, partial(delays, ours, single)),
-                ("pyzmq send(), recv()", "rival", rival, partial(rival_delays, theirs, rival, HWM)),
-                ("publish_many(), on_compiled(prefix)", "ours", many, partial(compiled_delays, ours, many)),
+            single = Load(feed=feed, messages=messages, rate=rate, at_once=1)
+            many = Load(feed=feed, messages=messages, rate=rate, at_once=100)
+            entries: list[tuple[str, Kind, Pair, Load, Work]] = [
+                ("publish(), on(prefix)", "ours", ours, single, late),
+                ("pyzmq send(), recv()", "rival", theirs, single, late),
+                ("publish_many(), on_compiled(prefix)", "ours", ours, many, compiled),
             ]
             singly, together = slice(0, 2), slice(2, 3)
             chosen = {min(RUNS): singly, max(RUNS): together}.get(rate, slice(None))
-            for name, kind, load, measure in entries[chosen]:
-                contest.add(name, partial(_noted, contest, name, load, measure), kind, PROMISE, at=rate)
+            for name, kind, pair, load, work in entries[chosen]:
+                contest.add(name, partial(_noted, contest, name, pair, load, work), kind, PROMISE, at=rate)
         contest.run(benchmark)
         for rate in SINGLY:
-            _show_stages(contest, ours, Load(feed=feed, messages=RUNS[rate], rate=rate))
+            _show_stages(contest, ours, Load(feed=feed, messages=RUNS[rate], rate=rate, at_once=1))
 
 
-def _show_stages(contest: Contest, remote: Child, load: Load) -> None:
+def _show_stages(contest: Contest, pair: Pair, load: Load) -> None:
     runs = []
     for _ in range(STAGE_RUNS):
         try:
-            runs.append(stages(remote, load))
+            pair.late(load, Work(form="stages"))
+            runs.append(pair.heard.stages)
         except Lost as lost:  # as void as a round would be
             contest.show(f"stages at {load.rate:,}: a run is void", lost)
     for stage in runs[0] if runs else ():
@@ -82,21 +81,22 @@ def _show_stages(contest: Contest, remote: Child, load: Load) -> None:
         contest.show(f"{stage}, at {load.rate:,}", f"{value:.0f} µs")
 
 
-def _reached(measure: Callable[[], Delays]) -> Figure:
-    found = measure()
-    expect("messages lost", found.lost, 0)
-    return Figure(found.rate / 1e6, found.spent)
+def _reached(pair: Pair, load: Load) -> Figure:
+    figure = pair.round(load, Work(form="late"))
+    expect("messages lost", pair.heard.missed, 0)
+    return figure
 
 
 def test_overload(benchmark: BenchmarkFixture) -> None:
     """M messages/s that are reached where 1 M are due."""
     rate = max(RUNS)
     contest = Contest(f"Due at {rate:,} a second, one at a time: the rate reached", "M messages/s", topology=__doc__)
-    feed, plain = Feed.local("overload", slices=1), Feed.local("overload-rival", slices=1)
-    with sender("paced", [feed], HWM) as ours, sender("rival", [plain], HWM) as theirs:
-        single, rival = (Load(feed=each, messages=RUNS[rate], rate=rate) for each in (feed, plain))
-        contest.add("publish(), on(prefix)", lambda: _reached(partial(delays, ours, single)), "ours", PROMISE)
-        contest.add(
-            "pyzmq send(), recv()", lambda: _reached(partial(rival_delays, theirs, rival, HWM)), "rival", PROMISE
-        )
+    feed = Feed.local("overload", slices=1)
+    load = Load(feed=feed, messages=RUNS[rate], rate=rate, at_once=1)
+    with (
+        Pair.ours(feed, hwm_blocks=HWM) as ours,
+        Pair.rival("plain_pyzmq", address=tcp(), form="late", mark=HWM, drops=True) as theirs,
+    ):
+        contest.add("publish(), on(prefix)", lambda: _reached(ours, load), "ours", PROMISE)
+        contest.add("pyzmq send(), recv()", lambda: _reached(theirs, load), "rival", PROMISE)
         contest.run(benchmark)

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.child import Child
-from bench.contest import Contest, expect
+from bench.measure.contest import Contest, expect
+from bench.processes.child import Child, answer, orders
 
 CALLS = 500_000
 COPIED = 64 << 20
@@ -25,16 +25,15 @@ FILE_BYTES = 256 << 20
 SENT = 1 << 30
 _CHUNK = 256 << 10
 
-_SENDER = """
-import json, socket, sys
-peer = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
-chunk = bytes(int(sys.argv[2]))
-print(0, flush=True)
-for line in sys.stdin:
-    for _ in range(json.loads(line) // len(chunk)):
-        peer.sendall(chunk)
-    print(0, flush=True)
-"""
+
+def send(port: int) -> None:
+    """Send as many bytes as are ordered to a port of this host."""
+    peer = socket.create_connection(("127.0.0.1", port))
+    chunk = bytes(_CHUNK)
+    for size in orders():
+        for _ in range(size // len(chunk)):
+            peer.sendall(chunk)
+        answer()
 
 
 def memcpy() -> float:
@@ -85,7 +84,9 @@ def _read(path: Path, cold: bool) -> float:
     return size / seconds / 1e9
 
 
-def _empty_calls() -> float:
+def empty_calls() -> float:
+    """M calls/s of a function that does nothing."""
+
     def nothing(topic: bytes, payload: bytes) -> None:
         pass
 
@@ -101,7 +102,7 @@ def test_bytes(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     contest = Contest("What memory, loopback and disk allow", "GB/s", topology=__doc__)
     path = tmp_path / "file"
     with socket.create_server(("127.0.0.1", 0)) as server:
-        child = Child("-c", _SENDER, str(server.getsockname()[1]), str(_CHUNK))
+        child = Child("bench.bench_limits:send", port=server.getsockname()[1])
         with child, server.accept()[0] as peer:
             contest.add("memcpy", memcpy, "limit")
             contest.add("loopback TCP", lambda: _loopback(child, peer), "limit")
@@ -114,5 +115,5 @@ def test_bytes(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
 def test_calls(benchmark: BenchmarkFixture) -> None:
     """M calls/s."""
     contest = Contest("What the interpreter allows", "M calls/s", topology=__doc__)
-    contest.add("an empty Python call", _empty_calls, "limit")
+    contest.add("an empty Python call", empty_calls, "limit")
     contest.run(benchmark)

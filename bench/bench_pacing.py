@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.contest import Contest, expect
-from bench.recorded import record
+from bench.measure.contest import Contest, expect
+from bench.workload.recorded import record
 from blackbox import Controls, Feed, Publisher, Recording, Replay, Subscriber
 
 MESSAGES = 1_000

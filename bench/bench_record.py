@@ -15,47 +15,36 @@ from pathlib import Path
 import msgspec
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.bench_delivery import WIRE_BYTES, received_only
-from bench.contest import WAITS, Contest, Figure, expect
-from bench.cost import Meter, cpu_seconds
-from bench.publishers import Remote
-from bench.recorded import wait_until_recorded
-from blackbox import Feed, Recorder, Recording
+from bench.bench_delivery import WIRE_BYTES
+from bench.measure.contest import WAITS, Contest, Figure
+from bench.processes.child import Child
+from bench.processes.pair import Pair, Work
+from bench.workload.load import Load
+from blackbox import Feed
 
 MESSAGES = 1_500_000
 BYTES = WIRE_BYTES * MESSAGES
 PACED = 50_000
 PACED_RATE = 100_000
 BURST = 300_000
+BURST_RATE = 1_000_000
 POLICIES = {"interval": "no fsync within a round", "block": "fsync each block"}
 """The interval is longer than a round."""
 DROPS = "when full, the publisher drops: void if it did"
 _SYNC_S = 1.0
-_TIMEOUT_S = 30.0
 
 
-def _record(feed: Feed, remote: Remote, directory: Path, fsync: str) -> Figure:
-    recorder = Recorder(feed, directory, fsync=fsync)  # type: ignore[arg-type]  # one of its three words
-    with recorder:
-        meter, started = Meter(remote.pid), time.perf_counter()
-        remote.send(MESSAGES)
-        wait_until_recorded(recorder, MESSAGES, _TIMEOUT_S)
-        seconds = time.perf_counter() - started
-        spent = meter.spent(MESSAGES)
-        remote.answer()
-    _expect_all(recorder, MESSAGES)
-    return Figure(recorder.statistics().stored_bytes / seconds / 1e9, spent)
+def _recording(feed: Feed, directory: Path, fsync: str = "interval", **settings: object) -> Pair:
+    """A publisher and a recorder, each in its process; what is recorded is read back, verified and removed."""
+    return Pair(
+        partial(Child, "bench.processes.sender:publish", feeds=[feed], **settings),
+        partial(Child, "bench.processes.recorder:receive", directory=str(directory), fsync=fsync),
+    )
 
 
-def _expect_all(recorder: Recorder, messages: int) -> None:
-    """Each message is in the journals, once, in order and whole; then they are removed."""
-    statistics = recorder.statistics()
-    found = (statistics.messages, statistics.lost, statistics.received.gaps)
-    (day,) = (path for path in recorder.directory.iterdir() if path.is_dir())
-    wrong = Recording.open(day).examine()
-    _clear(recorder.directory)
-    expect("messages recorded, lost, missing", found, (messages, 0, 0))
-    expect("damage and gaps in the journals", wrong, ([], []))
+def _record(pair: Pair, load: Load) -> Figure:
+    figure = pair.round(load)
+    return Figure(pair.heard.stored_bytes / (pair.heard.ended - pair.sent.began), figure.spent)
 
 
 def _write(directory: Path, fsync: str) -> float:
@@ -76,85 +65,77 @@ def _write(directory: Path, fsync: str) -> float:
     return left * len(block) / seconds / 1e9
 
 
-def _clear(directory: Path) -> None:
-    for path in sorted(directory.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
+def _received(pair: Pair, load: Load) -> Figure:
+    figure = pair.round(load, Work(form="nothing"))
+    return Figure(figure.value * WIRE_BYTES / 1e3, figure.spent)
 
 
 def test_record_at_full_speed(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """GB/s of journal."""
-    feed = Feed.local("record", slices=1)
     contest = Contest("Recording at full wire speed, one slice", "GB/s of journal", topology=__doc__)
-    with Remote("blackbox", feed=msgspec.to_builtins(feed)) as remote:
-        for policy, told in POLICIES.items():
-            name = f"recorder, {told}"
-            contest.add(name, partial(_record, feed, remote, tmp_path, policy), promise=WAITS)
-            plain = f"plain writing, {told}"
+    feeds = {policy: Feed.local(f"record-{policy}", slices=1) for policy in (*POLICIES, "none")}
+    loads = {policy: Load(feed=feed, messages=MESSAGES) for policy, feed in feeds.items()}
+    with (
+        _recording(feeds["interval"], tmp_path, "interval", when_full="wait") as interval,
+        _recording(feeds["block"], tmp_path, "block", when_full="wait") as block,
+        Pair.ours(feeds["none"], when_full="wait") as bare,
+    ):
+        for policy, pair in (("interval", interval), ("block", block)):
+            name = f"recorder, {POLICIES[policy]}"
+            contest.add(name, partial(_record, pair, loads[policy]), promise=WAITS)
+            plain = f"plain writing, {POLICIES[policy]}"
             contest.add(plain, partial(_write, tmp_path, policy), "limit", versus=name)
-        contest.add("same blocks, only received", partial(_received, feed, remote), "limit", WAITS)
+        contest.add("same blocks, only received", partial(_received, bare, loads["none"]), "limit", WAITS)
         contest.bound("disk write", 0)
         contest.run(benchmark)
 
 
-def _received(feed: Feed, remote: Remote) -> Figure:
-    figure = received_only(feed, remote, MESSAGES)
-    return Figure(figure.value * WIRE_BYTES / 1e3, figure.spent)
-
-
-def _paced(feed: Feed, remote: Remote, directory: Path, blocks: list[int]) -> float:
+def _paced(pair: Pair, load: Load, blocks: list[int]) -> float:
     """Percent of a core that the recorder takes, from the first message to the last."""
-    with Recorder(feed, directory) as recorder:
-        before_s, started = cpu_seconds(), time.perf_counter()
-        remote.send(PACED, rate=PACED_RATE)
-        wait_until_recorded(recorder, PACED, _TIMEOUT_S, every_s=0.1)
-        seconds = time.perf_counter() - started
-        used_s = cpu_seconds() - before_s
-        remote.answer()
-    _expect_all(recorder, PACED)
-    blocks.append(recorder.statistics().blocks)
-    return 100 * used_s / seconds
+    pair.round(load)
+    blocks.append(pair.heard.blocks)
+    return 100 * pair.heard.cpu_s * 1e9 / (pair.heard.ended - pair.sent.began)
 
 
 def test_record_single_messages(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """Percent of a core, of a recorder of 100,000 messages a second."""
     # A block has one key: where each message has another than the one before, each gets a block of its own.
-    alone = Feed.local("alone", slices=1, key_bytes=8)
-    usual = Feed.local("usual", slices=1)
+    alone, usual = Feed.local("alone", slices=1, key_bytes=8), Feed.local("usual", slices=1)
     contest = Contest(
         f"CPU of a recorder at {PACED_RATE:,} messages/s, published one by one",
         "% of a core",
         lower=True,
         topology=__doc__,
     )
+    paced = Load(messages=PACED, rate=PACED_RATE, at_once=1, in_turn=True)
     many: list[int] = []
     few: list[int] = []
+    # Blocks of one message are small, and the usual 1,000 of them would be 10 ms at 100,000 a second.
     with (
-        Remote("paced", feed=msgspec.to_builtins(alone)) as remote,
-        Remote("paced", feed=msgspec.to_builtins(usual)) as other,
+        _recording(alone, tmp_path, hwm_blocks=100_000) as pair,
+        _recording(usual, tmp_path, hwm_blocks=100_000) as other,
     ):
-        name = "a block a message (each of another key)"
-        contest.add(name, partial(_paced, alone, remote, tmp_path, many), promise=DROPS)
-        contest.add("one key, blocks as they come", partial(_paced, usual, other, tmp_path, few), promise=DROPS)
+        load = msgspec.structs.replace(paced, feed=alone, topics=1_000)
+        contest.add("a block a message (each of another key)", partial(_paced, pair, load, many), promise=DROPS)
+        load = msgspec.structs.replace(paced, feed=usual, topics=1)
+        contest.add("one key, blocks as they come", partial(_paced, other, load, few), promise=DROPS)
         contest.run(benchmark)
     # A publisher that was held up sends what it has then: now and then a block has two messages of one key.
     contest.show("blocks of the last round, each of another key", f"{many[-1]:,} of {PACED:,} messages")
     contest.show("blocks of the last round, one key", f"{few[-1]:,}")
 
 
-def _burst(feed: Feed, remote: Remote, directory: Path) -> float:
+def _burst(pair: Pair, load: Load) -> float:
     """M messages/s that were published at 1 M messages/s; a lost message makes the round void."""
-    with Recorder(feed, directory) as recorder:
-        remote.send(BURST, rate=1_000_000)
-        wait_until_recorded(recorder, BURST, _TIMEOUT_S)
-        seconds = remote.answer()["seconds"]
-    _expect_all(recorder, BURST)
-    return BURST / float(seconds) / 1e6
+    pair.round(load)
+    return load.messages * 1e3 / (pair.sent.ended - pair.sent.began)
 
 
 def test_record_bursts(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """M messages/s, live policy: nothing waits, nothing may be lost."""
     feed = Feed.local("bursts", slices=1)
+    load = Load(feed=feed, messages=BURST, rate=BURST_RATE, at_once=100)
     contest = Contest(f"Recording bursts of {BURST:,} at 1 M messages/s", "M messages/s", topology=__doc__)
-    with Remote("bursts", feed=msgspec.to_builtins(feed)) as remote:
-        contest.add("published and recorded", lambda: _burst(feed, remote, tmp_path), promise=DROPS)
+    with _recording(feed, tmp_path) as pair:
+        contest.add("published and recorded", partial(_burst, pair, load), promise=DROPS)
         contest.run(benchmark)

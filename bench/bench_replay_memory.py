@@ -11,56 +11,57 @@ import os
 from functools import partial
 from pathlib import Path
 
+import numpy
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.child import Child
-from bench.contest import Contest, expect
-from bench.recorded import journals, recording_of
+from bench.measure.contest import Contest, expect
+from bench.processes.child import Child, answer, orders
+from bench.workload.messages import TOPICS
+from bench.workload.recorded import journals, recording_of
+from bench.workload.tally import count_compiled
+from blackbox import Recording, Subscriber
 
 LARGE = int(os.environ.get("BLACKBOX_BENCH_LARGE", "4_000_000"))
 SMALL = LARGE // 10
 _LIMIT_MB = 300
 
-_REPLAY = """
-import json, os, sys, numpy
-from bench.bench_delivery import _count
-from bench.workload import TOPICS
-from blackbox import Recording, Subscriber
 
-def replay(day):
+def replay_forked(day: str) -> None:
+    """Replay each day that is ordered in a process of its own: how many messages, and its peak in MB."""
+    _replay(day)  # what is compiled, and imported, is there before it counts
+    for order in orders():
+        if os.fork() == 0:
+            base = _resident("VmRSS")
+            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+            answer(messages=_replay(order), peak_mb=(_resident("VmHWM") - base) / 1024)
+            os._exit(0)
+        os.wait()
+
+
+def _replay(day: str) -> int:
     recording = Recording.open(day)
     subscriber = Subscriber(recording.feed)
-    subscriber.on_compiled(b"", state=numpy.zeros((TOPICS, 3), numpy.int64))(_count)
+    subscriber.on_compiled(b"", state=numpy.zeros((TOPICS, 3), numpy.int64))(count_compiled)
     return subscriber.replay(recording).messages
 
-def resident(name):
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith(name))
 
-replay(sys.argv[1])  # what is compiled, and imported, is there before it counts
-print(0, flush=True)
-for line in sys.stdin:
-    if os.fork() == 0:
-        base = resident("VmRSS")
-        with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")  # the peak begins anew
-        print(json.dumps([replay(json.loads(line)), (resident("VmHWM") - base) / 1024]), flush=True)
-        os._exit(0)
-    os.wait()
-"""
+def _resident(name: str) -> int:
+    """A line of /proc/self/status, KiB."""
+    with Path("/proc/self/status").open() as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(name))
 
 
 def _peak_mb(child: Child, day: Path, messages: int) -> float:
-    replayed, peak_mb = child.ask(str(day))
-    expect("messages replayed", replayed, messages)
-    expect(f"peak below {_LIMIT_MB} MB", peak_mb < _LIMIT_MB, True)
-    return float(peak_mb)
+    told = child.ask(str(day))
+    expect("messages replayed", told["messages"], messages)
+    expect(f"peak below {_LIMIT_MB} MB", told["peak_mb"] < _LIMIT_MB, True)
+    return float(told["peak_mb"])
 
 
 def test_replay_memory(benchmark: BenchmarkFixture) -> None:
     """MB above what the process had before."""
     contest = Contest("Peak memory of a replay", "MB", lower=True, topology=__doc__)
-    with Child("-c", _REPLAY, str(recording_of(200_000))) as child:
+    with Child("bench.bench_replay_memory:replay_forked", day=str(recording_of(200_000))) as child:
         for messages in (SMALL, LARGE):
             day = recording_of(messages)
             size = sum(path.stat().st_size for path in journals(day)) / 1e9

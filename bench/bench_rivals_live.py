@@ -19,75 +19,47 @@ the host, are compared with ours over a Unix socket.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-import msgspec
 import pytest
 
-from bench.contest import WAITS, Contest
-from bench.rivals.pair import Missing, Pair, need
-from bench.rivals.servers import Server, free_port, nats_server, redis_server
+from bench.measure.contest import WAITS, Contest
+from bench.processes.pair import Form, Pair, Work
+from bench.rivals.rival import HOLDS, Rival, tcp, tcp_slash
+from bench.rivals.servers import nats_server, redis_server
+from bench.workload.load import Load
 from blackbox import Feed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from pytest_benchmark.fixture import BenchmarkFixture
 
 pytestmark = pytest.mark.timeout(600)
 """Two processes a contender, and servers: on a machine that is shared, a round takes its time."""
 
 QUEUED: Final = "nothing lost: queues are longer than a run"
-HOLDS: Final = "nothing lost: the server holds the whole run"
 _ONE_BY_ONE: Final = "publish() one by one, on(prefix)"
 _BATCH: Final = "publish_many(columns), on_batch(prefix)"
 _BATCH_IPC: Final = f"{_BATCH}, ipc"
 _COMPILED: Final = "publish_many(columns), on_compiled(prefix)"
-
-
-class Rival(NamedTuple):
-    """One that carries messages, or blocks packed by hand."""
-
-    name: str
-    module: str
-    needs: tuple[str, ...]
-    address: Callable[[], str]
-    promise: str
-    """Of messages one by one; blocks always wait, or are held as these are."""
-    messages: int
-    """Messages of a round one by one; 0: this one is not in the first table."""
-    blocks: int = 0
-    """Messages of a round in blocks; 0: this one is not in the second table."""
-    server: Callable[[], Server] | None = None
-    arguments: Mapping[str, Any] = MappingProxyType({})
-    is_local: bool = False
-    """It reaches no other host: blocks by hand are compared with ours over ipc, which does not either."""
-
-
-def _tcp() -> str:
-    return f"tcp://127.0.0.1:{free_port()}"
-
-
-def _tcp_slash() -> str:
-    return f"tcp/127.0.0.1:{free_port()}"
-
+_ZENOH: Final = ("eclipse-zenoh:zenoh",)
 
 RIVALS: Final = (
-    Rival("pyzmq", "plain_pyzmq", (), _tcp, QUEUED, 150_000, 8_000_000),
-    Rival("zmq.asyncio on uvloop", "asyncio_pyzmq", ("uvloop",), _tcp, QUEUED, 20_000),
-    Rival("pynng PUSH/PULL", "plain_pynng", ("pynng",), _tcp, QUEUED, 15_000, 6_000_000),
-    Rival("zenoh, TCP", "plain_zenoh", ("eclipse-zenoh:zenoh",), _tcp_slash, WAITS, 30_000, 4_000_000),
+    Rival("pyzmq", "plain_pyzmq", (), tcp, QUEUED, 150_000, 8_000_000),
+    Rival("zmq.asyncio on uvloop", "asyncio_pyzmq", ("uvloop",), tcp, QUEUED, 20_000),
+    Rival("pynng PUSH/PULL", "plain_pynng", ("pynng",), tcp, QUEUED, 15_000, 6_000_000),
+    Rival("zenoh, TCP", "plain_zenoh", _ZENOH, tcp_slash, WAITS, 30_000, 4_000_000),
     Rival(
         "zenoh, shared memory",
         "plain_zenoh",
-        ("eclipse-zenoh:zenoh",),
-        _tcp_slash,
+        _ZENOH,
+        tcp_slash,
         WAITS,
         0,
         6_000_000,
-        arguments={"shared_memory": True},
+        arguments=MappingProxyType({"shared_memory": True}),
         is_local=True,
     ),
     Rival(
@@ -105,30 +77,34 @@ RIVALS: Final = (
 )
 
 
-def _enter(contest: Contest, stack: ExitStack, rival: Rival, form: str, versus: str) -> None:
+def _enter(contest: Contest, stack: ExitStack, rival: Rival, form: Form, versus: str) -> None:
     """Start a rival and enter it, or tell why not."""
-    try:
-        need(*rival.needs)
-        server = stack.enter_context(rival.server()) if rival.server else None
-        address = server.url if server else rival.address()
-        pair = stack.enter_context(Pair(rival.module, server, form=form, address=address, **rival.arguments))
-    except Missing as why:
-        contest.skip(rival.name, str(why))
-        return
-    name = f"{rival.name} {server.version}" if server else rival.name
-    messages, promise = rival.messages, rival.promise
-    if form == "blocks":
-        name, messages = f"{name}, blocks by hand", rival.blocks
-        promise = HOLDS if server else WAITS
-    contest.add(name, lambda: pair.round(messages), "rival", promise, versus=versus)
+
+    def begin(arguments: Mapping[str, Any]) -> Pair:
+        return Pair.rival(rival.module, form=form, **arguments)
+
+    if started := rival.start(contest, stack, begin):
+        name, messages, promise = started.name, rival.messages, rival.promise
+        if form == "blocks":
+            name, messages = f"{name}, blocks by hand", rival.more
+            promise = HOLDS if started.server else WAITS
+        contest.add(name, started.rounds(messages), "rival", promise, versus=versus)
 
 
 def _ours(
-    contest: Contest, stack: ExitStack, name: str, form: str, messages: int, transport: Literal["tcp", "ipc"] = "tcp"
+    contest: Contest,
+    stack: ExitStack,
+    name: str,
+    form: Form,
+    messages: int,
+    *,
+    at_once: int = 0,
+    transport: Literal["tcp", "ipc"] = "tcp",
 ) -> None:
-    feed = Feed.local("bench-" + form.replace(" ", "-"), slices=1, transport=transport)
-    pair = stack.enter_context(Pair("ours", form=form, feed=msgspec.to_builtins(feed)))
-    contest.add(name, lambda: pair.round(messages), "ours", WAITS)
+    feed = Feed.local(f"bench-{form}-{at_once}", slices=1, transport=transport)
+    pair = stack.enter_context(Pair.ours(feed, when_full="wait"))
+    load = Load(feed=feed, messages=messages, at_once=at_once)
+    contest.add(name, lambda: pair.round(load, Work(form=form)), "ours", WAITS)
 
 
 def test_live_messages(benchmark: BenchmarkFixture) -> None:
@@ -137,17 +113,17 @@ def test_live_messages(benchmark: BenchmarkFixture) -> None:
         "Live, a Python call a message on both sides; counts, digests, sums", "M messages/s", topology=__doc__
     )
     with ExitStack() as stack:
-        _ours(contest, stack, _ONE_BY_ONE, "one by one", 250_000)
+        _ours(contest, stack, _ONE_BY_ONE, "each", 250_000, at_once=1)
         for rival in RIVALS:
             if rival.messages:
                 _enter(contest, stack, rival, "messages", _ONE_BY_ONE)
         _ours(contest, stack, "publish_many(columns), on(prefix)", "each", 400_000)
         _ours(contest, stack, _BATCH, "batch", 5_000_000)
         _ours(contest, stack, _COMPILED, "compiled", 5_000_000)
-        loop = stack.enter_context(Pair("libzmq_loop", address=_tcp()))
+        loop = stack.enter_context(Pair.rival("libzmq_loop", address=tcp()))
         contest.add(
             "libzmq from compiled loops, a message a frame",
-            lambda: loop.round(1_000_000),
+            lambda: loop.round(Load(messages=1_000_000)),
             "limit",
             WAITS,
             versus=_COMPILED,
@@ -161,8 +137,8 @@ def test_live_blocks(benchmark: BenchmarkFixture) -> None:
     with ExitStack() as stack:
         _ours(contest, stack, _BATCH, "batch", 6_000_000)
         _ours(contest, stack, _COMPILED, "compiled", 6_000_000)
-        _ours(contest, stack, _BATCH_IPC, "batch", 6_000_000, "ipc")
+        _ours(contest, stack, _BATCH_IPC, "batch", 6_000_000, transport="ipc")
         for rival in RIVALS:
-            if rival.blocks:
+            if rival.more:
                 _enter(contest, stack, rival, "blocks", _BATCH_IPC if rival.is_local else _BATCH)
         contest.run(benchmark)

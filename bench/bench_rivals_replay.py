@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy
 
-from bench.contest import Contest
-from bench.rivals.pair import Missing, need
+from bench.measure.contest import Contest
+from bench.rivals.rival import need
+from bench.rivals.servers import Missing
 from bench.rivals.trades import dbn_file, expect_trades, record_trades, tally_trades
-from bench.workload import DIGEST_FACTOR, DIGEST_MASK, TOPICS, digest
+from bench.workload.messages import TOPICS
+from bench.workload.tally import DIGEST_FACTOR, DIGEST_MASK, digest
 from blackbox import Batch, Message, Recording, Subscriber
 
 if TYPE_CHECKING:

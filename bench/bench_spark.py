@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.child import Child
-from bench.contest import Contest, Kind, expect
-from bench.spark_trades import ROWS, SIZES, begin, load, parquet, recorded
-from bench.table_queries import INSTALLED, QUERIES
+from bench.measure.contest import Contest, expect
+from bench.measure.results import Kind
+from bench.processes.child import Child
+from bench.spark.queries import INSTALLED, QUERIES
+from bench.spark.trades import ROWS, SIZES, begin, load, parquet, recorded
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 CASES = [("payloads", "group by symbol"), *(("records", query) for query in QUERIES)]
 CURVE = "minute bars"
+_SERVE = "bench.spark.executors:serve"
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +125,7 @@ def test_executors(benchmark: BenchmarkFixture, spark: SparkSession) -> None:
         answers.check(tuple(told["answer"]))
         return float(told["seconds"])
 
-    with Child("-m", "bench.spark_executors", "1") as one, Child("-m", "bench.spark_executors", "2") as two:
+    with Child(_SERVE, executors=1) as one, Child(_SERVE, executors=2) as two:
         for name, order in orders.items():
             kind: Kind = "ours" if name == "the connector" else "rival"
             for executors, child in (("1 executor", one), ("2 executors", two)):

@@ -19,15 +19,16 @@ import numpy
 import pyarrow
 import pyarrow.compute
 import pytest
+from blackbox_feeds.iex import TOPS16
 from pyspark.sql import Window, functions
 from pytest_benchmark.fixture import BenchmarkFixture
 
 import blackbox.spark
-from bench.contest import Contest, Kind, expect
-from bench.spark_trades import ROWS
-from bench.table_queries import INSTALLED
-from blackbox import Feed, Publisher, Recorder
-from feeds.iex_messages import TOPS16
+from bench.measure.contest import Contest, expect
+from bench.measure.results import Kind
+from bench.spark.queries import INSTALLED
+from bench.spark.trades import ROWS
+from blackbox import Feed, Publisher, Recorder, analysis
 
 if TYPE_CHECKING:
     import polars
@@ -157,10 +158,10 @@ def test_asof(benchmark: BenchmarkFixture, spark: SparkSession, recording: Path,
     for kind in "TQ":
         recorded(kind).write.parquet(str(tmp_path / kind))
     contenders: dict[str, Any] = {
-        "asof_recorded": lambda: blackbox.spark.asof_recorded(spark, recording, "T", "Q", COLUMNS, prices="long"),
+        "asof_recorded": lambda: analysis.asof_recorded(spark, recording, "T", "Q", COLUMNS, prices="long"),
         "union + window, recording": lambda: union_and_window(recorded("T"), recorded("Q")),
         "union + window, Parquet": lambda: union_and_window(parquet("T"), parquet("Q")),
-        "asof_join, Parquet": lambda: blackbox.spark.asof_join(
+        "asof_join, Parquet": lambda: analysis.asof_join(
             parquet("T").drop("sequence"), parquet("Q"), ties=["sequence"]
         ).select(*COLUMNS),
     }

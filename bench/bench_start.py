@@ -19,8 +19,11 @@ from tempfile import TemporaryDirectory
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.child import Child
-from bench.contest import Contest
+from bench.measure.contest import Contest
+from bench.processes.child import Child, answer, orders
+from bench.processes.receiver import FOREVER_NS
+from bench.workload.load import Load, column_rows
+from blackbox import Feed, Publisher, SlowPolicy, Subscriber
 
 GROWN = 4_000_000
 
@@ -59,34 +62,32 @@ with RawPublisher(feed):
     subscriber.stop()
 """
 
-_MEMORY = """
-import json, sys
-from pathlib import Path
-import numpy
-from bench.workload import POOL_MESSAGES, make_pool
-from blackbox import Feed, Publisher, Subscriber
 
-def resident():
+def grow(messages: int) -> None:
+    """Publish and subscribe in one process: so many messages first, then what is ordered; answers how many MB more."""
+    feed = Feed.local("memory", slices=1)
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=FOREVER_NS))
+    subscriber.on_batch(b"")(len)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        _send(publisher, messages)
+        base = _resident_mb()
+        for order in orders():
+            _send(publisher, order)
+            answer(mb=_resident_mb() - base)
+    subscriber.run(until_end=True)
+
+
+def _send(publisher: Publisher, messages: int) -> None:
+    load = Load(messages=messages)
+    pool = load.pool
+    for _, rows in column_rows(load):
+        publisher.publish_many(pool.topics, pool.topic_index[rows], pool.payloads[rows], pool.ts_event[rows])
+    publisher.flush()
+
+
+def _resident_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
-
-pool = make_pool()
-feed = Feed.local("memory", slices=1)
-subscriber = Subscriber(feed, max_lag_ns=10**15)
-subscriber.on_batch(b"")(len)
-with Publisher(feed, when_full="wait") as publisher:
-    subscriber.start()
-    def send(messages):
-        for _ in range(0, messages, POOL_MESSAGES):
-            publisher.publish_many(pool.topics, pool.topic_index, pool.payloads, pool.ts_event)
-        publisher.flush()
-    send(int(sys.argv[1]))
-    base = resident()
-    print(0, flush=True)
-    for line in sys.stdin:
-        send(json.loads(line))
-        print(resident() - base, flush=True)
-subscriber.run(until_end=True)
-"""
 
 
 def _python(code: str, **environment: str) -> str:
@@ -147,6 +148,6 @@ def test_memory(benchmark: BenchmarkFixture) -> None:
         lower=True,
         topology=__doc__,
     )
-    with Child("-c", _MEMORY, str(GROWN)) as child:
-        contest.add("resident set", lambda: float(child.ask(GROWN)))
+    with Child("bench.bench_start:grow", messages=GROWN) as child:
+        contest.add("resident set", lambda: float(child.ask(GROWN)["mb"]))
         contest.run(benchmark)

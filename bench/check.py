@@ -20,17 +20,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import numpy
 
-from bench.bench_delivery import _count, compiled, received_only
-from bench.contest import Contender, Figure, Lost
-from bench.cost import cpu_seconds
-from bench.kernels import SPIN, Subject
-from bench.machine import describe, load
-from bench.publishers import Remote
-from bench.recorded import open_recording
-from bench.workload import TOPICS
+from bench.bench_delivery import PREFIXES
+from bench.hot_path.kernels import SPIN, Subject
+from bench.measure.contest import Figure, Lost
+from bench.measure.cost import cpu_seconds
+from bench.measure.machine import describe, load
+from bench.processes.pair import Pair, Work
+from bench.workload.load import Load
+from bench.workload.messages import TOPICS
+from bench.workload.recorded import open_recording
+from bench.workload.tally import count_compiled
 from blackbox import Feed, Message, Recording, Subscriber
 
 BASELINE: Final = Path(__file__).with_name("baseline.json")
@@ -79,7 +80,7 @@ def _steps() -> Iterator[tuple[str, float]]:
 def _replay_compiled() -> float:
     recording = open_recording(_REPLAYED)
     subscriber = Subscriber(recording.feed)
-    subscriber.on_compiled(b"", state=numpy.zeros((TOPICS, 3), numpy.int64))(_count)
+    subscriber.on_compiled(b"", state=numpy.zeros((TOPICS, 3), numpy.int64))(count_compiled)
     return _replay_ns(subscriber, recording)
 
 
@@ -104,14 +105,12 @@ def _look(message: Message) -> None:
 def _delivery() -> Iterator[float]:
     """CPU time beside that of only receiving."""
     feed = Feed.local("check", slices=1)
-    with Remote("blackbox", feed=msgspec.to_builtins(feed)) as remote:
-        contenders: tuple[Contender, Contender] = (
-            lambda: compiled(feed, remote, messages=_DELIVERED),
-            lambda: received_only(feed, remote, _DELIVERED),
-        )
+    run = Load(feed=feed, messages=_DELIVERED)
+    works = Work(form="compiled", prefixes=PREFIXES, workers=2), Work(form="nothing")
+    with Pair.ours(feed, when_full="wait") as pair:
         for number in range(_PASSES + 1):
             try:
-                ours, bare = (_cpu_s(contender()) for contender in contenders)
+                ours, bare = (_cpu_s(pair.round(run, work)) for work in works)
             except Lost as lost:  # noise of the machine, not a step that fails
                 print(f"delivery, pass {number}, is left out: {lost}")
                 continue
@@ -119,8 +118,7 @@ def _delivery() -> Iterator[float]:
                 yield ours / bare
 
 
-def _cpu_s(figure: float | Figure) -> float:
-    assert isinstance(figure, Figure)
+def _cpu_s(figure: Figure) -> float:
     assert figure.spent is not None
     return (figure.spent.publisher_cpu_s or 0) + (figure.spent.subscriber_cpu_s or 0)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pytest_benchmark.utils import get_commit_info
 
-from bench.machine import describe, load
+from bench.measure.machine import describe, load
 
 _AT_START = load()
 _DONE: list[dict[str, Any]] = []

@@ -7,8 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from blackbox.batch import Batch, Message
-    from blackbox.block import Block
+    from blackbox.archive.recorder import Recorder
+    from blackbox.archive.recording import Recording
+    from blackbox.block.batch import Batch, Message
+    from blackbox.block.block import Block
     from blackbox.errors import (
         BlackBoxError,
         BlockError,
@@ -24,14 +26,13 @@ if TYPE_CHECKING:
         SourceError,
         SubscriberError,
     )
-    from blackbox.feed import Feed
-    from blackbox.publisher import Publisher
-    from blackbox.recorder import Recorder
-    from blackbox.recording import Recording
+    from blackbox.feed.feed import Feed
+    from blackbox.feed.schema import Schema
+    from blackbox.feed.source import Source
+    from blackbox.publish.publisher import Publisher
     from blackbox.replay.controls import Controls
     from blackbox.replay.replay import Replay
-    from blackbox.schema import Schema
-    from blackbox.source import Source
+    from blackbox.subscribe.slow_subscriber import SlowPolicy
     from blackbox.subscriber import Subscriber
 
 __version__ = "0.1.0"
@@ -57,6 +58,7 @@ __all__ = [
     "Recording",
     "Replay",
     "Schema",
+    "SlowPolicy",
     "SlowSubscriberError",
     "Source",
     "SourceError",
@@ -66,17 +68,18 @@ __all__ = [
 ]
 
 _MODULE_OF = {
-    "Batch": "batch",
-    "Block": "block",
+    "Batch": "block.batch",
+    "Block": "block.block",
     "Controls": "replay.controls",
-    "Feed": "feed",
-    "Message": "batch",
-    "Publisher": "publisher",
-    "Recorder": "recorder",
-    "Recording": "recording",
+    "Feed": "feed.feed",
+    "Message": "block.batch",
+    "Publisher": "publish.publisher",
+    "Recorder": "archive.recorder",
+    "Recording": "archive.recording",
     "Replay": "replay.replay",
-    "Schema": "schema",
-    "Source": "source",
+    "Schema": "feed.schema",
+    "SlowPolicy": "subscribe.slow_subscriber",
+    "Source": "feed.source",
     "Subscriber": "subscriber",
 }
 

@@ -24,6 +24,10 @@ class SourceError(BlackBoxError, ValueError):
 class EndpointError(BlackBoxError, OSError):
     """An endpoint cannot be bound or connected: the port is in use, or the interface is missing."""
 
+    def __str__(self) -> str:
+        """Return the text without the number, which is in `errno`."""
+        return self.strerror or super().__str__()
+
 
 class PublisherError(BlackBoxError):
     """The publisher cannot do what was asked in its present state."""
@@ -54,4 +58,4 @@ class JournalError(BlackBoxError):
 
 
 class ControlError(BlackBoxError):
-    """A replay refused a request to steer it, or did not answer."""
+    """A replay refused a command, or did not answer."""

@@ -20,15 +20,15 @@ from typing import Any, NamedTuple, Self
 import numpy
 import zmq
 
-from blackbox.batch import Batch, Message
-from blackbox.block import Block
-from blackbox.contexts import MAX_SUBSCRIPTIONS, close_context, open_context
-from blackbox.encode import finish_header
+from blackbox.block.batch import Batch, Message
+from blackbox.block.block import Block
+from blackbox.block.encode import finish_header
+from blackbox.block.format import CONFIRM_KEY, FLAG_END, FLAG_LINE_B, HEARTBEAT_KEY, NONCE_BYTES
 from blackbox.errors import EndpointError, PublisherError
-from blackbox.feed import Feed
-from blackbox.layout import CONFIRM_KEY, FLAG_END, FLAG_LINE_B, HEARTBEAT_KEY, NONCE_BYTES
-from blackbox.pipe import Pipe
-from blackbox.schema import load_schema
+from blackbox.feed.feed import Feed
+from blackbox.feed.schema import load_schema
+from blackbox.transport.context import MAX_SUBSCRIPTIONS, close_context, open_context
+from blackbox.transport.wakeup import Pipe
 
 _POLL_S = 0.005
 _LINGER_MS = 5_000
@@ -116,7 +116,9 @@ class RawPublisher:
         self.sequences: list[dict[bytes, int]] = [{} for _ in feed.slices]
         self._sent: dict[tuple[int, int], dict[bytes, int]] = {}
         """By slice and epoch."""
-        self._lines = [(slice_id, line) for slice_id, part in enumerate(feed.slices) for line in _lines_of(part)]
+        self._lines = [
+            (slice_id, line) for slice_id, feed_slice in enumerate(feed.slices) for line in _lines_of(feed_slice)
+        ]
         self._subscriptions: dict[tuple[int, int], set[bytes]] = {place: set() for place in self._lines}
         self._sockets: dict[tuple[int, int], zmq.Socket[bytes]] = {}
         self._contexts: list[zmq.Context[zmq.Socket[bytes]]] = []
@@ -150,13 +152,15 @@ class RawPublisher:
         sequence: int | None = None,
         ts_event: Any = None,
         ts_out: int | None = None,
+        ts_in: int | None = None,
         flags: int = 0,
         checksum: bool = True,
     ) -> Block:
         """The block of (topic, payload) messages that all have the key of the first.
 
-        `sequence`: default the next one of that key. `ts_out`: default now.
+        `sequence`: default the next one of that key. `ts_out`: default now. `ts_in`: default `ts_out`.
         """
+        sent = time.time_ns() if ts_out is None else ts_out
         topics = list(dict.fromkeys(topic for topic, _ in messages))
         payloads = [payload for _, payload in messages]
         key = self.feed.key_of(topics[0])
@@ -169,11 +173,13 @@ class RawPublisher:
             ts_event=ts_event,
             offsets=numpy.cumsum([0, *map(len, payloads)]),
             key=key,
+            key_bytes=self.feed.key_bytes,
             slice_id=slice_id,
             schema_id=load_schema(self.feed.schema).schema_id,
             epoch=self.epoch,
             sequence=first,
-            ts_out=time.time_ns() if ts_out is None else ts_out,
+            ts_out=sent,
+            ts_in=sent if ts_in is None else ts_in,
             flags=flags,
             checksum=checksum,
         )
@@ -247,16 +253,16 @@ class RawPublisher:
 
     def _bind(self) -> None:
         for slice_id, line in self._lines:
-            part = self.feed.slices[slice_id]
+            feed_slice = self.feed.slices[slice_id]
             if line == 0:
-                self._contexts.append(open_context(part))
+                self._contexts.append(open_context(feed_slice))
             socket = self._contexts[-1].socket(zmq.XPUB)
             self._sockets[slice_id, line] = socket
             socket.sndhwm, socket.rcvhwm, socket.linger = _QUEUE_BLOCKS, MAX_SUBSCRIPTIONS, _LINGER_MS
             try:
-                socket.bind(part.endpoints[line])
+                socket.bind(feed_slice.endpoints[line])
             except zmq.ZMQError as error:
-                text = f"endpoint {part.endpoints[line]} could not be bound: {error.strerror}"
+                text = f"endpoint {feed_slice.endpoints[line]} could not be bound: {error.strerror}"
                 raise EndpointError(error.errno, text) from error
 
     def _close(self) -> None:
@@ -292,12 +298,13 @@ class RawPublisher:
             slice_id=slice_id,
             epoch=self.epoch,
             ts_out=time.time_ns(),
+            key_bytes=self.feed.key_bytes,
             flags=flags | (FLAG_LINE_B if line else 0),
         )
 
 
-def _lines_of(part: Any) -> range:
-    return range(len(part.endpoints))
+def _lines_of(feed_slice: Any) -> range:
+    return range(len(feed_slice.endpoints))
 
 
 def _header_on(block: Block, line: int) -> bytes:

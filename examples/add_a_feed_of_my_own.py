@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy
 
 from blackbox import Batch, Feed, Publisher, Schema, Source, Subscriber
-from blackbox.source import Chunk
+from blackbox.feed.source import Chunk
 
 TICK = numpy.dtype([("type", "S1"), ("price", "<i4"), ("size", "<u2")])
 SCHEMA = Schema("ticks", schema_id=1_000, records={"t": TICK})

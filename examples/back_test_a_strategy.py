@@ -2,8 +2,9 @@
 
 import tempfile
 
+from blackbox_feeds.synthetic import Synthetic
+
 from blackbox import Batch, Feed, Publisher, Recorder, Recording, Subscriber
-from feeds.synthetic import Synthetic
 
 
 class BuyBelowVwap:

@@ -3,9 +3,9 @@
 from typing import Any
 
 import numpy
+from blackbox_feeds.synthetic import Synthetic
 
 from blackbox import Feed, Publisher, Subscriber
-from feeds.synthetic import Synthetic
 
 feed = Feed.local("session", schema="itch50")
 subscriber = Subscriber(feed)

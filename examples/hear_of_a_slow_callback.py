@@ -2,18 +2,18 @@
 
 import threading
 
-from blackbox import Feed, Message, Publisher, SlowSubscriberError, Subscriber
+from blackbox import Feed, Message, Publisher, SlowPolicy, SlowSubscriberError, Subscriber
 
 feed = Feed.local("busy")
 released = threading.Event()
 
 
-def squawk(text: str) -> None:  # called before the policy acts; there is an endpoint for it too: console="tcp://..."
-    print("squawk:", text)
+def alert(text: str) -> None:  # called before the policy acts; or give an endpoint to send it to: console="tcp://..."
+    print("alert:", text)
     released.set()
 
 
-subscriber = Subscriber(feed, max_lag_ns=50_000_000, on_slow="terminate", on_squawk=squawk)
+subscriber = Subscriber(feed, slow=SlowPolicy("terminate", max_lag_ns=50_000_000, on_alert=alert))
 
 
 @subscriber.on(b"")

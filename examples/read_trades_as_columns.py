@@ -1,9 +1,9 @@
 """How do I get all trades of some symbols as typed columns?"""
 
 import numpy
+from blackbox_feeds.synthetic import Synthetic
 
 from blackbox import Batch, Feed, Publisher, Subscriber
-from feeds.synthetic import Synthetic
 
 feed = Feed.local("session", schema="itch50")
 subscriber = Subscriber(feed)

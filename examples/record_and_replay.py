@@ -2,8 +2,9 @@
 
 import tempfile
 
+from blackbox_feeds.synthetic import Synthetic
+
 from blackbox import Feed, Message, Publisher, Recorder, Recording, Replay, Subscriber
-from feeds.synthetic import Synthetic
 
 feed = Feed.local("session", schema="itch50")
 

@@ -1,9 +1,9 @@
 """How do I hand what I receive to Arrow, pandas or Polars? With the extra `arrow`: pip install '.[arrow]'."""
 
 import pyarrow
+from blackbox_feeds.synthetic import Synthetic
 
 from blackbox import Batch, Feed, Publisher, Subscriber
-from feeds.synthetic import Synthetic
 
 feed = Feed.local("session", slices=1, schema="itch50")
 subscriber = Subscriber(feed)

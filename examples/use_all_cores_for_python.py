@@ -2,8 +2,9 @@
 
 import os
 
+from blackbox_feeds.synthetic import Synthetic
+
 from blackbox import Batch, Feed, Publisher, Subscriber
-from feeds.synthetic import Synthetic
 
 feed = Feed.local("session", slices=2, schema="itch50")
 subscriber = Subscriber(feed, processes=True)  # one process for each slice, started and stopped with the subscriber
@@ -22,4 +23,4 @@ with Publisher(feed, when_full="wait") as publisher:
     Synthetic(100_000).publish(publisher)
 
 subscriber.run(until_end=True)
-print("delivered:", subscriber.statistics().delivered)
+print("delivered:", subscriber.statistics().delivery.delivered)

@@ -1,6 +1,7 @@
 """What several tests need."""
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,56 @@ os.environ.pop("COLUMNS", None)
 hypothesis.settings.register_profile("blackbox", deadline=None)
 hypothesis.settings.load_profile("blackbox")
 
+pytest_plugins = ["tests.own_process", "tests.spark_session"]
+
 ROOT = Path(__file__).resolve().parent.parent
+
+
+LONG = (
+    "spark",
+    "tests/bench/test_bench_rivals.py",
+    "tests/cli/",
+    "tests/subscribe/",
+    "tests/archive/",
+    "tests/publish/",
+    "tests/replay/",
+    "tests/feeds/",
+    "tests/project/test_examples.py",
+    "tests/bench/",
+    "tests/book/",
+)
+"""What takes long for each of its tests, mostly as it starts processes: with `-n` it comes first, so that what is left
+at the end is short, and no worker waits for the other."""
+
+
+def _scope_of(nodeid: str) -> str:
+    """What stays on one worker: a file's tests, and all that share Spark's session."""
+    return "spark" if nodeid.startswith(("tests/spark/", "tests/analysis/")) else nodeid.partition("::")[0]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not hasattr(config, "workerinput"):
+        return
+    sizes = Counter(_scope_of(item.nodeid) for item in items)
+
+    def place(item: pytest.Item) -> tuple[int, int, str]:
+        scope = _scope_of(item.nodeid)
+        rank = next((rank for rank, name in enumerate(LONG) if scope.startswith(name)), len(LONG))
+        return rank, -sizes[scope], scope
+
+    items.sort(key=place)  # stable: the tests of a file keep their order
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `-n`: a file's tests stay together, and all of Spark's on one worker, since they share its session."""
+    """With `-n`: give out the scopes in the order of `pytest_collection_modifyitems`."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFile(LoadFileScheduling):  # type: ignore[misc]  # it has no types
         def _split_scope(self, nodeid: str) -> str:
-            return "spark" if nodeid.startswith("tests/spark/") else str(super()._split_scope(nodeid))
+            return _scope_of(nodeid)
 
+    config.option.loadscopereorder = False
     return ByFile(config, log)
 
 
@@ -47,6 +86,6 @@ def compiled_kernels() -> None:
     subscriber = Subscriber(feed)
     subscriber.on(b"")(lambda _: None)
     with Publisher(feed) as publisher:
-        subscriber.start()
+        subscriber.start(timeout=200)  # on a busy machine a first compile takes long
         publisher.publish(b"A.trade", b"")
     subscriber.run(until_end=True)

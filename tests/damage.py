@@ -11,7 +11,8 @@ from tests import wire
 
 Frames = tuple[bytes, bytes, bytes]
 HOSTILE = (0, 1, 2, 3, 7, 8, 9, 255, 65_535, 1 << 16, (1 << 26) - 1, 1 << 26, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
-BITS = {"version": 8, "flags": 8, "schema": 16, "slice_id": 16, "reserved": 16, "sequence": 64, "ts_out": 64}
+BITS = {"version": 8, "key_bytes": 8, "flags": 16, "schema": 16, "slice_id": 16}
+BITS |= dict.fromkeys(("epoch", "sequence", "ts_out", "ts_in"), 64)
 WORDS = ("count", "topics", "topic_bytes", "body_bytes", "stride")
 
 
@@ -28,8 +29,15 @@ def valid(choice: random.Random) -> Frames:
         count, index, stride, fixed = len(topics), list(range(len(topics))), 8, True
         key, flags = choice.choice([b"\0H", b"\0C12345678"]), wire.CONTROL | wire.FIXED
     sizes = [stride if fixed else choice.randrange(20) for _ in range(count)]
-    payloads = [choice.randbytes(size) for size in sizes]
-    body = wire.body_of([choice.getrandbits(40) for _ in index], index, topics, payloads, fixed)
+    payloads: list[bytes | None] = [choice.randbytes(size) for size in sizes]
+    sequences: list[int] | None = None
+    if not flags & wire.CONTROL and choice.random() < 0.2:
+        sequences = sorted(choice.sample(range(1 << 40), count))
+        flags |= wire.SEQUENCES
+    if not fixed and choice.random() < 0.3:
+        payloads = [choice.choice([None, payload]) for payload in payloads]
+        flags |= wire.NULLS if None in payloads else 0
+    body = wire.body_of([choice.getrandbits(40) for _ in index], index, topics, payloads, fixed, sequences)
     flags |= choice.choice([0, wire.CHECKSUM, wire.CHECKSUM]) | choice.choice([0, wire.LINE_B])
     header, body = wire.sealed(
         body,
@@ -38,8 +46,11 @@ def valid(choice: random.Random) -> Frames:
         topics=len(topics),
         topic_bytes=sum(map(len, topics)),
         stride=stride if fixed else 0,
-        sequence=choice.getrandbits(30),
-        epoch=choice.getrandbits(64),
+        key_bytes=choice.choice([len(key), 8]) if len(key) <= 8 else 8,
+        sequence=sequences[0] if sequences else choice.getrandbits(30),
+        ts_out=choice.getrandbits(60),
+        ts_in=choice.getrandbits(60),
+        epoch=choice.getrandbits(63) or 1,
     )
     return key, header, body
 
@@ -62,12 +73,12 @@ def _flip(choice: random.Random, key: bytes, header: bytes, body: bytes) -> Fram
     for _ in range(choice.choice([1, 1, 2, 8])):
         bit = choice.randrange(8 * len(both))
         both[bit // 8] ^= 1 << bit % 8
-    return key, bytes(both[:64]), bytes(both[64:])
+    return key, bytes(both[:72]), bytes(both[72:])
 
 
 def _cut(choice: random.Random, key: bytes, header: bytes, body: bytes) -> Frames:
     if choice.random() < 0.3:
-        return key, header[: choice.randrange(64)], body
+        return key, header[: choice.randrange(72)], body
     size = choice.randrange(len(body) + 1)
     if choice.random() < 0.5:
         return key, header, body[:size]
@@ -88,7 +99,7 @@ def _words(choice: random.Random, key: bytes, header: bytes, body: bytes) -> Fra
     fields = wire.unpack(header)
     changed: dict[str, Any] = {name: choice.choice([*HOSTILE, getattr(fields, name)]) for name in WORDS}
     changed["body_bytes"] = choice.choice([len(body), changed["body_bytes"]])
-    return key, wire.pack(fields._replace(**changed, flags=choice.randrange(32))), body
+    return key, wire.pack(fields._replace(**changed, flags=choice.randrange(512))), body
 
 
 def _columns(choice: random.Random, key: bytes, header: bytes, body: bytes) -> Frames:
@@ -106,7 +117,7 @@ def _junk(choice: random.Random, key: bytes, header: bytes, body: bytes) -> Fram
     size = choice.choice([0, 8, 64, 200])
     junk = choice.randbytes(size)
     changed: dict[str, Any] = {name: choice.choice([0, 1, 2, size // 12, size]) for name in WORDS}
-    fields = wire.Fields(**changed)._replace(body_bytes=size, flags=choice.randrange(32))
+    fields = wire.Fields(**changed)._replace(body_bytes=size, flags=choice.randrange(512))
     return key, wire.pack(fields._replace(body_checksum=wire.checksum(junk))), junk
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.journals import Segment
 
-_RECORD_HEAD_BYTES = 96
+_RECORD_HEAD_BYTES = 104
 
 
 def damage_body(segment: Segment, block: int) -> None:

@@ -14,8 +14,8 @@ import sys
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.block import Block
-from blackbox.check import check_block
+from blackbox.block.block import Block
+from blackbox.block.validate import check_block
 from tests import wire
 from tests.damage import cases
 
@@ -46,9 +46,10 @@ def touch(block: Block) -> None:
     """Read everything that a block's views show."""
     total = int(block.ts_event.sum()) + int(block.topic_index.sum()) + len(block.topics)
     total += int(block.payload_offsets.sum()) + int(block.payloads.sum()) + len(block.topic_text.tobytes())
-    assert sum(len(block.payload(row)) for row in range(block.count)) == block.payloads.nbytes
+    assert sum(len(block.payload(row) or b"") for row in range(block.count)) == block.payloads.nbytes
+    total += int(block.sequences.sum()) + int(block.valid.sum())
     if block.flags & wire.CONTROL:
-        block.sequences()
+        block.next_sequences()
 
 
 def main(seed: int, count: int) -> None:

@@ -6,28 +6,29 @@ import json
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import lz4.block
 import xxhash
 import zstandard
 
 from blackbox import Feed
-from blackbox.feed import Slice
+from blackbox.feed.feed import Slice
 from tests import wire
 
 HEAD = struct.Struct("<8sHHIq36x")
 RECORD = struct.Struct("<qIIB3xI")
-ENTRY = struct.Struct("<14q8x4x")
+MARK = struct.Struct("<qIHHIIqqqqqQ16x")
+ENTRY = struct.Struct("<15q4x")
 SPAN = 64 << 10
 NEVER = (1 << 63) - 1
 
 
 class Row(NamedTuple):
-    """One message, as it is told to a journal and as it is read back."""
+    """One message, as it is told to a journal and as it is read back. A payload of None: no value."""
 
     topic: bytes
-    payload: bytes
+    payload: bytes | None
     ts_event: int = 0
 
 
@@ -40,7 +41,8 @@ class Told(NamedTuple):
     ts_out: int
     ts_recv: int
     topic: bytes
-    payload: bytes
+    payload: Any
+    """bytes; None: it has no value."""
     ts_event: int
 
 
@@ -57,11 +59,13 @@ class Put:
     codec: int = 0
     schema: int = 0
     flags: int = wire.CHECKSUM
+    sequences: tuple[int, ...] | None = None
+    """Of each message, where they do not follow each other."""
 
     def block(self, slice_id: int) -> tuple[bytes, bytes]:
         """Header and body, as they travel."""
         topics = list(dict.fromkeys(row.topic for row in self.rows))
-        sizes = {len(row.payload) for row in self.rows}
+        sizes = {len(row.payload or b"") for row in self.rows}
         fixed = len(sizes) == 1
         body = wire.body_of(
             [row.ts_event for row in self.rows],
@@ -69,27 +73,36 @@ class Put:
             topics,
             [row.payload for row in self.rows],
             fixed,
+            None if self.sequences is None else list(self.sequences),
         )
+        flags = self.flags | (wire.FIXED if fixed else 0)
+        flags |= wire.SEQUENCES if self.sequences is not None else 0
+        flags |= wire.NULLS if any(row.payload is None for row in self.rows) else 0
         checksummed = bool(self.flags & wire.CHECKSUM)
         return wire.sealed(
             body,
-            flags=self.flags | (wire.FIXED if fixed else 0),
+            flags=flags,
             schema=self.schema,
             slice_id=slice_id,
             count=len(self.rows),
             epoch=self.epoch,
-            sequence=self.sequence,
+            sequence=self.numbers[0],
             ts_out=self.ts_out,
             topics=len(topics),
             topic_bytes=sum(map(len, topics)),
-            stride=len(self.rows[0].payload) if fixed else 0,
+            stride=max(sizes) if fixed else 0,
             **({} if checksummed else {"body_checksum": 0}),
         )
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The sequence numbers of its messages."""
+        return self.sequences or tuple(range(self.sequence, self.sequence + len(self.rows)))
 
     def told(self, slice_id: int) -> list[Told]:
         """Its messages, but those before the first row."""
         return [
-            Told(slice_id, self.epoch, self.sequence + i, self.ts_out, self.ts_recv, *row)
+            Told(slice_id, self.epoch, self.numbers[i], self.ts_out, self.ts_recv, *row)
             for i, row in enumerate(self.rows)
             if i >= self.first_row
         ]
@@ -104,6 +117,38 @@ def record_of(put: Put, slice_id: int) -> bytes:
     return record + bytes(-len(record) % 32)
 
 
+SEGMENT_BEGIN, SEGMENT_END = 1, 2
+
+
+@dataclass
+class Totals:
+    """What a slice's day holds so far."""
+
+    records: int = 0
+    messages: int = 0
+    marks: int = 0
+    chain: int = 0
+
+    @classmethod
+    def of_slice(cls, slice_id: int, created_ns: int = 0) -> Totals:
+        """Nothing yet."""
+        return cls(chain=xxhash.xxh3_64_intdigest(struct.pack("<qq", created_ns, slice_id)))
+
+    def add(self, head: bytes, messages: int | None = None) -> None:
+        """Take in a record with so many messages, or a mark, by its first eight bytes."""
+        self.records += messages is not None
+        self.messages += messages or 0
+        self.marks += messages is None
+        self.chain = xxhash.xxh3_64_intdigest(struct.pack("<Q", self.chain) + head[:8])
+
+
+def mark_of(kind: int, totals: Totals, ts: int = 0, epoch: int = 0) -> bytes:
+    """A mark that names no keys."""
+    told = totals.records, totals.messages, totals.marks, totals.chain
+    head = MARK.pack(ts, 0, kind, 0, 0, wire.checksum(b""), epoch, 0, *told)
+    return b"BMRK" + struct.pack("<I", wire.checksum(head)) + head
+
+
 def packed(codec: int, body: bytes) -> bytes:
     if codec == 1:
         data: bytes = lz4.block.compress(body, store_size=False)
@@ -112,7 +157,7 @@ def packed(codec: int, body: bytes) -> bytes:
 
 
 def file_head(magic: bytes, slice_id: int, number: int, created: int = 0) -> bytes:
-    head = HEAD.pack(magic, 1, slice_id, number, created)
+    head = HEAD.pack(magic, 2, slice_id, number, created)
     return head + struct.pack("<I", wire.checksum(head))
 
 
@@ -131,6 +176,10 @@ class Segment:
     puts: list[Put] = field(default_factory=list)
     places: list[tuple[int, int]] = field(default_factory=list)
     """Where each record starts and ends."""
+    totals: Totals = field(default_factory=Totals)
+    """Of the slice."""
+    end: int = 0
+    """Where the mark of its end ends, once there is one."""
 
     def __post_init__(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,17 +188,32 @@ class Segment:
     def append(self, *puts: Put) -> None:
         with self.path.open("ab") as file:
             for put in puts:
+                if file.tell() == 64:
+                    self._mark(file, SEGMENT_BEGIN)
                 start = file.tell()
-                file.write(record_of(put, self.slice_id))
+                record = record_of(put, self.slice_id)
+                file.write(record)
+                self.totals.add(record, len(put.rows) - put.first_row)
                 self.puts.append(put)
                 self.places.append((start, file.tell()))
+
+    def close(self) -> None:
+        """Mark the end. The index is to be written after that."""
+        with self.path.open("ab") as file:
+            self._mark(file, SEGMENT_END)
+            self.end = file.tell()
+
+    def _mark(self, file: IO[bytes], kind: int) -> None:
+        mark = mark_of(kind, self.totals)
+        file.write(mark)
+        self.totals.add(mark)
 
     def entries(self) -> list[bytes]:
         """All index entries of what is there, the last one too."""
         groups: list[list[int]] = []
         for i, put in enumerate(self.puts):
             last = groups[-1] if groups else []
-            room = last and self.places[last[-1]][1] - self.places[last[0]][0] < SPAN
+            room = last and self.places[last[-1]][1] - self._start(last) < SPAN
             if room and self.puts[last[0]].epoch == put.epoch:
                 last.append(i)
             else:
@@ -161,6 +225,9 @@ class Segment:
         data = file_head(b"BBOXINDX", self.slice_id, self.number) + b"".join(self.entries()[:entries])
         self.path.with_suffix(".index").write_bytes(data)
 
+    def _start(self, group: list[int]) -> int:
+        return self.places[group[0]][0] if group[0] else 64  # where the mark is
+
     def _entry(self, group: list[int]) -> bytes:
         puts = [self.puts[i] for i in group]
         events = [row.ts_event for put in puts for row in put.rows[put.first_row :]]
@@ -168,8 +235,8 @@ class Segment:
         for put in puts:
             keys |= key_bit(put.rows[0].topic[: self.key_bytes])
         words = [
-            self.places[group[0]][0],
-            self.places[group[-1]][1],
+            self._start(group),
+            self.end if self.end and group[-1] == len(self.puts) - 1 else self.places[group[-1]][1],
             len(group),
             len(events),
             min(put.ts_out for put in puts),
@@ -178,10 +245,11 @@ class Segment:
             max(put.ts_recv for put in puts),
             min(events),
             max(events),
-            _signed(puts[0].epoch),
+            puts[0].epoch,
             _signed(keys),
-            min(put.sequence + put.first_row for put in puts),
-            max(put.sequence + len(put.rows) - 1 for put in puts),
+            min(put.numbers[put.first_row] for put in puts),
+            max(put.numbers[-1] for put in puts),
+            (group[0] == 0) + (self.end > 0 and group[-1] == len(self.puts) - 1),
         ]
         entry = ENTRY.pack(*words)
         return entry + struct.pack("<I", wire.checksum(entry))
@@ -198,6 +266,8 @@ class Day:
     path: Path
     feed: Feed
     segments: list[Segment] = field(default_factory=list)
+    totals: dict[int, Totals] = field(default_factory=dict)
+    """Of each slice."""
     date: str = "2026-11-20"
 
     def __post_init__(self) -> None:
@@ -206,7 +276,7 @@ class Day:
         import msgspec
 
         manifest = {
-            "format": 1,
+            "format": 2,
             "feed": msgspec.to_builtins(self.feed),
             "schema": {},
             "date": self.date,
@@ -221,7 +291,8 @@ class Day:
         """The next segment of a slice."""
         number = sum(segment.slice_id == slice_id for segment in self.segments)
         path = self.path / f"slice-{slice_id:05d}" / f"{number:06d}.journal"
-        segment = Segment(path, slice_id, number, self.feed.key_bytes)
+        totals = self.totals.setdefault(slice_id, Totals.of_slice(slice_id))
+        segment = Segment(path, slice_id, number, self.feed.key_bytes, totals=totals)
         self.segments.append(segment)
         return segment
 
@@ -277,25 +348,64 @@ class Stored(NamedTuple):
         return wire.decode(key, self.header, self.body).messages[self.first_row :]
 
 
+class StoredMark(NamedTuple):
+    """One mark, as it lies on disk."""
+
+    start: int
+    stop: int
+    kind: int
+    flags: int
+    ts: int
+    epoch: int
+    ts_out: int
+    totals: Totals
+    names: int
+    body: bytes
+
+
 def stored(segment: Path) -> tuple[list[Stored], int]:
-    """The whole records of a segment, and how many bytes stand behind them."""
+    """The whole records of a segment, and how many bytes stand behind the last record or mark."""
+    found, _, torn = read_segment(segment)
+    return found, torn
+
+
+def stored_marks(segment: Path) -> list[StoredMark]:
+    """The marks of a segment."""
+    return read_segment(segment)[1]
+
+
+def read_segment(segment: Path) -> tuple[list[Stored], list[StoredMark], int]:
+    """The whole records and marks of a segment, and how many bytes stand behind them."""
     data = segment.read_bytes()
     head = data[:64]
     assert head[:8] == b"BBOXJRNL"
     assert head[60:] == struct.pack("<I", wire.checksum(head[:60]))
-    found, at = [], 64
-    while at + 96 <= len(data) and data[at : at + 4] == b"BREC":
-        checked = data[at + 8 : at + 96]
+    found, marks, at = list[Stored](), list[StoredMark](), 64
+    while True:
+        if data[at : at + 4] == b"BMRK" and at + 96 <= len(data):
+            head = data[at + 8 : at + 96]
+            ts, size, kind, flags, names, checksum, epoch, ts_out, *told = MARK.unpack(head)
+            body = data[at + 96 : at + 96 + size]
+            stop = at + (96 + size + 31) // 32 * 32
+            if data[at + 4 : at + 8] != struct.pack("<I", wire.checksum(head)) or len(data) < stop:
+                break
+            assert wire.checksum(body) == checksum
+            marks.append(StoredMark(at, stop, kind, flags, ts, epoch, ts_out, Totals(*told), names, body))
+            at = stop
+            continue
+        if not (at + 104 <= len(data) and data[at : at + 4] == b"BREC"):
+            break
+        checked = data[at + 8 : at + 104]
         ts_recv, size, first_row, codec, checksum = RECORD.unpack(checked[:24])
-        body = data[at + 96 : at + 96 + size]
-        stop = at + (96 + size + 31) // 32 * 32
+        body = data[at + 104 : at + 104 + size]
+        stop = at + (104 + size + 31) // 32 * 32
         if data[at + 4 : at + 8] != struct.pack("<I", wire.checksum(checked)) or len(data) < stop:
             break
         assert wire.checksum(body) == checksum
         header = checked[24:]
         found.append(Stored(at, stop, ts_recv, first_row, codec, header, unpacked(codec, header, body)))
         at = stop
-    return found, len(data) - at
+    return found, marks, len(data) - at
 
 
 def unpacked(codec: int, header: bytes, body: bytes) -> bytes:
@@ -306,8 +416,8 @@ def unpacked(codec: int, header: bytes, body: bytes) -> bytes:
 
 
 def check_index(segment: Path) -> None:
-    """The index of a segment tells of every record, once."""
-    records, torn = stored(segment)
+    """The index of a segment tells of every record and mark, once."""
+    records, marks, torn = read_segment(segment)
     data = segment.with_suffix(".index").read_bytes()
     assert torn == 0
     assert data[:8] == b"BBOXINDX"
@@ -318,8 +428,10 @@ def check_index(segment: Path) -> None:
         assert entry[124:] == struct.pack("<I", wire.checksum(entry[:124]))
         words = ENTRY.unpack(entry[:124])
         mine, left = left[: words[2]], left[words[2] :]
-        assert words[:2] == (at, mine[-1].stop)
+        here = [mark for mark in marks if words[0] <= mark.start < words[1]]
+        assert words[:2] == (at, max([each.stop for each in mine] + [each.stop for each in here]))
+        assert words[14] == len(here)
         assert words[3] == sum(record.fields.count - record.first_row for record in mine)
-        assert words[12] == min(record.fields.sequence + record.first_row for record in mine)
+        assert not mine or words[12] == min(record.fields.sequence + record.first_row for record in mine)
         at = words[1]
     assert not left

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import xxhash
 
-HEADER = struct.Struct("<4sBBHHHIQQQIIIIII")
-"""Sequence and ts_out are signed, but valid only from 0 on."""
-CHECKSUM, FIXED, CONTROL, LINE_B, END = 1, 2, 4, 8, 16
+HEADER = struct.Struct("<4sBBHHHIQQQQIIIIII")
+"""Epoch, sequence and times are signed, but valid only from 0 on."""
+CHECKSUM, FIXED, CONTROL, LINE_B, END, SEQUENCES, NULLS, ELSEWHERE = (1 << bit for bit in range(8))
 MAX_BODY = 64 * 1024 * 1024
 
 
@@ -17,15 +18,16 @@ class Fields(NamedTuple):
     """The header's fields, in the order in which they stand."""
 
     magic: bytes = b"BBOX"
-    version: int = 1
+    version: int = 2
+    key_bytes: int = 0
     flags: int = CHECKSUM
     schema: int = 0
     slice_id: int = 0
-    reserved: int = 0
     count: int = 0
-    epoch: int = 0
+    epoch: int = 1
     sequence: int = 0
     ts_out: int = 0
+    ts_in: int = 0
     topics: int = 0
     topic_bytes: int = 0
     body_bytes: int = 0
@@ -39,8 +41,10 @@ class Decoded(NamedTuple):
 
     fields: Fields
     topics: list[bytes]
-    messages: list[tuple[bytes, bytes, int]]
-    """(topic, payload, ts_event)."""
+    messages: list[tuple[bytes, Any, int]]
+    """(topic, payload, ts_event); a payload of None: no value."""
+    sequences: list[int]
+    """Of each message."""
 
 
 def checksum(data: bytes) -> int:
@@ -49,8 +53,8 @@ def checksum(data: bytes) -> int:
 
 
 def pack(fields: Fields) -> bytes:
-    """The 64 bytes of a header, its own checksum made right."""
-    head = HEADER.pack(*fields)[:60]
+    """The 72 bytes of a header, its own checksum made right."""
+    head = HEADER.pack(*fields)[:68]
     return head + struct.pack("<I", checksum(head))
 
 
@@ -70,31 +74,34 @@ def pad(data: bytes) -> bytes:
 
 
 def body_of(
-    ts_event: list[int], topic_index: list[int], topics: list[bytes], payloads: list[bytes], fixed: bool
+    ts_event: list[int],
+    topic_index: list[int],
+    topics: list[bytes],
+    payloads: Sequence[bytes | None],
+    fixed: bool,
+    sequences: list[int] | None = None,
 ) -> bytes:
-    """A body, column by column."""
+    """A body, column by column. Some payload of None: it has a column that says so."""
+    data = [payload or b"" for payload in payloads]
     body = struct.pack(f"<{len(ts_event)}q", *ts_event)
     body += pad(struct.pack(f"<{len(topic_index)}i", *topic_index))
     if not fixed:
-        body += pad(struct.pack(f"<{len(payloads) + 1}i", *_offsets(payloads)))
+        body += pad(struct.pack(f"<{len(data) + 1}i", *_offsets(data)))
+    if sequences is not None:
+        body += struct.pack(f"<{len(sequences)}q", *sequences)
+    if None in payloads:
+        bits = sum((payload is not None) << i for i, payload in enumerate(payloads))
+        body += pad(bits.to_bytes(-(-len(payloads) // 8), "little"))
     body += pad(struct.pack(f"<{len(topics) + 1}i", *_offsets(topics)))
-    return body + pad(b"".join(topics)) + b"".join(payloads)
+    return body + pad(b"".join(topics)) + b"".join(data)
 
 
 def decode(key: bytes, header: bytes, body: bytes) -> Decoded:
     """Read a block. Raises ValueError with the reason when it is not valid."""
-    _require(len(header) == 64, "header size")
+    _require(len(header) == 72, "header size")
     fields = unpack(header)
-    _require(fields.magic == b"BBOX", "magic")
-    _require(fields.version == 1, "version")
-    _require(fields.header_checksum == checksum(header[:60]), "header checksum")
-    _require(fields.flags < 32 and fields.reserved == 0, "reserved")
+    _check_fields(fields, header)
     control, fixed = bool(fields.flags & CONTROL), bool(fields.flags & FIXED)
-    if control:
-        _require(fixed and fields.stride == 8 and fields.topics == fields.count, "control counts")
-    else:
-        _require(1 <= fields.topics <= fields.count, "counts")
-    _require(fields.sequence <= 1 << 62 and fields.ts_out <= 1 << 62, "sequence or time")
     _require(len(body) == fields.body_bytes <= MAX_BODY, "body size")
     if fields.flags & CHECKSUM:
         _require(fields.body_checksum == checksum(body), "body checksum")
@@ -104,6 +111,12 @@ def decode(key: bytes, header: bytes, body: bytes) -> Decoded:
     offsets_at = at
     if not fixed:
         at = _up(at + 4 * (fields.count + 1))
+    sequences_at = at
+    if fields.flags & SEQUENCES:
+        at += 8 * fields.count
+    validity_at = at
+    if fields.flags & NULLS:
+        at = _up(at + -(-fields.count // 8))
     topic_offsets_at = at
     at = _up(at + 4 * (fields.topics + 1))
     text_at = at
@@ -126,12 +139,41 @@ def decode(key: bytes, header: bytes, body: bytes) -> Decoded:
     text = body[text_at : text_at + fields.topic_bytes]
     topics = [text[a:b] for a, b in zip(topic_offsets, topic_offsets[1:], strict=False)]
     if not control:
+        _require(len(key) <= fields.key_bytes, "key")
         for topic in topics:
             _require(1 <= len(topic) <= 65_535, "topic size")
             _require(topic.startswith(key) and topic[0] != 0, "topic key")
-    payloads = [data[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
+    payloads: list[Any] = [data[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
+    if fields.flags & NULLS:
+        bits = int.from_bytes(body[validity_at : validity_at + -(-fields.count // 8)], "little")
+        _require(bits < 1 << fields.count, "validity")
+        for i in range(fields.count):
+            if not bits >> i & 1:
+                _require(payloads[i] == b"", "payload without a value")
+                payloads[i] = None
+    sequences = list(range(fields.sequence, fields.sequence + fields.count))
+    if fields.flags & SEQUENCES:
+        sequences = list(struct.unpack_from(f"<{fields.count}q", body, sequences_at))
+        _require(sequences[0] == fields.sequence, "first sequence")
+        _require(sequences == sorted(set(sequences)) and sequences[-1] <= 1 << 62, "sequences")
     messages = [(topics[i], payload, ts) for i, payload, ts in zip(topic_index, payloads, ts_event, strict=True)]
-    return Decoded(fields, topics, messages)
+    return Decoded(fields, topics, messages, sequences)
+
+
+def _check_fields(fields: Fields, header: bytes) -> None:
+    _require(fields.magic == b"BBOX", "magic")
+    _require(fields.version == 2, "version")
+    _require(fields.header_checksum == checksum(header[:68]), "header checksum")
+    _require(fields.flags < 256 and not fields.flags & ELSEWHERE, "flags")
+    _require(not (fields.flags & CONTROL and fields.flags & (SEQUENCES | NULLS)), "flags of control")
+    _require(fields.key_bytes <= 8, "key bytes")
+    control, fixed = bool(fields.flags & CONTROL), bool(fields.flags & FIXED)
+    if control:
+        _require(fixed and fields.stride == 8 and fields.topics == fields.count, "control counts")
+    else:
+        _require(1 <= fields.topics <= fields.count, "counts")
+    _require(all(0 <= number <= 1 << 62 for number in fields[8:11]), "sequence or time")
+    _require(0 < fields.epoch < 1 << 63, "epoch")
 
 
 def is_valid(key: bytes, header: bytes, body: bytes) -> bool:

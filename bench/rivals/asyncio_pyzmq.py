@@ -7,52 +7,50 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
 
 import uvloop
 import zmq.asyncio
 
 from bench.rivals.plain_pyzmq import publisher_socket, subscriber_socket
-from bench.rivals.records import Tally, many, messages_of_pool
-
-if TYPE_CHECKING:
-    from bench.rivals.orders import Orders
-
-
-def publish(orders: Orders) -> None:
-    uvloop.run(_publish(orders))
+from bench.rivals.runs import Runs
+from bench.workload.load import POOL, frames, many
+from bench.workload.tally import Tally
 
 
-def receive(orders: Orders) -> None:
-    uvloop.run(_receive(orders))
+def publish(address: str, form: str) -> None:
+    uvloop.run(_publish(address))
 
 
-async def _publish(orders: Orders) -> None:
+def receive(address: str, form: str) -> None:
+    uvloop.run(_receive(address))
+
+
+async def _publish(address: str) -> None:
     context = zmq.asyncio.Context()
-    socket = publisher_socket(context, orders)
-    joined = [b"%b %b" % each for each in messages_of_pool()]
-    orders.ready()
-    while (messages := await asyncio.to_thread(orders.next)) is not None:
+    socket = publisher_socket(context, address)
+    joined = frames(POOL)
+    runs = Runs()
+    while (load := await asyncio.to_thread(runs.next)) is not None:
         while (await socket.recv())[:1] != b"\1":
             pass
-        started = time.perf_counter()
-        for frame in many(joined, messages):
+        began = time.time_ns()
+        for frame in many(joined, load.messages):
             await socket.send(frame)
-        orders.sent(started)
+        runs.sent(began)
     context.destroy(linger=0)
 
 
-async def _receive(orders: Orders) -> None:
+async def _receive(address: str) -> None:
     context = zmq.asyncio.Context()
     tally = Tally()
-    orders.ready()
-    while (messages := await asyncio.to_thread(orders.next)) is not None:
-        count = tally.begin(messages).count
-        socket = subscriber_socket(context, orders)
-        orders.receiving()
-        for _ in range(messages):
+    runs = Runs()
+    while (load := await asyncio.to_thread(runs.next)) is not None:
+        count = tally.begin(load.messages).count
+        socket = subscriber_socket(context, address)
+        runs.receiving()
+        for _ in range(load.messages):
             topic, _, data = (await socket.recv()).partition(b" ")
             count(topic, data)
-        orders.received(tally.ended, tally.state(), messages)
+        runs.received(tally.ended, tally.state())
         socket.close(linger=0)
     context.destroy(linger=0)

@@ -1,4 +1,4 @@
-"""Compiled loops of the rivals: the work on a block packed by hand, and libzmq one message a frame as C would do it."""
+"""libzmq from compiled loops, one message a frame, as C would do it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,13 @@ import numpy
 from numba import njit
 from numpy.typing import NDArray
 
-from bench.workload import PAYLOAD_BYTES, digest
-from blackbox.atoms import bytes_at, copy_bytes
-from blackbox.zmqlib import init_messages, msg_data, msg_init_size, msg_recv, msg_send, msg_size
+from bench.workload.messages import PAYLOAD_BYTES
+from bench.workload.tally import digest
+from blackbox.native.intrinsics import bytes_at, copy_bytes
+from blackbox.transport.libzmq import init_messages, msg_data, msg_init_size, msg_recv, msg_send, msg_size
 
 NAME_BYTES = 12  # "S0000.trade "
 FRAME_BYTES = NAME_BYTES + 8 + PAYLOAD_BYTES
-
-
-@njit(nogil=True, cache=True)
-def tally_rows(index: NDArray[numpy.int32], payloads: NDArray[numpy.uint8], state: NDArray[numpy.int64]) -> None:
-    """Count, digest and sum per topic of a block's rows."""
-    for row in range(len(index)):
-        topic = index[row]
-        state[topic, 0] += 1
-        state[topic, 1] = digest(state[topic, 1], payloads[row * PAYLOAD_BYTES + 8])
-        state[topic, 2] += payloads[row * PAYLOAD_BYTES]
 
 
 @njit(nogil=True, cache=True)

@@ -18,7 +18,8 @@ from hftbacktest.types import event_dtype
 from numba import njit
 
 from bench.rivals.trades import expect_trades, trades
-from bench.workload import TOPICS, digest
+from bench.workload.messages import TOPICS
+from bench.workload.tally import digest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

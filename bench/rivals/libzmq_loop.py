@@ -3,49 +3,45 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import numpy
 import zmq
 
 from bench.rivals.compiled import receive_frames, send_frames
 from bench.rivals.plain_pyzmq import publisher_socket, subscriber_socket, wait_for_subscription
-from bench.rivals.records import messages_of_pool
-from bench.workload import TOPICS
-
-if TYPE_CHECKING:
-    from bench.rivals.orders import Orders
+from bench.rivals.runs import Runs
+from bench.workload.load import POOL, frames
+from bench.workload.messages import TOPICS
 
 
-def publish(orders: Orders) -> None:
+def publish(address: str) -> None:
     context = zmq.Context()
-    socket = publisher_socket(context, orders)
-    frames = numpy.frombuffer(b"".join(b"%b %b" % each for each in messages_of_pool()), numpy.uint8)
-    frames = frames.reshape(len(messages_of_pool()), -1)
+    socket = publisher_socket(context, address)
+    outgoing = numpy.frombuffer(b"".join(frames(POOL)), numpy.uint8).reshape(len(frames(POOL)), -1)
     scratch = numpy.zeros(24, numpy.int64)
-    send_frames(socket.underlying, scratch, frames, 0)  # compiles, or loads what was compiled
-    orders.ready()
-    for messages in orders:
+    send_frames(socket.underlying, scratch, outgoing, 0)  # compiles, or loads what was compiled
+    runs = Runs()
+    for load in runs:
         wait_for_subscription(socket)
-        started = time.perf_counter()
-        if not send_frames(socket.underlying, scratch, frames, messages):
+        began = time.time_ns()
+        if not send_frames(socket.underlying, scratch, outgoing, load.messages):
             raise RuntimeError("libzmq refused a frame")
-        orders.sent(started)
+        runs.sent(began)
     context.destroy(linger=0)
 
 
-def receive(orders: Orders) -> None:
+def receive(address: str) -> None:
     context = zmq.Context()
     scratch = numpy.zeros(24, numpy.int64)
     state = numpy.zeros((TOPICS, 3), numpy.int64)
     receive_frames(0, scratch, state, 0)
-    orders.ready()
-    for messages in orders:
+    runs = Runs()
+    for load in runs:
         state[:] = 0
-        socket = subscriber_socket(context, orders)
-        orders.receiving()
-        if not receive_frames(socket.underlying, scratch, state, messages):
+        socket = subscriber_socket(context, address)
+        runs.receiving()
+        if not receive_frames(socket.underlying, scratch, state, load.messages):
             raise RuntimeError("libzmq gave another frame than was sent")
-        orders.received(time.perf_counter(), state, messages)
+        runs.received(time.time_ns(), state)
         socket.close(linger=0)
     context.destroy(linger=0)

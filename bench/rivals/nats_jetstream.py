@@ -10,50 +10,48 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import nats
 import uvloop
 
-from bench.contest import expect
-from bench.rivals.records import Tally, messages_of_pool
-
-if TYPE_CHECKING:
-    from bench.rivals.orders import Orders
+from bench.rivals.runs import Runs, expect_stored
+from bench.workload.load import POOL, topics_and_data
+from bench.workload.tally import Tally
 
 STREAM = "day"
 _UNACKNOWLEDGED = 10_000
 
 
-def record(orders: Orders) -> None:
-    uvloop.run(_record(orders))
+def record(address: str) -> None:
+    uvloop.run(_record(address))
 
 
-def replay(orders: Orders) -> None:
-    uvloop.run(_replay(orders))
+def replay(address: str) -> None:
+    uvloop.run(_replay(address))
 
 
-async def _record(orders: Orders) -> None:
-    client = await nats.connect(orders.address)
+async def _record(address: str) -> None:
+    client = await nats.connect(address)
     stream = client.jetstream(publish_async_max_pending=_UNACKNOWLEDGED)
     await stream.add_stream(name=STREAM, subjects=["day.>"], storage="file")
-    pool = [(f"day.{topic.decode()}", data) for topic, data in messages_of_pool()]
-    orders.ready()
-    while (messages := await asyncio.to_thread(orders.next)) is not None:
+    pool = [(f"day.{topic.decode()}", data) for topic, data in topics_and_data(POOL)]
+    runs = Runs()
+    while (load := await asyncio.to_thread(runs.next)) is not None:
         await stream.purge_stream(STREAM)
-        started = time.perf_counter()
+        began = time.time_ns()
         publish = stream.publish_async
-        for subject, data in pool[:messages]:
+        for subject, data in pool[: load.messages]:
             await publish(subject, data)
         await stream.publish_async_completed()
-        ended = time.perf_counter()
+        ended = time.time_ns()
         stored = (await stream.stream_info(STREAM)).state.messages
-        orders.done(started, ended, partial(expect, "messages", stored, messages))
+        runs.verified(began, ended, partial(expect_stored, stored, load.messages))
     await client.close()
 
 
-async def _replay(orders: Orders) -> None:
-    client = await nats.connect(orders.address)
+async def _replay(address: str) -> None:
+    client = await nats.connect(address)
     stream = client.jetstream()
     done = asyncio.Event()
     tally = Tally(done.set)
@@ -62,15 +60,15 @@ async def _replay(orders: Orders) -> None:
     async def take(message: Any) -> None:
         tally.count(message.subject[skip:], message.data)
 
-    orders.ready()
-    while (messages := await asyncio.to_thread(orders.next)) is not None:
+    runs = Runs()
+    while (load := await asyncio.to_thread(runs.next)) is not None:
         done.clear()
-        tally.begin(messages)
-        started = time.perf_counter()
+        tally.begin(load.messages)
+        began = time.time_ns()
         subscription = await stream.subscribe(
             "day.>", stream=STREAM, ordered_consumer=True, cb=take, pending_msgs_limit=0, pending_bytes_limit=0
         )
         await done.wait()
-        orders.tallied(started, tally.ended, tally.state(), messages)
+        runs.done(began, tally.ended, tally.state())
         await subscription.unsubscribe()
     await client.close()

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import iceoryx2
 
-from bench.rivals.records import BLOCK_MESSAGES, TIME_BYTES, block_rows, many, messages_of_pool, tally_of
-from bench.workload import make_pool
+from bench.rivals.records import BLOCK_MESSAGES, block_rows, tally_of
+from bench.rivals.runs import Runs
+from bench.workload.load import POOL, TIME_BYTES, frames, many
+from bench.workload.messages import make_pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bench.rivals.orders import Orders
 
-
-def publish(orders: Orders) -> None:
-    joined = [b"%b %b" % each for each in messages_of_pool()] if orders.form == "messages" else []
-    node, service = _service(orders)
+def publish(address: str, form: str) -> None:
+    joined = frames(POOL) if form == "messages" else []
+    node, service = _service(address, form)
     publisher = (
         service.publisher_builder()
         .initial_max_slice_len(512 if joined else _block_bytes(BLOCK_MESSAGES))
@@ -31,32 +31,31 @@ def publish(orders: Orders) -> None:
         .create()
     )
     pack = _packer()
-    orders.ready()
-    for messages in orders:
+    runs = Runs()
+    for load in runs:
         loan, copy = publisher.loan_slice_uninit, ctypes.memmove
-        started = time.perf_counter()
-        for data in many(joined, messages) if joined else ():
+        began = time.time_ns()
+        for data in many(joined, load.messages) if joined else ():
             sample = loan(len(data))
             copy(sample.payload_ptr, data, len(data))
             sample.assume_init().send()
-        for rows in () if joined else block_rows(messages):
+        for rows in () if joined else block_rows(load):
             sample = loan(_block_bytes(rows.stop - rows.start))
             pack(sample.payload_ptr, rows)
             sample.assume_init().send()
-        orders.sent(started)
+        runs.sent(began)
     del publisher, service, node
 
 
-def receive(orders: Orders) -> None:
-    tally = tally_of(orders.form)
-    node, service = _service(orders)
-    subscriber = service.subscriber_builder().buffer_size(_buffers(orders)).create()
-    orders.ready()
-    joined = orders.form == "messages"
-    for messages in orders:
-        count = tally.begin(messages).count
-        tally.ended = 0.0
-        orders.receiving()
+def receive(address: str, form: str) -> None:
+    tally = tally_of(form)
+    node, service = _service(address, form)
+    subscriber = service.subscriber_builder().buffer_size(_buffers(form)).create()
+    runs = Runs()
+    joined = form == "messages"
+    for load in runs:
+        count = tally.begin(load.messages).count
+        runs.receiving()
         take = subscriber.receive
         while not tally.ended:
             sample = take()
@@ -69,7 +68,7 @@ def receive(orders: Orders) -> None:
                 count(topic, data)
             else:
                 count(None, payload.as_memory_view())
-        orders.received(tally.ended, tally.state(), messages)
+        runs.received(tally.ended, tally.state())
     del subscriber, service, node
 
 
@@ -98,17 +97,17 @@ def _packer() -> Callable[[int, slice], None]:
     return pack
 
 
-def _buffers(orders: Orders) -> int:
-    return 4_096 if orders.form == "messages" else 32
+def _buffers(form: str) -> int:
+    return 4_096 if form == "messages" else 32
 
 
-def _service(orders: Orders) -> tuple[Any, Any]:
+def _service(address: str, form: str) -> tuple[Any, Any]:
     iceoryx2.set_log_level(iceoryx2.LogLevel.Error)
     node = iceoryx2.NodeBuilder.new().create(iceoryx2.ServiceType.Ipc)
     service = (
-        node.service_builder(iceoryx2.ServiceName.new(orders.address))
+        node.service_builder(iceoryx2.ServiceName.new(address))
         .publish_subscribe(iceoryx2.Slice[ctypes.c_uint8])
-        .subscriber_max_buffer_size(_buffers(orders))
+        .subscriber_max_buffer_size(_buffers(form))
         .enable_safe_overflow(False)
         .max_publishers(1)
         .max_subscribers(1)

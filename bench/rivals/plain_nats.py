@@ -9,61 +9,57 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import nats
 import uvloop
 
 from bench.rivals.records import outgoing, tally_of
-
-if TYPE_CHECKING:
-    from bench.rivals.orders import Orders
+from bench.rivals.runs import Runs
 
 
-def publish(orders: Orders) -> None:
-    uvloop.run(_publish(orders))
+def publish(address: str, form: str) -> None:
+    uvloop.run(_publish(address, form))
 
 
-def receive(orders: Orders) -> None:
-    uvloop.run(_receive(orders))
+def receive(address: str, form: str) -> None:
+    uvloop.run(_receive(address, form))
 
 
-async def _publish(orders: Orders) -> None:
-    client = await nats.connect(orders.address)
-    orders.ready()
-    while (messages := await asyncio.to_thread(orders.next)) is not None:
-        frames: Any = outgoing(orders.form, messages)
-        if orders.form == "messages":
+async def _publish(address: str, form: str) -> None:
+    client = await nats.connect(address)
+    runs = Runs()
+    while (load := await asyncio.to_thread(runs.next)) is not None:
+        frames: Any = outgoing(form, load)
+        if form == "messages":
             frames = [(topic.decode(), data) for topic, data in frames]
         else:
             frames = ((topic.decode(), data) for topic, data in frames)
         publish = client.publish
-        started = time.perf_counter()
+        began = time.time_ns()
         for subject, data in frames:
             await publish(subject, data)
         await client.flush()
-        orders.sent(started)
+        runs.sent(began)
     await client.close()
 
 
-async def _receive(orders: Orders) -> None:
-    client = await nats.connect(orders.address)
+async def _receive(address: str, form: str) -> None:
+    client = await nats.connect(address)
     done = asyncio.Event()
-    tally = tally_of(orders.form, done.set)
+    tally = tally_of(form, done.set)
     tally.begin(0)
 
     async def take(message: Any) -> None:
         tally.count(message.subject, message.data)
 
-    await client.subscribe(
-        ">" if orders.form == "messages" else "block", cb=take, pending_msgs_limit=0, pending_bytes_limit=0
-    )
+    await client.subscribe(">" if form == "messages" else "block", cb=take, pending_msgs_limit=0, pending_bytes_limit=0)
     await client.flush()
-    orders.ready()
-    while (messages := await asyncio.to_thread(orders.next)) is not None:
+    runs = Runs()
+    while (load := await asyncio.to_thread(runs.next)) is not None:
         done.clear()
-        tally.begin(messages)
-        orders.receiving()
+        tally.begin(load.messages)
+        runs.receiving()
         await done.wait()
-        orders.received(tally.ended, tally.state(), messages)
+        runs.received(tally.ended, tally.state())
     await client.close()

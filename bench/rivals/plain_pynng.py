@@ -7,45 +7,40 @@ does not batch: a message is a write.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import pynng
 
 from bench.rivals.records import outgoing, tally_of
-
-if TYPE_CHECKING:
-    from bench.rivals.orders import Orders
+from bench.rivals.runs import Runs
 
 _QUEUE = 8_192
 
 
-def publish(orders: Orders) -> None:
-    form = orders.form
+def publish(address: str, form: str) -> None:
     joined = form == "messages"
-    with pynng.Push0(listen=orders.address, send_buffer_size=_QUEUE if joined else 8) as socket:
-        orders.ready()
-        for messages in orders:
+    with pynng.Push0(listen=address, send_buffer_size=_QUEUE if joined else 8) as socket:
+        runs = Runs()
+        for load in runs:
             send = socket.send
-            frames = [b"%b %b" % each for each in outgoing(form, messages)] if joined else []
-            started = time.perf_counter()
+            frames = [b"%b %b" % each for each in outgoing(form, load)] if joined else []
+            began = time.time_ns()
             if joined:
                 for frame in frames:
                     send(frame)
             else:
-                for _, block in outgoing(form, messages):
+                for _, block in outgoing(form, load):
                     send(block)
-            orders.sent(started)
+            runs.sent(began)
 
 
-def receive(orders: Orders) -> None:
-    tally = tally_of(orders.form)
-    joined = orders.form == "messages"
-    with pynng.Pull0(dial=orders.address, recv_buffer_size=_QUEUE if joined else 8) as socket:
-        orders.ready()
-        for messages in orders:
-            count = tally.begin(messages).count
-            tally.ended = 0.0
-            orders.receiving()
+def receive(address: str, form: str) -> None:
+    tally = tally_of(form)
+    joined = form == "messages"
+    with pynng.Pull0(dial=address, recv_buffer_size=_QUEUE if joined else 8) as socket:
+        runs = Runs()
+        for load in runs:
+            count = tally.begin(load.messages).count
+            runs.receiving()
             receive = socket.recv
             while not tally.ended:
                 if joined:
@@ -53,4 +48,4 @@ def receive(orders: Orders) -> None:
                     count(topic, data)
                 else:
                     count(None, receive())
-            orders.received(tally.ended, tally.state(), messages)
+            runs.received(tally.ended, tally.state())

@@ -1,80 +1,180 @@
-"""Plain pyzmq, PUB/SUB over TCP, one message or one block packed by hand a frame: topic, a space, bytes.
+"""Plain pyzmq, PUB/SUB over TCP, one message or one block packed by hand a frame: topic, a blank, bytes.
 
-Set: XPUB_NODROP, so that the publisher would wait; one part a message, the cheapest there is; marks of 100,000 frames,
-since libzmq batches what waits in its queue: both sides' together hold a run, and nobody waits. For blocks 8, as ours,
-since more only leaves the cache: there the publisher waits.
+Set: XPUB_NODROP, so that the publisher would wait (or that it drops, where ours does); one part a message, the cheapest
+there is; marks of 100,000 frames unless told, since libzmq batches what waits in its queue: both sides' together hold a
+run, and nobody waits. For blocks 8, as ours, since more only leaves the cache: there the publisher waits.
+
+    "messages"  f(topic, data)    "nothing"  recv() alone       "late"  recv(), and when; may be slow
+    "blocks"    f(block)          "digest"   f(frame): digest of a byte of each
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy
 import zmq
 
-from bench.rivals.records import many, messages_of_pool, outgoing, tally_of
+from bench.measure.contest import Lost, expect
+from bench.processes.child import has_order
+from bench.processes.late import check_late
+from bench.processes.receiver import digest_of
+from bench.rivals.records import blocks, tally_of
+from bench.rivals.runs import Runs
+from bench.workload.load import LEAD_NS, POOL, TIME_BYTES, Load, due_ns, frames, many, when_due
+from bench.workload.tally import DIGEST_FACTOR, DIGEST_MASK
 
 if TYPE_CHECKING:
-    from bench.rivals.orders import Orders
+    from collections.abc import Callable, Iterable
+
+_MARK: Final = 100_000
+_MARK_OF_BLOCKS: Final = 8
+_TIMEOUT_MS: Final = 30_000
+_QUIET_MS: Final = 200
+"""So long after the sender's end nothing came: the rest of a paced run is lost."""
+_SLEEP_S: Final = 0.05
 
 
-def publish(orders: Orders) -> None:
+def publish(address: str, form: str = "messages", mark: int = 0, drops: bool = False) -> None:
     context = zmq.Context()
-    socket = publisher_socket(context, orders)
-    joined = [b"%b %b" % each for each in messages_of_pool()]
-    orders.ready()
-    for messages in orders:
-        wait_for_subscription(socket)
-        send = socket.send
-        started = time.perf_counter()
-        if orders.form == "blocks":
-            for _, block in outgoing("blocks", messages):
-                send(block)
-        else:
-            for frame in many(joined, messages):
-                send(frame)
-        orders.sent(started)
+    socket = publisher_socket(context, address, mark or _mark(form), drops)
+    frames(POOL)  # made before a clock runs
+    runs = Runs()
+    for load in runs:
+        for _ in range(load.subscribers):
+            wait_for_subscription(socket)
+        began = _send(socket, blocks(load) if form == "blocks" else many(frames(load), load.messages), load)
+        runs.sent(began)
     context.destroy(linger=0)
 
 
-def receive(orders: Orders) -> None:
-    tally = tally_of(orders.form)
+def _send(socket: zmq.Socket[bytes], outgoing: Iterable[bytes], load: Load) -> int:
+    """Send all; returns when the first was sent, or due."""
+    send = socket.send
+    if load.rate:
+        ready = list(outgoing)
+        began = time.time_ns() + LEAD_NS
+        for _, frame in when_due((due_ns(load) + began).tolist(), ready):
+            send(frame)
+    else:
+        began = time.time_ns()
+        for frame in outgoing:
+            send(frame)
+    return began
+
+
+def receive(address: str, form: str = "messages", mark: int = 0, drops: bool = False) -> None:
     context = zmq.Context()
-    orders.ready()
-    for messages in orders:
-        count = tally.begin(messages).count
-        socket = subscriber_socket(context, orders)
-        orders.receiving()
-        receive = socket.recv
-        tally.ended = 0.0
-        if orders.form == "blocks":
-            while not tally.ended:
-                frame = socket.recv(copy=False)
-                count(None, frame.buffer)
-        else:
-            for _ in range(messages):
-                topic, _, data = receive().partition(b" ")
-                count(topic, data)
-        orders.received(tally.ended, tally.state(), messages)
+    receiving: dict[str, Callable[[zmq.Socket[bytes], Runs, Load], None]] = {
+        "messages": _receive_messages,
+        "blocks": _receive_blocks,
+        "nothing": partial(_receive_frames, digests=False),
+        "digest": partial(_receive_frames, digests=True),
+        "late": _receive_late,
+    }
+    runs = Runs()
+    for load in runs:
+        socket = subscriber_socket(context, address, mark or _mark(form))
+        runs.receiving()
+        receiving[form](socket, runs, load)
         socket.close(linger=0)
     context.destroy(linger=0)
 
 
-def publisher_socket(context: Any, orders: Orders) -> Any:
-    """A bound XPUB that waits for slow subscribers, and tells of each subscription."""
+def _receive_messages(socket: zmq.Socket[bytes], runs: Runs, load: Load) -> None:
+    tally = tally_of("messages").begin(load.messages)
+    count, receive = tally.count, socket.recv
+    for _ in range(load.messages):
+        topic, _, data = receive().partition(b" ")
+        count(topic, data)
+    runs.received(tally.ended, tally.state())
+
+
+def _receive_blocks(socket: zmq.Socket[bytes], runs: Runs, load: Load) -> None:
+    tally = tally_of("blocks").begin(load.messages)
+    while not tally.ended:
+        tally.count(None, socket.recv(copy=False).buffer)
+    runs.received(tally.ended, tally.state())
+
+
+def _receive_frames(socket: zmq.Socket[bytes], runs: Runs, load: Load, digests: bool) -> None:
+    """Receive all, hand each on if there is a digest to make of them, and look at the last one."""
+    socket.rcvtimeo = _TIMEOUT_MS
+    receive, last, so_far = socket.recv, b"", 0
+    digest_at = len(b"S0000.trade ") + TIME_BYTES + 8
+
+    def count(frame: bytes) -> None:
+        nonlocal so_far
+        so_far = (so_far * DIGEST_FACTOR + frame[digest_at]) & DIGEST_MASK
+
+    with suppress(zmq.Again):
+        if digests:
+            for _ in range(load.messages):
+                last = receive()
+                count(last)
+        else:
+            for _ in range(load.messages):
+                last = receive()
+    ended = time.time_ns()
+
+    def findings(_began: int) -> dict[str, Any]:
+        pool = frames(load)
+        expect("last message", last, pool[(load.messages - 1) % len(pool)])
+        if digests:
+            expect("digest of the payloads", so_far, digest_of(load))
+        return {"ended": ended, "messages": load.messages}
+
+    runs.found(findings)
+
+
+def _receive_late(socket: zmq.Socket[bytes], runs: Runs, load: Load) -> None:
+    """Receive until all came, or the sender has ended and nothing comes any more."""
+    socket.rcvtimeo = _QUIET_MS
+    is_slow = runs.order.work.on_slow is not None
+    seen: list[int] = []
+    found: list[bytes] = []
+    receive, clock = socket.recv, time.time_ns
+    while len(found) < load.messages:
+        try:
+            found.append(receive())
+            seen.append(clock())
+        except zmq.Again:
+            if has_order():
+                break
+        if is_slow:
+            time.sleep(_SLEEP_S)
+            if has_order():
+                break
+
+    def findings(began: int) -> dict[str, Any]:
+        texts = [frame.partition(b" ")[2] for frame in found]
+        numbers = numpy.array([int.from_bytes(text[:TIME_BYTES], "little") for text in texts], numpy.int64)
+        firsts = numpy.array([text[TIME_BYTES] for text in texts], numpy.int64)
+        if load.messages > len(load.pool.topic_index):
+            raise Lost(f"a paced run was {load.messages:,} messages, expected at most the pool")
+        return check_late(load, began, numpy.array(seen, numpy.int64), due_ns(load)[numbers] + began, firsts)
+
+    runs.found(findings)
+
+
+def publisher_socket(context: Any, address: str, mark: int = _MARK, drops: bool = False) -> Any:
+    """A bound XPUB that waits for slow subscribers, unless it `drops`, and tells of each subscription."""
     socket = context.socket(zmq.XPUB)
-    socket.setsockopt(zmq.XPUB_NODROP, 1)
+    socket.setsockopt(zmq.XPUB_NODROP, int(not drops))
     socket.setsockopt(zmq.XPUB_VERBOSE, 1)
-    socket.sndhwm = _mark(orders)
-    socket.bind(orders.address)
+    socket.sndhwm = mark
+    socket.bind(address)
     return socket
 
 
-def subscriber_socket(context: Any, orders: Orders) -> Any:
+def subscriber_socket(context: Any, address: str, mark: int = _MARK) -> Any:
     """A connected SUB of everything."""
     socket = context.socket(zmq.SUB)
-    socket.rcvhwm = _mark(orders)
-    socket.connect(orders.address)
+    socket.rcvhwm = mark
+    socket.connect(address)
     socket.subscribe(b"")
     return socket
 
@@ -85,5 +185,5 @@ def wait_for_subscription(socket: zmq.Socket[bytes]) -> None:
         pass
 
 
-def _mark(orders: Orders) -> int:
-    return 8 if orders.form == "blocks" else 100_000
+def _mark(form: str) -> int:
+    return _MARK_OF_BLOCKS if form == "blocks" else _MARK

@@ -8,51 +8,47 @@ from __future__ import annotations
 
 import time
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import redis
 
 from bench.rivals.records import outgoing, tally_of
-
-if TYPE_CHECKING:
-    from bench.rivals.orders import Orders
+from bench.rivals.runs import Runs
 
 _PIPELINE = 1_000
 _READ_BYTES = 1 << 20
 
 
-def publish(orders: Orders) -> None:
-    client = redis.Redis.from_url(orders.address)
+def publish(address: str, form: str) -> None:
+    client = redis.Redis.from_url(address)
     client.ping()
-    orders.ready()
-    for messages in orders:
-        at_once = _PIPELINE if orders.form == "messages" else 8
-        frames = outgoing(orders.form, messages)
-        started = time.perf_counter()
+    runs = Runs()
+    for load in runs:
+        at_once = _PIPELINE if form == "messages" else 8
+        frames = outgoing(form, load)
+        began = time.time_ns()
         while part := list(islice(frames, at_once)):
             pipeline = client.pipeline(transaction=False)
             publish = pipeline.publish
             for topic, data in part:
                 publish(topic, data)
             pipeline.execute()
-        orders.sent(started)
+        runs.sent(began)
     client.close()
 
 
-def receive(orders: Orders) -> None:
-    client = redis.Redis.from_url(orders.address, socket_read_size=_READ_BYTES)
-    tally = tally_of(orders.form)
+def receive(address: str, form: str) -> None:
+    client = redis.Redis.from_url(address, socket_read_size=_READ_BYTES)
+    tally = tally_of(form)
     subscription = client.pubsub()
     subscription.psubscribe("*")
     subscription.parse_response()  # in force now
-    orders.ready()
-    for messages in orders:
-        count = tally.begin(messages).count
-        tally.ended = 0.0
-        orders.receiving()
+    runs = Runs()
+    for load in runs:
+        count = tally.begin(load.messages).count
+        runs.receiving()
         for message in subscription.listen():
             count(message["channel"], message["data"])
             if tally.ended:
                 break
-        orders.received(tally.ended, tally.state(), messages)
+        runs.received(tally.ended, tally.state())
     client.close()

@@ -10,22 +10,20 @@ from __future__ import annotations
 import json
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import zenoh
 
 from bench.rivals.records import BLOCK_TOPIC, outgoing, tally_of
-from bench.workload import make_pool
-
-if TYPE_CHECKING:
-    from bench.rivals.orders import Orders
+from bench.rivals.runs import Runs
+from bench.workload.messages import make_pool
 
 _ROOT = "bench/"
 
 
-def publish(orders: Orders) -> None:
-    names = [BLOCK_TOPIC] if orders.form == "blocks" else make_pool().topics
-    with zenoh.open(_config("listen", orders)) as session:
+def publish(address: str, form: str, shared_memory: bool = False) -> None:
+    names = [BLOCK_TOPIC] if form == "blocks" else make_pool().topics
+    with zenoh.open(_config("listen", address, shared_memory)) as session:
         publishers = {
             name: session.declare_publisher(
                 _ROOT + name.decode(), congestion_control=zenoh.CongestionControl.BLOCK, express=False
@@ -33,44 +31,44 @@ def publish(orders: Orders) -> None:
             for name in names
         }
         puts = {name: publisher.put for name, publisher in publishers.items()}
-        orders.ready()
-        for messages in orders:
+        runs = Runs()
+        for load in runs:
             while not publishers[names[-1]].matching_status.matching:
                 time.sleep(0.001)
-            started = time.perf_counter()
-            for topic, data in outgoing(orders.form, messages):
+            began = time.time_ns()
+            for topic, data in outgoing(form, load):
                 puts[topic](data)
-            orders.sent(started)
+            runs.sent(began)
 
 
-def receive(orders: Orders) -> None:
+def receive(address: str, form: str, shared_memory: bool = False) -> None:
     done = threading.Event()
-    tally = tally_of(orders.form, done.set)
+    tally = tally_of(form, done.set)
     tally.begin(0)
     skip = len(_ROOT)
 
     def take(sample: Any) -> None:
         tally.count(str(sample.key_expr)[skip:], sample.payload.to_bytes())
 
-    with zenoh.open(_config("connect", orders)) as session:
+    with zenoh.open(_config("connect", address, shared_memory)) as session:
         subscriber = session.declare_subscriber(_ROOT + "**", zenoh.handlers.Callback(take, indirect=False))
-        orders.ready()
-        for messages in orders:
+        runs = Runs()
+        for load in runs:
             done.clear()
-            tally.begin(messages)
-            orders.receiving()
+            tally.begin(load.messages)
+            runs.receiving()
             done.wait()
-            orders.received(tally.ended, tally.state(), messages)
+            runs.received(tally.ended, tally.state())
         subscriber.undeclare()
 
 
-def _config(side: str, orders: Orders) -> Any:
+def _config(side: str, address: str, shared_memory: bool) -> Any:
     config = zenoh.Config()
     config.insert_json5("mode", '"peer"')
-    config.insert_json5(f"{side}/endpoints", json.dumps([orders.address]))
+    config.insert_json5(f"{side}/endpoints", json.dumps([address]))
     config.insert_json5("scouting/multicast/enabled", "false")
     config.insert_json5("scouting/gossip/enabled", "false")
-    config.insert_json5("transport/shared_memory/enabled", json.dumps(bool(orders.arguments.get("shared_memory"))))
+    config.insert_json5("transport/shared_memory/enabled", json.dumps(shared_memory))
     if side == "connect":
         config.insert_json5("listen/endpoints", "[]")
     return config

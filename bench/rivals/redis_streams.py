@@ -9,15 +9,13 @@ from __future__ import annotations
 import time
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import redis
 
-from bench.contest import expect
-from bench.rivals.records import Tally, many, messages_of_pool
-
-if TYPE_CHECKING:
-    from bench.rivals.orders import Orders
+from bench.rivals.runs import Runs, expect_stored
+from bench.workload.load import POOL, many, topics_and_data
+from bench.workload.tally import Tally
 
 STREAM = "day"
 _PIPELINE = 1_000
@@ -25,35 +23,35 @@ _PAGE = 5_000
 _READ_BYTES = 1 << 20
 
 
-def record(orders: Orders) -> None:
-    client = redis.Redis.from_url(orders.address)
-    pool = [{b"t": topic, b"d": data} for topic, data in messages_of_pool()]
-    orders.ready()
-    for messages in orders:
+def record(address: str) -> None:
+    client = redis.Redis.from_url(address)
+    pool = [{b"t": topic, b"d": data} for topic, data in topics_and_data(POOL)]
+    runs = Runs()
+    for load in runs:
         client.delete(STREAM)
-        fields = many(pool, messages)
-        started = time.perf_counter()
+        fields = many(pool, load.messages)
+        began = time.time_ns()
         while part := list(islice(fields, _PIPELINE)):
             pipeline = client.pipeline(transaction=False)
             add = pipeline.xadd
             for each in part:
                 add(STREAM, each)
             pipeline.execute()
-        ended = time.perf_counter()
+        ended = time.time_ns()
         stored: Any = client.xlen(STREAM)
-        orders.done(started, ended, partial(expect, "entries", stored, messages))
+        runs.verified(began, ended, partial(expect_stored, stored, load.messages))
 
 
-def replay(orders: Orders) -> None:
-    client = redis.Redis.from_url(orders.address, socket_read_size=_READ_BYTES)
+def replay(address: str) -> None:
+    client = redis.Redis.from_url(address, socket_read_size=_READ_BYTES)
     tally = Tally()
-    orders.ready()
-    for messages in orders:
-        count = tally.begin(messages).count
+    runs = Runs()
+    for load in runs:
+        count = tally.begin(load.messages).count
         after = "-"
-        started = time.perf_counter()
+        began = time.time_ns()
         while entries := client.xrange(STREAM, min=after, count=_PAGE):
             for _, fields in entries:
                 count(fields[b"t"], fields[b"d"])
             after = "(" + entries[-1][0].decode()
-        orders.tallied(started, time.perf_counter(), tally.state(), messages)
+        runs.done(began, time.time_ns(), tally.state())

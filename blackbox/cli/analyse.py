@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from blackbox.cli.days import RecordingArgument, missing_text, parts_text, told_elsewhere
-from blackbox.cli.drawing import draw
-from blackbox.cli.status import exit_statuses, lose
-from blackbox.cli.terminal import say
+from blackbox.cli.ui.days import RecordingArgument, damaged_parts_text, lose_what_is_wrong, without_warnings
+from blackbox.cli.ui.drawing import draw
+from blackbox.cli.ui.status import exit_statuses
+from blackbox.cli.ui.terminal import say
 
 
 def analyse(
@@ -18,10 +18,12 @@ def analyse(
     report: Annotated[Path, typer.Option(metavar="FILE", help="The page to write, HTML.")],
     symbol: Annotated[
         list[str] | None,
-        typer.Option(metavar="SYMBOL", help="Show bars and spread of this one, or these.", show_default=False),
+        typer.Option(
+            metavar="SYMBOL", help="Show bars and spread of this symbol. Can be repeated.", show_default=False
+        ),
     ] = None,
     top: Annotated[
-        int, typer.Option(metavar="N", min=0, max=20, help="Else: of the N that were traded most often.")
+        int, typer.Option(metavar="N", min=0, max=20, help="Without --symbol: show the N symbols with the most trades.")
     ] = 3,
     master: Annotated[
         str | None, typer.Option(metavar="URL", help="Spark's master.", show_default="all cores of this machine")
@@ -29,9 +31,9 @@ def analyse(
 ) -> None:
     """Analyse a recorded day in Spark and draw it: bars, spreads, rate, message types, lags and gaps.
 
-    The page is one HTML file that needs nothing else: open it in any browser. It leaves out what is damaged and shows
-    where; ends with status 4 if anything is damaged or missing. The end of a day that is being recorded may be half
-    written. Needs the extra `spark`.
+    The page is one HTML file that needs nothing else: open it in any browser. It leaves out damaged parts and names
+    them. Exits with status 4 if anything is damaged or missing. A day that is still being recorded may end in a
+    half-written block. Needs the extra `spark`.
 
     For example:
 
@@ -39,14 +41,11 @@ def analyse(
 
     blackbox analyse recordings/nasdaq/2026-11-20 --report day.html --symbol AAPL --symbol MSFT
     """
-    with exit_statuses(), told_elsewhere():
-        from blackbox.recording import Recording
+    with exit_statuses(), without_warnings():
+        from blackbox.archive.recording import Recording
 
-        Recording.open(recording)  # what is wrong with the path is told before Spark is begun
+        Recording.open(recording)  # report a wrong path before Spark starts
         drawn = draw(recording, report, symbol or (), top, master)
         say(f"wrote {report}")
-        wrong = [parts_text(len(drawn.damage))] * bool(drawn.damage)
-        if drawn.gaps:
-            wrong.append(missing_text([gap.count for gap in drawn.gaps]))
-        if wrong:
-            lose(f"{recording}: {'; '.join(wrong)}")
+        damage = damaged_parts_text(len(drawn.damage)) if drawn.damage else ""
+        lose_what_is_wrong(recording, damage, [gap.count for gap in drawn.gaps])

@@ -1,4 +1,4 @@
-"""`blackbox compact`: a recording in larger blocks, packed if that is wanted."""
+"""`blackbox compact`: rewrite a recording in larger blocks, compressed on request."""
 
 from __future__ import annotations
 
@@ -7,38 +7,42 @@ from typing import Annotated
 
 import typer
 
-from blackbox.cli.days import Compression, RecordingArgument, damaged_text, open_day, reading
-from blackbox.cli.status import exit_statuses, lose
-from blackbox.cli.terminal import count, stdout, titled, values_table
+from blackbox.cli.ui.days import Compression, RecordingArgument, lose_damage, open_day
+from blackbox.cli.ui.progress import reading
+from blackbox.cli.ui.status import exit_statuses
+from blackbox.cli.ui.terminal import stdout, titled, values_table
+from blackbox.report.numbers import count
 
 
 def compact(
     recording: RecordingArgument,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The directory to make.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The directory to create.")],
     compression: Annotated[
         Compression,
-        typer.Option(help="Of the blocks' bodies: `none`, replays use them as they are; `lz4`, quick; `zstd`, small."),
+        typer.Option(
+            help="Of the blocks' bodies: `none` for fast replays, `lz4` for quick packing, `zstd` for small size."
+        ),
     ] = Compression.NONE,
     block_kib: Annotated[
         int, typer.Option(metavar="KIB", min=1, max=65_536, help="Merge blocks up to this size.")
     ] = 256,
 ) -> None:
-    """Write a recorded day anew: small blocks merged into large ones, and packed.
+    """Rewrite a recorded day: merge small blocks into large ones, and compress them on request.
 
-    Blocks of one key and one run of the publisher that follow each other within a second become one. The messages stay
-    what they are, and gaps stay gaps. RECORDING is not changed. OUT gets its name only when it has been read again and
-    holds the same messages; then it is safe to remove RECORDING.
+    Blocks of one key and one run of the publisher that follow each other within a second become one. Messages do
+    not change, and gaps stay gaps. RECORDING is not changed. OUT gets its name only after it was read again and holds
+    the same messages: then it is safe to remove RECORDING.
 
     For example:
 
     blackbox compact recordings/nasdaq/2026-11-20 archive/2026-11-20 --compression zstd
 
-    blackbox compact recordings/nasdaq/2026-11-20 archive/2026-11-20 --compression lz4 --block-kib 1024
+    blackbox compact recordings/nasdaq/2026-11-20 quick/2026-11-20 --compression lz4 --block-kib 1024
 
     blackbox compact recordings/nasdaq/2026-11-20 merged                faster to replay, as large
     """
     with exit_statuses():
-        from blackbox.journal.compact import compact as write
+        from blackbox.archive.compact import compact as write
 
         day = open_day(recording)
         with reading(f"reading {recording}, writing and reading {out}", 2 * day.file_bytes) as progress:
@@ -54,5 +58,4 @@ def compact(
             ]
         )
         stdout.print(titled(f"compacted {recording} to {out}", table))
-        if day.damage:
-            lose(f"{recording}: {damaged_text(day.damage)}; they are not in {out}: see `blackbox verify`")
+        lose_damage(recording, day.damage, out)

@@ -10,17 +10,16 @@ from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-import numpy
 import typer
 
-from blackbox.cli.days import RecordingArgument, StartOption, StopOption, open_day, time_ns
-from blackbox.cli.shown import describe
-from blackbox.cli.status import exit_statuses
-from blackbox.schema import DECIMALS, RAW, Schema
+from blackbox.cli.ui.days import RecordingArgument, StartOption, StopOption, open_day, time_ns
+from blackbox.cli.ui.messages import describe, fields_of, schema_of
+from blackbox.cli.ui.status import exit_statuses
 
 if TYPE_CHECKING:
-    from blackbox.batch import Batch, Message
-    from blackbox.recording import Recording
+    from blackbox.archive.recording import Recording
+    from blackbox.block.batch import Batch, Message
+    from blackbox.feed.schema import Schema
 
 
 def dump(
@@ -39,7 +38,7 @@ def dump(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")] = False,
 ) -> None:
-    """Print the messages of a recorded day, decoded by their schema.
+    """Print the messages of a recorded day, decoded by the feed's schema, or else by the number in their blocks.
 
     As text: market time, topic, fields. As JSON: `topic`, `ts_event`, `ts_out`, `ts_recv` (ns since 1970), `slice`,
     `epoch`, `sequence`, and `record`, the fields by name, prices as texts with all their decimals; or `payload`, in
@@ -65,7 +64,7 @@ def dump(
                 sys.stdout.buffer.write(line)
             sys.stdout.buffer.flush()
         except BrokenPipeError:
-            # Whoever read has enough. What is still in the buffer must not be tried again at the exit.
+            # The reader has closed the pipe. Drop what is in the buffer, or Python would try again at the exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -88,62 +87,26 @@ def _lines(
 ) -> Iterator[bytes]:
     narrow = len(prefixes) > 1
     encode = msgspec.json.Encoder().encode
-    known: dict[str, Record] = {}
-    for batch in day.batches(_common(prefixes), start, stop, slices):
-        schema = batch.schema or RAW
+    for batch in day.batches(_common(prefixes), start=start, stop=stop, slices=slices):
+        schema = batch.schema or schema_of(batch.block.schema_id)
         sequences = batch.sequence.tolist() if as_json else ()
         for message in batch:
             if narrow and not message.topic.startswith(prefixes):
                 continue
             if as_json:
-                yield encode(_as_object(message, sequences[message.index], batch, schema, known)) + b"\n"
+                yield encode(_as_object(message, sequences[message.index], batch, schema)) + b"\n"
             else:
                 yield describe(message, schema).encode(errors="backslashreplace") + b"\n"
 
 
 def _common(prefixes: tuple[bytes, ...]) -> bytes:
-    """With what all of them begin."""
+    """Return the longest text with which all of them begin."""
     low, high = min(prefixes), max(prefixes)
     same = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
     return low[:same]
 
 
-class Record:
-    """One message type: its layout, and the fields as JSON has them."""
-
-    def __init__(self, dtype: numpy.dtype[Any]) -> None:
-        self.dtype = dtype
-        self._names = dtype.names or ()
-        self._decimals = [dict(dtype[name].metadata or {}).get(DECIMALS) for name in self._names]
-
-    def fields(self, payload: bytes) -> dict[str, Any]:
-        """A payload's fields by name."""
-        values = numpy.frombuffer(payload, self.dtype, 1)[0]
-        return {
-            name: _plain(values[name], decimals) for name, decimals in zip(self._names, self._decimals, strict=True)
-        }
-
-
-def _plain(value: Any, decimals: int | None) -> int | str:
-    if decimals is not None:
-        return decimal_text(int(value), decimals)
-    if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace").rstrip()
-    if isinstance(value, numpy.ndarray):
-        return int.from_bytes(value.tobytes(), "big")
-    return int(value)
-
-
-def decimal_text(value: int, decimals: int) -> str:
-    """A scaled integer, exactly: 123450, 4 is 12.3450."""
-    digits = f"{abs(value):0{decimals + 1}d}"
-    sign = "-" if value < 0 else ""
-    return f"{sign}{digits[: len(digits) - decimals]}.{digits[len(digits) - decimals :]}" if decimals else sign + digits
-
-
-def _as_object(
-    message: Message, sequence: int, batch: Batch, schema: Schema, known: dict[str, Record]
-) -> dict[str, Any]:
+def _as_object(message: Message, sequence: int, batch: Batch, schema: Schema) -> dict[str, Any]:
     block, payload = batch.block, message.payload
     line: dict[str, Any] = {
         "topic": message.topic.decode(errors="backslashreplace"),
@@ -154,12 +117,9 @@ def _as_object(
         "epoch": block.epoch,
         "sequence": sequence,
     }
-    kind = chr(payload[schema.type_offset]) if len(payload) > schema.type_offset else ""
-    if kind in schema.records and kind not in known:
-        known[kind] = Record(schema.records[kind])
-    record = known.get(kind)
-    if record is not None and record.dtype.itemsize == len(payload):
-        line["record"] = record.fields(payload)
+    fields = fields_of(payload, schema)
+    if fields is not None:
+        line["record"] = fields
     else:
-        line["payload"] = b64encode(payload).decode()
+        line["payload"] = None if payload is None else b64encode(payload).decode()
     return line

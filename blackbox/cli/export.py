@@ -5,28 +5,20 @@ from __future__ import annotations
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blackbox.cli.days import (
-    RecordingArgument,
-    StartOption,
-    StopOption,
-    counting,
-    damaged_text,
-    days_of,
-    open_day,
-    time_ns,
-)
-from blackbox.cli.status import exit_statuses, lose, warn
-from blackbox.cli.terminal import count, megabytes, rate, stderr, stdout, titled, values_table
+from blackbox.cli.ui.days import RecordingArgument, StartOption, StopOption, days_of, lose_damage, open_day, time_ns
+from blackbox.cli.ui.progress import counting
+from blackbox.cli.ui.status import exit_statuses, warn
+from blackbox.cli.ui.terminal import stderr, stdout, titled, values_table
 from blackbox.errors import ConfigError
+from blackbox.report.numbers import byte_rate, count, rate
 
 if TYPE_CHECKING:
-    from blackbox.journal.parquet import ParquetDay
-    from blackbox.journal.segment import Damage
-    from blackbox.recording import Recording
+    from blackbox.archive.export.parquet import ParquetDay
+    from blackbox.archive.recording import Recording
 
 
 class Prices(StrEnum):
@@ -74,8 +66,8 @@ def export(
 
     ITCH 5.0 becomes a file of messages, each behind its length (2 bytes, big-endian), as NASDAQ gives it away: the very
     bytes that were published. IEX becomes message blocks of IEX-TP (2 bytes of length, little-endian), without headers.
-    Tape becomes a zip archive of the CSV files that were published, DBN the very stream of
-    metadata and records, Binance the lines of frames.
+    Tape becomes a zip archive of the CSV files that were published, DBN the same stream of metadata and records,
+    Binance the same lines of frames.
 
     The messages of one slice keep their order. Those of several slices are merged by market time; messages of equal
     times in different slices stand in an order that is always the same, but may not be that of the venue.
@@ -95,17 +87,17 @@ def export(
     blackbox export recordings/nasdaq/2026-11-20 --parquet lake/trades --records P
     """
     if (file is None) == (parquet is None):
-        raise typer.BadParameter("expected one of FILE and --parquet", param_hint="FILE")
+        given = "both" if file is not None else "neither"
+        raise typer.BadParameter(f"{given} was given, expected either FILE or --parquet", param_hint="FILE")
     if records is not None and parquet is None:
-        raise typer.BadParameter("expected --parquet with it", param_hint="--records")
+        raise typer.BadParameter(f"was given as {records!r} without --parquet", param_hint="--records")
     with exit_statuses():
         if file is not None:
             _write_file(recording, file, start, stop)
         elif parquet is not None:
             paths = days_of(recording) or [recording]
             written = [_write_parquet(path, parquet, start, stop, records, prices, order) for path in paths]
-            if damage := [each for day in written for each in day.damage]:
-                _lose_damage(recording, damage, parquet)
+            lose_damage(recording, [each for day in written for each in day.damage], parquet)
 
 
 def _write_parquet(
@@ -145,12 +137,8 @@ def _per_message(done: ParquetDay) -> str:
     return f"of the files, {done.file_bytes / done.messages:.1f} a message" if done.messages else "of the files"
 
 
-def _lose_damage(recording: Path, damage: list[Damage], out: Path) -> NoReturn:
-    lose(f"{recording}: {damaged_text(damage)}; they are not in {out}: see `blackbox verify`")
-
-
 def _write_file(recording: Path, file: Path, start: str | None, stop: str | None) -> None:
-    from blackbox.export import export as write
+    from blackbox.archive.export.source_file import export as write
 
     day = open_day(recording)
     first, end = time_ns(day, start, "--start"), time_ns(day, stop, "--stop")
@@ -167,7 +155,7 @@ def _write_file(recording: Path, file: Path, start: str | None, stop: str | None
                     ("messages", count(done.messages)),
                     ("bytes", count(done.file_bytes), "of the file"),
                     ("rate", rate(done.messages, elapsed_s)),
-                    ("file", megabytes(done.file_bytes, elapsed_s)),
+                    ("file", byte_rate(done.file_bytes, elapsed_s)),
                 ]
             ),
         )
@@ -185,5 +173,4 @@ def _write_file(recording: Path, file: Path, start: str | None, stop: str | None
             f"{count(done.late)} messages have an earlier time than one before them: their place among those of "
             f"other {where} is not certain; a feed {better} keeps it"
         )
-    if day.damage:
-        _lose_damage(recording, day.damage, file)
+    lose_damage(recording, day.damage, file)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import TimeElapsedColumn
 
-from blackbox.cli.feeds import FeedOption, SourceOptions, check_source, feed_for, load_feed, open_with_options
-from blackbox.cli.status import exit_statuses, lose, warn
-from blackbox.cli.symbols import SymbolOf
-from blackbox.cli.terminal import bad_if, count, duration, megabytes, rate, say, stderr, stdout, titled, values_table
-from blackbox.source import Source
+from blackbox.cli.ui import progress
+from blackbox.cli.ui.feeds import FeedOption, SourceOptions, check_source, feed_for, load_feed, open_with_options
+from blackbox.cli.ui.status import exit_statuses, lose, warn
+from blackbox.cli.ui.terminal import bad_if, say, stderr, stdout, titled, values_table
+from blackbox.feed.source import Source
+from blackbox.report.numbers import byte_rate, count, duration, rate
 
 if TYPE_CHECKING:
-    from blackbox.cli.source_publisher import SourcePublisher
-
-_LINE_EVERY_S = 2.0
+    from blackbox.cli.ui.source_publisher import SourcePublisher
 
 
 class WhenFull(StrEnum):
@@ -35,8 +33,8 @@ def publish(
     when_full: Annotated[
         WhenFull,
         typer.Option(
-            help="When a subscriber's queue is full: `wait`, publish as fast as the slowest takes it; "
-            "or `drop`, do not send that block to that subscriber, which counts the gap."
+            help="When a subscriber's queue is full: `wait` for the slowest subscriber; "
+            "or `drop` the block for that subscriber, which counts a gap."
         ),
     ] = WhenFull.WAIT,
     wait_for: Annotated[
@@ -44,8 +42,8 @@ def publish(
         typer.Option(
             metavar="N",
             min=0,
-            help="Publish once every slice has N subscribers; 0: at once, and what nobody has subscribed to is "
-            "counted as unwanted, with status 0.",
+            help="Wait until every slice has N subscribers; 0: publish at once. Messages that nobody has subscribed "
+            "to are counted as unwanted, which is no error.",
         ),
     ] = 1,
     timeout: Annotated[
@@ -56,7 +54,7 @@ def publish(
     """Publish a source into a feed, as fast as its subscribers take it.
 
     SOURCE is [cyan]itch50:PATH[/], [cyan]iex:PATH[/], [cyan]tape:PATH[/], [cyan]dbn:PATH[/],
-    [cyan]binance:PATH[/], [cyan]synthetic:MESSAGES[/] or that of a plug-in.
+    [cyan]binance:PATH[/], [cyan]synthetic:MESSAGES[/], or NAME:ARGUMENT of a plug-in.
 
     For example, each with `blackbox subscribe` in another terminal:
 
@@ -71,7 +69,7 @@ def publish(
     blackbox publish tape:equity/usa/tick --option date=2013-10-07 --feed configs/tape.toml
     """
     with exit_statuses():
-        from blackbox.cli.source_publisher import SourcePublisher
+        from blackbox.cli.ui.source_publisher import SourcePublisher
 
         shape = load_feed(feed)
         opened = open_with_options(source, option, shape)
@@ -99,40 +97,16 @@ def _publish_with_progress(source: Source, publisher: SourcePublisher) -> None:
 
     def rates(messages: int) -> tuple[str, str, str]:
         seconds = time.monotonic() - started
-        return (
-            count(messages),
-            rate(messages, seconds),
-            megabytes(publisher.statistics().body_bytes, seconds),
-        )
+        return count(messages), rate(messages, seconds), byte_rate(publisher.statistics().body_bytes, seconds)
 
-    if not stderr.is_terminal:
-        source.publish(publisher, _lines(rates))
-        return
-    progress = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[rates]}"),
-        TimeElapsedColumn(),
-        console=stderr,
-        transient=True,
-    )
-    with progress:
-        task = progress.add_task("publishing", total=source.total, rates="")
-        source.publish(publisher, lambda n: progress.update(task, completed=n, rates="  ".join(rates(n))))
+    def say_line(messages: int) -> None:
+        say("published {} messages, {}, {}".format(*rates(messages)))
 
-
-def _lines(rates: Callable[[int], tuple[str, str, str]]) -> Callable[[int], None]:
-    """Progress as a line every other second, where no terminal can show a bar."""
-    last = time.monotonic()
-
-    def show(messages: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= _LINE_EVERY_S:
-            last = time.monotonic()
-            say("published {} messages, {}, {}".format(*rates(messages)))
-
-    return show
+    if stderr.is_terminal:
+        with progress.bar("publishing", source.total, progress.TEXT, TimeElapsedColumn()) as move:
+            source.publish(publisher, lambda messages: move(completed=messages, text="  ".join(rates(messages))))
+    else:
+        source.publish(publisher, progress.at_most_every(progress.LINE_EVERY_S, say_line))
 
 
 def _print_summary(source: Source, publisher: SourcePublisher, elapsed_s: float) -> None:
@@ -144,7 +118,7 @@ def _print_summary(source: Source, publisher: SourcePublisher, elapsed_s: float)
                 [
                     ("schema", publisher.feed.schema),
                     ("messages", count(done.messages), "sent, each counted once however many subscribers got it"),
-                    ("symbols", count(SymbolOf(publisher.feed.topic).count(publisher.topics))),
+                    ("symbols", count(len(publisher.feed.symbol_rule.symbols(publisher.topics)))),
                     ("topics", count(done.topics)),
                     ("blocks", count(done.blocks)),
                     ("unwanted", count(done.unwanted), "not sent: nobody had subscribed to them"),
@@ -155,7 +129,7 @@ def _print_summary(source: Source, publisher: SourcePublisher, elapsed_s: float)
                     ),
                     ("elapsed", duration(elapsed_s * 1e9)),
                     ("rate", rate(done.messages, elapsed_s)),
-                    ("bodies", megabytes(done.body_bytes, elapsed_s)),
+                    ("bodies", byte_rate(done.body_bytes, elapsed_s)),
                 ]
             ),
         )

@@ -1,19 +1,26 @@
-"""`blackbox record`: append a feed to journals on disk, until it is told to end."""
+"""`blackbox record`: append a feed to journals on disk, until it ends or is interrupted."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+from rich.console import Group, RenderableType
 
-from blackbox.cli.days import Compression
-from blackbox.cli.feeds import FeedOption, feed_text, load_feed
-from blackbox.cli.follow import follow
-from blackbox.cli.status import exit_statuses, lose
-from blackbox.cli.terminal import count, say
+from blackbox.cli.ui.days import Compression
+from blackbox.cli.ui.feeds import FeedOption, feed_text, load_feed
+from blackbox.cli.ui.live import Rates, follow, live_screen
+from blackbox.cli.ui.status import exit_statuses, lose
+from blackbox.cli.ui.terminal import bad_if, columns_table, say, stdout, titled, values_table
+from blackbox.report.numbers import byte_rate, byte_size, count, counted, duration, rate
+
+if TYPE_CHECKING:
+    from blackbox.archive.recorder import Recorder, RecorderStatistics
+
+_LAG: Final = "lag: time from the publisher's sending to the recorder, of the last block"
 
 
 class Fsync(StrEnum):
@@ -28,22 +35,26 @@ def record(
     feed: FeedOption = None,
     out: Annotated[
         Path,
-        typer.Option(metavar="DIR", help="Where recordings are; made if missing. This one goes to DIR/FEED/DATE."),
+        typer.Option(
+            metavar="DIR", help="Directory of all recordings, made if missing. This one is written to DIR/FEED/DATE."
+        ),
     ] = Path("recordings"),
     fsync: Annotated[
         Fsync,
         typer.Option(
-            help="What the machine's own death may cost: `interval` the last second; `block` nothing, but each block "
-            "waits for the disk; `never` what the system had not written, some 30 s. The recorder's death alone costs "
-            "less than 1 MiB a slice."
+            help="How much a crash of the machine costs: `interval` the last second; `block` nothing, but each block "
+            "waits for the disk; `never` what the system had not written, some 30 s. A crash of the recorder alone "
+            "costs less than 1 MiB a slice."
         ),
     ] = Fsync.INTERVAL,
     compression: Annotated[
         Compression,
-        typer.Option(help="Of blocks. `none` is fastest to record and to replay. Needs lz4 or zstandard installed."),
+        typer.Option(
+            help="Of blocks. `none` is fastest to record and replay; the others need lz4 or zstandard installed."
+        ),
     ] = Compression.NONE,
     segment_mib: Annotated[
-        int, typer.Option(metavar="N", min=1, max=1 << 20, help="Size, in MiB, at which the next file is begun.")
+        int, typer.Option(metavar="N", min=1, max=1 << 20, help="Begin a new file at this size, in MiB.")
     ] = 256,
     until_end: Annotated[
         bool, typer.Option("--until-end", help="End when every publisher has closed and all it sent was recorded.")
@@ -52,11 +63,11 @@ def record(
         float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the publishers to confirm.")
     ] = 60.0,
 ) -> None:
-    """Record a feed: every block as it came, a directory a day, a journal a slice.
+    """Record a feed: every block as it came, one directory a day, one journal a slice.
 
-    Both lines of a slice are recorded once. It can be read while it is written, and a recorder that was killed is just
-    started again: it cuts what was not written whole, says so, and goes on in a new file. A feed has one recorder at a
-    time in a directory. Ctrl-C ends it: all that was received is recorded, then the totals are printed.
+    What comes on both lines is recorded once. A day can be read while it is being written. After a crash start the
+    recorder again: it cuts the half-written end, says how many bytes, and goes on in a new file. One recorder at a time
+    may record a feed into a directory. Ctrl-C records all that was received, prints the totals, and ends.
 
     For example:
 
@@ -69,21 +80,90 @@ def record(
     blackbox record --compression zstd --segment-mib 1024
     """
     with exit_statuses():
-        from blackbox.cli.recorded import Recorded
-        from blackbox.recorder import Recorder
+        from blackbox.archive.recorder import Recorder
 
         shape = load_feed(feed)
         recorder = Recorder(
             shape, out, fsync=fsync.value, compression=compression.value, segment_bytes=segment_mib << 20
         )
-        recorded = Recorded(recorder)
         say(f"waiting for the publishers of {feed_text(shape)}")
         with ExitStack() as stack:
             recorder.start(timeout)
-            stack.callback(recorded.print_totals)
+            stack.callback(_print_totals, recorder)
             say(f"recording to {recorder.directory}")
-            screen = stack.enter_context(recorded.screen())
-            follow(recorder, screen.show, until_end=until_end)
+            show = stack.enter_context(live_screen(_RecorderView(recorder)))
+            follow(recorder, show, until_end=until_end)
         gaps = recorder.statistics().received.gaps
         if until_end and gaps:
-            lose(f"{count(gaps)} messages never came")
+            lose(f"{counted(gaps, 'message')} never came")
+
+
+class _RecorderView:
+    """What comes, by slice, and what is on disk."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def line(self, rates: Rates) -> str:
+        now = self._recorder.statistics()
+        return (
+            f"recorded {counted(now.messages, 'message')}, {rate(rates.per_second('messages', now.messages))}, "
+            f"{byte_rate(rates.per_second('bytes', now.stored_bytes))}, lost {count(now.lost)}, "
+            f"gaps {count(now.received.gaps)}, lag {duration(now.lag.last_ns)}"
+        )
+
+    def tables(self, rates: Rates) -> RenderableType:
+        now = self._recorder.statistics()
+        return Group(self._slices(now, rates), self._disk(now, rates))
+
+    def _slices(self, now: RecorderStatistics, rates: Rates) -> RenderableType:
+        table = columns_table(("slice", "received", "rate", "gaps", "duplicated", "malformed", "lag"))
+        for feed_slice in now.slices:
+            table.add_row(
+                str(feed_slice.slice_id),
+                count(feed_slice.received.messages),
+                rate(rates.per_second(feed_slice.slice_id, feed_slice.received.messages)),
+                bad_if(feed_slice.received.gaps > 0, count(feed_slice.received.gaps)),
+                count(feed_slice.received.duplicates),
+                bad_if(feed_slice.received.malformed > 0, count(feed_slice.received.malformed)),
+                duration(feed_slice.lag.last_ns),
+            )
+        table.caption = _LAG
+        return titled("slices", table)
+
+    def _disk(self, now: RecorderStatistics, rates: Rates) -> RenderableType:
+        table = columns_table(("recorded", "rate", "stored", "to disk", "segments", "lost"), left=0)
+        table.add_row(
+            count(now.messages),
+            rate(rates.per_second("messages", now.messages)),
+            byte_size(now.stored_bytes),
+            byte_rate(rates.per_second("bytes", now.stored_bytes)),
+            count(now.segments),
+            bad_if(now.lost > 0, count(now.lost)),
+        )
+        return titled(str(self._recorder.directory), table)
+
+
+def _print_totals(recorder: Recorder) -> None:
+    now = recorder.statistics()
+    came = now.received
+    stdout.print(
+        titled(
+            f"recorded from {feed_text(recorder.feed)} to {recorder.directory}",
+            values_table(
+                [
+                    ("received", count(came.messages), "messages; those that came on both lines count twice"),
+                    ("recorded", count(now.messages), "messages"),
+                    ("blocks", count(now.blocks)),
+                    ("stored", byte_size(now.stored_bytes)),
+                    ("segments", count(now.segments)),
+                    ("lost", bad_if(now.lost > 0, count(now.lost)), "received, but could not be written"),
+                    ("gaps", bad_if(came.gaps > 0, count(came.gaps)), "messages that never came"),
+                    ("duplicated", count(came.duplicates), "came again, on the other line: recorded once"),
+                    ("malformed", bad_if(came.malformed > 0, count(came.malformed)), "blocks that were not valid"),
+                    ("cut", count(now.cut_bytes), "bytes that a killed recorder had not written whole"),
+                    ("lag", duration(now.lag.last_ns), _LAG),
+                ]
+            ),
+        )
+    )

@@ -1,10 +1,9 @@
-"""`blackbox replay`: send recorded days onto the wire again."""
+"""`blackbox replay`: publish recorded days again."""
 
 from __future__ import annotations
 
 import signal
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -12,26 +11,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
-from rich.progress import BarColumn, Progress, TextColumn
 
-from blackbox.cli.days import days_of, time_ns
-from blackbox.cli.status import exit_statuses, lose, warn
-from blackbox.cli.steer import speed_of, speed_text
-from blackbox.cli.terminal import NOTHING, count, duration, rate, say, stderr, stdout
+from blackbox.cli.control import speed_of, speed_text
+from blackbox.cli.ui.days import days_of, time_ns
+from blackbox.cli.ui.progress import LINE_EVERY_S, TEXT, bar, ticking
+from blackbox.cli.ui.status import exit_statuses, lose, warn
+from blackbox.cli.ui.terminal import say, stderr, stdout
 from blackbox.errors import ConfigError
-from blackbox.feed import Feed
-from blackbox.schema import RAW
+from blackbox.feed.feed import Feed
+from blackbox.feed.schema import RAW
+from blackbox.report.numbers import NOTHING, count, counted, duration, factor, rate
 
 if TYPE_CHECKING:
-    from blackbox.cli.source_publisher import SourcePublisher
-    from blackbox.recording import Recording
+    from blackbox.archive.recording import Recording
+    from blackbox.cli.ui.source_publisher import SourcePublisher
     from blackbox.replay.controls import Controls
     from blackbox.replay.replay import Replay, ReplayStatistics
     from blackbox.replay.status import ReplayStatus
 
 _SHOW_EVERY_S: Final = 0.2
-_LINE_EVERY_S: Final = 2.0
-_HUNDRED: Final = 100
 
 
 def replay(
@@ -93,7 +91,7 @@ def replay(
         str | None,
         typer.Option(
             metavar="ENDPOINT",
-            help="Listen here (tcp or ipc) for `blackbox steer`. Whoever reaches it may steer: keep it on 127.0.0.1.",
+            help="Listen here (tcp or ipc) for `blackbox control`. Whoever reaches it may use it: keep to 127.0.0.1.",
             show_default=False,
         ),
     ] = None,
@@ -117,8 +115,9 @@ def replay(
     Blocks go in the order in which they were sent, stamped with the present time; the venue's own times stay as they
     are. Several days are played as one, in order.
 
-    In a terminal, keys steer it: space pauses, + and - double and halve the speed, m takes it off, s steps one message,
-    ← and → go a minute back and forth, q stops. From elsewhere `blackbox steer` does, with --control.
+    Control it by keys in its terminal: space pauses, + and - double and halve the speed, m plays as fast as possible, s
+    steps one message, ← and → go a minute back and forth, q stops; or from elsewhere, with --control and
+    `blackbox control`.
 
     For example, each with `blackbox subscribe` in another terminal:
 
@@ -134,7 +133,7 @@ def replay(
         pace = speed_of(speed, "--speed")
         chosen = _slices_of(slices)
 
-        from blackbox.cli.source_publisher import SourcePublisher
+        from blackbox.cli.ui.source_publisher import SourcePublisher
         from blackbox.replay.controls import Controls
         from blackbox.replay.replay import Replay
 
@@ -182,7 +181,7 @@ def replay(
 
 def _opened(paths: Sequence[Path]) -> list[Recording]:
     """The recordings of days' directories, and of all days of feeds' directories."""
-    from blackbox.recording import Recording
+    from blackbox.archive.recording import Recording
 
     days = []
     for path in paths:
@@ -209,9 +208,9 @@ def _slices_of(text: str | None) -> tuple[int, ...] | None:
 
 
 def _publish(played: Replay, publisher: SourcePublisher, controls: Controls) -> None:
-    from blackbox.cli.keys import Keys, describe
+    from blackbox.cli.ui.keys import Keys, describe
 
-    with Keys(controls) as keys, _shown(controls):
+    with Keys(controls) as keys, _progress(controls):
         if keys.is_active:
             say(describe())
         played.publish(publisher)
@@ -219,7 +218,7 @@ def _publish(played: Replay, publisher: SourcePublisher, controls: Controls) -> 
 
 @contextmanager
 def _stopping_at_signals(controls: Controls) -> Iterator[None]:
-    """Let the first Ctrl-C or SIGTERM stop the replay: what was sent is told exactly. A second one ends it at once."""
+    """Stop the replay at the first Ctrl-C or SIGTERM, with exact totals. A second one ends the process at once."""
     caught: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -239,65 +238,39 @@ def _stopping_at_signals(controls: Controls) -> Iterator[None]:
 
 
 @contextmanager
-def _shown(controls: Controls) -> Iterator[None]:
-    """Show how the replay does until the `with` block is left: a bar, or lines where no terminal can show one."""
-    ended = threading.Event()
-    if stderr.is_terminal:
-        progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[how]}"),
-            console=stderr,
-            transient=True,
-        )
-        thread = threading.Thread(target=_move_bar, args=(controls, progress, ended), daemon=True)
-    else:
-        progress = None
-        thread = threading.Thread(target=_say_lines, args=(controls, ended), daemon=True)
-    with ExitStack() as stack:
-        if progress is not None:
-            stack.enter_context(progress)
-        thread.start()
-        try:
+def _progress(controls: Controls) -> Iterator[None]:
+    """Show where the replay is until the block is left: a bar on a terminal, elsewhere lines."""
+    if not stderr.is_terminal:
+        with ticking(lambda: _say_line(controls.status()), LINE_EVERY_S):
             yield
-        finally:
-            ended.set()
-            thread.join()
+        return
+    with bar("replaying", None, TEXT) as move, ticking(lambda: _move_bar(move, controls.status()), _SHOW_EVERY_S):
+        yield
 
 
-def _move_bar(controls: Controls, progress: Progress, ended: threading.Event) -> None:
-    task = progress.add_task("replaying", total=None, how="")
-    while not ended.wait(_SHOW_EVERY_S):
-        now = controls.status()
-        progress.update(
-            task,
-            description=_position(now),
-            total=max(1, now.stop_ns - now.start_ns),
-            completed=now.position_ns - now.start_ns,
-            how=_how(now),
-        )
+def _move_bar(move: Callable[..., None], now: ReplayStatus) -> None:
+    length, done = max(1, now.stop_ns - now.start_ns), now.position_ns - now.start_ns
+    move(description=_position_text(now), total=length, completed=done, text=_pace_text(now))
 
 
-def _say_lines(controls: Controls, ended: threading.Event) -> None:
-    while not ended.wait(_LINE_EVERY_S):
-        now = controls.status()
-        say(f"replayed {count(now.messages)} messages, at {_position(now)}, {_how(now)}")
+def _say_line(now: ReplayStatus) -> None:
+    say(f"replayed {counted(now.messages, 'message')}, at {_position_text(now)}, {_pace_text(now)}")
 
 
-def _position(now: ReplayStatus) -> str:
-    from blackbox.replay.times import time_text
+def _position_text(now: ReplayStatus) -> str:
+    from blackbox.timestamps import time_text
 
-    return time_text(now.position_ns)[:-8].replace("T", " ") if now.position_ns else NOTHING
+    return time_text(now.position_ns, 0)[:-1].replace("T", " ") if now.position_ns else NOTHING
 
 
-def _how(now: ReplayStatus) -> str:
-    state = "paused" if now.state == "paused" else f"speed {speed_text(now.speed)}"
+def _pace_text(now: ReplayStatus) -> str:
+    state = str(now.state) if now.state in ("paused", "stepping") else f"speed {speed_text(now.speed)}"
     left = "" if now.seconds_left is None else f"  {duration(now.seconds_left * 1e9)} left"
     return f"{rate(now.messages_per_second, 1)}  {state}{left}"
 
 
 def _print_summary(done: ReplayStatistics) -> None:
-    faster = f", {_times(done.times_faster)} times faster than the market" if done.market_seconds else ""
+    faster = f", {factor(done.times_faster)} times the market's pace" if done.market_seconds else ""
     stdout.print(
         f"replayed {count(done.messages)} messages in {duration(done.seconds * 1e9)}: "
         f"{rate(done.messages, done.seconds)}{faster}",
@@ -308,8 +281,3 @@ def _print_summary(done: ReplayStatistics) -> None:
         warn("no message was chosen: see --start, --stop, --prefix and --slices beside `blackbox inspect`")
     if done.damaged:
         warn(f"{count(done.damaged)} messages were left out: their blocks could not be read")
-
-
-def _times(number: float) -> str:
-    """With three digits at least, and none of an exponent."""
-    return f"{number:,.0f}" if number >= _HUNDRED else f"{number:.3g}"

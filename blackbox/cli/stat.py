@@ -1,4 +1,4 @@
-"""`blackbox stat`: how a feed's publishers do, from their heartbeats alone."""
+"""`blackbox stat`: show the state of a feed's publishers, from their heartbeats alone."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import typer
 from rich.console import RenderableType
 from rich.live import Live
 
-from blackbox.cli.feeds import FeedOption, feed_text, load_feed
-from blackbox.cli.status import exit_statuses
-from blackbox.cli.terminal import NOTHING, columns_table, count, duration, rate, say, stdout, titled
+from blackbox.cli.ui.feeds import FeedOption, feed_text, load_feed
+from blackbox.cli.ui.status import exit_statuses
+from blackbox.cli.ui.terminal import columns_table, say, stdout, titled
 from blackbox.errors import NotConfirmedError
+from blackbox.report.numbers import NOTHING, count, duration, rate
 
 if TYPE_CHECKING:
-    from blackbox.cli.heartbeats import Heartbeats, LineHealth
+    from blackbox.monitor.heartbeats import Heartbeats, LineHealth
 
 
 def stat(
@@ -33,18 +34,17 @@ def stat(
         typer.Option(
             metavar="SECONDS",
             min=0,
-            help="How long to hear nothing before it ends, status 1; with --once, how long to wait in all. "
-            "Default: three heartbeats of the feed, mostly 3 seconds.",
+            help="End with status 1 when no heartbeat came for so long; with --once, wait at most so long in all. "
+            "Default: three heartbeat intervals of the feed, 3 seconds unless set.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
     """Show each slice of a feed: who publishes, how much, and when it was last heard.
 
-    It subscribes to heartbeats only, so it costs a busy publisher next to nothing, and it is no subscriber that
-    `publish --wait-for` would count.
+    It receives heartbeats only: it costs a busy publisher next to nothing, and `publish --wait-for` does not count it.
 
-    It runs as long as a publisher is heard: status 0 once it has closed, 1 if it falls silent or none was there.
+    It runs until the publisher has closed (status 0), or was not heard for --timeout seconds (status 1).
 
     For example:
 
@@ -55,7 +55,7 @@ def stat(
     blackbox stat --feed configs/nasdaq.toml
     """
     with exit_statuses():
-        from blackbox.cli.heartbeats import Heartbeats
+        from blackbox.monitor.heartbeats import Heartbeats
 
         shape = load_feed(feed)
         beat_s = shape.heartbeat_ns / 1e9
@@ -93,7 +93,7 @@ def _listen_on(heartbeats: Heartbeats, timeout: float, every_s: float, show: Cal
     """
     deadline = time.monotonic() + timeout
     last_ns = 0
-    while not all(line.closed for line in heartbeats.lines):
+    while not all(line.state == "closed" for line in heartbeats.lines):
         heartbeats.listen(min(every_s, max(0.0, deadline - time.monotonic())))
         show()
         newest_ns = max(line.last_heard_ns for line in heartbeats.lines)
@@ -101,7 +101,7 @@ def _listen_on(heartbeats: Heartbeats, timeout: float, every_s: float, show: Cal
             last_ns, deadline = newest_ns, time.monotonic() + timeout
         elif time.monotonic() >= deadline:
             heard = [line for line in heartbeats.lines if line.heard]
-            if heard and all(line.closed for line in heard):
+            if heard and all(line.state == "closed" for line in heard):
                 return  # the other slices have no publisher, or it closed before they were connected
             raise _not_heard(heartbeats, timeout)
 
@@ -131,11 +131,8 @@ def _table(heartbeats: Heartbeats) -> RenderableType:
 
 
 def _state(line: LineHealth) -> str:
-    if line.closed:
-        return "closed"
-    if line.is_alive:
-        return "[green]alive[/]"
-    return "[bold red]silent[/]" if line.epoch else "[red]not heard[/]"
+    style = {"alive": "green", "silent": "bold red", "not heard": "red"}.get(line.state)
+    return f"[{style}]{line.state}[/]" if style else str(line.state)
 
 
 def _figures(line: LineHealth) -> tuple[str, ...]:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import numpy
 import typer
+from rich.console import Group, RenderableType
 
-from blackbox.cli.feeds import FeedOption, feed_text, load_feed
-from blackbox.cli.follow import follow
-from blackbox.cli.status import exit_statuses, lose
-from blackbox.cli.terminal import count, say
+from blackbox.cli.ui.feeds import FeedOption, feed_text, load_feed
+from blackbox.cli.ui.live import Rates, follow, live_screen
+from blackbox.cli.ui.messages import schema_of
+from blackbox.cli.ui.status import exit_statuses, lose
+from blackbox.cli.ui.terminal import LAG, bad_if, columns_table, say, stdout, titled, values_table
+from blackbox.report.numbers import byte_rate, count, counted, duration, rate
+
+if TYPE_CHECKING:
+    from blackbox.block.batch import Batch
+    from blackbox.subscriber import Subscriber
 
 
 class OnSlow(StrEnum):
-    """What a subscriber does when its lag is above the limit."""
+    """What a subscriber does when its lag exceeds the limit."""
 
     TERMINATE = "terminate"
     CONFLATE = "conflate"
@@ -63,7 +72,9 @@ def subscribe(
     console: Annotated[
         str | None,
         typer.Option(
-            metavar="ENDPOINT", help="Operator console (a PULL socket) to tell before a slow death.", show_default=False
+            metavar="ENDPOINT",
+            help="Operator console (a PULL socket) to notify before a slow subscriber ends itself.",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -80,33 +91,164 @@ def subscribe(
     blackbox subscribe --feed configs/nasdaq.toml --max-lag 0.5 --on-slow conflate
     """
     with exit_statuses():
-        from blackbox.cli.subscription import Subscription
+        from blackbox.subscribe.slow_subscriber import SlowPolicy
         from blackbox.subscriber import Subscriber
 
+        limit_ns = None if max_lag is None else int(max_lag * 1e9)
         shape = load_feed(feed)
         subscriber = Subscriber(
             shape,
             workers=workers,
-            max_lag_ns=None if max_lag is None else int(max_lag * 1e9),
-            on_slow=on_slow.value,
+            slow=SlowPolicy(on_slow.value, limit_ns, console=console),
             queue_blocks=queue_blocks,
-            console=console,
             processes=processes,
         )
         prefixes = tuple(dict.fromkeys(text.encode() for text in prefix or ("",)))
-        subscription = Subscription(subscriber, prefixes, show)
+        view = _SubscriberView(subscriber, prefixes, show)
         say(f"waiting for the publishers of {feed_text(shape)}")
         with ExitStack() as stack:
             subscriber.start(timeout)
-            stack.callback(subscription.print_statistics)
+            stack.callback(view.print_totals)
             say("subscribed")
-            screen = stack.enter_context(subscription.screen())
+            stack.enter_context(view.previewing())
             follow(
                 subscriber,
-                screen.show,
+                stack.enter_context(live_screen(view)),
                 until_end=until_end,
-                is_enough=lambda: 0 < enough <= subscriber.statistics().delivered,
+                is_enough=lambda: 0 < enough <= subscriber.statistics().delivery.delivered,
             )
-        gaps = subscriber.statistics().gaps
+        gaps = subscriber.statistics().received.gaps
         if until_end and gaps:
-            lose(f"{count(gaps)} messages never came")
+            lose(f"{counted(gaps, 'message')} never came")
+
+
+class _SubscriberView:
+    """A subscriber with one batch callback for each prefix, which counts; and what is shown of it.
+
+    The counts lie in memory that forked processes share: a word for each prefix and slice, each written by one thread.
+    """
+
+    def __init__(self, subscriber: Subscriber, prefixes: tuple[bytes, ...], show: int) -> None:
+        from blackbox.cli.ui.preview import Preview
+        from blackbox.native.memory import shared_array
+
+        self._subscriber = subscriber
+        self._prefixes = prefixes
+        self._counts = shared_array((len(prefixes), len(subscriber.feed.slices)), numpy.int64)
+        self._schema_id = shared_array((1,), numpy.int64)
+        self._preview = Preview(show, lambda line: stdout.print(line, markup=False, highlight=False, soft_wrap=True))
+        for place, prefix in enumerate(prefixes):
+            subscriber.on_batch(prefix)(self._counter(place))
+
+    def _counter(self, place: int) -> Callable[[Batch], None]:
+        counts, schema_id, offer = self._counts[place], self._schema_id, self._preview.offer
+
+        def count_batch(batch: Batch) -> None:
+            schema_id[0] = batch.block.schema_id  # the publisher's; a raw feed carries any
+            counts[batch.block.slice_id] += len(batch)
+            offer(batch)
+
+        return count_batch
+
+    @contextmanager
+    def previewing(self) -> Iterator[None]:
+        """Print the first messages until the block is left. The subscriber must have started."""
+        self._preview.start()
+        try:
+            yield
+        finally:
+            self._preview.close()
+
+    def line(self, rates: Rates) -> str:
+        now = self._subscriber.statistics()
+        return (
+            f"received {counted(now.received.messages, 'message')}, "
+            f"{rate(rates.per_second('messages', now.received.messages))}, "
+            f"{byte_rate(rates.per_second('bytes', now.received.body_bytes))}, lost {count(now.received.gaps)}, "
+            f"lag p99 {duration(now.lag.p99_ns)}"
+        )
+
+    def tables(self, rates: Rates) -> RenderableType:
+        return Group(self._slices(rates), self._callbacks(rates))
+
+    def _slices(self, rates: Rates) -> RenderableType:
+        table = columns_table(("slice", "received", "rate", "lost", "duplicated", "dropped", "queue", "lag p99"))
+        for feed_slice in self._subscriber.statistics().slices:
+            table.add_row(
+                str(feed_slice.slice_id),
+                count(feed_slice.received.messages),
+                rate(rates.per_second(feed_slice.slice_id, feed_slice.received.messages)),
+                bad_if(feed_slice.received.gaps > 0, count(feed_slice.received.gaps)),
+                count(feed_slice.received.duplicates),
+                bad_if(feed_slice.delivery.dropped > 0, count(feed_slice.delivery.dropped)),
+                count(feed_slice.delivery.queue_blocks),
+                duration(feed_slice.lag.p99_ns),
+            )
+        table.caption = f"queue: blocks that wait for callbacks; {LAG}"
+        return titled("slices", table)
+
+    def _callbacks(self, rates: Rates) -> RenderableType:
+        table = columns_table(("prefix", "delivered", "rate"))
+        for prefix, delivered in zip(self._prefixes, self._counts.sum(axis=1).tolist(), strict=True):
+            name = prefix.decode(errors="backslashreplace") or "(all)"
+            table.add_row(name.replace("[", r"\["), count(delivered), rate(rates.per_second(prefix, delivered)))
+        return titled("callbacks", table)
+
+    def print_totals(self) -> None:
+        """Print the totals, at the end."""
+        subscriber, prefixes = self._subscriber, self._prefixes
+        now = subscriber.statistics()
+        seen = [topic for feed_slice in now.slices for topic in subscriber.topics(feed_slice.slice_id)]
+        topics = [topic for topic in seen if topic.startswith(prefixes)]
+        stdout.print(
+            titled(
+                f"received from {feed_text(subscriber.feed)}",
+                values_table(
+                    [
+                        ("schema", self._schema()),
+                        ("received", count(now.received.messages), "all that came, even if no PREFIX takes it"),
+                        (
+                            "delivered",
+                            count(now.delivery.delivered),
+                            "to callbacks: counted once for each PREFIX that takes it",
+                        ),
+                        ("symbols", count(len(subscriber.feed.symbol_rule.symbols(topics)))),
+                        ("topics", count(len(topics))),
+                        ("blocks", count(now.received.blocks)),
+                        (
+                            "lost",
+                            bad_if(now.received.gaps > 0, count(now.received.gaps)),
+                            "sequence numbers that never came",
+                        ),
+                        (
+                            "duplicated",
+                            count(now.received.duplicates),
+                            "came again, from the other line: delivered once",
+                        ),
+                        (
+                            "dropped",
+                            bad_if(now.delivery.dropped > 0, count(now.delivery.dropped)),
+                            "too late: --on-slow drop",
+                        ),
+                        ("conflated", count(now.delivery.conflated), "replaced by newer ones: --on-slow conflate"),
+                        (
+                            "discarded",
+                            bad_if(now.delivery.discarded > 0, count(now.delivery.discarded)),
+                            "not delivered before the end",
+                        ),
+                        (
+                            "malformed",
+                            bad_if(now.received.malformed > 0, count(now.received.malformed)),
+                            "blocks that were not valid",
+                        ),
+                        ("lag p50", duration(now.lag.p50_ns), LAG),
+                        ("lag p99", duration(now.lag.p99_ns), "99 of 100 messages had no more than this"),
+                        ("lag max", duration(now.lag.max_ns)),
+                    ]
+                ),
+            )
+        )
+
+    def _schema(self) -> str:
+        schema_id = int(self._schema_id[0])
+        return schema_of(schema_id).name if schema_id else self._subscriber.feed.schema

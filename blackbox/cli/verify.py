@@ -6,22 +6,23 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from blackbox.cli.days import (
+from blackbox.cli.ui.days import (
     RecordingArgument,
-    damaged_text,
+    damage_text,
     local_time,
-    missing_text,
+    lose_what_is_wrong,
     open_day,
-    reading,
-    told_elsewhere,
+    without_warnings,
 )
-from blackbox.cli.status import exit_statuses, lose
-from blackbox.cli.terminal import count, say, stdout, titled
+from blackbox.cli.ui.progress import reading
+from blackbox.cli.ui.status import exit_statuses
+from blackbox.cli.ui.terminal import say, stdout, titled
+from blackbox.report.numbers import byte_size, count
 
 if TYPE_CHECKING:
-    from blackbox.journal.census import Gap
-    from blackbox.journal.segment import Damage
-    from blackbox.recording import Recording
+    from blackbox.archive.recording import Recording
+    from blackbox.archive.segment import Damage
+    from blackbox.archive.summary import Gap
 
 _GAPS_SHOWN = 20
 
@@ -29,9 +30,8 @@ _GAPS_SHOWN = 20
 def verify(recording: RecordingArgument) -> None:
     """Read a recorded day and check all of it: checksums, structure, sequence numbers.
 
-    Prints whatever is damaged, by file, place, bytes and messages, and what is missing between the messages that are
-    there. Ends with status 4 if there is any of it. Nothing is changed. The end of a day that is being recorded may be
-    half written.
+    Prints each damaged part (file, offset, bytes, messages) and each gap in the sequence numbers. Exits with status 4
+    if there is any. Changes nothing. A day that is still being recorded may end in a half-written block.
 
     For example:
 
@@ -41,7 +41,7 @@ def verify(recording: RecordingArgument) -> None:
 
     for day in recordings/nasdaq/*/; do blackbox verify "$day"; done
     """
-    with exit_statuses(), told_elsewhere():
+    with exit_statuses(), without_warnings():
         day = open_day(recording)
         with reading(f"reading {recording}", day.file_bytes) as progress:
             damage, gaps = day.examine(progress)
@@ -49,16 +49,12 @@ def verify(recording: RecordingArgument) -> None:
             stdout.print(titled("damage", damage_table(day, damage)))
         if gaps:
             stdout.print(titled("missing", gaps_table(day, gaps)))
-        wrong = [damaged_text(damage)] * bool(damage)
-        if gaps:
-            wrong.append(missing_text([gap.count for gap in gaps]))
-        if wrong:
-            lose(f"{recording}: {'; '.join(wrong)}")
-        say(f"{recording}: {day.file_bytes / 1e6:,.1f} MB, nothing is damaged, nothing is missing")
+        lose_what_is_wrong(recording, damage_text(damage), [gap.count for gap in gaps])
+        say(f"{recording}: {byte_size(day.file_bytes)}, nothing is damaged, nothing is missing")
 
 
 def damage_table(day: Recording, damage: list[Damage]) -> Table:
-    """Each damaged part; files as they are called within the day's directory."""
+    """Return a table of the damaged parts; paths are relative to the day's directory."""
     table = Table(header_style="cyan")
     for name in ("file", "offset", "bytes", "messages", "what is wrong"):
         table.add_column(name, justify="right" if name in {"offset", "bytes", "messages"} else "left", overflow="fold")
@@ -71,7 +67,7 @@ def damage_table(day: Recording, damage: list[Damage]) -> Table:
 
 
 def gaps_table(day: Recording, gaps: list[Gap]) -> Table:
-    """The largest gaps."""
+    """Return a table of the largest gaps."""
     table = Table(header_style="cyan")
     for name in ("slice", "epoch", "key", "first missing", "messages", "before"):
         table.add_column(name, justify="left" if name in {"epoch", "key"} else "right", overflow="fold")

@@ -1,4 +1,4 @@
-"""The clock by which a replay is paced: the machine's, or one that a test or a back-test moves by hand."""
+"""The clock that paces a replay: the machine's, or one that a test or a back-test moves by hand."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ import time
 from typing import Final
 
 _COARSE_NS: Final = 300_000
-"""A timed wait on a condition ends up to about this late."""
+"""A timed wait on a condition ends up to about this much late."""
 _SPIN_NS: Final = 100_000
-"""A sleep ends up to about this late: what is left then is spun."""
+"""A sleep ends up to about this much late, so the rest is spun."""
 _LONGEST_WAIT_NS: Final = 60_000_000_000
 
 
 class Clock:
-    """The machine's monotonic clock. Used by any thread, waited for by one."""
+    """The machine's monotonic clock. Any thread may read it; one waits for it."""
 
     def __init__(self) -> None:
         self._spun_at_ns = 0
 
     def now_ns(self) -> int:
-        """Nanoseconds since some moment; never goes back."""
+        """Return nanoseconds since some moment; they never go back."""
         return time.monotonic_ns()
 
     def wait(self, condition: threading.Condition, until_ns: int | None) -> None:
         """Wait on a condition, which the caller holds, until notified or until a time. None: until notified.
 
-        It may return early, so the caller looks again: the last 300 us are slept and spun without the condition, so
-        that whoever wants to notify gets it. It ends within some microseconds of `until_ns`. At most half of the time
-        is spun: of waits closer than 100 us to each other some only sleep, and end about 80 us late.
+        It may return early, so check again in a loop. It ends within some microseconds of `until_ns`: for the last
+        300 us it releases the condition, sleeps, then spins. Half of the time at most is spun: of waits less than
+        100 us apart, some only sleep, and end about 80 us late.
         """
         if until_ns is None:
             condition.wait()
@@ -53,7 +53,7 @@ class Clock:
 class ManualClock(Clock):
     """A clock that moves only when told to: by `advance`, or, if `automatic`, to the end of each wait.
 
-    Automatic, a replay runs as fast as it can and yet sees each message at its exact time, the same in every run.
+    With an automatic clock a replay runs as fast as it can, yet each message comes at its exact time, run after run.
     """
 
     def __init__(self, now_ns: int = 0, *, automatic: bool = False) -> None:
@@ -64,11 +64,11 @@ class ManualClock(Clock):
         self._waiting: list[threading.Condition] = []
 
     def now_ns(self) -> int:
-        """Nanoseconds, as the clock was told."""
+        """Return the nanoseconds to which the clock was moved."""
         return self._now_ns
 
     def advance(self, ns: int) -> None:
-        """Move on, and wake those whose time has come. Raises ValueError when `ns` is below 0."""
+        """Move on, and wake who waits for a time that has come. Raises ValueError when `ns` is below 0."""
         if ns < 0:
             raise ValueError(f"ns was {ns}, expected 0 or more: time does not go back")
         with self._lock:

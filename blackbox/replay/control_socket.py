@@ -1,9 +1,9 @@
-"""Steer a replay from another process: a REP socket that takes JSON, and what asks it.
+"""Control a replay from another process: a REP socket that takes commands as JSON, and its client.
 
     {"do": "speed", "value": 10.0}        null: as fast as the consumer takes it
     {"do": "pause"}   {"do": "resume"}   {"do": "stop"}   {"do": "status"}
     {"do": "step", "messages": 1}
-    {"do": "seek", "to": "14:30"}         or ns since the epoch, or any ISO 8601 time
+    {"do": "seek", "to": "14:30"}         or a date-time, or ns since the epoch
 
 The answer is a `ReplayStatus` as JSON, or {"error": "..."}.
 """
@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 import msgspec
 import zmq
 
-from blackbox.endpoint import check_endpoint
 from blackbox.errors import ConfigError, ControlError, EndpointError
-from blackbox.pipe import Pipe
+from blackbox.feed.endpoint import check_endpoint
 from blackbox.replay.status import ReplayStatus
-from blackbox.replay.times import market_time_ns
+from blackbox.timestamps import parse_time
+from blackbox.transport.wakeup import Pipe
 
 if TYPE_CHECKING:
     from blackbox.replay.controls import Controls
@@ -37,7 +37,7 @@ _LARGEST: Final = (1 << 63) - 1
 
 
 class Request(msgspec.Struct, frozen=True, tag_field="do", forbid_unknown_fields=True):
-    """What a client may ask; its name is in the key `do`."""
+    """A command; its name is in the key `do`."""
 
 
 class SetSpeed(Request, frozen=True, tag="speed"):
@@ -47,21 +47,21 @@ class SetSpeed(Request, frozen=True, tag="speed"):
 
 
 class Pause(Request, frozen=True, tag="pause"):
-    """Stand still."""
+    """Pause."""
 
 
 class Resume(Request, frozen=True, tag="resume"):
-    """Go on."""
+    """Go on playing."""
 
 
 class Step(Request, frozen=True, tag="step"):
-    """Deliver exactly so many messages and stand still."""
+    """Deliver exactly so many messages, then pause."""
 
     messages: Annotated[int, msgspec.Meta(ge=1, le=_LARGEST)] = 1
 
 
 class Seek(Request, frozen=True, tag="seek"):
-    """Go on from a market time: ns since the epoch, or text as `market_time_ns` takes it."""
+    """Go on from a market time: ns since the epoch, or text as `parse_time` takes it."""
 
     to: Annotated[int, msgspec.Meta(ge=0, le=_LARGEST)] | str
 
@@ -71,21 +71,21 @@ class Stop(Request, frozen=True, tag="stop"):
 
 
 class GetStatus(Request, frozen=True, tag="status"):
-    """Only tell how it does."""
+    """Only answer with the status."""
 
 
 _REQUESTS: Final = msgspec.json.Decoder(SetSpeed | Pause | Resume | Step | Seek | Stop | GetStatus)
 
 
 class ControlSocket:
-    """Answers requests to steer a replay, in a thread of its own, from `with` to its end.
+    """Passes requests on to a replay's controls, in a thread of its own, from `with` to its end.
 
-    Whoever can reach the endpoint may steer: bind it to 127.0.0.1 or to a path (ipc). Requests of more than 4 KiB
+    Whoever can reach the endpoint may use it: bind it to 127.0.0.1 or to a path (ipc). Requests of more than 4 KiB
     are not answered; their sender is disconnected.
     """
 
     def __init__(self, controls: Controls, endpoint: str, *, time_zone: str = "UTC") -> None:
-        """`time_zone`: that of times without an offset. Raises ConfigError when the endpoint is not tcp or ipc."""
+        """`time_zone`: of times without an offset. Raises ConfigError when the endpoint is not tcp or ipc."""
         _check(endpoint)
         self.endpoint = endpoint
         self._controls = controls
@@ -109,7 +109,7 @@ class ControlSocket:
     def _run(self) -> None:
         try:
             self._serve()
-        except BaseException as error:  # whoever waits in `__enter__`, or asks, is not to wait for ever
+        except BaseException as error:  # `__enter__` waits for this thread, and must not wait for ever
             if self._bound.done():
                 log.exception("control socket %s failed", self.endpoint)
             else:
@@ -157,7 +157,7 @@ class ControlSocket:
                 controls.step(messages)
             case Seek(to=str(text)):
                 now = controls.status()
-                controls.seek(market_time_ns(text, now.start_ns, now.stop_ns, self._time_zone))
+                controls.seek(parse_time(text, self._time_zone, now.start_ns, now.stop_ns))
             case Seek(to=int(ts_ns)):
                 controls.seek(ts_ns)
             case Stop():
@@ -165,7 +165,7 @@ class ControlSocket:
 
 
 def ask(endpoint: str, request: Request, timeout: float = 2.0) -> ReplayStatus:
-    """Ask a replay's control socket, and return how the replay does then.
+    """Send a request to a replay's control socket, and return the replay's status after it.
 
     Raises:
         ConfigError: the endpoint is not tcp or ipc.
@@ -189,13 +189,13 @@ def ask(endpoint: str, request: Request, timeout: float = 2.0) -> ReplayStatus:
             raise ControlError(str(document["error"]))
         return msgspec.convert(document, ReplayStatus)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ControlError(f"{endpoint} answered something else than a replay does: {error}") from error
+        raise ControlError(f"{endpoint} did not answer as a replay does: {error}") from error
 
 
 def _check(endpoint: str) -> None:
     check_endpoint(endpoint)
     if endpoint.startswith("inproc://"):
-        raise ConfigError(f"endpoint was {endpoint!r}, expected tcp:// or ipc://: a replay is steered from elsewhere")
+        raise ConfigError(f"endpoint was {endpoint!r}, expected tcp:// or ipc://: commands come from other processes")
 
 
 def _error(text: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Replay recordings: in order, paced or as fast as they are taken, onto the wire or to callbacks in this process."""
+"""Replay recordings: in order, paced or as fast as they are taken, to a publisher or to callbacks in this process."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 import msgspec
 import numpy
 
+from blackbox.archive.filter import Time
+from blackbox.archive.read_ahead import DEPTH, read_ahead
+from blackbox.archive.reader import UNCHECKED
+from blackbox.archive.recording import Recording, runs_of
 from blackbox.errors import ConfigError
-from blackbox.recording import Recording, Time, chunks_of
-from blackbox.replay.ahead import DEPTH, ahead
-from blackbox.replay.controls import ANY, Controls, Grant, Kind
-from blackbox.replay.cut import next_beyond
-from blackbox.replay.look import BODY, BODY_BYTES, COUNT, FAULT, FIRST, HEAD, HIGH, NEXT, UNSEEN
-from blackbox.replay.scenes import BEGINNING, END, Choice, Scene, scenes, warm_up_scenes
-from blackbox.replay.wire import Wire
-from blackbox.warmup import warm_up
+from blackbox.replay.block_table import BEGINNING, END, BlockTable, Selection, block_tables, warm_up_tables
+from blackbox.replay.controls import Action, Controls, Grant
+from blackbox.replay.schedule import NO_LIMIT
+from blackbox.replay.to_wire import PublisherPlayer
 
 if TYPE_CHECKING:
-    from blackbox.publisher import Publisher
-    from blackbox.schema import Schema
+    from blackbox.feed.schema import Schema
+    from blackbox.publish.publisher import Publisher
 
 
-_LOOK_BYTES: Final = 4 << 20
-"""As much is looked at and played at a time, but to compiled callbacks: it is in cache then, and nothing waits long."""
+_CACHE_BYTES: Final = 4 << 20
+"""Blocks are checked, then played, in groups of this size: they are still in the cache, and nothing waits long."""
 
 
 class Player(Protocol):
@@ -37,44 +37,45 @@ class Player(Protocol):
         """Whether another thread may read while this plays: not where Python runs for every message."""
 
     @property
-    def looks(self) -> bool:
-        """Whether it takes blocks that nobody has looked at, and does so itself."""
+    def checks_blocks(self) -> bool:
+        """Whether `play` checks and measures blocks itself, where nobody has."""
 
-    def play(self, scene: Scene, start: int, stop: int) -> None:
-        """Take those of blocks `[start, stop)` of a scene that are valid and have messages that are wanted."""
+    def play(self, table: BlockTable, start: int, stop: int) -> None:
+        """Take those of blocks `[start, stop)` that are valid and have messages to play."""
 
     def jump(self, *, is_back: bool) -> None:
-        """What follows does not go on where it was. `is_back`: messages may come that came before."""
+        """Learn that the next block does not follow the last one. `is_back`: messages may come again."""
 
 
 class ReplayStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replay has played; what was played again, after a seek or in a loop, is counted again."""
+    """What a replay has played. What was played again, after a seek or in a loop, is counted again."""
 
     messages: int
     """Messages played, exactly."""
     blocks: int
-    """Blocks of the recording that were played to their end."""
+    """Blocks that were played to their end."""
     body_bytes: int
-    """Bytes of the bodies of these blocks."""
+    """Bytes of the bodies of these blocks, unpacked."""
     seconds: float
-    """How long it took."""
+    """Time that it took."""
     market_seconds: float
-    """How much market time went by in it."""
+    """Market time that went by."""
     damaged: int
-    """Messages left out since their block could not be read."""
+    """Messages left out, because their block could not be read."""
 
     @property
     def times_faster(self) -> float:
-        """Market time over the time that it took."""
+        """Market time divided by the time that it took."""
         return self.market_seconds / self.seconds if self.seconds else 0.0
 
 
 class Replay:
-    """Recordings, played again by `publish` or `Subscriber.replay`, and steered by `controls`.
+    """Recordings to play again, by `publish` or `Subscriber.replay`; `controls` pause, seek and pace it.
 
-    It can be run again, from the beginning, unless its controls were told to stop.
+    Run it as often as you like, each time from the beginning, unless its controls were told to stop.
 
-    Blocks come in the order in which they were sent (`ts_out`), slices merged; each slice in its own order.
+    Blocks come in the order in which they were sent (`ts_out`), slices merged; each slice in its own order. Used by one
+    thread at a time; the controls by any.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Replay:
         loops: int = 1,
         controls: Controls | None = None,
     ) -> None:
-        """Settings; nothing is read before it is run.
+        """Settings. Nothing is read until it is run.
 
         Args:
             recordings: one, or several, which are played as one, in time order.
@@ -103,11 +104,15 @@ class Replay:
             slices: only these.
             pace_by: which time is market time: the venue's, or the publisher's. Default: the venue's if there is any.
             max_silence_ns: cut longer silences of market time to this.
-            keep_gaps: on the wire, leave out the sequence numbers that are missing in the recording: subscribers see
-                the gaps that its recorder saw (and one where a time range leaves blocks out between others). Otherwise
-                numbers run on. Not beside a prefix.
+            keep_gaps: when publishing, skip the sequence numbers that are missing in the recording. Subscribers then
+                see the gaps that the recorder saw, and one where a time range leaves blocks out between others. By
+                default numbers are consecutive. Cannot be combined with a prefix.
             loops: how many times, one after the other; 0: until it is stopped.
-            controls: what steers it, instead of `speed` and `max_silence_ns`.
+            controls: controls of your own, instead of `speed` and `max_silence_ns`.
+
+        Raises:
+            ConfigError: there is no recording, their feeds differ in schema or `key_bytes`, or settings contradict.
+            ValueError: a value is out of its range.
         """
         if keep_gaps and prefix:
             raise ConfigError(f"keep_gaps was set beside prefix {prefix!r}: what is left out would look like gaps too")
@@ -134,7 +139,7 @@ class Replay:
         self.controls = controls or Controls(speed, max_silence_ns)
         self.prefix = prefix
         self._pace_by = pace_by or self._usual_clock()
-        self._choice = Choice(given[0].feed.key_bytes, prefix, self._pace_by)
+        self._key_bytes = given[0].feed.key_bytes
         self._start = BEGINNING if start is None else self.recordings[0].time(start, self._pace_by)
         self._stop = END if stop is None else self.recordings[-1].time(stop, self._pace_by)
         self._keep_gaps = keep_gaps
@@ -147,24 +152,25 @@ class Replay:
         self._seconds = 0.0
 
     def publish(self, publisher: Publisher) -> ReplayStatistics:
-        """Play it on a publisher, as if it were live: blocks are stamped anew, subscribers cannot tell.
+        """Play it on a publisher, as if it were live: with the present `ts_out`, so subscribers cannot tell.
 
-        Bodies are sent straight from the recording where the publisher's feed has the same slices and `key_bytes`;
-        otherwise messages are published anew. Slow subscribers wait or lose as the publisher's `when_full` says.
-        Returns once the publisher has taken everything; `Publisher.flush` and `close` see to the rest.
+        Bodies are sent straight from the recording where the publisher's feed has the same slices and `key_bytes`.
+        Otherwise each message is published again. The publisher's `when_full` says whether slow subscribers make it
+        wait or lose messages. Returns once the publisher has taken everything: then `flush` or `close` it.
+
+        Raises ConfigError when the publisher's feed has another schema, or other slices where gaps are to be kept.
         """
         feeds = [recording.feed for recording in self.recordings]
-        return self.run(Wire(publisher, feeds, self.prefix, self._keep_gaps))
+        return self.run(PublisherPlayer(publisher, feeds, self._keep_gaps))
 
     @property
     def schema(self) -> Schema:
-        """Of the first recording."""
+        """The schema of the recordings."""
         return self.recordings[0].schema
 
     def run(self, player: Player) -> ReplayStatistics:
-        """Play it to whatever takes blocks."""
-        warm_up_scenes()
-        warm_up(next_beyond, 0, 0, 0, 0, 0, 0, 0)
+        """Play it to any player."""
+        warm_up_tables()
         first_ns, last_ns = self._market_range()
         self._messages = self._blocks = self._body_bytes = self._damaged = 0
         self._market_ns = 0
@@ -188,17 +194,17 @@ class Replay:
             if ended is None:
                 left -= 1
                 if self._messages == before and start == self._start:
-                    return  # there is nothing to be played again
+                    return  # nothing was played, and nothing would be
                 if left:
                     self.controls.rewind()
                     start = self._jump(player, first_ns, first_ns)
-            elif ended.kind is Kind.SEEK:
+            elif ended.action is Action.SEEK:
                 start = self._jump(player, ended.seek_to_ns, first_ns)
             else:
                 return
 
     def _jump(self, player: Player, to_ns: int, first_ns: int) -> int:
-        """Go on from a market time; returns the first time to be played."""
+        """Go on from a market time; return the first time to play."""
         is_back = to_ns <= self._played_to
         player.jump(is_back=is_back)
         if is_back:
@@ -207,7 +213,7 @@ class Replay:
         return self._start if to_ns <= first_ns else max(self._start, to_ns)
 
     def statistics(self) -> ReplayStatistics:
-        """What it has played so far; exact once it has ended."""
+        """Return what it has played so far; exact once it has ended."""
         return ReplayStatistics(
             messages=self._messages,
             blocks=self._blocks,
@@ -229,99 +235,93 @@ class Replay:
         return start, max(start, min(high, self._stop - 1))
 
     def _play_from(self, player: Player, start: int) -> Grant | None:
-        """Play from a time on; returns the grant that says not to go on, or None at the end."""
-        read = self._scenes(start, looked_at=player.reads_ahead and not player.looks)
-        with closing(ahead(read) if player.reads_ahead else read) as found:  # also when an error keeps this frame
-            for scene in found:
-                grant = self._play_scene(player, scene)
+        """Play from a time on; return the grant that says not to go on, or None at the end."""
+        tables = self._tables(start, is_measured=player.reads_ahead and not player.checks_blocks)
+        # Closed at once also when an error's traceback keeps this frame.
+        with closing(read_ahead(tables) if player.reads_ahead else tables) as found:
+            for table in found:
+                grant = self._play_table(player, table)
                 if grant is not None:
                     return grant
         return None
 
-    def _scenes(self, start: int, *, looked_at: bool) -> Generator[Scene, None, None]:
+    def _tables(self, start: int, *, is_measured: bool) -> Generator[BlockTable, None, None]:
         by, stop = self._pace_by, self._stop
-        chunks = chunks_of(
+        runs = runs_of(
             self.recordings,
             self.prefix,
             None if start == BEGINNING else start,
             None if stop == END else stop,
             self._slices,
             by,
-            DEPTH + 2,  # what is made, what waits, what is played
+            bodies="unpacked",
+            kept=DEPTH + 2,  # what is made, what waits, what is played
         )
-        self._choice.start, self._choice.stop = start, stop
-        return scenes(chunks, self._choice, looked_at=looked_at)
+        selection = Selection(self._key_bytes, self.prefix, by, start, stop)
+        return block_tables(runs, selection, is_measured=is_measured)
 
-    def _play_scene(self, player: Player, scene: Scene) -> Grant | None:
-        columns = scene.columns
-        blocks = columns.shape[1]
-        at = 0
-        while at < blocks:
-            if columns[FAULT, at] == UNSEEN:
-                scene.look(at, at + 1)
-            if columns[COUNT, at] == 0:
-                at = self._pass_over(scene, at)
+    def _play_table(self, player: Player, table: BlockTable) -> Grant | None:
+        """Play a table, as far as the controls let it; return the grant that says not to go on."""
+        rows = table.rows
+        block = 0
+        while block < len(rows):
+            if rows["fault"][block] == UNCHECKED:
+                table.measure(block, block + 1)
+            if rows["count"][block] == 0:
+                block = self._pass_over(table, block)
                 continue
-            grant = self.controls.wait(int(columns[NEXT, at]))
-            if grant.kind is not Kind.GO:
+            grant = self.controls.wait(int(rows["next_ns"][block]))
+            if grant.action is not Action.PLAY:
                 return grant
-            whole = blocks - at
-            is_limited = grant.until_ns != ANY or grant.messages != ANY
-            if is_limited or not player.looks:
-                whole = _look_ahead(scene, at) - at
+            stop = len(rows)
+            is_limited = grant.until_ns != NO_LIMIT or grant.messages != NO_LIMIT
+            if is_limited or not player.checks_blocks:
+                stop = _measure_some(table, block)
             if is_limited:
-                next_ones = columns[:, at : at + whole]
-                fits = (next_ones[HIGH] <= grant.until_ns) & (next_ones[COUNT].cumsum() <= grant.messages)
-                whole = whole if fits.all() else int(fits.argmin())
-            if whole:
-                self._take(player, scene, at, at + whole)
-                at += whole
+                coming = rows[block:stop]
+                is_due = (coming["high_ns"] <= grant.until_ns) & (coming["count"].cumsum() <= grant.messages)
+                stop = stop if is_due.all() else block + int(is_due.argmin())
+            if stop > block:
+                self._play_whole(player, table, block, stop)
+                block = stop
             else:
-                self._take_rows(player, scene, at, grant)
+                until_ns = grant.until_ns if self._pace_by == "ts_event" else NO_LIMIT
+                self._play_blocks(player, table.split(block, until_ns, grant.messages), 0, 1)
         return None
 
-    def _pass_over(self, scene: Scene, at: int) -> int:
-        """Go on to a block with messages that are wanted, or behind those looked at now; tell of damages on the way."""
-        stop = _look_ahead(scene, at)
-        wanted = numpy.flatnonzero(scene.columns[COUNT, at:stop])
-        stop = at + int(wanted[0]) if len(wanted) else stop
-        self._tell_damages(scene, at, stop)
+    def _pass_over(self, table: BlockTable, block: int) -> int:
+        """Return the next block with messages to play, or the first unmeasured one; report damages on the way."""
+        stop = _measure_some(table, block)
+        found = numpy.flatnonzero(table.rows["count"][block:stop])
+        stop = block + int(found[0]) if len(found) else stop
+        self._report_damages(table, block, stop)
         return stop
 
-    def _take_rows(self, player: Player, scene: Scene, block: int, grant: Grant) -> None:
-        """Play the rows of a block that are due, which are not all of it."""
-        head, body, first = (int(scene.columns[n, block]) for n in (HEAD, BODY, FIRST))
-        until_ns = grant.until_ns if self._pace_by == "ts_event" else ANY
-        wish = self._choice.wish
-        end = next_beyond(head, body, first, until_ns, grant.messages, wish.prefix, wish.prefix_bytes)
-        self._play_blocks(player, scene.cut(block, first, end), 0, 1)
-        scene.columns[FIRST, block] = end
-        scene.look(block, block + 1)
-
-    def _take(self, player: Player, scene: Scene, start: int, stop: int) -> None:
-        """Play blocks to their end, and tell of those that cannot be."""
-        self._play_blocks(player, scene, start, stop)
-        self._tell_damages(scene, start, stop)
-        played = start + numpy.flatnonzero(scene.columns[COUNT, start:stop])
+    def _play_whole(self, player: Player, table: BlockTable, start: int, stop: int) -> None:
+        """Play blocks to their end, and report those that are damaged."""
+        self._play_blocks(player, table, start, stop)
+        self._report_damages(table, start, stop)
+        played = table.rows[start:stop]
+        played = played[played["count"] > 0]
         self._blocks += len(played)
-        self._body_bytes += int(scene.heads["body_bytes"][played].sum())
+        self._body_bytes += int(played["body_bytes"].sum())
 
-    def _play_blocks(self, player: Player, scene: Scene, start: int, stop: int) -> None:
-        player.play(scene, start, stop)
-        counts = scene.columns[COUNT, start:stop]
-        messages = int(counts.sum())
-        if not messages:
+    def _play_blocks(self, player: Player, table: BlockTable, start: int, stop: int) -> None:
+        player.play(table, start, stop)
+        played = table.rows[start:stop]
+        played = played[played["count"] > 0]
+        if not len(played):
             return
+        messages, high_ns = int(played["count"].sum()), int(played["high_ns"].max())
         self._messages += messages
-        high = int(scene.columns[HIGH, start:stop][counts > 0].max())
-        self._played_to = max(self._played_to, high)
-        if high > self._position_ns:
-            self._market_ns += high - self._position_ns
-            self._position_ns = high
-        self.controls.played(messages, high)
+        self._played_to = max(self._played_to, high_ns)
+        if high_ns > self._position_ns:
+            self._market_ns += high_ns - self._position_ns
+            self._position_ns = high_ns
+        self.controls.played(messages, high_ns)
 
-    def _tell_damages(self, scene: Scene, start: int, stop: int) -> None:
-        for damage in scene.damages(start, stop):
+    def _report_damages(self, table: BlockTable, start: int, stop: int) -> None:
+        for damage in table.damages(start, stop):
             self._damaged += damage.messages
             for recording in self.recordings:
                 if damage.path.is_relative_to(recording.path):
@@ -329,10 +329,10 @@ class Replay:
                     break
 
 
-def _look_ahead(scene: Scene, at: int) -> int:
-    """See that blocks from `at` on, some _LOOK_BYTES of them, have been looked at; returns where they end."""
-    columns = scene.columns
-    stop = min(columns.shape[1], at + 1 + int(columns[BODY_BYTES, at:].cumsum().searchsorted(_LOOK_BYTES)))
-    if (columns[FAULT, at:stop] == UNSEEN).any():
-        scene.look(at, stop)
+def _measure_some(table: BlockTable, start: int) -> int:
+    """Measure some _CACHE_BYTES of blocks from `start` on, where nobody has; return where these end."""
+    rows = table.rows
+    stop = min(len(rows), start + 1 + int(rows["body_bytes"][start:].cumsum().searchsorted(_CACHE_BYTES)))
+    if (rows["fault"][start:stop] == UNCHECKED).any():
+        table.measure(start, stop)
     return stop

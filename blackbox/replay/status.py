@@ -1,22 +1,41 @@
-"""How a replay does, as its controls tell it to whoever asks, here or over a socket."""
+"""What the controls of a replay report, here or over a socket."""
 
 from __future__ import annotations
 
-from typing import Literal
+from enum import StrEnum
+from typing import Final
 
 import msgspec
+
+_TICK_NS: Final = 100_000_000
+_TICKS: Final = 10
+_SLOTS: Final = 16
+
+
+class ReplayState(StrEnum):
+    """What a replay is doing. Once it has begun, the last command decides: see `blackbox.replay.controls`."""
+
+    READY = "ready"
+    """It has not begun."""
+    PLAYING = "playing"
+    PAUSED = "paused"
+    STEPPING = "stepping"
+    """Paused, except for the messages that `step` asked for."""
+    STOPPING = "stopping"
+    """It ends after what is being delivered, and does not begin again."""
+    ENDED = "ended"
 
 
 class ReplayStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A replay at one moment."""
 
-    state: Literal["running", "paused", "ended"]
+    state: ReplayState
     speed: float | None
     """Seconds of market time in a second; None: as fast as the consumer takes it."""
     position_ns: int
-    """Market time it has come to, or was told to seek, ns since the epoch; 0: not begun."""
+    """Market time reached, or the time to seek, ns since 1970; 0: not begun."""
     messages: int
-    """Delivered since it began, those delivered again after a seek included."""
+    """Delivered since it began, including those delivered again after a seek."""
     start_ns: int
     """Market time at which it began."""
     stop_ns: int
@@ -24,14 +43,44 @@ class ReplayStatus(msgspec.Struct, frozen=True, kw_only=True):
     messages_per_second: float
     """Over the last second."""
     seconds_left: float | None
-    """Until `stop_ns` once it runs, silences not cut; None: not known yet."""
+    """Seconds to `stop_ns` at this speed, silences included; None: not known."""
 
 
 class Lateness(msgspec.Struct, frozen=True, kw_only=True):
     """How late paced deliveries began: now - due, each time a message was waited for."""
 
     count: int
-    """Waits that ended with a delivery. What a step or an unpaced replay delivers has no due time."""
+    """Waits that ended with a delivery. Steps and unpaced messages have no due time and are not counted."""
     p50_ns: int
     p99_ns: int
     max_ns: int
+
+
+class MessageRate:
+    """Messages a second over the last second, counted by tenths. One thread counts; any may read.
+
+    Counting is cheap, so the thread that plays can do it.
+    """
+
+    def __init__(self, now_ns: int) -> None:
+        self._start_ns = now_ns
+        self._ticks = [-1] * _SLOTS
+        self._counts = [0] * _SLOTS
+
+    def add(self, now_ns: int, count: int) -> None:
+        """Count messages that went by now."""
+        tick = now_ns // _TICK_NS
+        slot = tick % _SLOTS
+        if self._ticks[slot] == tick:
+            self._counts[slot] += count
+        else:
+            self._counts[slot] = count
+            self._ticks[slot] = tick
+
+    def per_second(self, now_ns: int) -> float:
+        """Messages a second over the last second, or since the beginning if that is less."""
+        tick = now_ns // _TICK_NS
+        first = tick - _TICKS
+        count = sum(c for t, c in zip(self._ticks, self._counts, strict=True) if first <= t <= tick)
+        span_ns = now_ns - max(self._start_ns, first * _TICK_NS)
+        return count * 1e9 / span_ns if span_ns > 0 else 0.0

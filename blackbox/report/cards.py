@@ -6,14 +6,14 @@ from html import escape
 from typing import Final
 
 from blackbox.report import charts
-from blackbox.report.summary import Report
-from blackbox.report.ticks import clock_time, time_ticks
+from blackbox.report.day_report import DayReport
+from blackbox.report.ticks import time_ticks
+from blackbox.timestamps import SECOND_NS, clock_text
 
-_SECOND: Final = 10**9
 _UNITS: Final = (
-    ("hour", 3_600 * _SECOND),
-    ("minute", 60 * _SECOND),
-    ("second", _SECOND),
+    ("hour", 3_600 * SECOND_NS),
+    ("minute", 60 * SECOND_NS),
+    ("second", SECOND_NS),
     ("millisecond", 10**6),
     ("microsecond", 1_000),
     ("nanosecond", 1),
@@ -41,12 +41,12 @@ def interval(ns: int) -> str:
     return f"{ns // size:,} {name}{'s' * (ns != size)}"
 
 
-def times(report: Report) -> list[charts.Tick]:
+def times(report: DayReport) -> list[charts.Tick]:
     """The times below a chart of the day."""
     return [(float(ns), text) for ns, text in time_ticks(report.mix.start_ns, report.mix.stop_ns, report.time_zone)]
 
 
-def at(report: Report, ns: int, step_ns: int) -> str:
+def at(report: DayReport, ns: int, step_ns: int) -> str:
     """A time of day, as exactly as intervals of that length need it."""
-    digits = 0 if step_ns % _SECOND == 0 else 3 if step_ns % 10**6 == 0 else 9
-    return clock_time(ns, report.time_zone, digits)
+    digits = 0 if step_ns % SECOND_NS == 0 else 3 if step_ns % 10**6 == 0 else 9
+    return clock_text(ns, report.time_zone, digits)

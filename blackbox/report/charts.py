@@ -1,4 +1,7 @@
-"""Charts as SVG that stretches to any width, with its labels beside it as text that does not."""
+"""Charts of the page: an SVG that stretches to any width, with its labels beside it as HTML, which does not stretch.
+
+Pictures that stand alone are made of the same parts: see `blackbox.report.picture`.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,14 @@ _HEIGHT: Final = 100
 _LONG_LABEL: Final = 5
 
 Tick = tuple[float, str]
-"""A place on an axis, and what is written there."""
+"""A number on an axis, and its label."""
 
 
 class Axis:
-    """Places numbers from `first` to `last` on a length of `size`, from its begin or, `upward`, from its end."""
+    """Place the numbers from `first` to `last` on the coordinates from `begin` to `begin + size`.
+
+    `upward` axes run from the far end to `begin`, since y grows downwards. `scale` is applied to numbers first.
+    """
 
     def __init__(
         self,
@@ -24,27 +30,29 @@ class Axis:
         size: float,
         upward: bool = False,
         scale: Callable[[float], float] = float,
+        begin: float = 0.0,
     ) -> None:
         self._first, self._span = scale(first), scale(last) - scale(first) or 1.0
-        self._size, self._upward, self._scale = size, upward, scale
+        self._upward, self._scale = upward, scale
+        self.begin, self.end = begin, begin + size
 
     def __call__(self, value: float) -> float:
-        """The place of a number."""
+        """Return the coordinate of a number."""
         share = self.share(value)
-        return self._size * (1 - share if self._upward else share)
+        return self.begin + (self.end - self.begin) * (1 - share if self._upward else share)
 
     def share(self, value: float) -> float:
-        """The same as a part of the whole length, from the begin."""
+        """Return the place of a number as a share of the axis, from 0 to 1."""
         return (self._scale(value) - self._first) / self._span
 
 
 def across(first: float, last: float, scale: Callable[[float], float] = float) -> Axis:
-    """The axis of a chart from left to right."""
+    """Return the x axis of a chart of the page."""
     return Axis(first, last, _WIDTH, scale=scale)
 
 
 def upward(first: float, last: float, scale: Callable[[float], float] = float) -> Axis:
-    """The axis of a chart from its bottom to its top."""
+    """Return the y axis of a chart of the page."""
     return Axis(first, last, _HEIGHT, upward=True, scale=scale)
 
 
@@ -57,7 +65,7 @@ def chart(
     marks: Iterable[str],
     height: int,
 ) -> str:
-    """A chart: grid, marks and labels. `height` is in CSS pixels; `label` is for those who do not see it."""
+    """Return a chart with grid, marks and labels. `height` is in CSS pixels; `label` is for screen readers."""
     xs, ys = _inside(x, x_ticks), _inside(y, y_ticks)
     grid = "".join(f'<path class="grid" d="M0 {y(value):.2f}H{_WIDTH}"/>' for value, _ in ys)
     sizes = "long" if any(len(text) > _LONG_LABEL for _, text in xs) else ""
@@ -76,7 +84,7 @@ def _inside(axis: Axis, ticks: Iterable[Tick]) -> list[Tick]:
 
 
 def hover(x: Axis, first: float, last: float, text: str) -> str:
-    """A strip from top to bottom that tells something to who points at it."""
+    """Return an invisible strip from top to bottom with a tooltip."""
     left, right = x(first), x(last)
     return (
         f'<rect class="hover" x="{left:.2f}" y="0" width="{right - left:.2f}" height="{_HEIGHT}">'
@@ -85,7 +93,7 @@ def hover(x: Axis, first: float, last: float, text: str) -> str:
 
 
 def steps(x: Axis, edges: Sequence[float], tops: Sequence[float], bottoms: Sequence[float]) -> str:
-    """The outline of columns side by side, each from a bottom to a top; `edges` is where they begin, and an end."""
+    """Return the outline of adjacent columns, from bottoms to tops. `edges` has one item more than they have."""
     over = "".join(f"V{top:.2f}H{x(edge):.2f}" for top, edge in zip(tops, edges[1:], strict=True))
     pairs = zip(reversed(bottoms), reversed(edges[:-1]), strict=True)
     under = "".join(f"V{bottom:.2f}H{x(edge):.2f}" for bottom, edge in pairs)
@@ -93,11 +101,11 @@ def steps(x: Axis, edges: Sequence[float], tops: Sequence[float], bottoms: Seque
 
 
 def line(places: Iterable[tuple[float, float]]) -> str:
-    """A line through these places."""
+    """Return the outline of a line through these coordinates."""
     return "M" + "L".join(f"{left:.2f} {top:.2f}" for left, top in places)
 
 
 def path(kind: str, outline: str, color: int | None = None) -> str:
-    """A mark of a class of the style sheet, in one of its colours if one is given."""
+    """Return a path of a class of the style sheet; `color` is one of `--c0` to `--c7`."""
     chosen = "" if color is None else f' style="--c:var(--c{color})"'
     return f'<path class="{kind}"{chosen} d="{outline}"/>'

@@ -7,14 +7,15 @@ from typing import Final
 
 from blackbox.report import charts
 from blackbox.report.cards import card, dim, nothing
+from blackbox.report.day_report import DayReport
 from blackbox.report.numbers import count, counted
-from blackbox.report.summary import Report
-from blackbox.report.ticks import clock_time, time_ticks
+from blackbox.report.ticks import time_ticks
+from blackbox.timestamps import clock_text
 
 _GAPS_SHOWN: Final = 12
 
 
-def gaps(report: Report) -> str:
+def gaps(report: DayReport) -> str:
     """The card."""
     parts = []
     if report.gaps:
@@ -51,5 +52,5 @@ def gaps(report: Report) -> str:
     return card("Gaps", dim(told) if told else "", *parts)
 
 
-def _gap_text(report: Report, ns: int) -> str:
-    return clock_time(ns, report.time_zone, 3)
+def _gap_text(report: DayReport, ns: int) -> str:
+    return clock_text(ns, report.time_zone, 3)

@@ -9,8 +9,8 @@ from typing import Final
 
 from blackbox.report import charts
 from blackbox.report.cards import card, dim, nothing
+from blackbox.report.day_report import DayReport, Lag
 from blackbox.report.numbers import count, duration
-from blackbox.report.summary import Lag, Report
 from blackbox.report.ticks import lag_ticks
 
 _LEAST_NS: Final = 1
@@ -30,7 +30,7 @@ def lag_text(lag: Lag, p: float) -> str:
     return duration(next(ns for at, ns in lag.percentiles if at >= p))
 
 
-def lags(report: Report) -> str:
+def lags(report: DayReport) -> str:
     """The card."""
     if not report.lags:
         return card("How late", "", nothing("No message has the times that would tell."))

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Final
 
 from blackbox.report import charts
 from blackbox.report.cards import at, card, dim, interval, nothing, times
+from blackbox.report.day_report import DayReport, Mix
 from blackbox.report.numbers import count, scaled
 from blackbox.report.style import COLOURS
-from blackbox.report.summary import Mix, Report
 from blackbox.report.ticks import rate_ticks
-
-_SECOND: Final = 10**9
+from blackbox.timestamps import SECOND_NS
 
 
 def _edges(mix: Mix) -> list[float]:
     return [float(mix.start_ns + mix.step_ns * place) for place in range(len(mix.counts[0]) + 1)]
 
 
-def rate(report: Report) -> str:
+def rate(report: DayReport) -> str:
     """The card of the rate."""
     mix = report.mix
     if not mix.counts:
         return card("Messages over the day", "", nothing("No message has a time."))
-    rates = [total * _SECOND / mix.step_ns for total in mix.totals]
+    rates = [total * SECOND_NS / mix.step_ns for total in mix.totals]
     ticks = list(rate_ticks(max(rates)))
     x, y = charts.across(mix.start_ns, mix.stop_ns), charts.upward(0, ticks[-1][0])
     edges = _edges(mix)
@@ -41,7 +39,7 @@ def rate(report: Report) -> str:
     )
 
 
-def mix(report: Report) -> str:
+def mix(report: DayReport) -> str:
     """The card of the types; nothing without messages."""
     mix = report.mix
     if not mix.counts:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+NOTHING: Final = "-"
+"""What stands in the place of a number that there is none of."""
 _THOUSAND: Final = 1_000
 
 
@@ -46,3 +48,35 @@ def three_digits(number: float) -> str:
     """`1.25`, `12.5`, `125`, `1,250`."""
     size = abs(number)
     return f"{number:.2f}" if size < 10 else f"{number:.1f}" if size < 100 else f"{number:,.0f}"
+
+
+def rate(messages: float, seconds: float = 1.0) -> str:
+    """Messages a second, with three digits: `25.3 M/s`."""
+    return f"{scaled(messages / seconds)}/s" if seconds > 0 else NOTHING
+
+
+def byte_rate(octets: float, seconds: float = 1.0) -> str:
+    """`812 MB/s`."""
+    return f"{octets / seconds / 1e6:,.0f} MB/s" if seconds > 0 else NOTHING
+
+
+def byte_size(octets: int) -> str:
+    """`812.5 MB`, `1.0 kB`, `7 B`."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if octets >= size:
+            return f"{octets / size:,.1f} {unit}"
+    return f"{octets} B"
+
+
+def long_time(seconds: float) -> str:
+    """In hours, minutes and seconds: `1 h 04 min 05 s`, `4 min 48 s`, `12 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours:,} h {minutes:02} min {rest:02} s"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def factor(number: float) -> str:
+    """How many times, with at least three digits: `0.00125`, `9.98`, `1,234`."""
+    return three_digits(number) if number >= 1 else f"{number:.3g}"

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import datetime
 from html import escape
-from typing import Final
 
 from blackbox.report.cards import interval
+from blackbox.report.day_report import DayReport
 from blackbox.report.gaps import gaps
 from blackbox.report.lags import lag_text, lags
 from blackbox.report.messages import mix, rate
 from blackbox.report.numbers import count, counted, scaled
 from blackbox.report.prices import instrument
 from blackbox.report.style import STYLE
-from blackbox.report.summary import Report
-from blackbox.report.ticks import clock_date, clock_time
-
-_SECOND: Final = 10**9
+from blackbox.timestamps import SECOND_NS, clock_text, date_of
 
 
-def page(report: Report) -> str:
+def page(report: DayReport) -> str:
     """The whole page."""
     title = f"{report.feed}, {report.date}"
     parts = [
@@ -41,7 +38,7 @@ def page(report: Report) -> str:
     )
 
 
-def _header(report: Report) -> str:
+def _header(report: DayReport) -> str:
     when = datetime.date.fromisoformat(report.date)
     told = f"{report.schema} · {report.time_zone} · {report.recording}"
     return (
@@ -50,19 +47,19 @@ def _header(report: Report) -> str:
     )
 
 
-def _tiles(report: Report) -> str:
+def _tiles(report: DayReport) -> str:
     mix = report.mix
     totals = mix.totals
     symbols = "symbol" if report.symbols == 1 else "symbols"
     tiles = [("", count(report.messages), "messages"), ("", count(report.symbols), symbols)]
     if totals:
-        date = clock_date((mix.start_ns + mix.stop_ns) // 2, report.time_zone)
-        first, last = (clock_time(ns, report.time_zone)[:8] for ns in (mix.start_ns, mix.stop_ns))
+        date = date_of((mix.start_ns + mix.stop_ns) // 2, report.time_zone)
+        first, last = (clock_text(ns, report.time_zone) for ns in (mix.start_ns, mix.stop_ns))
         told = report.clock
         if str(date) != report.date:
             told += ", " + f"{date.day} {date:%b %Y}".replace(" ", "\N{NO-BREAK SPACE}")
         tiles.append(("", f"{first[:5]}–{last[:5]}" if first[:5] != last[:5] else first, told))
-        tiles.append(("", f"{scaled(max(totals) * _SECOND / mix.step_ns)}/s", f"busiest {interval(mix.step_ns)}"))
+        tiles.append(("", f"{scaled(max(totals) * SECOND_NS / mix.step_ns)}/s", f"busiest {interval(mix.step_ns)}"))
     if report.lags:
         tiles.append(("", lag_text(report.lags[0], 0.99), f"{report.lags[0].name}, p99"))
     missing = sum(gap.count for gap in report.gaps)
@@ -73,7 +70,7 @@ def _tiles(report: Report) -> str:
     return f'<section class="tiles">{made}</section>'
 
 
-def _footer(report: Report) -> str:
+def _footer(report: DayReport) -> str:
     sentences = [report.prices] if report.prices else []
     if report.mix.outside:
         sentences.append(

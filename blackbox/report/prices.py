@@ -7,12 +7,12 @@ from html import escape
 
 from blackbox.report import charts
 from blackbox.report.cards import at, card, dim, interval, times
+from blackbox.report.day_report import DayReport, Instrument
 from blackbox.report.numbers import counted, scaled
-from blackbox.report.summary import Instrument, Report
 from blackbox.report.ticks import rate_ticks, span_ticks
 
 
-def instrument(report: Report, each: Instrument) -> str:
+def instrument(report: DayReport, each: Instrument) -> str:
     """The card of one instrument."""
     x = charts.across(report.mix.start_ns, report.mix.stop_ns)
     parts, told = [], ""
@@ -33,7 +33,7 @@ def instrument(report: Report, each: Instrument) -> str:
     return card(escape(each.symbol), told, *parts)
 
 
-def _candles(report: Report, each: Instrument, x: charts.Axis) -> str:
+def _candles(report: DayReport, each: Instrument, x: charts.Axis) -> str:
     low, high = min(bar.low for bar in each.bars), max(bar.high for bar in each.bars)
     room = 0.06 * (high - low) or 0.01 * abs(high) or 1.0
     y = charts.upward(low - room, high + room)
@@ -57,7 +57,7 @@ def _candles(report: Report, each: Instrument, x: charts.Axis) -> str:
     return charts.chart(f"Prices of {each.symbol}", x, y, (), ticks, marks, 260)
 
 
-def _bar_text(report: Report, each: Instrument, number: int) -> str:
+def _bar_text(report: DayReport, each: Instrument, number: int) -> str:
     bar = each.bars[number]
     prices = "  ".join(
         f"{name} {value:,.{each.decimals}f}"
@@ -67,7 +67,7 @@ def _bar_text(report: Report, each: Instrument, number: int) -> str:
     return f"{begin} – {end}\n{prices}\nvolume {bar.volume:,.15g}, {counted(bar.trades, 'trade')}"
 
 
-def _volumes(report: Report, each: Instrument, x: charts.Axis) -> str:
+def _volumes(report: DayReport, each: Instrument, x: charts.Axis) -> str:
     ticks = list(rate_ticks(max(bar.volume for bar in each.bars)))
     y = charts.upward(0, ticks[-1][0])
     marks = []
@@ -82,7 +82,7 @@ def _volumes(report: Report, each: Instrument, x: charts.Axis) -> str:
     return charts.chart(f"Volume of {each.symbol}", x, y, times(report), [ticks[0], ticks[-1]], marks, 64)
 
 
-def _spread(report: Report, each: Instrument, x: charts.Axis) -> str:
+def _spread(report: DayReport, each: Instrument, x: charts.Axis) -> str:
     points, step = each.spreads, each.step_ns
     low, high = min(0.0, *(point.low for point in points)), max(point.high for point in points)
     ticks = list(span_ticks(low, 1.05 * high if high > low else low + 1, 0))

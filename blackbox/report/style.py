@@ -1,28 +1,65 @@
-"""The style sheet of the page: light or dark as the reader's system is, from a telephone's width up."""
+"""Colours of all charts, and the style sheet of the page: light or dark as the reader's system is."""
 
 from typing import Final
 
 COLOURS: Final = 8
 """`--c0` to `--c7`: one for each message type, the last one for the rest."""
 
-PALETTE: Final = """
-:root {
-  color-scheme: light dark;
-  --page: #f4f6f9; --card: #ffffff; --ink: #18212d; --dim: #5c6878; --edge: #e2e7ee; --grid: #e9edf3;
-  --accent: #2f6bd8; --soft: #2f6bd822; --up: #0f8f76; --down: #d4483f; --bad: #c92a2a; --good: #0f8f76;
-  --c0: #2f6bd8; --c1: #e0861a; --c2: #18998a; --c3: #c1417c;
-  --c4: #7b5bd0; --c5: #7d9428; --c6: #37a3d0; --c7: #a3adba;
+LIGHT: Final = {
+    "page": "#f4f6f9",
+    "card": "#ffffff",
+    "ink": "#18212d",
+    "dim": "#5c6878",
+    "edge": "#e2e7ee",
+    "grid": "#e9edf3",
+    "accent": "#2f6bd8",
+    "soft": "#2f6bd822",
+    "up": "#0f8f76",
+    "down": "#d4483f",
+    "bad": "#c92a2a",
+    "good": "#0f8f76",
+    "c0": "#2f6bd8",
+    "c1": "#e0861a",
+    "c2": "#18998a",
+    "c3": "#c1417c",
+    "c4": "#7b5bd0",
+    "c5": "#7d9428",
+    "c6": "#37a3d0",
+    "c7": "#a3adba",
 }
-@media (prefers-color-scheme: dark) {
-  :root {
-    --page: #0d1117; --card: #161c25; --ink: #e8ecf2; --dim: #97a3b4; --edge: #262f3b; --grid: #222a35;
-    --accent: #6aa5ff; --soft: #6aa5ff2e; --up: #3ccbaa; --down: #ff7b72; --bad: #ff7b72; --good: #3ccbaa;
-    --c0: #6aa5ff; --c1: #f2a64a; --c2: #3ccbaa; --c3: #ee7fb2;
-    --c4: #a98bff; --c5: #b5cc55; --c6: #6fcdf2; --c7: #6b7686;
-  }
+DARK: Final = {
+    "page": "#0d1117",
+    "card": "#161c25",
+    "ink": "#e8ecf2",
+    "dim": "#97a3b4",
+    "edge": "#262f3b",
+    "grid": "#222a35",
+    "accent": "#6aa5ff",
+    "soft": "#6aa5ff2e",
+    "up": "#3ccbaa",
+    "down": "#ff7b72",
+    "bad": "#ff7b72",
+    "good": "#3ccbaa",
+    "c0": "#6aa5ff",
+    "c1": "#f2a64a",
+    "c2": "#3ccbaa",
+    "c3": "#ee7fb2",
+    "c4": "#a98bff",
+    "c5": "#b5cc55",
+    "c6": "#6fcdf2",
+    "c7": "#6b7686",
 }
+
+
+def _variables(colours: dict[str, str]) -> str:
+    return " ".join(f"--{name}: {colour};" for name, colour in colours.items())
+
+
+PALETTE: Final = f"""
+:root {{ color-scheme: light dark; {_variables(LIGHT)} }}
+@media (prefers-color-scheme: dark) {{ :root {{ {_variables(DARK)} }} }}
 """
-"""The colours by themselves, for pictures that stand alone."""
+"""The colours as CSS variables."""
 
 STYLE: Final = (
     PALETTE

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from datetime import UTC, date, datetime, timedelta, timezone
+from datetime import timedelta, timezone
 from typing import Final
-from zoneinfo import ZoneInfo
 
 from blackbox.report.numbers import duration, short
+from blackbox.timestamps import SECOND_NS, clock_text, datetime_of
 
-_SECOND: Final = 10**9
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 STEPS_NS: Final = (
     *(digit * 10**power for power in range(3, 9) for digit in (1, 2, 5)),
-    *(seconds * _SECOND for seconds in (1, 2, 5, 10, 15, 30)),
-    *(minutes * 60 * _SECOND for minutes in (1, 2, 5, 10, 15, 30)),
-    *(hours * 3_600 * _SECOND for hours in (1, 2, 3, 6, 12, 24)),
+    *(seconds * SECOND_NS for seconds in (1, 2, 5, 10, 15, 30)),
+    *(minutes * 60 * SECOND_NS for minutes in (1, 2, 5, 10, 15, 30)),
+    *(hours * 3_600 * SECOND_NS for hours in (1, 2, 3, 6, 12, 24)),
 )
 _TIME_TICKS: Final = 9
 _RATE_TICKS: Final = 5
@@ -26,15 +24,13 @@ _SPAN_TICKS: Final = 7
 def time_ticks(first: int, last: int, zone: str) -> Iterator[tuple[int, str]]:
     """Round local times from `first` to `last`, and how they are written."""
     step = next((step for step in STEPS_NS if (last - first) / step <= _TIME_TICKS), STEPS_NS[-1])
-    moment = (_EPOCH + timedelta(microseconds=first // 1_000)).astimezone(ZoneInfo(zone))
-    offset = moment.utcoffset() or timedelta()
-    shift = int(offset.total_seconds()) * _SECOND
+    offset = datetime_of(first, zone).utcoffset() or timedelta()
+    shift = int(offset.total_seconds()) * SECOND_NS
     local = timezone(offset)
     for at in range(-(-(first + shift) // step) * step - shift, last + 1, step):
-        since, ns = divmod(at, _SECOND)
-        text = f"{(_EPOCH + timedelta(seconds=since)).astimezone(local):%H:%M:%S}"
-        digits = 0 if step % _SECOND == 0 else 3 if step % 10**6 == 0 else 6
-        yield at, text[:5] if step % (60 * _SECOND) == 0 else text + f".{ns:09d}"[: digits + 1] * (digits > 0)
+        digits = 0 if step % SECOND_NS == 0 else 3 if step % 10**6 == 0 else 6
+        text = clock_text(at, local, digits)
+        yield at, text[:5] if step % (60 * SECOND_NS) == 0 else text
 
 
 def rate_ticks(highest: float) -> Iterator[tuple[float, str]]:
@@ -66,15 +62,3 @@ def lag_ticks(low: float, high: float) -> Iterator[tuple[float, str]]:
     """Powers of ten of ns from `low` to `high`."""
     for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1):
         yield 10.0**power, duration(10.0**power).replace(".00", "").replace("0.0", "0")
-
-
-def clock_time(ns: int, zone: str, digits: int = 0) -> str:
-    """A time of day in a zone, to seconds and so many digits of them."""
-    since, rest = divmod(ns, _SECOND)
-    text = f"{(_EPOCH + timedelta(seconds=since)).astimezone(ZoneInfo(zone)):%H:%M:%S}"
-    return text + f".{rest:09d}"[: digits + 1] * (digits > 0)
-
-
-def clock_date(ns: int, zone: str) -> date:
-    """The date in a zone."""
-    return (_EPOCH + timedelta(seconds=ns // _SECOND)).astimezone(ZoneInfo(zone)).date()

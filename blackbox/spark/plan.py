@@ -1,8 +1,7 @@
-"""Cut recorded days into partitions: parts of one slice's segments that may hold what a query wants."""
+"""Cut recorded days into partitions: the parts of each slice's segments that a query may want."""
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -11,54 +10,64 @@ import numpy
 from numpy.typing import NDArray
 from pyspark.sql.datasource import InputPartition
 
+from blackbox.archive.day import Manifest
+from blackbox.archive.recording import Recording
+from blackbox.archive.segment import Damage, Segment
 from blackbox.errors import JournalError
-from blackbox.feed import Feed
-from blackbox.journal.day import Manifest
-from blackbox.journal.parts import Span
-from blackbox.journal.segment import Damage, Segment
-from blackbox.recording import Recording
+from blackbox.feed.feed import Feed
 from blackbox.spark.filters import Pushed
 
 _LEAST_BYTES: Final = 4 << 20
 _LEAST_PARTITIONS: Final = 8
-"""So many, if they have at least 4 MiB each: a small day, too, is read by several cores."""
+"""Make at least so many if they get 4 MiB each, so that several cores read a small day too."""
+
+
+class Span(NamedTuple):
+    """Bytes `[start, stop)` of a segment, by its number: whole records."""
+
+    segment: int
+    start: int
+    stop: int
 
 
 class Partition(InputPartition):
-    """What one task reads. Attributes: `day`, its directory; `feed`; `date`; `slice_id`; `key_bytes`; `spans`."""
+    """The spans of one slice that one task reads."""
 
-    def __init__(
-        self, day: str, feed: str, date: datetime.date, slice_id: int, key_bytes: int, spans: tuple[Span, ...]
-    ) -> None:
-        self.day, self.feed, self.date = day, feed, date
-        self.slice_id, self.key_bytes, self.spans = slice_id, key_bytes, spans
+    def __init__(self, recording: Recording, slice_id: int, spans: tuple[Span, ...]) -> None:
+        """Take these spans of a recording's slice."""
+        feed = recording.feed
+        self.day = str(recording.path)
+        """The day's directory."""
+        self.feed, self.date, self.slice_id = feed.name, recording.date, slice_id
+        self.key_bytes, self.symbol_rule = feed.key_bytes, feed.symbol_rule
+        self.spans = spans
 
 
 class Plan(NamedTuple):
-    """What was planned."""
+    """The partitions, and what is known about the rest."""
 
     partitions: list[Partition]
     entries: int
-    """Index entries of the days that were looked into."""
+    """Index entries seen."""
     chosen: int
-    """Those that may tell of wanted messages."""
+    """Those that may cover wanted messages."""
     damage: list[Damage]
 
 
 class Piece(NamedTuple):
-    """Records of one slice, as its index tells of them: one index entry, or more."""
+    """Index entries of one slice, in columns."""
 
     segment: NDArray[numpy.int64]
-    """int64[n]: the numbers of segments."""
+    """int64[n]: number of the segment."""
     start: NDArray[numpy.int64]
     stop: NDArray[numpy.int64]
 
 
 def plan(days: Iterable[Path], pushed: Pushed, most_bytes: int, skip_damage: bool) -> Plan:
-    """The partitions of these days, of at most `most_bytes` stored bytes unless one index entry has more.
+    """Plan the partitions of these days, each of at most `most_bytes` stored bytes unless one index entry has more.
 
-    Raises JournalError when a day cannot be read; unless `skip_damage`, also for what is missing or damaged in a wanted
-    slice.
+    Raises JournalError when a day cannot be read, or, unless `skip_damage`, when something of a wanted slice is missing
+    or damaged.
     """
     found: list[tuple[Recording, int, Piece]] = []
     entries = 0
@@ -76,15 +85,15 @@ def plan(days: Iterable[Path], pushed: Pushed, most_bytes: int, skip_damage: boo
     sizes = sum(int((piece.stop - piece.start).sum()) for _, _, piece in found)
     size = min(most_bytes, max(_LEAST_BYTES, sizes // _LEAST_PARTITIONS))
     partitions = [
-        partition_of(recording, slice_id, spans) for recording, slice_id, piece in found for spans in cut(piece, size)
+        Partition(recording, slice_id, spans) for recording, slice_id, piece in found for spans in cut(piece, size)
     ]
     return Plan(partitions, entries, sum(len(piece.start) for _, _, piece in found), damage)
 
 
 def damage_of(recording: Recording, slices: list[int], skip: bool) -> list[Damage]:
-    """What is missing or damaged in these slices, so far as it is known. Raises JournalError unless it is skipped.
+    """Return the known damage of these slices. Raises JournalError when there is some and `skip` is false.
 
-    A damaged index is none of it: the journal itself is then read.
+    A damaged index does not count, because the journal itself is scanned then.
     """
     names = {f"slice-{slice_id:05d}" for slice_id in slices}
     lost = [
@@ -95,14 +104,8 @@ def damage_of(recording: Recording, slices: list[int], skip: bool) -> list[Damag
     return lost
 
 
-def partition_of(recording: Recording, slice_id: int, spans: tuple[Span, ...]) -> Partition:
-    """A partition of a recording's slice."""
-    feed = recording.feed
-    return Partition(str(recording.path), feed.name, recording.date, slice_id, feed.key_bytes, spans)
-
-
 def cut(piece: Piece, size: int) -> Iterator[tuple[Span, ...]]:
-    """Parts of at most `size` bytes, but where one entry has more; neighbours are joined."""
+    """Yield parts of at most `size` bytes, or of one larger entry, with adjacent entries joined."""
     if not len(piece.start):
         return
     lengths = piece.stop - piece.start

@@ -1,4 +1,4 @@
-"""Read one partition as record batches. Python runs once a batch; each message is handled in compiled code."""
+"""Read a partition as record batches: runs of the journal reader, gathered into columns by compiled code."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from blackbox.archive.reader import RecordRun, open_spans, read_spans
+from blackbox.archive.segment import Damage
 from blackbox.errors import JournalError
-from blackbox.journal.columns import Chosen, Target, Wanted, choose, fill
-from blackbox.journal.layout import record_bytes
-from blackbox.journal.parts import Records, read_records
-from blackbox.journal.segment import Damage
-from blackbox.schema import Schema
+from blackbox.feed.compiled_symbol import CompiledSymbolRule
+from blackbox.feed.schema import Schema
 from blackbox.spark.columns import PAYLOAD, RecordField, record_array
 from blackbox.spark.filters import Pushed
+from blackbox.spark.gather import Chosen, Target, Wanted, choose, fill
 from blackbox.spark.metrics import write_metrics
 from blackbox.spark.plan import Partition
 
@@ -28,38 +28,38 @@ _log = logging.getLogger(__name__)
 
 BATCH_ROWS: Final = 65_536
 BATCH_BYTES: Final = 16 << 20
-"""Of topics and of payloads of a record batch, at most, but for one larger message."""
+"""The most bytes of topics, and of payloads, in a record batch, unless one message has more."""
 _MICROS: Final = pyarrow.timestamp("us", "UTC")
 _NUMBERS: Final[tuple[str, ...]] = ("ts_event", "ts_out", "ts_recv", "epoch", "sequence")
 _TIMES: Final[tuple[str, ...]] = ("event_time", "out_time", "recv_time")
 
 
 class Reading(NamedTuple):
-    """How partitions are read: the same for all of one query."""
+    """How the partitions of a query are read."""
 
     schema: StructType
-    """The columns, in their order."""
+    """The columns to return, in order."""
     pushed: Pushed
     skip_damage: bool
     metrics: str | None
     kind: str | None = None
-    """The message type, if only messages of one are wanted."""
+    """The character of the wanted message type; None for all."""
     records: Schema | None = None
-    """What defines it."""
+    """The schema that defines it."""
     fields: tuple[RecordField, ...] = ()
     names: tuple[str, ...] = ()
-    """What the columns of `schema` are called here; none: as there."""
+    """Our names of the columns of `schema`; empty if they are the same."""
 
     def batches(self, partition: Partition) -> Iterator[pyarrow.RecordBatch]:
-        """The messages of a partition, in the order of its slice.
+        """Yield the messages of a partition in the order of its slice.
 
-        Raises JournalError naming file and offset of what is damaged, unless that is skipped.
+        Raises JournalError with file and offset of damage, unless that is skipped.
         """
         return _Partition(self, partition).batches()
 
 
 class _Partition:
-    """One partition that is being read, and the count of what was read."""
+    """A partition that is being read, with its counts."""
 
     def __init__(self, reading: Reading, partition: Partition) -> None:
         self._reading, self._partition = reading, partition
@@ -69,6 +69,7 @@ class _Partition:
         self._columns = set(self._names)
         self._constants = _Constants(partition)
         self._conditions = reading.pushed.conditions()
+        self._rule = CompiledSymbolRule.of(partition.symbol_rule)
         schema, kind = reading.records, reading.kind
         self._dtype = None if schema is None or kind is None else schema.dtype(kind)
         character = -1 if schema is None or kind is None else ord(schema.character(kind))
@@ -79,40 +80,35 @@ class _Partition:
 
     def batches(self) -> Iterator[pyarrow.RecordBatch]:
         partition = self._partition
-        day = Path(partition.day)
+        spans = open_spans(Path(partition.day), partition.slice_id, partition.spans)
         try:
-            for records in read_records(
-                day,
-                partition.slice_id,
-                partition.key_bytes,
-                partition.spans,
-                self._reading.pushed.records,
-                self._tell,
-            ):
-                self._blocks += len(records.heads)
-                self._bytes += int(records.heads["stored_bytes"].sum(dtype=numpy.int64))
-                yield from self._batches_of(records)
+            for run in read_spans([spans], self._reading.pushed.records, partition.key_bytes, self._tell):
+                self._blocks += len(run.heads)
+                self._bytes += int(run.heads["stored_bytes"].sum(dtype=numpy.int64))
+                yield from self._batches_of(run)
         finally:
             self._report()
 
-    def _batches_of(self, records: Records) -> Iterator[pyarrow.RecordBatch]:
+    def _batches_of(self, run: RecordRun) -> Iterator[pyarrow.RecordBatch]:
         record = row = 0
-        places = records.addresses, records.bodies
-        while record < len(records.heads):
+        places = run.addresses, run.bodies
+        while record < len(run.heads):
             rows = numpy.empty(BATCH_ROWS, numpy.int32), numpy.empty(BATCH_ROWS, numpy.int32)
-            chosen = choose(*places, record, row, self._wanted, self._conditions, BATCH_ROWS, BATCH_BYTES, *rows)
+            wanted = self._wanted, self._conditions, self._rule
+            chosen = choose(*places, record, row, *wanted, BATCH_ROWS, BATCH_BYTES, *rows)
             if chosen.wrong:
-                self._tell_wrong(records, chosen)
+                self._tell_wrong(run, chosen)
             if chosen.count:
                 self._rows += chosen.count
-                yield self._batch(records, rows, chosen)
+                yield self._batch(run, rows, chosen)
             record, row = chosen.record, chosen.row
 
     def _batch(
-        self, records: Records, rows: tuple[NDArray[numpy.int32], NDArray[numpy.int32]], chosen: Chosen
+        self, run: RecordRun, rows: tuple[NDArray[numpy.int32], NDArray[numpy.int32]], chosen: Chosen
     ) -> pyarrow.RecordBatch:
         draft = _Draft(self._columns, chosen, self._dtype)
-        fill(records.addresses, records.bodies, *rows, chosen.count, draft.target(), self._wanted.width)
+        target = draft.target()
+        fill(run.addresses, run.bodies, *rows, chosen.count, target, self._rule, self._wanted.width)
         arrays = {**self._constants.arrays(chosen.count), **draft.arrays()}
         if self._dtype is not None:
             table = draft.payload.view(self._dtype)
@@ -126,11 +122,9 @@ class _Partition:
         self._lost += damage.messages
         _log.warning("%s", damage)
 
-    def _tell_wrong(self, records: Records, chosen: Chosen) -> None:
-        place = int(records.places[chosen.wrong_record])
-        size = record_bytes(int(records.heads["stored_bytes"][chosen.wrong_record]))
+    def _tell_wrong(self, run: RecordRun, chosen: Chosen) -> None:
         what = f"a message of type {self._reading.kind!r} had {chosen.wrong_bytes} bytes, expected {self._wanted.width}"
-        self._tell(Damage(records.path, place, size, what, chosen.wrong))
+        self._tell(run.damage(chosen.wrong_record, what, chosen.wrong))
 
     def _report(self) -> None:
         if self._damaged:
@@ -151,7 +145,7 @@ class _Partition:
 
 
 class _Constants:
-    """Columns that are the same in all of a partition: made once, and cut to size."""
+    """Columns with one value in all of a partition: made once, and sliced."""
 
     def __init__(self, partition: Partition) -> None:
         self._make: dict[str, Callable[[int], pyarrow.Array]] = {
@@ -168,13 +162,13 @@ class _Constants:
 
 
 class _Draft:
-    """The columns of one batch, for `fill`."""
+    """The buffers of one batch, which `fill` writes."""
 
     def __init__(self, columns: set[str], chosen: Chosen, dtype: numpy.dtype[Any] | None) -> None:
         count = chosen.count
         self._count = count
         self._numbers = {name: numpy.empty(count, numpy.int64) for name in (*_NUMBERS, *_TIMES) if name in columns}
-        self._valid = {name: numpy.zeros((count + 7) // 8, numpy.uint8) for name in ("event_time", "type")}
+        self._valid = {name: numpy.zeros((count + 7) // 8, numpy.uint8) for name in ("event_time", "type", PAYLOAD)}
         sizes = {"topic": chosen.topic_bytes, "symbol": chosen.symbol_bytes, "type": chosen.type_bytes}
         if dtype is None:
             sizes[PAYLOAD] = chosen.payload_bytes
@@ -214,6 +208,7 @@ class _Draft:
             type_valid=self._valid["type"].ctypes.data,
             payload=self.payload.ctypes.data if len(self.payload) else data(PAYLOAD),
             payload_offsets=offsets(PAYLOAD),
+            payload_valid=self._valid[PAYLOAD].ctypes.data,
         )
 
     def arrays(self) -> dict[str, pyarrow.Array]:

@@ -1,4 +1,4 @@
-"""A Spark session that is set up for recordings."""
+"""Make a Spark session that is set up for recordings."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from blackbox.errors import ConfigError
-from blackbox.spark.connector import install
+from blackbox.spark.jar import install
 from blackbox.spark.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
-"""Off by default in Spark; without it the data source reads everything and Spark filters afterwards."""
+"""Spark's setting for filters of Python sources, off by default: without it everything is read, then filtered."""
 _EVERYWHERE: Final = {
     PUSHDOWN: "true",
     # A task of a Python source costs 9 ms instead of 25.
@@ -25,7 +25,7 @@ _EVERYWHERE: Final = {
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
     "spark.executor.extraJavaOptions": "-XX:+UseParallelGC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Else a result that has times in it depends on the machine.
+    # Otherwise times in results would depend on the machine.
     "spark.sql.session.timeZone": "UTC",
 }
 _IN_SESSION: Final = {key: value for key, value in _EVERYWHERE.items() if key.startswith("spark.sql.")}
@@ -37,21 +37,20 @@ _MOST_MEMORY: Final = 8 << 30
 def session(
     master: str | None = None, name: str = "blackbox", conf: Mapping[str, object] | None = None
 ) -> SparkSession:
-    """The Spark session of this process; a new one, set up for recordings, if there is none.
+    """Return the Spark session of this process, or make one that is set up for recordings.
 
-    It has the connector in Java, or warns why recordings are read by the engine in Python (`blackbox.spark.connector`).
-    Of one that is there, beside that, only the filter pushdown is switched on, and `conf` is set. A new one runs on a
-    valid Java of this machine, else on the one from PyPI (`blackbox.spark.java`). For it `JAVA_HOME`, `PYSPARK_PYTHON`
-    and, on a local master, `SPARK_LOCAL_IP` are set in the environment of this process where they are not.
+    It gets the connector in Java (`blackbox.spark.jar`); if that fails, a warning says why recordings are read by the
+    Python engine. A session that exists is changed no further, except that filter pushdown is switched on and `conf` is
+    set. A new one runs on a fitting Java of this machine, else on the one from PyPI (`blackbox.spark.java`), and sets
+    `JAVA_HOME`, `PYSPARK_PYTHON` and, on a local master, `SPARK_LOCAL_IP` in the environment where they are missing.
 
     Args:
-        master: what runs it, such as `local[4]`, `spark://host:7077`, or `sc://host:15002` for a Spark Connect server,
-            of which only what can be set in a session is set. Not given: what `spark-submit` was told, or the
-            environment by `SPARK_REMOTE`, else all cores of this machine.
-        name: of the application.
-        conf: more of Spark's settings, which go before ours.
+        master: such as `local[4]`, `spark://host:7077`, or `sc://host:15002` for a Spark Connect server, of which only
+            session settings are set. By default that of `spark-submit` or of `SPARK_REMOTE`, else all local cores.
+        name: the application's name.
+        conf: more settings of Spark, which override ours.
 
-    Raises ConfigError when there is no Java for it, or `conf` has what a session that is there cannot change;
+    Raises ConfigError when there is no Java, or when `conf` has a setting that an existing session cannot change;
     ImportError when pyspark is not installed (extra `spark`).
     """
     try:
@@ -82,7 +81,7 @@ def session(
 
 
 def remote_of(master: str | None) -> str | None:
-    """The Spark Connect server that `session` asks for with this `master`; None: it does without one."""
+    """Return the Spark Connect server that `session` would use for this `master`, or None."""
     told = master if master is not None else os.environ.get("SPARK_REMOTE", "")
     return told if told.startswith(_REMOTE) else None
 
@@ -103,7 +102,7 @@ def _with(there: SparkSession, settings: Mapping[str, str]) -> SparkSession:
 
 
 def _with_connector(there: SparkSession) -> SparkSession:
-    """A session that gets the connector; when it cannot have it, a warning says why."""
+    """Add the connector to a session, or warn why it cannot be added."""
     try:
         install(there)
     except ConfigError as error:
@@ -112,7 +111,7 @@ def _with_connector(there: SparkSession) -> SparkSession:
 
 
 def _local(master: str) -> dict[str, str]:
-    """Settings for one machine: nothing listens to the network, and a shuffle is not cut into 200 parts."""
+    """Return settings for one machine: listen on loopback only, and shuffle into few partitions, not 200."""
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     threads = master.partition("[")[2].partition("]")[0].partition(",")[0]
     cores = int(threads) if threads.isdigit() else len(os.sched_getaffinity(0))

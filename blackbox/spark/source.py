@@ -1,6 +1,6 @@
-"""The engine in Python of the data source `blackbox`, which Spark finds through the module `pyspark_blackbox`.
+"""The Python engine of the data source `blackbox`, which Spark finds through the module `pyspark_blackbox`.
 
-Where the connector's jar is on the classpath, Spark finds that first; it hands streams over to this one.
+Where the connector's jar is on the classpath, Spark finds that first. The connector passes streams on to this engine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-# Whatever reads any Python data source imports this module: what is heavy is imported where it is used.
+# Spark imports this module for every Python data source, so heavy imports are made where they are used.
 if TYPE_CHECKING:
     import pyarrow
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 OF_ONE_SCAN: Final = "__scan"
-"""An option of the connector's: what it makes serves one scan alone."""
+"""An option that the connector sets when a source serves a single scan."""
 
 
 class DefaultSource(DataSource):
-    """Recorded days as a table; see `docs/spark.md` for columns and options."""
+    """Recorded days as a table. See docs/spark.md for columns and options."""
 
     @classmethod
     def name(cls) -> str:
-        """What is given to `format`."""
+        """Return the name for `format`."""
         return "blackbox"
 
     def schema(self) -> StructType:
-        """All columns that these options have."""
+        """Return all columns of a load with these options."""
         from blackbox.spark.columns import table_schema
 
         options, days = self._found()
@@ -41,12 +41,12 @@ class DefaultSource(DataSource):
         return table_schema(list(fields) if options.records is not None else None)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of these columns."""
+        """Return a reader of these columns."""
         options, days = self._found()
         return Reader(options, days, self._reading(options, days, schema), OF_ONE_SCAN in self.options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """A reader of these columns that follows a recording."""
+        """Return a reader of these columns that follows a growing recording."""
         from blackbox.spark.stream import StreamReader
 
         options, days = self._found()
@@ -60,7 +60,7 @@ class DefaultSource(DataSource):
         return options, days_of(options.paths)
 
     def _reading(self, options: Options, days: list[Path], asked: StructType | None) -> Reading:
-        """How to read; raises ConfigError unless the columns asked for can be read of all these days."""
+        """Return how to read. Raises ConfigError unless all these days have the columns asked for."""
         from blackbox.spark.columns import columns_of, record_fields, table_schema
         from blackbox.spark.days import schema_of_days
         from blackbox.spark.filters import Pushed
@@ -78,10 +78,10 @@ class DefaultSource(DataSource):
 
 
 class _Pushing:
-    """`Reader.pushFilters` when it is called; the method of the base class to one that looks whether there is another.
+    """A `Reader.pushFilters` that does not look overridden.
 
-    Spark raises when a reader has a `pushFilters` of its own and pushdown is switched off, as it is by default in a
-    session that others made. Here it makes no difference but in speed.
+    Spark raises an error when a reader overrides `pushFilters` and pushdown is off, as it is by default in sessions of
+    others. For us pushdown only makes a query faster, so this passes for the method of the base class.
     """
 
     def __init__(self, take: Callable[[list[Filter]], Iterable[Filter]]) -> None:
@@ -93,17 +93,17 @@ class _Pushing:
 
 
 class Reader(DataSourceReader):
-    """Plans what a query reads, and reads it."""
+    """Plan the partitions of a query, and read them."""
 
     def __init__(self, options: Options, days: list[Path], reading: Reading, of_one_scan: bool = False) -> None:
         self._options, self._days, self._reading, self._of_one_scan = options, days, reading, of_one_scan
 
     @property
     def pushFilters(self) -> Any:  # noqa: N802
-        """Take filters in; all of them are returned, so that Spark checks every row again.
+        """Take filters, and return all of them, so that Spark filters every row again.
 
-        They are made use of only by a reader of one scan. Spark plans a table in Python once, with the filters of its
-        first query, and gives that plan to all later queries of the same frame or view: they would lack rows.
+        Only a reader of one scan uses them. Spark plans a Python table once, with the filters of its first query, and
+        reuses that plan for every later query of the same frame or view, which would then lack rows.
         """
         return _Pushing(self._push)
 
@@ -115,7 +115,7 @@ class Reader(DataSourceReader):
         return filters
 
     def partitions(self) -> list[InputPartition]:
-        """Parts of the days that may hold what the filters let through."""
+        """Return the partitions that may hold wanted messages."""
         from blackbox.spark.metrics import write_metrics
         from blackbox.spark.plan import plan
 
@@ -133,8 +133,8 @@ class Reader(DataSourceReader):
         return list(planned.partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        """The messages of one partition."""
+        """Yield the messages of a partition."""
         from blackbox.spark.plan import Partition
 
-        # Spark makes one partition of nothing where there is none.
+        # For an empty plan Spark makes a partition of its own.
         return self._reading.batches(partition) if isinstance(partition, Partition) else iter(())

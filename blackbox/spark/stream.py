@@ -1,6 +1,6 @@
-"""Follow a recording that grows: what each batch of a stream has, to the byte, so that a restart goes on just there.
+"""Follow a growing recording. Offsets are exact to the byte, so a restart goes on where the last batch ended.
 
-An offset tells, for each day and slice, up to where it was read; days up to `done` were read whole:
+An offset holds for each day and slice how far it was read. Days up to `done` were read to their end:
 
     {"done": "2026-11-19", "days": {"2026-11-20": {"0": "3:1048640", "1": "2:96064"}}}
 
@@ -19,29 +19,29 @@ from numpy.typing import NDArray
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
+from blackbox.archive.day import MANIFEST, recorded_days, segment_path
+from blackbox.archive.recording import Recording
+from blackbox.archive.segment import Segment
 from blackbox.errors import ConfigError, JournalError
-from blackbox.journal.day import MANIFEST, recorded_days, segment_path
-from blackbox.journal.segment import Segment
-from blackbox.recording import Recording
 from blackbox.spark.days import local_path
 from blackbox.spark.options import Options
-from blackbox.spark.plan import Partition, Piece, cut, damage_of, partition_of
+from blackbox.spark.plan import Partition, Piece, cut, damage_of
 from blackbox.spark.read import Reading
 
 _NEWEST: Final = 2
-"""Days of a feed that may still grow."""
+"""The newest days of a feed, which may still grow."""
 _ALL: Final = (1 << 62, 0)
 
 
 class Place(NamedTuple):
-    """How far a slice was read. Of two, the larger is further on."""
+    """How far a slice was read. The greater of two places is further on."""
 
     segment: int
     offset: int
 
     @classmethod
     def parse(cls, text: str) -> Place:
-        """From its text in an offset."""
+        """Return the place that an offset's text names."""
         segment, _, offset = text.partition(":")
         return cls(int(segment), int(offset))
 
@@ -52,11 +52,11 @@ class Place(NamedTuple):
 _BEGIN: Final = Place(0, 0)
 _END: Final = Place(*_ALL)
 Day = dict[int, Place]
-"""By slice."""
+"""Places by slice."""
 
 
 class Progress:
-    """How far a stream is. Attributes: `done`, the name of the last day that was read whole; `days`, those since."""
+    """How far a stream has read. Attributes: `done`, name of the last day read to its end; `days`, places since."""
 
     def __init__(self, offset: dict[str, Any] | None = None) -> None:
         told = offset or {"done": "", "days": {}}
@@ -67,7 +67,7 @@ class Progress:
         }
 
     def offset(self) -> dict[str, Any]:
-        """For Spark: equal ones have the same text."""
+        """Return the offset for Spark. Equal progress makes equal text."""
         days = {
             name: {str(slice_id): str(place) for slice_id, place in sorted(places.items())}
             for name, places in sorted(self.days.items())
@@ -75,24 +75,24 @@ class Progress:
         return {"done": self.done, "days": days}
 
     def place(self, day: str, slice_id: int) -> Place:
-        """How far a slice was read."""
+        """Return how far a slice was read."""
         return _END if day <= self.done else self.days.get(day, {}).get(slice_id, _BEGIN)
 
     def move(self, day: str, slice_id: int, place: Place) -> None:
-        """Note that a slice was read up to there."""
+        """Note that a slice was read up to a place."""
         self.days.setdefault(day, {})[slice_id] = place
 
     def finish(self, day: str) -> None:
-        """Note that a day, and those before it, were read whole."""
+        """Note that a day and all before it were read to their end."""
         self.done = day
         self.days = {name: places for name, places in self.days.items() if name > day}
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans the batches of a stream, and reads their partitions."""
+    """Plan the batches of a stream, and read their partitions."""
 
     def __init__(self, options: Options, reading: Reading) -> None:
-        """Follow the day or feed of these options. Raises ConfigError when they name anything else."""
+        """Follow the day or feed that the options name. Raises ConfigError when they name anything else."""
         if len(options.paths) != 1:
             raise ConfigError(f"a stream had {len(options.paths)} paths, expected one day or feed")
         self._path = local_path(options.paths[0])
@@ -103,27 +103,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until: Progress | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a stream without a checkpoint begins."""
+        """Return where a stream without a checkpoint begins."""
         latest = self._options.starting == "latest"
         return self._latest().offset() if latest else Progress().offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The option `maxBytesPerTrigger`."""
+        """Return the limit that option `maxBytesPerTrigger` sets."""
         most = self._options.max_bytes
         return ReadAllAvailable() if most is None else ReadMaxBytes(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Go on to what is there now, and no further."""
+        """Stop at the present end of the recording."""
         self._until = self._latest()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """How far the next batch goes: to the end, or as far as its bytes last, by `ts_out` over all slices."""
+        """Return the end of the next batch: all there is, or the earliest by `ts_out` as far as its bytes last."""
         progress = Progress(start)
         self._advance(progress, limit.max_bytes if isinstance(limit, ReadMaxBytes) else None)
         return progress.offset()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """What was recorded between two offsets."""
+        """Return the partitions between two offsets."""
         before, after = Progress(start), Progress(end)
         days = {day.name: day for day in self._days()}
         for name, places in after.days.items():
@@ -145,17 +145,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             there = segments.get(slice_id, [])
             _check(recording, slice_id, there, last)
             for spans in cut(_between(there, first, last).piece, self._options.partition_bytes):
-                yield partition_of(recording, slice_id, spans)
+                yield Partition(recording, slice_id, spans)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        """The messages of one partition."""
+        """Yield the messages of a partition."""
         return self._reading.batches(partition) if isinstance(partition, Partition) else iter(())
 
     def _days(self) -> list[Path]:
         return [self._path] if (self._path / MANIFEST).is_file() else recorded_days(self._path)
 
     def _recording(self, day: Path) -> Recording:
-        """A day as it is now."""
+        """Return a day, refreshed."""
         recording = self._recordings.get(day)
         if recording is None:
             recording = self._recordings[day] = Recording.open(day)
@@ -198,15 +198,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _Part(NamedTuple):
-    """Index entries of one slice."""
+    """Index entries of one slice between two places."""
 
     piece: Piece
     latest: NDArray[numpy.int64]
-    """int64[n]: the largest `ts_out` of the slice up to each."""
+    """int64[n]: the largest `ts_out` up to each entry."""
 
 
 def _between(segments: list[Segment], first: Place, last: Place) -> _Part:
-    """What stands between two places of a slice."""
+    """Return the index entries between two places of a slice."""
     numbers, starts, stops, latest = [_NONE], [_NONE], [_NONE], [_NONE]
     for segment in segments:
         if not first.segment <= segment.number <= last.segment or not len(segment.entries):
@@ -228,7 +228,7 @@ _NONE: Final = numpy.empty(0, numpy.int64)
 
 
 def _shares(parts: list[tuple[int, _Part]], most_bytes: int, at_least_one: bool) -> list[int]:
-    """How many entries of each slice come first, by `ts_out`, and have at most so many bytes together."""
+    """Return how many entries of each slice fit into `most_bytes` together, the earliest by `ts_out` first."""
     owner = numpy.repeat(numpy.arange(len(parts)), [len(part.latest) for _, part in parts])
     latest = numpy.concatenate([part.latest for _, part in parts])
     sizes = numpy.concatenate([part.piece.stop - part.piece.start for _, part in parts])
@@ -241,7 +241,7 @@ def _shares(parts: list[tuple[int, _Part]], most_bytes: int, at_least_one: bool)
 
 
 def _check(recording: Recording, slice_id: int, segments: list[Segment], last: Place) -> None:
-    """Raise JournalError when what was there is gone."""
+    """Raise JournalError when a slice ends before a place up to which it was read."""
     if last in (_BEGIN, _END):
         return
     for segment in segments:

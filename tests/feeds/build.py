@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 
-from blackbox.source import Chunk, Source
+from blackbox.feed.source import Chunk, Source
 
 Message = tuple[bytes, int, bytes]
 """Topic, ts_event, payload."""

@@ -16,22 +16,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import blackbox_feeds.binance.source
+import blackbox_feeds.dbn.source
+import blackbox_feeds.iex.source
+import blackbox_feeds.itch50.source
+import blackbox_feeds.tape.files
 import databento_dbn
 import numpy
+from blackbox_feeds.binance import Binance
+from blackbox_feeds.dbn import Dbn
+from blackbox_feeds.dbn.records import LENGTHS
+from blackbox_feeds.iex import Iex
+from blackbox_feeds.io.window import FileWindow
+from blackbox_feeds.itch50 import Itch50
+from blackbox_feeds.tape import Tape
 
-import feeds.binance
-import feeds.dbn
-import feeds.iex
-import feeds.itch50
-import feeds.tape_files
 from blackbox.errors import SourceError
-from feeds.binance import Binance
-from feeds.dbn import Dbn
-from feeds.dbn_records import LENGTHS
-from feeds.iex import Iex
-from feeds.itch50 import Itch50
-from feeds.tape import Tape
-from feeds.window import FileWindow
 from tests.feeds.build import (
     IEX_LENGTHS,
     ITCH_LENGTHS,
@@ -96,7 +96,13 @@ def damaged(content: bytes) -> Iterator[bytes]:
 
 
 def main() -> None:
-    for module in (feeds.binance, feeds.dbn, feeds.iex, feeds.itch50, feeds.tape_files):
+    for module in (
+        blackbox_feeds.binance.source,
+        blackbox_feeds.dbn.source,
+        blackbox_feeds.iex.source,
+        blackbox_feeds.itch50.source,
+        blackbox_feeds.tape.files,
+    ):
         module.open_window = GuardedWindow  # type: ignore[attr-defined]
     messages = [itch(kind, locate=k) for k, kind in enumerate(ITCH_LENGTHS)]
     molds = [ethernet(mold(1 + k, messages[k : k + 4])) for k in range(0, len(messages), 4)]

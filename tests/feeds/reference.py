@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 
-from feeds.dates import midnight_ns, trading_day
+from blackbox_feeds.io.dates import midnight_ns, trading_day
+
 from tests.feeds.build import ITCH_LENGTHS, ITCH_STOCK_AT, Message
 
 

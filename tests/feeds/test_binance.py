@@ -10,17 +10,18 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import blackbox_feeds.binance.frames
+import blackbox_feeds.io.columns
+import blackbox_feeds.io.open_window
 import numpy
 import pytest
+from blackbox_feeds.binance import SCHEMA, Binance, export_binance, split
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import feeds.binance_frames
-import feeds.window
+from blackbox.archive.export.source_file import export
+from blackbox.archive.export.time_order import Messages
 from blackbox.errors import ConfigError, SourceError
-from blackbox.export import export
-from blackbox.journal.by_time import Messages
-from feeds.binance import SCHEMA, Binance, export_binance, split
 from tests.feeds.build import Message, messages_of
 from tests.recorded import recorded
 
@@ -173,7 +174,7 @@ def test_topic_template(tmp_path: Path) -> None:
 
 
 def test_more_streams_than_can_be_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds.binance_frames, "MAX_KEYS", 16)
+    monkeypatch.setattr(blackbox_feeds.binance.frames, "MAX_KEYS", 16)
     streams = [b'{"stream":"s%d@trade"}' % number for number in range(17)]
     assert len(read(tmp_path, lines_of(*streams[:16]))[0]) == 16
     with pytest.raises(SourceError, match="the input has more than 16 distinct streams: it is corrupt"):
@@ -185,9 +186,11 @@ def test_lines_at_the_edge_of_a_window(tmp_path: Path, window_bytes: int, monkey
     text = lines_of(TRADE, b'{"e":"x"}', TRADE).replace(b"\n", b"\r\n")
     expected, _ = read(tmp_path, text)
     assert len(expected) == 3
-    open_window = feeds.window.open_window
-    monkeypatch.setattr("feeds.binance.open_window", lambda path, expected: open_window(path, window_bytes))
-    monkeypatch.setattr(feeds.binance_frames, "CHUNK_MESSAGES", 2)
+    open_window = blackbox_feeds.io.open_window.open_window
+    monkeypatch.setattr(
+        "blackbox_feeds.binance.source.open_window", lambda path, expected: open_window(path, window_bytes)
+    )
+    monkeypatch.setattr(blackbox_feeds.io.columns, "CHUNK_MESSAGES", 2)
     path = tmp_path / "frames.gz"
     path.write_bytes(gzip.compress(text))
     source = Binance(path)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import UTC, date, datetime
 
 import pytest
+from blackbox_feeds.io.dates import midnight_ns, trading_day
 
 from blackbox.errors import ConfigError
-from feeds.dates import midnight_ns, trading_day
 
 
 @pytest.mark.parametrize(

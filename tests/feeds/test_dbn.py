@@ -15,21 +15,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import blackbox_feeds.io.columns
+import blackbox_feeds.io.open_window
 import databento_dbn
 import numpy
 import pyarrow
 import pytest
 import zstandard
+from blackbox_feeds.dbn import PRICE_SCALE, SCHEMA, SCHEMA_TS_OUT, Dbn, export_dbn
+from blackbox_feeds.dbn.records import LENGTHS, NAMES, TYPED
 
-import feeds.dbn_scan
-import feeds.topics
-import feeds.window
 from blackbox import Recording
+from blackbox.archive.export.source_file import export
+from blackbox.archive.export.time_order import Messages
 from blackbox.errors import ConfigError, JournalError, SourceError
-from blackbox.export import export
-from blackbox.journal.by_time import Messages
-from feeds.dbn import PRICE_SCALE, SCHEMA, SCHEMA_TS_OUT, Dbn, export_dbn
-from feeds.dbn_records import LENGTHS, NAMES, TYPED
 from tests.feeds.build import messages_of
 from tests.recorded import recorded
 
@@ -265,8 +264,7 @@ def test_send_times_at_the_end_of_records(tmp_path: Path) -> None:
 
 
 def test_more_topics_than_the_first_table_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds.topics, "_FIRST_CAPACITY", 16)
-    monkeypatch.setattr(feeds.dbn_scan, "CHUNK_MESSAGES", 50)
+    monkeypatch.setattr(blackbox_feeds.io.columns, "CHUNK_MESSAGES", 50)
     records = [record(instrument=1 + number % 400) for number in range(1_000)]
     source = source_of(tmp_path / "a.dbn", metadata_of() + b"".join(records))
     found = messages_of(source)
@@ -278,8 +276,8 @@ def test_more_topics_than_the_first_table_holds(tmp_path: Path, monkeypatch: pyt
 def test_records_at_the_edge_of_a_window(tmp_path: Path, window_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     records = [record(rtype) for rtype in (0xA0, 0x0A, 0x00, 0x01)]
     stream = metadata_of() + b"".join(records)
-    open_window = feeds.window.open_window
-    monkeypatch.setattr("feeds.dbn.open_window", lambda path, expected: open_window(path, window_bytes))
+    open_window = blackbox_feeds.io.open_window.open_window
+    monkeypatch.setattr("blackbox_feeds.dbn.source.open_window", lambda path, expected: open_window(path, window_bytes))
     source = source_of(tmp_path / "a.dbn.gz", gzip.compress(stream))
     assert b"".join(payload for *_, payload in messages_of(source)) == stream
     assert source.truncated is None
@@ -475,8 +473,8 @@ def test_without_databentos_library_it_says_what_to_install(shared_data: Path) -
     path = shared_data / "dbn/futures_trades_2024-07-01T23-58.dbn.zst"
     script = (
         "import sys; sys.modules['databento_dbn'] = None\n"
-        "from blackbox.schema import load_schema\n"
-        "from blackbox.source import open_source\n"
+        "from blackbox.feed.schema import load_schema\n"
+        "from blackbox.feed.source import open_source\n"
         "assert load_schema('dbn').dtype('mbo').itemsize == 56\n"
         f"next(open_source('dbn:{path}').chunks())\n"
     )

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from blackbox_feeds.io.open_window import open_window
 
 from blackbox import Feed
-from feeds.window import open_window
-from tests.test_cli import Command, invoke, write_feed
+from tests.cli.commands import Command, invoke, write_feed
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 

@@ -9,17 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import blackbox_feeds.io.columns
 import numpy
 import pyarrow
 import pytest
+from blackbox_feeds.iex import DEEP10, PRICE_SCALE, TOPS16, Iex
+from blackbox_feeds.io.statistics import InputStatistics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import feeds.iex_decoder
-import feeds.topics
 from blackbox.errors import ConfigError
-from feeds.iex import DEEP10, PRICE_SCALE, TOPS16, Iex
-from feeds.statistics import InputStatistics
 from tests.feeds.build import (
     DEEP,
     IEX_LENGTHS,
@@ -240,10 +239,9 @@ def test_chunks_of_any_size_and_more_topics_than_the_first_table_holds(
     source = source_of(tmp_path / "capture", datagrams)
     expected = iex_expected(messages)
     assert messages_of(source) == expected
-    monkeypatch.setattr(feeds.topics, "_FIRST_CAPACITY", 16)
     assert messages_of(source) == expected
     monkeypatch.undo()
-    monkeypatch.setattr(feeds.iex_decoder, "CHUNK_MESSAGES", 50)
+    monkeypatch.setattr(blackbox_feeds.io.columns, "CHUNK_MESSAGES", 50)
     assert messages_of(source) == expected
     assert [len(chunk.starts) for chunk in source.chunks()] == [40] * 100
 

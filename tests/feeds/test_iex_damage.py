@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blackbox_feeds.iex import DEEP10, Iex
 
 from blackbox.errors import SourceError
-from feeds.iex import DEEP10, Iex
 from tests.feeds.build import ethernet, iex, iex_expected, iex_tp, messages_of, pcap, pcapng
 
 DEEP_MESSAGES = [iex(kind, ns=k, symbol=f"S{k % 3}") for k, kind in enumerate(DEEP10.records)]

@@ -8,16 +8,16 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import blackbox_feeds.io.columns
+import blackbox_feeds.io.open_window
+import blackbox_feeds.io.topics
 import numpy
 import pytest
+from blackbox_feeds.itch50 import SCHEMA, Itch50
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import feeds.itch50_decoder
-import feeds.topics
-import feeds.window
 from blackbox.errors import ConfigError, SourceError
-from feeds.itch50 import SCHEMA, Itch50
 from tests.feeds.build import ITCH_LENGTHS, framed, itch, messages_of
 from tests.feeds.reference import decode_itch
 
@@ -106,8 +106,8 @@ def test_gzip_windows_of_any_size_give_the_same(
     expected = messages_of(Itch50(small_file))
     packed = tmp_path / "20191230.gz"
     packed.write_bytes(gzip.compress(small_file.read_bytes()))
-    small = partial(feeds.window.open_window, window_bytes=window_bytes)
-    monkeypatch.setattr("feeds.itch50.open_window", small)
+    small = partial(blackbox_feeds.io.open_window.open_window, window_bytes=window_bytes)
+    monkeypatch.setattr("blackbox_feeds.itch50.source.open_window", small)
     source = Itch50(packed)
     assert messages_of(source) == expected
     assert source.truncated is None
@@ -115,7 +115,7 @@ def test_gzip_windows_of_any_size_give_the_same(
 
 def test_chunks_stay_valid_and_topics_only_grow(small_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = messages_of(Itch50(small_file))
-    monkeypatch.setattr(feeds.itch50_decoder, "CHUNK_MESSAGES", 4)
+    monkeypatch.setattr(blackbox_feeds.io.columns, "CHUNK_MESSAGES", 4)
     chunks = list(Itch50(small_file).chunks())
     assert [len(chunk.starts) for chunk in chunks] == [4, 4, 4, 4, 4, 3]
     for earlier, later in pairwise(chunks):
@@ -180,7 +180,7 @@ def test_symbols_that_differ_in_padding_are_one_topic(tmp_path: Path, monkeypatc
     path.write_bytes(framed([itch("D", 4), *messages, *messages, itch("D", 1)]))
     expected = [b"#4.D", *[b"IBM.A", b"IBM.A", b"F.A", b"IBM.A", b"F.A", b"#4.A"] * 2, b"IBM.D"]
     for size in (100, 3, 1):
-        monkeypatch.setattr(feeds.itch50_decoder, "CHUNK_MESSAGES", size)
+        monkeypatch.setattr(blackbox_feeds.io.columns, "CHUNK_MESSAGES", size)
         chunks = list(Itch50(path, DAY).chunks())
         found = [chunk.topics[k] for chunk in chunks for k in chunk.topic_index]
         assert found == expected
@@ -197,7 +197,6 @@ def test_more_topics_than_the_first_table_holds(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "day.itch"
     count = 5_000
     path.write_bytes(framed(itch("R", locate, stock=f"S{locate}") for locate in range(count)))
-    monkeypatch.setattr(feeds.topics, "_FIRST_CAPACITY", 16)
     (*_, chunk) = Itch50(path, DAY).chunks()
     assert chunk.topics == tuple(b"S%d.R" % locate for locate in range(count))
 
@@ -205,8 +204,7 @@ def test_more_topics_than_the_first_table_holds(tmp_path: Path, monkeypatch: pyt
 def test_more_topics_than_there_can_be_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "day.itch"
     path.write_bytes(framed(itch("R", stock=f"S{k}") for k in range(100)))
-    monkeypatch.setattr(feeds.topics, "_FIRST_CAPACITY", 16)
-    monkeypatch.setattr(feeds.topics, "MAX_TOPICS", 64)
+    monkeypatch.setattr(blackbox_feeds.io.topics, "MAX_TOPICS", 64)
     with pytest.raises(SourceError, match="the input has more than 64 distinct topics by template"):
         messages_of(Itch50(path, DAY))
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy
 import pytest
+from blackbox_feeds.itch50 import Itch50
+from blackbox_feeds.itch50.book import BOOK, Itch50Book, apply_message
+from blackbox_feeds.synthetic import Synthetic
 
 from blackbox import Feed, Publisher, Subscriber
-from blackbox.book import BOOK_GROUP, BUY, SELL, Level, levels, new_book
-from blackbox.schema import load_registered
-from feeds.itch50 import Itch50
-from feeds.itch50_book import BOOK, Itch50Book, apply_message
-from feeds.synthetic import Synthetic
+from blackbox.book.book import BOOK_GROUP, BUY, SELL, Level, levels, new_book
+from blackbox.feed.schema import load_registered
 from tests.feeds.build import itch, messages_of
 
 Slow = dict[int, tuple[bytes, int, int]]

@@ -7,10 +7,10 @@ import random
 from functools import partial
 from pathlib import Path
 
+import blackbox_feeds.io.open_window
 import pytest
+from blackbox_feeds.itch50 import Itch50
 
-import feeds.window
-from feeds.itch50 import Itch50
 from tests.feeds.build import ITCH_LENGTHS, framed, itch, messages_of
 from tests.feeds.reference import decode_itch
 
@@ -89,8 +89,8 @@ def test_a_length_of_zero_ends_a_session(tmp_path: Path) -> None:
 def test_a_length_of_zero_at_the_edge_of_a_window(
     tmp_path: Path, window_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = partial(feeds.window.open_window, window_bytes=window_bytes)
-    monkeypatch.setattr("feeds.itch50.open_window", small)
+    small = partial(blackbox_feeds.io.open_window.open_window, window_bytes=window_bytes)
+    monkeypatch.setattr("blackbox_feeds.itch50.source.open_window", small)
     path = tmp_path / "day.gz"
     for after, clean in (([], True), ([EVERY_TYPE[1]], False)):
         path.write_bytes(gzip.compress(framed([EVERY_TYPE[0], b"", *after])))

@@ -7,8 +7,8 @@ import struct
 import numpy
 import pyarrow
 import pytest
+from blackbox_feeds.itch50 import MWCB_PRICE_SCALE, PRICE_SCALE, SCHEMA, timestamps_ns
 
-from feeds.itch50 import MWCB_PRICE_SCALE, PRICE_SCALE, SCHEMA, timestamps_ns
 from tests.feeds.build import ITCH_LENGTHS, ITCH_STOCK_AT, itch
 
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import blackbox_feeds.io.columns
 import pytest
+from blackbox_feeds.io.statistics import InputStatistics
+from blackbox_feeds.itch50 import Itch50
 
-import feeds.itch50_decoder
 from blackbox.errors import ConfigError
-from feeds.itch50 import Itch50
-from feeds.statistics import InputStatistics
 from tests.feeds.build import (
     ITCH_LENGTHS,
     ethernet,
@@ -64,7 +64,7 @@ def test_messages_of_a_capture(tmp_path: Path, make: Any, packed: bool) -> None:
 
 
 def test_chunks_may_end_inside_a_datagram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds.itch50_decoder, "CHUNK_MESSAGES", 4)
+    monkeypatch.setattr(blackbox_feeds.io.columns, "CHUNK_MESSAGES", 4)
     source = source_of(tmp_path / "capture", DATAGRAMS)
     assert messages_of(source) == EXPECTED
 

@@ -10,15 +10,15 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import blackbox_feeds.io.pcap
+import blackbox_feeds.io.window
 import dpkt
 import pytest
+from blackbox_feeds.io.open_window import open_window
+from blackbox_feeds.io.pcap import Capture
+from blackbox_feeds.io.statistics import InputStatistics, snapshot
 
-import feeds.pcap
-import feeds.window
 from blackbox.errors import SourceError
-from feeds.pcap import Capture
-from feeds.statistics import InputStatistics, snapshot
-from feeds.window import open_window
 from tests.feeds.build import block, enhanced, ethernet, interface, pcap, pcapng, section
 
 Found = tuple[list[bytes], list[int], str | None, InputStatistics]
@@ -210,7 +210,7 @@ def test_datagrams_captured_only_in_part_are_counted(tmp_path: Path) -> None:
 def test_gzip_windows_and_batches_of_any_size(
     tmp_path: Path, make: Any, window_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeds.pcap, "_BATCH", 3)
+    monkeypatch.setattr(blackbox_feeds.io.pcap, "_BATCH", 3)
     data = gzip.compress(make([ethernet(payload) for payload in PAYLOADS]))
     payloads, _, stopped, _ = read_bytes(tmp_path, data, window_bytes=window_bytes)
     assert payloads == PAYLOADS

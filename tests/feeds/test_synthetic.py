@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy
 import pytest
+from blackbox_feeds.io.dates import midnight_ns
+from blackbox_feeds.itch50 import SCHEMA, Itch50
+from blackbox_feeds.synthetic import Synthetic
 
 from blackbox.errors import ConfigError, SourceError
-from feeds.dates import midnight_ns
-from feeds.itch50 import SCHEMA, Itch50
-from feeds.synthetic import Synthetic
 from tests.feeds.build import ITCH_LENGTHS, messages_of
 
 SECOND = 10**9

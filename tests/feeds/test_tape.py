@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import blackbox_feeds.tape.source
 import numpy
 import pandas
 import pyarrow
 import pytest
 import zstandard
+from blackbox_feeds.tape import PRICE_SCALE, SCHEMA, Tape
+from blackbox_feeds.tape.records import COLUMNS
 
-import feeds.tape
+from blackbox.archive.export.source_file import export
 from blackbox.errors import ConfigError, SourceError
-from blackbox.export import export
-from feeds.tape import PRICE_SCALE, SCHEMA, Tape
-from feeds.tape_records import COLUMNS
 from tests.feeds.build import Message, messages_of
 from tests.recorded import recorded
 
@@ -246,8 +246,8 @@ def test_files_merge_by_time_and_ties_by_file(tmp_path: Path, seed: int, monkeyp
     expected = merged(files)
     late = sum(time < max(times[:i], default=0) for _, _, times in files for i, time in enumerate(times))
     for least in (1, 200, 1 << 16):
-        monkeypatch.setattr(feeds.tape, "_LEAST_BYTES", least)
-        monkeypatch.setattr(feeds.tape, "_DAY_BYTES", least)
+        monkeypatch.setattr(blackbox_feeds.tape.source, "_LEAST_BYTES", least)
+        monkeypatch.setattr(blackbox_feeds.tape.source, "_DAY_BYTES", least)
         source = Tape(paths)
         assert [(topic, ts_event) for topic, ts_event, _ in messages_of(source)] == expected
         assert source.notes == ((f"rows with a time before that of an earlier row of their file: {late}",) * bool(late))
@@ -344,8 +344,9 @@ def test_rows_published_twice_do_not_run_together(tmp_path: Path) -> None:
 
 
 def test_messages_of_another_form_are_not_written(tmp_path: Path) -> None:
-    from blackbox.journal.by_time import Messages
-    from feeds.tape import export_tape
+    from blackbox_feeds.tape import export_tape
+
+    from blackbox.archive.export.time_order import Messages
 
     for payload in (b"", b"X", b"T" * 43, b"Q" * 44):
         part = Messages(numpy.frombuffer(payload, numpy.uint8), numpy.array([0, len(payload)]), numpy.zeros(1, "i8"))
@@ -398,8 +399,8 @@ def test_a_bad_row_stops_and_says_where(tmp_path: Path, bad: bytes, words: str, 
 def test_rows_and_bad_rows_at_the_edge_of_a_window(
     tmp_path: Path, window_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeds.tape, "_LEAST_BYTES", window_bytes)
-    monkeypatch.setattr(feeds.tape, "_DAY_BYTES", window_bytes)
+    monkeypatch.setattr(blackbox_feeds.tape.source, "_LEAST_BYTES", window_bytes)
+    monkeypatch.setattr(blackbox_feeds.tape.source, "_DAY_BYTES", window_bytes)
     expected: list[Message] | None = None
     for ends in (b"\n", b"\r\n"):
         path = write_zip(tmp_path / "bac_20131007_quote.zip", QUOTES.replace(b"\n", ends))

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from blackbox_feeds.io.open_window import open_window
+from blackbox_feeds.io.window import FileWindow
+from blackbox_feeds.io.zip_window import ZipWindow
 
 from blackbox.errors import SourceError
-from feeds.window import FileWindow, open_window
-from feeds.zip_window import ZipWindow
 
 
 def read_all(window: FileWindow, step: int = 10**9) -> bytes:
@@ -215,7 +216,7 @@ def test_reading_a_large_file_does_not_keep_it_in_memory(tmp_path: Path) -> None
             file.write(b"\1" * (1 << 20))
     script = f"""
 import resource
-from feeds.window import open_window
+from blackbox_feeds.io.open_window import open_window
 with open_window({str(path)!r}) as window:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     total = 0

@@ -6,11 +6,12 @@ import json
 import sys
 
 import blackbox.spark
+from blackbox.analysis import time_bars
 
 spark = blackbox.spark.session(name="bars on a cluster")
 reader = spark.read.format("blackbox").option("partitionBytes", "256k")  # more tasks than one worker takes at a time
 trades = reader.option("records", "T").load(sys.argv[1])
-bars = blackbox.spark.time_bars(trades, "1s", size="size")
+bars = time_bars(trades, "1s", size="size")
 sums = "count(*) AS bars", "sum(trades) AS trades", "sum(volume) AS volume", "max(high) AS high"
 (row,) = bars.selectExpr(*sums).collect()
 print(json.dumps({**row.asDict(), "high": str(row["high"]), "client": type(spark).__module__}), flush=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import blackbox.spark
 from blackbox import ConfigError
-from blackbox.cli.drawing import draw
+from blackbox.cli.ui.drawing import draw
 
 master, day, page = sys.argv[1:]
 warnings.simplefilter("error")

@@ -17,8 +17,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from blackbox.journal.day import described
-from blackbox.schema import Schema, load_schema
+from blackbox.archive.day import described
+from blackbox.feed.schema import Schema, load_schema
 from blackbox.spark.metrics import read_metrics
 from blackbox.spark.source import DefaultSource
 from tests.journals import Day, Put, Row, Told, feed_of
@@ -28,6 +28,24 @@ if TYPE_CHECKING:
 
 FAILURES = (PySparkException, Py4JJavaError)
 """What PySpark raises when a plan or a task fails."""
+BASE = {
+    "feed": "string",
+    "date": "date",
+    "slice": "int",
+    "topic": "string",
+    "symbol": "string",
+    "type": "string",
+    "ts_event": "bigint",
+    "ts_out": "bigint",
+    "ts_recv": "bigint",
+    "event_time": "timestamp",
+    "out_time": "timestamp",
+    "recv_time": "timestamp",
+    "epoch": "bigint",
+    "sequence": "bigint",
+    "payload": "binary",
+}
+"""Columns of every message, and their types."""
 TOLD = ["slice", "epoch", "sequence", "ts_out", "ts_recv", "topic", "payload", "ts_event"]
 
 
@@ -38,7 +56,9 @@ def load(spark: SparkSession, path: Path | str | list[str], engine: str, **optio
 
 
 def told_of(row: Any) -> Told:
-    return Told(row[0], row[1] % (1 << 64), row[2], row[3], row[4], row[5].encode(), bytes(row[6]), row[7])
+    return Told(
+        row[0], row[1], row[2], row[3], row[4], row[5].encode(), None if row[6] is None else bytes(row[6]), row[7]
+    )
 
 
 def told_by(frame: DataFrame) -> list[Told]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from blackbox_feeds.iex import Iex
 
 from blackbox import Recording
-from feeds.iex import Iex
 from tests.recorded import record
 from tests.spark.cluster import HOME, HOST, Daemon, cluster, environment, free_port
 from tests.support import ROOT

@@ -30,12 +30,13 @@ from pyspark.sql.datasource import (
 )
 
 from blackbox import ConfigError, JournalError
+from blackbox.feed.symbol import RULES
 from blackbox.spark import options
 from blackbox.spark.columns import table_schema
 from blackbox.spark.metrics import read_metrics
 from blackbox.spark.source import OF_ONE_SCAN, DefaultSource, Reader
+from tests.archive.written_days import days, made
 from tests.journals import Day, Put, Row, Told, feed_of
-from tests.test_recording import days, made
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 DATE = datetime.date(2026, 11, 20)
@@ -72,10 +73,15 @@ def micros(ns: int) -> datetime.datetime:
     return EPOCH + datetime.timedelta(microseconds=ns // 1_000)
 
 
-def expected(told: list[Told]) -> Iterator[dict[str, Any]]:
+def expected(told: list[Told], rule: str = "before_last") -> Iterator[dict[str, Any]]:
     """The rows of messages, in the order in which they are read: slice by slice."""
     for message in sorted(told, key=lambda message: message.slice_id):
-        symbol, dot, kind = message.topic.decode().rpartition(".")
+        topic = message.topic.decode()
+        symbol, dot, kind = {
+            "before_last": topic.rpartition("."),
+            "before_first": topic.partition(".") if "." in topic else ("", "", topic),
+            "whole": ("", "", topic),
+        }[rule]
         yield {
             "feed": "recorded",
             "date": DATE,
@@ -89,7 +95,7 @@ def expected(told: list[Told]) -> Iterator[dict[str, Any]]:
             "event_time": micros(message.ts_event) if message.ts_event else None,
             "out_time": micros(message.ts_out),
             "recv_time": micros(message.ts_recv),
-            "epoch": message.epoch - (1 << 64) if message.epoch >> 63 else message.epoch,
+            "epoch": message.epoch,
             "sequence": message.sequence,
             "payload": message.payload,
         }
@@ -143,14 +149,14 @@ def filters(draw: st.DrawFn) -> Filter:
 
 
 @settings(max_examples=80)
-@given(days(), st.lists(filters(), max_size=3))
-def test_any_recording_under_any_filters(day: Any, chosen: list[Filter]) -> None:
+@given(days(), st.lists(filters(), max_size=3), st.sampled_from(RULES))
+def test_any_recording_under_any_filters(day: Any, chosen: list[Filter], rule: str) -> None:
     with TemporaryDirectory() as directory:
-        written = made(directory, day)
+        written = made(directory, day, symbol=rule)
         reader = reader_of(written.path)
-        told = list(expected(sorted(written.told(), key=lambda message: message.slice_id)))
+        told = list(expected(sorted(written.told(), key=lambda message: message.slice_id), rule))
         in_place = [row for segment in sorted(written.segments, key=lambda each: each.slice_id)
-                    for put in segment.puts for row in expected(put.told(segment.slice_id))]  # fmt: skip
+                    for put in segment.puts for row in expected(put.told(segment.slice_id), rule)]  # fmt: skip
         assert rows_of(reader) == in_place
         assert sorted(map(repr, told)) == sorted(map(repr, in_place))
         assert list(reader.pushFilters(chosen)) == chosen

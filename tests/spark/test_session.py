@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import blackbox.spark
-from blackbox.spark.connector import connector_jar
+from blackbox.spark.jar import connector_jar
 from blackbox.spark.session import PUSHDOWN
 from tests.journals import Day, Put, Row, feed_of
 from tests.spark.reading import load

@@ -8,33 +8,32 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy
-from numba import njit
 from numpy.typing import NDArray
 
-from blackbox.batch import Batch, Message
-from blackbox.cli.demo.findings import Findings, SymbolResult
+from blackbox.block.batch import Batch, Message
+from blackbox.cli.demo.results import Results, SymbolResult
 from blackbox.cli.demo.trades import (
     MAX_TOPICS,
     PRICE_SCALE,
-    UNPRICED,
     iex_trades,
     itch_trades,
     new_state,
+    sums_of,
     trades_by_topic,
 )
-from blackbox.cli.symbols import SymbolOf
-from blackbox.compiled import CompiledBatch
 from blackbox.errors import ConfigError
+from blackbox.native.jit import njit
+from blackbox.native.posix import now_ns
+from blackbox.subscribe.compiled_callback import CompiledBatch
 from blackbox.subscriber import Subscriber
-from blackbox.zmqlib import now_ns
 
 
 class Trading(NamedTuple):
-    """How trades are told in a schema."""
+    """How a schema reports trades."""
 
     add_up: Callable[..., None]
     trade_type: str
-    """The message type of which the last price is taken; it has a field `price`."""
+    """The message type that gives the last price, in its field `price`."""
 
 
 TRADING: Final = {
@@ -62,13 +61,13 @@ def message_mix(batch: CompiledBatch, state: NDArray[numpy.int64]) -> None:
 
 
 class DemoCallbacks:
-    """Registers the callbacks, holds what they collect, and puts it together afterwards.
+    """Registers the callbacks, holds what they collect, and combines it afterwards.
 
-    Raises ConfigError when the demo does not know how trades are told in the feed's schema.
+    Raises ConfigError when the demo does not know how the feed's schema reports trades.
     """
 
     def __init__(self, subscriber: Subscriber, orders: Sequence[int], watched: Sequence[bytes]) -> None:
-        """`orders`: how many may rest in each slice; `watched`: symbols that get a call for each message."""
+        """`orders`: how many may rest in each slice; `watched`: symbols whose messages go to Python one by one."""
         feed = subscriber.feed
         add_up, self._trade_type = trading_of(feed.schema)
         self._subscriber = subscriber
@@ -79,7 +78,8 @@ class DemoCallbacks:
         self._mix = subscriber.on_compiled(b"", state=numpy.zeros(_COUNTS + 256, numpy.int64))(message_mix)
         subscriber.on_batch(b"")(self._last_price)
         for symbol, mix in self.watched.items():
-            subscriber.on(symbol + b".")(self._watch(mix))
+            prefix, _ = feed.symbol_rule.topics_of(symbol)[0]
+            subscriber.on(prefix)(self._watch(mix))
 
     def _last_price(self, batch: Batch) -> None:
         trades = batch.indices(self._trade_type)
@@ -96,18 +96,18 @@ class DemoCallbacks:
 
         return count_message
 
-    def findings(self) -> Findings:
-        """All of it, to keep and to compare."""
+    def results(self) -> Results:
+        """Return all that the callbacks found."""
         watched = {symbol: tuple(mix) for symbol, mix in self.watched.items()}
-        return Findings(self.symbols(), self.mix(), watched, self.unpriced())
+        return Results(self.symbols(), self.mix(), watched, self.unpriced())
 
     def mix(self) -> dict[str, int]:
-        """Messages by type, as counted in compiled code."""
+        """Return the number of messages of each type, as the compiled callback counted them."""
         counts = self._mix.total()[_COUNTS:]
         return {chr(kind): int(counts[kind]) for kind in numpy.flatnonzero(counts)}
 
     def seconds(self) -> float:
-        """From the first delivery to the last one, whichever callback it was."""
+        """Return the seconds from the first delivery to the last one, over all callbacks."""
         states = [state for state in self._mix.states.values() if state[_FIRST_NS]]
         if not states:
             return 0.0
@@ -115,12 +115,12 @@ class DemoCallbacks:
         return (last - min(int(state[_FIRST_NS]) for state in states)) / 1e9
 
     def unpriced(self) -> int:
-        """Executions of orders that were added before the source began, or for which there was no room."""
-        return sum(int(state[UNPRICED]) for state in self._trades.states.values())
+        """Return the executions whose order is unknown: it was added before the source began, or there was no room."""
+        return sum(sums_of(state).unpriced for state in self._trades.states.values())
 
     def symbols(self) -> list[SymbolResult]:
-        """Every symbol that was traded, the largest volume first."""
-        symbol_of = SymbolOf(self._subscriber.feed.topic)
+        """Return the result of every traded symbol, the largest volume first."""
+        symbol_of = self._subscriber.feed.symbol_rule.symbol_of
         totals: dict[bytes, Any] = defaultdict(lambda: numpy.zeros(3, object))
         last: dict[bytes, int] = {}
         for slice_id, state in self._trades.states.items():
@@ -146,10 +146,10 @@ class DemoCallbacks:
 
 
 def trading_of(schema: str) -> Trading:
-    """How trades are told in a schema.
+    """Return how a schema reports trades.
 
     Raises:
-        ConfigError: the demo does not know.
+        ConfigError: the demo does not know it.
     """
     if schema not in TRADING:
         raise ConfigError(f"the demo's source had schema {schema!r}, expected one of: {', '.join(TRADING)}")

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blackbox.cli.feeds import SourceOptions, open_with_options
-from blackbox.cli.status import exit_statuses, lose, warn
-from blackbox.cli.terminal import stdout
+from blackbox.cli.ui.feeds import SourceOptions, open_with_options
+from blackbox.cli.ui.status import exit_statuses, lose, warn
+from blackbox.cli.ui.terminal import stdout
 from blackbox.errors import BlackBoxError
-from blackbox.feed import Feed
+from blackbox.feed.feed import Feed
 
 if TYPE_CHECKING:
-    from blackbox.cli.demo.run import DemoResult
-    from blackbox.cli.demo.shelf import Shelf
+    from blackbox.cli.demo.runs import DemoResult
+    from blackbox.cli.demo.storage import Storage
 
 DEFAULT_MESSAGES = 10_000_000
 _DEFAULT_SYMBOLS = 500
@@ -91,15 +91,15 @@ def demo(
             options.append(f"symbols={_DEFAULT_SYMBOLS}")
         schema = open_with_options(spec, options, Feed.local("demo")).schema.name
 
-        from blackbox.cli.demo.report import print_outcome, print_tables
-        from blackbox.cli.demo.run import DemoRun
-        from blackbox.cli.demo.shelf import open_shelf
+        from blackbox.cli.demo.runs import DemoRunner
+        from blackbox.cli.demo.storage import open_storage
+        from blackbox.cli.demo.tables import print_outcome, print_tables
 
-        run = DemoRun(spec, options, messages, schema)
-        with open_shelf(recordings, run.feed) as shelf:
-            result = run.result(shelf)
+        runner = DemoRunner(spec, options, messages, schema)
+        with open_storage(recordings, runner.feed) as storage:
+            result = runner.run(storage)
             print_tables(result)
-            trouble = None if report is None else _analyse(shelf, report, spec)
+            trouble = None if report is None else _analyse(storage, report, spec)
         print_outcome(result, is_kept=recordings is not None)
         if report is not None and trouble is None:
             stdout.print(f"report: {report.absolute()}, to be opened in a browser", highlight=False, soft_wrap=True)
@@ -108,12 +108,12 @@ def demo(
             raise BlackBoxError(f"{report} was not written: {trouble}")
 
 
-def _analyse(shelf: Shelf, report: Path, spec: str) -> str | None:
-    """Write the report's page; or say why there is none, since what else was found out is still to be told."""
-    from blackbox.cli.drawing import draw
-    from blackbox.recording import Recording
+def _analyse(storage: Storage, report: Path, spec: str) -> str | None:
+    """Write the report's page. Return the error, if any, instead of raising it: the results are still to be printed."""
+    from blackbox.archive.recording import Recording
+    from blackbox.cli.ui.drawing import draw
 
-    day = max(shelf.days(), key=lambda day: Recording.open(day).summary().messages)  # around midnight there are two
+    day = max(storage.days(), key=lambda day: Recording.open(day).summary().messages)  # around midnight there are two
     try:
         draw(day, report, name=f"{spec}, by blackbox demo")
     except BlackBoxError as error:
@@ -122,14 +122,14 @@ def _analyse(shelf: Shelf, report: Path, spec: str) -> str | None:
 
 
 def check(result: DemoResult) -> None:
-    """Say what went wrong, and exit with its status. Raises BlackBoxError when results differ."""
-    prepared = result.prepared
-    if prepared.truncated:
-        warn(f"the source ended early: {prepared.truncated}")
-    for told in result.passes:
-        if told.lost:
-            lose(f"{told.name}: {told.lost:,} messages are missing")
+    """Print what went wrong and exit with its status. Raises BlackBoxError when the results of two runs differ."""
+    session = result.session
+    if session.truncated:
+        warn(f"the source ended early: {session.truncated}")
+    for run in result.runs:
+        if run.lost:
+            lose(f"{run.name}: {run.lost:,} messages are missing")
     for name, difference in result.differences.items():
-        raise BlackBoxError(f"{name}: results are not those of the live session: {difference}")
-    if result.live.findings.mix != prepared.by_type:
-        raise BlackBoxError(f"the message mix was {result.live.findings.mix}, expected {prepared.by_type}")
+        raise BlackBoxError(f"{name}: results were not those of the live run: {difference}")
+    if result.live.results.mix != session.by_type:
+        raise BlackBoxError(f"the message mix was {result.live.results.mix}, expected {session.by_type}")

@@ -1,4 +1,4 @@
-"""The demo's end of its publishing process: starts it, tells it what to do, hears of it, ends it."""
+"""The publishing process as the demo sees it: start it, give it tasks, wait for its replies, end it."""
 
 from __future__ import annotations
 
@@ -9,25 +9,34 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from blackbox.cli.demo.publisher import Failed, Order, Play, Progress, Publish, Published, Ready, run_publisher
-from blackbox.cli.demo.session import Prepared
+from blackbox.cli.demo.publisher import (
+    Failed,
+    Progress,
+    Published,
+    PublisherSetup,
+    PublishTask,
+    Ready,
+    ReplayTask,
+    run_publisher,
+)
+from blackbox.cli.demo.session import SessionSummary
 from blackbox.errors import PublisherError
 
 _GOODBYE_S: Final = 10.0
 
-Reply = TypeVar("Reply", Prepared, Ready, Published)
+Reply = TypeVar("Reply", SessionSummary, Ready, Published)
 
 
 class PublishingProcess:
     """Owns the process and the pipe to it. `with` starts and ends it.
 
-    A task is `begin`, which returns when a publisher is open; `go`; `published`.
+    A task takes three calls: `begin`, which returns when a publisher is open; `go`; `wait_published`.
     """
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, setup: PublisherSetup) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, self._far_end = context.Pipe()
-        self._process = context.Process(target=run_publisher, args=(order, self._far_end), daemon=True)
+        self._process = context.Process(target=run_publisher, args=(setup, self._far_end), daemon=True)
 
     def __enter__(self) -> Self:
         with _interrupts_held():
@@ -43,33 +52,33 @@ class PublishingProcess:
         self._pipe.close()
         self._process.join(_GOODBYE_S)
 
-    def prepared(self, tell: Callable[[int], object]) -> Prepared:
-        """Wait for the session; `tell` gets the number of messages so far. Raises PublisherError if it failed."""
-        return self._await(Prepared, tell)
+    def wait_prepared(self, report: Callable[[int], object]) -> SessionSummary:
+        """Wait for the session; `report` gets the number of messages so far. Raises PublisherError if it failed."""
+        return self._await(SessionSummary, report)
 
-    def begin(self, task: Publish | Play) -> None:
-        """Give it a task, and wait until its publisher is open. Raises PublisherError if it failed."""
+    def begin(self, task: PublishTask | ReplayTask) -> None:
+        """Send a task, and wait until its publisher is open. Raises PublisherError if it failed."""
         self._send(task)
         self._await(Ready)
 
     def go(self) -> None:
-        """Let it publish."""
+        """Start to publish."""
         self._send("go")
 
-    def published(self) -> Published:
+    def wait_published(self) -> Published:
         """Wait until the task is done. Raises PublisherError if it failed."""
         return self._await(Published)
 
     def check(self) -> None:
-        """Raises PublisherError when the process has ended without a word."""
+        """Raise PublisherError when the process has ended without a reply."""
         if not self._process.is_alive() and not self._pipe.poll():
             raise PublisherError(f"the publishing process ended with status {self._process.exitcode}")
 
-    def _send(self, word: object) -> None:
-        with suppress(BrokenPipeError):  # why it has ended is the next thing to be read
-            self._pipe.send(word)
+    def _send(self, request: object) -> None:
+        with suppress(BrokenPipeError):  # the next read tells why it ended
+            self._pipe.send(request)
 
-    def _await(self, kind: type[Reply], tell: Callable[[int], object] = lambda _messages: None) -> Reply:
+    def _await(self, kind: type[Reply], report: Callable[[int], object] = lambda _messages: None) -> Reply:
         while True:
             try:
                 reply = self._pipe.recv()
@@ -81,12 +90,12 @@ class PublishingProcess:
             if isinstance(reply, Failed):
                 raise PublisherError(reply.text)
             if isinstance(reply, Progress):
-                tell(reply.messages)
+                report(reply.messages)
 
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back; a process that is started meanwhile never gets one: it reaches both, and this one decides."""
+    """Delay Ctrl-C; a process started meanwhile ignores it, so that this process alone decides what it ends."""
     came: list[int] = []
     handler = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited

@@ -1,4 +1,4 @@
-"""The demo's publishing process: it publishes the session, or a recording of it, as often as it is told to."""
+"""The publishing process: publish the session, or replay its recording, once for each task."""
 
 from __future__ import annotations
 
@@ -8,58 +8,58 @@ from typing import Final
 
 import msgspec
 
-from blackbox.cli.demo.rehearsal import rehearse
+from blackbox.archive.recording import Recording
 from blackbox.cli.demo.session import Session
-from blackbox.cli.feeds import open_with_options
+from blackbox.cli.demo.warmup import warm_up
+from blackbox.cli.ui.feeds import open_with_options
 from blackbox.errors import BlackBoxError
-from blackbox.feed import Feed
-from blackbox.publisher import Publisher, PublisherStatistics
-from blackbox.recording import Recording
+from blackbox.feed.feed import Feed
+from blackbox.publish.publisher import Publisher, PublisherStatistics
 from blackbox.replay.replay import Replay, ReplayStatistics
 
 BLOCK_BYTES: Final = 1_048_576
-"""Large blocks: what a block costs is shared by some twenty thousand messages."""
+"""Large blocks: some twenty thousand messages share the cost of one."""
 QUEUE_BLOCKS: Final = 4
-"""At every bound on the way: the lag of a session at full speed is the time in queues."""
+"""Length of every queue: at full speed the lag is the time that blocks wait in queues."""
 _FLUSH_S: Final = 600.0
 
 
-class Order(msgspec.Struct, frozen=True):
-    """What the demo asks of its publishing process at first: a session in memory."""
+class PublisherSetup(msgspec.Struct, frozen=True):
+    """What the publishing process reads into memory, and the feed that it publishes."""
 
     feed: Feed
     spec: str
     options: list[str]
     messages: int | None
-    """At most so many of the source; None: all."""
+    """At most so many messages of the source; None: all."""
 
 
-class Publish(msgspec.Struct, frozen=True):
-    """Publish the session."""
+class PublishTask(msgspec.Struct, frozen=True):
+    """Task: publish the session."""
 
 
-class Play(msgspec.Struct, frozen=True):
-    """Replay a recording of it on the wire."""
+class ReplayTask(msgspec.Struct, frozen=True):
+    """Task: replay a recording of the session on the wire."""
 
     days: list[str]
-    """Directories."""
+    """Directories of recorded days."""
     speed: float | None = None
     start: int | None = None
     stop: int | None = None
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Messages prepared so far."""
+    """Reply: messages read so far."""
 
     messages: int
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """A publisher is open, and waits for word."""
+    """Reply: a publisher is open, and waits for `go`."""
 
 
 class Published(msgspec.Struct, frozen=True):
-    """Everything has been handed to ZeroMQ."""
+    """Reply: the task is done; ZeroMQ has taken every message."""
 
     statistics: PublisherStatistics
     seconds: float
@@ -67,31 +67,31 @@ class Published(msgspec.Struct, frozen=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """The process ends because of an error."""
+    """Reply: the process ends because of an error."""
 
     text: str
 
 
-def run_publisher(order: Order, pipe: Connection) -> None:
-    """Prepare the session, report, then do as told until the pipe is closed. The process's main function."""
+def run_publisher(setup: PublisherSetup, pipe: Connection) -> None:
+    """Read the session, then do each task until the pipe is closed. The process's main function."""
     try:
-        source = open_with_options(order.spec, order.options, order.feed)
-        session = Session(source, order.messages, lambda messages: pipe.send(Progress(messages)))
-        pipe.send(session.prepared(order.feed))
+        source = open_with_options(setup.spec, setup.options, setup.feed)
+        session = Session(source, setup.messages, lambda messages: pipe.send(Progress(messages)))
+        pipe.send(session.summary(setup.feed))
         while True:
-            _do(pipe.recv(), session, order.feed, pipe)
+            _do(pipe.recv(), session, setup.feed, pipe)
     except BlackBoxError as error:
         pipe.send(Failed(str(error)))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the demo has ended
 
 
-def _do(task: Publish | Play, session: Session, feed: Feed, pipe: Connection) -> None:
+def _do(task: PublishTask | ReplayTask, session: Session, feed: Feed, pipe: Connection) -> None:
     replay = None
-    if isinstance(task, Play):
+    if isinstance(task, ReplayTask):
         recordings = [Recording.open(day) for day in task.days]
         if task.speed is not None:
-            rehearse(recordings, task.start, task.stop)
+            warm_up(recordings, task.start, task.stop)
         replay = Replay(recordings, speed=task.speed, start=task.start, stop=task.stop)
     with Publisher(feed, when_full="wait", hwm_blocks=QUEUE_BLOCKS) as publisher:
         session.announce(publisher)

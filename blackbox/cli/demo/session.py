@@ -1,4 +1,4 @@
-"""A session in memory, to be published as often as is asked for, and what is known of it beforehand."""
+"""A session in memory, which can be published again and again, and a summary of it."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ import msgspec
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.cli.symbols import NO_SYMBOL, SymbolOf
 from blackbox.errors import SourceError
-from blackbox.feed import Feed
-from blackbox.publisher import Publisher
-from blackbox.source import Chunk, Source
+from blackbox.feed.feed import Feed
+from blackbox.feed.source import Chunk, Source
+from blackbox.feed.symbol import MARKET_SYMBOL, SymbolRule
+from blackbox.publish.publisher import Publisher
 
 WATCHED: Final = 3
 _WATCHED_SHARE: Final = 0.01
 _SECOND_NS: Final = 10**9
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """The session lies in memory."""
+class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What the session holds; also the reply that it is in memory."""
 
     messages: int
     payload_bytes: int
     by_type: dict[str, int]
-    """Messages of each type, counted before they are published: the demo checks its results against it."""
+    """Messages of each type, counted before they are published, to check the results."""
     orders: list[int]
-    """Messages of each slice that add or replace an order, or could."""
+    """By slice: messages that add or replace an order."""
     watched: list[bytes]
-    """Some symbols that are a small part of the session."""
+    """Symbols whose messages are passed to Python one by one: a small part of the session."""
     truncated: str | None
     seconds: float
     first_ns: int
-    """Market time of the first message, ns since the epoch; 0: none has any."""
+    """Market time of the first message, ns since the epoch; 0 if none has any."""
     last_ns: int
     middle_ns: int
-    """Where the second of market time begins that has as many messages before it as after it."""
+    """Market time, cut to the second, of the median message."""
 
     @property
     def market_seconds(self) -> float:
-        """How long the session was at the venue."""
+        """How long the session took at the venue, in seconds."""
         return (self.last_ns - self.first_ns) / _SECOND_NS
 
 
 class Session:
     """A source's messages in memory, as chunks that share one list of topics."""
 
-    def __init__(self, source: Source, limit: int | None, tell: Callable[[int], object]) -> None:
-        """Read at most `limit` messages; `tell` gets how many there are so far, now and then.
+    def __init__(self, source: Source, limit: int | None, report: Callable[[int], object]) -> None:
+        """Read at most `limit` messages; `report` gets the number read so far, after each chunk.
 
         Raises SourceError when there is none.
         """
@@ -63,7 +63,7 @@ class Session:
             left = len(chunk.topic_index) if limit is None else limit - self.messages
             self.chunks.append(chunk if left >= len(chunk.topic_index) else _first(chunk, left))
             self.messages += len(self.chunks[-1].topic_index)
-            tell(self.messages)
+            report(self.messages)
             if limit is not None and self.messages >= limit:
                 break
         if not self.messages:
@@ -73,12 +73,12 @@ class Session:
         self.seconds = time.monotonic() - started
 
     def announce(self, publisher: Publisher) -> None:
-        """Make the publisher know all topics, so that none is looked up for the first time on the way."""
+        """Register all topics with the publisher, so that no run pays for their first lookup."""
         nothing = numpy.empty(0, numpy.int32)
         publisher.publish_many(self.topics, nothing, numpy.empty((0, 1), numpy.uint8))
 
     def publish(self, publisher: Publisher) -> None:
-        """Publish everything."""
+        """Publish all of it."""
         for chunk in self.chunks:
             publisher.publish_many(
                 self.topics,
@@ -89,8 +89,8 @@ class Session:
                 lengths=chunk.lengths,
             )
 
-    def prepared(self, feed: Feed) -> Prepared:
-        """What lies in memory."""
+    def summary(self, feed: Feed) -> SessionSummary:
+        """Return what the session holds, given the feed that it will be published on."""
         schema = self.source.schema
         by_type = numpy.zeros(256, numpy.int64)
         by_topic = numpy.zeros(len(self.topics), numpy.int64)
@@ -112,12 +112,12 @@ class Session:
                 last_ns = max(last_ns, int(known.max()))
                 times, counts = numpy.unique(known // _SECOND_NS, return_counts=True)
                 seconds.update(dict(zip(times.tolist(), counts.tolist(), strict=True)))
-        return Prepared(
+        return SessionSummary(
             messages=self.messages,
             payload_bytes=octets,
             by_type={chr(kind): int(by_type[kind]) for kind in numpy.flatnonzero(by_type)},
             orders=[int(each) for each in orders],
-            watched=watched_symbols(self.topics, by_topic, feed.topic),
+            watched=watched_symbols(self.topics, by_topic, feed.symbol_rule),
             truncated=self.source.truncated,
             seconds=self.seconds,
             first_ns=first_ns,
@@ -126,20 +126,19 @@ class Session:
         )
 
 
-def watched_symbols(topics: Sequence[bytes], messages: NDArray[numpy.int64], template: str) -> list[bytes]:
-    """A few busy symbols that together are a small share, so that Python calls for each message do not set the pace."""
-    symbol_of = SymbolOf(template)
+def watched_symbols(topics: Sequence[bytes], messages: NDArray[numpy.int64], rule: SymbolRule) -> list[bytes]:
+    """Return some busy symbols with few messages in all, so that a Python call for each does not set the pace."""
     by_symbol: Counter[bytes] = Counter()
     for topic, number in zip(topics, messages.tolist(), strict=True):
-        by_symbol[symbol_of(topic)] += number
-    del by_symbol[NO_SYMBOL]
+        by_symbol[rule.symbol_of(topic)] += number
+    del by_symbol[MARKET_SYMBOL]
     most = _WATCHED_SHARE * by_symbol.total() / WATCHED
     busiest = [symbol for symbol, _ in by_symbol.most_common()]
     return [symbol for symbol in busiest if by_symbol[symbol] <= most][:WATCHED] or busiest[-1:]
 
 
 def _middle(counts: Counter[int]) -> int:
-    """The median of what was counted; 0: nothing."""
+    """Return the median of the counted values; 0 if there are none."""
     left = counts.total() / 2
     for value in sorted(counts):
         left -= counts[value]

@@ -15,36 +15,49 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy
-from numba import njit
 from numpy.typing import NDArray
 
-from blackbox.cli.demo.orders import add_order, new_orders, remove_order, take_shares
-from blackbox.compiled import CompiledBatch, big_endian, little_endian, topic_number
-from blackbox.schema import load_schema
+from blackbox.book.orders import BUY, UNKNOWN_PRICE, new_orders, remove, rest, take
+from blackbox.feed.schema import load_schema
+from blackbox.native.jit import njit
+from blackbox.native.records import Field, Fields, SharedRecord, record_at
+from blackbox.subscribe.compiled_callback import CompiledBatch, big_endian, little_endian, topic_number
 
 PRICE_SCALE: Final = 10_000
 """A price divided by this is in dollars, in ITCH and in IEX."""
 MAX_TOPICS: Final = 262_144
 """Topics of one slice that are counted; the demo's feed allows no more."""
 
-# The state of one slice: head, three columns by topic number, then the resting orders.
-UNPRICED: Final = 0
-"""Executions of orders that are not known: left out."""
-_HEAD: Final = 8
-_VALUE: Final = _HEAD
-_SHARES: Final = _VALUE + MAX_TOPICS
-_TRADES: Final = _SHARES + MAX_TOPICS
-_ORDERS: Final = _TRADES + MAX_TOPICS
+
+class TradeSums(SharedRecord):
+    """What is added up for one slice; behind it, in the state of its callback, stand the resting orders."""
+
+    unpriced = Field()
+    """Executions of orders that are not known: left out."""
+    value = Fields(MAX_TOPICS)
+    """By topic number, as the next two. Dollars times `PRICE_SCALE`."""
+    shares = Fields(MAX_TOPICS)
+    trades = Fields(MAX_TOPICS)
 
 
-def new_state(orders: int) -> NDArray[numpy.int64]:
-    """The state of a slice in which up to `orders` orders rest at a time."""
-    return numpy.concatenate([numpy.zeros(_ORDERS, numpy.int64), new_orders(orders)])
+_sums_at = record_at(TradeSums)
+_SUMS_BYTES: Final = TradeSums.dtype.itemsize
+
+
+def new_state(most_orders: int) -> NDArray[numpy.int64]:
+    """Return the state of a slice in which up to `most_orders` orders rest at a time."""
+    return numpy.concatenate([numpy.zeros(_SUMS_BYTES // 8, numpy.int64), new_orders(most_orders)])
+
+
+def sums_of(state: NDArray[numpy.int64]) -> TradeSums:
+    """Return what the state of a slice has added up."""
+    return TradeSums(state[: _SUMS_BYTES // 8])
 
 
 def trades_by_topic(state: NDArray[numpy.int64]) -> list[tuple[int, int, int]]:
-    """(value, shares, trades) of each topic number; a value is in dollars times `PRICE_SCALE`."""
-    columns = state[_HEAD:_ORDERS].reshape(3, MAX_TOPICS)
+    """Return (value, shares, trades) of each topic number; a value is in dollars times `PRICE_SCALE`."""
+    sums = sums_of(state)
+    columns = numpy.array([sums.value, sums.shares, sums.trades])
     traded = numpy.flatnonzero(columns[2])
     return list(zip(*columns[:, : traded[-1] + 1 if len(traded) else 0].tolist(), strict=True))
 
@@ -71,50 +84,52 @@ def _start(batch: CompiledBatch, row: int) -> Any:
 
 
 @njit(inline="always")
-def _trade(state: NDArray[numpy.int64], number: int, price: int, shares: int) -> None:
+def _trade(sums: TradeSums, number: int, price: int, shares: int) -> None:
     if 0 <= number < MAX_TOPICS:
-        state[_VALUE + number] += price * shares
-        state[_SHARES + number] += shares
-        state[_TRADES + number] += 1
+        sums.value[number] += price * shares
+        sums.shares[number] += shares
+        sums.trades[number] += 1
 
 
 @njit(nogil=True, cache=True)
 def itch_trades(batch: CompiledBatch, state: NDArray[numpy.int64]) -> None:
     """Follow the orders of a batch of ITCH 5.0 messages and add up its trades."""
     data = batch.payloads
-    orders = state[_ORDERS:]
+    sums = _sums_at(state.ctypes.data)
+    orders = state.ctypes.data + _SUMS_BYTES
     for row in batch.rows:
         at = _start(batch, row)
         kind = data[at]
         if kind in (_A, _F):
             price, shares = big_endian(data, at + _ADD_PRICE, 4), big_endian(data, at + _ADD_SHARES, 4)
-            add_order(orders, big_endian(data, at + _REFERENCE, 8), price, shares)
+            rest(orders, big_endian(data, at + _REFERENCE, 8), BUY, price, shares)  # the side is not asked for
         elif kind == _D:
-            remove_order(orders, big_endian(data, at + _REFERENCE, 8))
+            remove(orders, big_endian(data, at + _REFERENCE, 8))
         elif kind in (_E, _C, _X):
             shares = big_endian(data, at + _TAKEN, 4)
-            price = take_shares(orders, big_endian(data, at + _REFERENCE, 8), shares)
+            price = take(orders, big_endian(data, at + _REFERENCE, 8), shares)
             if kind == _C and data[at + _PRINTABLE] == _Y:
-                _trade(state, topic_number(batch, row), big_endian(data, at + _TAKEN_PRICE, 4), shares)
-            elif kind == _E and price == 0:
-                state[UNPRICED] += 1
+                _trade(sums, topic_number(batch, row), big_endian(data, at + _TAKEN_PRICE, 4), shares)
+            elif kind == _E and price == UNKNOWN_PRICE:
+                sums.unpriced += 1
             elif kind == _E:
-                _trade(state, topic_number(batch, row), price, shares)
+                _trade(sums, topic_number(batch, row), price, shares)
         elif kind == _U:
-            remove_order(orders, big_endian(data, at + _REFERENCE, 8))
+            remove(orders, big_endian(data, at + _REFERENCE, 8))
             price, shares = big_endian(data, at + _NEW_PRICE, 4), big_endian(data, at + _NEW_SHARES, 4)
-            add_order(orders, big_endian(data, at + _NEW_REFERENCE, 8), price, shares)
+            rest(orders, big_endian(data, at + _NEW_REFERENCE, 8), BUY, price, shares)
         elif kind == _P:
             price, shares = big_endian(data, at + _ADD_PRICE, 4), big_endian(data, at + _ADD_SHARES, 4)
-            _trade(state, topic_number(batch, row), price, shares)
+            _trade(sums, topic_number(batch, row), price, shares)
 
 
 @njit(nogil=True, cache=True)
 def iex_trades(batch: CompiledBatch, state: NDArray[numpy.int64]) -> None:
     """Add up the trade reports of a batch of IEX messages."""
     data = batch.payloads
+    sums = _sums_at(state.ctypes.data)
     for row in batch.rows:
         at = _start(batch, row)
         if data[at] == _T:
             shares = little_endian(data, at + _REPORT_SIZE, 4)
-            _trade(state, topic_number(batch, row), little_endian(data, at + _REPORT_PRICE, 8), shares)
+            _trade(sums, topic_number(batch, row), little_endian(data, at + _REPORT_PRICE, 8), shares)

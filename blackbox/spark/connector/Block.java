@@ -10,10 +10,10 @@ import org.apache.spark.unsafe.Platform;
 import org.apache.spark.unsafe.types.UTF8String;
 
 /**
- * The block that a reader stands on: where its columns are, and which of its rows are wanted.
+ * The current block of a reader: where its columns are, and which of its rows are wanted.
  *
- * Its columns look here at every value, so one object serves all blocks of a partition. Nothing of a body is believed
- * before `check` has seen it.
+ * The column vectors read every value through it, so one object serves all blocks of a partition. No value of a body
+ * is used before `check` has passed it.
  */
 final class Block {
     Day day;
@@ -21,10 +21,11 @@ final class Block {
     long tsOut;
     long tsRecv;
     long epoch;
-    long sequence;
-    /** Wanted rows. */
+    /** Whether the body has a column of sequence numbers. */
+    boolean numbered;
+    /** The number of wanted rows. */
     int size;
-    /** The length of the first message that `choose` left out for it. */
+    /** The length of the first message that `choose` left out because of its length. */
     long wrongBytes;
 
     private long count;
@@ -32,20 +33,24 @@ final class Block {
     private long topicBytes;
     private long stride;
     private boolean fixed;
+    private boolean nulls;
+    private long firstSequence;
     private long body;
     private long topicIndex;
     private long payloadOffsets;
+    private long sequences;
+    private long validity;
     private long topicOffsets;
     private long topicText;
     private long payloads;
 
     private int first;
-    /** The wanted rows, when they are not all from `first` on. */
+    /** The wanted rows; used only if `chosen`, else they are all rows from `first` on. */
     private int[] rows = new int[0];
     private boolean chosen;
-    /** Where the payload of each wanted row is; of records only. */
+    /** Addresses of the wanted payloads; filled only when one message type is wanted. */
     private long[] places = new long[0];
-    /** By a topic's place in the block: what its columns are, and whether it is wanted. */
+    /** For each topic of the block: its columns, and whether its messages are wanted. */
     private UTF8String[] topics = new UTF8String[0];
     private UTF8String[] symbols = new UTF8String[0];
     private UTF8String[] types = new UTF8String[0];
@@ -57,7 +62,12 @@ final class Block {
         this.known = known;
     }
 
-    // What columns ask for, of a wanted row.
+    /** Split the topics of the next blocks by this rule. */
+    void splitBy(SymbolRule rule) {
+        known.splitBy(rule);
+    }
+
+    // For the columns: values of a wanted row.
 
     int row(int i) {
         return chosen ? rows[i] : first + i;
@@ -81,6 +91,16 @@ final class Block {
 
     private int topicOf(int row) {
         return Platform.getInt(null, topicIndex + 4L * row);
+    }
+
+    long sequenceOf(int i) {
+        int row = row(i);
+        return numbered ? Platform.getLong(null, sequences + 8L * row) : firstSequence + row;
+    }
+
+    boolean hasValue(int i) {
+        int row = row(i);
+        return !nulls || (Records.u8(validity + (row >> 3)) >> (row & 7) & 1) != 0;
     }
 
     long place(int i) {
@@ -108,16 +128,20 @@ final class Block {
         return fixed ? stride * row + stride : Records.u32(payloadOffsets + 4L * row + 4);
     }
 
-    // What a reader does with it.
+    // For the reader.
 
-    /** Take the head of a record that `Records.isRecord` has passed; all rows behind its first one are wanted. */
+    /** Move to a record whose head `Records` has passed. All rows from its first one on are wanted. */
     void take(long record, Day day, int slice) {
         this.day = day;
         this.slice = slice;
         tsOut = Records.i64(record + Layout.AT_TS_OUT);
         tsRecv = Records.i64(record + Layout.TS_RECV);
         epoch = Records.i64(record + Layout.AT_EPOCH);
-        sequence = Records.i64(record + Layout.AT_SEQUENCE);
+        firstSequence = Records.i64(record + Layout.AT_SEQUENCE);
+        int flags = Records.u16(record + Layout.AT_FLAGS);
+        fixed = (flags & Layout.FIXED) != 0;
+        numbered = (flags & Layout.SEQUENCES) != 0;
+        nulls = (flags & Layout.NULLS) != 0;
         count = Records.u32(record + Layout.AT_COUNT);
         first = (int) Records.u32(record + Layout.FIRST_ROW);
         chosen = false;
@@ -125,21 +149,21 @@ final class Block {
     }
 
     /**
-     * Unpack the body of the record taken, if it must be, and look at all of it.
+     * Decompress the body if needed, and check all of it.
      *
-     * Returns what is wrong with it; null: it may be read.
+     * Returns what is wrong with it, or null if it may be read.
      */
     String check(Bytes bytes, long offset, boolean checksums) {
         long record = bytes.at(offset);
         int codec = Records.u8(record + Layout.CODEC);
         long stored = Records.u32(record + Layout.STORED_BYTES);
-        long told = Records.u32(record + Layout.STORED_CHECKSUM);
+        long recorded = Records.u32(record + Layout.STORED_CHECKSUM);
         long bodyBytes = Records.u32(record + Layout.AT_BODY_BYTES);
-        boolean summed = (Records.u8(record + Layout.AT_FLAGS) & Layout.HAS_CHECKSUM) != 0;
+        boolean summed = (Records.u16(record + Layout.AT_FLAGS) & Layout.HAS_CHECKSUM) != 0;
         if (Records.u16(record + Layout.AT_SLICE) != slice) {
             return "a block came on the line of another slice";
         }
-        if (checksums && told != Xxh3.checksum(record + Layout.RECORD_HEAD, stored)) {
+        if (checksums && recorded != Xxh3.checksum(record + Layout.RECORD_HEAD, stored)) {
             return "body checksum did not match";
         }
         body = record + Layout.RECORD_HEAD;
@@ -152,7 +176,7 @@ final class Block {
             if (checksums && summed && Records.u32(record + Layout.AT_BODY_CHECKSUM) != Xxh3.checksum(body, bodyBytes)) {
                 return "body checksum did not match";
             }
-        } else if (summed && Records.u32(record + Layout.AT_BODY_CHECKSUM) != told) {
+        } else if (summed && Records.u32(record + Layout.AT_BODY_CHECKSUM) != recorded) {
             return "body checksum did not match";
         }
         return lay(record, bodyBytes);
@@ -179,13 +203,12 @@ final class Block {
         return got == size ? null : "a body had " + got + " bytes unpacked, expected " + size;
     }
 
-    /** Find the columns, and see that all numbers in them point into them. */
+    /** Find the columns, and check that every index and offset points inside the body. */
     private String lay(long record, long size) {
         topicCount = Records.u32(record + Layout.AT_TOPICS);
         topicBytes = Records.u32(record + Layout.AT_TOPIC_BYTES);
         stride = Records.u32(record + Layout.AT_STRIDE);
-        fixed = (Records.u8(record + Layout.AT_FLAGS) & Layout.FIXED) != 0;
-        // Bounded by the body before anything is added up, so that no sum can overflow.
+        // Bound each by the body first, so that the sums below cannot overflow.
         if (count * Layout.LEAST_ROW > size || topicCount * 4 > size || topicBytes > size) {
             return "message, topic or byte counts were impossible";
         }
@@ -197,6 +220,10 @@ final class Block {
         at = aligned(at + 4 * count);
         payloadOffsets = body + at;
         at = fixed ? at : aligned(at + 4 * (count + 1));
+        sequences = body + at;
+        at = numbered ? at + 8 * count : at;
+        validity = body + at;
+        at = nulls ? aligned(at + (count + 7) / 8) : at;
         topicOffsets = body + at;
         at = aligned(at + 4 * (topicCount + 1));
         topicText = body + at;
@@ -218,7 +245,35 @@ final class Block {
         if (!fixed && !ascending(payloadOffsets, count, left)) {
             return "payload offsets were not ascending within the body";
         }
+        if (numbered && !areSequences()) {
+            return "sequence numbers were not ascending from the header's on";
+        }
+        if (nulls && !isValidity()) {
+            return "a message without a value had a payload, or the validity had bits behind the last message";
+        }
         return layTopics();
+    }
+
+    private boolean areSequences() {
+        long last = firstSequence - 1;
+        boolean good = Platform.getLong(null, sequences) == firstSequence
+            && Platform.getLong(null, sequences + 8 * (count - 1)) <= Layout.MAX_NUMBER;
+        for (long row = 0; row < count; row++) {
+            long number = Platform.getLong(null, sequences + 8 * row);
+            good &= number > last;
+            last = number;
+        }
+        return good;
+    }
+
+    private boolean isValidity() {
+        boolean good = (count & 7) == 0 || Records.u8(validity + count / 8) >> (count & 7) == 0;
+        for (int row = 0; row < count; row++) {
+            if ((Records.u8(validity + (row >> 3)) >> (row & 7) & 1) == 0) {
+                good &= payloadStart(row) == payloadStop(row);
+            }
+        }
+        return good;
     }
 
     private String layTopics() {
@@ -243,7 +298,7 @@ final class Block {
         return null;
     }
 
-    /** Whether int32[many + 1] at an address runs from 0 to `last` without a step down. */
+    /** Whether the int32[many + 1] at an address begins with 0, ends with `last` and never decreases. */
     private static boolean ascending(long at, long many, long last) {
         int before = Platform.getInt(null, at);
         boolean good = before == 0 && Platform.getInt(null, at + 4 * many) == last;
@@ -255,7 +310,7 @@ final class Block {
         return good;
     }
 
-    /** Look up the topics of a block that `check` has passed; returns whether all of them are wanted. */
+    /** Look up the topics of a checked block. Returns whether all of them are wanted. */
     boolean findTopics() {
         int many = (int) topicCount;
         if (topics.length < many) {
@@ -280,8 +335,8 @@ final class Block {
     }
 
     /**
-     * Choose the rows whose time is one of `from` to `to`, whose topic is wanted if `byTopic`, and which are of a type
-     * unless `record` is null. Returns how many were left out as they have another length than the type's.
+     * Choose the rows whose event time is from `from` to `to`, whose topic is wanted (if `byTopic`), and whose message
+     * type is `record` (if not null). Returns how many rows of that type were left out because of a wrong length.
      */
     int choose(long from, long to, boolean byTopic, MessageType record) {
         int stop = (int) count;

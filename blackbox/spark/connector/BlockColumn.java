@@ -8,7 +8,7 @@ import org.apache.spark.sql.vectorized.ColumnarArray;
 import org.apache.spark.sql.vectorized.ColumnarMap;
 import org.apache.spark.unsafe.types.UTF8String;
 
-/** A column that is read from the block in place, value by value. What it gives out is on the heap. */
+/** A column vector that reads each value from the current block in place. Texts and bytes are copied to the heap. */
 abstract class BlockColumn extends ColumnVector {
     final Block block;
 
@@ -17,7 +17,7 @@ abstract class BlockColumn extends ColumnVector {
         this.block = block;
     }
 
-    /** The column that reads what `column` says. */
+    /** Return the vector that reads `column`. */
     static BlockColumn of(Column column, Block block) {
         if (column.field != null) {
             return FieldColumn.of(column, block);
@@ -286,13 +286,21 @@ abstract class BlockColumn extends ColumnVector {
         }
 
         public long getLong(int i) {
-            return block.sequence + block.row(i);
+            return block.sequenceOf(i);
         }
     }
 
     static final class PayloadColumn extends BlockColumn {
         PayloadColumn(Block block) {
             super(DataTypes.BinaryType, block);
+        }
+
+        public boolean hasNull() {
+            return true;
+        }
+
+        public boolean isNullAt(int i) {
+            return !block.hasValue(i);
         }
 
         public byte[] getBinary(int i) {

@@ -11,7 +11,7 @@ import org.apache.spark.sql.connector.read.SupportsPushDownV2Filters;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
-/** Takes what Spark's optimizer says of a query: the columns it needs, the filters it has. */
+/** Collects the columns and filters that Spark's optimizer pushes down for a query. */
 final class Builder implements SupportsPushDownRequiredColumns, SupportsPushDownV2Filters {
     private final Options options;
     private final Column[] all;
@@ -19,7 +19,7 @@ final class Builder implements SupportsPushDownRequiredColumns, SupportsPushDown
     private final CaseInsensitiveStringMap given;
     private Column[] columns;
     private Predicate[] pushed = new Predicate[0];
-    private Test[] tests = new Test[0];
+    private BlockPredicate[] predicates = new BlockPredicate[0];
 
     Builder(Options options, Column[] columns, SupportsRead streams, CaseInsensitiveStringMap given) {
         this.options = options;
@@ -33,19 +33,19 @@ final class Builder implements SupportsPushDownRequiredColumns, SupportsPushDown
         columns = Column.chosen(all, needed);
     }
 
-    /** All filters are given back: blocks are passed over by them, rows are chosen by Spark. */
+    /** Return all filters to Spark, which filters the rows; here they only help to skip blocks. */
     public Predicate[] pushPredicates(Predicate[] asked) {
         List<Predicate> used = new ArrayList<Predicate>();
-        List<Test> found = new ArrayList<Test>();
+        List<BlockPredicate> found = new ArrayList<BlockPredicate>();
         for (int i = 0; i < asked.length; i++) {
-            Test test = Test.of(asked[i]);
-            if (test != null) {
+            BlockPredicate predicate = BlockPredicate.of(asked[i]);
+            if (predicate != null) {
                 used.add(asked[i]);
-                found.add(test);
+                found.add(predicate);
             }
         }
         pushed = (Predicate[]) used.toArray(new Predicate[0]);
-        tests = (Test[]) found.toArray(new Test[0]);
+        predicates = (BlockPredicate[]) found.toArray(new BlockPredicate[0]);
         return asked;
     }
 
@@ -54,6 +54,6 @@ final class Builder implements SupportsPushDownRequiredColumns, SupportsPushDown
     }
 
     public Scan build() {
-        return new Scanned(options, columns, pushed, tests, streams, given);
+        return new RecordingScan(options, columns, pushed, predicates, streams, given);
     }
 }

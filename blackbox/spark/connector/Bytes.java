@@ -13,16 +13,16 @@ import org.apache.hadoop.fs.Path;
 import org.apache.spark.unsafe.Platform;
 
 /**
- * A part of a file, of which a window is in native memory at a time.
+ * A window into a file, in native memory.
  *
- * Read and not mapped: it is as fast, for a window stays in the processor's cache while a page that is mapped costs a
- * fault; memory stays flat; and a file that is cut while it is read is an error, where a mapped one ends the process.
+ * The file is read, not mapped. Reading is as fast, because the window stays in the cache and mapped pages cost faults;
+ * memory stays flat; and a file that is truncated meanwhile is an error, where a mapping would end the process.
  */
 final class Bytes {
     private static final int STEP = 1 << 20;
 
     private final String path;
-    /** Null: the file is not local. */
+    /** Null when the file is not local; `stream` reads it then. */
     private final FileChannel file;
     private final FSDataInputStream stream;
     private final long end;
@@ -32,7 +32,7 @@ final class Bytes {
     private long start;
     private long stop;
 
-    /** Open a file, to be read up to an offset; `buffer`, a direct one, is the window as long as it suffices. */
+    /** Open a file to read it up to `end`. The window is `buffer`, a direct one, until a larger one is needed. */
     Bytes(String path, long end, ByteBuffer buffer, Configuration settings) throws IOException {
         this.path = path;
         this.end = end;
@@ -46,7 +46,7 @@ final class Bytes {
         use(buffer);
     }
 
-    /** All bytes of a small file's part. */
+    /** Read the bytes from `start` to `end` at once, and close the file. */
     static Bytes read(String path, long start, long end, Configuration settings) throws IOException {
         Bytes bytes = new Bytes(path, end, ByteBuffer.allocateDirect((int) Math.max(1L, end - start)), settings);
         try {
@@ -57,12 +57,12 @@ final class Bytes {
         return bytes;
     }
 
-    /** Where the byte at an offset of the file is; it must be one of those that were needed last. */
+    /** Return the address of a byte of the file, which must lie in the range that `need` was last called for. */
     long at(long offset) {
         return address + (offset - start);
     }
 
-    /** The window, for libraries that want a buffer; the byte at `offset` is at `place(offset)` of it. */
+    /** The window as a buffer. The byte at `offset` of the file is at `place(offset)` of it. */
     ByteBuffer buffer() {
         return buffer;
     }
@@ -71,7 +71,7 @@ final class Bytes {
         return (int) (offset - start);
     }
 
-    /** The bytes of a small file, on the heap. */
+    /** Copy the window to the heap. */
     byte[] copy() {
         byte[] copy = new byte[(int) (stop - start)];
         Platform.copyMemory(null, address, copy, Platform.BYTE_ARRAY_OFFSET, copy.length);
@@ -79,10 +79,10 @@ final class Bytes {
     }
 
     /**
-     * Bring `size` bytes from an offset on into memory, and what behind them there is room for. Others may go: what
-     * `at` told before is no longer good.
+     * Read `size` bytes from an offset on into the window, and as many more as it has room for. Addresses from `at`
+     * are invalid afterwards.
      *
-     * Fails with EOFException when the file has become shorter.
+     * Throws EOFException when the file has become shorter.
      */
     void need(long offset, long size) throws IOException {
         if (offset >= start && offset + size <= stop) {
@@ -92,13 +92,13 @@ final class Bytes {
         ByteBuffer before = buffer;
         long from = at(offset);
         if (size > buffer.capacity()) {
-            // Twice as large: else blocks that grow little by little would each have a new one.
+            // Double it, so that slowly growing blocks do not each allocate a window.
             use(ByteBuffer.allocateDirect((int) Math.max(size, Math.min(2L * buffer.capacity(), Layout.MAX_BODY))));
         }
         if (kept > 0) {
             Platform.copyMemory(null, from, null, address, kept);
         }
-        // Not before this is the old buffer's memory given back.
+        // Keep the old buffer alive until its bytes are copied.
         before.position(0);
         start = offset;
         stop = offset + kept;
@@ -139,7 +139,7 @@ final class Bytes {
         return got;
     }
 
-    /** Close the file; what is in memory stays. */
+    /** Close the file. The window stays readable. */
     void close() throws IOException {
         if (file != null) {
             file.close();

@@ -9,7 +9,7 @@ import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 
-/** A column that a recording has: one that every message has, or a field of the wanted message type. */
+/** A column of a recording: one of every message, or a field of the wanted message type. */
 final class Column implements Serializable {
     static final int FEED = 0;
     static final int DATE = 1;
@@ -26,15 +26,15 @@ final class Column implements Serializable {
     static final int EPOCH = 12;
     static final int SEQUENCE = 13;
     static final int PAYLOAD = 14;
-    /** Stands before the name of a field that is called as a column of every message. */
+    /** Prefix for fields whose name is that of a column of every message. */
     private static final String CLASHING = "record_";
 
     final String name;
     final DataType type;
     final boolean nullable;
-    /** Which of the constants above; -1: a field. */
+    /** One of the constants above; -1 for a field. */
     final int number;
-    /** Null: not of a field. */
+    /** Null unless it is a field. */
     final Field field;
 
     private Column(String name, DataType type, boolean nullable, int number, Field field) {
@@ -45,18 +45,18 @@ final class Column implements Serializable {
         this.field = field;
     }
 
-    /** Whether bodies need not be looked at for it. */
+    /** Whether its values come from the record's head, without the body. */
     boolean isOfHead() {
         return number == FEED || number == DATE || number == SLICE || number == TS_OUT || number == TS_RECV
             || number == OUT_TIME || number == RECV_TIME || number == EPOCH || number == SEQUENCE;
     }
 
-    /** Whether topics must be looked up for it. */
+    /** Whether its values come from the topic. */
     boolean isOfTopic() {
         return number == TOPIC || number == SYMBOL || number == TYPE;
     }
 
-    /** All columns, in order; `record`: the wanted message type, or null. */
+    /** Return all columns in order. `record` is the wanted message type, or null. */
     static Column[] all(MessageType record) {
         List<Column> all = new ArrayList<Column>();
         String[] names = {
@@ -65,7 +65,7 @@ final class Column implements Serializable {
         };
         for (int i = 0; i < names.length; i++) {
             if (i != PAYLOAD || record == null) {
-                all.add(new Column(names[i], typeOf(i), i == TYPE || i == EVENT_TIME, i, null));
+                all.add(new Column(names[i], typeOf(i), i == TYPE || i == EVENT_TIME || i == PAYLOAD, i, null));
             }
         }
         int count = record == null ? 0 : record.fields.length;
@@ -98,29 +98,30 @@ final class Column implements Serializable {
         return DataTypes.createStructType(fields);
     }
 
-    /** Those of a schema that was asked for, called as there; what is not there, or has another type, is named. */
+    /** Return the columns of a given schema, under its names. Throws when one is unknown or of another type. */
     static Column[] chosen(Column[] all, StructType asked) {
         Column[] chosen = new Column[asked.length()];
         StructField[] fields = asked.fields();
         for (int i = 0; i < fields.length; i++) {
             Column own = named(all, fields[i].name());
             if (own == null) {
-                throw Refused.of("the schema had a column '" + fields[i].name() + "', expected some of: "
+                throw Errors.analysis("the schema had a column '" + fields[i].name() + "', expected some of: "
                     + String.join(", ", (CharSequence[]) schema(all).fieldNames()));
             }
             if (!own.type.sameType(fields[i].dataType())) {
-                throw Refused.of("the schema had column '" + fields[i].name() + "' as "
+                throw Errors.analysis("the schema had column '" + fields[i].name() + "' as "
                     + fields[i].dataType().simpleString() + ", expected " + own.type.simpleString());
             }
             if (own.nullable && !fields[i].nullable()) {
-                throw Refused.of("the schema had column '" + fields[i].name() + "' as not null, expected that it may be");
+                throw Errors.analysis("the schema had column '" + fields[i].name()
+                    + "' as not null, expected that it may be");
             }
             chosen[i] = new Column(fields[i].name(), own.type, fields[i].nullable(), own.number, own.field);
         }
         return chosen;
     }
 
-    /** The column of a name, or else of one in other cases of letters, which Spark takes as the same; null: none. */
+    /** Find a column by its exact name, else ignoring case as Spark does; null when there is none. */
     private static Column named(Column[] all, String name) {
         Column found = null;
         for (int i = 0; i < all.length; i++) {

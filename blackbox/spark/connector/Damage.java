@@ -7,22 +7,22 @@ import java.nio.file.NoSuchFileException;
 /** A part of a recording that cannot be read. */
 final class Damage extends IOException {
     static final String NO_RECORD = "no good record begins here";
-    static final String CUT = "the segment ends before the last records that its index tells of";
+    static final String CUT = "the segment ends before the last records in its index";
 
-    /** What can be done about it. */
+    /** Appended to every message that ends a query. */
     static final String MORE = "; onDamage=skip reads the rest";
 
     private Damage(String text) {
         super(text);
     }
 
-    /** Names the file, the place and what is lost there, as `blackbox.journal.segment.Damage` does. */
+    /** Describe the damage by file, place and loss, in the words of `blackbox.archive.segment.Damage`. */
     static String text(String path, String what, long offset, long size, long messages) {
         String lost = messages > 0 ? ", " + messages + " messages" : "";
         return Files.shown(path) + ": " + what + " (" + size + " bytes at " + offset + lost + ")";
     }
 
-    /** A segment that was there when the query was planned. */
+    /** A segment that could not be opened, though it existed when the query was planned. */
     static IOException unreadable(String path, IOException error) {
         boolean gone = error instanceof NoSuchFileException || error instanceof FileNotFoundException;
         String why = gone ? "No such file or directory" : error.getMessage();

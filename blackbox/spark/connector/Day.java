@@ -10,21 +10,20 @@ import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import org.apache.hadoop.conf.Configuration;
 
-/** A day's directory: what its manifest tells. */
+/** A recorded day, as its manifest describes it. */
 final class Day implements Serializable {
-    static final String MANIFEST = "manifest.json";
-
     final String path;
     final String feed;
-    /** Days since 1970. */
+    /** Days since 1970-01-01. */
     final int date;
     final int keyBytes;
     final int slices;
-    /** The name of what its payloads are. */
+    final SymbolRule symbolRule;
+    /** The name of the schema of its payloads. */
     final String schema;
-    /** The layout of the wanted message type; null: messages of all types are wanted. */
+    /** The wanted message type; null when all are wanted. */
     final MessageType record;
-    /** Of the feed's slices. Null in tasks: planning has chosen among them. */
+    /** The routing of the feed's slices. Null in tasks, because planning has chosen the slices. */
     private transient JsonNode routing;
 
     private Day(String path, JsonNode manifest, String records, boolean scaled) {
@@ -35,51 +34,52 @@ final class Day implements Serializable {
         this.keyBytes = Json.number(settings, "key_bytes", 0);
         this.routing = Json.of(settings, "slices");
         this.slices = routing.size();
+        this.symbolRule = SymbolRule.of(settings, Files.shown(path));
         this.schema = Json.text(settings, "schema");
         this.record = records == null ? null
             : MessageType.of(Json.of(manifest, "schema"), records, scaled, schema, Files.shown(path));
     }
 
-    /** Read the manifest in a directory. */
+    /** Read the manifest of a day. Throws when it is missing, damaged or of another format. */
     static Day read(String directory, String records, boolean scaled, Configuration settings) throws IOException {
-        String path = directory + "/" + MANIFEST;
+        String path = RecordingPaths.manifest(directory);
         long size = Files.size(path, settings);
         if (size < 0) {
-            throw Refused.of("recording '" + Files.shown(directory) + "' was not found");
+            throw Errors.analysis("recording '" + Files.shown(directory) + "' was not found");
         }
         String text = new String(Bytes.read(path, 0, size, settings).copy(), StandardCharsets.UTF_8);
         JsonNode manifest;
         try {
             manifest = new ObjectMapper().readTree(text);
         } catch (IOException error) {
-            throw Refused.of(Files.shown(path) + " is damaged: it is no JSON");
+            throw Errors.analysis(Files.shown(path) + " is damaged: it is no JSON");
         }
         JsonNode format = Json.of(manifest, "format");
         if (format != null && format.asInt() != Layout.FORMAT) {
-            throw Refused.of(Files.shown(path) + ": format was " + format + ", expected " + Layout.FORMAT);
+            throw Errors.analysis(Files.shown(path) + ": format was " + format + ", expected " + Layout.FORMAT);
         }
-        String told = manifest.has("checksum") ? Json.text(manifest, "checksum") : "";
-        String tail = ",\"checksum\":\"" + told + "\"}";
+        String recorded = manifest.has("checksum") ? Json.text(manifest, "checksum") : "";
+        String tail = ",\"checksum\":\"" + recorded + "\"}";
         String compact = compact(text);
         String right = checksum(compact.substring(0, Math.max(0, compact.length() - tail.length())));
-        if (!compact.endsWith(tail) || !told.equals(right)) {
-            throw Refused.of(Files.shown(path) + " is damaged, or was changed by hand: checksum was '" + told
+        if (!compact.endsWith(tail) || !recorded.equals(right)) {
+            throw Errors.analysis(Files.shown(path) + " is damaged, or was changed by hand: checksum was '" + recorded
                 + "', expected '" + right + "'");
         }
         return new Day(directory, manifest, records, scaled);
     }
 
-    /** Throws unless records of the wanted type are the same here as in the first one of the days. */
+    /** Throw unless the wanted message type has the same layout as in the first day. */
     void mustBeLike(Day first) {
         if (record == null) {
             return;
         }
         if (!schema.equals(first.schema)) {
-            throw Refused.of(Files.shown(path) + " has the schema '" + schema + "' and " + Files.shown(first.path)
+            throw Errors.analysis(Files.shown(path) + " has the schema '" + schema + "' and " + Files.shown(first.path)
                 + " has '" + first.schema + "', expected the same in all");
         }
         if (!record.layout.equals(first.record.layout)) {
-            throw Refused.of(Files.shown(path) + " has other fields in its messages of type '" + record.name
+            throw Errors.analysis(Files.shown(path) + " has other fields in its messages of type '" + record.name
                 + "' than " + Files.shown(first.path) + ", expected the same in all");
         }
     }
@@ -90,7 +90,7 @@ final class Day implements Serializable {
         return "0000000000000000".substring(digits.length()) + digits;
     }
 
-    /** JSON without the spaces between its words. */
+    /** Return JSON without the white space between its tokens. */
     private static String compact(String text) {
         StringBuilder kept = new StringBuilder(text.length());
         boolean quoted = false;
@@ -110,17 +110,14 @@ final class Day implements Serializable {
         return kept.toString();
     }
 
-    /** Whether topics that begin with a prefix can fall into a slice; `whole`: the prefix is all of the symbol. */
+    /** Whether topics that begin with a prefix can fall into a slice; `whole`: it is all of a symbol or topic. */
     boolean mayHold(int slice, byte[] prefix, boolean whole) {
         if (routing == null) {
             return true;
         }
         JsonNode share = Json.of(Json.of(routing, slice), "share");
         if (share != null && !share.isNull()) {
-            int end = 0;
-            while (end < prefix.length && prefix[end] != '.') {
-                end++;
-            }
+            int end = symbolRule.rootOf(prefix);
             if (end == prefix.length && !whole) {
                 return true;
             }
@@ -138,14 +135,5 @@ final class Day implements Serializable {
             }
         }
         return count == 0;
-    }
-
-    static String sliceDirectory(String day, int slice) {
-        return day + "/slice-" + padded(slice, 5);
-    }
-
-    static String padded(int number, int digits) {
-        String text = Integer.toString(number);
-        return text.length() >= digits ? text : "0000000000".substring(0, digits - text.length()) + text;
     }
 }

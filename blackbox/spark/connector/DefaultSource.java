@@ -19,8 +19,8 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 import org.apache.spark.unsafe.Platform;
 
 /**
- * The format "blackbox": Spark looks for a class DefaultSource in a package of that name, before it asks for data sources
- * in Python. Streams, and what option `engine` is "python" for, go to the engine in Python, which has the same name.
+ * The format "blackbox". Spark looks for a class DefaultSource in a package of that name before it looks for a data
+ * source in Python. Streams, and queries with engine=python, are passed on to the Python engine of the same name.
  */
 public final class DefaultSource implements TableProvider {
     public DefaultSource() {
@@ -48,11 +48,11 @@ public final class DefaultSource implements TableProvider {
         return new Recorded(options, Column.chosen(columns(options), schema));
     }
 
-    /** All columns; those of the message type that is wanted, if one is, which must be the same in all days. */
+    /** Return all columns. The fields of the wanted message type, if there is one, must be the same in all days. */
     private static Column[] columns(Options options) {
         try {
             Configuration settings = settings();
-            List<String> days = Recordings.directories(options, settings);
+            List<String> days = RecordingPaths.days(options, settings);
             if (options.records == null) {
                 return Column.all(null);
             }
@@ -69,7 +69,7 @@ public final class DefaultSource implements TableProvider {
         }
     }
 
-    /** Recordings as a table. */
+    /** Recordings as a table that this engine reads. */
     static final class Recorded implements Table, SupportsRead {
         private final Options options;
         private final Column[] columns;

@@ -7,18 +7,18 @@ import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.util.SerializableConfiguration;
 
-/** Makes the readers, where the tasks run. */
+/** Makes a reader for each task, on the executor. */
 final class Factory implements PartitionReaderFactory {
     private final Options options;
     private final Column[] columns;
-    private final Test[] tests;
-    /** Of Hadoop's file systems; null: all files are local, and it need not be sent. */
+    private final BlockPredicate[] predicates;
+    /** Hadoop's settings; null when all files are local, so that they need not be sent. */
     private final Broadcast settings;
 
-    Factory(Options options, Column[] columns, Test[] tests, Broadcast settings) {
+    Factory(Options options, Column[] columns, BlockPredicate[] predicates, Broadcast settings) {
         this.options = options;
         this.columns = columns;
-        this.tests = tests;
+        this.predicates = predicates;
         this.settings = settings;
     }
 
@@ -32,6 +32,6 @@ final class Factory implements PartitionReaderFactory {
 
     public PartitionReader createColumnarReader(InputPartition part) {
         Configuration found = settings == null ? null : ((SerializableConfiguration) settings.value()).value();
-        return new Reader((Range.Partition) part, options, columns, tests, found);
+        return new Reader((Range.Partition) part, options, columns, predicates, found);
     }
 }

@@ -5,7 +5,7 @@ import java.io.Serializable;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.DataTypes;
 
-/** One field of a record: where it is, what it holds, and the column that it becomes. */
+/** A field of a message type: its place in the payload, its format, and the type of its column. */
 final class Field implements Serializable {
     static final int INTEGER = 0;
     static final int PRICE = 1;
@@ -14,7 +14,7 @@ final class Field implements Serializable {
     static final int TEXT = 4;
     static final int RAW = 5;
 
-    /** A decimal with as many is a long to Spark; one with more is a BigDecimal, and slow. */
+    /** Spark keeps decimals of up to 18 digits in a long; longer ones are a slow BigDecimal. */
     static final int PRICE_DIGITS = 18;
 
     final String name;
@@ -26,10 +26,10 @@ final class Field implements Serializable {
     final DataType type;
 
     /**
-     * A field as a manifest describes it.
+     * A field as the manifest describes it.
      *
-     * `format`: numpy's, such as ">u4", "|S8"; "|V6" is an integer of six bytes when it counts ns since midnight.
-     * `decimals`: of a price, else -1. `utc`: the unit of a time since 1970, else "".
+     * `format` is numpy's, such as ">u4" or "|S8"; "|V6" with `sinceMidnight` is an integer of six bytes (ns).
+     * `decimals` is -1 unless it is a price. `utc` is the unit of a time since 1970, else "".
      */
     Field(String name, String format, int offset, int decimals, String utc, boolean sinceMidnight, boolean scaled) {
         this.name = name;
@@ -57,14 +57,14 @@ final class Field implements Serializable {
         }
     }
 
-    /** Whether the column may hold nulls: a price of more digits is none, venues mark so that there is no price. */
+    /** Whether the column may hold nulls: venues mark "no price" by a number of more than 18 digits. */
     boolean isNullable() {
         return meaning == PRICE && size == 8;
     }
 
     private static DataType ofInteger(int size, boolean signed) {
         if (size == 8) {
-            // An unsigned one keeps its bits: a decimal that holds all of them is a BigDecimal to Spark, and slow.
+            // Unsigned integers keep their bits: a decimal wide enough would be a slow BigDecimal.
             return DataTypes.LongType;
         }
         if (size > 4 || (size == 4 && !signed)) {

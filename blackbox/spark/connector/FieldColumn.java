@@ -4,7 +4,7 @@ import org.apache.spark.sql.types.Decimal;
 import org.apache.spark.unsafe.Platform;
 import org.apache.spark.unsafe.types.UTF8String;
 
-/** A field of the wanted records, read from their payloads in place. */
+/** A field of the wanted message type, read from the payloads in place. */
 abstract class FieldColumn extends BlockColumn {
     private static final long MICROS_OF_SECOND = 1000000L;
 
@@ -135,7 +135,7 @@ abstract class FieldColumn extends BlockColumn {
         }
     }
 
-    /** Decimals that Spark keeps in a long. */
+    /** Prices as decimals that Spark keeps in a long. */
     static final class PriceColumn extends FieldColumn {
         private static final long LIMIT = 1000000000000000000L;
 
@@ -179,7 +179,7 @@ abstract class FieldColumn extends BlockColumn {
         }
     }
 
-    /** Texts without their padding; every byte is a character. Short ones are remembered: venues repeat theirs. */
+    /** Texts in Latin-1, without padding. Those of up to 8 bytes are cached, because venues repeat them. */
     static final class TextColumn extends FieldColumn {
         private static final int KNOWN = 1 << 12;
 

@@ -11,23 +11,23 @@ import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.Path;
 
-/** Names and sizes of a recording's files: of this machine through the system, all others through Hadoop. */
+/** Lists and measures files: local ones directly, all others through Hadoop. */
 final class Files {
     private Files() {
     }
 
-    /** Whether a path is on a file system of this machine, whose files are read without Hadoop. */
+    /** Whether a path is on a local or mounted file system, which is read without Hadoop. */
     static boolean isLocal(String path) {
         String scheme = new Path(path).toUri().getScheme();
         return scheme == null || scheme.equals("file");
     }
 
-    /** The path as this machine's system has it. */
+    /** Return a local path without its scheme. */
     static String plain(String path) {
         return new Path(path).toUri().getPath();
     }
 
-    /** The path as a person writes it. */
+    /** Return the path as messages show it. */
     static String shown(String path) {
         return isLocal(path) ? plain(path) : path;
     }
@@ -36,7 +36,7 @@ final class Files {
         return new Path(path).getFileSystem(settings);
     }
 
-    /** What a user's path stands for: itself with its scheme, or all that its wildcards match, in order. */
+    /** Return the path, with its scheme, if it exists; else all paths that it matches as a pattern, sorted. */
     static List<String> matching(String path, Configuration settings) throws IOException {
         List<String> found = new ArrayList<String>();
         FileSystem files = system(path, settings);
@@ -53,7 +53,7 @@ final class Files {
         return found;
     }
 
-    /** The names in a directory, sorted; none when it is not there. */
+    /** Return the names in a directory, sorted; none when it does not exist. */
     static String[] names(String directory, Configuration settings) throws IOException {
         String[] names;
         if (isLocal(directory)) {
@@ -77,7 +77,7 @@ final class Files {
         return names;
     }
 
-    /** How many bytes a file has; -1: it is not there. */
+    /** Return the size of a file in bytes; -1 when it does not exist. */
     static long size(String path, Configuration settings) throws IOException {
         if (isLocal(path)) {
             java.io.File file = new java.io.File(plain(path));

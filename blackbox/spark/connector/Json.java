@@ -2,12 +2,12 @@ package blackbox;
 
 import com.fasterxml.jackson.databind.JsonNode;
 
-/** A JSON value's parts. Each cast is one that Janino, which knows no covariant results, needs to be told. */
+/** Reads parts of a JSON value. The casts are for Janino, which does not know covariant return types. */
 final class Json {
     private Json() {
     }
 
-    /** The value of a key; null: there is none. */
+    /** Return the value of a key, or null. */
     static JsonNode of(JsonNode node, String key) {
         return (JsonNode) node.get(key);
     }
@@ -20,7 +20,13 @@ final class Json {
         return of(node, key).asText();
     }
 
-    /** A number, or `other` when there is none of that key. */
+    /** Return the text of a key, or `other` when the key is missing. */
+    static String text(JsonNode node, String key, String other) {
+        JsonNode value = of(node, key);
+        return value == null ? other : value.asText();
+    }
+
+    /** Return the number of a key, or `other` when the key is missing. */
     static int number(JsonNode node, String key, int other) {
         JsonNode value = of(node, key);
         return value == null ? other : value.asInt();

@@ -4,16 +4,16 @@ import java.io.Serializable;
 
 import com.fasterxml.jackson.databind.JsonNode;
 
-/** One message type of a feed's schema: how its payloads are known, and what fields they have. */
+/** One message type of a feed's schema: how its payloads are recognised, and their fields. */
 final class MessageType implements Serializable {
     final String name;
     final int kind;
-    /** Where in a payload its type stands. */
+    /** Offset of the type character in a payload. */
     final int typeOffset;
-    /** Of every payload of that type. */
+    /** The length of every payload of that type. */
     final int bytes;
     final Field[] fields;
-    /** As the manifest has it: two days that are read together must have the same. */
+    /** The layout in the manifest. Days that are read together must have the same. */
     final String layout;
 
     private MessageType(String name, int kind, int typeOffset, int bytes, Field[] fields, String layout) {
@@ -25,9 +25,9 @@ final class MessageType implements Serializable {
         this.layout = layout;
     }
 
-    /** The type of a name, or else a character, as a manifest's schema describes it; `scaled`: prices stay integers. */
+    /** Find a message type by name, else by character, in a manifest's schema. With `scaled`, prices stay integers. */
     static MessageType of(JsonNode schema, String asked, boolean scaled, String schemaName, String day) {
-        JsonNode told = null;
+        JsonNode found = null;
         String kind = null;
         boolean hidden = false;
         StringBuilder known = new StringBuilder();
@@ -38,21 +38,21 @@ final class MessageType implements Serializable {
             String name = one.has("name") ? Json.text(one, "name") : null;
             known.append(known.length() > 0 ? " " : "").append(name == null ? typed(character) : name);
             hidden |= name == null && !typed(character).equals(character);
-            if (asked.equals(name) || (told == null && asked.equals(character))) {
-                told = one;
+            if (asked.equals(name) || (found == null && asked.equals(character))) {
+                found = one;
                 kind = character;
                 if (asked.equals(name)) {
                     break;
                 }
             }
         }
-        if (told == null) {
-            throw Refused.of("schema '" + schemaName + "': message type was '" + asked + "', expected one of: "
+        if (found == null) {
+            throw Errors.analysis("schema '" + schemaName + "': message type was '" + asked + "', expected one of: "
                 + (known.length() > 0 ? known.toString() : "none: its payloads are plain bytes")
                 + (hidden && asked.length() > 1
                     ? " (" + day + " tells no names of types: give the character, or engine=python)" : ""));
         }
-        JsonNode list = Json.of(told, "fields");
+        JsonNode list = Json.of(found, "fields");
         Field[] fields = new Field[list.size()];
         for (int i = 0; i < fields.length; i++) {
             JsonNode field = Json.of(list, i);
@@ -65,19 +65,19 @@ final class MessageType implements Serializable {
                 field.has("since_midnight"),
                 scaled);
         }
-        int bytes = Json.number(told, "bytes", 0);
+        int bytes = Json.number(found, "bytes", 0);
         for (int i = 0; i < fields.length; i++) {
             if (fields[i].offset < 0 || fields[i].offset + fields[i].size > bytes) {
-                throw Refused.of(day + ": field '" + fields[i].name + "' of type '" + asked + "' ends behind its "
+                throw Errors.analysis(day + ": field '" + fields[i].name + "' of type '" + asked + "' ends behind its "
                     + bytes + " bytes");
             }
         }
-        int typeOffset = Json.number(told, "type_offset", 0);
+        int typeOffset = Json.number(found, "type_offset", 0);
         String layout = bytes + " " + typeOffset + " " + list.toString();
         return new MessageType(asked, kind.charAt(0), typeOffset, bytes, fields, layout);
     }
 
-    /** A character as it is typed in Python and in SQL: its code where it cannot be shown. */
+    /** Return a character as it is typed in Python and SQL: escaped if it is not printable. */
     private static String typed(String character) {
         int code = character.charAt(0);
         boolean plain = code > ' ' && code < 0x7F || code > 0xA0;

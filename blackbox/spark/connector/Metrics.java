@@ -4,12 +4,12 @@ import org.apache.spark.sql.connector.metric.CustomMetric;
 import org.apache.spark.sql.connector.metric.CustomSumMetric;
 import org.apache.spark.sql.connector.metric.CustomTaskMetric;
 
-/** What a scan counts: shown in Spark's UI, and read by tests. */
+/** Counts of a scan, shown in Spark's UI. */
 final class Metrics {
     long read;
-    /** Stored, of the blocks read. */
+    /** Stored bytes of the blocks read. */
     long bytes;
-    /** Given out. */
+    /** Rows given to Spark. */
     long rows;
     long skipped;
     long damagedPlaces;
@@ -49,9 +49,9 @@ final class Metrics {
         }
     }
 
-    // Spark makes each of these by its name on its own: public, with a constructor without arguments.
+    // Spark instantiates these by name, so they are public and have a constructor without arguments.
 
-    /** Blocks of which a value was given out. */
+    /** Blocks that were read. */
     public static final class BlocksRead extends CustomSumMetric {
         public BlocksRead() {
         }
@@ -65,7 +65,7 @@ final class Metrics {
         }
     }
 
-    /** Blocks that index or heads showed not to match. */
+    /** Blocks skipped because index or head ruled them out. */
     public static final class BlocksSkipped extends CustomSumMetric {
         public BlocksSkipped() {
         }
@@ -79,7 +79,7 @@ final class Metrics {
         }
     }
 
-    /** Places that could not be read. */
+    /** Places in a journal that could not be read. */
     public static final class DamagedPlaces extends CustomSumMetric {
         public DamagedPlaces() {
         }
@@ -93,7 +93,7 @@ final class Metrics {
         }
     }
 
-    /** Messages that are lost with them, as far as that is known. */
+    /** Messages lost there, as far as known. */
     public static final class DamagedMessages extends CustomSumMetric {
         public DamagedMessages() {
         }

@@ -12,19 +12,19 @@ import org.apache.spark.network.util.JavaUtils;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 import org.apache.spark.unsafe.types.UTF8String;
 
-/** What a user says of a `load`, checked as `blackbox/spark/options.py` does, which has the same names. */
+/** The options of a `load`, checked. Names and meanings are those of blackbox/spark/options.py. */
 final class Options implements Serializable {
-    /** The message type that is wanted; null: payloads of all types as they are. */
+    /** The wanted message type; null for raw payloads of all types. */
     final String records;
-    /** Prices stay integers. */
+    /** Whether prices stay integers. */
     final boolean scaled;
-    /** Damage is passed over and counted. */
+    /** Whether damage is skipped and counted. */
     final boolean skip;
     final boolean checksums;
-    /** Of segments, that a task reads at most. */
+    /** Bytes of segments that one task reads at most. */
     final long partitionBytes;
     final boolean python;
-    /** A directory for what was read and passed over; null: nobody asked. */
+    /** The directory for files of counts; null for none. */
     final String metrics;
     final String[] paths;
 
@@ -32,7 +32,7 @@ final class Options implements Serializable {
         "path", "paths", "engine", "records", "prices", "onDamage", "checksums", "partitionBytes", "metrics",
         "startingOffsets", "maxBytesPerTrigger"
     };
-    /** Changes of a letter that a misspelt name may have. */
+    /** Edits within which a misspelt option still gets a hint. */
     private static final int NEAR = 3;
 
     Options(CaseInsensitiveStringMap given) {
@@ -46,7 +46,7 @@ final class Options implements Serializable {
         this.partitionBytes = sizeOf(given, "partitionBytes", "64m");
         this.metrics = given.get("metrics");
         if ("".equals(metrics)) {
-            throw Refused.of("option 'metrics' was '', expected a directory");
+            throw Errors.analysis("option 'metrics' was '', expected a directory");
         }
         one(given, "startingOffsets", "earliest", "latest");
         sizeOf(given, "maxBytesPerTrigger", "64m");
@@ -56,7 +56,7 @@ final class Options implements Serializable {
         Object[] keys = given.keySet().toArray();
         for (int i = 0; i < keys.length; i++) {
             String key = (String) keys[i];
-            // Those with two lines before them are Spark's own.
+            // Options that begin with two underscores are Spark's own.
             boolean known = key.startsWith("__");
             String near = null;
             int least = NEAR + 1;
@@ -70,7 +70,7 @@ final class Options implements Serializable {
                 }
             }
             if (!known) {
-                throw Refused.of("option was '" + key + "', expected one of: "
+                throw Errors.analysis("option was '" + key + "', expected one of: "
                     + String.join(", ", (CharSequence[]) NAMES)
                     + (near == null ? "" : " (did you mean '" + near + "'?)"));
             }
@@ -86,17 +86,17 @@ final class Options implements Serializable {
             size = 0;
         }
         if (size < 1) {
-            throw Refused.of(
+            throw Errors.analysis(
                 "option '" + name + "' was '" + text + "', expected bytes, such as 64m or 67108864");
         }
         return size;
     }
 
-    /** Whether an option has its other value. */
+    /** Return whether an option has the value `other`, not `usual`. Throws when it has neither. */
     private static boolean one(CaseInsensitiveStringMap given, String name, String usual, String other) {
         String value = (given.containsKey(name) ? given.get(name) : usual).toLowerCase(Locale.ROOT);
         if (!value.equals(usual) && !value.equals(other)) {
-            throw Refused.of(
+            throw Errors.analysis(
                 "option '" + name + "' was '" + value + "', expected one of: " + usual + ", " + other);
         }
         return value.equals(other);
@@ -120,11 +120,11 @@ final class Options implements Serializable {
                 paths.add(Json.of(several, i).asText());
             }
             if (!good) {
-                throw Refused.of("option 'paths' was '" + given.get("paths") + "', expected a JSON list of texts");
+                throw Errors.analysis("option 'paths' was '" + given.get("paths") + "', expected a JSON list of texts");
             }
         }
         if (paths.isEmpty()) {
-            throw Refused.of(
+            throw Errors.analysis(
                 "there was no path, expected load(path), load([path, ...]) or OPTIONS (path '...')");
         }
         return (String[]) paths.toArray(new String[0]);

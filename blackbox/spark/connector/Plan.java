@@ -9,18 +9,18 @@ import org.apache.hadoop.conf.Configuration;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** Which records must be read: what manifests, names and indexes show not to match is passed over. */
+/** Choose the records to read. Manifests and indexes rule out days, slices and runs of records. */
 final class Plan {
-    /** A task's least share, so that little data does not become many tasks. */
+    /** The least bytes of a task, so that little data does not become many tasks. */
     private static final long LEAST_SHARE = 4L << 20;
-    /** In memory of a segment whose index does not tell all: its heads are looked at. */
+    /** Bytes in memory while heads of records are scanned, where the index is missing or short. */
     private static final int WINDOW = 64 << 10;
     private static final Logger LOG = LoggerFactory.getLogger("blackbox");
 
     private final Options options;
     private final Configuration settings;
-    private final Test[] tests;
-    private final Facts facts = new Facts();
+    private final BlockPredicate[] predicates;
+    private final BlockBounds bounds = new BlockBounds();
 
     final List<Range> ranges = new ArrayList<Range>();
     long bytes;
@@ -30,21 +30,21 @@ final class Plan {
     long damagedMessages;
     private Range open;
     private Day first;
-    /** Index entries that were looked at, and those that may tell of wanted messages. */
+    /** Index entries seen, and those that may hold wanted messages. */
     long entries;
     long chosen;
 
-    Plan(Options options, Test[] tests, Configuration settings) throws IOException {
+    Plan(Options options, BlockPredicate[] predicates, Configuration settings) throws IOException {
         this.options = options;
-        this.tests = tests;
+        this.predicates = predicates;
         this.settings = settings;
-        List<String> days = Recordings.directories(options, settings);
+        List<String> days = RecordingPaths.days(options, settings);
         for (int i = 0; i < days.size(); i++) {
             day((String) days.get(i));
         }
     }
 
-    /** Whether all that is to be read is on a file system of each machine. */
+    /** Whether all chosen files are on a local or mounted file system. */
     boolean isLocal() {
         for (int i = 0; i < ranges.size(); i++) {
             if (!Files.isLocal(((Range) ranges.get(i)).path)) {
@@ -54,7 +54,7 @@ final class Plan {
         return true;
     }
 
-    /** The ranges in parts for tasks, `cores` of which can run at a time. */
+    /** Divide the ranges among tasks, of which `cores` run at a time. */
     Range.Partition[] partitions(int cores) {
         long share = Math.min(options.partitionBytes, Math.max(LEAST_SHARE, bytes / Math.max(1, cores) + 1));
         List<Range.Partition> parts = new ArrayList<Range.Partition>();
@@ -92,9 +92,9 @@ final class Plan {
         return new Range.Partition((Range[]) joined.toArray(new Range[0]));
     }
 
-    private boolean may() {
-        for (int i = 0; i < tests.length; i++) {
-            if (!tests[i].may(facts)) {
+    private boolean mayMatch() {
+        for (int i = 0; i < predicates.length; i++) {
+            if (!predicates[i].mayMatch(bounds)) {
                 return false;
             }
         }
@@ -105,67 +105,59 @@ final class Plan {
         Day day = Day.read(path, options.records, options.scaled, settings);
         first = first == null ? day : first;
         day.mustBeLike(first);
-        Facts fresh = new Facts();
-        facts.of(day);
+        BlockBounds fresh = new BlockBounds();
+        bounds.of(day);
         reset(fresh);
-        facts.set(Facts.SLICE, 0, day.slices - 1);
-        if (!may()) {
+        bounds.set(BlockBounds.SLICE, 0, day.slices - 1);
+        if (!mayMatch()) {
             return;
         }
         for (int slice = 0; slice < day.slices; slice++) {
             reset(fresh);
-            facts.set(Facts.SLICE, slice, slice);
-            if (may()) {
+            bounds.set(BlockBounds.SLICE, slice, slice);
+            if (mayMatch()) {
                 slice(day, slice);
             }
         }
     }
 
-    /** Forget what an entry told. */
-    private void reset(Facts fresh) {
-        for (int i = Facts.EVENT; i < Facts.NUMBERS; i++) {
-            facts.set(i, fresh.low[i], fresh.high[i]);
+    /** Forget the bounds of the last index entry. */
+    private void reset(BlockBounds fresh) {
+        for (int i = BlockBounds.EVENT; i < BlockBounds.NUMBERS; i++) {
+            bounds.set(i, fresh.low[i], fresh.high[i]);
         }
-        facts.keys = -1L;
+        bounds.keys = -1L;
     }
 
     private void slice(Day day, int slice) throws IOException {
-        String directory = Day.sliceDirectory(day.path, slice);
-        String[] names = Files.names(directory, settings);
-        List<String> segments = new ArrayList<String>();
-        for (int i = 0; i < names.length; i++) {
-            if (names[i].matches("[0-9]{6,9}[.]journal")) {
-                segments.add(names[i]);
-            }
-        }
-        // The last one first: when it has records, the one before it has all of its own.
-        long[] sizes = new long[segments.size()];
+        String directory = RecordingPaths.slice(day.path, slice);
+        int[] numbers = RecordingPaths.segments(directory, settings);
+        // The newest first: once it has records, the segments before it no longer grow.
+        long[] sizes = new long[numbers.length];
         int last = -1;
         for (int i = sizes.length - 1; i >= 0; i--) {
-            sizes[i] = Files.size(directory + "/" + segments.get(i), settings);
+            sizes[i] = Files.size(RecordingPaths.segment(directory, numbers[i]), settings);
             if (last < 0 && sizes[i] > Layout.FILE_HEAD) {
                 last = i;
             }
         }
         int expected = 0;
         for (int i = 0; i <= last; i++) {
-            String name = (String) segments.get(i);
-            int number = Integer.parseInt(name.substring(0, name.length() - 8));
-            String path = directory + "/" + name;
+            int number = numbers[i];
             if (number > expected) {
-                damaged(directory + "/" + Day.padded(expected, 6) + ".journal", (number - expected)
+                damaged(RecordingPaths.segment(directory, expected), (number - expected)
                     + (number > expected + 1 ? " segments" : " segment") + " missing, from this one on", 0, 0, 0);
             }
             expected = number + 1;
-            segment(day, slice, number, path, sizes[i], i == last);
+            segment(day, slice, number, RecordingPaths.segment(directory, number), sizes[i], i == last);
         }
     }
 
     private void segment(Day day, int slice, int number, String path, long known, boolean growing) throws IOException {
-        String indexPath = path.substring(0, path.length() - 8) + ".index";
+        String indexPath = RecordingPaths.index(path);
         long indexBytes = Files.size(indexPath, settings);
         Bytes index = indexBytes < Layout.FILE_HEAD ? null : Bytes.read(indexPath, 0, indexBytes, settings);
-        // Behind the index: records are written before their entry is.
+        // Measured after the index was read: a record is written before its entry.
         long size = growing ? Files.size(path, settings) : known;
         if (size < Layout.FILE_HEAD) {
             if (size >= 0 && !growing) {
@@ -184,14 +176,25 @@ final class Plan {
         open = null;
     }
 
+    /** Check a segment's head. Bad bytes are damage; a good head of another format, slice or segment is refused. */
     private void head(String path, int slice, int number) throws IOException {
         Bytes head = Bytes.read(path, 0, Layout.FILE_HEAD, settings);
         long at = head.at(0);
         if (Records.u32(at + 60) != Xxh3.checksum(at, Layout.FILE_HEAD - 4)) {
             damaged(path, "the checksum of the segment's head did not match", 0, Layout.FILE_HEAD, 0);
-        } else if (!names(at, Layout.SEGMENT_MAGIC, slice, number)) {
-            throw Refused.of(Files.shown(path) + ": the head was another one, expected that of segment " + number
-                + " of slice " + slice + " in format " + Layout.FORMAT);
+            return;
+        }
+        if (Records.i64(at) != Layout.SEGMENT_MAGIC) {
+            throw Errors.analysis(Files.shown(path) + ": magic was another one, expected that of a segment");
+        }
+        mustBe(path, "version", Records.u16(at + 8), Layout.FORMAT);
+        mustBe(path, "slice", Records.u16(at + 10), slice);
+        mustBe(path, "segment", Records.u32(at + 12), number);
+    }
+
+    private static void mustBe(String path, String name, long was, long expected) {
+        if (was != expected) {
+            throw Errors.analysis(Files.shown(path) + ": " + name + " was " + was + ", expected " + expected);
         }
     }
 
@@ -206,7 +209,7 @@ final class Plan {
             && Records.u32(at + 60) == Xxh3.checksum(at, Layout.FILE_HEAD - 4);
     }
 
-    /** Offer what an index tells of, as far as it can be believed; returns where that ends. */
+    /** Offer the runs of the index up to its first invalid entry. Returns where the last of them ends. */
     private long indexed(Day day, int slice, String path, Bytes index, long indexBytes, long size) throws IOException {
         long at = Layout.FILE_HEAD;
         long cut = 0;
@@ -215,9 +218,9 @@ final class Plan {
             long entry = index.at(place);
             long start = Records.i64(entry + Layout.ENTRY_START);
             long stop = Records.i64(entry + Layout.ENTRY_STOP);
-            long told = Records.u32(entry + Layout.ENTRY_CHECKSUM);
-            if (told != Xxh3.checksum(entry, Layout.ENTRY - 4) || start < at || stop <= start
-                    || Records.i64(entry + Layout.ENTRY_RECORDS) <= 0) {
+            long recorded = Records.u32(entry + Layout.ENTRY_CHECKSUM);
+            if (recorded != Xxh3.checksum(entry, Layout.ENTRY - 4) || start < at || stop <= start
+                    || Records.i64(entry + Layout.ENTRY_RECORDS) < 0) {
                 break;
             }
             if (start >= size) {
@@ -230,11 +233,11 @@ final class Plan {
                 scan(day, slice, path, at, start, false);
             }
             if (stop > size) {
-                // What is left of it is read; how much that is will be seen then.
+                // Read the rest of the run; the reader counts how much is left.
                 cut = stop;
                 stop = size;
             }
-            facts.ofEntry(entry);
+            bounds.ofEntry(entry);
             offer(day, slice, path, start, stop, Records.i64(entry + Layout.ENTRY_MESSAGES),
                 Records.i64(entry + Layout.ENTRY_RECORDS));
             at = stop;
@@ -245,10 +248,10 @@ final class Plan {
         return at;
     }
 
-    /** Take a run of records in, or pass it over. `facts` tell of them. */
-    private void offer(Day day, int slice, String path, long start, long stop, long told, long records) {
+    /** Add a run of records to the plan if `bounds`, which describe it, may match. */
+    private void offer(Day day, int slice, String path, long start, long stop, long count, long records) {
         entries++;
-        if (!may()) {
+        if (!mayMatch()) {
             skippedRecords += records;
             return;
         }
@@ -259,15 +262,14 @@ final class Plan {
             ranges.add(open);
         }
         open.stop = stop;
-        open.messages += told;
+        open.messages += count;
         bytes += stop - start;
-        messages += told;
+        messages += count;
     }
 
     /**
-     * Look for records that the index does not tell of; bytes that are none are damage.
-     *
-     * At the end of a segment that grows they may be a record that is being written, and are left out.
+     * Scan for records that the index does not list. Bytes that are no record are damage, except at the end of a
+     * growing segment, where they may be a record that is being written.
      */
     private void scan(Day day, int slice, String path, long from, long stop, boolean growing) throws IOException {
         Bytes heads = new Bytes(path, stop, ByteBuffer.allocateDirect(WINDOW), settings);
@@ -289,25 +291,27 @@ final class Plan {
         }
     }
 
-    /** Offer the records from an offset on, in runs; returns where no whole one begins. */
+    /** Offer the records from an offset on, in runs. Returns where the first byte is that is no whole record. */
     private long walk(Day day, int slice, String path, Bytes heads, long from, long stop) throws IOException {
         long at = from;
         while (Records.isAt(heads, at, stop)) {
             long start = at;
-            long told = 0;
+            long count = 0;
             long records = 0;
-            reset(new Facts());
-            facts.ofRecord(heads.at(at));
+            reset(new BlockBounds());
+            if (!Records.isMark(heads.at(at))) {
+                bounds.ofRecord(heads.at(at));
+            }
             while (at - start < Layout.ENTRY_SPAN && Records.isAt(heads, at, stop)) {
                 long record = heads.at(at);
-                told += Records.messages(record);
-                records++;
+                count += Records.messages(record);
+                records += Records.isMark(record) ? 0 : 1;
                 at += Records.size(record);
             }
-            if (records > 1) {
-                reset(new Facts());
+            if (records != 1) {
+                reset(new BlockBounds());
             }
-            offer(day, slice, path, start, at, told, records);
+            offer(day, slice, path, start, at, count, records);
         }
         return at;
     }
@@ -315,7 +319,7 @@ final class Plan {
     private void damaged(String path, String what, long offset, long size, long lost) throws IOException {
         String text = Damage.text(path, what, offset, size, lost);
         if (!options.skip) {
-            throw Refused.of(text + Damage.MORE);
+            throw Errors.analysis(text + Damage.MORE);
         }
         LOG.warn(text);
         damagedPlaces++;

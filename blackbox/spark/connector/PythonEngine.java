@@ -15,14 +15,14 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
- * Recordings as a table that the engine in Python reads.
+ * Recordings as a table that the Python engine reads.
  *
- * Each scan has a source of its own: Spark keeps in one what its first scan has planned, filters and all, and gives that
- * to every later query of the same table.
+ * Each scan gets a new source: Spark plans a Python source once, with the filters of its first query, and reuses that
+ * plan for every later query of the same table.
  */
 final class PythonEngine implements Table, SupportsRead {
     private static final String NAME = "blackbox";
-    /** Tells the source that filters are of its only scan. */
+    /** The option that tells the source that it serves one scan, so that it may use the filters. */
     private static final String OF_ONE_SCAN = "__scan";
 
     private final StructType schema;
@@ -54,9 +54,9 @@ final class PythonEngine implements Table, SupportsRead {
     }
 
     public ScanBuilder newScanBuilder(CaseInsensitiveStringMap given) {
-        Map<String, String> told = new HashMap<String, String>(given.asCaseSensitiveMap());
-        told.put(OF_ONE_SCAN, "true");
-        Table table = source().getTable(schema, new Transform[0], told);
-        return ((SupportsRead) table).newScanBuilder(new CaseInsensitiveStringMap(told));
+        Map<String, String> options = new HashMap<String, String>(given.asCaseSensitiveMap());
+        options.put(OF_ONE_SCAN, "true");
+        Table table = source().getTable(schema, new Transform[0], options);
+        return ((SupportsRead) table).newScanBuilder(new CaseInsensitiveStringMap(options));
     }
 }

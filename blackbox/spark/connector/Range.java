@@ -4,14 +4,14 @@ import java.io.Serializable;
 
 import org.apache.spark.sql.connector.read.InputPartition;
 
-/** Records that stand one behind the other in a segment. */
+/** Consecutive records of a segment. */
 final class Range implements Serializable {
     final Day day;
     final int slice;
     final String path;
     final long start;
     long stop;
-    /** As index and heads tell. */
+    /** According to the index, or to the heads where it is missing. */
     long messages;
 
     Range(Day day, int slice, String path, long start) {

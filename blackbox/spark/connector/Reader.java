@@ -13,30 +13,30 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * The blocks of one task, one batch each; small ones are gathered.
+ * Reads the blocks of one task: one batch a block, small blocks collected into one batch.
  *
- * Each block is looked at as a whole, checksum and all, before a value of it is given out, its head's values too; without
- * checksums those alone do not need its body.
+ * A block is checked as a whole, checksum included, before any of its values is given out. Only with checksums=false
+ * are values of the head given out without reading the body.
  */
 final class Reader implements PartitionReader {
-    /** Blocks of fewer wanted rows are gathered. */
+    /** Blocks of fewer wanted rows are collected in the row buffer. */
     private static final int SMALL = 512;
-    /** Of a file, in memory at a time: some blocks, so that it stays in the processor's cache. */
+    /** Bytes of a file in memory at a time: some blocks, few enough for the cache. */
     private static final int WINDOW = 1 << 20;
     private static final Logger LOG = LoggerFactory.getLogger("blackbox");
 
     private final Range[] ranges;
     private final Options options;
-    private final Test[] tests;
+    private final BlockPredicate[] predicates;
     private final Configuration settings;
     private final MessageType record;
     private final Metrics metrics = new Metrics();
 
-    private final Facts facts = new Facts();
+    private final BlockBounds bounds = new BlockBounds();
     private final Block block;
     private final BlockColumn[] columns;
     private final ColumnarBatch direct;
-    private final Gathered gathered;
+    private final RowBuffer buffer;
     private ColumnarBatch batch;
 
     private final boolean needsBody;
@@ -50,20 +50,21 @@ final class Reader implements PartitionReader {
     private Bytes bytes;
     private ByteBuffer window = ByteBuffer.allocateDirect(WINDOW);
     private long at;
-    /** Messages of the range in records with good heads. */
+    /** Messages of the range in records with valid heads. */
     private long seen;
-    /** Whether what was read has been told. */
-    private boolean told;
-    /** Rows of the block that wait until those gathered before them are read. */
+    /** Whether the file of counts is written. */
+    private boolean reported;
+    /** Rows of the current block, to be given out after those in the buffer. */
     private int waiting;
 
-    Reader(Range.Partition part, Options options, Column[] wanted, Test[] tests, Configuration settings) {
+    Reader(Range.Partition part, Options options, Column[] wanted, BlockPredicate[] predicates,
+            Configuration settings) {
         this.ranges = part.ranges;
         this.options = options;
-        this.tests = tests;
+        this.predicates = predicates;
         this.settings = settings;
         this.record = ranges[0].day.record;
-        Test[] ofTopics = ofTopics(tests);
+        BlockPredicate[] ofTopics = ofTopics(predicates);
         this.byTopic = ofTopics.length > 0;
         this.block = new Block(new Topics(ofTopics));
         this.columns = new BlockColumn[wanted.length];
@@ -74,51 +75,51 @@ final class Reader implements PartitionReader {
             body |= !wanted[i].isOfHead();
             topics |= wanted[i].isOfTopic();
         }
-        long[] bounds = {Long.MIN_VALUE, Long.MAX_VALUE};
-        for (int i = 0; i < tests.length; i++) {
-            tests[i].bound(Facts.EVENT, bounds);
+        long[] times = {Long.MIN_VALUE, Long.MAX_VALUE};
+        for (int i = 0; i < predicates.length; i++) {
+            predicates[i].narrow(BlockBounds.EVENT, times);
         }
-        this.firstTime = bounds[0];
-        this.lastTime = bounds[1];
+        this.firstTime = times[0];
+        this.lastTime = times[1];
         this.needsBody = body || firstTime != Long.MIN_VALUE || lastTime != Long.MAX_VALUE;
         this.needsTopics = topics;
         this.direct = new ColumnarBatch((ColumnVector[]) columns);
-        this.gathered = new Gathered(columns);
+        this.buffer = new RowBuffer(columns);
     }
 
-    private static Test[] ofTopics(Test[] tests) {
+    private static BlockPredicate[] ofTopics(BlockPredicate[] predicates) {
         int count = 0;
-        Test[] found = new Test[tests.length];
-        for (int i = 0; i < tests.length; i++) {
-            if (tests[i].isOfTopics()) {
-                found[count++] = tests[i];
+        BlockPredicate[] found = new BlockPredicate[predicates.length];
+        for (int i = 0; i < predicates.length; i++) {
+            if (predicates[i].isOfTopics()) {
+                found[count++] = predicates[i];
             }
         }
-        return (Test[]) java.util.Arrays.copyOf(found, count);
+        return (BlockPredicate[]) java.util.Arrays.copyOf(found, count);
     }
 
     public boolean next() throws IOException {
         if (batch != null && batch != direct) {
-            gathered.reset();
+            buffer.reset();
         }
         batch = null;
         if (waiting > 0) {
             return give(waiting);
         }
-        while (gathered.size < Gathered.ROOM - SMALL && nextBlock()) {
+        while (buffer.size < RowBuffer.ROOM - SMALL && nextBlock()) {
             if (block.size < SMALL && columns.length > 0) {
-                gathered.add(block.size);
-            } else if (gathered.size == 0) {
+                buffer.add(block.size);
+            } else if (buffer.size == 0) {
                 return give(block.size);
             } else {
                 waiting = block.size;
                 break;
             }
         }
-        if (gathered.size == 0) {
+        if (buffer.size == 0) {
             return false;
         }
-        batch = gathered.take();
+        batch = buffer.take();
         return true;
     }
 
@@ -134,7 +135,7 @@ final class Reader implements PartitionReader {
     }
 
     public void close() throws IOException {
-        gathered.close();
+        buffer.close();
         if (range != null) {
             bytes.close();
             range = null;
@@ -143,9 +144,9 @@ final class Reader implements PartitionReader {
             LOG.warn(Files.shown(ranges[0].day.path) + " slice " + ranges[0].slice + ": skipped "
                 + metrics.damagedPlaces + " damaged parts, " + metrics.damagedMessages + " messages");
         }
-        if (options.metrics != null && !told) {
-            told = true;
-            new Told().and("day", Files.shown(ranges[0].day.path)).and("slice", ranges[0].slice)
+        if (options.metrics != null && !reported) {
+            reported = true;
+            new MetricsFile().and("day", Files.shown(ranges[0].day.path)).and("slice", ranges[0].slice)
                 .and("blocks", metrics.read).and("bytes", metrics.bytes).and("rows", metrics.rows)
                 .and("damaged", metrics.damagedPlaces).and("lost", metrics.damagedMessages)
                 .write(options.metrics, "task");
@@ -156,7 +157,7 @@ final class Reader implements PartitionReader {
         return metrics.values();
     }
 
-    /** Stand on the next block with wanted rows; false: there is none. */
+    /** Move to the next block with wanted rows. Returns false at the end. */
     private boolean nextBlock() throws IOException {
         while (true) {
             if (range == null && !nextOfRanges()) {
@@ -172,7 +173,7 @@ final class Reader implements PartitionReader {
         }
     }
 
-    /** Read the record that should be here; whether it has rows that are wanted: the block then stands on it. */
+    /** Read the record at the current offset. Returns whether it has wanted rows; `block` is then at it. */
     private boolean readOne() throws IOException {
         long here = at;
         try {
@@ -184,15 +185,20 @@ final class Reader implements PartitionReader {
                 return false;
             }
             long size = Records.size(bytes.at(here));
-            long told = Records.messages(bytes.at(here));
+            if (Records.isMark(bytes.at(here))) {
+                at = here + size;
+                return false;
+            }
+            long messages = Records.messages(bytes.at(here));
             long stored = Records.u32(bytes.at(here) + Layout.STORED_BYTES);
             boolean wanted = isWanted(bytes.at(here));
-            if (wanted && needsBody) {
+            boolean body = needsBody || block.numbered;
+            if (wanted && body) {
                 bytes.need(here, size);
             }
-            seen += told;
+            seen += messages;
             at = here + size;
-            return wanted && (!needsBody || takeBody(here, size, told)) && count(stored);
+            return wanted && (!body || takeBody(here, size, messages)) && count(stored);
         } catch (EOFException error) {
             at = range.stop;
             damaged("the file was cut while it was read", here, range.stop - here, 0);
@@ -207,11 +213,11 @@ final class Reader implements PartitionReader {
         return block.size > 0;
     }
 
-    /** Whether a record's head leaves room for wanted rows. */
+    /** Return whether a record's head allows wanted rows; `block` is then at it. */
     private boolean isWanted(long record) {
-        facts.ofRecord(record);
-        for (int i = 0; i < tests.length; i++) {
-            if (!tests[i].may(facts)) {
+        bounds.ofRecord(record);
+        for (int i = 0; i < predicates.length; i++) {
+            if (!predicates[i].mayMatch(bounds)) {
                 metrics.skipped++;
                 return false;
             }
@@ -248,12 +254,13 @@ final class Reader implements PartitionReader {
         } catch (IOException error) {
             throw Damage.unreadable(next.path, error);
         }
-        // Not before this there is a file to close.
+        // Set last, because `close` closes the file of a range.
         range = next;
+        block.splitBy(range.day.symbolRule);
         at = range.start;
         seen = 0;
-        facts.of(range.day);
-        facts.set(Facts.SLICE, range.slice, range.slice);
+        bounds.of(range.day);
+        bounds.set(BlockBounds.SLICE, range.slice, range.slice);
         return true;
     }
 

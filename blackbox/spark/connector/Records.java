@@ -4,7 +4,7 @@ import java.io.IOException;
 
 import org.apache.spark.unsafe.Platform;
 
-/** Records in native memory: whether one begins somewhere, and where the next one is. Bodies are not looked at. */
+/** Finds records, and marks between them, in native memory by their heads. Bodies are not checked here. */
 final class Records {
     private Records() {
     }
@@ -25,23 +25,32 @@ final class Records {
         return Platform.getLong(null, at);
     }
 
-    /** How far it is to the next record. */
+    /** Return the bytes from a record or mark to what follows it, padding included. */
     static long size(long record) {
-        return (Layout.RECORD_HEAD + u32(record + Layout.STORED_BYTES) + Layout.ALIGNMENT - 1) & -Layout.ALIGNMENT;
+        int head = isMark(record) ? Layout.MARK_HEAD : Layout.RECORD_HEAD;
+        return (head + u32(record + Layout.STORED_BYTES) + Layout.ALIGNMENT - 1) & -Layout.ALIGNMENT;
     }
 
-    /** Messages of a record, without those that were recorded before. */
+    /** Whether a mark, and not a record, begins at an address. */
+    static boolean isMark(long at) {
+        return Platform.getInt(null, at) == Layout.MARK_MAGIC;
+    }
+
+    /** Return the messages of a record, without the rows that were recorded before; a mark has none. */
     static long messages(long record) {
+        if (isMark(record)) {
+            return 0;
+        }
         return u32(record + Layout.AT_COUNT) - u32(record + Layout.FIRST_ROW);
     }
 
-    /** Whether a good head of a record lies at an address, and all of the record in `room` bytes. */
+    /** Whether a record with a valid head begins at an address and fits into `room` bytes. */
     private static boolean isRecord(long record, long room) {
         if (room < Layout.RECORD_HEAD || Platform.getInt(null, record) != Layout.RECORD_MAGIC) {
             return false;
         }
-        long told = u32(record + Layout.RECORD_CHECKSUM);
-        if (told != Xxh3.checksum(record + Layout.TS_RECV, Layout.RECORD_HEAD - Layout.TS_RECV)) {
+        long recorded = u32(record + Layout.RECORD_CHECKSUM);
+        if (recorded != Xxh3.checksum(record + Layout.TS_RECV, Layout.RECORD_HEAD - Layout.TS_RECV)) {
             return false;
         }
         if (!isHeader(record)) {
@@ -57,38 +66,48 @@ final class Records {
         return count * Layout.LEAST_ROW <= body && u32(record + Layout.FIRST_ROW) < count && size(record) <= room;
     }
 
-    /** Whether the header of a record's block is one of a block of data. */
+    /** Whether a mark with a valid head begins at an address and fits into `room` bytes. */
+    private static boolean isWholeMark(long mark, long room) {
+        long recorded = u32(mark + Layout.RECORD_CHECKSUM);
+        return recorded == Xxh3.checksum(mark + Layout.TS_RECV, Layout.MARK_HEAD - Layout.TS_RECV)
+            && u32(mark + Layout.STORED_BYTES) <= Layout.MAX_BODY && size(mark) <= room;
+    }
+
+    /** Whether the block header of a record is valid and one of a data block. */
     private static boolean isHeader(long record) {
         if (Platform.getInt(null, record + Layout.BLOCK) != Layout.BLOCK_MAGIC
                 || u8(record + Layout.AT_VERSION) != Layout.VERSION) {
             return false;
         }
-        long told = u32(record + Layout.AT_HEADER_CHECKSUM);
-        if (told != Xxh3.checksum(record + Layout.BLOCK, Layout.HEADER - 4)) {
+        long recorded = u32(record + Layout.AT_HEADER_CHECKSUM);
+        if (recorded != Xxh3.checksum(record + Layout.BLOCK, Layout.HEADER - 4)) {
             return false;
         }
-        int flags = u8(record + Layout.AT_FLAGS);
-        if ((flags & ~Layout.KNOWN_FLAGS) != 0 || (flags & Layout.CONTROL) != 0) {
+        int flags = u16(record + Layout.AT_FLAGS);
+        if ((flags & ~Layout.KNOWN_FLAGS) != 0 || (flags & (Layout.CONTROL | Layout.ELSEWHERE)) != 0) {
             return false;
         }
-        if (u16(record + Layout.AT_RESERVED) != 0) {
+        if (u8(record + Layout.AT_KEY_BYTES) > Layout.MAX_KEY) {
             return false;
         }
         long count = u32(record + Layout.AT_COUNT);
         long topics = u32(record + Layout.AT_TOPICS);
         long sequence = i64(record + Layout.AT_SEQUENCE);
         long sent = i64(record + Layout.AT_TS_OUT);
+        long handedOver = i64(record + Layout.AT_TS_IN);
         return topics > 0 && topics <= count
             && sequence >= 0 && sequence <= Layout.MAX_NUMBER
             && sent >= 0 && sent <= Layout.MAX_NUMBER
+            && handedOver >= 0 && handedOver <= Layout.MAX_NUMBER
+            && i64(record + Layout.AT_EPOCH) > 0
             && u32(record + Layout.AT_BODY_BYTES) <= Layout.MAX_BODY;
     }
 
-    /** The offset in the file of the next record behind offset `after` and before `stop`; -1: there is none. */
+    /** Return the offset of the next record or mark between two offsets of the file; -1 when there is none. */
     static long next(Bytes bytes, long after, long stop) throws IOException {
         long step = Layout.ALIGNMENT;
         long at = Layout.FILE_HEAD + ((Math.max(after, Layout.FILE_HEAD) - Layout.FILE_HEAD + step - 1) & -step);
-        while (at + Layout.RECORD_HEAD <= stop) {
+        while (at + Layout.MARK_HEAD <= stop) {
             if (isAt(bytes, at, stop)) {
                 return at;
             }
@@ -97,12 +116,13 @@ final class Records {
         return -1L;
     }
 
-    /** Whether a whole record with a good head begins at an offset and ends before `stop`; its head is then there. */
+    /** Whether a whole record or mark with a valid head lies between an offset and `stop`: its head is in the window. */
     static boolean isAt(Bytes bytes, long at, long stop) throws IOException {
-        if (stop - at < Layout.RECORD_HEAD) {
+        if (stop - at < Layout.MARK_HEAD) {
             return false;
         }
-        bytes.need(at, Layout.RECORD_HEAD);
-        return isRecord(bytes.at(at), stop - at);
+        bytes.need(at, Math.min(Layout.RECORD_HEAD, stop - at));
+        long here = bytes.at(at);
+        return isMark(here) ? isWholeMark(here, stop - at) : isRecord(here, stop - at);
     }
 }

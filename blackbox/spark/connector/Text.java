@@ -2,8 +2,8 @@ package blackbox;
 
 import org.apache.spark.unsafe.types.UTF8String;
 
-/** A test of a feed's name, a topic, or a part of a topic: what it is, or how it begins. */
-final class Text extends Test {
+/** A predicate on the feed's name, the topic, or a part of the topic: equal to a text, or beginning with it. */
+final class Text extends BlockPredicate {
     private static final int FEED = 0;
     private static final int TOPIC = 1;
     private static final int SYMBOL = 2;
@@ -13,7 +13,7 @@ final class Text extends Test {
     private final boolean whole;
     private final byte[] text;
     private transient UTF8String wanted;
-    /** What `mayBeThere` found out last, which the entries of a segment have in common. */
+    /** The last answer of `mayBeThere`, which is the same for all entries of a slice. */
     private transient Day lastDay;
     private transient long lastSlice;
     private transient boolean lastHeld;
@@ -25,7 +25,7 @@ final class Text extends Test {
         this.text = text;
     }
 
-    static Test of(String name, String column, byte[] text) {
+    static BlockPredicate of(String name, String column, byte[] text) {
         int number = column.equals("feed") ? FEED
             : column.equals("topic") ? TOPIC : column.equals("symbol") ? SYMBOL : column.equals("type") ? TYPE : -1;
         boolean whole = name.equals("=") || name.equals("<=>") || name.equals("IN");
@@ -36,27 +36,27 @@ final class Text extends Test {
         return column != FEED;
     }
 
-    boolean may(Facts facts) {
+    boolean mayMatch(BlockBounds bounds) {
         if (wanted == null) {
             wanted = UTF8String.fromBytes(text);
         }
         if (column == FEED) {
-            return facts.day == null || fits(UTF8String.fromString(facts.day.feed));
+            return bounds.day == null || fits(UTF8String.fromString(bounds.day.feed));
         }
-        if (facts.topic != null) {
-            return fits(column == TOPIC ? facts.topic : column == SYMBOL ? facts.symbol : facts.type);
+        if (bounds.topic != null) {
+            return fits(column == TOPIC ? bounds.topic : column == SYMBOL ? bounds.symbol : bounds.type);
         }
-        return column == TYPE || facts.day == null || mayBeThere(facts, facts.day);
+        return column == TYPE || bounds.day == null || mayBeThere(bounds, bounds.day);
     }
 
     private boolean fits(UTF8String found) {
         return found != null && (whole ? found.equals(wanted) : found.startsWith(wanted));
     }
 
-    /** Whether the feed's slices and the keys that the index tells of leave room for such a topic. */
-    private boolean mayBeThere(Facts facts, Day day) {
-        long slice = facts.low[Facts.SLICE];
-        if (slice != facts.high[Facts.SLICE]) {
+    /** Whether the feed's routing and the keys of the index entry allow such a topic. */
+    private boolean mayBeThere(BlockBounds bounds, Day day) {
+        long slice = bounds.low[BlockBounds.SLICE];
+        if (slice != bounds.high[BlockBounds.SLICE]) {
             return true;
         }
         if (day != lastDay || slice != lastSlice) {
@@ -65,10 +65,10 @@ final class Text extends Test {
             lastHeld = day.mayHold((int) slice, text, whole);
             lastBit = keyBit(day.keyBytes);
         }
-        return lastHeld && (facts.keys & lastBit) != 0;
+        return lastHeld && (bounds.keys & lastBit) != 0;
     }
 
-    /** The bit of the one key that such topics have; all bits when they may have several. */
+    /** Return the bit of the key of such topics; all bits when they may have several keys. */
     private long keyBit(int keyBytes) {
         if (keyBytes == 0 || text.length < keyBytes) {
             return -1L;

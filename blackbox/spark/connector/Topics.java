@@ -6,35 +6,55 @@ import org.apache.spark.unsafe.Platform;
 import org.apache.spark.unsafe.types.UTF8String;
 
 /**
- * The topics that a reader has met, and their parts: each becomes text once for all blocks of a partition.
+ * The topics that a reader has seen, with their symbol and type, so that each becomes text only once in a partition.
  *
- * A hash table in columns. Four words of a slot tell which topic it is, so that looking one up touches one cache line:
- * its size, and all of its bytes if there are 16 at most, else a hash and the last eight.
+ * An open-addressing hash table in columns. Four words identify the topic of a slot, so that a lookup touches one cache
+ * line: its size, and all of its bytes if there are at most 16, else a hash and the last eight.
  */
 final class Topics {
     private static final long FACTOR = 0x9E3779B97F4A7C15L;
     private static final int WORDS = 4;
     private static final int SHORT = 16;
 
-    private int slots = 1 << 10;
+    private int slots;
     private int count;
-    private long[] words = new long[WORDS * slots];
-    UTF8String[] topics = new UTF8String[slots];
-    UTF8String[] symbols = new UTF8String[slots];
-    /** Null: the topic has no dot. */
-    UTF8String[] types = new UTF8String[slots];
-    /** Whether the filters let messages of it through. */
-    boolean[] wanted = new boolean[slots];
+    private long[] words;
+    UTF8String[] topics;
+    UTF8String[] symbols;
+    /** Null when the topic has none. */
+    UTF8String[] types;
+    /** Whether the filters allow the topic. */
+    boolean[] wanted;
+    private SymbolRule rule;
 
-    /** What topics must match; only of topics. */
-    private final Test[] tests;
-    private final Facts facts = new Facts();
+    /** Predicates on topics, which must all match. */
+    private final BlockPredicate[] predicates;
+    private final BlockBounds bounds = new BlockBounds();
 
-    Topics(Test[] tests) {
-        this.tests = tests;
+    Topics(BlockPredicate[] predicates) {
+        this.predicates = predicates;
+        reset(1 << 10);
     }
 
-    /** The slot of the topic of `size` bytes at an address: good until the next one is looked up. */
+    /** Split topics by this rule from now on. A new rule forgets all known topics. */
+    void splitBy(SymbolRule rule) {
+        if (!rule.is(this.rule)) {
+            this.rule = rule;
+            count = 0;
+            reset(slots);
+        }
+    }
+
+    private void reset(int slots) {
+        this.slots = slots;
+        words = new long[WORDS * slots];
+        topics = new UTF8String[slots];
+        symbols = new UTF8String[slots];
+        types = new UTF8String[slots];
+        wanted = new boolean[slots];
+    }
+
+    /** Return the slot of the topic of `size` bytes at an address. It is valid until the next lookup. */
     int slotOf(long at, int size) {
         long first = size <= SHORT ? first(at, size) : hash(at, size);
         long last = size >= 8 ? Platform.getLong(null, at + size - 8) : 0L;
@@ -55,7 +75,7 @@ final class Topics {
         return (int) (mixed >>> 40) & (slots - 1);
     }
 
-    /** The first eight bytes, or all of fewer; parts may overlap, for the size is compared, too. */
+    /** Return the first eight bytes, or all of fewer. Parts may overlap, because the size is compared too. */
     private static long first(long at, int size) {
         if (size >= 8) {
             return Platform.getLong(null, at);
@@ -91,22 +111,19 @@ final class Topics {
     private int add(long at, int size, long first, long last, int slot) {
         byte[] bytes = new byte[size];
         Platform.copyMemory(null, at, bytes, Platform.BYTE_ARRAY_OFFSET, size);
-        int dot = size - 1;
-        while (dot >= 0 && bytes[dot] != '.') {
-            dot--;
-        }
+        int end = rule.separatorOf(bytes);
         int word = WORDS * slot;
         words[word] = first;
         words[word + 1] = last;
         words[word + 2] = size;
         topics[slot] = UTF8String.fromBytes(bytes);
-        // Arrays of their own: Spark copies what is only a part of one, at every row.
-        symbols[slot] = dot < 0 ? topics[slot] : UTF8String.fromBytes((byte[]) Arrays.copyOf(bytes, dot));
-        types[slot] = dot < 0 ? null : UTF8String.fromBytes((byte[]) Arrays.copyOfRange(bytes, dot + 1, size));
-        facts.topic(topics[slot], symbols[slot], types[slot]);
+        // Separate arrays: Spark would copy a slice of one at every row.
+        symbols[slot] = end < 0 ? topics[slot] : UTF8String.fromBytes((byte[]) Arrays.copyOf(bytes, end));
+        types[slot] = end < 0 ? null : UTF8String.fromBytes((byte[]) Arrays.copyOfRange(bytes, end + 1, size));
+        bounds.topic(topics[slot], symbols[slot], types[slot]);
         boolean all = true;
-        for (int i = 0; i < tests.length; i++) {
-            all &= tests[i].may(facts);
+        for (int i = 0; i < predicates.length; i++) {
+            all &= predicates[i].mayMatch(bounds);
         }
         wanted[slot] = all;
         if (++count * 2 > slots) {
@@ -123,12 +140,7 @@ final class Topics {
         UTF8String[] oldSymbols = symbols;
         UTF8String[] oldTypes = types;
         boolean[] oldWanted = wanted;
-        slots = 2 * before;
-        words = new long[WORDS * slots];
-        topics = new UTF8String[slots];
-        symbols = new UTF8String[slots];
-        types = new UTF8String[slots];
-        wanted = new boolean[slots];
+        reset(2 * before);
         for (int i = 0; i < before; i++) {
             if (oldTopics[i] != null) {
                 int from = WORDS * i;

@@ -7,7 +7,7 @@ import org.apache.spark.unsafe.Platform;
 /**
  * XXH3, 64 bits, seed 0, of native memory: the checksum of heads and bodies.
  *
- * Source: xxHash specification 0.2.0, section "XXH3 algorithm description"; as blackbox/xxh3.py.
+ * Source: xxHash specification 0.2.0, section "XXH3 algorithm description"; as blackbox/native/xxh3.py.
  */
 final class Xxh3 {
     private static final long[] SECRET = {

@@ -1,0 +1,296 @@
+"""The steps of the hot path, each by itself: one core, one block of 2,000 messages over and over, no threads.
+
+encode ─(wire)─> check ─> order ─> match ─> group ─> hand over ─> callback
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import numpy
+import zmq
+from numba import njit
+from numpy.typing import NDArray
+
+from bench.workload.messages import TOPICS, make_pool
+from bench.workload.tally import tally
+from blackbox import Block
+from blackbox.block.block import as_rows, distinct_scratch, topic_table
+from blackbox.block.encode import (
+    Distinct,
+    Origin,
+    Rows,
+    TopicTable,
+    finish_header,
+    plan_block,
+    write_body,
+    write_template,
+)
+from blackbox.block.envelope import TOPICS_AT, envelope_bytes
+from blackbox.block.format import HEADER_BYTES, MAX_BODY_BYTES, read_header
+from blackbox.block.validate import check_block
+from blackbox.native.intrinsics import bytes_at, copy_bytes
+from blackbox.native.name_table import Numbering, number_of
+from blackbox.native.prefix_trie import Trie
+from blackbox.subscribe.addresses import SliceAt, TableAt
+from blackbox.subscribe.block_handler import NO_HANDLER
+from blackbox.subscribe.callbacks import Callback
+from blackbox.subscribe.conflation import Conflation
+from blackbox.subscribe.dispatch import group_by_set, match_topics
+from blackbox.subscribe.gaps import Sequences, enter_epoch, judge
+from blackbox.subscribe.match_table import Table
+from blackbox.subscribe.state import SliceCounters
+from blackbox.transport.libzmq import (
+    MESSAGE_BYTES,
+    SNDMORE,
+    close_messages,
+    init_messages,
+    msg_copy,
+    msg_data,
+    msg_init,
+    msg_init_size,
+    msg_recv,
+    msg_send,
+)
+
+BLOCK_MESSAGES: Final = 2_000
+_PREFIXES: Final = 5
+_MESSAGES: Final = 3
+_MORE = numpy.int64(SNDMORE)
+_LAST = numpy.int64(0)
+
+
+class Kernel(NamedTuple):
+    """A step: `run(times)` does it so often, to a block each time."""
+
+    name: str
+    what: str
+    run: Callable[[int], object]
+
+    def seconds(self, times: int) -> float:
+        """How long so many times took."""
+        started = time.perf_counter()
+        self.run(times)
+        return time.perf_counter() - started
+
+    def ns_a_message(self, times: int) -> float:
+        """How long it took for each message of its blocks."""
+        return self.seconds(times) * 1e9 / (times * BLOCK_MESSAGES)
+
+
+@njit(nogil=True)
+def _encode(
+    rows: Rows,
+    order: NDArray[numpy.int32],
+    topic_index: NDArray[numpy.int32],
+    table: TopicTable,
+    distinct: Distinct,
+    target: int,
+    header: int,
+    times: int,
+) -> None:
+    origin = Origin(0, 0, 0, 1)
+    for _ in range(times):
+        plan = plan_block(rows, order, topic_index, 0, len(order), MAX_BODY_BYTES, table, distinct)
+        write_body(target, plan, rows, order, topic_index, table, distinct)
+        write_template(header, plan, target, True, origin, 1)
+        finish_header(header, 0, 1, 0)
+
+
+@njit(nogil=True)
+def _check(head: int, body: int, body_bytes: int, times: int) -> int:
+    fault = 0
+    for _ in range(times):
+        fault |= check_block(head, HEADER_BYTES, body, body_bytes, body, 0)
+    return fault
+
+
+@njit(nogil=True)
+def _order(at: Any, key: int, key_bytes: int, count: int, sequence: int, times: int) -> int:
+    verdict = 0
+    for _ in range(times):
+        number = number_of(at.keys, key, key_bytes)
+        enter_epoch(at, 1, 0, numpy.int64(1))
+        verdict |= judge(at, number, 0, 1, sequence, count, numpy.int64(1), numpy.int64(0))
+        sequence += count
+    return verdict
+
+
+@njit(nogil=True)
+def _match(at: SliceAt, table: TableAt, trie: Trie, head: int, body: int, envelope: int, times: int) -> int:
+    header = read_header(head)
+    wanted = 0
+    for _ in range(times):
+        wanted |= match_topics(at, table, trie, header, body, envelope)
+    return wanted
+
+
+@njit(nogil=True)
+def _group(table: TableAt, head: int, body: int, envelope: int, times: int) -> int:
+    header = read_header(head)
+    matched = 0
+    for _ in range(times):
+        matched += group_by_set(table, header, body, envelope, numpy.int64(0), header.count)
+    return matched
+
+
+@njit(nogil=True)
+def _hand_over(router: int, dealer: int, scratch: int, envelope: int, envelope_size: int, body: int, times: int) -> int:
+    """Name, envelope and a reference to the body into the worker's queue, and out of it."""
+    failed = 0
+    for _ in range(times):
+        msg_init_size(scratch, 1)
+        bytes_at(msg_data(scratch), 1)[0] = 1
+        failed |= msg_send(scratch, router, _MORE) < 0
+        msg_init_size(scratch, envelope_size)
+        copy_bytes(msg_data(scratch), envelope, envelope_size)
+        msg_send(scratch, router, _MORE)
+        msg_init(scratch)
+        msg_copy(scratch, body)
+        msg_send(scratch, router, _LAST)
+        init_messages(scratch, 2)
+        for part in range(2):
+            failed |= msg_recv(scratch + MESSAGE_BYTES * part, dealer, 0) < 0
+        close_messages(scratch, 2)
+    return failed
+
+
+@njit(nogil=True)
+def _body_message(message: int, body: int, size: int) -> None:
+    msg_init_size(message, size)
+    copy_bytes(msg_data(message), body, size)
+
+
+@njit(nogil=True)
+def _callback(
+    numbers: NDArray[numpy.int32],
+    topic_index: NDArray[numpy.int32],
+    rows: NDArray[numpy.int32],
+    payloads: NDArray[numpy.uint8],
+    stride: int,
+    state: NDArray[numpy.int64],
+    times: int,
+) -> None:
+    for _ in range(times):
+        tally(numbers, topic_index, rows, payloads, stride, state)
+
+
+@njit(nogil=True)
+def _copy(target: int, source: int, size: int, times: int) -> None:
+    for _ in range(times):
+        copy_bytes(target, source, size)
+
+
+@njit(nogil=True)
+def _spin(seed: int, times: int) -> Any:
+    """A loop that stays in registers: 2,000 steps of a random generator, so many times."""
+    word = numpy.uint64(seed)
+    for _ in range(times * 2_000):
+        word ^= word << numpy.uint64(13)
+        word ^= word >> numpy.uint64(7)
+        word ^= word << numpy.uint64(17)
+    return word
+
+
+SPIN: Final = Kernel("fixed loop", "steps of a random generator in registers", lambda times: _spin(7, times))
+
+
+class Subject:
+    """A block, and all that its way through a subscriber needs; `with` it, its sockets are closed."""
+
+    def __init__(self) -> None:
+        pool = make_pool()
+        index, payloads = pool.topic_index[:BLOCK_MESSAGES], pool.payloads[:BLOCK_MESSAGES]
+        times = pool.ts_event[:BLOCK_MESSAGES]
+        self.block = Block.encode(pool.topics, index, payloads, ts_event=times)
+        rows, self._alive = as_rows(payloads, times, None, None, BLOCK_MESSAGES)
+        order = numpy.arange(BLOCK_MESSAGES, dtype=numpy.int32)
+        self._columns = rows, order, index, topic_table(pool.topics), distinct_scratch(len(pool.topics))
+        callbacks = [Callback("batch", b"S%d" % i, print, i % 2) for i in range(_PREFIXES)]
+        self.table = Table(1, callbacks, frozenset([b""]), 2, 0)
+        self._topics = Numbering(2 * TOPICS, 16)
+        self._sets = numpy.zeros(2 * TOPICS, numpy.int32)
+        self._counters = SliceCounters()
+        self.sequences = Sequences(1, 1, 0, 1, self._counters)
+        self._conflation = Conflation(1)
+        self.at = SliceAt(
+            *(0, 0, 0, 0, 0, 0, self._counters.address, 0, 2),
+            self._topics.at,
+            self._sets.ctypes.data,
+            self.sequences.at,
+            *(0, 0, 0, 0, 0),
+            self._conflation.at,
+            *(0, 0),
+            NO_HANDLER,
+        )
+        self._head = numpy.frombuffer(bytearray(self.block.header), numpy.uint8)
+        self._copy = numpy.empty_like(self.block.body)
+        self.envelope = numpy.zeros(envelope_bytes(self.block.topic_count, self.block.count), numpy.uint8)
+        self._scratch = numpy.zeros(MESSAGE_BYTES * _MESSAGES // 8, numpy.int64)
+        self._context = zmq.Context()
+        self._router, self._dealer = self._context.socket(zmq.ROUTER), self._context.socket(zmq.DEALER)
+        self._router.router_mandatory = 1
+        self._dealer.routing_id = b"\1"
+        self._router.bind("inproc://hand-over")
+        self._dealer.connect("inproc://hand-over")
+        self._sequence = 0
+
+    def __enter__(self) -> list[Kernel]:
+        head, body, envelope = self._head.ctypes.data, self.block.body.ctypes.data, self.envelope.ctypes.data
+        size = self.block.body.nbytes
+        table, trie = self.table.at, self.table.topics
+        scratch = self._scratch.ctypes.data
+        message = scratch + MESSAGE_BYTES * (_MESSAGES - 1)
+        _body_message(message, body, size)
+        sockets = self._router.underlying, self._dealer.underlying
+        state = numpy.zeros((2 * TOPICS, 3), numpy.int64)
+        rows = numpy.arange(BLOCK_MESSAGES, dtype=numpy.int32)
+        numbers = self.envelope[TOPICS_AT : TOPICS_AT + 4 * self.block.topic_count].view(numpy.int32)
+        block = self.block
+        header = numpy.zeros(HEADER_BYTES // 8, numpy.int64)
+        target = self._copy.ctypes.data, header.ctypes.data
+
+        def order(times: int) -> None:
+            # Each block follows the one before: nothing is a gap, nothing a duplicate.
+            verdict = _order(self.sequences.at, body, 0, BLOCK_MESSAGES, self._sequence, times)
+            self._sequence += BLOCK_MESSAGES * times
+            assert verdict == 0
+
+        kernels = [
+            Kernel("encode", "columns into a block, with its checksum", lambda n: _encode(*self._columns, *target, n)),
+            Kernel("check", "header, checksum, columns, topics", lambda n: _check(head, body, size, n)),
+            Kernel("order", "key, epoch, sequence: gaps and duplicates", order),
+            Kernel(
+                "match",
+                "topics to numbers and callbacks",
+                lambda n: _match(self.at, table, trie, head, body, envelope, n),
+            ),
+            Kernel("group", "rows by who wants them", lambda n: _group(table, head, body, envelope, n)),
+            Kernel(
+                "hand over",
+                "to a worker's queue and out of it, in one thread",
+                lambda n: _hand_over(*sockets, scratch, envelope, self.envelope.nbytes, message, n),
+            ),
+            Kernel(
+                "callback",
+                "count, digest and sum of each topic",
+                lambda n: _callback(numbers, block.topic_index, rows, block.payloads, block.stride, state, n),
+            ),
+            Kernel("memcpy", "the body, within the caches", lambda n: _copy(self._copy.ctypes.data, body, size, n)),
+        ]
+        for kernel in kernels:
+            kernel.run(1)
+        kernels[0].run(1)
+        assert numpy.array_equal(self._copy, block.body)
+        assert _check(head, body, size, 1) == 0
+        assert _match(self.at, table, trie, head, body, envelope, 1) == 3
+        assert _group(table, head, body, envelope, 1) == BLOCK_MESSAGES
+        assert _hand_over(*sockets, scratch, envelope, self.envelope.nbytes, message, 1) == 0
+        assert state[:, 0].sum() == BLOCK_MESSAGES
+        return kernels
+
+    def __exit__(self, *_: object) -> None:
+        close_messages(self._scratch.ctypes.data + MESSAGE_BYTES * (_MESSAGES - 1), 1)
+        self._context.destroy(linger=0)

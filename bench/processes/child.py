@@ -1,0 +1,182 @@
+"""A process of the benchmarks' own, which runs one function: it takes an order a line and answers with a line of JSON.
+
+bench   Child("bench.processes.sender:publish", feeds=...)  ──order──>  for order in orders():
+answer()   <──JSON──        answer(began=...)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, Final, Self
+
+import msgspec
+
+_PR_SET_PDEATHSIG: Final = 1
+"""As linux/prctl.h has it."""
+_ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+class Ended(Exception):  # noqa: N818  # the process has, or was: what was wrong with it stands in the text
+    """A process of the benchmark ended early, said nothing for too long, or did not end well."""
+
+
+class Child:
+    """A process that runs `function`, written "module:function", with these arguments.
+
+    The function loops over `orders()` and calls `answer` once for each, or as often as both sides agree. `send` gives
+    an order and does not wait; `answer` waits for the next line. `close`, or the end of the `with` block, ends the
+    process, by force if need be. All of them raise Ended, with the last line of its stderr, if the process ended early
+    or said nothing for too long.
+    """
+
+    def __init__(self, function: str, /, **arguments: Any) -> None:
+        self._name = function
+        self._unanswered = 1
+        self._errors = TemporaryFile()  # noqa: SIM115  # open as long as the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.processes.child", function, _json(arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            cwd=_ROOT,
+        )
+        self._said = b""
+        try:
+            self.answer()
+        except BaseException:
+            self._end()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def send(self, order: Any) -> None:
+        """Give an order. Waits first for answers that nobody took, as their round was void."""
+        while self._unanswered:
+            self.answer()
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(_json(order).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._ended() from None
+        self._unanswered = 1
+
+    def answer(self, patience_s: float = 120.0, beside: Sequence[Child] = ()) -> Any:
+        """Return what the process says next. Raises Ended also when one `beside` it ends: it may wait for that one."""
+        deadline = time.monotonic() + patience_s
+        while b"\n" not in self._said:
+            watched = {child._output: child for child in (self, *beside)}
+            ready = select.select(list(watched), [], [], max(0.0, deadline - time.monotonic()))[0]
+            if not ready:
+                self.kill()
+                raise Ended(f"{self._name} said nothing for {patience_s:g} s")
+            for output in ready:
+                watched[output]._read()
+        line, _, self._said = self._said.partition(b"\n")
+        self._unanswered = max(0, self._unanswered - 1)
+        return json.loads(line)
+
+    def ask(self, order: Any) -> Any:
+        """Give an order and wait for the answer."""
+        self.send(order)
+        return self.answer()
+
+    def kill(self) -> None:
+        """End it by force."""
+        self._process.kill()
+        self._process.wait()
+
+    def close(self, patience_s: float = 60.0) -> None:
+        """Wait until the process has ended. Raises Ended if it had to be killed or its status was not 0."""
+        has_ended = self._process.poll() is not None  # what it died of was told before
+        try:
+            self._process.communicate(timeout=patience_s)
+            if not has_ended and self._process.returncode:
+                raise self._ended()
+        except subprocess.TimeoutExpired:
+            raise Ended(f"{self._name} did not end within {patience_s:g} s") from None
+        finally:
+            self._end()
+
+    @property
+    def _output(self) -> int:
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    def _read(self) -> None:
+        part = os.read(self._output, 1 << 16)
+        if not part:
+            raise self._ended()
+        self._said += part
+
+    def _ended(self) -> Ended:
+        self.kill()
+        status = self._process.returncode
+        self._unanswered = 0
+        self._errors.seek(0)
+        words = self._errors.read().decode(errors="replace").strip()
+        ended = Ended(f"{self._name} ended with status {status}: {words.splitlines()[-1] if words else 'in silence'}")
+        ended.add_note(words)
+        return ended
+
+    def _end(self) -> None:
+        self.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):
+                pipe.close()
+        self._errors.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def orders() -> Iterator[Any]:
+    """In the process: report that it is ready, then yield each order."""
+    answer()
+    while line := sys.stdin.readline():
+        yield json.loads(line)
+
+
+def answer(**what: Any) -> None:
+    """In the process: answer an order."""
+    print(_json(what), flush=True)
+
+
+def has_order() -> bool:
+    """In the process: return whether the next order has come."""
+    return bool(select.select([sys.stdin], [], [], 0)[0])
+
+
+def _json(what: Any) -> str:
+    return json.dumps(msgspec.to_builtins(what))
+
+
+def end_with_parent() -> None:
+    """Have Linux end this process with the one that started it, also if that one is killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    _module, _, _function = sys.argv[1].partition(":")
+    getattr(importlib.import_module(_module), _function)(**json.loads(sys.argv[2]))

@@ -1,0 +1,57 @@
+"""How late the messages of a paced run came, and whether they are those that were sent."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy
+from numpy.typing import NDArray
+
+from bench.measure.contest import expect
+from bench.workload.load import Load, due_ns
+from bench.workload.tally import sum_of
+
+PERCENTS: Final = (50.0, 90.0, 99.0, 99.9, 99.99, 100.0)
+_LEAST_ABOVE: Final = 10
+"""Messages above a percentile, for it to be told."""
+
+
+def percentiles_us(late_ns: NDArray[numpy.int64], lost: int = 0) -> dict[str, float]:
+    """Return percentiles as `Contest.percentiles` takes them: exact, of all messages, not of a histogram.
+
+    A lost message is late without end. Left out is a percentile that is of the lost, or has fewer than 10 messages
+    above it; p100 is the latest.
+    """
+    late = numpy.concatenate((late_ns / 1e3, numpy.full(lost, numpy.inf)))
+    if not len(late):
+        return {}
+    values = numpy.percentile(late, PERCENTS, method="higher").tolist()
+    return {
+        f"p{percent:g}": value
+        for percent, value in zip(PERCENTS, values, strict=True)
+        if numpy.isfinite(value) and (percent == 100 or round(len(late) * (100 - percent), 6) >= 100 * _LEAST_ABOVE)
+    }
+
+
+def check_late(load: Load, began: int, seen: NDArray[Any], dues: NDArray[Any], firsts: NDArray[Any]) -> dict[str, Any]:
+    """Check what came of a paced run, and return fields of `Heard`. Raises Lost.
+
+    Of each message that came: when, when it was due (unix ns), and the first byte of its payload. Order is checked
+    always; payloads where the due times tell the messages apart, else those of a whole run.
+    """
+    offsets = dues - began
+    expect("messages out of order", int((numpy.diff(offsets) < 0).sum()), 0)
+    if load.at_once == 1:
+        pool = load.pool.payloads[:, 0]
+        numbers = numpy.searchsorted(due_ns(load), offsets)
+        expect("messages twice", int((numpy.diff(numbers) <= 0).sum()), 0)
+        expect("checksum", int(firsts.sum()), int(pool[numbers % len(pool)].sum(dtype=numpy.int64)))
+    elif len(firsts) == load.messages:
+        expect("checksum", int(firsts.sum()), sum_of(load))
+    missed = load.messages - len(seen)
+    return {
+        "messages": len(seen),
+        "missed": missed,
+        "ended": int(seen.max()) if len(seen) else 0,
+        "late_us": percentiles_us(seen - dues, missed),
+    }

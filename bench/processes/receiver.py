@@ -1,0 +1,418 @@
+"""Our subscriber in a process of its own: it hands a run to callbacks of the form that is ordered, and checks it.
+
+    as fast as it comes                                      each message late by
+    "compiled"  count, digest, sum of each topic             "late"           on(prefix)
+    "together"  of all topics, for many callbacks            "late compiled"  on_compiled(prefix)
+    "batch"     a pass over columns     "each"  a call       "late batches"   on_batch(prefix), may be slow
+    "digest"    a call: digest only                          "stages"         a call a block, median µs a stage
+    "python"    a batch callback that looks at each message
+    "nothing"   SUB socket, compiled loop that drops all it gets: a limit
+
+An order is answered twice: once it has subscribed; and, when it was told when the run began, with what it found.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import msgspec
+import numpy
+import zmq
+from numba import njit
+from numpy.typing import NDArray
+
+from bench.measure.contest import Lost, expect
+from bench.measure.cost import cpu_seconds
+from bench.processes.child import answer, orders
+from bench.processes.late import check_late
+from bench.processes.pair import Form, Heard, Order, Work
+from bench.workload.load import Load
+from bench.workload.tally import (
+    DIGEST_FACTOR,
+    DIGEST_MASK,
+    EVERY_ROW,
+    Tally,
+    count_compiled,
+    count_together,
+    expect_tally,
+    state_of,
+    sum_of,
+    tally,
+    wanted,
+)
+from blackbox import Batch, Feed, Message, SlowPolicy, SlowSubscriberError, Subscriber
+from blackbox.block.format import CONFIRM_KEY, FLAG_CONTROL, HEADER_BYTES, NONCE_BYTES, read_header
+from blackbox.native.memory import shared_array
+from blackbox.native.posix import now_ns
+from blackbox.transport.libzmq import MESSAGE_BYTES, init_messages, msg_data, msg_recv, msg_size
+
+FOREVER_NS: Final = 10**15
+MAX_LAG_NS: Final = 100_000_000
+"""Of a subscriber that is slow."""
+_SLEEP_S: Final = 0.05
+_LIMIT_S: Final = 60.0
+_BARE_MS: Final = 30_000
+"""Without anything for so long, a bare receiver takes it that the rest is lost."""
+_QUIET_S: Final = 0.2
+"""So long after the sender's end nothing came: the rest of a paced run is lost."""
+_LOOK_S: Final = 0.002
+"""A look takes 30 µs of the cores that are measured."""
+_MOST_NOTED: Final = 200_000
+"""Messages of a run that "late compiled" has room for: one size, compiled once."""
+
+Findings = Callable[[int], dict[str, Any]]
+"""Given when the run began: check what came, and return fields of `Heard`. Raises Lost."""
+
+
+def receive() -> None:
+    """Receive what is ordered."""
+    logging.disable(logging.CRITICAL)  # that it is slow is what a slow one is there for
+    told = orders()
+    for said in told:
+        order = msgspec.convert(said, Order)
+        try:
+            heard = (_receive_bare if order.work.form == "nothing" else _receive)(order, told)
+        except Lost as lost:
+            heard = Heard(lost=str(lost))
+        answer(**msgspec.structs.asdict(heard))
+
+
+def _receive(order: Order, told: Iterator[Any]) -> Heard:
+    load, work = order.load, order.work
+    assert load.feed is not None
+    slow = SlowPolicy(work.on_slow, MAX_LAG_NS) if work.on_slow else SlowPolicy(max_lag_ns=FOREVER_NS)
+    subscriber = Subscriber(load.feed, workers=work.workers, processes=work.processes, slow=slow)
+    findings = FORMS[work.form](subscriber, order)
+    due = wanted(load, work.prefixes)
+    began = 0
+    subscriber.start()
+    children = [child.pid or 0 for child in multiprocessing.active_children()]  # of `processes=True`
+    before = _cpu_s(children)
+    answer()
+    try:
+        if load.rate:
+            began = next(told)["began"]
+            if not work.on_slow:
+                _settle(subscriber, due)
+        else:
+            wait_for(subscriber, due)
+        ended, cpu_s = time.time_ns(), _cpu_s(children) - before
+    finally:
+        has_terminated = _end(subscriber, work)
+        if not load.rate:
+            began = next(told)["began"]
+    received, delivery = subscriber.statistics().received, subscriber.statistics().delivery
+    if not load.rate:
+        expect("gaps, dropped, malformed", (received.gaps, delivery.dropped, received.malformed), (0, 0, 0))
+    found = {"ended": ended, "messages": load.messages, **findings(began)}
+    return Heard(cpu_s=cpu_s, has_terminated=has_terminated, blocks=received.blocks, **found)
+
+
+def _cpu_s(children: list[int]) -> float:
+    return cpu_seconds() + sum(map(cpu_seconds, children))
+
+
+def _end(subscriber: Subscriber, work: Work) -> bool:
+    """End the subscriber; returns whether it had found that it was too slow."""
+    try:
+        (subscriber.terminate if work.on_slow == "warn" else subscriber.stop)()
+    except SlowSubscriberError:
+        return True
+    return False
+
+
+def wait_for(subscriber: Subscriber, messages: int, timeout: float = _LIMIT_S) -> None:
+    """Wait until callbacks have got that many messages; raises Lost when they have not after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while (now := subscriber.statistics()).delivery.delivered < messages:
+        subscriber.wait_confirmed()  # raises when something went wrong
+        if time.monotonic() > deadline:
+            raise Lost(
+                f"deliveries were {now.delivery.delivered:,} after {timeout:g} s, expected {messages:,}; received "
+                f"{now.received.messages:,}, gaps {now.received.gaps:,}, dropped {now.delivery.dropped:,}, malformed "
+                f"{now.received.malformed:,}"
+            )
+        time.sleep(_LOOK_S)
+
+
+def _settle(subscriber: Subscriber, messages: int) -> None:
+    """Wait until all came, or nothing more comes."""
+    quiet_since, last = time.monotonic(), -1
+    while last < messages and time.monotonic() < quiet_since + _QUIET_S:
+        now = subscriber.statistics().delivery.delivered
+        if now != last:
+            quiet_since, last = time.monotonic(), now
+        time.sleep(_LOOK_S)
+
+
+# Without work
+
+
+@contextmanager
+def _bare_subscriber(feed: Feed) -> Iterator[zmq.Socket[bytes]]:
+    """A plain SUB of all of a feed's first slice, whose subscription is in force: its first block is not missed."""
+    context = zmq.Context()
+    try:
+        socket = context.socket(zmq.SUB)
+        socket.rcvtimeo = _BARE_MS
+        socket.connect(feed.slices[0].endpoints[0])
+        question = CONFIRM_KEY + secrets.token_bytes(NONCE_BYTES)
+        socket.subscribe(b"")
+        socket.subscribe(question)
+        try:
+            while socket.recv_multipart()[0] != question:
+                pass
+        except zmq.Again:
+            raise Lost(f"no answer to a subscription within {_BARE_MS} ms") from None
+        yield socket
+    finally:
+        context.destroy(linger=0)
+
+
+@njit(nogil=True, cache=True)
+def receive_blocks(socket: int, scratch: NDArray[numpy.int64], messages: int) -> int:
+    """Receive blocks until they held `messages` messages, and do nothing with them; returns bytes of bodies."""
+    place = scratch.ctypes.data
+    init_messages(place, 3)
+    received = 0
+    size = 0
+    while received < messages:
+        for part in range(3):
+            if msg_recv(place + MESSAGE_BYTES * part, socket, 0) < 0:
+                return -1
+        if msg_size(place + MESSAGE_BYTES) == HEADER_BYTES:
+            header = read_header(msg_data(place + MESSAGE_BYTES))
+            if header.flags & FLAG_CONTROL == 0:
+                received += header.count
+                size += msg_size(place + 2 * MESSAGE_BYTES)
+    return size
+
+
+def _receive_bare(order: Order, told: Iterator[Any]) -> Heard:
+    load = order.load
+    assert load.feed is not None
+    scratch = numpy.zeros(24, numpy.int64)
+    with _bare_subscriber(load.feed) as socket:
+        before = cpu_seconds()
+        answer()
+        size = receive_blocks(socket.underlying, scratch, load.messages)
+        ended, cpu_s = time.time_ns(), cpu_seconds() - before
+    next(told)
+    expect("bodies as large as their payloads", size > load.messages * load.payload_bytes, True)
+    return Heard(ended=ended, cpu_s=cpu_s, messages=load.messages)
+
+
+# Work on messages as fast as they come
+
+
+def compiled(subscriber: Subscriber, order: Order) -> Findings:
+    """`on_compiled` for each prefix."""
+    load, prefixes = order.load, order.work.prefixes
+    state = numpy.zeros((load.topics, 3), numpy.int64)
+    callbacks = [subscriber.on_compiled(prefix, state=state)(count_compiled) for prefix in prefixes]
+    return lambda _: _checked(state_of(callbacks), order)
+
+
+def _together(subscriber: Subscriber, order: Order) -> Findings:
+    state = numpy.zeros((1, 4), numpy.int64)
+    callbacks = [subscriber.on_compiled(prefix, state=state)(count_together) for prefix in order.work.prefixes]
+    return lambda _: _summed(numpy.sum([callback.total() for callback in callbacks], axis=(0, 1)), order)
+
+
+def batch(subscriber: Subscriber, order: Order) -> Findings:
+    """`on_batch` for each prefix: numpy views, and one compiled pass."""
+    load, prefixes = order.load, order.work.prefixes
+    states = numpy.zeros((len(prefixes), len(subscriber.feed.slices), load.topics, 3), numpy.int64)
+    for place, prefix in enumerate(prefixes):
+
+        @subscriber.on_batch(prefix)
+        def count(batch: Batch, by_slice: NDArray[numpy.int64] = states[place]) -> None:
+            block = batch.block
+            rows = EVERY_ROW[: len(batch)] if batch.rows is None else batch.rows
+            state = by_slice[block.slice_id]
+            tally(batch.topic_numbers, block.topic_index, rows, block.payloads, block.stride, state)
+
+    return lambda _: _checked(states.sum(axis=0).reshape(-1, 3), order)
+
+
+def each(subscriber: Subscriber, order: Order) -> Findings:
+    """`on` for all messages: count, digest and sum of each topic, in Python."""
+    totals = Tally(skip=0).begin(order.load.messages)
+    count = totals.count
+
+    @subscriber.on(b"")
+    def take(message: Message) -> None:
+        count(message.topic, message.payload)
+
+    return lambda _: _checked(totals.state(), order)
+
+
+def _digest(subscriber: Subscriber, order: Order) -> Findings:
+    """`on` for each prefix: a digest of byte 8 of the payloads, in their order."""
+    prefixes = order.work.prefixes
+    digests = [0] * len(prefixes)  # one place a callback: a callback runs in one thread of a slice
+    for place, prefix in enumerate(prefixes):
+
+        @subscriber.on(prefix)
+        def count(message: Message, place: int = place) -> None:
+            digests[place] = (digests[place] * DIGEST_FACTOR + message.payload[8]) & DIGEST_MASK
+
+    def check(_began: int) -> dict[str, Any]:
+        expect("digests of the payloads, by prefix", digests, [digest_of(order.load, prefix) for prefix in prefixes])
+        return {}
+
+    return check
+
+
+def digest_of(load: Load, prefix: bytes = b"") -> int:
+    """Digest of byte 8 of the payloads, in their order, of topics with that prefix."""
+    pool = load.pool
+    has_prefix = numpy.array([topic.startswith(prefix) for topic in pool.topics])
+    rows = numpy.arange(load.messages) % len(pool.topic_index)
+    so_far = 0
+    for value in pool.payloads[rows[has_prefix[pool.topic_index[rows]]], 8].tolist():
+        so_far = (so_far * DIGEST_FACTOR + value) & DIGEST_MASK
+    return so_far
+
+
+def _python(subscriber: Subscriber, order: Order) -> Findings:
+    """`on_batch` for each prefix, with a Python step for each message; also in processes of the slices."""
+    prefixes = order.work.prefixes
+    totals = shared_array((len(prefixes), len(subscriber.feed.slices), 4), numpy.int64)
+    for place, prefix in enumerate(prefixes):
+
+        @subscriber.on_batch(prefix)
+        def count(batch: Batch, by_slice: NDArray[numpy.int64] = totals[place]) -> None:
+            total = calls = 0
+            for payload in batch.payload_list():
+                calls += 1
+                total += payload[0]
+            times, mine = batch.ts_event, by_slice[batch.block.slice_id]
+            mine += (calls, 0, total, int(times[0] <= mine[1]) + int((numpy.diff(times) <= 0).sum()))
+            mine[1] = times[-1]
+
+    return lambda _: _summed(totals.sum(axis=(0, 1)), order)
+
+
+def _checked(state: NDArray[Any], order: Order) -> dict[str, Any]:
+    expect_tally(state, order.load, order.work.prefixes)
+    return {}
+
+
+def _summed(totals: NDArray[numpy.int64], order: Order) -> dict[str, Any]:
+    """Check what was summed over all topics: count, last time, sum, out of order."""
+    expect("count", int(totals[0]), order.load.messages)
+    expect("messages out of order", int(totals[3]), 0)
+    expect("checksum", int(totals[2]), sum_of(order.load))
+    return {}
+
+
+# How late paced messages come
+
+
+def _late(subscriber: Subscriber, order: Order) -> Findings:
+    seen: list[int] = []
+    dues: list[int] = []
+    payloads: list[bytes] = []
+    clock = time.time_ns
+
+    @subscriber.on(b"")
+    def note(message: Message) -> None:
+        payloads.append(message.payload)
+        dues.append(message.ts_event)
+        seen.append(clock())
+
+    def check(began: int) -> dict[str, Any]:
+        firsts = numpy.fromiter((payload[0] for payload in payloads), numpy.int64, len(payloads))
+        return check_late(order.load, began, numpy.array(seen, numpy.int64), numpy.array(dues, numpy.int64), firsts)
+
+    return check
+
+
+@njit(nogil=True, boundscheck=True)
+def _note_compiled(batch: Any, state: Any) -> None:
+    """Row 0 of the state counts; then, for each message, when it came, when it was due, its first byte."""
+    now = now_ns()
+    for row in batch.rows:
+        state[0, 0] += 1
+        place = state[0, 0]
+        state[place, 0] = now
+        state[place, 1] = batch.ts_event[row]
+        state[place, 2] = batch.payloads[row * batch.stride]
+
+
+def _late_compiled(subscriber: Subscriber, order: Order) -> Findings:
+    callback = subscriber.on_compiled(b"", state=numpy.zeros((_MOST_NOTED + 1, 3), numpy.int64))(_note_compiled)
+
+    def check(began: int) -> dict[str, Any]:
+        state = callback.total()
+        seen, dues, firsts = state[1 : 1 + int(state[0, 0])].T
+        return check_late(order.load, began, seen, dues, firsts)
+
+    return check
+
+
+def _late_batches(subscriber: Subscriber, order: Order) -> Findings:
+    seen: list[Any] = [numpy.empty(0, numpy.int64)]
+    dues: list[Any] = [numpy.empty(0, numpy.int64)]
+    firsts: list[Any] = [numpy.empty(0, numpy.uint8)]
+    is_slow = order.work.on_slow is not None
+
+    @subscriber.on_batch(b"")
+    def note(batch: Batch) -> None:
+        seen.append(numpy.full(len(batch), time.time_ns()))
+        dues.append(batch.ts_event.copy())
+        firsts.append(batch.payloads()[:, 0].copy())
+        if is_slow:
+            time.sleep(_SLEEP_S)
+
+    return lambda began: check_late(order.load, began, *map(numpy.concatenate, (seen, dues, firsts)))
+
+
+def _stages(subscriber: Subscriber, order: Order) -> Findings:
+    """Median µs that messages, one Python call a block, spend in each stage."""
+    load = order.load
+    dues: list[NDArray[numpy.int64]] = [numpy.empty(0, numpy.int64)]
+    passed: list[tuple[int, int, int, int]] = []
+
+    @subscriber.on_batch(b"")
+    def note(batch: Batch) -> None:
+        passed.append((batch.ts_out, batch.ts_recv, time.time_ns(), len(batch)))
+        dues.append(batch.ts_event.copy())
+
+    def check(_began: int) -> dict[str, Any]:
+        due = numpy.concatenate(dues)
+        expect("messages lost", load.messages - len(due), 0)
+        *times, counts = numpy.array(passed, numpy.int64).T
+        sent, received, called = (numpy.repeat(time, counts) for time in times)
+        stages = {
+            "due until its block is sent": sent - due,
+            "sent until received: two I/O threads, TCP": received - sent,
+            "received until the callback: slice thread to worker": called - received,
+        }
+        return {
+            "ended": int(called[-1]),
+            "stages": {name: float(numpy.median(spent)) / 1e3 for name, spent in stages.items()},
+        }
+
+    return check
+
+
+FORMS: Final[dict[Form, Callable[[Subscriber, Order], Findings]]] = {
+    "compiled": compiled,
+    "together": _together,
+    "batch": batch,
+    "each": each,
+    "digest": _digest,
+    "python": _python,
+    "late": _late,
+    "late compiled": _late_compiled,
+    "late batches": _late_batches,
+    "stages": _stages,
+}

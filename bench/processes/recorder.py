@@ -1,0 +1,87 @@
+"""Our recorder in a process of its own, and a recorded day replayed in the process of its callbacks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+
+from bench.measure.contest import Lost, expect
+from bench.measure.cost import cpu_seconds
+from bench.processes.child import answer, orders
+from bench.processes.pair import Heard, Order, Work
+from bench.processes.receiver import FORMS
+from bench.workload.recorded import wait_until_recorded
+from blackbox import Recorder, Recording, Subscriber
+
+_LOOK_S = {True: 0.1, False: 0.001}
+"""How often the recorder is asked, by whether it is paced: there its CPU time is the figure."""
+
+
+def receive(directory: str, fsync: Any = "interval") -> None:
+    """Record what is ordered into `directory`; read it back when the clock has stopped, and remove it."""
+    told = orders()
+    for said in told:
+        try:
+            heard = _record(msgspec.convert(said, Order), told, directory, fsync)
+        except Lost as lost:
+            heard = Heard(lost=str(lost))
+        answer(**msgspec.structs.asdict(heard))
+
+
+def _record(order: Order, told: Iterator[Any], directory: str, fsync: Any) -> Heard:
+    load = order.load
+    assert load.feed is not None
+    with TemporaryDirectory(dir=directory) as place:
+        recorder = Recorder(load.feed, place, fsync=fsync)
+        try:
+            with recorder:
+                before = cpu_seconds()
+                answer()
+                wait_until_recorded(recorder, load.messages, every_s=_LOOK_S[bool(load.rate)])
+                ended, cpu_s = time.time_ns(), cpu_seconds() - before
+        finally:
+            next(told)
+        statistics = recorder.statistics()
+        (day,) = (path for path in Path(recorder.directory).iterdir() if path.is_dir())
+        found = (statistics.messages, statistics.lost, statistics.received.gaps)
+        expect("messages recorded, lost, missing", found, (load.messages, 0, 0))
+        recording = Recording.open(day)
+        expect("damage and gaps in the journals", recording.examine(), ([], []))
+        _replay(recording, msgspec.structs.replace(order, work=Work(form="compiled")))
+    return Heard(
+        ended=ended,
+        cpu_s=cpu_s,
+        messages=load.messages,
+        blocks=statistics.blocks,
+        stored_bytes=statistics.stored_bytes,
+    )
+
+
+def _replay(recording: Recording, order: Order) -> None:
+    """Replay to the ordered callbacks. Raises Lost unless they found what was sent."""
+    subscriber = Subscriber(recording.feed)
+    findings = FORMS[order.work.form](subscriber, order)
+    subscriber.replay(recording)
+    findings(0)
+
+
+def replay(day: str) -> None:
+    """Replay a recorded day to the ordered callbacks, as fast as they take it."""
+    for said in orders():
+        order = msgspec.convert(said, Order)
+        before, began = cpu_seconds(), time.time_ns()
+        subscriber = Subscriber((recording := Recording.open(day)).feed)
+        findings = FORMS[order.work.form](subscriber, order)
+        subscriber.replay(recording)
+        ended, cpu_s = time.time_ns(), cpu_seconds() - before
+        lost = ""
+        try:
+            findings(began)
+        except Lost as why:
+            lost = str(why)
+        answer(**msgspec.structs.asdict(Heard(began=began, ended=ended, cpu_s=cpu_s, lost=lost)))

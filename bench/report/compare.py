@@ -1,0 +1,63 @@
+"""What of a run is beside what: ours and its rivals, ours and its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from bench.measure.results import Bound, Result, Row, Run
+from bench.report.markdown import number, times
+
+AHEAD: Final = 1.2
+"""A rival or a limit that is so many times as good as ours is told of."""
+_LISTED: Final = ("p99", "p99.9", "p99.99")
+"""Percentiles that are told of: the median mostly is a contest's figure, and the worst of all is luck."""
+_FIRST: Final = ("limits", "delivery", "messages", "publish", "latency")
+"""Files that the pages begin with; the others follow by name."""
+
+
+def in_order(run: Run) -> list[Result]:
+    """The contests in the order of the pages."""
+    order = {name: place for place, name in enumerate(_FIRST)}
+    return sorted(run.results, key=lambda result: (order.get(result.file, len(order)), result.file))
+
+
+class Pair(NamedTuple):
+    """A rival or a limit beside one of ours."""
+
+    kind: str
+    name: str
+    versus: str
+    ahead: float | None
+    figures: str
+
+
+def pairs(run: Run, result: Result) -> Iterator[Pair]:
+    for row in result.rows:
+        for other in row.against:
+            figures = f"{number(row.median)} against {number(other.median)} {result.unit}"
+            yield Pair(row.kind, row.label, other.versus, other.ahead, figures)
+    for bound in result.bounds:
+        value = bound_of(run, bound)
+        for row in result.rows:
+            if row.kind == "ours" and value and row.median:
+                ratio = value / row.median if result.lower else row.median / value
+                figures = f"{number(value)} against {number(row.median)} {result.unit}, of the medians"
+                yield Pair("limit", bound.name, row.label, ratio, figures)
+    for each in result.percentiles:
+        for beside in each.against:
+            for name, ahead in beside.ahead.items():
+                if name in _LISTED:
+                    figures = f"{number(each.median[name])} against {number(beside.median[name])} {each.unit}"
+                    yield Pair(each.kind, f"{each.name}, {name}", beside.versus, ahead, figures)
+
+
+def bound_of(run: Run, bound: Bound) -> float | None:
+    """A physical limit in the unit of a contest: GB/s as M messages/s of so many bytes, or as it is."""
+    value = run.limit(bound.name)
+    return value if value is None or not bound.bytes_each else value * 1e3 / bound.bytes_each
+
+
+def ratio_text(row: Row) -> str:
+    """How many times as good ours is; nothing for ours itself."""
+    return "" if row.ahead is None else times(row.ahead)

@@ -1,0 +1,159 @@
+"""The pages of a run: `python -m bench.report.page .benchmarks/latest.json docs/performance.md`.
+
+    make bench ──> .benchmarks/latest.json ──> docs/performance.md               in short: ahead, behind and why, limits
+                                               docs/performance/tables.md, *.svg all of it
+
+Every figure comes from the JSON; what is written here only says how to read them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bench.measure.results import Kind, Result, Run, read
+from bench.report import charts
+from bench.report.compare import Pair, in_order, pairs
+from bench.report.markdown import anchor, table, times
+from bench.report.pictures import pictures
+from bench.report.tables import ended_early, machine_of, tables
+from bench.report.words import ASKED, WHY
+
+_INTRODUCTION: Final = """\
+Each contest of `make bench` asks one question, and plays ours and its rivals in turn, every round verified: what lost a
+message is void. This page has ours beside the **strongest** rival of each contest; every rival, range, percentile and
+cost is in [{tables}]({tables}). A ratio is the median of the ratios within a round."""
+_AHEAD: Final = "n ×: how many times as good as its strongest rival ours is; bars by powers of two"
+_BEHIND: Final = "n ×: how many times as good as ours the strongest rival is; bars by powers of two"
+_LIMITS: Final = "n ×: how many times as good as ours the nearest limit is; bars by powers of two"
+_BELOW: Final = """\
+A limit does none of the work that ours does beside it: it copies the same bytes, receives the same blocks, or calls a
+function that does nothing. Nothing gets above it; the nearest one of each contest stands here."""
+_SAME: Final = "within the range of the rounds"
+_CLOSE: Final = 0.95
+"""A limit that ours is nearer to is reached."""
+
+
+class _Headline(NamedTuple):
+    """A contest in one line: the strongest of its rivals, or the nearest of its limits."""
+
+    result: Result
+    pair: Pair
+    ahead: float
+
+    @property
+    def asked(self) -> str:
+        return ASKED.get(self.result.slug, self.result.title)
+
+    @property
+    def bar(self) -> charts.Bar:
+        """As long as who is ahead is ahead."""
+        far = max(self.ahead, 1 / self.ahead)
+        colour = charts.COLOUR["ours" if self.ahead >= 1 else self.pair.kind]
+        return charts.Bar(f"{self.asked}: {self.pair.name}", colour, far, far, far, times(far), "")
+
+
+def write(run: Run, page: Path) -> None:
+    """Write both pages, and the pictures into a directory of the page's name beside it; older pictures are removed."""
+    place = page.with_suffix("")
+    place.mkdir(parents=True, exist_ok=True)
+    for old in place.glob("*.svg"):
+        old.unlink()
+    for result in run.results:
+        for name, svg in pictures(run, result):
+            (place / f"{name}.svg").write_text(svg, encoding="utf-8")
+    _write_lines(place / "tables.md", tables(run, page.name))
+    _write_lines(page, summary(run, place, page.with_name("profile.md").exists()))
+
+
+def _write_lines(path: Path, lines: Iterator[str]) -> None:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def summary(run: Run, place: Path, has_profile: bool = False) -> Iterator[str]:
+    """The lines of the readable page; draws its pictures into `place`, the directory beside it."""
+    all_tables = f"{place.name}/tables.md"
+    yield from ("# Performance", "", _INTRODUCTION.format(tables=all_tables), "")
+    yield from machine_of(run)
+    yield from ended_early(run)
+    if has_profile:
+        yield from ("Where each nanosecond of a message goes: [profile.md](profile.md).", "")
+    rivals = _headlines(run, "rival")
+    ahead = sorted((line for line in rivals if line.ahead >= 1), key=lambda line: -line.ahead)
+    behind = sorted((line for line in rivals if line.ahead < 1), key=lambda line: line.ahead)
+    limits = sorted((line for line in _headlines(run, "limit") if line.ahead < _CLOSE), key=lambda line: line.ahead)
+    for title, name, told, lines in (
+        ("Where ours is ahead", "ahead", _AHEAD, ahead),
+        ("Where another is ahead, and why", "behind", _BEHIND, behind),
+        ("How far below the limits", "limits", _LIMITS, limits),
+    ):
+        if not lines:
+            continue
+        svg = charts.bars(title, told, [line.bar for line in lines], by_powers=True)
+        (place / f"{name}.svg").write_text(svg, encoding="utf-8")
+        yield from (f"## {title}", "")
+        if name == "limits":
+            yield from (_BELOW, "")
+        yield from (f"![{title}]({place.name}/{name}.svg)", "")
+        yield from _table(lines, all_tables, name)
+    yield from _notes(run, all_tables)
+
+
+def _headlines(run: Run, kind: Kind) -> list[_Headline]:
+    """Of each contest the strongest rival, or the nearest limit; contests of limits alone have none."""
+    found = []
+    for result in in_order(run):
+        rows = {row.label for row in result.rows} | {bound.name for bound in result.bounds}
+        best: dict[str, tuple[float, Pair]] = {}
+        for pair in pairs(run, result):  # beside several of ours, the best of them counts
+            if pair.kind == kind and pair.name in rows and pair.ahead and pair.ahead > best.get(pair.name, (0,))[0]:
+                best[pair.name] = pair.ahead, pair
+        if best:
+            ahead, pair = (min if kind == "rival" else max)(best.values(), key=lambda each: each[0])
+            found.append(_Headline(result, pair, ahead))
+    return found
+
+
+def _table(lines: list[_Headline], all_tables: str, name: str) -> Iterator[str]:
+    whys = name == "behind"
+    head = ["asked", "of ours", {"limits": "limit"}.get(name, "rival"), "it is" if whys else "ours is", "absolute"]
+    rows = []
+    for line in lines:
+        ratio = times(1 / line.ahead) if whys else times(line.ahead)
+        link = f"[{line.asked}]({all_tables}{anchor(line.result.title)})"
+        rows.append([link, line.pair.versus, line.pair.name, ratio, line.pair.figures])
+        if whys:
+            rows[-1].append(_SAME if _overlap(line) else WHY.get(line.result.slug, ""))
+    yield from table([*head, "why"] if whys else head, rows)
+
+
+def _overlap(line: _Headline) -> bool:
+    """Whether the ranges of the rounds of the two have a median of the other in common."""
+    rows = {row.label: row for row in line.result.rows}
+    mine, other = rows.get(line.pair.versus), rows.get(line.pair.name)
+    if mine is None or other is None or mine.median is None or other.median is None:
+        return False
+    return (mine.low or 0) <= other.median <= (mine.high or 0) and (other.low or 0) <= mine.median <= (other.high or 0)
+
+
+def _notes(run: Run, all_tables: str) -> Iterator[str]:
+    """What did not run, failed or was void, as a count with a link."""
+    counts = {
+        "failed": (len(run.failed), "#what-failed"),
+        "could not run": (len(run.left_out) + sum(len(each.skipped) for each in run.results), "#what-could-not-run"),
+        "rounds were void": (sum(len(each.void) for each in run.results), "#rounds-that-were-void"),
+    }
+    told = [f"[{count} {what}]({all_tables}{where})" for what, (count, where) in counts.items() if count]
+    if told:
+        yield from (f"Of this run {', '.join(told)}.", "")
+
+
+if __name__ == "__main__":
+    source = Path(sys.argv[1])
+    if not source.is_file():
+        sys.exit(f"{source} was not found, expected a run of the benchmarks: `make bench` first, or FILE=run.json")
+    target = Path(sys.argv[2])
+    write(read(source), target)
+    print(f"wrote {target} and {target.with_suffix('') / 'tables.md'}")

@@ -1,0 +1,65 @@
+"""What the readable page says of each contest: what was asked, and why another is ahead.
+
+By the contest's slug: its file and test, as its pictures are called. A contest without words is told with its title.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+ASKED: Final = {
+    "bursts-bursts": "Bursts of ten times the mean: p99",
+    "days-days": "A day in process, by its length",
+    "delivery-delivery": "Delivery to callbacks that work",
+    "fanout-fanout": "Beside a slow subscriber: p99",
+    "hop-hop": "From slice thread to workers",
+    "latency-latency": "Latency, one message at a time",
+    "latency-overload": "One at a time, as fast as it goes",
+    "messages-messages": "A Python call a message",
+    "pacing-pacing": "Schedule error of a paced replay",
+    "publish-publish": "publish(), a call a message",
+    "publish-publish-many": "publish_many(), columns",
+    "record-record-at-full-speed": "Recording at full wire speed",
+    "replay-replay-in-process": "Replay in process",
+    "replay-replay-on-the-wire": "Replay on the wire",
+    "rivals-live-live-blocks": "Live, blocks packed by hand",
+    "rivals-live-live-messages": "Live, a call a message",
+    "rivals-replay-replay-calls": "Replay, a call a trade",
+    "rivals-replay-replay-columns": "Replay, compiled work",
+    "rivals-store-replay-from-store": "Replaying what was stored",
+    "rivals-store-store": "Recording a stream",
+    "scaling-key-bytes": "Bytes of the key",
+    "scaling-payload-bytes": "Size of a message",
+    "scaling-processes": "Python work, slices in processes",
+    "scaling-slices": "Slices",
+    "scaling-subscriptions": "Subscriptions, a callback each",
+    "scaling-topics": "Topics",
+    "scaling-workers": "Workers of one slice",
+    "scaling-workers-of-python": "Python work, by workers",
+    "spark-asof-asof": "Spark: as-of join",
+    "spark-executors": "Spark: minute bars, by executors",
+    "spark-query-payloads-group-by-symbol": "Spark: group by symbol, payloads",
+    "spark-query-records-all-columns": "Spark: all columns",
+    "spark-query-records-group-by-symbol": "Spark: group by symbol",
+    "spark-query-records-minute-bars": "Spark: minute bars",
+    "spark-query-records-ten-minutes-of-a-symbol": "Spark: ten minutes of a symbol",
+    "spark-rows": "Spark: minute bars, by rows",
+}
+_SPARK: Final = "Spark plans and schedules each query in its own Java; polars and DuckDB run in the process that asks"
+WHY: Final = {
+    "latency-latency": "a message waits up to 100 µs for its block to fill, and is handed from the slice thread to a"
+    " worker; pyzmq sends each at once, and reads it in the thread that asked",
+    "latency-overload": "a call a message on both sides, and ours also makes a `Message` for each",
+    "rivals-live-live-blocks": "a block by hand has no topics, no sequences and no filter, and shared memory (iceoryx2,"
+    " Zenoh) spares it the kernel; of ours, columns, checksum and topics are checked, and two threads read it",
+    "rivals-live-live-messages": "ours numbers, packs, checks and unpacks what comes one by one; its gain is in"
+    " columns, the last rows of that table",
+    "rivals-replay-replay-calls": "DBNStore makes its records in Rust, `message.record` makes them in Python",
+    "spark-asof-asof": "polars and DuckDB join columns in the process that asks; ours hands rows to Spark",
+    "spark-query-payloads-group-by-symbol": _SPARK,
+    "spark-query-records-all-columns": _SPARK,
+    "spark-query-records-group-by-symbol": _SPARK,
+    "spark-query-records-minute-bars": _SPARK,
+    "spark-query-records-ten-minutes-of-a-symbol": _SPARK,
+    "spark-rows": _SPARK,
+}

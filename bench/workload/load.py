@@ -1,0 +1,134 @@
+"""What a run sends, and when: an order that senders and receivers understand alike.
+
+as fast as it goes   columns, or messages one by one
+at a rate            each message, or a few together, at its due time; evenly or in bursts
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import chain, islice, repeat
+from typing import Any, Final
+
+import msgspec
+import numpy
+from numpy.typing import NDArray
+
+from bench.workload.messages import PAYLOAD_BYTES, TOPICS, Pool, make_pool
+from blackbox import Feed
+
+BURST_PERIOD_NS: Final = 20_000_000
+BURST_NS: Final = 1_000_000
+BURST_TIMES: Final = 10
+TIME_BYTES: Final = 8
+"""Of a message's place in the pool, between topic and payload in a frame of a rival."""
+LEAD_NS: Final = 30_000_000
+"""Between the order and the first due message."""
+_SLEEP_ABOVE_NS: Final = 300_000
+_WAKE_BEFORE_NS: Final = 200_000
+"""A pacer sleeps where there is time, and spins for the rest: it shares two cores with who receives."""
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of `messages`; with a `rate`, each is due at its time."""
+
+    messages: int
+    feed: Feed | None = None
+    """Of ours; rivals know their address from the start."""
+    topics: int = TOPICS
+    payload_bytes: int = PAYLOAD_BYTES
+    in_turn: bool = False
+    """Topics come one after the other, instead of by 1/rank."""
+    rate: int = 0
+    """Messages a second; 0: as many as go."""
+    at_once: int = 0
+    """Messages of one call. 1: `publish()`; more: `publish_many()`; 0: as many as the pool has, without a rate."""
+    is_bursting: bool = False
+    """The rate is a mean: a period of 20 ms begins with 1 ms at ten times that."""
+    subscribers: int = 1
+    """To wait for before the first message."""
+
+    @property
+    def pool(self) -> Pool:
+        """The messages, which are sent again and again."""
+        return make_pool(self.topics, self.payload_bytes, self.in_turn)
+
+
+def due_ns(load: Load) -> NDArray[numpy.int64]:
+    """int64[messages]: when each is due, ns since the start of the run."""
+    number = numpy.arange(load.messages, dtype=numpy.int64)
+    if not load.is_bursting:
+        return number // load.at_once * load.at_once * 10**9 // load.rate
+    period = load.rate * BURST_PERIOD_NS // 10**9
+    burst = BURST_TIMES * load.rate * BURST_NS // 10**9
+    within = number % period
+    quick = within * BURST_NS // burst
+    slow = BURST_NS + (within - burst) * (BURST_PERIOD_NS - BURST_NS) // max(1, period - burst)
+    return number // period * BURST_PERIOD_NS + numpy.where(within < burst, quick, slow)
+
+
+def when_due(dues: Sequence[int], *columns: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of these columns, its due time before each, once that has come (unix ns)."""
+    clock = time.time_ns
+    for row in zip(dues, *columns, strict=True):
+        while (left := row[0] - clock()) > 0:
+            if left > _SLEEP_ABOVE_NS:
+                time.sleep((left - _WAKE_BEFORE_NS) / 1e9)
+        yield row
+
+
+def column_rows(load: Load, at_once: int = 0) -> Iterator[tuple[int, slice]]:
+    """Yield how many messages came before, and rows of the pool: all messages of a run, so many a time."""
+    size = len(load.pool.topic_index)
+    step = min(at_once or size, size)
+    start = 0
+    while start < load.messages:
+        place = start % size
+        rows = slice(place, place + min(step, size - place, load.messages - start))
+        yield start, rows
+        start += rows.stop - rows.start
+
+
+def many(pool: list[Any], messages: int) -> Iterator[Any]:
+    """Yield the items again and again, so many in all."""
+    return islice(chain.from_iterable(repeat(pool)), messages)
+
+
+def singles(load: Load) -> list[tuple[bytes, bytes, int]]:
+    """Topic, payload and time of each message of the pool, made once."""
+    return _singles(load.topics, load.payload_bytes, load.in_turn)
+
+
+def topics_and_data(load: Load) -> list[tuple[bytes, bytes]]:
+    """The same as rivals carry them: topic, and time and payload in one piece."""
+    return _topics_and_data(load.topics, load.payload_bytes, load.in_turn)
+
+
+def frames(load: Load) -> list[bytes]:
+    """The same in one piece each: topic, a blank, time, payload."""
+    return _frames(load.topics, load.payload_bytes, load.in_turn)
+
+
+@cache
+def _singles(*pool_of: Any) -> list[tuple[bytes, bytes, int]]:
+    pool = make_pool(*pool_of)
+    return [
+        (pool.topics[topic], payload.tobytes(), event)
+        for topic, payload, event in zip(pool.topic_index, pool.payloads, pool.ts_event.tolist(), strict=True)
+    ]
+
+
+@cache
+def _topics_and_data(*pool_of: Any) -> list[tuple[bytes, bytes]]:
+    return [(topic, event.to_bytes(TIME_BYTES, "little") + payload) for topic, payload, event in _singles(*pool_of)]
+
+
+@cache
+def _frames(*pool_of: Any) -> list[bytes]:
+    return [b"%b %b" % each for each in _topics_and_data(*pool_of)]
+
+
+POOL: Final = Load(messages=0)
+"""No message, of the pool that most runs send: what is made of that pool before any clock runs."""

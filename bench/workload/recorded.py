@@ -1,0 +1,90 @@
+"""Recordings of messages, made once a run by a real publisher and a real recorder."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from bench.measure.contest import Lost, expect
+from bench.workload.load import Load, column_rows
+from blackbox import Feed, Publisher, Recorder, Recording
+
+_TIMEOUT_S: Final = 60.0
+
+
+@cache
+def directory() -> TemporaryDirectory[str]:
+    """Where the recordings of this process are until it ends."""
+    return TemporaryDirectory(prefix="blackbox-bench-")
+
+
+def wait_until_recorded(
+    recorder: Recorder, messages: int, timeout_s: float = _TIMEOUT_S, every_s: float = 0.01
+) -> None:
+    """Wait until that many messages were recorded, or are known to be lost. Raises Lost when they do not come."""
+    deadline = time.monotonic() + timeout_s
+    while (statistics := recorder.statistics()).messages + statistics.lost + statistics.received.gaps < messages:
+        if time.monotonic() > deadline:
+            raise Lost(f"messages recorded were {statistics.messages:,} after {timeout_s:g} s, expected {messages:,}")
+        time.sleep(every_s)
+
+
+def record(feed: Feed, messages: int, publish: Callable[[Publisher], None]) -> Path:
+    """The day's directory of what `publish` publishes. Raises Lost unless that many messages were recorded."""
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, directory().name, fsync="never") as recorder:
+        publish(publisher)
+        publisher.flush()
+        wait_until_recorded(recorder, messages)
+    expect("messages recorded and lost", (recorder.statistics().messages, recorder.statistics().lost), (messages, 0))
+    (day,) = (path for path in recorder.directory.iterdir() if path.is_dir())
+    return day
+
+
+@cache
+def recording_of(messages: int, slices: int = 2) -> Path:
+    """The day's directory of a recording of that many messages."""
+    feed = Feed.local(f"bench-{messages}-{slices}", slices=slices)
+    load = Load(messages=messages)
+    pool = load.pool
+
+    def publish(publisher: Publisher) -> None:
+        for start, rows in column_rows(load):
+            times = pool.ts_event[: rows.stop - rows.start] + start + 1
+            publisher.publish_many(pool.topics, pool.topic_index[rows], pool.payloads[rows], times)
+
+    return record(feed, messages, publish)
+
+
+def open_recording(messages: int) -> Recording:
+    """The recording, opened."""
+    return Recording.open(recording_of(messages))
+
+
+def journals(day: Path) -> list[Path]:
+    """All its journal files."""
+    return sorted(day.glob("slice-*/*.journal"))
+
+
+def drop_page_cache(day: Path) -> None:
+    """Let the next read come from the disk."""
+    for path in journals(day):
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def read_whole(day: Path) -> int:
+    """Read all journals into one buffer, over and over; returns their bytes."""
+    buffer = bytearray(1 << 20)
+    size = 0
+    for path in journals(day):
+        with path.open("rb", buffering=0) as file:
+            while got := file.readinto(buffer):
+                size += got
+    return size

@@ -1,0 +1,75 @@
+"""Analyses of recorded days in Spark: bars, averages, quotes, as-of joins, order books, lags, gaps.
+
+In: data frames of `blackbox.spark`, or recordings. Out: data frames. Needs the extra `spark`. Names are imported when
+they are first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from blackbox.analysis.asof import asof_join
+    from blackbox.analysis.averages import twap, vwap
+    from blackbox.analysis.bars import count_bars, time_bars, volume_bars
+    from blackbox.analysis.books import order_book, order_book_counts
+    from blackbox.analysis.counts import message_mix, message_rates
+    from blackbox.analysis.gaps import sequence_gaps
+    from blackbox.analysis.hours import Hours
+    from blackbox.analysis.lags import lag_percentiles
+    from blackbox.analysis.prices import recorded_quotes, recorded_trades
+    from blackbox.analysis.quotes import with_both_sides, with_spread
+    from blackbox.analysis.recorded_asof import asof_recorded
+
+__all__ = [
+    "Hours",
+    "asof_join",
+    "asof_recorded",
+    "count_bars",
+    "lag_percentiles",
+    "message_mix",
+    "message_rates",
+    "order_book",
+    "order_book_counts",
+    "recorded_quotes",
+    "recorded_trades",
+    "sequence_gaps",
+    "time_bars",
+    "twap",
+    "volume_bars",
+    "vwap",
+    "with_both_sides",
+    "with_spread",
+]
+
+_MODULE_OF = {
+    "Hours": "hours",
+    "asof_join": "asof",
+    "asof_recorded": "recorded_asof",
+    "count_bars": "bars",
+    "lag_percentiles": "lags",
+    "message_mix": "counts",
+    "message_rates": "counts",
+    "order_book": "books",
+    "order_book_counts": "books",
+    "recorded_quotes": "prices",
+    "recorded_trades": "prices",
+    "sequence_gaps": "gaps",
+    "time_bars": "bars",
+    "twap": "averages",
+    "volume_bars": "bars",
+    "vwap": "averages",
+    "with_both_sides": "quotes",
+    "with_spread": "quotes",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'blackbox.analysis' has no attribute {name!r}")
+    value: object = getattr(import_module(f"blackbox.analysis.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,104 @@
+"""As-of join: to each row of one frame the last row of another that was there by then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window, functions
+from pyspark.sql.types import StructType, TimestampType
+
+from blackbox.analysis.inputs import SYMBOL, TIES, require
+from blackbox.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+def asof_join(
+    trades: DataFrame,
+    quotes: DataFrame,
+    by: Sequence[str] = SYMBOL,
+    on: str = "ts_event",
+    ties: Sequence[str] | None = None,
+    tolerance: int | None = None,
+    exact: bool = True,
+    suffix: str = "_quote",
+) -> DataFrame:
+    """Each row of `trades`, and beside it the last row of `quotes` of the same `by` that is not later.
+
+    For a trade at time t that is the quote with the greatest `on` <= t (< t unless `exact`). Among quotes of equal `on`
+    the last one by `ties` is taken. Every trade is there once, in no particular order; where there is no such quote the
+    columns of quotes are null, and so they are when the trade's time or a value of `by` is null. Time does not stop at
+    the end of a session: yesterday's last quote holds this morning, unless `by` has a date in it or `tolerance` says
+    otherwise.
+
+    Any two frames will do; of recordings `asof_recorded` does the same much faster.
+
+    Args:
+        trades: any frame that has the columns `by` and `on`.
+        quotes: one that has them too, and `ties`.
+        by: the columns that must be equal.
+        on: the column of time, of integers or timestamps. `sequence` joins in the order of capture where trades and
+            quotes share a key, if `by` has `epoch` and `slice` in it.
+        ties: orders quotes of equal time. Not given: by slice and sequence, as far as quotes have them.
+        tolerance: a quote that is older than so much, in the unit of `on` (microseconds of a timestamp), is none.
+        exact: whether a quote of the very time of the trade counts.
+        suffix: goes behind the names of quote columns that trades have too.
+
+    The result has the columns of trades, then those of quotes without `by`.
+
+    Raises ConfigError when columns are missing, or of other types on one side.
+    """
+    require(trades, [*by, on], "trades")
+    ties = [name for name in TIES if name in quotes.columns] if ties is None else ties
+    require(quotes, [*by, on, *ties], "quotes")
+    if tolerance is not None and tolerance < 0:
+        raise ConfigError(f"tolerance was {tolerance}, expected 0 or more")
+    for name in (*by, on):
+        left, right = trades.schema[name].dataType, quotes.schema[name].dataType
+        if left != right:
+            raise ConfigError(
+                f"column {name!r} was {right.simpleString()} in quotes, expected {left.simpleString()} as in trades"
+            )
+    names = joined_names(trades.schema, quotes.schema, by, suffix)
+    # One union in order, and one structure to look back for: Spark's own form of the join compares all with all.
+    kept = StructType([quotes.schema[name] for name in names])
+    places = [f"_tie_{name}" for name in ties]
+    left_rows = trades.select(
+        *by,
+        on,
+        functions.lit(int(exact)).alias("_side"),
+        *(functions.lit(None).cast(quotes.schema[name].dataType).alias(f"_tie_{name}") for name in ties),
+        functions.struct("*").alias("_trade"),
+        functions.lit(None).cast(kept).alias("_quote"),
+    )
+    right_rows = quotes.dropna(subset=[*by, on]).select(
+        *by,
+        on,
+        functions.lit(1 - int(exact)).alias("_side"),
+        *(functions.col(name).alias(f"_tie_{name}") for name in ties),
+        functions.lit(None).cast(trades.schema).alias("_trade"),
+        functions.struct(*names).alias("_quote"),
+    )
+    before = Window.partitionBy(*by).orderBy(on, "_side", *places).rowsBetween(Window.unboundedPreceding, 0)
+    last = functions.last("_quote", ignorenulls=True).over(before)
+    found = left_rows.unionByName(right_rows).withColumn("_found", last).where("_trade is not null")
+    if tolerance is not None:
+        age = _number(trades, on, functions.col(on)) - _number(trades, on, functions.col("_found")[on])
+        found = found.withColumn("_found", functions.when(age <= tolerance, functions.col("_found")))
+    return found.select("_trade.*", *(functions.col("_found")[name].alias(made) for name, made in names.items()))
+
+
+def _number(frame: DataFrame, name: str, column: Column) -> Column:
+    return functions.unix_micros(column) if isinstance(frame.schema[name].dataType, TimestampType) else column
+
+
+def joined_names(trades: StructType, quotes: StructType, by: Sequence[str], suffix: str) -> dict[str, str]:
+    """The columns of quotes, and their names in the result. Raises ConfigError when two names become one."""
+    taken = set(trades.names)
+    names = {name: name + suffix * (name in taken) for name in quotes.names if name not in by}
+    whole = [*trades.names, *names.values()]
+    if len(set(whole)) < len(whole):
+        raise ConfigError(f"suffix was {suffix!r}, which makes two columns of one name: {', '.join(whole)}")
+    return names

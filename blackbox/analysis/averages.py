@@ -1,0 +1,95 @@
+"""Average prices: by volume (VWAP) and by time (TWAP), over whole groups or over intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from pyspark.sql import Window, functions
+
+from blackbox.analysis.bars import start_of, trades_of, vwap_of
+from blackbox.analysis.hours import CLOSES, Hours
+from blackbox.analysis.inputs import SYMBOL, TIES, Length, instant, length_ns
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def vwap(
+    trades: DataFrame,
+    by: Sequence[str] = SYMBOL,
+    price: str = "price",
+    size: str = "size",
+    time: str = "ts_event",
+    hours: Hours | None = None,
+) -> DataFrame:
+    """The mean price of all trades of a group, by size: sum(price * size) / sum(size), a double.
+
+    Null when the sizes sum to 0. Of intervals, `time_bars` has it. Trades without time, price or size are left out;
+    with `hours` those outside of them are too, and each session is a group.
+
+    Columns: `by`, `session` with hours, `volume`, `trades`, `vwap`.
+    """
+    rows, groups = trades_of(trades, by, price, size, time, (), hours)
+    mean = vwap_of(functions.col(price), functions.col(size).cast("double"))
+    return rows.groupBy(*groups).agg(
+        functions.sum(size).alias("volume"), functions.count(price).alias("trades"), mean.alias("vwap")
+    )
+
+
+def twap(
+    trades: DataFrame,
+    every: Length,
+    by: Sequence[str] = SYMBOL,
+    price: str = "price",
+    time: str = "ts_event",
+    ties: Sequence[str] = TIES,
+    hours: Hours | None = None,
+    start_with: Literal["previous", "first"] = "previous",
+) -> DataFrame:
+    """The mean price over each interval in which there was a trade, by time, a double.
+
+    The price at an instant is that of the last trade until then, by `time` and `ties`. An interval is averaged from its
+    start, at which the last trade of an earlier interval of the same group (with `hours`: of the same session) tells
+    the price; where there is none, or with `start_with="first"`, from its own first trade. It is averaged to its end;
+    with `hours` no further than the close. Of trades of one instant all but the last have no weight.
+
+    Other arguments, and what is left out, as of `time_bars`.
+
+    Columns: `by`, `session` with hours, `start` (bigint ns), `start_time`, `covered_ns` (how much of the interval was
+    averaged), `twap`.
+    """
+    step = length_ns(every, "every")
+    rows, groups = trades_of(trades, by, price, None, time, ties, hours)
+    start, ns = functions.col("start"), functions.col("_ns")
+    end = start + functions.lit(step).cast("bigint")
+    if hours is not None:
+        end = functions.least(end, CLOSES)
+    rows = rows.withColumn("start", start_of(ns, step, rows)).withColumn("_end", end)
+    inside = Window.partitionBy(*groups, "start").orderBy("_ns", *ties)
+    held = functions.coalesce(functions.lead("_ns").over(inside), "_end") - ns
+    value = functions.col(price).cast("double")
+    parts = rows.withColumn("_held", held).withColumn("_place", functions.row_number().over(inside))
+    intervals = parts.groupBy(*groups, "start").agg(
+        functions.sum(value * functions.col("_held")).alias("_sum"),
+        functions.sum("_held").alias("_covered"),
+        functions.max_by(value, "_place").alias("_last"),
+        functions.min("_ns").alias("_first"),
+    )
+    before = functions.lag("_last").over(Window.partitionBy(*groups).orderBy("start"))
+    if start_with == "first":
+        before = functions.lit(None).cast("double")
+    gap = functions.when(functions.col("_before").isNull(), 0).otherwise(functions.col("_first") - start)
+    total = functions.col("_sum") + functions.coalesce("_before", functions.lit(0.0)) * functions.col("_gap")
+    return (
+        intervals.withColumn("_before", before)
+        .withColumn("_gap", gap)
+        .withColumn("covered_ns", functions.col("_covered") + functions.col("_gap"))
+        .select(
+            *groups,
+            "start",
+            instant(start).alias("start_time"),
+            "covered_ns",
+            (total / functions.col("covered_ns")).alias("twap"),
+        )
+    )

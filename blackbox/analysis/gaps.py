@@ -1,0 +1,110 @@
+"""Missing sequence numbers: a few runs of numbers from each partition, found by numpy, then put together.
+
+rows ==numpy, a batch at a time==> runs (first, last) ==shuffle by stream==> runs in order ==> what is between them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy
+import pyarrow
+import pyarrow.compute
+from numpy.typing import NDArray
+from pyspark.sql import Window, functions
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import LongType, StructType
+
+from blackbox.analysis.inputs import require
+from blackbox.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+STREAM: Final = ("feed", "date", "epoch", "slice")
+"""What numbers count in, with the key."""
+
+
+def sequence_gaps(messages: DataFrame, key_bytes: int = 0, ts_recv: str = "ts_recv") -> DataFrame:
+    """The sequence numbers that are missing between the first and the last recorded one of each (epoch, slice, key).
+
+    A key is the first `key_bytes` bytes of a topic: the feed's own setting, of which the recording's manifest tells.
+    Numbers that are there twice are no gap. What was lost before the first and after the last recorded message of a
+    key cannot be told from its numbers. A day that goes on in another epoch starts again.
+
+    Give it all messages: to filter by topic is right only where whole keys are taken, and a filter by type or time
+    leaves gaps of its own.
+
+    Columns: `feed`, `date`, `epoch`, `slice`, `key`, `first` and `last` (the numbers that are missing), `missing` (how
+    many they are), `recv_before` and `recv_after` (bigint ns: between when the messages around them were received).
+
+    Raises ConfigError when a column is missing or `key_bytes` is negative.
+    """
+    if key_bytes < 0:
+        raise ConfigError(f"key_bytes was {key_bytes}, expected 0 or more")
+    require(messages, [*STREAM, "sequence", ts_recv, *["topic"] * (key_bytes > 0)], "messages")
+    key = (
+        functions.lit(b"") if key_bytes == 0 else functions.substring(functions.encode("topic", "UTF-8"), 1, key_bytes)
+    )
+    rows = messages.select(*STREAM, key.alias("key"), "sequence", functions.col(ts_recv).cast("bigint").alias("_recv"))
+    groups = [*STREAM, "key"]
+    made = StructType([*rows.schema.fields[:-2]])
+    for name in ("_first", "_last", "_recv_first", "_recv_last"):
+        made = made.add(name, LongType())
+    runs = rows.mapInArrow(_Runs(tuple(groups), to_arrow_schema(made)).batches, made)
+    ordered = Window.partitionBy(*groups).orderBy("_first", "_last")
+    earlier = ordered.rowsBetween(Window.unboundedPreceding, -1)
+    # Runs may overlap: what counts is how far any earlier one reached, and when that one was received.
+    reach = functions.max(functions.struct("_last", "_recv_last")).over(earlier)
+    first, last = functions.col("_reach._last") + 1, functions.col("_first") - 1
+    return (
+        runs.withColumn("_reach", reach)
+        .where(last >= first)
+        .select(
+            *groups,
+            first.alias("first"),
+            last.alias("last"),
+            (last - first + 1).alias("missing"),
+            functions.col("_reach._recv_last").alias("recv_before"),
+            functions.col("_recv_first").alias("recv_after"),
+        )
+    )
+
+
+class _Runs(NamedTuple):
+    """The pass over one partition."""
+
+    groups: tuple[str, ...]
+    schema: pyarrow.Schema
+
+    def batches(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows:
+                yield self._runs(batch)
+
+    def _runs(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+        """Where the numbers of a stream go on one by one, its rows are one run."""
+        codes = _codes(batch.select(list(self.groups)))
+        sequence = _numbers(batch, "sequence")
+        order = numpy.lexsort((sequence, codes))
+        codes, sequence, recv = codes[order], sequence[order], _numbers(batch, "_recv")[order]
+        breaks = (numpy.diff(codes) != 0) | (numpy.diff(sequence) > 1)
+        starts = numpy.concatenate(([0], numpy.flatnonzero(breaks) + 1))
+        ends = numpy.concatenate((starts[1:] - 1, [len(codes) - 1]))
+        named = batch.select(list(self.groups)).take(pyarrow.array(order[starts])).columns
+        runs = [pyarrow.array(column) for column in (sequence[starts], sequence[ends], recv[starts], recv[ends])]
+        return pyarrow.RecordBatch.from_arrays([*named, *runs], schema=self.schema)
+
+
+def _codes(batch: pyarrow.RecordBatch) -> NDArray[numpy.int64]:
+    codes = numpy.zeros(batch.num_rows, numpy.int64)
+    for column in batch.columns:
+        encoded = column.dictionary_encode()
+        codes = codes * (len(encoded.dictionary) + 1) + encoded.indices.fill_null(len(encoded.dictionary)).to_numpy()
+    return codes
+
+
+def _numbers(batch: pyarrow.RecordBatch, name: str) -> NDArray[Any]:
+    numbers: NDArray[Any] = batch.column(name).fill_null(0).to_numpy(zero_copy_only=False)
+    return numbers

@@ -1,0 +1,317 @@
+"""Compute the figures of the page of a recorded day, which `blackbox.report.page` draws."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy
+from pyspark.sql import functions
+
+from blackbox import __version__
+from blackbox.analysis.bars import time_bars
+from blackbox.analysis.books import book_feed, order_book
+from blackbox.analysis.counts import message_mix
+from blackbox.analysis.lags import lag_percentiles
+from blackbox.analysis.prices import typed_quotes, typed_trades
+from blackbox.analysis.quotes import with_spread
+from blackbox.archive.filter import Clock
+from blackbox.archive.recording import Recording
+from blackbox.errors import ConfigError
+from blackbox.feed.schema import QuoteFields, TradeFields
+from blackbox.report.day_report import Bar, DayReport, Instrument, Lag, Missing, Mix, SpreadPoint
+from blackbox.report.ticks import STEPS_NS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_INTERVALS: Final = 420
+"""The most intervals of the messages over time."""
+_BARS: Final = 100
+"""The most bars of one symbol."""
+_OUTSIDE: Final = 0.005
+"""The share of the messages at either end that may be left out to let the others fill the chart."""
+_PERCENTILES: Final = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.995, 0.999, 0.9995, 0.9999)
+_LONGEST_LAG_NS: Final = 3_600 * 10**9
+"""Messages sent later than that after the event were not sent live."""
+_NEAR: Final = 1.5
+"""Leave out the messages at the ends only if that stretches the others by this factor."""
+_MOST_DECIMALS: Final = 6
+_HALF: Final = 0.5
+_SAME: Final = 1e-9
+_BASIS_POINTS: Final = 10_000
+
+Progress = Callable[[str], object]
+"""Called with the name of the next step."""
+
+
+def measure_day(
+    spark: SparkSession,
+    path: str | Path,
+    symbols: Sequence[str] = (),
+    most: int = 3,
+    progress: Progress | None = None,
+) -> DayReport:
+    """Compute a day's report with Spark.
+
+    Args:
+        spark: the session, whose workers must see the recording too.
+        path: the day's directory.
+        symbols: the symbols to show bars and spreads of. By default the `most` traded ones, or else the most quoted.
+        most: how many symbols to choose if none are given.
+        progress: called with the name of each step before it begins.
+
+    Raises JournalError when there is no such day, ConfigError when a symbol is not in it. Damage raises nothing: the
+    report lists it.
+    """
+    return _Day(spark, Path(path), progress or (lambda _: None)).report(tuple(symbols), most)
+
+
+class _Day:
+    """One day that is being measured."""
+
+    def __init__(self, spark: SparkSession, path: Path, progress: Progress) -> None:
+        self._spark, self._path, self._progress = spark, path, progress
+        self._recording = Recording.open(path)
+        low, high = self._recording.time_range()
+        self._clock: Clock = "ts_event" if high >= low else "ts_out"
+
+    def report(self, symbols: tuple[str, ...], most: int) -> DayReport:
+        recording = self._recording
+        self._progress("looking for gaps and damage")
+        damage, gaps = recording.examine()
+        summary = recording.summary()
+        self._progress("counting topics")
+        counts = recording.counts()
+        names = {recording.feed.symbol_rule.symbol_of(topic) for topic in counts}
+        self._progress("counting messages over time")
+        mix = self._mix(sum(counts.values()))
+        self._progress("measuring lags")
+        lags = self._lags()
+        instruments, prices = self._instruments(symbols, most, mix)
+        return DayReport(
+            feed=recording.feed.name,
+            date=str(recording.date),
+            schema=recording.feed.schema,
+            time_zone=recording.feed.time_zone,
+            recording=str(self._path),
+            clock="market time" if self._clock == "ts_event" else "time of sending",
+            messages=sum(counts.values()),
+            symbols=len(names),
+            slices=len(recording.feed.slices),
+            mix=mix,
+            instruments=instruments,
+            prices=prices,
+            lags=lags,
+            first_ts_out=summary.first_ts_out or 0,
+            last_ts_out=summary.last_ts_out or 0,
+            gaps=tuple(
+                Missing(
+                    slice_id=gap.slice_id,
+                    key=gap.key.decode(errors="backslashreplace"),
+                    first=gap.sequence,
+                    count=gap.count,
+                    ts_out=gap.ts_out,
+                )
+                for gap in gaps
+            ),
+            damage=tuple(map(str, damage)),
+            version=__version__,
+        )
+
+    def _messages(self, columns: str) -> DataFrame:
+        reader = self._spark.read.format("blackbox").option("onDamage", "skip")
+        return reader.schema(columns).load(str(self._path))
+
+    def _mix(self, messages: int) -> Mix:
+        low, high = self._recording.time_range(self._clock)
+        if high < low:
+            return Mix(start_ns=0, step_ns=1, kinds=(), counts=(), outside=messages)
+        frame = self._messages(f"type string, {self._clock} bigint")
+        step = step_of(high - low, _INTERVALS)
+        found = _counted(frame, step, self._clock)
+        first, last = _most_of(found)
+        if (last - first) * _NEAR < high - low:  # a few outliers would squeeze all others
+            time = functions.col(self._clock)
+            frame = frame.where((time >= first) & (time < last + step))
+            step = step_of(last + step - first, _INTERVALS)
+            found = _counted(frame, step, self._clock)
+        return _mix_of(found, step, messages)
+
+    def _lags(self) -> tuple[Lag, ...]:
+        frame = self._messages("ts_event bigint, ts_out bigint, ts_recv bigint")
+        found = [_lag("sent to received", lag_percentiles(frame, "ts_out", "ts_recv", percentiles=_PERCENTILES))]
+        if self._clock == "ts_event":
+            found.append(_lag("venue to sent", lag_percentiles(frame, "ts_event", "ts_out", percentiles=_PERCENTILES)))
+        return tuple(lag for lag in found if lag is not None and _middle(lag) <= _LONGEST_LAG_NS)
+
+    def _instruments(self, asked: tuple[str, ...], most: int, mix: Mix) -> tuple[tuple[Instrument, ...], str]:
+        schema, said = self._recording.schema, []
+        trades = typed_trades(self._spark, self._path, schema, "skip")
+        quotes = typed_quotes(self._spark, self._path, schema, "skip")
+        book = _has_book(schema.name)
+        self._progress("looking for the busiest symbols")
+        chosen = asked or _busiest(trades, most) or _busiest(quotes, most)
+        if not mix.counts or not chosen:
+            return (), "" if trades is not None or quotes is not None else _NO_PRICES.format(schema.name)
+        step = step_of(mix.stop_ns - mix.start_ns, _BARS)
+        inside = functions.col("ts_event").between(mix.start_ns, mix.stop_ns - 1)
+        wanted = functions.col("symbol").isin(*chosen) & inside
+        bars: dict[str, list[Bar]] = {}
+        spreads: dict[str, list[SpreadPoint]] = {}
+        if trades is not None:
+            self._progress("making bars")
+            bars = _bars(trades.where(wanted), step)
+            if bars:
+                said.append(f"Bars are of the trades of type {_types(trades.where(wanted), schema.trades)}.")
+        if book:
+            self._progress("keeping books")
+            payloads = self._messages(
+                "date date, symbol string, ts_event bigint, ts_recv bigint, sequence bigint, payload binary"
+            )
+            quotes = order_book(payloads.where(functions.col("symbol").isin(*chosen)), schema=schema.name)
+            said.append("Spreads are of the order book, a quote for each change of its best prices or sizes.")
+        if quotes is not None:
+            self._progress("measuring spreads")
+            spreads = _spreads(quotes.where(wanted), step)
+            if spreads and not book:
+                said.append(f"Spreads are of the quotes of type {_types(quotes.where(wanted), schema.quotes)}.")
+        self._check(asked, bars, spreads)
+        made = [_instrument(name, step, bars.get(name, []), spreads.get(name, [])) for name in chosen]
+        return tuple(each for each in made if each.bars or each.spreads), " ".join(said)
+
+    def _check(self, asked: tuple[str, ...], *found: dict[str, Any]) -> None:
+        for name in asked:
+            if not any(name in each for each in found):
+                known = sorted({*found[0], *found[1]})
+                there = f", as {', '.join(known)} has" if known else ""
+                raise ConfigError(f"symbol was {name!r}, expected one with trades or quotes on that day{there}")
+
+
+def step_of(span_ns: int, most: int) -> int:
+    """Return a round interval length (ns) of which at most `most`, or few more, fill a span."""
+    longest: int = STEPS_NS[-1]
+    return next((step for step in STEPS_NS if span_ns / step <= most), longest)
+
+
+# Messages over time
+
+_Counted = dict[tuple[int, str], int]
+"""Number of messages by (start of interval, type)."""
+
+
+def _counted(frame: DataFrame, step: int, clock: str) -> _Counted:
+    rows = message_mix(frame, step, time=clock).select("start", "type", "messages").dropna(subset=["start"]).collect()
+    return {(start, kind or ""): messages for start, kind, messages in rows}
+
+
+def _most_of(found: _Counted) -> tuple[int, int]:
+    """Return the first and last interval without the few outliers at either end."""
+    totals: Counter[int] = Counter()
+    for (start, _), messages in found.items():
+        totals[start] += messages
+    starts = sorted(totals)
+    reached = numpy.cumsum([totals[start] for start in starts])
+    low, high = numpy.searchsorted(reached, (_OUTSIDE * reached[-1], (1 - _OUTSIDE) * reached[-1]))
+    return starts[low], starts[min(high, len(starts) - 1)]
+
+
+def _mix_of(found: _Counted, step: int, messages: int) -> Mix:
+    totals: Counter[str] = Counter()
+    for (_, kind), many in found.items():
+        totals[kind] += many
+    kinds = [kind for kind, _ in totals.most_common()]
+    first, last = min(start for start, _ in found), max(start for start, _ in found)
+    counts = numpy.zeros((len(kinds), (last - first) // step + 1), numpy.int64)
+    for (start, kind), many in found.items():
+        counts[kinds.index(kind), (start - first) // step] = many
+    return Mix(
+        start_ns=first,
+        step_ns=step,
+        kinds=tuple(kinds),
+        counts=tuple(map(tuple, counts.tolist())),
+        outside=messages - int(counts.sum()),
+    )
+
+
+# Lags
+
+
+def _lag(name: str, frame: DataFrame) -> Lag | None:
+    (row,) = frame.collect()
+    if not row["messages"]:
+        return None
+    values = [row["min_ns"], *row[4:], row["max_ns"]]
+    points = zip((0.0, *_PERCENTILES, 1.0), values, strict=True)
+    return Lag(name=name, messages=row["messages"], negative=row["negative"], percentiles=tuple(points))
+
+
+def _middle(lag: Lag) -> int:
+    middle: int = next(ns for p, ns in lag.percentiles if p >= _HALF)
+    return middle
+
+
+# Prices
+
+_NO_PRICES: Final = "There are no bars and spreads: the schema {!r} tells of no trades and quotes."
+
+
+def _has_book(schema: str) -> bool:
+    try:
+        book_feed(schema)
+    except ConfigError:
+        return False
+    return True
+
+
+def _types(rows: DataFrame, fields: Sequence[TradeFields | QuoteFields]) -> str:
+    """Return the message types of these rows, in the order of the schema."""
+    names = [each.type for each in fields]
+    if len({each.rank for each in fields}) > 1:
+        there = {row["type"] for row in rows.select("type").distinct().collect()}
+        names = [name for name in names if name in there]
+    return _listed(names)
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _busiest(frame: DataFrame | None, most: int) -> tuple[str, ...]:
+    if frame is None:
+        return ()
+    rows = frame.groupBy("symbol").count().orderBy(functions.desc("count"), "symbol").limit(most).collect()
+    return tuple(row["symbol"] for row in rows)
+
+
+def _bars(trades: DataFrame, step: int) -> dict[str, list[Bar]]:
+    found: dict[str, list[Bar]] = {}
+    trades = trades.withColumns({name: functions.col(name).cast("double") for name in ("price", "size")})
+    for row in time_bars(trades, step).orderBy("symbol", "start").collect():
+        prices = row["open"], row["high"], row["low"], row["close"]
+        found.setdefault(row["symbol"], []).append(Bar(row["start"], *prices, float(row["volume"]), row["trades"]))
+    return found
+
+
+def _spreads(quotes: DataFrame, step: int) -> dict[str, list[SpreadPoint]]:
+    points = functions.col("spread").cast("double") / functions.col("mid") * _BASIS_POINTS
+    start = functions.col("ts_event") - functions.pmod("ts_event", functions.lit(step).cast("bigint"))
+    rows = with_spread(quotes).where("mid > 0").select("symbol", start.alias("start"), points.alias("points"))
+    found: dict[str, list[SpreadPoint]] = {}
+    tenths = functions.percentile_approx("points", [0.1, 0.9]).alias("tenths")
+    summed = rows.groupBy("symbol", "start").agg(functions.mean("points").alias("mean"), tenths)
+    for row in summed.orderBy("symbol", "start").collect():
+        low, high = row["tenths"]
+        found.setdefault(row["symbol"], []).append(SpreadPoint(row["start"], low, row["mean"], high))
+    return found
+
+
+def _instrument(symbol: str, step: int, bars: list[Bar], spreads: list[SpreadPoint]) -> Instrument:
+    prices = [price for bar in bars for price in (bar.open, bar.high, bar.low, bar.close)]
+    decimals = next(
+        (d for d in range(2, _MOST_DECIMALS) if all(abs(round(price, d) - price) < _SAME for price in prices)),
+        _MOST_DECIMALS,
+    )
+    return Instrument(symbol=symbol, step_ns=step, decimals=decimals, bars=tuple(bars), spreads=tuple(spreads))

@@ -1,0 +1,290 @@
+"""As-of join of two message types of recordings: one compiled pass over each slice, in the order of capture.
+
+    day, slice ==one task==> batches in order ==compiled==> trades, each with what its symbol's last quote was ==> Spark
+
+Rows go to Spark once, as the result: not trades and quotes apart, nor is anything sorted or sent to another task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import numpy
+import pyarrow
+import pyarrow.compute
+from numpy.typing import NDArray
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import LongType, StructField, StructType
+
+from blackbox.analysis.asof import joined_names
+from blackbox.errors import ConfigError, JournalError
+from blackbox.feed.schema import Schema
+from blackbox.native.jit import njit
+from blackbox.spark.columns import BASE, PAYLOAD, RecordField, record_array, record_fields, table_schema
+from blackbox.spark.days import days_of, schema_of_days
+from blackbox.spark.filters import Pushed
+from blackbox.spark.plan import Partition, plan
+from blackbox.spark.read import Reading
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_PLACE: Final = ("ts_event", "ts_recv", "sequence")
+"""What is told of a quote besides its fields."""
+_TS_EVENT: Final = _PLACE.index("ts_event")
+_ALL: Final = 1 << 62
+_NO_TOLERANCE: Final = -1
+
+
+def asof_recorded(
+    spark: SparkSession,
+    paths: str | Path | Sequence[str | Path],
+    trades: str,
+    quotes: str,
+    columns: Sequence[str] | None = None,
+    tolerance_ns: int | None = None,
+    prices: Literal["decimal", "long"] = "decimal",
+    suffix: str = "_quote",
+) -> DataFrame:
+    """Each message of type `trades`, and beside it the last message of type `quotes` of its symbol before it.
+
+    Before means: in the recording of the slice, so that it is what a subscriber knew when the trade came, whatever the
+    times say. Where the times of a symbol's messages never go back, that is `asof_join` on `ts_event`, but that of a
+    quote and a trade of one time the order of capture tells which was first. A day begins without quotes. Every trade
+    is there once; where there is no quote the columns of quotes are null.
+
+    A publisher keeps the order of messages of one key. So a feed whose keys (`key_bytes`) are longer than a symbol and
+    its dot has none between trades and quotes of that symbol: `asof_join` has to do then, which goes by the times.
+
+    Args:
+        spark: the session.
+        paths: as of `load` of the data source.
+        trades: a message type of the feed's schema, such as "T".
+        quotes: another one, such as "Q".
+        columns: which of the result's columns; not given: all. Fewer are faster.
+        tolerance_ns: a quote whose `ts_event` is so much before that of the trade, and more, is none.
+        prices: as the option of the data source.
+        suffix: goes behind the names of quote columns that trades have too.
+
+    The result has the columns that `option("records", trades)` has, then `ts_event`, `ts_recv` and `sequence` of the
+    quote with the suffix, and its fields. Each day's slice is one task.
+
+    Raises ConfigError when an argument is not as said, JournalError when there is no such day; later, when a recording
+    is damaged, or a symbol is too short for the keys.
+    """
+    if tolerance_ns is not None and tolerance_ns < 0:
+        raise ConfigError(f"tolerance_ns was {tolerance_ns}, expected 0 or more")
+    days = days_of([str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)])
+    schema = schema_of_days(days, trades, quotes)
+    if schema.character(trades) == schema.character(quotes):
+        raise ConfigError(f"trades and quotes were {trades!r} and {quotes!r}, expected two message types")
+    left, right = (tuple(record_fields(schema, kind, prices)) for kind in (trades, quotes))
+    place = [StructField(name, LongType()) for name in _PLACE]
+    told = StructType([*place, *(StructField(field.column, field.kind) for field in right)])
+    trade_schema = table_schema(list(left))
+    names = joined_names(trade_schema, told, (), suffix)
+    whole = [*trade_schema, *(StructField(made, told[name].dataType) for name, made in names.items())]
+    result = StructType([_field(whole, name) for name in columns] if columns is not None else whole)
+    wanted = set(result.names)
+    join = _Join(
+        tuple(_slices(days)),
+        schema,
+        (schema.character(trades), schema.character(quotes)),
+        tuple(field for field in left if field.column in wanted),
+        tuple(field for field in right if names[field.column] in wanted),
+        names,
+        result,
+        _NO_TOLERANCE if tolerance_ns is None else tolerance_ns,
+    )
+    many = len(join.slices)
+    return spark.range(0, many, 1, max(1, many)).mapInArrow(join.batches, result)
+
+
+def _field(fields: list[StructField], name: str) -> StructField:
+    for field in fields:
+        if field.name == name:
+            return field
+    raise ConfigError(f"columns had {name!r}, expected some of: {', '.join(field.name for field in fields)}")
+
+
+def _slices(days: list[Path]) -> list[Partition]:
+    """A partition for each slice of each day: all of it."""
+    found: dict[tuple[str, int], Partition] = {}
+    for part in plan(days, Pushed(), _ALL, False).partitions:
+        first = found.setdefault((part.day, part.slice_id), part)
+        if first is not part:
+            first.spans += part.spans
+    return list(found.values())
+
+
+class _Join(NamedTuple):
+    """What a task does."""
+
+    slices: tuple[Partition, ...]
+    schema: Schema
+    kinds: tuple[str, str]
+    trade_fields: tuple[RecordField, ...]
+    quote_fields: tuple[RecordField, ...]
+    names: dict[str, str]
+    """Columns of quotes to their names in the result."""
+    result: StructType
+    tolerance_ns: int
+
+    def batches(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from self._slice(self.slices[number])
+
+    def _slice(self, partition: Partition) -> Iterator[pyarrow.RecordBatch]:
+        own = {*self.result.names, "symbol", PAYLOAD, *_PLACE}
+        needed = StructType([field for field in table_schema(None) if field.name in own])
+        schema = to_arrow_schema(self.result, timezone="UTC")
+        known = _Known(self.schema.dtype(self.kinds[1]).itemsize)
+        for batch in Reading(needed, Pushed(), False, None).batches(partition):
+            arrays = self._joined(batch, known, partition)
+            if arrays is not None:
+                yield pyarrow.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
+
+    def _joined(
+        self, batch: pyarrow.RecordBatch, known: _Known, partition: Partition
+    ) -> dict[str, pyarrow.Array] | None:
+        trade, quote = (self.schema.dtype(kind) for kind in self.kinds)
+        offsets, data = _bytes_of(batch.column(PAYLOAD))
+        codes = known.codes(batch.column("symbol"), partition)
+        place = numpy.stack([batch.column(name).to_numpy() for name in _PLACE])
+        kinds = ord(self.kinds[0]), ord(self.kinds[1])
+        many, wrong = _count(data, offsets, self.schema.type_offset, kinds, (trade.itemsize, quote.itemsize))
+        if wrong >= 0:
+            size = offsets[wrong + 1] - offsets[wrong]
+            kind = chr(data[offsets[wrong] + self.schema.type_offset])
+            expected = self.schema.dtype(kind).itemsize
+            raise JournalError(f"{partition.day}: a message of type {kind!r} had {size} bytes, expected {expected}")
+        rows = numpy.empty(many, numpy.int64)
+        records = numpy.empty((many, trade.itemsize), numpy.uint8)
+        quotes = numpy.zeros((many, quote.itemsize), numpy.uint8)
+        places = numpy.zeros((len(_PLACE), many), numpy.int64)
+        found = numpy.zeros(many, numpy.bool_)
+        told = data, offsets, self.schema.type_offset, kinds, codes, place
+        _match(
+            *told, known.payloads, known.places, known.there, self.tolerance_ns, rows, records, quotes, places, found
+        )
+        if not many:
+            return None
+        valid = pyarrow.array(found)
+        base = batch.select([name for name, _ in BASE if name in self.result.names])
+        taken = base if many == batch.num_rows else base.take(pyarrow.array(rows))
+        arrays = dict(zip(base.schema.names, taken.columns, strict=True))
+        table = records.reshape(-1).view(trade)
+        arrays |= {field.column: record_array(field, table) for field in self.trade_fields}
+        table = quotes.reshape(-1).view(quote)
+        right = {
+            name: pyarrow.array(places[i]) for i, name in enumerate(_PLACE) if self.names[name] in self.result.names
+        }
+        right |= {field.column: record_array(field, table) for field in self.quote_fields}
+        return arrays | {
+            self.names[name]: pyarrow.compute.if_else(valid, array, pyarrow.scalar(None, array.type))
+            for name, array in right.items()
+        }
+
+
+class _Known:
+    """The last quote of each symbol, by the symbol's number."""
+
+    def __init__(self, width: int) -> None:
+        self._numbers: dict[str | None, int] = {}
+        self.payloads = numpy.zeros((1024, width), numpy.uint8)
+        self.places = numpy.zeros((1024, len(_PLACE)), numpy.int64)
+        self.there = numpy.zeros(1024, numpy.bool_)
+
+    def codes(self, symbols: pyarrow.Array, partition: Partition) -> NDArray[numpy.int64]:
+        """The number of each row's symbol; there is room for the quotes of all of them."""
+        encoded = symbols.dictionary_encode()
+        names, numbers = encoded.dictionary.to_pylist(), self._numbers
+        known = len(numbers)
+        table = [numbers.setdefault(name, len(numbers)) for name in names]
+        if len(numbers) > known:
+            short = min(names, key=len)
+            most = len(short.encode()) + 1
+            if partition.key_bytes > most:
+                raise JournalError(
+                    f"{partition.day}: keys were {partition.key_bytes} bytes, expected at most {most} for symbol "
+                    f"{short!r}: the order of its trades and quotes is not recorded; asof_join goes by their times"
+                )
+        while len(numbers) > len(self.there):
+            self.payloads, self.places, self.there = (
+                numpy.concatenate((array, numpy.zeros_like(array)))
+                for array in (self.payloads, self.places, self.there)
+            )
+        codes: NDArray[numpy.int64] = numpy.array(table, numpy.int64)[encoded.indices.to_numpy()]
+        return codes
+
+
+def _bytes_of(column: pyarrow.Array) -> tuple[NDArray[numpy.int32], NDArray[numpy.uint8]]:
+    _, offsets, data = column.buffers()
+    places = numpy.frombuffer(offsets, numpy.int32)[column.offset : column.offset + len(column) + 1]
+    return places, numpy.frombuffer(data, numpy.uint8)
+
+
+@njit(nogil=True, cache=True)
+def _count(
+    data: NDArray[numpy.uint8],
+    offsets: NDArray[numpy.int32],
+    type_offset: int,
+    kinds: tuple[int, int],
+    widths: tuple[int, int],
+) -> tuple[int, int]:
+    """How many trades there are, and the first trade or quote that is not as wide as it should be; -1: none."""
+    many = 0
+    for row in range(len(offsets) - 1):
+        start, size = offsets[row], offsets[row + 1] - offsets[row]
+        if size <= type_offset:
+            continue
+        kind = data[start + type_offset]
+        if (kind == kinds[0] and size != widths[0]) or (kind == kinds[1] and size != widths[1]):
+            return many, row
+        many += kind == kinds[0]
+    return many, -1
+
+
+@njit(nogil=True, cache=True)
+def _match(
+    data: NDArray[numpy.uint8],
+    offsets: NDArray[numpy.int32],
+    type_offset: int,
+    kinds: tuple[int, int],
+    codes: NDArray[numpy.int64],
+    place: NDArray[numpy.int64],
+    last_payloads: NDArray[numpy.uint8],
+    last_places: NDArray[numpy.int64],
+    there: NDArray[numpy.bool_],
+    tolerance: int,
+    rows: NDArray[numpy.int64],
+    records: NDArray[numpy.uint8],
+    quotes: NDArray[numpy.uint8],
+    places: NDArray[numpy.int64],
+    found: NDArray[numpy.bool_],
+) -> None:
+    """Remember quotes; write of each trade its row and record, and of what is remembered then the record and places."""
+    many = 0
+    for row in range(len(offsets) - 1):
+        start, size = offsets[row], offsets[row + 1] - offsets[row]
+        if size <= type_offset:
+            continue
+        kind, code = data[start + type_offset], codes[row]
+        if kind == kinds[1]:
+            last_payloads[code] = data[start : start + size]
+            for each in range(len(place)):
+                last_places[code, each] = place[each, row]
+            there[code] = True
+        elif kind == kinds[0]:
+            rows[many] = row
+            records[many] = data[start : start + size]
+            age = place[_TS_EVENT, row] - last_places[code, _TS_EVENT]
+            if there[code] and (tolerance < 0 or age <= tolerance):
+                found[many] = True
+                quotes[many] = last_payloads[code]
+                for each in range(len(place)):
+                    places[each, many] = last_places[code, each]
+            many += 1

@@ -1,0 +1,376 @@
+"""Write a recording anew, with the small blocks of each key merged into large ones, and packed if that is wanted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.archive.block_merger import BlockMerger
+from blackbox.archive.closed import note_closed
+from blackbox.archive.codec import CODECS, compress
+from blackbox.archive.day import Manifest, as_journal_error, recorded_files, slice_directory, sync_directory
+from blackbox.archive.digest import Digest
+from blackbox.archive.entry import add_mark_to_entry, add_to_entry, seal_entry
+from blackbox.archive.filter import Filter
+from blackbox.archive.format import (
+    CODEC_NONE,
+    ENTRY_BYTES,
+    FILE_HEAD_BYTES,
+    MARK_HEAD_BYTES,
+    RECORD_HEAD_BYTES,
+    mark_bytes,
+    record_bytes,
+)
+from blackbox.archive.journal_writer import SegmentFiles
+from blackbox.archive.marks import Mark, MarkKind, Totals, behind, chain_start, marks_of, write_mark
+from blackbox.archive.reader import Recorded, RecordRun, blocks_of, read_runs
+from blackbox.archive.record import write_head
+from blackbox.archive.recording import Recording
+from blackbox.archive.segment import SegmentFile
+from blackbox.block.format import (
+    FLAG_NULLS,
+    FLAG_SEQUENCES,
+    MAX_BODY_BYTES,
+)
+from blackbox.errors import JournalError
+from blackbox.native.xxh3 import checksum_32
+
+Compression = Literal["none", "lz4", "zstd"]
+
+BLOCK_BYTES: Final = 256 << 10
+"""Blocks are merged up to that many bytes, unless it is said otherwise."""
+SEGMENT_BYTES: Final = 256 << 20
+_SPAN_NS: Final = 10**9
+"""A merged block holds no more than what was sent in that time: it has one `ts_out`."""
+_WINDOW_BYTES: Final = 32 << 20
+"""Blocks of all keys are looked at together up to that many bytes."""
+_WINDOW_BLOCKS: Final = 65_536
+_PADDING_BYTES: Final = 32
+_ABOUT_SEGMENTS: Final = (MarkKind.SEGMENT_BEGIN, MarkKind.SEGMENT_END)
+
+
+class Compacted(msgspec.Struct, frozen=True, kw_only=True):
+    """What was made of a recording."""
+
+    messages: int
+    blocks_before: int
+    blocks_after: int
+    file_bytes_before: int
+    file_bytes_after: int
+    """Segments and their indexes, both."""
+    left_out: int
+    """Messages of damaged blocks, as far as they are known: gaps from now on."""
+
+
+def compact(
+    recording: Recording,
+    out: str | os.PathLike[str],
+    *,
+    compression: Compression = "none",
+    block_bytes: int = BLOCK_BYTES,
+    progress: Callable[[int], object] | None = None,
+) -> Compacted:
+    """Write a recording anew into the directory `out`; the recording itself is not changed.
+
+    Blocks of one run, slice and key that follow each other without a gap become one, up to `block_bytes`, as long as
+    they were sent within a second. It has `ts_out` and `ts_recv` of the first. Gaps stay gaps; damaged blocks become
+    gaps, and a torn tail is left out. `out` gets its name only when it has been read again and found to hold the same
+    messages: topic, payload, `ts_event`, sequence number, slice and run of each.
+
+    Args:
+        recording: what to read, as it was when it was opened.
+        out: a directory that is not there yet.
+        compression: of the bodies. "none": replays use them as they are.
+        block_bytes: 1 KiB to 64 MiB.
+        progress: called with the bytes read so far, of the recording and then of what was made of it.
+
+    Raises JournalError when `out` exists, cannot be written, or does not hold the same messages; ValueError for a
+    setting that is none.
+    """
+    if compression not in CODECS:
+        raise ValueError(f"compression was {compression!r}, expected one of: {', '.join(CODECS)}")
+    if not 1 << 10 <= block_bytes <= MAX_BODY_BYTES:
+        raise ValueError(f"block_bytes were {block_bytes}, expected {1 << 10} to {MAX_BODY_BYTES}")
+    compress(compression, b"")  # whether its library is there is to be known now
+    target = Path(out)
+    if target.exists() or target.is_symlink():
+        raise JournalError(f"{target} exists, expected the name of a new directory")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".new", dir=target.parent))
+        try:
+            done = _write_and_compare(recording, fresh, compression, block_bytes, progress or (lambda _: None))
+            fresh.chmod(0o755)
+            fresh.rename(target)
+            sync_directory(target.parent)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    except OSError as error:
+        raise as_journal_error(error, f"{target} cannot be written") from error
+    return done
+
+
+def _write_and_compare(
+    recording: Recording, fresh: Path, compression: Compression, block_bytes: int, progress: Callable[[int], object]
+) -> Compacted:
+    before, after, done = Digest(), Digest(), 0
+    seen: list[RecordRun] = []
+
+    def read(source: Recording, slice_id: int, digest: Digest) -> Iterator[Recorded]:
+        nonlocal done
+        key_bytes = source.feed.key_bytes
+        for run in read_runs(source.streams(b"", [slice_id]), Filter(key_bytes), source.note):
+            seen.append(run)
+            for recorded in blocks_of(run, key_bytes):
+                digest.add(recorded)
+                yield recorded
+            done += run.stored_bytes
+            progress(done)
+
+    blocks_before = blocks_after = 0
+    manifest = Manifest.read(recording.path)
+    for slice_id, _ in recording.segments():
+        chain = chain_start(manifest.created_ns, slice_id)
+        writer = _Writer(fresh, slice_id, recording.feed.key_bytes, compression, chain)
+        try:
+            windows = _windows(read(recording, slice_id, before))
+            blocks_before += _write_slice(writer, windows, _kept_marks(recording, slice_id), block_bytes, seen)
+        finally:
+            writer.close()
+        blocks_after += writer.blocks
+    manifest.write(fresh)
+    again = Recording.open(fresh)
+    seen.clear()
+    for slice_id in range(len(again.feed.slices)):
+        for _ in read(again, slice_id, after):
+            seen.clear()
+    if before != after or again.damage:
+        raise JournalError(
+            f"what was written of {recording.path} was not what was read: {after.messages} messages of checksum "
+            f"{after.total:016x}, expected {before.messages} of {before.total:016x}; it was removed"
+        )
+    return Compacted(
+        messages=before.messages,
+        blocks_before=blocks_before,
+        blocks_after=blocks_after,
+        file_bytes_before=_file_bytes(recording.path),
+        file_bytes_after=_file_bytes(fresh),
+        left_out=sum(damage.messages for damage in recording.damage),
+    )
+
+
+def _write_slice(
+    writer: _Writer,
+    windows: Iterator[list[Recorded]],
+    marks: deque[tuple[SegmentFile, Mark]],
+    block_bytes: int,
+    seen: list[RecordRun],
+) -> int:
+    """Write a slice anew; returns how many blocks there were."""
+    blocks = 0
+    for window in windows:
+        blocks += len(window)
+        for group in _groups(window, block_bytes):
+            writer.put(group)
+        while marks and marks[0][1].ts <= window[-1].ts_recv:
+            writer.copy_mark(*marks.popleft())
+        _give_back(seen)
+    for mark in marks:
+        writer.copy_mark(*mark)
+    writer.finish()
+    return blocks
+
+
+def _kept_marks(recording: Recording, slice_id: int) -> deque[tuple[SegmentFile, Mark]]:
+    """The marks that are not about segments. They keep their times, and stand behind what came before them."""
+    found: deque[tuple[SegmentFile, Mark]] = deque()
+    for _, segments in recording.segments([slice_id]):
+        for segment in segments:
+            found += [(segment, mark) for mark in marks_of([segment]) if mark.kind not in _ABOUT_SEGMENTS]
+    return found
+
+
+def _give_back(seen: list[RecordRun]) -> None:
+    """Give back the memory of all runs but the last, whose blocks may still be wanted."""
+    for run in seen[:-1]:
+        for segment, start, stop in run.ranges():
+            segment.release(start, stop)
+    del seen[:-1]
+
+
+def _file_bytes(day: Path) -> int:
+    return sum(path.stat().st_size for path in recorded_files(day))
+
+
+def _windows(blocks: Iterator[Recorded]) -> Iterator[list[Recorded]]:
+    """Consecutive blocks, as many as are looked at together."""
+    window: list[Recorded] = []
+    size = 0
+    for recorded in blocks:
+        block = recorded.block
+        if window and (
+            size + block.body.nbytes > _WINDOW_BYTES
+            or len(window) >= _WINDOW_BLOCKS
+            or abs(block.ts_out - window[0].block.ts_out) > _SPAN_NS
+        ):
+            yield window
+            window, size = [], 0
+        window.append(recorded)
+        size += block.body.nbytes
+    if window:
+        yield window
+
+
+def _groups(window: list[Recorded], block_bytes: int) -> list[list[Recorded]]:
+    """What becomes one block each, in the order of the first of each."""
+    groups: list[list[Recorded]] = []
+    growing: dict[tuple[int, int, bytes], tuple[list[Recorded], int, int]] = {}
+    for recorded in window:
+        block = recorded.block
+        name = (block.epoch, block.schema_id, block.key)
+        group, following, size = growing.get(name, ([], -1, 0))
+        # Payloads of one size in each block may differ between blocks: then each row has an offset.
+        more = block.body.nbytes + 4 * block.count + _PADDING_BYTES
+        alone = block.flags & (FLAG_SEQUENCES | FLAG_NULLS)
+        if alone or following != block.sequence + recorded.first_row or size + more > block_bytes:
+            group, size = [], 0
+            groups.append(group)
+        group.append(recorded)
+        growing[name] = group, -1 if alone else block.sequence + block.count, size + more
+    return groups
+
+
+class _Writer:
+    """The new segments of one slice."""
+
+    def __init__(self, day: Path, slice_id: int, key_bytes: int, compression: Compression, chain: int) -> None:
+        self.blocks = 0
+        self._day, self._slice_id, self._key_bytes = day, slice_id, key_bytes
+        self._compression = compression
+        self._merger = BlockMerger()
+        self._entry = numpy.zeros(ENTRY_BYTES, numpy.uint8)
+        self._head = numpy.zeros(RECORD_HEAD_BYTES, numpy.uint8)
+        self._totals = Totals(chain=chain)
+        self._epoch = 0
+        slice_directory(day, slice_id).mkdir()
+        self._number = 0
+        self._offset = FILE_HEAD_BYTES
+        self._files = SegmentFiles(day, slice_id, 0)
+
+    def put(self, group: list[Recorded]) -> None:
+        """Append the blocks of a group as one."""
+        first = group[0]
+        first_row = 0
+        if first.block.flags & (FLAG_SEQUENCES | FLAG_NULLS):
+            first_row = first.first_row
+        if len(group) == 1 and first.first_row == first_row:
+            header, body = numpy.frombuffer(first.block.header, numpy.uint8).copy(), first.block.body
+        else:
+            header, body = self._merger.merge(group)
+        stored: Any = body
+        codec = CODEC_NONE
+        if self._compression != "none":
+            packed = numpy.frombuffer(compress(self._compression, body.data), numpy.uint8)
+            if len(packed) < len(body):
+                stored, codec = packed, CODECS[self._compression]
+        if self._offset >= SEGMENT_BYTES:
+            self._next_segment()
+        self._begin()
+        size = record_bytes(len(stored))
+        checksum = checksum_32(stored.ctypes.data, len(stored))
+        write_head(
+            self._head.ctypes.data,
+            header.ctypes.data,
+            first.ts_recv,
+            first_row,
+            codec,
+            len(stored),
+            numpy.int64(checksum),
+        )
+        _write_all(self._files.fd, self._head.data, stored.data, bytes(size - RECORD_HEAD_BYTES - len(stored)))
+        self._note(header, body, first.ts_recv, first_row, size)
+        self._offset += size
+        self._totals = behind(self._head.ctypes.data, self._totals)
+        self.blocks += 1
+
+    def copy_mark(self, segment: SegmentFile, mark: Mark) -> None:
+        """Append a mark of another journal."""
+        self._begin()
+        self._put_mark(segment.memory[mark.offset :][: mark.size].copy(), mark.kind, mark)
+
+    def finish(self) -> None:
+        """Mark the end, and make everything durable."""
+        if self._offset > FILE_HEAD_BYTES:
+            self._put_mark(numpy.zeros(mark_bytes(0), numpy.uint8), MarkKind.SEGMENT_END, None)
+        self._seal()
+        self._files.sync()
+        os.fdatasync(self._files.index_fd)
+        sync_directory(slice_directory(self._day, self._slice_id))
+        note_closed(self._day, self._slice_id, self._totals)
+
+    def close(self) -> None:
+        """Let the files go."""
+        self._files.close()
+
+    def _next_segment(self) -> None:
+        self.finish()
+        self.close()
+        self._number += 1
+        self._offset = FILE_HEAD_BYTES
+        self._files = SegmentFiles(self._day, self._slice_id, self._number)
+
+    def _begin(self) -> None:
+        if self._offset == FILE_HEAD_BYTES:
+            self._put_mark(numpy.zeros(mark_bytes(0), numpy.uint8), MarkKind.SEGMENT_BEGIN, None)
+
+    def _put_mark(self, memory: NDArray[numpy.uint8], kind: MarkKind, like: Mark | None) -> None:
+        """Append the mark in `memory`, whose body stands there, with the kind, and else what the other one says."""
+        target, epoch = memory.ctypes.data, like.epoch if like else self._epoch
+        flags, ts, ts_out = (like.flags, like.ts, like.ts_out) if like else (0, time.time_ns(), 0)
+        names = len(like.keys) if like else 0
+        body_bytes = like.body_bytes if like else 0
+        self._epoch = epoch
+        memory[:MARK_HEAD_BYTES] = 0
+        write_mark(target, kind, flags, ts, epoch, names, ts_out, self._totals, body_bytes)
+        _write_all(self._files.fd, memory.data)
+        at = self._entry.ctypes.data
+        if not add_mark_to_entry(at, self._offset, len(memory), epoch):
+            self._seal()
+            add_mark_to_entry(at, self._offset, len(memory), epoch)
+        self._offset += len(memory)
+        self._totals = behind(target, self._totals)
+
+    def _note(
+        self, header: NDArray[numpy.uint8], body: NDArray[numpy.uint8], ts_recv: int, first_row: int, size: int
+    ) -> None:
+        at = self._entry.ctypes.data
+        words = header.ctypes.data, body.ctypes.data, ts_recv, first_row, size, self._offset, self._key_bytes
+        if not add_to_entry(at, *words):
+            self._seal()
+            add_to_entry(at, *words)
+
+    def _seal(self) -> None:
+        if self._entry.any():
+            seal_entry(self._entry.ctypes.data)
+            _write_all(self._files.index_fd, self._entry.data)
+            self._entry[:] = 0
+
+
+def _write_all(fd: int, *pieces: Any) -> None:
+    left = [memoryview(piece) for piece in pieces if len(piece)]
+    while left:
+        written = os.writev(fd, left)
+        while left and written >= len(left[0]):
+            written -= len(left.pop(0))
+        if written:
+            left[0] = left[0][written:]

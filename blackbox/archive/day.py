@@ -1,0 +1,276 @@
+"""A feed's day on disk: its session date, the names of its files, its manifest, and who owns it."""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import os
+import re
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import numpy
+
+from blackbox import __version__
+from blackbox.archive.format import FORMAT_VERSION
+from blackbox.errors import ConfigError, JournalError
+from blackbox.feed.feed import Feed
+from blackbox.feed.schema import Schema, load_schema
+from blackbox.native.xxh3 import xxh3
+from blackbox.timestamps import date_of, ns_on
+
+MANIFEST = "manifest.json"
+LOCK = "recorder.lock"
+_SLICE_PREFIX = "slice-"
+_SLICE = re.compile(r"slice-(\d{5})")
+_SEGMENT_SUFFIX = ".journal"
+_INDEX_SUFFIX = ".index"
+_SEGMENT_DIGITS = 6
+_NOON = datetime.time(12)
+
+
+def session_date(feed: Feed, now_ns: int) -> datetime.date:
+    """The session date of a feed at a time: the local date, from `day_start` to `day_start`.
+
+    A session that starts at noon or later belongs to the date of its next morning, as futures markets count.
+    """
+    local = date_of(now_ns, feed.time_zone)
+    for day in (local + datetime.timedelta(1), local, local - datetime.timedelta(1)):
+        if _start_ns(feed, day) <= now_ns:
+            return day
+    raise AssertionError(f"no session holds {now_ns}")
+
+
+def day_end_ns(feed: Feed, day: datetime.date) -> int:
+    """When a session date ends and the next one begins, ns since the epoch."""
+    return _start_ns(feed, day + datetime.timedelta(1))
+
+
+def _start_ns(feed: Feed, day: datetime.date) -> int:
+    start = datetime.time.fromisoformat(feed.day_start)
+    return ns_on(day - datetime.timedelta(start >= _NOON), start, feed.time_zone)
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a day holds: `manifest.json`. Written once, when the day is begun."""
+
+    format: int
+    feed: Feed
+    schema: dict[str, dict[str, Any]]
+    date: datetime.date
+    created_ns: int
+    version: str
+
+    @classmethod
+    def new(cls, feed: Feed, day: datetime.date, now_ns: int) -> Self:
+        """The manifest of a day that begins now. Raises ConfigError when the feed's schema is not registered."""
+        return cls(
+            format=FORMAT_VERSION,
+            feed=feed,
+            schema=described(load_schema(feed.schema)),
+            date=day,
+            created_ns=now_ns,
+            version=__version__,
+        )
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """The manifest of a day's directory. Raises JournalError naming what is missing or wrong."""
+        path = directory / MANIFEST
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise JournalError(_not_a_recording(directory)) from None
+        except OSError as error:
+            raise JournalError(f"{path} cannot be read: {error.strerror}") from error
+        try:
+            version = msgspec.json.decode(data, type=_Version).format
+            if version != FORMAT_VERSION:
+                raise JournalError(f"{path}: format was {version}, expected {FORMAT_VERSION}")
+            document = msgspec.json.decode(data)
+            told = document.pop("checksum", "")
+            manifest = msgspec.convert(document, cls)
+        except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
+            raise JournalError(f"{path} is damaged: {error}") from error
+        right = _checksum(document)
+        if told != right:
+            raise JournalError(f"{path} is damaged, or was changed by hand: checksum was {told!r}, expected {right!r}")
+        return manifest
+
+    def write(self, directory: Path) -> None:
+        """Put it into a directory, whole or not at all; first a directory for each slice: one that lacks was lost."""
+        for slice_id in range(len(self.feed.slices)):
+            make_directory(slice_directory(directory, slice_id))
+        document = msgspec.to_builtins(self)
+        document["checksum"] = _checksum(document)
+        fresh = directory / f"{MANIFEST}.{os.getpid()}.new"
+        with fresh.open("wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(directory / MANIFEST)
+        sync_directory(directory)
+
+    def check_feed(self, feed: Feed, directory: Path) -> None:
+        """Raise JournalError when another feed than this one is recorded here."""
+        for name in ("name", "schema", "key_bytes"):
+            here, there = getattr(self.feed, name), getattr(feed, name)
+            if here != there:
+                raise JournalError(f"{directory} holds a feed whose {name} is {here!r}, expected {there!r}")
+        if len(self.feed.slices) != len(feed.slices):
+            raise JournalError(
+                f"{directory} holds a feed of {len(self.feed.slices)} slices, expected {len(feed.slices)}"
+            )
+
+
+class _Version(msgspec.Struct):
+    format: int
+
+
+def _checksum(document: dict[str, Any]) -> str:
+    text = numpy.frombuffer(msgspec.json.encode(document), numpy.uint8)
+    return f"{int(xxh3(text.ctypes.data, len(text))):016x}"
+
+
+def _not_a_recording(directory: Path) -> str:
+    if not directory.exists():
+        return f"recording {str(directory)!r} was not found"
+    days = sorted(path.parent.name for path in directory.glob(f"*/{MANIFEST}"))
+    if days:
+        return f"{str(directory)!r} holds {len(days)} days, expected one of them: {', '.join(days)}"
+    return f"{str(directory)!r} is not a recording: it has no {MANIFEST}"
+
+
+def described(schema: Schema) -> dict[str, dict[str, Any]]:
+    """A schema's record types as plain data: bytes, the fields; a name, and where its type stands if not at 0."""
+    names = {character: name for name, character in schema.names.items()}
+    return {
+        kind: {
+            **({"name": names[kind]} if kind in names else {}),
+            "bytes": dtype.itemsize,
+            **({"type_offset": schema.type_offset} if schema.type_offset else {}),
+            "fields": [
+                {
+                    "name": name,
+                    "format": dtype[name].str,
+                    "offset": dtype.fields[name][1] if dtype.fields else 0,
+                    **(dtype[name].metadata or {}),
+                }
+                for name in dtype.names or ()
+            ],
+        }
+        for kind, dtype in schema.records.items()
+    }
+
+
+def slice_name(slice_id: int) -> str:
+    """Return the name of a slice's directory in its day."""
+    return f"slice-{slice_id:05d}"
+
+
+def slice_directory(day: Path, slice_id: int) -> Path:
+    """Return where a slice's segments are."""
+    return day / slice_name(slice_id)
+
+
+def slice_of(name: str) -> int | None:
+    """Return the slice whose directory has this name; None: it is no slice's."""
+    match = _SLICE.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def slice_directories(day: Path) -> list[Path]:
+    """Return what is in a day's directory and is called like a slice, sorted. Raises OSError."""
+    return sorted(path for path in day.iterdir() if path.name.startswith(_SLICE_PREFIX))
+
+
+def segment_path(day: Path, slice_id: int, number: int) -> Path:
+    """Return where a segment is."""
+    return slice_directory(day, slice_id) / f"{number:06d}{_SEGMENT_SUFFIX}"
+
+
+def index_path(segment: Path) -> Path:
+    """Return where the index of a segment is."""
+    return segment.with_suffix(_INDEX_SUFFIX)
+
+
+def slice_files(directory: Path) -> tuple[list[int], list[int]]:
+    """Return the numbers of the segments and of the indexes in a slice's directory, in order. Raises OSError."""
+    paths = list(directory.iterdir()) if directory.is_dir() else []
+    numbered = [path for path in paths if len(path.stem) >= _SEGMENT_DIGITS and path.stem.isdecimal()]
+    segments, indexes = (
+        sorted(int(path.stem) for path in numbered if path.suffix == suffix)
+        for suffix in (_SEGMENT_SUFFIX, _INDEX_SUFFIX)
+    )
+    return segments, indexes
+
+
+def segment_numbers(directory: Path) -> list[int]:
+    """Return the numbers of the segments in a slice's directory, in order; no directory: none. Raises OSError."""
+    return slice_files(directory)[0]
+
+
+def recorded_files(day: Path) -> list[Path]:
+    """Return all segments and indexes of a day. Raises OSError."""
+    return [
+        path
+        for directory in slice_directories(day)
+        for path in sorted(directory.iterdir())
+        if path.suffix in (_SEGMENT_SUFFIX, _INDEX_SUFFIX)
+    ]
+
+
+def sync_directory(directory: Path) -> None:
+    """Make names in a directory durable."""
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it that are missing, durably."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
+def recorded_days(directory: Path) -> list[Path]:
+    """The days' directories of a feed's directory, in order."""
+    return sorted(path.parent for path in directory.glob(f"*/{MANIFEST}"))
+
+
+class Lock:
+    """Ownership of a feed's recordings: held while open, and let go by the system when its process dies."""
+
+    def __init__(self, directory: Path) -> None:
+        """Take it. Raises JournalError naming the owner when another recorder has it."""
+        path = directory / LOCK
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, b"process %d\n" % os.getpid(), 0)
+        except BlockingIOError:
+            owner = os.pread(self._fd, 64, 0).decode(errors="replace").strip() or "another process"
+            os.close(self._fd)
+            raise JournalError(f"{directory} is being recorded by {owner}, expected no other recorder") from None
+        except BaseException as error:
+            os.close(self._fd)
+            if isinstance(error, OSError):
+                raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
+            raise
+
+    def close(self) -> None:
+        """Let go."""
+        os.ftruncate(self._fd, 0)
+        fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing alone would not do while a forked process has the file too
+        os.close(self._fd)
+
+
+def as_journal_error(error: OSError, what: str) -> JournalError:
+    """An error of the file system, in words that say what could not be done."""
+    return JournalError(f"{what}: {error.strerror}{f' ({error.filename})' if error.filename else ''}")

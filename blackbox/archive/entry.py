@@ -1,0 +1,234 @@
+"""Index entries in compiled code: make them as records are written, or again from the records themselves."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.archive.format import (
+    CODEC_NONE,
+    ENTRY_BYTES,
+    ENTRY_SPAN_BYTES,
+    FILE_HEAD_BYTES,
+    OFFSET_BLOCK_HEADER,
+    RECORD_HEAD_BYTES,
+    entry_at,
+    mark_at,
+    mark_bytes,
+    record_bytes,
+    record_head_at,
+)
+from blackbox.archive.record import is_mark, is_record
+from blackbox.block.format import HEADER_BYTES, layout_of, read_header, sequence_of
+from blackbox.block.validate import check_block
+from blackbox.native.intrinsics import bytes_at, inner, int32s_at, int64s_at
+from blackbox.native.jit import njit
+from blackbox.native.xxh3 import checksum_32, xxh3
+
+_LATEST: Final = (1 << 63) - 1
+_CHECKED_BYTES: Final = ENTRY_BYTES - 4
+
+NO_RECORD: Final = 0
+"""Neither a whole record nor a mark begins there."""
+NO_ROOM: Final = 1
+"""All entries are full."""
+PACKED: Final = 2
+"""The record's body must be unpacked first."""
+BAD_BODY: Final = 3
+"""The record's body is not a block's."""
+
+
+@njit(nogil=True, cache=True)
+def key_bit(header: int, body: int, key_bytes: int) -> int:
+    """Return the bit, as uint64, of a block's key: the first `key_bytes` of its first topic."""
+    block = read_header(header)
+    layout = layout_of(block)
+    size = min(key_bytes, numpy.int64(int32s_at(body + layout.topic_offsets, 2)[1]))
+    return bit_of(body + layout.topics, size)
+
+
+@njit(nogil=True, cache=True)
+def bit_of(key: int, size: int) -> int:
+    """Return the bit, as uint64, that stands for a key in `ENTRY["keys"]`."""
+    return numpy.uint64(1) << (xxh3(key, size) & numpy.uint64(63))
+
+
+@inner
+def _begin(at: int, start: int, epoch: int) -> None:
+    """Make the entry at an address an empty one for what stands from `start` on."""
+    bytes_at(at, ENTRY_BYTES)[:] = 0
+    entry = entry_at(at)
+    entry.start = entry.stop = start
+    entry.min_ts_out = entry.min_ts_recv = entry.min_ts_event = entry.min_sequence = _LATEST
+    entry.max_ts_out = entry.max_ts_recv = entry.max_ts_event = entry.max_sequence = -_LATEST
+    entry.epoch = epoch
+
+
+@inner
+def _belongs(at: int, start: int) -> bool:
+    """Return whether what stands at `start` goes on with an entry that has begun, by its place alone."""
+    entry = entry_at(at)
+    return bool(entry.stop == start and entry.stop - entry.start < ENTRY_SPAN_BYTES)
+
+
+@njit(nogil=True, cache=True)
+def add_to_entry(
+    at: int, header: int, body: int, ts_recv: int, first_row: int, size: int, start: int, key_bytes: int
+) -> bool:
+    """Note a record of `size` bytes at `start`, whose body lies unpacked at `body`; an entry of zeros is begun anew.
+
+    False: it belongs to the next entry, and nothing was noted.
+    """
+    entry = entry_at(at)
+    block = read_header(header)
+    if entry.stop == 0:
+        _begin(at, start, block.epoch)
+    elif not _belongs(at, start) or (entry.records > 0 and entry.epoch != block.epoch):
+        return False
+    entry.stop = start + size
+    _add(at, header, body, ts_recv, first_row, key_bytes)
+    return True
+
+
+@inner
+def _add(at: int, header: int, body: int, ts_recv: int, first_row: int, key_bytes: int) -> None:
+    """Take a record into an entry that has begun."""
+    entry = entry_at(at)
+    block = read_header(header)
+    entry.epoch = block.epoch
+    entry.records += 1
+    entry.messages += block.count - first_row
+    entry.min_ts_out = min(entry.min_ts_out, block.ts_out)
+    entry.max_ts_out = max(entry.max_ts_out, block.ts_out)
+    entry.min_ts_recv = min(entry.min_ts_recv, ts_recv)
+    entry.max_ts_recv = max(entry.max_ts_recv, ts_recv)
+    ts_event = int64s_at(body, block.count)
+    low, high = entry.min_ts_event, entry.max_ts_event
+    for row in range(numpy.uint64(first_row), numpy.uint64(block.count)):
+        low = min(low, ts_event[row])
+        high = max(high, ts_event[row])
+    entry.min_ts_event, entry.max_ts_event = low, high
+    layout = layout_of(block)
+    entry.min_sequence = min(entry.min_sequence, sequence_of(block, layout, body, first_row))
+    entry.max_sequence = max(entry.max_sequence, sequence_of(block, layout, body, block.count - 1))
+    entry.keys |= key_bit(header, body, key_bytes)
+
+
+@njit(nogil=True, cache=True)
+def add_to_entries(
+    records: NDArray[numpy.int64],
+    bodies: NDArray[numpy.int64],
+    numbers: NDArray[numpy.int64],
+    table: int,
+    key_bytes: int,
+) -> None:
+    """Take checked records into those entries of the table at an address that `numbers` names: zeros at first."""
+    for place in range(len(records)):
+        at = table + ENTRY_BYTES * numbers[place]
+        if entry_at(at).records == 0:
+            _begin(at, numpy.int64(0), numpy.int64(0))
+        head = record_head_at(records[place])
+        header = records[place] + OFFSET_BLOCK_HEADER
+        _add(at, header, bodies[place], head.ts_recv, numpy.int64(head.first_row), key_bytes)
+
+
+@njit(nogil=True, cache=True)
+def add_mark_to_entry(at: int, start: int, size: int, epoch: int) -> bool:
+    """Note a mark of `size` bytes at `start`, as `add_to_entry`."""
+    entry = entry_at(at)
+    if entry.stop == 0:
+        _begin(at, start, epoch)
+    elif not _belongs(at, start):
+        return False
+    entry.stop = start + size
+    entry.marks += 1
+    return True
+
+
+@njit(nogil=True, cache=True)
+def seal_entry(at: int) -> None:
+    """Put the checksum in."""
+    entry_at(at).checksum = checksum_32(at, _CHECKED_BYTES)
+
+
+@njit(nogil=True, cache=True)
+def good_entries(entries: int, count: int, size: int) -> int:
+    """Return how many entries, from the first on, are whole and stand one behind the other within `size` bytes."""
+    end = numpy.int64(FILE_HEAD_BYTES)
+    for number in range(count):
+        at = entries + ENTRY_BYTES * number
+        entry = entry_at(at)
+        if entry.checksum != checksum_32(at, _CHECKED_BYTES) or entry.start < end or entry.stop <= entry.start:
+            return number
+        if entry.stop > size or entry.records < 0 or entry.marks < 0 or entry.records + entry.marks == 0:
+            return number
+        end = entry.stop
+    return count
+
+
+@njit(nogil=True, cache=True)
+def scan(
+    memory: int, size: int, start: int, entries: int, count: int, room: int, key_bytes: int
+) -> tuple[int, int, int]:
+    """Note what stands from `start` on in the entries at an address: `count` are there, for `room` there is space.
+
+    The last entry that is there is gone on with. Returns how many there are now, where it stopped, and why.
+    """
+    at = start
+    while True:
+        place = memory + at
+        if is_mark(place, size - at):
+            step = mark_bytes(numpy.int64(mark_at(place).stored_bytes))
+            count, noted = _note_mark(place, at, step, entries, count, room)
+        elif not is_record(place, size - at):
+            return count, at, NO_RECORD
+        else:
+            head = record_head_at(place)
+            if head.codec != CODEC_NONE:
+                return count, at, PACKED
+            stored = numpy.int64(head.stored_bytes)
+            body = place + RECORD_HEAD_BYTES
+            if check_block(place + OFFSET_BLOCK_HEADER, HEADER_BYTES, body, stored, body, 0) != 0:
+                return count, at, BAD_BODY
+            step = record_bytes(stored)
+            count, noted = note(place, body, at, entries, count, room, key_bytes)
+        if not noted:
+            return count, at, NO_ROOM
+        at += step
+
+
+@inner
+def _note_mark(mark: int, at: int, size: int, entries: int, count: int, room: int) -> tuple[int, bool]:
+    epoch = mark_at(mark).epoch
+    if count > 0 and add_mark_to_entry(entries + ENTRY_BYTES * (count - 1), at, size, epoch):
+        return count, True
+    if count == room:
+        return count, False
+    fresh = entries + ENTRY_BYTES * count
+    bytes_at(fresh, ENTRY_BYTES)[:] = 0
+    add_mark_to_entry(fresh, at, size, epoch)
+    return count + 1, True
+
+
+@njit(nogil=True, cache=True)
+def note(record: int, body: int, at: int, entries: int, count: int, room: int, key_bytes: int) -> tuple[int, bool]:
+    """Note the good record at offset `at`, whose checked body lies unpacked at `body`, as `scan` does.
+
+    Returns how many entries there are now, and whether there was room for it.
+    """
+    header = record + OFFSET_BLOCK_HEADER
+    head = record_head_at(record)
+    first_row = numpy.int64(head.first_row)
+    size = record_bytes(numpy.int64(head.stored_bytes))
+    if count > 0:
+        last = entries + ENTRY_BYTES * (count - 1)
+        if add_to_entry(last, header, body, head.ts_recv, first_row, size, at, key_bytes):
+            return count, True
+    if count == room:
+        return count, False
+    fresh = entries + ENTRY_BYTES * count
+    bytes_at(fresh, ENTRY_BYTES)[:] = 0
+    add_to_entry(fresh, header, body, head.ts_recv, first_row, size, at, key_bytes)
+    return count + 1, True

@@ -1,0 +1,305 @@
+"""A day's messages as Parquet files, with columns that polars, duckdb, pandas and Spark read alike.
+
+    OUT/date=2026-11-20/slice=0/part-00000.parquet
+
+The columns are those of the Spark data source; date and slice are told by the names of the directories.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any, Final, Literal, NamedTuple
+
+import msgspec
+import numpy
+import pyarrow
+from numpy.typing import NDArray
+from pyarrow.parquet import ParquetWriter
+
+from blackbox.archive.day import as_journal_error, make_directory, sync_directory
+from blackbox.archive.export.table import PART_BYTES, PART_ROWS, Part
+from blackbox.block.arrow import PRICE_DIGITS, price_column
+from blackbox.block.batch import Batch
+from blackbox.errors import ConfigError, JournalError
+from blackbox.feed.feed import Feed
+from blackbox.feed.schema import DECIMALS, Schema
+
+Prices = Literal["decimal", "long"]
+"""How prices are written: as decimals, or as the integers that the venue sent."""
+Order = Literal["capture", "topic"]
+"""How messages stand in a file: as they were captured; or, of each million of them, by topic."""
+
+_PRICES: Final = ("decimal", "long")
+_ORDERS: Final = ("capture", "topic")
+_GROUPS: Final = 8
+"""Row groups of a part in the order of topics: few topics are in each."""
+_ZSTD_LEVEL: Final = 3
+_MICROS: Final = pyarrow.timestamp("us", "UTC")
+_TEXT: Final = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+_BASE: Final = (
+    pyarrow.field("feed", _TEXT, nullable=False),
+    pyarrow.field("topic", _TEXT, nullable=False),
+    pyarrow.field("symbol", _TEXT, nullable=False),
+    pyarrow.field("type", _TEXT),
+    pyarrow.field("ts_event", pyarrow.int64(), nullable=False),
+    pyarrow.field("ts_out", pyarrow.int64(), nullable=False),
+    pyarrow.field("ts_recv", pyarrow.int64(), nullable=False),
+    pyarrow.field("event_time", _MICROS),
+    pyarrow.field("out_time", _MICROS, nullable=False),
+    pyarrow.field("recv_time", _MICROS, nullable=False),
+    pyarrow.field("epoch", pyarrow.int64(), nullable=False),
+    pyarrow.field("sequence", pyarrow.int64(), nullable=False),
+)
+_PAYLOAD: Final = pyarrow.field("payload", pyarrow.binary())
+_TAKEN: Final = {"date", "slice", *(field.name for field in _BASE)}
+_RISING: Final = ("ts_event", "event_time", "sequence")
+"""Nearly all different, and near to those before: their differences are written."""
+
+
+class ParquetDay(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written of a day."""
+
+    path: Path
+    """The day's directory."""
+    messages: int
+    files: int
+    row_groups: int
+    file_bytes: int
+
+
+class Content(NamedTuple):
+    """What a day's files hold."""
+
+    feed: Feed
+    date: str
+    schema: Schema
+    kind: str | None = None
+    """The message type of which the fields are written in place of the payload."""
+    prices: Prices = "decimal"
+    order: Order = "capture"
+
+    def check(self) -> None:
+        """Raise ConfigError when prices or order are none, or the schema has no such message type."""
+        if self.prices not in _PRICES:
+            raise ConfigError(f"prices were {self.prices!r}, expected one of: {', '.join(_PRICES)}")
+        if self.order not in _ORDERS:
+            raise ConfigError(f"order was {self.order!r}, expected one of: {', '.join(_ORDERS)}")
+        if self.kind is not None:
+            self.schema.dtype(self.kind)
+
+
+def write_day(
+    out: Path,
+    content: Content,
+    slices: Mapping[int, Iterable[Batch]],
+    progress: Callable[[int], object] | None = None,
+) -> ParquetDay:
+    """Write a day: see `Recording.to_parquet`. `slices` are the messages of each slice, in their order."""
+    content.check()
+    out = out.absolute()
+    day = out / f"date={content.date}"
+    if day.exists():
+        raise JournalError(f"{day} exists, expected a day that is not there yet")
+    # Beside OUT: readers of OUT look into every directory in it, whatever its name.
+    draft = out.parent / f".{out.name}.{content.date}.{os.getpid()}.new"
+    writer = _Writer(content, progress)
+    try:
+        try:
+            make_directory(out)
+            draft.mkdir()
+            for slice_id, batches in slices.items():
+                writer.write(draft / f"slice={slice_id}", batches)
+            draft.rename(day)
+            sync_directory(out)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    except OSError as error:
+        raise as_journal_error(error, f"{day} cannot be written") from error
+    return ParquetDay(
+        path=day,
+        messages=writer.messages,
+        files=writer.files,
+        row_groups=writer.row_groups,
+        file_bytes=writer.file_bytes,
+    )
+
+
+class _Writer:
+    """Writes the files of one day, and counts."""
+
+    def __init__(self, content: Content, progress: Callable[[int], object] | None) -> None:
+        self._columns = _Columns(content)
+        self._content, self._progress = content, progress
+        self.messages = self.files = self.row_groups = self.file_bytes = 0
+
+    def write(self, directory: Path, batches: Iterable[Batch]) -> None:
+        """Write a file of these messages, durably; one without rows when there are none."""
+        directory.mkdir()
+        group_rows = PART_ROWS // (_GROUPS if self._content.order == "topic" else 1)
+        with (directory / "part-00000.parquet").open("xb") as file:
+            with self._columns.writer(file) as writer:
+                writer.add_key_value_metadata(self._columns.metadata())
+                self._write_parts(writer, batches, group_rows)
+            file.flush()
+            os.fsync(file.fileno())
+            self.files, self.file_bytes = self.files + 1, self.file_bytes + file.tell()
+
+    def _write_parts(self, writer: ParquetWriter, batches: Iterable[Batch], group_rows: int) -> None:
+        """Pack one part in a thread, which needs no interpreter, while the next one is read."""
+        with ThreadPoolExecutor(1) as thread:
+            packed = None
+            for gathered in _gathered(batches, self._content):
+                batch = self._columns.batch(gathered)
+                if packed is not None:
+                    packed.result()
+                packed = thread.submit(writer.write_batch, batch, row_group_size=group_rows)
+                self.messages += len(batch)
+                self.row_groups += -(-len(batch) // group_rows)
+                if self._progress is not None:
+                    self._progress(self.messages)
+            if packed is not None:
+                packed.result()
+
+
+class _Gathered(NamedTuple):
+    """Messages that are written together."""
+
+    part: Part
+    topics: dict[bytes, int]
+
+
+def _gathered(batches: Iterable[Batch], content: Content) -> Iterator[_Gathered]:
+    now = _Gathered(Part(content.schema, content.kind), {})
+    for batch in batches:
+        try:
+            now.part.add(batch, now.topics)
+        except ValueError as error:  # a message of another length than its type has
+            raise JournalError(f"{content.feed.name} of {content.date}: {error}") from error
+        if now.part.rows >= PART_ROWS or now.part.bytes >= PART_BYTES:
+            yield now
+            now = _Gathered(Part(content.schema, content.kind), {})
+    if now.part.rows:
+        yield now
+
+
+class _Columns:
+    """Makes the columns of a day's files, part by part."""
+
+    def __init__(self, content: Content) -> None:
+        self._content = content
+        self._fields = [] if content.kind is None else list(content.schema.arrow(content.kind))
+        own = [_own_field(field, content.prices) for field in self._fields]
+        self._schema = pyarrow.schema([*_BASE, *(own or [_PAYLOAD])])
+
+    def metadata(self) -> dict[str, str]:
+        """What no column says: what it is of, and where the point stands in prices that are integers."""
+        content = self._content
+        told = {"feed": content.feed.name, "date": content.date, "schema": content.schema.name}
+        if content.kind is not None:
+            decimals = {field.name: _decimals(field) for field in self._fields if _decimals(field) is not None}
+            told |= {"records": content.kind, "decimals": json.dumps(decimals)}
+        return {f"blackbox.{name}": text for name, text in told.items()}
+
+    def writer(self, file: IO[bytes]) -> ParquetWriter:
+        """What writes one file of such columns."""
+        return ParquetWriter(
+            file,
+            self._schema,
+            compression="zstd",
+            compression_level=_ZSTD_LEVEL,
+            use_dictionary=[name for name in self._schema.names if name not in (*_RISING, _PAYLOAD.name)],
+            column_encoding=dict.fromkeys(_RISING, "DELTA_BINARY_PACKED"),
+            write_statistics=[name for name in self._schema.names if name != _PAYLOAD.name],
+            store_schema=False,  # else texts are categories to some readers, each file's its own
+            store_decimal_as_integer=True,
+            write_page_index=True,
+        )
+
+    def batch(self, gathered: _Gathered) -> pyarrow.RecordBatch:
+        """The rows of a file's next part, in their order."""
+        _, numbers, ts_event, ts_out, ts_recv, epoch, sequence, *rest = gathered.part.columns()
+        if self._fields:
+            rest = [_own_column(column, *pair) for column, pair in zip(rest, self._own(), strict=True)]
+        topic = numbers.to_numpy()
+        parts = [self._content.feed.symbol_rule.split(name) for name in gathered.topics]
+        columns = [
+            _texts(numpy.zeros_like(topic), [self._content.feed.name.encode()]),
+            _texts(topic, gathered.topics),
+            _texts(topic, [symbol for symbol, _ in parts]),
+            _texts(topic, [kind for _, kind in parts]),
+            ts_event,
+            ts_out,
+            ts_recv,
+            _event_time(ts_event.to_numpy()),
+            _micros(ts_out.to_numpy()),
+            _micros(ts_recv.to_numpy()),
+            pyarrow.array(epoch.to_numpy().view(numpy.int64)),
+            sequence,
+            *rest,
+        ]
+        batch = pyarrow.RecordBatch.from_arrays(columns, schema=self._schema)
+        if self._content.order == "topic":
+            names = list(gathered.topics)
+            rank = numpy.empty(len(names), numpy.int64)
+            rank[sorted(range(len(names)), key=names.__getitem__)] = numpy.arange(len(names))
+            batch = batch.take(pyarrow.array(numpy.argsort(rank[topic], kind="stable")))
+        return batch
+
+    def _own(self) -> Iterator[tuple[pyarrow.Field, pyarrow.DataType]]:
+        for field, own in zip(self._fields, list(self._schema)[len(_BASE) :], strict=True):
+            yield field, own.type
+
+
+def _decimals(field: pyarrow.Field) -> int | None:
+    told = (field.metadata or {}).get(DECIMALS.encode())
+    return None if told is None else int(told)
+
+
+def _own_field(field: pyarrow.Field, prices: Prices) -> pyarrow.Field:
+    """The column of a field. Spark reads neither timestamps in ns nor, as longs, unsigned ones of 64 bits."""
+    name = f"record_{field.name}" if field.name in _TAKEN else field.name
+    decimals = _decimals(field)
+    if decimals is not None and prices == "decimal":
+        return pyarrow.field(name, pyarrow.decimal128(PRICE_DIGITS, decimals))
+    kind = field.type
+    if kind in (pyarrow.uint64(), pyarrow.timestamp("ns", "UTC")):
+        kind = pyarrow.int64()
+    elif pyarrow.types.is_timestamp(kind):
+        kind = _MICROS
+    elif pyarrow.types.is_fixed_size_binary(kind):
+        kind = pyarrow.binary()
+    return pyarrow.field(name, kind, nullable=False)
+
+
+def _own_column(column: pyarrow.Array, field: pyarrow.Field, kind: pyarrow.DataType) -> pyarrow.Array:
+    if pyarrow.types.is_decimal(kind):
+        return price_column(column.to_numpy(), kind.scale)
+    if field.type == pyarrow.uint64():
+        return pyarrow.array(column.to_numpy().view(numpy.int64))
+    return column.cast(kind)
+
+
+def _texts(index: NDArray[Any], values: Iterable[bytes | None]) -> pyarrow.Array:
+    """The text of each row by the number in `index`; None: null."""
+    texts = [None if value is None else value.decode(errors="backslashreplace") for value in values]
+    places: dict[str, int] = {}
+    number_of = numpy.array([-1 if v is None else places.setdefault(v, len(places)) for v in texts], numpy.int32)
+    numbers = number_of[index]
+    missing = numbers < 0
+    chosen = pyarrow.array(numbers, mask=missing if missing.any() else None)
+    return pyarrow.DictionaryArray.from_arrays(chosen, pyarrow.array(list(places), pyarrow.string()))
+
+
+def _micros(ns: NDArray[numpy.int64]) -> pyarrow.Array:
+    return pyarrow.array(ns // 1_000).cast(_MICROS)
+
+
+def _event_time(ns: NDArray[numpy.int64]) -> pyarrow.Array:
+    """As `_micros`, null where the venue gave no time."""
+    missing = ns == 0
+    return pyarrow.array(ns // 1_000, mask=missing if missing.any() else None).cast(_MICROS)

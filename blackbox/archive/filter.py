@@ -1,0 +1,141 @@
+"""Which recorded messages are wanted: asked of index entries, of record heads, and of the rows of a block."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable
+from typing import Any, Final, Literal, NamedTuple, TypedDict
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.archive.entry import bit_of
+from blackbox.archive.rows import select_rows
+from blackbox.block.block import Block
+from blackbox.block.format import FLAG_SEQUENCES
+
+Clock = Literal["ts_event", "ts_out", "ts_recv"]
+"""By which of its times a message is chosen."""
+
+Time = int | datetime.datetime | str
+"""A time: ns since 1970; an aware datetime; or text, see `Recording.time`."""
+
+
+class Selection(TypedDict, total=False):
+    """Keywords that choose messages, the same wherever a recording is read. What is not given does not matter."""
+
+    start: Time | None
+    """The first time."""
+    stop: Time | None
+    """The end of the times; not wanted itself."""
+    by: Clock
+    """Which times `start` and `stop` mean: `ts_event`, the default, is each message's own; `ts_out` and `ts_recv` are
+    its block's."""
+    slices: Iterable[int] | None
+    """The slices to look into."""
+    epoch: int | None
+    """The publisher's run."""
+    first_sequence: int | None
+    """The first sequence number."""
+
+
+CLOCKS: Final = ("ts_event", "ts_out", "ts_recv")
+_EARLIEST: Final = -(1 << 63)
+_LATEST: Final = (1 << 63) - 1
+
+
+class Filter(NamedTuple):
+    """Which messages are wanted. None: that does not matter."""
+
+    key_bytes: int
+    """Of the feed."""
+    prefix: bytes = b""
+    """Their topics begin with this."""
+    key: bytes | None = None
+    """Their key."""
+    start: int | None = None
+    """The first of their times, ns since 1970."""
+    stop: int | None = None
+    """The end of their times, ns since 1970; not wanted itself."""
+    by: Clock = "ts_event"
+    """Which of their times `start` and `stop` mean."""
+    epoch: int | None = None
+    """The publisher's run."""
+    first_sequence: int | None = None
+    """The first of their sequence numbers."""
+
+    def entries(self, entries: NDArray[Any]) -> NDArray[numpy.bool_]:
+        """Return bool[n]: which index entries may cover such messages."""
+        may = numpy.ones(len(entries), bool)
+        if self.start is not None:
+            may &= entries[f"max_{self.by}"] >= self.start
+        if self.stop is not None:
+            may &= entries[f"min_{self.by}"] < self.stop
+        if self.epoch is not None:
+            may &= entries["epoch"] == self.epoch
+        if self.first_sequence is not None:
+            may &= entries["max_sequence"] >= self.first_sequence
+        if (bit := self._bit()) is not None:
+            may &= entries["keys"] & bit != 0
+        return may
+
+    def records(self, heads: NDArray[Any]) -> NDArray[numpy.bool_]:
+        """Return bool[n]: which records may hold such messages, judged by their heads alone."""
+        may = numpy.ones(len(heads), bool)
+        if self.by != "ts_event":
+            if self.start is not None:
+                may &= heads[self.by] >= self.start
+            if self.stop is not None:
+                may &= heads[self.by] < self.stop
+        if self.epoch is not None:
+            may &= heads["epoch"] == self.epoch
+        if self.first_sequence is not None:
+            may &= (heads["sequence"] + heads["count"] > self.first_sequence) | (heads["flags"] & FLAG_SEQUENCES != 0)
+        return may
+
+    def _bit(self) -> numpy.uint64 | None:
+        key = self.key
+        if key is None:
+            if len(self.prefix) < self.key_bytes:
+                return None
+            key = self.prefix[: self.key_bytes]
+        text = numpy.frombuffer(key or b"\0", numpy.uint8)
+        return numpy.uint64(bit_of(text.ctypes.data, len(key)))
+
+
+class RowFilter:
+    """Choose the wanted rows of one checked block after the other."""
+
+    def __init__(self, wanted: Filter) -> None:
+        self._prefix = numpy.frombuffer(wanted.prefix or b"\0", numpy.uint8)
+        self._prefix_bytes = len(wanted.prefix)
+        self._first_sequence = wanted.first_sequence
+        by_row = wanted.by == "ts_event"
+        self._first_time = wanted.start if by_row and wanted.start is not None else _EARLIEST
+        self._last_time = wanted.stop - 1 if by_row and wanted.stop is not None else _LATEST
+        self._takes_all = not wanted.prefix and (self._first_time, self._last_time) == (_EARLIEST, _LATEST)
+        self._scratch = numpy.empty(1_024, numpy.int32)
+
+    def rows(self, block: Block, first_row: int, header: int, body: int) -> NDArray[numpy.int32] | None:
+        """Return int32[m], the wanted rows from `first_row` on; None: all rows of the block.
+
+        `header` and `body` are the addresses of the block's.
+        """
+        count = block.count
+        if self._first_sequence is not None:
+            first_row = max(first_row, int(numpy.searchsorted(block.sequences, self._first_sequence)))
+        if self._takes_all:
+            return numpy.arange(first_row, count, dtype=numpy.int32) if first_row else None
+        if len(self._scratch) < count:
+            self._scratch = numpy.empty(count, numpy.int32)
+        many = select_rows(
+            header,
+            body,
+            first_row,
+            self._prefix.ctypes.data,
+            self._prefix_bytes,
+            self._first_time,
+            self._last_time,
+            self._scratch.ctypes.data,
+        )
+        return None if many == count else self._scratch[:many].copy()

@@ -1,0 +1,269 @@
+"""One slice's journal while it is written: make its segments, and take care of their files."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from contextlib import suppress
+from ctypes import CFUNCTYPE, c_int64, c_void_p, cast, string_at
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy
+
+from blackbox.archive import append
+from blackbox.archive.closed import note_closed
+from blackbox.archive.codec import CODECS, compress
+from blackbox.archive.day import (
+    Manifest,
+    index_path,
+    make_directory,
+    segment_numbers,
+    segment_path,
+    slice_directory,
+    sync_directory,
+)
+from blackbox.archive.format import ENTRY_BYTES, FILE_HEAD_BYTES, INDEX_MAGIC, SEGMENT_MAGIC
+from blackbox.archive.key_positions import Keys
+from blackbox.archive.marks import Totals, chain_start, end_of
+from blackbox.archive.recovery import file_head, remove_empty
+from blackbox.archive.segment import Segment
+from blackbox.errors import JournalError
+from blackbox.subscribe.block_handler import BlockHandlerAt
+from blackbox.transport.wakeup import Pipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger("blackbox")
+
+_NOTHING_FD: Final = -1
+
+
+class SegmentFiles:
+    """The open files of one segment."""
+
+    def __init__(self, day: Path, slice_id: int, number: int) -> None:
+        """Create a segment and its index. Raises OSError; then neither is left behind."""
+        self.day, self.path = day, segment_path(day, slice_id, number)
+        self.fd = self.index_fd = _NOTHING_FD
+        created_ns = time.time_ns()
+        made: list[Path] = []
+        try:
+            # The segment first: a recorder killed in between must not leave an index that is in the way.
+            for name, magic, how in (("fd", SEGMENT_MAGIC, os.O_EXCL), ("index_fd", INDEX_MAGIC, os.O_TRUNC)):
+                path = self.path if name == "fd" else index_path(self.path)
+                setattr(self, name, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o644))
+                made.append(path)
+                head = file_head(magic, slice_id, number, created_ns)
+                if os.write(getattr(self, name), head) != len(head):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            sync_directory(self.path.parent)
+        except BaseException as error:
+            self.close()
+            for path in made:
+                path.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.filename is None:
+                raise OSError(error.errno, os.strerror(error.errno or 0), str(self.path)) from error
+            raise
+
+    def sync(self) -> None:
+        """Make what is written durable. Raises OSError naming the segment."""
+        try:
+            os.fdatasync(self.fd)
+        except OSError as error:
+            raise OSError(error.errno, os.strerror(error.errno or 0), str(self.path)) from error
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the segment still has its name: a file without one is lost when it is closed."""
+        try:
+            return os.path.samestat(self.path.stat(), os.fstat(self.fd))
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Close both; a segment that holds nothing is removed."""
+        if self.fd != _NOTHING_FD and self.is_there:
+            with suppress(OSError):  # then an empty one stays: the next recorder removes it
+                remove_empty(self.path)
+        for name in ("fd", "index_fd"):
+            if getattr(self, name) != _NOTHING_FD:
+                os.close(getattr(self, name))
+                setattr(self, name, _NOTHING_FD)
+
+
+class JournalWriter:
+    """The journal of one slice: its compiled half runs in the slice thread, this half in the maintenance thread.
+
+    What a recorder that was killed left is to be recovered before. Attributes: `state`, shared with the slice thread.
+    """
+
+    def __init__(
+        self,
+        slice_id: int,
+        key_bytes: int,
+        segment_bytes: int,
+        sync_each: bool,
+        compression: str,
+        pipe: Pipe,
+        day_of: Callable[[int], tuple[Path, int]],
+    ) -> None:
+        """`day_of(now_ns)` is the directory of a time's day, and when that day ends."""
+        self.slice_id = slice_id
+        self.state = state = append.JournalState()
+        self._key_bytes, self._day_of, self._pipe = key_bytes, day_of, pipe
+        self._buffer = numpy.zeros(append.BUFFER_BYTES, numpy.uint8)
+        self._entries = numpy.zeros((append.SEALED_MAX + 1) * ENTRY_BYTES, numpy.uint8)
+        self._keys = Keys()
+        self._is_open = True
+        state.buffer = self._buffer.ctypes.data
+        state.entries = self._entries.ctypes.data
+        state.keys[:] = numpy.array(self._keys.at, numpy.int64).data
+        state.key_bytes = key_bytes
+        state.segment_bytes = segment_bytes
+        state.sync_each = sync_each
+        state.maintenance_fd = pipe.writer
+        self._entry = append.compile_append()
+        self._packer = self._make_packer(compression)
+        self._switches = 0
+        self._before: list[tuple[SegmentFiles, Totals]] = []
+        self._next: SegmentFiles | None = None
+        append.finish(state.address, False, 0)  # there is nothing yet: so that it is compiled before it is needed
+        self._files = self._open_first(time.time_ns())
+
+    @property
+    def at(self) -> BlockHandlerAt:
+        """Where the slice thread finds it."""
+        return BlockHandlerAt(int(self._entry.address), self.state.address)
+
+    @property
+    def error(self) -> str:
+        """What the system refused, with the file's name; empty: nothing."""
+        number = self.state.error
+        return f"{self._files.path}: {os.strerror(number)}" if number else ""
+
+    @property
+    def path(self) -> Path:
+        """The segment that is written now."""
+        return self._files.path
+
+    def refuse(self) -> None:
+        """Record nothing from now on: what still comes is counted as lost."""
+        if not self.state.error:
+            self.state.error = errno.ECANCELED
+
+    def tend(self) -> None:
+        """Make the next segment if it is wanted. Raises OSError or JournalError when it cannot be made."""
+        self._notice_switch()
+        if self.state.wanted and self._next is None:
+            # Of the day of the last block: whether another has begun is for the next block to say.
+            self._next = self._open_next(self.state.ts_recv)
+            self.state.next_ready = 1
+
+    def sync(self, *, what_is_written: bool) -> None:
+        """Close the segments that are full, durably; also make durable what is in the one that is written, if told."""
+        while self._before:
+            before, totals = self._before.pop(0)
+            try:
+                before.sync()
+            finally:
+                before.close()
+            note_closed(before.day, self.slice_id, totals)
+        if what_is_written:
+            self._files.sync()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the segment that is written still has its name."""
+        return self._files.is_there
+
+    def close(self) -> None:
+        """Write what is in memory, make it durable, close. For when slice thread and maintenance thread have ended.
+
+        What was written to a segment that is there no more is then lost. Raises OSError when it is not durable.
+        """
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._notice_switch()
+        self.state.ended[:] = numpy.zeros(append.COUNTERS, numpy.int64).data
+        append.finish(self.state.address, True, time.time_ns())
+        if not self.is_there:
+            append.lose_segment(self.state.address)
+        try:
+            self.sync(what_is_written=True)
+            if self.is_there and self._ended().marks:
+                note_closed(self._files.day, self.slice_id, self._ended())
+        finally:
+            for files in (*(files for files, _ in self._before), self._files, self._next):
+                if files is not None:
+                    files.close()
+
+    def _ended(self) -> Totals:
+        """The totals behind the last mark that ended a segment."""
+        return Totals(*self.state.ended[append.COUNTERS - len(Totals._fields) :])
+
+    def _notice_switch(self) -> None:
+        if self._next is not None and self.state.switches != self._switches:
+            self._switches = self.state.switches
+            self._before.append((self._files, self._ended()))
+            self._files, self._next = self._next, None
+
+    def _open_first(self, now_ns: int) -> SegmentFiles:
+        """Open the first segment of this recorder, behind what others have recorded of the day."""
+        day, day_end_ns = self._day_of(now_ns)
+        state = self.state
+        totals = Totals(chain=chain_start(Manifest.read(day).created_ns, self.slice_id))
+        numbers = segment_numbers(slice_directory(day, self.slice_id))
+        if numbers:
+            state.after_kill = 1
+            try:
+                path = segment_path(day, self.slice_id, numbers[-1])
+                totals, was_closed = end_of(Segment(path, self.slice_id, numbers[-1], self._key_bytes), totals)
+                state.after_kill = not was_closed
+            except JournalError as error:
+                log.warning("%s", error)  # readers say the same; `verify` finds that totals do not go on
+        state.started = now_ns
+        state.day_records, state.day_messages, state.day_marks, state.chain = totals
+        files = self._make(day)
+        state.fd, state.index_fd, state.offset, state.day_end = files.fd, files.index_fd, FILE_HEAD_BYTES, day_end_ns
+        state.safe = FILE_HEAD_BYTES
+        for counters in (state.begun, state.written):
+            counters[-len(totals) :] = numpy.array(totals, numpy.int64).data
+        return files
+
+    def _open_next(self, now_ns: int) -> SegmentFiles:
+        day, day_end_ns = self._day_of(now_ns)
+        files, state = self._make(day), self.state
+        state.next_fd, state.next_index_fd, state.next_day_end = files.fd, files.index_fd, day_end_ns
+        state.next_is_new_day = day != self._files.day
+        if state.next_is_new_day:
+            state.next_chain = chain_start(Manifest.read(day).created_ns, self.slice_id)
+        return files
+
+    def _make(self, day: Path) -> SegmentFiles:
+        directory = slice_directory(day, self.slice_id)
+        make_directory(directory)
+        return SegmentFiles(day, self.slice_id, max(segment_numbers(directory), default=-1) + 1)
+
+    def _make_packer(self, compression: str) -> Any:
+        """The C function that compresses the body at hand; it needs the interpreter once a block."""
+        if compression == "none":
+            return None
+        compress(compression, b"")  # whether its library is there is to be known now
+        state = self.state
+
+        def pack(_address: int) -> None:
+            packed: Any = compress(compression, string_at(state.body, state.body_bytes))
+            if len(packed) < state.body_bytes:
+                self._packed = packed  # stays until the next one
+                state.packed = cast(packed, c_void_p).value or 0
+                state.packed_bytes = len(packed)
+
+        packer = CFUNCTYPE(None, c_int64)(pack)
+        state.codec = CODECS[compression]
+        state.pack = cast(packer, c_void_p).value or 0
+        return packer

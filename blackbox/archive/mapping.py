@@ -1,0 +1,86 @@
+"""A file in memory: read-only, without a descriptor kept open, and its pages can be given back."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import weakref
+from pathlib import Path
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.native.memory import foreign_array
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_FAILED = ctypes.c_void_p(-1).value
+_LARGE_PAGE = 2 << 20
+_MAP_FIXED = 0x10
+_PROT_NONE = 0
+
+
+def _map(path: Path, address: int | None, size: int, access: int, flags: int, fd: int) -> int:
+    place = _libc.mmap(address, size, access, flags, fd, 0)
+    if place == _FAILED:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+    return int(place)
+
+
+class Mapping:
+    """All of a file as it is now, mapped until the last array of it is gone.
+
+    Attributes: `address` (0: the file is empty), `size` bytes. Python's own `mmap` would hold one descriptor per file,
+    and a day has hundreds of segments. It begins at a multiple of a large page: a file system that keeps files in such
+    pages then maps them whole, and reading a day costs no page faults to speak of.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Map it. Raises OSError."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self.size = os.fstat(fd).st_size
+            self.address = 0
+            if self.size:
+                self.address = self._map_aligned(path, fd)
+        finally:
+            os.close(fd)
+
+    def _map_aligned(self, path: Path, fd: int) -> int:
+        size = -(-self.size // mmap.PAGESIZE) * mmap.PAGESIZE
+        reserved = _map(path, None, size + _LARGE_PAGE, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+        address = -(-reserved // _LARGE_PAGE) * _LARGE_PAGE
+        before = address - reserved
+        if before:
+            _libc.munmap(reserved, before)
+        _libc.munmap(address + size, _LARGE_PAGE - before)
+        try:
+            _map(path, address, self.size, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd)
+        except OSError:
+            _libc.munmap(address, size)
+            raise
+        weakref.finalize(self, _libc.munmap, address, size).atexit = False
+        return address
+
+    def array(self) -> NDArray[numpy.uint8]:
+        """All bytes, read-only; keeps the mapping."""
+        return foreign_array(self, self.address, self.size) if self.size else numpy.empty(0, numpy.uint8)
+
+    def expect(self, *, read_through: bool) -> None:
+        """Say whether most of it will be read: what then comes from the disk does so in large pages, where it can."""
+        _libc.madvise(self.address, self.size, mmap.MADV_HUGEPAGE if read_through else mmap.MADV_NOHUGEPAGE)
+
+    def release(self, start: int, stop: int) -> None:
+        """Give bytes `[start, stop)` back, rounded down to large pages; who reads them again gets them from the file.
+
+        Up to the end, the last page too.
+        """
+        first, last = start // _LARGE_PAGE * _LARGE_PAGE, stop // _LARGE_PAGE * _LARGE_PAGE
+        if stop >= self.size:
+            last = self.size
+        if last > first:
+            _libc.madvise(self.address + first, last - first, mmap.MADV_DONTNEED)

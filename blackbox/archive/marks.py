@@ -1,0 +1,270 @@
+"""Marks: what a journal says between its records, about what was recorded and how.
+
+Each mark carries the totals of its slice's day up to it: records, messages, marks, and the chain of checksums over all
+of them. So a record that is missing, repeated or from elsewhere is noticed at the next mark. Readers of messages pass
+over marks; `marks_of` reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.archive.format import (
+    FILE_HEAD_BYTES,
+    MARK,
+    MARK_HEAD_BYTES,
+    MARK_MAGIC,
+    OFFSET_CHECKED,
+    RECORD_ALIGNMENT,
+    mark_at,
+    mark_bytes,
+    record_head_at,
+)
+from blackbox.archive.record import CHAIN_BYTES, chain_after, next_record, size_at
+from blackbox.archive.segment import Segment, SegmentFile
+from blackbox.block.format import FLAG_FIXED, body_layout
+from blackbox.native.intrinsics import inner, uint32_at
+from blackbox.native.jit import njit
+from blackbox.native.xxh3 import checksum_32, xxh3
+
+
+class MarkKind(IntEnum):
+    """What a mark says."""
+
+    SEGMENT_BEGIN = 1
+    """A segment begins: its first mark, before all records."""
+    SEGMENT_END = 2
+    """A segment ends: its last mark, behind all records. Without one, its recorder was killed or writes it still."""
+    RECORDER_BEGIN = 3
+    """A recorder has started. With the flag AFTER_KILL, the one before it had not closed the journal."""
+    RECORDER_END = 4
+    """A recorder has stopped, and closed the journal."""
+    EPOCH_BEGIN = 5
+    """The publisher's run begins here, as far as this recorder knows."""
+    EPOCH_END = 6
+    """The publisher has closed: nothing follows in this epoch."""
+    HEARD = 7
+    """A heartbeat: the records are complete up to here, but for the keys that the mark names."""
+
+
+SEGMENT_BEGIN: Final = int(MarkKind.SEGMENT_BEGIN)
+SEGMENT_END: Final = int(MarkKind.SEGMENT_END)
+RECORDER_BEGIN: Final = int(MarkKind.RECORDER_BEGIN)
+RECORDER_END: Final = int(MarkKind.RECORDER_END)
+EPOCH_BEGIN: Final = int(MarkKind.EPOCH_BEGIN)
+EPOCH_END: Final = int(MarkKind.EPOCH_END)
+HEARD: Final = int(MarkKind.HEARD)
+
+AFTER_KILL: Final = 1
+"""Flag of RECORDER_BEGIN: the recorder before this one was killed."""
+NAMES_LEFT_OUT: Final = 2
+"""Flag of EPOCH_END and HEARD: more keys would have to be named than there is room for."""
+
+
+class Totals(NamedTuple):
+    """What a slice's day holds up to a place."""
+
+    records: int = 0
+    messages: int = 0
+    marks: int = 0
+    chain: int = 0
+    """The chain of checksums, int64; see `blackbox.archive.record.chain_after`."""
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """A mark, as it is read."""
+
+    slice_id: int
+    segment: int
+    offset: int
+    """Where it stands in its segment. Unit: bytes."""
+    size: int
+    """What it takes up there. Unit: bytes."""
+    body_bytes: int
+    kind: MarkKind
+    flags: int
+    """AFTER_KILL, NAMES_LEFT_OUT."""
+    ts: int
+    """When it was made, by the recorder's clock, ns since 1970."""
+    epoch: int
+    """The publisher's run; of marks that are not about one, the latest before. 0: none."""
+    ts_out: int
+    """When the publisher sent what the mark tells of, ns since 1970; 0: it tells of nothing that was sent."""
+    totals: Totals
+    """What stands before it."""
+    keys: dict[bytes, int]
+    """The next sequence numbers that the publisher told, of those keys whose records do not reach them."""
+
+
+@njit(nogil=True, cache=True)
+def write_mark(
+    target: int, kind: int, flags: int, ts: int, epoch: int, names: int, ts_out: int, totals: Totals, body_bytes: int
+) -> None:
+    """Write a mark's head over the zeros at `target`; its body of so many bytes stands behind it already."""
+    mark = mark_at(target)
+    mark.magic = MARK_MAGIC
+    mark.ts = ts
+    mark.stored_bytes = body_bytes
+    mark.kind = kind
+    mark.flags = flags
+    mark.names = names
+    mark.stored_checksum = checksum_32(target + MARK_HEAD_BYTES, body_bytes)
+    mark.epoch = epoch
+    mark.ts_out = ts_out
+    mark.records = totals.records
+    mark.messages = totals.messages
+    mark.marks = totals.marks
+    mark.chain = numpy.uint64(totals.chain)
+    mark.checksum = checksum_32(target + OFFSET_CHECKED, MARK_HEAD_BYTES - OFFSET_CHECKED)
+
+
+def chain_start(created_ns: int, slice_id: int) -> int:
+    """Return where the chain of a slice's day begins, int64: XXH3 of the manifest's `created_ns` and the slice."""
+    words = numpy.array([created_ns, slice_id], numpy.int64)
+    return int(numpy.uint64(xxh3(words.ctypes.data, CHAIN_BYTES)).astype(numpy.int64))
+
+
+@inner
+def _counted(record: int) -> int:
+    """Return how many messages of a record count: those from its first row on."""
+    head = record_head_at(record)
+    return numpy.int64(head.count) - numpy.int64(head.first_row)
+
+
+@njit(nogil=True, cache=True)
+def tally(memory: int, size: int, start: int, totals: Totals) -> tuple[int, bool, Totals]:
+    """Add the records from `start` on to `totals`, up to a mark, or to where neither record nor mark begins.
+
+    Returns where it stopped, whether a mark is there, and the totals.
+    """
+    scratch = numpy.empty(2, numpy.int64)
+    address: Any = scratch.ctypes.data
+    records, messages, chain = totals.records, totals.messages, totals.chain
+    at = start
+    while True:
+        place = memory + at
+        step = size_at(place, size - at)
+        is_here = step != 0 and uint32_at(place) == MARK_MAGIC
+        if step == 0 or is_here:
+            return at, is_here, Totals(records, messages, totals.marks, chain)
+        records += 1
+        messages += _counted(place)
+        chain = chain_after(chain, place, address)
+        at += step
+
+
+@njit(nogil=True, cache=True)
+def behind(address: int, totals: Totals) -> Totals:
+    """Return the totals behind the record or mark at an address, from those before it."""
+    scratch = numpy.empty(2, numpy.int64)
+    place: Any = scratch.ctypes.data
+    records, messages, marks = totals.records, totals.messages, totals.marks
+    if uint32_at(address) == MARK_MAGIC:
+        marks += 1
+    else:
+        records += 1
+        messages += _counted(address)
+    return Totals(records, messages, marks, chain_after(totals.chain, address, place))
+
+
+@njit(nogil=True, cache=True)
+def next_mark(memory: int, stop: int, start: int) -> int:
+    """Return where the next mark begins in `[start, stop)`, of whole records and marks; -1: there is none."""
+    at = start
+    while at < stop:
+        step = size_at(memory + at, stop - at)
+        if step == 0:
+            at = next_record(memory, stop, at + 1)
+            if at < 0:
+                return -1
+        elif uint32_at(memory + at) == MARK_MAGIC:
+            return at
+        else:
+            at += step
+    return -1
+
+
+def read_mark(segment: SegmentFile, offset: int) -> Mark | None:
+    """Return the mark at an offset of a segment; None when its body is not what its checksum says."""
+    head = segment.memory[offset : offset + MARK_HEAD_BYTES].view(MARK)[0]
+    body = segment.memory[offset + MARK_HEAD_BYTES :][: int(head["stored_bytes"])]
+    if head["stored_checksum"] != checksum_32(body.ctypes.data, len(body)):
+        return None
+    keys = _keys(body, int(head["names"]))
+    try:
+        kind = MarkKind(int(head["kind"]))
+    except ValueError:
+        return None
+    if keys is None:
+        return None
+    records, messages, marks = (int(head[name]) for name in ("records", "messages", "marks"))
+    return Mark(
+        slice_id=segment.slice_id,
+        segment=segment.number,
+        offset=offset,
+        size=int(mark_bytes(len(body))),
+        body_bytes=len(body),
+        kind=kind,
+        flags=int(head["flags"]),
+        ts=int(head["ts"]),
+        epoch=int(head["epoch"]),
+        ts_out=int(head["ts_out"]),
+        totals=Totals(records, messages, marks, int(head["chain"].astype(numpy.int64))),
+        keys=keys,
+    )
+
+
+def _keys(body: NDArray[numpy.uint8], names: int) -> dict[bytes, int] | None:
+    """Return the keys that a mark's body names, with their numbers; None: it is not such a body."""
+    if names == 0:
+        return {}
+    layout = body_layout(names, names, 0, 0, FLAG_FIXED)
+    if layout.topics > len(body):
+        return None
+    offsets = body[layout.topic_offsets :][: 4 * (names + 1)].view(numpy.int32).tolist()
+    payloads = body_layout(names, names, max(0, offsets[-1]), 0, FLAG_FIXED).payloads
+    text = body[layout.topics : payloads].tobytes()
+    numbers = body[payloads:][: 8 * names].view(numpy.int64).tolist()
+    if len(numbers) < names or offsets != sorted(offsets) or offsets[0] != 0:
+        return None
+    return {text[start:stop]: number for (start, stop), number in zip(pairwise(offsets), numbers, strict=True)}
+
+
+def marks_of(segments: Iterable[Segment]) -> Iterator[Mark]:
+    """Yield the good marks of some segments, in order; only what their indexes show to hold marks is read."""
+    for segment in segments:
+        for entry in segment.entries[segment.entries["marks"] > 0]:
+            at, stop = int(entry["start"]), int(entry["stop"])
+            while (at := next_mark(segment.address, stop, at)) >= 0:
+                mark = read_mark(segment, at)
+                if mark is not None:
+                    yield mark
+                at += RECORD_ALIGNMENT if mark is None else mark.size
+
+
+def end_of(segment: Segment, start: Totals) -> tuple[Totals, bool]:
+    """Return the totals at the end of a segment, and whether a recorder closed the journal there.
+
+    They are counted from the last mark whose place the index knows; without any, from `start`.
+    """
+    marked = segment.entries[segment.entries["marks"] > 0]
+    at = int(marked["start"][-1]) if len(marked) else FILE_HEAD_BYTES
+    totals, kinds = start, [MarkKind.SEGMENT_BEGIN]
+    while True:
+        at, is_here, totals = tally(segment.address, segment.whole_bytes, at, totals)
+        mark = read_mark(segment, at) if is_here else None
+        if mark is not None:
+            totals, at = behind(segment.address + at, mark.totals), at + mark.size
+            kinds.append(mark.kind)
+        else:
+            at = next_record(segment.address, segment.whole_bytes, at + 1) if at < segment.whole_bytes else -1
+            if at < 0:
+                return totals, kinds[-2:] == [MarkKind.RECORDER_END, MarkKind.SEGMENT_END]
+            kinds.append(MarkKind.SEGMENT_BEGIN)

@@ -1,0 +1,52 @@
+"""Make items ahead in a thread of its own: one core reads and checks while another uses what was read."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Generator, Iterator
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+DEPTH: Final = 1
+"""Items that wait to be taken, at most, unless it is said otherwise."""
+_TICK_S: Final = 0.1
+
+
+def read_ahead(items: Iterator[T], depth: int = DEPTH) -> Generator[T, None, None]:
+    """Yield the same items, made up to `depth` ahead; what making one raises is raised in its place."""
+    ready: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(depth)
+    given_up = threading.Event()
+
+    def put(item: T | None, error: BaseException | None = None) -> None:
+        while not given_up.is_set():
+            try:
+                ready.put((item, error), timeout=_TICK_S)
+            except queue.Full:
+                continue
+            return
+
+    def make() -> None:
+        try:
+            for item in items:
+                put(item)
+                if given_up.is_set():
+                    return
+            put(None)
+        except BaseException as error:  # noqa: BLE001 - it is raised where the items are taken
+            put(None, error)
+
+    thread = threading.Thread(target=make, name="blackbox-read-ahead", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error = ready.get()
+            if error is not None:
+                raise error
+            if item is None:
+                return
+            yield item
+    finally:
+        given_up.set()
+        thread.join()

@@ -1,0 +1,408 @@
+"""Read the journal: records of one or several slices, in one order, chosen, unpacked and checked.
+
+This is the one reader of segments. Whoever wants recorded blocks takes them from here, a *run* of records at a time::
+
+    for run in recording.runs(b"AAPL.", start, stop):       # checked and unpacked
+        kernel(run.headers, run.bodies, ...)                 # compiled code: many records at a time
+        for recorded in blocks_of(run, key_bytes): ...       # or Python: once per block
+
+`read_runs` reads segments through their indexes; `read_spans` reads byte ranges that somebody planned before.
+
+- Order: of one slice, that of its journal; of several, see `blackbox.archive.merge`. It is the same every time.
+- Choice: index entries that cannot match are never looked at, records whose heads cannot match are left out. Rows are
+  not chosen here: see `blackbox.archive.filter.RowFilter`, `blackbox.archive.rows`.
+- Damage: bytes that are no record are reported and passed over. A record that cannot be unpacked or does not hold what
+  its checksums say is reported and left out (`bodies="checked"`), or stays in the run with its fault
+  (`bodies="unpacked"`, for who wants to check it, or to report it, later).
+- Memory: a run has at most 1,024 records or some 32 MiB (8 MiB when bodies are checked, so that they are still in the
+  cache). Pages of a run are given back when the next but `kept` is made; its addresses stay good all the same, for as
+  long as the run, or an array of it, is kept.
+- Threads: with `ahead`, that many runs are made in a thread of their own while one is used; `report` is called there.
+  Checking and unpacking run without the GIL.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.archive.codec import decompress
+from blackbox.archive.day import as_journal_error, segment_path
+from blackbox.archive.filter import Filter
+from blackbox.archive.format import CODEC_NONE, OFFSET_BLOCK_HEADER, RECORD, RECORD_HEAD_BYTES, record_bytes
+from blackbox.archive.merge import Target, merge, streams_of
+from blackbox.archive.read_ahead import read_ahead
+from blackbox.archive.record import is_whole, next_record, walk
+from blackbox.archive.rows import check_records
+from blackbox.archive.segment import NO_GOOD_RECORD, Damage, Segment, SegmentFile
+from blackbox.block.block import Block
+from blackbox.block.format import HEADER_BYTES
+from blackbox.block.validate import FAULT_TEXT, Fault
+from blackbox.errors import JournalError
+
+Report = Callable[[Damage], None]
+"""Called with everything that cannot be read; may raise."""
+Bodies = Literal["stored", "unpacked", "checked"]
+"""How far the bodies of a run are made ready."""
+
+RUN_RECORDS: Final = 1_024
+"""Records of a run, at most."""
+RUN_BYTES: Final = 32 << 20
+"""A run gets no more records once they have that many bytes."""
+CHECKED_RUN_BYTES: Final = 8 << 20
+"""The same where bodies are checked: larger runs would have left the cache when they are used."""
+UNCHECKED: Final = -1
+"""The fault of a record that nobody has checked."""
+_LOOKAHEAD_BYTES: Final = 32 << 20
+_LEAST_LOOKAHEAD_BYTES: Final = 1 << 20
+"""Of one slice; the other two are over all slices."""
+_LOOKAHEAD_RECORDS: Final = 65_536
+_COLUMNS: Final = ("ts_recv", "first_row", "codec", "body_bytes")
+
+
+class RecordRun(NamedTuple):
+    """Some records of a recording, in its order. Addresses are good as long as this is kept."""
+
+    heads: NDArray[Any]
+    """RECORD[n]."""
+    addresses: NDArray[numpy.int64]
+    """int64[n]: where each record's head lies in memory; its body as stored is behind it."""
+    bodies: NDArray[numpy.int64]
+    """int64[n]: where each body lies, unpacked. Of records that are only "stored" or at fault: as stored."""
+    faults: NDArray[numpy.int64]
+    """int64[n]: `Fault.NONE` in a checked run; else what is wrong, or UNCHECKED."""
+    segments: list[SegmentFile]
+    """The segments that they lie in."""
+    segment_of: NDArray[numpy.int32]
+    """int32[n]: each record's place in `segments`."""
+    unpacked: dict[int, NDArray[numpy.uint8]]
+    """The unpacked bodies, by the address of their records; others lie in the segments."""
+    reasons: dict[int, str]
+    """Why bodies could not be unpacked, by the address of their records."""
+
+    @property
+    def headers(self) -> NDArray[numpy.int64]:
+        """int64[n]: where each block's header lies."""
+        return self.addresses + OFFSET_BLOCK_HEADER
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the records, without their padding."""
+        return int(self.heads["stored_bytes"].sum(dtype=numpy.int64)) + RECORD_HEAD_BYTES * len(self.heads)
+
+    def chosen(self, wanted: NDArray[Any]) -> RecordRun:
+        """Return a run of only some of the records: bool[n], or their places."""
+        # As raw bytes: numpy would copy only what RECORD names, not the whole of each block's header.
+        heads = self.heads.view(f"V{RECORD_HEAD_BYTES}")[wanted].view(RECORD)
+        return self._replace(
+            heads=heads,
+            addresses=self.addresses[wanted],
+            bodies=self.bodies[wanted],
+            faults=self.faults[wanted],
+            segment_of=self.segment_of[wanted],
+        )
+
+    def segment(self, place: int) -> SegmentFile:
+        """Return the segment of a record."""
+        return self.segments[int(self.segment_of[place])]
+
+    def body(self, place: int) -> NDArray[numpy.uint8]:
+        """Return a body as uint8[n], read-only: a view on the segment, or on what was unpacked."""
+        address = int(self.addresses[place])
+        if (body := self.unpacked.get(address)) is not None:
+            return body
+        segment = self.segment(place)
+        start = address - segment.address + RECORD_HEAD_BYTES
+        return segment.memory[start : start + int(self.heads["stored_bytes"][place])]
+
+    def damage(self, place: int, what: str = "", messages: int | None = None) -> Damage:
+        """Return what is to be reported of a record: `what`, or else its fault; all its messages, or so many."""
+        address, segment, head = int(self.addresses[place]), self.segment(place), self.heads[place]
+        if not what:
+            what = self.reasons.get(address) or FAULT_TEXT[Fault(int(self.faults[place]))]
+        if messages is None:
+            messages = int(head["count"]) - int(head["first_row"])
+        size = record_bytes(int(head["stored_bytes"]))
+        return Damage(segment.path, address - segment.address, size, what, messages)
+
+    def ranges(self) -> Iterator[tuple[SegmentFile, int, int]]:
+        """Yield the bytes of each segment that the records lie in: (segment, start, stop), segments by number."""
+        sizes: Any = self.heads["stored_bytes"].astype(numpy.int64)
+        ends = self.addresses + record_bytes(sizes)
+        for number in sorted(range(len(self.segments)), key=lambda number: self.segments[number].number):
+            segment, mine = self.segments[number], self.segment_of == number
+            if mine.any():
+                yield (
+                    segment,
+                    int(self.addresses[mine].min()) - segment.address,
+                    int(ends[mine].max()) - segment.address,
+                )
+
+
+class Recorded(NamedTuple):
+    """A block as it was recorded."""
+
+    block: Block
+    """Its body is a view on the mapped segment, or new memory when it was stored packed."""
+    ts_recv: int
+    """When it was received, ns since 1970."""
+    first_row: int
+    """Rows before this one were recorded before."""
+    header: int
+    """The address of its header."""
+    body: int
+    """The address of its body."""
+
+
+class Span(NamedTuple):
+    """Bytes `[start, stop)` of a segment: whole records."""
+
+    segment: SegmentFile
+    start: int
+    stop: int
+    latest: int = 0
+    """The largest `ts_out` of the slice before them, whether it was wanted or not: only `merge` needs it."""
+    mean_bytes: int = 0
+    """Of a record; 0: not known."""
+
+
+def read_runs(
+    slices: Sequence[Sequence[Segment]],
+    wanted: Filter,
+    report: Report,
+    *,
+    bodies: Bodies = "checked",
+    kept: int = 0,
+    ahead: int = 0,
+) -> Generator[RecordRun, None, None]:
+    """Yield the records that may match, the slices merged into one order.
+
+    Args:
+        slices: the segments of each wanted slice, in order, slices by their numbers.
+        wanted: what index entries and heads are asked.
+        report: called with whatever cannot be read.
+        bodies: "stored": only heads are looked at. "unpacked": packed bodies are unpacked, none is checked; records
+            that are found bad stay in the run with their fault. "checked": all are good, bad ones are reported.
+        kept: runs that stay mapped behind the newest.
+        ahead: runs that are made in advance, in a thread of their own.
+
+    Raises JournalError when the library that unpacks a body is not installed.
+    """
+    spans = [spans_of(segments, wanted) for segments in slices]
+    runs = read_spans(spans, wanted.records, wanted.key_bytes, report, bodies=bodies, kept=kept + ahead + bool(ahead))
+    return read_ahead(runs, ahead) if ahead else runs
+
+
+def read_spans(
+    slices: Sequence[Iterable[Span]],
+    may: Callable[[NDArray[Any]], NDArray[numpy.bool_]],
+    key_bytes: int,
+    report: Report,
+    *,
+    bodies: Bodies = "checked",
+    kept: int = 0,
+) -> Generator[RecordRun, None, None]:
+    """As `read_runs`, of spans of each slice; `may(heads)` says, for RECORD[n], which records may match: bool[n]."""
+    if not slices:
+        return
+    merged = _Merged(slices, report)
+    released: dict[SegmentFile, int] = {}
+    mapped: deque[list[tuple[SegmentFile, int, int]]] = deque()
+    most_bytes = CHECKED_RUN_BYTES if bodies == "checked" else RUN_BYTES
+    while (whole := merged.take(most_bytes)) is not None:
+        wanted = may(whole.heads)
+        if wanted.any():
+            run = whole if wanted.all() else whole.chosen(wanted)
+            if bodies != "stored":
+                run = _unpack(run)
+            if bodies == "checked":
+                run = _check(run, key_bytes, report)
+            if len(run.heads):
+                yield run
+            del run
+        mapped.append(list(whole.ranges()))
+        del whole
+        if len(mapped) > kept:
+            for segment, _, stop in mapped.popleft():
+                segment.release(released.get(segment, 0), stop)
+                released[segment] = stop
+
+
+def spans_of(segments: Iterable[Segment], wanted: Filter) -> Iterator[Span]:
+    """Yield what the indexes of one slice's segments show to be worth reading, neighbours joined."""
+    latest = 0
+    for segment in segments:
+        entries = segment.entries
+        if not len(entries):
+            continue
+        before = numpy.maximum.accumulate(numpy.concatenate(([latest], entries["max_ts_out"])))
+        chosen = numpy.flatnonzero(wanted.entries(entries))
+        segment.expect(read_through=2 * len(chosen) > len(entries))
+        apart = (numpy.diff(chosen) > 1) | (entries["stop"][chosen[:-1]] != entries["start"][chosen[1:]])
+        for group in numpy.split(chosen, numpy.flatnonzero(apart) + 1):
+            if len(group):
+                start, stop = int(entries["start"][group[0]]), int(entries["stop"][group[-1]])
+                mean = (stop - start) // max(1, int(entries["records"][group].sum()))
+                yield Span(segment, start, stop, int(before[group[0]]), mean)
+        latest = int(before[-1])
+
+
+def open_spans(day: Path, slice_id: int, planned: Iterable[tuple[int, int, int]]) -> Iterator[Span]:
+    """Yield the spans of one slice that a plan named by (segment number, start, stop); no index is read again.
+
+    Raises JournalError when a segment is not there, or shorter than it was.
+    """
+    segment: SegmentFile | None = None
+    for number, start, stop in planned:
+        if segment is None or segment.number != number:
+            path = segment_path(day, slice_id, number)
+            try:
+                segment = SegmentFile(path, slice_id, number)
+            except OSError as error:
+                raise as_journal_error(error, f"segment {path} cannot be read") from error
+        if len(segment.memory) < stop:
+            raise JournalError(
+                f"{segment.path} had {len(segment.memory)} bytes, expected at least {stop}: it has lost records"
+            )
+        yield Span(segment, start, stop)
+
+
+def blocks_of(run: RecordRun, key_bytes: int) -> Iterator[Recorded]:
+    """Yield the blocks of a checked run, for code that works block by block in Python."""
+    headers = run.heads.view(numpy.uint8).reshape(-1, RECORD_HEAD_BYTES)[:, OFFSET_BLOCK_HEADER:].tobytes()
+    rows = zip(
+        run.addresses.tolist(),
+        run.bodies.tolist(),
+        run.segment_of.tolist(),
+        *(run.heads[name].tolist() for name in _COLUMNS),
+        strict=True,
+    )
+    place = 0
+    for address, body_at, number, ts_recv, first_row, codec, body_bytes in rows:
+        header = headers[place : place + HEADER_BYTES]
+        place += HEADER_BYTES
+        if codec == CODEC_NONE:
+            segment = run.segments[number]
+            start = body_at - segment.address
+            body = segment.memory[start : start + body_bytes]
+        else:
+            body = run.unpacked[address]
+        block = Block(b"", header, body)
+        if key_bytes:
+            block.key = block.topic_text[: min(key_bytes, int(block.topic_offsets[1]))].tobytes()
+        yield Recorded(block, ts_recv, first_row, address + OFFSET_BLOCK_HEADER, body_at)
+
+
+class _SliceReader:
+    """One slice's records, a lookahead at a time. Damage between them is reported and passed over."""
+
+    def __init__(self, spans: Iterable[Span], report: Report, ahead_bytes: int) -> None:
+        self._bytes = ahead_bytes
+        self._spans = iter(spans)
+        self._report = report
+        self._span: Span | None = None
+        self._at = 0
+
+    def fill(self, offsets: int, heads: int, room: int) -> tuple[int, Span | None]:
+        """List the next records at two addresses, as `walk`; return how many, of which span; 0: there are no more."""
+        while True:
+            if self._span is None:
+                self._span = next(self._spans, None)
+                if self._span is None:
+                    return 0, None
+                self._at = self._span.start
+            span, segment = self._span, self._span.segment
+            ahead = max(1, min(room, self._bytes // max(1, span.mean_bytes)))
+            found, at = walk(segment.address, span.stop, self._at, offsets, heads, ahead)
+            if found < ahead and at < span.stop:
+                following = next_record(segment.address, span.stop, at + 1)
+                following = span.stop if following < 0 else following
+                self._report(Damage(segment.path, at, following - at, NO_GOOD_RECORD))
+                at = following
+            self._at = at
+            if at >= span.stop:
+                self._span = None
+            if found:
+                return found, span
+
+
+class _Merged:
+    """All slices' lookahead, merged."""
+
+    def __init__(self, slices: Sequence[Iterable[Span]], report: Report) -> None:
+        self._room = max(16, min(RUN_RECORDS, _LOOKAHEAD_RECORDS // len(slices)))
+        self._streams, self._tables = streams_of(len(slices), self._room)
+        ahead_bytes = max(_LEAST_LOOKAHEAD_BYTES, _LOOKAHEAD_BYTES // len(slices))
+        self._readers = [_SliceReader(spans, report, ahead_bytes) for spans in slices]
+        self._numbers: dict[SegmentFile, int] = {}
+        for stream in range(len(slices)):
+            self._fill(stream)
+
+    def take(self, most_bytes: int) -> RecordRun | None:
+        """Return the next records, as they are stored; None: there are no more."""
+        heads = numpy.empty(RUN_RECORDS, RECORD)
+        addresses = numpy.empty(RUN_RECORDS, numpy.int64)
+        source = numpy.empty(RUN_RECORDS, numpy.int32)
+        target = Target(heads.ctypes.data, addresses.ctypes.data, source.ctypes.data, RUN_RECORDS, most_bytes)
+        count = size = dry = 0
+        while True:
+            count, size, dry = merge(self._streams, target, count, size)
+            if dry < 0:
+                break
+            self._fill(dry)
+        if not count:
+            return None
+        heads, addresses = heads[:count], addresses[:count]
+        known = list(self._numbers)
+        numbers, places = numpy.unique(source[:count], return_inverse=True)
+        segments = [known[number] for number in numbers.tolist()]
+        segment_of = places.astype(numpy.int32)
+        slices = numpy.array([segment.slice_id for segment in segments])[segment_of]
+        faults = numpy.full(count, UNCHECKED, numpy.int64)
+        faults[heads["slice"] != slices] = Fault.SLICE
+        return RecordRun(heads, addresses, addresses + RECORD_HEAD_BYTES, faults, segments, segment_of, {}, {})
+
+    def _fill(self, stream: int) -> None:
+        tables = self._tables
+        places = tables["places"][stream]
+        found, span = self._readers[stream].fill(places.ctypes.data, tables["heads"][stream].ctypes.data, self._room)
+        tables["next"][stream], tables["filled"][stream] = 0, found
+        if span is not None:
+            places[:found] += span.segment.address
+            tables["latest"][stream] = max(int(tables["latest"][stream]), span.latest)
+            tables["source"][stream] = self._numbers.setdefault(span.segment, len(self._numbers))
+
+
+def _unpack(run: RecordRun) -> RecordRun:
+    """Unpack the packed bodies of a fresh run, in place."""
+    for place in numpy.flatnonzero((run.heads["codec"] != CODEC_NONE) & (run.faults == UNCHECKED)).tolist():
+        address, head = int(run.addresses[place]), run.heads[place]
+        if not is_whole(address):
+            run.faults[place] = Fault.BODY_CHECKSUM
+            continue
+        try:
+            body = decompress(int(head["codec"]), run.body(place), int(head["body_bytes"]))
+        except JournalError as error:
+            if isinstance(error.__cause__, ImportError):
+                raise
+            run.faults[place], run.reasons[address] = Fault.BODY_CHECKSUM, str(error)
+            continue
+        run.unpacked[address] = body
+        run.bodies[place] = body.ctypes.data
+    return run
+
+
+def _check(run: RecordRun, key_bytes: int, report: Report) -> RecordRun:
+    """Check an unpacked run; report and leave out what is bad."""
+    check_records(run.addresses, run.bodies, run.heads["body_bytes"].astype(numpy.int64), key_bytes, run.faults)
+    good = run.faults == Fault.NONE
+    if good.all():
+        return run
+    for place in numpy.flatnonzero(~good).tolist():
+        report(run.damage(place))
+    return run.chosen(good)

@@ -1,0 +1,399 @@
+"""Read one recorded day: its blocks in order, chosen by topic and time, while it is recorded or afterwards."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+import numpy
+
+from blackbox.archive.audit import IndexAudit, audit_marks
+from blackbox.archive.closed import CLOSED, read_closed
+from blackbox.archive.day import Manifest, day_end_ns, session_date
+from blackbox.archive.filter import CLOCKS, Clock, Filter, RowFilter, Selection, Time
+from blackbox.archive.marks import Mark, Totals, marks_of
+from blackbox.archive.reader import Bodies, Recorded, RecordRun, blocks_of, read_runs
+from blackbox.archive.segment import Damage, Segment, open_end
+from blackbox.archive.segments import Segments
+from blackbox.archive.summary import Gap, Rate, Summary, find_gaps, message_rate, summarise, topic_counts
+from blackbox.block.batch import Batch, Opened
+from blackbox.errors import ConfigError, JournalError
+from blackbox.feed.schema import RAW, Schema, load_schema
+from blackbox.timestamps import MAX_NS, MIN_NS, ns_of, parse_time
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
+
+    from blackbox.archive.export.parquet import Order, ParquetDay, Prices
+
+_log = logging.getLogger(__name__)
+
+
+class Recording:
+    """One feed's recorded day, read in place.
+
+    Attributes: `path`, its directory; `feed`; `date`, of the session; `schema` of the payloads, RAW when the feed's is
+    not registered here; `damage`, what was found to be unreadable so far, each thing once.
+
+    Nothing is held open but memory maps, which arrays and batches of the recording keep alive. It may be written while
+    it is read: what is there is what was there when it was opened, until `refresh`. From one thread at a time.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        """Wrap a day's directory; others use `open`."""
+        self.path = path
+        self.feed, self.date = manifest.feed, manifest.date
+        self._created_ns = manifest.created_ns
+        self.damage: list[Damage] = []
+        self._reported: set[Damage] = set()
+        try:
+            self.schema: Schema = load_schema(manifest.feed.schema)
+        except ConfigError as error:
+            _log.warning("%s: %s; payloads are read as plain bytes", path, error)
+            self.schema = RAW
+        self._segments = Segments(path, len(self.feed.slices), self.feed.key_bytes, self.note)
+        self.refresh()
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """Open a day's directory, the one with the `manifest.json`.
+
+        Raises JournalError naming what is missing, damaged or of another format. Only a damaged record is none: it is
+        left out and reported in `damage`.
+        """
+        directory = Path(path)
+        return cls(directory, Manifest.read(directory))
+
+    def __repr__(self) -> str:
+        return f"Recording({self.feed.name!r}, {self.date}, {str(self.path)!r})"
+
+    def refresh(self) -> None:
+        """Look for what was recorded since. Runs and batches that are being read go on as they were.
+
+        Raises JournalError when the day cannot be read, or has lost a segment.
+        """
+        # First: what is recorded in between it must not miss in the segments.
+        self._closed = self._read_closed()
+        self._segments.refresh()
+
+    def runs(
+        self, prefix: bytes = b"", *, bodies: Bodies = "checked", ahead: int = 0, **selection: Unpack[Selection]
+    ) -> Iterator[RecordRun]:
+        """Yield the records that may hold such messages (see `batches`), many at a time, for compiled code.
+
+        `bodies` and `ahead` are those of `blackbox.archive.reader.read_runs`. What index and heads show not to match is
+        passed over; rows are not chosen.
+        """
+        wanted = self._filter(prefix, selection)
+        return read_runs(self.streams(prefix, selection.get("slices")), wanted, self.note, bodies=bodies, ahead=ahead)
+
+    def batches(self, prefix: bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
+        """Yield the messages whose topic starts with `prefix`, and that the `Selection` takes, block by block.
+
+        The keywords are `start`, `stop` and `by` (times in `[start, stop)` of that clock; `time` says what may be
+        given), `slices`, `epoch` and `first_sequence`.
+
+        Batches come without the rows that are not wanted; columns of uncompressed blocks are views on the file. Every
+        block is checked before it is used. A damaged one is left out and reported in `damage`, with its messages.
+
+        Raises ConfigError for a reserved prefix, ValueError for a time, slice or clock that is none, JournalError when
+        the library that unpacks a body is not installed.
+        """
+        wanted = self._filter(prefix, selection)
+        return self._batches(wanted, self.streams(prefix, selection.get("slices")))
+
+    def lower_bound(self, slice_id: int, key: bytes, epoch: int, sequence: int) -> Iterator[Batch]:
+        """Yield the messages of one key and one run of the publisher, from a sequence number on."""
+        wanted = self._filter(key, {"epoch": epoch, "first_sequence": sequence})._replace(key=key)
+        return self._batches(wanted, self.streams(key, [slice_id]))
+
+    def topics(self) -> list[bytes]:
+        """Return all topics, sorted. Reads everything, as `counts`."""
+        return sorted(self.counts())
+
+    def counts(self) -> dict[bytes, int]:
+        """Return the number of messages of each topic. Reads everything; damaged blocks are left out."""
+        total: Counter[bytes] = Counter()
+        for slice_id in self._segments.of_slice:
+            total.update(topic_counts(self._blocks_of(slice_id)))
+        return dict(total)
+
+    def gaps(self) -> list[Gap]:
+        """Return the gaps between the messages of each (epoch, slice, key). Reads everything.
+
+        What was published before the first block of a key that is here is not known, and no gap.
+        """
+        return [gap for slice_id in self._segments.of_slice for gap in find_gaps(self._blocks_of(slice_id))]
+
+    def marks(self, slices: Iterable[int] | None = None) -> Iterator[Mark]:
+        """Yield what the journals say between their records, slice by slice: epochs, outages, what heartbeats told."""
+        for _, segments in self.segments(slices):
+            yield from marks_of(segments)
+
+    def summary(self) -> Summary:
+        """Return how much is here, and from when to when. Reads the heads of all records, but not their bodies."""
+        return summarise(self._segments.of_slice, self._all, self.damage, self.note)
+
+    def rate(self, bins: int = 60) -> Rate:
+        """Messages over time: from the first to the last `ts_out`, in `bins` parts of equal length."""
+        if bins < 1:
+            raise ValueError(f"bins were {bins}, expected at least 1")
+        return message_rate(self._segments.of_slice, self._all, bins, self.note)
+
+    def verify(self, progress: Callable[[int], object] | None = None) -> list[Damage]:
+        """Read everything, check every checksum, and return all that is unreadable or missing, by file and place.
+
+        Records, segments and slices that were recorded and are not there are among it, as far as the marks and
+        `closed.json` tell; so are index entries that say something else than their records. So are bytes behind the
+        last whole record of a slice; while it is recorded, that may be one just written.
+        `progress` is called with the bytes read so far, of `file_bytes`.
+        """
+        return self.examine(progress)[0]
+
+    def examine(self, progress: Callable[[int], object] | None = None) -> tuple[list[Damage], list[Gap]]:
+        """As `verify` and `gaps`, in one pass."""
+        gaps: list[Gap] = []
+        before = 0
+        closed, damaged = self._closed
+        if damaged is not None:
+            self.note(damaged)
+        for slice_id, segments in self.segments():
+            audit = IndexAudit(self.feed.key_bytes)
+            gaps += find_gaps(self._audited_blocks(slice_id, audit, before, progress))
+            audit.report(self.note)
+            audit_marks(self.path, self._created_ns, slice_id, segments, closed.get(slice_id), self.note)
+            before += sum(len(segment.memory) for segment in segments)
+            for last in open_end(segments):
+                if last.torn_bytes:
+                    self.note(Damage(last.path, last.whole_bytes, last.torn_bytes, "torn tail: no whole record"))
+        if progress is not None:
+            progress(before)
+        return sorted(self.damage), gaps
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of all segments, without their indexes."""
+        return self._segments.file_bytes
+
+    def to_arrow(
+        self, prefix: bytes = b"", *, kind: str | None = None, **selection: Unpack[Selection]
+    ) -> pyarrow.Table:
+        """Return the messages that `batches` would give, as one table, in memory.
+
+        Columns: `slice`, `topic` (dictionary of binary), `ts_event`, `ts_out`, `ts_recv` (int64 ns), `epoch`,
+        `sequence`, and `payload` (binary); or, with `kind`, only the messages of that type of the feed's schema, and
+        instead of the payload its fields as `Schema.arrow` has them, texts without padding. A field that is called as
+        one of the first seven has `record_` before its name.
+
+        Raises as `batches`; ConfigError when the schema has no such type; ImportError naming what to install.
+        """
+        table_of = _needs("pyarrow", "arrow", "blackbox.archive.export.table").table_of
+        return table_of(self.batches(prefix, **selection), self.schema, kind)
+
+    def to_pandas(
+        self, prefix: bytes = b"", *, kind: str | None = None, **selection: Unpack[Selection]
+    ) -> pandas.DataFrame:
+        """As `to_arrow`, as a data frame of pandas; `topic` is categorical."""
+        _needs("pandas", "pandas")
+        frame: pandas.DataFrame = self.to_arrow(prefix, kind=kind, **selection).to_pandas()
+        return frame
+
+    def to_polars(
+        self, prefix: bytes = b"", *, kind: str | None = None, **selection: Unpack[Selection]
+    ) -> polars.DataFrame:
+        """As `to_arrow`, as a data frame of polars; `topic` is binary, for polars has no categories of bytes."""
+        library = _needs("polars", "polars")
+        table = self.to_arrow(prefix, kind=kind, **selection)
+        place = table.schema.get_field_index("topic")
+        plain = table.column(place).cast("binary")
+        frame: polars.DataFrame = library.from_arrow(table.set_column(place, "topic", plain))
+        return frame
+
+    def to_parquet(
+        self,
+        path: str | os.PathLike[str],
+        prefix: bytes = b"",
+        *,
+        kind: str | None = None,
+        prices: Prices = "decimal",
+        order: Order = "capture",
+        progress: Callable[[int], object] | None = None,
+        **selection: Unpack[Selection],
+    ) -> ParquetDay:
+        """Write the messages that `batches` would give as Parquet: a file for each slice, packed with zstd.
+
+        The day is `path/date=<date>/slice=<slice>/part-00000.parquet`: other days of the feed go beside it. It is there
+        only once it is whole. Memory does not grow with the recording.
+
+        Columns: those of the Spark data source, `date` and `slice` as directories. `feed`, `topic`, `symbol`, `type`
+        (texts; bytes that are no UTF-8 escaped); `ts_event`, `ts_out`, `ts_recv` (int64 ns); the same in microseconds
+        as timestamps `event_time` (null where the venue gave none), `out_time`, `recv_time`; `epoch` (the 64 bits,
+        signed), `sequence`; and `payload`, or with `kind` the fields of that message type as `Schema.arrow` has them,
+        but: prices are decimals, null from 10^18 units on; uint64 is int64 of the same bits, and a time in ns is int64
+        ns, as Spark reads nothing else; a name that stands above has `record_` before it.
+
+        Args:
+            path: the directory; made if it is not there.
+            prefix: of the topics.
+            kind: the message type; not given: all messages, with their payloads.
+            prices: "long" for the integers that the venue sent; the file's metadata then tells the decimals.
+            order: "capture", as recorded: row groups of a million messages that cover a short time each. "topic":
+                each such million sorted by topic, in row groups an eighth as large: they cover few topics, too.
+            progress: called with the number of messages so far.
+            selection: the keywords of `batches`; a slice without messages gets a file without rows.
+
+        Raises as `to_arrow`; ConfigError when prices or order are none of these; JournalError when the day is there
+        already, when it cannot be written, or when a message of `kind` has another length than that.
+        """
+        parquet = _needs("pyarrow", "arrow", "blackbox.archive.export.parquet")
+        content = parquet.Content(self.feed, str(self.date), self.schema, kind, prices, order)
+        wanted = self._filter(prefix, selection)
+        ids = self._wanted_slices(prefix, selection.get("slices"))
+        batches = {slice_id: self._batches(wanted, self.streams(prefix, [slice_id])) for slice_id in ids}
+        day: ParquetDay = parquet.write_day(Path(path), content, batches, progress)
+        return day
+
+    def time(self, value: Time, by: Clock = "ts_event") -> int:
+        """Return a time as ns since 1970, int64.
+
+        Text is what `blackbox.timestamps` reads, in the feed's time zone if it names none. A time of day alone is that
+        of the session of the first message by this clock: a file of an earlier year that was recorded today has its own
+        date.
+
+        Raises ValueError for other text or a datetime without a time zone, TypeError for anything else.
+        """
+        if isinstance(value, int | numpy.integer) and not isinstance(value, bool):
+            return max(MIN_NS, min(int(value), MAX_NS))
+        if isinstance(value, datetime.datetime):
+            return max(MIN_NS, min(ns_of(value), MAX_NS))
+        if isinstance(value, str):
+            low, high = self.time_range(by)
+            date = session_date(self.feed, low) if high >= low else self.date
+            begin = day_end_ns(self.feed, date - datetime.timedelta(1))
+            return parse_time(value, self.feed.time_zone, begin, day_end_ns(self.feed, date) - 1)
+        raise TypeError(f"time was {value!r}, expected ns since the epoch, a datetime or text")
+
+    @property
+    def _all(self) -> Filter:
+        return Filter(self.feed.key_bytes)
+
+    def _blocks_of(self, slice_id: int) -> Iterator[Recorded]:
+        for run in read_runs([self._segments.of_slice[slice_id]], self._all, self.note):
+            yield from blocks_of(run, self.feed.key_bytes)
+
+    def _audited_blocks(
+        self, slice_id: int, audit: IndexAudit, before: int, progress: Callable[[int], object] | None
+    ) -> Iterator[Recorded]:
+        for run in read_runs([self._segments.of_slice[slice_id]], self._all, self.note):
+            audit.add(run)
+            yield from blocks_of(run, self.feed.key_bytes)
+            before += run.stored_bytes
+            if progress is not None:
+                progress(before)
+
+    def _read_closed(self) -> tuple[dict[int, Totals], Damage | None]:
+        try:
+            return read_closed(self.path), None
+        except JournalError as error:
+            return {}, Damage(self.path / CLOSED, 0, 0, str(error))
+
+    def _batches(self, wanted: Filter, slices: list[list[Segment]]) -> Iterator[Batch]:
+        schema = self.schema if self.schema.records else None
+        select = RowFilter(wanted)
+        for run in read_runs(slices, wanted, self.note):
+            for block, ts_recv, first_row, header, body in blocks_of(run, wanted.key_bytes):
+                if wanted.key is not None and block.key != wanted.key:
+                    continue
+                rows = select.rows(block, first_row, header, body)
+                if rows is None or len(rows):
+                    yield Batch(block, rows, Opened.of_block(block, schema, ts_recv))
+
+    def _filter(self, prefix: bytes, selection: Selection) -> Filter:
+        by, epoch = selection.get("by", "ts_event"), selection.get("epoch")
+        start, stop = selection.get("start"), selection.get("stop")
+        if by not in CLOCKS:
+            raise ValueError(f"by was {by!r}, expected one of: {', '.join(CLOCKS)}")
+        if epoch is not None and not 0 <= epoch < 1 << 63:
+            raise ValueError(f"epoch was {epoch}, expected 0 to 2^63 - 1")
+        return Filter(
+            self.feed.key_bytes,
+            prefix,
+            None,
+            None if start is None else self.time(start, by),
+            None if stop is None else self.time(stop, by),
+            by,
+            epoch,
+            selection.get("first_sequence"),
+        )
+
+    def streams(self, prefix: bytes, slices: Iterable[int] | None) -> list[list[Segment]]:
+        """Return the segments of each slice that may hold such topics."""
+        return [self._segments.of_slice[i] for i in self._wanted_slices(prefix, slices) if i in self._segments.of_slice]
+
+    def _wanted_slices(self, prefix: bytes, slices: Iterable[int] | None) -> list[int]:
+        wanted = set(range(len(self.feed.slices)) if slices is None else slices)
+        if unknown := sorted(wanted.difference(range(len(self.feed.slices)))):
+            raise ValueError(f"slices had {unknown[0]}, expected 0 to {len(self.feed.slices) - 1}")
+        return [i for i in self.feed.slices_for(prefix) if i in wanted]
+
+    def segments(self, slices: Iterable[int] | None = None) -> list[tuple[int, list[Segment]]]:
+        """Return (slice, its segments in order) for each of those slices, or of all, that has any."""
+        known = self._segments.of_slice
+        return [(slice_id, known[slice_id]) for slice_id in (known if slices is None else slices) if slice_id in known]
+
+    def time_range(self, by: Clock = "ts_event") -> tuple[int, int]:
+        """Return the least time above 0 and the largest of all messages, by the indexes, ns; (0, -1) if none is."""
+        return self._segments.time_range(by)
+
+    def note(self, damage: Damage) -> None:
+        """Keep and report that something cannot be read."""
+        if damage not in self._reported:
+            self._reported.add(damage)
+            self.damage.append(damage)
+            _log.warning("%s", damage)
+
+
+def runs_of(
+    recordings: Iterable[Recording],
+    prefix: bytes = b"",
+    start: int | None = None,
+    stop: int | None = None,
+    slices: Iterable[int] | None = None,
+    by: Clock = "ts_event",
+    *,
+    bodies: Bodies = "checked",
+    kept: int = 0,
+    ahead: int = 0,
+) -> Iterator[RecordRun]:
+    """Do as `Recording.runs`, for several recordings in one order. Times are ns since 1970; the rest: see `read_runs`.
+
+    Raises ConfigError when their feeds have different `key_bytes`.
+    """
+    recordings = tuple(recordings)
+    sizes = {recording.feed.key_bytes for recording in recordings}
+    if len(sizes) > 1:
+        raise ConfigError(f"recordings had feeds of key_bytes {sorted(sizes)}, expected the same in all")
+    chosen = None if slices is None else tuple(slices)
+    streams = [stream for recording in recordings for stream in recording.streams(prefix, chosen)]
+
+    def report(damage: Damage) -> None:
+        next(r for r in recordings if damage.path.is_relative_to(r.path)).note(damage)
+
+    wanted = Filter(sizes.pop(), prefix, None, start, stop, by)
+    return read_runs(streams, wanted, report, bodies=bodies, kept=kept, ahead=ahead)
+
+
+def _needs(library: str, extra: str, module: str = "") -> Any:
+    """Import a module that needs a library which may be missing."""
+    try:
+        return import_module(module or library)
+    except ImportError as error:
+        raise ImportError(f"this needs {library}: pip install 'blackbox-md[{extra}]' ({error})") from error

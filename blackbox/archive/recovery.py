@@ -1,0 +1,107 @@
+"""Mend what a recorder that was killed left of a slice: cut the torn tail, complete the index."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+
+import numpy
+
+from blackbox.archive.day import (
+    Manifest,
+    index_path,
+    segment_numbers,
+    segment_path,
+    slice_directories,
+    slice_directory,
+    slice_of,
+)
+from blackbox.archive.entry import seal_entry
+from blackbox.archive.format import (
+    ENTRY_BYTES,
+    FILE_HEAD,
+    FILE_HEAD_BYTES,
+    FORMAT_VERSION,
+    INDEX_MAGIC,
+)
+from blackbox.archive.segment import Segment
+from blackbox.errors import JournalError
+from blackbox.native.xxh3 import xxh3
+
+log = logging.getLogger("blackbox")
+
+
+def file_head(magic: bytes, slice_id: int, number: int, created_ns: int) -> bytes:
+    """The 64 bytes that a segment or an index begins with."""
+    head = numpy.zeros(1, FILE_HEAD)
+    head["magic"], head["version"], head["slice"], head["segment"] = magic, FORMAT_VERSION, slice_id, number
+    head["created"] = created_ns
+    head["checksum"] = int(xxh3(head.ctypes.data, FILE_HEAD_BYTES - 4)) & 0xFFFFFFFF
+    return head.tobytes()
+
+
+def remove_empty(path: Path) -> bool:
+    """Remove a segment, and its index, if it holds nothing behind its head."""
+    if path.stat().st_size > FILE_HEAD_BYTES:
+        return False
+    index_path(path).unlink(missing_ok=True)
+    path.unlink()
+    return True
+
+
+def recover_day(day: Path) -> int:
+    """Mend a day that nobody records now; returns the bytes that were cut. Raises OSError."""
+    try:
+        key_bytes = Manifest.read(day).feed.key_bytes
+    except JournalError as error:
+        log.warning("%s", error)
+        return 0
+    slices = [slice_of(path.name) for path in slice_directories(day)]
+    return sum(_recover_slice(day, slice_id, key_bytes) for slice_id in slices if slice_id is not None)
+
+
+def _recover_slice(day: Path, slice_id: int, key_bytes: int) -> int:
+    # Only its last segment with records can be torn: one that was begun but never written to is removed.
+    cut = 0
+    for number in reversed(segment_numbers(slice_directory(day, slice_id))):
+        path = segment_path(day, slice_id, number)
+        size = path.stat().st_size
+        if remove_empty(path):
+            if size < FILE_HEAD_BYTES:
+                log.warning("%s: cut %d bytes of a head that was not written whole", path, size)
+                cut += size
+            continue
+        try:
+            segment = Segment(path, slice_id, number, key_bytes)
+        except JournalError as error:
+            log.warning("%s", error)  # readers say the same; the next segment is of another number
+            return cut
+        cut += _cut_tail(segment)
+        if not remove_empty(path):
+            _complete_index(segment)
+            return cut
+    return cut
+
+
+def _cut_tail(segment: Segment) -> int:
+    for damage in segment.damage:
+        log.warning("%s", damage)
+    if segment.torn_bytes:
+        log.warning("%s: cut %d bytes of a block that was not written whole", segment.path, segment.torn_bytes)
+        os.truncate(segment.path, segment.whole_bytes)
+    return segment.torn_bytes
+
+
+def _complete_index(segment: Segment) -> None:
+    path = index_path(segment.path)
+    table = segment.entries.copy()
+    for number in range(len(table)):
+        seal_entry(table.ctypes.data + ENTRY_BYTES * number)
+    entries = table.tobytes()
+    if not segment.damage and path.exists() and path.read_bytes()[FILE_HEAD_BYTES:] == entries:
+        return
+    fresh = path.with_suffix(".index.new")
+    fresh.write_bytes(file_head(INDEX_MAGIC, segment.slice_id, segment.number, time.time_ns()) + entries)
+    fresh.replace(path)

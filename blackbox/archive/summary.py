@@ -1,0 +1,196 @@
+"""Sum a recording up: how much of what, from when to when, and what is missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import msgspec
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.archive.filter import Filter
+from blackbox.archive.reader import Recorded, Report, read_runs
+from blackbox.archive.rows import count_topics
+from blackbox.archive.segment import NO_TIME, Damage, Segment, open_end
+from blackbox.native.name_table import Numbering
+
+_TOPICS_AT_ONCE = 65_536
+_MEAN_TOPIC_BYTES = 32
+
+
+class SliceSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What one slice of a recording holds. Times are ns since the epoch, None where there is no message."""
+
+    slice_id: int
+    messages: int
+    """Without those that were recorded before, from the other line. Those of damaged bodies are counted."""
+    blocks: int
+    body_bytes: int
+    """Of the blocks' bodies, unpacked."""
+    file_bytes: int
+    """Of the segments, without their indexes."""
+    segments: int
+    first_ts_event: int | None
+    """The least; 0 where the venue gave none."""
+    last_ts_event: int | None
+    first_ts_out: int | None
+    last_ts_out: int | None
+    epochs: tuple[int, ...]
+    """The publisher's runs, in the order in which they were first recorded."""
+    torn_bytes: int
+    """Behind the last whole record: of a recorder that died, or that was writing just then."""
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a recording holds. Times are ns since the epoch, None where there is no message."""
+
+    messages: int
+    blocks: int
+    body_bytes: int
+    file_bytes: int
+    first_ts_event: int | None
+    last_ts_event: int | None
+    first_ts_out: int | None
+    last_ts_out: int | None
+    epochs: tuple[int, ...]
+    """The publisher's runs, by their first `ts_out`."""
+    torn_bytes: int
+    damage: tuple[Damage, ...]
+    """What was found to be unreadable so far; `verify` looks at everything."""
+    slices: tuple[SliceSummary, ...]
+
+
+class Gap(msgspec.Struct, frozen=True, order=True):
+    """Messages of one key that were published, but not recorded, or are damaged."""
+
+    slice_id: int
+    epoch: int
+    key: bytes
+    sequence: int
+    """The first that is missing."""
+    count: int
+    """How many are."""
+    ts_out: int
+    """Of the block behind the gap. Unit: ns since the epoch."""
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """Messages over time, by `ts_out`."""
+
+    times: NDArray[numpy.int64]
+    """int64[bins + 1]: where the bins begin and the last one ends, ns since the epoch."""
+    counts: NDArray[numpy.int64]
+    """int64[bins]: messages in each."""
+
+
+def summarise(slices: dict[int, list[Segment]], wanted: Filter, damage: list[Damage], report: Report) -> Summary:
+    """See `Recording.summary`. Walks the heads of all records."""
+    parts, seen = [], []
+    for slice_id, segments in sorted(slices.items()):
+        part, epochs = _summarise_slice(slice_id, segments, wanted, report)
+        parts.append(part)
+        seen += [(ts_out, slice_id, epoch) for epoch, ts_out in epochs.items()]
+    return Summary(
+        messages=sum(part.messages for part in parts),
+        blocks=sum(part.blocks for part in parts),
+        body_bytes=sum(part.body_bytes for part in parts),
+        file_bytes=sum(part.file_bytes for part in parts),
+        first_ts_event=_least(part.first_ts_event for part in parts),
+        last_ts_event=_most(part.last_ts_event for part in parts),
+        first_ts_out=_least(part.first_ts_out for part in parts),
+        last_ts_out=_most(part.last_ts_out for part in parts),
+        epochs=tuple(dict.fromkeys(epoch for _, _, epoch in sorted(seen))),
+        torn_bytes=sum(part.torn_bytes for part in parts),
+        damage=tuple(damage),
+        slices=tuple(parts),
+    )
+
+
+def _summarise_slice(
+    slice_id: int, segments: list[Segment], wanted: Filter, report: Report
+) -> tuple[SliceSummary, dict[int, int]]:
+    messages = blocks = body_bytes = 0
+    epochs: dict[int, int] = {}
+    for run in read_runs([segments], wanted, report, bodies="stored"):
+        heads = run.heads
+        blocks += len(heads)
+        messages += int(heads["count"].sum(dtype=numpy.int64) - heads["first_row"].sum(dtype=numpy.int64))
+        body_bytes += int(heads["body_bytes"].sum(dtype=numpy.int64))
+        changes = numpy.flatnonzero(numpy.diff(heads["epoch"], prepend=~heads["epoch"][:1]))
+        for place in changes.tolist():
+            epochs.setdefault(int(heads["epoch"][place]), int(heads["ts_out"][place]))
+    summary = SliceSummary(
+        slice_id=slice_id,
+        messages=messages,
+        blocks=blocks,
+        body_bytes=body_bytes,
+        file_bytes=sum(len(segment.memory) for segment in segments),
+        segments=len(segments),
+        first_ts_event=_least(_known(segments, "min_ts_event")),
+        last_ts_event=_most(_known(segments, "max_ts_event")),
+        first_ts_out=_least(_known(segments, "min_ts_out")),
+        last_ts_out=_most(_known(segments, "max_ts_out")),
+        epochs=tuple(epochs),
+        torn_bytes=sum(segment.torn_bytes for segment in open_end(segments)),
+    )
+    return summary, epochs
+
+
+def _known(segments: list[Segment], name: str) -> Iterator[int]:
+    """All values of a column of the entries, but those that only say that nothing is known."""
+    for segment in segments:
+        column = segment.entries[name]
+        column = column[numpy.abs(column) != NO_TIME]
+        yield from (int(column.min()), int(column.max())) if len(column) else ()
+
+
+def _least(times: Iterable[int | None]) -> int | None:
+    return min((time for time in times if time is not None), default=None)
+
+
+def _most(times: Iterable[int | None]) -> int | None:
+    return max((time for time in times if time is not None), default=None)
+
+
+def message_rate(slices: dict[int, list[Segment]], wanted: Filter, bins: int, report: Report) -> Rate:
+    """See `Recording.rate`. Walks the heads of all records."""
+    found = [segment for segments in slices.values() for segment in segments]
+    first, last = _least(_known(found, "min_ts_out")) or 0, _most(_known(found, "max_ts_out")) or 0
+    width = (last - first) // bins + 1
+    counts = numpy.zeros(bins, numpy.int64)
+    for segments in slices.values():
+        for run in read_runs([segments], wanted, report, bodies="stored"):
+            heads = run.heads
+            place = numpy.clip((heads["ts_out"] - first) // width, 0, bins - 1)
+            numpy.add.at(counts, place, heads["count"].astype(numpy.int64) - heads["first_row"])
+    return Rate(first + width * numpy.arange(bins + 1, dtype=numpy.int64), counts)
+
+
+def find_gaps(blocks: Iterable[Recorded]) -> Iterator[Gap]:
+    """What is missing between the blocks of one slice. What came before a key's first block is not known."""
+    expected: dict[tuple[int, bytes], int] = {}
+    for block, _, first_row, _, _ in blocks:
+        name = (block.epoch, block.key)
+        begin, end = int(block.sequences[first_row]), int(block.sequences[-1]) + 1
+        known = expected.get(name, begin)
+        if begin > known:
+            yield Gap(block.slice_id, block.epoch, block.key, known, begin - known, block.ts_out)
+        expected[name] = max(known, end)
+
+
+def topic_counts(blocks: Iterable[Recorded]) -> Counter[bytes]:
+    """Messages by topic."""
+    total: Counter[bytes] = Counter()
+    numbering, counts = _fresh()
+    for block, _, first_row, header, body in blocks:
+        topic = 0
+        while (topic := count_topics(header, body, first_row, topic, numbering.at, counts)) < block.topic_count:
+            total.update(dict(zip(numbering.names(), counts.tolist(), strict=False)))
+            numbering, counts = _fresh()
+    total.update(dict(zip(numbering.names(), counts.tolist(), strict=False)))
+    return total
+
+
+def _fresh() -> tuple[Numbering, NDArray[numpy.int64]]:
+    return Numbering(_TOPICS_AT_ONCE, _MEAN_TOPIC_BYTES), numpy.zeros(_TOPICS_AT_ONCE, numpy.int64)

@@ -1,0 +1,431 @@
+"""What callbacks get: a batch is a callback's rows of one block, a message is one row of a batch."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import msgspec
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.block.block import Block
+from blackbox.block.envelope import TOPICS_AT, Envelope
+from blackbox.block.format import HEADER_BYTES
+from blackbox.native.intrinsics import copy_bytes
+from blackbox.native.jit import njit
+from blackbox.native.memory import foreign_array
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from blackbox.feed.schema import Schema
+
+
+@njit(nogil=True, cache=True)
+def _gather(
+    payloads: NDArray[numpy.uint8],
+    offsets: NDArray[numpy.int32],
+    stride: int,
+    rows: NDArray[numpy.int32],
+    target: NDArray[numpy.uint8],
+) -> None:
+    place: Any = target.ctypes.data
+    source = payloads.ctypes.data
+    for row in rows:
+        start: Any = row * stride if stride >= 0 else numpy.int64(offsets[row])
+        size: Any = stride if stride >= 0 else numpy.int64(offsets[row + 1]) - start
+        copy_bytes(place, source + start, size)
+        place += size
+
+
+@njit(nogil=True, cache=True)
+def _find_type(
+    payloads: NDArray[numpy.uint8],
+    offsets: NDArray[numpy.int32],
+    stride: int,
+    rows: NDArray[numpy.int32],
+    type_offset: int,
+    kind: int,
+    found: NDArray[numpy.int64],
+) -> int:
+    """Write to `found` which of `rows` are of type `kind`; returns how many."""
+    many = 0
+    for place in range(len(rows)):
+        row = rows[place]
+        start: Any = row * stride if stride >= 0 else numpy.int64(offsets[row])
+        size: Any = stride if stride >= 0 else numpy.int64(offsets[row + 1]) - start
+        if type_offset < size and payloads[start + type_offset] == kind:
+            found[many] = place
+            many += 1
+    return many
+
+
+_ENVELOPE: Final = struct.Struct(f"<{Envelope.dtype.itemsize // 8}q")
+_TS_RECV: Final = Envelope.ts_recv.start
+_CONFLATED: Final = Envelope.conflated.start
+_NO_OFFSETS: Final = numpy.empty(0, numpy.int32)
+_MANY_RECORDS: Final = 16
+"""From so many on it is quicker to wrap the records of a batch at once than one by one."""
+_NO_SCHEMA: Final = "this batch has no schema: give the feed one, or read payload(i)"
+_NO_NUMBERS: Final = "this batch did not come from a subscriber: topics have no numbers"
+
+
+class Opened:
+    """A block that a worker took off its queue, and what came beside it. Columns of it are made when first used."""
+
+    __slots__ = ("_envelope", "_numbers", "_owner", "_topics", "block", "conflated", "schema", "ts_recv")
+
+    def __init__(self, owner: object, envelope: int, body: int, body_bytes: int, schema: Schema | None) -> None:
+        """Wrap checked memory at two addresses; every array made of it keeps `owner` alive."""
+        head = ctypes.string_at(envelope, TOPICS_AT)
+        words = _ENVELOPE.unpack_from(head, HEADER_BYTES)
+        self.block = Block(b"", head[:HEADER_BYTES], foreign_array(owner, body, body_bytes))
+        self.schema = schema
+        self.ts_recv: int = words[_TS_RECV]
+        self.conflated = bool(words[_CONFLATED])
+        self._owner = owner
+        self._envelope = envelope
+        self._topics: list[bytes] | None = None
+        self._numbers: NDArray[numpy.int32] | None = None
+
+    @classmethod
+    def of_block(cls, block: Block, schema: Schema | None, ts_recv: int) -> Self:
+        """Wrap a block that no worker took off a queue, such as a recorded one: its topics have no numbers."""
+        opened = cls.__new__(cls)
+        opened.block, opened.schema, opened.ts_recv = block, schema, ts_recv
+        opened.conflated = False
+        opened._owner, opened._envelope = None, 0
+        opened._topics = opened._numbers = None
+        return opened
+
+    def topics(self) -> list[bytes]:
+        """The distinct topics."""
+        if self._topics is None:
+            self._topics = self.block.topics
+        return self._topics
+
+    def numbers(self) -> NDArray[numpy.int32]:
+        """The topics' numbers in their slice."""
+        if not self._envelope:
+            raise ValueError(_NO_NUMBERS)
+        if self._numbers is None:
+            self._numbers = foreign_array(self._owner, self._envelope + TOPICS_AT, self.block.topic_count, "<i4")
+        return self._numbers
+
+
+class Batch:
+    """The messages of one block that one callback gets, in publish order, as columns.
+
+    Columns are views on the received block where the callback gets all of it, copies of its rows otherwise; they may be
+    kept after the callback returns. Columns are made when first used, so an unused one costs nothing.
+
+    Attributes: `block`; `rows` int32[n], the rows of the block, or None for all; `end_of_batch`, True on the last batch
+    for this callback of what was in the queue at once (handlers group their own I/O by it).
+    """
+
+    __slots__ = (
+        "_message_records",
+        "_message_times",
+        "_message_topics",
+        "_opened",
+        "_payload_list",
+        "block",
+        "end_of_batch",
+        "rows",
+    )
+
+    def __init__(
+        self,
+        block: Block,
+        rows: NDArray[numpy.int32] | None = None,
+        opened: Opened | None = None,
+        end_of_batch: bool = True,
+    ) -> None:
+        self.block = block
+        self.rows = rows
+        self.end_of_batch = end_of_batch
+        self._opened = opened
+        self._payload_list: list[bytes | Any] | None = None
+        self._message_topics: list[bytes] | None = None
+        self._message_times: list[int] | None = None
+        self._message_records: Sequence[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.block) if self.rows is None else len(self.rows)
+
+    def __repr__(self) -> str:
+        return f"Batch({len(self)} of {self.block!r})"
+
+    def __iter__(self) -> Iterator[Message]:
+        return map(Message, self.payload_list(), repeat(self), range(len(self)))
+
+    @property
+    def schema(self) -> Schema | None:
+        """The feed's schema; None when payloads are plain bytes."""
+        return None if self._opened is None else self._opened.schema
+
+    @property
+    def conflated(self) -> bool:
+        """Whether the slow-subscriber policy kept only the newest message of each topic."""
+        return self._opened is not None and self._opened.conflated
+
+    @property
+    def ts_recv(self) -> int:
+        """When the block was received, ns since the epoch; 0 when it was not."""
+        return 0 if self._opened is None else self._opened.ts_recv
+
+    @property
+    def ts_out(self) -> int:
+        """When the publisher sent the block, ns since the epoch."""
+        return int(self.block.ts_out)
+
+    @property
+    def ts_in(self) -> int:
+        """When the block's oldest message was handed to the publisher, ns since the epoch."""
+        return int(self.block.ts_in)
+
+    @property
+    def valid(self) -> NDArray[numpy.bool_]:
+        """bool[n]: whether each message has a value; one without deletes its topic."""
+        return self._column(self.block.valid)
+
+    @property
+    def topics(self) -> list[bytes]:
+        """The block's distinct topics; `topic_index` points into them."""
+        return self.block.topics if self._opened is None else self._opened.topics()
+
+    @property
+    def topic_index(self) -> NDArray[numpy.int32]:
+        """int32[n]: each message's place in `topics`."""
+        return self._column(self.block.topic_index)
+
+    @property
+    def topic_numbers(self) -> NDArray[numpy.int32]:
+        """int32[len(topics)]: number of each topic, the same in all batches of a slice (see `Subscriber.topics`)."""
+        if self._opened is None:
+            raise ValueError(_NO_NUMBERS)
+        return self._opened.numbers()
+
+    @property
+    def ts_event(self) -> NDArray[numpy.int64]:
+        """int64[n], ns since the epoch; 0 where the venue gave none."""
+        return self._column(self.block.ts_event)
+
+    @property
+    def sequence(self) -> NDArray[numpy.int64]:
+        """int64[n]: sequence number of each message within its (epoch, slice, key)."""
+        return self._column(self.block.sequences)
+
+    def topics_per_message(self) -> list[bytes]:
+        """The topic of each message."""
+        if self._message_topics is None:
+            self._message_topics = list(map(self.topics.__getitem__, self.topic_index.tolist()))
+        return self._message_topics
+
+    def payload(self, i: int) -> bytes | Any:
+        """The payload of message `i` of the batch; None: it has no value."""
+        return self.payload_list()[i]
+
+    def payload_list(self) -> list[bytes | Any]:
+        """The payload of each message; None for one that has no value."""
+        if self._payload_list is None:
+            self._payload_list = self._read_payloads()
+            if self.block.validity is not None:
+                for i in numpy.flatnonzero(~self.valid).tolist():
+                    self._payload_list[i] = None
+        return self._payload_list
+
+    def _read_payloads(self) -> list[bytes | Any]:
+        block = self.block
+        if block.count == 1:
+            return [block.body[block.layout.payloads :].tobytes()]
+        data = self.payloads()
+        if block.is_fixed and block.stride:
+            found: list[bytes | Any] = data.view(f"V{block.stride}").reshape(-1).tolist()
+            return found
+        text, starts = data.tobytes(), self.payload_offsets().tolist()
+        return list(map(text.__getitem__, map(slice, starts, starts[1:])))
+
+    def payloads(self) -> NDArray[numpy.uint8]:
+        """uint8[n, size] when all payloads of the block have one size, else all bytes one after the other."""
+        block = self.block
+        data = block.payloads
+        if block.is_fixed:
+            table = data.reshape(block.count, block.stride)
+            return table if self.rows is None else table[self.rows]
+        return data if self.rows is None else self._gathered(self.rows)
+
+    def payload_offsets(self) -> NDArray[numpy.int64]:
+        """int64[n + 1]: where each message's payload starts in the flat bytes of `payloads()`."""
+        offsets = self.block.payload_offsets.astype(numpy.int64)
+        if self.rows is None:
+            return offsets
+        out = numpy.zeros(len(self.rows) + 1, numpy.int64)
+        numpy.cumsum(offsets[self.rows + 1] - offsets[self.rows], out=out[1:])
+        return out
+
+    def records(self, kind: str) -> NDArray[Any]:
+        """The messages of one type of the feed's schema, as a structured array with the venue's field names.
+
+        A view when every message of the batch is of that type, a copy otherwise. Raises ConfigError when the schema has
+        no such type, ValueError when a message of that type has another length than the schema says.
+        """
+        if self.schema is None:
+            raise ValueError(_NO_SCHEMA)
+        dtype = self.schema.dtype(kind)
+        rows = self._all_rows()[self.indices(kind)]
+        block = self.block
+        if block.is_fixed and block.stride == dtype.itemsize:
+            table = block.payloads.reshape(block.count, block.stride)
+            chosen = table if len(rows) == block.count else table[rows]
+            return chosen.view(dtype).reshape(-1)
+        offsets = block.payload_offsets
+        if len(rows) and (wrong := offsets[rows + 1] - offsets[rows] != dtype.itemsize).any():
+            row = int(rows[wrong][0])
+            raise ValueError(
+                f"message {row} of {block!r} is of type {kind!r} but has {offsets[row + 1] - offsets[row]} bytes, "
+                f"expected {dtype.itemsize}"
+            )
+        return self._gathered(rows).view(dtype)
+
+    def indices(self, kind: str) -> NDArray[numpy.int64]:
+        """int64[m]: which messages of the batch `records(kind)` are, in the same order. Raises as that does."""
+        schema: Any = self.schema
+        if schema is None:
+            raise ValueError(_NO_SCHEMA)
+        block = self.block
+        offsets, stride = (_NO_OFFSETS, block.stride) if block.is_fixed else (block.payload_offsets, -1)
+        found = numpy.empty(len(self), numpy.int64)
+        character = ord(schema.character(kind))
+        many = _find_type(block.payloads, offsets, stride, self._all_rows(), schema.type_offset, character, found)
+        return found[:many]
+
+    def _read_records(self) -> Sequence[Any]:
+        """The messages' records at once, where many are of one type; else none: they are read as they are asked for."""
+        schema = self.schema
+        if schema is None:
+            raise ValueError("this message has no schema: give the feed one, or read payload")
+        self._message_records = ()
+        if self.block.is_fixed and len(self) >= _MANY_RECORDS and self.block.stride > schema.type_offset:
+            payloads = self.payloads()
+            types = payloads[:, schema.type_offset]
+            if (types == types[0]).all():
+                kind = schema.record_type(chr(types[0]))
+                if ctypes.sizeof(kind) == self.block.stride:
+                    self._message_records = (kind * len(self)).from_buffer_copy(payloads)
+        return self._message_records
+
+    def _read_record(self, message: Message) -> Any:
+        schema: Any = self.schema
+        payload = message.payload
+        if payload is None:
+            raise ValueError(f"{_named(message)} had no value, expected a record")
+        if len(payload) <= schema.type_offset:
+            raise ValueError(
+                f"{_named(message)} had {len(payload)} bytes, expected a type at byte {schema.type_offset}"
+            )
+        type_ = chr(payload[schema.type_offset])
+        kind = schema.record_type(type_)
+        if len(payload) != ctypes.sizeof(kind):
+            raise ValueError(
+                f"{_named(message)} is of type {type_!r} but has {len(payload)} bytes, expected {ctypes.sizeof(kind)}"
+            )
+        return kind.from_buffer_copy(payload)
+
+    def to_arrow(self) -> pyarrow.RecordBatch:
+        """As `Block.to_arrow`, for this callback's messages."""
+        arrow = self.block.to_arrow()
+        return arrow if self.rows is None else arrow.take(self.rows)
+
+    def _all_rows(self) -> NDArray[numpy.int32]:
+        return numpy.arange(self.block.count, dtype=numpy.int32) if self.rows is None else self.rows
+
+    def _gathered(self, rows: NDArray[numpy.int32]) -> NDArray[numpy.uint8]:
+        block = self.block
+        if block.is_fixed:
+            target = numpy.empty(len(rows) * block.stride, numpy.uint8)
+            _gather(block.payloads, _NO_OFFSETS, block.stride, rows, target)
+        else:
+            offsets = block.payload_offsets
+            target = numpy.empty(int((offsets[rows + 1] - offsets[rows]).sum(dtype=numpy.int64)), numpy.uint8)
+            _gather(block.payloads, offsets, -1, rows, target)
+        return target
+
+    def _column(self, column: NDArray[Any]) -> NDArray[Any]:
+        return column if self.rows is None else column[self.rows]
+
+
+class Message(msgspec.Struct, gc=False):
+    """One message of a batch. But for its payload it looks its fields up when they are asked for."""
+
+    payload: bytes | Any
+    """Its bytes; None: it has no value, which deletes its topic."""
+    batch: Batch
+    """The batch it belongs to."""
+    index: int
+    """Its place in the batch."""
+
+    @property
+    def topic(self) -> bytes:
+        """What it was published as."""
+        topics = self.batch._message_topics
+        return (self.batch.topics_per_message() if topics is None else topics)[self.index]
+
+    @property
+    def ts_event(self) -> int:
+        """When it happened at the venue, ns since the epoch; 0: unknown."""
+        times = self.batch._message_times
+        if times is None:
+            times = self.batch._message_times = self.batch.ts_event.tolist()
+        return times[self.index]
+
+    @property
+    def ts_out(self) -> int:
+        """When its block left the publisher, ns since the epoch."""
+        return int(self.batch.block.ts_out)
+
+    @property
+    def ts_in(self) -> int:
+        """When the oldest message of its block was handed to the publisher, ns since the epoch."""
+        return int(self.batch.block.ts_in)
+
+    @property
+    def ts_recv(self) -> int:
+        """When its block was received, ns since the epoch."""
+        return self.batch.ts_recv
+
+    @property
+    def sequence(self) -> int:
+        """Its sequence number within its (epoch, slice, key)."""
+        block, rows = self.batch.block, self.batch.rows
+        row = self.index if rows is None else int(rows[self.index])
+        return int(block.sequences[row]) if block.has_sequences else int(block.sequence) + row
+
+    @property
+    def end_of_batch(self) -> bool:
+        """Whether it is the last one for this callback of what was in the queue at once."""
+        return self.batch.end_of_batch and self.index == len(self.batch) - 1
+
+    @property
+    def record(self) -> Any:
+        """Its payload as a record of the feed's schema, by its type: fields are attributes, e.g. `record.price`.
+
+        It may be kept, and keeps the payloads of its batch with it; `copy.copy(record)` keeps its own bytes alone.
+        Prices are the venue's scaled integers; an integer of six bytes is `bytes`, for `int.from_bytes`.
+
+        Raises:
+            ValueError: there is no schema, or the payload has another length than its type says.
+            ConfigError: the schema has no such type.
+        """
+        records = self.batch._message_records
+        if records is None:
+            records = self.batch._read_records()
+        return records[self.index] if records else self.batch._read_record(self)
+
+
+def _named(message: Message) -> str:
+    return f"message {message.sequence} of topic {message.topic!r}"

@@ -1,0 +1,423 @@
+"""A block: many messages of one key, in columns, with numpy views on the very bytes that travelled."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.block.encode import (
+    NO_VALUE,
+    Distinct,
+    Origin,
+    Rows,
+    TopicTable,
+    finish_header,
+    plan_block,
+    plan_bytes,
+    plan_sequences,
+    write_body,
+    write_sequences,
+    write_template,
+)
+from blackbox.block.format import (
+    FLAG_CONTROL,
+    FLAG_END,
+    FLAG_FIXED,
+    FLAG_LINE_B,
+    FLAG_NULLS,
+    FLAG_SEQUENCES,
+    HEADER_BYTES,
+    MAX_BODY_BYTES,
+    OFFSET_VERSION,
+    VERSION,
+    body_layout,
+)
+from blackbox.block.validate import FAULT_TEXT, Fault, check_block
+from blackbox.errors import BlockError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_HEADER = struct.Struct("<IBBHHHIqqqqIIIIII")
+_layout = lru_cache(maxsize=256)(body_layout)
+"""Small blocks are alike: to look their layout up takes a tenth of the time."""
+
+
+def topic_table(topics: Sequence[bytes]) -> TopicTable:
+    """Lay topics out for compiled code."""
+    sizes = numpy.fromiter(map(len, topics), numpy.int32, len(topics))
+    offsets = numpy.zeros(len(topics), numpy.int64)
+    numpy.cumsum(sizes[:-1], out=offsets[1:])
+    text = numpy.frombuffer(bytearray(b"".join(topics) or b"\0"), numpy.uint8)  # writable: one compiled version
+    return TopicTable(text, offsets, sizes)
+
+
+def distinct_scratch(topics: int) -> Distinct:
+    """Scratch for `plan_block` over at most `topics` topic ids."""
+    return Distinct(
+        numpy.zeros(topics, numpy.int64),
+        numpy.zeros(topics, numpy.int32),
+        numpy.zeros(topics, numpy.int32),
+        numpy.zeros(1, numpy.int64),
+    )
+
+
+def as_integers(column: Any, dtype: type[numpy.integer[Any]], name: str) -> NDArray[Any]:
+    """A column as `dtype`. Raises ValueError when it holds anything but integers, or one that is too large."""
+    given = numpy.asarray(column)
+    if given.size == 0:
+        return numpy.empty(given.shape, dtype)
+    if given.dtype.kind not in "iu":
+        raise ValueError(f"{name} held {given.dtype}, expected integers of {numpy.dtype(dtype)}")
+    limits = numpy.iinfo(dtype)
+    if not numpy.can_cast(given.dtype, dtype) and (given.min() < limits.min or given.max() > limits.max):
+        raise ValueError(f"{name} ran from {given.min()} to {given.max()}, expected {numpy.dtype(dtype)}")
+    return numpy.ascontiguousarray(given, dtype)
+
+
+def _as_column(column: Any, dtype: type[numpy.integer[Any]], name: str, count: int) -> NDArray[Any]:
+    found = as_integers(column, dtype, name)
+    if found.shape != (count,):
+        raise ValueError(f"{name} had shape {found.shape}, expected ({count},), as topic_index")
+    return found
+
+
+def as_rows(
+    payloads: Any,
+    ts_event: Any,
+    offsets: Any,
+    lengths: Any,
+    count: int,
+    name: str = "payloads",
+    *,
+    valid: Any = None,
+    sequences: Any = None,
+) -> tuple[Rows, tuple[Any, ...]]:
+    """Return columns as compiled code wants them, checked; and what must stay alive while they are used.
+
+    Payloads are a 2-D array (n, size) of bytes; or one buffer with `offsets` (n + 1); or one buffer with `offsets`
+    (n starts) and `lengths` (n). Messages where `valid` (bool, n) is False have no value. `sequences` (n) are those of
+    messages that do not follow each other. Raises ValueError naming the column that does not fit.
+    """
+    stamps = numbers = numpy.empty(0, numpy.int64)
+    if ts_event is not None:
+        stamps = _as_column(ts_event, numpy.int64, "ts_event", count)
+    if sequences is not None:
+        numbers = _as_column(sequences, numpy.int64, "sequences", count)
+    starts, sizes, stride = numpy.empty(0, numpy.int64), numpy.empty(0, numpy.int32), 0
+    if offsets is None:
+        data = numpy.ascontiguousarray(payloads)
+        if data.ndim != 2 or data.dtype.itemsize != 1 or data.shape[0] != count:
+            raise ValueError(
+                f"{name} without offsets had shape {data.shape} of {data.dtype}, expected ({count}, size) of bytes"
+            )
+        stride = data.shape[1]
+        _check_size(stride)
+    else:
+        data = payloads if isinstance(payloads, numpy.ndarray) else numpy.frombuffer(payloads, numpy.uint8)
+        data = numpy.ascontiguousarray(data).reshape(-1)
+        places = as_integers(offsets, numpy.int64, "offsets")
+        expected = count + 1 if lengths is None else count
+        if places.shape != (expected,):
+            raise ValueError(f"offsets had shape {places.shape}, expected ({expected},)")
+        starts = places if lengths is not None else places[:-1]
+        extent = as_integers(lengths, numpy.int64, "lengths") if lengths is not None else numpy.diff(places)
+        if extent.shape != (count,):
+            raise ValueError(f"lengths had shape {extent.shape}, expected ({count},)")
+        # Written so that no sum can overflow.
+        if count and (extent.min() < 0 or starts.min() < 0 or (starts > data.nbytes - extent).any()):
+            raise ValueError(f"offsets reached outside the {data.nbytes} bytes of {name}, or ran backwards")
+        _check_size(int(extent.max(initial=0)))
+        sizes = extent.astype(numpy.int32)
+    spaced = offsets is not None
+    if valid is not None:
+        present = numpy.asarray(valid)
+        if present.shape != (count,) or present.dtype != numpy.bool_:
+            raise ValueError(f"valid had shape {present.shape} of {present.dtype}, expected ({count},) of bool")
+        if not spaced:
+            starts, spaced = numpy.arange(count, dtype=numpy.int64) * stride, True
+            sizes = numpy.full(count, stride, numpy.int32)
+        sizes[~present] = NO_VALUE
+    rows = Rows(
+        stamps.ctypes.data if ts_event is not None else 0,
+        data.ctypes.data,
+        starts.ctypes.data if spaced else 0,
+        sizes.ctypes.data if spaced else 0,
+        stride,
+        numbers.ctypes.data if sequences is not None else 0,
+    )
+    return rows, (data, stamps, starts, sizes, numbers)
+
+
+def _check_size(payload_bytes: int) -> None:
+    if payload_bytes > MAX_BODY_BYTES // 2:
+        raise ValueError(f"a payload had {payload_bytes} bytes, expected at most {MAX_BODY_BYTES // 2}")
+
+
+class Block:
+    """Columns of one block, as zero-copy views on its body.
+
+    Attributes: `key` bytes; `header` 72 bytes; `key_bytes` of its feed; `flags`, `schema_id`, `slice_id`; `epoch`, the
+    start of its publisher; `ts_out`, when it was sent, and `ts_in`, when its oldest message was handed to the publisher
+    (all ns since 1970); `sequence` of the first message of this key; `count` messages; `topic_count` distinct topics;
+    `stride` bytes of each payload, 0 when they differ; `body` uint8 array. Made by `encode` or `decode`, never changed.
+    """
+
+    __slots__ = (
+        "body",
+        "count",
+        "epoch",
+        "flags",
+        "header",
+        "key",
+        "key_bytes",
+        "layout",
+        "schema_id",
+        "sequence",
+        "slice_id",
+        "stride",
+        "topic_count",
+        "ts_in",
+        "ts_out",
+    )
+
+    def __init__(self, key: bytes, header: bytes, body: NDArray[numpy.uint8]) -> None:
+        """Wrap frames that `check_block` has passed; others use `decode`."""
+        fields = _HEADER.unpack(header)
+        self.key, self.header, self.body = key, header, body
+        self.key_bytes, self.flags, self.schema_id, self.slice_id, self.count = fields[2:7]
+        self.epoch, self.sequence, self.ts_out, self.ts_in = fields[7:11]
+        self.topic_count, self.stride = fields[11], fields[14]
+        self.layout = _layout(self.count, self.topic_count, fields[12], 0, self.flags)
+
+    @classmethod
+    def decode(cls, key: bytes, header: bytes, body: Any) -> Block:
+        """Check three frames and wrap them; the body is shared, not copied, when it is 8-byte aligned.
+
+        Raises BlockError naming what was wrong.
+        """
+        memory = numpy.frombuffer(body, numpy.uint8) if len(body) else numpy.empty(0, numpy.uint8)
+        if memory.ctypes.data % 8:
+            memory = memory.copy()
+        head = numpy.frombuffer(bytes(header).ljust(HEADER_BYTES, b"\0"), numpy.uint8).copy()
+        name = numpy.frombuffer(key or b"\0", numpy.uint8)
+        fault = check_block(
+            head.ctypes.data,
+            len(header),
+            memory.ctypes.data,
+            memory.nbytes,
+            name.ctypes.data,
+            len(key),
+        )
+        if fault != Fault.NONE:
+            what = FAULT_TEXT[Fault(fault)]
+            if fault == Fault.VERSION:
+                what = f"block version was {header[OFFSET_VERSION]}, expected {VERSION}"
+            raise BlockError(f"{what} (key {key!r}, header {len(header)} bytes, body {memory.nbytes} bytes)")
+        return cls(bytes(key), bytes(header), memory)
+
+    @classmethod
+    def encode(
+        cls,
+        topics: Sequence[bytes],
+        topic_index: Any,
+        payloads: Any,
+        *,
+        ts_event: Any = None,
+        offsets: Any = None,
+        lengths: Any = None,
+        valid: Any = None,
+        sequences: Any = None,
+        key: bytes = b"",
+        key_bytes: int | None = None,
+        slice_id: int = 0,
+        schema_id: int = 0,
+        epoch: int = 1,
+        sequence: int = 0,
+        ts_out: int = 0,
+        ts_in: int = 0,
+        flags: int = 0,
+        checksum: bool = True,
+    ) -> Block:
+        """Encode columns (see `Publisher.publish_many`) as one block. Only topics that occur are written.
+
+        `sequences` are for messages whose numbers do not follow each other from `sequence` on: int64[n], ascending.
+        `key_bytes` is that of the feed; None: the length of `key`.
+
+        Raises BlockError when there is no message, an index is out of range, a topic lacks the key, or sequences do not
+        ascend.
+        """
+        index = as_integers(topic_index, numpy.int32, "topic_index")
+        if any(not t.startswith(key) or t[:1] in (b"", b"\0") for t in topics):
+            raise BlockError(f"a topic was empty, reserved, or did not start with key {key!r}: {list(topics)[:5]!r}")
+        if index.size and (index.min() < 0 or index.max() >= len(topics)):
+            raise BlockError(f"topic_index ran from {index.min()} to {index.max()}, expected 0 to {len(topics) - 1}")
+        if not index.size:
+            raise BlockError("a block was to hold 0 messages, expected at least 1")
+        if sequences is not None:
+            numbers = as_integers(sequences, numpy.int64, "sequences")
+            if (numpy.diff(numbers) <= 0).any():
+                raise BlockError(f"sequences were {numbers[:5].tolist()}..., expected them to ascend")
+            sequence = int(numbers[0])
+        rows, alive = as_rows(payloads, ts_event, offsets, lengths, len(index), valid=valid, sequences=sequences)
+        order = numpy.arange(len(index), dtype=numpy.int32)
+        table, distinct = topic_table(topics), distinct_scratch(len(topics))
+        plan = plan_block(rows, order, index, 0, len(index), MAX_BODY_BYTES, table, distinct)
+        if plan.stop < len(index):
+            raise BlockError(f"the messages needed more than {MAX_BODY_BYTES} bytes, the largest body")
+        body = numpy.zeros(plan_bytes(plan), numpy.uint8)
+        write_body(body.ctypes.data, plan, rows, order, index, table, distinct)
+        header = numpy.zeros(HEADER_BYTES, numpy.uint8)
+        origin = Origin(schema_id, slice_id, len(key) if key_bytes is None else key_bytes, epoch)
+        write_template(header.ctypes.data, plan, body.ctypes.data, checksum, origin, ts_in)
+        finish_header(header.ctypes.data, sequence, ts_out, flags)
+        del alive
+        return cls(key, header.tobytes(), body)
+
+    @classmethod
+    def encode_sequences(
+        cls,
+        key: bytes,
+        sequences: dict[bytes, int],
+        *,
+        slice_id: int,
+        epoch: int,
+        ts_out: int,
+        key_bytes: int = 0,
+        flags: int = 0,
+    ) -> Block:
+        """A control block that tells the next sequence number of every key."""
+        keys = topic_table(list(sequences))
+        plan = plan_sequences(keys, len(sequences))
+        body = numpy.zeros(plan_bytes(plan), numpy.uint8)
+        write_sequences(body.ctypes.data, plan, keys, numpy.array(list(sequences.values()), numpy.int64))
+        header = numpy.zeros(HEADER_BYTES, numpy.uint8)
+        write_template(header.ctypes.data, plan, body.ctypes.data, True, Origin(0, slice_id, key_bytes, epoch), 0)
+        finish_header(header.ctypes.data, 0, ts_out, flags | FLAG_CONTROL)
+        return cls(key, header.tobytes(), body)
+
+    def next_sequences(self) -> dict[bytes, int]:
+        """Return the next sequence number of every key, as a control block tells them."""
+        numbers = self.body[self.layout.payloads :].view(numpy.int64).tolist()
+        return dict(zip(self.topics, numbers, strict=True))
+
+    def __len__(self) -> int:
+        return int(self.count)
+
+    def __repr__(self) -> str:
+        return (
+            f"Block(key={self.key!r}, count={self.count}, topics={self.topic_count}, slice={self.slice_id}, "
+            f"sequence={self.sequence}, bytes={self.body.nbytes})"
+        )
+
+    @property
+    def frames(self) -> tuple[bytes, bytes, memoryview]:
+        """Key, header and body, as they travel."""
+        return self.key, self.header, self.body.data
+
+    @property
+    def line(self) -> int:
+        """On which line of its slice it was sent: 0 (A) or 1 (B)."""
+        return 1 if self.flags & FLAG_LINE_B else 0
+
+    @property
+    def is_end(self) -> bool:
+        """Whether this is a publisher's last word."""
+        return bool(self.flags & FLAG_END)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether all payloads have `stride` bytes."""
+        return bool(self.flags & FLAG_FIXED)
+
+    @property
+    def has_sequences(self) -> bool:
+        """Whether the messages' sequence numbers need not follow each other."""
+        return bool(self.flags & FLAG_SEQUENCES)
+
+    @property
+    def sequences(self) -> NDArray[numpy.int64]:
+        """int64[count]: sequence number of each message within its (epoch, slice, key)."""
+        if self.has_sequences:
+            start = self.layout.sequences
+            return self.body[start : start + 8 * self.count].view(numpy.int64)
+        return numpy.arange(self.sequence, self.sequence + self.count, dtype=numpy.int64)
+
+    @property
+    def validity(self) -> NDArray[numpy.uint8] | None:
+        """A bit for each message, the lowest first, as Arrow has it: 0, it has no value. None: all have one."""
+        if not self.flags & FLAG_NULLS:
+            return None
+        start = self.layout.validity
+        return self.body[start : start + (self.count + 7) // 8]
+
+    @property
+    def valid(self) -> NDArray[numpy.bool_]:
+        """bool[count]: whether each message has a value."""
+        if self.validity is None:
+            return numpy.ones(self.count, numpy.bool_)
+        return numpy.unpackbits(self.validity, count=self.count, bitorder="little").view(numpy.bool_)
+
+    @property
+    def ts_event(self) -> NDArray[numpy.int64]:
+        """int64[count], ns since the epoch; 0 where the venue gave none."""
+        return self.body[: 8 * self.count].view(numpy.int64)
+
+    @property
+    def topic_index(self) -> NDArray[numpy.int32]:
+        """int32[count]: each message's place in `topics`."""
+        start = self.layout.topic_index
+        return self.body[start : start + 4 * self.count].view(numpy.int32)
+
+    @property
+    def topic_offsets(self) -> NDArray[numpy.int32]:
+        """int32[topic_count + 1]: where each topic starts in `topic_text`."""
+        start = self.layout.topic_offsets
+        return self.body[start : start + 4 * (self.topic_count + 1)].view(numpy.int32)
+
+    @property
+    def topic_text(self) -> NDArray[numpy.uint8]:
+        """uint8[...]: the distinct topics, one after the other."""
+        start = self.layout.topics
+        return self.body[start : start + int(self.topic_offsets[-1])]
+
+    @property
+    def topics(self) -> list[bytes]:
+        """The distinct topics."""
+        offsets = self.topic_offsets.tolist()
+        text = self.body[self.layout.topics : self.layout.topics + offsets[-1]].tobytes()
+        return list(map(text.__getitem__, map(slice, offsets, offsets[1:])))
+
+    @property
+    def payload_offsets(self) -> NDArray[numpy.int32]:
+        """int32[count + 1]: where each payload starts in `payloads`."""
+        if self.is_fixed:
+            return numpy.arange(self.count + 1, dtype=numpy.int32) * numpy.int32(self.stride)
+        start = self.layout.payload_offsets
+        return self.body[start : start + 4 * (self.count + 1)].view(numpy.int32)
+
+    @property
+    def payloads(self) -> NDArray[numpy.uint8]:
+        """uint8[...]: all payload bytes, one after the other."""
+        return self.body[self.layout.payloads :]
+
+    def payload(self, row: int) -> bytes | Any:
+        """The payload of message `row`; None: it has no value."""
+        if self.validity is not None and not self.validity[row >> 3] >> (row & 7) & 1:
+            return None
+        offsets = self.payload_offsets
+        return self.payloads[offsets[row] : offsets[row + 1]].tobytes()
+
+    def to_arrow(self) -> pyarrow.RecordBatch:
+        """A record batch on the same memory: `topic` (dictionary), `ts_event` (ns, UTC), `sequence`, `payload`.
+
+        Only `sequence` is new memory. Needs pyarrow, the extra `arrow`.
+        """
+        from blackbox.block.arrow import block_to_arrow
+
+        return block_to_arrow(self)

@@ -1,0 +1,260 @@
+"""Decide in compiled code whether a block may be read, before anything in it is believed."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy
+
+from blackbox.block.format import (
+    FLAG_CHECKSUM,
+    FLAG_CONTROL,
+    FLAG_ELSEWHERE,
+    FLAG_FIXED,
+    FLAG_NULLS,
+    FLAG_SEQUENCES,
+    HEADER_BYTES,
+    KNOWN_FLAGS,
+    LEAST_ROW_BYTES,
+    MAGIC,
+    MAX_BODY_BYTES,
+    MAX_KEY_BYTES,
+    MAX_SEQUENCE,
+    MAX_TOPIC_BYTES,
+    OFFSET_HEADER_CHECKSUM,
+    OFFSET_MAGIC,
+    OFFSET_VERSION,
+    VERSION,
+    BodyLayout,
+    Header,
+    layout_of,
+    read_header,
+)
+from blackbox.native.intrinsics import bytes_at, inner, int32s_at, int64s_at, uint32_at
+from blackbox.native.jit import njit
+from blackbox.native.xxh3 import checksum_32
+
+
+class Fault(IntEnum):
+    """What is wrong with a block; NONE when it may be read."""
+
+    NONE = 0
+    HEADER_SIZE = 1
+    MAGIC = 2
+    VERSION = 3
+    FLAGS = 4
+    HEADER_CHECKSUM = 5
+    COUNTS = 6
+    BODY_SIZE = 7
+    BODY_CHECKSUM = 8
+    TOPIC_INDEX = 9
+    PAYLOAD_OFFSETS = 10
+    TOPIC_OFFSETS = 11
+    TOPIC_KEY = 12
+    FRAMES = 13
+    RESERVED_KEY = 14
+    SLICE = 15
+    KEY_BYTES = 16
+    NUMBERS = 17
+    SEQUENCES = 18
+    VALIDITY = 19
+    ELSEWHERE = 20
+
+
+FAULT_TEXT = {
+    Fault.HEADER_SIZE: f"header size was not {HEADER_BYTES}",
+    Fault.MAGIC: "magic was not b'BBOX'",
+    Fault.VERSION: f"version was not {VERSION}",
+    Fault.FLAGS: f"flags were set that version {VERSION} does not have, or not for this kind of block",
+    Fault.HEADER_CHECKSUM: "header checksum did not match",
+    Fault.COUNTS: "message, topic or byte counts were impossible",
+    Fault.BODY_SIZE: "body size did not match the header",
+    Fault.BODY_CHECKSUM: "body checksum did not match",
+    Fault.TOPIC_INDEX: "a topic index was out of range",
+    Fault.PAYLOAD_OFFSETS: "payload offsets were not ascending within the body",
+    Fault.TOPIC_OFFSETS: "topic offsets were not ascending, or a topic was empty or too long",
+    Fault.TOPIC_KEY: "a topic did not start with the block's key, or was reserved",
+    Fault.FRAMES: "a message did not have three frames",
+    Fault.RESERVED_KEY: "a control block's key was not reserved, or another's was",
+    Fault.SLICE: "a block came on the line of another slice",
+    Fault.KEY_BYTES: "key_bytes of a block was not that of the feed",
+    Fault.NUMBERS: "epoch, sequence or a time was out of range",
+    Fault.SEQUENCES: "sequence numbers were not ascending from the header's on",
+    Fault.VALIDITY: "a message without a value had a payload, or the validity had bits behind the last message",
+    Fault.ELSEWHERE: "the body lies in shared memory, which this receiver does not read",
+}
+
+_DATA_ONLY = FLAG_SEQUENCES | FLAG_NULLS | FLAG_ELSEWHERE
+_NONE = int(Fault.NONE)
+_HEADER_SIZE = int(Fault.HEADER_SIZE)
+_MAGIC = int(Fault.MAGIC)
+_VERSION = int(Fault.VERSION)
+_FLAGS = int(Fault.FLAGS)
+_HEADER_CHECKSUM = int(Fault.HEADER_CHECKSUM)
+_COUNTS = int(Fault.COUNTS)
+_BODY_SIZE = int(Fault.BODY_SIZE)
+_BODY_CHECKSUM = int(Fault.BODY_CHECKSUM)
+_TOPIC_INDEX = int(Fault.TOPIC_INDEX)
+_PAYLOAD_OFFSETS = int(Fault.PAYLOAD_OFFSETS)
+_TOPIC_OFFSETS = int(Fault.TOPIC_OFFSETS)
+_TOPIC_KEY = int(Fault.TOPIC_KEY)
+_KEY_BYTES = int(Fault.KEY_BYTES)
+_NUMBERS = int(Fault.NUMBERS)
+_SEQUENCES = int(Fault.SEQUENCES)
+_VALIDITY = int(Fault.VALIDITY)
+_ELSEWHERE = int(Fault.ELSEWHERE)
+
+
+@njit(nogil=True, cache=True)
+def check_header(address: int, size: int) -> int:
+    """Fault of the header alone: enough to trust its sequence, count and lengths."""
+    # Looked at first: other versions may have headers of other sizes.
+    is_block = size > OFFSET_VERSION and uint32_at(address + OFFSET_MAGIC) == MAGIC
+    if is_block and bytes_at(address + OFFSET_VERSION, 1)[0] != VERSION:
+        return _VERSION
+    if size != HEADER_BYTES:
+        return _HEADER_SIZE
+    if uint32_at(address + OFFSET_MAGIC) != MAGIC:
+        return _MAGIC
+    if uint32_at(address + OFFSET_HEADER_CHECKSUM) != checksum_32(address, OFFSET_HEADER_CHECKSUM):
+        return _HEADER_CHECKSUM
+    return _check_fields(read_header(address))
+
+
+@inner
+def _check_fields(header: Header) -> int:
+    control = header.flags & FLAG_CONTROL
+    if header.flags & ~KNOWN_FLAGS or (control and header.flags & _DATA_ONLY):
+        return _FLAGS
+    if header.key_bytes > MAX_KEY_BYTES:
+        return _KEY_BYTES
+    if control and (header.flags & FLAG_FIXED == 0 or header.stride != 8 or header.count != header.topics):
+        return _COUNTS
+    if not control and (header.count == 0 or header.topics == 0 or header.topics > header.count):
+        return _COUNTS
+    if header.body_bytes > MAX_BODY_BYTES:
+        return _COUNTS
+    if header.epoch <= 0 or header.sequence < 0 or header.sequence > MAX_SEQUENCE:
+        return _NUMBERS
+    # Further away, a lag would overflow.
+    if header.ts_out < 0 or header.ts_out > MAX_SEQUENCE or header.ts_in < 0 or header.ts_in > MAX_SEQUENCE:
+        return _NUMBERS
+    return _ELSEWHERE if header.flags & FLAG_ELSEWHERE else _NONE
+
+
+@inner
+def _ascending(address: int, count: int, last: int) -> bool:
+    """Whether int32[count + 1] at `address` runs from 0 to `last` without a step down."""
+    offsets = int32s_at(address, count + 1)
+    good = offsets[0] == 0 and offsets[count] == last
+    for i in range(count):
+        good &= offsets[i] <= offsets[i + 1]
+    return good
+
+
+@inner
+def _are_sequences(header: Header, address: int) -> bool:
+    sequences = int64s_at(address, header.count)
+    last = header.sequence - 1
+    good = sequences[0] == header.sequence and sequences[header.count - 1] <= MAX_SEQUENCE
+    for i in range(header.count):
+        good &= sequences[i] > last
+        last = sequences[i]
+    return good
+
+
+@inner
+def _is_validity(header: Header, layout: BodyLayout, body: int) -> bool:
+    size = (header.count + 7) >> 3
+    valid = bytes_at(body + layout.validity, size)
+    good = header.count & 7 == 0 or valid[size - 1] >> (header.count & 7) == 0
+    fixed = header.flags & FLAG_FIXED != 0
+    offsets = int32s_at(body + layout.payload_offsets, 0 if fixed else header.count + 1)
+    for i in range(header.count):
+        if valid[i >> 3] >> (i & 7) & 1 == 0:
+            good &= header.stride == 0 if fixed else offsets[i] == offsets[i + 1]
+    return good
+
+
+@njit(nogil=True, cache=True)
+def check_block(
+    header_address: int,
+    header_size: int,
+    body_address: int,
+    body_size: int,
+    key_address: int,
+    key_size: int,
+) -> int:
+    """The block's `Fault`. Reads nothing outside the three frames, whatever they hold.
+
+    Header and body must be 8-byte aligned.
+    """
+    fault = check_header(header_address, header_size)
+    if fault != _NONE:
+        return fault
+    return check_body(header_address, body_address, body_size, key_address, key_size, True)
+
+
+@njit(nogil=True, cache=True)
+def check_body(
+    header_address: int, body_address: int, body_size: int, key_address: int, key_size: int, with_checksum: bool
+) -> int:
+    """As `check_block`, for a header that `check_header` has passed; the body's checksum only `with_checksum`."""
+    header = read_header(header_address)
+    if header.body_bytes != body_size:
+        return _BODY_SIZE
+    # The counts are bounded by the body before any arithmetic uses them, so that no sum can overflow.
+    if header.count * LEAST_ROW_BYTES > body_size or header.topics * 4 > body_size or header.topic_bytes > body_size:
+        return _COUNTS
+    fixed = header.flags & FLAG_FIXED != 0
+    if fixed and header.stride * header.count > body_size:
+        return _COUNTS
+    layout = layout_of(header)
+    payload_bytes = body_size - layout.payloads
+    if payload_bytes < 0 or (fixed and payload_bytes != header.stride * header.count):
+        return _COUNTS
+    has_checksum = with_checksum and header.flags & FLAG_CHECKSUM
+    if has_checksum and checksum_32(body_address, body_size) != header.body_checksum:
+        return _BODY_CHECKSUM
+    topic_index = int32s_at(body_address + layout.topic_index, header.count)
+    highest = numpy.uint32(0)
+    for i in range(header.count):
+        highest = max(highest, numpy.uint32(topic_index[i]))
+    if header.count > 0 and highest >= header.topics:
+        return _TOPIC_INDEX
+    if not fixed and not _ascending(body_address + layout.payload_offsets, header.count, payload_bytes):
+        return _PAYLOAD_OFFSETS
+    if header.flags & FLAG_SEQUENCES and not _are_sequences(header, body_address + layout.sequences):
+        return _SEQUENCES
+    if header.flags & FLAG_NULLS and not _is_validity(header, layout, body_address):
+        return _VALIDITY
+    return _check_topics(header, body_address, layout.topic_offsets, layout.topics, key_address, key_size)
+
+
+@inner
+def _check_topics(
+    header: Header,
+    body_address: int,
+    offsets_place: int,
+    text_place: int,
+    key_address: int,
+    key_size: int,
+) -> int:
+    if not _ascending(body_address + offsets_place, header.topics, header.topic_bytes):
+        return _TOPIC_OFFSETS
+    if header.flags & FLAG_CONTROL:
+        return _NONE
+    offsets = int32s_at(body_address + offsets_place, header.topics + 1)
+    text = bytes_at(body_address + text_place, header.topic_bytes)
+    key = bytes_at(key_address, key_size)
+    for topic in range(header.topics):
+        start = offsets[topic]
+        size = offsets[topic + 1] - start
+        if size == 0 or size > MAX_TOPIC_BYTES:
+            return _TOPIC_OFFSETS
+        if size < key_size or text[start] == 0:
+            return _TOPIC_KEY
+        for i in range(key_size):
+            if text[start + i] != key[i]:
+                return _TOPIC_KEY
+    return _KEY_BYTES if key_size > header.key_bytes else _NONE

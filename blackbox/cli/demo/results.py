@@ -1,0 +1,45 @@
+"""What the demo's callbacks find in a session: the same results live and replayed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class SymbolResult(NamedTuple):
+    """The trades of one symbol."""
+
+    symbol: str
+    shares: int
+    trades: int
+    vwap: float
+    """Volume-weighted average price, in dollars."""
+    last: float | None
+    """Last price in dollars; None if no message gave one."""
+
+
+class Results(NamedTuple):
+    """What the callbacks found in a session."""
+
+    symbols: list[SymbolResult]
+    """Every traded symbol, the largest volume first."""
+    mix: dict[str, int]
+    """Messages by type."""
+    watched: dict[bytes, tuple[int, ...]]
+    """By watched symbol: messages of each type, int[256], counted one message at a time."""
+    unpriced: int
+    """Executions whose order is unknown."""
+
+    def difference(self, other: Results) -> str | None:
+        """Return the first difference of `other` from this; None if all digits are equal."""
+        for one, two in zip(self.symbols, other.symbols, strict=False):
+            if one != two:
+                return f"{one.symbol} was {two[1:] if one.symbol == two.symbol else two}, expected {one[1:]}"
+        if len(self.symbols) != len(other.symbols):
+            return f"{len(other.symbols)} symbols were traded, expected {len(self.symbols)}"
+        if self.mix != other.mix:
+            return f"the message mix was {other.mix}, expected {self.mix}"
+        if self.watched != other.watched:
+            return "the message mix of the watched symbols was another one"
+        if self.unpriced != other.unpriced:
+            return f"{other.unpriced} executions were of unknown orders, expected {self.unpriced}"
+        return None

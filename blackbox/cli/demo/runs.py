@@ -1,0 +1,259 @@
+"""The demo's runs of one session: live, recorded, replayed three ways; and what came of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+from rich.status import Status as Spinner
+
+from blackbox.archive.recorder import Recorder
+from blackbox.archive.recording import Recording
+from blackbox.cli.demo.callbacks import DemoCallbacks, trading_of
+from blackbox.cli.demo.process import PublishingProcess
+from blackbox.cli.demo.publisher import BLOCK_BYTES, QUEUE_BLOCKS, Published, PublisherSetup, PublishTask, ReplayTask
+from blackbox.cli.demo.results import Results
+from blackbox.cli.demo.session import SessionSummary
+from blackbox.cli.demo.storage import Storage
+from blackbox.cli.demo.trades import MAX_TOPICS
+from blackbox.cli.demo.warmup import warm_up
+from blackbox.cli.ui.live import follow
+from blackbox.cli.ui.progress import ticking
+from blackbox.cli.ui.terminal import stderr
+from blackbox.feed.feed import Feed
+from blackbox.replay.replay import Replay
+from blackbox.report.numbers import count
+from blackbox.subscribe.slow_subscriber import SlowPolicy
+from blackbox.subscribe.statistics import Statistics
+from blackbox.subscriber import Subscriber
+
+PACE: Final = 10.0
+"""Speed of the paced replay, in times the market's pace."""
+_PACED_S: Final = 2.0
+_NO_LIMIT_NS: Final = 600 * 10**9
+_START_S: Final = 240.0
+"""How long the other process may take to confirm: it may have to compile first."""
+
+LIVE: Final = "live"
+RECORDED: Final = "recorded"
+PACED: Final = f"replayed at {PACE:g} x"
+ON_THE_WIRE: Final = "replayed on the wire"
+IN_PROCESS: Final = "replayed in process"
+
+CLASSIC_MESSAGES: Final = 2_880_000_000
+"""The day of the classic problem: 100,000 messages a second, eight hours long."""
+_CLASSIC_S: Final = 28_800.0
+
+
+class Run(NamedTuple):
+    """How much of the session came through in one run, and how fast."""
+
+    name: str
+    messages: int
+    lost: int
+    """Messages that were sent but neither delivered nor recorded."""
+    duplicated: int
+    seconds: float
+    market_seconds: float
+    """How long these messages took at the venue; 0 if unknown."""
+    is_paced: bool = False
+    """Whether the speed was set, rather than as fast as possible."""
+
+    @property
+    def times_faster(self) -> float | None:
+        """Market time over the time of the run; None if either is unknown."""
+        return self.market_seconds / self.seconds if self.seconds > 0 and self.market_seconds > 0 else None
+
+    @property
+    def classic_day_s(self) -> float | None:
+        """Seconds that the classic day would take at this rate or, if paced, at this multiple of the market's pace."""
+        if self.is_paced:
+            return _CLASSIC_S / self.times_faster if self.times_faster else None
+        return CLASSIC_MESSAGES * self.seconds / self.messages if self.messages and self.seconds > 0 else None
+
+
+class DemoResult(NamedTuple):
+    """What the demo published and what came of it."""
+
+    spec: str
+    feed: Feed
+    session: SessionSummary
+    live: Received
+    runs: list[Run]
+    differences: dict[str, str]
+    """By the name of a replay: the first difference from the live run's results."""
+    stored_bytes: int
+    """Size of the recording on disk."""
+    days: list[Path]
+    """Directories of the recording."""
+
+
+class Received(NamedTuple):
+    """One run to callbacks: its figures, the subscriber's statistics, and the callbacks' results."""
+
+    run: Run
+    statistics: Statistics
+    results: Results
+
+
+class DemoRunner:
+    """Owns the publishing process, and one subscriber or recorder after the other.
+
+    Raises ConfigError when the demo does not know how the source's schema reports trades.
+    """
+
+    def __init__(self, spec: str, options: list[str], messages: int | None, schema: str) -> None:
+        trading_of(schema)
+        feed = Feed.local("demo", slices=2, schema=schema)
+        self.feed = msgspec.structs.replace(feed, block_bytes=BLOCK_BYTES, max_topics=MAX_TOPICS)
+        self._spec = spec
+        self._setup = PublisherSetup(self.feed, spec, options, messages)
+
+    def run(self, storage: Storage) -> DemoResult:
+        """Publish, record and replay the session; the recording goes to `storage`.
+
+        Raises:
+            PublisherError: the publishing process failed.
+            SubscriberError: a subscriber failed.
+            JournalError: the session could not be recorded, or its recording not be read.
+        """
+        what = f"preparing {self._spec} in memory"
+        with PublishingProcess(self._setup) as process, stderr.status(what) as spinner:
+            session = process.wait_prepared(lambda messages: spinner.update(f"{what}: {count(messages)} messages"))
+            storage.check_room(session)
+            runs = Runs(self.feed, session, process, spinner)
+            live = runs.receive(LIVE, PublishTask())
+            recorded = runs.record(storage)
+            days = storage.days()
+            moment = _moment(session, days)
+            paced = runs.receive(PACED, moment)
+            wire = runs.receive(ON_THE_WIRE, ReplayTask([str(day) for day in days]))
+            here = runs.replay(moment)
+        differences = {each.run.name: live.results.difference(each.results) for each in (wire, here)}
+        return DemoResult(
+            self._spec,
+            self.feed,
+            session,
+            live,
+            [live.run, recorded, paced.run, wire.run, here.run],
+            {name: difference for name, difference in differences.items() if difference},
+            storage.stored_bytes(),
+            days,
+        )
+
+
+class Runs:
+    """Sends the session through blackbox, each time to a new subscriber or recorder."""
+
+    def __init__(self, feed: Feed, session: SessionSummary, process: PublishingProcess, spinner: Spinner) -> None:
+        self._feed = feed
+        self._session = session
+        self._process = process
+        self._spinner = spinner
+
+    def receive(self, name: str, task: PublishTask | ReplayTask) -> Received:
+        """Let the other process publish to callbacks in this one."""
+        self._say(name, 0)
+        subscriber, callbacks = self._callbacks()
+
+        def show() -> None:
+            self._say(name, subscriber.statistics().received.messages)
+            self._process.check()
+
+        self._process.begin(task)
+        with subscriber.start(_START_S):
+            self._process.go()
+            follow(subscriber, show, until_end=True)
+        published, statistics = self._process.wait_published(), subscriber.statistics()
+        return Received(self._run(name, published, statistics, callbacks), statistics, callbacks.results())
+
+    def record(self, storage: Storage) -> Run:
+        """Let the other process publish to a recorder in this one."""
+        self._say(RECORDED, 0)
+        recorder = Recorder(self._feed, storage.directory, max_lag_ns=_NO_LIMIT_NS, hwm_blocks=QUEUE_BLOCKS)
+
+        def show() -> None:
+            self._say(RECORDED, recorder.statistics().messages)
+            self._process.check()
+
+        self._process.begin(PublishTask())
+        with recorder.start(_START_S):
+            self._process.go()
+            follow(recorder, show, until_end=True)
+        self._process.wait_published()
+        statistics = recorder.statistics()
+        lost = lost_of(self._session.messages, statistics.received.gaps, statistics.messages)
+        return Run(
+            RECORDED,
+            statistics.messages,
+            lost,
+            statistics.received.duplicates,
+            storage.seconds(),
+            self._session.market_seconds,
+        )
+
+    def replay(self, moment: ReplayTask) -> Received:
+        """Drive callbacks in this process from all of the recording; `moment` is played first, to warm up."""
+        self._say(IN_PROCESS, 0)
+        subscriber, callbacks = self._callbacks()
+        recordings = [Recording.open(day) for day in moment.days]
+        warm_up(recordings, moment.start, moment.stop)
+        replay = Replay(recordings)
+        with ticking(lambda: self._say(IN_PROCESS, replay.statistics().messages)):
+            played = subscriber.replay(replay)
+        statistics = subscriber.statistics()
+        lost = lost_of(
+            self._session.messages, statistics.received.gaps, statistics.delivery.matched, statistics.delivery.dropped
+        )
+        run = Run(
+            IN_PROCESS,
+            statistics.delivery.matched,
+            lost,
+            statistics.received.duplicates,
+            played.seconds,
+            self._session.market_seconds,
+        )
+        return Received(run, statistics, callbacks.results())
+
+    def _callbacks(self) -> tuple[Subscriber, DemoCallbacks]:
+        subscriber = Subscriber(
+            self._feed,
+            workers=1,
+            slow=SlowPolicy("warn", max_lag_ns=_NO_LIMIT_NS),
+            queue_blocks=QUEUE_BLOCKS,
+            hwm_blocks=QUEUE_BLOCKS,
+        )
+        return subscriber, DemoCallbacks(subscriber, self._session.orders, self._session.watched)
+
+    def _run(self, name: str, published: Published, received: Statistics, callbacks: DemoCallbacks) -> Run:
+        replay = published.replay
+        is_paced = name == PACED
+        sent = replay.messages if is_paced and replay else self._session.messages
+        return Run(
+            name,
+            received.delivery.matched,
+            lost_of(sent, received.received.gaps, received.delivery.matched, received.delivery.dropped),
+            received.received.duplicates,
+            replay.seconds if is_paced and replay else callbacks.seconds(),
+            replay.market_seconds if is_paced and replay else self._session.market_seconds,
+            is_paced,
+        )
+
+    def _say(self, name: str, messages: int) -> None:
+        self._spinner.update(f"{name}: {count(messages)} messages")
+
+
+def lost_of(sent: int, gaps: int, arrived: int, dropped: int = 0) -> int:
+    """Return how many of the messages that were sent are missing."""
+    return max(gaps, sent - arrived) + dropped
+
+
+def _moment(session: SessionSummary, days: list[Path]) -> ReplayTask:
+    """Return the task to replay some seconds from the middle of the session at `PACE` times the market's pace."""
+    paths = [str(day) for day in days]
+    if session.market_seconds <= 0:
+        return ReplayTask(paths, PACE)
+    length = int(PACE * _PACED_S * 1e9)
+    start = max(session.first_ns, session.middle_ns - length // 2)
+    return ReplayTask(paths, PACE, start, start + length)

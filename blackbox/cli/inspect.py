@@ -1,0 +1,196 @@
+"""`blackbox inspect`: what is in a recording."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.table import Table
+
+from blackbox.cli.ui.days import damage_text, days_of, local_time, open_day, without_warnings
+from blackbox.cli.ui.progress import reading
+from blackbox.cli.ui.status import exit_statuses, warn
+from blackbox.cli.ui.terminal import bad_if, columns_table, say, stdout, titled, values_table
+from blackbox.report.numbers import byte_size, count, counted
+
+if TYPE_CHECKING:
+    from blackbox.archive.recording import Recording
+    from blackbox.archive.segment import Damage
+    from blackbox.archive.summary import Gap, Summary
+
+_EPOCHS_SHOWN: Final = 4
+
+
+def inspect(
+    recording: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RECORDING",
+            help="A recorded day: the directory with the `manifest.json`. Or a feed's directory: a table of its days.",
+        ),
+    ],
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw the rate over the day, gaps marked: .svg, or .png, which needs the extra `picture`.",
+            show_default=False,
+        ),
+    ] = None,
+    topics: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Show the N busiest topics; 0: do not count them.")
+    ] = 10,
+) -> None:
+    """Show what is in a recorded day: how much, from when to when, what is missing, what is damaged, which topics.
+
+    Reads the whole day. Damage and gaps do not change the exit status: `blackbox verify` is for that.
+
+    For example:
+
+    blackbox inspect recordings/nasdaq                       its days
+
+    blackbox inspect recordings/nasdaq/2026-11-20            one of them
+
+    blackbox inspect recordings/nasdaq/2026-11-20 --topics 50 --picture day.svg
+    """
+    with exit_statuses(), without_warnings():
+        from blackbox.report.rate_picture import SUFFIXES, Chart, check, draw
+
+        if picture is not None and picture.suffix.lower() not in SUFFIXES:
+            raise typer.BadParameter(
+                f"file was {str(picture)!r}, expected a name that ends in {' or '.join(SUFFIXES)}",
+                param_hint="--picture",
+            )
+        if picture is not None:
+            check(picture)
+        days = days_of(recording)
+        if days:
+            if picture is not None:
+                raise typer.BadParameter(
+                    f"{recording} holds {counted(len(days), 'day')}, expected one of them", param_hint="--picture"
+                )
+            _print_days(recording, days)
+            return
+        day = open_day(recording)
+        with reading(f"reading {recording}", day.file_bytes) as progress:
+            damage, gaps = day.examine(progress)
+        _print_day(day, damage, gaps)
+        if topics:
+            with reading(f"counting the topics of {recording}", day.file_bytes):
+                _print_topics(day, topics)
+        if picture is not None:
+            draw(Chart.of(day, gaps), picture)
+            say(f"drew {picture}")
+
+
+def _print_days(feed: Path, days: list[Path]) -> None:
+    table = columns_table(("date", "slices", "messages", "blocks", "on disk", "first", "last", "torn", "damage"))
+    for path in days:
+        day = open_day(path)
+        total = day.summary()
+        table.add_row(
+            str(day.date),
+            count(len(total.slices)),
+            count(total.messages),
+            count(total.blocks),
+            byte_size(total.file_bytes),
+            local_time(day, total.first_ts_out)[:8],
+            local_time(day, total.last_ts_out)[:8],
+            bad_if(total.torn_bytes > 0, count(total.torn_bytes)),
+            bad_if(len(day.damage) > 0, count(len(day.damage))),
+        )
+    table.caption = "times of sending, local; inspect one day to find its gaps and damaged bodies"
+    stdout.print(titled(f"{feed}: {counted(len(days), 'day')}", table))
+
+
+def _print_day(day: Recording, damage: list[Damage], gaps: list[Gap]) -> None:
+    total = day.summary()
+    missing = sum(gap.count for gap in gaps)
+    feed = day.feed
+    epochs = ", ".join(f"{epoch:016x}" for epoch in total.epochs[:_EPOCHS_SHOWN])
+    more = f" and {len(total.epochs) - _EPOCHS_SHOWN} more" if len(total.epochs) > _EPOCHS_SHOWN else ""
+    stdout.print(
+        titled(
+            str(day.path),
+            values_table(
+                [
+                    ("feed", feed.name),
+                    ("date", str(day.date), f"session date, {feed.time_zone}"),
+                    ("schema", feed.schema),
+                    ("messages", count(total.messages)),
+                    ("blocks", count(total.blocks), _mean(total)),
+                    ("bytes", byte_size(total.body_bytes), "of bodies, unpacked"),
+                    ("on disk", byte_size(total.file_bytes), "of segments, without indexes"),
+                    ("market time", local_time(day, total.first_ts_event, date=True), "of the first message"),
+                    ("", local_time(day, total.last_ts_event, date=True), "of the last message"),
+                    ("sent", local_time(day, total.first_ts_out, date=True), "first block"),
+                    ("", local_time(day, total.last_ts_out, date=True), "last block"),
+                    ("epochs", count(len(total.epochs)), f"runs of the publisher: {epochs}{more}"),
+                    ("missing", bad_if(missing > 0, count(missing)), f"messages, in {counted(len(gaps), 'gap')}"),
+                    (
+                        "torn",
+                        bad_if(total.torn_bytes > 0, count(total.torn_bytes)),
+                        "bytes behind the last whole block",
+                    ),
+                    ("damage", bad_if(len(damage) > 0, count(len(damage))), damage_text(damage)),
+                ]
+            ),
+        )
+    )
+    stdout.print(titled("what the slices hold", _slices_table(day, total)))
+    stdout.print(titled("how whole they are", _health_table(total, damage, gaps)))
+    if damage or gaps:
+        warn("see `blackbox verify` for each gap and each damaged part")
+
+
+def _mean(total: Summary) -> str:
+    return f"of {total.messages / total.blocks:,.1f} messages on average" if total.blocks else ""
+
+
+def _slices_table(day: Recording, total: Summary) -> Table:
+    table = columns_table(("slice", "messages", "blocks", "bytes", "on disk", "first", "last"), left=0)
+    for feed_slice in total.slices:
+        table.add_row(
+            str(feed_slice.slice_id),
+            count(feed_slice.messages),
+            count(feed_slice.blocks),
+            byte_size(feed_slice.body_bytes),
+            byte_size(feed_slice.file_bytes),
+            local_time(day, feed_slice.first_ts_out)[:12],
+            local_time(day, feed_slice.last_ts_out)[:12],
+        )
+    return table
+
+
+def _health_table(total: Summary, damage: list[Damage], gaps: list[Gap]) -> Table:
+    table = columns_table(("slice", "segments", "epochs", "gaps", "missing", "torn bytes", "damaged"), left=0)
+    gap_counts, missing, broken = Counter[int](), Counter[int](), Counter[str]()
+    for gap in gaps:
+        gap_counts[gap.slice_id] += 1
+        missing[gap.slice_id] += gap.count
+    for each in damage:
+        broken[each.path.parent.name] += 1
+    for feed_slice in total.slices:
+        bad = broken[f"slice-{feed_slice.slice_id:05d}"]
+        table.add_row(
+            str(feed_slice.slice_id),
+            count(feed_slice.segments),
+            count(len(feed_slice.epochs)),
+            bad_if(gap_counts[feed_slice.slice_id] > 0, count(gap_counts[feed_slice.slice_id])),
+            bad_if(missing[feed_slice.slice_id] > 0, count(missing[feed_slice.slice_id])),
+            bad_if(feed_slice.torn_bytes > 0, count(feed_slice.torn_bytes)),
+            bad_if(bad > 0, count(bad)),
+        )
+    return table
+
+
+def _print_topics(day: Recording, many: int) -> None:
+    counts = Counter(day.counts())
+    total = sum(counts.values())
+    table = columns_table(("topic", "messages", "share"))
+    for topic, messages in counts.most_common(many):
+        table.add_row(topic.decode(errors="backslashreplace"), count(messages), f"{messages / total:.1%}")
+    rest = f", the busiest {many}" if len(counts) > many else ""
+    stdout.print(titled(f"{counted(len(counts), 'topic')}{rest}", table))

@@ -1,0 +1,120 @@
+"""A recorded day on the command line: its argument, its times, and what is wrong with it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from blackbox.cli.ui.status import lose
+from blackbox.report.numbers import NOTHING, counted
+from blackbox.timestamps import clock_text, date_of
+
+if TYPE_CHECKING:
+    from blackbox.archive.recording import Recording
+    from blackbox.archive.segment import Damage
+
+RecordingArgument = Annotated[
+    Path,
+    typer.Argument(metavar="RECORDING", help="A recorded day: the directory with the `manifest.json`."),
+]
+StartOption = Annotated[
+    str | None,
+    typer.Option(
+        "--start",
+        metavar="TIME",
+        help="First market time: HH:MM[:SS[.fraction]] of the session, a date-time, or ns since 1970.",
+        show_default=False,
+    ),
+]
+StopOption = Annotated[
+    str | None,
+    typer.Option("--stop", metavar="TIME", help="End of the market times, not included.", show_default=False),
+]
+_MANIFEST: Final = "manifest.json"
+
+
+class Compression(StrEnum):
+    """How the bodies of blocks are compressed."""
+
+    NONE = "none"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
+def days_of(path: Path) -> list[Path]:
+    """Return the days in a feed's directory, in order; none if it is a day itself or holds no recording."""
+    return [] if (path / _MANIFEST).exists() else sorted(found.parent for found in path.glob(f"*/{_MANIFEST}"))
+
+
+def open_day(path: Path) -> Recording:
+    """Open the recording in a day's directory. Raises JournalError."""
+    from blackbox.archive.recording import Recording
+
+    return Recording.open(path)
+
+
+def time_ns(recording: Recording, text: str | None, option: str) -> int | None:
+    """Return the time that an option gives, ns since the epoch. Raises BadParameter: status 2."""
+    if text is None:
+        return None
+    try:
+        return recording.time(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def local_time(recording: Recording, ns: int | None, *, date: bool = False) -> str:
+    """Return a time in the feed's time zone, to the millisecond."""
+    if not ns:
+        return NOTHING
+    zone = recording.feed.time_zone
+    return f"{date_of(ns, zone)} " * date + clock_text(ns, zone, 3)
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Do not log damage: the command prints all of it."""
+    log = logging.getLogger("blackbox.archive.recording")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+def damage_text(damage: Sequence[Damage]) -> str:
+    """Return how much is damaged, in words; "" if nothing is."""
+    return damaged_parts_text(len(damage), sum(each.messages for each in damage)) if damage else ""
+
+
+def damaged_parts_text(parts: int, messages: int = 0) -> str:
+    """Return how much is damaged, in words; `messages`: how many at least, 0 if unknown."""
+    return f"{counted(parts, 'part')} damaged{f' with {messages:,} messages or more' * bool(messages)}"
+
+
+def missing_text(counts: Sequence[int]) -> str:
+    """Return how many messages are missing, in words, given the messages of each gap."""
+    return f"{counted(sum(counts), 'message')} missing in {counted(len(counts), 'gap')}"
+
+
+def lose_what_is_wrong(recording: Path, damage: str, gaps: Sequence[int]) -> None:
+    """Exit with `Status.LOST` if anything is damaged or missing, saying what.
+
+    `damage`: how much is damaged, in words, "" for nothing; `gaps`: the messages of each gap.
+    """
+    wrong = [damage] * bool(damage) + [missing_text(gaps)] * bool(gaps)
+    if wrong:
+        lose(f"{recording}: {'; '.join(wrong)}")
+
+
+def lose_damage(recording: Path, damage: Sequence[Damage], out: Path) -> None:
+    """Exit with `Status.LOST` if anything is damaged, saying that `out` lacks it."""
+    if damage:
+        lose(f"{recording}: {damage_text(damage)}; they are not in {out}: see `blackbox verify`")

@@ -1,0 +1,98 @@
+"""The feed of a command: a feed file, or the built-in feed `local`; and the source of a command, with its options."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from blackbox.errors import ConfigError, SourceError
+from blackbox.feed.feed import Feed, Slice
+from blackbox.feed.schema import RAW
+from blackbox.feed.source import Source, open_source
+from blackbox.report.numbers import counted
+
+LOCAL = Feed(
+    name="local",
+    slices=(
+        Slice(endpoints=("tcp://127.0.0.1:17101",), share=(0, 2)),
+        Slice(endpoints=("tcp://127.0.0.1:17102",), share=(1, 2)),
+    ),
+)
+"""Two slices on this machine, as in `configs/local.toml`."""
+
+FeedOption = Annotated[
+    str | None,
+    typer.Option(
+        "--feed",
+        metavar="FILE",
+        help="Feed file (TOML); publisher and subscribers load the same one. "
+        "Default: the built-in feed `local`, two slices on 127.0.0.1, ports 17101 and 17102.",
+        show_default=False,
+    ),
+]
+SourceOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        "-o",
+        metavar="NAME=VALUE",
+        help="Option of the source, as its class takes it, e.g. `date=2019-12-30` for itch50, "
+        "`symbols=500` for synthetic. Can be repeated.",
+        show_default=False,
+    ),
+]
+
+
+def load_feed(path: str | None) -> Feed:
+    """Load a feed file; without one return `LOCAL`."""
+    return LOCAL if path is None else Feed.load(path)
+
+
+def open_with_options(spec: str, texts: list[str] | None, feed: Feed) -> Source:
+    """Open the source of `spec` with options of the form NAME=VALUE and the feed's topics.
+
+    Raises:
+        ConfigError: the source, the form or an option is wrong.
+    """
+    options: dict[str, Any] = {}
+    if feed.topic != LOCAL.topic:
+        options["topic"] = feed.topic
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise ConfigError(f"option was {text!r}, expected NAME=VALUE, e.g. date=2019-12-30")
+        options[name] = int(value) if value.isdecimal() else value
+    return open_source(spec, **options)
+
+
+def check_source(source: Source) -> None:
+    """Read a source's first messages, to report a wrong path or file before anything is bound or waited for.
+
+    Raises:
+        SourceError: the source cannot be read, or holds no message.
+    """
+    if next(source.chunks(), None) is None:
+        raise SourceError(source.truncated or f"{source!r} holds no message, expected at least one")
+
+
+def feed_text(feed: Feed) -> str:
+    """Return a feed's name and number of slices: publisher and subscriber agree on these, but see `feed_for`."""
+    return f"feed {feed.name!r} ({counted(len(feed.slices), 'slice')})"
+
+
+def feed_for(feed: Feed, source: Source, spec: str) -> Feed:
+    """Return the feed with the source's schema. A feed of the default schema, `raw`, carries any payload.
+
+    Raises:
+        ConfigError: the feed has another schema.
+    """
+    if feed.schema == RAW.name:
+        return msgspec.structs.replace(feed, schema=source.schema.name)
+    if feed.schema != source.schema.name:
+        raise ConfigError(
+            f"feed {feed.name!r} has schema {feed.schema!r} but source {spec!r} has {source.schema.name!r}: "
+            "choose another feed file, or set its schema"
+        )
+    return feed

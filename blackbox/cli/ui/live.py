@@ -1,0 +1,107 @@
+"""Follow a running subscriber or recorder to its end: tables that stay in place on a terminal, elsewhere lines."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from rich.console import RenderableType
+from rich.live import Live
+
+from blackbox.cli.ui import progress
+from blackbox.cli.ui.terminal import say, stderr, stdout
+
+if TYPE_CHECKING:
+    from blackbox.subscribe.supervisor import State
+
+_LOOK_EVERY_S: Final = 0.1
+_TABLES_EVERY_S: Final = 0.25
+_RATE_OVER_S: Final = 1.0
+
+
+class Running(Protocol):
+    """What can be followed: a subscriber or a recorder."""
+
+    @property
+    def state(self) -> State:
+        """Where it is in its life."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every publisher has closed."""
+
+    def stop(self) -> None:
+        """End it, without loss."""
+
+
+class View(Protocol):
+    """How something that runs is shown."""
+
+    def tables(self, rates: Rates) -> RenderableType:
+        """Return tables of the present figures, for a terminal."""
+
+    def line(self, rates: Rates) -> str:
+        """Return the present figures in one line."""
+
+
+class Rates:
+    """Rates of named counters, each over about the last second."""
+
+    def __init__(self) -> None:
+        self._before: dict[Any, tuple[float, float]] = {}
+        self._newest: dict[Any, float] = {}
+
+    def per_second(self, name: object, total: float) -> float:
+        """Return the rate of the counter `name`, which is at `total` now; 0 in its first second."""
+        now = time.monotonic()
+        then, before = self._before.setdefault(name, (now, total))
+        if now - then >= _RATE_OVER_S:
+            self._newest[name] = (total - before) / (now - then)
+            self._before[name] = now, total
+        return self._newest.get(name, 0.0)
+
+
+@contextmanager
+def live_screen(view: View) -> Iterator[Callable[[], None]]:
+    """Show a view until the block is left. Yield the function to call often, which shows it when it is time."""
+    rates = Rates()
+    terminal = next((console for console in (stdout, stderr) if console.is_terminal), None)
+    if terminal is None:
+        view.line(rates)  # the rates of the first line count from here
+        yield progress.at_most_every(progress.LINE_EVERY_S, lambda: say(view.line(rates)))
+        return
+    with Live(console=terminal, auto_refresh=False, transient=True) as live:
+
+        def draw() -> None:
+            live.update(view.tables(rates), refresh=True)
+
+        yield progress.at_most_every(_TABLES_EVERY_S, draw, at_once=True)
+
+
+def follow(
+    running: Running,
+    show: Callable[[], None],
+    *,
+    until_end: bool = False,
+    is_enough: Callable[[], bool] = lambda: False,
+) -> None:
+    """Call `show` ten times a second until `running` has ended; then stop it.
+
+    It ends when it fails, which is raised as `Subscriber.run` raises it; when `is_enough`; with `until_end` when every
+    publisher has closed; and by KeyboardInterrupt, which is raised once everything received has been delivered.
+    """
+    from blackbox.subscribe.supervisor import State
+
+    pause = threading.Event()
+    try:
+        show()
+        while running.state is State.RUNNING and not is_enough() and not (until_end and running.is_finished):
+            pause.wait(_LOOK_EVERY_S)
+            show()
+    except KeyboardInterrupt:
+        running.stop()
+        raise
+    running.stop()

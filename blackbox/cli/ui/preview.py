@@ -1,0 +1,58 @@
+"""The first messages of a subscription, as lines of text."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy
+
+from blackbox.cli.ui.messages import describe, schema_of
+from blackbox.native.memory import shared_array
+
+if TYPE_CHECKING:
+    from blackbox.block.batch import Batch
+
+_LINE_BYTES = 2_000
+
+
+class Preview:
+    """Prints the first `limit` messages that callbacks get, in this process or in processes forked from it.
+
+    The lines travel through a pipe, and one thread of this process prints them all.
+    """
+
+    def __init__(self, limit: int, print_line: Callable[[str], object]) -> None:
+        self._left = shared_array((1,), numpy.int64)
+        self._left[0] = limit
+        self._limit = limit
+        self._print = print_line
+        self._reader, self._writer = os.pipe()
+        self._thread = threading.Thread(target=self._read, name="blackbox-preview", daemon=True)
+
+    def start(self) -> None:
+        """Begin to print. Call it after the processes were forked."""
+        self._thread.start()
+
+    def offer(self, batch: Batch) -> None:
+        """Print the batch's messages, up to the limit."""
+        # Two slices may both take the last place; the reader keeps to the limit.
+        for message in batch if self._left[0] > 0 else ():
+            if self._left[0] <= 0:
+                return
+            self._left[0] -= 1
+            line = describe(message, schema_of(batch.block.schema_id)).encode(errors="backslashreplace")
+            os.write(self._writer, line[:_LINE_BYTES] + b"\n")
+
+    def close(self) -> None:
+        """Print what is left, and end. Call it when no callback runs any more."""
+        os.close(self._writer)
+        self._thread.join()
+
+    def _read(self) -> None:
+        with os.fdopen(self._reader, encoding="utf-8", errors="replace") as lines:
+            for number, line in enumerate(lines):
+                if number < self._limit:
+                    self._print(line.rstrip("\n"))

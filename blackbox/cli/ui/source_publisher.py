@@ -1,0 +1,58 @@
+"""The publisher of `publish` and `replay`: it remembers its topics, and reports which slices lack subscribers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from blackbox.cli.ui.feeds import feed_text
+from blackbox.errors import NoSubscriberError
+from blackbox.publish.publisher import Publisher
+from blackbox.report.numbers import counted
+
+_TICK_S: Final = 0.25
+
+
+class SourcePublisher(Publisher):
+    """A publisher for one source."""
+
+    topics: Sequence[bytes] = ()
+    """The source's topics so far."""
+
+    def publish_many(self, topics: Sequence[bytes], *columns: Any, **more_columns: Any) -> int:
+        """As `Publisher.publish_many`."""
+        self.topics = topics
+        return super().publish_many(topics, *columns, **more_columns)
+
+    def wait_for_each_slice(self, count: int, timeout: float, report: Callable[[str], object]) -> None:
+        """Wait until every slice has `count` subscribers. `report` the slices that lack some, whenever they change.
+
+        Raises NoSubscriberError after `timeout` seconds, naming those slices.
+        """
+        deadline = time.monotonic() + timeout
+        reported: dict[int, int] = {}
+        while lacking := self._lacking(count):
+            which = ", ".join(f"slice {slice_id} has {found}" for slice_id, found in lacking.items())
+            if time.monotonic() >= deadline:
+                raise NoSubscriberError(
+                    f"{feed_text(self.feed)}: too few subscribers after {timeout:g} s: {which}, expected {count}; "
+                    "to publish without them: --wait-for 0"
+                )
+            if lacking != reported:
+                reported = lacking
+                report(
+                    f"waiting for {counted(count, 'subscriber')} to each slice of {feed_text(self.feed)}: "
+                    f"{which}; to publish without them: --wait-for 0"
+                )
+            with suppress(NoSubscriberError):
+                self.wait_for_subscribers(b"", min(_TICK_S, max(0.0, deadline - time.monotonic())), count)
+
+    def _lacking(self, count: int) -> dict[int, int]:
+        """Return the number of subscribers of each slice that has fewer than `count`."""
+        found = {}
+        for line in self._running():
+            with line.changed:
+                found[line.slice_id] = line.subscribers(b"")
+        return {slice_id: number for slice_id, number in found.items() if number < count}

@@ -1,0 +1,63 @@
+"""What the commands print with: two consoles and two kinds of table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Final
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+_FILE_COLUMNS: Final = 140
+
+
+def _console(stderr: bool) -> Console:
+    console = Console(stderr=stderr)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _FILE_COLUMNS
+    return console
+
+
+stdout = _console(stderr=False)
+"""Results."""
+stderr = _console(stderr=True)
+"""Progress, warnings and errors."""
+
+LAG: Final = "lag: time from the publisher's sending to the callback"
+"""The explanation that every table with a lag gives."""
+
+
+def say(text: str, style: str | None = None) -> None:
+    """Print a line of plain text on stderr, however long."""
+    stderr.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def values_table(values: Iterable[tuple[str, str] | tuple[str, str, str]]) -> Table:
+    """Return a table of (name, value) or (name, value, explanation). All may have markup."""
+    table = Table(show_header=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(style="dim")
+    for row in values:
+        table.add_row(*row)
+    return table
+
+
+def columns_table(names: Iterable[str], left: int = 1) -> Table:
+    """Return an empty table with these columns: the first `left` of them aligned left, the others right."""
+    table = Table(header_style="cyan")
+    for place, name in enumerate(names):
+        table.add_column(name, justify="left" if place < left else "right", no_wrap=True)
+    return table
+
+
+def bad_if(wrong: bool, value: str) -> str:
+    """Return the value, in red if something is wrong with it."""
+    return f"[bold red]{value}[/]" if wrong else value
+
+
+def titled(title: str, table: RenderableType) -> RenderableType:
+    """Put a title above a table; it may be wider than the table."""
+    return Group(Text(title, style="bold"), table)

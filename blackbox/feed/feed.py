@@ -1,0 +1,384 @@
+"""Feeds and their slices: the configuration that publisher and subscriber share."""
+
+import os
+import re
+import string
+import tomllib
+from datetime import time
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import msgspec
+
+from blackbox.errors import ConfigError
+from blackbox.feed.endpoint import check_endpoint, check_interface, free_endpoints, transport_of
+from blackbox.feed.routing import PrefixRouting, ShareRouting, check_prefix, check_topic
+from blackbox.feed.symbol import SymbolRule
+from blackbox.feed.toml import check_ranges, check_types, from_document
+from blackbox.timestamps import zone_of
+
+MAX_LINES = 2
+MAX_SLICES = 65_536
+MAX_CPU = 65_535
+MAX_NAME_LENGTH = 64
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_FEED_RANGES = {
+    "key_bytes": (0, 8),
+    "block_bytes": (4_096, 16 * 1_048_576),
+    "linger_ns": (0, 10**9),
+    "heartbeat_ns": (10**6, 3_600 * 10**9),
+    "max_lag_ns": (1, 2**63 - 1),
+    "max_topics": (1, 2**31 - 1),
+}
+
+
+class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One slice of a feed: where it is published, and which topics fall into it.
+
+    Its id is its position in `Feed.slices`, from 0. It holds either `prefixes` or a `share`; the
+    only slice of a feed may hold neither and then takes every topic.
+    """
+
+    endpoints: tuple[str, ...]
+    """Where the slice is published: one endpoint, or two for the redundant lines A and B.
+
+    `tcp://HOST:PORT`, `ipc://PATH` or `inproc://NAME`. The publisher binds them and subscribers
+    connect to them, so HOST is an address of the publisher's host. No default."""
+
+    prefixes: tuple[str, ...] = ()
+    """Topics that start with one of these fall into this slice. Text, sent as UTF-8.
+
+    No prefix may start with a prefix of another slice. Default: none."""
+
+    share: tuple[int, int] | None = None
+    """(index, of): topics whose symbol hashes to `index` of `of` fall into this slice.
+
+    The shares of all slices cover 0 to `of` - 1, each once. Hashed is the symbol's root, what stands before
+    its first separator, so `BRK.A` and `BRK.B` stay together. Default: none."""
+
+    cpus: tuple[int, ...] = ()
+    """CPUs for the slice, worker and line threads. Unit: CPU numbers. Default: any CPU.
+
+    Applies to publisher and subscriber, each on its own host."""
+
+    io_cpus: tuple[int, ...] = ()
+    """CPUs for the slice's ZeroMQ I/O thread. Unit: CPU numbers. Default: any CPU.
+
+    Applies to publisher and subscriber, each on its own host."""
+
+    interface: str = ""
+    """Address of the network interface that subscribers connect from. Default: the system's.
+
+    Applies to subscribers, tcp endpoints only."""
+
+    def __post_init__(self) -> None:
+        """Check each setting alone; ConfigError names the setting, its value and its range."""
+        check_types(self)
+        if not 1 <= len(self.endpoints) <= MAX_LINES:
+            raise ConfigError(f"endpoints were {len(self.endpoints)}, expected 1 or {MAX_LINES} (lines A and B)")
+        for endpoint in self.endpoints:
+            check_endpoint(endpoint)
+        for prefix in self.prefixes:
+            check_prefix(prefix.encode())
+        if self.share is not None:
+            if self.prefixes:
+                raise ConfigError("prefixes and a share were both set, expected one of the two")
+            _check_share(*self.share)
+        _check_cpus("cpus", self.cpus)
+        _check_cpus("io_cpus", self.io_cpus)
+        if self.interface:
+            check_interface(self.interface)
+            for endpoint in self.endpoints:
+                if transport_of(endpoint) != "tcp":
+                    raise ConfigError(
+                        f"interface was {self.interface!r} beside endpoint {endpoint!r}, expected tcp endpoints only"
+                    )
+
+    def __repr__(self) -> str:
+        """Show the endpoints and what falls into the slice."""
+        what = "all topics"
+        if self.share is not None:
+            what = f"share {self.share[0]} of {self.share[1]}"
+        elif self.prefixes:
+            what = f"{len(self.prefixes)} prefix{'es' * (len(self.prefixes) > 1)}"
+        return f"Slice({' + '.join(self.endpoints)}, {what})"
+
+
+class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """A named stream of messages: what travels, in which slices, under which limits.
+
+    Publisher and subscriber load the same feed. It is immutable, checked when it is made, safe
+    from any thread, and can be pickled. `msgspec.structs.replace` makes a changed copy.
+    """
+
+    name: str
+    """What the feed is called, in logs and as a directory of recordings. No default.
+
+    Letters, digits, `.`, `_` and `-`, at most 64, the first a letter or digit."""
+
+    schema: str = "raw"
+    """Name of the schema of the payloads, as in the entry-point group `blackbox.schemas`.
+
+    Default: `raw`, payloads are bytes. Applies to publisher and subscriber."""
+
+    key_bytes: int = 0
+    """Length of the key, the start of a topic that ZeroMQ itself filters on. Unit: bytes.
+
+    Default 0: subscribers receive whole slices. 1 to 8 saves network and makes blocks smaller.
+    Publisher and subscriber must agree."""
+
+    topic: str = "{symbol}.{type}"
+    """Template from which a source makes the topic of each message. Default: `{symbol}.{type}`.
+
+    Applies to sources. Which part of a topic is its symbol is told by `symbol` and `separator`."""
+
+    symbol: str = "before_last"
+    """Which part of a topic is its symbol. Default: `before_last`, what stands before the last separator.
+
+    `before_last`: `BRK.A.P` is of `BRK.A`. `before_first`: `AAPL.book.1` is of `AAPL`. `whole`: topics have no type,
+    and `BRK.A` is of `BRK.A`. A topic without a separator is its own symbol. Routing by share, filters, archives,
+    Spark and reports ask this."""
+
+    separator: str = "."
+    """What stands between the symbol and the type of a topic. One ASCII character. Default: `.`.
+
+    Routing by share hashes what stands before the first one: publisher and subscriber must agree."""
+
+    slices: tuple[Slice, ...]
+    """The slices, 1 to 65,536; the position is the slice id. No default."""
+
+    block_bytes: int = 262_144
+    """Body size at which a block is sent without waiting. Unit: bytes. Default: 256 KiB.
+
+    4,096 to 16,777,216. Applies to the publisher."""
+
+    linger_ns: int = 100_000
+    """Least time between the blocks that single messages are gathered in. Unit: ns. Default: 100 µs.
+
+    A message after a silence goes at once; when more follow, they share a block that goes when this time has passed
+    since the last one, or when it is full. 0 sends what is there as soon as the line is free, which costs subscribers
+    more work per message; at most 1 s. Applies to the publisher."""
+
+    heartbeat_ns: int = 1_000_000_000
+    """Time between heartbeats of one slice. Unit: ns. Default: 1 s; 1 ms to 1 hour.
+
+    A heartbeat carries the last sequence of every key: it shows tail loss and a silent
+    publisher. Applies to publisher and subscriber."""
+
+    max_lag_ns: int = 1_000_000_000
+    """Lag above which a subscriber is slow and its policy applies. Unit: ns. Default: 1 s.
+
+    Applies to subscribers, which can override it."""
+
+    checksum: bool = True
+    """Whether blocks carry a checksum of their body. Default: true. Applies to the publisher."""
+
+    max_topics: int = 1_048_576
+    """Distinct topics that one slice may have. Unit: topics. Default: 1,048,576.
+
+    Bounds the memory of publisher and subscriber."""
+
+    time_zone: str = "UTC"
+    """Time zone of the session dates by which recordings rotate, such as `America/New_York`. Default: UTC.
+
+    Applies to recorders."""
+
+    day_start: str = "00:00"
+    """Local time at which a session date begins, `HH:MM` or `HH:MM:SS`. Default: midnight.
+
+    A session that starts at 12:00 or later belongs to the date of its next morning. Applies to recorders."""
+
+    def __post_init__(self) -> None:
+        """Check all settings and that the slices fit together; ConfigError names what does not."""
+        try:
+            check_types(self)
+            _check_name(self.name)
+            if not self.schema:
+                raise ConfigError("schema was empty, expected the name of a schema")
+            _check_template(self.topic)
+            _ = self.symbol_rule
+            check_ranges(self, _FEED_RANGES)
+            _check_session(self.time_zone, self.day_start)
+            _check_endpoints_differ(self.slices)
+            _ = self._routing
+        except ConfigError as error:
+            raise ConfigError(f"feed {self.name!r}: {error}") from None
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a feed from a TOML file; each setting is a key, each slice a `[[slices]]` table.
+
+        Raises:
+            ConfigError: the file cannot be read or is not TOML, a key is unknown, or a setting
+                is wrong. The text names the file, the key and the value.
+        """
+        try:
+            with Path(path).open("rb") as file:
+                document = tomllib.load(file)
+        except FileNotFoundError:
+            where = f" in {Path.cwd()}" if not Path(path).is_absolute() else ""
+            raise ConfigError(f"feed file {os.fspath(path)!r} was not found{where}") from None
+        except OSError as error:
+            raise ConfigError(f"feed file {os.fspath(path)!r} cannot be read: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{os.fspath(path)} is not TOML: {error}") from error
+        try:
+            return from_document(document, cls)
+        except ConfigError as error:
+            raise ConfigError(f"{os.fspath(path)}: {error}") from None
+
+    @classmethod
+    def local(
+        cls,
+        name: str,
+        slices: int = 2,
+        schema: str = "raw",
+        key_bytes: int = 0,
+        lines: int = 1,
+        transport: Literal["tcp", "ipc", "inproc"] = "tcp",
+    ) -> Self:
+        """Make a feed for this machine, on endpoints that are free now, sharded by symbol.
+
+        Nothing is bound here, so a port can still be taken by others until the publisher starts.
+        The paths of `ipc` are removed when this process ends; `inproc` joins a publisher and a
+        subscriber that share one ZeroMQ context.
+
+        Raises:
+            ConfigError: a setting is out of its range.
+        """
+        _check_name(name)
+        if not 1 <= slices <= MAX_SLICES:
+            raise ConfigError(f"slices were {slices}, expected 1 to {MAX_SLICES}")
+        if not 1 <= lines <= MAX_LINES:
+            raise ConfigError(f"lines were {lines}, expected 1 to {MAX_LINES}")
+        return cls(
+            name=name,
+            schema=schema,
+            key_bytes=key_bytes,
+            slices=tuple(
+                Slice(endpoints=endpoints, share=(index, slices))
+                for index, endpoints in enumerate(free_endpoints(transport, name, slices, lines))
+            ),
+        )
+
+    @cached_property
+    def symbol_rule(self) -> SymbolRule:
+        """How topics are split into symbol and type."""
+        return SymbolRule(self.symbol, self.separator)
+
+    def slice_of(self, topic: bytes) -> int:
+        """Return the id of the slice into which `topic` falls.
+
+        Raises:
+            ConfigError: no slice covers the topic (the known prefixes are named), or it is
+                empty, starts with a zero byte, or is longer than 65,535 bytes.
+        """
+        check_topic(topic)
+        return self._routing.slice_of(topic)
+
+    def slices_for(self, prefix: bytes) -> tuple[int, ...]:
+        """Return the ids, ascending, of all slices into which topics with `prefix` can fall.
+
+        The empty prefix is every topic; the result is empty when no slice covers the prefix.
+
+        Raises:
+            ConfigError: the prefix starts with a zero byte or is longer than 65,535 bytes.
+        """
+        check_prefix(prefix)
+        return self._routing.slices_for(prefix)
+
+    def key_of(self, topic: bytes) -> bytes:
+        """Return the key of a topic: its first `key_bytes` bytes, what ZeroMQ filters on."""
+        return topic[: self.key_bytes]
+
+    def subscription_of(self, prefix: bytes) -> bytes:
+        """Return what a subscriber of `prefix` asks ZeroMQ for: its first `key_bytes` bytes."""
+        return prefix[: self.key_bytes]
+
+    def __repr__(self) -> str:
+        """Show name, schema and the number of slices."""
+        return f"Feed({self.name!r}, schema={self.schema!r}, slices={len(self.slices)})"
+
+    @cached_property
+    def _routing(self) -> PrefixRouting | ShareRouting:
+        if not 1 <= len(self.slices) <= MAX_SLICES:
+            raise ConfigError(f"slices were {len(self.slices)}, expected 1 to {MAX_SLICES}")
+        shares = [part.share for part in self.slices if part.share is not None]
+        if len(shares) == len(self.slices):
+            return ShareRouting(shares, self.symbol_rule)
+        for slice_id, part in enumerate(self.slices):
+            if part.share is not None:
+                raise ConfigError(
+                    f"slice {slice_id} has a share but others have none, "
+                    "expected all slices with shares or all with prefixes"
+                )
+            if not part.prefixes and len(self.slices) > 1:
+                raise ConfigError(
+                    f"slice {slice_id} has neither prefixes nor a share, which only the single slice of a feed may do"
+                )
+        return PrefixRouting([[prefix.encode() for prefix in part.prefixes or ("",)] for part in self.slices])
+
+
+def _check_name(name: str) -> None:
+    if len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"name was {name!r}, expected 1 to {MAX_NAME_LENGTH} letters, digits, '.', '_' or "
+            "'-', the first a letter or digit"
+        )
+
+
+def _check_share(index: int, of: int) -> None:
+    if not 1 <= of <= MAX_SLICES:
+        raise ConfigError(f"share was one of {of}, expected one of 1 to {MAX_SLICES}")
+    if not 0 <= index < of:
+        raise ConfigError(f"share was {index} of {of}, expected 0 to {of - 1}")
+
+
+def _check_cpus(setting: str, cpus: tuple[int, ...]) -> None:
+    for cpu in cpus:
+        if not 0 <= cpu <= MAX_CPU:
+            raise ConfigError(f"{setting} had CPU {cpu}, expected 0 to {MAX_CPU}")
+    if len(set(cpus)) < len(cpus):
+        raise ConfigError(f"{setting} were {cpus}, expected each CPU once")
+
+
+def _check_template(template: str) -> None:
+    try:
+        parts: list[Any] = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigError(f"topic template {template!r} is malformed: {error}") from None
+    if not template or template.startswith("\0"):
+        raise ConfigError(f"topic template was {template!r}, expected text such as '{{symbol}}'")
+    for _, field, format_spec, conversion in parts:
+        if field is not None and (not field.isidentifier() or format_spec or conversion):
+            raise ConfigError(
+                f"topic template {template!r} has the field '{{{field}}}' or a format behind it, "
+                "expected plain names such as '{symbol}'"
+            )
+
+
+def _check_session(time_zone: str, day_start: str) -> None:
+    try:
+        zone_of(time_zone)
+    except ValueError:
+        raise ConfigError(f"time_zone was {time_zone!r}, expected a name such as 'America/New_York'") from None
+    try:
+        start = time.fromisoformat(day_start)
+    except ValueError:
+        raise ConfigError(f"day_start was {day_start!r}, expected HH:MM or HH:MM:SS") from None
+    if start.tzinfo is not None or start.microsecond:
+        raise ConfigError(f"day_start was {day_start!r}, expected HH:MM or HH:MM:SS")
+
+
+def _check_endpoints_differ(slices: tuple[Slice, ...]) -> None:
+    slice_of: dict[str, int] = {}
+    for slice_id, part in enumerate(slices):
+        for endpoint in part.endpoints:
+            if endpoint in slice_of:
+                raise ConfigError(
+                    f"endpoint {endpoint!r} of slice {slice_id} is also an endpoint of "
+                    f"slice {slice_of[endpoint]}, expected each endpoint once"
+                )
+            slice_of[endpoint] = slice_id

@@ -1,0 +1,265 @@
+"""What a payload is: the record layouts of one feed, by message type.
+
+A schema has a name, a number that travels in every block, and one numpy structured dtype per
+message type. Such a dtype is exactly the bytes of one message as they came from the venue, so a
+column of equal payloads becomes typed records by `.view(dtype)`, without a copy.
+
+Third parties register a schema in the entry-point group `blackbox.schemas`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from blackbox.errors import ConfigError
+from blackbox.feed.typed_record import record_type
+
+if TYPE_CHECKING:
+    import pyarrow
+
+SCHEMA_GROUP = "blackbox.schemas"
+"""The entry-point group in which schemas are registered."""
+
+# Keys of a field's `dtype.metadata`.
+DECIMALS = "decimals"
+"""Metadata key of a price: the integer is the price times 10 to the power of this."""
+UTC = "utc"
+"""Metadata key of a time since 1970-01-01 UTC: the unit, "ns" or "s"."""
+SINCE_MIDNIGHT = "since_midnight"
+"""Metadata key of a time of day: the time zone whose midnight it counts from. Unit: ns."""
+
+
+def price(dtype: str, decimals: int) -> numpy.dtype[Any]:
+    """Return a field dtype for a price that is an integer with `decimals` implied decimal places."""
+    return numpy.dtype(dtype, metadata={DECIMALS: decimals})
+
+
+def utc_time(dtype: str, unit: str) -> numpy.dtype[Any]:
+    """Return a field dtype for an integer that counts `unit` ("ns" or "s") since 1970-01-01 UTC."""
+    return numpy.dtype(dtype, metadata={UTC: unit})
+
+
+@dataclass(frozen=True)
+class TradeFields:
+    """Which fields of a message type hold a trade."""
+
+    type: str
+    price: str | None
+    """The field; None: the price is that of the order."""
+    size: str
+    only: tuple[str, str | int] | None = None
+    """A field, and its value in the messages that count as trades."""
+    rank: int = 0
+    """Types of other ranks repeat the same trades: for each symbol and day only the lowest rank present counts."""
+    order: str | None = None
+    """The field with the number of the order that traded, where the price is that of the order (`Schema.orders`)."""
+
+
+@dataclass(frozen=True)
+class OrderFields:
+    """Which fields of a message type hold a new order. Its number is unique for the symbol and day."""
+
+    type: str
+    number: str
+    price: str
+
+
+@dataclass(frozen=True)
+class QuoteFields:
+    """Which fields of a message type hold the best bid and offer; a price of 0 is an absent side."""
+
+    type: str
+    bid_price: str
+    bid_size: str
+    ask_price: str
+    ask_size: str
+    rank: int = 0
+    """As in `TradeFields`."""
+    one_sided: bool = False
+    """Whether a price of 0 means that the side has not changed."""
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The message types of one feed and the record layout of each.
+
+    Two schemas are equal when their names and numbers are.
+    """
+
+    name: str
+    """The registered name, e.g. "itch50"."""
+    schema_id: int
+    """The number in a block's header, 0 to 65535; 0 means plain bytes."""
+    records: Mapping[str, numpy.dtype[Any]] = field(compare=False)
+    """Message type (one character) to the structured dtype of one payload."""
+    type_offset: int = field(default=0, compare=False)
+    """Where in a payload the type character stands. Unit: bytes."""
+    names: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Names of types whose characters nobody can type, e.g. "mbo" for "\\xa0": taken wherever a type is."""
+    trades: tuple[TradeFields, ...] = field(default=(), compare=False)
+    """The message types that are trades."""
+    quotes: tuple[QuoteFields, ...] = field(default=(), compare=False)
+    """The message types that are quotes."""
+    orders: tuple[OrderFields, ...] = field(default=(), compare=False)
+    """The message types of new orders, where trades refer to an order for their price."""
+    json: str | None = field(default=None, compare=False)
+    """For payloads that end with a JSON document: the member that holds its fields, if the document has that member.
+
+    The fields of trades and quotes then name strings in it, and their types are those of the topics.
+    """
+
+    _record_types: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.schema_id <= 0xFFFF:
+            raise ConfigError(f"schema {self.name!r}: schema_id was {self.schema_id}, expected 0 to 65535")
+        object.__setattr__(self, "records", MappingProxyType(dict(self.records)))
+        object.__setattr__(self, "names", MappingProxyType(dict(self.names)))
+        if self.json is not None:
+            return
+        for trade in self.trades:
+            if (trade.price is None) == (trade.order is None) or (trade.order is not None and not self.orders):
+                raise ConfigError(
+                    f"schema {self.name!r}: trades of type {trade.type!r} had price {trade.price!r} and order "
+                    f"{trade.order!r}, expected exactly one of them, and `orders` when the price is that of the order"
+                )
+            only = () if trade.only is None else (trade.only[0],)
+            self._check(trade.type, trade.price or trade.order or "", trade.size, *only)
+        for order in self.orders:
+            self._check(order.type, order.number, order.price)
+        for quote in self.quotes:
+            self._check(quote.type, quote.bid_price, quote.bid_size, quote.ask_price, quote.ask_size)
+
+    def _check(self, kind: str, *fields: str) -> None:
+        names = self.dtype(kind).names or ()
+        for name in fields:
+            if name not in names:
+                raise ConfigError(
+                    f"schema {self.name!r}: type {kind!r} had no field {name!r}, expected: {', '.join(names)}"
+                )
+
+    def __repr__(self) -> str:
+        types = ",".join(self.names) or "".join(self.records) or None
+        return f"<Schema {self.name} id={self.schema_id} types={types}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A read-only mapping cannot be pickled; worker processes get a plain one.
+        plain = self.name, self.schema_id, dict(self.records), self.type_offset, dict(self.names)
+        return Schema, (*plain, self.trades, self.quotes, self.orders, self.json)
+
+    def dtype(self, type: str) -> numpy.dtype[Any]:  # noqa: A002 - the word of the specifications
+        """Return the record layout of message type `type`, a character or a name; its `itemsize` is a payload's size.
+
+        Raises:
+            ConfigError: this schema has no such message type.
+        """
+        try:
+            return self.records[self.names.get(type, type)]
+        except KeyError:
+            raise self._unknown(type) from None
+
+    def record_type(self, type: str) -> Any:  # noqa: A002
+        """Return the class of message type `type`'s records: fields are attributes (see `Message.record`).
+
+        Raises:
+            ConfigError: this schema has no such message type.
+        """
+        found = self._record_types.get(type)
+        if found is None:
+            named = {character: name for name, character in self.names.items()}.get(type, type)
+            found = self._record_types[type] = record_type(f"{self.name}_{named}", self.dtype(type))
+        return found
+
+    def character(self, type: str) -> str:  # noqa: A002
+        """Return the character that stands in the payloads of message type `type`, a character or a name.
+
+        Raises:
+            ConfigError: it is neither.
+        """
+        found = self.names.get(type, type)
+        if len(found) != 1:
+            raise self._unknown(type)
+        return found
+
+    def _unknown(self, type: str) -> ConfigError:  # noqa: A002
+        known = " ".join(self.names or self.records) or "none: its payloads are plain bytes"
+        return ConfigError(f"schema {self.name!r}: message type was {type!r}, expected one of: {known}")
+
+    def arrow(self, type: str) -> pyarrow.Schema:  # noqa: A002
+        """Return the Arrow schema of message type `type`, in the machine's byte order.
+
+        Integers keep their width and sign, texts become strings, times since the epoch become
+        UTC timestamps, and a time of day becomes int64 ns. A price stays a scaled integer; its
+        field's metadata holds `decimals`.
+
+        Raises:
+            ConfigError: this schema has no such message type.
+            ImportError: pyarrow is not installed (extra `arrow`).
+        """
+        import pyarrow
+
+        dtype = self.dtype(type)
+        return pyarrow.schema(
+            [_arrow_field(name, dtype[name]) for name in dtype.names or ()],
+            metadata={"schema": self.name, "type": type},
+        )
+
+
+def _arrow_field(name: str, dtype: numpy.dtype[Any]) -> pyarrow.Field:
+    import pyarrow
+
+    metadata = dict(dtype.metadata or {})
+    if UTC in metadata:
+        kind = pyarrow.timestamp(metadata.pop(UTC), tz="UTC")
+    elif SINCE_MIDNIGHT in metadata:
+        kind = pyarrow.int64()
+        metadata["unit"] = "ns"
+    elif dtype.kind == "S":
+        kind = pyarrow.string()
+    elif dtype.kind in "iu":
+        kind = pyarrow.from_numpy_dtype(dtype.newbyteorder("="))
+    else:
+        kind = pyarrow.binary(dtype.itemsize)
+    return pyarrow.field(name, kind, nullable=False, metadata={key: str(value) for key, value in metadata.items()})
+
+
+RAW = Schema("raw", 0, {})
+"""Payloads are plain bytes: no message types, no records."""
+
+
+def load_schema(name: str) -> Schema:
+    """Return the schema registered under `name` in the entry-point group `blackbox.schemas`.
+
+    Raises:
+        ConfigError: no such schema, or what is registered is not a `Schema`.
+    """
+    schema = load_registered(SCHEMA_GROUP, name, "schema")
+    if not isinstance(schema, Schema):
+        raise ConfigError(f"schema {name!r}: the entry point holds {schema!r}, expected a Schema")
+    return schema
+
+
+def load_registered(group: str, name: str, noun: str) -> object:
+    """Return the object registered under `name` in entry-point group `group`; `noun` is for the error.
+
+    Raises:
+        ConfigError: nothing, or more than one thing, is registered under that name.
+    """
+    entries = entry_points(group=group)
+    # One package may be found twice, e.g. installed and editable; that is not a conflict.
+    values = {entry.value: entry for entry in entries if entry.name == name}
+    if not values:
+        known = sorted({entry.name for entry in entries})
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ConfigError(f"{noun} was {name!r}, expected one of: {', '.join(known) or 'none registered'}{hint}")
+    if len(values) > 1:
+        raise ConfigError(f"{noun} {name!r} is registered more than once: {', '.join(values)}")
+    return next(iter(values.values())).load()

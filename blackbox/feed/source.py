@@ -1,0 +1,158 @@
+"""Where messages come from: a file, a capture, a generator, in columns ready to be published.
+
+A source turns its input into chunks: topic, `ts_event` and payload bounds of many messages at a
+time, with the payloads left where they are. Third parties register a source class in the
+entry-point group `blackbox.feeds`; `open_source("name:argument")` makes one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar, cast
+
+from blackbox.errors import ConfigError
+from blackbox.feed.schema import load_registered
+
+if TYPE_CHECKING:
+    from numpy import int32, int64, uint8
+    from numpy.typing import NDArray
+
+    from blackbox.feed.schema import Schema
+
+SOURCE_GROUP = "blackbox.feeds"
+"""The entry-point group in which source classes are registered."""
+
+
+class Chunk(NamedTuple):
+    """Some consecutive messages of a source, in columns of length n.
+
+    A chunk stays valid for as long as it is held. All arrays may be read-only.
+    """
+
+    topics: tuple[bytes, ...]
+    """The distinct topics so far: append-only over one iteration, and the same tuple object
+    until it grows."""
+    topic_index: NDArray[int32]
+    """(n,) each message's place in `topics`."""
+    ts_event: NDArray[int64]
+    """(n,) time at the venue. Unit: ns since 1970-01-01 UTC."""
+    payloads: NDArray[uint8]
+    """The buffer that holds the payloads; it may be the memory-mapped file itself."""
+    starts: NDArray[int64]
+    """(n,) where each payload starts in `payloads`. Unit: bytes."""
+    lengths: NDArray[int32]
+    """(n,) the length of each payload. Unit: bytes."""
+
+
+class PublishesMany(Protocol):
+    """The part of a publisher that a source uses."""
+
+    def publish_many(
+        self,
+        topics: tuple[bytes, ...],
+        topic_index: NDArray[int32],
+        payloads: NDArray[uint8],
+        *,
+        ts_event: NDArray[int64],
+        offsets: NDArray[int64],
+        lengths: NDArray[int32],
+    ) -> object:
+        """Publish n messages given in columns; see `blackbox.Publisher.publish_many`."""
+
+
+class Source(ABC):
+    """A stream of messages that can be iterated, and published.
+
+    Every call of `chunks` starts again from the beginning. One iteration at a time.
+    """
+
+    total: int | None = None
+    """How many messages there are, when that is known before the end."""
+    truncated: str | None = None
+    """After an iteration: None; or, if the input ended inside a message or was corrupt, one sentence
+    that names the file, the byte offset and what was wrong there. Every whole message before that
+    place has been delivered."""
+    notes: tuple[str, ...] = ()
+    """After an iteration: one line for each thing the operator should know that did not end it,
+    such as "sequence gaps: 3"."""
+
+    @property
+    @abstractmethod
+    def schema(self) -> Schema:
+        """The schema of the payloads."""
+
+    @abstractmethod
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield the messages in order and in bounded memory, a hundred thousand or so at a time.
+
+        Raises:
+            SourceError: the input cannot be opened, or is not what this source reads.
+        """
+
+    def publish(self, publisher: PublishesMany, progress: Callable[[int], None] | None = None) -> int:
+        """Publish every message; return how many there were.
+
+        `progress` is called after each chunk with the number of messages so far. Look at
+        `truncated` and `notes` afterwards.
+        """
+        published = 0
+        for chunk in self.chunks():
+            publisher.publish_many(
+                chunk.topics,
+                chunk.topic_index,
+                chunk.payloads,
+                ts_event=chunk.ts_event,
+                offsets=chunk.starts,
+                lengths=chunk.lengths,
+            )
+            published += len(chunk.topic_index)
+            if progress is not None:
+                progress(published)
+        return published
+
+    @classmethod
+    def from_spec(cls, argument: str, **options: Any) -> Self:
+        """Make a source from the part of a specification that stands behind the colon.
+
+        `options` are keyword arguments of the class.
+
+        Raises:
+            ConfigError: the argument or an option is not one that this source takes.
+        """
+        return make_source(cls, argument, options)
+
+
+S = TypeVar("S", bound=Source)
+
+
+def make_source(kind: type[S], argument: object, options: dict[str, Any]) -> S:
+    """Return `kind(argument, **options)`.
+
+    Raises:
+        ConfigError: `kind` has no such option.
+    """
+    known = list(inspect.signature(kind).parameters)[1:]
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"{kind.__name__}: option was {name!r}, expected one of: {', '.join(known)}")
+    return cast("Callable[..., S]", kind)(argument, **options)
+
+
+def open_source(spec: str, **options: Any) -> Source:
+    """Return the source that `spec` names, e.g. "itch50:day.gz", "iex:day.pcap" or "synthetic:1000000".
+
+    The part before the first colon is a name in the entry-point group `blackbox.feeds`, the rest
+    is for that class's `from_spec`, as are `options`.
+
+    Raises:
+        ConfigError: the form, the name, the argument or an option is wrong.
+    """
+    name, colon, argument = spec.partition(":")
+    if not colon or not name or not argument:
+        raise ConfigError(f"source was {spec!r}, expected NAME:ARGUMENT, e.g. 'synthetic:1000000'")
+    source = load_registered(SOURCE_GROUP, name, "source")
+    if not (isinstance(source, type) and issubclass(source, Source)):
+        raise ConfigError(f"source {name!r}: the entry point holds {source!r}, expected a Source")
+    return source.from_spec(argument, **options)

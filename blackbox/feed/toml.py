@@ -1,0 +1,107 @@
+"""Settings: strict checks of frozen structs, with errors that name key, place and value."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from blackbox.errors import ConfigError
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+_SHOWN_LENGTH = 60
+_TOML_NAMES = {"object": "table", "null": "nothing"}
+_MISMATCH = re.compile(r"Expected (?P<expected>.+), got (?P<actual>.+)")
+_MISSING = re.compile(r"Object missing required field `(?P<key>.+)`")
+_STEP = re.compile(r"\.(?P<key>\w+)|\[(?P<position>\d+)\]")
+
+
+def from_document(document: Mapping[str, Any], struct: type[StructT]) -> StructT:
+    """Make a struct from parsed TOML; ConfigError names an unknown key and the nearest known."""
+    for where, key, known in _unknown_keys(document, struct, ""):
+        raise ConfigError(f"unknown key {where + key!r}, {_nearest(key, known)}")
+    made: StructT = _convert(document, struct, "")
+    return made
+
+
+def check_types(settings: msgspec.Struct) -> None:
+    """Raise ConfigError unless each setting is of its type; make tuples of lists.
+
+    A struct that is made in code is held to the same types as one that is loaded.
+    """
+    for field in msgspec.structs.fields(settings):
+        value = getattr(settings, field.name)
+        checked = _convert(value, field.type, field.name)
+        if checked is not value:
+            msgspec.structs.force_setattr(settings, field.name, checked)
+
+
+def check_ranges(settings: msgspec.Struct, ranges: Mapping[str, tuple[int, int]]) -> None:
+    """Raise ConfigError unless each setting named in `ranges` is within (lowest, highest)."""
+    for name, (lowest, highest) in ranges.items():
+        value = getattr(settings, name)
+        if not lowest <= value <= highest:
+            raise ConfigError(f"{name} was {value}, expected {lowest} to {highest}")
+
+
+def _convert(value: Any, expected: Any, name: str) -> Any:
+    try:
+        return msgspec.convert(value, expected, strict=True)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `$")
+        path = path.rstrip("`")
+        where = (name + path).removeprefix(".")
+        if isinstance(error.__cause__, ConfigError):
+            message = f"{where}: {text}" if where else text
+        else:
+            message = _reworded(text, where, _value_at(value, path))
+        raise ConfigError(message) from None
+
+
+def _reworded(text: str, where: str, value: object) -> str:
+    missing = _MISSING.fullmatch(text)
+    if missing:
+        return f"{where + ': ' if where else ''}key {missing['key']!r} was missing"
+    mismatch = _MISMATCH.fullmatch(text)
+    if mismatch is None:
+        return f"{where}: {text}"
+    expected = re.sub(
+        r"`(.+?)`",
+        lambda match: " or ".join(_TOML_NAMES.get(w, w) for w in match[1].split(" | ")),
+        mismatch["expected"],
+    )
+    shown = repr(value)
+    if len(shown) > _SHOWN_LENGTH:
+        shown = shown[:_SHOWN_LENGTH] + "..."
+    return f"{where} was {shown}, expected {expected}"
+
+
+def _value_at(value: Any, path: str) -> Any:
+    for step in _STEP.finditer(path):
+        value = value[step["key"]] if step["key"] else value[int(step["position"])]
+    return value
+
+
+def _unknown_keys(
+    document: Mapping[str, Any], struct: type[msgspec.Struct], where: str
+) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    known = struct.__struct_fields__
+    for key in document:
+        if key not in known:
+            yield where, key, known
+    for field in msgspec.structs.fields(struct):
+        # A list of tables, the one form of nesting that settings have.
+        inner = getattr(field.type, "__args__", (None,))[0]
+        tables = document.get(field.name)
+        if isinstance(inner, type) and issubclass(inner, msgspec.Struct) and type(tables) is list:
+            for position, table in enumerate(tables):
+                if isinstance(table, Mapping):
+                    yield from _unknown_keys(table, inner, f"{where}{field.name}[{position}].")
+
+
+def _nearest(key: str, known: tuple[str, ...]) -> str:
+    from difflib import get_close_matches  # only when something is wrong
+
+    close = get_close_matches(key, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"

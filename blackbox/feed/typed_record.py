@@ -1,0 +1,111 @@
+"""One message's fields as a Python object. ctypes reads a field in a tenth of the time of numpy's scalars."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, ClassVar, NoReturn
+
+import numpy
+
+from blackbox.errors import ConfigError
+
+
+class TypedRecord(ctypes.Structure):
+    """One message's fields, read-only, as attributes. Equal to another of its type with the same bytes."""
+
+    # Underscored, as ctypes does it: a venue may call a field `names` or `dtype`.
+    _names_: ClassVar[tuple[str, ...]] = ()
+    _dtype_: ClassVar[numpy.dtype[Any]]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={_shown(getattr(self, name))}' for name in self._names_)})"
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__}.{name} was to become {value!r}, but a record cannot be changed")
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, TypedRecord)
+            and (type(self).__name__, bytes(self)) == (type(other).__name__, bytes(other))
+            and self._dtype_ == other._dtype_
+        )
+
+    def __hash__(self) -> int:
+        return hash((type(self).__name__, bytes(self)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self).__name__, self._dtype_, bytes(self))
+
+
+def _restored(name: str, dtype: numpy.dtype[Any], data: bytes) -> Any:
+    return record_type(name, dtype).from_buffer_copy(data)
+
+
+def _shown(value: object) -> str:
+    return repr(list(value) if isinstance(value, ctypes.Array) else value)
+
+
+def _bytes_of(hidden: str) -> Callable[[TypedRecord], bytes]:
+    return lambda record: bytes(getattr(record, hidden))
+
+
+def record_type(name: str, dtype: numpy.dtype[Any]) -> Any:
+    """Return a class whose instances are records laid out in memory as `dtype` says.
+
+    Integers, floats and booleans are Python's, texts `bytes` up to the first zero byte, subarrays of bytes and what has
+    no counterpart `bytes`, other subarrays ctypes arrays, and records within are records.
+
+    Raises:
+        ConfigError: fields lie over each other.
+    """
+    layout: Any = dtype.fields or {}
+    fields: list[tuple[str, Any]] = []
+    members: dict[str, Any] = {}
+    used = 0
+    for label in sorted(dtype.names or (), key=lambda label: layout[label][1]):
+        field, offset = layout[label][:2]
+        if offset < used:
+            raise ConfigError(f"{name}: field {label!r} was at byte {offset}, expected {used} or more")
+        fields += _padding(used, offset)
+        kind = _c_type(f"{name}.{label}", field)
+        if issubclass(kind, ctypes.Array) and kind._type_ is ctypes.c_uint8:
+            hidden = f"bytes of {label}"
+            members[label] = property(_bytes_of(hidden))
+            fields.append((hidden, kind))
+        else:
+            fields.append((label, kind))
+        used = offset + field.itemsize
+    fields += _padding(used, dtype.itemsize)
+    return type(
+        name,
+        (TypedRecord,),
+        {
+            "_pack_": 1,
+            "_layout_": "ms",
+            "_fields_": fields,
+            "_names_": dtype.names or (),
+            "_dtype_": dtype,
+            **members,
+        },
+    )
+
+
+def _padding(used: int, offset: int) -> list[tuple[str, Any]]:
+    # The blank keeps the name apart from those of fields.
+    return [(f"padding {used}", ctypes.c_uint8 * (offset - used))] if offset > used else []
+
+
+def _c_type(name: str, field: numpy.dtype[Any]) -> Any:
+    if field.subdtype is not None:
+        base, shape = field.subdtype
+        array = _c_type(name, base)
+        for length in reversed(shape):
+            array *= length
+        return array
+    if field.names:
+        return record_type(name, field)
+    try:
+        return numpy.ctypeslib.as_ctypes_type(field)
+    except NotImplementedError:
+        return ctypes.c_char * field.itemsize if field.kind == "S" else ctypes.c_uint8 * field.itemsize

@@ -1,0 +1,149 @@
+"""Watch a feed's publishers by their heartbeats alone, which costs them next to nothing."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import zmq
+
+from blackbox.block.block import Block
+from blackbox.block.format import FLAG_CONTROL, HEARTBEAT_KEY
+from blackbox.errors import BlockError, EndpointError
+from blackbox.feed.feed import Feed
+
+_SILENT_AFTER_HEARTBEATS = 3
+
+
+class LineState(StrEnum):
+    """What is known of the publisher of a line."""
+
+    NOT_HEARD = "not heard"
+    ALIVE = "alive"
+    """Heard within the last three heartbeat intervals."""
+    SILENT = "silent"
+    """Heard before, but not within the last three heartbeat intervals."""
+    CLOSED = "closed"
+    """It has said that it ends."""
+
+
+class LineHealth(msgspec.Struct, kw_only=True):
+    """What the heartbeats of one line of one slice have said so far."""
+
+    slice_id: int
+    line: str
+    """"A" or "B"."""
+    endpoint: str
+    state: LineState = LineState.NOT_HEARD
+    epoch: str | None = None
+    """The publisher's run, as 16 hexadecimal digits; None: never heard."""
+    keys: int = 0
+    """Keys published so far in this run."""
+    messages: int = 0
+    """Messages published so far in this run, over all keys."""
+    messages_per_second: float | None = None
+    """Between the last two heartbeats; None before two of this run were heard."""
+    heartbeat_lag_ns: int | None = None
+    """Time of arrival minus `ts_out` of the last one."""
+    last_heard_ns: int = 0
+    """Time of arrival of the last one, ns since 1970; 0: never."""
+    heard: int = 0
+    """Heartbeats of this run."""
+    malformed: int = 0
+    """Messages on the heartbeat key that were not valid heartbeats."""
+
+
+class Heartbeats:
+    """Plain SUB sockets, one for each line of each slice, that subscribe to heartbeats alone.
+
+    Owns its sockets: open in a `with` block, used by the one thread that entered it. `lines` are updated in place.
+    """
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
+        self.lines: list[LineHealth] = []
+        self._ts_out: dict[int, int] = {}
+        self._context = zmq.Context()
+        self._poller = zmq.Poller()
+        self._place_of: dict[zmq.Socket[bytes], int] = {}
+
+    def __enter__(self) -> Self:
+        """Connect. Raises EndpointError, which names the endpoint that cannot be connected."""
+        try:
+            for slice_id, feed_slice in enumerate(self.feed.slices):
+                for name, endpoint in zip("AB", feed_slice.endpoints, strict=False):
+                    self._connect(endpoint)
+                    self.lines.append(LineHealth(slice_id=slice_id, line=name, endpoint=endpoint))
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        for socket in self._place_of:
+            socket.close(linger=0)
+        self._context.term()
+
+    def _connect(self, endpoint: str) -> None:
+        socket: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
+        self._place_of[socket] = len(self.lines)
+        socket.linger = 0
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            raise EndpointError(error.errno, f"cannot connect to {endpoint}: {error.strerror}") from error
+        socket.subscribe(HEARTBEAT_KEY)
+        self._poller.register(socket, zmq.POLLIN)
+
+    def listen(self, seconds: float) -> None:
+        """Take heartbeats for that long, and update `lines`. 0: take those that have come."""
+        deadline = time.monotonic() + seconds
+        while True:
+            left_ms = max(0, int(1000 * (deadline - time.monotonic())))
+            ready = self._poller.poll(left_ms)
+            for socket, _ in ready:
+                self._take(self.lines[self._place_of[socket]], socket.recv_multipart())
+            if not ready or left_ms == 0:
+                break
+        silent_ns = _SILENT_AFTER_HEARTBEATS * self.feed.heartbeat_ns
+        for line in self.lines:
+            if line.state is LineState.ALIVE and time.time_ns() - line.last_heard_ns >= silent_ns:
+                line.state = LineState.SILENT
+
+    @property
+    def heard_all(self) -> bool:
+        """Whether every line has closed or was heard twice, so that its rate is known."""
+        return all(line.heard > 1 or line.state is LineState.CLOSED for line in self.lines)
+
+    def _take(self, line: LineHealth, frames: list[bytes]) -> None:
+        try:
+            key, header, body = frames
+            block = Block.decode(key, header, body)
+            if key != HEARTBEAT_KEY or not block.flags & FLAG_CONTROL:
+                raise BlockError("not a heartbeat")
+            sequences = block.next_sequences()
+        except (BlockError, ValueError):
+            line.malformed += 1
+            return
+        now_ns = time.time_ns()
+        messages, epoch = sum(sequences.values()), f"{block.epoch:016x}"
+        place = self.lines.index(line)
+        between_ns = block.ts_out - self._ts_out.get(place, block.ts_out)
+        if epoch != line.epoch:
+            line.epoch, line.heard, line.messages_per_second = epoch, 0, None
+        elif between_ns > 0:
+            line.messages_per_second = (messages - line.messages) * 1e9 / between_ns
+        self._ts_out[place] = block.ts_out
+        line.keys, line.messages = len(sequences), messages
+        line.heartbeat_lag_ns = now_ns - block.ts_out
+        line.last_heard_ns = now_ns
+        line.state = LineState.CLOSED if block.is_end else LineState.ALIVE
+        line.heard += 1

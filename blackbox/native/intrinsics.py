@@ -1,0 +1,131 @@
+"""What compiled code needs below numpy: addresses, ordered loads and stores, calls through a pointer.
+
+Everything here is for use inside `@njit` functions only. Addresses are plain int64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+from llvmlite import ir
+from numba import carray, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from blackbox.native.jit import njit
+
+_WORD = ir.IntType(64)
+_BYTE_POINTER = ir.IntType(8).as_pointer()
+_WORD_POINTER = _WORD.as_pointer()
+
+inner = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+"""Compile a function that only compiled code calls: half the work, and cached as part of its callers."""
+
+
+@intrinsic
+def _pointer(typingctx: Any, address: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], _BYTE_POINTER)
+
+    return types.voidptr(types.int64), codegen
+
+
+@intrinsic
+def load_acquire(typingctx: Any, address: Any) -> Any:
+    """Read an int64 that another thread publishes: all that it wrote before is then seen too."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], _WORD_POINTER)
+        return builder.load_atomic(pointer, "acquire", 8, typ=_WORD)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def fence(typingctx: Any) -> Any:
+    """Order every earlier store before every later load (sequential consistency)."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def copy_bytes(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
+    """`memcpy(target, source, size)`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        target, source = (builder.inttoptr(a, _BYTE_POINTER) for a in args[:2])
+        cgutils.raw_memcpy(builder, target, source, args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def call_with_address(typingctx: Any, function: Any, argument: Any) -> Any:
+    """Call the C function `void f(int64_t)` that starts at address `function`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [_WORD])
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), [args[1]])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@njit(inline="always")
+def unsigned(index: int) -> Any:
+    """A non-negative int32 as uint64: an index for which numba does not look whether it counts from the end."""
+    return numpy.uint64(numpy.uint32(index))
+
+
+@njit(inline="always")
+def bytes_at(address: int, size: int) -> Any:
+    """uint8[size] on foreign memory; the caller keeps that memory alive."""
+    return carray(_pointer(address), (size,), numpy.uint8)
+
+
+@njit(inline="always")
+def uint16s_at(address: int, size: int) -> Any:
+    """uint16[size] on foreign memory, as `bytes_at`."""
+    return carray(_pointer(address), (size,), numpy.uint16)
+
+
+@njit(inline="always")
+def int32s_at(address: int, size: int) -> Any:
+    """int32[size] on foreign memory, as `bytes_at`."""
+    return carray(_pointer(address), (size,), numpy.int32)
+
+
+@njit(inline="always")
+def uint32_at(address: int) -> Any:
+    """The four bytes at `address` as an unsigned number, int64."""
+    return numpy.int64(carray(_pointer(address), (1,), numpy.int32)[0]) & 0xFFFFFFFF
+
+
+@njit(inline="always")
+def int64s_at(address: int, size: int) -> Any:
+    """int64[size] on foreign memory, as `bytes_at`."""
+    return carray(_pointer(address), (size,), numpy.int64)
+
+
+@njit(inline="always")
+def uint64s_at(address: int, size: int) -> Any:
+    """uint64[size] on foreign memory, as `bytes_at`."""
+    return carray(_pointer(address), (size,), numpy.uint64)
+
+
+@intrinsic
+def load_word(typingctx: Any, address: Any) -> Any:
+    """Eight bytes at any address, as uint64; the caller owns all eight."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = builder.load(builder.inttoptr(args[0], _WORD_POINTER))
+        word.align = 1
+        return word
+
+    return types.uint64(types.int64), codegen

@@ -1,0 +1,38 @@
+"""`njit`, cached as `kernel_cache` says, and compiling ahead: a thread is ready once it has said so."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from numba import njit, typeof
+
+from blackbox.native.kernel_cache import cache_root, use_kernel_cache
+
+__all__ = ["njit", "warm_up"]
+
+log = logging.getLogger("blackbox")
+
+_PATIENCE_S = 1.0
+_told = threading.Event()
+
+use_kernel_cache()
+
+
+def _tell() -> None:
+    if not _told.is_set():
+        _told.set()
+        text = "compiling what runs for the first time: up to 20 s, longer on a busy machine; then cached in %s"
+        log.warning(text, cache_root())
+
+
+def warm_up(function: Any, *arguments: Any) -> None:
+    """Compile `function` for arguments like these, or load it from the cache, without calling it."""
+    timer = threading.Timer(_PATIENCE_S, _tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        function.compile(tuple(typeof(argument) for argument in arguments))
+    finally:
+        timer.cancel()

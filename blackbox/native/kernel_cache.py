@@ -1,0 +1,150 @@
+"""Where compiled kernels are cached: by the content of every source file that they depend on.
+
+numba's own locators look at a kernel's own file. But constants and records of other files are compiled into it: after a
+change there, its cached kernel is stale and computes something else. Here the kernels of a module lie in a directory
+named by its source and by all that it imports from these packages, directly or not. Clones and environments that hold
+the same sources share it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from functools import cache
+from hashlib import blake2b
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryFile
+from types import FunctionType
+from typing import Final, Self
+
+from numba.core import config
+
+from blackbox.user_cache import user_cache
+
+_PACKAGES: Final = ("blackbox", "blackbox_feeds")
+_IMPORT: Final = re.compile(
+    rf"^[ \t]*(?:from|import)[ \t]+((?:{'|'.join(_PACKAGES)})\b[\w.]*)(?:[ \t]+import[ \t]+(\([^)]*\)|[^\n]*))?",
+    re.MULTILINE,
+)
+_NUMBAS_OWN: Final = (
+    "UserProvidedCacheLocator",
+    "InTreeCacheLocator",
+    "UserWideCacheLocator",
+    "IPythonCacheLocator",
+    "ZipCacheLocator",
+)
+_KEPT: Final = 8
+"""Versions of one module of which the kernels are kept: the newest."""
+
+
+def use_kernel_cache() -> None:
+    """Have numba ask `KernelCacheLocator` before its own locators, for what is compiled from now on."""
+    if not config.CACHE_LOCATOR_CLASSES:
+        ours = f"{KernelCacheLocator.__module__}.{KernelCacheLocator.__name__}"
+        config.CACHE_LOCATOR_CLASSES = ",".join((ours, *_NUMBAS_OWN))
+
+
+def cache_root() -> Path:
+    """Return where all kernels are cached: in `NUMBA_CACHE_DIR` if that is set, else in the user's cache."""
+    return (Path(config.CACHE_DIR) if config.CACHE_DIR else user_cache()) / "kernels"
+
+
+class KernelCacheLocator:
+    """Tell numba where the kernels of one function are: the interface that numba expects of a cache locator."""
+
+    def __init__(self, module: str, line: int) -> None:
+        self._module, self._line = module, line
+        self._digest = digest_of(module)
+        self._directory = cache_root() / f"{module}-{self._digest}"
+
+    @classmethod
+    def from_function(cls, function: FunctionType, file: str) -> Self | None:
+        """Return the locator of a function; None if it is not of these packages, or nothing can be written."""
+        module = _module_of(Path(file))
+        if module is None:
+            return None
+        locator = cls(module, function.__code__.co_firstlineno)
+        try:
+            locator.ensure_cache_path()
+        except OSError:
+            return None
+        return locator
+
+    def ensure_cache_path(self) -> None:
+        """Make the directory, in place of the oldest of this module. Raises OSError when it cannot be written."""
+        if not self._directory.is_dir():
+            self._directory.mkdir(parents=True, exist_ok=True)
+            others = self._directory.parent.glob(f"{self._module}-*")
+            for old in sorted(others, key=lambda path: path.stat().st_mtime)[:-_KEPT]:
+                shutil.rmtree(old, ignore_errors=True)
+        TemporaryFile(dir=self._directory).close()
+
+    def get_cache_path(self) -> str:
+        """Return the directory of the module's kernels."""
+        return str(self._directory)
+
+    def get_source_stamp(self) -> str:
+        """Return what stands for the sources."""
+        return self._digest
+
+    def get_disambiguator(self) -> str:
+        """Return what tells functions of one name in one file apart."""
+        return str(self._line)
+
+
+@cache
+def _root_of(package: str) -> Path | None:
+    spec = find_spec(package)
+    return None if spec is None or spec.origin is None else Path(spec.origin).resolve().parent.parent
+
+
+def _module_of(file: Path) -> str | None:
+    """Return the full name of the module that a file of these packages is."""
+    path = file.resolve()
+    for package in _PACKAGES:
+        root = _root_of(package)
+        if root is not None and path.is_relative_to(root / package) and path.suffix == ".py":
+            return ".".join(path.relative_to(root).with_suffix("").parts)
+    return None
+
+
+def _file_of(module: str) -> Path | None:
+    """Return the file of a module; None if there is no such module, or it is a folder."""
+    root = _root_of(module.partition(".")[0])
+    path = None if root is None else root.joinpath(*module.split(".")).with_suffix(".py")
+    return path if path is not None and path.is_file() else None
+
+
+@cache
+def _source_of(module: str) -> bytes:
+    file = _file_of(module)
+    assert file is not None, f"{module} has no file"
+    return file.read_bytes()
+
+
+@cache
+def _imports_of(module: str) -> frozenset[str]:
+    """Return the modules of these packages that a module imports, wherever it does."""
+
+    def named() -> Iterator[str]:
+        for imported, names in _IMPORT.findall(_source_of(module).decode()):
+            yield imported
+            yield from (f"{imported}.{name}" for name in re.findall(r"\w+", names))
+
+    return frozenset(name for name in named() if _file_of(name) is not None)
+
+
+@cache
+def digest_of(module: str) -> str:
+    """Return 16 hex digits that stand for the sources of a module and of all that it imports from these packages."""
+    found, left = {module}, [module]
+    while left:
+        new = _imports_of(left.pop()) - found
+        found |= new
+        left += new
+    digest = blake2b(digest_size=8)
+    for name in sorted(found):
+        digest.update(name.encode() + b"\0" + _source_of(name))
+    return digest.hexdigest()

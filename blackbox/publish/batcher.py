@@ -1,0 +1,247 @@
+"""Columns into a slice's ring, compiled: pick the rows of one slice, group them by key, encode them as blocks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.block.encode import (
+    Distinct,
+    Origin,
+    Plan,
+    Rows,
+    TopicTable,
+    plan_block,
+    plan_bytes,
+    restamp,
+    write_body,
+    write_template,
+)
+from blackbox.block.format import HEADER_BYTES, read_header
+from blackbox.native.intrinsics import copy_bytes, inner, int32s_at, int64s_at, unsigned
+from blackbox.native.jit import njit
+from blackbox.publish.ring import (
+    ABSENT,
+    BLOCK_RECORD_BYTES,
+    RECORD_BYTES,
+    UNWANTED,
+    RingAt,
+    claim,
+    commit_block,
+    put_count,
+)
+from blackbox.transport.libzmq import msg_data, msg_init_on, msg_init_size
+
+OUT_OF_MEMORY = -1
+_MOST_ABSENT = (1 << 31) - 1
+
+
+class Selection(NamedTuple):
+    """Rows of one slice: `order[:n]` are row numbers, `topics[:n]` their topic ids, both grouped by key.
+
+    Group g is of key `keys[g]` and ends before place `stops[g]`, where the next one begins.
+    """
+
+    order: NDArray[numpy.int32]
+    topics: NDArray[numpy.int32]
+    spare_order: NDArray[numpy.int32]
+    spare_topics: NDArray[numpy.int32]
+    keys: NDArray[numpy.int32]
+    stops: NDArray[numpy.int32]
+    counts: NDArray[numpy.int32]
+    """Scratch by key, zero between calls."""
+
+
+class Encoder(NamedTuple):
+    """What one thread encodes the blocks of one slice with."""
+
+    selection: Selection
+    table: TopicTable
+    key_of_topic: NDArray[numpy.int32]
+    distinct: Distinct
+    block_bytes: int
+    checksum: bool
+    origin: Origin
+
+
+def make_selection(rows: int, max_keys: int) -> Selection:
+    """Return scratch to group up to `rows` messages by up to `max_keys` keys."""
+    groups = min(rows, max_keys)
+    sizes = (rows, rows, rows, rows, groups, groups, max_keys)
+    return Selection(*(numpy.zeros(size, numpy.int32) for size in sizes))
+
+
+@njit(nogil=True, cache=True)
+def select_rows(
+    selection: Selection,
+    topic_index_at: int,
+    start: int,
+    stop: int,
+    slice_of_topic: NDArray[numpy.int32],
+    id_of_topic: NDArray[numpy.int32],
+    slice_id: int,
+) -> int:
+    """List rows `[start, stop)` of `slice_id`, in order, by the int32 column at `topic_index_at`; return how many.
+
+    -1: a topic index is out of range.
+    """
+    taken = numpy.uint64(0)
+    topic_index = int32s_at(topic_index_at, stop)
+    topics = numpy.uint64(len(slice_of_topic))
+    for row in range(numpy.uint64(start), numpy.uint64(stop)):
+        topic = unsigned(topic_index[row])
+        if topic >= topics:
+            return -1
+        selection.order[taken] = row
+        selection.topics[taken] = id_of_topic[topic]
+        taken += numpy.uint64(slice_of_topic[topic] == slice_id)
+    return numpy.int64(taken)
+
+
+@njit(nogil=True, cache=True)
+def group_by_key(selection: Selection, count: int, key_of_topic: NDArray[numpy.int32], keys: int) -> int:
+    """Group the selection by key, each in its order; returns how many groups. Keys without rows cost nothing."""
+    groups = 0
+    if keys <= 1:
+        selection.keys[0] = 0
+        selection.stops[0] = count
+        return numpy.int64(count > 0)
+    counts = selection.counts
+    for i in range(count):
+        key = key_of_topic[selection.topics[i]]
+        if counts[key] == 0:
+            selection.keys[groups] = key
+            groups += 1
+        counts[key] += 1
+    place = 0
+    for group in range(groups):
+        key = selection.keys[group]
+        size = counts[key]
+        counts[key] = place
+        place += size
+        selection.stops[group] = place
+    for i in range(count):
+        key = key_of_topic[selection.topics[i]]
+        place = counts[key]
+        counts[key] = place + 1
+        selection.spare_order[place] = selection.order[i]
+        selection.spare_topics[place] = selection.topics[i]
+    for group in range(groups):
+        counts[selection.keys[group]] = 0
+    for i in range(count):
+        selection.order[i] = selection.spare_order[i]
+        selection.topics[i] = selection.spare_topics[i]
+    return groups
+
+
+@inner
+def plan_next(encoder: Encoder, rows: Rows, at: int, stop: int) -> Plan:
+    """Plan a block of rows of one key from place `at` of the selection on, as many as fit."""
+    selection = encoder.selection
+    return plan_block(
+        rows, selection.order, selection.topics, at, stop, encoder.block_bytes, encoder.table, encoder.distinct
+    )
+
+
+@inner
+def encode_planned(encoder: Encoder, rows: Rows, plan: Plan, message: int, header: int, ts_in: int) -> bool:
+    """Encode the block just planned: its body into a new message, and the template of its header. False: no memory."""
+    if msg_init_size(message, plan_bytes(plan)) != 0:
+        return False
+    body = msg_data(message)
+    selection = encoder.selection
+    write_body(body, plan, rows, selection.order, selection.topics, encoder.table, encoder.distinct)
+    write_template(header, plan, body, encoder.checksum, encoder.origin, ts_in)
+    return True
+
+
+@njit(nogil=True, cache=True)
+def put_blocks(
+    ring: RingAt, encoder: Encoder, start: int, rows: Rows, groups: int, wanted: NDArray[numpy.uint8], ts_in: int
+) -> int:
+    """Encode the selection from `start` on; return where it stopped: at its end, or earlier when the ring is full.
+
+    `ts_in`: when the messages were handed to the publisher, ns since the epoch. OUT_OF_MEMORY when no body could be
+    allocated.
+    """
+    at = start
+    for group in range(groups):
+        key = numpy.int64(encoder.selection.keys[group])
+        stop = numpy.int64(encoder.selection.stops[group])
+        if at >= stop:
+            continue
+        if not wanted[key]:
+            if not put_count(ring, numpy.int64(UNWANTED), key, stop - at, ts_in):
+                return at
+            at = stop
+        while at < stop:
+            plan = plan_next(encoder, rows, at, stop)
+            body_bytes = plan_bytes(plan)
+            record = claim(ring, numpy.int64(BLOCK_RECORD_BYTES), body_bytes)
+            if record == 0:
+                return at
+            header = record + RECORD_BYTES
+            if not encode_planned(encoder, rows, plan, header + HEADER_BYTES, header, ts_in):
+                return OUT_OF_MEMORY
+            commit_block(ring, record, key, body_bytes, ts_in)
+            at = plan.stop
+    return at
+
+
+class Stored(NamedTuple):
+    """Encoded blocks of one slice to send again: addresses of int64 columns, a row a block."""
+
+    heads: int
+    """Address of its header; 0: there is no block, only sequence numbers without messages."""
+    bodies: int
+    keys: int
+    """Number of its key."""
+    absent: int
+    """How many sequence numbers before it have no message."""
+    stays: int
+    """1: its body stays where it is until the publisher has closed, and is sent from there; 0: it is copied."""
+    count: int
+
+
+@njit(nogil=True, cache=True)
+def put_stored(
+    ring: RingAt, origin: Origin, stored: Stored, start: int, wanted: NDArray[numpy.uint8], ts_in: int
+) -> int:
+    """Put blocks from `start` on into the ring; return where it stopped, as `put_blocks`.
+
+    Sequence numbers that were put as absent are taken off their column.
+    """
+    heads, bodies = int64s_at(stored.heads, stored.count), int64s_at(stored.bodies, stored.count)
+    keys, absent = int64s_at(stored.keys, stored.count), int64s_at(stored.absent, stored.count)
+    stays = int64s_at(stored.stays, stored.count)
+    for block in range(start, stored.count):
+        key = keys[block]
+        while absent[block] > 0:
+            part = min(absent[block], _MOST_ABSENT)
+            if not put_count(ring, numpy.int64(ABSENT), key, part, ts_in):
+                return block
+            absent[block] -= part
+        if heads[block] == 0:
+            continue
+        header = read_header(heads[block])
+        if not wanted[key]:
+            if not put_count(ring, numpy.int64(UNWANTED), key, header.count, ts_in):
+                return block
+            continue
+        record = claim(ring, numpy.int64(BLOCK_RECORD_BYTES), header.body_bytes)
+        if record == 0:
+            return block
+        new_header = record + RECORD_BYTES
+        message = new_header + HEADER_BYTES
+        if stays[block] != 0:
+            msg_init_on(message, bodies[block], header.body_bytes)
+        elif msg_init_size(message, header.body_bytes) != 0:
+            return OUT_OF_MEMORY
+        else:
+            copy_bytes(msg_data(message), bodies[block], header.body_bytes)
+        copy_bytes(new_header, heads[block], HEADER_BYTES)
+        restamp(new_header, origin, ts_in)
+        commit_block(ring, record, key, header.body_bytes, ts_in)
+    return stored.count

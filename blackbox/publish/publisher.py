@@ -1,0 +1,409 @@
+"""Publish messages into the slices of a feed."""
+
+from __future__ import annotations
+
+import logging
+import struct
+import time
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Self
+
+import msgspec
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.block.block import as_integers, as_rows
+from blackbox.block.encode import NO_VALUE, Rows
+from blackbox.errors import NoSubscriberError, PublisherError
+from blackbox.feed.feed import Feed
+from blackbox.feed.schema import load_schema
+from blackbox.native.jit import warm_up
+from blackbox.publish.batcher import OUT_OF_MEMORY, Stored, group_by_key, put_blocks, put_stored, select_rows
+from blackbox.publish.ring import ASKED, RECORD_BYTES, TAIL, LargePayloadError, Packers, Ring
+from blackbox.publish.send_loop import SenderState
+from blackbox.publish.slice_sender import SliceSender
+
+log = logging.getLogger("blackbox")
+
+WINDOW_ROWS = 131_072
+"""Rows that `publish_many` groups by key at a time."""
+HWM_BLOCKS_DROP = 1_000
+HWM_BLOCKS_WAIT = 8
+
+
+class State(Enum):
+    """Where a publisher is in its life. It goes forward only."""
+
+    NEW = "new"
+    RUNNING = "running"
+    CLOSED = "closed"
+
+
+_ORDER = tuple(State)
+
+
+class PublisherStatistics(msgspec.Struct, frozen=True):
+    """What a publisher has done so far, over all slices."""
+
+    messages: int
+    """Messages sent, each counted once however many subscribers or lines it went to."""
+    blocks: int
+    """Blocks sent."""
+    body_bytes: int
+    """Bytes of the bodies sent, each counted once however many subscribers or lines it went to."""
+    unwanted: int
+    """Messages of keys that nobody had subscribed to, hence not sent."""
+    waits: int
+    """Times a sender waited up to 20 ms for a slow subscriber (`when_full="wait"`)."""
+    discarded: int
+    """Messages that `close` gave up on because a subscriber did not take them in time."""
+    topics: int
+    """Distinct topics published."""
+    subscribers: int
+    """Confirmed subscribers of the slice that has most."""
+
+
+class _Routes(dict[bytes, tuple[Ring, int]]):
+    """Topic to ring and topic id, filled as topics are first published."""
+
+    def __init__(self, feed: Feed, senders: list[SliceSender]) -> None:
+        self._feed = feed
+        self._senders = senders
+
+    def __missing__(self, topic: bytes) -> tuple[Ring, int]:
+        if type(topic) is not bytes:
+            raise TypeError(f"topic was {type(topic).__name__}, expected bytes: {topic!r}")
+        if not self._senders:
+            raise PublisherError(f"feed {self._feed.name!r}: the publisher was not running")
+        sender = self._senders[self._feed.slice_of(topic)]
+        with sender.ring.lock:
+            sender.check()
+            route = self[topic] = sender.ring, sender.add_topic(topic)
+        return route
+
+
+class _Resolved(NamedTuple):
+    """Slice and topic id of each of a caller's topics."""
+
+    topics: Sequence[bytes]
+    slices: NDArray[numpy.int32]
+    ids: NDArray[numpy.int32]
+    distinct_slices: list[int]
+
+
+class Publisher:
+    """Publish into a feed: batches by itself, one thread and one I/O thread per slice.
+
+    Life: NEW, `start` (or `with`), RUNNING, `close`, CLOSED. Any thread may publish; messages of one thread keep their
+    order within a key (within a slice when `key_bytes` is 0).
+
+    `when_full` says what happens when a subscriber's queue of `hwm_blocks` blocks is full: "drop" (live: the block is
+    not sent to that subscriber, which counts the gap) or "wait" (replay: publish as fast as the slowest takes it).
+    Memory per subscriber is bounded by `hwm_blocks * feed.block_bytes`; defaults: 1,000 for drop, 8 for wait.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        *,
+        when_full: Literal["drop", "wait"] = "drop",
+        hwm_blocks: int | None = None,
+    ) -> None:
+        if when_full not in ("drop", "wait"):
+            raise ValueError(f"when_full was {when_full!r}, expected 'drop' or 'wait'")
+        default = HWM_BLOCKS_WAIT if when_full == "wait" else HWM_BLOCKS_DROP
+        self.hwm_blocks = default if hwm_blocks is None else hwm_blocks
+        if self.hwm_blocks < 1:
+            raise ValueError(f"hwm_blocks was {self.hwm_blocks}, expected at least 1: 0 would mean unbounded")
+        self.feed = feed
+        self.when_full = when_full
+        self.epoch = time.time_ns()
+        self._senders: list[SliceSender] = []
+        self.state = State.NEW
+        self._packers = Packers()
+        self._routes = _Routes(feed, self._senders)
+        self._resolved = _Resolved((), numpy.empty(0, numpy.int32), numpy.empty(0, numpy.int32), [])
+
+    def start(self) -> Self:
+        """Bind every slice. Raises EndpointError naming the endpoint that could not be bound."""
+        self._enter(State.RUNNING)
+        schema_id = load_schema(self.feed.schema).schema_id
+        wait = self.when_full == "wait"
+        try:
+            for slice_id in range(len(self.feed.slices)):
+                sender = SliceSender(self.feed, slice_id, schema_id, self.epoch, wait, self.hwm_blocks)
+                self._senders.append(sender)
+                sender.start()
+            self._encoders = [sender.make_encoder(WINDOW_ROWS) for sender in self._senders]
+            self._warm_up()
+        except BaseException:
+            self.close(timeout=0.0)
+            raise
+        return self
+
+    def _warm_up(self) -> None:
+        sender, encoder = self._senders[0], self._encoders[0]
+        column = numpy.empty(0, numpy.int32)
+        rows, _ = as_rows(numpy.empty((0, 1), numpy.uint8), None, None, None, 0)
+        warm_up(select_rows, encoder.selection, 0, 0, 0, column, column, 0)
+        warm_up(group_by_key, encoder.selection, 0, encoder.key_of_topic, 0)
+        warm_up(put_blocks, sender.ring.at, encoder, 0, rows, 0, sender.wanted, 0)
+
+    def warm_up_stored(self) -> None:
+        """Compile what `publish_stored` runs, before there is something to send."""
+        sender = self._running()[0]
+        warm_up(put_stored, sender.ring.at, sender.origin, Stored(0, 0, 0, 0, 0, 0), 0, sender.wanted, 0)
+
+    def publish(self, topic: bytes, payload: bytes | None, ts_event: int = 0) -> None:
+        """Publish one message. It is sent as soon as the sender is free; what piles up meanwhile shares a block.
+
+        A payload of None says that the topic has no value any more.
+
+        Raises ConfigError when no slice covers the topic, PublisherError when the publisher is not running or its topic
+        table is full, ValueError when `ts_event` (ns since the epoch) is no int64. Bytes are the fastest payload; other
+        buffers are copied once more.
+        """
+        try:
+            ring, topic_id = self._routes[topic]
+            pack, size = self._packers[len(payload)]  # type: ignore[arg-type]
+            shared = ring.shared
+            with ring.lock:
+                tail = shared[TAIL]
+                end = tail + size
+                if end > ring.limit:
+                    ring.put_waiting(pack, size, len(payload), topic_id, ts_event, payload)  # type: ignore[arg-type]
+                else:
+                    pack(ring.view, tail, len(payload), topic_id, ts_event, payload)  # type: ignore[arg-type]
+                    shared[TAIL] = end
+            # Outside of the lock: its release is the fence that the reader's going to sleep is paired with.
+            if shared[ASKED]:
+                ring.answer()
+        except LargePayloadError:
+            assert payload is not None
+            self.publish_many((topic,), (0,), payload, (ts_event,), (0, len(payload)))
+        except struct.error as error:
+            if type(payload) is bytes:
+                raise ValueError(f"ts_event was {ts_event!r}, expected an int64") from error
+            assert payload is not None
+            self.publish(topic, bytes(payload), ts_event)
+        except TypeError:
+            if payload is not None:
+                raise
+            self._publish_null(topic, ts_event)
+
+    def _publish_null(self, topic: bytes, ts_event: int) -> None:
+        ring, topic_id = self._routes[topic]
+        with ring.lock:
+            try:
+                ring.put_waiting(Packers.null, RECORD_BYTES, NO_VALUE, topic_id, ts_event)
+            except struct.error as error:
+                raise ValueError(f"ts_event was {ts_event!r}, expected an int64") from error
+        if ring.shared[ASKED]:  # behind the lock, as in `publish`
+            ring.answer()
+
+    def publish_many(
+        self,
+        topics: Sequence[bytes],
+        topic_index: Any,
+        payloads: Any,
+        ts_event: Any = None,
+        offsets: Any = None,
+        lengths: Any = None,
+        valid: Any = None,
+    ) -> int:
+        """Publish n messages in columns; returns n. They are encoded straight into blocks, without the GIL.
+
+        Args:
+            topics: distinct topics; a tuple that is passed again is not looked up again.
+            topic_index: int32[n], places in `topics`.
+            payloads: uint8[n, size]; or one buffer, with `offsets`.
+            ts_event: int64[n], ns since the epoch; None: 0 for all.
+            offsets: int[n + 1], payload i being `payloads[offsets[i]:offsets[i + 1]]`; or int[n] starts with `lengths`.
+            lengths: int[n].
+            valid: bool[n]; a message where it is False has no value, which deletes its topic. None: all have one.
+
+        Raises:
+            ValueError: a column has the wrong shape, or reaches outside its buffer; nothing was published.
+            ConfigError, PublisherError: as `publish`.
+        """
+        index = as_integers(topic_index, numpy.int32, "topic_index")
+        if index.ndim != 1:
+            raise ValueError(f"topic_index had shape {index.shape}, expected (n,)")
+        if index.size and (index.min() < 0 or index.max() >= len(topics)):
+            raise ValueError(f"topic_index ran from {index.min()} to {index.max()}, expected 0 to {len(topics) - 1}")
+        rows, _alive = as_rows(payloads, ts_event, offsets, lengths, len(index), valid=valid)
+        self.publish_rows(topics, index, rows)
+        return len(index)
+
+    def publish_rows(self, topics: Sequence[bytes], index: NDArray[numpy.int32], rows: Rows) -> None:
+        """As `publish_many`, of columns that are known to be right, wherever they lie."""
+        ts_in = time.time_ns()
+        resolved = self._resolve(topics)
+        for start in range(0, len(index), WINDOW_ROWS):
+            stop = min(start + WINDOW_ROWS, len(index))
+            for slice_id in resolved.distinct_slices:
+                self._put(slice_id, resolved, index, rows, start, stop, ts_in)
+
+    def publish_stored(self, slice_id: int, keys: Sequence[bytes], stored: Stored, alive: Iterable[object]) -> None:
+        """Publish blocks that are encoded already, as they are but for their headers, which are stamped anew.
+
+        Args:
+            slice_id: the slice that all their topics fall into.
+            keys: of each block.
+            stored: the blocks; its `keys` are filled in here.
+            alive: what those bodies lie in that stay where they are; kept until all of it has been sent.
+        """
+        sender = self._running()[slice_id]
+        ring = sender.ring
+        at, ts_in = 0, time.time_ns()
+        if sender.part.endpoints[0].startswith("inproc://"):
+            # Subscribers in this process share the bodies, and may keep them longer than this publisher lives.
+            copies = numpy.zeros(stored.count, numpy.int64)
+            stored = stored._replace(stays=copies.ctypes.data)
+        with ring.lock:
+            sender.alive.update(alive)
+            numbers = numpy.fromiter(map(sender.add_key, keys), numpy.int64, stored.count)
+            stored = stored._replace(keys=numbers.ctypes.data)
+            while at < stored.count:
+                sender.check()
+                try:
+                    at = put_stored(ring.at, sender.origin, stored, at, sender.wanted, ts_in)
+                finally:  # as in `_put`
+                    ring.forget_limit()
+                if at == OUT_OF_MEMORY:
+                    raise MemoryError(f"slice {slice_id}: no memory for a recorded block")
+                if at < stored.count:
+                    ring.wait()
+
+    def _resolve(self, topics: Sequence[bytes]) -> _Resolved:
+        resolved = self._resolved
+        if topics is resolved.topics:
+            return resolved
+        # A source's topics grow at the end: those before are the same objects, and compared in no time.
+        known = len(resolved.topics) if topics[: len(resolved.topics)] == resolved.topics else 0
+        routes = [self._routes[topic] for topic in topics[known:]]
+        slice_of_ring = {id(sender.ring): sender.slice_id for sender in self._senders}
+        slices = numpy.array([slice_of_ring[id(ring)] for ring, _ in routes], numpy.int32)
+        ids = numpy.array([topic_id for _, topic_id in routes], numpy.int32)
+        slices = numpy.concatenate([resolved.slices[:known], slices])
+        ids = numpy.concatenate([resolved.ids[:known], ids])
+        resolved = _Resolved(topics, slices, ids, numpy.unique(slices).tolist())
+        if type(topics) is tuple:  # nothing else is sure to hold the same topics when it comes again
+            self._resolved = resolved
+        return resolved
+
+    def _put(
+        self,
+        slice_id: int,
+        resolved: _Resolved,
+        index: NDArray[numpy.int32],
+        rows: Rows,
+        start: int,
+        stop: int,
+        ts_in: int,
+    ) -> None:
+        sender, encoder = self._senders[slice_id], self._encoders[slice_id]
+        ring, selection = sender.ring, encoder.selection
+        with ring.lock:
+            sender.check()
+            count = select_rows(selection, index.ctypes.data, start, stop, resolved.slices, resolved.ids, slice_id)
+            groups = group_by_key(selection, count, encoder.key_of_topic, len(sender.keys))
+            at = 0
+            while at < count:
+                try:
+                    at = put_blocks(ring.at, encoder, at, rows, groups, sender.wanted, ts_in)
+                finally:  # also when Ctrl-C comes right behind the call: what was put is put
+                    ring.forget_limit()
+                if at == OUT_OF_MEMORY:
+                    raise MemoryError(f"slice {slice_id}: no memory for a block of {self.feed.block_bytes} bytes")
+                if at < count:
+                    ring.wait()
+
+    def wait_for_subscribers(self, prefix: bytes = b"", timeout: float = 10.0, count: int = 1) -> None:
+        """Wait until every slice that topics with `prefix` can fall into has `count` subscribers for them.
+
+        Raises NoSubscriberError after `timeout` seconds, naming the slices that lack them.
+        """
+        deadline = time.monotonic() + timeout
+        for slice_id in self.feed.slices_for(prefix):
+            sender = self._running()[slice_id]
+            with sender.changed:
+                while (found := sender.subscribers(prefix)) < count:
+                    sender.check()
+                    if time.monotonic() >= deadline:
+                        raise NoSubscriberError(
+                            f"feed {self.feed.name!r} slice {slice_id}: {found} subscribers to {prefix!r} "
+                            f"after {timeout} s, expected {count}"
+                        )
+                    sender.changed.wait(min(0.5, max(0.0, deadline - time.monotonic())))
+
+    def flush(self, timeout: float = 60.0) -> None:
+        """Wait until everything published so far was handed to ZeroMQ.
+
+        Raises PublisherError after `timeout` seconds: a subscriber did not keep up (`when_full="wait"`).
+        """
+        deadline = time.monotonic() + timeout
+        for sender in self._running():
+            sender.flush(deadline)
+
+    def statistics(self) -> PublisherStatistics:
+        """Return a snapshot of the counters."""
+        total = SenderState.sum_of([sender.sent for sender in self._senders] or [SenderState()])
+        return PublisherStatistics(
+            messages=total.messages,
+            blocks=total.blocks,
+            body_bytes=total.body_bytes,
+            unwanted=total.unwanted,
+            waits=total.waits,
+            discarded=sum(sender.discarded for sender in self._senders),
+            topics=sum(len(sender.topics) for sender in self._senders),
+            subscribers=max((sender.subscriber_count() for sender in self._senders), default=0),
+        )
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Send what was published, say goodbye to subscribers, and end; after `timeout` seconds discard what is left.
+
+        What was discarded is logged and counted. Closing twice does nothing.
+        """
+        if self.state is State.CLOSED:
+            return
+        self._enter(State.CLOSED)
+        deadline = time.monotonic() + timeout
+        for sender in self._senders:
+            sender.ask_to_close(deadline)
+        for sender in self._senders:
+            sender.close(deadline)
+        discarded = sum(sender.discarded for sender in self._senders)
+        if discarded:
+            log.warning(
+                "feed %r: closed with %d messages not sent: a subscriber did not keep up",
+                self.feed.name,
+                discarded,
+            )
+
+    def _enter(self, state: State) -> None:
+        """Go forward to `state`. Raises PublisherError when the publisher is as far already."""
+        if _ORDER.index(state) <= _ORDER.index(self.state):
+            raise PublisherError(f"start was called when {self.state.value}; a publisher is used once")
+        self.state = state
+
+    def _running(self) -> list[SliceSender]:
+        if self.state is not State.RUNNING:
+            raise PublisherError(f"feed {self.feed.name!r}: the publisher was not running")
+        return self._senders
+
+    def __enter__(self) -> Self:
+        return self if self.state is State.RUNNING else self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close() if kind is None else self.close(timeout=1.0)
+
+    def __repr__(self) -> str:
+        return f"Publisher({self.feed!r}, when_full={self.when_full!r})"

@@ -1,0 +1,397 @@
+"""The byte ring between the threads that publish and the thread that sends: both sides of its protocol.
+
+Records are 8-byte aligned and begin with 16 bytes::
+
+    0              4              8                       16
+    +--------------+--------------+-----------------------+----------
+    | payload size | topic id     | ts_event              | payload
+    +--------------+--------------+-----------------------+----------
+
+A payload size below 0: the message has no value. Four topic ids are kinds of record instead. They hold a count in place
+of the size and a key's number in place of `ts_event`:
+
+- PAD: nothing; the next record is at the ring's start.
+- BLOCK: an encoded block, its header and then the `zmq_msg_t` of its body.
+- UNWANTED: so many messages that no subscriber wants; they are counted, but not sent.
+- ABSENT: so many sequence numbers for which the source has no messages.
+
+One thread writes at a time (they hold `Ring.lock`), one reads. The reader asks when the next message comes and the
+writer that sees it answers, which tells how old a block is; the same look finds a reader that sleeps.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import numpy
+
+from blackbox.block.format import HEADER_BYTES, OFFSET_COUNT
+from blackbox.errors import PublisherError
+from blackbox.native.intrinsics import fence, inner, int32s_at, int64s_at, uint32_at
+from blackbox.native.jit import njit
+from blackbox.native.posix import poke
+from blackbox.native.records import Field, SharedRecord, load_shared, record_at, store_shared
+from blackbox.transport.libzmq import MESSAGE_BYTES, msg_close
+from blackbox.transport.wakeup import Pipe
+
+RECORD_BYTES: Final = 16
+BLOCK_RECORD_BYTES: Final = RECORD_BYTES + HEADER_BYTES + MESSAGE_BYTES
+PAD: Final = 0xFFFFFFFF
+BLOCK: Final = 0xFFFFFFFE
+UNWANTED: Final = 0xFFFFFFFD
+ABSENT: Final = 0xFFFFFFFC
+"""The least of the kinds; topic ids are below."""
+
+OPEN: Final = 0
+DRAINING: Final = 1
+"""The reader sends what is there, then ends."""
+ENDING: Final = 2
+"""The reader ends now."""
+
+_WAIT_SLICE_MS: Final = 100
+
+
+class RingState(SharedRecord):
+    """What writers and reader tell each other. Those that different threads write are a cache line apart."""
+
+    tail = Field(own_line=True)
+    """Where the writer will write next."""
+    head = Field(own_line=True)
+    """Where the reader will read next."""
+    asked = Field(own_line=True)
+    """1 while the reader wants an answer: a writer then sets `answer_ns`, clears this, and looks at `sleeping`."""
+    waiting = Field(own_line=True)
+    """1 while the writer waits for room: the reader then pokes the room pipe."""
+    bodies_in = Field(own_line=True)
+    """Bytes of block bodies ever put in."""
+    bodies_out = Field(own_line=True)
+    """Bytes of block bodies ever taken out."""
+    closing = Field(own_line=True)
+    """OPEN, DRAINING or ENDING."""
+    sleeping = Field(own_line=True)
+    """1 while the reader sleeps: the writer then pokes the wake pipe. Set before `asked`, so one look is enough."""
+    answer_ns = Field(own_line=True)
+    """When the first message since `asked` was set was handed over, ns since the epoch."""
+
+
+ring_state_at = record_at(RingState)
+TAIL: Final = RingState.tail.start
+ASKED: Final = RingState.asked.start
+"""Where `publish` finds these two in `Ring.shared`: attributes take too long there."""
+
+
+class RingAt(NamedTuple):
+    """A ring as compiled code sees it: addresses, file descriptors and bounds."""
+
+    memory: int
+    capacity: int
+    state: int
+    wake_fd: int
+    room_fd: int
+    bodies_limit: int
+    """Bytes of bodies that may wait; one larger body may, too."""
+
+
+MAX_PAYLOAD_BYTES: Final = 64 << 10
+"""Larger messages travel as a block of their own, not through the ring's memory."""
+
+
+class LargePayloadError(Exception):
+    """A payload is larger than MAX_PAYLOAD_BYTES."""
+
+
+class Packers(dict[int, tuple[Callable[..., None], int]]):
+    """For a payload size: the function that packs such a record, and the record's size. Raises LargePayloadError."""
+
+    null = struct.Struct("<iIq").pack_into
+    """Packs a record of RECORD_BYTES without a payload, after NO_VALUE as its size."""
+
+    def __missing__(self, payload_bytes: int) -> tuple[Callable[..., None], int]:
+        if payload_bytes > MAX_PAYLOAD_BYTES:
+            raise LargePayloadError
+        size = (RECORD_BYTES + payload_bytes + 7) & -8
+        packer = self[payload_bytes] = struct.Struct(f"<IIq{payload_bytes}s").pack_into, size
+        return packer
+
+
+class Ring:
+    """One ring's memory, and the side of writers in Python.
+
+    `limit` is the end of the room known to be free behind the tail: one comparison on the hot path covers a full ring
+    and the end of its memory. All attributes are used with `lock` held. `check_reader` raises when the reader has
+    ended. The pipes live as long as the ring: a late wake-up can never hit a file descriptor of others.
+    """
+
+    __slots__ = (
+        "answering",
+        "at",
+        "check_reader",
+        "limit",
+        "lock",
+        "memory",
+        "room_pipe",
+        "shared",
+        "state",
+        "view",
+        "wake_pipe",
+    )
+
+    def __init__(self, capacity: int, bodies_limit: int, check_reader: Callable[[], None]) -> None:
+        self.check_reader = check_reader
+        self.memory = numpy.zeros(capacity, numpy.uint8)
+        self.view = self.memory.data
+        self.state = RingState()
+        self.shared = self.state.words
+        self.state.asked = 1  # for the reader, which has not begun: the first message may come before it does
+        self.lock = threading.Lock()
+        self.answering = threading.Lock()
+        self.limit = capacity - RECORD_BYTES
+        try:
+            self.wake_pipe = Pipe()
+            self.room_pipe = Pipe()
+        except OSError as error:
+            raise PublisherError(f"no pipe could be opened for a slice's sender: {error.strerror}") from error
+        self.at = RingAt(
+            self.memory.ctypes.data,
+            capacity,
+            self.state.address,
+            self.wake_pipe.writer,
+            self.room_pipe.writer,
+            bodies_limit,
+        )
+
+    def put_waiting(self, pack: Callable[..., None], size: int, *record: Any) -> None:
+        """Write a record of `size` bytes when there is room; its message is as old as this call."""
+        called = time.time_ns()
+        self.check_reader()
+        while not self._find_room(size):
+            self.announce_wait()
+            if self._find_room(size):
+                break
+            self.wait()
+        if self.shared[ASKED]:
+            self.answer(called)  # the reader may take the record before it is told below
+        tail = self.shared[TAIL]
+        pack(self.view, tail, *record)
+        self.shared[TAIL] = tail + size
+        if self.shared[ASKED]:
+            self.answer(called)
+
+    def _find_room(self, size: int) -> bool:
+        """Whether a record of `size` bytes fits at the tail, which may move to the ring's start."""
+        head, tail, end = self.state.head, self.shared[TAIL], self.at.capacity - RECORD_BYTES
+        if tail >= head and tail + size > end and head > size + RECORD_BYTES:
+            struct.pack_into("<IIq", self.view, tail, 0, PAD, 0)
+            tail = self.shared[TAIL] = 0
+        # The tail never catches up with the head from behind: equal means empty.
+        self.limit = head - RECORD_BYTES if tail < head else end
+        return tail + size <= self.limit
+
+    def is_empty(self) -> bool:
+        """Whether the reader has taken everything."""
+        return self.state.head == self.state.tail
+
+    def announce_wait(self) -> None:
+        """Ask the reader for a poke when it takes something out. Look once more for room before `wait`."""
+        self.state.waiting = 1
+
+    def wait(self) -> None:
+        """Sleep until the reader has taken something out since `announce_wait`, or 100 ms have passed."""
+        self.wake()
+        poller = select.poll()
+        poller.register(self.room_pipe.reader, select.POLLIN)
+        if poller.poll(_WAIT_SLICE_MS):
+            os.read(self.room_pipe.reader, 4096)
+        self.check_reader()
+
+    def answer(self, handed_over_ns: int = 0) -> None:
+        """Tell the reader when its next message was handed over, default: now; wake it if it sleeps.
+
+        Call after the message was put in, when the reader has asked.
+        """
+        with self.answering:  # its release is the fence between the two words
+            if self.shared[ASKED]:  # else another has answered, for a message that came earlier
+                self.state.answer_ns = handed_over_ns or time.time_ns()
+                self.shared[ASKED] = 0
+        if self.state.sleeping:
+            self.state.sleeping = 0
+            self.wake()
+
+    def wake(self) -> None:
+        """Wake the reader."""
+        self.wake_pipe.poke()
+
+    def forget_limit(self) -> None:
+        """Let the next write in Python look for room: compiled code has moved the tail, or the reader has ended."""
+        self.limit = -1
+
+
+# Writers in compiled code.
+
+
+@inner
+def write_head(record: int, count: int, kind: int, key: int) -> None:
+    """Write the head of a record that is no message."""
+    halves = int32s_at(record, 2)
+    halves[0] = count
+    halves[1] = numpy.int32(numpy.uint32(kind))
+    int64s_at(record + 8, 1)[0] = key
+
+
+@inner
+def _claim(ring: RingAt, size: int, body_bytes: int) -> Any:
+    state = ring_state_at(ring.state)
+    pending = state.bodies_in - load_shared(state, "bodies_out")
+    if pending > 0 and pending + body_bytes > ring.bodies_limit:
+        return 0
+    head = load_shared(state, "head")
+    tail = state.tail
+    if tail < head:
+        return ring.memory + tail if tail + size <= head - RECORD_BYTES else 0
+    if tail + size <= ring.capacity - RECORD_BYTES:
+        return ring.memory + tail
+    if head <= size + RECORD_BYTES:
+        return 0
+    write_head(ring.memory + tail, numpy.int64(0), numpy.int64(PAD), numpy.int64(0))
+    return ring.memory
+
+
+@inner
+def claim(ring: RingAt, size: int, body_bytes: int) -> Any:
+    """Return the address where a record of `size` bytes may be written now; 0: there is no room, the reader knows."""
+    record = _claim(ring, size, body_bytes)
+    if record == 0:
+        # The reader pokes a waiting writer; room made before it could see `waiting` is found by the second look.
+        store_shared(ring_state_at(ring.state), "waiting", 1)
+        fence()
+        record = _claim(ring, size, body_bytes)
+    return record
+
+
+@inner
+def commit(ring: RingAt, end: int, ts_in: int) -> None:
+    """Give the reader what was written up to address `end`, of messages that were handed over at `ts_in`."""
+    state = ring_state_at(ring.state)
+    store_shared(state, "tail", end - ring.memory)
+    fence()
+    if load_shared(state, "asked") != 0:
+        store_shared(state, "answer_ns", ts_in)
+        store_shared(state, "asked", 0)
+        fence()
+        if load_shared(state, "sleeping") != 0:
+            store_shared(state, "sleeping", 0)
+            poke(ring.wake_fd, ring.state)
+
+
+@inner
+def put_count(ring: RingAt, kind: int, key: int, count: int, ts_in: int) -> bool:
+    """Write a record UNWANTED or ABSENT; False: there is no room."""
+    record = claim(ring, numpy.int64(RECORD_BYTES), numpy.int64(0))
+    if record == 0:
+        return False
+    write_head(record, count, kind, key)
+    commit(ring, record + RECORD_BYTES, ts_in)
+    return True
+
+
+@inner
+def commit_block(ring: RingAt, record: int, key: int, body_bytes: int, ts_in: int) -> None:
+    """Give the reader a block whose header and body message were written behind the head of a claimed record."""
+    write_head(record, numpy.int64(HEADER_BYTES + MESSAGE_BYTES), numpy.int64(BLOCK), key)
+    ring_state_at(ring.state).bodies_in += body_bytes
+    commit(ring, record + BLOCK_RECORD_BYTES, ts_in)
+
+
+# The reader, compiled.
+
+
+@inner
+def kind_of(record: int) -> Any:
+    """The topic id of a record, or its kind."""
+    return uint32_at(record + 4)
+
+
+@inner
+def count_of(record: int) -> Any:
+    """The payload size of a message, below 0: it has no value; the count of other records."""
+    return numpy.int64(int32s_at(record, 1)[0])
+
+
+@inner
+def key_of(record: int) -> Any:
+    """The `ts_event` of a message; the key's number of other records."""
+    return int64s_at(record + 8, 1)[0]
+
+
+@inner
+def record_bytes(record: int) -> Any:
+    """How far the next record is behind one that is no PAD."""
+    kind = kind_of(record)
+    if kind == BLOCK:
+        return numpy.int64(BLOCK_RECORD_BYTES)
+    if kind >= ABSENT:
+        return numpy.int64(RECORD_BYTES)
+    return (RECORD_BYTES + max(count_of(record), numpy.int64(0)) + 7) & -8
+
+
+@inner
+def ask(ring: RingAt, asked_ns: int) -> int:
+    """Ask writers when the next message comes; return when the oldest one in the ring came, or earlier.
+
+    Call before the tail is read. `asked_ns` is when this was called before: what is in the ring came later, so that
+    stands in for an answer. ns since the epoch.
+    """
+    state = ring_state_at(ring.state)
+    came = load_shared(state, "answer_ns") if load_shared(state, "asked") == 0 else asked_ns
+    store_shared(state, "asked", 1)
+    fence()
+    return came
+
+
+@inner
+def release(ring: RingAt, head: int) -> None:
+    """Give writers the room up to `head` back; wake one that waits.
+
+    It is woken when half the ring and half the bodies are gone, not for each block: it then fills them at once.
+    """
+    state = ring_state_at(ring.state)
+    store_shared(state, "head", head)
+    fence()
+    if load_shared(state, "waiting") == 0:
+        return
+    filled = load_shared(state, "tail") - head
+    if filled < 0:
+        filled += ring.capacity
+    pending = load_shared(state, "bodies_in") - state.bodies_out
+    if 2 * filled <= ring.capacity and 2 * pending <= ring.bodies_limit:
+        store_shared(state, "waiting", 0)
+        poke(ring.room_fd, ring.state)
+
+
+@njit(nogil=True, cache=True)
+def discard(ring: RingAt) -> int:
+    """Free the blocks that were never sent; return how many messages the ring still held."""
+    state = ring_state_at(ring.state)
+    head = state.head
+    messages = 0
+    while head != state.tail:
+        record = ring.memory + head
+        kind = kind_of(record)
+        if kind == PAD:
+            head = 0
+            continue
+        if kind == BLOCK:
+            header = record + RECORD_BYTES
+            messages += uint32_at(header + OFFSET_COUNT)
+            msg_close(header + HEADER_BYTES)
+        elif kind < ABSENT:
+            messages += 1
+        head += record_bytes(record)
+    state.head = state.tail
+    return messages

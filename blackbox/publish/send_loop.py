@@ -1,0 +1,440 @@
+"""The compiled loop of a slice's sender: ring records in, blocks out on the slice's XPUB sockets, no GIL."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.block.encode import (
+    Origin,
+    Rows,
+    TopicTable,
+    finish_header,
+    plan_bytes,
+    plan_sequences,
+    write_sequences,
+    write_template,
+)
+from blackbox.block.format import (
+    FLAG_CONTROL,
+    FLAG_LINE_B,
+    HEADER_BYTES,
+    HEARTBEAT_KEY,
+    OFFSET_BODY_BYTES,
+    OFFSET_COUNT,
+)
+from blackbox.native.intrinsics import copy_bytes, inner, int32s_at, uint32_at
+from blackbox.native.jit import njit
+from blackbox.native.posix import now_ns, sleep_microseconds
+from blackbox.native.records import Field, SharedRecord, load_shared, record_at, store_shared
+from blackbox.publish.batcher import Encoder, encode_planned, group_by_key, plan_next
+from blackbox.publish.ring import (
+    ABSENT,
+    BLOCK,
+    DRAINING,
+    ENDING,
+    OPEN,
+    PAD,
+    RECORD_BYTES,
+    UNWANTED,
+    RingAt,
+    ask,
+    count_of,
+    key_of,
+    kind_of,
+    record_bytes,
+    release,
+    ring_state_at,
+)
+from blackbox.transport.libzmq import (
+    DONTWAIT,
+    EAGAIN,
+    EVENTS_SCRATCH_WORDS,
+    MESSAGE_BYTES,
+    POLLIN,
+    SNDMORE,
+    close_messages,
+    msg_close,
+    msg_copy,
+    msg_data,
+    msg_init,
+    msg_init_size,
+    msg_recv,
+    msg_send,
+    msg_size,
+    socket_events,
+    wait_readable,
+    zmq_errno,
+)
+
+SUBSCRIPTIONS: Final = 1
+"""`send_until` returned because a subscriber subscribed or unsubscribed."""
+RETRY: Final = 2
+"""`send_until` returned because it was asked to by then."""
+CLOSED: Final = 3
+"""`send_until` returned because the ring is closing and empty, or must end now."""
+FAILED: Final = 4
+"""`send_until` returned because libzmq refused a message; `SenderState.errno` says why."""
+
+_LONGEST_SUBSCRIPTION: Final = 1024
+_HEARTBEAT = numpy.frombuffer(HEARTBEAT_KEY, numpy.uint8)
+
+GATHER_ROWS: Final = 16_384
+"""Single messages taken out of the ring in one pass."""
+
+
+class SenderState(SharedRecord):
+    """What a sender's compiled loop keeps, and Python looks at."""
+
+    messages = Field()
+    """Sent, each counted once however many lines it went to; so are the next three."""
+    blocks = Field()
+    body_bytes = Field()
+    unwanted = Field()
+    """Messages of keys that nobody had subscribed to."""
+    waits = Field()
+    """Times a send waited for a slow subscriber."""
+    errno = Field()
+    """Why libzmq refused a message; 0: it did not."""
+    handled = Field()
+    """Messages that were sent or not wanted, but are still in the ring: the pass that they belong to was given up."""
+    heartbeat_at = Field()
+    """When the next heartbeat is due, ns since the epoch."""
+    sent_at = Field()
+    """When the ring was last sent empty, ns since the epoch."""
+    asked_at = Field()
+    """When writers were last asked: what is in the ring and was not seen then came later, ns since the epoch."""
+    keys = Field(own_line=True)
+    """How many keys there are now; written by publishing threads."""
+
+
+sender_state_at = record_at(SenderState)
+
+
+class Sender(NamedTuple):
+    """What a slice's sender owns. Sockets are addresses; `socket_b` is 0 without a second line."""
+
+    socket_a: int
+    socket_b: int
+    wake_fd: int
+    linger_ns: int
+    heartbeat_ns: int
+    state: int
+    """Address of its SenderState."""
+    keys: TopicTable
+    next_sequence: NDArray[numpy.int64]
+    wanted: NDArray[numpy.uint8]
+    starts: NDArray[numpy.int64]
+    lengths: NDArray[numpy.int32]
+    ts_event: NDArray[numpy.int64]
+    scratch: NDArray[numpy.int64]
+
+
+_KEY_AT: Final = EVENTS_SCRATCH_WORDS * 8
+_HEADER_AT: Final = _KEY_AT + MESSAGE_BYTES
+_COPY_AT: Final = _HEADER_AT + MESSAGE_BYTES
+_BODY_AT: Final = _COPY_AT + MESSAGE_BYTES
+_TEMPLATE_AT: Final = _BODY_AT + MESSAGE_BYTES
+SCRATCH_WORDS: Final = (_TEMPLATE_AT + HEADER_BYTES) // 8
+"""int64 words of `Sender.scratch`: poll items, four messages, a header."""
+
+
+@inner
+def _send_frame(sender: Sender, ring: RingAt, socket: int, message: int, flags: int) -> bool:
+    """Send one frame, waiting for slow subscribers where the socket was told to. False: closing, or an error."""
+    while msg_send(message, socket, flags) < 0:
+        error = zmq_errno()
+        state = sender_state_at(sender.state)
+        if error == EAGAIN:
+            state.waits += 1
+        else:
+            state.errno = error
+            return False
+        if load_shared(ring_state_at(ring.state), "closing") == ENDING:
+            return False
+    return True
+
+
+@inner
+def _send_on(
+    sender: Sender,
+    ring: RingAt,
+    socket: int,
+    key: int,
+    header: int,
+    body: int,
+    sequence: int,
+    flags: int,
+) -> bool:
+    key_message = sender.scratch.ctypes.data + _KEY_AT
+    header_message = sender.scratch.ctypes.data + _HEADER_AT
+    size = numpy.int64(sender.keys.sizes[key])
+    msg_init_size(key_message, size)
+    copy_bytes(msg_data(key_message), sender.keys.text.ctypes.data + sender.keys.offsets[key], size)
+    # Subscribers that have fallen behind are waited for here, before the block is stamped: waiting is not lag.
+    if not _send_frame(sender, ring, socket, key_message, numpy.int64(SNDMORE)):
+        msg_close(key_message)
+        return False
+    finish_header(header, sequence, now_ns(), flags)
+    msg_init_size(header_message, HEADER_BYTES)
+    copy_bytes(msg_data(header_message), header, HEADER_BYTES)
+    if not _send_frame(sender, ring, socket, header_message, numpy.int64(SNDMORE)):
+        msg_close(header_message)
+        return False
+    return _send_frame(sender, ring, socket, body, numpy.int64(0))
+
+
+@inner
+def _send_block(sender: Sender, ring: RingAt, key: int, header: int, body: int) -> bool:
+    """Send a block on every line and count it. Takes the body message over."""
+    count = uint32_at(header + OFFSET_COUNT)
+    body_bytes = uint32_at(header + OFFSET_BODY_BYTES)
+    state = sender_state_at(sender.state)
+    sequence = sender.next_sequence[key]
+    sender.next_sequence[key] = sequence + count
+    sent = True
+    if sender.wanted[key]:
+        if sender.socket_b != 0:
+            second = sender.scratch.ctypes.data + _COPY_AT
+            msg_init(second)
+            msg_copy(second, body)
+            sent = _send_on(sender, ring, sender.socket_a, key, header, second, sequence, numpy.int64(0))
+            msg_close(second)
+        if sent:
+            socket = sender.socket_b if sender.socket_b != 0 else sender.socket_a
+            flags = numpy.int64(FLAG_LINE_B if sender.socket_b != 0 else 0)
+            sent = _send_on(sender, ring, socket, key, header, body, sequence, flags)
+        if sent:
+            state.messages += count
+            state.blocks += 1
+            state.body_bytes += body_bytes
+    else:
+        state.unwanted += count
+    msg_close(body)
+    return sent
+
+
+@njit(nogil=True, cache=True)
+def _gather(sender: Sender, ring: RingAt, encoder: Encoder, head: int, tail: int) -> tuple[int, int]:
+    """List the single messages from `head` on, up to anything else; return the new head and their number."""
+    selection = encoder.selection
+    taken = 0
+    while head != tail and taken < GATHER_ROWS:
+        record = ring.memory + head
+        kind = kind_of(record)
+        if kind == PAD:
+            head = 0
+            continue
+        if kind >= ABSENT:
+            break
+        selection.order[taken] = taken
+        selection.topics[taken] = kind
+        sender.starts[taken] = head + RECORD_BYTES
+        sender.lengths[taken] = count_of(record)
+        sender.ts_event[taken] = key_of(record)
+        head += record_bytes(record)
+        taken += 1
+    return head, taken
+
+
+@inner
+def _send_gathered(sender: Sender, ring: RingAt, encoder: Encoder, taken: int, ts_in: int) -> bool:
+    state = sender_state_at(sender.state)
+    groups = group_by_key(encoder.selection, taken, encoder.key_of_topic, load_shared(state, "keys"))
+    rows = Rows(
+        sender.ts_event.ctypes.data,
+        ring.memory,
+        sender.starts.ctypes.data,
+        sender.lengths.ctypes.data,
+        numpy.int64(0),
+        numpy.int64(0),
+    )
+    header = sender.scratch.ctypes.data + _TEMPLATE_AT
+    body = sender.scratch.ctypes.data + _BODY_AT
+    at = 0
+    for group in range(groups):
+        key = numpy.int64(encoder.selection.keys[group])
+        stop = numpy.int64(encoder.selection.stops[group])
+        if not sender.wanted[key]:
+            sender.next_sequence[key] += stop - at
+            state.unwanted += stop - at
+            at = stop
+        while at < stop:
+            plan = plan_next(encoder, rows, at, stop)
+            if not encode_planned(encoder, rows, plan, body, header, ts_in):
+                state.errno = zmq_errno()
+                return False
+            if not _send_block(sender, ring, key, header, body):
+                return False
+            at = plan.stop
+    return True
+
+
+@inner
+def _send_record(sender: Sender, ring: RingAt, record: int) -> bool:
+    """Send a record that is no single message, or count what it tells. False: closing, or an error."""
+    kind, key = kind_of(record), key_of(record)
+    if kind == BLOCK:
+        header = record + RECORD_BYTES
+        body_bytes = uint32_at(header + OFFSET_BODY_BYTES)
+        if not _send_block(sender, ring, key, header, header + HEADER_BYTES):
+            return False
+        state = ring_state_at(ring.state)
+        store_shared(state, "bodies_out", state.bodies_out + body_bytes)
+        return True
+    sender.next_sequence[key] += count_of(record)
+    if kind == UNWANTED:
+        sender_state_at(sender.state).unwanted += count_of(record)
+    return True
+
+
+@inner
+def _drain(sender: Sender, ring: RingAt, encoder: Encoder) -> bool:
+    """Send what is in the ring now. False: closing, or an error."""
+    state = sender_state_at(sender.state)
+    ring_state = ring_state_at(ring.state)
+    head = ring_state.head
+    now = now_ns()
+    ts_in = ask(ring, state.asked_at)
+    state.asked_at = now
+    tail = load_shared(ring_state, "tail")
+    while head != tail:
+        head, taken = _gather(sender, ring, encoder, head, tail)
+        if taken > 0:
+            before = state.messages + state.unwanted
+            if not _send_gathered(sender, ring, encoder, taken, ts_in):
+                state.handled = state.messages + state.unwanted - before
+                return False
+        elif head != tail:
+            record = ring.memory + head
+            size = record_bytes(record)
+            if not _send_record(sender, ring, record):
+                return False
+            head += size
+        release(ring, head)
+    return True
+
+
+@inner
+def _linger(sender: Sender, ring: RingAt, encoder: Encoder) -> None:
+    """Let a block fill, for at most `linger_ns` since the one before: what comes after a silence goes at once."""
+    state = ring_state_at(ring.state)
+    # Encoded blocks do not grow any more.
+    while load_shared(state, "closing") == OPEN and load_shared(state, "bodies_in") == state.bodies_out:
+        left_ns = sender_state_at(sender.state).sent_at + sender.linger_ns - now_ns()
+        filled = load_shared(state, "tail") - state.head
+        if left_ns <= 0 or left_ns > sender.linger_ns or filled < 0 or filled >= encoder.block_bytes:
+            return
+        sleep_microseconds(min(100, left_ns // 1000 + 1))
+
+
+@njit(nogil=True, cache=True)
+def read_subscriptions(sender: Sender, line: int, target: int, room: int) -> int:
+    """Read subscriptions and unsubscriptions, as uint32 size and that many bytes each; return bytes used, of `room`.
+
+    All at once, so that a sender needs the interpreter once, however busy others keep it.
+    """
+    socket = sender.socket_b if line else sender.socket_a
+    message = sender.scratch.ctypes.data + _BODY_AT
+    msg_init(message)
+    used = 0
+    while room - used >= _LONGEST_SUBSCRIPTION and msg_recv(message, socket, DONTWAIT) >= 0:
+        size = msg_size(message)
+        if size <= _LONGEST_SUBSCRIPTION - 4:  # a longer one matches no key
+            int32s_at(target + used, 1)[0] = size
+            copy_bytes(target + used + 4, msg_data(message), size)
+            used += 4 + size
+    msg_close(message)
+    return used
+
+
+@njit(nogil=True, cache=True)
+def send_control(sender: Sender, origin: Origin, line: int, key_at: int, key_size: int, flags: int, wait: int) -> bool:
+    """Send a control block with the next sequence of every key; False when a subscriber has no room for it now.
+
+    `wait` is 0, then the socket's own send timeout holds, or DONTWAIT.
+    """
+    state = sender_state_at(sender.state)
+    socket = sender.socket_b if line else sender.socket_a
+    scratch = sender.scratch.ctypes.data
+    key, header, body = scratch + _KEY_AT, scratch + _HEADER_AT, scratch + _BODY_AT
+    plan = plan_sequences(sender.keys, load_shared(state, "keys"))
+    if msg_init_size(body, plan_bytes(plan)) != 0:
+        state.errno = zmq_errno()
+        return False
+    write_sequences(msg_data(body), plan, sender.keys, sender.next_sequence)
+    msg_init_size(header, HEADER_BYTES)
+    origin = Origin(numpy.int64(0), origin.slice_id, origin.key_bytes, origin.epoch)
+    write_template(scratch + _TEMPLATE_AT, plan, msg_data(body), True, origin, numpy.int64(0))
+    finish_header(scratch + _TEMPLATE_AT, 0, now_ns(), flags | FLAG_CONTROL | (FLAG_LINE_B if line else 0))
+    copy_bytes(msg_data(header), scratch + _TEMPLATE_AT, HEADER_BYTES)
+    msg_init_size(key, key_size)
+    copy_bytes(msg_data(key), key_at, key_size)
+    sent = (
+        msg_send(key, socket, SNDMORE | wait) >= 0
+        and msg_send(header, socket, SNDMORE | wait) >= 0
+        and msg_send(body, socket, wait) >= 0
+    )
+    if not sent:
+        error = zmq_errno()
+        if error != EAGAIN:
+            state.errno = error
+        close_messages(key, 4)
+    return sent
+
+
+@inner
+def _send_heartbeat(sender: Sender, origin: Origin) -> None:
+    """Send a heartbeat on every line. Where there is no room for it, what fills the line says as much."""
+    key, size = _HEARTBEAT.ctypes.data, numpy.int64(len(_HEARTBEAT))
+    for line in range(2 if sender.socket_b != 0 else 1):
+        send_control(sender, origin, line, key, size, numpy.int64(0), numpy.int64(DONTWAIT))
+
+
+@inner
+def _sleep(sender: Sender, ring: RingAt, now: int, until: int) -> None:
+    """Sleep until a writer or a subscriber has something, or a time, if the ring is still empty as it was at `now`."""
+    state = ring_state_at(ring.state)
+    store_shared(state, "sleeping", 1)
+    ask(ring, now)
+    sender_state_at(sender.state).asked_at = now
+    if load_shared(state, "tail") == state.head:
+        wait_ms = (until - now) // 1_000_000 + 1
+        wait_readable(sender.socket_a, sender.socket_b, sender.wake_fd, wait_ms, sender.scratch.ctypes.data)
+    store_shared(state, "sleeping", 0)
+
+
+@njit(nogil=True, cache=True)
+def send_until(sender: Sender, ring: RingAt, encoder: Encoder, retry_at_ns: int) -> int:
+    """Send, heartbeats too, until Python is needed; return why: SUBSCRIPTIONS, RETRY, CLOSED or FAILED."""
+    state = sender_state_at(sender.state)
+    ring_state = ring_state_at(ring.state)
+    scratch = sender.scratch.ctypes.data
+    while True:
+        events_a = socket_events(sender.socket_a, scratch)
+        events_b = socket_events(sender.socket_b, scratch) if sender.socket_b != 0 else 0
+        if events_a < 0 or events_b < 0:
+            return CLOSED
+        if (events_a | events_b) & POLLIN:
+            return SUBSCRIPTIONS
+        closing = load_shared(ring_state, "closing")
+        if closing == ENDING:
+            return CLOSED
+        now = now_ns()
+        if now >= state.heartbeat_at:
+            state.heartbeat_at = now + sender.heartbeat_ns
+            _send_heartbeat(sender, encoder.origin)
+        if now >= retry_at_ns:
+            return RETRY
+        if load_shared(ring_state, "tail") != ring_state.head:
+            if sender.linger_ns > 0:
+                _linger(sender, ring, encoder)
+            if not _drain(sender, ring, encoder):
+                return FAILED if state.errno != 0 else CLOSED
+            state.sent_at = now_ns()
+            continue
+        if closing == DRAINING:
+            return CLOSED
+        _sleep(sender, ring, now, min(state.heartbeat_at, retry_at_ns))

@@ -1,0 +1,174 @@
+"""Check and measure blocks in compiled code: which are valid, how many messages of each are played, and when."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.archive.format import OFFSET_BLOCK_HEADER
+from blackbox.archive.reader import UNCHECKED
+from blackbox.archive.rows import check_recorded, starts_with
+from blackbox.block.format import layout_of, read_header
+from blackbox.block.validate import Fault
+from blackbox.native.intrinsics import inner, int32s_at, int64s_at, unsigned
+from blackbox.native.jit import njit
+from blackbox.native.records import Field, SharedRecord, record_at
+
+_NO_FAULT: Final = int(Fault.NONE)
+_LATEST: Final = (1 << 63) - 1
+
+
+class BlockRow(SharedRecord):
+    """A block in a table, or some consecutive messages of it. Times are ns since 1970, by the clock that paces."""
+
+    header = Field()
+    """Address of the block's header."""
+    body = Field()
+    """Address of its body, unpacked."""
+    body_bytes = Field()
+    is_mapped = Field()
+    """1: the body lies in the recording, which stays mapped; 0: in memory of the run."""
+    place = Field()
+    """Place of the record in its run."""
+    slice_id = Field()
+    ts_recv = Field()
+    first_row = Field()
+    stop_row = Field()
+    """Only rows `[first_row, stop_row)` of the block are played."""
+    fault = Field()
+    """UNCHECKED, or its `Fault`. Only valid blocks are played."""
+    count = Field()
+    """How many of the rows are played: those whose topic has the prefix."""
+    next_ns = Field()
+    """Time of the first of them."""
+    low_ns = Field()
+    high_ns = Field()
+
+
+block_row_at = record_at(BlockRow)
+BLOCK_ROW_BYTES: Final = BlockRow.dtype.itemsize
+
+
+class Wanted(NamedTuple):
+    """Which messages are played, for compiled code."""
+
+    key_bytes: int
+    """Of the feed."""
+    prefix: int
+    """Address of what their topics start with."""
+    prefix_bytes: int
+    by_event: int
+    """1: times are `ts_event`, of each message; 0: of the whole block, and stand in its row already."""
+
+
+class BlockTableAt(NamedTuple):
+    """A table of blocks, for compiled code."""
+
+    address: int
+    """Of BlockRow[count]."""
+    count: int
+    wanted: Wanted
+
+
+NO_BLOCKS: Final = BlockTableAt(0, 0, Wanted(0, 0, 0, 0))
+
+
+@inner
+def _mark_topics(header_at: int, body: int, wanted: Wanted, marks: NDArray[numpy.uint8]) -> None:
+    """Mark, in uint8[topics], the topics that are played."""
+    header = read_header(header_at)
+    layout = layout_of(header)
+    offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
+    for topic in range(numpy.uint64(header.topics)):
+        start = numpy.int64(offsets[topic])
+        size = numpy.int64(offsets[topic + numpy.uint64(1)]) - start
+        marks[topic] = starts_with(body + layout.topics + start, size, wanted.prefix, wanted.prefix_bytes)
+
+
+@inner
+def _measure(address: int, wanted: Wanted) -> None:
+    """Count the messages of a valid block that are played, and find their times; no messages: an empty range."""
+    block = block_row_at(address)
+    header = read_header(block.header)
+    first, stop = block.first_row, block.stop_row
+    ts_event = int64s_at(block.body, header.count)
+    next_ns, low_ns, high_ns = _LATEST, _LATEST, -_LATEST
+    if wanted.prefix_bytes == 0:
+        found = stop - first
+        if found > 0:
+            next_ns = ts_event[first]
+        for row in range(numpy.uint64(first), numpy.uint64(stop)):
+            low_ns = min(low_ns, ts_event[row])
+            high_ns = max(high_ns, ts_event[row])
+    else:
+        marks = numpy.empty(header.topics, numpy.uint8)
+        _mark_topics(block.header, block.body, wanted, marks)
+        topic_index = int32s_at(block.body + 8 * header.count, header.count)
+        found = 0
+        for row in range(numpy.uint64(first), numpy.uint64(stop)):
+            if marks[unsigned(topic_index[row])]:
+                if found == 0:
+                    next_ns = ts_event[row]
+                found += 1
+                low_ns = min(low_ns, ts_event[row])
+                high_ns = max(high_ns, ts_event[row])
+    block.count = found
+    if wanted.by_event:
+        block.next_ns, block.low_ns, block.high_ns = next_ns, low_ns, high_ns
+
+
+@inner
+def measure_one(address: int, wanted: Wanted) -> None:
+    """Check the block of a row unless that was done, and measure a valid one."""
+    block = block_row_at(address)
+    if block.fault == UNCHECKED:
+        record = block.header - OFFSET_BLOCK_HEADER
+        block.fault = check_recorded(record, block.body, block.body_bytes, wanted.key_bytes)
+    if block.fault == _NO_FAULT:
+        _measure(address, wanted)
+
+
+@njit(nogil=True, cache=True)
+def measure(table: BlockTableAt) -> None:
+    """Check and measure all blocks of a table."""
+    for block in range(table.count):
+        measure_one(table.address + BLOCK_ROW_BYTES * block, table.wanted)
+
+
+@njit(nogil=True, cache=True)
+def due_rows(table: BlockTableAt, until_ns: int, messages: int) -> int:
+    """Return the first row of the table's first block that must wait; its `stop_row` if none must.
+
+    That is the first one to play that is later than `until_ns`, or comes after so many `messages`.
+    """
+    block = block_row_at(table.address)
+    header = read_header(block.header)
+    marks = numpy.empty(header.topics, numpy.uint8)
+    _mark_topics(block.header, block.body, table.wanted, marks)
+    ts_event = int64s_at(block.body, header.count)
+    topic_index = int32s_at(block.body + 8 * header.count, header.count)
+    for row in range(numpy.uint64(block.first_row), numpy.uint64(block.stop_row)):
+        if marks[unsigned(topic_index[row])]:
+            if ts_event[row] > until_ns or messages == 0:
+                return numpy.int64(row)
+            messages -= 1
+    return block.stop_row
+
+
+@njit(nogil=True, cache=True)
+def next_in_range(table: BlockTableAt, row: int, start_ns: int, stop_ns: int) -> tuple[int, int]:
+    """Return the next rows `[first, stop)` of the table's first block, from `row` on, in `[start_ns, stop_ns)`.
+
+    Where there are none both are its `stop_row`.
+    """
+    block = block_row_at(table.address)
+    ts_event = int64s_at(block.body, read_header(block.header).count)
+    end = block.stop_row
+    while row < end and not start_ns <= ts_event[row] < stop_ns:
+        row += 1
+    first = row
+    while row < end and start_ns <= ts_event[row] < stop_ns:
+        row += 1
+    return first, row

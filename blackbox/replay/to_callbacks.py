@@ -1,0 +1,189 @@
+"""Replay to a subscriber's callbacks in this process, without sockets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.feed.feed import Feed
+from blackbox.native.name_table import Numbering
+from blackbox.native.prefix_trie import longest_prefix
+from blackbox.replay.block_table import BlockTable
+from blackbox.replay.measure import BlockTableAt
+from blackbox.replay.worker import ReplayWorker
+from blackbox.replay.worker_loop import SLICE_WORDS, slice_words
+from blackbox.subscribe.callbacks import Callback, CompiledCallback
+from blackbox.subscribe.match_table import Table
+from blackbox.subscribe.state import TERMINATE, SliceState
+from blackbox.subscribe.statistics import Counted, Counters, Statistics, statistics_of
+
+if TYPE_CHECKING:
+    from blackbox.feed.schema import Schema
+
+_VERSION: Final = 1
+_MEAN_TOPIC_BYTES: Final = 32
+
+
+def _never() -> bool:
+    return False
+
+
+class CallbackPlayer:
+    """Plays to the callbacks of a subscriber. Not for several threads at once.
+
+    Topics are numbered and states kept for each slice, as live. Callbacks get one burst (up to 32 blocks) after the
+    other: in each first the compiled ones, block by block, then the others, in the order of blocks. As long as all are
+    compiled, slices are played in parallel: they share no state. Once one has failed, all end before their next block.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        slices: int,
+        callbacks: Sequence[Callback],
+        schema: Schema,
+        on_error: str,
+        on_reset: Sequence[Callable[[], object]] = (),
+        within: bytes = b"",
+        before: CallbackPlayer | None = None,
+    ) -> None:
+        """For a recording of `slices` slices; only topics that start with `within` are played.
+
+        Topic numbers and counters go on from those of the player `before`.
+        """
+        known = before.topics if before is not None else []
+        self.topics: list[Numbering] = [
+            *known,
+            *(Numbering(feed.max_topics, _MEAN_TOPIC_BYTES) for _ in range(slices - len(known))),
+        ]
+        workers = max(1, min(len(os.sched_getaffinity(0)), slices))
+        counted = before._counters if before is not None else []
+        self._counters: list[Counters] = [*counted, *(Counters(1) for _ in range(workers - len(counted)))]
+        self._on_reset = on_reset
+        self._within = within
+        self._fresh: Sequence[Callback] | None = None
+        self._slice_state = SliceState()
+        self._one = ReplayWorker(0, 1, self._counters[0], self._slice_state, schema, on_error)
+        self._many = [
+            ReplayWorker(n, workers, self._counters[n], self._slice_state, schema, on_error) for n in range(workers)
+        ]
+        self._threads: ThreadPoolExecutor | None = None
+        self._set_callbacks(callbacks)
+        self._workers[0].warm_up()
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether no callback is called for every message: it would wait for the interpreter most of the time."""
+        return all(callback.kind != "message" for callback in self._callbacks)
+
+    def change(self, callbacks: Sequence[Callback]) -> None:
+        """Play to other callbacks from the next burst on; one that is gone gets no batch any more. Any thread may.
+
+        As long as all are compiled, new ones begin with the next call of `play`.
+        """
+        for table in self._tables:
+            for callback in self._callbacks:
+                if callback not in callbacks:
+                    table.workers[0].remove(callback)
+        self._fresh = tuple(callbacks)
+
+    @property
+    def checks_blocks(self) -> bool:
+        """Whether workers check blocks when they play them: not where Python callbacks hold them up."""
+        return self._is_compiled
+
+    def play(self, table: BlockTable, start: int, stop: int) -> None:
+        """Play blocks `[start, stop)` of a table.
+
+        Raises CallbackError when a callback raised and the subscriber stops at errors.
+        """
+        blocks = table.at(start, stop)
+        at = 0
+        while at < blocks.count:
+            if self._fresh is not None:
+                callbacks, self._fresh = self._fresh, None
+                self._set_callbacks(callbacks)
+            if len(self._workers) == 1:
+                at = self._workers[0].play(table, blocks, at, lambda: self._fresh is not None)
+            else:
+                self._play_in_parallel(table, blocks)
+                at = blocks.count
+            for worker in self._workers:
+                if worker.failure is not None:
+                    raise worker.failure
+
+    def _play_in_parallel(self, table: BlockTable, blocks: BlockTableAt) -> None:
+        """Play all of these blocks, each worker in a thread; when one fails, or this thread is interrupted, all end."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(len(self._workers), "blackbox-replay")
+        ends = [self._threads.submit(worker.play, table, blocks, 0, _never) for worker in self._workers]
+        try:
+            for end in ends:
+                end.result()
+        except BaseException:
+            self._slice_state.stopping = TERMINATE
+            raise
+        finally:
+            wait(ends)
+
+    def jump(self, *, is_back: bool) -> None:
+        """Back in time, give compiled callbacks the states that they began with, and call the subscriber's hooks."""
+        if is_back:
+            self._reset()
+
+    def _reset(self) -> None:
+        for callback in self._callbacks:
+            if isinstance(callback, CompiledCallback):
+                callback.reset()
+        for hook in self._on_reset:
+            hook()
+
+    def close(self) -> None:
+        """End the threads, and free what the last bursts hold, also after an error."""
+        if self._threads is not None:
+            self._threads.shutdown()
+        for worker in (self._one, *self._many):
+            worker.close()
+
+    def statistics(self) -> Statistics:
+        """Return what was played so far."""
+        topics = sum(map(len, self.topics))
+        counted = [Counted(-1, counters, 0, 0 if n else topics) for n, counters in enumerate(self._counters)]
+        return msgspec.structs.replace(statistics_of(counted, has_ended=True), slices=())
+
+    def _set_callbacks(self, callbacks: Sequence[Callback]) -> None:
+        self._callbacks = tuple(callbacks)
+        upstream = frozenset((b"",))
+        self._tables = [Table(_VERSION, self._callbacks, upstream, 1, n, self._within) for n in range(len(self.topics))]
+        self._sets = [self._match_known(numbering) for numbering in self.topics]
+        self._is_compiled = all(isinstance(callback, CompiledCallback) for callback in self._callbacks)
+        self._workers = self._many if self._is_compiled else [self._one]
+        slices = numpy.array(
+            [
+                slice_words(
+                    self.topics[n].at,
+                    self._sets[n].ctypes.data,
+                    self._counters[n % len(self._workers)].slice.address,
+                    self._tables[n].at,
+                    self._tables[n].workers[0].at,
+                )
+                for n in range(len(self.topics))
+            ],
+            numpy.int64,
+        ).reshape(-1, SLICE_WORDS)
+        for worker in self._workers:
+            worker.set_table(self._tables[0].workers[0], self._tables[0].topics, slices)
+
+    def _match_known(self, numbering: Numbering) -> NDArray[numpy.int32]:
+        """Return the match sets of the topics that have numbers already."""
+        sets = numpy.zeros(numbering.at.capacity, numpy.int32)
+        for number, topic in enumerate(numbering.names()):
+            text = numpy.frombuffer(topic, numpy.uint8)
+            sets[number] = longest_prefix(self._tables[0].topics, text.ctypes.data, len(topic))
+        return sets

@@ -1,0 +1,299 @@
+"""Replay to a publisher: large bodies as they are stored, messages of other blocks gathered into large ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.archive.rows import starts_with
+from blackbox.block.encode import NO_VALUE, Rows
+from blackbox.block.format import (
+    FLAG_FIXED,
+    FLAG_NULLS,
+    FLAG_SEQUENCES,
+    MAX_KEY_BYTES,
+    Header,
+    has_value,
+    layout_of,
+    read_header,
+    sequence_of,
+)
+from blackbox.errors import ConfigError, PublisherError
+from blackbox.feed.feed import Feed
+from blackbox.native.intrinsics import copy_bytes, inner, int32s_at, int64s_at, unsigned
+from blackbox.native.jit import njit, warm_up
+from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
+from blackbox.publish.batcher import Stored
+from blackbox.publish.publisher import Publisher
+from blackbox.replay.block_table import BlockTable
+from blackbox.replay.measure import BLOCK_ROW_BYTES, NO_BLOCKS, BlockTableAt, block_row_at
+
+LEAST_STORED_BYTES: Final = 16 << 10
+"""Bodies below this are gathered: the cost of a block is paid once for many of them."""
+_WINDOW: Final = 8
+"""Stored blocks of all slices that are put at a time, so that all slices are sent side by side."""
+_MEAN_TOPIC_BYTES: Final = 32
+
+
+class Columns(NamedTuple):
+    """Where the messages of gathered blocks are listed: addresses of columns; payloads by their own address."""
+
+    ts_event: int
+    topics: int
+    starts: int
+    lengths: int
+
+
+@njit(nogil=True, cache=True)
+def gather(blocks: BlockTableAt, numbering: NumberingAt, to: Columns) -> int:
+    """List the messages to play of valid blocks; return how many, or FULL: there are too many topics.
+
+    `to` has room for all of them.
+    """
+    wanted = blocks.wanted
+    rows = 0
+    for place in range(blocks.count):
+        block = block_row_at(blocks.address + BLOCK_ROW_BYTES * place)
+        body = block.body
+        header = read_header(block.header)
+        fixed = header.flags & FLAG_FIXED != 0
+        layout = layout_of(header)
+        numbers = numpy.empty(header.topics, numpy.int32)
+        offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
+        for topic in range(header.topics):
+            start = numpy.int64(offsets[topic])
+            size = numpy.int64(offsets[topic + 1]) - start
+            text = body + layout.topics + start
+            numbers[topic] = -1
+            if starts_with(text, size, wanted.prefix, wanted.prefix_bytes):
+                number = number_of(numbering, text, size)
+                if number == FULL:
+                    return FULL
+                numbers[topic] = number
+        stride = header.stride if fixed else -1
+        listed = _gather_rows(body, block.first_row, block.stop_row, header.count, stride, numbers, layout, to, rows)
+        if header.flags & FLAG_NULLS:
+            _mark_nulls(header, layout, block, numbers, int32s_at(to.lengths, listed)[rows:])
+        rows = listed
+    return rows
+
+
+@inner
+def _gather_rows(
+    body: int,
+    first: int,
+    stop: int,
+    count: int,
+    stride: int,
+    numbers: NDArray[numpy.int32],
+    layout: Any,
+    to: Columns,
+    rows: int,
+) -> int:
+    """List rows `[first, stop)` of one block whose topics have these numbers, -1: not played."""
+    ts_event = int64s_at(body, count)
+    topic_index = int32s_at(body + layout.topic_index, count)
+    payload_offsets = int32s_at(body + layout.payload_offsets, count + 1)
+    times, topics = int64s_at(to.ts_event, rows + count), int32s_at(to.topics, rows + count)
+    starts, lengths = int64s_at(to.starts, rows + count), int32s_at(to.lengths, rows + count)
+    for row in range(first, stop):
+        number = numbers[unsigned(topic_index[row])]
+        if number < 0:
+            continue
+        times[rows] = ts_event[row]
+        topics[rows] = number
+        if stride >= 0:
+            starts[rows] = body + layout.payloads + row * stride
+            lengths[rows] = stride
+        else:
+            starts[rows] = body + layout.payloads + payload_offsets[row]
+            lengths[rows] = payload_offsets[row + 1] - payload_offsets[row]
+        rows += 1
+    return rows
+
+
+@inner
+def _mark_nulls(
+    header: Header, layout: Any, block: Any, numbers: NDArray[numpy.int32], lengths: NDArray[numpy.int32]
+) -> None:
+    """Write NO_VALUE as the length of each listed row that has no value."""
+    topic_index = int32s_at(block.body + layout.topic_index, header.count)
+    place = 0
+    for row in range(block.first_row, block.stop_row):
+        if numbers[unsigned(topic_index[row])] >= 0:
+            if not has_value(header, layout, block.body, row):
+                lengths[place] = NO_VALUE
+            place += 1
+
+
+@njit(nogil=True, cache=True)
+def find_keys(blocks: BlockTableAt, keys: int, sizes: int) -> None:
+    """Write the key of each valid block, in MAX_KEY_BYTES each, and to int64[count] its size."""
+    size_of = int64s_at(sizes, blocks.count)
+    for place in range(blocks.count):
+        block = block_row_at(blocks.address + BLOCK_ROW_BYTES * place)
+        header = read_header(block.header)
+        layout = layout_of(header)
+        size = min(blocks.wanted.key_bytes, numpy.int64(int32s_at(block.body + layout.topic_offsets, 2)[1]))
+        copy_bytes(keys + MAX_KEY_BYTES * place, block.body + layout.topics, size)
+        size_of[place] = size
+
+
+@njit(nogil=True, cache=True)
+def number_of_row(header_at: int, body: int, row: int) -> Any:
+    """Return the sequence number of a row of a valid block."""
+    header = read_header(header_at)
+    return numpy.int64(sequence_of(header, layout_of(header), body, row))
+
+
+class PublisherPlayer:
+    """Plays to a publisher."""
+
+    reads_ahead = False  # both cores are busy with sending
+    checks_blocks = False
+
+    def __init__(self, publisher: Publisher, feeds: Sequence[Feed], keep_gaps: bool) -> None:
+        """For recordings of `feeds`. `keep_gaps`: skip the sequence numbers that they lack.
+
+        Raises ConfigError when the publisher's feed has another schema, or other slices where gaps are to be kept.
+        """
+        theirs = publisher.feed
+        for feed in feeds:
+            if feed.schema != theirs.schema:
+                raise ConfigError(
+                    f"a recording of schema {feed.schema!r} was to be published on feed {theirs.name!r} "
+                    f"of schema {theirs.schema!r}, expected the same"
+                )
+        self._publisher = publisher
+        self._key_bytes = feeds[0].key_bytes
+        self._as_stored = all(_shape(feed) == _shape(theirs) for feed in feeds)
+        if keep_gaps and not self._as_stored:
+            raise ConfigError(
+                f"gaps were to be kept on feed {theirs.name!r}, which has other slices or key_bytes than the "
+                "recording, expected the same: of which slice and key a missing message was is not known"
+            )
+        self._expected: dict[tuple[int, int, bytes], int] | None = {} if keep_gaps else None
+        self._numbering = Numbering(theirs.max_topics * len(theirs.slices), _MEAN_TOPIC_BYTES)
+        self._topics: tuple[bytes, ...] = ()
+        publisher.warm_up_stored()
+        warm_up(gather, NO_BLOCKS, self._numbering.at, Columns(0, 0, 0, 0))
+        warm_up(find_keys, NO_BLOCKS, 0, 0)
+
+    def play(self, table: BlockTable, start: int, stop: int) -> None:
+        """Send those of blocks `[start, stop)` that have messages to play."""
+        rows = table.rows[start:stop]
+        blocks = table._replace(rows=rows[rows["count"] > 0])
+        if not self._as_stored:
+            self._gather(blocks)
+            return
+        rows = blocks.rows
+        is_whole = rows["count"] == blocks.heads["count"]
+        # A block with sequences of its own cannot be numbered anew as it is.
+        is_renumbered = blocks.heads["flags"] & FLAG_SEQUENCES == 0
+        is_stored = is_whole & is_renumbered & (rows["body_bytes"] >= LEAST_STORED_BYTES)
+        skips = numpy.zeros(len(rows), numpy.int64) if self._expected is None else self._skips(blocks)
+        window = (numpy.cumsum(is_stored) - is_stored) // _WINDOW
+        bounds = [0, *(numpy.flatnonzero(numpy.diff(window)) + 1).tolist(), len(rows)]
+        for start, stop in pairwise(bounds):
+            slices = rows["slice_id"][start:stop]
+            for slice_id in numpy.unique(slices).tolist():
+                places = start + numpy.flatnonzero(slices == slice_id)
+                self._play_slice(slice_id, blocks, places, is_stored, skips)
+
+    def jump(self, *, is_back: bool) -> None:  # noqa: ARG002 - a publisher may go back in time as it likes
+        """Forget which sequence numbers follow: what a jump leaves out is no gap."""
+        if self._expected is not None:
+            self._expected.clear()
+
+    def _play_slice(
+        self,
+        slice_id: int,
+        blocks: BlockTable,
+        places: NDArray[numpy.int64],
+        is_stored: NDArray[numpy.bool_],
+        skips: NDArray[numpy.int64],
+    ) -> None:
+        """Send blocks of one slice, in order: runs of those that are sent as stored, and of those that are gathered."""
+        kinds = is_stored[places]
+        breaks = (kinds[1:] != kinds[:-1]) | (~kinds[1:] & (skips[places[1:]] > 0))
+        for run in numpy.split(places, numpy.flatnonzero(breaks) + 1):
+            part = blocks._replace(rows=blocks.rows[run])
+            if is_stored[run[0]]:
+                self._send(slice_id, part, skips[run])
+                continue
+            if skips[run[0]]:
+                self._send(slice_id, part._replace(rows=part.rows[:1]), skips[run[:1]], only_skips=True)
+            self._gather(part)
+
+    def _send(
+        self, slice_id: int, blocks: BlockTable, skips: NDArray[numpy.int64], *, only_skips: bool = False
+    ) -> None:
+        """Send whole blocks of one slice as they are stored, or only skip the sequence numbers before them."""
+        headers, bodies, is_mapped = (blocks.rows[name].copy() for name in ("header", "body", "is_mapped"))
+        if only_skips:
+            headers[:] = 0
+        keys = self._keys(blocks)
+        stored = Stored(headers.ctypes.data, bodies.ctypes.data, 0, skips.ctypes.data, is_mapped.ctypes.data, len(keys))
+        self._publisher.publish_stored(slice_id, keys, stored, blocks.run.segments)
+
+    def _keys(self, blocks: BlockTable) -> list[bytes]:
+        """Return the key of each block."""
+        count = len(blocks.rows)
+        if self._key_bytes == 0:
+            return [b""] * count
+        text = numpy.zeros(MAX_KEY_BYTES * count, numpy.uint8)
+        sizes = numpy.zeros(count, numpy.int64)
+        find_keys(blocks.at(0, count), text.ctypes.data, sizes.ctypes.data)
+        data = text.tobytes()
+        return [data[MAX_KEY_BYTES * n : MAX_KEY_BYTES * n + size] for n, size in enumerate(sizes.tolist())]
+
+    def _skips(self, blocks: BlockTable) -> NDArray[numpy.int64]:
+        """Return how many sequence numbers are missing before each block, as `Recording.gaps` counts them.
+
+        Each part of a block counts as the whole block, so there is a gap before the first one at most.
+        """
+        assert self._expected is not None
+        heads = blocks.heads
+        skips = numpy.zeros(len(heads), numpy.int64)
+        begins, ends = heads["sequence"] + heads["first_row"], heads["sequence"] + heads["count"]
+        for place in numpy.flatnonzero(heads["flags"] & FLAG_SEQUENCES).tolist():
+            row, head = blocks.rows[place], heads[place]
+            block = int(row["header"]), int(row["body"])
+            begins[place] = number_of_row(*block, int(head["first_row"]))
+            ends[place] = number_of_row(*block, int(head["count"]) - 1) + 1
+        fields = (column.tolist() for column in (heads["slice"], heads["epoch"], begins, ends))
+        keys = self._keys(blocks)
+        for place, (slice_id, epoch, begin, end) in enumerate(zip(*fields, strict=True)):
+            name = slice_id, epoch, keys[place]
+            known = self._expected.get(name, begin)
+            skips[place] = max(0, begin - known)
+            self._expected[name] = max(known, end)
+        return skips
+
+    def _gather(self, blocks: BlockTable) -> None:
+        """Publish the messages of blocks again, in order, in as few blocks as they fit."""
+        many = int(blocks.rows["count"].sum())
+        ts_event, starts = numpy.empty(many, numpy.int64), numpy.empty(many, numpy.int64)
+        topics, lengths = numpy.empty(many, numpy.int32), numpy.empty(many, numpy.int32)
+        columns = Columns(ts_event.ctypes.data, topics.ctypes.data, starts.ctypes.data, lengths.ctypes.data)
+        found = gather(blocks.at(0, len(blocks.rows)), self._numbering.at, columns)
+        if found == FULL:
+            feed = self._publisher.feed
+            raise PublisherError(
+                f"feed {feed.name!r}: the recording has more topics than fit, expected at most "
+                f"max_topics = {feed.max_topics} a slice of {_MEAN_TOPIC_BYTES} bytes on average"
+            )
+        assert found == many
+        if len(self._topics) != len(self._numbering):
+            self._topics = tuple(self._numbering.names())
+        rows = Rows(ts_event.ctypes.data, 0, starts.ctypes.data, lengths.ctypes.data, 0, 0)
+        self._publisher.publish_rows(self._topics, topics, rows)
+
+
+def _shape(feed: Feed) -> tuple[object, ...]:
+    """Return what decides into which slice and key a topic falls."""
+    return feed.key_bytes, *((part.prefixes, part.share) for part in feed.slices)

@@ -1,0 +1,102 @@
+"""One thread of a replay in this process: it plays blocks, and calls Python callbacks with what they want of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.errors import CallbackError
+from blackbox.native.jit import warm_up
+from blackbox.native.prefix_trie import Trie
+from blackbox.replay.measure import NO_BLOCKS, BlockTableAt
+from blackbox.replay.worker_loop import DELIVER, GROW, NO_MEMORY, play
+from blackbox.subscribe.delivery import Delivery
+from blackbox.subscribe.match_table import WorkerTable
+from blackbox.subscribe.state import TERMINATE, SliceState
+from blackbox.subscribe.statistics import Counters
+
+if TYPE_CHECKING:
+    from blackbox.feed.schema import Schema
+
+log = logging.getLogger("blackbox")
+
+
+class ReplayWorker:
+    """Plays the blocks of every slice that is `number` modulo `workers`, in their order. For one thread at a time.
+
+    `failure`: what a callback raised, if the subscriber stops at errors.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        workers: int,
+        counters: Counters,
+        slice_state: SliceState,
+        schema: Schema,
+        on_error: str,
+    ) -> None:
+        """TERMINATE in `slice_state` tells all workers to end before their next block."""
+        self.failure: CallbackError | None = None
+        self._share = (number, workers)
+        self._counters = counters
+        self._on_error = on_error
+        self._slice_state = slice_state
+        self._delivery = Delivery(schema, counters.workers[0], self._raised, lambda: False)
+
+    def set_table(self, table: WorkerTable, trie: Trie, slices: NDArray[numpy.int64]) -> None:
+        """Play to these callbacks; `slices` are int64[slices, SLICE_WORDS]."""
+        self.close()
+        self._table, self._trie, self._slices = table, trie, slices
+        self._renew()
+
+    def warm_up(self) -> None:
+        """Compile what it runs, before there is something to play."""
+        warm_up(play, self._at, 0, self._trie, NO_BLOCKS, 0, 0, 0)
+
+    def play(self, alive: object, blocks: BlockTableAt, start: int, is_changed: Callable[[], bool]) -> int:
+        """Play blocks from `start` on; return where it ended, which is early after a change.
+
+        `alive` keeps the blocks' memory. Raises MemoryError.
+        """
+        delivery = self._delivery
+        delivery.burst.alive = alive
+        at = start
+        while at < blocks.count and not self._slice_state.stopping and not is_changed():
+            at, reason = play(self._at, self._slices.ctypes.data, self._trie, blocks, at, *self._share)
+            if delivery.state.raised:
+                delivery.compiled_raised()
+            if reason == DELIVER and not delivery.is_over():
+                delivery.deliver()
+            elif reason == GROW:
+                delivery.grow()
+                self._renew()
+            elif reason == NO_MEMORY:
+                raise MemoryError("there was no memory for a block's rows")
+        self.close()
+        return at
+
+    def close(self) -> None:
+        """Free what the last burst holds, also after an error."""
+        self._delivery.close()
+        self._delivery.burst.alive = None
+
+    def _renew(self) -> None:
+        counters = self._counters
+        self._at: Any = self._delivery.addresses(
+            self._table, 0, self._slice_state, counters.slice, counters.lags[0], counters.ages[0]
+        )
+
+    def _raised(self, failure: CallbackError) -> bool:
+        if isinstance(failure.__cause__, KeyboardInterrupt):
+            raise failure.__cause__
+        if self._on_error == "log":
+            log.error("%s", failure, exc_info=failure.__cause__ or failure)
+            return True
+        self.failure = failure
+        self._slice_state.stopping = TERMINATE
+        return False

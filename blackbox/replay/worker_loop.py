@@ -1,0 +1,185 @@
+"""Play blocks to callbacks in compiled code: what a slice thread and its workers do live, without sockets."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy
+
+from blackbox.archive.reader import UNCHECKED
+from blackbox.block.envelope import envelope_at, envelope_bytes
+from blackbox.block.format import HEADER_BYTES, read_header
+from blackbox.native.intrinsics import copy_bytes, inner, int64s_at
+from blackbox.native.jit import njit
+from blackbox.native.name_table import NumberingAt
+from blackbox.native.prefix_trie import Trie
+from blackbox.native.records import load_shared
+from blackbox.replay.measure import BLOCK_ROW_BYTES, BlockTableAt, block_row_at, measure_one
+from blackbox.subscribe.addresses import TableAt
+from blackbox.subscribe.dispatch import due_of, group_by_set, match_topics
+from blackbox.subscribe.state import slice_counters_at, slice_state_at
+from blackbox.subscribe.worker_loop import (
+    BURST_BLOCKS,
+    SLOT_BYTES,
+    WorkerAt,
+    WorkerTableAt,
+    keep_place,
+    run_compiled,
+    select,
+    worker_state_at,
+)
+from blackbox.transport.libzmq import MESSAGE_BYTES, close_messages, msg_data, msg_init_on, msg_init_size
+
+# Why `play` returned.
+DONE: Final = 0
+DELIVER: Final = 1
+"""The burst holds deliveries for Python callbacks, or a compiled one raised."""
+GROW: Final = 2
+"""`rows` must hold `rows_needed` for the next block."""
+HALTED: Final = 3
+"""`stopping` of the slice state was set: all workers end."""
+NO_MEMORY: Final = -1
+"""There was no memory for a block's envelope."""
+
+
+class PlayedSlice(NamedTuple):
+    """A slice's topics, what `match_topics` needs of a slice."""
+
+    topics: NumberingAt
+    set_of_topic: int
+    counters: int
+
+
+def slice_words(
+    topics: NumberingAt, set_of_topic: int, counters: int, table: TableAt, worker_table: WorkerTableAt
+) -> list[int]:
+    """Return a slice's row of the int64[slices, SLICE_WORDS] that `play` takes."""
+    return [*topics, set_of_topic, counters, *table, *worker_table]
+
+
+_TABLE: Final = len(NumberingAt._fields) + 2
+_WORKER_TABLE: Final = _TABLE + len(TableAt._fields)
+SLICE_WORDS: Final = _WORKER_TABLE + len(WorkerTableAt._fields)
+
+
+@inner
+def _played_slice(words: int) -> PlayedSlice:
+    w = int64s_at(words, SLICE_WORDS)
+    return PlayedSlice(NumberingAt(w[0], w[1], w[2], w[3], w[4], w[5]), w[6], w[7])
+
+
+@inner
+def _table(words: int) -> TableAt:
+    w = int64s_at(words + 8 * _TABLE, 5)
+    return TableAt(w[0], w[1], w[2], w[3], w[4])
+
+
+@inner
+def _worker_table(words: int) -> WorkerTableAt:
+    w = int64s_at(words + 8 * _WORKER_TABLE, 7)
+    return WorkerTableAt(w[0], w[1], w[2], w[3], w[4], w[5], w[6])
+
+
+@inner
+def _fill(words: int, trie: Trie, slot: int, row: int) -> int:
+    """Match a block and put it into a slot; return how many rows some callback wants. 0: the slot is empty."""
+    block = block_row_at(row)
+    table = _table(words)
+    header = read_header(block.header)
+    if msg_init_size(slot, envelope_bytes(header.topics, header.count)) != 0:
+        return NO_MEMORY
+    frame = msg_data(slot)
+    copy_bytes(frame, block.header, HEADER_BYTES)
+    envelope = envelope_at(frame)
+    envelope.version = table.version
+    envelope.first_row = block.first_row
+    envelope.ts_recv = block.ts_recv
+    envelope.conflated = 0
+    envelope.groups = 0
+    if match_topics(_played_slice(words), table, trie, header, block.body, frame) == 0:
+        close_messages(slot, 1)
+        return 0
+    matched = group_by_set(table, header, block.body, frame, block.first_row, block.stop_row)
+    if matched == 0:  # topics match, but none of these rows
+        close_messages(slot, 1)
+        return 0
+    msg_init_on(slot + MESSAGE_BYTES, block.body, header.body_bytes)
+    return matched
+
+
+@inner
+def _count(words: int, row: int, matched: int, slot: int) -> None:
+    block = block_row_at(row)
+    header = read_header(block.header)
+    counters = slice_counters_at(_played_slice(words).counters)
+    counters.received += block.stop_row - block.first_row
+    counters.blocks += 1
+    counters.body_bytes += header.body_bytes
+    counters.matched += matched
+    if matched > 0:
+        counters.due += due_of(_table(words), header, msg_data(slot), block.first_row, numpy.int64(0))
+
+
+@inner
+def _keep(at: WorkerAt, slot: int) -> None:
+    """Keep the block in the next slot in the burst: Python callbacks want it."""
+    keep_place(at, read_header(msg_data(slot)).body_bytes)
+    worker_state_at(at.state).blocks += 1
+
+
+@njit(nogil=True, cache=True)
+def play(
+    at: WorkerAt, slices: int, trie: Trie, blocks: BlockTableAt, start: int, worker: int, workers: int
+) -> tuple[int, int]:
+    """Play a table from block `start` on until Python is needed; return where to go on, and why.
+
+    Of `workers` that share a table, each in its own thread, this one takes every slice that is `worker` modulo
+    `workers`.
+
+    Compiled callbacks have then run for every block before that. The burst holds what Python callbacks want, of at most
+    BURST_BLOCKS blocks; what it held before is freed first. A block that nobody has checked is checked when it is its
+    turn, so its bytes are read from memory once. Blocks that are damaged, or have no message to play, are passed over.
+    """
+    state = worker_state_at(at.state)
+    slice_state = slice_state_at(at.slice_state)
+    close_messages(state.burst, 2 * state.blocks)
+    state.blocks = 0
+    state.entries = 0
+    rows_used = numpy.int64(0)
+    for i in range(start, blocks.count):
+        row = blocks.address + BLOCK_ROW_BYTES * i
+        block = block_row_at(row)
+        if block.slice_id % workers != worker:
+            continue
+        if load_shared(slice_state, "stopping") != 0:
+            return i, HALTED
+        if block.fault == UNCHECKED:
+            measure_one(row, blocks.wanted)
+        if block.fault != 0 or block.count == 0:
+            continue
+        words = slices + 8 * SLICE_WORDS * block.slice_id
+        table = _worker_table(words)
+        if state.blocks == BURST_BLOCKS or at.max_entries - state.entries < table.total:
+            return i, DELIVER
+        slot = state.burst + SLOT_BYTES * state.blocks
+        matched = _fill(words, trie, slot, row)
+        if matched < 0:
+            return i, NO_MEMORY
+        if matched == 0:
+            _count(words, row, matched, slot)
+            continue
+        before = state.entries
+        used = select(at, table, state.blocks, rows_used)
+        if used < 0:
+            close_messages(slot, 2)
+            state.entries = before
+            return (i, DELIVER) if state.blocks > 0 else (i, GROW)
+        _count(words, row, matched, slot)
+        if run_compiled(at, table, before) > before:
+            _keep(at, slot)
+            rows_used = used
+        else:
+            close_messages(slot, 2)
+        if state.raised != 0:
+            return i + 1, DELIVER
+    return blocks.count, DELIVER if state.blocks > 0 else DONE

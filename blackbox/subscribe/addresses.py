@@ -1,0 +1,93 @@
+"""Where the memory of a slice thread lies: its scratch messages, and the addresses of all that its loop uses.
+
+Plain addresses: references to arrays would be counted, atomically, at every call.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from blackbox.block.format import HEADER_BYTES
+from blackbox.native.name_table import NumberingAt
+from blackbox.subscribe.block_handler import BlockHandlerAt
+from blackbox.subscribe.gaps import HELD_BLOCKS, SequencesAt
+from blackbox.transport.libzmq import EVENTS_SCRATCH_WORDS, MESSAGE_BYTES
+
+KEY_AT: Final = EVENTS_SCRATCH_WORDS * 8
+HEADER_AT: Final = KEY_AT + MESSAGE_BYTES
+BODY_AT: Final = HEADER_AT + MESSAGE_BYTES
+ENVELOPE_AT: Final = BODY_AT + MESSAGE_BYTES
+COPY_AT: Final = ENVELOPE_AT + MESSAGE_BYTES
+NEWEST_AT: Final = COPY_AT + MESSAGE_BYTES
+"""The body of a conflated block."""
+MESSAGES: Final = 6
+"""How many messages lie side by side from KEY_AT on."""
+HEAD_AT: Final = KEY_AT + MESSAGES * MESSAGE_BYTES
+"""The header of the block at hand, aligned."""
+NEWEST_HEAD_AT: Final = HEAD_AT + HEADER_BYTES
+SCRATCH_WORDS: Final = (NEWEST_HEAD_AT + HEADER_BYTES) // 8
+
+HELD_MESSAGE_BYTES: Final = HEADER_BYTES + MESSAGE_BYTES
+
+
+PARKED: Final = HELD_BLOCKS
+"""The place, behind those of held blocks, of the block that waits while held ones are delivered."""
+
+
+class ConflationAt(NamedTuple):
+    """Where a `Conflation` lies, for compiled code."""
+
+    starts: int
+    rooms: int
+    lengths: int
+    ts_event: int
+    sequences: int
+    topic_sizes: int
+    pending: int
+    stamp: int
+    places: int
+    order: int
+    generation: int
+    arena: int
+    arena_bytes: int
+    state: int
+
+
+class SliceAt(NamedTuple):
+    """What a slice thread owns, and the settings of its loop."""
+
+    sub: int
+    router: int
+    wake_fd: int
+    news_fd: int
+    state: int
+    scratch: int
+    counters: int
+    worker_counters: int
+    workers: int
+    topics: NumberingAt
+    set_of_topic: int
+    sequences: SequencesAt
+    held_messages: int
+    slice_id: int
+    key_bytes: int
+    """Of the feed file: that of every block must be the same."""
+    action: int
+    queue_blocks: int
+    conflation: ConflationAt | None
+    """None: the policy is another, and nothing of conflation is compiled."""
+    max_lag_ns: int
+    grace_ns: int
+    handler: BlockHandlerAt
+
+
+class TableAt(NamedTuple):
+    """The version of a match table that is in force."""
+
+    version: int
+    set_workers: int
+    set_counts: int
+    """Scratch, int64[sets], zero between blocks."""
+    callbacks_of_set: int
+    """int64[1 + workers, sets]: how many callbacks a match set means, on all workers and on each."""
+    sets: int

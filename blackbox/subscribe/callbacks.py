@@ -1,0 +1,109 @@
+"""Callbacks: what a user registered, and how a worker gives it a batch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import islice, repeat
+from operator import length_hint
+from typing import Any, Literal
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.block.batch import Batch, Message
+from blackbox.native.memory import shared_array
+
+Kind = Literal["message", "batch", "compiled"]
+
+_STRIDE = 256
+"""Messages between two looks at whether the end has come."""
+
+
+class Callback:
+    """One registered callback. It lives on worker `worker` of each slice that its prefix can fall into.
+
+    `active` turns False once and for all when it is removed: no batch begins after that.
+    """
+
+    def __init__(self, kind: Kind, prefix: bytes, function: Callable[..., Any], worker: int) -> None:
+        self.kind = kind
+        self.prefix = prefix
+        self.function = function
+        self.worker = worker
+        self.active = True
+
+    @property
+    def name(self) -> str:
+        """How the function is called, for messages to people."""
+        return getattr(self.function, "__qualname__", None) or repr(self.function)
+
+    def give(
+        self, batch: Batch, on_error: Callable[[Callback, BaseException, int], bool], is_over: Callable[[], bool]
+    ) -> int:
+        """Call the user's function; returns how many messages it took.
+
+        `on_error` is told of an exception and on how many messages, and decides: True to go on with what follows, False
+        to stop here. `is_over` is asked now and then between messages: True to stop here.
+        """
+        if self.kind == "batch":
+            try:
+                self.function(batch)
+            except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
+                on_error(self, error, len(batch))
+                return 0
+            return len(batch)
+        rows = iter(range(len(batch)))
+        calls = map(self.function, map(Message, batch.payload_list(), repeat(batch), rows))
+        failed = 0
+        while length_hint(rows) and not is_over():
+            try:
+                deque(islice(calls, _STRIDE), maxlen=0)  # the loop runs in C; after an error it goes on behind it
+            except BaseException as error:  # noqa: BLE001
+                failed += 1
+                if not on_error(self, error, 1):
+                    break
+        return len(batch) - length_hint(rows) - failed
+
+
+class CompiledCallback(Callback):
+    """A compiled callback, with one copy of its state for each slice.
+
+    `states` maps slice id to the array that the callback of that slice writes, without the GIL and without a lock: read
+    it as it is for monitoring, or after `stop()` for exact results. Also visible in the parent of `processes=True`.
+    """
+
+    def __init__(
+        self,
+        prefix: bytes,
+        function: Callable[..., None],
+        worker: int,
+        state: NDArray[Any],
+        entry: Any,
+    ) -> None:
+        super().__init__("compiled", prefix, function, worker)
+        self._initial = state.copy()
+        self._entry = entry
+        self.states: dict[int, NDArray[Any]] = {}
+
+    @property
+    def address(self) -> int:
+        """Of the C function that workers call."""
+        return int(self._entry.address)
+
+    def state_for(self, slice_id: int) -> NDArray[Any]:
+        """The state of one slice, made on first use."""
+        if slice_id not in self.states:
+            state = shared_array(self._initial.shape, self._initial.dtype)
+            state[...] = self._initial
+            self.states[slice_id] = state
+        return self.states[slice_id]
+
+    def reset(self) -> None:
+        """Give every slice's state what it began with."""
+        for state in self.states.values():
+            state[...] = self._initial
+
+    def total(self) -> Any:
+        """The sum of the states of all slices: the result, where states are sums."""
+        return numpy.sum(list(self.states.values()) or [self._initial], axis=0)

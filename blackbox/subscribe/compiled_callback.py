@@ -1,0 +1,169 @@
+"""Compiled callbacks: what they get, helpers for use inside them, and how they become plain C functions.
+
+::
+
+    @subscriber.on_compiled(b"AAPL.", state=numpy.zeros(2))
+    def volume(batch, state):
+        for row in batch.rows:
+            state[0] += 1
+            state[1] += payload(batch, row)[8]
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy
+from numba import carray, cfunc, types
+from numba.core.dispatcher import Dispatcher
+from numba.core.errors import NumbaError
+from numpy.typing import NDArray
+
+from blackbox.block.format import FLAG_NULLS, FLAG_SEQUENCES, body_layout
+from blackbox.errors import CallbackError
+from blackbox.native.intrinsics import _pointer, bytes_at, int32s_at, int64s_at
+from blackbox.native.jit import njit
+from blackbox.subscribe.worker_loop import CallbackCall, callback_call_at
+
+
+class CompiledBatch(NamedTuple):
+    """What a compiled callback gets: the whole block in columns, and which of its rows are the callback's.
+
+    All arrays are views that live until the callback returns.
+    """
+
+    rows: NDArray[numpy.int32]
+    """The rows to handle, ascending."""
+    ts_event: NDArray[numpy.int64]
+    """ns since the epoch, by row."""
+    topic_index: NDArray[numpy.int32]
+    """By row: place of its topic in `topic_numbers`."""
+    topic_numbers: NDArray[numpy.int32]
+    """Number of each topic of the block: the same in all blocks of a slice, see `Subscriber.topics`; -1: table full."""
+    topic_offsets: NDArray[numpy.int32]
+    """Where each topic's text starts in `topic_text`, and where the last one ends."""
+    topic_text: NDArray[numpy.uint8]
+    offsets: NDArray[numpy.int32]
+    """Where each row's payload starts in `payloads`, and where the last one ends; empty when `stride` >= 0."""
+    payloads: NDArray[numpy.uint8]
+    stride: int
+    """Bytes of every payload; -1 when they differ."""
+    ts_out: int
+    ts_recv: int
+    sequence: int
+    """Sequence number of row 0 within its key; `sequence_of` has that of any row."""
+    sequences: NDArray[numpy.int64]
+    """Sequence number of each row; empty when they follow each other."""
+    validity: NDArray[numpy.uint8]
+    """A bit for each row, the lowest first: 0, it has no value; empty when all have one. See `has_value`."""
+
+
+@njit(inline="always")
+def payload(batch: CompiledBatch, row: int) -> Any:
+    """uint8[...]: the payload of a row."""
+    if batch.stride >= 0:
+        return batch.payloads[row * batch.stride : (row + 1) * batch.stride]
+    return batch.payloads[batch.offsets[row] : batch.offsets[row + 1]]
+
+
+@njit(inline="always")
+def has_value(batch: CompiledBatch, row: int) -> Any:
+    """Whether a row has a value; one that has none deletes its topic, and its payload has no bytes."""
+    return len(batch.validity) == 0 or (batch.validity[row >> 3] >> (row & 7)) & 1 != 0
+
+
+@njit(inline="always")
+def sequence_of(batch: CompiledBatch, row: int) -> Any:
+    """The sequence number of a row within its key."""
+    return batch.sequences[row] if len(batch.sequences) else batch.sequence + row
+
+
+@njit(inline="always")
+def topic_number(batch: CompiledBatch, row: int) -> int:
+    """The number of a row's topic."""
+    return batch.topic_numbers[batch.topic_index[row]]
+
+
+@njit(inline="always")
+def topic(batch: CompiledBatch, row: int) -> Any:
+    """uint8[...]: the text of a row's topic."""
+    place = batch.topic_index[row]
+    return batch.topic_text[batch.topic_offsets[place] : batch.topic_offsets[place + 1]]
+
+
+@njit(inline="always")
+def big_endian(data: Any, start: int, size: int) -> int:
+    """The unsigned big-endian integer of `size` bytes (1 to 8) at `data[start]`, as int64."""
+    value = numpy.int64(0)
+    for i in range(size):
+        value = (value << 8) | numpy.int64(data[start + i])
+    return value
+
+
+@njit(inline="always")
+def little_endian(data: Any, start: int, size: int) -> int:
+    """The unsigned little-endian integer of `size` bytes (1 to 8) at `data[start]`, as int64."""
+    value = numpy.int64(0)
+    for i in range(size):
+        value |= numpy.int64(data[start + i]) << (8 * i)
+    return value
+
+
+@njit(inline="always")
+def _batch(call: CallbackCall) -> CompiledBatch:
+    count, body, topics = call.block_count, call.body, call.topic_count
+    fixed = call.stride >= 0
+    layout = body_layout(count, topics, call.topic_bytes, 0, call.flags)
+    return CompiledBatch(
+        int32s_at(call.rows, call.row_count),
+        int64s_at(body, count),
+        int32s_at(body + layout.topic_index, count),
+        int32s_at(call.numbers, topics),
+        int32s_at(body + layout.topic_offsets, topics + 1),
+        bytes_at(body + layout.topics, call.topic_bytes),
+        int32s_at(body + layout.payload_offsets, 0 if fixed else count + 1),
+        bytes_at(body + layout.payloads, call.payload_bytes),
+        call.stride,
+        call.ts_out,
+        call.ts_recv,
+        call.sequence,
+        int64s_at(body + layout.sequences, count if call.flags & FLAG_SEQUENCES else 0),
+        bytes_at(body + layout.validity, (count + 7) >> 3 if call.flags & FLAG_NULLS else 0),
+    )
+
+
+def compile_callback(function: Callable[..., None], state: NDArray[Any]) -> Any:
+    """Make `function(batch, state)` a C function that workers call with the address of its words; has `.address`.
+
+    A plain Python function is compiled with bounds checks, so that an index out of range is an error and not damage; a
+    function that already is `@njit` keeps its own options. Compiled once for each function and form of state. Raises
+    CallbackError with numba's explanation when it cannot be compiled.
+    """
+    name = getattr(function, "__name__", repr(function))
+    if not isinstance(state, numpy.ndarray):
+        raise TypeError(f"state of compiled callback {name} was {type(state).__name__}, expected a numpy array")
+    plain = function.py_func if isinstance(function, Dispatcher) else function
+    if len(inspect.signature(plain).parameters) != 2:
+        raise TypeError(f"compiled callback {name} takes {inspect.signature(plain)}, expected (batch, state)")
+    try:
+        return _compile(function, state.shape, state.dtype)
+    except NumbaError as error:
+        raise CallbackError(f"compiled callback {name} could not be compiled: {error}") from error
+
+
+@lru_cache(maxsize=1024)
+def _compile(function: Callable[..., None], shape: tuple[int, ...], dtype: numpy.dtype[Any]) -> Any:
+    user = function if isinstance(function, Dispatcher) else njit(nogil=True, boundscheck=True)(function)
+
+    def entry(address: int) -> None:
+        call = callback_call_at(address)
+        memory = carray(_pointer(call.state), shape, dtype)
+        try:
+            user(_batch(call), memory)
+        except Exception:  # noqa: BLE001 - all that numba can catch
+            call.error = 1
+
+    return cfunc(types.void(types.int64), nogil=True)(entry)

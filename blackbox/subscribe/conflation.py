@@ -1,0 +1,302 @@
+"""Conflation: while a subscriber is behind, keep the newest message of each topic, then deliver those as one block."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy
+from numba import types
+from numba.extending import overload
+from numpy.typing import NDArray
+
+from blackbox.block.encode import (
+    NO_VALUE,
+    Distinct,
+    Origin,
+    Rows,
+    TopicTable,
+    finish_header,
+    plan_block,
+    plan_bytes,
+    write_body,
+    write_template,
+)
+from blackbox.block.envelope import TOPICS_AT
+from blackbox.block.format import FLAG_FIXED, has_value, layout_of, read_header, sequence_of
+from blackbox.native.intrinsics import bytes_at, copy_bytes, inner, int32s_at, int64s_at
+from blackbox.native.name_table import FULL
+from blackbox.native.prefix_trie import Trie
+from blackbox.native.records import Field, SharedRecord, record_at
+from blackbox.subscribe.addresses import ENVELOPE_AT, NEWEST_AT, NEWEST_HEAD_AT, ConflationAt, SliceAt, TableAt
+from blackbox.subscribe.dispatch import dispatch, fail, match_topics
+from blackbox.subscribe.state import slice_counters_at
+from blackbox.transport.libzmq import msg_close, msg_data, msg_init_size
+
+ARENA_BYTES: Final = 64 << 20
+"""Payload bytes that one slice may keep while it conflates."""
+_BLOCK_BYTES: Final = 256 << 10
+
+
+class ConflationState(SharedRecord):
+    """What a slice thread keeps while it conflates."""
+
+    pending = Field()
+    """Topics whose newest message waits."""
+    arena_end = Field()
+    ts_out = Field()
+    """Of the newest block."""
+    ts_in = Field()
+    """Of the oldest block since the last delivery."""
+    schema_id = Field()
+    epoch = Field()
+
+
+_state_at = record_at(ConflationState)
+
+
+class Conflation:
+    """The newest payload of each topic of one slice, by topic number. `at` is what compiled code takes."""
+
+    def __init__(self, max_topics: int) -> None:
+        self._starts = numpy.zeros(max_topics, numpy.int64)
+        self._rooms = numpy.zeros(max_topics, numpy.int32)
+        self._lengths = numpy.zeros(max_topics, numpy.int32)
+        self._ts_event = numpy.zeros(max_topics, numpy.int64)
+        self._sequences = numpy.zeros(max_topics, numpy.int64)
+        self._topic_sizes = numpy.zeros(max_topics, numpy.int32)
+        self._pending = numpy.zeros(max_topics, numpy.int32)
+        self._stamp = numpy.zeros(max_topics, numpy.int64)
+        self._places = numpy.zeros(max_topics, numpy.int32)
+        self._order = numpy.zeros(max_topics, numpy.int32)
+        self._generation = numpy.zeros(1, numpy.int64)
+        self._arena = numpy.zeros(ARENA_BYTES, numpy.uint8)
+        self._state = ConflationState()
+        self.at = ConflationAt(
+            self._starts.ctypes.data,
+            self._rooms.ctypes.data,
+            self._lengths.ctypes.data,
+            self._ts_event.ctypes.data,
+            self._sequences.ctypes.data,
+            self._topic_sizes.ctypes.data,
+            self._pending.ctypes.data,
+            self._stamp.ctypes.data,
+            self._places.ctypes.data,
+            self._order.ctypes.data,
+            self._generation.ctypes.data,
+            self._arena.ctypes.data,
+            ARENA_BYTES,
+            self._state.address,
+        )
+
+
+def pending(at: SliceAt) -> int:
+    """Topics whose newest message waits to be delivered."""
+    raise NotImplementedError
+
+
+def absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int, first_row: int, now: int) -> int:
+    """Keep what is newest in a block, delivering first what waits when the arena is full: 0 or FAILED."""
+    raise NotImplementedError
+
+
+def flush(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
+    """Deliver the newest message of every waiting topic: 0 or FAILED."""
+    raise NotImplementedError
+
+
+# Compiled code calls these three by what `at.conflation` is: where it is None, nothing of the rest is compiled.
+
+
+def _conflates(at: Any) -> bool:
+    return not isinstance(at.types[at.fields.index("conflation")], types.NoneType)
+
+
+def _nothing_pending(at: SliceAt) -> int:
+    return 0
+
+
+def _absorb_nothing(
+    at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int, first_row: int, now: int
+) -> int:
+    return 0
+
+
+def _flush_nothing(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
+    return 0
+
+
+@overload(pending, strict=False)
+def _choose_pending(at: Any) -> Any:
+    return _pending if _conflates(at) else _nothing_pending
+
+
+@overload(absorb, strict=False)
+def _choose_absorb(at: Any, table: Any, trie: Any, head: Any, body_message: Any, first_row: Any, now: Any) -> Any:
+    return _absorb if _conflates(at) else _absorb_nothing
+
+
+@overload(flush, strict=False)
+def _choose_flush(at: Any, table: Any, trie: Any, now: Any) -> Any:
+    return _flush if _conflates(at) else _flush_nothing
+
+
+def _pending(at: SliceAt) -> int:
+    newest: Any = at.conflation
+    return _state_at(newest.state).pending
+
+
+@inner
+def _count_matched(at: SliceAt, callbacks: int) -> None:
+    """Count a message that is not delivered, nor matched again."""
+    counters = slice_counters_at(at.counters)
+    counters.matched += 1
+    counters.due += callbacks
+
+
+@inner
+def _keep(
+    at: SliceAt,
+    topic: int,
+    payload: int,
+    length: int,
+    ts_event: int,
+    sequence: int,
+    topic_bytes: int,
+    callbacks: int,
+) -> bool:
+    """Make this the newest message of `topic`; False when the arena has no room for it."""
+    newest: Any = at.conflation
+    state = _state_at(newest.state)
+    start = int64s_at(newest.starts + 8 * topic, 1)
+    room = int32s_at(newest.rooms + 4 * topic, 1)
+    waiting = int32s_at(newest.topic_sizes + 4 * topic, 1)
+    if length > room[0]:
+        size = (length + 7) & -8
+        if state.arena_end + size > newest.arena_bytes:
+            return False
+        start[0] = state.arena_end
+        room[0] = size
+        state.arena_end += size
+    if waiting[0] == 0:
+        # A topic's size is noted while, and only while, it waits: a topic is never empty.
+        waiting[0] = topic_bytes
+        int32s_at(newest.pending + 4 * state.pending, 1)[0] = topic
+        state.pending += 1
+    else:
+        _count_matched(at, callbacks)
+        slice_counters_at(at.counters).conflated += callbacks
+    copy_bytes(newest.arena + start[0], payload, max(length, numpy.int64(0)))
+    int32s_at(newest.lengths + 4 * topic, 1)[0] = length
+    int64s_at(newest.ts_event + 8 * topic, 1)[0] = ts_event
+    int64s_at(newest.sequences + 8 * topic, 1)[0] = sequence
+    return True
+
+
+def _absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int, first_row: int, now: int) -> int:
+    header = read_header(head)
+    newest: Any = at.conflation
+    state = _state_at(newest.state)
+    if state.pending > 0 and state.epoch != header.epoch:
+        result = flush(at, table, trie, now)
+        if result != 0:
+            return result
+    envelope_message = at.scratch + ENVELOPE_AT
+    if msg_init_size(envelope_message, TOPICS_AT + 8 * header.topics) != 0:
+        return fail(at)
+    body = msg_data(body_message)
+    envelope = msg_data(envelope_message)
+    fixed = header.flags & FLAG_FIXED != 0
+    layout = layout_of(header)
+    match_topics(at, table, trie, header, body, envelope)
+    # The envelope's message is needed again when the arena is flushed: what was matched moves to a copy.
+    matched = int32s_at(envelope + TOPICS_AT, 2 * header.topics).copy()
+    msg_close(envelope_message)
+    ts_event = int64s_at(body, header.count)
+    topic_index = int32s_at(body + layout.topic_index, header.count)
+    topic_offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
+    offsets = int32s_at(body + layout.payload_offsets, 0 if fixed else header.count + 1)
+    callbacks = int64s_at(table.callbacks_of_set, table.sets)
+    state.ts_out = header.ts_out
+    state.ts_in = header.ts_in if state.pending == 0 else min(state.ts_in, header.ts_in)
+    state.schema_id = header.schema_id
+    state.epoch = header.epoch
+    for row in range(first_row, header.count):
+        topic = topic_index[row]
+        number = numpy.int64(matched[topic])
+        if matched[header.topics + topic] == 0:
+            continue
+        wanted = callbacks[matched[header.topics + topic]]
+        if number == FULL:
+            _count_matched(at, wanted)
+            slice_counters_at(at.counters).dropped += wanted
+            continue
+        start = row * header.stride if fixed else numpy.int64(offsets[row])
+        length = header.stride if fixed else numpy.int64(offsets[row + 1]) - start
+        if not has_value(header, layout, body, row):
+            length = numpy.int64(NO_VALUE)
+        place = body + layout.payloads + start
+        size = numpy.int64(topic_offsets[topic + 1] - topic_offsets[topic])
+        sequence = sequence_of(header, layout, body, row)
+        if not _keep(at, number, place, length, ts_event[row], sequence, size, wanted):
+            result = flush(at, table, trie, now)
+            if result != 0:
+                return result
+            if not _keep(at, number, place, length, ts_event[row], sequence, size, wanted):
+                _count_matched(at, wanted)
+                slice_counters_at(at.counters).dropped += wanted
+    return 0
+
+
+@inner
+def _put_in_order(topics: NDArray[numpy.int32], sequences: NDArray[numpy.int64]) -> None:
+    """Sort waiting topics by the sequence numbers of their newest messages: as they were published."""
+    numbers = numpy.empty(len(topics), numpy.int64)
+    for i in range(len(topics)):
+        numbers[i] = sequences[topics[i]]
+    before = topics.copy()
+    places = numpy.argsort(numbers)
+    for i in range(len(topics)):
+        topics[i] = before[places[i]]
+
+
+def _flush(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
+    newest: Any = at.conflation
+    state = _state_at(newest.state)
+    count = state.pending
+    topics = at.topics.capacity
+    order = int32s_at(newest.pending, count)
+    _put_in_order(order, int64s_at(newest.sequences, topics))
+    rows = Rows(newest.ts_event, newest.arena, newest.starts, newest.lengths, numpy.int64(0), newest.sequences)
+    text = TopicTable(
+        bytes_at(at.topics.text, at.topics.text_bytes),
+        int64s_at(at.topics.starts, topics),
+        int32s_at(newest.topic_sizes, topics),
+    )
+    distinct = Distinct(
+        int64s_at(newest.stamp, topics),
+        int32s_at(newest.places, topics),
+        int32s_at(newest.order, topics),
+        int64s_at(newest.generation, 1),
+    )
+    origin = Origin(state.schema_id, at.slice_id, numpy.int64(0), state.epoch)
+    message, head = at.scratch + NEWEST_AT, at.scratch + NEWEST_HEAD_AT
+    done = numpy.int64(0)
+    result = 0
+    while done < count and result == 0:
+        plan = plan_block(rows, order, order, done, count, numpy.int64(_BLOCK_BYTES), text, distinct)
+        if msg_init_size(message, plan_bytes(plan)) != 0:
+            return fail(at)
+        write_body(msg_data(message), plan, rows, order, order, text, distinct)
+        write_template(head, plan, msg_data(message), False, origin, state.ts_in)
+        first = int64s_at(newest.sequences + 8 * order[done], 1)[0]
+        finish_header(head, first, state.ts_out, numpy.int64(0))
+        result = dispatch(at, table, trie, head, message, numpy.int64(0), now, numpy.int64(1), numpy.int64(0))
+        msg_close(message)
+        done = plan.stop
+    for i in range(count):
+        int32s_at(newest.topic_sizes + 4 * order[i], 1)[0] = 0
+    state.pending = 0
+    if 2 * state.arena_end > newest.arena_bytes:
+        int32s_at(newest.rooms, topics)[: int64s_at(at.topics.used, 1)[0]] = 0
+        state.arena_end = 0
+    return result

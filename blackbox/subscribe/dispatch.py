@@ -1,0 +1,270 @@
+"""Match a block's topics and hand it to the workers that want it, or to the block handler.
+
+Compiled; runs in the slice thread.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy
+
+from blackbox.block.envelope import TOPICS_AT, envelope_at, envelope_bytes, row_group, rows_at
+from blackbox.block.format import HEADER_BYTES, Header, layout_of, read_header
+from blackbox.native.intrinsics import (
+    bytes_at,
+    call_with_address,
+    copy_bytes,
+    inner,
+    int32s_at,
+    int64s_at,
+    uint64s_at,
+    unsigned,
+)
+from blackbox.native.name_table import FULL, number_of
+from blackbox.native.posix import now_ns
+from blackbox.native.prefix_trie import Trie, longest_prefix
+from blackbox.subscribe.addresses import COPY_AT, ENVELOPE_AT, SliceAt, TableAt
+from blackbox.subscribe.block_handler import BLOCK, IDLE, handed_block_at
+from blackbox.subscribe.slow_subscriber import DROP, PROCEED, act_on_lag, corrected, is_over
+from blackbox.subscribe.state import (
+    FAILED,
+    WORKER_COUNTERS_BYTES,
+    WorkerCounters,
+    slice_counters_at,
+    slice_state_at,
+    worker_counters_at,
+)
+from blackbox.transport.libzmq import (
+    EAGAIN,
+    SNDMORE,
+    msg_close,
+    msg_copy,
+    msg_data,
+    msg_init,
+    msg_init_size,
+    msg_send,
+    msg_size,
+    zmq_errno,
+)
+
+GIVEN_UP: Final = -1
+
+
+@inner
+def worker_counters(at: SliceAt, worker: int) -> WorkerCounters:
+    """A worker's counters."""
+    return worker_counters_at(at.worker_counters + WORKER_COUNTERS_BYTES * worker)
+
+
+@inner
+def fail(at: SliceAt) -> int:
+    """Keep what libzmq refused; return FAILED."""
+    slice_state_at(at.state).errno = zmq_errno()
+    return FAILED
+
+
+@inner
+def _hand_over(at: SliceAt, worker: int, ts_out: int, body_message: int) -> int:
+    """Send copies of envelope and body to a worker, unless it is over: 0, FAILED or GIVEN_UP."""
+    if is_over(at):
+        return 0
+    name = at.scratch + COPY_AT
+    msg_init_size(name, 1)
+    bytes_at(msg_data(name), 1)[0] = worker + 1
+    while msg_send(name, at.router, SNDMORE) < 0:
+        error = zmq_errno()
+        slice_counters_at(at.counters).waits += 1
+        if is_over(at):
+            return 0
+        if error != EAGAIN:
+            slice_state_at(at.state).errno = error
+            return FAILED
+        action = act_on_lag(at, corrected(at, now_ns() - ts_out))
+        if action == DROP:
+            return GIVEN_UP
+        if action != PROCEED and is_over(at):
+            return 0
+    msg_init(name)
+    msg_copy(name, at.scratch + ENVELOPE_AT)
+    msg_send(name, at.router, SNDMORE)
+    msg_init(name)
+    msg_copy(name, body_message)
+    msg_send(name, at.router, 0)
+    worker_counters(at, worker).sent += 1
+    return 0
+
+
+@inner
+def match_topics(at: SliceAt, table: TableAt, trie: Trie, header: Header, body: int, envelope: int) -> int:
+    """Number the block's topics and find their match sets, into the envelope; returns the workers, a bit each."""
+    layout = layout_of(header)
+    offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
+    numbers = int32s_at(envelope + TOPICS_AT, header.topics)
+    sets = int32s_at(envelope + TOPICS_AT + 4 * header.topics, header.topics)
+    set_of_topic = int32s_at(at.set_of_topic, at.topics.capacity)
+    set_workers = uint64s_at(table.set_workers, table.sets)
+    known = int64s_at(at.topics.used, 1)
+    wanted = numpy.uint64(0)
+    unnumbered = 0
+    for topic in range(header.topics):
+        start = numpy.int64(offsets[topic])
+        size = numpy.int64(offsets[topic + 1]) - start
+        before = known[0]
+        number = number_of(at.topics, body + layout.topics + start, size)
+        if number == FULL:
+            unnumbered = 1
+            found = longest_prefix(trie, body + layout.topics + start, size)
+        elif number >= before:
+            found = longest_prefix(trie, body + layout.topics + start, size)
+            set_of_topic[number] = found
+        else:
+            found = set_of_topic[number]
+        numbers[topic] = number
+        sets[topic] = found
+        wanted |= set_workers[found]
+    slice_counters_at(at.counters).unnumbered += unnumbered
+    return numpy.int64(wanted)
+
+
+@inner
+def group_by_set(table: TableAt, header: Header, body: int, envelope: int, first_row: int, stop_row: int) -> int:
+    """Group rows `[first_row, stop_row)` by match set, into the envelope; return how many some callback wants."""
+    sets = int32s_at(envelope + TOPICS_AT + 4 * header.topics, header.topics)
+    counts = int64s_at(table.set_counts, table.sets)
+    made = 0
+    for topic in range(header.topics):
+        if counts[sets[topic]] == 0:
+            counts[sets[topic]] = 1  # one too many, taken off below
+            row_group(envelope, header.topics, made).match_set = sets[topic]
+            made += 1
+    if made == 1 and stop_row == header.count:
+        counts[sets[0]] = 0
+        return stop_row - first_row if sets[0] != 0 else 0
+    topic_index = int32s_at(body + 8 * header.count, header.count)
+    for row in range(numpy.uint64(first_row), numpy.uint64(stop_row)):
+        counts[unsigned(sets[unsigned(topic_index[row])])] += 1
+    place = 0
+    unwanted = 0
+    for number in range(made):
+        group = row_group(envelope, header.topics, number)
+        size = counts[group.match_set] - 1
+        unwanted += size if group.match_set == 0 else 0
+        group.start = place
+        group.stop = place + size
+        counts[group.match_set] = place
+        place += size
+    rows = int32s_at(envelope + rows_at(header.topics, made), header.count)
+    for row in range(numpy.uint64(first_row), numpy.uint64(stop_row)):
+        which = unsigned(sets[unsigned(topic_index[row])])
+        rows[numpy.uint64(counts[which])] = row
+        counts[which] += 1
+    for number in range(made):
+        counts[row_group(envelope, header.topics, number).match_set] = 0
+    envelope_at(envelope).groups = made
+    return stop_row - first_row - unwanted
+
+
+@inner
+def due_of(table: TableAt, header: Header, envelope: int, first_row: int, whose: int) -> int:
+    """Deliveries that a grouped block means, for all workers (`whose` 0) or for worker `whose` - 1."""
+    callbacks = int64s_at(table.callbacks_of_set + 8 * table.sets * whose, table.sets)
+    groups = envelope_at(envelope).groups
+    if groups == 0:
+        only = int32s_at(envelope + TOPICS_AT + 4 * header.topics, 1)[0]
+        return (header.count - first_row) * callbacks[only]
+    due = 0
+    for number in range(groups):
+        group = row_group(envelope, header.topics, number)
+        due += (group.stop - group.start) * callbacks[group.match_set]
+    return due
+
+
+@inner
+def hand_block(at: SliceAt, kind: int, head: int, body_message: int, first_row: int, now: int) -> None:
+    """Call the block handler with a block."""
+    block = handed_block_at(at.handler.record)
+    block.kind = kind
+    block.head = head
+    block.body = msg_data(body_message)
+    block.body_bytes = msg_size(body_message)
+    block.first_row = first_row
+    block.ts_recv = now
+    block.held = slice_counters_at(at.counters).held
+    call_with_address(at.handler.function, at.handler.record)
+
+
+@inner
+def hand_idle(at: SliceAt) -> bool:
+    """Tell the block handler, if there is one, that no block is left; return whether it wants to be called again."""
+    if at.handler.function == 0:
+        return False
+    block = handed_block_at(at.handler.record)
+    block.kind = IDLE
+    call_with_address(at.handler.function, at.handler.record)
+    return block.again != 0
+
+
+@inner
+def dispatch(
+    at: SliceAt,
+    table: TableAt,
+    trie: Trie,
+    head: int,
+    body_message: int,
+    first_row: int,
+    now: int,
+    conflated: int,
+    drop: int,
+) -> int:
+    """Hand the block of header `head` to every worker that wants it: 0 or FAILED. The body stays.
+
+    `drop`: count its deliveries as dropped instead. After TERMINATE they are counted as due, and nothing else.
+    """
+    header = read_header(head)
+    if at.handler.function != 0:
+        hand_block(at, numpy.int64(BLOCK), head, body_message, first_row, now)
+        slice_counters_at(at.counters).matched += header.count - first_row
+        return 0
+    envelope_message = at.scratch + ENVELOPE_AT
+    if msg_init_size(envelope_message, envelope_bytes(header.topics, header.count)) != 0:
+        return fail(at)
+    frame = msg_data(envelope_message)
+    copy_bytes(frame, head, HEADER_BYTES)
+    envelope = envelope_at(frame)
+    envelope.version = table.version
+    envelope.first_row = first_row
+    envelope.ts_recv = now
+    envelope.conflated = conflated
+    envelope.groups = 0
+    body = msg_data(body_message)
+    wanted = match_topics(at, table, trie, header, body, frame)
+    result = 0
+    if wanted != 0:
+        counters = slice_counters_at(at.counters)
+        counters.matched += group_by_set(table, header, body, frame, first_row, header.count)
+        due = due_of(table, header, frame, first_row, numpy.int64(0))
+        counters.due += due
+        if drop != 0:
+            counters.dropped += due
+            wanted = 0
+        for worker in range(at.workers):
+            if (wanted >> worker) & 1:
+                result = _hand_over(at, worker, header.ts_out, body_message)
+                if result == GIVEN_UP:
+                    counters.dropped += due_of(table, header, frame, first_row, worker + 1)
+                    result = 0
+                elif result != 0:
+                    break
+    msg_close(envelope_message)
+    return result
+
+
+@inner
+def any_full(at: SliceAt) -> bool:
+    """Whether some worker's queue has no room."""
+    for worker in range(at.workers):
+        counters = worker_counters(at, worker)
+        if counters.sent - counters.blocks >= at.queue_blocks:
+            return True
+    return False

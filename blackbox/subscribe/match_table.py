@@ -1,0 +1,108 @@
+"""Who wants what in one slice, laid out for the slice thread's match and the workers' dispatch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.native.prefix_trie import Trie, build_trie
+from blackbox.subscribe.addresses import TableAt
+from blackbox.subscribe.callbacks import Callback, CompiledCallback
+from blackbox.subscribe.worker_loop import WorkerTableAt
+
+MAX_WORKERS = 63
+REMOVED = -1
+
+
+class WorkerTable:
+    """One worker's part of a `Table`: match set s means callbacks `members[starts[s]:starts[s + 1]]`."""
+
+    def __init__(self, version: int, callbacks: Sequence[Callback], sets: list[list[int]], slice_id: int) -> None:
+        self.version = version
+        self.callbacks = callbacks
+        self._starts = numpy.zeros(len(sets) + 1, numpy.int64)
+        numpy.cumsum([len(each) for each in sets], out=self._starts[1:])
+        self._members = numpy.array([c for each in sets for c in each] or [0], numpy.int32)
+        self._functions = numpy.zeros(len(callbacks) + 1, numpy.int64)
+        self._states = numpy.zeros(len(callbacks) + 1, numpy.int64)
+        for number, callback in enumerate(callbacks):
+            if isinstance(callback, CompiledCallback):
+                self._functions[number] = callback.address
+                self._states[number] = callback.state_for(slice_id).ctypes.data
+        self.at = WorkerTableAt(
+            version,
+            self._starts.ctypes.data,
+            len(sets),
+            self._members.ctypes.data,
+            self._functions.ctypes.data,
+            self._states.ctypes.data,
+            len(self._members),
+        )
+
+    def remove(self, callback: Callback) -> None:
+        """Let no further batch reach a callback, also of blocks that were matched before it was removed."""
+        if callback in self.callbacks:
+            self._functions[self.callbacks.index(callback)] = REMOVED
+
+
+class Table:
+    """One version of what a subscriber wants of one slice. Immutable but for `remove`: a change makes a new one.
+
+    A *match set* is a place in the distinct prefixes, plus 1: the longest prefix of a topic decides all callbacks that
+    want it, since each shorter one is a prefix of it. Set 0 is no callback.
+
+    Attributes: `version`; `topics` and `keys`, tries over the prefixes and over the filters asked of ZeroMQ;
+    `upstream`, those filters; `workers`, a `WorkerTable` each.
+    """
+
+    def __init__(
+        self,
+        version: int,
+        callbacks: Sequence[Callback],
+        upstream: frozenset[bytes],
+        workers: int,
+        slice_id: int,
+        within: bytes = b"",
+    ) -> None:
+        """What `callbacks` want of the topics that start with `within`."""
+        self.version = version
+        self.upstream = upstream
+        worker_of = [callback.worker % workers if workers else 0 for callback in callbacks]
+        self.keys: Trie = build_trie(sorted(upstream))
+        by_prefix: dict[bytes, list[int]] = {}
+        for number, callback in enumerate(callbacks):
+            if callback.prefix.startswith(within) or within.startswith(callback.prefix):
+                by_prefix.setdefault(max(callback.prefix, within, key=len), []).append(number)
+        prefixes = sorted(by_prefix)
+        self.topics: Trie = build_trie(prefixes)
+        sets = [
+            [],
+            *([n for size in range(len(p) + 1) for n in by_prefix.get(p[:size], ())] for p in prefixes),
+        ]
+        self.set_workers: NDArray[numpy.uint64] = numpy.zeros(len(sets), numpy.uint64)
+        for place, members in enumerate(sets):
+            self.set_workers[place] = sum(1 << w for w in {worker_of[n] for n in members})
+        self.workers = [
+            WorkerTable(
+                version,
+                callbacks,
+                [[n for n in s if worker_of[n] == worker] for s in sets],
+                slice_id,
+            )
+            for worker in range(workers)
+        ]
+        self._callbacks_of_set = numpy.zeros((1 + workers, len(sets)), numpy.int64)
+        for place, members in enumerate(sets):
+            for number in members:
+                self._callbacks_of_set[1 + worker_of[number], place] += 1
+        self._callbacks_of_set[0] = self._callbacks_of_set[1:].sum(axis=0)
+        self._set_counts = numpy.zeros(len(sets), numpy.int64)
+        self.at = TableAt(
+            version,
+            self.set_workers.ctypes.data,
+            self._set_counts.ctypes.data,
+            self._callbacks_of_set.ctypes.data,
+            len(sets),
+        )

@@ -1,0 +1,90 @@
+"""A slice in a process of its own, so that pure-Python callbacks of several slices run in parallel."""
+
+from __future__ import annotations
+
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+from blackbox.errors import BlackBoxError, SubscriberError
+from blackbox.subscribe.receiver import SliceThread
+from blackbox.subscribe.slow_subscriber import EXIT_SLOW
+from blackbox.subscribe.state import TERMINATE
+
+log = logging.getLogger("blackbox")
+
+_TICK_S = 0.05
+
+
+class SliceProcess:
+    """Runs a `SliceThread` in a forked process and stands for it in the parent.
+
+    The thread object is made before the fork: its state, counters, topic names and compiled callbacks' states lie in
+    memory that both processes share. The child ends with its parent.
+    """
+
+    def __init__(self, thread: SliceThread, prepare: Callable[[], None]) -> None:
+        """`prepare` is called in the process before anything else."""
+        self.thread = thread
+        self._process = multiprocessing.get_context("fork").Process(
+            target=_run_child,
+            args=(thread, os.getpid(), prepare),
+            name=f"blackbox-slice-{thread.slice_id}",
+            daemon=True,
+        )
+
+    def start(self) -> None:
+        """Fork."""
+        self._process.start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the process has ended, in whatever way."""
+        return not self._process.is_alive()
+
+    def failure(self) -> BlackBoxError | None:
+        """What went wrong in the process, or that it ended before it was done."""
+        failure = self.thread.failure()
+        if failure is None and self.is_done and not self.thread.is_done:
+            code = self._process.exitcode or 0
+            how = f"was killed by signal {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+            return SubscriberError(f"slice {self.thread.slice_id}: process {self._process.pid} {how}")
+        return failure
+
+    def release(self, timeout: float) -> bool:
+        """Wait for the process to end; kill it after `timeout` seconds. False when it had to be killed."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+            return False
+        return True
+
+
+def _run_child(thread: SliceThread, parent: int, prepare: Callable[[], None]) -> None:
+    prepare()
+    # Ctrl-C reaches the whole process group: the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: thread.ask_to_terminate())
+    thread.start()
+    ended = threading.Event()
+    deadline = math.inf
+    while not thread.is_done:
+        if os.getppid() != parent and thread.state.stopping != TERMINATE:
+            log.error("slice %d: the parent process has gone", thread.slice_id)
+            thread.ask_to_terminate()
+        if thread.state.stopping == TERMINATE:
+            deadline = min(deadline, time.monotonic() + thread.options.slow.grace_ns / 1e9)
+            if thread.release(_TICK_S):
+                break
+            if time.monotonic() >= deadline:
+                log.error("slice %d: a callback did not return, its process ends itself", thread.slice_id)
+                os._exit(EXIT_SLOW)
+        ended.wait(_TICK_S)
+    deadline = time.monotonic() + 1
+    thread.release(deadline - time.monotonic())

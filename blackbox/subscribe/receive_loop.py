@@ -1,0 +1,263 @@
+"""The compiled loop of a slice thread: receive, check, order, match, hand to workers. It never takes the GIL."""
+
+from __future__ import annotations
+
+import numpy
+
+from blackbox.block.format import (
+    FLAG_CONTROL,
+    FLAG_END,
+    HEADER_BYTES,
+    HEARTBEAT_KEY,
+    MAX_KEY_BYTES,
+    Header,
+    read_header,
+)
+from blackbox.block.validate import Fault, check_block
+from blackbox.native.intrinsics import bytes_at, copy_bytes, inner, int32s_at, int64s_at
+from blackbox.native.jit import njit
+from blackbox.native.posix import now_ns
+from blackbox.native.prefix_trie import Trie, longest_prefix
+from blackbox.native.records import load_shared
+from blackbox.subscribe.addresses import BODY_AT, COPY_AT, HEAD_AT, HEADER_AT, KEY_AT, SliceAt, TableAt
+from blackbox.subscribe.block_handler import AGAIN_MS
+from blackbox.subscribe.block_handler import CONTROL as CONTROL_BLOCK
+from blackbox.subscribe.conflation import flush, pending
+from blackbox.subscribe.dispatch import any_full, fail, hand_block, hand_idle
+from blackbox.subscribe.gaps import enter_epoch, is_current, note_sequences
+from blackbox.subscribe.order import deliver_all_held, deliver_held_first, line_of, order
+from blackbox.subscribe.slow_subscriber import CONFLATE, act_on_stuck
+from blackbox.subscribe.state import (
+    COMMAND,
+    CONTROL,
+    DRAINED,
+    HELD_MS,
+    IDLE_MS,
+    TERMINATE,
+    TERMINATED,
+    slice_counters_at,
+    slice_state_at,
+)
+from blackbox.transport.libzmq import (
+    DONTWAIT,
+    EAGAIN,
+    MESSAGE_BYTES,
+    msg_close,
+    msg_data,
+    msg_init_size,
+    msg_more,
+    msg_move,
+    msg_recv,
+    msg_size,
+    wait_readable,
+    zmq_errno,
+)
+
+_BAD_FRAMES = int(Fault.FRAMES)
+_BAD_KEY = int(Fault.RESERVED_KEY)
+_BAD_KEY_BYTES = int(Fault.KEY_BYTES)
+_BAD_SLICE = int(Fault.SLICE)
+# As arguments these are int64 rather than literals: numba would compile the callee once for each literal.
+_NO = numpy.int64(0)
+_YES = numpy.int64(1)
+
+
+@inner
+def _receive(at: SliceAt) -> int:
+    """Receive one block into the scratch messages; returns its frames, 0 when there is none, -1 when libzmq failed."""
+    message = at.scratch + KEY_AT
+    if msg_recv(message, at.sub, DONTWAIT) < 0:
+        return 0 if zmq_errno() == EAGAIN else -1
+    frames = 1
+    while msg_more(message):
+        # Frames behind the third overwrite it: the caller refuses the block.
+        message = at.scratch + KEY_AT + min(frames, 2) * MESSAGE_BYTES
+        if msg_recv(message, at.sub, DONTWAIT) < 0:
+            return -1
+        frames += 1
+    return frames
+
+
+@inner
+def _align(at: SliceAt) -> bool:
+    """Copy the header to HEAD; copy the body where libzmq cut it out of a larger buffer, off its alignment."""
+    header = at.scratch + HEADER_AT
+    copy_bytes(at.scratch + HEAD_AT, msg_data(header), min(msg_size(header), HEADER_BYTES))
+    body = at.scratch + BODY_AT
+    place = msg_data(body)
+    if place & 7 == 0:
+        return True
+    fresh = at.scratch + COPY_AT
+    size = msg_size(body)
+    if msg_init_size(fresh, size) != 0:
+        return False
+    copy_bytes(msg_data(fresh), place, size)
+    msg_move(body, fresh)
+    msg_close(fresh)
+    return True
+
+
+@inner
+def _has_reserved_key(at: SliceAt) -> bool:
+    key = at.scratch + KEY_AT
+    size = msg_size(key)
+    reserved = size > 0 and bytes_at(msg_data(key), 1)[0] == 0
+    return reserved or size > MAX_KEY_BYTES
+
+
+@inner
+def _fault(at: SliceAt, frames: int) -> int:
+    """What is wrong with the block at hand; 0: nothing."""
+    if frames != 3:
+        return _BAD_FRAMES
+    key, body = at.scratch + KEY_AT, at.scratch + BODY_AT
+    fault = check_block(
+        at.scratch + HEAD_AT,
+        msg_size(at.scratch + HEADER_AT),
+        msg_data(body),
+        msg_size(body),
+        msg_data(key),
+        msg_size(key),
+    )
+    if fault != 0:
+        return fault
+    header = read_header(at.scratch + HEAD_AT)
+    if (header.flags & FLAG_CONTROL != 0) != _has_reserved_key(at):
+        return _BAD_KEY
+    if header.key_bytes != at.key_bytes:
+        return _BAD_KEY_BYTES
+    return _BAD_SLICE if header.slice_id != at.slice_id else 0
+
+
+@inner
+def _idle(at: SliceAt, table: TableAt, trie: Trie) -> int:
+    """Nothing to receive: release what waited long enough, look for stuck workers, sleep."""
+    counters = slice_counters_at(at.counters)
+    now = now_ns()
+    if counters.held > 0:
+        result = deliver_all_held(at, table, trie, _NO)
+        if result != 0:
+            return result
+    if at.action == CONFLATE and pending(at) > 0 and not any_full(at):
+        result = flush(at, table, trie, now)
+        if result != 0:
+            return result
+    if act_on_stuck(at, now):
+        return 0
+    wait_ms = AGAIN_MS if hand_idle(at) else IDLE_MS
+    if now > slice_state_at(at.state).look_again_at_ns:
+        return COMMAND
+    if counters.held > 0 or (at.action == CONFLATE and pending(at) > 0):
+        wait_ms = min(wait_ms, HELD_MS)
+    if wait_readable(at.sub, _NO, at.wake_fd, numpy.int64(wait_ms), at.scratch) < 0:
+        return fail(at)
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def finish(at: SliceAt, table: TableAt, trie: Trie) -> None:
+    """Deliver, gaps or not, whatever waits in the slice thread; after TERMINATE count it as due."""
+    deliver_all_held(at, table, trie, _YES)
+    if at.action == CONFLATE and pending(at) > 0:
+        flush(at, table, trie, now_ns())
+
+
+@inner
+def _drained(at: SliceAt, table: TableAt, trie: Trie, nothing_left: bool) -> bool:
+    """Whether everything received before the stop has been handed on."""
+    state = slice_state_at(at.state)
+    state.drain_left -= 1
+    if not nothing_left and state.drain_left > 0:
+        return False
+    finish(at, table, trie)
+    return True
+
+
+@inner
+def _is_heartbeat(at: SliceAt, header: Header) -> bool:
+    """Whether the control block at hand is a heartbeat that changes nothing but what the lines have told."""
+    key = at.scratch + KEY_AT
+    text = bytes_at(msg_data(key), 2)
+    named = msg_size(key) == len(HEARTBEAT_KEY) and text[0] == HEARTBEAT_KEY[0] and text[1] == HEARTBEAT_KEY[1]
+    state = slice_state_at(at.state)
+    ends = header.flags & FLAG_END != 0 or state.finished_lines != 0
+    line = line_of(at, header)
+    confirmed = state.confirmed_lines >> line & 1 != 0
+    return named and confirmed and not ends and is_current(at.sequences, header.epoch)
+
+
+@inner
+def _heartbeat(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, header: Header, now: int) -> int:
+    line = line_of(at, header)
+    epoch = header.epoch
+    enter_epoch(at.sequences, epoch, line, now)
+    body = msg_data(at.scratch + BODY_AT)
+    note_sequences(at.sequences, keys, at.scratch + HEAD_AT, body, line, epoch, _NO, now)
+    result = deliver_held_first(at, table, trie, _NO)
+    if result == 0:
+        hand_control(at, now)
+    return result
+
+
+@njit(nogil=True, cache=True)
+def hand_control(at: SliceAt, now: int) -> None:
+    """Give the control block at hand to the block handler, if there is one."""
+    if at.handler.function != 0:
+        hand_block(at, numpy.int64(CONTROL_BLOCK), at.scratch + HEAD_AT, at.scratch + BODY_AT, _NO, now)
+
+
+@inner
+def _accept(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, frames: int) -> int:
+    """Check the block at hand, count it and order it: 0, CONTROL or FAILED."""
+    counters = slice_counters_at(at.counters)
+    now = now_ns()
+    if not _align(at):
+        return fail(at)
+    fault = _fault(at, frames)
+    if fault != 0:
+        counters.malformed += 1
+        counters.faults[fault] += 1
+        return 0
+    header = read_header(at.scratch + HEAD_AT)
+    counters.last_received_ns = now
+    if header.flags & FLAG_CONTROL != 0:
+        counters.control += 1
+        return _heartbeat(at, table, trie, keys, header, now) if _is_heartbeat(at, header) else CONTROL
+    counters.received += header.count
+    counters.blocks += 1
+    counters.body_bytes += header.body_bytes
+    return order(at, table, trie, now)
+
+
+@njit(nogil=True, cache=True)
+def run_slice(at: SliceAt, table: TableAt, trie: Trie, keys: Trie) -> int:
+    """Receive and hand on until Python is needed; returns why: COMMAND, CONTROL, DRAINED, TERMINATED or FAILED."""
+    state = slice_state_at(at.state)
+    result = numpy.int64(0)
+    while result == 0:
+        stopping = load_shared(state, "stopping")
+        if stopping == TERMINATE:
+            return TERMINATED
+        if load_shared(state, "asked") != 0:
+            return COMMAND
+        frames = _receive(at)
+        if frames < 0:
+            return fail(at)
+        if frames > 0:
+            result = _accept(at, table, trie, keys, frames)
+        if stopping != 0 and _drained(at, table, trie, frames == 0):
+            return DRAINED
+        if frames == 0:
+            result = _idle(at, table, trie)
+    return result
+
+
+@njit(nogil=True, cache=True)
+def renumber(at: SliceAt, trie: Trie) -> None:
+    """Find the match set of every known topic anew, after the wishes changed."""
+    known = int64s_at(at.topics.used, 1)[0]
+    starts = int64s_at(at.topics.starts, known + 1)
+    set_of_topic = int32s_at(at.set_of_topic, at.topics.capacity)
+    for topic in range(known):
+        size = starts[topic + 1] - starts[topic]
+        set_of_topic[topic] = longest_prefix(trie, at.topics.text + starts[topic], size)

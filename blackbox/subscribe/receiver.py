@@ -1,0 +1,423 @@
+"""The slice thread: owns the SUB and ROUTER sockets of one slice, runs the compiled loop, answers what needs Python."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import numpy
+import zmq
+from numpy.typing import NDArray
+
+from blackbox.block.format import HEADER_BYTES, MAX_BODY_BYTES
+from blackbox.errors import BlackBoxError, CallbackError, SubscriberError
+from blackbox.feed.feed import Feed
+from blackbox.native.jit import warm_up
+from blackbox.native.memory import shared_array
+from blackbox.native.name_table import Numbering
+from blackbox.subscribe import state as codes
+from blackbox.subscribe.addresses import (
+    HELD_MESSAGE_BYTES,
+    KEY_AT,
+    MESSAGES,
+    SCRATCH_WORDS,
+    SliceAt,
+)
+from blackbox.subscribe.block_handler import NO_HANDLER, BlockHandlerAt
+from blackbox.subscribe.callbacks import Callback
+from blackbox.subscribe.conflation import Conflation
+from blackbox.subscribe.gaps import HELD_BLOCKS, Sequences, forget_uncovered
+from blackbox.subscribe.match_table import MAX_WORKERS, Table, WorkerTable
+from blackbox.subscribe.receive_loop import finish, hand_control, renumber, run_slice
+from blackbox.subscribe.slow_subscriber import ACTIONS, SlowPolicy
+from blackbox.subscribe.state import SliceLife, SliceState
+from blackbox.subscribe.statistics import Counters
+from blackbox.subscribe.subscription import Subscription
+from blackbox.subscribe.worker import Worker
+from blackbox.transport.context import MAX_SUBSCRIPTIONS, close_context, open_context, pin_thread
+from blackbox.transport.libzmq import close_messages, init_messages
+from blackbox.transport.wakeup import Pipe
+
+if TYPE_CHECKING:
+    from blackbox.feed.schema import Schema
+
+log = logging.getLogger("blackbox")
+
+_ROUTER_WAIT_MS = 20
+_WORKER_START_S = 120.0
+_MEAN_TOPIC_BYTES = 32
+_KEPT_TABLES = 64
+_DEAD_AFTER_HEARTBEATS = 3
+_ERROR_TEXT_BYTES = 16_384
+_RELEASE_TICK_S = 0.001
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How a subscriber behaves, the same for each of its slices: see `Subscriber`. Raises ValueError out of range."""
+
+    workers: int
+    """0: a block handler takes the blocks in place of callbacks."""
+    slow: SlowPolicy
+    queue_blocks: int = 16
+    hwm_blocks: int = 128
+    on_error: Literal["stop", "log"] = "stop"
+    line_wait_ns: int = 50_000_000
+
+    def __post_init__(self) -> None:
+        for name, value, low, high in (
+            ("workers", self.workers, 0, MAX_WORKERS),
+            ("queue_blocks", self.queue_blocks, 1, 1 << 20),
+            ("hwm_blocks", self.hwm_blocks, 1, 1 << 20),
+            ("line_wait_ns", self.line_wait_ns, 0, 1 << 40),
+        ):
+            if not low <= value <= high:
+                raise ValueError(f"{name} was {value}, expected {low} to {high}")
+        if self.on_error not in ("stop", "log"):
+            raise ValueError(f"on_error was {self.on_error!r}, expected 'stop' or 'log'")
+
+
+class SliceThread:
+    """One slice of a subscriber: its sockets, sequence guards, topic numbers and workers.
+
+    Life: see `SliceLife`. `ask_to_stop` finishes what was received, `ask_to_terminate` does not. What the owner
+    may ask and read lives in shared memory: the thread may run in a process that was forked after this was made.
+
+    `news` is poked whenever there is some for the owner. With a `handler` there are no workers: it gets every block.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        slice_id: int,
+        options: Options,
+        schema: Schema,
+        counters: Counters,
+        table: Table,
+        news: Pipe,
+        handler: BlockHandlerAt = NO_HANDLER,
+    ) -> None:
+        self.feed, self.slice_id, self.options = feed, slice_id, options
+        self.feed_slice = feed.slices[slice_id]
+        self.counters = counters
+        self.state = SliceState()
+        self.topics = Numbering(feed.max_topics, _MEAN_TOPIC_BYTES, shared_array)
+        self.error: BlackBoxError | None = None
+        self._error_text: NDArray[numpy.uint8] = shared_array((_ERROR_TEXT_BYTES,), numpy.uint8)
+        self._schema = schema
+        self._news = news
+        self._handler = handler
+        self._table = table
+        self._tables: dict[int, Table] = {table.version: table}
+        self._commands: deque[Callable[[], None]] = deque()
+        self._newest = table.version
+        try:
+            self._wake_pipe = Pipe()
+        except OSError as error:
+            raise SubscriberError(f"no pipe could be opened for slice {slice_id}: {error.strerror}") from error
+        lines = len(self.feed_slice.endpoints)
+        self._sequences = Sequences(
+            feed.max_topics if feed.key_bytes else 1,
+            lines,
+            options.line_wait_ns,
+            _DEAD_AFTER_HEARTBEATS * feed.heartbeat_ns,
+            counters.slice,
+        )
+        self._subscription = Subscription(feed, slice_id, self.state, self._sequences, news)
+        self._conflation = Conflation(feed.max_topics) if options.slow.action == "conflate" else None
+        self._set_of_topic = numpy.zeros(feed.max_topics, numpy.int32)
+        self._held = numpy.zeros((HELD_BLOCKS + 1) * HELD_MESSAGE_BYTES // 8, numpy.int64)
+        self._scratch = numpy.zeros(SCRATCH_WORDS, numpy.int64)
+        self.workers: list[Worker] = []
+        self._thread = threading.Thread(target=self._run, name=f"blackbox-slice-{slice_id}", daemon=True)
+
+    def start(self) -> None:
+        """Begin. What goes wrong is in `failure` once it is done."""
+        self._thread.start()
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether every line's publisher has confirmed the filters of the newest table."""
+        return self.confirmed_lines == len(self.feed_slice.endpoints)
+
+    @property
+    def confirmed_lines(self) -> int:
+        """How many lines' publishers have confirmed the filters of the newest table."""
+        return self.state.confirmed_lines.bit_count() if self.state.confirmed_version == self._newest else 0
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every line's publisher has said that it ends, or has died where the other has said so."""
+        finished = self.state.finished_lines
+        now_ns = time.time_ns()
+        lines = range(len(self.feed_slice.endpoints))
+        return bool(finished) and all(finished >> n & 1 or self._sequences.is_dead(n, now_ns) for n in lines)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether everything is compiled and connected."""
+        return self.state.life >= SliceLife.RUNNING
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the thread and its workers have ended."""
+        return self.state.life == SliceLife.ENDED
+
+    def failure(self) -> BlackBoxError | None:
+        """What went wrong, if anything; from another process, as text."""
+        text = self._error_text.tobytes().rstrip(b"\0").decode(errors="replace")
+        return self.error or (SubscriberError(text) if text else None)
+
+    def set_table(self, table: Table) -> None:
+        """Put a new version in force, filters and all; it is then confirmed anew."""
+        self._newest = table.version
+        self._commands.append(lambda: self._switch(table))
+        self.state.asked = 1
+        self._wake()
+
+    def remove(self, callback: Callback) -> None:
+        """Let no further batch reach a callback."""
+        for table in list(self._tables.values()):
+            for worker in table.workers:
+                worker.remove(callback)
+
+    def ask_to_stop(self) -> None:
+        """Finish what was received, then end."""
+        if self.state.stopping == 0:
+            self.state.drain_left = len(self.feed_slice.endpoints) * (self.options.hwm_blocks + 1)
+            self.state.stopping = codes.STOP
+        self._wake()
+
+    def ask_to_terminate(self) -> None:
+        """End now; what is queued is lost."""
+        self.state.stopping = codes.TERMINATE
+        self._wake()
+
+    def release(self, timeout: float) -> bool:
+        """Wait for the workers to end, then let a slice thread that decided to die end without killing the process."""
+        deadline = time.monotonic() + timeout
+        for worker in tuple(self.workers):
+            worker.thread.join(max(0.0, deadline - time.monotonic()))
+            if worker.thread.is_alive():
+                return False
+        self.state.released = 1
+        self._wake()
+        # In a process that was forked after the thread was made, Python takes it for one that has ended.
+        while not self.is_done and time.monotonic() < deadline:
+            time.sleep(_RELEASE_TICK_S)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        return self.is_done
+
+    def report(self, failure: BlackBoxError) -> None:
+        """Keep the first thing that went wrong."""
+        if self.error is None:
+            self.error = failure
+            text = "".join(traceback.format_exception(failure)).encode()[-_ERROR_TEXT_BYTES:]
+            self._error_text[: len(text)] = numpy.frombuffer(text, numpy.uint8)
+        self._notify()
+
+    def _callback_raised(self, failure: CallbackError) -> bool:
+        """Whether to go on after a callback raised."""
+        if self.options.on_error == "log":
+            log.error("%s", failure, exc_info=failure.__cause__ or failure)
+            return True
+        self.report(failure)
+        return False
+
+    def _notify(self) -> None:
+        self._news.poke()
+
+    def _wake(self) -> None:
+        self._wake_pipe.poke()
+
+    def take_alert(self) -> int:
+        """Return and reset the worst lag (ns) for which the slow-subscriber policy applied; 0 if it did not."""
+        if not self.state.alert:
+            return 0
+        lag_ns = self.state.alert_lag_ns
+        self.state.alert_lag_ns = self.state.alert = 0
+        return lag_ns
+
+    def _enter(self, life: SliceLife) -> None:
+        """Go forward to `life`."""
+        if life > self.state.life:
+            log.debug("slice %d: %s -> %s", self.slice_id, SliceLife(self.state.life).name, life.name)
+            self.state.life = life
+
+    # What follows runs in the slice thread.
+
+    def _run(self) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] | None = None
+        sockets: list[zmq.Socket[bytes]] = []
+        self._enter(SliceLife.OPENING)
+        try:
+            context = open_context(self.feed_slice)
+            pin_thread(self.feed_slice.cpus)
+            self._open(context, sockets)
+            self._serve()
+        except BlackBoxError as error:
+            self.report(error)
+        except Exception as error:  # whatever ends this thread must reach run()
+            log.exception("slice %d: slice thread failed", self.slice_id)
+            failure = SubscriberError(f"slice {self.slice_id}: slice thread failed: {error}")
+            failure.__cause__ = error
+            self.report(failure)
+        finally:
+            self._close(context, sockets)
+
+    def _open(self, context: zmq.Context[zmq.Socket[bytes]], sockets: list[zmq.Socket[bytes]]) -> None:
+        endpoint = f"inproc://blackbox-slice-{id(self)}"
+        router = context.socket(zmq.ROUTER)
+        sockets.append(router)
+        router.router_mandatory = True
+        router.sndhwm = 1  # the rest of the queue is the worker's
+        router.sndtimeo = _ROUTER_WAIT_MS
+        router.linger = 0
+        router.bind(endpoint)
+        for number in range(self.options.workers):
+            worker = Worker(
+                number,
+                self.slice_id,
+                endpoint,
+                context,
+                self.state,
+                self.counters,
+                self._table.workers[number],
+                self._worker_table(number),
+                self._schema,
+                self.options.queue_blocks,
+                self.feed_slice.cpus,
+                self.report,
+                self._callback_raised,
+            )
+            worker.thread.start()
+            self.workers.append(worker)  # those in the list can be joined
+        self._await_workers(router)
+        self._router = router
+        sub = context.socket(zmq.SUB)
+        sockets.append(sub)
+        sub.rcvhwm = self.options.hwm_blocks
+        sub.sndhwm = MAX_SUBSCRIPTIONS
+        sub.maxmsgsize = MAX_BODY_BYTES
+        sub.linger = 0
+        sub.reconnect_ivl = 50
+        sub.reconnect_ivl_max = 1000
+        sub.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        self._at = self._addresses(sub, router)
+        warm_up(run_slice, self._at, self._table.at, self._table.topics, self._table.keys)
+        warm_up(hand_control, self._at, 0)
+        warm_up(finish, self._at, self._table.at, self._table.topics)
+        self._subscription.connect(sub)
+        init_messages(self._scratch.ctypes.data + KEY_AT, MESSAGES)
+        self._switch(self._table)
+        self._enter(SliceLife.RUNNING)
+
+    def _await_workers(self, router: zmq.Socket[bytes]) -> None:
+        """Wait until every worker can be reached; raises what went wrong in one."""
+        deadline = time.monotonic() + _WORKER_START_S
+        for _ in self.workers:
+            while not router.poll(_ROUTER_WAIT_MS):
+                if self.error is not None:
+                    raise self.error
+                if time.monotonic() > deadline:
+                    raise SubscriberError(f"slice {self.slice_id}: a worker did not start in {_WORKER_START_S} s")
+            router.recv_multipart()
+
+    def _addresses(self, sub: zmq.Socket[bytes], router: zmq.Socket[bytes]) -> SliceAt:
+        return SliceAt(
+            sub.underlying,
+            router.underlying,
+            self._wake_pipe.reader,
+            self._news.writer,
+            self.state.address,
+            self._scratch.ctypes.data,
+            self.counters.slice.address,
+            self.counters.workers_address,
+            self.options.workers,
+            self.topics.at,
+            self._set_of_topic.ctypes.data,
+            self._sequences.at,
+            self._held.ctypes.data,
+            self.slice_id,
+            self.feed.key_bytes,
+            ACTIONS[self.options.slow.action],
+            self.options.queue_blocks,
+            self._conflation.at if self._conflation else None,
+            self.options.slow.limit_ns(self.feed),
+            self.options.slow.grace_ns,
+            self._handler,
+        )
+
+    def _worker_table(self, number: int) -> Callable[[int], WorkerTable]:
+        return lambda version: self._tables[version].workers[number]
+
+    def _serve(self) -> None:
+        while True:
+            reason = run_slice(self._at, self._table.at, self._table.topics, self._table.keys)
+            if reason == codes.CONTROL:
+                reason = self._subscription.read_control(self._at)
+            if reason == 0:
+                continue
+            if reason == codes.COMMAND:
+                self.state.asked = 0
+                while self._commands:
+                    self._commands.popleft()()
+                if time.time_ns() > self.state.look_again_at_ns:
+                    self._subscription.reconnect_silent_lines()
+            elif reason == codes.FAILED and self.error is None:
+                raise SubscriberError(f"slice {self.slice_id}: libzmq failed: {zmq.strerror(self.state.errno)}")
+            elif reason == codes.DRAINED:
+                self._end_workers()
+                return
+            else:
+                return
+
+    def _switch(self, table: Table) -> None:
+        self._table = self._tables[table.version] = table
+        renumber(self._at, table.topics)
+        forget_uncovered(self._sequences.at, table.keys)
+        in_use = [
+            worker.table_version
+            for worker, counts in zip(self.workers, self.counters.workers, strict=True)
+            if counts.sent != counts.blocks
+        ]
+        for version in sorted(self._tables)[:-_KEPT_TABLES]:
+            if version < min(in_use, default=table.version):
+                del self._tables[version]
+        self._subscription.ask(table)
+
+    def _end_workers(self) -> None:
+        for number in range(len(self.workers)):
+            while self.state.stopping != codes.TERMINATE and self.workers[number].thread.is_alive():
+                try:
+                    self._router.send_multipart([bytes([number + 1]), b"", b""])
+                    break
+                except zmq.ZMQError as error:
+                    if error.errno == zmq.EHOSTUNREACH:
+                        break  # it has ended meanwhile
+                    if error.errno != zmq.EAGAIN:
+                        raise
+                    continue  # a worker that still has a full queue; a slow one is watched by the subscriber
+
+    def _close(self, context: zmq.Context[zmq.Socket[bytes]] | None, sockets: list[zmq.Socket[bytes]]) -> None:
+        if self.error is not None:
+            self.state.stopping = codes.TERMINATE
+        if self.state.stopping == codes.TERMINATE and self.state.life == SliceLife.RUNNING:
+            finish(self._at, self._table.at, self._table.topics)
+        self._enter(SliceLife.CLOSING)
+        for worker in self.workers:
+            worker.thread.join()
+        for socket in sockets:
+            socket.close()
+        if context is not None:
+            close_context(context)
+        close_messages(self._scratch.ctypes.data + KEY_AT, MESSAGES)
+        for place in range(HELD_BLOCKS + 1):
+            close_messages(self._held.ctypes.data + place * HELD_MESSAGE_BYTES + HEADER_BYTES, 1)
+        self._enter(SliceLife.ENDED)
+        self._notify()

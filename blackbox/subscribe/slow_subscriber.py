@@ -1,0 +1,223 @@
+"""What happens to a subscriber that cannot keep up: its policy, the alerts before it acts, and its compiled half."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final, Literal
+
+import msgspec
+import numpy
+import zmq
+
+from blackbox.errors import EndpointError, SlowSubscriberError
+from blackbox.feed.feed import Feed
+from blackbox.native.intrinsics import inner
+from blackbox.native.posix import exit_process, now_ns, poke, write_file
+from blackbox.native.records import load_shared, store_shared
+from blackbox.subscribe.addresses import SliceAt
+from blackbox.subscribe.state import (
+    IDLE_MS,
+    TERMINATE,
+    WORKER_COUNTERS_BYTES,
+    slice_counters_at,
+    slice_state_at,
+    worker_counters_at,
+)
+from blackbox.transport.libzmq import wait_readable
+
+log = logging.getLogger("blackbox")
+
+# What is to be done with the block at hand.
+PROCEED: Final = 0
+END: Final = 1
+CONFLATE: Final = 2
+DROP: Final = 3
+WARN: Final = 4
+ACTIONS = {"terminate": END, "conflate": CONFLATE, "drop": DROP, "warn": WARN}
+
+EXIT_SLOW: Final = 3
+"""Status with which a process ends itself, and with which the command line ends, when its subscriber was too slow."""
+_ALERT_S = 1.0
+"""Time between two alerts of one slice, at least."""
+_QUEUE_FRAMES = 100
+_LINGER_MS = 500
+
+
+class SlowPolicy(msgspec.Struct, frozen=True):
+    """What a subscriber does when its lag (now - `ts_out`) exceeds a limit. Every case is counted, and alerted first.
+
+    Raises ValueError when a value is out of range.
+    """
+
+    action: Literal["terminate", "conflate", "drop", "warn"] = "terminate"
+    """"terminate": end with SlowSubscriberError. "conflate": deliver only the newest message of each topic until it has
+    caught up. "drop": drop late blocks. "warn": deliver all the same."""
+    max_lag_ns: int | None = None
+    """Lag above which the action applies. Default: the feed's."""
+    grace_ns: int = 5_000_000_000
+    """Of "terminate", when a callback hangs: time until the process ends itself, with status 3."""
+    console: str | None = None
+    """Endpoint (tcp or ipc) of an operator console: a PULL socket that gets the text of each alert as one frame."""
+    on_alert: Callable[[str], object] | None = None
+    """Called with the text of each alert, in the supervising thread, before the action."""
+
+    def __post_init__(self) -> None:
+        if self.action not in ACTIONS:
+            raise ValueError(f"action was {self.action!r}, expected one of {', '.join(ACTIONS)}")
+        for name, value, low, high in (
+            ("max_lag_ns", 1 if self.max_lag_ns is None else self.max_lag_ns, 1, 1 << 62),
+            ("grace_ns", self.grace_ns, 0, 1 << 50),
+        ):
+            if not low <= value <= high:
+                raise ValueError(f"{name} was {value}, expected {low} to {high}")
+
+    def limit_ns(self, feed: Feed) -> int:
+        """Return the lag above which the action applies to a subscriber of `feed`."""
+        return feed.max_lag_ns if self.max_lag_ns is None else self.max_lag_ns
+
+
+class Alerts:
+    """Send alerts to the log, the policy's function and the operator's console. Used by one thread.
+
+    Sending never waits: an operator who is not there must not keep a slow subscriber alive.
+    """
+
+    def __init__(self, feed: Feed, policy: SlowPolicy) -> None:
+        self._feed, self._policy = feed, policy
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._socket: zmq.Socket[bytes] | None = None
+        self._next: dict[int, float] = {}
+
+    def open(self) -> None:
+        """Connect to the console, so that the first alert does not wait for a connection.
+
+        Raises EndpointError when the console's endpoint cannot be used.
+        """
+        endpoint = self._policy.console
+        if endpoint is not None:
+            self._context = zmq.Context()
+            self._socket = self._context.socket(zmq.PUSH)
+            self._socket.sndhwm = _QUEUE_FRAMES
+            self._socket.linger = _LINGER_MS
+            try:
+                self._socket.connect(endpoint)
+            except zmq.ZMQError as error:
+                self.close()
+                text = f"cannot connect to operator console {endpoint}: {error.strerror}"
+                raise EndpointError(error.errno, text) from error
+
+    def check(self, slice_id: int, take_lag_ns: Callable[[], int]) -> SlowSubscriberError | None:
+        """Send an alert if a slice lags, at most once a second; return the error if the subscriber is to end.
+
+        `take_lag_ns` returns and resets the slice's worst lag for which the policy applied; 0: it did not.
+        """
+        if time.monotonic() < self._next.get(slice_id, 0.0):
+            return None
+        lag_ns = take_lag_ns()
+        if not lag_ns:
+            return None
+        self._next[slice_id] = time.monotonic() + _ALERT_S
+        text = (
+            f"slow subscriber: feed {self._feed.name!r} slice {slice_id} lags {lag_ns / 1e9:.3f} s, "
+            f"limit {self._policy.limit_ns(self._feed) / 1e9:.3f} s, policy {self._policy.action}"
+        )
+        self._send(text)
+        return SlowSubscriberError(text) if self._policy.action == "terminate" else None
+
+    def _send(self, text: str) -> None:
+        log.critical(text)
+        if self._socket is not None:
+            try:
+                self._socket.send(text.encode(), zmq.DONTWAIT)
+            except zmq.Again:
+                log.error("operator console %s did not take the alert", self._policy.console)
+        if self._policy.on_alert is not None:
+            try:
+                self._policy.on_alert(text)
+            except Exception:  # a broken hook must not stop the policy
+                log.exception("on_alert raised")
+
+    def close(self) -> None:
+        """Close the console's connection; alerts on their way get half a second to leave."""
+        if self._socket is not None and self._context is not None:
+            self._socket.close()
+            self._context.term()
+            self._socket = None
+
+
+# The compiled half, which runs in the slice thread.
+
+_LAST_WORDS = numpy.frombuffer(
+    b"blackbox: slow subscriber: a callback did not return in the grace time, the process ends itself\n",
+    numpy.uint8,
+)
+
+
+@inner
+def is_over(at: SliceAt) -> bool:
+    """Whether the subscriber has been told to end now."""
+    return load_shared(slice_state_at(at.state), "stopping") == TERMINATE
+
+
+@inner
+def corrected(at: SliceAt, lag_ns: int) -> int:
+    """A lag, less what the smallest lag so far proves of the two clocks."""
+    return lag_ns - min(0, slice_counters_at(at.counters).smallest_lag_ns)
+
+
+@inner
+def lag_of(at: SliceAt, ts_out: int, now: int) -> int:
+    """Return the corrected lag of a block in ns, and note it."""
+    counters = slice_counters_at(at.counters)
+    lag = now - ts_out
+    if lag < 0:
+        counters.negative_lag += 1
+    if lag < counters.smallest_lag_ns:
+        counters.smallest_lag_ns = lag
+    counters.last_lag_ns = corrected(at, lag)
+    return counters.last_lag_ns
+
+
+@inner
+def act_on_lag(at: SliceAt, lag_ns: int) -> int:
+    """Apply the policy to a lag: PROCEED if it is within the limit, else the policy's action, after an alert.
+
+    END: the workers have been ended. What is delivered after that is only counted: see `dispatch`.
+    """
+    if lag_ns <= at.max_lag_ns:
+        return PROCEED
+    state = slice_state_at(at.state)
+    state.alert_lag_ns = max(state.alert_lag_ns, lag_ns)
+    if state.alert == 0:
+        store_shared(state, "alert", 1)
+        poke(at.news_fd, at.state)
+    if at.action == END:
+        _terminate_process(at)
+    return at.action
+
+
+@inner
+def _terminate_process(at: SliceAt) -> None:
+    """Wait for Python to end the workers; if it cannot within the grace time, end the process from here."""
+    deadline = now_ns() + at.grace_ns
+    last_words = _LAST_WORDS
+    state = slice_state_at(at.state)
+    while load_shared(state, "released") == 0:
+        if now_ns() > deadline:
+            write_file(2, last_words.ctypes.data, len(last_words))
+            exit_process(EXIT_SLOW)
+        wait_readable(numpy.int64(0), numpy.int64(0), at.wake_fd, numpy.int64(IDLE_MS), at.scratch)
+    store_shared(state, "stopping", TERMINATE)  # it is so already, or nothing would have been released
+
+
+@inner
+def act_on_stuck(at: SliceAt, now: int) -> bool:
+    """Apply the policy to workers that are in one callback for too long while blocks wait; return whether it ended."""
+    for worker in range(at.workers):
+        counters = worker_counters_at(at.worker_counters + WORKER_COUNTERS_BYTES * worker)
+        since = load_shared(counters, "busy_since_ns")
+        if counters.sent != counters.blocks and since > 0 and act_on_lag(at, now - since) == END:
+            return True
+    return False

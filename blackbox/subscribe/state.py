@@ -1,0 +1,144 @@
+"""What a slice thread, its workers and their owner share: where each is in its life, and what it has counted."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+from blackbox.native.records import Field, Fields, SharedRecord, record_at
+
+# Why the loop returned to Python.
+COMMAND: Final = 1
+"""Python asked for the thread."""
+CONTROL: Final = 2
+"""A heartbeat or confirmation lies in the key, header and body messages."""
+DRAINED: Final = 3
+"""Stopping, and what was received has been handed to the workers."""
+TERMINATED: Final = 4
+FAILED: Final = 5
+"""libzmq refused something; `errno` of the slice's state says what."""
+
+STOP: Final = 1
+TERMINATE: Final = 2
+
+
+class SliceLife(IntEnum):
+    """Where a slice thread is in its life. It goes forward only."""
+
+    NEW = 0
+    OPENING = 1
+    """Starts workers, compiles, connects."""
+    RUNNING = 2
+    CLOSING = 3
+    ENDED = 4
+    """Its workers have ended too."""
+
+
+class SliceState(SharedRecord):
+    """What a slice thread and its owner tell each other, also across processes.
+
+    What the loop reads and others write has a cache line of its own.
+    """
+
+    asked = Field(own_line=True)
+    """Python wants the thread: 1."""
+    stopping = Field(own_line=True)
+    """0, STOP or TERMINATE: what the owner has asked for."""
+    drain_left = Field()
+    """Blocks that may still be received after STOP: no more than ZeroMQ could hold."""
+    released = Field()
+    """1 once no worker runs any more: a slice thread that was to end the process need not do so."""
+    alert = Field(own_line=True)
+    """1 once the slow-subscriber policy has applied; written by the loop."""
+    alert_lag_ns = Field()
+    errno = Field()
+    life = Field(own_line=True)
+    """A `SliceLife`."""
+    confirmed_lines = Field()
+    """A bit for each line whose publisher has confirmed the filters of `confirmed_version`."""
+    confirmed_version = Field()
+    finished_lines = Field()
+    """A bit for each line whose publisher has said that it ends."""
+    subscriptions = Field()
+    look_again_at_ns = Field()
+    """When an idle loop goes back to Python, to look for lines that have fallen silent; ns since the epoch."""
+
+
+class SliceCounters(SharedRecord):
+    """What a slice thread counts. Unless said otherwise the unit is messages.
+
+    *Deliveries* are messages times the callbacks that want them.
+    """
+
+    received = Field()
+    blocks = Field()
+    """Blocks received, control blocks not counted."""
+    body_bytes = Field()
+    matched = Field()
+    dropped = Field()
+    """Deliveries given up by the slow-subscriber policy."""
+    malformed = Field()
+    """Blocks."""
+    gaps = Field()
+    duplicates = Field()
+    stale = Field()
+    """Of an epoch that had already been followed by another."""
+    untracked = Field()
+    """Delivered, but of a key for which the key table had no room."""
+    unnumbered = Field()
+    """Blocks with a topic for which the topic table had no room."""
+    epochs = Field()
+    """Runs of the publisher seen."""
+    held = Field()
+    """Blocks that wait for the other line now."""
+    negative_lag = Field()
+    """Blocks that seemed to come from the future."""
+    smallest_lag_ns = Field()
+    """Below 0 it is how far the publisher's clock is ahead, at least."""
+    slow = Field()
+    """Blocks whose lag was above the limit."""
+    conflated = Field()
+    """Deliveries replaced by that of a newer message of the same topic."""
+    last_received_ns = Field()
+    """When the last valid frame came, ns since the epoch."""
+    control = Field()
+    """Heartbeats and confirmations."""
+    last_lag_ns = Field()
+    """Of the last block, as corrected."""
+    waits = Field()
+    """Times the slice thread found a worker's queue full."""
+    due = Field()
+    """Deliveries of what was matched."""
+    faults = Fields(32)
+    """Malformed blocks, by `Fault`."""
+
+
+class WorkerCounters(SharedRecord):
+    """What a worker counts, in a cache line of its own."""
+
+    delivered = Field(own_line=True)
+    """Deliveries made."""
+    batches = Field()
+    blocks = Field()
+    """Blocks taken off the queue."""
+    sent = Field()
+    """Blocks put into the queue; written by the slice thread."""
+    errors = Field()
+    """Callbacks that raised."""
+    busy_since_ns = Field()
+    """When the callback that runs now was entered; 0 between callbacks."""
+    failed = Field()
+    """Deliveries on which the callback raised."""
+    unwanted = Field()
+    """Deliveries not made: the callback had been removed."""
+
+
+WORKER_COUNTERS_BYTES: Final = WorkerCounters.dtype.itemsize
+slice_state_at = record_at(SliceState)
+slice_counters_at = record_at(SliceCounters)
+worker_counters_at = record_at(WorkerCounters)
+
+IDLE_MS: Final = 100
+"""How long an idle thread sleeps at most before it looks again."""
+HELD_MS: Final = 5
+"""The same, of a slice thread in which blocks wait."""

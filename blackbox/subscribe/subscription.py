@@ -1,0 +1,193 @@
+"""The filters of one slice at its publishers: asked for, confirmed by each line, and asked for again if need be.
+
+A publisher confirms by answering a nonce to which we subscribe behind the filters: see the wire format.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from contextlib import suppress
+from ctypes import string_at
+
+import zmq
+
+from blackbox.block.format import (
+    ACCEPT_KEY,
+    CONFIRM_KEY,
+    FLAG_END,
+    FLAG_LINE_B,
+    HEARTBEAT_KEY,
+    NONCE_BYTES,
+    read_header,
+)
+from blackbox.errors import EndpointError
+from blackbox.feed.feed import Feed
+from blackbox.subscribe.addresses import BODY_AT, HEAD_AT, KEY_AT, SliceAt
+from blackbox.subscribe.gaps import NEW, STALE, Sequences, enter_epoch, note_sequences
+from blackbox.subscribe.match_table import Table
+from blackbox.subscribe.order import deliver_held_first
+from blackbox.subscribe.receive_loop import hand_control
+from blackbox.subscribe.state import SliceState
+from blackbox.transport.libzmq import message_bytes
+from blackbox.transport.wakeup import Pipe
+
+log = logging.getLogger("blackbox")
+
+_PATIENT_BEATS = 3
+"""Heartbeats of an unconfirmed line after which a confirmation is asked for again."""
+
+
+class Subscription:
+    """What a slice asks of its publishers, and what each line's publisher has answered.
+
+    Used by the slice thread, which owns the SUB socket. `news` is poked when a line is confirmed or has ended.
+    """
+
+    def __init__(self, feed: Feed, slice_id: int, state: SliceState, sequences: Sequences, news: Pipe) -> None:
+        self._feed, self._slice_id = feed, slice_id
+        self._feed_slice = feed.slices[slice_id]
+        self._state, self._sequences, self._news = state, sequences, news
+        self._filters: frozenset[bytes] = frozenset()
+        self._nonce = b""
+        self._accepted: list[bytes] = []
+        self._confirmed = 0
+        """A bit for each line."""
+        self._epoch_of_line: dict[int, int] = {}
+        self._silent: set[int] = set()
+        self._beats_without_answer = 0
+
+    def connect(self, sub: zmq.Socket[bytes]) -> None:
+        """Connect to every line, and ask for heartbeats. Raises EndpointError naming the line that it could not."""
+        self._sub = sub
+        for endpoint in self._feed_slice.endpoints:
+            address = self._address(endpoint)
+            try:
+                sub.connect(address)
+            except zmq.ZMQError as error:
+                raise EndpointError(
+                    error.errno,
+                    f"feed {self._feed.name!r} slice {self._slice_id}: cannot connect to {address}: {error.strerror}",
+                ) from error
+        sub.subscribe(HEARTBEAT_KEY)
+
+    def _address(self, endpoint: str) -> str:
+        interface = self._feed_slice.interface
+        if not interface:
+            return endpoint
+        host = f"[{interface}]" if ":" in interface else interface
+        return endpoint.replace("tcp://", f"tcp://{host}:0;")
+
+    def ask(self, table: Table) -> None:
+        """Ask for what a table needs, and no more; it is then to be confirmed anew."""
+        for prefix in table.upstream - self._filters:
+            self._sub.subscribe(prefix)
+        for prefix in self._filters - table.upstream:
+            self._sub.unsubscribe(prefix)
+        self._filters = table.upstream
+        self._table = table
+        self._state.subscriptions = len(table.upstream)
+        self._ask_to_confirm()
+
+    def reconnect_silent_lines(self) -> None:
+        """Connect anew where nothing has come for some heartbeats and nothing is queued.
+
+        libzmq does so by itself, except after what it takes for an attack: a frame above `maxmsgsize`, say.
+        """
+        now_ns = time.time_ns()
+        self._state.look_again_at_ns = now_ns + self._sequences.line_dead_ns
+        if int(self._sub.get(zmq.EVENTS)) & zmq.POLLIN:
+            return
+        for line in self._epoch_of_line:
+            if not self._sequences.is_dead(line, now_ns):
+                self._silent.discard(line)
+                continue
+            address = self._address(self._feed_slice.endpoints[line])
+            finished = bool(self._state.finished_lines >> line & 1)
+            if not finished and line not in self._silent:
+                log.warning("slice %d: the publisher at %s fell silent without an end", self._slice_id, address)
+                self._silent.add(line)
+            # Inproc never connects again by itself, and its connection goes with the publisher.
+            if not finished or address.startswith("inproc:"):
+                with suppress(zmq.ZMQError):
+                    self._sub.disconnect(address)
+                self._sub.connect(address)
+
+    def _ask_to_confirm(self) -> None:
+        """Subscribe to a fresh nonce: a publisher that answers has all filters set before it in force."""
+        if self._nonce:
+            self._sub.unsubscribe(CONFIRM_KEY + self._nonce)
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._beats_without_answer = 0
+        self._confirmed = 0
+        self._sequences.set_all_told(False)
+        self._state.confirmed_lines = 0
+        self._state.confirmed_version = self._table.version
+        self._sub.subscribe(CONFIRM_KEY + self._nonce)
+
+    def _accept(self, epoch: int, line: int) -> None:
+        """Tell a publisher that its answer came: from now on it counts this subscriber, and waits for it at its end."""
+        accepted = ACCEPT_KEY + self._nonce + _of_line(epoch, line)
+        self._sub.subscribe(accepted)
+        self._accepted.append(accepted)
+        self._withdraw(bytes([line]), accepted)  # also of a publisher that was killed
+
+    def _withdraw(self, of_line: bytes, but: bytes = b"") -> None:
+        for accepted in [a for a in self._accepted if a.endswith(of_line) and a != but]:
+            self._accepted.remove(accepted)
+            self._sub.unsubscribe(accepted)
+
+    def read_control(self, at: SliceAt) -> int:
+        """Take in a confirmation, or a heartbeat that changes something; return why to end, or 0."""
+        scratch = at.scratch
+        key = string_at(*message_bytes(scratch + KEY_AT))
+        ours = key == CONFIRM_KEY + self._nonce
+        if key != HEARTBEAT_KEY and not ours:
+            return 0
+        header = read_header(scratch + HEAD_AT)
+        line = 1 if header.flags & FLAG_LINE_B and len(self._feed_slice.endpoints) > 1 else 0
+        epoch = header.epoch
+        now_ns = time.time_ns()
+        entered = enter_epoch(self._sequences.at, epoch, line, now_ns)
+        if entered == STALE:
+            return 0
+        if entered == NEW:
+            log.info("slice %d: publisher epoch %016x began", self._slice_id, header.epoch)
+            result = int(deliver_held_first(at, self._table.at, self._table.topics, 1))
+            if result:
+                return result
+        reconnected = ours and (self._confirmed >> line & 1 or self._epoch_of_line.get(line, epoch) != epoch)
+        fresh = int(self._epoch_of_line.get(line) != epoch)
+        self._epoch_of_line[line] = epoch
+        body = message_bytes(scratch + BODY_AT)[0]
+        baseline = int(ours and not reconnected)
+        note_sequences(self._sequences.at, self._table.keys, scratch + HEAD_AT, body, line, epoch, baseline, now_ns)
+        result = int(deliver_held_first(at, self._table.at, self._table.topics, 0))
+        if result == 0:
+            hand_control(at, now_ns)
+        if reconnected:
+            # libzmq sends filters again in an order of its own, the nonce first: this answer proves nothing.
+            self._ask_to_confirm()
+        elif ours:
+            self._confirmed |= 1 << line
+            self._sequences.set_all_told(True)
+            self._accept(epoch, line)
+            self._state.confirmed_lines = self._confirmed
+            self._news.poke()
+        elif not self._confirmed >> line & 1:
+            # A full queue at the publisher may have passed over the answer: libzmq does so without a word.
+            self._beats_without_answer += 1
+            if self._beats_without_answer >= _PATIENT_BEATS:
+                self._ask_to_confirm()
+        ended = 1 if header.flags & FLAG_END else 0
+        # An end is final: an answer that was on its way may still come behind it.
+        self._state.finished_lines = self._state.finished_lines & ~(fresh << line) | ended << line
+        if ended:
+            self._withdraw(_of_line(epoch, line))
+            self._news.poke()
+        return result
+
+
+def _of_line(epoch: int, line: int) -> bytes:
+    return epoch.to_bytes(8, "little", signed=True) + bytes([line])

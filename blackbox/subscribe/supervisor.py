@@ -1,0 +1,406 @@
+"""Supervise the slices of a subscriber: start them, report what goes wrong, alert when they are slow, end them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from types import FrameType
+
+from blackbox.block.validate import Fault
+from blackbox.errors import BlackBoxError, NotConfirmedError, SubscriberError
+from blackbox.feed.feed import Feed
+from blackbox.feed.schema import load_schema
+from blackbox.subscribe.block_handler import NO_HANDLER, BlockHandlerAt
+from blackbox.subscribe.callbacks import Callback
+from blackbox.subscribe.match_table import Table
+from blackbox.subscribe.processes import SliceProcess
+from blackbox.subscribe.receiver import Options, SliceThread
+from blackbox.subscribe.slow_subscriber import Alerts
+from blackbox.subscribe.state import TERMINATE
+from blackbox.subscribe.statistics import Counted, Counters, Statistics, statistics_of
+from blackbox.transport.wakeup import Pipe
+
+log = logging.getLogger("blackbox")
+
+_TICK_S = 0.1
+_COMPILE_S = 120.0
+"""How long the first start on a machine may take before its timeout begins to count."""
+
+
+class State(Enum):
+    """Where a subscriber is in its life. It goes forward only."""
+
+    NEW = "new"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+_ORDER = tuple(State)
+
+Plan = Callable[[int, Iterable[int]], dict[int, Table]]
+"""`plan(version, running)`: the table of each slice that is wanted now, and of each that runs."""
+
+
+def whole_feed(feed: Feed) -> Plan:
+    """Return the plan that takes every block of every slice, for a block handler."""
+
+    def plan(version: int, _running: Iterable[int]) -> dict[int, Table]:
+        return {n: Table(version, (), frozenset({b""}), 0, n) for n in feed.slices_for(b"")}
+
+    return plan
+
+
+def slices_of_callbacks(feed: Feed, callbacks: list[Callback], workers: int) -> Plan:
+    """Return the plan that brings each callback what its prefix asks for; it reads the list anew each time.
+
+    It holds the list alone, not its owner: a subscriber that refers to itself would keep its descriptors.
+    """
+
+    def plan(version: int, running: Iterable[int]) -> dict[int, Table]:
+        slices_of = {callback: feed.slices_for(callback.prefix) for callback in callbacks}
+        tables = {}
+        for slice_id in sorted({n for slices in slices_of.values() for n in slices} | set(running)):
+            of_slice = [callback for callback, slices in slices_of.items() if slice_id in slices]
+            upstream = frozenset(feed.subscription_of(callback.prefix) for callback in of_slice)
+            tables[slice_id] = Table(version, of_slice, upstream, workers, slice_id)
+        return tables
+
+    return plan
+
+
+class Supervisor:
+    """Run the slices of a feed, each in a thread or process, and watch them from a thread of its own.
+
+    Owns the slices and their end. Life: NEW, `start`, RUNNING, `stop` or `terminate`, STOPPING, ENDED; used once. Any
+    thread may call, also callbacks. `plan` says what is wanted; call `renew` when that has changed, holding `lock`.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        options: Options,
+        plan: Plan,
+        *,
+        processes: bool = False,
+        block_handler: Callable[[int], BlockHandlerAt] | None = None,
+    ) -> None:
+        """Settings; nothing is opened before `start`. `block_handler(slice_id)` gets every block of a slice."""
+        self.feed = feed
+        self.lock = threading.RLock()
+        self._state = State.NEW
+        self._options = options
+        self._plan = plan
+        self._processes = processes
+        self._block_handler = block_handler
+        self._alerts = Alerts(feed, options.slow)
+        self._changed = threading.Condition()
+        self._version = 0
+        self._slices: dict[int, SliceThread] = {}
+        self._children: dict[int, SliceProcess] = {}
+        self._error: BlackBoxError | None = None
+        self._stop_at_end = False
+        self._terminated_at = 0.0
+        self._news = Pipe()
+        self._thread = threading.Thread(target=self._supervise, name="blackbox-supervisor", daemon=True)
+
+    # Life
+
+    @property
+    def state(self) -> State:
+        """Where it is in its life."""
+        return self._state
+
+    def _enter(self, state: State) -> None:
+        """Go forward to `state`; no change if it is as far already."""
+        with self.lock:
+            if _ORDER.index(state) > _ORDER.index(self._state):
+                log.debug("subscriber of feed %r: %s -> %s", self.feed.name, self._state.value, state.value)
+                self._state = state
+
+    def start(self, timeout: float = 10.0) -> None:
+        """Start the slices, and return when every publisher has confirmed their filters.
+
+        Of two lines one is enough, after `timeout` seconds (not counted: compiling, on the first start ever). Raises
+        NotConfirmedError naming the slices without a publisher, or whose publisher has another `key_bytes`;
+        EndpointError when a slice cannot connect.
+        """
+        with self.lock:
+            if self._state is not State.NEW:
+                raise SubscriberError(f"start was called when {self._state.value}; a subscriber is used once")
+            self._schema = load_schema(self.feed.schema)
+            self._enter(State.RUNNING)
+        try:
+            with self.lock:
+                self._alerts.open()
+                self.renew()
+                self._thread.start()
+            self.wait_confirmed(timeout)
+        except BaseException:
+            self.terminate()
+            raise
+
+    def wait_confirmed(self, timeout: float = 10.0) -> None:
+        """Wait until publishers have confirmed the filters of the newest plan. Raises as `start`."""
+        deadline = time.monotonic() + _COMPILE_S
+        ready = False
+        with self._changed:
+            while not all(thread.is_confirmed for thread in self._slices.values()):
+                self._raise_failure()
+                if self._state is not State.RUNNING:
+                    raise SubscriberError("the subscriber ended before its subscriptions were confirmed")
+                if not ready and all(thread.is_ready for thread in self._slices.values()):
+                    ready = True
+                    deadline = time.monotonic() + timeout
+                if time.monotonic() >= deadline:
+                    self._check_lines(timeout)
+                    return
+                self._changed.wait(_TICK_S)
+
+    def _check_lines(self, timeout: float) -> None:
+        for slice_id, thread in self._slices.items():
+            endpoints = thread.feed_slice.endpoints
+            if thread.confirmed_lines == 0:
+                if refused := thread.counters.slice.faults[Fault.KEY_BYTES]:
+                    raise NotConfirmedError(
+                        f"feed {self.feed.name!r} slice {slice_id}: {refused} blocks of the publisher at "
+                        f"{' or '.join(endpoints)} were of another key_bytes than the feed file's {self.feed.key_bytes}"
+                    )
+                raise NotConfirmedError(
+                    f"feed {self.feed.name!r} slice {slice_id}: no publisher at {' or '.join(endpoints)} "
+                    f"confirmed the subscription in {timeout} s"
+                )
+            if thread.confirmed_lines < len(endpoints):
+                log.warning(
+                    "slice %d: only %d of %d lines have a publisher", slice_id, thread.confirmed_lines, len(endpoints)
+                )
+
+    def run(self, *, until_end: bool = False, timeout: float = 10.0) -> None:
+        """Start (unless it runs), wait, stop. In the main thread SIGINT and SIGTERM stop; a second one terminates.
+
+        Ends when `stop` or `terminate` is called elsewhere; with `until_end` also when every publisher has closed and
+        all it sent was delivered. Raises what ended it; `timeout` is `start`'s.
+        """
+        with self._signals():
+            if self._state is State.NEW:
+                self.start(timeout)
+            self._stop_at_end = until_end
+            self._wait_ended()
+        self._raise_failure()
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """Deliver what was received until now, then end. Returns at once in a callback.
+
+        Raises what ended it; SubscriberError when callbacks are not done in `timeout` seconds (it then terminates).
+        """
+        self.request_stop()
+        if self._thread.ident is None:
+            self._enter(State.ENDED)
+        elif self._is_own_thread():
+            return
+        elif not self._wait_ended(timeout):
+            self.terminate()
+            raise SubscriberError(f"stop was not done in {timeout} s: a callback did not keep up")
+        self._raise_failure()
+
+    def request_stop(self) -> None:
+        """Stop as `stop` does, but return at once."""
+        with self.lock:
+            if self._state is State.RUNNING:
+                self._enter(State.STOPPING)
+            for thread in self._slices.values():
+                thread.ask_to_stop()
+
+    def terminate(self, timeout: float = 5.0) -> None:
+        """End now: the callback that runs is finished, what is queued is lost.
+
+        A callback that does not return in `timeout` seconds is left behind in its daemon thread, with an error logged.
+        """
+        self._ask_to_terminate()
+        self.request_stop()
+        if self._thread.ident is None:
+            self._end(_COMPILE_S)  # `start` was not called, or could not start all threads
+        elif not self._is_own_thread() and not self._wait_ended(timeout):
+            log.error("a callback did not return in %s s; its thread is left behind", timeout)
+
+    def _ask_to_terminate(self) -> None:
+        for thread in self._slices.values():
+            thread.ask_to_terminate()
+
+    def _is_own_thread(self) -> bool:
+        """Whether the caller is a callback or hook: what must return before the end cannot wait for it."""
+        workers = [worker.thread for thread in self._slices.values() for worker in thread.workers]
+        return threading.current_thread() in (self._thread, *workers)
+
+    def _wait_ended(self, timeout: float = float("inf")) -> bool:
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while self._state is not State.ENDED:
+                if time.monotonic() >= deadline:
+                    return False
+                self._changed.wait(_TICK_S)
+        return True
+
+    def _raise_failure(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handle(number: int, _frame: FrameType | None) -> None:
+            if self._state is State.RUNNING:
+                log.info("%s: stopping", signal.Signals(number).name)
+                self.request_stop()
+            else:
+                self._ask_to_terminate()
+
+        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    # Slices
+
+    def renew(self) -> None:
+        """While it runs: put what the plan says now in force, and start the slices that are wanted now."""
+        if self._state is not State.RUNNING:
+            return
+        self._version += 1
+        for slice_id, table in self._plan(self._version, self._slices).items():
+            if slice_id in self._slices:
+                self._slices[slice_id].set_table(table)
+            else:
+                self._start_slice(slice_id, table)
+
+    def remove(self, callback: Callback) -> None:
+        """Let no further batch reach a callback, also of blocks that were matched before."""
+        for thread in self._slices.values():
+            thread.remove(callback)
+
+    def _start_slice(self, slice_id: int, table: Table) -> None:
+        thread = SliceThread(
+            self.feed,
+            slice_id,
+            self._options,
+            self._schema,
+            Counters(self._options.workers),
+            table,
+            self._news,
+            NO_HANDLER if self._block_handler is None else self._block_handler(slice_id),
+        )
+        child = SliceProcess(thread, self._renew_locks) if self._processes else None
+        before = self._children, self._slices
+        if child is not None:
+            self._children = {**self._children, slice_id: child}
+        self._slices = {**self._slices, slice_id: thread}  # a new one: others iterate over the old without the lock
+        try:
+            (child or thread).start()
+        except BaseException:
+            self._children, self._slices = before
+            raise
+
+    def _renew_locks(self) -> None:
+        """In a process that was forked: what another thread held then would stay locked for ever."""
+        self.lock = threading.RLock()
+        self._changed = threading.Condition()
+
+    def _runner(self, slice_id: int) -> SliceProcess | SliceThread:
+        return self._children.get(slice_id, self._slices[slice_id])
+
+    # What it knows
+
+    def statistics(self) -> Statistics:
+        """Return a snapshot of all counters; exact once it has ended."""
+        counted = [
+            Counted(slice_id, thread.counters, thread.state.subscriptions, len(thread.topics))
+            for slice_id, thread in sorted(self._slices.items())
+        ]
+        return statistics_of(counted, self._state is State.ENDED)
+
+    def topics(self, slice_id: int) -> list[bytes]:
+        """Return the topics seen in one slice, by number."""
+        return self._slices[slice_id].topics.names() if slice_id in self._slices else []
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every publisher has said that it ends, and all it sent is with the workers."""
+        return bool(self._slices) and all(thread.is_finished for thread in self._slices.values())
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all threads and processes have ended: once it has ENDED, unless one hangs and was left behind."""
+        return all(self._runner(slice_id).is_done for slice_id in self._slices)
+
+    # What follows runs in the supervisor's thread.
+
+    def _supervise(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:  # without a supervisor nothing would ever end
+            log.exception("the supervisor failed")
+            failure = SubscriberError(f"the supervisor failed: {error}")
+            failure.__cause__ = error
+            self._give_up(failure)
+            self._end()
+
+    def _watch(self) -> None:
+        poller = select.poll()
+        poller.register(self._news.reader, select.POLLIN)
+        while self._state is not State.ENDED:
+            if poller.poll(_TICK_S * 1000):
+                os.read(self._news.reader, 4096)
+            with self.lock:
+                threads = dict(self._slices)
+            for slice_id, thread in threads.items():
+                failure = self._runner(slice_id).failure() or self._alerts.check(slice_id, thread.take_alert)
+                if failure is not None:
+                    self._give_up(failure)
+            # A callback in a slice's own process asks to stop through the memory that it shares with this one.
+            asked = any(thread.state.stopping for thread in threads.values())
+            if self._state is State.RUNNING and (asked or (self._stop_at_end and self.is_finished)):
+                self.request_stop()
+            if self._state is State.STOPPING:
+                for slice_id, thread in threads.items():
+                    if slice_id not in self._children and thread.state.stopping == TERMINATE:
+                        thread.release(0.0)
+            done = [self._runner(slice_id).is_done for slice_id in threads]
+            if self._state is State.STOPPING and (all(done) or self._is_late(threads)):
+                self._end()
+            elif any(done) and self._state is State.RUNNING:
+                self._give_up(SubscriberError("a slice ended by itself"))
+            with self._changed:
+                self._changed.notify_all()
+
+    def _give_up(self, error: BlackBoxError) -> None:
+        if self._error is None:
+            self._error = error
+        self._ask_to_terminate()
+        self._enter(State.STOPPING)
+
+    def _is_late(self, threads: dict[int, SliceThread]) -> bool:
+        """Whether the grace time since all slices were told to terminate is over: a callback hangs."""
+        if not all(thread.state.stopping == TERMINATE for thread in threads.values()):
+            return False
+        if self._terminated_at == 0.0:
+            self._terminated_at = time.monotonic()
+        return time.monotonic() > self._terminated_at + self._options.slow.grace_ns / 1e9
+
+    def _end(self, timeout: float = 0.5) -> None:
+        for slice_id in self._slices:
+            if not self._runner(slice_id).release(timeout):
+                log.error("slice %d: a callback hangs; its thread is left behind, or its process killed", slice_id)
+        self._alerts.close()
+        self._enter(State.ENDED)

@@ -1,0 +1,147 @@
+"""A worker: one thread of a slice, which runs the callbacks that live on it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import zmq
+
+from blackbox.errors import CallbackError, SubscriberError
+from blackbox.native.jit import warm_up
+from blackbox.subscribe import worker_loop as collect
+from blackbox.subscribe.delivery import Delivery
+from blackbox.subscribe.match_table import WorkerTable
+from blackbox.subscribe.state import TERMINATE, SliceState
+from blackbox.transport.context import pin_thread
+from blackbox.transport.libzmq import close_messages, init_messages
+
+if TYPE_CHECKING:
+    from blackbox.feed.schema import Schema
+    from blackbox.subscribe.statistics import Counters
+
+log = logging.getLogger("blackbox")
+
+
+class WorkerLife(IntEnum):
+    """Where a worker is in its life. It goes forward only."""
+
+    NEW = 0
+    RUNNING = 1
+    """It can be reached."""
+    ENDED = 2
+
+
+class Worker:
+    """Runs callbacks in a thread of its own; the DEALER socket is created, used and closed there.
+
+    Life: see `WorkerLife`. Ends when the slice thread says that nothing follows, or at TERMINATE. What a callback
+    raised goes to `on_error`, which says whether to go on.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        slice_id: int,
+        endpoint: str,
+        context: zmq.Context[zmq.Socket[bytes]],
+        slice_state: SliceState,
+        counters: Counters,
+        table: WorkerTable,
+        table_of_version: Callable[[int], WorkerTable],
+        schema: Schema,
+        queue_blocks: int,
+        cpus: tuple[int, ...],
+        report: Callable[[SubscriberError], None],
+        on_error: Callable[[CallbackError], bool],
+    ) -> None:
+        self.number = number
+        self.slice_id = slice_id
+        self._endpoint = endpoint
+        self._context = context
+        self.life = WorkerLife.NEW
+        self._slice_state = slice_state
+        self._slice_counters = counters.slice
+        self._lags, self._ages = counters.lags[number], counters.ages[number]
+        self._table = table
+        self._table_of_version = table_of_version
+        self._queue_blocks = queue_blocks
+        self._cpus = cpus
+        self._report = report
+        self._delivery = Delivery(schema, counters.workers[number], on_error, self._is_terminated)
+        self.thread = threading.Thread(target=self._run, name=f"blackbox-worker-{slice_id}.{number}", daemon=True)
+
+    @property
+    def table_version(self) -> int:
+        """The version of the table that this worker uses now."""
+        return self._table.version
+
+    def _enter(self, life: WorkerLife) -> None:
+        """Go forward to `life`."""
+        if life > self.life:
+            log.debug("slice %d: worker %d: %s -> %s", self.slice_id, self.number, self.life.name, life.name)
+            self.life = life
+
+    def _run(self) -> None:
+        socket: zmq.Socket[bytes] | None = None
+        try:
+            socket = self._context.socket(zmq.DEALER)
+            pin_thread(self._cpus)
+            socket.routing_id = bytes([self.number + 1])
+            socket.rcvhwm = self._queue_blocks
+            socket.linger = 0
+            socket.connect(self._endpoint)
+            self._work(socket)
+        except Exception as error:  # noqa: BLE001 - whatever ends this thread must reach run()
+            failure = SubscriberError(f"slice {self.slice_id}: worker {self.number} failed: {error}")
+            failure.__cause__ = error
+            self._report(failure)
+        finally:
+            if socket is not None:
+                socket.close()
+            self._enter(WorkerLife.ENDED)
+            # These lead back to the slice thread: without the circle its memory and pipes go with the subscriber.
+            del self._report, self._delivery, self._table_of_version
+
+    def _work(self, socket: zmq.Socket[bytes]) -> None:
+        slot = self._delivery.scratch.ctypes.data + collect.SLOT_AT
+        init_messages(slot, 2)
+        try:
+            warm_up(collect.collect, self._addresses(socket.underlying), self._table.at)
+            self._enter(WorkerLife.RUNNING)
+            socket.send(b"")  # from here on the slice thread can reach this worker
+            self._loop(socket.underlying)
+        finally:
+            close_messages(slot, 2)
+            self._delivery.close()
+
+    def _loop(self, dealer: int) -> None:
+        at = self._addresses(dealer)
+        delivery = self._delivery
+        while not delivery.quit:
+            reason = collect.collect(at, self._table.at)
+            if delivery.state.raised:
+                delivery.compiled_raised()
+            if reason == collect.DELIVER:
+                delivery.deliver()
+            elif reason == collect.SWITCH:
+                self._table = self._table_of_version(delivery.state.next_version)
+                at = self._addresses(dealer)
+            elif reason == collect.GROW:
+                delivery.grow()
+                at = self._addresses(dealer)
+            elif reason == collect.FAILED:
+                raise SubscriberError(zmq.strerror(delivery.state.errno))
+            else:
+                return
+
+    def _addresses(self, dealer: int) -> collect.WorkerAt:
+        return self._delivery.addresses(
+            self._table, dealer, self._slice_state, self._slice_counters, self._lags, self._ages
+        )
+
+    def _is_terminated(self) -> bool:
+        return self._slice_state.stopping == TERMINATE

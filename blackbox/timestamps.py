@@ -1,0 +1,116 @@
+"""Times: nanoseconds since 1970-01-01 UTC, and how people write and read them. The project's only such grammar.
+
+    1577716200000000000             nanoseconds since the epoch: more than eight digits
+    2019-12-30T14:30:00.000000001Z  a date-time; `T` or a space; with an offset (Z, +01:00), or in the zone at hand
+    2019-12-30, 20191230            midnight in the zone at hand
+    14:30, 14:30:00.5, 14:30Z       a time of day: of which day, the caller's range of times says
+
+Fractions of a second have up to nine digits. Where clocks are set back, a time that they show twice is the first of the
+two; where they are set forward, a time that they skip is read by the clock before the change.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from typing import Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+SECOND_NS: Final = 10**9
+MIN_NS: Final = -(1 << 63) + 1
+"""The earliest time of an int64, in 1677; one less means no time in some libraries."""
+MAX_NS: Final = (1 << 63) - 1
+"""The latest, in 2262."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_TICK: Final = timedelta(microseconds=1)
+_DATE_DIGITS: Final = 8
+_TIME: Final = re.compile(
+    r"(?P<date>\d{4}-\d\d-\d\d|\d{8})?"
+    r"(?:(?:^|(?<=\d)[T ])(?P<clock>\d\d:\d\d(?::\d\d)?)"
+    r"(?:(?<=:\d\d:\d\d)[.,](?P<fraction>\d{1,9}))?(?P<offset>Z|[+-]\d\d:?\d\d)?)?",
+    re.ASCII,
+)
+
+
+def zone_of(name: str) -> tzinfo:
+    """Return the time zone of a name such as "America/New_York". Raise ValueError when there is none."""
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ValueError(f"time zone was {name!r}, expected a name such as 'America/New_York'") from None
+
+
+def ns_of(moment: datetime) -> int:
+    """Return a datetime with a time zone as ns since the epoch, exactly. Raise ValueError when it has none."""
+    if moment.tzinfo is None:
+        raise ValueError(f"time was {moment!r}, expected a datetime with a time zone")
+    return (moment - _EPOCH) // _TICK * 1_000  # integers: a float of seconds would not be exact
+
+
+def ns_on(day: date, clock: time, zone: str) -> int:
+    """Return when the clocks of a zone show a time of day on a date, ns since the epoch."""
+    return ns_of(datetime.combine(day, clock, zone_of(zone)))
+
+
+def datetime_of(ns: int, zone: str | tzinfo = UTC) -> datetime:
+    """Return a time as a datetime in a zone. What is below a microsecond is cut off, towards the past."""
+    return (_EPOCH + timedelta(microseconds=ns // 1_000)).astimezone(zone_of(zone) if isinstance(zone, str) else zone)
+
+
+def parse_time(text: str, zone: str, start_ns: int = 0, stop_ns: int = MAX_NS) -> int:
+    """Return the time that a text means, ns since the epoch: see the grammar at the top of this file.
+
+    A time of day alone is the first such time from `start_ns` to `stop_ns`; if there is none, that of the day of
+    `start_ns`. Times without an offset are of `zone`.
+
+    Raises ValueError when the text is no time, or one that int64 does not hold.
+    """
+    text = text.strip()
+    try:
+        if text.isascii() and text.isdecimal() and len(text) > _DATE_DIGITS:
+            ns = int(text)
+        else:
+            ns = _parse(text, zone_of(zone), start_ns, stop_ns)
+        if not MIN_NS <= ns <= MAX_NS:
+            raise ValueError(text)
+    except (ValueError, OverflowError):
+        raise ValueError(
+            f"time was {text!r}, expected ns since 1970, a date-time such as 2019-12-30T14:30:00Z, or a time of day "
+            "such as 14:30"
+        ) from None
+    return ns
+
+
+def time_text(ns: int, digits: int = 6) -> str:
+    """Return a time in UTC as `parse_time` reads it, with so many digits (0 to 9) of the second."""
+    return f"{datetime_of(ns):%Y-%m-%dT%H:%M:%S}{_fraction(ns, digits)}Z"
+
+
+def clock_text(ns: int, zone: str | tzinfo, digits: int = 0) -> str:
+    """Return what the clocks of a zone show, `HH:MM:SS`, with so many digits (0 to 9) of the second."""
+    return f"{datetime_of(ns, zone):%H:%M:%S}{_fraction(ns, digits)}"
+
+
+def date_of(ns: int, zone: str | tzinfo) -> date:
+    """Return the date of a time in a zone."""
+    return datetime_of(ns, zone).date()
+
+
+def _parse(text: str, zone: tzinfo, start_ns: int, stop_ns: int) -> int:
+    found = _TIME.fullmatch(text)
+    if found is None or not text:
+        raise ValueError(text)
+    fraction_ns = int((found["fraction"] or "").ljust(9, "0"))
+    clock = time.fromisoformat((found["clock"] or "00:00") + (found["offset"] or ""))
+    if clock.tzinfo is None:
+        clock = clock.replace(tzinfo=zone)
+    if found["date"] is not None:
+        return ns_of(datetime.combine(date.fromisoformat(found["date"]), clock)) + fraction_ns
+    first = date_of(start_ns, clock.tzinfo or zone)
+    days = [ns_of(datetime.combine(first + timedelta(day), clock)) + fraction_ns for day in (0, 1)]
+    return next((ns for ns in days if start_ns <= ns <= stop_ns), days[0])
+
+
+def _fraction(ns: int, digits: int) -> str:
+    return f".{ns % SECOND_NS:09d}"[: digits + 1] if digits else ""

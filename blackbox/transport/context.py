@@ -1,0 +1,71 @@
+"""ZeroMQ contexts: one per slice, with the slice's own I/O thread."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from functools import cache
+
+import zmq
+
+from blackbox.errors import ConfigError
+from blackbox.feed.feed import Slice
+
+MAX_SUBSCRIPTIONS = 1_000_000
+"""Upstream filters that one subscriber can have in flight; libzmq loses those above the high-water mark."""
+
+
+_PR_SET_TIMERSLACK = 29
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_MMAP_THRESHOLD_BYTES = 1 << 20  # above usual bodies, below tables, whose untouched pages cost nothing when mapped
+_TRIM_THRESHOLD_BYTES = 16 << 20
+
+
+@cache
+def _keep_freed_memory() -> None:
+    """Tell glibc to keep up to 16 MiB of freed memory per arena: libzmq allocates and frees every body.
+
+    By its defaults the pages of nearly every body go back to the kernel, to be faulted in again for the next.
+    Settings in the environment (`MALLOC_...`) win.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and not any(name.startswith("MALLOC_") for name in os.environ):
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
+
+
+def open_context(part: Slice) -> zmq.Context[zmq.Socket[bytes]]:
+    """The context for one slice. Slices on inproc share one per process, or publisher and subscriber could not meet."""
+    _keep_freed_memory()
+    if part.endpoints[0].startswith("inproc://"):
+        return zmq.Context.instance()
+    context = zmq.Context(io_threads=1)
+    for cpu in part.io_cpus:
+        context.set(zmq.THREAD_AFFINITY_CPU_ADD, cpu)
+    return context
+
+
+def close_context(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """End a context from `open_context`; waits for what its sockets' LINGER allows. The shared one stays."""
+    if context is not zmq.Context.instance():
+        context.term()
+
+
+def wake_on_time() -> None:
+    """Have Linux end sleeps when they are over, those of this thread and of threads it starts; else it adds 50 µs."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+
+
+def pin_thread(cpus: tuple[int, ...]) -> None:
+    """Bind the calling thread to CPUs, where the system can; none: leave it free. Raises ConfigError naming them."""
+    if cpus and hasattr(os, "sched_setaffinity"):
+        try:
+            os.sched_setaffinity(0, cpus)
+        except OSError as error:
+            there = sorted(os.sched_getaffinity(0))
+            raise ConfigError(
+                f"cpus were {list(cpus)}, expected some of {there}, which this process may use"
+            ) from error

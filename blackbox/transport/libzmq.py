@@ -1,0 +1,129 @@
+"""The libzmq that pyzmq loaded, callable from compiled code.
+
+Every function here takes plain integers: a socket is `zmq.Socket.underlying`, a message is the address of 64 bytes,
+8-byte aligned, that hold a `zmq_msg_t`. As everywhere, a socket belongs to the thread that uses it.
+"""
+
+from __future__ import annotations
+
+import errno
+
+import llvmlite.binding
+import numpy
+import zmq
+from numba import types
+from zmq.backend.cython import _zmq
+
+from blackbox.native.intrinsics import inner, int32s_at, int64s_at
+from blackbox.native.jit import njit
+from blackbox.native.posix import drain_pipe, external
+
+# The extension module is opened rather than libzmq itself: wherever a platform hides libzmq (bundled, system, static),
+# the symbols that pyzmq itself was linked with are found through it.
+llvmlite.binding.load_library_permanently(_zmq.__file__)
+
+MESSAGE_BYTES = 64
+EVENTS_SCRATCH_WORDS = 8
+"""int64 words of scratch that `socket_events` and `wait_readable` need from their caller."""
+
+_int = types.int32
+_address = types.int64
+
+
+msg_init = external("zmq_msg_init", _int, _address)
+msg_init_size = external("zmq_msg_init_size", _int, _address, _address)
+_msg_init_data = external("zmq_msg_init_data", _int, _address, _address, _address, _address, _address)
+msg_data = external("zmq_msg_data", _address, _address)
+msg_size = external("zmq_msg_size", _address, _address)
+msg_more = external("zmq_msg_more", _int, _address)
+msg_copy = external("zmq_msg_copy", _int, _address, _address)
+msg_move = external("zmq_msg_move", _int, _address, _address)
+msg_close = external("zmq_msg_close", _int, _address)
+_msg_send = external("zmq_msg_send", _int, _address, _address, _int)
+_msg_recv = external("zmq_msg_recv", _int, _address, _address, _int)
+zmq_errno = external("zmq_errno", _int)
+_zmq_poll = external("zmq_poll", _int, _address, _int, types.int64)
+_getsockopt = external("zmq_getsockopt", _int, _address, _int, _address, _address)
+SNDMORE = int(zmq.SNDMORE)
+DONTWAIT = int(zmq.DONTWAIT)
+POLLIN = int(zmq.POLLIN)
+EAGAIN = int(zmq.EAGAIN)
+ETERM = int(zmq.ETERM)
+EINTR = errno.EINTR
+_EVENTS = int(zmq.EVENTS)
+
+
+@inner
+def msg_init_on(message: int, address: int, size: int) -> None:
+    """Make a message of memory that stays where it is, and that nobody frees with the message."""
+    _msg_init_data(message, address, size, numpy.int64(0), numpy.int64(0))
+
+
+@inner
+def msg_send(message: int, socket: int, flags: int) -> int:
+    """`zmq_msg_send`, again after a signal: half a message would be continued by the next."""
+    result = _msg_send(message, socket, flags)
+    while result < 0 and zmq_errno() == EINTR:
+        result = _msg_send(message, socket, flags)
+    return result
+
+
+@inner
+def msg_recv(message: int, socket: int, flags: int) -> int:
+    """`zmq_msg_recv`, again after a signal."""
+    result = _msg_recv(message, socket, flags)
+    while result < 0 and zmq_errno() == EINTR:
+        result = _msg_recv(message, socket, flags)
+    return result
+
+
+@inner
+def socket_events(socket: int, scratch: int) -> int:
+    """ZMQ_EVENTS of a socket; also makes libzmq handle what its I/O thread told it. -1: the context is ending."""
+    int64s_at(scratch, 2)[1] = 4
+    while _getsockopt(socket, _EVENTS, scratch, scratch + 8) != 0:
+        if zmq_errno() != EINTR:
+            return -1
+    return int32s_at(scratch, 1)[0]
+
+
+@inner
+def wait_readable(socket_a: int, socket_b: int, wake_fd: int, timeout_ms: int, scratch: int) -> int:
+    """Sleep until a socket (0: absent) or the wake pipe is readable; drains the pipe. -1: the context is ending."""
+    words, halves = int64s_at(scratch, 8), int32s_at(scratch, 16)
+    words[0] = 0
+    halves[2] = wake_fd
+    halves[3] = POLLIN
+    count = 1
+    for socket in (socket_a, socket_b):
+        if socket != 0:
+            words[count * 2] = socket
+            halves[count * 4 + 2] = 0
+            halves[count * 4 + 3] = POLLIN
+            count += 1
+    ready = _zmq_poll(scratch, count, timeout_ms)
+    if ready < 0:
+        return -1 if zmq_errno() == ETERM else 0
+    if halves[3] >> 16:
+        drain_pipe(wake_fd, scratch)
+    return ready
+
+
+@njit(nogil=True, cache=True)
+def init_messages(first: int, count: int) -> None:
+    """Make `count` empty messages side by side."""
+    for number in range(count):
+        msg_init(first + MESSAGE_BYTES * number)
+
+
+@njit(nogil=True, cache=True)
+def close_messages(first: int, count: int) -> None:
+    """Release `count` messages side by side. A body's memory goes when its last message has been closed."""
+    for number in range(count):
+        msg_close(first + MESSAGE_BYTES * number)
+
+
+@njit(nogil=True, cache=True)
+def message_bytes(message: int) -> tuple[int, int]:
+    """Address and size of what a message holds."""
+    return msg_data(message), msg_size(message)

@@ -1,0 +1,36 @@
+"""The user's cache directory. Files appear there at once or not at all, even when several processes make them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from blackbox.errors import ConfigError
+
+
+def user_cache() -> Path:
+    """Return `blackbox` in `XDG_CACHE_HOME`, else in `~/.cache`. It need not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blackbox"
+
+
+@contextmanager
+def draft_in(cache: Path, prefix: str, failure: str) -> Iterator[Path]:
+    """Provide a temporary directory in `cache`, from which the caller moves the result out. The rest is removed.
+
+    Raises ConfigError that begins with `failure` when the cache cannot be written.
+    """
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=prefix, dir=cache))
+        try:
+            yield draft
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{failure} in {cache}: {error.strerror}; set XDG_CACHE_HOME to a directory that can be written"
+        ) from error

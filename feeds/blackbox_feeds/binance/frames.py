@@ -1,0 +1,410 @@
+"""The compiled reader of lines of receive time and JSON frame: where they are, when they were, what they are about.
+
+    line = 19 digits | space | { ... } | line end
+
+A frame is walked once, text by text and bracket by bracket. Only these fields are looked at, on the top level and in
+`data`: `stream`, `e`, `s` or `symbol`, `E`, `T`, and those that tell which kind a frame without an `e` is. All but
+the times make up a key, and frames of equal keys have one topic, which Python writes when the key is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.errors import SourceError
+from blackbox.feed.source import Chunk
+from blackbox.feed.symbol import MARKET_SYMBOL
+from blackbox.native.jit import njit
+from blackbox.native.name_table import FULL, NumberingAt, number_of
+from blackbox_feeds.io.columns import Columns, put_row
+from blackbox_feeds.io.template import TopicForm
+from blackbox_feeds.io.topics import KeyedTopics, printable
+
+MAX_KEYS: Final = 1 << 16
+"""More distinct streams than this are taken for corrupt input."""
+
+END, FILLED, PARTIAL, BAD_TIME, BAD_FRAME, BAD_END, LONG_KEY, CROWDED = range(8)
+"""Why the kernel stopped: no more bytes, full columns, a line that is not all there, no receive time, no JSON object,
+no line end behind it, too long a stream, too many of them."""
+
+_STREAM, _EVENT, _SYMBOL, _EVENT_TIME, _TIME, _UPDATE_ID, _BID_SIZE, _ASK_SIZE = range(8)
+_DATA, _OTHER = 8, 9
+_FIELDS: Final = 10
+_FIRST_SYMBOL, _SEVERAL, _WITHOUT_TIME = range(3)
+"""Of the state: the first symbol's hash, whether there was another, frames without time."""
+_KEY_BYTES: Final = 256
+_MEAN_KEY_BYTES: Final = 64
+_TIME_DIGITS = 19
+_DEEPEST = 62
+_PRIME = 0x100000001B3
+_BASIS = 0x4BF29CE484222325
+_SNAPSHOT, _TICKER, _PLAIN = b"SB-"
+_KNOWN, _UNKNOWN = b"1?"
+_QUOTE, _BACKSLASH, _SPACE, _CR, _LF, _COLON, _ZERO, _NINE = b'"\\ \r\n:09'
+_AT, _BANG, _UPPER_A, _UPPER_Z = b"@!AZ"
+
+# The kinds of bytes outside of texts, and which of them may come next.
+_NONE, _BLANK, _TEXT, _WORD, _OPEN, _OPEN_LIST, _CLOSE, _CLOSE_LIST, _COMMA = range(9)
+_START, _VALUE, _FIRST_VALUE, _KEY, _FIRST_KEY, _BEHIND, _TOO_DEEP = range(7)
+_KINDS = numpy.full(256, _WORD, numpy.int64)
+_KINDS[:_SPACE] = _KINDS[_COLON] = _NONE
+for _byte, _kind in zip(b' "{[}],', (_BLANK, _TEXT, _OPEN, _OPEN_LIST, _CLOSE, _CLOSE_LIST, _COMMA), strict=True):
+    _KINDS[_byte] = _kind
+_MAY = numpy.zeros((7, 9), numpy.bool_)
+_MAY[_START, _OPEN] = True
+_MAY[_VALUE, [_TEXT, _WORD, _OPEN, _OPEN_LIST]] = True
+_MAY[_FIRST_VALUE, [_TEXT, _WORD, _OPEN, _OPEN_LIST, _CLOSE_LIST]] = True
+_MAY[_KEY, _TEXT] = True
+_MAY[_FIRST_KEY, [_TEXT, _CLOSE]] = True
+_MAY[_BEHIND, [_CLOSE, _CLOSE_LIST, _COMMA]] = True
+_MAY[_VALUE:_TOO_DEEP, _BLANK] = True
+
+_NAMES = numpy.array([list(name.ljust(12, b"\0")) for name in (b"stream", b"data", b"symbol", b"lastUpdateId")], "u1")
+_SHOWN_BYTES: Final = 120
+
+
+@njit(nogil=True, cache=True)
+def _is(data: NDArray[numpy.uint8], start: int, end: int, name: int) -> bool:
+    size = end - start
+    for place in range(size):
+        if data[start + place] != _NAMES[name, place]:
+            return False
+    return size == 12 or _NAMES[name, size] == 0
+
+
+@njit(nogil=True, cache=True)
+def _field(data: NDArray[numpy.uint8], start: int, end: int, top: bool) -> int:
+    """Return which field a key is, or `_OTHER`."""
+    size = end - start
+    if size == 1:
+        letter = data[start]
+        if letter == 0x65:  # e
+            return _EVENT
+        if letter == 0x45:  # E
+            return _EVENT_TIME
+        if letter == 0x54:  # T
+            return _TIME
+        if letter == 0x73:  # s
+            return _SYMBOL
+        if letter == 0x42:  # B
+            return _BID_SIZE
+        if letter == 0x41:  # A
+            return _ASK_SIZE
+        return _OTHER
+    if size == 6 and top and _is(data, start, end, 0):
+        return _STREAM
+    if size == 4 and top and _is(data, start, end, 1):
+        return _DATA
+    if size == 6 and _is(data, start, end, 2):
+        return _SYMBOL
+    if size == 12 and _is(data, start, end, 3):
+        return _UPDATE_ID
+    return _OTHER
+
+
+@njit(nogil=True, cache=True)
+def _string_end(data: NDArray[numpy.uint8], at: int) -> int:
+    """Where the string that was opened before `at` is closed; -1: a line end comes first; or the end of the data."""
+    end = len(data)
+    while at < end:
+        byte = data[at]
+        if byte == _QUOTE:
+            return at
+        if byte < 0x20:
+            return -1
+        at += 2 if byte == _BACKSLASH else 1
+    return end
+
+
+@njit(nogil=True, cache=True)
+def _scalar(data: NDArray[numpy.uint8], at: int) -> tuple[int, int, int, int]:
+    """(start, stop, what follows, END) of the text or word at `at`, a text without its quotes; or why it is none."""
+    end = len(data)
+    if data[at] == _QUOTE:
+        stop = _string_end(data, at + 1)
+        if stop < 0:
+            return at, at, at, BAD_FRAME
+        return at + 1, stop, stop + 1, END if stop < end else PARTIAL
+    stop = at
+    while stop < end and _KINDS[data[stop]] == _WORD:
+        stop += 1
+    return at, stop, stop, END if stop < end else PARTIAL
+
+
+@njit(nogil=True, cache=True)
+def _colon(data: NDArray[numpy.uint8], at: int) -> tuple[int, int]:
+    """Return (what stands behind the colon that comes next, END), or (where none is, why)."""
+    while at < len(data) and data[at] == _SPACE:
+        at += 1
+    if at >= len(data):
+        return at, PARTIAL
+    return (at + 1, END) if data[at] == _COLON else (at, BAD_FRAME)
+
+
+@njit(nogil=True, cache=True)
+def _scan(data: NDArray[numpy.uint8], at: int, fields: NDArray[numpy.int64]) -> tuple[int, int]:
+    """Walk the JSON object at `at`: (where it ends, END), or (where it is wrong, why).
+
+    `fields` gets where the values of the known fields start and end: texts without their quotes.
+    """
+    fields[:] = 0
+    depth = 0
+    lists = 0  # a bit for each level: whether it is a list
+    in_data = False
+    field = _OTHER
+    wants = _START
+    while at < len(data):
+        kind = _KINDS[data[at]]
+        if not _MAY[wants, kind]:
+            return at, BAD_FRAME
+        if kind in (_TEXT, _WORD):
+            start, stop, at, why = _scalar(data, at)
+            if why != END:
+                return at, why
+            if wants in (_KEY, _FIRST_KEY):
+                known = depth == 1 or (depth == 2 and in_data)
+                field = _field(data, start, stop, depth == 1) if known else _OTHER
+                wants = _VALUE
+                at, why = _colon(data, at)
+                if why != END:
+                    return at, why
+            else:
+                fields[field, 0], fields[field, 1] = start, stop
+                wants = _BEHIND
+            continue
+        if kind in (_OPEN, _OPEN_LIST):
+            is_list = kind == _OPEN_LIST
+            in_data = (in_data and depth > 1) or (depth == 1 and field == _DATA and not is_list)
+            field = _OTHER
+            depth += 1
+            lists = lists << 1 | is_list
+            wants = _FIRST_VALUE if is_list else _FIRST_KEY
+            wants = _TOO_DEEP if depth > _DEEPEST else wants
+        elif kind in (_CLOSE, _CLOSE_LIST):
+            if (lists & 1) != (kind == _CLOSE_LIST):
+                return at, BAD_FRAME
+            depth -= 1
+            lists >>= 1
+            in_data = in_data and depth > 1
+            field = _OTHER
+            wants = _BEHIND
+            if depth == 0:
+                return at + 1, END
+        elif kind == _COMMA:
+            field = _OTHER
+            wants = _VALUE if lists & 1 else _KEY
+        at += 1
+    return at, PARTIAL
+
+
+@njit(nogil=True, cache=True)
+def _whole_number(data: NDArray[numpy.uint8], start: int, end: int) -> int:
+    """Return the number of at most 19 digits that stands there, or -1."""
+    if not 0 < end - start <= _TIME_DIGITS:
+        return -1
+    value = 0
+    for at in range(start, end):
+        if not _ZERO <= data[at] <= _NINE:
+            return -1
+        value = value * 10 + (data[at] - _ZERO)
+    return value
+
+
+@njit(nogil=True, cache=True)
+def _event_ns(data: NDArray[numpy.uint8], fields: NDArray[numpy.int64]) -> int:
+    """Return the exchange's time, or 0. It is in ms, or in us where that was asked for: its size tells."""
+    for field in (_EVENT_TIME, _TIME):
+        value = _whole_number(data, fields[field, 0], fields[field, 1])
+        if value > 0:
+            if value < 100_000_000_000_000:
+                return value * 1_000_000
+            return value * 1_000 if value < 100_000_000_000_000_000 else value
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def _symbol_hash(data: NDArray[numpy.uint8], fields: NDArray[numpy.int64]) -> int:
+    """Return a number for the symbol that a frame is about, in small letters; 0 when it names none."""
+    start, end = fields[_STREAM, 0], fields[_STREAM, 1]
+    if start == end or data[start] == _BANG:
+        start, end = fields[_SYMBOL, 0], fields[_SYMBOL, 1]
+    mixed = _BASIS
+    at = start
+    while at < end and data[at] != _AT:
+        byte = numpy.int64(data[at])
+        mixed = (mixed ^ (byte | 0x20 if _UPPER_A <= byte <= _UPPER_Z else byte)) * _PRIME
+        at += 1
+    return mixed if at > start else 0
+
+
+@njit(nogil=True, cache=True)
+def _write_key(
+    data: NDArray[numpy.uint8], fields: NDArray[numpy.int64], state: NDArray[numpy.int64], key: NDArray[numpy.uint8]
+) -> int:
+    """Write `stream 0 event 0 symbol 0 kind known` to `key`; return its length, or 0 when it is too long."""
+    length = 5
+    for field in (_STREAM, _EVENT, _SYMBOL):
+        length += fields[field, 1] - fields[field, 0]
+    if length > len(key):
+        return 0
+    place = 0
+    for field in (_STREAM, _EVENT, _SYMBOL):
+        for at in range(fields[field, 0], fields[field, 1]):
+            key[place] = data[at]
+            place += 1
+        key[place] = 0
+        place += 1
+    symbol = _symbol_hash(data, fields)
+    if symbol != 0:
+        if state[_FIRST_SYMBOL] == 0:
+            state[_FIRST_SYMBOL] = symbol
+        elif state[_FIRST_SYMBOL] != symbol:
+            state[_SEVERAL] = 1
+    kind = _PLAIN
+    if fields[_UPDATE_ID, 1] > 0:
+        kind = _SNAPSHOT
+    elif fields[_EVENT, 1] == 0 and fields[_BID_SIZE, 1] > 0 and fields[_ASK_SIZE, 1] > 0:
+        kind = _TICKER
+    key[place] = kind
+    key[place + 1] = _KNOWN if symbol != 0 or (state[_FIRST_SYMBOL] != 0 and state[_SEVERAL] == 0) else _UNKNOWN
+    return length
+
+
+@njit(nogil=True, cache=True)
+def _line_end(data: NDArray[numpy.uint8], at: int, last: bool) -> tuple[int, int]:
+    """Return (where the next line starts, why none ends at `at`; END when one does)."""
+    end = len(data)
+    if at < end and data[at] == _CR:
+        at += 1
+        if at == end:
+            return at, PARTIAL
+    elif at == end and last:
+        return at, END
+    if at == end:
+        return at, PARTIAL
+    return (at + 1, END) if data[at] == _LF else (at, BAD_END)
+
+
+@njit(nogil=True, cache=True)
+def read_lines(
+    data: NDArray[numpy.uint8],
+    position: int,
+    last: bool,
+    keys: NumberingAt,
+    state: NDArray[numpy.int64],
+    columns: Columns,
+) -> tuple[int, int, int]:
+    """Read lines from `position` on, until the columns are full; `last`: nothing comes after `data`.
+
+    Returns (lines, position, why it stopped).
+    """
+    fields = numpy.zeros((_FIELDS, 2), numpy.int64)
+    key = numpy.empty(_KEY_BYTES, numpy.uint8)
+    n = 0
+    while position < len(data):
+        if n == len(columns.starts):
+            return n, position, FILLED
+        space = position + _TIME_DIGITS
+        if space >= len(data):
+            return n, position, BAD_TIME if last else PARTIAL
+        received = _whole_number(data, position, space)
+        if received < 0 or data[space] != _SPACE:
+            return n, position, BAD_TIME
+        at, why = _scan(data, space + 1, fields)
+        if why == PARTIAL and last:
+            why = BAD_FRAME
+        if why == END:
+            at, why = _line_end(data, at, last)
+        if why != END:
+            return n, position, BAD_END if why == PARTIAL and last else why
+        length = _write_key(data, fields, state, key)
+        if length == 0:
+            return n, position, LONG_KEY
+        number = number_of(keys, key.ctypes.data, length)
+        if number == FULL:
+            return n, position, CROWDED
+        happened = _event_ns(data, fields)
+        state[_WITHOUT_TIME] += happened == 0
+        put_row(columns, n, number, happened or received, position, at - position)
+        position = at
+        n += 1
+    return n, position, END
+
+
+class FrameReader:
+    """Turn lines into chunks; one object per iteration. Remembers keys and topics from call to call."""
+
+    position = 0
+    """After `chunks`: where it ended in the data."""
+    fault: str | None = None
+    """After `chunks`: what was wrong with the line at `position`."""
+    lines = 0
+    """How many lines have been read."""
+
+    def __init__(self, form: TopicForm) -> None:
+        self._form = form
+        self._topics = KeyedTopics(MAX_KEYS, _MEAN_KEY_BYTES, self._topic)
+        self._symbol = b""
+        self._state = numpy.zeros(3, numpy.int64)
+
+    @property
+    def without_time(self) -> int:
+        """How many frames had no time of the exchange."""
+        return int(self._state[_WITHOUT_TIME])
+
+    def chunks(self, data: NDArray[numpy.uint8], last: bool) -> Iterator[Chunk]:
+        """Yield the lines at the start of `data`.
+
+        Raises:
+            SourceError: there are more than `MAX_KEYS` distinct streams.
+        """
+        self.position, why = 0, FILLED
+        while why == FILLED:
+            columns = Columns.new()
+            n, self.position, why = read_lines(
+                data,
+                self.position,
+                last,
+                self._topics.keys.at,
+                self._state,
+                columns,
+            )
+            self.lines += n
+            if n:
+                self._topics.settle(columns.topic_index[:n])
+                yield columns.chunk(n, self._topics.topics, data)
+        if why == CROWDED:
+            raise SourceError(f"the input has more than {MAX_KEYS} distinct streams: it is corrupt")
+        self.fault = None if why in {END, PARTIAL} else _complaint(data, self.position, why)
+
+    def _topic(self, key: bytes) -> bytes:
+        stream, event, symbol, (kind, known) = key.split(b"\0")
+        subject, _, name = stream.partition(b"@")
+        if subject.startswith(b"!"):
+            # All of a market in one stream: a frame may be about one symbol, or about many.
+            subject, name = symbol, subject[1:]
+        subject = (subject or symbol).lower()
+        self._symbol = self._symbol or subject
+        name = name.partition(b"@")[0] or event.removesuffix(b"Update")
+        if kind == _SNAPSHOT and not stream:
+            name = b"snapshot"
+            subject = subject or (self._symbol if known == _KNOWN else b"#unknown")
+        elif kind == _TICKER:
+            name = name or b"bookTicker"
+        return self._form.topic(printable(subject) or MARKET_SYMBOL, printable(name) or b"other", 0)
+
+
+def _complaint(data: NDArray[numpy.uint8], position: int, why: int) -> str:
+    """Return what is wrong with the line at `position`."""
+    line = data[position : position + _SHOWN_BYTES].tobytes().partition(b"\n")[0].decode("latin-1")
+    if why == BAD_TIME:
+        return f"its start was {line[: _TIME_DIGITS + 1]!r}, expected the receive time in ns, 19 digits, and a space"
+    if why == BAD_END:
+        return f"something stands behind its frame, expected a line end: {line!r}"
+    if why == LONG_KEY:
+        return f"stream, event and symbol of its frame have more than {_KEY_BYTES} bytes: {line!r}"
+    return f"its frame was {line[_TIME_DIGITS + 1 :]!r}, expected one whole JSON object"

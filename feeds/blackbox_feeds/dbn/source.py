@@ -1,0 +1,152 @@
+"""Databento Binary Encoding (DBN), versions 1 to 3: plain files, zstd as Databento delivers them, or gzip.
+
+Payloads are the very records. The metadata in front of them is the first message, of topic `#system.metadata`: with it
+an export is a DBN file again.
+
+    Dbn("glbx-mdp3-20231225.mbo.dbn.zst").publish(publisher)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.errors import SourceError
+from blackbox.feed.schema import Schema
+from blackbox.feed.source import Chunk, Source
+from blackbox_feeds.dbn.records import METADATA, PRICE_SCALE, SCHEMA, SCHEMA_TS_OUT
+from blackbox_feeds.io.open_window import open_window
+from blackbox_feeds.io.template import DEFAULT_TOPIC, TopicForm
+
+if TYPE_CHECKING:
+    from blackbox.archive.export.time_order import Messages
+    from blackbox_feeds.dbn.scan import RecordReader
+    from blackbox_feeds.io.window import FileWindow
+
+__all__ = ["PRICE_SCALE", "SCHEMA", "SCHEMA_TS_OUT", "Dbn", "export_dbn"]
+
+_EXPECTED: Final = "a DBN file, plain, zstd or gzip"
+
+
+class Dbn(Source):
+    """The records of one DBN file, in file order, behind its metadata.
+
+    `topic` is made from `{symbol}` and `{type}`. The symbol is what the metadata maps the record's instrument to on the
+    day of its `ts_recv`, or else the instrument's number. The type is Databento's name of the record's type, such as
+    `mbo`, `mbp-1`, `mbp-10`, `trades`, `tbbo`. `ts_event` is the record's, or `ts_recv` where it has none.
+
+    Raises:
+        ConfigError: a topic that is not one.
+    """
+
+    def __init__(self, path: str | Path, topic: str = DEFAULT_TOPIC) -> None:
+        self.path = Path(path)
+        self._form = TopicForm(topic, locates=False)
+
+    def __repr__(self) -> str:
+        return f"<Dbn {self.path}>"
+
+    @cached_property
+    def schema(self) -> Schema:
+        """`SCHEMA`, or `SCHEMA_TS_OUT` if the metadata says that each record ends with its send time.
+
+        Raises:
+            SourceError: the file cannot be read, or is no DBN.
+            ConfigError: `databento-dbn` is not installed (extra `dbn`).
+        """
+        from blackbox_feeds.dbn.metadata import DbnMetadata
+
+        with open_window(self.path, expected=_EXPECTED) as window:
+            return SCHEMA_TS_OUT if DbnMetadata(window).ts_out else SCHEMA
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield the metadata, then the records, up to 131,072 at a time.
+
+        Raises:
+            SourceError: the file cannot be read, or is no DBN.
+            ConfigError: `databento-dbn` is not installed (extra `dbn`).
+        """
+        from blackbox_feeds.dbn.metadata import DbnMetadata
+        from blackbox_feeds.dbn.scan import RecordReader
+
+        self.truncated = None
+        with open_window(self.path, expected=_EXPECTED) as window:
+            metadata = DbnMetadata(window)
+            reader = RecordReader(self._form, metadata)
+            records = self._records(window, reader, len(metadata.payload))
+            first = next(records, None)
+            yield reader.head(first)
+            if first is not None:
+                yield first
+                yield from records
+
+    def _records(self, window: FileWindow, reader: RecordReader, position: int) -> Iterator[Chunk]:
+        while True:
+            for chunk in reader.chunks(window.data, position):
+                yield chunk
+                window.release(int(chunk.starts[-1]))
+            complaint = reader.complaint(window.data)
+            if complaint is not None:
+                place = window.start + reader.position
+                self.truncated = f"{window.path}: no valid record starts at byte {place}: {complaint}"
+                return
+            if window.last:
+                self.truncated = window.ending(reader.position, "record")
+                return
+            window.slide(reader.position)
+            position = 0
+
+
+class _DbnExporter:
+    """The metadata, then the records."""
+
+    def __call__(self, parts: Iterable[Messages]) -> Iterator[NDArray[numpy.uint8]]:
+        """The bytes of a DBN file of these messages, of which the first is the metadata.
+
+        Raises:
+            SourceError: it is not, or there is other metadata later on: one file has one.
+        """
+        head: bytes | None = None
+        for part in parts:
+            starts, ends = part.offsets[:-1], part.offsets[1:]
+            if not len(starts):
+                continue
+            if head is None:
+                head = part.payloads[starts[0] : ends[0]].tobytes()
+                if not head.startswith(METADATA):
+                    raise SourceError("no DBN metadata was recorded, expected it as the first message of the feed")
+                yield part.payloads[starts[0] : ends[0]]
+                starts, ends = starts[1:], ends[1:]
+            yield from _without(part.payloads, starts, ends, head)
+
+    def head_topic(self, template: str) -> bytes:
+        """Return the topic of the metadata where topics are made from `template`."""
+        from blackbox_feeds.dbn.scan import metadata_topic
+
+        return metadata_topic(TopicForm(template, locates=True))
+
+
+export_dbn = _DbnExporter()
+"""These records as a DBN file, its metadata in front: what was published, byte for byte, but not packed."""
+
+
+def _without(
+    payloads: NDArray[numpy.uint8], starts: NDArray[numpy.int64], ends: NDArray[numpy.int64], head: bytes
+) -> Iterator[NDArray[numpy.uint8]]:
+    """Yield all payloads but those that are `head` again. Raises SourceError for other metadata."""
+    done = 0 if not len(starts) else int(starts[0])
+    may_be = numpy.flatnonzero(ends - starts >= len(METADATA))
+    for offset, letter in enumerate(METADATA):
+        may_be = may_be[payloads[starts[may_be] + offset] == letter]
+    for row in may_be.tolist():
+        start, end = int(starts[row]), int(ends[row])
+        if payloads[start:end].tobytes() != head:
+            raise SourceError("the metadata of several DBN files was recorded, expected one: record each by itself")
+        yield payloads[done:start]
+        done = end
+    yield payloads[done : int(ends[-1]) if len(ends) else done]

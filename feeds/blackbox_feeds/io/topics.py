@@ -1,0 +1,126 @@
+"""Topics from a template, made once per distinct topic and looked up in compiled code per message.
+
+A message's key is its symbol (eight bytes as an integer; 0 when unknown) and a tag (type and
+locate). Compiled code numbers the keys as they come; Python writes the topics of new keys when the
+chunk is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+from typing import NamedTuple
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.errors import SourceError
+from blackbox.feed.symbol import MARKET_SYMBOL
+from blackbox.native.intrinsics import int64s_at
+from blackbox.native.jit import njit
+from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
+from blackbox_feeds.io.template import TopicForm
+
+__all__ = ["FULL", "SYSTEM_SYMBOL", "KeyedTopics", "TopicTable", "TopicsAt", "key_number", "printable"]
+
+SYSTEM_SYMBOL = 1
+"""The key's symbol of a message about the whole market; its topic has `MARKET_SYMBOL` for a symbol."""
+MAX_TOPICS = 1 << 20
+"""More distinct keys than this are taken for corrupt input."""
+
+_KEY = Struct("<qq")
+_PRINTABLE = bytes(byte if 0x21 <= byte <= 0x7E else ord("?") for byte in range(256))
+_TYPES = [bytes([byte]) for byte in _PRINTABLE]
+
+
+class TopicsAt(NamedTuple):
+    """A `TopicTable` as compiled code takes it."""
+
+    keys: NumberingAt
+    key: int
+    """Address of two int64, in which a key is put together."""
+    symbol_mask: int
+    known_mask: int
+    """Which bits of the tag tell topics apart."""
+    unknown_mask: int
+    """The same for a message without a symbol."""
+
+
+@njit(nogil=True, cache=True)
+def key_number(topics: TopicsAt, symbol: int, tag: int) -> int:
+    """Return the number of a message's key, a new one if it is new, or `FULL`. `tag`: type | locate << 8."""
+    key = int64s_at(topics.key, 2)
+    key[0] = symbol & topics.symbol_mask
+    key[1] = tag & (topics.known_mask if key[0] != 0 else topics.unknown_mask)
+    return number_of(topics.keys, topics.key, 16)
+
+
+class KeyedTopics:
+    """Topics by the numbers of keys, which compiled code gives out by `number_of`."""
+
+    def __init__(self, most_keys: int, mean_key_bytes: int, topic_of: Callable[[bytes], bytes]) -> None:
+        """Take up to `most_keys` distinct keys; `topic_of` writes the topic of one."""
+        self.keys = Numbering(most_keys, mean_key_bytes)
+        self.topics: tuple[bytes, ...] = ()
+        """The topics so far."""
+        self._topic_of = topic_of
+        self._place_of: dict[bytes, int] = {}
+        self._place_of_key = numpy.empty(0, numpy.int32)
+
+    def settle(self, topic_index: NDArray[numpy.int32]) -> None:
+        """Write the topics of new keys, and turn `topic_index`, numbers of keys, into places in `topics`.
+
+        Two keys may have one topic, e.g. when their symbols differ in padding alone.
+        """
+        new = self.keys.names(len(self._place_of_key))
+        if new:
+            places = [self._place_of.setdefault(self._topic_of(key), len(self._place_of)) for key in new]
+            self._place_of_key = numpy.append(self._place_of_key, numpy.array(places, numpy.int32))
+            if len(self._place_of) > len(self.topics):
+                self.topics = tuple(self._place_of)
+        if len(self.topics) < len(self._place_of_key):
+            topic_index[:] = self._place_of_key[topic_index]
+
+
+class TopicTable(KeyedTopics):
+    """The topics of one iteration of a source, by symbol, type and locate. `at` is what compiled code takes."""
+
+    def __init__(self, form: TopicForm) -> None:
+        """Tell topics apart by what the template shows."""
+        super().__init__(MAX_TOPICS, _KEY.size, lambda key: self._topic(*_KEY.unpack(key)))
+        symbol_mask = -1 if "symbol" in form.names else 0
+        locate_mask = 0xFFFF00
+        known = (0xFF if "type" in form.names else 0) | (locate_mask if "locate" in form.names else 0)
+        # An unknown symbol is written as its locate, so that tells such topics apart.
+        unknown = known | (locate_mask if symbol_mask else 0)
+        self._key = numpy.zeros(2, numpy.int64)
+        self.at = TopicsAt(self.keys.at, self._key.ctypes.data, symbol_mask, known, unknown)
+        self._form = form
+        self._names = _Names({SYSTEM_SYMBOL: MARKET_SYMBOL})
+
+    def overflow(self) -> SourceError:
+        """Return the error for `FULL`."""
+        return SourceError(
+            f"the input has more than {MAX_TOPICS} distinct topics by template "
+            f"{self._form.template!r}: it is corrupt, or the template is too fine"
+        )
+
+    def _topic(self, symbol: int, tag: int) -> bytes:
+        locate = tag >> 8
+        name = self._names[symbol] or b"#%d" % locate
+        return self._form.topic(name, _TYPES[tag & 0xFF], locate)
+
+
+def printable(text: bytes) -> bytes:
+    """Return a name as it may stand in a topic: whatever is no printable ASCII becomes `?`."""
+    return text.translate(_PRINTABLE)
+
+
+class _Names(dict[int, bytes]):
+    """Symbol of a key to its text, made when it is first asked for; empty when there is none."""
+
+    def __missing__(self, symbol: int) -> bytes:
+        padded = (symbol & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little")
+        name = printable(padded.rstrip(b" \0"))
+        self[symbol] = name
+        return name

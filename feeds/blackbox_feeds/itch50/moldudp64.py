@@ -1,0 +1,99 @@
+"""MoldUDP64: the datagrams that carry ITCH, each some consecutive messages of one session.
+
+Source: "MoldUDP64 Protocol Specification" 1.00. Integers are big-endian.
+
+    session 10 | sequence 8 | count 2 | { length 2 | message } * count
+
+`count` 0 is a heartbeat and 0xFFFF the end of the session; both have the sequence number that comes
+next, so a loss just before them shows.
+"""
+
+from __future__ import annotations
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.native.jit import njit
+from blackbox_feeds.io.integers import big_16, big_64
+from blackbox_feeds.io.length_prefixed import skip_messages
+from blackbox_feeds.io.pcap import Datagrams
+from blackbox_feeds.io.sequence import Sequence, arrive, enter_session
+
+HEADER_BYTES = 20
+END_OF_SESSION = 0xFFFF
+
+_END, _SHORT, _OVERRUN = range(3)
+
+
+@njit(nogil=True, cache=True)
+def _find_spans(
+    data: NDArray[numpy.uint8],
+    starts: NDArray[numpy.int64],
+    lengths: NDArray[numpy.int32],
+    sequence: int,
+    counts: NDArray[numpy.int64],
+    span_starts: NDArray[numpy.int64],
+    span_ends: NDArray[numpy.int64],
+) -> tuple[int, int, int]:
+    """Find the span of new messages of each datagram; return (spans, datagrams, why it stopped)."""
+    found = 0
+    for row in range(len(starts)):
+        start = starts[row]
+        end = start + lengths[row]
+        if lengths[row] < HEADER_BYTES:
+            return found, row, _SHORT
+        count = big_16(data, start + 18)
+        if count == END_OF_SESSION:
+            count = 0
+        first_block = start + HEADER_BYTES
+        if skip_messages(data, first_block, end, count, True) < 0:
+            return found, row, _OVERRUN
+        first = big_64(data, start + 10)
+        enter_session(sequence, counts, big_64(data, start), big_16(data, start + 8), first)
+        skip, take = arrive(sequence, counts, first, count)
+        if take:
+            span_starts[found] = skip_messages(data, first_block, end, skip, True)
+            span_ends[found] = skip_messages(data, span_starts[found], end, take, True)
+            found += 1
+    return found, len(starts), _END
+
+
+class MoldUdp64:
+    """Follow the sequence of MoldUDP64 datagrams and find the new messages in each.
+
+    `counts` (see `blackbox_feeds.io.statistics`) is added to. One object per iteration.
+    """
+
+    stopped: str | None = None
+    """None, or what was wrong with the datagram after the last span."""
+
+    def __init__(self, counts: NDArray[numpy.int64]) -> None:
+        self._counts = counts
+        self._sequence = Sequence()
+
+    def spans(self, datagrams: Datagrams) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
+        """Return where in `datagrams.data` runs of new message blocks start and end."""
+        span_starts = numpy.empty(len(datagrams.starts), numpy.int64)
+        span_ends = numpy.empty(len(datagrams.starts), numpy.int64)
+        found, row, why = _find_spans(
+            datagrams.data,
+            datagrams.starts,
+            datagrams.lengths,
+            self._sequence.address,
+            self._counts,
+            span_starts,
+            span_ends,
+        )
+        if why != _END:
+            self.stopped = self._what_is_bad(datagrams, row, why)
+        return span_starts[:found], span_ends[:found]
+
+    @staticmethod
+    def _what_is_bad(datagrams: Datagrams, row: int, why: int) -> str:
+        start, length = int(datagrams.starts[row]), int(datagrams.lengths[row])
+        where = f"no MoldUDP64 datagram starts at byte {datagrams.offset + start}"
+        hint = "; if the capture holds other traffic too, give the feed's UDP port"
+        if why == _SHORT:
+            return f"{where}: its length was {length}, expected {HEADER_BYTES} or more{hint}"
+        count = int.from_bytes(datagrams.data[start + 18 : start + 20].tobytes(), "big")
+        return f"{where}: its {count} messages do not fit into its {length} bytes{hint}"

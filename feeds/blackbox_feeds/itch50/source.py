@@ -1,0 +1,147 @@
+"""NASDAQ TotalView-ITCH 5.0: plain or gzip files of messages, or MoldUDP64 in packet captures.
+
+What a file is shows in its bytes: a capture starts with the magic number of pcap or pcapng, and
+anything else is read as messages that each stand behind a big-endian 2-byte length.
+
+    Itch50("12302019.NASDAQ_ITCH50.gz").publish(publisher)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import date as Date  # noqa: N812 - `date` is the parameter's name
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.errors import ConfigError
+from blackbox.feed.source import Chunk, Source
+from blackbox_feeds.io.dates import midnight_ns, trading_day
+from blackbox_feeds.io.open_window import open_window
+from blackbox_feeds.io.statistics import InputStatistics, new_counts, snapshot
+from blackbox_feeds.io.template import DEFAULT_TOPIC, TopicForm, check_port
+from blackbox_feeds.io.window import FileWindow
+from blackbox_feeds.itch50.messages import MWCB_PRICE_SCALE, PRICE_SCALE, SCHEMA, timestamps_ns
+
+if TYPE_CHECKING:
+    from blackbox.archive.export.time_order import Messages
+    from blackbox_feeds.itch50.decoder import FrameDecoder
+
+__all__ = ["MWCB_PRICE_SCALE", "PRICE_SCALE", "SCHEMA", "Itch50", "export_itch50", "timestamps_ns"]
+
+_EXPECTED = "an ITCH 5.0 file or a capture of its MoldUDP64 datagrams, plain or gzip"
+
+
+class Itch50(Source):
+    """The messages of one ITCH 5.0 file, in file order.
+
+    `date` is the trading day in New York, from which the times in the file count; without it the
+    file name must tell it. `topic` is made from `{symbol}`, `{type}` and `{locate}`. The symbol is
+    that of the message's locate, as learned from earlier messages that carry a stock; until one
+    does it is `#` and the locate, e.g. `#13`. The messages about the whole market (types S, V, W)
+    have the symbol `#system`. `port` keeps only datagrams to that UDP port of a capture.
+
+    Payloads of a plain file are not copied: they stay in the memory-mapped file. In a capture,
+    messages whose MoldUDP64 sequence number has been seen are skipped, so two lines in one capture
+    are one stream; messages that fill a gap late are delivered where they come.
+
+    Raises:
+        ConfigError: no date, or a date, topic or port that is not one.
+        SourceError: no date, and no file that can be read.
+    """
+
+    schema = SCHEMA
+
+    def __init__(
+        self,
+        path: str | Path,
+        date: str | Date | None = None,
+        topic: str = DEFAULT_TOPIC,
+        port: int | None = None,
+    ) -> None:
+        self.path = Path(path)
+        try:
+            self.date = trading_day(date, path)
+        except ConfigError:
+            open_window(self.path, expected=_EXPECTED).close()  # a wrong path tells no date either, and is the cause
+            raise
+        self._form = TopicForm(topic, locates=True)
+        self._port = check_port(port)
+        self._counts = new_counts()
+
+    def __repr__(self) -> str:
+        return f"<Itch50 {self.path} {self.date}>"
+
+    def statistics(self) -> InputStatistics:
+        """Return what the iteration has met besides messages, so far."""
+        return snapshot(self._counts)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield the messages, up to 131,072 at a time."""
+        from blackbox_feeds.io.pcap import is_capture
+        from blackbox_feeds.itch50.decoder import FrameDecoder
+
+        self.truncated = None
+        self.notes = ()
+        self._counts = new_counts()
+        decoder = FrameDecoder(self._form, midnight_ns(self.date))
+        with open_window(self.path, expected=_EXPECTED) as window:
+            if is_capture(window.data):
+                yield from self._from_capture(window, decoder)
+            else:
+                yield from self._from_frames(window, decoder)
+        self.notes = self.statistics().notes()
+
+    def _from_frames(self, window: FileWindow, decoder: FrameDecoder) -> Iterator[Chunk]:
+        from blackbox_feeds.itch50.decoder import END_MARK, PARTIAL, describe
+
+        while True:
+            end = position = len(window.data)
+            for chunk in decoder.chunks(window.data, _column(0), _column(end)):
+                yield chunk
+                window.release(int(chunk.starts[-1]))
+            stop = decoder.stop
+            if stop is not None:
+                position = stop.position
+                if stop.why == END_MARK and position + 2 == end:
+                    # A file may close a session with a length of 0, as BinaryFILE has it.
+                    position = end if window.last else position
+                elif stop.why != PARTIAL:
+                    self.truncated = describe(stop, window.data, window.path, window.start)
+                    return
+            if window.last:
+                self.truncated = window.ending(position, "message")
+                return
+            window.slide(position)
+
+    def _from_capture(self, window: FileWindow, decoder: FrameDecoder) -> Iterator[Chunk]:
+        from blackbox_feeds.io.pcap import Capture
+        from blackbox_feeds.itch50.decoder import describe
+        from blackbox_feeds.itch50.moldudp64 import MoldUdp64
+
+        capture = Capture(window, self._port, self._counts)
+        mold = MoldUdp64(self._counts)
+        for datagrams in capture.datagrams():
+            starts, ends = mold.spans(datagrams)
+            if len(starts):
+                yield from decoder.chunks(datagrams.data, starts, ends)
+                if decoder.stop is not None:
+                    self.truncated = describe(decoder.stop, datagrams.data, window.path, datagrams.offset)
+                    return
+            if mold.stopped is not None:
+                self.truncated = f"{window.path}: {mold.stopped}"
+                return
+        self.truncated = capture.stopped
+
+
+def export_itch50(parts: Iterable[Messages]) -> Iterator[NDArray[numpy.uint8]]:
+    """Yield the bytes of a file of these messages, as `Itch50` reads it: each behind its length, big-endian."""
+    from blackbox_feeds.io.length_prefixed import length_prefixed
+
+    return length_prefixed(parts, big_endian=True)
+
+
+def _column(value: int) -> NDArray[numpy.int64]:
+    return numpy.array([value], numpy.int64)

@@ -1,0 +1,142 @@
+"""Files of tape rows: their symbol, day and kind, which only their names tell, and where such files are.
+
+    bac_20131007_quote.zip            symbol, day, kind
+    bac/20131007_quote.zip            the same, the symbol being the directory, as in Lean's data folder
+    20131007_bac_Quote_Tick.csv       what is in either
+
+Inside an archive, and for plain, gzip and zstd files, any of these names may stand.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterable, Iterator
+from datetime import date
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from blackbox.errors import SourceError
+from blackbox_feeds.io.open_window import open_window
+from blackbox_feeds.io.window import FileWindow
+from blackbox_feeds.io.zip_window import ZipWindow, open_archive
+from blackbox_feeds.tape.records import SYMBOL_BYTES, TYPES
+
+EXPECTED: Final = "a CSV of tape trades or quotes, plain or packed, or a directory of such files"
+
+_DAY, _SYMBOL, _KIND, _CSV = r"(?P<day>\d{8})", r"(?P<symbol>[!-~]+)", r"(?P<kind>trade|quote)", r"csv(?:\.gz|\.zst)?"
+_NAMED = re.compile(rf"(?:{_SYMBOL}_)?{_DAY}_{_KIND}\.(?:zip|{_CSV})", re.IGNORECASE)
+_MEMBER = re.compile(rf"{_DAY}_{_SYMBOL}_{_KIND}_tick\.{_CSV}", re.IGNORECASE)
+_ZIP_MAGIC = b"PK\x03\x04"
+
+
+class TapeFile(NamedTuple):
+    """Rows of one symbol, day and kind: a file, or a member of an archive."""
+
+    path: Path
+    member: str | None
+    symbol: bytes
+    """In capitals."""
+    date: date
+    kind: str
+    """What topics call it: `trade` or `quote`."""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.member}" if self.member else f"{self.path}"
+
+    @property
+    def type(self) -> str:
+        """The type of its records."""
+        return TYPES[self.kind]
+
+    def open(self, window_bytes: int) -> FileWindow:
+        """Open it. Raises SourceError when it cannot be read."""
+        if self.member is not None:
+            return ZipWindow(self.path, self.member, window_bytes)
+        return open_window(self.path, window_bytes, expected=EXPECTED)
+
+
+class Found(NamedTuple):
+    """What there is."""
+
+    files: list[TapeFile]
+    """By day, then in the order in which they were given; those of a directory by name."""
+    unnamed: int
+    """Files of directories, and members of archives, whose names tell no symbol, day and kind: they are left out."""
+
+
+def find(paths: Iterable[Path], day: date | None) -> Found:
+    """Return the files at these paths, archives and directories opened up; of `day` alone, if it is given.
+
+    Raises:
+        SourceError: one cannot be read, tells no symbol, day and kind, or there is none.
+    """
+    files: list[TapeFile] = []
+    unnamed = 0
+    for given in paths:
+        for path in _files_of(given):
+            found, skipped = _inside(path, told=path == given)
+            files += found
+            unnamed += skipped
+    wanted = [file for file in files if day is None or file.date == day]
+    if files and not wanted:
+        days = ", ".join(sorted({str(file.date) for file in files}))
+        raise SourceError(f"{files[0].path}: date was {day}, expected one of the files' days: {days}")
+    return Found(sorted(wanted, key=lambda file: file.date), unnamed)
+
+
+def _files_of(path: Path) -> Iterator[Path]:
+    if not path.is_dir():
+        yield path
+        return
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    if not any(_match(file.name) for file in files):
+        raise SourceError(f"{path}: no file in it is named as one of tape rows, e.g. bac_20131007_quote.zip")
+    yield from files
+
+
+def _inside(path: Path, told: bool) -> tuple[list[TapeFile], int]:
+    """The files of one path and how many were left out. `told`: it was named by the caller, so it must be one."""
+    named = _match(path.name)
+    if named is None and not told:
+        return [], 1
+    if not _is_zip(path):
+        return [_tape_file(path, None, named)], 0
+    with open_archive(path) as archive:
+        members = [info.filename for info in archive.infolist() if not info.is_dir()]
+    matches = [(member, _match(Path(member).name)) for member in members]
+    files = [_tape_file(path, member, match) for member, match in matches if match is not None]
+    if not files and len(members) == 1:
+        files = [_tape_file(path, members[0], named)]
+    if not files:
+        raise SourceError(f"{path}: none of its {len(members)} members is named as a CSV of tape rows")
+    return files, len(members) - len(files)
+
+
+def _is_zip(path: Path) -> bool:
+    if path.is_fifo():
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC or zipfile.is_zipfile(file)
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read: {error.strerror or error}, expected {EXPECTED}") from error
+
+
+def _match(name: str) -> re.Match[str] | None:
+    return _MEMBER.fullmatch(name) or _NAMED.fullmatch(name)
+
+
+def _tape_file(path: Path, member: str | None, match: re.Match[str] | None) -> TapeFile:
+    where = f"{path}: {member}" if member else f"{path}"
+    symbol = "" if match is None else match["symbol"] or path.absolute().parent.name
+    if match is None or not symbol:
+        raise SourceError(f"{where}: the file name tells no symbol, day and kind, expected e.g. bac_20131007_quote.zip")
+    try:
+        day = date.fromisoformat(match["day"])
+    except ValueError:
+        raise SourceError(f"{where}: the day in the file name was {match['day']}, expected a date") from None
+    text = symbol.upper().encode()
+    if len(text) > SYMBOL_BYTES:
+        raise SourceError(f"{where}: the symbol in the file name was {symbol!r}, expected at most {SYMBOL_BYTES} bytes")
+    return TapeFile(path, member, text, day, match["kind"].lower())

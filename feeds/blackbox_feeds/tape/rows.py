@@ -1,0 +1,266 @@
+"""The compiled reader of tape rows: text to records, times and places, file by file."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.native.jit import njit
+from blackbox_feeds.io.dates import LocalDay, local_day
+from blackbox_feeds.io.integers import put_little_32, put_little_64
+from blackbox_feeds.io.window import FileWindow
+from blackbox_feeds.tape.files import TapeFile
+from blackbox_feeds.tape.records import COLUMNS, CR_LF, LF, NO_LINE_END, NUMBER, SCHEMA, layout
+
+END, FILLED, PARTIAL, BAD = range(4)
+"""Why the kernel stopped: no more bytes, full columns, a row that is not all there, a row that is none."""
+
+_ROW_BYTES: Final = 24
+"""Room is made for rows of so many bytes; when they are shorter, a window takes two calls."""
+_SHOWN_BYTES: Final = 120
+_COMMA, _CR, _LF, _ZERO, _NINE = (ord(sign) for sign in ",\r\n09")
+_MOST_DIGITS = 18
+_LATEST, _LATE = range(2)
+_TIME_AT = 4
+_LINE_END_AT = 3
+
+
+@njit(nogil=True, cache=True)
+def _number(data: NDArray[numpy.uint8], at: int, largest: int) -> tuple[int, int]:
+    """Return (the number that starts at `at`, or -1, where it ends): digits, of which a 0 leads none."""
+    start = at
+    value = 0
+    while at < len(data) and _ZERO <= data[at] <= _NINE and at - start <= _MOST_DIGITS:
+        value = value * 10 + (data[at] - _ZERO)
+        at += 1
+    digits = at - start
+    good = 0 < digits <= _MOST_DIGITS and value <= largest and (digits == 1 or data[start] != _ZERO)
+    return value if good else -1, at
+
+
+@njit(nogil=True, cache=True)
+def _text(data: NDArray[numpy.uint8], at: int, longest: int) -> int:
+    """Return where the text that starts at `at` ends, or -1."""
+    start = at
+    while at < len(data) and data[at] != _COMMA and data[at] > 0x20 and data[at] < 0x7F:
+        at += 1
+        if at - start > longest:
+            return -1
+    return at
+
+
+@njit(nogil=True, cache=True)
+def _columns(
+    data: NDArray[numpy.uint8],
+    at: int,
+    layout: NDArray[numpy.int64],
+    records: NDArray[numpy.uint8],
+    target: int,
+) -> tuple[int, int]:
+    """Read a row's columns into the record at `target`: (where they end, why they do; END when all were there)."""
+    end = len(data)
+    for column in range(len(layout)):
+        if column > 0:
+            if at == end:
+                return at, PARTIAL
+            if data[at] != _COMMA:
+                return at, BAD
+            at += 1
+        offset, size, largest = layout[column, 1], layout[column, 2], layout[column, 3]
+        start = at
+        if layout[column, 0] == NUMBER:
+            value, at = _number(data, at, largest)
+            if value < 0:
+                return at, PARTIAL if at == end else BAD
+            if size == 1:
+                records[target + offset] = value
+            elif size == 4:
+                put_little_32(records, target + offset, value)
+            else:
+                put_little_64(records, target + offset, value)
+        else:
+            at = _text(data, at, largest)
+            if at < 0:
+                return at, BAD
+            for place in range(start, at):
+                records[target + offset + place - start] = data[place]
+    return at, END
+
+
+@njit(nogil=True, cache=True)
+def _line_end(data: NDArray[numpy.uint8], at: int, last: bool) -> tuple[int, int, int]:
+    """Return (where the next row starts, why the row does not end at `at`; END when it does, `line_end`)."""
+    end = len(data)
+    if at == end:
+        return at, END if last else PARTIAL, NO_LINE_END
+    if data[at] == _LF:
+        return at + 1, END, LF
+    if data[at] == _CR:
+        if at + 1 == end:
+            return at, BAD if last else PARTIAL, NO_LINE_END
+        if data[at + 1] == _LF:
+            return at + 2, END, CR_LF
+    return at, BAD, NO_LINE_END
+
+
+@njit(nogil=True, cache=True)
+def read_rows(
+    data: NDArray[numpy.uint8],
+    position: int,
+    last: bool,
+    layout: NDArray[numpy.int64],
+    template: NDArray[numpy.uint8],
+    day: tuple[int, int, int],
+    state: NDArray[numpy.int64],
+    records: NDArray[numpy.uint8],
+    ts_event: NDArray[numpy.int64],
+    places: NDArray[numpy.int64],
+) -> tuple[int, int, int]:
+    """Read rows from `position` on, until the columns are full; `last`: nothing comes after `data`.
+
+    `template` is a record of what all rows share. `state` is the largest time so far, and how many rows had one before
+    that. `places` gets, for each row, the largest time up to it. Returns (rows, position, why it stopped).
+    """
+    midnight_ns, change_ns, shift_ns = day
+    size = len(template)
+    n = 0
+    while position < len(data):
+        if n == len(ts_event):
+            return n, position, FILLED
+        target = n * size
+        for byte in range(size):
+            records[target + byte] = template[byte]
+        at, why = _columns(data, position, layout, records, target)
+        if why == END:
+            at, why, line_end = _line_end(data, at, last)
+        if why != END:
+            return n, position, BAD if last else why
+        records[target + _LINE_END_AT] = line_end
+        since = 0
+        for byte in range(3, -1, -1):
+            since = since << 8 | numpy.int64(records[target + _TIME_AT + byte])
+        since *= 1_000_000
+        ts_event[n] = midnight_ns + since + (shift_ns if since >= change_ns else 0)
+        if ts_event[n] < state[_LATEST]:
+            state[_LATE] += 1
+        else:
+            state[_LATEST] = ts_event[n]
+        places[n] = state[_LATEST]
+        position = at
+        n += 1
+    return n, position, END
+
+
+class RowReader:
+    """The rows of one file, read on demand: `ts_event`, `places` and `records` hold those that were read last.
+
+    A row's place is the largest time up to it: rows stay in the order of their file.
+    """
+
+    fault: str | None = None
+    """Why the file ended early, when it did."""
+    done = False
+    """Whether all rows have been read."""
+
+    def __init__(self, file: TapeFile, topic: int, window_bytes: int) -> None:
+        self.topic = topic
+        """The number of the rows' topic."""
+        self._file = file
+        self._window: FileWindow = file.open(window_bytes)
+        self._position = 0
+        self._layout = layout(file.type)
+        self._day: LocalDay = local_day(file.date)
+        dtype = SCHEMA.records[file.type]
+        self._template = numpy.zeros(1, dtype)
+        self._template["type"] = file.type
+        self._template["date"] = int(file.date.strftime("%Y%m%d"))
+        self._template["symbol"] = file.symbol
+        self._rows = 0
+        self._state = numpy.array([-(1 << 63), 0], numpy.int64)
+        capacity = max(1, window_bytes // _ROW_BYTES)
+        self._capacity = capacity
+        self.record_bytes = dtype.itemsize
+        self._take(numpy.empty(0, numpy.int64), numpy.empty(0, numpy.int64), numpy.empty(0, numpy.uint8))
+
+    @property
+    def late(self) -> int:
+        """How many rows had a time before that of an earlier one."""
+        return int(self._state[_LATE])
+
+    def read(self) -> None:
+        """Read the next rows, unless `done`."""
+        while not self.done:
+            records = numpy.empty(self._capacity * self.record_bytes, numpy.uint8)
+            ts_event = numpy.empty(self._capacity, numpy.int64)
+            places = numpy.empty(self._capacity, numpy.int64)
+            window = self._window
+            whole = window.last and window.fault is None
+            n, position, why = read_rows(
+                window.data,
+                self._position,
+                whole,
+                self._layout,
+                self._template.view(numpy.uint8),
+                self._day,
+                self._state,
+                records,
+                ts_event,
+                places,
+            )
+            self._rows += n
+            self._move(position, why)
+            if n:
+                self._take(ts_event[:n], places[:n], records[: n * self.record_bytes])
+                return
+
+    def close(self) -> None:
+        """Close the file."""
+        self._window.close()
+
+    def drop(self, many: int) -> None:
+        """The first `many` rows have been used."""
+        self._take(self.ts_event[many:], self.places[many:], self.records[many * self.record_bytes :])
+
+    def _take(
+        self, ts_event: NDArray[numpy.int64], places: NDArray[numpy.int64], records: NDArray[numpy.uint8]
+    ) -> None:
+        self.ts_event, self.places, self.records = ts_event, places, records
+
+    def _move(self, position: int, why: int) -> None:
+        window = self._window
+        if why == BAD:
+            self.fault = f"{self._file}, line {self._rows + 1}: {_complaint(window.data[position:], self._file.type)}"
+            self.done = True
+        elif why == FILLED:
+            self._position = position
+            window.release(position)
+        elif window.last:
+            self.fault = window.ending(position, "row")
+            self.done = True
+        else:
+            window.slide(position)
+            self._position = 0
+
+
+def _complaint(data: NDArray[numpy.uint8], kind: str) -> str:
+    """Return what is wrong with the row at the start of `data`."""
+    line = data[: _SHOWN_BYTES + 1].tobytes().partition(b"\n")[0].removesuffix(b"\r")
+    names = COLUMNS[kind]
+    columns = line.split(b",")
+    for name, column, text in zip(names, layout(kind).tolist(), columns, strict=False):
+        number, largest = column[0] == NUMBER, column[3]
+        if number and not (
+            text.isdigit() and (text == b"0" or not text.startswith(b"0")) and int(text[: 2 * _MOST_DIGITS]) <= largest
+        ):
+            return f"{name} was {_shown(text)}, expected a whole number, 0 to {largest}, without leading zeros"
+        if not number and (len(text) > largest or not all(0x20 < byte < 0x7F for byte in text)):
+            return f"{name} was {_shown(text)}, expected at most {largest} printable characters"
+    if len(columns) != len(names):
+        return f"the row had {len(columns)} columns ({_shown(line)}), expected {len(names)}: {', '.join(names)}"
+    return f"the row was {_shown(line)}, expected a line feed, or a carriage return and one, behind it"
+
+
+def _shown(text: bytes) -> str:
+    return repr(text[:_SHOWN_BYTES].decode("latin-1")) + "..." * (len(text) > _SHOWN_BYTES)

@@ -1,0 +1,171 @@
+"""Trades and quotes of the consolidated tape, as QuantConnect's Lean keeps them: CSV in zip archives.
+
+    trades: ms since midnight, price * 10,000, size, exchange, condition, suspicious
+    quotes: ms since midnight, bid * 10,000, bid size, ask * 10,000, ask size, exchange, condition, suspicious
+
+Payloads are records of fixed size that hold all of a row, so that the very rows can be written again.
+
+    Tape("equity/usa/tick", date="2013-10-07").publish(publisher)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from datetime import date as Date  # noqa: N812 - `date` is the parameter's name
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.feed.source import Chunk, Source
+from blackbox_feeds.io.dates import trading_day
+from blackbox_feeds.io.template import DEFAULT_TOPIC, TopicForm
+from blackbox_feeds.tape.records import PRICE_SCALE, SCHEMA
+
+if TYPE_CHECKING:
+    from blackbox.archive.export.time_order import Messages
+    from blackbox_feeds.tape.files import Found, TapeFile
+    from blackbox_feeds.tape.rows import RowReader
+
+__all__ = ["PRICE_SCALE", "SCHEMA", "Tape", "export_tape"]
+
+_DAY_BYTES: Final = 8 << 20
+"""How much text of all files of a day is held at a time. Unit: bytes."""
+_LEAST_BYTES: Final = 64 << 10
+
+
+class Tape(Source):
+    """The rows of one file, of several, or of all files in a directory, in the order of their times.
+
+    Rows of equal times stand in the order of their files: as given, those of a directory by name. A row whose time is
+    before that of an earlier one of its file stays behind that one. A file's symbol, day and kind are in its name, see
+    `blackbox_feeds.tape.files`. Times are those of the clock on the wall in New York. `date` takes the files of that
+    day alone. `topic` is made from `{symbol}` and `{type}`, which is `trade` or `quote`.
+
+    A file that ends early is told by `truncated`; the others go on.
+
+    Raises:
+        ConfigError: a date or topic that is not one.
+    """
+
+    schema = SCHEMA
+
+    def __init__(
+        self,
+        path: str | Path | Iterable[str | Path],
+        date: str | Date | None = None,
+        topic: str = DEFAULT_TOPIC,
+    ) -> None:
+        self.paths = tuple(map(Path, [path] if isinstance(path, str | Path) else path))
+        self.date = None if date is None else trading_day(date, "")
+        self._form = TopicForm(topic, locates=False)
+
+    def __repr__(self) -> str:
+        day = f" {self.date}" if self.date else ""
+        return f"<Tape {' '.join(map(str, self.paths))}{day}>"
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield the rows, a hundred thousand or so at a time.
+
+        Raises:
+            SourceError: a file cannot be opened, or its name does not tell what is in it.
+        """
+        from blackbox_feeds.tape.files import find
+
+        self.truncated = None
+        self.notes = ()
+        found = find(self.paths, self.date)
+        topics = [self._form.topic(file.symbol, file.kind.encode(), 0) for file in found.files]
+        distinct = tuple(dict.fromkeys(topics))
+        number = {topic: place for place, topic in enumerate(distinct)}
+        faults: list[str] = []
+        late = 0
+        files = zip(found.files, (number[topic] for topic in topics), strict=True)
+        for _, group in groupby(files, key=lambda each: each[0].date):
+            with ExitStack() as stack:
+                readers = _open(list(group), stack)
+                for rows in _in_order(readers):
+                    yield Chunk(distinct, *rows)
+                faults += [reader.fault for reader in readers if reader.fault]
+                late += sum(reader.late for reader in readers)
+        self.truncated = "; ".join(faults) or None
+        self.notes = _notes(found, late)
+
+
+def _notes(found: Found, late: int) -> tuple[str, ...]:
+    told = (
+        ("files left out because their names tell no symbol, day and kind", found.unnamed),
+        ("rows with a time before that of an earlier row of their file", late),
+    )
+    return tuple(f"{words}: {count:,}" for words, count in told if count)
+
+
+def _open(files: list[tuple[TapeFile, int]], stack: ExitStack) -> list[RowReader]:
+    from blackbox_feeds.tape.rows import RowReader
+
+    window_bytes = max(_LEAST_BYTES, _DAY_BYTES // len(files))
+    readers = []
+    for file, topic in files:
+        reader = RowReader(file, topic, window_bytes)
+        stack.callback(reader.close)
+        readers.append(reader)
+    return readers
+
+
+_Rows = tuple[
+    NDArray[numpy.int32], NDArray[numpy.int64], NDArray[numpy.uint8], NDArray[numpy.int64], NDArray[numpy.int32]
+]
+
+
+def _in_order(readers: list[RowReader]) -> Iterator[_Rows]:
+    """Yield the rows of all files by place, equal ones by file: the columns of chunks, but for their topics.
+
+    What goes next are the rows before the first one that may still be read: the earliest of the files' last rows
+    bounds them.
+    """
+    while True:
+        for reader in readers:
+            if not len(reader.places):
+                reader.read()
+        readers = [reader for reader in readers if len(reader.places)]
+        if not readers:
+            return
+        bounds = [(int(reader.places[-1]), i) for i, reader in enumerate(readers) if not reader.done]
+        taken = [
+            (reader, _before(reader.places, i, min(bounds)) if bounds else len(reader.places))
+            for i, reader in enumerate(readers)
+        ]
+        yield _merged([(reader, many) for reader, many in taken if many])
+        for reader, many in taken:
+            reader.drop(many)
+
+
+def _before(places: NDArray[numpy.int64], number: int, bound: tuple[int, int]) -> int:
+    """Return how many rows of file `number` go before whatever comes after the bound (place, file)."""
+    place, file = bound
+    return int(numpy.searchsorted(places, place, side="right" if number <= file else "left"))
+
+
+def _merged(taken: list[tuple[RowReader, int]]) -> _Rows:
+    sizes = [reader.record_bytes for reader, _ in taken]
+    counts = [many for _, many in taken]
+    lengths = numpy.repeat(numpy.array(sizes, numpy.int32), counts)
+    topic_index = numpy.repeat(numpy.array([reader.topic for reader, _ in taken], numpy.int32), counts)
+    ts_event = numpy.concatenate([reader.ts_event[:many] for reader, many in taken])
+    records = numpy.concatenate([reader.records[: many * reader.record_bytes] for reader, many in taken])
+    starts = numpy.cumsum(lengths, dtype=numpy.int64) - lengths
+    if len(taken) > 1:
+        places = numpy.concatenate([reader.places[:many] for reader, many in taken])
+        order = numpy.argsort(places, kind="stable")
+        topic_index, ts_event, starts, lengths = (each[order] for each in (topic_index, ts_event, starts, lengths))
+    return topic_index, ts_event, records, starts, lengths
+
+
+def export_tape(parts: Iterable[Messages]) -> Iterator[NDArray[numpy.uint8]]:
+    """These rows as a zip archive of CSV files, one for each symbol, day and kind, as Lean names and writes them."""
+    from blackbox_feeds.tape.archive import archive_of
+
+    return archive_of(parts)

@@ -1,0 +1,139 @@
+"""Order books of recorded ITCH days against plain Python: every change of the best levels, and what was met."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from blackbox_feeds.itch50 import Itch50
+from blackbox_feeds.synthetic import Synthetic
+
+from blackbox import ConfigError
+from blackbox.analysis import order_book, order_book_counts
+from tests.feeds.build import messages_of
+from tests.feeds.test_itch50_book import all_levels, slow_book
+from tests.recorded import record
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RUNK = "itch50/runk_locate-13-10k.bin"
+JAMISON = "itch50/jamison_12302019_SNIPPET.NASDAQ_ITCH50"
+
+
+@pytest.fixture
+def apple(spark: SparkSession, captured: Callable[[str], Path]) -> DataFrame:
+    return spark.read.format("blackbox").load(str(captured("itch")))
+
+
+def synthetic() -> Synthetic:
+    return Synthetic(30_000, symbols=25)
+
+
+@pytest.fixture(scope="module")
+def session(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
+    path = record(tmp_path_factory.mktemp("books"), "synthetic", synthetic, key_bytes=1)
+    return spark.read.format("blackbox").load(str(path))
+
+
+def best(row: Any) -> tuple[Any, ...]:
+    return tuple(
+        (price * 10_000, size) if size is not None else ()
+        for price, size in ((row.bid_price, row.bid_size), (row.ask_price, row.ask_size))
+    )
+
+
+def test_best_bids_and_offers_of_a_real_day(apple: DataFrame, shared_data: Path) -> None:
+    payloads = [payload for _, _, payload in messages_of(Itch50(shared_data / RUNK, "2020-01-30"))]
+    _, expected = slow_book(payloads)
+    rows = order_book(apple).orderBy("sequence").collect()
+    assert [best(row) for row in rows] == expected
+    assert {row.symbol for row in rows} == {"AAPL"}
+    assert rows == sorted(rows, key=lambda row: row.ts_event)
+    assert all((row.bid_count is None) == (row.bid_size is None) for row in rows)
+
+
+def test_levels_of_a_real_day(apple: DataFrame, shared_data: Path) -> None:
+    """Five levels after the last change of them are those of the whole file."""
+    payloads = [payload for _, _, payload in messages_of(Itch50(shared_data / RUNK, "2020-01-30"))]
+    orders, changes = slow_book(payloads)
+    rows = order_book(apple, depth=5).orderBy("sequence").collect()
+    assert len(rows) > len(changes)
+    for side, letter in (("bid", b"B"), ("ask", b"S")):
+        levels = all_levels(orders, letter)[:5]
+        last = rows[-1]
+        assert [int(price * 10_000) for price in last[f"{side}_prices"]] == [level.price for level in levels]
+        assert last[f"{side}_sizes"] == [level.shares for level in levels]
+        assert last[f"{side}_counts"] == [level.orders for level in levels]
+        assert last[f"{side}_count"] == levels[0].orders
+        assert all((row[f"{side}_price"] is None) == (row[f"{side}_prices"] == []) for row in rows)
+        assert max(len(row[f"{side}_prices"]) for row in rows) == 5
+    assert all(row.bid_prices == sorted(row.bid_prices, reverse=True) for row in rows)
+    assert all(row.ask_prices == sorted(row.ask_prices) for row in rows)
+
+
+def test_many_symbols_in_many_partitions_and_batches(spark: SparkSession, session: DataFrame) -> None:
+    payloads: dict[str, list[bytes]] = {}
+    for topic, _, payload in messages_of(synthetic()):
+        payloads.setdefault(topic.rpartition(b".")[0].decode(), []).append(payload)
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 777)
+    try:
+        rows = order_book(session).orderBy("symbol", "ts_event", "sequence").collect()
+        counts = {row.symbol: row for row in order_book_counts(session).collect()}
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    found: dict[str, list[Any]] = {}
+    for row in rows:
+        found.setdefault(row.symbol, []).append(best(row))
+    for symbol, own in payloads.items():
+        orders, expected = slow_book(own)
+        assert found.get(symbol, []) == expected
+        kinds = Counter(payload[:1].decode() for payload in own)
+        many = sum(kinds[kind] for kind in "AFECXDU")
+        assert (symbol in counts) == (many > 0)
+        if many:
+            row = counts[symbol]
+            assert (row.messages, row.orders) == (many, len(orders))
+            assert (row.added, row.removed, row.replaced) == (kinds["A"] + kinds["F"], kinds["D"], kinds["U"])
+            assert (row.unknown, row.duplicate, row.too_many, row.refused, row.crossed) == (0, 0, 0, 0, 0)
+    assert len(counts) > 10
+
+
+def test_day_that_began_earlier_counts_what_it_does_not_know(
+    spark: SparkSession, tmp_path: Path, shared_data: Path
+) -> None:
+    path = record(tmp_path, "later", lambda: Itch50(shared_data / JAMISON, "2019-12-30"))
+    counts = order_book_counts(spark.read.format("blackbox").load(str(path))).collect()
+    assert sum(row.messages for row in counts) == 367 + 193 + 225 + 167 + 28 + 6 + 1
+    assert sum(row.added for row in counts) == 367 + 193
+    known = sum(row.taken + row.removed + row.replaced for row in counts)
+    assert known + sum(row.unknown for row in counts) == 225 + 167 + 28 + 6 + 1
+    assert sum(row.unknown for row in counts) > 0
+
+
+def test_rows_need_not_come_from_a_recording(spark: SparkSession, shared_data: Path) -> None:
+    messages = messages_of(Itch50(shared_data / RUNK, "2020-01-30"))
+    rows = [(place, ts, payload) for place, (_, ts, payload) in enumerate(messages[:2_000])]
+    frame = spark.createDataFrame(rows[::-1], "place bigint, ts_event bigint, payload binary").repartition(3)
+    frame = frame.selectExpr("*", "'x' as who")
+    found = order_book(frame, by=("who",), order=("place",)).orderBy("place").collect()
+    assert [best(row) for row in found] == slow_book([payload for _, _, payload in messages[:2_000]])[1]
+    assert isinstance(found[-1].bid_price, Decimal)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"depth": 0}, "depth was 0, expected 1 or more"),
+        ({"schema": "iex_deep10"}, "schema of books was 'iex_deep10', expected one of: itch50"),
+        ({"order": ("place",)}, "messages had no column 'place', expected it among"),
+        ({"by": ("bid_price",)}, "messages had no column 'bid_price'"),
+    ],
+)
+def test_wrong_arguments_are_told(apple: DataFrame, arguments: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        order_book(apple, **arguments)

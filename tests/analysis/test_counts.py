@@ -1,0 +1,167 @@
+"""Rates and the mix of messages, lags, and gaps: of a real recording, and of made-up rows."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import polars
+import pytest
+from blackbox_feeds.iex import Iex
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from polars import col
+from polars.testing import assert_frame_equal
+
+from blackbox import ConfigError
+from blackbox.analysis import lag_percentiles, message_mix, message_rates, sequence_gaps
+from tests.analysis.tape import from_spark
+from tests.feeds.build import messages_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SECOND = 10**9
+MINUTE = 60 * SECOND
+
+
+@pytest.fixture(scope="module")
+def source(shared_data: Path) -> polars.DataFrame:
+    """Every message of a real file, by a plain loop: type and time."""
+    found = [
+        (topic.rpartition(b".")[2].decode(), ts)
+        for topic, ts, _ in messages_of(Iex(shared_data / "iex" / "goiex_TOPS16.pcapng.gz"))
+    ]
+    return polars.DataFrame(found, schema=["type", "ts_event"], orient="row")
+
+
+@pytest.fixture(scope="module")
+def messages(spark: SparkSession, captured: Callable[[str], Path]) -> Iterator[DataFrame]:
+    frame = spark.read.format("blackbox").load(str(captured("tops"))).drop("payload").cache()
+    yield frame
+    frame.unpersist()
+
+
+def test_rates_of_a_real_recording(messages: DataFrame, source: polars.DataFrame) -> None:
+    found = from_spark(message_rates(messages, "10s"), "start")
+    start = (col("ts_event") - col("ts_event") % (10 * SECOND)).alias("start")
+    expected = source.group_by(start).agg(polars.len().cast(polars.Int64).alias("messages")).sort("start")
+    assert_frame_equal(found.select("start", "messages"), expected)
+    assert found["per_second"].to_list() == pytest.approx([many / 10 for many in expected["messages"]])
+    assert found["messages"].sum() == 57_674
+
+
+def test_mix_of_a_real_recording(messages: DataFrame, source: polars.DataFrame) -> None:
+    found = from_spark(message_mix(messages), "start", "type")
+    start = (col("ts_event") - col("ts_event") % MINUTE).alias("start")
+    expected = source.group_by(start, "type").agg(polars.len().cast(polars.Int64).alias("messages"))
+    share = (col("messages") / col("messages").sum().over("start")).alias("share")
+    assert_frame_equal(
+        found.select("start", "type", "messages", "share"), expected.with_columns(share).sort("start", "type")
+    )
+    kinds = dict(found.group_by("type").agg(col("messages").sum()).iter_rows())
+    assert kinds == {"S": 6, "P": 7_802, "O": 7_801, "H": 7_803, "Q": 27_217, "D": 10, "T": 6_390, "A": 642, "B": 3}
+
+
+def test_unknown_time_is_a_row_of_its_own(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([(0, "T"), (None, "T"), (5, None), (-1, "Q")], "ts_event bigint, type string")
+    assert from_spark(message_rates(rows, "1s"), "start")["messages"].to_list() == [2, 1, 1]
+    found = from_spark(message_mix(rows, "1s"), "start")
+    assert found["start"].to_list() == [None, -SECOND, 0]
+    assert found["type"].to_list() == ["T", "Q", None]
+    assert found["share"].to_list() == [1.0, 1.0, 1.0]
+
+
+def test_lags_of_a_real_recording_are_within_the_documented_error(messages: DataFrame) -> None:
+    accuracy = 100
+    wanted = (0.0, 0.5, 0.99, 1.0)
+    rows = from_spark(messages.select("slice", "ts_out", "ts_recv"), "slice")
+    found = from_spark(lag_percentiles(messages, by=["slice"], percentiles=wanted, accuracy=accuracy), "slice")
+    for number, row in enumerate(found.iter_rows(named=True)):
+        lags = numpy.sort((rows.filter(slice=number)["ts_recv"] - rows.filter(slice=number)["ts_out"]).to_numpy())
+        assert (row["messages"], row["min_ns"], row["max_ns"]) == (len(lags), lags[0], lags[-1])
+        assert row["negative"] == (lags < 0).sum()
+        for p, name in zip(wanted, ("p0_ns", "p50_ns", "p99_ns", "p100_ns"), strict=True):
+            low, high = (numpy.searchsorted(lags, row[name], side) for side in ("left", "right"))
+            error = len(lags) / accuracy
+            assert low - error <= p * len(lags) <= high + error, name
+
+
+def test_lags_of_intervals_and_of_clocks_that_differ(spark: SparkSession) -> None:
+    rows = [(SECOND + i, SECOND + 10 * i) for i in range(1, 101)] + [(2 * SECOND + 50, 2 * SECOND), (0, 5), (7, None)]
+    frame = spark.createDataFrame(rows, "ts_out bigint, ts_recv bigint")
+    found = from_spark(lag_percentiles(frame, every="1s", percentiles=[0.5, 0.999]), "start")
+    assert found.drop("start_time").to_dicts() == [
+        {"start": SECOND, "messages": 100, "negative": 0, "min_ns": 9, "max_ns": 900, "p50_ns": 450, "p99_9_ns": 900},
+        {"start": 2 * SECOND, "messages": 1, "negative": 1, "min_ns": -50, "max_ns": -50, "p50_ns": -50,
+         "p99_9_ns": -50},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"percentiles": []}, r"percentiles were \[\], expected numbers from 0 to 1"),
+        ({"percentiles": [99]}, r"percentiles were \[99\], expected numbers from 0 to 1"),
+        ({"accuracy": 0}, "accuracy was 0, expected 1 or more"),
+        ({"end": "ts_rcv"}, "messages had no column 'ts_rcv', expected it among"),
+    ],
+)
+def test_wrong_arguments_are_told(spark: SparkSession, arguments: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        lag_percentiles(spark.createDataFrame([(1, 2)], "ts_out bigint, ts_recv bigint"), **arguments)
+
+
+def test_whole_recording_has_no_gap(messages: DataFrame) -> None:
+    assert sequence_gaps(messages, key_bytes=4).count() == 0
+
+
+def test_gaps_of_a_recording_that_lost_messages(messages: DataFrame) -> None:
+    """Every message of two kinds is taken out: what is missing is known."""
+    kept = messages.where("not (sequence % 97 = 5 or sequence between 300 and 340)")
+    rows = from_spark(messages.select("slice", "topic", "sequence"), "slice")
+    expected = set()
+    for (slice_id, key), group in rows.group_by("slice", col("topic").str.slice(0, 4)):
+        numbers = group["sequence"].to_list()
+        there = {n for n in numbers if not (n % 97 == 5 or 300 <= n <= 340)}
+        if there:
+            lost = sorted(n for n in range(min(there), max(there)) if n not in there)
+            expected |= {(slice_id, key, n) for n in lost}
+    found = sequence_gaps(kept, key_bytes=4).collect()
+    told = {(row.slice, bytes(row.key).decode(), n) for row in found for n in range(row["first"], row["last"] + 1)}
+    assert told == expected
+    assert len(expected) > 50
+    assert sum(row.missing for row in found) == len(expected)
+    assert all(row.recv_before <= row.recv_after for row in found)
+
+
+rows_of_streams = st.lists(st.tuples(st.integers(0, 1), st.sampled_from("ab"), st.integers(0, 30)), max_size=60)
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows_of_streams, st.integers(1, 3))
+def test_any_numbers_in_any_order(spark: SparkSession, streams: list[tuple[int, str, int]], parts: int) -> None:
+    day = datetime.date(2026, 11, 20)
+    schema = "feed string, date date, epoch bigint, slice int, topic string, sequence bigint, ts_recv bigint"
+    full = [("f", day, epoch, 0, topic + "xyz", number, number) for epoch, topic, number in streams]
+    frame = spark.createDataFrame(full, schema).repartition(parts)
+    found = sequence_gaps(frame, key_bytes=1).collect()
+    expected = set()
+    for epoch in (0, 1):
+        for key in "ab":
+            there = {number for e, t, number in streams if (e, t) == (epoch, key)}
+            if there:
+                expected |= {(epoch, key, n) for n in range(min(there), max(there)) if n not in there}
+    assert {
+        (row.epoch, bytes(row.key).decode(), n) for row in found for n in range(row["first"], row["last"] + 1)
+    } == expected
+    for row in found:
+        assert (row.recv_before, row.recv_after) == (row["first"] - 1, row["last"] + 1)
+
+
+def test_negative_key_bytes_are_told(spark: SparkSession) -> None:
+    with pytest.raises(ConfigError, match="key_bytes was -1, expected 0 or more"):
+        sequence_gaps(spark.range(1), key_bytes=-1)

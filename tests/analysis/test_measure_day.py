@@ -1,0 +1,156 @@
+"""What a report shows, computed by Spark, beside the same from the recording's own columns in pandas."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy
+import pytest
+from blackbox_feeds.iex import Iex
+from blackbox_feeds.itch50 import Itch50
+
+from blackbox import ConfigError, JournalError, Recording
+from blackbox.analysis.measure_day import measure_day
+from blackbox.cli.ui.drawing import draw
+from blackbox.cli.ui.status import Status
+from blackbox.report.page import page
+from tests.cli.commands import Command, assert_one_line, invoke
+from tests.damaged import damage_body
+from tests.journals import Day, Put, Row, feed_of
+from tests.recorded import record
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TOPS = "iex/goiex_TOPS16.pcapng.gz"
+ITCH = "itch50/runk_locate-13-10k.bin"
+
+
+def day_of(feed: Path) -> Path:
+    (day,) = feed.glob("*-*-*")
+    return day
+
+
+def test_quotes_and_trades_of_iex(spark: SparkSession, tmp_path: Path, shared_data: Path) -> None:
+    day = day_of(record(tmp_path, "tops", lambda: Iex(shared_data / TOPS), time_zone="America/New_York"))
+    steps: list[str] = []
+    report = measure_day(spark, day, most=2, progress=steps.append)
+    messages = Recording.open(day).to_pandas()
+    trades, quotes = (Recording.open(day).to_pandas(kind=kind) for kind in "TQ")
+    assert (report.messages, report.clock, report.slices) == (57_674, "market time", 2)
+    assert report.symbols == messages["topic"].map(lambda topic: topic.rpartition(b".")[0]).nunique()
+    mix = report.mix
+    inside = messages[messages["ts_event"].between(mix.start_ns, mix.stop_ns - 1)]
+    kinds = Counter(topic.rpartition(b".")[2].decode() for topic in inside["topic"])
+    assert dict(zip(mix.kinds, map(sum, mix.counts), strict=True)) == dict(kinds)
+    assert mix.outside == len(messages) - len(inside) < 600
+    rows = (inside["ts_event"].to_numpy() - mix.start_ns) // mix.step_ns
+    assert mix.totals == numpy.bincount(rows, minlength=len(mix.totals)).tolist()
+    busiest = trades["symbol"].value_counts()
+    assert [each.symbol for each in report.instruments] == sorted(busiest.index, key=lambda s: (-busiest[s], s))[:2]
+    for each in report.instruments:
+        own = trades[(trades["symbol"] == each.symbol) & trades["ts_event"].between(mix.start_ns, mix.stop_ns - 1)]
+        price, start = own["price"] / 10_000, own["ts_event"] // each.step_ns * each.step_ns
+        groups = price.groupby(start)
+        assert [bar.start_ns for bar in each.bars] == list(groups.groups)
+        for name, told in (("high", groups.max()), ("low", groups.min()), ("trades", groups.size())):
+            assert [getattr(bar, name) for bar in each.bars] == pytest.approx(told.tolist())
+        assert [bar.volume for bar in each.bars] == own["size"].groupby(start).sum().tolist()
+        both = quotes[(quotes["symbol"] == each.symbol) & (quotes["bid_price"] > 0) & (quotes["ask_price"] > 0)]
+        both = both[both["ts_event"].between(mix.start_ns, mix.stop_ns - 1)]
+        points = 20_000 * (both["ask_price"] - both["bid_price"]) / (both["ask_price"] + both["bid_price"])
+        means = points.groupby(both["ts_event"] // each.step_ns * each.step_ns).mean()
+        assert [point.start_ns for point in each.spreads] == means.index.tolist()
+        assert [point.mean for point in each.spreads] == pytest.approx(means.tolist())
+    (lag,) = report.lags  # these messages were sent years after they happened: that is no lag
+    lags = messages["ts_recv"] - messages["ts_out"]
+    assert (lag.messages, lag.percentiles[0], lag.percentiles[-1]) == (57_674, (0.0, lags.min()), (1.0, lags.max()))
+    assert [ns for _, ns in lag.percentiles] == sorted(ns for _, ns in lag.percentiles)
+    assert report.prices == "Bars are of the trades of type T. Spreads are of the quotes of type Q."
+    assert steps[0] == "looking for gaps and damage"
+    assert report.instruments[0].symbol in page(report)
+
+
+def test_books_of_itch_give_spreads(spark: SparkSession, tmp_path: Path, shared_data: Path) -> None:
+    day = day_of(record(tmp_path, "itch", lambda: Itch50(shared_data / ITCH, date="2020-01-30")))
+    report = measure_day(spark, day, ["AAPL"])
+    (apple,) = report.instruments
+    recording = Recording.open(day)
+    hidden, executed = recording.to_pandas(kind="P"), recording.to_pandas(kind="E")
+    assert sum(bar.volume for bar in apple.bars) == hidden["shares"].sum() + executed["executed_shares"].sum()
+    assert sum(bar.trades for bar in apple.bars) == len(hidden) + len(executed)
+    assert 0 < min(bar.low for bar in apple.bars) <= hidden["price"].min() / 10_000
+    assert apple.spreads
+    assert all(0 <= point.low <= point.mean <= 100 for point in apple.spreads)
+    assert "Spreads are of the order book" in report.prices
+    with pytest.raises(ConfigError, match="symbol was 'MSFT', expected one with trades or quotes on that day"):
+        measure_day(spark, day, ["MSFT"])
+
+
+def test_gaps_damage_and_plain_bytes(spark: SparkSession, tmp_path: Path) -> None:
+    day = Day(tmp_path / "day", feed_of(time_zone="America/New_York"))
+    sent = [10**18 + k * 10**9 for k in range(6)]
+    puts = [Put((Row(b"A.t", b""),), sequence=2 * k, ts_out=at, ts_recv=at + 5) for k, at in enumerate(sent)]
+    day.put(0, *puts)
+    damage_body(day.segments[0], 2)
+    report = measure_day(spark, day.path)
+    assert (report.messages, report.clock, report.mix.kinds) == (5, "time of sending", ("t",))
+    assert report.mix.totals[0] == report.mix.totals[-1] == 1
+    assert [(gap.first, gap.count) for gap in report.gaps] == [(1, 1), (3, 3), (7, 1), (9, 1)]
+    assert len(report.damage) == 1
+    assert report.instruments == ()
+    assert report.prices == "There are no bars and spreads: the schema 'raw' tells of no trades and quotes."
+    assert report.lags[0].percentiles[0] == (0.0, 5)
+    assert "1 damaged part<" in page(report)
+
+
+def test_an_empty_day_and_none(spark: SparkSession, tmp_path: Path) -> None:
+    report = measure_day(spark, Day(tmp_path / "day", feed_of()).path)
+    assert (report.messages, report.symbols, report.mix.counts, report.lags) == (0, 0, (), ())
+    assert "No message has a time." in page(report)
+    with pytest.raises(JournalError, match="was not found"):
+        measure_day(spark, tmp_path / "nothing")
+
+
+def test_command_writes_a_page(tmp_path: Path) -> None:
+    day = Day(tmp_path / "day", feed_of())
+    day.put(0, *(Put((Row(b"A.t", b"", 10**18 + k),), sequence=k, ts_out=10**18, ts_recv=10**18) for k in range(9)))
+    with Command("analyse", day.path, "--report", tmp_path / "new" / "day.html", "--master", "local[1]") as command:
+        ended = command.end(timeout=200)
+    assert ended.status == Status.OK, ended.errors
+    assert ended.errors.splitlines()[-1] == f"wrote {tmp_path}/new/day.html"
+    assert "<title>recorded, 2026-11-20</title>" in (tmp_path / "new" / "day.html").read_text()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["day.html"]
+
+
+def test_command_tells_what_is_damaged_and_missing(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day = Day(tmp_path / "day", feed_of())
+    day.put(0, *(Put((Row(b"A.t", b"", k),), sequence=k, ts_out=k, ts_recv=k) for k in (1, 2, 5, 9)))
+    damage_body(day.segments[0], 1)
+    monkeypatch.setattr("blackbox.cli.ui.drawing._SETTINGS", {})
+    ended = invoke("analyse", day.path, "--report", tmp_path / "day.html")
+    assert ended.status == Status.LOST
+    assert ended.errors.splitlines()[-2:] == [
+        f"wrote {tmp_path}/day.html",
+        f"lost: {day.path}: 1 part damaged; 6 messages missing in 2 gaps",
+    ]
+
+
+def test_command_warns_that_the_connector_cannot_be_made(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("blackbox.cli.ui.drawing._SETTINGS", {})  # those of the session of the tests are there
+    draw(Day(tmp_path / "day", feed_of()).path, tmp_path / "day.html")
+    assert "warning: recordings are read by the slower engine in Python: the connector" in capfd.readouterr().err
+
+
+def test_command_without_a_recording_does_not_start_spark(tmp_path: Path) -> None:
+    ended = invoke("analyse", tmp_path / "nothing", "--report", tmp_path / "day.html")
+    assert ended.status == Status.ERROR
+    assert_one_line(ended, "was not found")

@@ -1,0 +1,57 @@
+"""Spread, mid and imbalance of real quotes, and of such as have no two sides."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars
+import pytest
+from polars import col
+from polars.testing import assert_frame_equal
+
+from blackbox import ConfigError
+from blackbox.analysis import with_both_sides, with_spread
+from tests.analysis.tape import from_spark, tape, to_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_real_quotes_of_one_side_each(spark: SparkSession, shared_data: Path, tmp_path: Path) -> None:
+    raw = tape(shared_data, "IBM", "quote", "2013-10-07")
+    frame = to_spark(spark, raw, tmp_path / "quotes")
+    assert with_spread(frame).where("spread is not null or mid is not null or imbalance is not null").count() == 0
+    found = from_spark(with_spread(with_both_sides(frame)), "sequence")
+    sides = []
+    for side in ("bid", "ask"):
+        price, size = (polars.when(col(f"{side}_price") > 0).then(f"{side}_{part}") for part in ("price", "size"))
+        sides += [price.forward_fill().alias(f"{side}_price"), size.forward_fill().alias(f"{side}_size")]
+    quotes = raw.sort("ts_event", "sequence").with_columns(sides).sort("sequence")
+    both = (col("bid_price") > 0) & (col("ask_price") > 0)
+    total = col("bid_size") + col("ask_size")
+    expected = quotes.with_columns(
+        polars.when(both).then(col("ask_price") - col("bid_price")).alias("spread"),
+        polars.when(both).then((col("ask_price") + col("bid_price")) / 2).alias("mid"),
+        polars.when(both & (total > 0)).then((col("bid_size") - col("ask_size")) / total).alias("imbalance"),
+    )
+    assert_frame_equal(found, expected)
+    assert 0 < found["spread"].null_count() < 100
+
+
+def test_absent_sides_sizes_and_decimals(spark: SparkSession) -> None:
+    rows = spark.sql(
+        "select * from values (1, 10.25BD, 10.5BD, 3, 1), (2, 10.5BD, 10.5BD, 0, 0), (3, 11BD, 10.5BD, 1, 1), "
+        "(4, 0BD, 10.5BD, 0, 1), (5, 10BD, null, 1, null), (6, -1BD, 2BD, 1, 1) "
+        "as q(n, bid_price, ask_price, bid_size, ask_size)"
+    )
+    found = from_spark(with_spread(rows), "n")
+    assert found["spread"].to_list() == [Decimal("0.25"), 0, Decimal("-0.5"), None, None, None]
+    assert found["mid"].to_list() == [10.375, 10.5, 10.75, None, None, None]
+    assert found["imbalance"].to_list() == [0.5, None, 0.0, None, None, None]
+
+
+def test_missing_column_is_told(spark: SparkSession) -> None:
+    with pytest.raises(ConfigError, match="quotes had no column 'bid_price', expected it among: id"):
+        with_spread(spark.range(1))

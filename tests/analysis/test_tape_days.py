@@ -1,0 +1,96 @@
+"""Days of real consolidated tape, published, recorded and summed up in Spark, against pandas on the source files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas
+import pytest
+from blackbox_feeds.tape import Tape
+from pyspark.sql import functions as f
+
+from tests.recorded import record
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TRADES = ["ms", "price", "size", "exchange", "condition", "suspicious"]
+QUOTES = ["ms", "bid_price", "bid_size", "ask_price", "ask_size", "exchange", "condition", "suspicious"]
+ROWS = 3_631_555
+"""Of all files: 15 more than they have line ends, since no file ends with one."""
+
+
+@pytest.fixture(scope="module")
+def tape(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> Path:
+    return record(tmp_path_factory.mktemp("tape"), "tape", lambda: Tape(shared_data / "lean"))
+
+
+def by_file(shared_data: Path, kind: str, columns: list[str]) -> dict[tuple[str, int], pandas.DataFrame]:
+    """The rows of each file of a kind, by symbol and day."""
+    found = {}
+    for path in sorted((shared_data / "lean").glob(f"*_{kind}.zip")):
+        symbol, day, _ = path.stem.split("_")
+        found[symbol.upper(), int(day)] = pandas.read_csv(
+            path, names=columns, dtype={"exchange": str, "condition": str}
+        )
+    return found
+
+
+def sums(spark: SparkSession, tape: Path, kind: str, **columns: Any) -> dict[tuple[str, int], dict[str, int]]:
+    frame = spark.read.format("blackbox").option("records", kind).option("prices", "long").load(str(tape))
+    day = f.date_format(f.from_utc_timestamp("event_time", "America/New_York"), "yyyyMMdd").cast("int")
+    table = frame.groupBy("symbol", day.alias("day")).agg(*(value.alias(name) for name, value in columns.items()))
+    return {(row["symbol"], row["day"]): {name: row[name] for name in columns} for row in table.collect()}
+
+
+def test_every_row_of_every_day_arrives(spark: SparkSession, tape: Path) -> None:
+    sequences = spark.read.format("blackbox").schema("sequence bigint").load(str(tape))
+    assert sequences.agg(f.count("sequence")).first() == (ROWS,)
+
+
+def test_trades_are_those_of_the_files(spark: SparkSession, tape: Path, shared_data: Path) -> None:
+    wanted = {
+        place: {
+            "rows": len(rows),
+            "shares": int(rows["size"].sum()),
+            "turnover": int((rows["price"] * rows["size"]).sum()),
+            "ms": int(rows["ms"].sum()),
+            "suspicious": int(rows["suspicious"].sum()),
+            "exchanges": int(rows["exchange"].nunique()),
+        }
+        for place, rows in by_file(shared_data, "trade", TRADES).items()
+    }
+    found = sums(
+        spark,
+        tape,
+        "T",
+        rows=f.count("*"),
+        shares=f.sum("size"),
+        turnover=f.sum(f.col("price") * f.col("size")),
+        ms=f.sum("time_ms"),
+        suspicious=f.sum("suspicious"),
+        exchanges=f.countDistinct("exchange"),
+    )
+    assert found == wanted
+
+
+def test_quotes_are_those_of_the_files(spark: SparkSession, tape: Path, shared_data: Path) -> None:
+    names = ["bid_price", "bid_size", "ask_price", "ask_size"]
+    wanted = {
+        place: {
+            "rows": len(rows),
+            **{name: int(rows[name].fillna(0).sum()) for name in names},
+            "no_bid": int((rows["bid_price"] == 0).sum()),
+        }
+        for place, rows in by_file(shared_data, "quote", QUOTES).items()
+    }
+    found = sums(
+        spark,
+        tape,
+        "Q",
+        rows=f.count("*"),
+        **{name: f.sum(name) for name in names},
+        no_bid=f.count_if(f.col("bid_price") == 0),
+    )
+    assert found == wanted

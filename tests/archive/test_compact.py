@@ -1,0 +1,217 @@
+"""Merging the small blocks of a recording: the same messages before and after, in fewer blocks."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections import defaultdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy
+import pytest
+from blackbox_feeds.itch50 import Itch50
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blackbox import JournalError, Recording
+from blackbox.archive import block_merger
+from blackbox.archive.compact import Compacted, compact
+from blackbox.archive.digest import Digest
+from tests.archive.test_export import ITCH
+from tests.archive.written_days import days, made, told
+from tests.journals import Day, Put, Row, Told, feed_of
+from tests.recorded import recorded
+
+Blocks = dict[tuple[int, int, bytes], list[tuple[int, int, list[Told]]]]
+
+
+def blocks_of(day: Day, key_bytes: int) -> Blocks:
+    """What the blocks are to be, by slice, epoch and key: `ts_out`, `ts_recv` and messages of each."""
+    found: Blocks = defaultdict(list)
+    for segment in day.segments:
+        for put in segment.puts:
+            messages = put.told(segment.slice_id)
+            blocks = found[segment.slice_id, put.epoch, put.rows[0].topic[:key_bytes]]
+            if not blocks or blocks[-1][2][-1].sequence + 1 != messages[0].sequence:
+                blocks.append((put.ts_out, put.ts_recv, []))
+            blocks[-1][2].extend(messages)
+    return found
+
+
+def read(recording: Recording) -> Blocks:
+    found: Blocks = defaultdict(list)
+    for batch in recording.batches():
+        assert batch.rows is None, "rows that were recorded before are left behind"
+        block = batch.block
+        found[block.slice_id, block.epoch, block.key].append((batch.ts_out, batch.ts_recv, told(iter([batch]))))
+    return found
+
+
+def without_times(blocks: Blocks) -> Any:
+    """A message has the `ts_out` and `ts_recv` of its block, which are those of the first."""
+    return {
+        name: [
+            (ts_out, ts_recv, [m._replace(ts_out=0, ts_recv=0) for m in messages]) for ts_out, ts_recv, messages in of
+        ]
+        for name, of in blocks.items()
+    }
+
+
+def files_of(path: Path) -> dict[str, str]:
+    return {
+        str(file.relative_to(path)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in path.rglob("*")
+        if file.is_file()
+    }
+
+
+@given(day=days(), compression=st.sampled_from(["none", "lz4", "zstd"]))
+@settings(max_examples=60)
+def test_the_same_messages_are_there_before_and_after(day: Any, compression: Any) -> None:
+    with TemporaryDirectory() as directory:
+        written = made(Path(directory) / "day", day)
+        before = files_of(written.path)
+        recording = Recording.open(written.path)
+        out = Path(directory) / "out"
+        done = compact(recording, out, compression=compression)
+        again = Recording.open(out)
+        expected = blocks_of(written, day[1])
+        assert without_times(read(again)) == without_times(expected)
+        assert sorted(again.gaps()) == sorted(recording.gaps())
+        assert again.verify() == []
+        assert done == Compacted(
+            messages=len(written.told()),
+            blocks_before=sum(len(segment.puts) for segment in written.segments),
+            blocks_after=sum(map(len, expected.values())),
+            file_bytes_before=done.file_bytes_before,
+            file_bytes_after=sum(file.stat().st_size for file in out.glob("slice-*/*")),
+            left_out=0,
+        )
+        assert files_of(written.path) == before
+        # The index that was written is the one that is found from the records.
+        entries = [segment.entries for stream in again.streams(b"", None) for segment in stream]
+        for index in out.glob("slice-*/*.index"):
+            index.unlink()
+        found = [segment.entries for stream in Recording.open(out).streams(b"", None) for segment in stream]
+        assert all((a == b).all() for a, b in zip(entries, found, strict=True))
+
+
+def day_of(path: Path, blocks: int, rows: int = 10, apart_ns: int = 1_000, **more: Any) -> Day:
+    day = Day(path, feed_of())
+    day.put(
+        0,
+        *(
+            Put(
+                tuple(Row(b"A.%d" % (i % 3), b"%09d" % (number * rows + i), 5 + number) for i in range(rows)),
+                sequence=number * rows,
+                ts_out=1 + number * apart_ns,
+                **more,
+            )
+            for number in range(blocks)
+        ),
+    )
+    return day
+
+
+def test_blocks_are_merged_up_to_the_size_and_segments_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blackbox.archive.compact.SEGMENT_BYTES", 16 << 10)
+    recording = Recording.open(day_of(tmp_path / "day", 400).path)
+    compact(recording, tmp_path / "out", block_bytes=4 << 10)
+    again = Recording.open(tmp_path / "out")
+    sizes = [batch.block.body.nbytes for batch in again.batches()]
+    assert max(sizes) <= 4 << 10
+    assert min(sizes[:-1]) > 2 << 10
+    segments = sorted((tmp_path / "out" / "slice-00000").glob("*.journal"))
+    assert len(segments) > 3
+    assert max(path.stat().st_size for path in segments) < 24 << 10
+    assert again.counts() == recording.counts()
+
+
+def test_a_merged_block_holds_a_second_at_most(tmp_path: Path) -> None:
+    day = day_of(tmp_path / "day", 40, apart_ns=100_000_000)
+    done = compact(Recording.open(day.path), tmp_path / "out")
+    assert (done.blocks_before, done.blocks_after) == (40, 4)
+
+
+def test_damaged_blocks_become_gaps_and_are_counted(tmp_path: Path) -> None:
+    day = day_of(tmp_path / "day", 20)
+    segment = day.segments[0]
+    data = bytearray(segment.path.read_bytes())
+    data[segment.places[7][0] + 120] ^= 1
+    data += b"torn"
+    segment.path.write_bytes(data)
+    done = compact(Recording.open(day.path), tmp_path / "out")
+    assert (done.messages, done.left_out, done.blocks_after) == (190, 10, 2)
+    (gap,) = Recording.open(tmp_path / "out").gaps()
+    assert (gap.sequence, gap.count) == (70, 10)
+    assert Recording.open(tmp_path / "out").verify() == []
+
+
+def test_what_was_written_is_read_again_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    day = day_of(tmp_path / "day", 20)
+    right = block_merger.write_merge
+
+    def wrong(headers: Any, bodies: Any, first_rows: Any, tables: Any, plan: Any, target: int) -> None:
+        right(headers, bodies, first_rows, tables, plan, target)
+        ctypes.memset(target, 1, 1)
+
+    monkeypatch.setattr(block_merger, "write_merge", wrong)
+    with pytest.raises(JournalError, match="200 messages of checksum [0-9a-f]{16}, expected 200 of"):
+        compact(Recording.open(day.path), tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["day"]
+
+
+@pytest.mark.parametrize("change", ["topic", "payload", "ts_event", "sequence", "epoch", "slice", "order"])
+def test_the_digest_tells_every_change(tmp_path: Path, change: str) -> None:
+    rows = [Row(b"A.x", b"one", 1), Row(b"A.y", b"two", 2)]
+
+    def digest(name: str, rows: list[Row], slice_id: int = 0, **more: Any) -> Digest:
+        day = Day(tmp_path / name, feed_of(2))
+        day.put(slice_id, Put(tuple(rows), **more))
+        recording, found = Recording.open(day.path), Digest()
+        for block in recording._blocks_of(slice_id):
+            found.add(block)
+        return found
+
+    other = {
+        "topic": lambda: digest("b", [Row(b"A.z", b"one", 1), rows[1]]),
+        "payload": lambda: digest("b", [rows[0], Row(b"A.y", b"twO", 2)]),
+        "ts_event": lambda: digest("b", [rows[0], rows[1]._replace(ts_event=3)]),
+        "sequence": lambda: digest("b", rows, sequence=1),
+        "epoch": lambda: digest("b", rows, epoch=2),
+        "slice": lambda: digest("b", rows, slice_id=1),
+        "order": lambda: digest("b", rows[::-1]),
+    }[change]()
+    assert digest("a", rows) == digest("c", rows, ts_out=5, ts_recv=6)
+    assert digest("d", rows) != other
+
+
+def test_wrong_settings_are_refused(tmp_path: Path) -> None:
+    recording = Recording.open(day_of(tmp_path / "day", 1).path)
+    with pytest.raises(ValueError, match="compression was 'gzip', expected one of: none, lz4, zstd"):
+        compact(recording, tmp_path / "out", compression="gzip")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="block_bytes were 1, expected 1024 to 67108864"):
+        compact(recording, tmp_path / "out", block_bytes=1)
+    with pytest.raises(JournalError, match="day exists, expected the name of a new directory"):
+        compact(recording, tmp_path / "day")
+    (tmp_path / "file").touch()
+    with pytest.raises(JournalError, match="out cannot be written: "):
+        compact(recording, tmp_path / "file" / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["day", "file"]
+    compact(recording, tmp_path / "archive" / "out")
+    assert Recording.open(tmp_path / "archive" / "out").counts() == recording.counts()
+
+
+def test_a_real_day_is_compacted_and_smaller(shared_data: Path, tmp_path: Path) -> None:
+    recording = recorded(tmp_path, lambda: Itch50(shared_data / ITCH, date="2020-01-30"))
+    done = compact(recording, tmp_path / "out", compression="zstd")
+    assert done.messages == 10_000
+    assert done.file_bytes_after * 2 < done.file_bytes_before
+    again = Recording.open(tmp_path / "out")
+    assert (again.feed, again.date, again.counts()) == (recording.feed, recording.date, recording.counts())
+    events = [numpy.concatenate([batch.ts_event for batch in each.batches()]) for each in (recording, again)]
+    assert (numpy.sort(events[0]) == numpy.sort(events[1])).all()

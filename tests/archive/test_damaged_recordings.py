@@ -1,0 +1,347 @@
+"""Recordings with flipped bits and cut files: no crash, no message that was not written, what is missing is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blackbox import JournalError, Recording
+from blackbox.archive.segment import Damage
+from tests import wire
+from tests.archive.written_days import told
+from tests.journals import Day, Put, Row, Segment, Told, feed_of, record_of
+
+few = settings(max_examples=150)
+PLACES = st.floats(0, 1, exclude_max=True)
+
+
+def small_day(path: str | Path, indexed: bool = True) -> Day:
+    """Two slices, three segments, bodies of every codec, blocks with and without a checksum, two epochs."""
+    day = Day(Path(path), feed_of(2, key_bytes=1))
+    sequence = 0
+    for slice_id, first, count in ((0, 0, 9), (0, 9, 5), (1, 0, 6)):
+        puts = []
+        for i in range(count):
+            topics = [b"A.x", b"A.y"] if slice_id == 0 else [b"B"]
+            payload = bytes([i, sequence % 256]) * (40 * (i % 4))
+            rows = tuple(Row(topics[j % len(topics)], payload[j:], 10 * i + j) for j in range(i % 3 + 1))
+            codec, flags = i % 3, wire.CHECKSUM * (i % 2)
+            first_row = len(rows) - 1 if i % 5 == 4 else 0
+            ts_out = 5 * (first + i)
+            puts.append(Put(rows, sequence, ts_out, ts_out + 1, 1 + i // 7, first_row, codec, flags=flags))
+            sequence += len(rows)
+        day.put(slice_id, *puts, index=indexed)
+    return day
+
+
+def place_in(size: int, share: float) -> int:
+    return int(size * share)
+
+
+def flip(path: Path, share: float, bit: int) -> int:
+    """Flip a bit of a file; returns the place of its byte."""
+    data = bytearray(path.read_bytes())
+    place = place_in(len(data), share)
+    data[place] ^= 1 << bit
+    path.write_bytes(data)
+    return place
+
+
+def cut(path: Path, share: float) -> int:
+    data = path.read_bytes()
+    size = place_in(len(data), share)
+    path.write_bytes(data[:size])
+    return size
+
+
+def hit(segment: Segment, place: int) -> Put | None:
+    """The block whose record has a byte at a place; None: its padding, or the head of the file."""
+    for put, (start, _) in zip(segment.puts, segment.places, strict=True):
+        stored = record_of(put, segment.slice_id)
+        size = 104 + int.from_bytes(stored[16:20], "little")
+        if start <= place < start + size:
+            return put
+    return None
+
+
+def without(day: Day, segment: Segment, lost: Callable[[Put], bool]) -> list[Told]:
+    gone = {message for put in segment.puts if lost(put) for message in put.told(segment.slice_id)}
+    return [message for message in day.told() if message not in gone]
+
+
+def check_reading(recording: Recording, expected: list[Told]) -> None:
+    """The messages are `expected`, slice by slice, however they are asked for; reading twice tells nothing twice."""
+    for prefix, start, stop in ((b"", None, None), (b"A.y", None, None), (b"", 20, 45), (b"B", 15, None)):
+        read = told(recording.batches(prefix, start=start, stop=stop))
+        wanted = [
+            message
+            for message in expected
+            if message.topic.startswith(prefix)
+            and (start is None or message.ts_event >= start)
+            and (stop is None or message.ts_event < stop)
+        ]
+        assert read == wanted
+    known = list(recording.damage)
+    assert recording.verify()[: len(known)] == sorted(recording.damage)[: len(known)]
+    assert len(set(recording.damage)) == len(recording.damage)
+    assert sum(recording.counts().values()) == len(expected)
+    recording.gaps(), recording.summary(), recording.rate(), recording.to_arrow()
+
+
+@few
+@given(st.integers(0, 2), PLACES, st.integers(0, 7), st.booleans())
+def test_a_flipped_bit_costs_one_block_and_is_told(number: int, share: float, bit: int, indexed: bool) -> None:
+    with TemporaryDirectory() as path:
+        day = small_day(path, indexed)
+        segment = day.segments[number]
+        place = flip(segment.path, share, bit)
+        lost = hit(segment, place)
+        if place < 16:  # magic, version, slice and number: it may be another file
+            with pytest.raises(JournalError, match=str(segment.path)):
+                Recording.open(path)
+            return
+        recording = Recording.open(path)
+        check_reading(recording, without(day, segment, lambda put: put is lost))
+        if lost is not None or place < 24 or 60 <= place < 64:
+            (damage, *rest) = recording.verify()
+            assert not rest
+            assert damage.path == segment.path
+            assert damage.offset <= place < damage.offset + damage.size
+
+
+@few
+@given(st.integers(0, 2), PLACES, st.booleans())
+def test_a_cut_segment_keeps_what_is_whole_and_tells_the_rest(number: int, share: float, indexed: bool) -> None:
+    with TemporaryDirectory() as path:
+        day = small_day(path, indexed)
+        segment = day.segments[number]
+        size = cut(segment.path, share)
+        kept = [put for put, (_, stop) in zip(segment.puts, segment.places, strict=True) if stop <= size]
+        recording = Recording.open(path)
+        check_reading(recording, without(day, segment, lambda put: not any(put is other for other in kept)))
+        ends = [64, *(stop for _, stop in segment.places)]
+        told_of = {damage.path for damage in recording.verify()}
+        # Without an index, what is cut just behind a record leaves no trace but a gap in the sequence numbers.
+        if indexed or size not in [0, *ends]:
+            assert segment.path in told_of
+        elif size or number:
+            assert not told_of
+
+
+@few
+@given(st.integers(0, 2), PLACES, st.integers(0, 7), st.booleans())
+def test_a_damaged_index_costs_nothing(number: int, share: float, bit: int, shorten: bool) -> None:
+    with TemporaryDirectory() as path:
+        day = small_day(path)
+        index = day.segments[number].path.with_suffix(".index")
+        if shorten:
+            cut(index, share)
+        else:
+            flip(index, share, bit)
+        recording = Recording.open(path)
+        check_reading(recording, day.told())
+        assert all(damage.path == index for damage in recording.verify())
+        size = index.stat().st_size
+        assert shorten or recording.damage or 16 <= place_in(size, share) < 60
+
+
+@few
+@given(PLACES, st.integers(0, 7), st.booleans())
+def test_a_damaged_manifest_never_gives_a_wrong_message(share: float, bit: int, shorten: bool) -> None:
+    with TemporaryDirectory() as path:
+        day = small_day(path)
+        manifest = Path(path) / "manifest.json"
+        if shorten:
+            cut(manifest, share)
+        else:
+            flip(manifest, share, bit)
+        try:
+            recording = Recording.open(path)
+        except JournalError:
+            return
+        read = told(recording.batches())
+        assert is_part_of(read, day.told())
+        assert read == day.told() or recording.damage
+
+
+@few
+@given(st.lists(st.tuples(st.integers(0, 5), PLACES, st.integers(0, 7), st.booleans()), min_size=2, max_size=12))
+def test_much_damage_never_gives_a_wrong_message(damages: list[tuple[int, float, int, bool]]) -> None:
+    with TemporaryDirectory() as path:
+        day = small_day(path)
+        for number, share, bit, shorten in damages:
+            file = day.segments[number % 3].path.with_suffix(".journal" if number < 3 else ".index")
+            if not file.stat().st_size:
+                continue
+            if shorten:
+                cut(file, 0.5 + share / 2)
+            else:
+                flip(file, share, bit)
+        try:
+            recording = Recording.open(path)
+        except JournalError:
+            return
+        for slice_id in range(2):
+            read = told(recording.batches(slices=[slice_id]))
+            assert is_part_of(read, [message for message in day.told() if message.slice_id == slice_id])
+        complete = len(told(recording.batches())) == len(day.told())
+        assert complete or recording.verify() or recording.gaps() or any(shorten for *_, shorten in damages)
+
+
+def is_part_of(read: list[Told], written: list[Told]) -> bool:
+    """Whether `read` is `written` with some left out."""
+    rest: Iterator[Told] = iter(written)
+    return all(message in rest for message in read)
+
+
+def test_garbage_between_records_is_passed_over_with_and_without_an_index(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of())
+    segment = day.segment()
+    puts = [Put((Row(b"A", bytes(500)),), i, i) for i in range(6)]
+    segment.append(*puts[:3])
+    with segment.path.open("ab") as file:
+        file.write(b"BREC" + bytes(92))
+    segment.append(*puts[3:])
+    start = segment.places[2][1]
+    damage = Damage(segment.path, start, 96, "no good record begins here")
+    assert told(Recording.open(tmp_path).batches()) == day.told()
+    assert Recording.open(tmp_path).damage == [damage]
+    for entries in (None, 1):
+        segment.write_index(entries)
+        recording = Recording.open(tmp_path)
+        assert told(recording.batches()) == day.told()
+        assert recording.verify() == [damage]
+
+
+def test_a_record_of_another_slice_is_left_out(tmp_path: Path) -> None:
+    segment = Day(tmp_path, feed_of(2)).put(0, Put((Row(b"A", b""),)), index=False)
+    with segment.path.open("ab") as file:
+        file.write(record_of(Put((Row(b"B", b"other"), Row(b"B", b"")), 1), 1))
+    recording = Recording.open(tmp_path)
+    assert [message.topic for message in told(recording.batches())] == [b"A"]
+    (damage,) = recording.damage
+    assert (damage.what, damage.messages) == ("a block came on the line of another slice", 2)
+
+
+@pytest.mark.parametrize("size", [0, 63])
+def test_a_segment_without_a_head_is_told_unless_it_is_the_last(tmp_path: Path, size: int) -> None:
+    day = Day(tmp_path, feed_of())
+    segment = day.put(0, Put((Row(b"A", b""),)), index=False)
+    cut_off = segment.path.read_bytes()[:size]
+    segment.path.write_bytes(cut_off)
+    assert Recording.open(tmp_path).damage == []
+    day.put(0, Put((Row(b"A", b""),), 1))
+    recording = Recording.open(tmp_path)
+    assert [(damage.path, damage.size) for damage in recording.damage] == [(segment.path, size)]
+    assert len(told(recording.batches())) == 1
+
+
+def test_missing_segments_and_unknown_slices_are_told(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of())
+    for i in range(5):
+        day.put(0, Put((Row(b"A", b""),), i, i))
+    for number in (0, 2, 3):
+        day.segments[number].path.unlink()
+    (tmp_path / "slice-00001").mkdir()
+    recording = Recording.open(tmp_path)
+    assert [message.sequence for message in told(recording.batches())] == [1, 4]
+    assert [(damage.path.name, damage.what) for damage in recording.damage] == [
+        ("000000.journal", "1 segment missing, from this one on"),
+        ("000002.journal", "2 segments missing, from this one on"),
+        ("slice-00001", "the manifest has no such slice"),
+    ]
+    assert [(gap.sequence, gap.count) for gap in recording.gaps()] == [(2, 2)]
+
+
+def test_a_last_segment_of_which_only_the_index_is_left_is_told(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of(2))
+    for i in range(4):
+        day.put(1, Put((Row(b"A", b""),), i, i))
+    for segment in day.segments[2:]:
+        segment.path.unlink()
+    recording = Recording.open(tmp_path)
+    assert [(damage.path.name, damage.what) for damage in recording.damage] == [
+        ("000002.journal", "missing: only the indexes of 2 segments are left")
+    ]
+    for segment in day.segments[:2]:
+        segment.path.unlink()
+    (damage,) = Recording.open(tmp_path).damage
+    assert damage.what == "missing: only the indexes of 4 segments are left"
+
+
+def test_a_slice_whose_directory_is_missing_is_told(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of(2))
+    day.put(0, Put((Row(b"A", b""),), 0, 0))
+    assert Recording.open(tmp_path).damage == []  # slice 1 was silent
+    (tmp_path / "slice-00001").rmdir()
+    (damage,) = Recording.open(tmp_path).damage
+    assert (damage.path.name, damage.what) == ("slice-00001", "missing: the manifest has such a slice")
+
+
+def test_a_segment_that_vanishes_is_an_error_of_the_next_refresh(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of())
+    day.put(0, Put((Row(b"A", b""),)))
+    recording = Recording.open(tmp_path)
+    day.segments[0].path.unlink()
+    with pytest.raises(JournalError, match="has lost segment 000000 since it was opened"):
+        recording.refresh()
+    assert len(told(recording.batches())) == 1
+
+
+def test_a_torn_tail_is_told_and_goes_when_it_is_cut(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of())
+    segment = day.put(0, Put((Row(b"A", b"1"),)), index=False)
+    whole = segment.path.read_bytes()
+    segment.path.write_bytes(whole + record_of(Put((Row(b"A", b"2"),), 1), 0)[:-32])
+    recording = Recording.open(tmp_path)
+    assert recording.summary().torn_bytes == len(segment.path.read_bytes()) - len(whole)
+    assert recording.damage == []
+    assert [damage.what for damage in recording.verify()] == ["torn tail: no whole record"]
+    segment.path.write_bytes(whole)
+    recording.refresh()
+    segment.append(Put((Row(b"A", b"2"),), 1))
+    recording.refresh()
+    assert told(recording.batches()) == day.told()
+    assert recording.summary().torn_bytes == 0
+
+
+def test_a_damaged_block_is_logged_once_and_its_messages_are_a_gap(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    day = Day(tmp_path, feed_of())
+    segment = day.put(0, *(Put((Row(b"A", b"x"), Row(b"A", b"y")), 2 * i, i) for i in range(3)))
+    data = bytearray(segment.path.read_bytes())
+    data[segment.places[1][0] + 104] ^= 1
+    segment.path.write_bytes(data)
+    recording = Recording.open(tmp_path)
+    for _ in range(2):
+        assert [message.sequence for message in told(recording.batches())] == [0, 1, 4, 5]
+    (damage,) = recording.damage
+    assert (damage.offset, damage.messages) == (segment.places[1][0], 2)
+    assert len(caplog.records) == 1
+    assert "2 messages" in caplog.text
+    assert [(gap.sequence, gap.count) for gap in recording.gaps()] == [(2, 2)]
+
+
+def test_a_head_that_tells_of_more_messages_than_its_body_can_hold_is_no_record(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of())
+    segment = day.put(0, *(Put((Row(b"A", b"x"),), i, i) for i in range(3)), index=False)
+    start = segment.places[1][0]
+    data = bytearray(segment.path.read_bytes())
+    block = data[start + 32 : start + 104]
+    block[12:16] = (0xFFFFFFF0).to_bytes(4, "little")
+    block[68:72] = (xxhash.xxh3_64_intdigest(bytes(block[:68])) & 0xFFFFFFFF).to_bytes(4, "little")
+    data[start + 32 : start + 104] = block
+    head = xxhash.xxh3_64_intdigest(bytes(data[start + 8 : start + 104])) & 0xFFFFFFFF
+    data[start + 4 : start + 8] = head.to_bytes(4, "little")
+    segment.path.write_bytes(data)
+    recording = Recording.open(tmp_path)
+    assert [message.sequence for message in told(recording.batches())] == [0, 2]
+    assert recording.summary().messages == 2
+    assert [damage.offset for damage in recording.damage] == [start]

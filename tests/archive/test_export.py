@@ -1,0 +1,239 @@
+"""Back to the venue's own format: the file that was published comes out, whatever way it went in."""
+
+from __future__ import annotations
+
+import gzip
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+from blackbox_feeds.iex import Iex
+from blackbox_feeds.io.length_prefixed import length_prefixed
+from blackbox_feeds.itch50 import Itch50
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blackbox import ConfigError, JournalError, Recording, Source
+from blackbox.archive.export import time_order as by_time
+from blackbox.archive.export.source_file import Exported, export, load_exporter
+from blackbox.archive.export.time_order import Order, in_order_of_time
+from blackbox.archive.filter import Filter
+from tests.journals import Day, Put, Row, feed_of
+from tests.recorded import recorded
+
+ITCH = "itch50/runk_locate-13-10k.bin"
+SNIPPET = "itch50/jamison_12302019_SNIPPET.NASDAQ_ITCH50"
+TOPS = "iex/goiex_TOPS16.pcapng.gz"
+
+
+def payloads_of(source: Source) -> Iterator[bytes]:
+    for chunk in source.chunks():
+        data = chunk.payloads
+        for start, length in zip(chunk.starts.tolist(), chunk.lengths.tolist(), strict=True):
+            yield data[start : start + length].tobytes()
+
+
+def unframed(data: bytes, order: Any) -> list[bytes]:
+    messages, at = [], 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 2], order)
+        messages.append(data[at + 2 : at + 2 + size])
+        assert len(messages[-1]) == size
+        at += 2 + size
+    return messages
+
+
+@pytest.mark.parametrize("key_bytes", [0, 4])
+def test_a_published_itch_file_comes_out_byte_for_byte(shared_data: Path, tmp_path: Path, key_bytes: int) -> None:
+    recording = recorded(tmp_path, lambda: Itch50(shared_data / ITCH, date="2020-01-30"), key_bytes=key_bytes)
+    done = export(recording, tmp_path / "day.bin")
+    assert (tmp_path / "day.bin").read_bytes() == (shared_data / ITCH).read_bytes()
+    assert done == Exported(messages=10_000, file_bytes=(shared_data / ITCH).stat().st_size, ties=done.ties, late=0)
+
+
+def test_many_symbols_in_one_slice_come_out_byte_for_byte(shared_data: Path, tmp_path: Path) -> None:
+    recording = recorded(tmp_path, lambda: Itch50(shared_data / SNIPPET), slices=1)
+    assert export(recording, tmp_path / "day.bin.gz").ties == 0
+    assert gzip.decompress((tmp_path / "day.bin.gz").read_bytes()) == (shared_data / SNIPPET).read_bytes()
+
+
+def test_many_symbols_in_many_slices_come_out_in_order_but_for_ties(shared_data: Path, tmp_path: Path) -> None:
+    recording = recorded(tmp_path, lambda: Itch50(shared_data / SNIPPET), slices=7)
+    done = export(recording, tmp_path / "day.bin")
+    expected = unframed((shared_data / SNIPPET).read_bytes(), "big")
+    found = unframed((tmp_path / "day.bin").read_bytes(), "big")
+
+    def by_time(messages: list[bytes]) -> list[tuple[bytes, Counter[bytes]]]:
+        groups: dict[bytes, Counter[bytes]] = defaultdict(Counter)
+        for message in messages:
+            groups[message[5:11]][message] += 1
+        return list(groups.items())
+
+    assert by_time(found) == by_time(expected)
+    moved = sum(a != b for a, b in zip(found, expected, strict=True))
+    assert moved <= done.ties
+    again = export(recording, tmp_path / "again.bin")
+    assert (again, (tmp_path / "again.bin").read_bytes()) == (done, (tmp_path / "day.bin").read_bytes())
+
+
+def test_iex_messages_come_out_as_the_source_decodes_them(shared_data: Path, tmp_path: Path) -> None:
+    expected = list(payloads_of(Iex(shared_data / TOPS)))
+    assert len(expected) == 57_674
+    one = recorded(tmp_path / "one", lambda: Iex(shared_data / TOPS), slices=1)
+    assert export(one, tmp_path / "one.bin").messages == len(expected)
+    assert unframed((tmp_path / "one.bin").read_bytes(), "little") == expected
+    two = recorded(tmp_path / "two", lambda: Iex(shared_data / TOPS), slices=2)
+    done = export(two, tmp_path / "two.bin")
+    found = unframed((tmp_path / "two.bin").read_bytes(), "little")
+    assert Counter(found) == Counter(expected)
+
+    def symbols(messages: list[bytes]) -> dict[bytes, list[bytes]]:
+        by_symbol = defaultdict(list)
+        for message in messages:
+            by_symbol[message[10:18]].append(message)
+        return by_symbol
+
+    assert symbols(found) == symbols(expected)
+    assert (found == expected) or done.ties or done.late
+
+
+def test_a_time_range_is_exported(shared_data: Path, tmp_path: Path) -> None:
+    recording = recorded(tmp_path, lambda: Itch50(shared_data / ITCH, date="2020-01-30"))
+    whole = (shared_data / ITCH).read_bytes()
+    (chunk,) = Itch50(shared_data / ITCH, date="2020-01-30").chunks()
+    first, end = int(chunk.ts_event[4_000]), int(chunk.ts_event[6_000])
+    low, high = (int(numpy.searchsorted(chunk.ts_event, time)) for time in (first, end))
+    done = export(recording, tmp_path / "part.bin", first, end)
+    assert done.messages == high - low
+    assert (tmp_path / "part.bin").read_bytes() == whole[chunk.starts[low] - 2 : chunk.starts[high] - 2]
+
+
+def test_a_second_run_of_the_publisher_follows_the_first(shared_data: Path, tmp_path: Path) -> None:
+    recording = recorded(tmp_path, lambda: Itch50(shared_data / SNIPPET), slices=1, runs=2)
+    export(recording, tmp_path / "day.bin")
+    assert (tmp_path / "day.bin").read_bytes() == 2 * (shared_data / SNIPPET).read_bytes()
+
+
+# The order, against plain Python
+
+
+@st.composite
+def days(draw: st.DrawFn) -> tuple[int, int, list[tuple[int, Put]]]:
+    """Slices, key_bytes, blocks as (slice, block), of one run."""
+    slices, key_bytes = draw(st.integers(1, 3)), draw(st.sampled_from([0, 2]))
+    puts = []
+    sequences: Counter[tuple[int, bytes]] = Counter()
+    clock = 0
+    for number in range(draw(st.integers(0, 12))):
+        slice_id = draw(st.integers(0, slices - 1))
+        letter = chr(65 + slice_id)
+        key = f"{letter}{draw(st.sampled_from('xy'))}" if key_bytes else letter
+        rows: list[Row] = []
+        for _ in range(draw(st.integers(1, 4))):
+            clock = max(0, clock + draw(st.sampled_from([0, 0, 1, 1, 3, -1])))
+            payload = b"%d" % (1_000 * number + len(rows))
+            rows.append(Row(f"{key}.t".encode(), payload * draw(st.integers(0, 2)), clock))
+        name = slice_id, key[:key_bytes].encode()
+        puts.append(
+            (
+                slice_id,
+                Put(
+                    tuple(rows),
+                    sequence=sequences[name],
+                    ts_out=number + draw(st.integers(0, 3)),
+                    first_row=draw(st.integers(0, len(rows) - 1)),
+                    codec=draw(st.integers(0, 2)),
+                ),
+            )
+        )
+        sequences[name] += len(rows)
+    return slices, key_bytes, puts
+
+
+def expected_order(key_bytes: int, puts: list[tuple[int, Put]]) -> tuple[list[tuple[int, bytes]], Order]:
+    latest: dict[tuple[int, bytes], int] = {}
+    told: list[tuple[int, int, int, tuple[int, bytes], Row]] = []
+    late = 0
+    for slice_id, put in puts:
+        for row in put.rows[put.first_row :]:
+            stream = slice_id, row.topic[:key_bytes]
+            late += row.ts_event < latest.get(stream, -1)
+            latest[stream] = max(latest.get(stream, -1), row.ts_event)
+            told.append((latest[stream], slice_id, len(told), stream, row))
+    told.sort(key=lambda each: each[:3])
+    streams = defaultdict(set)
+    for place, _, _, stream, _ in told:
+        streams[place].add(stream)
+    ties = sum(len(streams[place]) > 1 for place, *_ in told)
+    return [(row.ts_event, row.payload or b"") for *_, row in told], Order(len(told), ties, late)
+
+
+@given(day=days(), part_rows=st.sampled_from([1, 3, 131_072]))
+@settings(max_examples=80)
+def test_messages_are_merged_by_their_times(day: tuple[int, int, list[tuple[int, Put]]], part_rows: int) -> None:
+    slices, key_bytes, puts = day
+    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(by_time, "_PART_ROWS", part_rows)
+        written = Day(Path(directory), feed_of(slices, key_bytes))
+        for slice_id, put in puts:
+            written.put(slice_id, put)
+        order = Order()
+        found = []
+        for part in in_order_of_time(Recording.open(directory), Filter(key_bytes), order):
+            assert len(part.ts_event) <= part_rows
+            data = part.payloads.tobytes()
+            texts = [data[a:b] for a, b in pairwise(part.offsets.tolist())]
+            found += list(zip(part.ts_event.tolist(), texts, strict=True))
+        assert (found, order) == expected_order(key_bytes, puts)
+
+
+def test_more_messages_than_may_wait_go_on_and_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_time, "_WINDOW_ROWS", 64)
+    monkeypatch.setattr(by_time, "_PART_ROWS", 8)
+    day = Day(tmp_path, feed_of(2))
+    for number in range(60):
+        day.put(0, Put(tuple(Row(b"A", b"a", 1_000 + 100 * number + i) for i in range(100)), sequence=100 * number))
+    day.put(1, Put((Row(b"B", b"late", 5),), ts_out=1))
+    # The first run of slice 1 is where its index says nothing of the time: nothing may be taken for safe.
+    order = Order()
+    assert sum(len(part.ts_event) for part in in_order_of_time(Recording.open(tmp_path), Filter(0), order)) == 6_001
+    assert order.messages == 6_001
+
+
+def test_what_cannot_be_exported_is_told(tmp_path: Path) -> None:
+    day = Day(tmp_path / "day", feed_of())
+    day.put(0, Put((Row(b"A", b"a", 1),)))
+    recording = Recording.open(day.path)
+    with pytest.raises(
+        ConfigError, match=r"schema to export was 'raw', expected one of: .*iex_deep10, iex_tops16, itch50"
+    ):
+        export(recording, tmp_path / "x.bin")
+    itch = Day(tmp_path / "itch", msgspec.structs.replace(feed_of(), schema="itch50"))
+    itch.put(0, Put((Row(b"A", b"a", 1),)))
+    recording = Recording.open(itch.path)
+    (tmp_path / "there").touch()
+    with pytest.raises(JournalError, match=r"there exists, expected the name of a new file"):
+        export(recording, tmp_path / "there")
+    (tmp_path / "file").touch()
+    with pytest.raises(JournalError, match=r"file/x\.bin cannot be written: "):
+        export(recording, tmp_path / "file" / "x.bin")
+    with pytest.raises(ValueError, match="time was 'noon'"):
+        export(recording, tmp_path / "x.bin", start="noon")
+    assert {path.name for path in tmp_path.iterdir()} == {"day", "file", "itch", "there"}
+
+
+def test_a_message_too_long_for_the_format_is_told() -> None:
+    part = by_time.Messages(numpy.zeros(65_536, numpy.uint8), numpy.array([0, 65_536]), numpy.zeros(1, numpy.int64))
+    with pytest.raises(Exception, match="a message had 65536 bytes, expected at most 65535"):
+        list(length_prefixed([part], big_endian=True))
+
+
+def test_every_schema_of_a_venue_has_an_exporter() -> None:
+    for name in ("itch50", "iex_tops16", "iex_deep10", "tape", "binance", "dbn", "dbn_ts_out"):
+        assert callable(load_exporter(name))

@@ -1,0 +1,351 @@
+"""What stands between the records: epochs, outages, heartbeats, totals; and what they show to be missing."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import resource
+import shutil
+import struct
+from pathlib import Path
+
+import numpy
+import pytest
+
+from blackbox import Recording
+from blackbox.archive.closed import note_closed, read_closed
+from blackbox.archive.format import ENTRY
+from blackbox.archive.journal_writer import JournalWriter
+from blackbox.archive.marks import AFTER_KILL, Mark, MarkKind, Totals
+from blackbox.block.format import FLAG_CONTROL, FLAG_END, FLAG_FIXED
+from blackbox.subscribe.block_handler import BLOCK, CONTROL, IDLE
+from blackbox.transport.wakeup import Pipe
+from tests import wire
+from tests.journals import Day, Put, Row, Segment, check_index, feed_of, read_segment, stored_marks
+
+SECOND = 10**9
+FOREVER = 1 << 62
+
+
+class Journal:
+    """A slice's journal that is written by hand, block by block."""
+
+    def __init__(self, day: Path, key_bytes: int = 0, segment_bytes: int = 1 << 20) -> None:
+        if not day.joinpath("manifest.json").exists():
+            Day(day, feed_of(key_bytes=key_bytes))
+        self.writer = JournalWriter(0, key_bytes, segment_bytes, False, "none", Pipe(), lambda _: (day, FOREVER))
+        self._append = ctypes.CFUNCTYPE(None, ctypes.c_int64)(self.writer.at.function)
+
+    def put(self, put: Put) -> None:
+        self._give(BLOCK, *put.block(0), put.ts_recv)
+
+    def hear(self, numbers: dict[bytes, int], epoch: int = 1, ts_recv: int = 0, held: int = 0, flags: int = 0) -> None:
+        """Take a heartbeat that tells these next sequence numbers."""
+        count = len(numbers)
+        payloads = [struct.pack("<q", number) for number in numbers.values()]
+        body = wire.body_of([0] * count, list(range(count)), list(numbers), payloads, True)
+        header, body = wire.sealed(
+            body,
+            flags=wire.CHECKSUM | FLAG_CONTROL | FLAG_FIXED | flags,
+            count=count,
+            epoch=epoch,
+            ts_out=max(0, ts_recv - 1),
+            topics=count,
+            topic_bytes=sum(map(len, numbers)),
+            stride=8,
+        )
+        self._give(CONTROL, header, body, ts_recv, held)
+
+    def rest(self) -> None:
+        self.writer.state.kind = IDLE
+        self._append(self.writer.at.record)
+
+    def _give(self, kind: int, header: bytes, body: bytes, ts_recv: int, held: int = 0) -> None:
+        self._kept = numpy.frombuffer(header, numpy.uint8), numpy.frombuffer(body + bytes(8), numpy.uint8)
+        given = self.writer.state
+        given.kind, given.held, given.first_row, given.ts_recv = kind, held, 0, ts_recv
+        given.head, given.body, given.body_bytes = self._kept[0].ctypes.data, self._kept[1].ctypes.data, len(body)
+        self._append(self.writer.at.record)
+
+
+def block(sequence: int, count: int = 1, ts: int = 0, epoch: int = 1, topic: bytes = b"A") -> Put:
+    return Put(tuple(Row(topic, b"%d" % i) for i in range(count)), sequence, ts, ts, epoch)
+
+
+def marks(day: Path) -> list[Mark]:
+    return list(Recording.open(day).marks())
+
+
+def kinds(day: Path) -> list[str]:
+    return [mark.kind.name for mark in marks(day)]
+
+
+def test_a_journal_says_who_recorded_and_what_was_published(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.put(block(0, 3, SECOND, epoch=7))
+    journal.put(block(3, 2, 2 * SECOND, epoch=7))
+    journal.put(block(0, 1, 3 * SECOND, epoch=9))
+    journal.hear({b"": 1}, 9, 4 * SECOND)
+    journal.hear({b"": 1}, 9, 5 * SECOND, flags=FLAG_END)
+    journal.writer.close()
+    expected = [
+        "SEGMENT_BEGIN", "RECORDER_BEGIN", "EPOCH_BEGIN", "EPOCH_BEGIN", "HEARD", "EPOCH_END", "RECORDER_END",
+        "SEGMENT_END",
+    ]  # fmt: skip
+    found = marks(tmp_path)
+    assert [mark.kind.name for mark in found] == expected
+    assert [mark.epoch for mark in found] == [0, 0, 7, 9, 9, 9, 9, 9]
+    assert [mark.totals.records for mark in found] == [0, 0, 0, 2, 3, 3, 3, 3]
+    assert [mark.totals.messages for mark in found] == [0, 0, 0, 5, 6, 6, 6, 6]
+    assert [mark.totals.marks for mark in found] == list(range(8))
+    assert (found[4].ts, found[4].ts_out, found[4].keys) == (4 * SECOND, 4 * SECOND - 1, {})
+    recording = Recording.open(tmp_path)
+    assert recording.verify() == recording.gaps() == []
+    (segment,) = tmp_path.glob("slice-*/*.journal")
+    check_index(segment)
+    by_hand = stored_marks(segment)
+    assert [(mark.kind, mark.totals.records, mark.totals.messages) for mark in by_hand] == [
+        (mark.kind, mark.totals.records, mark.totals.messages) for mark in found
+    ]
+    assert [mark.totals.chain for mark in by_hand] == [mark.totals.chain % (1 << 64) for mark in found]
+
+
+def test_messages_are_read_as_if_no_mark_stood_between_them(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for i in range(50):
+        journal.put(block(i, 1, (i + 1) * SECOND))
+        journal.hear({b"": i + 1}, 1, (i + 1) * SECOND)
+    journal.writer.close()
+    recording = Recording.open(tmp_path)
+    assert sum(mark.kind is MarkKind.HEARD for mark in recording.marks()) == 50
+    assert [int(batch.sequence[0]) for batch in recording.batches()] == list(range(50))
+    assert sum(len(run.heads) for run in recording.runs()) == recording.summary().blocks == 50
+
+
+def test_keys_are_named_where_their_records_do_not_reach_what_was_told_and_only_once(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, key_bytes=1)
+    journal.put(block(0, 3, 0, topic=b"A"))
+    journal.put(block(0, 2, 0, topic=b"B"))
+    told = {b"A": 3, b"B": 5, b"C": 1, b"D": 0}
+    for ts in (SECOND, 20 * SECOND, 40 * SECOND):
+        journal.hear(told, 1, ts)
+    journal.hear(told | {b"C": 4}, 1, 41 * SECOND)
+    journal.writer.close()
+    heard = [mark for mark in marks(tmp_path) if mark.kind is MarkKind.HEARD]
+    assert [mark.keys for mark in heard] == [{b"B": 5, b"C": 1, b"D": 0}, {}, {}, {b"C": 4}]
+    assert Recording.open(tmp_path).verify() == []
+
+
+def test_heartbeats_that_say_nothing_new_are_marked_seldom(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for tenth in range(1_000):
+        if tenth < 500:
+            journal.put(block(tenth, 1, tenth * SECOND // 10))
+        journal.hear({b"": min(tenth + 1, 500)}, 1, tenth * SECOND // 10)
+    journal.writer.close()
+    heard = [mark.ts for mark in marks(tmp_path) if mark.kind is MarkKind.HEARD]
+    assert 50 <= len(heard) <= 52 + 5
+    assert all(later - before >= SECOND for before, later in zip(heard[1:], heard[2:], strict=False))
+
+
+def test_numbers_that_run_ahead_of_the_other_line_are_not_marked(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.put(block(0, 1, 0))
+    journal.hear({b"": 9}, 1, 20 * SECOND, held=1)
+    journal.writer.close()
+    assert "HEARD" not in kinds(tmp_path)
+
+
+def test_a_control_block_of_an_epoch_that_has_passed_says_nothing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.put(block(0, 1, 0, epoch=5))
+    journal.hear({b"": 9}, 4, 20 * SECOND)
+    journal.writer.close()
+    assert kinds(tmp_path).count("EPOCH_BEGIN") == 1
+    assert "HEARD" not in kinds(tmp_path)
+
+
+def test_a_second_recorder_goes_on_with_totals_and_chain(tmp_path: Path) -> None:
+    for number in range(3):
+        journal = Journal(tmp_path)
+        journal.put(block(number, 1, number))
+        journal.writer.close()
+    begins = [mark for mark in marks(tmp_path) if mark.kind is MarkKind.RECORDER_BEGIN]
+    assert [(mark.totals.records, mark.flags) for mark in begins] == [(0, 0), (1, 0), (2, 0)]
+    assert Recording.open(tmp_path).verify() == []
+    assert read_closed(tmp_path)[0].records == 3
+
+
+def test_a_recorder_that_starts_after_a_kill_says_so(tmp_path: Path) -> None:
+    killed = Journal(tmp_path)
+    killed.put(block(0))
+    killed.rest()  # what it has is written; it never closes
+    journal = Journal(tmp_path)
+    journal.put(block(1))
+    journal.writer.close()
+    begins = [mark for mark in marks(tmp_path) if mark.kind is MarkKind.RECORDER_BEGIN]
+    assert [(mark.totals.records, mark.flags) for mark in begins] == [(0, 0), (1, AFTER_KILL)]
+    assert Recording.open(tmp_path).verify() == []
+    killed.writer.refuse()
+    killed.writer.close()
+
+
+def closed_day(path: Path, segments: int = 3, puts: int = 4) -> tuple[Day, list[Segment]]:
+    """A slice of several segments, each with its marks, and what it held in `closed.json`."""
+    day = Day(path, feed_of())
+    made = []
+    for number in range(segments):
+        first = number * puts
+        made.append(day.put(0, *(block(first + i, 1, first + i) for i in range(puts)), index=False))
+        made[-1].close()
+        made[-1].write_index()
+    totals = day.totals[0]
+    note_closed(path, 0, Totals(totals.records, totals.messages, totals.marks, totals.chain))
+    return day, made
+
+
+def what_is_wrong(path: Path) -> list[str]:
+    return [damage.what for damage in Recording.open(path).verify()]
+
+
+def test_a_whole_day_is_found_whole(tmp_path: Path) -> None:
+    closed_day(tmp_path)
+    assert what_is_wrong(tmp_path) == []
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_record_that_was_taken_out_is_missed(tmp_path: Path, indexed: bool) -> None:
+    _, segments = closed_day(tmp_path)
+    start, stop = segments[1].places[2]
+    data = segments[1].path.read_bytes()
+    segments[1].path.write_bytes(data[:start] + data[stop:])
+    index = segments[1].path.with_suffix(".index")
+    if not indexed:
+        index.unlink()
+    found = what_is_wrong(tmp_path)
+    assert found
+    assert indexed or any(what.startswith("records are missing before this place: 7 were found, 8") for what in found)
+
+
+def test_a_record_that_was_put_in_from_elsewhere_is_noticed(tmp_path: Path) -> None:
+    _, segments = closed_day(tmp_path)
+    start, stop = segments[0].places[1]
+    other = segments[2].path.read_bytes()[slice(*segments[2].places[1])]
+    data = segments[0].path.read_bytes()
+    segments[0].path.write_bytes(data[:start] + other + data[stop:])
+    segments[0].path.with_suffix(".index").unlink()
+    assert what_is_wrong(tmp_path) == ["other records stand before this place than were recorded there"]
+    segments[0].path.write_bytes(data[:start] + other + data[start:])
+    (what,) = what_is_wrong(tmp_path)
+    assert what.startswith("too many records stand before this place: 5")
+
+
+def test_a_last_segment_that_went_with_its_index_is_missed(tmp_path: Path) -> None:
+    _, segments = closed_day(tmp_path)
+    segments[2].path.unlink()
+    segments[2].path.with_suffix(".index").unlink()
+    (damage,) = Recording.open(tmp_path).verify()
+    assert damage.path.name == "closed.json"
+    assert damage.what.startswith("slice 0 held 12 records of 12 messages when it was closed")
+    assert damage.messages == 4
+
+
+def test_a_segment_that_went_from_the_middle_is_counted(tmp_path: Path) -> None:
+    _, segments = closed_day(tmp_path)
+    segments[1].path.unlink()
+    segments[1].path.with_suffix(".index").unlink()
+    assert "1 segment missing, from this one on" in what_is_wrong(tmp_path)
+    assert "records are missing before this place: 4 were found, 8 had been recorded" in what_is_wrong(tmp_path)
+
+
+def test_segments_that_were_emptied_are_missed(tmp_path: Path) -> None:
+    closed_day(tmp_path)
+    shutil.rmtree(tmp_path / "slice-00000")
+    (tmp_path / "slice-00000").mkdir()
+    (damage,) = Recording.open(tmp_path).verify()
+    assert (damage.path.name, damage.messages) == ("closed.json", 12)
+
+
+@pytest.mark.parametrize("name", ["min_ts_event", "keys", "max_sequence", "messages", "epoch"])
+def test_an_index_that_hides_messages_is_noticed(tmp_path: Path, name: str) -> None:
+    _, segments = closed_day(tmp_path, 1)
+    index = segments[0].path.with_suffix(".index")
+    data = bytearray(index.read_bytes())
+    entry = numpy.frombuffer(data, ENTRY, 1, 64)
+    entry[name] = entry[name] ^ 1 if name != "min_ts_event" else 5
+    data[64 + 124 :] = struct.pack("<I", wire.checksum(bytes(data[64 : 64 + 124])))
+    index.write_bytes(data)
+    assert what_is_wrong(tmp_path) == ["the index says other keys, times, epochs or numbers than these records have"]
+
+
+def test_a_damaged_mark_is_told_and_costs_no_message(tmp_path: Path) -> None:
+    _, segments = closed_day(tmp_path)
+    for offset in (70, 110):  # of the first mark
+        data = bytearray(segments[1].path.read_bytes())
+        whole = bytes(data)
+        data[offset] ^= 1
+        segments[1].path.write_bytes(data)
+        recording = Recording.open(tmp_path)
+        assert sum(len(batch) for batch in recording.batches()) == 12
+        assert recording.verify()
+        segments[1].path.write_bytes(whole)
+
+
+def test_a_damaged_closed_file_is_told(tmp_path: Path) -> None:
+    closed_day(tmp_path)
+    (tmp_path / "closed.json").write_bytes(b"{")
+    (what,) = what_is_wrong(tmp_path)
+    assert "closed.json is damaged" in what
+
+
+def test_a_full_segment_ends_with_a_mark_and_the_next_goes_on(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, segment_bytes=1 << 20)
+    for i in range(40):
+        journal.put(Put((Row(b"A", bytes(60_000)),), i, i, i))
+        journal.writer.tend()
+        journal.writer.sync(what_is_written=False)
+    journal.writer.close()
+    paths = sorted(tmp_path.glob("slice-*/*.journal"))
+    assert len(paths) > 1
+    for path in paths:
+        records, found, torn = read_segment(path)
+        assert (found[0].kind, found[-1].kind, torn) == (MarkKind.SEGMENT_BEGIN, MarkKind.SEGMENT_END, 0)
+        assert found[-1].start > records[-1].start
+        check_index(path)
+    assert Recording.open(tmp_path).verify() == []
+
+
+def test_what_is_recorded_after_a_recording_was_opened_is_not_missed_in_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.put(block(0, 3))
+    journal.writer.close()
+    opened = Recording.open(tmp_path)
+    again = Journal(tmp_path)
+    again.put(block(3, 2))
+    again.writer.close()
+    assert opened.verify() == []
+    opened.refresh()
+    assert opened.verify() == Recording.open(tmp_path).verify() == []
+
+
+def test_an_end_that_the_disk_refused_is_not_said_to_be_closed(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.put(Put((Row(b"A", bytes(100_000)),), 0, 0, 0))
+    journal.rest()
+    (path,) = tmp_path.glob("slice-*/*.journal")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    journal.put(block(1, 5))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, hard))
+    try:
+        journal.writer.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    state = journal.writer.state
+    assert (state.error, state.messages, state.lost) == (errno.EFBIG, 1, 5)
+    assert read_closed(tmp_path) == {}
+    assert Recording.open(tmp_path).verify() == []
+    again = Journal(tmp_path)
+    again.put(block(6, 1))
+    again.writer.close()
+    assert Recording.open(tmp_path).verify() == []
+    assert [mark.flags for mark in marks(tmp_path) if mark.kind is MarkKind.RECORDER_BEGIN] == [0, AFTER_KILL]

@@ -1,0 +1,358 @@
+"""Recordings as Parquet: the same to each reader, pruned by its statistics, and there only when it is whole."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import msgspec
+import pandas
+import polars
+import pyarrow
+import pytest
+from blackbox_feeds.iex import Iex
+from blackbox_feeds.itch50 import Itch50
+from blackbox_feeds.synthetic import Synthetic
+from pyarrow import compute, dataset
+from pyarrow import parquet as files
+from typer.testing import CliRunner
+
+from blackbox import ConfigError, JournalError, Recording
+from blackbox.archive.export import parquet
+from blackbox.cli import app
+from blackbox.cli.ui.status import Status
+from tests.damaged import damage_body
+from tests.journals import Day, Put, Row, feed_of
+from tests.recorded import recorded
+from tests.support import ROOT
+
+ITCH = "itch50/runk_locate-13-10k.bin"
+SNIPPET = "itch50/jamison_12302019_SNIPPET.NASDAQ_ITCH50"
+TOPS = "iex/goiex_TOPS16.pcapng.gz"
+PLAIN = ("ts_event", "ts_out", "ts_recv", "sequence", "payload")
+COLUMNS = (
+    *("feed", "topic", "symbol", "type", "ts_event", "ts_out", "ts_recv", "event_time", "out_time", "recv_time"),
+    *("epoch", "sequence"),
+)
+
+
+@pytest.fixture(scope="module")
+def tops(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> Recording:
+    return recorded(tmp_path_factory.mktemp("tops"), lambda: Iex(shared_data / TOPS), slices=3, key_bytes=4)
+
+
+@pytest.fixture(scope="module")
+def itch(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> Recording:
+    return recorded(tmp_path_factory.mktemp("itch"), lambda: Itch50(shared_data / ITCH, date="2020-01-30"))
+
+
+@pytest.fixture
+def day(tmp_path: Path) -> Day:
+    """Six messages in the first of two slices, of which the third block of one can be damaged."""
+    day = Day(tmp_path / "recorded" / "2026-11-20", feed_of(2))
+    rows = [(Row(b"A%d.t" % (k % 2), b"%d" % k, 1_000 * k),) for k in range(6)]
+    day.put(0, *(Put(rows[k], sequence=k, ts_out=k + 10, ts_recv=k + 20) for k in range(6)))
+    return day
+
+
+def slice_by_slice(recording: Recording, **chosen: Any) -> pyarrow.Table:
+    """What `to_arrow` has, in the order of the files."""
+    return pyarrow.concat_tables(
+        [recording.to_arrow(slices=[each], **chosen) for each in range(len(recording.feed.slices))],
+        promote_options="permissive",
+    )
+
+
+def whole(path: Path) -> pyarrow.Table:
+    """All files below a directory, one after the other."""
+    return dataset.dataset(path, partitioning="hive").to_table()
+
+
+def check_common(found: pyarrow.Table, told: pyarrow.Table, recording: Recording) -> None:
+    for name in set(PLAIN) & set(told.column_names):
+        assert found[name].equals(told[name]), name
+    topics = [topic.decode() for topic in told["topic"].to_pylist()]
+    assert found["topic"].to_pylist() == topics
+    assert found["symbol"].to_pylist() == [topic.rpartition(".")[0] for topic in topics]
+    assert found["type"].to_pylist() == [topic.rpartition(".")[2] for topic in topics]
+    assert found["slice"].to_pylist() == told["slice"].to_pylist()
+    assert found["epoch"].to_pylist() == told["epoch"].to_pylist()
+    for name, clock in (("event_time", "ts_event"), ("out_time", "ts_out"), ("recv_time", "ts_recv")):
+        assert found[name].cast(pyarrow.int64()).to_pylist() == [ns // 1_000 for ns in told[clock].to_pylist()]
+    assert set(found["feed"].to_pylist()) == {recording.feed.name}
+    assert set(found["date"].to_pylist()) == {str(recording.date)}
+
+
+def test_real_days_are_what_the_recording_has(tops: Recording, itch: Recording, tmp_path: Path) -> None:
+    for recording, messages in ((tops, 57_674), (itch, 10_000)):
+        out = tmp_path / recording.schema.name
+        done = recording.to_parquet(out)
+        assert (done.messages, done.files) == (messages, len(recording.feed.slices))
+        names = [f"date={recording.date}/slice={i}/part-00000.parquet" for i in range(done.files)]
+        assert sorted(str(path.relative_to(out)) for path in out.rglob("*.parquet")) == names
+        assert done.file_bytes == sum((out / name).stat().st_size for name in names)
+        check_common(whole(out), slice_by_slice(recording), recording)
+
+
+def test_polars_duckdb_and_pandas_read_the_same(tops: Recording, tmp_path: Path) -> None:
+    tops.to_parquet(tmp_path / "out")
+    told = slice_by_slice(tops)
+    frame = polars.scan_parquet(tmp_path / "out", hive_partitioning=True).collect()
+    relation = duckdb.connect().from_query(f"SELECT * FROM read_parquet('{tmp_path}/out/*/*/*.parquet')")
+    found = {
+        "polars": frame.to_arrow(),
+        "duckdb": relation.to_arrow_table(),
+        "pandas": pyarrow.Table.from_pandas(pandas.read_parquet(tmp_path / "out"), preserve_index=False),
+    }
+    for reader, table in found.items():
+        assert set(table.column_names) == {*COLUMNS, "payload", "date", "slice"}, reader
+        for name in (*PLAIN, "slice"):
+            assert table[name].to_pylist() == told[name].to_pylist(), (reader, name)
+        assert compute.max(table["event_time"]).as_py() == compute.max(found["pandas"]["event_time"]).as_py()
+    types = {"date": polars.Date, "slice": polars.Int64, "symbol": polars.String, "epoch": polars.Int64}
+    assert {name: frame.schema[name] for name in types} == types
+    assert frame.schema["event_time"] == polars.Datetime("us", "UTC")
+    kinds = dict(zip(relation.columns, map(str, relation.types), strict=True))
+    assert (kinds["date"], kinds["event_time"], kinds["topic"]) == ("DATE", "TIMESTAMP WITH TIME ZONE", "VARCHAR")
+
+
+def test_orders_of_itch_have_their_fields(itch: Recording, tmp_path: Path) -> None:
+    itch.to_parquet(tmp_path / "decimal", kind="A")
+    itch.to_parquet(tmp_path / "long", kind="A", prices="long")
+    told = slice_by_slice(itch, kind="A")
+    found, plain = whole(tmp_path / "decimal"), whole(tmp_path / "long")
+    check_common(found, told, itch)
+    assert found.num_rows == 4_758
+    for name in ("message_type", "stock_locate", "timestamp", "buy_sell_indicator", "shares", "stock"):
+        assert found[name].type == told[name].type
+        assert found[name].equals(told[name]), name
+    assert found["order_reference_number"].to_pylist() == told["order_reference_number"].to_pylist()
+    assert found["price"].type == pyarrow.decimal128(18, 4)
+    assert found["price"].to_pylist() == [Decimal(price).scaleb(-4) for price in told["price"].to_pylist()]
+    assert plain["price"].equals(told["price"])
+    metadata = files.read_metadata(tmp_path / f"long/date={itch.date}/slice=0/part-00000.parquet").metadata
+    assert metadata[b"blackbox.decimals"] == b'{"price": 4}'
+    assert metadata[b"blackbox.schema"] == b"itch50"
+
+
+def test_trades_of_iex_keep_their_nanoseconds(tops: Recording, tmp_path: Path) -> None:
+    tops.to_parquet(tmp_path / "out", kind="T")
+    told, found = slice_by_slice(tops, kind="T"), whole(tmp_path / "out")
+    assert found.num_rows == 6_390
+    check_common(found, told, tops)
+    assert found["record_symbol"].equals(told["symbol"])
+    times = [field.name for field in told.schema if pyarrow.types.is_timestamp(field.type)]
+    assert times
+    for name in times:
+        assert found[name].to_pylist() == told[name].cast(pyarrow.int64()).to_pylist()
+    assert found["price"].to_pylist() == [Decimal(price).scaleb(-4) for price in told["price"].to_pylist()]
+
+
+def rows_of(part: dataset.ParquetFileFragment) -> int:
+    """All messages of the row groups that a reader would look into."""
+    return sum(group.num_rows for group in part.row_groups)
+
+
+def test_statistics_prune_by_time_and_by_topic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "PART_ROWS", 8_192)
+    recording = recorded(tmp_path, lambda: Synthetic(100_000, seed=1))
+    told = slice_by_slice(recording)
+    times = sorted(told["ts_event"].to_pylist())
+    low, high = times[40_000], times[45_000]
+    topic = told["topic"][50_000].as_py().decode()
+    conditions = {
+        "time": (dataset.field("ts_event") >= low) & (dataset.field("ts_event") < high),
+        "topic": dataset.field("topic") == topic,
+    }
+    share: dict[tuple[str, str], float] = {}
+    for order in ("capture", "topic"):
+        recording.to_parquet(tmp_path / order, order=order)
+        parts = list(dataset.dataset(tmp_path / order, partitioning="hive").get_fragments())
+        assert sum(rows_of(part) for part in parts) == 100_000
+        for name, condition in conditions.items():
+            found = sum(part.count_rows(filter=condition) for part in parts)
+            assert found == (5_000 if name == "time" else told["topic"].to_pylist().count(topic.encode()))
+            share[order, name] = sum(rows_of(part.subset(condition)) for part in parts) / 100_000
+    assert share["capture", "time"] < 0.25
+    assert share["capture", "topic"] == 1
+    assert share["topic", "time"] < 0.5
+    assert share["topic", "topic"] < 0.25
+
+
+def test_order_of_topics_keeps_the_order_of_each(tops: Recording, tmp_path: Path) -> None:
+    tops.to_parquet(tmp_path / "out", slices=[1], order="topic")
+    told = tops.to_arrow(slices=[1]).to_pandas()
+    told["topic"] = told["topic"].astype(object)
+    expected = told.sort_values("topic", kind="stable")
+    found = whole(tmp_path / "out")
+    assert found["payload"].to_pylist() == expected["payload"].tolist()
+    assert found["sequence"].to_pylist() == expected["sequence"].tolist()
+
+
+def test_files_are_packed_and_can_be_pruned(itch: Recording, tmp_path: Path) -> None:
+    itch.to_parquet(tmp_path / "out")
+    metadata = files.read_metadata(tmp_path / f"out/date={itch.date}/slice=0/part-00000.parquet")
+    group = metadata.row_group(0)
+    columns = {group.column(place).path_in_schema: group.column(place) for place in range(group.num_columns)}
+    assert {column.compression for column in columns.values()} == {"ZSTD"}
+    told = itch.to_arrow(slices=[0])["ts_event"].to_numpy()
+    assert (columns["ts_event"].statistics.min, columns["ts_event"].statistics.max) == (told.min(), told.max())
+    assert columns["topic"].statistics.min.startswith("AAPL.")
+    assert columns["ts_event"].has_column_index
+
+
+def test_a_part_of_the_messages(tops: Recording, tmp_path: Path) -> None:
+    times = tops.to_arrow()["ts_event"]
+    middle = times[len(times) // 2].as_py()
+    done = tops.to_parquet(tmp_path / "out", b"A", stop=middle, slices=range(3))
+    assert done.messages == tops.to_arrow(b"A", stop=middle).num_rows > 0
+    assert {topic[0] for topic in whole(tmp_path / "out")["topic"].to_pylist()} == {"A"}
+    with pytest.raises(ValueError, match="slices had 3, expected 0 to 2"):
+        tops.to_parquet(tmp_path / "other", slices=[3])
+    with pytest.raises(ConfigError, match="prices were 'float', expected one of: decimal, long"):
+        tops.to_parquet(tmp_path / "other", prices="float")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="order was 'time', expected one of: capture, topic"):
+        tops.to_parquet(tmp_path / "other", order="time")  # type: ignore[arg-type]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_days_stand_beside_each_other(day: Day, tmp_path: Path) -> None:
+    other = Day(day.path.parent / "2026-11-19", day.feed, date="2026-11-19")
+    other.put(1, Put((Row(b"B.t", b"x"),)))
+    ended = invoke("export", day.path.parent, "--parquet", tmp_path / "out")
+    assert ended.exit_code == 0, ended.output
+    frame = polars.scan_parquet(tmp_path / "out", hive_partitioning=True).collect()
+    counts = frame.group_by("date", "slice").len().sort("date")
+    assert counts.rows() == [(datetime.date(2026, 11, 19), 1, 1), (datetime.date(2026, 11, 20), 0, 6)]
+    assert frame.filter(polars.col("date") == datetime.date(2026, 11, 19))["event_time"].to_list() == [None]
+
+
+def test_an_empty_day_has_files_without_rows(tmp_path: Path) -> None:
+    empty = Recording.open(Day(tmp_path / "day", feed_of(2)).path)
+    done = empty.to_parquet(tmp_path / "out")
+    assert (done.messages, done.files, done.row_groups) == (0, 2, 0)
+    assert whole(tmp_path / "out").num_rows == 0
+    assert set(polars.read_parquet(tmp_path / "out").columns) == {*COLUMNS, "payload", "date", "slice"}
+    assert duckdb.connect().from_query(f"SELECT count(*) FROM '{tmp_path}/out/*/*/*.parquet'").fetchall() == [(0,)]
+
+
+def test_topics_without_a_type_and_without_utf8(tmp_path: Path) -> None:
+    day = Day(tmp_path / "day", feed_of())
+    day.put(0, Put(tuple(Row(topic, b"") for topic in (b"plain", b"BRK.A.P", b"\xff.t", b"plain"))))
+    Recording.open(day.path).to_parquet(tmp_path / "out")
+    found = polars.read_parquet(tmp_path / "out")
+    assert found["topic"].to_list() == ["plain", "BRK.A.P", "\\xff.t", "plain"]
+    assert found["symbol"].to_list() == ["plain", "BRK.A", "\\xff", "plain"]
+    assert found["type"].to_list() == [None, "P", "t", None]
+
+
+@pytest.mark.parametrize("order", ["capture", "topic"])
+def test_messages_without_a_value_are_null_and_not_empty(tmp_path: Path, order: Any) -> None:
+    day = Day(tmp_path / "2026-11-20", feed_of())
+    payloads = [b"1", None, b"", b"22", None]
+    day.put(0, Put(tuple(Row(b"A", payload) for payload in payloads)), Put((Row(b"A", None),), 5))
+    recording = Recording.open(day.path)
+    recording.to_parquet(tmp_path / "out", order=order)
+    told = recording.to_arrow()
+    told.validate(full=True)
+    files.write_table(told, tmp_path / "arrow.parquet")
+    for table in (told, whole(tmp_path / "out"), files.read_table(tmp_path / "arrow.parquet")):
+        assert table["payload"].to_pylist() == [*payloads, None]
+
+
+def test_a_damaged_block_is_told_and_left_out(day: Day, tmp_path: Path) -> None:
+    damage_body(day.segments[0], 2)
+    recording = Recording.open(day.path)
+    assert recording.to_parquet(tmp_path / "api").messages == 5
+    assert [each.messages for each in recording.damage] == [1]
+    ended = invoke("export", day.path, "--parquet", tmp_path / "out")
+    assert ended.exit_code == Status.LOST
+    assert "1 part damaged with 1 messages or more; they are not in" in ended.stderr
+    assert whole(tmp_path / "out")["sequence"].to_pylist() == [0, 1, 3, 4, 5]
+
+
+def test_a_message_of_another_length_is_named(tmp_path: Path) -> None:
+    day = Day(tmp_path / "day", msgspec.structs.replace(feed_of(), schema="itch50"))
+    day.put(0, Put((Row(b"A.P", b"P12"),), schema=1))
+    with pytest.raises(JournalError, match="is of type 'P' but has 3 bytes"):
+        Recording.open(day.path).to_parquet(tmp_path / "out", kind="P")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_what_is_there_is_not_overwritten(day: Day, tmp_path: Path) -> None:
+    recording = Recording.open(day.path)
+    path = recording.to_parquet(tmp_path / "out").path
+    before = {each: each.stat().st_mtime_ns for each in path.rglob("*")}
+    with pytest.raises(JournalError, match="date=2026-11-20 exists, expected a day that is not there yet"):
+        recording.to_parquet(tmp_path / "out")
+    assert {each: each.stat().st_mtime_ns for each in path.rglob("*")} == before
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(JournalError, match="cannot be written"):
+        recording.to_parquet(tmp_path / "file")
+
+
+def test_an_interrupted_export_leaves_nothing(day: Day, tmp_path: Path) -> None:
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Recording.open(day.path).to_parquet(tmp_path / "out", progress=interrupt)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "recorded"]
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_killed_export_leaves_nothing_that_a_reader_sees(day: Day, tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from blackbox import Recording; day = Recording.open(sys.argv[1]); "
+        "day.to_parquet(sys.argv[2], progress=lambda _: os._exit(9))"
+    )
+    words = [sys.executable, "-c", code, str(day.path), str(tmp_path / "out")]
+    ran = subprocess.run(words, cwd=ROOT, env=dict(os.environ, PYTHONPATH=str(ROOT)), timeout=60)
+    assert ran.returncode == 9
+    assert list((tmp_path / "out").iterdir()) == []
+    assert Recording.open(day.path).to_parquet(tmp_path / "out").messages == 6
+    assert polars.read_parquet(tmp_path / "out").height == 6
+
+
+def test_progress_counts_messages(day: Day, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "PART_ROWS", 2)
+    told: list[int] = []
+    done = Recording.open(day.path).to_parquet(tmp_path / "out", progress=told.append)
+    assert told == [2, 4, 6]
+    assert done.row_groups == 3
+
+
+def invoke(*words: object) -> Any:
+    return CliRunner().invoke(app, [*map(str, words)], env={"COLUMNS": "200"})
+
+
+def test_command_writes_what_is_asked_for(itch: Recording, tmp_path: Path) -> None:
+    ended = invoke("export", itch.path, "--parquet", tmp_path / "out", "--records", "P", "--order", "topic")
+    assert ended.exit_code == 0, ended.output
+    assert re.search(r"│ messages +│ +240 │", ended.stdout)
+    assert whole(tmp_path / "out").num_rows == 240
+    again = invoke("export", itch.path, "--parquet", tmp_path / "out")
+    assert again.exit_code == Status.ERROR
+    assert "exists, expected a day that is not there yet" in again.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["file.bin", "--parquet", "out"], ["file.bin", "--records", "P"], ["--parquet", "o", "--prices", "x"]]
+)
+def test_command_with_wrong_options_is_wrong_usage(itch: Recording, words: list[str]) -> None:
+    assert invoke("export", itch.path, *words).exit_code == Status.USAGE
+
+
+def test_without_pyarrow_the_extra_is_named(day: Day, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    monkeypatch.delitem(sys.modules, "blackbox.archive.export.parquet", raising=False)
+    ended = invoke("export", day.path, "--parquet", tmp_path / "out")
+    assert ended.exit_code == Status.ERROR
+    assert "pip install 'blackbox-md[arrow]'" in ended.stderr

@@ -1,0 +1,48 @@
+"""What is synced to disk, and when."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+from pathlib import Path
+from typing import Literal
+
+import numpy
+import pytest
+
+from blackbox.archive.journal_writer import JournalWriter
+from blackbox.subscribe.block_handler import BLOCK, IDLE
+from blackbox.transport.wakeup import Pipe
+from tests import journals
+from tests.archive.recorders import FOREVER_NS, MIB, one_slice, payloads, wait_recorded
+from tests.journals import Put, Row
+
+
+@pytest.mark.parametrize("fsync", ["never", "interval", "block"])
+def test_every_sync_policy_records_all(tmp_path: Path, fsync: Literal["never", "interval", "block"]) -> None:
+    with one_slice(tmp_path, fsync=fsync, fsync_interval_ns=1_000_000) as (feed, publisher, recorder):
+        for number in range(200):
+            publisher.send(publisher.encode([(b"T", b"%d" % number), (b"T", bytes(20_000 * (number % 3)))]))
+        wait_recorded(recorder, 400)
+    assert payloads(tmp_path, feed)[::2] == [b"%d" % number for number in range(200)]
+    assert recorder.statistics().lost == 0
+
+
+@pytest.mark.parametrize(("sync_each", "stored_messages"), [(True, 0), (False, 2)])
+def test_each_block_is_synced_when_told(tmp_path: Path, sync_each: bool, stored_messages: int) -> None:
+    """A pipe in place of the file can be written but not synced: who syncs sees that."""
+    pipe, wake = Pipe(), Pipe()
+    day = (journals.Day(tmp_path, journals.feed_of()).path, FOREVER_NS * 10**6)
+    writer = JournalWriter(0, 0, MIB, sync_each, "none", wake, lambda _: day)
+    function = ctypes.CFUNCTYPE(None, ctypes.c_int64)(writer.at.function)
+    given = writer.state
+    given.fd = pipe.writer
+    header, body = (numpy.frombuffer(part, numpy.uint8) for part in Put((Row(b"T", b"1"), Row(b"T", b"2"))).block(0))
+    given.head, given.body, given.body_bytes, given.ts_recv = header.ctypes.data, body.ctypes.data, len(body), 1
+    for kind in (BLOCK, IDLE):
+        given.kind = kind
+        function(writer.at.record)
+    assert given.messages == stored_messages
+    assert given.lost == 2 - stored_messages
+    assert given.error == (errno.EINVAL if sync_each else 0)
+    writer.close()

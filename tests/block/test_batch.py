@@ -1,0 +1,381 @@
+"""What callbacks get: columns and rows of one block, typed records, Arrow on the same memory, single messages."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import gc
+import pickle
+import time
+from typing import Any
+
+import numpy
+import pyarrow
+import pytest
+from blackbox_feeds.itch50 import SCHEMA
+
+from blackbox import Batch, Block, ConfigError, Feed, Message, Publisher, Subscriber
+from blackbox.feed.source import open_source
+from blackbox.feed.typed_record import record_type
+from blackbox.testing import RawPublisher
+
+TOPICS = [b"A.x", b"B.x", b"A.y"]
+INDEX = [0, 1, 2, 1, 0]
+PAYLOADS = [b"zero", b"", b"two", b"three3", b"4"]
+TIMES = [10, 0, -30, 40, 2**62]
+
+
+def block_of(payloads: list[bytes], **fields: Any) -> Block:
+    return Block.encode(
+        TOPICS,
+        INDEX,
+        b"".join(payloads),
+        offsets=numpy.cumsum([0, *map(len, payloads)]),
+        ts_event=TIMES,
+        sequence=100,
+        ts_out=77,
+        **fields,
+    )
+
+
+SOME_ROWS = numpy.array([1, 3, 4], numpy.int32)
+
+
+@pytest.mark.parametrize("rows", [None, SOME_ROWS, SOME_ROWS[:0]], ids=["all", "some", "none"])
+@pytest.mark.parametrize("payloads", [PAYLOADS, [b"%d" % n for n in range(5)], [b""] * 5], ids=["any", "one", "empty"])
+def test_columns_are_those_of_the_rows(rows: Any, payloads: list[bytes]) -> None:
+    batch = Batch(block_of(payloads), rows)
+    places = range(5) if rows is None else rows.tolist()
+    assert len(batch) == len(places)
+    assert batch.topics == TOPICS
+    assert batch.topic_index.tolist() == [INDEX[row] for row in places]
+    assert batch.topics_per_message() == [TOPICS[INDEX[row]] for row in places]
+    assert batch.ts_event.tolist() == [TIMES[row] for row in places]
+    assert batch.sequence.tolist() == [100 + row for row in places]
+    assert [batch.payload(i) for i in range(len(batch))] == [payloads[row] for row in places]
+    assert batch.payload_list() == [payloads[row] for row in places]
+    flat = batch.payloads().tobytes()
+    offsets = batch.payload_offsets().tolist()
+    assert [flat[a:b] for a, b in zip(offsets, offsets[1:], strict=False)] == [payloads[row] for row in places]
+    assert (batch.ts_out, batch.ts_recv, batch.conflated, batch.end_of_batch) == (77, 0, False, True)
+    with pytest.raises(ValueError, match="did not come from a subscriber"):
+        batch.topic_numbers  # noqa: B018
+    assert repr(batch).startswith(f"Batch({len(places)} of Block(")
+
+
+def test_messages_are_the_rows() -> None:
+    batch = Batch(block_of(PAYLOADS), SOME_ROWS)
+    messages = list(batch)
+    assert [m.topic for m in messages] == [b"B.x", b"B.x", b"A.x"]
+    assert [m.payload for m in messages] == [b"", b"three3", b"4"]
+    assert [m.ts_event for m in messages] == [0, 40, 2**62]
+    assert [m.sequence for m in messages] == [101, 103, 104]
+    assert [m.end_of_batch for m in messages] == [False, False, True]
+    assert {m.ts_out for m in messages} == {77}
+    assert all(m.batch is batch for m in messages)
+    with pytest.raises(ValueError, match="this message has no schema"):
+        messages[0].record  # noqa: B018
+    for read in (batch.records, batch.indices):
+        with pytest.raises(ValueError, match="this batch has no schema"):
+            read("A")
+
+
+def test_columns_of_a_whole_block_are_views_and_nobody_can_write_to_them() -> None:
+    feed = Feed.local("batch", slices=1)
+    subscriber = Subscriber(feed)
+    batches: list[Batch] = []
+    subscriber.on_batch(b"")(batches.append)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode([(b"T", b"abcd"), (b"U", b"efgh")], ts_event=[1, 2]))
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    (batch,) = batches
+    assert batch.rows is None
+    columns: list[Any] = [batch.ts_event, batch.topic_index, batch.payloads(), batch.block.body, batch.topic_numbers]
+    for column in columns[:3]:
+        assert numpy.shares_memory(column, batch.block.body)
+    for column in columns:
+        with pytest.raises(ValueError, match="read-only"):
+            column[0] = 0
+
+
+def received(rows: list[tuple[bytes, bytes]], prefix: bytes = b"", schema: str = "itch50") -> Batch:
+    """One block's batch, as a subscriber to `prefix` gets it."""
+    feed = Feed.local("batch", slices=1, schema=schema)
+    subscriber = Subscriber(feed)
+    batches: list[Batch] = []
+    subscriber.on_batch(prefix)(batches.append)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode(rows))
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    return batches[0]
+
+
+def itch(kind: str, number: int) -> bytes:
+    """A message of that type whose every other byte is a number."""
+    return kind.encode() + bytes([number]) * (SCHEMA.dtype(kind).itemsize - 1)
+
+
+def test_records_are_the_messages_of_one_type() -> None:
+    rows = [(b"S.%c" % kind.encode(), itch(kind, n)) for n, kind in enumerate("ADAEADX")]
+    batch = received(rows)
+    for kind in "ADEX":
+        records = batch.records(kind)
+        expected = [payload for _, payload in rows if payload[:1] == kind.encode()]
+        assert records.dtype == SCHEMA.dtype(kind)
+        assert [record.tobytes() for record in records] == expected
+        assert [rows[i][1] for i in batch.indices(kind).tolist()] == expected
+    assert len(batch.records("P")) == 0
+    assert batch.records("A")["price"].tolist() == [int.from_bytes(bytes([n]) * 4, "big") for n in (0, 2, 4)]
+    with pytest.raises(ConfigError, match="schema 'itch50': message type was '!', expected one of"):
+        batch.records("!")
+
+
+def test_records_of_one_type_alone_are_a_view() -> None:
+    batch = received([(b"S.A", itch("A", n)) for n in range(5)])
+    records = batch.records("A")
+    assert len(records) == 5
+    assert numpy.shares_memory(records, batch.block.body)
+    assert batch.indices("A").tolist() == [0, 1, 2, 3, 4]
+
+
+def test_records_of_selected_rows_are_those_rows() -> None:
+    rows = [(b"S%d.A" % (n % 2), itch("A", n)) for n in range(9)]
+    batch = received(rows, prefix=b"S1")
+    assert batch.rows is not None
+    assert [record.tobytes() for record in batch.records("A")] == [
+        payload for topic, payload in rows if topic == b"S1.A"
+    ]
+    assert batch.indices("A").tolist() == [0, 1, 2, 3]
+
+
+def test_a_record_of_the_wrong_length_is_an_error_that_names_it() -> None:
+    batch = received([(b"S.A", itch("A", 1)), (b"S.A", itch("A", 2)[:-1]), (b"S.D", b""), (b"S.A", b"A")])
+    with pytest.raises(ValueError, match=r"message 1 of Block\(.*\) is of type 'A' but has 35 bytes, expected 36"):
+        batch.records("A")
+    assert len(batch.records("D")) == 0
+
+
+def test_a_message_knows_its_record() -> None:
+    batch = received([(b"S.A", itch("A", 1)), (b"S.E", itch("E", 2))])
+    first, second = [message.record for message in batch]
+    assert first.price == 0x01010101
+    assert first.timestamp == bytes([1] * 6)
+    assert repr(first).startswith(
+        "itch50_A(message_type=b'A', stock_locate=257, tracking_number=257, timestamp=b'\\x01"
+    )
+    assert second.match_number == 0x0202020202020202
+
+
+def of_many(count: int = 50) -> Batch:
+    """As many random orders, none in a topic that another asks for."""
+    rng = numpy.random.default_rng(1)
+    return received([(b"S.%c" % b"AB"[n % 2], b"A" + rng.bytes(35)) for n in range(2 * count)], b"S.A")
+
+
+@pytest.mark.parametrize("count", [5, 50], ids=["one by one", "at once"])
+def test_records_are_those_of_numpy(count: int) -> None:
+    batch = of_many(count)
+    expected = batch.records("A")
+    records = [message.record for message in batch]
+    assert bool(batch._message_records) == (count == 50)
+    assert len(records) == count
+    for ours, theirs in zip(records, expected, strict=True):
+        assert bytes(ours) == theirs.tobytes()
+        for name in expected.dtype.names or ():
+            value = getattr(ours, name)
+            if expected.dtype[name].kind == "S":
+                assert value == theirs[name].partition(b"\0")[0]
+            elif expected.dtype[name].kind == "V":
+                assert value == theirs[name].tobytes()
+            else:
+                assert value == theirs[name]
+
+
+def test_a_payload_that_is_no_record_is_an_error_of_its_message_alone() -> None:
+    good, short, empty, unknown = received([(b"S", itch("A", 1)), (b"S", itch("A", 1)[:-1]), (b"S", b""), (b"S", b"~")])
+    assert good.record.shares == 0x01010101
+    with pytest.raises(ValueError, match="message 1 of topic b'S' is of type 'A' but has 35 bytes, expected 36"):
+        short.record  # noqa: B018
+    with pytest.raises(ValueError, match="message 2 of topic b'S' had 0 bytes, expected a type at byte 0"):
+        empty.record  # noqa: B018
+    with pytest.raises(ConfigError, match="message type was '~'"):
+        unknown.record  # noqa: B018
+
+
+@pytest.mark.parametrize("count", [5, 50], ids=["one by one", "at once"])
+def test_a_record_has_its_own_memory(count: int) -> None:
+    batch = of_many(count)
+    record = list(batch)[-1].record
+    body = batch.block.body
+    assert not body.ctypes.data <= ctypes.addressof(record) < body.ctypes.data + body.nbytes
+    alone = copy.copy(record)
+    assert alone == record
+    assert alone._b_base_ is None
+
+
+def test_a_record_can_be_sent_and_compared_but_not_changed() -> None:
+    first, second = [message.record for message in received([(b"S", itch("A", 1)), (b"S", itch("A", 2))])]
+    again = pickle.loads(pickle.dumps(first))
+    assert again == first
+    assert again.price == first.price
+    assert len({first, again, second}) == 2
+    assert first != second
+    with pytest.raises(AttributeError, match="itch50_A.price was to become 7, but a record cannot be changed"):
+        first.price = 7
+
+
+def test_a_record_lies_in_memory_as_its_dtype() -> None:
+    dtype = numpy.dtype(
+        {
+            "names": ["d", "a", "b", "c", "e", "_f", "g", "h"],
+            "formats": [">f8", ">i2", "<u8", "S3", "?", (">u4", (2, 3)), [("x", "<i4"), ("y", "u1")], "<M8[ns]"],
+            "offsets": [16, 1, 4, 12, 25, 26, 50, 55],
+            "itemsize": 70,
+        }
+    )
+    kind = record_type("odd", dtype)
+    memory = bytearray(numpy.random.default_rng(2).bytes(70))
+    memory[25] = 0
+    expected = numpy.frombuffer(memory, dtype)[0]
+    record = kind.from_buffer_copy(memory)
+    assert ctypes.sizeof(kind) == 70
+    assert (record.a, record.b, record.d) == tuple(expected[["a", "b", "d"]])
+    assert record.e is False
+    assert [list(row) for row in record._f] == expected["_f"].tolist()
+    assert (record.g.x, record.g.y) == tuple(expected["g"])
+    assert record.h == expected["h"].tobytes()
+    assert repr(record).startswith(f"odd(d={record.d}, a={record.a}, b=")
+    assert "padding" not in repr(record)
+
+
+def test_fields_that_lie_over_each_other_are_an_error() -> None:
+    dtype = numpy.dtype({"names": ["a", "b"], "formats": ["<u4", "<u4"], "offsets": [0, 2]})
+    with pytest.raises(ConfigError, match="odd: field 'b' was at byte 2, expected 4 or more"):
+        record_type("odd", dtype)
+
+
+def test_topic_numbers_are_places_in_the_topics_of_the_slice() -> None:
+    feed = Feed.local("batch", slices=2)
+    subscriber = Subscriber(feed)
+    wrong: list[Any] = []
+
+    @subscriber.on_batch(b"S")
+    def check(batch: Batch) -> None:
+        names = subscriber.topics(batch.block.slice_id)
+        found = [names[number] for number in batch.topic_numbers.tolist()]
+        if found != batch.topics:
+            wrong.append((found, batch.topics))
+
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        for number in range(2_000):
+            publisher.publish(b"S%d" % (number * 7 % 100), b"")
+    subscriber.run(until_end=True)
+    assert wrong == []
+    assert subscriber.topics(7) == []
+
+
+def test_times_run_from_the_venue_to_the_callback() -> None:
+    feed = Feed.local("batch", slices=1)
+    subscriber = Subscriber(feed)
+    seen: list[Message] = []
+    subscriber.on(b"")(seen.append)
+    before = time.time_ns()
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        publisher.publish(b"T", b"", ts_event=5)
+    subscriber.run(until_end=True)
+    (message,) = seen
+    assert message.ts_event == 5
+    assert before < message.ts_out <= message.ts_recv <= time.time_ns()
+
+
+# Arrow
+
+
+def address(column: pyarrow.Array, place: int = -1) -> int:
+    buffer = column.buffers()[place]
+    return int(buffer.address)
+
+
+@pytest.mark.parametrize("payloads", [PAYLOADS, [b"%d" % n for n in range(5)]], ids=["any size", "one size"])
+def test_arrow_lies_on_the_memory_of_the_block(payloads: list[bytes]) -> None:
+    block = block_of(payloads)
+    arrow = block.to_arrow()
+    arrow.validate(full=True)
+    assert arrow.schema.names == ["topic", "ts_event", "sequence", "payload"]
+    assert arrow.column("topic").to_pylist() == [TOPICS[i] for i in INDEX]
+    assert arrow.column("ts_event").cast(pyarrow.int64()).to_pylist() == TIMES
+    assert arrow.column("ts_event").type == pyarrow.timestamp("ns", "UTC")
+    assert arrow.column("sequence").to_pylist() == [100, 101, 102, 103, 104]
+    assert arrow.column("payload").to_pylist() == payloads
+    assert address(arrow.column("ts_event")) == block.ts_event.ctypes.data
+    assert address(arrow.column("payload")) == block.payloads.ctypes.data
+    assert address(arrow.column("topic").indices) == block.topic_index.ctypes.data
+    assert address(arrow.column("topic").dictionary) == block.topic_text.ctypes.data
+    if not block.is_fixed:
+        assert address(arrow.column("payload"), 1) == block.payload_offsets.ctypes.data
+
+
+def test_arrow_of_a_batch_holds_its_rows() -> None:
+    arrow = Batch(block_of(PAYLOADS), SOME_ROWS).to_arrow()
+    arrow.validate(full=True)
+    assert arrow.column("payload").to_pylist() == [PAYLOADS[row] for row in SOME_ROWS]
+    assert arrow.column("sequence").to_pylist() == [101, 103, 104]
+    assert arrow.column("topic").to_pylist() == [TOPICS[INDEX[row]] for row in SOME_ROWS]
+
+
+def test_arrow_outlives_batch_block_and_subscriber() -> None:
+    feed = Feed.local("batch", slices=1)
+    subscriber = Subscriber(feed)
+    tables: list[pyarrow.RecordBatch] = []
+    addresses: list[tuple[int, int]] = []
+
+    @subscriber.on_batch(b"")
+    def keep(batch: Batch) -> None:
+        arrow = batch.to_arrow()
+        tables.append(arrow)
+        addresses.append((address(arrow.column("payload")), batch.block.payloads.ctypes.data))
+
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        for number in range(2_000):
+            publisher.publish(b"T%d" % (number % 3), b"%06d" % number, ts_event=number)
+            if number % 100 == 0:
+                publisher.flush()
+    subscriber.run(until_end=True)
+    del subscriber, keep, publisher
+    gc.collect()
+    table = pyarrow.Table.from_batches([batch for batch in tables if batch.num_rows])
+    assert table.column("payload").to_pylist() == [b"%06d" % number for number in range(2_000)]
+    assert table.column("sequence").to_pylist() == list(range(2_000))
+    assert all(mine == theirs for mine, theirs in addresses)
+
+
+def test_a_session_arrives_as_typed_records_of_every_kind() -> None:
+    source = open_source("synthetic:20000")
+    feed = Feed.local("batch", slices=2, schema="itch50")
+    subscriber = Subscriber(feed)
+    parts: list[tuple[str, bytes]] = []
+
+    @subscriber.on_batch(b"")
+    def gather(batch: Batch) -> None:
+        parts.extend((kind, batch.records(kind).tobytes()) for kind in SCHEMA.records)
+
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        source.publish(publisher)
+    subscriber.run(until_end=True)
+    expected: dict[str, list[bytes]] = {kind: [] for kind in SCHEMA.records}
+    for chunk in source.chunks():
+        for start, length in zip(chunk.starts.tolist(), chunk.lengths.tolist(), strict=True):
+            payload = chunk.payloads[start : start + length].tobytes()
+            expected[chr(payload[0])].append(payload)
+    for kind, payloads in expected.items():
+        size = SCHEMA.dtype(kind).itemsize
+        came = b"".join(data for of_kind, data in parts if of_kind == kind)
+        assert sorted(came[i : i + size] for i in range(0, len(came), size)) == sorted(payloads)

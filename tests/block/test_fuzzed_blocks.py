@@ -1,0 +1,196 @@
+"""Damaged, cut and hostile blocks: refused and counted, never a crash, never a byte read outside of the frames."""
+
+from __future__ import annotations
+
+import random
+import signal
+
+import msgspec
+import numpy
+import pytest
+
+from blackbox import Block, BlockError, Feed, Subscriber
+from blackbox.block.validate import Fault
+from blackbox.testing import Collector, RawPublisher, wait_until
+from tests import wire
+from tests.damage import Frames, cases, damaged, valid
+from tests.support import Script
+
+
+def test_no_block_makes_compiled_code_read_outside_of_its_frames() -> None:
+    with Script("from tests.guarded_blocks import main; main(seed=2, count=30_000)") as script:
+        status, out, errors = script.finish(timeout=100)
+    assert status == 0, errors
+    passed, refused = map(int, out.split())
+    assert passed > 3_000
+    assert refused > 15_000
+
+
+def test_the_guard_kills_a_process_that_reads_one_byte_too_many() -> None:
+    code = """
+        from blackbox.native.xxh3 import xxh3
+        from tests.guarded_blocks import Guarded
+        block = Guarded().put(bytes(64), 8)
+        print(xxh3(block.ctypes.data, 64), flush=True)
+        xxh3(block.ctypes.data, 65)
+    """
+    with Script(code) as script:
+        assert script.read()
+        assert script.finish()[0] == -signal.SIGSEGV
+
+
+def test_decode_agrees_with_the_reference_on_damaged_blocks() -> None:
+    for frames in cases(seed=3, count=5_000):
+        try:
+            expected = wire.decode(*frames)
+        except ValueError:
+            with pytest.raises(BlockError, match="header .* bytes, body .* bytes"):
+                Block.decode(*frames)
+            continue
+        block = Block.decode(*frames)
+        topics = block.topics
+        assert topics == expected.topics
+        assert block.sequences.tolist() == expected.sequences
+        assert expected.messages == [
+            (topics[i], block.payload(row), ts)
+            for row, (i, ts) in enumerate(zip(block.topic_index.tolist(), block.ts_event.tolist(), strict=True))
+        ]
+
+
+def hostile(seed: int) -> list[Frames]:
+    """Damaged blocks that a subscriber of slice 0 must refuse."""
+    choice = random.Random(seed)
+    found = [damaged(choice, valid(choice)) for _ in range(600)]
+    return [frames for frames in found if not wire.is_valid(*frames)]
+
+
+WRONG_FRAMES = {
+    "one frame": [b"K"],
+    "an empty frame": [b""],
+    "two frames": [b"K", bytes(72)],
+    "four frames": [b"K", bytes(72), bytes(8), b"more"],
+    "forty frames": [b"x" * n for n in range(40)],
+    "three empty frames": [b"", b"", b""],
+    "a header of a megabyte": [b"", bytes(1 << 20), b""],
+    "a key of a megabyte": [bytes(1 << 20), bytes(72), b""],
+}
+
+
+def test_every_malformed_block_is_counted_and_the_next_valid_one_is_delivered() -> None:
+    feed = Feed.local("fuzz", slices=1)
+    subscriber = Subscriber(feed)
+    got = Collector()
+    subscriber.on(b"")(got.message)
+    bad: list[list[bytes]] = [list(frames) for frames in hostile(seed=4)] + list(WRONG_FRAMES.values())
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for number, frames in enumerate(bad):
+            publisher.send_frames(frames)
+            publisher.send(publisher.encode([(b"T", b"%d" % number)]))
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert got.payloads == [b"%d" % number for number in range(len(bad))]
+    statistics = subscriber.statistics()
+    assert statistics.received.malformed == sum(statistics.received.faults.values()) == len(bad)
+    assert statistics.received.faults["frames"] == sum(len(frames) != 3 for frames in bad)
+    assert statistics.received.faults["body_checksum"] > 0
+    assert statistics.received.faults.keys() <= {fault.name.lower() for fault in Fault if fault is not Fault.NONE}
+    assert statistics.received.gaps == 0
+
+
+@pytest.mark.parametrize("name", WRONG_FRAMES)
+def test_a_message_that_is_no_block_is_refused(name: str) -> None:
+    feed = Feed.local("fuzz", slices=1)
+    subscriber = Subscriber(feed)
+    got = Collector()
+    subscriber.on_batch(b"")(got.batch)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send_frames(WRONG_FRAMES[name])
+        publisher.send(publisher.encode([(b"T", b"fine")]))
+        assert [m.payload for m in got.wait(1)] == [b"fine"]
+        subscriber.stop()
+    assert subscriber.statistics().received.malformed == 1
+
+
+def test_a_valid_block_in_the_wrong_place_is_refused() -> None:
+    feed = Feed.local("fuzz", slices=1)
+    subscriber = Subscriber(feed)
+    got = Collector()
+    subscriber.on(b"")(got.message)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        good = publisher.encode([(b"T", b"0")])
+        other_slice = Block.encode([b"T"], [0], numpy.ones((1, 1), numpy.uint8), slice_id=7, epoch=1)
+        control = Block.encode_sequences(b"", {b"": 9}, slice_id=0, epoch=1, ts_out=0)
+        for block in (other_slice, control):
+            publisher.send_frames(block.frames)
+        publisher.send_frames((b"\0H", *good.frames[1:]))
+        publisher.send(good)
+        got.wait(1)
+        subscriber.stop()
+    assert subscriber.statistics().received.malformed == 3
+    assert subscriber.statistics().received.faults == {"slice": 1, "reserved_key": 1, "topic_key": 1}
+    assert got.payloads == [b"0"]
+
+
+CONTROL_BODIES = {
+    "payloads of seven bytes": wire.body_of([0], [0], [b"K"], [bytes(7)], fixed=True),
+    "payloads of any size": wire.body_of([0], [0], [b"K"], [bytes(7)], fixed=False),
+    "more keys than numbers": wire.body_of([0], [0], [b"K", b"L"], [bytes(8)], fixed=True),
+    "a number below zero": wire.body_of([0], [0], [b"K"], [b"\xff" * 8], fixed=True),
+    "a number past the end of time": wire.body_of([0], [0], [b"K"], [b"\xff" * 7 + b"\x7f"], fixed=True),
+    "a key longer than keys are": wire.body_of([0], [0], [b"K" * 5000], [bytes(8)], fixed=True),
+    "the same key twice": wire.body_of([0, 0], [0, 1], [b"K", b"K"], [bytes(8), b"\1" + bytes(7)], fixed=True),
+}
+
+
+@pytest.mark.parametrize("name", CONTROL_BODIES)
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_a_hostile_heartbeat_does_not_end_the_subscriber(name: str, key_bytes: int) -> None:
+    feed = Feed.local("fuzz", slices=1, key_bytes=key_bytes)
+    subscriber = Subscriber(feed)
+    got = Collector()
+    subscriber.on(b"")(got.message)
+    body = CONTROL_BODIES[name]
+    keys = name.count("twice") + 1
+    fixed = "any size" not in name
+    header, _ = wire.sealed(
+        body,
+        flags=wire.CONTROL | wire.CHECKSUM | (wire.FIXED if fixed else 0),
+        count=keys,
+        topics=2 if "more keys" in name else keys,
+        topic_bytes={"more keys": 2, "the same ": 2, "a key lon": 5000}.get(name[:9], 1),
+        stride=(7 if "seven" in name else 8) if fixed else 0,
+        epoch=1,
+        key_bytes=key_bytes,
+    )
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode([(b"KK", b"0")]))
+        publisher.send_frames((b"\0H", header, body))
+        publisher.send(publisher.encode([(b"KK", b"1")]))
+        got.wait(2)
+        subscriber.stop()
+    assert got.payloads == [b"0", b"1"]
+    assert 0 <= subscriber.statistics().received.gaps <= 1
+
+
+def test_a_frame_larger_than_the_limit_costs_the_connection_which_is_made_again() -> None:
+    feed = msgspec.structs.replace(Feed.local("fuzz", slices=1), heartbeat_ns=100_000_000)
+    subscriber = Subscriber(feed)
+    got = Collector()
+    subscriber.on(b"")(got.message)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send_frames((b"", bytes(72), numpy.zeros(wire.MAX_BODY + 1, numpy.uint8)))
+        wait_until(lambda: not publisher.subscriptions(), what="the connection was dropped")
+        wait_until(lambda: b"" in publisher.subscriptions(), what="it was made again")
+
+        def delivered() -> int:
+            publisher.heartbeat()  # or the line would be taken for silent again
+            publisher.send(publisher.encode([(b"T", b"0")]))
+            return len(got)
+
+        wait_until(delivered, what="what is sent is delivered again")
+        subscriber.stop()

@@ -1,0 +1,367 @@
+"""The bytes of a block, against a reference that shares no code with the core, and against blocks that are kept."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blackbox import Block, BlockError, Feed, Publisher, Subscriber
+from blackbox.block import format as places
+from blackbox.block.format import BodyLayout, body_layout
+from blackbox.native.xxh3 import xxh3
+from blackbox.testing import RawPublisher, wait_until
+from tests import wire
+
+GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.hex"))
+TOPICS = st.binary(min_size=1, max_size=12).filter(lambda topic: topic[0] != 0)
+ROWS = st.lists(
+    st.tuples(TOPICS, st.binary(max_size=20), st.integers(-(2**63), 2**63 - 1)),
+    min_size=1,
+    max_size=40,
+)
+
+# Offset, struct format and value of every field of the header that `example` makes.
+HEADER_FIELDS = {
+    "magic": (places.OFFSET_MAGIC, 0, "4s", b"BBOX"),
+    "version": (places.OFFSET_VERSION, 4, "B", 2),
+    "key_bytes": (places.OFFSET_KEY_BYTES, 5, "B", 5),
+    "flags": (places.OFFSET_FLAGS, 6, "H", wire.CHECKSUM | wire.LINE_B),
+    "schema": (places.OFFSET_SCHEMA, 8, "H", 0x1234),
+    "slice": (places.OFFSET_SLICE, 10, "H", 0x5678),
+    "count": (places.OFFSET_COUNT, 12, "I", 3),
+    "epoch": (places.OFFSET_EPOCH, 16, "q", 0x7EDCBA9876543210),
+    "sequence": (places.OFFSET_SEQUENCE, 24, "q", 0x0123456789ABCDEF),
+    "ts_out": (places.OFFSET_TS_OUT, 32, "q", 0x0FEDCBA987654321),
+    "ts_in": (places.OFFSET_TS_IN, 40, "q", 0x0FEDCBA987654300),
+    "topics": (places.OFFSET_TOPICS, 48, "I", 2),
+    "topic_bytes": (places.OFFSET_TOPIC_BYTES, 52, "I", 5),
+    "body_bytes": (places.OFFSET_BODY_BYTES, 56, "I", 24 + 16 + 16 + 16 + 8 + 6),
+    "stride": (places.OFFSET_STRIDE, 60, "I", 0),
+}
+
+
+def example() -> Block:
+    return Block.encode(
+        [b"AB", b"ABC"],
+        [1, 0, 1],
+        b"xyyzzz",
+        offsets=[0, 1, 3, 6],
+        ts_event=[10, 20, -30],
+        key=b"AB",
+        key_bytes=5,
+        schema_id=0x1234,
+        slice_id=0x5678,
+        epoch=0x7EDCBA9876543210,
+        sequence=0x0123456789ABCDEF,
+        ts_out=0x0FEDCBA987654321,
+        ts_in=0x0FEDCBA987654300,
+        flags=wire.LINE_B,
+    )
+
+
+@pytest.mark.parametrize("name", HEADER_FIELDS)
+def test_each_header_field_stands_at_its_offset(name: str) -> None:
+    in_code, in_document, kind, value = HEADER_FIELDS[name]
+    assert in_code == in_document
+    assert struct.unpack_from("<" + kind, example().header, in_document)[0] == value
+
+
+def test_the_checksums_stand_at_the_end_of_the_header() -> None:
+    block = example()
+    assert (places.OFFSET_BODY_CHECKSUM, places.OFFSET_HEADER_CHECKSUM, places.HEADER_BYTES) == (64, 68, 72)
+    body, header = struct.unpack_from("<II", block.header, 64)
+    assert body == xxhash.xxh3_64_intdigest(block.body.tobytes()) & 0xFFFFFFFF
+    assert header == xxhash.xxh3_64_intdigest(block.header[:68]) & 0xFFFFFFFF
+
+
+def test_the_reserved_numbers_are_those_of_the_document() -> None:
+    names = ("CHECKSUM", "FIXED", "CONTROL", "LINE_B", "END", "SEQUENCES", "NULLS", "ELSEWHERE")
+    assert [getattr(places, f"FLAG_{name}") for name in names] == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert places.ELSEWHERE_BYTES == 24
+    assert places.MAX_BODY_BYTES == wire.MAX_BODY
+    assert (places.HEARTBEAT_KEY, places.CONFIRM_KEY, places.NONCE_BYTES) == (b"\0H", b"\0C", 8)
+    assert (places.MAX_KEY_BYTES, places.MAX_TOPIC_BYTES) == (8, 65_535)
+
+
+def test_each_column_stands_at_its_offset() -> None:
+    body = example().body.tobytes()
+    assert body_layout(3, 2, 5, 6, 0) == BodyLayout(24, 40, 56, 56, 56, 72, 80, 86)
+    assert struct.unpack_from("<3q", body, 0) == (10, 20, -30)
+    assert struct.unpack_from("<3i", body, 24) == (0, 1, 0)
+    assert struct.unpack_from("<4i", body, 40) == (0, 1, 3, 6)
+    assert struct.unpack_from("<3i", body, 56) == (0, 3, 5)
+    assert body[72:77] == b"ABCAB"
+    assert body[80:] == b"xyyzzz"
+    padding = body[36:40] + body[68:72] + body[77:80]
+    assert padding == bytes(11)
+
+
+def test_payloads_of_one_size_have_no_offsets() -> None:
+    block = Block.encode([b"A"], [0, 0, 0], numpy.arange(12, dtype=numpy.uint8).reshape(3, 4))
+    assert body_layout(3, 1, 1, 12, wire.FIXED) == BodyLayout(24, 40, 40, 40, 40, 48, 56, 68)
+    assert struct.unpack_from("<I", block.header, 60)[0] == 4
+    assert struct.unpack_from("<2i", block.body.tobytes(), 40) == (0, 1)
+    assert block.body[56:].tobytes() == bytes(range(12))
+
+
+@given(
+    st.integers(0, 1 << 22),
+    st.integers(0, 1 << 22),
+    st.integers(0, 1 << 26),
+    st.integers(0, 1 << 26),
+    st.sets(st.sampled_from([wire.FIXED, wire.SEQUENCES, wire.NULLS])),
+)
+def test_columns_are_aligned_and_do_not_overlap(
+    count: int, topics: int, topic_bytes: int, payload_bytes: int, flags: set[int]
+) -> None:
+    layout = body_layout(count, topics, topic_bytes, payload_bytes, sum(flags))
+    sizes = [8 * count, 4 * count, 0 if wire.FIXED in flags else 4 * (count + 1)]
+    sizes += [8 * count if wire.SEQUENCES in flags else 0, -(-count // 8) if wire.NULLS in flags else 0]
+    sizes += [4 * (topics + 1), topic_bytes, payload_bytes]
+    starts = [0, *layout[:7]]
+    at = 0
+    for start, size in zip(starts, sizes, strict=True):
+        assert start == -(-at // 8) * 8
+        at = start + size
+    assert layout.end == at
+
+
+@given(ROWS, st.booleans(), st.sampled_from([0, 1, 8, 100]), st.booleans(), st.booleans(), st.data())
+def test_what_is_encoded_is_what_the_reference_reads_and_would_have_written(
+    rows: list[tuple[bytes, bytes, int]], one_size: bool, size: int, checksum: bool, numbered: bool, data: st.DataObject
+) -> None:
+    valid = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)) | st.none())
+    sequences = None
+    if numbered:
+        numbers = st.sets(st.integers(0, 2**62), min_size=len(rows), max_size=len(rows))
+        sequences = sorted(data.draw(numbers))
+    if one_size:
+        rows = [(topic, payload[:size].ljust(size, b"."), ts) for topic, payload, ts in rows]
+    topics = list(dict.fromkeys(topic for topic, _, _ in rows))
+    index = [topics.index(topic) for topic, _, _ in rows]
+    payloads = [payload for _, payload, _ in rows]
+    times = [ts for _, _, ts in rows]
+    block = Block.encode(
+        topics,
+        index,
+        b"".join(payloads),
+        offsets=numpy.cumsum([0, *map(len, payloads)]),
+        ts_event=times,
+        valid=None if valid is None else numpy.array(valid),
+        sequences=sequences,
+        checksum=checksum,
+        sequence=5,
+    )
+    values = [payload if valid is None or valid[i] else None for i, payload in enumerate(payloads)]
+    fixed = len({len(value or b"") for value in values}) == 1
+    decoded = wire.decode(*map(bytes, block.frames))
+    assert decoded.messages == list(zip([topic for topic, _, _ in rows], values, times, strict=True))
+    assert decoded.sequences == block.sequences.tolist() == (sequences or list(range(5, 5 + len(rows))))
+    assert block.body.tobytes() == wire.body_of(times, index, topics, values, fixed, sequences)
+    assert [block.payload(row) for row in range(len(rows))] == values
+    assert block.valid.tolist() == [value is not None for value in values]
+    assert block.is_fixed == fixed
+    assert bool(block.flags & wire.CHECKSUM) == checksum
+
+
+@given(st.dictionaries(st.binary(max_size=8), st.integers(0, 2**62), max_size=20))
+def test_control_blocks_tell_what_the_reference_reads(sequences: dict[bytes, int]) -> None:
+    block = Block.encode_sequences(b"\0H", sequences, slice_id=3, epoch=2**63 - 1, ts_out=9)
+    said = wire.decode(*map(bytes, block.frames))
+    assert {topic: int.from_bytes(number, "little") for topic, number, _ in said.messages} == sequences
+    assert block.next_sequences() == sequences
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_blocks_that_are_kept_still_mean_the_same(path: Path) -> None:
+    lines = [line.partition(":") for line in path.read_text().splitlines()]
+    assert [name for name, _, _ in lines] == ["key", "header", "body"]
+    key, header, body = (bytes.fromhex(text) for _, _, text in lines)
+    expected = wire.decode(key, header, body)
+    block = Block.decode(key, header, body)
+    fields = expected.fields
+    assert (block.flags, block.schema_id, block.slice_id, block.count) == (*fields[3:6], fields.count)
+    assert (block.epoch, block.ts_out, block.sequence) == (fields.epoch, fields.ts_out, fields.sequence)
+    assert (block.key_bytes, block.ts_in, block.sequences.tolist()) == (
+        fields.key_bytes,
+        fields.ts_in,
+        expected.sequences,
+    )
+    topics = block.topics
+    rows = [
+        (topics[i], block.payload(row), ts)
+        for row, (i, ts) in enumerate(zip(block.topic_index.tolist(), block.ts_event.tolist(), strict=True))
+    ]
+    assert rows == expected.messages
+    again = encoded_control(block) if block.flags & wire.CONTROL else encoded(block)
+    assert tuple(map(bytes, again.frames)) == (key, header, body)
+
+
+def encoded_control(block: Block) -> Block:
+    flags = block.flags & (wire.LINE_B | wire.END)
+    return Block.encode_sequences(
+        block.key,
+        block.next_sequences(),
+        slice_id=block.slice_id,
+        epoch=block.epoch,
+        ts_out=block.ts_out,
+        key_bytes=block.key_bytes,
+        flags=flags,
+    )
+
+
+def encoded(block: Block) -> Block:
+    return Block.encode(
+        block.topics,
+        block.topic_index,
+        block.payloads.reshape(block.count, block.stride) if block.is_fixed else block.payloads,
+        ts_event=block.ts_event,
+        offsets=None if block.is_fixed else block.payload_offsets,
+        key=block.key,
+        slice_id=block.slice_id,
+        schema_id=block.schema_id,
+        epoch=block.epoch,
+        sequence=block.sequence,
+        ts_out=block.ts_out,
+        ts_in=block.ts_in,
+        key_bytes=block.key_bytes,
+        valid=None if block.validity is None else block.valid,
+        sequences=block.sequences if block.has_sequences else None,
+        flags=block.flags & wire.LINE_B,
+        checksum=bool(block.flags & wire.CHECKSUM),
+    )
+
+
+def test_there_is_a_kept_block_of_every_kind() -> None:
+    assert len(GOLDEN) == 9
+
+
+# What a publisher sends is what the reference reads.
+
+
+def test_a_publisher_sends_what_the_reference_reads() -> None:
+    import zmq
+
+    feed = Feed.local("wire", slices=1, key_bytes=2)
+    with zmq.Context() as context, context.socket(zmq.SUB) as sub, Publisher(feed, when_full="wait") as publisher:
+        sub.connect(feed.slices[0].endpoints[0])
+        for wish in (b"\0H", b"AA", b"\0Cnonce678"):
+            sub.subscribe(wish)
+        assert sub.poll(5_000)
+        confirmation = wire.decode(*sub.recv_multipart())
+        assert confirmation.fields.flags == wire.CONTROL | wire.FIXED | wire.CHECKSUM
+        assert confirmation.messages == []
+        publisher.publish(b"AAPL", b"one", 1)
+        publisher.publish(b"ZZZZ", b"nobody wants it", 2)
+        publisher.flush()
+        publisher.publish_many((b"AAPL", b"AABB"), [1, 0], b"twothree", ts_event=[3, 4], offsets=[0, 3, 8])
+        publisher.close()
+        blocks: list[wire.Decoded] = []
+        while not blocks or not blocks[-1].fields.flags & wire.END:
+            assert sub.poll(5_000)
+            blocks.append(wire.decode(*sub.recv_multipart()))
+    data = [block for block in blocks if not block.fields.flags & wire.CONTROL]
+    assert [block.messages for block in data] == [
+        [(b"AAPL", b"one", 1)],
+        [(b"AABB", b"two", 3), (b"AAPL", b"three", 4)],
+    ]
+    assert [block.fields.sequence for block in data] == [0, 1]
+    assert {block.fields.epoch for block in blocks} == {publisher.epoch}
+    last = {topic: int.from_bytes(number, "little") for topic, number, _ in blocks[-1].messages}
+    assert last == {b"AA": 3, b"ZZ": 1}
+
+
+def test_a_subscriber_asks_for_what_the_document_says() -> None:
+    feed = Feed.local("wire", slices=1, key_bytes=3)
+    subscriber = Subscriber(feed)
+    for prefix in (b"A", b"ABCDE", b"ABCXX"):
+        subscriber.on(prefix)(lambda message: None)
+    with RawPublisher(feed) as publisher, subscriber:
+        wait_until(lambda: any(w.startswith(b"\0A") for w in publisher.subscriptions()), what="the answer was taken")
+        asked = publisher.subscriptions()
+        (nonce,) = (wish for wish in asked if wish.startswith(b"\0C"))
+        nonces = {nonce}
+        accepted = b"\0A" + nonce[2:] + publisher.epoch.to_bytes(8, "little") + b"\0"
+        assert asked - nonces == {b"\0H", b"A", b"ABC", accepted}
+        assert len(nonce) == 10
+        assert subscriber.statistics().received.subscriptions == 2
+        subscriber.on(b"B")(lambda message: None)
+        subscriber.wait_confirmed()
+        wait_until(lambda: not nonces & publisher.subscriptions(), what="the old nonce is withdrawn")
+
+
+# XXH3
+
+
+@pytest.mark.parametrize(
+    ("text", "digest"),
+    [
+        (b"", 0x2D06800538D394C2),
+        (b"a", 0xE6C632B61E964E1F),
+        (b"abc", 0x78AF5F94892F3950),
+        (b"Nobody inspects the spammish repetition", 0x6CB00603B5CC47E9),
+    ],
+)
+def test_xxh3_of_known_vectors(text: bytes, digest: int) -> None:
+    data = numpy.frombuffer(text + bytes(8), numpy.uint8).copy()
+    assert int(xxh3(data.ctypes.data, len(text))) == digest
+
+
+def test_xxh3_of_every_size_up_to_some_of_its_blocks() -> None:
+    data = numpy.random.default_rng(1).integers(0, 256, 3_300, numpy.uint8)
+    for size in range(3_200):
+        start = size % 9
+        expected = xxhash.xxh3_64_intdigest(data[start : start + size].tobytes())
+        assert int(xxh3(data.ctypes.data + start, size)) == expected
+
+
+# Refusals
+
+
+def test_encode_refuses_what_cannot_be_a_block() -> None:
+    one = numpy.ones((1, 1), numpy.uint8)
+    with pytest.raises(BlockError, match="a block was to hold 0 messages, expected at least 1"):
+        Block.encode([b"A"], [], numpy.zeros((0, 1), numpy.uint8))
+    with pytest.raises(BlockError, match="did not start with key b'B'"):
+        Block.encode([b"A"], [0], one, key=b"B")
+    with pytest.raises(BlockError, match="a topic was empty, reserved"):
+        Block.encode([b"\0A"], [0], one)
+    with pytest.raises(BlockError, match="topic_index ran from 1 to 1, expected 0 to 0"):
+        Block.encode([b"A"], [1], one)
+    with pytest.raises(BlockError, match="more than 67108864 bytes, the largest body"):
+        Block.encode([b"A"], [0, 0, 0], numpy.zeros((3, 30 << 20), numpy.uint8))
+
+
+def test_decode_says_what_was_wrong_and_where() -> None:
+    key, header, body = (bytes(frame) for frame in example().frames)
+    with pytest.raises(
+        BlockError, match=r"header checksum did not match \(key b'AB', header 72 bytes, body 86 bytes\)"
+    ):
+        Block.decode(key, header[:30] + b"\xff" + header[31:], body)
+    with pytest.raises(BlockError, match="body checksum did not match"):
+        Block.decode(key, header, body[:-1] + b"!")
+    with pytest.raises(BlockError, match="header size was not 72"):
+        Block.decode(key, header[:71], body)
+    with pytest.raises(BlockError, match="magic was not b'BBOX'"):
+        Block.decode(key, b"XBOX" + header[4:], body)
+    with pytest.raises(BlockError, match="block version was 1, expected 2"):
+        Block.decode(key, header[:4] + b"\1" + header[5:64], body)
+    with pytest.raises(BlockError, match="a topic did not start with the block's key"):
+        Block.decode(b"X", header, body)
+
+
+def test_decode_takes_a_body_at_any_address() -> None:
+    key, header, body = (bytes(frame) for frame in example().frames)
+    for shift in range(8):
+        memory = numpy.zeros(len(body) + 16, numpy.uint8)
+        start = -memory.ctypes.data % 8 + shift
+        memory[start : start + len(body)] = numpy.frombuffer(body, numpy.uint8)
+        block = Block.decode(key, header, memory[start : start + len(body)])
+        assert block.ts_event.tolist() == [10, 20, -30]
+        assert numpy.shares_memory(block.body, memory) == (shift == 0)

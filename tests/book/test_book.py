@@ -1,0 +1,148 @@
+"""The book of orders against a slow one of dicts, under any messages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blackbox.book import book as books
+from blackbox.book.book import BUY, SELL, Level
+
+
+class SlowBook:
+    """Orders in a dict; levels are added up when they are asked for."""
+
+    def __init__(self) -> None:
+        self.orders: dict[int, tuple[int, int, int]] = {}
+        self.counts: Counter[str] = Counter()
+
+    def add(self, reference: int, side: int, price: int, shares: int) -> None:
+        self.counts["added"] += 1
+        self._rest(reference, side, price, shares)
+        self._note()
+
+    def take(self, reference: int, shares: int) -> int:
+        if reference not in self.orders:
+            self.counts["unknown"] += 1
+            return -1
+        side, price, rest = self.orders.pop(reference)
+        self.counts["taken"] += 1
+        self.counts["too_many"] += shares > rest
+        if shares < rest:
+            self.orders[reference] = (side, price, rest - shares)
+        self._note()
+        return price
+
+    def remove(self, reference: int) -> None:
+        if reference not in self.orders:
+            self.counts["unknown"] += 1
+            return
+        del self.orders[reference]
+        self.counts["removed"] += 1
+        self._note()
+
+    def replace(self, old: int, new: int, price: int, shares: int) -> None:
+        if old not in self.orders:
+            self.counts["unknown"] += 1
+            return
+        side, _, _ = self.orders.pop(old)
+        self.counts["replaced"] += 1
+        self._rest(new, side, price, shares)
+        self._note()
+
+    def levels(self, side: int) -> list[Level]:
+        shares: Counter[int] = Counter()
+        orders: Counter[int] = Counter()
+        for its, price, rest in self.orders.values():
+            if its == side:
+                shares[price] += rest
+                orders[price] += 1
+        return [Level(price, shares[price], orders[price]) for price in sorted(shares, reverse=side == BUY)]
+
+    def _rest(self, reference: int, side: int, price: int, shares: int) -> None:
+        self.counts["duplicate"] += reference in self.orders
+        self.orders.pop(reference, None)
+        if shares:
+            self.orders[reference] = (side, price, shares)
+
+    def _note(self) -> None:
+        bids, asks = self.levels(BUY), self.levels(SELL)
+        if bids and asks:
+            self.counts["locked"] += bids[0].price == asks[0].price
+            self.counts["crossed"] += bids[0].price > asks[0].price
+
+
+references = st.one_of(st.integers(0, 12), st.sampled_from([-1, -(1 << 63), (1 << 63) - 1, 1 << 40]))
+prices = st.one_of(st.integers(95, 105), st.sampled_from([0, (1 << 32) - 1]))
+shares = st.integers(0, 5)
+messages = st.one_of(
+    st.tuples(st.just("add"), references, st.sampled_from([BUY, SELL]), prices, shares),
+    st.tuples(st.just("take"), references, shares),
+    st.tuples(st.just("remove"), references),
+    st.tuples(st.just("replace"), references, references, prices, shares),
+)
+
+
+@settings(max_examples=150)
+@given(st.lists(messages, max_size=120), st.sampled_from([(4, 4), (64, 64)]))
+def test_any_messages(told: list[tuple[Any, ...]], room: tuple[int, int]) -> None:
+    fast, slow = books.new_book(*room), SlowBook()
+    for name, *arguments in told:
+        while not books.has_room(fast):
+            fast = books.roomier(fast)
+        answer = getattr(books, name)(fast, *arguments)
+        assert answer == getattr(slow, name)(*arguments)
+        for side in (BUY, SELL):
+            assert books.levels(fast, side, 100) == slow.levels(side)
+    found = books.counters(fast)
+    assert found.pop("orders") == len(slow.orders)
+    assert {name: many for name, many in found.items() if many} == dict(+slow.counts)
+
+
+def test_order_without_room_is_counted_and_not_taken_for_another() -> None:
+    book = books.new_book(8, 2)
+    for reference in range(5):
+        books.add(book, reference, BUY, 100 + reference, 1)
+    assert {name: many for name, many in books.counters(book).items() if many} == {
+        "orders": 2,
+        "added": 5,
+        "forgotten": 3,
+    }
+    assert not books.has_room(book)
+    assert books.take(book, 4, 1) == -1
+    assert books.levels(book, BUY, 9) == [Level(101, 1, 1), Level(100, 1, 1)]
+
+
+def test_many_orders_come_and_go() -> None:
+    """Far more than the table holds at a time; it empties without a trace."""
+    random = numpy.random.default_rng(7)
+    book = books.new_book(64, 64)
+    resting: list[int] = []
+    for reference in range(20_000):
+        if len(resting) == 60:
+            books.remove(book, resting.pop(int(random.integers(60))))
+        books.add(book, reference * 0x9E3779B97F4A7C1 & (1 << 62) - 1, BUY, int(random.integers(30)), 1)
+        resting.append(reference * 0x9E3779B97F4A7C1 & (1 << 62) - 1)
+    for reference in resting:
+        books.remove(book, reference)
+    assert {name: many for name, many in books.counters(book).items() if many} == {"added": 20_000, "removed": 20_000}
+    assert books.levels(book, BUY, 100) == []
+
+
+def test_show_tells_whether_the_best_levels_changed() -> None:
+    book, shown = books.new_book(), numpy.zeros((2, 2, 3), numpy.int64)
+    assert not books.show(book, 2, shown)
+    books.add(book, 1, BUY, 100, 5)
+    assert books.show(book, 2, shown)
+    assert shown[:, :, 0].tolist() == [[100, 0], [0, 0]]
+    books.add(book, 2, BUY, 99, 5)
+    assert books.show(book, 2, shown)
+    books.add(book, 3, BUY, 98, 5)
+    assert not books.show(book, 2, shown)
+    books.take(book, 1, 1)
+    assert books.show(book, 2, shown)
+    assert shown[0].tolist() == [[100, 4, 1], [99, 5, 1]]

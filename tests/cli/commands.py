@@ -1,0 +1,134 @@
+"""Run commands, as processes or in this one, and read what they print."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from typer.testing import CliRunner
+
+from blackbox import Feed
+from blackbox.cli import app
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Ended(NamedTuple):
+    """How a command ended."""
+
+    status: int
+    out: str
+    errors: str
+
+    def text(self, name: str) -> str:
+        """A value of a table of names and values."""
+        found = re.search(rf"│ {name} +│ +(.+?) +│", self.out)
+        assert found is not None, f"no {name!r} in\n{self.out}{self.errors}"
+        return found[1]
+
+    def value(self, name: str) -> int:
+        """A number of a table of names and values."""
+        return int(self.text(name).replace(",", ""))
+
+
+class Command:
+    """A `blackbox` process; killed when the `with` block is left."""
+
+    def __init__(
+        self,
+        *words: object,
+        stdout: int = subprocess.PIPE,
+        stderr: int = subprocess.PIPE,
+        stdin: int | None = None,
+    ) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "blackbox.cli", *map(str, words)],
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
+
+    def read_error(self, text: str) -> None:
+        """Wait until a line on stderr contains `text`."""
+        self._read(self.process.stderr, text)
+
+    def read_out(self, text: str) -> None:
+        """Wait until a line on stdout contains `text`."""
+        self._read(self.process.stdout, text)
+
+    def _read(self, lines: IO[str] | None, text: str) -> None:
+        assert lines is not None
+        for line in lines:
+            if text in line:
+                return
+        raise AssertionError(f"the command ended without saying {text!r}")
+
+    def end(self, timeout: float = 60.0) -> Ended:
+        """Wait for its end."""
+        out, errors = self.process.communicate(timeout=timeout)
+        return Ended(self.process.returncode, out or "", errors or "")
+
+    def interrupt(self, number: signal.Signals = signal.SIGINT) -> Ended:
+        """Send a signal, wait for its end."""
+        self.process.send_signal(number)
+        return self.end()
+
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+class Place(NamedTuple):
+    """A feed on free ports, and the file that says so."""
+
+    feed: Feed
+    path: Path
+
+
+def write_feed(feed: Feed, path: Path) -> Path:
+    """The feed as TOML."""
+    lines = [f'name = "{feed.name}"', f'schema = "{feed.schema}"', f"heartbeat_ns = {feed.heartbeat_ns}"]
+    for feed_slice in feed.slices:
+        lines += ["[[slices]]", f"endpoints = {list(feed_slice.endpoints)}", f"share = {list(feed_slice.share or ())}"]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def invoke(*words: object) -> Ended:
+    """Run a command in this process and thread: quicker than a process, and enough without signals and terminals."""
+    result = CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "200"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Ended(result.exit_code, result.stdout, result.stderr)
+
+
+@contextmanager
+def beside(task: Callable[[], object]) -> Iterator[None]:
+    """Run a task in a thread while the block runs. Raise what it raised."""
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(task)
+        yield
+        running.result()
+
+
+def assert_one_line(ended: Ended, pattern: str) -> None:
+    """Exactly one line on stderr is an error, of this form, and there is no traceback."""
+    errors = [line for line in ended.errors.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, ended.errors
+    assert re.search(pattern, errors[0]), errors[0]
+    assert "Traceback" not in ended.errors

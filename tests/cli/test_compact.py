@@ -1,0 +1,26 @@
+"""`blackbox compact`: what it says of the day that it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from blackbox import Recording
+from blackbox.cli.ui.status import Status
+from tests.cli.commands import invoke
+from tests.cli.days import damage
+from tests.journals import Day
+
+
+def test_a_recording_is_compacted(day: Day, tmp_path: Path) -> None:
+    ended = invoke("compact", day.path, tmp_path / "out", "--compression", "lz4", "--block-kib", 1)
+    assert ended.status == 0, ended.errors
+    assert ended.text("messages") == "40"
+    assert Recording.open(tmp_path / "out").counts() == Recording.open(day.path).counts()
+    assert invoke("compact", day.path, tmp_path / "out").status == Status.ERROR
+
+
+def test_damage_is_left_out_of_what_is_compacted(day: Day, tmp_path: Path) -> None:
+    damage(day)
+    ended = invoke("compact", day.path, tmp_path / "out")
+    assert ended.status == Status.LOST
+    assert ended.text("messages") == "38"

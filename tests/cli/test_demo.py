@@ -1,0 +1,396 @@
+"""The demo: the figures that it prints are right, and it fails when something is lost."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+import typer
+from blackbox_feeds.iex import Iex
+from blackbox_feeds.itch50 import Itch50
+from blackbox_feeds.synthetic import Synthetic
+
+from blackbox import BlackBoxError, ConfigError, Feed, JournalError, Publisher, Recording, Source, Subscriber
+from blackbox.archive.day import session_date
+from blackbox.cli.demo.callbacks import DemoCallbacks
+from blackbox.cli.demo.command import check
+from blackbox.cli.demo.results import Results, SymbolResult
+from blackbox.cli.demo.runs import DemoResult, DemoRunner, Received, Run, lost_of
+from blackbox.cli.demo.session import SessionSummary, watched_symbols
+from blackbox.cli.demo.storage import Storage
+from blackbox.cli.demo.trades import MAX_TOPICS
+from blackbox.cli.ui.status import Status
+from blackbox.feed.symbol import SymbolRule
+from blackbox.report.numbers import long_time
+from blackbox.testing import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+TRADE_TYPES = {"itch50": "P", "iex_deep10": "T", "iex_tops16": "T"}
+
+
+class Totals:
+    """Trades added up one message at a time with plain Python, as `blackbox.cli.demo.trades` says they are."""
+
+    def __init__(self, source: Source) -> None:
+        self.shares: Counter[str] = Counter()
+        self.trades: Counter[str] = Counter()
+        self.value: Counter[str] = Counter()
+        self.last: dict[str, float] = {}
+        self.types: Counter[str] = Counter()
+        self.unpriced = 0
+        prices: dict[int, int] = {}
+        for chunk in source.chunks():
+            for index, start, length in zip(chunk.topic_index, chunk.starts, chunk.lengths, strict=True):
+                payload = chunk.payloads[start : start + length].tobytes()
+                kind = chr(payload[0])
+                self.types[kind] += 1
+                record = numpy.frombuffer(payload, source.schema.dtype(kind), 1)[0]
+                symbol = chunk.topics[index].decode().rpartition(".")[0]
+                if source.schema.name == "itch50":
+                    self._itch(kind, record, symbol, prices)
+                elif kind == "T":
+                    self._add(symbol, int(record["price"]), int(record["size"]))
+                if kind == TRADE_TYPES[source.schema.name]:
+                    self.last[symbol] = int(record["price"]) / 10_000
+
+    def _itch(self, kind: str, record: Any, symbol: str, prices: dict[int, int]) -> None:
+        if kind in "AF":
+            prices[int(record["order_reference_number"])] = int(record["price"])
+        elif kind == "U":
+            prices[int(record["new_order_reference_number"])] = int(record["price"])
+        elif kind == "P":
+            self._add(symbol, int(record["price"]), int(record["shares"]))
+        elif kind == "C" and record["printable"] == b"Y":
+            self._add(symbol, int(record["execution_price"]), int(record["executed_shares"]))
+        elif kind == "E":
+            price = prices.get(int(record["order_reference_number"]))
+            if price is None:
+                self.unpriced += 1
+            else:
+                self._add(symbol, price, int(record["executed_shares"]))
+
+    def _add(self, symbol: str, price: int, shares: int) -> None:
+        self.value[symbol] += price * shares
+        self.shares[symbol] += shares
+        self.trades[symbol] += 1
+
+    def results(self) -> list[SymbolResult]:
+        """As `DemoCallbacks.symbols`."""
+        rows = [
+            SymbolResult(
+                symbol, shares, self.trades[symbol], self.value[symbol] / shares / 10_000, self.last.get(symbol)
+            )
+            for symbol, shares in self.shares.items()
+        ]
+        return sorted(rows, key=lambda row: (-row.shares, row.symbol))
+
+
+def run_callbacks(source: Source, watched: list[bytes]) -> DemoCallbacks:
+    """The demo's callbacks on a source, in this process."""
+    feed = msgspec.structs.replace(Feed.local("demo", schema=source.schema.name), max_topics=MAX_TOPICS)
+    subscriber = Subscriber(feed, workers=1)
+    callbacks = DemoCallbacks(subscriber, [100_000, 100_000], watched)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start(60.0)
+        source.publish(publisher)
+    subscriber.run(until_end=True)
+    return callbacks
+
+
+def assert_right(source: Source, watched: list[bytes]) -> DemoCallbacks:
+    """Every figure is what plain Python finds."""
+    callbacks, expected = run_callbacks(source, watched), Totals(source)
+    assert callbacks.mix() == expected.types
+    assert callbacks.unpriced() == expected.unpriced
+    found = callbacks.symbols()
+    assert [row[:3] for row in found] == [row[:3] for row in expected.results()]
+    for row, right in zip(found, expected.results(), strict=True):
+        assert row.vwap == pytest.approx(right.vwap, rel=1e-12)
+        assert row.last == right.last
+    assert callbacks.seconds() > 0
+    return callbacks
+
+
+def test_figures_of_a_synthetic_session_are_right() -> None:
+    callbacks = assert_right(Synthetic(30_000, symbols=60), [b"AAPL", b"NVDA"])
+    assert sum(callbacks.watched[b"NVDA"]) > sum(callbacks.watched[b"AAPL"]) > 100
+
+
+def test_figures_of_a_real_itch_day_are_right(shared_data: Path) -> None:
+    source = Itch50(shared_data / "itch50" / "runk_locate-13-10k.bin", date="2020-01-30")
+    callbacks = assert_right(source, [b"AAPL"])
+    (apple,) = callbacks.symbols()
+    assert (apple.symbol, apple.trades) == ("AAPL", 849 + 240)
+    assert sum(callbacks.watched[b"AAPL"]) == 10_000
+
+
+def test_executions_of_unknown_orders_are_counted(shared_data: Path) -> None:
+    callbacks = assert_right(Itch50(shared_data / "itch50" / "jamison_12302019_SNIPPET.NASDAQ_ITCH50"), [b"SPY"])
+    assert callbacks.unpriced() > 0
+
+
+def test_figures_of_a_real_iex_day_are_right(shared_data: Path) -> None:
+    assert_right(Iex(shared_data / "iex" / "goiex_TOPS16.pcapng.gz"), [b"SPY"])
+
+
+def test_a_schema_without_known_trades_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the demo's source had schema 'raw', expected one of: itch50"):
+        DemoRunner("words:x", [], None, "raw")
+
+
+# Resting orders
+
+
+def test_watched_symbols_are_busy_but_a_small_share() -> None:
+    messages: dict[bytes, int] = defaultdict(int, {b"#system.S": 5, b"BIG.A": 5_000, b"BIG.D": 4_000, b"A.B.A": 20})
+    messages |= {b"C.A": 15, b"C.D": 15, b"E.A": 10, b"F.A": 1}
+    numbers = numpy.array(list(messages.values()))
+    assert watched_symbols(list(messages), numbers, SymbolRule()) == [b"C", b"A.B", b"E"]
+    assert watched_symbols([b"ONE.A"], numpy.array([9]), SymbolRule()) == [b"ONE"]
+    assert watched_symbols([], numpy.array([], int), SymbolRule()) == []
+
+
+# The command
+
+
+def demo(*words: object, temporary: Path | None = None) -> subprocess.Popen[str]:
+    more = {} if temporary is None else {"TMPDIR": str(temporary)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "blackbox.cli", "demo", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | more,
+    )
+
+
+def children_of(process: subprocess.Popen[str]) -> list[int]:
+    """The publishing process of a demo, once there is one."""
+    task = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    pids = task.read_text().split() if task.exists() else []
+    return [int(pid) for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+RUNS = ("live", "recorded", "replayed on the wire", "replayed in process")
+
+
+def test_demo_delivers_all_and_shows_results(tmp_path: Path) -> None:
+    with demo("--messages", 60_000, temporary=tmp_path) as process:
+        out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    values = dict(re.findall(r"│ (\S[\w ]*?) +│ +([\d,]+) │", out))
+    assert values["published"] == values["delivered"] == "60,000"
+    assert re.search(r"│ to callbacks +│ +[\d,]+ │ the same, counted once for each callback that got it +│", out)
+    assert re.search(r"│ lag p50 +│ .* │ lag: time from the publisher's sending to the callback +│", out)
+    for title in ("largest volumes", "VWAP", "message mix"):
+        assert title in out
+    assert re.search(r"│ NVDA +│ +[\d,]+ │ +\d+ │ +\d+\.\d{4} │", out)
+    figures = r"│ +[\d.]+ [kMG]/s │ +[\d,.]+ │ +(?:\d+ h )?(?:\d+ min )?\d+ s │"
+    for name in RUNS:
+        assert re.search(rf"│ {name} +│ +60,000 │ +0 │ +0 {figures}", out), name
+    # A busy machine may fall behind the pace; none runs ahead of it.
+    (pace,) = re.findall(r"│ replayed at 10 x +│ +[\d,]+ │ +0 │ +0 │ +[\d.]+(?: k)?/s │ +([\d.]+) │ +\d+ ", out)
+    assert 0 < float(pace) < 10.5
+    assert re.search(r"recording: \d+ MB, removed again", out)
+    assert "results are equal: VWAP and last price of 476 symbols and message mix" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_demo_ends_with_a_page_of_its_recording(tmp_path: Path) -> None:
+    (tmp_path / "temporary").mkdir()
+    page = tmp_path / "pages" / "demo.html"
+    with demo("--messages", 60_000, "--report", page, temporary=tmp_path / "temporary") as process:
+        out, errors = process.communicate(timeout=220)
+    assert process.returncode == 0, errors
+    assert f"report: {page}, to be opened in a browser" in out
+    text = page.read_text()
+    assert "synthetic:60000, by blackbox demo" in text
+    assert "60,000</b><span>messages</span>" in text
+    assert "Spreads are of the order book" in text
+    assert list((tmp_path / "temporary").glob("blackbox-demo-*")) == []
+
+
+def test_demo_without_spark_tells_all_it_found_and_fails(tmp_path: Path) -> None:
+    (tmp_path / "pyspark.py").write_text("raise ImportError('no pyspark here')\n")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    words = [sys.executable, "-m", "blackbox.cli", "demo", "--messages", "20000", "--report", str(tmp_path / "x.html")]
+    ran = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=120)
+    assert ran.returncode == Status.ERROR
+    assert "results are equal" in ran.stdout
+    told = f"error: {tmp_path}/x.html was not written: this needs pyspark: pip install 'blackbox-md[spark]' (no pyspark"
+    assert told in ran.stderr
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_recording_of_a_demo_is_kept_where_it_was_asked_for(tmp_path: Path) -> None:
+    with demo("--messages", 20_000, "--recordings", tmp_path) as process:
+        out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    (day,) = (tmp_path / "demo").glob("*-*-*")
+    assert f"kept in {day}" in out
+    assert sum(Recording.open(day).counts().values()) == 20_000
+    with demo("--messages", 20_000, "--recordings", tmp_path) as process:
+        out, errors = process.communicate(timeout=120)
+    assert (process.returncode, out) == (1, "")
+    assert f"error: {day} holds a recording already" in errors
+
+
+def test_demo_takes_at_most_the_messages_asked_for(shared_data: Path) -> None:
+    with demo("--source", f"iex:{shared_data / 'iex' / 'goiex_DEEP10.pcap.gz'}", "--messages", 200_000) as process:
+        out, errors = process.communicate(timeout=90)
+    assert process.returncode == 0, errors
+    assert re.search(r"│ delivered +│ +200,000 │", out)
+
+
+def test_error_of_the_publishing_process_is_the_demos() -> None:
+    with demo("--source", "itch50:nothing.bin", "-o", "date=2020-01-30") as process:
+        out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "")
+    assert re.search(r"^error: .*nothing\.bin", errors, re.MULTILINE)
+    assert "Traceback" not in errors
+
+
+def test_demo_of_a_file_without_messages_is_an_error() -> None:
+    with demo("--source", "itch50:README.md", "-o", "date=2020-01-30") as process:
+        out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "")
+    assert "error: README.md: no valid message starts at byte 0" in errors
+
+
+def test_killed_publishing_process_ends_the_demo() -> None:
+    with demo("--messages", 50_000_000) as process:
+        wait_until(lambda: children_of(process), 30.0, "a publishing process")
+        os.kill(children_of(process)[0], signal.SIGKILL)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "error: the publishing process ended with status -9" in errors
+
+
+@pytest.mark.parametrize("moment", ["preparing", "recording", "replaying"])
+def test_interrupt_ends_both_processes(tmp_path: Path, moment: str) -> None:
+    def has_come() -> bool:
+        if moment == "preparing":
+            return bool(children_of(process))
+        segments = list(tmp_path.rglob("*.journal"))
+        started = bool(segments) and all(path.stat().st_size > 64 for path in segments)
+        if moment == "replaying":
+            return started and is_free(segments[0])
+        return started
+
+    messages = 50_000_000 if moment == "preparing" else 1_000_000
+    with demo("--messages", messages, temporary=tmp_path) as process:
+        wait_until(has_come, 60.0, moment)
+        (child,) = children_of(process)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    wait_until(lambda: not Path(f"/proc/{child}").exists(), 10.0, "the end of the publishing process")
+    assert list(tmp_path.iterdir()) == []
+
+
+def is_free(segment: Path) -> bool:
+    """Whether no recorder owns the recording of a segment."""
+    lock = next(path for path in segment.parents if (path / "recorder.lock").exists()) / "recorder.lock"
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def test_whatever_was_not_delivered_is_lost() -> None:
+    assert lost_of(100, 0, 100) == 0
+    assert lost_of(100, 7, 93) == 7
+    assert lost_of(100, 0, 93) == 7
+    assert lost_of(100, 0, 100, 3) == 3
+
+
+def test_rates_of_a_run() -> None:
+    live = Run("live", 10_000_000, 0, 0, 1.0, 36_000.0)
+    assert (live.times_faster, live.classic_day_s) == (36_000.0, 288.0)
+    assert long_time(288.0) == "4 min 48 s"
+    assert (long_time(0.4), long_time(59.7), long_time(3_725)) == ("0 s", "1 min 00 s", "1 h 02 min 05 s")
+    paced = Run("replayed at 10 x", 20_000, 0, 0, 2.0, 20.0, is_paced=True)
+    assert (paced.times_faster, paced.classic_day_s) == (10.0, 2_880.0)
+    unknown = Run("live", 0, 0, 0, 0.0, 0.0)
+    assert (unknown.times_faster, unknown.classic_day_s) == (None, None)
+
+
+def test_every_difference_of_results_is_named() -> None:
+    row = SymbolResult("AAPL", 100, 2, 189.98, 190.02)
+    found = Results([row], {"P": 2}, {b"AAPL": (0, 2)}, 0)
+    assert found.difference(found) is None
+    for other, text in (
+        (found._replace(symbols=[row._replace(last=190.03)]), "AAPL was (100, 2, 189.98, 190.03), expected (100, 2"),
+        (found._replace(symbols=[]), "0 symbols were traded, expected 1"),
+        (found._replace(mix={"P": 1}), "the message mix was {'P': 1}, expected {'P': 2}"),
+        (found._replace(watched={b"AAPL": (0, 1)}), "the message mix of the watched symbols"),
+        (found._replace(unpriced=3), "3 executions were of unknown orders, expected 0"),
+    ):
+        assert text in str(found.difference(other))
+
+
+def result_with(**changes: Any) -> DemoResult:
+    results = Results([], {"A": 1}, {}, 0)
+    session = SessionSummary(
+        messages=1,
+        payload_bytes=36,
+        by_type={"A": 1},
+        orders=[1, 0],
+        watched=[],
+        truncated=None,
+        seconds=0.1,
+        first_ns=0,
+        last_ns=0,
+        middle_ns=0,
+    )
+    feed = Feed.local("demo", schema="itch50")
+    run = Run("live", 1, 0, 0, 1.0, 1.0)
+    live = Received(run, Subscriber(feed).statistics(), results)
+    return DemoResult("synthetic:1", feed, session, live, [run], {}, 0, [])._replace(**changes)
+
+
+def test_other_results_of_a_replay_are_an_error() -> None:
+    check(result_with())
+    with pytest.raises(BlackBoxError, match="replayed on the wire: results were not those of the live run: AAPL was"):
+        check(result_with(differences={"replayed on the wire": "AAPL was (1, 2), expected (1, 3)"}))
+
+
+def test_messages_lost_in_any_run_have_their_status() -> None:
+    with pytest.raises(typer.Exit) as ended:
+        check(result_with(runs=[Run("recorded", 9, 1, 0, 1.0, 1.0)]))
+    assert ended.value.exit_code == Status.LOST
+
+
+# Where the recording lies
+
+
+def test_too_little_room_is_told_before_anything_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = Storage(tmp_path / "not" / "yet", Feed.local("demo"))
+    storage.check_room(result_with().session)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=30_000_000))
+    with pytest.raises(JournalError, match=r"recording 1 messages takes some 67 MB, but only 30 MB are free: choose"):
+        storage.check_room(result_with().session)
+
+
+def test_a_day_that_holds_a_recording_is_not_added_to(tmp_path: Path) -> None:
+    feed = Feed.local("demo")
+    (tmp_path / "demo" / session_date(feed, time.time_ns()).isoformat()).mkdir(parents=True)
+    with pytest.raises(JournalError, match="holds a recording already: choose another directory, or remove it"):
+        Storage(tmp_path, feed)

@@ -1,0 +1,120 @@
+"""`blackbox dump`: messages as text and as JSON."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blackbox.cli.ui.messages import decimal_text
+from tests.cli.commands import ROOT, invoke
+from tests.cli.days import OPEN, SECOND, trade
+from tests.journals import Day, Put, Row, feed_of
+
+
+def test_messages_are_dumped_as_text(day: Day) -> None:
+    ended = invoke("dump", day.path, "--count", 3)
+    assert ended.status == 0
+    lines = ended.out.splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("2026-11-20T14:30:00.000000000Z AAPL.P message_type=P ")
+    assert "price=12.3450" in lines[0]
+
+
+def objects(*words: object) -> list[dict[str, Any]]:
+    ended = invoke("dump", *words, "--json")
+    assert ended.status == 0, ended.errors
+    return [json.loads(line) for line in ended.out.splitlines()]
+
+
+def test_messages_are_dumped_as_json(day: Day) -> None:
+    found = objects(day.path)
+    assert len(found) == 40
+    assert found[0] | {"record": None} == {
+        "topic": "AAPL.P",
+        "ts_event": OPEN,
+        "ts_out": OPEN,
+        "ts_recv": OPEN + 7,
+        "slice": 0,
+        "epoch": 1,
+        "sequence": 0,
+        "record": None,
+    }
+    assert found[0]["record"] == {
+        "message_type": "P",
+        "stock_locate": 0,
+        "tracking_number": 0,
+        "timestamp": 9 * 3600 + 1800,
+        "order_reference_number": 2**63,
+        "buy_sell_indicator": "B",
+        "shares": 0,
+        "stock": "AAPL",
+        "price": "12.3450",
+        "match_number": 0,
+    }
+    told = [(m.slice_id, m.sequence, m.topic.decode(), m.ts_event) for m in day.told()]
+    assert [(m["slice"], m["sequence"], m["topic"], m["ts_event"]) for m in found] == told
+
+
+def test_payloads_without_a_schema_are_dumped_in_base64(tmp_path: Path) -> None:
+    day = Day(tmp_path / "day", feed_of())
+    day.put(0, Put((Row(b"A\xff", b"\x00\xff", 1), Row(b"A", b"", 2))))
+    first, second = objects(day.path)
+    assert (first["topic"], base64.b64decode(first["payload"])) == ("A\\xff", b"\x00\xff")
+    assert second["payload"] == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "sequences"),
+    [
+        (["BAC"], [*range(10), *range(15, 25)]),
+        (["BAC.P", "BAC.Q"], [*range(10), *range(15, 25)]),
+        (["AAPL", "BAC", "--start", "09:30:18"], [18, 19, 23, 24]),
+        (["--start", "09:30:03", "--stop", "09:30:05", "--slices", "0"], [3, 4]),
+        (["--stop", str(OPEN + SECOND), "--slices", "0,1"], [0, 0]),
+        (["--start", "2026-11-20T14:30:19Z", "--slices", "1"], [24]),
+        (["X", "Y"], []),
+    ],
+)
+def test_what_is_dumped_is_chosen(day: Day, words: list[str], sequences: list[int]) -> None:
+    assert [message["sequence"] for message in objects(day.path, *words)] == sequences
+
+
+def test_a_closed_pipe_ends_a_dump_quietly(tmp_path: Path) -> None:
+    day = Day(tmp_path / "day", feed_of())
+    day.put(0, *(Put(tuple(Row(b"A", b"x" * 40, 1) for _ in range(100)), sequence=100 * i) for i in range(200)))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "blackbox.cli", "dump", str(day.path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stdout, process.stderr:
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "decimals", "text"),
+    [(123_450, 4, "12.3450"), (-5, 4, "-0.0005"), (0, 2, "0.00"), (7, 0, "7"), (2**63 - 1, 4, "922337203685477.5807")],
+)
+def test_prices_are_exact(number: int, decimals: int, text: str) -> None:
+    assert decimal_text(number, decimals) == text
+
+
+def test_feed_without_a_schema_is_decoded_by_the_number_in_its_blocks(tmp_path: Path) -> None:
+    day = Day(tmp_path / "recorded" / "2026-11-20", feed_of())
+    day.put(0, Put((trade("AAPL", 0),), schema=1))
+    (found,) = objects(day.path)
+    assert found["record"]["stock"] == "AAPL"

@@ -1,0 +1,153 @@
+"""The program: its help, its commands, and errors that many commands share."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from blackbox import Feed
+from blackbox.cli import app
+from blackbox.cli.ui.feeds import LOCAL
+from blackbox.cli.ui.status import Status
+from tests.cli.commands import ROOT, assert_one_line, invoke, write_feed
+from tests.cli.days import recorded_day
+from tests.journals import Day
+
+PROGRAM = typer.main.get_command(app)
+COMMANDS = sorted(PROGRAM.commands)  # type: ignore[attr-defined]
+DATE = "2026-11-20"
+
+
+def examples_of(command: str) -> list[list[str]]:
+    """The words behind `blackbox` in each example of a command's help, without what a shell does with them."""
+    text = inspect.cleandoc(PROGRAM.commands[command].help or "").partition("For example")[2]  # type: ignore[attr-defined]
+    found = []
+    for line in re.findall(rf"^(?:for .*? do )?blackbox ({command}\b.*)$", text, re.MULTILINE):
+        shell, _, _ = re.split(r"(;|&&|\||  )", line + ";", maxsplit=1)
+        found.append(shlex.split(shell.replace("$day", f"recordings/nasdaq/{DATE}")))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "pattern"),
+    [
+        (["publish", "synthetic"], "source was 'synthetic', expected NAME:ARGUMENT"),
+        (["publish", "itch:x"], "source was 'itch', expected one of: .*itch50"),
+        (["publish", "synthetic:10", "-o", "seed"], "option was 'seed', expected NAME=VALUE"),
+        (["publish", "synthetic:10", "-o", "sead=1"], "option was 'sead', expected one of: seed"),
+        (["publish", "itch50:nothing.bin", "-o", "date=2020-01-30", "--wait-for", "0"], "nothing.bin"),
+        (["publish", "synthetic:10", "--feed", "no.toml"], "feed file 'no.toml' was not found"),
+        (["subscribe", "--feed", "no.toml"], "feed file 'no.toml' was not found"),
+        (["stat", "--feed", "no.toml"], "feed file 'no.toml' was not found"),
+        (["demo", "--source", "iex:nothing.pcap"], "nothing.pcap"),
+        (["control", "ipc:///nobody/here", "pause", "--timeout", "0"], "no replay answered at ipc:///nobody/here"),
+        (["control", "localhost:17300"], "endpoint was 'localhost:17300', expected tcp://"),
+    ],
+)
+def test_each_error_is_one_line_and_status_1(words: list[str], pattern: str, tmp_path: Path) -> None:
+    if words[0] == "publish" and "--feed" not in words:
+        words = [*words, "--feed", str(write_feed(Feed.local("errors"), tmp_path / "feed.toml"))]
+    ended = invoke(*words)
+    assert ended.status == Status.ERROR
+    assert_one_line(ended, pattern)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["publish"],
+        ["publish", "synthetic:10", "--when-full", "block"],
+        ["subscribe", "--workers", "0"],
+        ["subscribe", "--on-slow", "ignore"],
+        ["stat", "--twice"],
+        ["demo", "--messages", "0"],
+        ["replay"],
+        ["control"],
+        ["control", "tcp://127.0.0.1:1", "jump"],
+        ["control", "tcp://127.0.0.1:1", "pause", "10"],
+        ["control", "tcp://127.0.0.1:1", "seek"],
+        ["control", "tcp://127.0.0.1:1", "speed"],
+        ["control", "tcp://127.0.0.1:1", "speed", "0"],
+        ["control", "tcp://127.0.0.1:1", "speed", "nan"],
+        ["control", "tcp://127.0.0.1:1", "step", "0"],
+        ["control", "tcp://127.0.0.1:1", "step", "half"],
+        ["control", "tcp://127.0.0.1:1", "step", "9" * 30],
+        ["dump", "DAY", "--slices", "2"],
+        ["dump", "DAY", "--slices", "all"],
+        ["dump", "DAY", "--start", "noon"],
+        ["dump", "DAY", "--count", "0"],
+        ["export", "DAY"],
+        ["export", "DAY", "x", "--stop", "25:00"],
+        ["compact", "DAY"],
+        ["compact", "DAY", "x", "--compression", "gzip"],
+        ["compact", "DAY", "x", "--block-kib", "0"],
+        ["inspect"],
+        ["verify"],
+    ],
+)
+def test_wrong_usage_is_status_2(day: Day, words: list[str]) -> None:
+    assert invoke(*(str(day.path) if word == "DAY" else word for word in words)).status == Status.USAGE
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_teaches_by_examples_and_names_the_exit_statuses(command: str) -> None:
+    ended = invoke(command, "--help")
+    assert ended.status == 0
+    text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", ended.out).split())
+    assert "For example" in text
+    assert text.count(f"blackbox {command}") >= 2
+    assert "Exit status: 0 fine, 1 error" in text
+    assert "130 Ctrl-C" in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_paragraphs_of_the_help_are_wrapped_by_the_terminal(command: str) -> None:
+    paragraphs = (PROGRAM.commands[command].help or "").split("\n\n")  # type: ignore[attr-defined]
+    assert not [text for text in paragraphs if "\n" in text]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_example_of_the_help_is_a_right_command_line(command: str) -> None:
+    examples = examples_of(command)
+    assert len(examples) >= 2
+    for _, *words in examples:
+        PROGRAM.commands[command].make_context(command, words)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "dump", "export", "compact"])
+def test_every_example_about_a_recording_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded_day(tmp_path / "recordings" / "nasdaq" / DATE)
+    monkeypatch.chdir(tmp_path)
+    for words in examples_of(command):
+        expected = Status.LOST if command == "verify" else Status.OK  # the day has a gap
+        ended = invoke(*words)
+        assert ended.status == expected, (words, ended.errors)
+
+
+def test_the_program_lists_its_commands_and_version() -> None:
+    assert all(command in invoke("--help").out for command in COMMANDS)
+    assert re.fullmatch(r"blackbox \d+\.\d+\.\d+\n", invoke("--version").out)
+
+
+def test_help_needs_nothing_heavy() -> None:
+    script = "import sys, blackbox.cli; assert not {'numba', 'zmq', 'pyarrow'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+
+
+def test_the_built_in_feed_is_that_of_the_configuration_file() -> None:
+    assert Feed.load(ROOT / "configs" / "local.toml") == LOCAL
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "dump", "export", "compact"])
+def test_a_missing_recording_is_one_line(command: str, tmp_path: Path) -> None:
+    more = [tmp_path / "out"] if command in {"export", "compact"} else []
+    ended = invoke(command, tmp_path / "nothing", *more)
+    assert ended.status == Status.ERROR
+    assert ended.errors == f"error: recording '{tmp_path}/nothing' was not found\n"

@@ -1,0 +1,117 @@
+"""`blackbox publish`: for whom it waits, what it refuses, and how it ends."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from blackbox import ConfigError, Publisher, Subscriber
+from blackbox.cli.ui.feeds import LOCAL, feed_for, open_with_options
+from blackbox.cli.ui.status import Status
+from tests.cli.commands import Command, Place, assert_one_line, invoke
+
+
+def test_publish_without_waiting_for_anybody(place: Place) -> None:
+    ended = invoke("publish", "synthetic:1000", "--feed", place.path, "--wait-for", "0")
+    assert ended.status == 0, ended.errors
+    assert (ended.value("messages"), ended.value("unwanted")) == (0, 1_000)
+    assert "warning: nobody had subscribed: all 1,000 messages were unwanted, and none was sent" in ended.errors
+
+
+def test_a_publisher_that_waits_names_the_slices_that_lack_subscribers(place: Place) -> None:
+    with Command("publish", "synthetic:1000", "--feed", place.path) as publisher:
+        publisher.read_error(
+            "feed 'cli' (2 slices): slice 0 has 0, slice 1 has 0; to publish without them: --wait-for 0"
+        )
+        subscriber = Subscriber(place.feed)
+        subscriber.on(b"AAPL.")(lambda _: None)
+        with subscriber.start(30.0):
+            other = 1 - place.feed.slice_of(b"AAPL.t")
+            publisher.read_error(f"feed 'cli' (2 slices): slice {other} has 0; to publish without them: --wait-for 0")
+
+
+def test_interrupt_ends_a_publisher_that_waits(place: Place) -> None:
+    with Command("publish", "synthetic:1000", "--feed", place.path) as publisher:
+        publisher.read_error("waiting for 1 subscriber")
+        ended = publisher.interrupt()
+    assert (ended.status, ended.out) == (Status.INTERRUPTED, ""), ended.errors
+
+
+def test_interrupt_ends_a_publisher_whose_subscriber_hangs(place: Place) -> None:
+    with (
+        Command("publish", "synthetic:3000000", "--feed", place.path) as publisher,
+        zmq.Context() as context,
+        context.socket(zmq.SUB) as hung,
+    ):
+        hung.rcvhwm = 1
+        for feed_slice in place.feed.slices:
+            hung.connect(feed_slice.endpoints[0])
+        hung.subscribe(b"")
+        while hung.recv_multipart()[0]:
+            pass  # heartbeats; the key of data is empty
+        ended = publisher.interrupt()
+    assert ended.status == Status.INTERRUPTED, ended.errors
+    assert 0 < ended.value("messages") < 3_000_000
+
+
+def test_nobody_subscribes(place: Place) -> None:
+    ended = invoke("publish", "synthetic:1000", "--feed", place.path, "--timeout", "0.1")
+    assert ended.status == Status.ERROR
+    pattern = r"feed 'cli' \(2 slices\): too few subscribers after 0\.1 s: slice 0 has 0, slice 1 has 0, expected 1"
+    assert_one_line(ended, pattern)
+
+
+def test_port_in_use(place: Place) -> None:
+    with Publisher(place.feed):
+        ended = invoke("publish", "synthetic:1000", "--feed", place.path)
+    assert ended.status == Status.ERROR
+    assert_one_line(ended, r"slice 0: endpoint tcp://127\.0\.0\.1:\d+ is in use")
+
+
+@pytest.mark.parametrize(
+    ("source", "pattern"),
+    [
+        ("itch50:DIR/20200130.itch", r"DIR/20200130\.itch: cannot be read: No such file .* expected an ITCH 5\.0 file"),
+        ("itch50:DIR/day.itch", r"DIR/day\.itch: cannot be read: No such file .* expected an ITCH 5\.0 file"),
+        ("itch50:DIR", r"DIR: cannot be read: Is a directory, expected an ITCH 5\.0 file"),
+        ("itch50:/proc/self/mem", r"/proc/self/mem: cannot be read: Input/output error, expected an ITCH 5\.0 file"),
+        ("itch50:DIR/text", r"text: the file name tells no one date .* e\.g\. `--option date=2019-12-30`"),
+        ("itch50:DIR/text_20200130", r"text_20200130: no valid message starts at byte 0: .* expected one of"),
+        ("itch50:DIR/empty_20200130", r"empty_20200130 .*holds no message, expected at least one"),
+        ("iex:DIR/day.pcap", r"DIR/day\.pcap: cannot be read: No such file .* expected a pcap or pcapng capture"),
+        ("iex:DIR", r"DIR: cannot be read: Is a directory, expected a pcap or pcapng capture"),
+        ("iex:DIR/text", r"DIR/text: the first 4 bytes were .* expected those of a pcap or pcapng capture"),
+    ],
+)
+def test_a_wrong_source_is_told_before_anything_is_bound(
+    source: str, pattern: str, place: Place, tmp_path: Path
+) -> None:
+    for name in ("text", "text_20200130"):
+        (tmp_path / name).write_text("no market data")
+    (tmp_path / "empty_20200130").touch()
+    spec = source.replace("DIR", str(tmp_path))
+    # The ports are taken: to bind them would be another error.
+    with Publisher(place.feed):
+        ended = invoke("publish", spec, "--feed", place.path)
+    assert ended.status == Status.ERROR
+    assert_one_line(ended, pattern.replace("DIR", re.escape(str(tmp_path))))
+
+
+def test_the_source_decides_the_schema_of_a_raw_feed_only() -> None:
+    source = open_with_options("synthetic:10", ["seed=3"], LOCAL)
+    assert feed_for(LOCAL, source, "synthetic:10").schema == "itch50"
+    tops = msgspec.structs.replace(LOCAL, schema="iex_tops16")
+    with pytest.raises(
+        ConfigError, match="feed 'local' has schema 'iex_tops16' but source 'synthetic:10' has 'itch50'"
+    ):
+        feed_for(tops, source, "synthetic:10")
+
+
+def test_topics_are_made_as_the_feed_says() -> None:
+    feed = msgspec.structs.replace(LOCAL, topic="x.{type}.{symbol}")
+    (chunk,) = open_with_options("synthetic:10", None, feed).chunks()
+    assert all(topic.startswith(b"x.") for topic in chunk.topics)

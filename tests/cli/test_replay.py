@@ -1,0 +1,144 @@
+"""`blackbox replay`: what subscribers get, what controls it, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from blackbox import Feed, Subscriber
+from blackbox.cli.ui.status import Status
+from blackbox.replay.control_socket import GetStatus, Stop, ask
+from blackbox.testing import Collector
+from tests.cli.commands import Command, assert_one_line, beside, invoke, write_feed
+from tests.journals import Day, Put, Row
+
+S = 1_000_000_000
+START = 1_763_650_800 * S  # 2025-11-20 15:00 UTC
+
+
+@pytest.fixture
+def feed() -> Feed:
+    return Feed.local("cli", slices=2)
+
+
+def write_days(path: Path, feed: Feed, days: int = 1, seconds: int = 10) -> list[Day]:
+    written = []
+    topics = [
+        next(b"%c.x" % letter for letter in range(65, 91) if feed.slice_of(b"%c.x" % letter) == n) for n in (0, 1)
+    ]
+    for number in range(days):
+        day = Day(path / f"2025-11-{20 + number}", feed, date=f"2025-11-{20 + number}")
+        for slice_id, topic in enumerate(topics):
+            begin = START + 86_400 * S * number
+            times = [begin + i * S for i in range(seconds)]
+            day.put(
+                slice_id,
+                *(Put((Row(topic, b"%d" % i, at),), i, ts_out=at, epoch=number + 1) for i, at in enumerate(times)),
+            )
+        written.append(day)
+    return written
+
+
+def collected(feed: Feed) -> tuple[Subscriber, Collector]:
+    collector = Collector()
+    subscriber = Subscriber(feed)
+    subscriber.on(b"")(collector.message)
+    return subscriber, collector
+
+
+def test_a_feeds_directory_is_replayed_with_all_its_days(tmp_path: Path, feed: Feed) -> None:
+    write_days(tmp_path, feed, days=2)
+    subscriber, collector = collected(feed)
+    with beside(lambda: subscriber.run(until_end=True, timeout=60)):
+        ended = invoke("replay", tmp_path)
+    assert ended.status == Status.OK, ended.errors
+    assert len(collector) == 40
+    assert re.search(r"replayed 40 messages in .*s: .*/s, [\d,]+ times the market's pace", ended.out), ended.out
+
+
+def test_on_another_feed_cut_paced_and_looped(tmp_path: Path, feed: Feed) -> None:
+    write_days(tmp_path, msgspec.structs.replace(feed, name="recorded"))
+    other = write_feed(feed, tmp_path / "feed.toml")
+    subscriber, collector = collected(feed)
+    options = ("--feed", other, "--start", "15:00:02", "--stop", "15:00:06", "--speed", "100", "--loop", "2")
+    with beside(lambda: subscriber.run(until_end=True, timeout=60)):
+        ended = invoke("replay", tmp_path / "2025-11-20", *options)
+    assert ended.status == Status.OK, ended.errors
+    assert sorted(m.payload for m in collector.messages) == sorted([b"2", b"3", b"4", b"5"] * 4)
+    assert "replayed 16 messages" in ended.out
+
+
+def test_it_is_controlled_from_elsewhere(tmp_path: Path, feed: Feed) -> None:
+    write_days(tmp_path, feed)
+    endpoint = f"ipc://{tmp_path / 'control'}"
+    subscriber, collector = collected(feed)
+    with Command("replay", tmp_path, "--speed", "0.001", "--control", endpoint) as command, subscriber:
+        collector.wait(2)
+        assert ask(endpoint, GetStatus()).state == "playing"
+        ask(endpoint, Stop())
+        ended = command.end()
+    assert ended.status == Status.OK, ended.errors
+    assert "replayed 2 messages" in ended.out
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, Status.INTERRUPTED), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_with_the_line(tmp_path: Path, feed: Feed, number: signal.Signals, status: int) -> None:
+    write_days(tmp_path, feed)
+    subscriber, collector = collected(feed)
+    with Command("replay", tmp_path, "--speed", "0.001") as command, subscriber:
+        collector.wait(2)
+        ended = command.interrupt(number)
+    assert ended.status == status, ended.errors
+    assert "replayed 2 messages" in ended.out
+    assert "Traceback" not in ended.errors
+
+
+def test_without_subscribers_it_ends_with_an_error(tmp_path: Path, feed: Feed) -> None:
+    write_days(tmp_path, feed)
+    ended = invoke("replay", tmp_path, "--timeout", "0.1")
+    assert ended.status == Status.ERROR
+    assert_one_line(ended, "too few subscribers")
+
+
+def test_nobody_is_waited_for_if_so_told(tmp_path: Path, feed: Feed) -> None:
+    write_days(tmp_path, feed)
+    assert invoke("replay", tmp_path, "--wait-for", "0", "--drop").status == Status.OK
+
+
+def test_keys_control_it_in_a_terminal(tmp_path: Path, feed: Feed, terminal: tuple[int, int]) -> None:
+    write_days(tmp_path, feed)
+    subscriber, collector = collected(feed)
+    ours, theirs = terminal
+    with Command("replay", tmp_path, "--speed", "0.001", stdin=theirs) as command, subscriber:
+        collector.wait(2)
+        os.write(ours, b"m")
+        collector.wait(20)
+        assert command.end().status == Status.OK
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--speed", "0"),
+        ("--speed", "fast"),
+        ("--start", "noon"),
+        ("--slices", "0,x"),
+        ("--slices", "7"),
+        ("--loop", "-1"),
+        ("--max-silence", "0"),
+    ],
+)
+def test_wrong_options_are_usage_errors(tmp_path: Path, feed: Feed, options: tuple[str, str]) -> None:
+    write_days(tmp_path, feed)
+    assert invoke("replay", tmp_path, *options).status == Status.USAGE
+
+
+def test_what_is_no_recording_is_an_error(tmp_path: Path) -> None:
+    ended = invoke("replay", tmp_path / "nothing")
+    assert ended.status == Status.ERROR
+    assert "was not found" in ended.errors

@@ -1,0 +1,139 @@
+"""Endpoints: which may stand in a feed, and which are free on this machine."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from blackbox.errors import ConfigError
+from blackbox.feed.feed import Feed, Slice
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "message"),
+    [
+        ("udp://127.0.0.1:5000", "expected tcp://, ipc:// or inproc://"),
+        ("127.0.0.1:5000", "expected tcp://, ipc:// or inproc://"),
+        ("", "expected tcp://, ipc:// or inproc://"),
+        ("tcp://", "expected an address behind tcp://"),
+        ("ipc://", "expected an address behind ipc://"),
+        ("inproc://", "expected an address behind inproc://"),
+        ("tcp://127.0.0.1", "expected tcp://HOST:PORT"),
+        ("tcp://127.0.0.1:", "expected tcp://HOST:PORT"),
+        ("tcp://127.0.0.1:*", "expected tcp://HOST:PORT"),
+        ("tcp://127.0.0.1:-1", "expected tcp://HOST:PORT"),
+        ("tcp://fe80::1:5000", "expected tcp://HOST:PORT"),
+        ("tcp://10.0.0.1:0;10.0.0.2:5000", "expected tcp://HOST:PORT"),
+        ("tcp://127.0.0.1:0", "was 0, expected 1 to 65535"),
+        ("tcp://127.0.0.1:65536", "was 65536, expected 1 to 65535"),
+        ("tcp://127.0.0.300:5000", "expected an address or a name"),
+        ("tcp://[fe80]:5000", "expected an address or a name"),
+        ("tcp://two words:5000", "expected an address or a name"),
+        ("tcp://*:5000", "expected the one address that subscribers connect to"),
+        ("tcp://0.0.0.0:5000", "expected the one address that subscribers connect to"),
+        ("tcp://[::]:5000", "expected the one address that subscribers connect to"),
+        ("ipc://*", "expected a path to connect to"),
+        ("ipc:///" + "x" * 103, "was 104 bytes long, expected at most 103"),
+    ],
+)
+def test_malformed_endpoint_is_refused(endpoint: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Slice(endpoints=(endpoint,))
+    assert repr(endpoint) in str(caught.value)
+    assert str(caught.value).endswith(message)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "tcp://127.0.0.1:1",
+        "tcp://md1.example.com:65535",
+        "tcp://[::1]:5000",
+        "ipc:///run/feed/0",
+        "ipc://@abstract",
+        "inproc://feed-0",
+    ],
+)
+def test_every_form_of_endpoint_is_taken(endpoint: str) -> None:
+    assert Slice(endpoints=(endpoint,)).endpoints == (endpoint,)
+
+
+@pytest.mark.parametrize(
+    "endpoints", [(("inproc://a",), ("inproc://b", "inproc://a")), (("inproc://a", "inproc://a"),)]
+)
+def test_endpoint_used_twice_is_refused(endpoints: tuple[tuple[str, ...], ...]) -> None:
+    last = len(endpoints) - 1
+    with pytest.raises(ConfigError) as caught:
+        Feed(
+            name="test",
+            slices=tuple(
+                Slice(endpoints=lines, share=(index, len(endpoints))) for index, lines in enumerate(endpoints)
+            ),
+        )
+    assert str(caught.value) == (
+        f"feed 'test': endpoint 'inproc://a' of slice {last} is also an endpoint of slice 0, "
+        "expected each endpoint once"
+    )
+
+
+def test_local_feed_has_free_ports_that_no_other_local_feed_has() -> None:
+    feeds = [Feed.local("demo", slices=3, lines=2, schema="itch50", key_bytes=2) for _ in range(20)]
+    endpoints = [e for feed in feeds for feed_slice in feed.slices for e in feed_slice.endpoints]
+    assert len(set(endpoints)) == 20 * 3 * 2
+    assert (feeds[0].name, feeds[0].schema, feeds[0].key_bytes) == ("demo", "itch50", 2)
+    for endpoint in endpoints[:6]:
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        with socket.socket() as probe:
+            probe.bind((host, int(port)))
+
+
+def test_local_ipc_paths_are_private_and_end_with_the_process() -> None:
+    script = (
+        "import os; from pathlib import Path; from blackbox.feed.feed import Feed\n"
+        "feed = Feed.local('demo', transport='ipc', lines=2)\n"
+        "paths = [Path(e.removeprefix('ipc://')) for s in feed.slices for e in s.endpoints]\n"
+        "assert len({*paths}) == 4\n"
+        "directory, = {path.parent for path in paths}\n"
+        "assert directory.stat().st_mode & 0o777 == 0o700\n"
+        "child = os.fork()\n"
+        "if child: os.waitpid(child, 0); assert directory.is_dir(); print(directory)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+    )
+    directory = Path(done.stdout.strip())
+    assert directory.name.startswith("blackbox-")
+    assert not directory.exists()
+
+
+def test_local_inproc_names_differ_between_feeds() -> None:
+    feeds = [Feed.local("demo", slices=1, transport="inproc") for _ in range(2)]
+    assert feeds[0].slices[0].endpoints != feeds[1].slices[0].endpoints
+
+
+def test_local_feed_out_of_range_is_refused() -> None:
+    transport: Any = "udp"
+    with pytest.raises(ConfigError, match="transport was 'udp', expected one of tcp, ipc, inproc"):
+        Feed.local("demo", transport=transport)
+    with pytest.raises(ConfigError, match="slices were 0, expected 1 to 65536"):
+        Feed.local("demo", slices=0)
+    with pytest.raises(ConfigError, match="lines were 3, expected 1 to 2"):
+        Feed.local("demo", lines=3)
+    with pytest.raises(ConfigError, match="name was 'a/b'"):
+        Feed.local("a/b", transport="ipc")
+
+
+@pytest.mark.parametrize("transport", ["tcp", "ipc", "inproc"])
+def test_local_feed_of_each_transport_takes_all_topics(
+    transport: Literal["tcp", "ipc", "inproc"],
+) -> None:
+    feed = Feed.local("demo", slices=3, transport=transport)
+    assert {feed.slice_of(b"S%d.t" % number) for number in range(100)} == {0, 1, 2}

@@ -1,0 +1,284 @@
+"""Feeds: the files in `configs/`, loading, and the checks of each setting."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from blackbox.errors import ConfigError
+from blackbox.feed.feed import Feed, Slice
+from tests.feeds_made import feed_of_prefixes
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+CONFIG_FILES = sorted(CONFIGS.glob("*.toml"))
+ONE_SLICE = '[[slices]]\nendpoints = ["tcp://127.0.0.1:17001"]\n'
+
+
+def load_text(directory: Path, text: str) -> Feed:
+    path = directory / "feed.toml"
+    path.write_text(text)
+    return Feed.load(path)
+
+
+@pytest.mark.parametrize("path", CONFIG_FILES, ids=lambda path: path.stem)
+def test_each_config_loads_and_covers_every_symbol(path: Path) -> None:
+    feed = Feed.load(path)
+    assert feed.name == path.stem
+    found = {feed.slice_of(b"S%d.trade" % number) for number in range(500)}
+    assert found == set(range(len(feed.slices)))
+
+
+def test_ports_of_all_configs_differ_and_are_not_ephemeral() -> None:
+    ports = [
+        int(endpoint.rpartition(":")[2])
+        for path in CONFIG_FILES
+        for feed_slice in Feed.load(path).slices
+        for endpoint in feed_slice.endpoints
+    ]
+    assert len(set(ports)) == len(ports) >= 12
+    assert all(1_024 < port < 32_768 for port in ports)
+
+
+def test_local_config_names_every_setting_with_its_default() -> None:
+    text = (CONFIGS / "local.toml").read_text().replace("\n# ", "\n")
+    for field in msgspec.structs.fields(Feed):
+        if field.name in {"name", "slices"}:
+            continue
+        line = next(line for line in text.splitlines() if line.startswith(f"{field.name} = "))
+        value = line.partition("=")[2].partition(" #")[0].strip()
+        assert msgspec.toml.decode(f"value = {value}") == {"value": field.default}, line
+
+
+def test_every_setting_is_loaded(tmp_path: Path) -> None:
+    feed = load_text(
+        tmp_path,
+        """
+        name = "full"
+        schema = "itch50"
+        key_bytes = 4
+        topic = "{symbol}.x.{type}"
+        symbol = "before_first"
+        separator = "/"
+        block_bytes = 65_536
+        linger_ns = 1_000
+        heartbeat_ns = 5_000_000
+        max_lag_ns = 7
+        checksum = false
+        max_topics = 9
+        [[slices]]
+        endpoints = ["tcp://10.0.0.1:5000", "tcp://10.1.0.1:5000"]
+        prefixes = ["A", "B"]
+        cpus = [1, 2]
+        io_cpus = [3]
+        interface = "10.0.0.2"
+        [[slices]]
+        endpoints = ["tcp://[fe80::1]:5000"]
+        prefixes = ["Ä"]
+        """,
+    )
+    assert feed == Feed(
+        name="full",
+        schema="itch50",
+        key_bytes=4,
+        topic="{symbol}.x.{type}",
+        symbol="before_first",
+        separator="/",
+        block_bytes=65_536,
+        linger_ns=1_000,
+        heartbeat_ns=5_000_000,
+        max_lag_ns=7,
+        checksum=False,
+        max_topics=9,
+        slices=(
+            Slice(
+                endpoints=("tcp://10.0.0.1:5000", "tcp://10.1.0.1:5000"),
+                prefixes=("A", "B"),
+                cpus=(1, 2),
+                io_cpus=(3,),
+                interface="10.0.0.2",
+            ),
+            Slice(endpoints=("tcp://[fe80::1]:5000",), prefixes=("Ä",)),
+        ),
+    )
+    assert feed.slice_of("Äpfel.trade".encode()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nmae = 'x'\n" + ONE_SLICE, "unknown key 'nmae', did you mean 'name'?"),
+        (
+            "name = 'x'\n" + ONE_SLICE + "endpoint = 1",
+            "unknown key 'slices[0].endpoint', did you mean 'endpoints'?",
+        ),
+        (
+            "name = 'x'\n" + ONE_SLICE + "zzz = 1",
+            ("unknown key 'slices[0].zzz', expected one of endpoints, prefixes, share, cpus, io_cpus, interface"),
+        ),
+        ("name = 'x'\n[[slice]]\n", "unknown key 'slice', did you mean 'slices'?"),
+        (ONE_SLICE, "key 'name' was missing"),
+        ("name = 'x'\nslices = [{}]", "slices[0]: key 'endpoints' was missing"),
+        ("name = 3\n" + ONE_SLICE, "name was 3, expected str"),
+        ("name = 'x'\nkey_bytes = '1'\n" + ONE_SLICE, "key_bytes was '1', expected int"),
+        ("name = 'x'\nkey_bytes = true\n" + ONE_SLICE, "key_bytes was True, expected int"),
+        ("name = 'x'\nkey_bytes = 1.0\n" + ONE_SLICE, "key_bytes was 1.0, expected int"),
+        ("name = 'x'\nchecksum = 1\n" + ONE_SLICE, "checksum was 1, expected bool"),
+        ("name = 'x'\nslices = 3", "slices was 3, expected array"),
+        ("name = 'x'\nslices = [3]", "slices[0] was 3, expected table"),
+        (
+            "name = 'x'\n" + ONE_SLICE + "cpus = [1, 'a']",
+            "slices[0].cpus[1] was 'a', expected int",
+        ),
+        (
+            "name = 'x'\n" + ONE_SLICE + "share = [1]",
+            "slices[0].share was [1], expected array of length 2",
+        ),
+        (
+            "name = 'x'\n" + ONE_SLICE + "prefixes = 'A'",
+            "slices[0].prefixes was 'A', expected array",
+        ),
+        (
+            f"name = '{'x' * 300}'\nslices = [{{endpoints = '{'y' * 300}'}}]",
+            f"slices[0].endpoints was '{'y' * 59}..., expected array",
+        ),
+        (
+            "name = 'x'\n" + ONE_SLICE + "interface = 'eth0'",
+            "slices[0]: interface was 'eth0', expected an IP address",
+        ),
+        ("name = 'x'\nkey_bytes = 9\n" + ONE_SLICE, "feed 'x': key_bytes was 9, expected 0 to 8"),
+    ],
+)
+def test_wrong_file_is_refused_with_key_place_and_value(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_text(tmp_path, text)
+    assert str(caught.value) == f"{tmp_path / 'feed.toml'}: {message}"
+
+
+def test_file_that_is_not_toml_is_refused_with_line_and_column(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"feed.toml is not TOML: .*line 2, column 7"):
+        load_text(tmp_path, "schema = 'raw'\nname =\n")
+    (tmp_path / "feed.toml").write_bytes(b"name = '\xff'")
+    with pytest.raises(ConfigError, match=r"feed.toml is not TOML: .*utf-8.*0xff"):
+        Feed.load(tmp_path / "feed.toml")
+
+
+def test_missing_file_is_refused_with_the_place_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        Feed.load("gone.toml")
+    assert str(caught.value) == f"feed file 'gone.toml' was not found in {tmp_path}"
+    with pytest.raises(ConfigError, match=r"feed file '.*gone.toml' was not found$"):
+        Feed.load(tmp_path / "gone.toml")
+
+
+def test_unreadable_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be read: Is a directory"):
+        Feed.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("setting", "lowest", "highest"),
+    [
+        ("key_bytes", 0, 8),
+        ("block_bytes", 4_096, 16 * 1_048_576),
+        ("linger_ns", 0, 1_000_000_000),
+        ("heartbeat_ns", 1_000_000, 3_600_000_000_000),
+        ("max_lag_ns", 1, 2**63 - 1),
+        ("max_topics", 1, 2**31 - 1),
+    ],
+)
+def test_number_outside_its_range_is_refused(setting: str, lowest: int, highest: int) -> None:
+    feed = feed_of_prefixes(())
+    for value in (lowest, highest):
+        assert getattr(msgspec.structs.replace(feed, **{setting: value}), setting) == value
+    for value in (lowest - 1, highest + 1):
+        with pytest.raises(ConfigError) as caught:
+            msgspec.structs.replace(feed, **{setting: value})
+        message = f"feed 'test': {setting} was {value}, expected {lowest} to {highest}"
+        assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a b", "ä", "x" * 65])
+def test_name_that_is_no_directory_name_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="expected 1 to 64 letters, digits"):
+        msgspec.structs.replace(feed_of_prefixes(()), name=name)
+
+
+@pytest.mark.parametrize("topic", ["", "{symbol", "{}", "{0}", "{symbol.x}", "{type!r}", "{a:>3}"])
+def test_malformed_topic_template_is_refused(topic: str) -> None:
+    with pytest.raises(ConfigError, match="feed 'test': topic template"):
+        msgspec.structs.replace(feed_of_prefixes(()), topic=topic)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"endpoints": ()}, "endpoints were 0, expected 1 or 2 (lines A and B)"),
+        (
+            {"endpoints": ("inproc://a", "inproc://b", "inproc://c")},
+            "endpoints were 3, expected 1 or 2 (lines A and B)",
+        ),
+        ({"prefixes": ("\0x",)}, "prefix b'\\x00x' starts with a zero byte"),
+        ({"prefixes": ("x" * 65_536,)}, "was 65536 bytes long, expected at most 65535"),
+        ({"prefixes": ("A",), "share": (0, 1)}, "prefixes and a share were both set"),
+        ({"share": (2, 2)}, "share was 2 of 2, expected 0 to 1"),
+        ({"share": (-1, 2)}, "share was -1 of 2, expected 0 to 1"),
+        ({"share": (0, 0)}, "share was one of 0, expected one of 1 to 65536"),
+        ({"cpus": (-1,)}, "cpus had CPU -1, expected 0 to 65535"),
+        ({"io_cpus": (2**64,)}, f"io_cpus had CPU {2**64}, expected 0 to 65535"),
+        ({"cpus": (1, 1)}, "cpus were (1, 1), expected each CPU once"),
+        ({"interface": "eth0"}, "interface was 'eth0', expected an IP address"),
+        ({"interface": "0.0.0.0"}, "expected the address of one interface"),
+        (
+            {"endpoints": ("tcp://a:1", "ipc://b"), "interface": "10.0.0.1"},
+            "interface was '10.0.0.1' beside endpoint 'ipc://b', expected tcp endpoints only",
+        ),
+        ({"cpus": "1"}, "cpus was '1', expected array"),
+    ],
+)
+def test_wrong_slice_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Slice(**{"endpoints": ("tcp://127.0.0.1:5000",), **settings})
+    assert message in str(caught.value)
+
+
+def test_feed_made_in_code_is_checked_like_a_file() -> None:
+    slices: Any = [{"endpoints": ["inproc://a"]}]
+    feed = Feed(name="test", slices=slices)
+    assert feed.slices == (Slice(endpoints=("inproc://a",)),)
+    wrong: Any = "7"
+    with pytest.raises(ConfigError, match="feed 'test': key_bytes was '7', expected int"):
+        Feed(name="test", slices=slices, key_bytes=wrong)
+
+
+def test_symbol_rule_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="feed 'test': separator was '', expected one ASCII character"):
+        msgspec.structs.replace(feed_of_prefixes(()), separator="")
+
+
+def test_feed_is_frozen_hashable_and_survives_pickling() -> None:
+    feed = feed_of_prefixes(("A",), ("B",))
+    with pytest.raises(AttributeError):
+        feed.name = "other"  # type: ignore[misc]
+    copy = pickle.loads(pickle.dumps(feed))
+    assert copy == feed
+    assert hash(copy) == hash(feed)
+    assert copy.slice_of(b"B") == 1
+
+
+def test_repr_is_short() -> None:
+    assert repr(feed_of_prefixes(("A", "B"), ("C",))) == "Feed('test', schema='raw', slices=2)"
+    slices = (
+        Slice(endpoints=("tcp://a:1", "tcp://b:1")),
+        Slice(endpoints=("tcp://a:1",), prefixes=("A",)),
+        Slice(endpoints=("tcp://a:1",), prefixes=("A", "B")),
+        Slice(endpoints=("tcp://a:1",), share=(0, 2)),
+    )
+    assert [repr(feed_slice) for feed_slice in slices] == [
+        "Slice(tcp://a:1 + tcp://b:1, all topics)",
+        "Slice(tcp://a:1, 1 prefix)",
+        "Slice(tcp://a:1, 2 prefixes)",
+        "Slice(tcp://a:1, share 0 of 2)",
+    ]

@@ -1,0 +1,225 @@
+"""Routing, against a slow obvious reference, and slices that do not fit together."""
+
+from typing import Any
+from zlib import crc32
+
+import msgspec
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from blackbox.block import format as layout
+from blackbox.errors import ConfigError
+from blackbox.feed import routing
+from blackbox.feed.feed import Feed, Slice
+from blackbox.feed.symbol import RULES
+from tests.feeds_made import feed_of_prefixes, feed_of_shares
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "message"),
+    [
+        (
+            (("A", "B"), ("C", "AA")),
+            "prefix 'AA' of slice 1 overlaps with prefix 'A' of slice 0",
+        ),
+        (
+            (("AA",), ("B", "A")),
+            "prefix 'AA' of slice 0 overlaps with prefix 'A' of slice 1",
+        ),
+        ((("A",), ("A",)), "prefix 'A' of slice 1 overlaps with prefix 'A' of slice 0"),
+        ((("",), ("A",)), "prefix 'A' of slice 1 overlaps with prefix '' of slice 0"),
+        ((("A",), ()), "slice 1 has neither prefixes nor a share"),
+        ((), "slices were 0, expected 1 to 65536"),
+    ],
+)
+def test_prefixes_that_do_not_fit_together_are_refused(prefixes: tuple[tuple[str, ...], ...], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        feed_of_prefixes(*prefixes)
+    assert str(caught.value).startswith(f"feed 'test': {message}")
+
+
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [
+        (((0, 3), (2, 3)), "share 1 of 3 is held by no slice"),
+        (((1, 2), (1, 2)), "share 1 of 2 is held by slice 0 and by slice 1, expected one holder"),
+        (((0, 2), (1, 3)), "share of slice 1 was one of 3, expected one of 2 as in slice 0"),
+    ],
+)
+def test_shares_that_do_not_cover_each_topic_once_are_refused(
+    shares: tuple[tuple[int, int], ...], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        feed_of_shares(*shares)
+    assert str(caught.value) == f"feed 'test': {message}"
+
+
+def test_prefixes_mixed_with_shares_are_refused() -> None:
+    with pytest.raises(ConfigError, match="slice 1 has a share but others have none"):
+        Feed(
+            name="test",
+            slices=(
+                Slice(endpoints=("inproc://a",), prefixes=("A",)),
+                Slice(endpoints=("inproc://b",), share=(0, 1)),
+            ),
+        )
+
+
+def test_uncovered_topic_is_refused_with_the_known_prefixes() -> None:
+    feed = feed_of_prefixes(("A",), ("C", "B"))
+    with pytest.raises(ConfigError) as caught:
+        feed.slice_of(b"X.trade")
+    assert str(caught.value) == (
+        "topic b'X.trade' is covered by no slice, known prefixes: 'A' (slice 0), 'B' (slice 1), 'C' (slice 1)"
+    )
+    assert feed.slices_for(b"X") == ()
+
+
+def test_error_of_uncovered_topic_stays_short_with_many_prefixes() -> None:
+    feed = feed_of_prefixes(tuple(f"S{number:04}" for number in range(1_000)))
+    with pytest.raises(ConfigError, match=r"'S0007' \(slice 0\) and 992 more$"):
+        feed.slice_of(b"X")
+
+
+@pytest.mark.parametrize(
+    ("topic", "message"),
+    [
+        (b"", "topic was empty, expected at least one byte"),
+        (b"\0x", "topic b'\\x00x' starts with a zero byte, which is reserved for control"),
+        (b"x" * 65_536, "was 65536 bytes long, expected at most 65535"),
+        ("AAPL", "topic was 'AAPL' (str), expected bytes"),
+    ],
+)
+@pytest.mark.parametrize("feed", [feed_of_prefixes(()), feed_of_shares((0, 1))], ids=repr)
+def test_topic_that_cannot_be_sent_is_refused(feed: Feed, topic: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        feed.slice_of(topic)
+    assert message in str(caught.value)
+    if topic:
+        with pytest.raises(ConfigError):
+            feed.slices_for(topic)
+
+
+def test_longest_topic_is_taken_and_is_the_longest_of_a_block() -> None:
+    assert feed_of_prefixes(()).slice_of(b"x" * 65_535) == 0
+    assert routing.MAX_TOPIC_BYTES == layout.MAX_TOPIC_BYTES == 65_535
+
+
+def test_single_slice_without_prefixes_takes_everything() -> None:
+    feed = feed_of_prefixes(())
+    assert feed.slice_of(b"anything") == 0
+    assert feed.slices_for(b"") == feed.slices_for(b"any") == (0,)
+
+
+def test_share_is_crc32_of_the_root_and_slices_may_hold_shares_in_any_order() -> None:
+    # CRC-32 of "123456789" is 0xCBF43926, the check value in every catalogue of CRCs.
+    feed = feed_of_shares((2, 4), (3, 4), (0, 4), (1, 4))
+    assert 0xCBF43926 % 4 == 2
+    assert feed.slice_of(b"123456789") == feed.slice_of(b"123456789.trade.x") == 0
+
+
+@pytest.mark.parametrize("symbol", RULES)
+def test_all_topics_of_a_symbol_fall_into_one_slice(symbol: str) -> None:
+    feed = msgspec.structs.replace(feed_of_shares((0, 2), (1, 2)), symbol=symbol, separator="/")
+    for root in (b"BRK", b"A.B", b"X"):
+        assert {feed.slice_of(root + rest) for rest in (b"", b"/", b"/A", b"/A/P")} == set(feed.slices_for(root + b"/"))
+
+
+def test_prefix_with_a_dot_fixes_the_slice_and_one_without_does_not() -> None:
+    feed = feed_of_shares((0, 2), (1, 2))
+    assert feed.slices_for(b"AAPL.") == (feed.slice_of(b"AAPL.trade"),)
+    assert feed.slices_for(b"AAPL") == feed.slices_for(b"") == (0, 1)
+
+
+# An alphabet this small makes shared prefixes and dots frequent.
+topics = st.binary(min_size=1, max_size=6).map(lambda raw: bytes(b"AB."[byte % 3] for byte in raw))
+
+
+prefix_texts = st.text("AB.", max_size=4)
+
+
+@st.composite
+def feeds(draw: st.DrawFn) -> Feed:
+    if draw(st.booleans()):
+        of = draw(st.integers(1, 5))
+        return feed_of_shares(*((index, of) for index in draw(st.permutations(range(of)))))
+    sets = draw(st.lists(st.lists(prefix_texts, min_size=1, max_size=4), min_size=1, max_size=4))
+    try:
+        return feed_of_prefixes(*map(tuple, sets))
+    except ConfigError:
+        assume(False)  # two of them overlap
+        raise
+
+
+def slow_slices_of(feed: Feed, topic: bytes) -> list[int]:
+    """Return the slices of a topic, from the definition alone."""
+    found = []
+    for slice_id, feed_slice in enumerate(feed.slices):
+        if feed_slice.share is not None:
+            index, of = feed_slice.share
+            if crc32(topic.split(b".")[0]) % of == index:
+                found.append(slice_id)
+        elif any(topic.startswith(prefix.encode()) for prefix in feed_slice.prefixes):
+            found.append(slice_id)
+    return found
+
+
+@given(feeds(), topics)
+def test_topic_falls_into_the_slice_of_the_reference(feed: Feed, topic: bytes) -> None:
+    expected = slow_slices_of(feed, topic)
+    if expected:
+        assert [feed.slice_of(topic)] == expected
+    else:
+        with pytest.raises(ConfigError, match="is covered by no slice"):
+            feed.slice_of(topic)
+
+
+@given(feeds(), topics, st.data())
+def test_topic_falls_into_a_slice_of_each_of_its_prefixes(feed: Feed, topic: bytes, data: st.DataObject) -> None:
+    prefix = topic[: data.draw(st.integers(0, len(topic)))]
+    assert set(slow_slices_of(feed, topic)) <= set(feed.slices_for(prefix))
+
+
+@given(feeds(), prefix_texts.map(str.encode))
+def test_slices_of_a_prefix_are_ascending_and_each_can_hold_a_topic(feed: Feed, prefix: bytes) -> None:
+    found = feed.slices_for(prefix)
+    assert list(found) == sorted(set(found))
+    for slice_id in found:
+        feed_slice = feed.slices[slice_id]
+        if feed_slice.share is None:
+            candidates = [held.encode() for held in feed_slice.prefixes] + [prefix + b"A"]
+        else:
+            candidates = [prefix] + [prefix + b"%d" % number for number in range(200)]
+        assert any(
+            topic.startswith(prefix) and slow_slices_of(feed, topic) == [slice_id]
+            for topic in (candidate or b"A" for candidate in candidates)
+        )
+
+
+@given(topics, topics, st.integers(0, 8))
+def test_key_of_a_topic_starts_with_the_subscription_of_each_of_its_prefixes(
+    prefix: bytes, rest: bytes, key_bytes: int
+) -> None:
+    feed = msgspec.structs.replace(feed_of_prefixes(()), key_bytes=key_bytes)
+    topic = prefix + rest
+    assert feed.key_of(topic).startswith(feed.subscription_of(prefix))
+    assert len(feed.key_of(topic)) == min(key_bytes, len(topic))
+
+
+@given(st.lists(st.lists(prefix_texts, min_size=1, max_size=3), min_size=1, max_size=3))
+def test_prefixes_are_refused_exactly_when_a_topic_could_fall_into_two_slices(
+    sets: list[list[str]],
+) -> None:
+    overlap = any(
+        one.startswith(other) or other.startswith(one)
+        for first, ones in enumerate(sets)
+        for others in sets[first + 1 :]
+        for one in ones
+        for other in others
+    )
+    if overlap:
+        with pytest.raises(ConfigError, match="overlaps with prefix"):
+            feed_of_prefixes(*map(tuple, sets))
+    else:
+        feed_of_prefixes(*map(tuple, sets))

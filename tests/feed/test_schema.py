@@ -1,0 +1,145 @@
+"""Schemas: record layouts by type, Arrow types, and the registry."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy
+import pyarrow
+import pytest
+
+from blackbox.errors import ConfigError
+from blackbox.feed.schema import RAW, QuoteFields, Schema, TradeFields, load_schema, price, utc_time
+
+TRADE = numpy.dtype(
+    [
+        ("kind", "S1"),
+        ("size", ">u4"),
+        ("price", price(">i8", 6)),
+        ("time", utc_time("<i8", "ns")),
+        ("rest", "V3"),
+    ]
+)
+SCHEMA = Schema("demo", 900, {"T": TRADE, "Q": numpy.dtype([("kind", "S1")])}, type_offset=0)
+
+
+def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, name: str = "demo") -> None:
+    """Install a distribution of which there is only the metadata."""
+    info = tmp_path / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_dtype_by_type() -> None:
+    assert SCHEMA.dtype("T") is TRADE
+    assert SCHEMA.dtype("T")["price"].metadata == {"decimals": 6}
+
+
+def test_an_unknown_type_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="schema 'demo': message type was 'X', expected one of: T Q"):
+        SCHEMA.dtype("X")
+    with pytest.raises(ConfigError, match="expected one of: none: its payloads are plain bytes"):
+        RAW.dtype("X")
+
+
+def test_repr_is_short() -> None:
+    assert repr(SCHEMA) == "<Schema demo id=900 types=TQ>"
+    assert repr(RAW) == "<Schema raw id=0 types=None>"
+
+
+def test_a_schema_is_frozen_hashable_and_can_be_pickled() -> None:
+    with pytest.raises(AttributeError):
+        SCHEMA.name = "other"  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        SCHEMA.records["X"] = TRADE  # type: ignore[index]
+    copy = pickle.loads(pickle.dumps(SCHEMA))
+    assert copy == SCHEMA
+    assert hash(copy) == hash(SCHEMA)
+    assert copy.dtype("T")["price"].metadata == {"decimals": 6}
+    assert Schema("other", 900, {}) != SCHEMA
+
+
+def test_a_type_may_have_a_name() -> None:
+    schema = Schema("named", 901, {"\x01": TRADE}, type_offset=1, names={"trade": "\x01"})
+    for copy in (schema, pickle.loads(pickle.dumps(schema))):
+        assert copy.dtype("trade") == copy.dtype("\x01") == TRADE
+        assert copy.character("trade") == copy.character("\x01") == "\x01"
+        assert copy.arrow("trade").names == list(TRADE.names or ())
+        assert repr(copy) == "<Schema named id=901 types=trade>"
+        for ask in (copy.dtype, copy.character):
+            with pytest.raises(ConfigError, match="message type was 'quote', expected one of: trade"):
+                ask("quote")
+    assert SCHEMA.character("T") == "T"
+
+
+@pytest.mark.parametrize("number", [-1, 65_536])
+def test_a_number_that_does_not_fit_into_a_header(number: int) -> None:
+    with pytest.raises(ConfigError, match=f"schema_id was {number}, expected 0 to 65535"):
+        Schema("demo", number, {})
+
+
+def test_arrow() -> None:
+    arrow = SCHEMA.arrow("T")
+    assert arrow.names == ["kind", "size", "price", "time", "rest"]
+    assert arrow.types == [
+        pyarrow.string(),
+        pyarrow.uint32(),
+        pyarrow.int64(),
+        pyarrow.timestamp("ns", tz="UTC"),
+        pyarrow.binary(3),
+    ]
+    assert arrow.field("price").metadata == {b"decimals": b"6"}
+    assert not arrow.field("price").nullable
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "types"),
+    [("raw", 0, 0), ("itch50", 1, 23), ("iex_tops16", 2, 11), ("iex_deep10", 3, 13)],
+)
+def test_built_in_schemas_are_registered(name: str, number: int, types: int) -> None:
+    schema = load_schema(name)
+    assert (schema.name, schema.schema_id, len(schema.records)) == (name, number, types)
+    for kind, dtype in schema.records.items():
+        assert len(kind) == 1
+        assert len(schema.arrow(kind)) == len(dtype.names or ())
+
+
+def test_an_unknown_schema_names_the_known_ones() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"schema was 'itch5', expected one of: .*raw.* \(did you mean 'itch50'\?\)",
+    ):
+        load_schema("itch5")
+
+
+def test_a_third_party_registers_a_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "demo_schemas.py").write_text(
+        "from blackbox.feed.schema import Schema\nMINE = Schema('mine', 1000, {})\nTEXT = 'mine'\n"
+    )
+    group = "[blackbox.schemas]\n"
+    register(tmp_path, monkeypatch, f"{group}mine = demo_schemas:MINE\ntext = demo_schemas:TEXT\n")
+    assert load_schema("mine").schema_id == 1000
+    with pytest.raises(ConfigError, match="the entry point holds 'mine', expected a Schema"):
+        load_schema("text")
+
+
+def test_a_name_registered_twice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = "[blackbox.schemas]\n"
+    register(tmp_path, monkeypatch, f"{group}twice = one:A\nsame = one:A\n", "one")
+    register(tmp_path, monkeypatch, f"{group}twice = two:B\nsame = blackbox.feed.schema:RAW\n", "two")
+    with pytest.raises(ConfigError, match=r"schema 'twice' is registered more than once: .*one:A"):
+        load_schema("twice")
+
+
+def test_trades_and_quotes_are_fields_that_there_are() -> None:
+    dtype = numpy.dtype([("message_type", "S1"), ("price", "<i8"), ("size", "<u4")])
+    schema = Schema("x", 9, {"T": dtype}, trades=(TradeFields("T", "price", "size", only=("message_type", "T")),))
+    assert pickle.loads(pickle.dumps(schema)).trades == schema.trades
+    told = "schema 'x': type 'T' had no field 'shares', expected: message_type, price, size"
+    with pytest.raises(ConfigError, match=told):
+        Schema("x", 9, {"T": dtype}, trades=(TradeFields("T", "price", "shares"),))
+    with pytest.raises(ConfigError, match="schema 'x': message type was 'Q', expected one of: T"):
+        Schema("x", 9, {"T": dtype}, quotes=(QuoteFields("Q", "a", "b", "c", "d"),))

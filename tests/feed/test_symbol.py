@@ -1,0 +1,105 @@
+"""The symbol rule: which part of a topic is its symbol, and what routing hashes of it."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numba import njit
+from numpy.typing import NDArray
+
+from blackbox.errors import ConfigError
+from blackbox.feed.compiled_symbol import CompiledSymbolRule, separator_at
+from blackbox.feed.symbol import RULES, SymbolRule
+
+rules = st.builds(SymbolRule, st.sampled_from(RULES), st.sampled_from("./A"))
+texts = st.text("AB./", max_size=8).map(str.encode)
+
+
+def slow_split(rule: SymbolRule, topic: bytes) -> tuple[bytes, bytes | None]:
+    """Split a topic by the words of the setting's description alone."""
+    letters = [bytes([byte]) for byte in topic]
+    places = [at for at, letter in enumerate(letters) if letter == rule.separator.encode()]
+    if not places or rule.symbol == "whole":
+        return topic, None
+    at = places[-1] if rule.symbol == "before_last" else places[0]
+    return b"".join(letters[:at]), b"".join(letters[at + 1 :])
+
+
+@njit
+def separator_in(rule: CompiledSymbolRule, topic: NDArray[numpy.uint8], size: int) -> int:
+    found: int = separator_at(rule, topic.ctypes.data, size)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("symbol", "separator", "topic", "expected"),
+    [
+        ("before_last", ".", b"BRK.A.P", (b"BRK.A", b"P")),
+        ("before_last", ".", b"AAPL.\n", (b"AAPL", b"\n")),
+        ("before_last", ".", b"BRK.A.trade", (b"BRK.A", b"trade")),
+        ("before_last", ".", b"strange", (b"strange", None)),
+        ("before_last", "/", b"BRK.A/P", (b"BRK.A", b"P")),
+        ("before_first", ".", b"AAPL.book.1", (b"AAPL", b"book.1")),
+        ("whole", ".", b"BRK.A", (b"BRK.A", None)),
+        ("before_last", ".", b".P", (b"", b"P")),
+        ("before_last", ".", b"A.", (b"A", b"")),
+    ],
+)
+def test_topic_is_split_as_the_feed_says(
+    symbol: str, separator: str, topic: bytes, expected: tuple[bytes, bytes | None]
+) -> None:
+    assert SymbolRule(symbol, separator).split(topic) == expected
+
+
+@given(rules, texts)
+def test_split_is_that_of_the_reference(rule: SymbolRule, topic: bytes) -> None:
+    assert rule.split(topic) == slow_split(rule, topic)
+    assert rule.symbol_of(topic) == slow_split(rule, topic)[0]
+
+
+@given(rules, texts)
+def test_compiled_rule_finds_the_same_separator(rule: SymbolRule, topic: bytes) -> None:
+    symbol, kind = slow_split(rule, topic)
+    padded = numpy.frombuffer(topic + b"......", numpy.uint8)
+    assert separator_in(CompiledSymbolRule.of(rule), padded, len(topic)) == (-1 if kind is None else len(symbol))
+
+
+@given(rules, texts)
+def test_topic_and_its_symbol_have_one_root(rule: SymbolRule, topic: bytes) -> None:
+    assert rule.root_of(topic) == rule.root_of(slow_split(rule, topic)[0])
+
+
+@given(rules, texts, texts)
+def test_prefix_that_fixes_the_root_fixes_that_of_each_topic(rule: SymbolRule, prefix: bytes, rest: bytes) -> None:
+    if rule.fixes_root(prefix):
+        assert rule.root_of(prefix + rest) == rule.root_of(prefix)
+
+
+@given(rules, texts, texts)
+def test_topics_of_a_symbol_are_told_by_how_they_start(rule: SymbolRule, symbol: bytes, topic: bytes) -> None:
+    starts = rule.topics_of(symbol)
+    if slow_split(rule, topic)[0] == symbol:
+        assert any(topic == text if whole else topic.startswith(text) for text, whole in starts)
+    for text, whole in starts:
+        assert slow_split(rule, text if whole else text + b"B")[0] == symbol
+
+
+def test_symbols_are_counted_without_the_market_itself() -> None:
+    assert SymbolRule().symbols([b"A.P", b"A.E", b"B.P", b"#system.S"]) == {b"A", b"B"}
+
+
+@pytest.mark.parametrize(
+    ("symbol", "separator", "text"),
+    [
+        ("first", ".", "symbol was 'first', expected one of: before_last, before_first, whole"),
+        ("whole", "", "separator was '', expected one ASCII character other than zero"),
+        ("whole", "::", "separator was '::', expected one ASCII character other than zero"),
+        ("whole", "\0", "separator was '.x00', expected one ASCII character other than zero"),
+        ("whole", "·", "separator was '·', expected one ASCII character other than zero"),
+    ],
+)
+def test_rule_that_is_none_is_refused(symbol: str, separator: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        SymbolRule(symbol, separator)

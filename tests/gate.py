@@ -1,0 +1,28 @@
+"""Hold a subscriber's callback up until a test lets it go."""
+
+from __future__ import annotations
+
+import threading
+
+from blackbox import Batch, Message
+
+
+class Gate:
+    """Callbacks for messages and for batches that wait until the gate is open, and count what passed."""
+
+    def __init__(self) -> None:
+        self.entered, self.open = threading.Event(), threading.Event()
+        self.messages = 0
+
+    def wait(self) -> None:
+        """Note that a callback has come here, and wait until the gate is open, at most 30 s."""
+        self.entered.set()
+        self.open.wait(30)
+
+    def message(self, message: Message) -> None:
+        self.wait()
+        self.messages += 1
+
+    def batch(self, batch: Batch) -> None:
+        self.wait()
+        self.messages += len(batch)

@@ -1,0 +1,105 @@
+"""Compiled kernels are cached by all that is compiled into them, so that none is stale."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from blackbox.native.kernel_cache import digest_of
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = [*sorted((ROOT / "blackbox").rglob("*.py")), *sorted((ROOT / "feeds").rglob("*.py"))]
+
+ASK = """
+from blackbox_feeds.made import ask
+from numba.core.dispatcher import Dispatcher
+print(ask(), sum(ask.stats.cache_hits.values()), ask._cache.cache_path)
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A package of feeds with one kernel, and a constant of another file in it."""
+    place = tmp_path / "blackbox_feeds"
+    place.mkdir()
+    (place / "__init__.py").touch()
+    (place / "constant.py").write_text("ANSWER = 41\n")
+    (place / "between.py").write_text("from blackbox_feeds.constant import (\n    ANSWER,\n)\n")
+    (place / "unrelated.py").write_text("OTHER = 1\n")
+    (place / "made.py").write_text(
+        "from blackbox.native.jit import njit\nfrom blackbox_feeds.between import ANSWER\n\n\n"
+        "@njit(cache=True)\ndef ask():\n    return ANSWER\n"
+    )
+    return place
+
+
+def ask(package: Path, **environment: str) -> tuple[int, bool, Path]:
+    """Return what the kernel says in a new process, whether it came from the cache, and where that is."""
+    paths = os.pathsep.join([str(package.parent), str(ROOT)])
+    told = subprocess.run(
+        [sys.executable, "-c", ASK],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": paths, "XDG_CACHE_HOME": str(package.parent / "cache")} | environment,
+    ).stdout.split()
+    return int(told[0]), told[1] == "1", Path(told[2])
+
+
+def test_a_constant_that_changes_in_another_file_is_not_answered_from_the_cache(package: Path) -> None:
+    assert ask(package)[:2] == (41, False)
+    assert ask(package)[:2] == (41, True)
+    (package / "constant.py").write_text("ANSWER = 42\n")
+    assert ask(package)[:2] == (42, False)
+
+
+def test_a_change_in_a_file_that_is_not_imported_keeps_the_cache(package: Path) -> None:
+    ask(package)
+    (package / "unrelated.py").write_text("OTHER = 2\n")
+    assert ask(package)[1]
+
+
+def test_another_place_with_the_same_sources_shares_the_cache(package: Path, tmp_path: Path) -> None:
+    ask(package)
+    moved = tmp_path / "elsewhere" / "blackbox_feeds"
+    moved.parent.mkdir()
+    package.rename(moved)
+    assert ask(moved, XDG_CACHE_HOME=str(tmp_path / "cache"))[1]
+
+
+def test_the_cache_keeps_a_bounded_number_of_versions(package: Path) -> None:
+    places = []
+    for answer in range(10):
+        (package / "constant.py").write_text(f"ANSWER = {answer}\n")
+        places.append(ask(package)[2])
+    assert len(set(places)) == 10
+    assert len([place for place in places if place.exists()]) == 8
+    assert places[-1].exists()
+
+
+def test_numbas_own_directory_is_used_where_it_is_set(package: Path, tmp_path: Path) -> None:
+    place = ask(package, NUMBA_CACHE_DIR=str(tmp_path / "numba"))[2]
+    assert place.is_relative_to(tmp_path / "numba" / "kernels")
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(package: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    answer, _, place = ask(package, XDG_CACHE_HOME=str(tmp_path / "file"))
+    assert answer == 41
+    assert not place.is_relative_to(tmp_path / "file")
+
+
+def test_a_digest_stands_for_the_sources_of_imports_too() -> None:
+    assert digest_of("blackbox.block.encode") != digest_of("blackbox.block.format")
+    assert re.fullmatch("[0-9a-f]{16}", digest_of("blackbox.block.encode"))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_kernels_are_made_with_our_njit(path: Path) -> None:
+    if path.name != "jit.py":
+        assert not re.search(r"^from numba import .*\bnjit\b", path.read_text(), re.MULTILINE)

@@ -1,0 +1,43 @@
+"""Each file in `examples/` runs, and says what it should."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+
+SAYS = {
+    "add_a_feed_of_my_own": ["published: 10000", "EURUSD volume: 10000"],
+    "back_test_a_strategy": ["\n".join(3 * ["7 trades, profit -2.30, VWAP 153.3042"])],
+    "change_what_i_want": ["[b'first', b'second', b'third']"],
+    "count_without_the_gil": ["messages: 1000000"],
+    "hear_of_a_slow_callback": ["alert: slow subscriber: feed 'busy'", "ended: slow subscriber: feed 'busy'"],
+    "publish_my_own_messages": ["AAPL.bid 189.98 at 1700000000000000000", "AAPL.ask 190.02 at 1700000000000000500"],
+    "read_trades_as_columns": ["AAPL: 218 trades, mean 154.44", "MSFT: 113 trades, mean 527.53"],
+    "record_and_replay": ["recorded: 100000", "equal: True 6524"],
+    "see_batches_in_arrow": ["['topic', 'ts_event', 'sequence', 'payload'] 50000"],
+    "use_all_cores_for_python": ["slice 0: in a process of its own: True", "delivered: 100000"],
+}
+
+
+def test_every_example_is_tested() -> None:
+    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(SAYS)
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_example(name: str) -> None:
+    path = EXAMPLES / f"{name}.py"
+    assert path.read_text().startswith('"""How do I ')
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        [sys.executable, path], check=False, capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert ran.returncode == 0, ran.stderr
+    for text in SAYS[name]:
+        assert text in ran.stdout

@@ -1,0 +1,93 @@
+"""The names of `blackbox`: none leaks, none goes missing, and importing them stays light."""
+
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import blackbox
+
+NAMES = {
+    "Batch": "blackbox.block.batch",
+    "BlackBoxError": "blackbox.errors",
+    "Block": "blackbox.block.block",
+    "BlockError": "blackbox.errors",
+    "CallbackError": "blackbox.errors",
+    "ConfigError": "blackbox.errors",
+    "ControlError": "blackbox.errors",
+    "Controls": "blackbox.replay.controls",
+    "EndpointError": "blackbox.errors",
+    "JournalError": "blackbox.errors",
+    "Feed": "blackbox.feed.feed",
+    "Message": "blackbox.block.batch",
+    "NoSubscriberError": "blackbox.errors",
+    "NotConfirmedError": "blackbox.errors",
+    "Publisher": "blackbox.publish.publisher",
+    "PublisherError": "blackbox.errors",
+    "Recorder": "blackbox.archive.recorder",
+    "Recording": "blackbox.archive.recording",
+    "Replay": "blackbox.replay.replay",
+    "Schema": "blackbox.feed.schema",
+    "SlowSubscriberError": "blackbox.errors",
+    "Source": "blackbox.feed.source",
+    "SourceError": "blackbox.errors",
+    "SlowPolicy": "blackbox.subscribe.slow_subscriber",
+    "Subscriber": "blackbox.subscriber",
+    "SubscriberError": "blackbox.errors",
+}
+HEAVY = {"llvmlite", "numba", "pyarrow", "rich", "typer", "uvloop", "zmq"}
+LIGHT_MODULES = (
+    "blackbox",
+    *(f"blackbox.{name}" for name in ("errors", "feed.feed", "feed.schema", "feed.source")),
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_name_is_the_class_of_its_module(name: str) -> None:
+    assert getattr(blackbox, name).__module__ == NAMES[name]
+    assert getattr(blackbox, name).__name__ == name
+
+
+def test_all_is_sorted_and_holds_exactly_the_public_names() -> None:
+    assert sorted([*NAMES, "__version__"]) == blackbox.__all__ == dir(blackbox)
+
+
+def test_star_import_gives_the_public_names() -> None:
+    namespace: dict[str, object] = {}
+    exec("from blackbox import *", namespace)
+    del namespace["__builtins__"]
+    assert set(namespace) == {*NAMES, "__version__"}
+
+
+def test_no_other_name_leaks_from_the_package() -> None:
+    for name in NAMES:
+        getattr(blackbox, name)
+    public = {
+        name for name, value in vars(blackbox).items() if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+    assert public - {"TYPE_CHECKING", "import_module"} == set(NAMES)
+
+
+def test_every_public_error_is_exported() -> None:
+    from blackbox import errors
+
+    defined = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    assert defined == {name for name, module in NAMES.items() if module == "blackbox.errors"}
+    for name in defined:
+        assert issubclass(getattr(errors, name), errors.BlackBoxError)
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'blackbox' has no attribute 'Publsher'"):
+        blackbox.Publsher  # noqa: B018
+    with pytest.raises(ImportError, match="Publsher"):
+        exec("from blackbox import Publsher")
+
+
+@pytest.mark.parametrize("module", LIGHT_MODULES)
+def test_importing_takes_no_heavy_library(module: str) -> None:
+    script = f"import sys, {module}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
+    assert module in loaded
+    assert HEAVY.isdisjoint(loaded)

@@ -1,0 +1,168 @@
+"""The README and the pages it leads to: their code runs and type-checks as it stands, commands and links exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from blackbox import Batch, Feed, Message
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+STARTED = (ROOT / "docs" / "getting-started.md").read_text()
+REPLAYED = (ROOT / "docs" / "record-and-replay.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SCRIPTS = {
+    README: ("ten_lines",),
+    STARTED: ("publisher", "subscriber"),
+    REPLAYED: ("recorder", "read", "back_test", "replay"),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the pages' files."""
+    path = tmp_path_factory.mktemp("pages")
+    for text, names in SCRIPTS.items():
+        for name, code in zip(names, re.findall(r"```python\n(.*?)```", text, re.DOTALL), strict=True):
+            (path / f"{name}.py").write_text(code)
+    (text,) = re.findall(r"```toml\n(.*?)```", STARTED, re.DOTALL)
+    (endpoint,) = Feed.local("readme", slices=1).slices[0].endpoints
+    (path / "feed.toml").write_text(text.replace("tcp://127.0.0.1:17201", endpoint))
+    return path
+
+
+@pytest.fixture(scope="module")
+def snippet(place: Path) -> Path:
+    return place / "ten_lines.py"
+
+
+def test_the_ten_lines_run_as_they_stand(snippet: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, snippet],
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PYTHONPATH": str(ROOT)},
+    )
+    assert (ran.returncode, ran.stdout) == (0, "b'AAPL.trade' b'189.98' 1700000000000000000\n"), ran.stderr
+
+
+def test_the_ten_lines_are_ten(snippet: Path) -> None:
+    lines = [line for line in snippet.read_text().splitlines() if line.strip()]
+    assert len(lines) == 10
+
+
+@pytest.mark.parametrize("first", ["publisher", "subscriber"])
+def test_the_two_processes_print_what_the_page_says(place: Path, first: str) -> None:
+    second = "subscriber" if first == "publisher" else "publisher"
+    said = {}
+    with run(place / f"{first}.py") as one, run(place / f"{second}.py") as other:
+        for name, process in ((second, other), (first, one)):
+            out, errors = process.communicate(timeout=90)
+            assert process.returncode == 0, errors
+            said[name] = out
+    assert said == {
+        "publisher": "sent: 1000\n",
+        "subscriber": "received: 500 lost: 0\nlast: {b'AAPL.trade': b'998'}\n",
+    }
+    for line in (said["publisher"] + said["subscriber"]).splitlines():
+        assert f"`{line}`" in STARTED
+
+
+def test_recording_and_replays_print_what_the_page_says(place: Path) -> None:
+    said = [
+        *together(place, "recorder", "publisher"),
+        *together(place, "read"),
+        *together(place, "back_test"),
+        *together(place, "subscriber", "replay"),
+    ]
+    assert said == [
+        "recorded: 1000 lost: 0",
+        "sent: 1000",
+        "AAPL: 500 gaps: 0 damage: 0",
+        "replayed: 500 last: b'998'",
+        "received: 500 lost: 0",
+        "last: {b'AAPL.trade': b'998'}",
+        "sent again: 1000",
+    ]
+    pages = " ".join((STARTED + REPLAYED).split())
+    assert [line for line in said if f"`{line}`" not in pages] == []
+
+
+@pytest.mark.parametrize("name", ["recorder", "read", "back_test", "replay"])
+def test_recording_and_replaying_take_ten_lines(place: Path, name: str) -> None:
+    lines = [line for line in (place / f"{name}.py").read_text().splitlines() if line.strip()]
+    assert len(lines) <= 10
+
+
+def together(place: Path, *names: str) -> list[str]:
+    """What scripts say that run at the same time."""
+    processes = [run(place / f"{name}.py") for name in names]
+    said = []
+    for process in processes:
+        with process:
+            out, errors = process.communicate(timeout=90)
+        assert process.returncode == 0, errors
+        said += out.splitlines()
+    return said
+
+
+def run(script: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, script],
+        cwd=script.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": str(ROOT)},
+    )
+
+
+@pytest.mark.parametrize(("kind", "column"), [(Message, 2), (Batch, 3)])
+def test_the_table_has_every_attribute(kind: type, column: int) -> None:
+    table = (ROOT / "docs" / "callbacks.md").read_text().partition("| what it gets |")[2].partition("\n\n")[0]
+    cells = " ".join(line.split("|")[column] for line in table.splitlines()[2:])
+    names = {name for name in re.findall(r"`(\w+)[`(]", cells) if name != "Message"}
+    assert names - {"arrow"} == {name for name in dir(kind) if not name.startswith("_")}
+
+
+def test_the_scripts_type_check(place: Path) -> None:
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", *sorted(place.glob("*.py"))],
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_quick_start_has_exactly_two_commands_and_both_exist() -> None:
+    section = README.partition("## Quick start\n")[2].partition("\n## ")[0]
+    commands = re.findall(r"^ {4}(\S.*?)(?: {2,}#.*)?$", section, re.MULTILINE)
+    assert commands == ["make demo", "make test"]
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {"demo", "test", "bench"} <= set(targets)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", page.read_text())]
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_architecture_names_files_that_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = re.findall(r"`([a-z_/]+(?:\.py|/))`", text)
+    assert len(named) > 40
+    assert [name for name in named if not any((ROOT / place / name).exists() for place in ("blackbox", "."))] == []
+    rooms = {path.name for path in (ROOT / "blackbox").iterdir() if (path / "__init__.py").exists()}
+    assert rooms == {name[:-1] for name in named if name.count("/") == 1 and name.endswith("/")} & rooms

@@ -1,0 +1,141 @@
+"""Imports run one way: a folder imports only folders that stand before it here, and no modules form a circle."""
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ORDER = (
+    "errors",
+    "timestamps",
+    "user_cache",
+    "native",
+    "feed",
+    "block",
+    "transport",
+    "publish",
+    "subscribe",
+    "book",
+    "archive",
+    "replay",
+    "subscriber",
+    "testing",
+    "monitor",
+    "spark",
+    "report",
+    "analysis",
+    "cli",
+)
+"""The rooms of `blackbox`, and the few modules beside them, in the order in which data flows."""
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {"blackbox": ROOT / "blackbox", "blackbox_feeds": ROOT / "feeds" / "blackbox_feeds"}
+MODULES = {
+    ".".join((package, *path.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__"): path
+    for package, folder in PACKAGES.items()
+    for path in sorted(folder.rglob("*.py"))
+}
+
+
+def imports_of(source: str) -> Iterator[str]:
+    """Yield the full name of every module whose import can run, wherever it stands in the source."""
+    tree = ast.parse(source)
+    for_types = {
+        child
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for statement in node.body
+        for child in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if node in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import in line {node.lineno}, expected a full name"
+            assert node.module is not None
+            names = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (name if name in MODULES else node.module for name in names)
+
+
+def room_of(module: str) -> int:
+    room = module.split(".")[1]
+    assert room in ORDER, f"{module} is in {room}, which has no place in ORDER"
+    return ORDER.index(room)
+
+
+def violations(module: str, source: str) -> list[str]:
+    package = module.split(".", maxsplit=1)[0]
+    found = []
+    for name in imports_of(source):
+        imported, _, inside = name.partition(".")
+        if package == "blackbox" and imported == "blackbox_feeds":
+            found.append(f"{module} imports {name}: the core knows no feed")
+        elif package == imported == "blackbox" and inside and room_of(name) > room_of(module):
+            found.append(f"{module} imports {name}, which stands after it")
+    return found
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name != "blackbox"])
+def test_imports_run_one_way(module: str) -> None:
+    assert violations(module, MODULES[module].read_text()) == []
+
+
+def test_modules_form_no_circle() -> None:
+    imports = {name: set(imports_of(path.read_text())) & set(MODULES) for name, path in MODULES.items()}
+    try:
+        TopologicalSorter({name: found - {name} for name, found in imports.items()}).prepare()
+    except CycleError as error:
+        pytest.fail("a circle of imports: " + " <- ".join(error.args[1]))
+
+
+def test_order_names_no_room_that_is_gone() -> None:
+    assert set(ORDER) == {name.split(".")[1] for name in MODULES if name.startswith("blackbox.")}
+
+
+def test_every_room_says_what_comes_in_and_what_goes_out() -> None:
+    silent = [
+        room
+        for room in ORDER
+        if (ROOT / "blackbox" / room / "__init__.py").exists()
+        and not {"In:", "Out:"} <= set((ROOT / "blackbox" / room / "__init__.py").read_text().split())
+    ]
+    assert silent == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("blackbox.feed.routing", "from blackbox.block.encode import Rows"),
+        ("blackbox.feed.routing", "def late():\n    import blackbox.block.encode"),
+        ("blackbox.feed.routing", "from blackbox.block import encode"),
+        ("blackbox.feed.feed", "from blackbox_feeds.itch50 import Itch50"),
+        ("blackbox.feed.feed", "import blackbox_feeds"),
+    ],
+)
+def test_import_against_the_order_is_found(module: str, source: str) -> None:
+    assert len(violations(module, source)) == 1
+
+
+def test_import_of_a_room_without_a_place_is_found() -> None:
+    with pytest.raises(AssertionError, match="which has no place in ORDER"):
+        violations("blackbox.feed.feed", "from blackbox.nowhere import x")
+
+
+def test_relative_import_is_found() -> None:
+    with pytest.raises(AssertionError, match="relative import"):
+        violations("blackbox.feed.feed", "from .routing import symbol_of")
+
+
+def test_import_for_types_alone_is_fine() -> None:
+    source = "if TYPE_CHECKING:\n    from blackbox.block.encode import Rows\nelse:\n    import blackbox_feeds"
+    found = violations("blackbox.feed.routing", source)
+    assert found == ["blackbox.feed.routing imports blackbox_feeds: the core knows no feed"]
+
+
+def test_import_along_the_order_is_fine() -> None:
+    source = "import numpy\nfrom blackbox import __version__, errors\nfrom blackbox.feed.routing import x"
+    assert violations("blackbox.block.encode", source) == []

@@ -1,0 +1,32 @@
+"""Feeds of one slice, and subscribers that collect what arrives or hold it up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from blackbox import Feed, SlowPolicy, Subscriber
+from blackbox.testing import Collector
+from tests.gate import Gate
+
+
+def one_slice(**settings: Any) -> Feed:
+    return msgspec.structs.replace(Feed.local("publisher", slices=1), **settings)
+
+
+def collected(feed: Feed, prefix: bytes = b"", **settings: Any) -> tuple[Subscriber, Collector]:
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9), **settings)
+    got = Collector()
+    subscriber.on_batch(prefix)(got.batch)
+    return subscriber, got
+
+
+def held_up(feed: Feed, queue_blocks: int = 1, hwm_blocks: int = 1) -> tuple[Subscriber, Gate]:
+    """Return a subscriber whose queues are short and whose callback is behind a gate."""
+    subscriber = Subscriber(
+        feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9), queue_blocks=queue_blocks, hwm_blocks=hwm_blocks
+    )
+    gate = Gate()
+    subscriber.on_batch(b"")(gate.batch)
+    return subscriber, gate

@@ -1,0 +1,118 @@
+"""`ts_in` tells when a block's oldest message was handed to the publisher: never too late, and not far too early."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+from numba import njit
+
+from blackbox import Batch, Feed, Publisher, SlowPolicy, Subscriber
+from blackbox.publish.ring import RingAt, ask
+from blackbox.publish.slice_sender import RING_BYTES, SliceSender
+
+
+def received(feed: Feed, batches: list[Batch]) -> Subscriber:
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9))
+    subscriber.on_batch(b"")(batches.append)
+    return subscriber
+
+
+@pytest.mark.parametrize("linger_ns", [0, 2_000_000])
+def test_no_block_tells_a_later_time_than_that_of_its_oldest_message(linger_ns: int) -> None:
+    feed = msgspec.structs.replace(Feed.local("age", slices=1), linger_ns=linger_ns)
+    batches: list[Batch] = []
+    subscriber = received(feed, batches)
+    returned: dict[bytes, list[int]] = {}
+    began = time.time_ns()
+
+    def publish(topic: bytes) -> None:
+        for number in range(3_000):
+            publisher.publish(topic, b"%d" % number)
+            returned[topic].append(time.time_ns())
+
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        threads = []
+        for topic in (b"A", b"B"):
+            returned[topic] = []
+            threads.append(threading.Thread(target=publish, args=(topic,)))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    subscriber.run(until_end=True)
+    assert sum(map(len, batches)) == 6_000
+    for batch in batches:
+        oldest = min(returned[message.topic][int(message.payload)] for message in batch)
+        assert began <= batch.ts_in <= min(oldest, batch.ts_out)
+    assert [message.ts_in for message in batches[0]] == [batches[0].ts_in] * len(batches[0])
+
+
+def test_columns_have_the_time_of_their_call() -> None:
+    feed = Feed.local("age", slices=1)
+    batches: list[Batch] = []
+    subscriber = received(feed, batches)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        before = time.time_ns()
+        publisher.publish_many((b"A",), [0, 0], numpy.zeros((2, 3), numpy.uint8))
+        after = time.time_ns()
+    subscriber.run(until_end=True)
+    assert before <= batches[0].ts_in <= after
+
+
+def test_waiting_for_room_makes_a_message_older() -> None:
+    feed = Feed.local("age", slices=1)
+    gate = threading.Event()
+    batches: list[Batch] = []
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9), queue_blocks=1)
+
+    @subscriber.on_batch(b"")
+    def hold(batch: Batch) -> None:
+        gate.wait(30)
+        batches.append(batch)
+
+    called: list[int] = []
+    payload = bytes(60_000)
+    rows = 10 * RING_BYTES // len(payload)
+
+    def publish() -> None:
+        for _ in range(rows):
+            called.append(time.time_ns())
+            publisher.publish(b"A", payload)
+
+    with Publisher(feed, when_full="wait", hwm_blocks=1) as publisher:
+        subscriber.start()
+        thread = threading.Thread(target=publish)
+        thread.start()
+        while publisher.statistics().waits < 10 and thread.is_alive():
+            thread.join(0.01)
+        gate.set()
+        thread.join()
+    subscriber.run(until_end=True)
+    place = 0
+    for batch in batches:
+        assert batch.ts_in <= called[place] + 100_000_000  # another thread may run before the call
+        place += len(batch)
+    assert place == rows
+
+
+@njit
+def told(ring: RingAt, asked_ns: int) -> Any:
+    return ask(ring, asked_ns)
+
+
+def test_a_sender_that_has_not_begun_has_asked_already() -> None:
+    """What is published before its first pass has an age too, and so has what another thread answers late."""
+    before = time.time_ns()
+    sender = SliceSender(Feed.local("age", slices=1), 0, 0, 1, True, 8)
+    assert before <= told(sender.ring.at, sender.sent.asked_at) <= time.time_ns()
+    sender.ring.answer(before + 5)
+    sender.ring.answer(before + 9)
+    assert told(sender.ring.at, 1) == before + 5
+    assert told(sender.ring.at, 1) == 1

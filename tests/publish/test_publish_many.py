@@ -1,0 +1,144 @@
+"""Columns are published as rows; columns that do not fit are refused whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+
+from blackbox import Batch, ConfigError, Feed, Publisher, SlowPolicy, Subscriber
+from blackbox.feed.source import open_source
+from blackbox.publish.publisher import WINDOW_ROWS
+from tests.publish.subscribers import collected, one_slice
+
+EMPTY = numpy.zeros((0, 1), numpy.uint8)
+
+
+def test_columns_of_every_shape_arrive_as_rows() -> None:
+    feed = one_slice()
+    subscriber, got = collected(feed)
+    topics = (b"A", b"B", b"never", b"C")
+    index = numpy.array([0, 1, 3, 1])
+    text = b"xabcdefgh"
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        assert publisher.publish_many(topics, index, numpy.arange(12, dtype=numpy.uint8).reshape(4, 3)) == 4
+        publisher.publish_many(topics, index, text, ts_event=[1, 2, 3, 4], offsets=[1, 1, 4, 6, 9])
+        publisher.publish_many(topics, index, text, offsets=[8, 0, 2, 2], lengths=[1, 3, 0, 5])
+        publisher.publish_many(list(topics), index.tolist(), bytearray(text), offsets=(0, 1, 2, 3, 9))
+        publisher.publish_many(topics, index[::-1], numpy.zeros((4, 0), numpy.uint8))
+        assert publisher.publish_many(topics, [], EMPTY) == 0
+    subscriber.run(until_end=True)
+    rows = [(m.topic, m.payload, m.ts_event) for m in got.messages]
+    names = [b"A", b"B", b"C", b"B"]
+    expected = [(name, bytes([3 * i, 3 * i + 1, 3 * i + 2]), 0) for i, name in enumerate(names)]
+    expected += list(zip(names, [b"", b"abc", b"de", b"fgh"], [1, 2, 3, 4], strict=True))
+    expected += list(zip(names, [b"h", b"xab", b"", b"bcdef"], [0] * 4, strict=True))
+    expected += list(zip(names, [b"x", b"a", b"b", b"cdefgh"], [0] * 4, strict=True))
+    expected += [(name, b"", 0) for name in reversed(names)]
+    assert rows == expected
+
+
+def test_columns_larger_than_a_window_keep_their_order() -> None:
+    rows = 2 * WINDOW_ROWS + 17
+    feed = msgspec.structs.replace(Feed.local("publisher", slices=2, key_bytes=2), block_bytes=65_536)
+    topics = tuple(b"S%d" % number for number in range(100))
+    index = numpy.random.default_rng(1).integers(0, 100, rows)
+    payloads = numpy.arange(rows, dtype=numpy.int64).view(numpy.uint8).reshape(rows, 8)
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9))
+    parts: dict[tuple[int, bytes], list[Any]] = {}
+
+    @subscriber.on_batch(b"")
+    def note(batch: Batch) -> None:
+        numbers = batch.block.payloads.view(numpy.int64).copy()
+        parts.setdefault((batch.block.slice_id, feed.key_of(batch.topics[0])), []).append(numbers)
+
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        publisher.publish_many(topics, index, payloads)
+    subscriber.run(until_end=True)
+    of_key = [numpy.concatenate(some) for some in parts.values()]
+    assert numpy.array_equal(numpy.sort(numpy.concatenate(of_key)), numpy.arange(rows))
+    for numbers in of_key:
+        assert (numpy.diff(numbers) > 0).all()
+
+
+ROWS_2 = numpy.zeros((2, 4), numpy.uint8)
+
+WRONG_COLUMNS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "index too large": ({"topic_index": [0, 2]}, ValueError, "topic_index ran from 0 to 2, expected 0 to 1"),
+    "index below zero": ({"topic_index": [0, -1]}, ValueError, "topic_index ran from -1 to 0, expected 0 to 1"),
+    "index beyond int32": ({"topic_index": numpy.array([0, 1 << 32])}, ValueError, "topic_index"),
+    "index of floats": ({"topic_index": [0.0, 0.9]}, (ValueError, TypeError), "topic_index"),  # type: ignore[dict-item]
+    "index in two dimensions": ({"topic_index": [[0, 1]]}, ValueError, r"topic_index had shape \(1, 2\)"),
+    "too few payloads": ({"payloads": ROWS_2[:1]}, ValueError, r"payloads without offsets had shape \(1, 4\)"),
+    "payloads of numbers": ({"payloads": ROWS_2.astype(int)}, ValueError, r"expected \(2, size\) of bytes"),
+    "payloads in one dimension": ({"payloads": b"abcd"}, ValueError, r"expected \(2, size\) of bytes"),
+    "too few offsets": (
+        {"payloads": b"abcd", "offsets": [0, 4]},
+        ValueError,
+        r"offsets had shape \(2,\), expected \(3,\)",
+    ),
+    "offsets past the end": ({"payloads": b"abcd", "offsets": [0, 2, 5]}, ValueError, "outside the 4 bytes"),
+    "offsets that run back": ({"payloads": b"abcd", "offsets": [0, 3, 2]}, ValueError, "outside|backwards"),
+    "offsets below zero": ({"payloads": b"abcd", "offsets": [-1, 2, 3]}, ValueError, "outside|backwards"),
+    "a start past the end": ({"payloads": b"ab", "offsets": [0, 2**63 - 1], "lengths": [1, 1]}, ValueError, "outside"),
+    "a length without end": ({"payloads": b"ab", "offsets": [0, 1], "lengths": [1, 2**63 - 1]}, ValueError, "outside"),
+    "a length below zero": (
+        {"payloads": b"ab", "offsets": [0, 1], "lengths": [1, -1]},
+        ValueError,
+        "outside|backwards",
+    ),
+    "too few lengths": (
+        {"payloads": b"ab", "offsets": [0, 1], "lengths": [1]},
+        ValueError,
+        r"lengths had shape \(1,\)",
+    ),
+    "too few times": ({"ts_event": [1]}, ValueError, r"ts_event had shape \(1,\), expected \(2,\)"),
+    "a topic of text": ({"topics": ("A", "B")}, (TypeError, ConfigError), "topic was"),  # type: ignore[dict-item]
+    "an empty topic": ({"topics": (b"A", b"")}, ConfigError, "topic was empty"),
+    "a reserved topic": ({"topics": (b"A", b"\0x")}, ConfigError, "reserved"),
+    "a payload of 40 MB": (
+        {"payloads": numpy.zeros((2, 40 << 20), numpy.uint8)},
+        ValueError,
+        "a payload had 41943040 bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_COLUMNS)
+def test_columns_that_do_not_fit_are_refused_and_nothing_is_published(case: str) -> None:
+    changed, error, text = WRONG_COLUMNS[case]
+    columns: dict[str, Any] = {"topics": (b"A", b"B"), "topic_index": [0, 1], "payloads": ROWS_2} | changed
+    feed = one_slice()
+    subscriber, got = collected(feed)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        with pytest.raises(error, match=text):
+            publisher.publish_many(**columns)
+        publisher.publish(b"A", b"fine")
+    subscriber.run(until_end=True)
+    assert got.payloads == [b"fine"]
+
+
+def test_a_source_is_published_chunk_by_chunk() -> None:
+    feed = Feed.local("publisher", slices=2, schema="itch50")
+    subscriber, got = collected(feed)
+    source = open_source("synthetic:30000")
+    told: list[int] = []
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        assert source.publish(publisher, told.append) == 30_000
+    subscriber.run(until_end=True)
+    assert told[-1] == 30_000
+    published = []
+    for chunk in source.chunks():
+        places = zip(chunk.starts.tolist(), chunk.lengths.tolist(), strict=True)
+        payloads = [chunk.payloads[start : start + length].tobytes() for start, length in places]
+        topics = [chunk.topics[number] for number in chunk.topic_index.tolist()]
+        published += list(zip(topics, payloads, chunk.ts_event.tolist(), strict=True))
+    for slice_id in (0, 1):
+        arrived = [m[:3] for m in got.messages if feed.slice_of(m.topic) == slice_id]
+        assert arrived == [m for m in published if feed.slice_of(m[0]) == slice_id]

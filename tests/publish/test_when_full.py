@@ -1,0 +1,65 @@
+"""A subscriber that does not keep up makes the publisher wait, or loses messages and is told how many."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy
+import pytest
+
+from blackbox import Publisher, PublisherError
+from blackbox.testing import wait_until
+from tests.publish.subscribers import collected, held_up, one_slice
+
+
+def test_when_full_wait_loses_nothing_with_a_slow_subscriber() -> None:
+    feed = one_slice(block_bytes=4_096)
+    subscriber, gate = held_up(feed, queue_blocks=2, hwm_blocks=2)
+    count = 60_000
+    with Publisher(feed, when_full="wait", hwm_blocks=2) as publisher:
+        subscriber.start()
+        done = threading.Event()
+
+        def publish() -> None:
+            publisher.publish_many((b"T",), numpy.zeros(count, int), numpy.zeros((count, 1_000), numpy.uint8))
+            for _ in range(count // 10):
+                publisher.publish(b"T", bytes(1_000))
+            done.set()
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        gate.entered.wait(10)
+        wait_until(lambda: publisher.statistics().waits > 0)
+        assert not done.is_set()
+        with pytest.raises(PublisherError, match="flush was not done in time: a subscriber did not keep up"):
+            publisher.flush(timeout=0.1)
+        gate.open.set()
+        thread.join()
+        publisher.flush()
+    subscriber.run(until_end=True)
+    assert gate.messages == count + count // 10
+    assert subscriber.statistics().received.gaps == 0
+    assert publisher.statistics().discarded == 0
+
+
+def test_when_full_drop_shows_as_gaps_at_the_slow_subscriber_alone() -> None:
+    feed = one_slice(block_bytes=65_536, heartbeat_ns=20_000_000)
+    slow, gate = held_up(feed)
+    quick, got = collected(feed)
+    messages = 0
+    with Publisher(feed, when_full="drop", hwm_blocks=200) as publisher:
+        slow.start()
+        quick.start()
+        payloads = numpy.zeros((65, 1_000), numpy.uint8)
+        while messages < 65 * 1_000:  # 65 MB: more than the sockets' buffers and the slow one's queue hold
+            messages += publisher.publish_many((b"T",), numpy.zeros(65, int), payloads)
+            publisher.flush()
+            got.wait(messages)
+        gate.open.set()
+        wait_until(lambda: gate.messages + slow.statistics().received.gaps == messages, timeout=30)
+        quick.stop()
+        slow.stop()
+    assert quick.statistics().received.gaps == 0
+    assert slow.statistics().received.gaps > 0
+    assert len(got) == messages
+    assert publisher.statistics().messages == messages

@@ -1,0 +1,97 @@
+"""A player and a clock that give commands at set times: helpers of the tests of controls."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from blackbox.replay.clock import ManualClock
+from blackbox.replay.controls import Action, Controls
+
+START = 1_700_000_000_000_000_000
+S = 1_000_000_000
+Command = Callable[[Controls], None]
+
+
+class NobodyWakesError(Exception):
+    """A player waits, and nobody will ever wake it."""
+
+
+class ScriptedClock(ManualClock):
+    """Each wait ends at once: at its time, or at the next of some times at which a command comes."""
+
+    def __init__(self, script: Sequence[tuple[int, Command]]) -> None:
+        super().__init__()
+        self.controls: Controls | None = None
+        self._script = sorted(script, key=lambda entry: entry[0])
+
+    def wait(self, condition: threading.Condition, until_ns: int | None) -> None:
+        if self._script and (until_ns is None or self._script[0][0] <= until_ns):
+            at_ns, command = self._script.pop(0)
+            self.advance(max(0, at_ns - self.now_ns()))
+            assert self.controls is not None
+            command(self.controls)
+        elif until_ns is None:
+            raise NobodyWakesError
+        else:
+            self.advance(until_ns - self.now_ns())
+
+
+class Delivery(NamedTuple):
+    """A message's place in the recording, and when it was delivered."""
+
+    place: int
+    at_ns: int
+
+
+def play(
+    times: list[int],
+    script: Sequence[tuple[int, Command]] = (),
+    *,
+    speed: float | None = 1.0,
+    max_silence_ns: int | None = None,
+) -> list[Delivery]:
+    """Play messages of these market times after START; at most 1,000 deliveries."""
+    clock = ScriptedClock(script)
+    controls = clock.controls = Controls(speed, max_silence_ns, clock)
+    recording = [START + time for time in times]
+    controls.begin(START, max(recording))
+    deliveries: list[Delivery] = []
+    place = 0
+    try:
+        while place < len(recording) and len(deliveries) < 1_000:
+            grant = controls.wait(recording[place])
+            if grant.action is Action.STOP:
+                break
+            if grant.action is Action.SEEK:
+                place = place_of(recording, grant.seek_to_ns)
+                continue
+            first = place
+            while place < len(recording) and recording[place] <= grant.until_ns and place - first < grant.messages:
+                deliveries.append(Delivery(place, clock.now_ns()))
+                place += 1
+            assert place > first
+            controls.played(place - first, max(recording[first:place]))
+    except NobodyWakesError:
+        pass
+    controls.end()
+    return deliveries
+
+
+def place_of(recording: list[int], ts_ns: int) -> int:
+    """The first message from which on none is before a time: what an index of running maxima finds."""
+    return bisect_left(list(accumulate(recording, max)), ts_ns)
+
+
+def times_of(deliveries: list[Delivery]) -> list[int]:
+    return [delivery.at_ns for delivery in deliveries]
+
+
+def speed_of(value: float | None) -> Command:
+    def command(controls: Controls) -> None:
+        controls.speed = value
+
+    return command

@@ -1,0 +1,140 @@
+"""Callbacks of a replay that raise, come and go, stop it, or start another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from blackbox import CallbackError, Feed, Message, Recording, Replay, Subscriber, SubscriberError
+from blackbox.replay.clock import ManualClock
+from blackbox.replay.controls import Controls
+from tests.journals import Day, Put, Row, feed_of
+from tests.replay.audience import (
+    START,
+    fingerprint,
+    simple_day,
+)
+
+
+def failing(feed: Feed, on_error: Any, error: BaseException) -> tuple[Subscriber, list[bytes]]:
+    subscriber = Subscriber(feed, on_error=on_error)
+    came: list[bytes] = []
+
+    @subscriber.on(b"")
+    def fail(message: Message) -> None:
+        came.append(message.payload)
+        if message.payload == b"5":
+            raise error
+
+    subscriber.on_batch(b"")(lambda batch: came.extend(b"batch" for _ in [batch] if b"6" in batch.payload_list()))
+    return subscriber, came
+
+
+def test_nothing_comes_after_an_error_that_stops(tmp_path: Path) -> None:
+    day = simple_day(tmp_path, range(START, START + 12), rows=2)
+    subscriber, came = failing(day.feed, "stop", ValueError("five"))
+    replay = Replay(Recording.open(tmp_path))
+    with pytest.raises(CallbackError, match="five") as raised:
+        subscriber.replay(replay)
+    assert isinstance(raised.value.__cause__, ValueError)
+    assert came == [b"%d" % i for i in range(6)]
+    assert replay.controls.status().state == "ended"
+    assert subscriber.replay(Recording.open(tmp_path), stop=START + 5).messages == 5
+
+
+def test_an_error_that_is_logged_costs_one_message(tmp_path: Path) -> None:
+    day = simple_day(tmp_path, range(START, START + 12), rows=2)
+    subscriber, came = failing(day.feed, "log", ValueError("five"))
+    assert subscriber.replay(Recording.open(tmp_path)).messages == 12
+    assert [each for each in came if each != b"batch"] == [b"%d" % i for i in range(12)]
+    assert subscriber.statistics().delivery.callback_errors == 1
+
+
+def test_ctrl_c_in_a_callback_ends_it_and_it_can_be_run_again(tmp_path: Path) -> None:
+    day = simple_day(tmp_path, range(START, START + 12), rows=2)
+    subscriber, came = failing(day.feed, "log", KeyboardInterrupt())
+    replay = Replay(Recording.open(tmp_path), stop=START + 9)
+    with pytest.raises(KeyboardInterrupt):
+        subscriber.replay(replay)
+    assert came == [b"%d" % i for i in range(6)]
+    came.clear()
+    assert subscriber.replay(Recording.open(tmp_path), start=START + 6).messages == 6
+
+
+def test_callbacks_come_and_go_in_a_callback(tmp_path: Path) -> None:
+    day = simple_day(tmp_path, range(START, START + 400))
+    subscriber = Subscriber(day.feed)
+    came: list[bytes] = []
+    late: list[bytes] = []
+    compiled = subscriber.on_compiled(b"", state=numpy.zeros(2, numpy.int64))(fingerprint)
+
+    @subscriber.on(b"")
+    def first(message: Message) -> None:
+        came.append(message.payload)
+        if message.payload == b"10":
+            subscriber.off(first)
+            subscriber.off(compiled)
+            subscriber.on(b"A.1")(lambda m: late.append(m.payload))
+
+    subscriber.replay(Recording.open(tmp_path))
+    assert came == [b"%d" % i for i in range(11)]
+    assert compiled.total()[0] == 32  # a burst: compiled callbacks are ahead of the others by that
+    assert late == [b"%d" % i for i in range(32, 400) if i % 3 == 1]
+
+
+def test_stop_in_a_callback_ends_the_replay(tmp_path: Path) -> None:
+    day = simple_day(tmp_path, [START + 10 * i for i in range(50)])
+    subscriber = Subscriber(day.feed)
+    came: list[bytes] = []
+
+    @subscriber.on(b"")
+    def stop(message: Message) -> None:
+        came.append(message.payload)
+        if len(came) == 3:
+            subscriber.stop()
+
+    subscriber.replay(Replay(Recording.open(tmp_path), controls=Controls(1.0, clock=ManualClock(automatic=True))))
+    assert came == [b"0", b"1", b"2"]
+    assert subscriber.replay(Recording.open(tmp_path)).messages == 50
+
+
+def test_a_replay_within_a_replay_is_refused(tmp_path: Path) -> None:
+    day = simple_day(tmp_path, [START])
+    subscriber = Subscriber(day.feed)
+    refused: list[str] = []
+
+    @subscriber.on(b"")
+    def nest(_message: Message) -> None:
+        for call in (lambda: subscriber.replay(Recording.open(tmp_path)), subscriber.start):
+            with pytest.raises(SubscriberError) as error:
+                call()
+            refused.append(str(error.value))
+
+    subscriber.replay(Recording.open(tmp_path))
+    assert len(refused) == 2
+
+
+def test_a_replay_on_a_subscriber_that_runs_is_refused(tmp_path: Path) -> None:
+    day = simple_day(tmp_path, [START])
+    subscriber = Subscriber(day.feed)
+    subscriber.stop()
+    with pytest.raises(SubscriberError, match="ended"):
+        subscriber.replay(Recording.open(tmp_path))
+
+
+def test_topics_are_numbered_on_and_states_go_on(tmp_path: Path) -> None:
+    small = Day(tmp_path / "small", feed_of(max_topics=4))
+    small.put(0, Put(tuple(Row(b"S%d" % i, b"") for i in range(3))))
+    large = Day(tmp_path / "large", feed_of(2, max_topics=4_096))
+    large.put(0, *(Put((Row(b"A%d" % i, b""),), i) for i in range(4_000)))
+    large.put(1, Put((Row(b"B", b""),)))
+    subscriber = Subscriber(small.feed)
+    compiled = subscriber.on_compiled(b"", state=numpy.zeros(2, numpy.int64))(fingerprint)
+    for path in ("small", "large", "small"):
+        subscriber.replay(Recording.open(tmp_path / path))
+    assert compiled.total()[0] == 3 + 4_001 + 3
+    assert subscriber.topics(0)[:4] == [b"S0", b"S1", b"S2", b"A0"]
+    assert subscriber.statistics().received.messages == 4_007

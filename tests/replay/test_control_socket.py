@@ -1,0 +1,239 @@
+"""The control socket of a replay: each request, what is wrong with one, and who asks in vain."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blackbox import ConfigError, ControlError, EndpointError
+from blackbox.feed.endpoint import free_endpoints
+from blackbox.replay.clock import ManualClock
+from blackbox.replay.control_socket import (
+    ControlSocket,
+    GetStatus,
+    Pause,
+    Request,
+    Resume,
+    Seek,
+    SetSpeed,
+    Step,
+    Stop,
+    ask,
+)
+from blackbox.replay.controls import Action, Controls
+from blackbox.replay.status import ReplayStatus
+
+S = 1_000_000_000
+START = 1_577_716_200 * S
+"""2019-12-30 14:30 UTC, 9:30 in New York."""
+STOP = START + 6 * 3_600 * S + 1_800 * S
+
+
+def free_endpoint(transport: str = "tcp") -> str:
+    return free_endpoints(transport, "controls", 1, 1)[0][0]
+
+
+@pytest.fixture
+def controls() -> Controls:
+    controls = Controls(1.0, clock=ManualClock())
+    controls.begin(START, STOP)
+    return controls
+
+
+@pytest.fixture
+def socket(controls: Controls) -> Iterator[ControlSocket]:
+    with ControlSocket(controls, free_endpoint(), time_zone="America/New_York") as socket:
+        yield socket
+
+
+def exchange(endpoint: str, *frames: bytes) -> dict[str, Any]:
+    """What is answered to any bytes."""
+    with zmq.Context() as context, context.socket(zmq.REQ) as client:
+        client.linger = 0
+        client.connect(endpoint)
+        client.send_multipart(frames)
+        assert client.poll(10_000), "no answer"
+        answer: dict[str, Any] = msgspec.json.decode(client.recv())
+        return answer
+
+
+@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+def test_each_request_is_obeyed_and_answered_with_the_status(controls: Controls, transport: str) -> None:
+    requests: list[tuple[Request, Callable[[ReplayStatus], bool]]] = [
+        (GetStatus(), lambda status: (status.state, status.speed) == ("playing", 1.0)),
+        (SetSpeed(10), lambda status: status.speed == 10.0),
+        (SetSpeed(None), lambda status: status.speed is None),
+        (Pause(), lambda status: status.state == "paused"),
+        (Resume(), lambda status: status.state == "playing"),
+        (Step(3), lambda status: status.state == "stepping"),
+        (Seek(START + S), lambda status: status.position_ns == START + S),
+        (Stop(), lambda status: status.state == "stopping"),
+    ]
+    with ControlSocket(controls, free_endpoint(transport)) as socket:
+        for request, holds in requests:
+            assert holds(ask(socket.endpoint, request)), request
+    assert controls.wait(START).action is Action.STOP
+
+
+def test_requests_are_plain_json(socket: ControlSocket, controls: Controls) -> None:
+    assert exchange(socket.endpoint, b'{"do": "speed", "value": 10}')["speed"] == 10.0
+    assert exchange(socket.endpoint, b'{"do": "speed", "value": null}')["speed"] is None
+    assert exchange(socket.endpoint, b'{"do": "step"}')["state"] == "stepping"
+    assert controls.wait(START).messages == 1
+    assert set(exchange(socket.endpoint, b'{"do": "status"}')) == set(ReplayStatus.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2019-12-30T14:31:00Z", 60),
+        ("2019-12-30 09:31:00.5", 60.5),
+        ("2019-12-30T15:31:00+01:00", 60),
+        ("09:31", 60),
+        ("14:31:00Z", 60),
+        ("2019-12-31", 6.5 * 3_600),
+        ("20191231", 6.5 * 3_600),
+        (str(START + 60 * S), 60),
+        ("08:00", 0),
+        ("1969-12-31", 0),
+    ],
+)
+def test_seek_takes_a_time_as_people_write_it(socket: ControlSocket, text: str, seconds: float) -> None:
+    assert ask(socket.endpoint, Seek(text)).position_ns == START + int(seconds * S)
+
+
+@pytest.mark.parametrize("text", ["", "noon", "9" * 30, "25:00", "2019-13-01", "9999-12-31", "0001-01-01T00:00+14:00"])
+def test_time_that_is_none(socket: ControlSocket, text: str) -> None:
+    with pytest.raises(ControlError, match=re.escape(f"time was '{text}', expected ns since 1970, ")):
+        ask(socket.endpoint, Seek(text))
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"",
+        b"pause",
+        b"[]",
+        b"\xff\xfe",
+        b"{}",
+        b'{"do": "jump"}',
+        b'{"do": "pause", "now": true}',
+        b'{"do": "pause", "now": ' + b"[" * 3_000,
+        b"[" * 4_000,
+        b'{"do": "speed"}',
+        b'{"do": "speed", "value": "fast"}',
+        b'{"do": "step", "messages": 0}',
+        b'{"do": "step", "messages": 1000000000000000000000}',
+        b'{"do": "seek", "to": -1}',
+        b'{"do": "seek", "to": 1e30}',
+    ],
+)
+def test_malformed_request_is_answered_and_the_socket_lives_on(socket: ControlSocket, request_bytes: bytes) -> None:
+    answer = exchange(socket.endpoint, request_bytes)
+    assert answer["error"].startswith("request was not understood: ")
+    assert ask(socket.endpoint, GetStatus()).state == "playing"
+
+
+def test_request_of_several_frames(socket: ControlSocket) -> None:
+    answer = exchange(socket.endpoint, b'{"do": "pause"}', b"")
+    assert answer == {"error": "request had 2 frames, expected 1"}
+
+
+def test_request_that_is_too_long_is_not_read(socket: ControlSocket) -> None:
+    with pytest.raises(ControlError, match="no replay answered"):
+        ask(socket.endpoint, Seek("x" * 5_000), timeout=0.2)
+    assert ask(socket.endpoint, GetStatus()).state == "playing"
+
+
+def test_wrong_value_is_told_to_who_asked(socket: ControlSocket) -> None:
+    with pytest.raises(ControlError, match="^speed was 0.0, expected a finite number above 0"):
+        ask(socket.endpoint, SetSpeed(0))
+
+
+@given(st.binary(max_size=200) | st.text(max_size=50).map(lambda text: b'{"do": "seek", "to": "%s"}' % text.encode()))
+def test_any_bytes_are_answered(request_bytes: bytes) -> None:
+    answer = ControlSocket(Controls(), "tcp://127.0.0.1:1")._answer([request_bytes])
+    assert isinstance(msgspec.json.decode(answer), dict)
+
+
+def test_client_that_does_not_wait_for_its_answer(socket: ControlSocket) -> None:
+    with zmq.Context() as context:
+        for _ in range(3):
+            with context.socket(zmq.REQ) as client:
+                client.connect(socket.endpoint)
+                client.send(b'{"do": "pause"}')
+    assert ask(socket.endpoint, GetStatus()).state == "paused"
+
+
+def test_stop_is_answered_although_the_socket_closes(controls: Controls) -> None:
+    with ControlSocket(controls, free_endpoint()) as socket:
+        assert ask(socket.endpoint, Stop()).state == "stopping"
+    controls.end()
+    with pytest.raises(ControlError, match=f"no replay answered at {socket.endpoint} within 0.05 s"):
+        ask(socket.endpoint, GetStatus(), timeout=0.05)
+
+
+def test_endpoint_in_use(socket: ControlSocket) -> None:
+    with (
+        pytest.raises(EndpointError, match=f"control endpoint {socket.endpoint} is in use"),
+        ControlSocket(Controls(), socket.endpoint),
+    ):
+        pass
+    assert ask(socket.endpoint, GetStatus()).state == "playing"
+
+
+def test_endpoint_that_cannot_be_bound() -> None:
+    with (
+        pytest.raises(EndpointError, match="could not be bound"),
+        ControlSocket(Controls(), "ipc:///nowhere/at/all"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:5555", "inproc://controls", "tcp://*:5555"])
+def test_wrong_endpoint(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="endpoint"):
+        ControlSocket(Controls(), endpoint)
+    with pytest.raises(ConfigError, match="endpoint"):
+        ask(endpoint, GetStatus())
+
+
+@pytest.mark.parametrize("answer", [b"hello", b"{}", b"[1]", b"\xff"])
+def test_something_else_answers(answer: bytes) -> None:
+    endpoint = free_endpoint("ipc")
+    with zmq.Context() as context, context.socket(zmq.REP) as stranger:
+        stranger.bind(endpoint)
+
+        def reply() -> None:
+            stranger.recv()
+            stranger.send(answer)
+
+        thread = threading.Thread(target=reply)
+        thread.start()
+        with pytest.raises(ControlError, match="did not answer as a replay does"):
+            ask(endpoint, GetStatus())
+        thread.join()
+
+
+def test_nothing_is_left_open(controls: Controls) -> None:
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+    with ControlSocket(controls, free_endpoint()) as socket:
+        ask(socket.endpoint, GetStatus())
+    del socket
+    before = open_files()
+    for _ in range(5):
+        with ControlSocket(controls, free_endpoint()) as socket:
+            ask(socket.endpoint, GetStatus())
+        del socket
+    assert open_files() == before

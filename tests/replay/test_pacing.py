@@ -1,0 +1,111 @@
+"""When a replay delivers to callbacks in this process, and how much market time it says went by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from blackbox import Message, Recording, Replay, Subscriber
+from blackbox.replay.clock import ManualClock
+from blackbox.replay.controls import Controls
+from tests.damaged import damage_body
+from tests.journals import Day, Put, Row, feed_of
+from tests.replay.audience import (
+    START,
+    simple_day,
+)
+
+
+def paced(path: Path, controls: Controls, clock: ManualClock) -> list[tuple[bytes, int]]:
+    """Payloads, and the clock's time when they came."""
+    subscriber = Subscriber(feed_of())
+    came: list[tuple[bytes, int]] = []
+    subscriber.on(b"")(lambda m: came.append((m.payload, clock.now_ns())))
+    subscriber.replay(Replay(Recording.open(path), controls=controls))
+    return came
+
+
+@pytest.mark.parametrize("rows", [1, 4, 100])
+@pytest.mark.parametrize(("speed", "scale"), [(1.0, 1), (10.0, 10)])
+def test_messages_come_when_they_are_due(tmp_path: Path, rows: int, speed: float, scale: int) -> None:
+    offsets = [0, 0, 10, 10, 20, 50, 40, 70, 500, 500, 1_000]
+    simple_day(tmp_path, [START + offset for offset in offsets], rows)
+    clock = ManualClock(automatic=True)
+    latest = [max(offsets[: i + 1]) // scale for i in range(len(offsets))]
+    assert paced(tmp_path, Controls(speed, clock=clock), clock) == [(b"%d" % i, at) for i, at in enumerate(latest)]
+
+
+def test_without_times_of_the_venue_blocks_come_by_their_sending(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of())
+    day.put(0, *(Put((Row(b"A", b"%d" % i),), i, ts_out=START + 100 * i) for i in range(4)))
+    clock = ManualClock(automatic=True)
+    assert paced(tmp_path, Controls(1.0, clock=clock), clock) == [(b"%d" % i, 100 * i) for i in range(4)]
+
+
+def test_commands_from_a_callback(tmp_path: Path) -> None:
+    simple_day(tmp_path, [START + 100 * i for i in range(6)], rows=3)
+    clock = ManualClock(automatic=True)
+    controls = Controls(1.0, clock=clock)
+    subscriber = Subscriber(feed_of())
+    came = []
+
+    @subscriber.on(b"")
+    def command(message: Message) -> None:
+        came.append((message.payload, clock.now_ns()))
+        if message.payload == b"1":
+            controls.speed = 10.0
+        if message.payload == b"3":
+            controls.step(2)
+        if message.payload == b"5":
+            assert clock.now_ns() == 120
+
+    subscriber.replay(Replay(Recording.open(tmp_path), controls=controls))
+    assert came == [(b"0", 0), (b"1", 100), (b"2", 110), (b"3", 120), (b"4", 120), (b"5", 120)]
+
+
+def test_a_damaged_block_does_not_cost_a_step(tmp_path: Path) -> None:
+    day = simple_day(tmp_path, [START + i for i in range(12)], rows=3)
+    damage_body(day.segments[0], 1)
+    controls = Controls()
+    controls.step(5)
+    subscriber = Subscriber(day.feed)
+    came: list[bytes] = []
+
+    @subscriber.on(b"")
+    def collect(message: Message) -> None:
+        came.append(message.payload)
+        if len(came) == 5:
+            controls.stop()
+
+    done = subscriber.replay(Replay(Recording.open(tmp_path), controls=controls))
+    assert came == [b"0", b"1", b"2", b"6", b"7"]
+    assert (done.messages, done.damaged) == (5, 3)
+
+
+class Nobody:
+    """Takes blocks."""
+
+    reads_ahead = False
+    checks_blocks = False
+
+    def play(self, *_: object) -> None:
+        pass
+
+    def jump(self, *, is_back: bool) -> None:
+        pass
+
+
+@pytest.mark.parametrize("speed", [None, 1e6])
+@pytest.mark.parametrize("rows_each", [1, 4, 8])
+def test_market_time_of_messages_that_come_one_by_one(tmp_path: Path, speed: float | None, rows_each: int) -> None:
+    """What is before the first message did not go by."""
+    rows = [Row(b"AAPL.trade", b"189.98", START + number * 10**9) for number in range(8)]
+    puts = [
+        Put(tuple(rows[first : first + rows_each]), sequence=first, ts_out=START + first)
+        for first in range(0, len(rows), rows_each)
+    ]
+    Day(tmp_path, feed_of()).put(0, *puts)
+    replay = Replay(Recording.open(tmp_path), speed=speed, start=START - 60 * 10**9)
+    played = replay.run(Nobody())
+    assert (played.messages, played.market_seconds) == (8, 7.0)

@@ -1,0 +1,366 @@
+"""Replays onto the wire, with real sockets: subscribers get what was recorded, as if it were live."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from blackbox import (
+    Batch,
+    ConfigError,
+    Feed,
+    Publisher,
+    PublisherError,
+    Recorder,
+    Recording,
+    Replay,
+    SlowPolicy,
+    Subscriber,
+)
+from blackbox.feed.feed import Slice
+from blackbox.feed.source import open_source
+from blackbox.replay.to_wire import LEAST_STORED_BYTES
+from blackbox.subscribe.statistics import Statistics
+from blackbox.testing import wait_until
+from tests.damaged import damage_body
+from tests.journals import Day, Put, Row, Told
+from tests.replay.audience import Audience, by_slice
+
+S = 1_000_000_000
+LAG_NS = 60 * S
+Sent = tuple[bytes, bytes, int]
+"""Topic, payload, ts_event."""
+
+
+def feed_with(slices: int = 1, key_bytes: int = 0, **settings: Any) -> Feed:
+    return msgspec.structs.replace(Feed.local("again", slices=slices, key_bytes=key_bytes), **settings)
+
+
+class Heard:
+    """What a subscriber to everything got, by topic, and what it says of it."""
+
+    def __init__(self) -> None:
+        self.by_topic: dict[bytes, list[tuple[bytes, int]]] = defaultdict(list)
+        self.blocks: list[int] = []
+        self.ts_out: list[int] = []
+        self.statistics: Statistics | None = None
+
+    def take(self, batch: Batch) -> None:
+        self.blocks.append(len(batch))
+        self.ts_out.append(batch.ts_out)
+        for message in batch:
+            self.by_topic[message.topic].append((message.payload, message.ts_event))
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.by_topic.values()))
+
+
+def hear(feed: Feed, publish: Callable[[Publisher], object], prefix: bytes = b"") -> Heard:
+    """Publish to a subscriber; it must not have lost, repeated or disbelieved anything, nor been late."""
+    heard = Heard()
+    subscriber = Subscriber(feed, workers=1, slow=SlowPolicy(max_lag_ns=LAG_NS))
+    subscriber.on_batch(prefix)(heard.take)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        publish(publisher)
+    subscriber.run(until_end=True)
+    total = heard.statistics = subscriber.statistics()
+    assert (total.received.malformed, total.received.duplicates, total.received.stale) == (0, 0, 0)
+    assert (total.lag.slow_blocks, total.delivery.dropped) == (0, 0)
+    return heard
+
+
+def replayed(path: Path, feed: Feed, **settings: Any) -> Heard:
+    recording = Recording.open(path)
+    return hear(feed, lambda publisher: Replay(recording, **settings).publish(publisher))
+
+
+def by_topic(messages: Iterable[Sent]) -> dict[bytes, list[tuple[bytes, int]]]:
+    found = defaultdict(list)
+    for topic, payload, ts_event in messages:
+        found[topic].append((payload, ts_event))
+    return dict(found)
+
+
+def sent_of(day: Day, prefix: bytes = b"") -> list[Sent]:
+    return [(m.topic, m.payload, m.ts_event) for m in day.told() if m.topic.startswith(prefix)]
+
+
+def gappy_day(path: Path, feed: Feed, size: int, codec: int = 0) -> Day:
+    """Blocks of several keys, of these many bytes a payload: some rows known before, some missing."""
+    day = Day(path, feed)
+    sequences: dict[bytes, int] = defaultdict(int)
+    puts = []
+    for i in range(60):
+        letter = b"ABC"[i % 3 : i % 3 + 1]
+        key = (letter + b"%d.x" % (i % 2))[: feed.key_bytes]
+        rows = tuple(
+            Row(letter + b"%d.x" % (i % 2), b"%d-%d-" % (i, j) + bytes(size), S + 10 * i + j) for j in range(3)
+        )
+        sequences[key] += 4 if i % 7 == 6 else 0
+        puts.append(Put(rows, sequences[key], ts_out=S + i, first_row=i % 5 == 4, codec=codec, epoch=1 + i // 40))
+        sequences[key] += 3
+    day.put(0, *puts)
+    return day
+
+
+@pytest.mark.parametrize("codec", [0, 2])
+@pytest.mark.parametrize("size", [1, LEAST_STORED_BYTES])
+@pytest.mark.parametrize("key_bytes", [0, 1, 8])
+def test_gaps_are_kept_or_not(tmp_path: Path, key_bytes: int, size: int, codec: int) -> None:
+    feed = feed_with(key_bytes=key_bytes)
+    day = gappy_day(tmp_path, feed, size, codec)
+    missing = sum(gap.count for gap in Recording.open(tmp_path).gaps())
+    assert missing > 0
+    for keep, gaps in ((True, missing), (False, 0)):
+        heard = replayed(tmp_path, feed, keep_gaps=keep)
+        assert heard.statistics is not None
+        assert heard.statistics.received.gaps == gaps
+        assert heard.by_topic == by_topic(sent_of(day))
+
+
+@pytest.mark.parametrize("size", [1, LEAST_STORED_BYTES])
+@pytest.mark.parametrize("key_bytes", [0, 1])
+def test_numbers_that_a_block_leaves_out_are_no_gap_when_gaps_are_kept(
+    tmp_path: Path, key_bytes: int, size: int
+) -> None:
+    feed = feed_with(key_bytes=key_bytes)
+    day = Day(tmp_path, feed)
+    puts = []
+    for place, numbers in enumerate([(0, 10, 20), (21, 22), (23, 30, 40), (45, 60), (63, 64), (62, 63, 65, 70)]):
+        rows = tuple(Row(b"A.x", b"%d" % number + bytes(size)) for number in numbers)
+        known = 2 if place == 5 else 0  # its first two rows came on the other line
+        puts.append(Put(rows, numbers[0], S + place, first_row=known, sequences=numbers))
+    day.put(0, *puts)
+    missing = [(gap.sequence, gap.count) for gap in Recording.open(tmp_path).gaps()]
+    assert missing == [(41, 4), (61, 2)]
+    for keep, gaps in ((True, 6), (False, 0)):
+        heard = replayed(tmp_path, feed, keep_gaps=keep)
+        assert heard.statistics is not None
+        assert heard.statistics.received.gaps == gaps
+        assert heard.by_topic == by_topic(sent_of(day))
+
+
+@pytest.mark.parametrize("size", [1, LEAST_STORED_BYTES])
+@pytest.mark.parametrize("prefix", [b"A", b"A1.", b"C0.x", b"D"])
+def test_a_prefix_sends_only_its_topics(tmp_path: Path, prefix: bytes, size: int) -> None:
+    feed = feed_with(key_bytes=1)
+    day = gappy_day(tmp_path, feed, size)
+    assert replayed(tmp_path, feed, prefix=prefix).by_topic == by_topic(sent_of(day, prefix))
+
+
+@pytest.mark.parametrize("size", [1, LEAST_STORED_BYTES])
+def test_a_time_range_cuts_blocks(tmp_path: Path, size: int) -> None:
+    feed = feed_with()
+    day = gappy_day(tmp_path, feed, size)
+    start, stop = S + 101, S + 302
+    heard = replayed(tmp_path, feed, start=start, stop=stop)
+    assert heard.by_topic == by_topic(sent for sent in sent_of(day) if start <= sent[2] < stop)
+
+
+def test_other_slices_and_keys_get_the_same_messages(tmp_path: Path) -> None:
+    day = gappy_day(tmp_path, feed_with(key_bytes=2), 100)
+    for other in (feed_with(2), feed_with(3, key_bytes=1), feed_with(key_bytes=4, block_bytes=4_096)):
+        assert replayed(tmp_path, other).by_topic == by_topic(sent_of(day))
+
+
+def test_gaps_cannot_be_kept_with_other_slices(tmp_path: Path) -> None:
+    gappy_day(tmp_path, feed_with(key_bytes=2), 1)
+    with pytest.raises(ConfigError, match="gaps"):
+        replayed(tmp_path, feed_with(2), keep_gaps=True)
+
+
+def test_another_schema_is_refused(tmp_path: Path) -> None:
+    gappy_day(tmp_path, feed_with(), 1)
+    with pytest.raises(ConfigError, match="schema"):
+        replayed(tmp_path, feed_with(schema="itch50"))
+
+
+def test_days_of_other_slices_are_played_as_one(tmp_path: Path) -> None:
+    feeds = [feed_with(), feed_with(2)]
+    days = [Day(tmp_path / str(n), feed, date=f"2026-11-2{n}") for n, feed in enumerate(feeds)]
+    days[0].put(0, Put((Row(b"A.x", b"first"),), ts_out=1))
+    for slice_id in range(2):
+        topic = next(b"A%d" % i for i in range(99) if feeds[1].slice_of(b"A%d" % i) == slice_id)
+        days[1].put(slice_id, Put((Row(topic, b"second"),), ts_out=2))
+    recordings = [Recording.open(day.path) for day in days]
+    heard = hear(feeds[0], lambda publisher: Replay(recordings).publish(publisher))
+    assert heard.count == 3
+
+
+def test_small_blocks_are_sent_as_large_ones(tmp_path: Path) -> None:
+    feed = feed_with()
+    day = Day(tmp_path, feed)
+    day.put(0, *(Put((Row(b"A%d" % (i % 9), b"%d" % i, i),), i, ts_out=S + i) for i in range(5_000)))
+    heard = replayed(tmp_path, feed)
+    assert heard.by_topic == by_topic(sent_of(day))
+    assert len(heard.blocks) < 50
+
+
+def test_large_and_small_blocks_keep_their_order(tmp_path: Path) -> None:
+    feed = feed_with()
+    day = Day(tmp_path, feed)
+    sizes = [1, 1, LEAST_STORED_BYTES, 1, LEAST_STORED_BYTES, LEAST_STORED_BYTES, 1] * 20
+    day.put(0, *(Put((Row(b"A", b"%d " % i + bytes(size), i),), i, ts_out=S + i) for i, size in enumerate(sizes)))
+    heard = replayed(tmp_path, feed, keep_gaps=True)
+    assert heard.by_topic == by_topic(sent_of(day))
+
+
+def test_blocks_are_stamped_with_the_present(tmp_path: Path) -> None:
+    gappy_day(tmp_path, feed_with(), LEAST_STORED_BYTES)
+    before = time.time_ns()
+    heard = replayed(tmp_path, feed_with())
+    assert before <= min(heard.ts_out) <= max(heard.ts_out) <= time.time_ns()
+    assert heard.statistics is not None
+    assert heard.statistics.received.epochs == 1
+
+
+def test_damaged_blocks_are_left_out(tmp_path: Path) -> None:
+    feed = feed_with()
+    day = gappy_day(tmp_path, feed, 100)
+    damage_body(day.segments[0], 10)
+    recording = Recording.open(tmp_path)
+    replay = Replay(recording)
+    heard = hear(feed, replay.publish)
+    assert heard.count == len(day.told()) - 3 == replay.statistics().messages
+    assert (replay.statistics().damaged, len(recording.damage)) == (3, 1)
+
+
+def test_batches_over_inproc_outlive_the_publisher(tmp_path: Path) -> None:
+    feed = Feed(name="again", slices=(Slice(endpoints=("inproc://replayed",)),))
+    day = gappy_day(tmp_path, feed, LEAST_STORED_BYTES)
+    kept: list[Batch] = []
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=LAG_NS))
+    subscriber.on_batch(b"")(kept.append)
+    publisher = Publisher(feed, when_full="wait").start()
+    subscriber.start()
+    Replay(Recording.open(tmp_path)).publish(publisher)
+    publisher.close()
+    subscriber.run(until_end=True)
+    del publisher
+    found = by_topic((m.topic, m.payload, m.ts_event) for batch in kept for m in batch)
+    assert found == by_topic(sent_of(day))
+
+
+# Publish, record, replay, record again
+
+
+def record(feed: Feed, directory: Path, publish: Callable[[Publisher], object]) -> Path:
+    with Publisher(feed, when_full="wait") as publisher:
+        recorder = Recorder(feed, directory, max_lag_ns=LAG_NS).start()
+        publish(publisher)
+    recorder.run(until_end=True)
+    (day,) = (path.parent for path in directory.glob("*/*/manifest.json"))
+    return day
+
+
+def messages_of(path: Path) -> dict[tuple[int, bytes], list[Sent]]:
+    """By slice and key, in order."""
+    recording = Recording.open(path)
+    found: dict[tuple[int, bytes], list[Sent]] = defaultdict(list)
+    for batch in recording.batches():
+        place = batch.block.slice_id, batch.block.key
+        found[place] += [(m.topic, m.payload, m.ts_event) for m in batch]
+    assert recording.gaps() == []
+    return found
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "count", "key_bytes"),
+    [
+        ("itch50:itch50/runk_locate-13-10k.bin", {"date": "2020-01-30"}, 10_000, 0),
+        ("itch50:itch50/jamison_12302019_SNIPPET.NASDAQ_ITCH50", {"date": "2019-12-30"}, 1_000, 2),
+        ("iex:iex/goiex_TOPS16.pcapng.gz", {}, 57_674, 3),
+    ],
+)
+def test_real_captures_come_through_twice(
+    shared_data: Path, tmp_path: Path, spec: str, options: dict[str, Any], count: int, key_bytes: int
+) -> None:
+    name, _, file = spec.partition(":")
+    source = open_source(f"{name}:{shared_data / file}", **options)
+    feed = feed_with(2, key_bytes, schema=source.schema.name)
+    first = record(feed, tmp_path / "1", source.publish)
+    original = messages_of(first)
+    assert sum(map(len, original.values())) == count
+
+    second = record(feed, tmp_path / "2", Replay(Recording.open(first)).publish)
+    assert messages_of(second) == original
+
+    heard = Heard()
+    subscriber = Subscriber(feed)
+    subscriber.on_batch(b"")(heard.take)
+    assert subscriber.replay(Recording.open(second)).messages == count
+    assert heard.by_topic == by_topic(message for messages in original.values() for message in messages)
+
+
+# Live and replayed
+
+
+def test_callbacks_get_the_same_live_and_replayed(tmp_path: Path) -> None:
+    feed = feed_with(2, key_bytes=1)
+    live, again = Audience(feed), Audience(feed)
+    with Publisher(feed, when_full="wait") as publisher:
+        recorder = Recorder(feed, tmp_path, max_lag_ns=LAG_NS).start()
+        live.subscriber.start()
+        for i in range(3_000):
+            publisher.publish(b"%c%d.x" % (65 + i % 5, i % 3), b"%d" % i, S + i)
+    live.subscriber.run(until_end=True)
+    recorder.run(until_end=True)
+    (day,) = (path.parent for path in tmp_path.glob("*/*/manifest.json"))
+    again.subscriber.replay(Recording.open(day))
+
+    def seen(messages: list[Told]) -> dict[int, list[Told]]:
+        return {n: [m._replace(ts_recv=0) for m in part] for n, part in by_slice(messages).items()}
+
+    assert len(live.by_message) == len(again.by_message) == 3_000
+    assert seen(live.by_message) == seen(again.by_message)
+    assert seen(live.by_batch) == seen(again.by_batch)
+    for slice_id in range(2):
+        assert live.compiled.states[slice_id].tolist() == again.compiled.states[slice_id].tolist()
+
+
+def test_a_subscriber_that_waits_loses_nothing(tmp_path: Path) -> None:
+    feed = feed_with()
+    day = gappy_day(tmp_path, feed, LEAST_STORED_BYTES)
+    heard = Heard()
+    may_go_on = threading.Event()
+    subscriber = Subscriber(feed, workers=1, slow=SlowPolicy(max_lag_ns=LAG_NS), queue_blocks=1, hwm_blocks=1)
+
+    @subscriber.on_batch(b"")
+    def take(batch: Batch) -> None:
+        may_go_on.wait(60)
+        heard.take(batch)
+
+    with Publisher(feed, when_full="wait", hwm_blocks=1) as publisher:
+        subscriber.start()
+        thread = threading.Thread(target=Replay(Recording.open(tmp_path), loops=20).publish, args=(publisher,))
+        thread.start()
+        wait_until(lambda: publisher.statistics().waits > 0, 60)
+        may_go_on.set()
+        thread.join()
+    subscriber.run(until_end=True)
+    assert heard.count == 20 * len(day.told())
+    assert subscriber.statistics().received.gaps == 0
+
+
+def test_gaps_cannot_be_kept_beside_a_prefix(tmp_path: Path) -> None:
+    Day(tmp_path, feed_with()).put(0, Put((Row(b"A", b"1", S),)))
+    with pytest.raises(ConfigError, match="keep_gaps was set beside prefix b'A'"):
+        Replay(Recording.open(tmp_path), prefix=b"A", keep_gaps=True)
+
+
+def test_more_keys_than_a_feed_has_room_for_are_refused(tmp_path: Path) -> None:
+    feed = feed_with(key_bytes=4)
+    puts = [Put((Row(b"K%03d" % n, bytes(LEAST_STORED_BYTES), S + n),), ts_out=S + n) for n in range(20)]
+    Day(tmp_path, feed).put(0, *puts)
+    small = msgspec.structs.replace(feed, max_topics=16)
+    with Publisher(small) as publisher, pytest.raises(PublisherError, match="expected at most max_topics = 16"):
+        Replay(Recording.open(tmp_path)).publish(publisher)

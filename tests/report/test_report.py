@@ -1,0 +1,214 @@
+"""The page of a report: as text, and as a real browser without a screen shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from blackbox.report.cards import interval
+from blackbox.report.day_report import DayReport, Lag
+from blackbox.report.page import page
+from blackbox.report.ticks import lag_ticks, span_ticks
+from tests.report.reports import SECOND, empty_report, full_report, raw_report
+from tests.support import ROOT
+
+REPORTS: Final[dict[str, Callable[[], DayReport]]] = {"full": full_report, "raw": raw_report, "empty": empty_report}
+
+# Everything that a reader would see as broken: returned as sentences, of which there shall be none.
+ASK: Final = """() => {
+  const wrong = [], wide = document.documentElement.scrollWidth;
+  const name = element => `${element.tagName}.${element.getAttribute("class")} ${element.textContent.slice(0, 30)}`;
+  const box = element => element.getBoundingClientRect();
+  if (wide > innerWidth) wrong.push(`the page is ${wide} wide`);
+  for (const card of document.querySelectorAll(".card, .tile, header, footer")) {
+    const outer = box(card);
+    if (outer.height < 20 || !card.textContent.trim()) wrong.push(`${name(card)} is empty`);
+    for (const inner of card.querySelectorAll("h2, span, b, p, svg, li, .chart")) {
+      const place = box(inner);
+      if (!place.width || inner.closest(".scroll")) continue;
+      if (place.left < outer.left - 0.5 || place.right > outer.right + 0.5 || place.bottom > outer.bottom + 0.5)
+        wrong.push(`${name(inner)} leaves ${name(card)}`);
+    }
+    for (const text of card.querySelectorAll("b, h2"))
+      if (text.scrollWidth > text.clientWidth + 1 && getComputedStyle(text).display !== "inline")
+        wrong.push(`${name(text)} is cut off`);
+  }
+  for (const chart of document.querySelectorAll(".chart svg")) {
+    if (box(chart).width < 150 || box(chart).height < 40) wrong.push(`${name(chart)} is too small`);
+    if (!chart.querySelector("path, rect")) wrong.push(`${name(chart)} shows nothing`);
+    const shape = chart.getBBox();
+    if (shape.width < 500 || shape.x < -1 || shape.x + shape.width > 1001) wrong.push(`${name(chart)} draws outside`);
+    if (shape.y < -1 || shape.y + shape.height > 101) wrong.push(`${chart.getAttribute("aria-label")} draws over`);
+  }
+  for (const axis of document.querySelectorAll(".x, .y")) {
+    const shown = [...axis.children].map(box).filter(place => place.width);
+    const across = axis.classList.contains("x");
+    shown.sort((one, other) => across ? one.left - other.left : other.top - one.top);
+    shown.slice(1).forEach((place, number) => {
+      const before = shown[number];
+      if (across ? place.left < before.right : place.bottom > before.top + 1)
+        wrong.push(`labels of ${name(axis)} lie on each other`);
+    });
+  }
+  const seen = selector => document.querySelectorAll(selector).length;
+  return {wrong, charts: seen(".chart"), bars: seen("rect.rise, rect.fall"), tips: seen("svg title"),
+          marks: seen(".mark"), tiles: seen(".tile"), background: getComputedStyle(document.body).backgroundColor};
+}"""
+
+
+class Tags(HTMLParser):
+    """Checks that tags are closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [f"{tag} {name}" for name, _ in attrs if name in ("src", "href", "srcset")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """It is closed at once."""
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_page_is_whole_and_needs_nothing_else(name: str) -> None:
+    text = page(REPORTS[name]())
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == []
+    assert tags.links == []
+    assert "url(" not in text
+    assert "<script" not in text
+    assert not re.search(r"\b(nan|inf|None)\b", text)
+
+
+def test_names_are_escaped() -> None:
+    text = page(msgspec.structs.replace(full_report(), feed="<b>&", recording="<i>", prices="<u>"))
+    assert "&lt;M&amp;&gt;" in text
+    assert "&lt;K&amp;&gt;" in text
+    assert not re.search(r"<(b>&|i>|u>|M&|K&)", text)
+
+
+def test_all_figures_are_there() -> None:
+    report = full_report()
+    text = page(report)
+    first, last = report.instruments[0].bars[0], report.instruments[0].bars[-1]
+    assert f"{last.close:,.4f}" in text
+    assert f"{abs(last.close / first.open - 1):.2%}" in text
+    assert f"open {first.open:,.4f}  high {first.high:,.4f}" in text
+    assert "09:30:00 – 09:35:00" in text
+    assert f"{report.messages:,}" in text
+    assert f"{sum(gap.count for gap in report.gaps):,} messages, in 17 gaps" in text
+    assert "and 5 more" in text
+    assert "12 came before they were sent: two clocks differ" in text
+    assert "31 messages without a time" in text
+    assert "3 others" in text
+    assert "1 damaged part<" in text
+
+
+def test_date_of_the_market_is_told_when_it_is_another() -> None:
+    assert "market time<" in page(full_report())
+    assert "market time, 20\N{NO-BREAK SPACE}Nov\N{NO-BREAK SPACE}2026<" in page(
+        msgspec.structs.replace(full_report(), date="2026-11-27")
+    )
+
+
+def test_lags_of_all_sizes_have_a_scale() -> None:
+    for ns in (-5, 0, 1, 999, 10**18):
+        lag = Lag(
+            name="sent to received", messages=1, negative=int(ns < 0), percentiles=((0.0, ns), (0.5, ns), (1.0, ns))
+        )
+        assert "How late" in page(msgspec.structs.replace(full_report(), lags=(lag,)))
+    assert [text for _, text in lag_ticks(100, 1e9)] == [
+        "100 ns",
+        "1 µs",
+        "10 µs",
+        "100 µs",
+        "1 ms",
+        "10 ms",
+        "100 ms",
+        "1 s",
+    ]
+
+
+def test_round_prices() -> None:
+    def ticks(low: float, high: float, decimals: int) -> list[str]:
+        return [text for _, text in span_ticks(low, high, decimals)]
+
+    assert ticks(9.991, 10.018, 2) == ["9.995", "10.000", "10.005", "10.010", "10.015"]
+    assert ticks(-1.1, 1.1, 0) == ["-1.0", "-0.5", "0.0", "0.5", "1.0"]
+    assert ticks(150, 950, 2) == ["200.00", "400.00", "600.00", "800.00"]
+
+
+def test_lengths_of_intervals() -> None:
+    assert [interval(ns) for ns in (1, 20_000_000, SECOND, 90 * SECOND, 300 * SECOND, 3_600 * SECOND)] == [
+        *("1 nanosecond", "20 milliseconds", "1 second", "90 seconds", "5 minutes", "1 hour"),
+    ]
+
+
+# In a browser
+
+
+def look(path: Path, text: str, width: int, dark: bool) -> dict[str, Any]:
+    """What the browser finds on a page; its picture is beside it."""
+    path.with_suffix(".html").write_text(text, encoding="utf-8")
+    job = {"page": str(path.with_suffix(".html")), "width": width, "dark": dark, "picture": str(path), "ask": ASK}
+    command = [sys.executable, str(ROOT / "tests" / "browser.py")]
+    ran = subprocess.run(command, input=json.dumps(job), text=True, capture_output=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Skip, with the reason, where there is no browser that starts."""
+    if find_spec("PySide6") is None:
+        pytest.skip("no browser: pip install '.[browser]' brings one")
+    try:
+        look(tmp_path_factory.mktemp("browser") / "x.png", "<title>x</title><p>x", 300, dark=False)
+    except (AssertionError, subprocess.TimeoutExpired) as error:
+        pytest.skip(f"the browser did not start: {error}")
+
+
+@pytest.mark.usefixtures("browser")
+@pytest.mark.parametrize(("name", "width", "dark"), [
+    ("full", 1_280, False), ("full", 1_280, True), ("full", 390, False), ("raw", 1_024, True), ("raw", 390, False),
+    ("empty", 390, False),
+])  # fmt: skip
+def test_page_is_shown_as_meant(tmp_path: Path, name: str, width: int, dark: bool) -> None:
+    seen = look(tmp_path / "page.png", page(REPORTS[name]()), width, dark)
+    told = seen["told"]
+    assert told["wrong"] == []
+    assert seen["console"] == []
+    assert seen["dark"] is dark
+    expected = {"full": (9, 152, 17, 7), "raw": (2, 0, 0, 5), "empty": (0, 0, 0, 3)}[name]
+    assert (told["charts"], told["bars"], told["marks"], told["tiles"]) == expected
+    assert told["background"] == ("rgb(13, 17, 23)" if dark else "rgb(244, 246, 249)")
+    assert (tmp_path / "page.png").stat().st_size > 5_000
+
+
+@pytest.mark.usefixtures("browser")
+def test_what_is_cut_off_is_found(tmp_path: Path) -> None:
+    text = page(full_report()).replace(
+        "</main>", '<section class="card"><h2 style="width: 2000px">wide</h2></section></main>'
+    )
+    wrong = look(tmp_path / "page.png", text, 800, dark=False)["told"]["wrong"]
+    assert any("leaves" in each for each in wrong)
+    assert any("the page is" in each for each in wrong)

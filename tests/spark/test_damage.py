@@ -1,0 +1,201 @@
+"""Damaged recordings by either engine: named, or left out and counted."""
+
+from __future__ import annotations
+
+import datetime
+import random
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.journals import Day, Put, Row, Told, feed_of
+from tests.spark.made_days import BEGIN, make_day, puts_of
+from tests.spark.reading import (
+    FAILURES,
+    TOLD,
+    Counted,
+    load,
+    refused,
+    spread,
+    told_by,
+    told_of,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def skipped(spark: SparkSession, day: Day, engine: str, directory: Path) -> tuple[list[Told], tuple[int, int]]:
+    """What is read of a damaged day, and how many parts and messages are told to be left out, by planner and tasks."""
+    counted = Counted(spark, day.path, engine, directory, onDamage="skip")
+    found = told_by(counted.frame)
+    plan, task = counted.read("plan"), counted.read("task")
+    return found, (plan["damaged"] + task.get("damaged", 0), task.get("lost", 0))
+
+
+def test_a_damaged_block_is_named_or_left_out_and_counted(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+    day = make_day(tmp_path / "day", blocks=6, codecs=(0, 1, 2))
+    segment = day.segments[0]
+    start, stop = segment.places[1]
+    data = bytearray(segment.path.read_bytes())
+    data[start + 110] ^= 8
+    segment.path.write_bytes(data)
+    lost = segment.puts[1].told(0)
+    text = f"{segment.path}: body checksum did not match ({stop - start} bytes at {start}, {len(lost)} messages)"
+    frame = load(spark, day.path, engine)
+    for query in (frame.collect, frame.select("sequence").collect, frame.count):
+        with refused(f"{text}; onDamage=skip reads the rest"):
+            query()
+    if engine == "java":
+        assert load(spark, day.path, engine, checksums="false").count() == len(day.told())  # bodies are left unread
+    found, counts = skipped(spark, day, engine, tmp_path)
+    assert found == sorted(set(day.told()) - set(lost))
+    assert counts == (1, len(lost))
+
+
+def test_a_damaged_head_is_named_or_left_out_and_counted(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+    day = make_day(tmp_path / "day", blocks=6)
+    segment = day.segments[2]
+    start, stop = segment.places[1]
+    data = bytearray(segment.path.read_bytes())
+    data[start + 50] ^= 1
+    segment.path.write_bytes(data)
+    with refused(f"{segment.path}: no good record begins here ({stop - start} bytes at {start})"):
+        load(spark, day.path, engine).collect()
+    found, (parts, _) = skipped(spark, day, engine, tmp_path)
+    assert found == sorted(set(day.told()) - set(segment.puts[1].told(1)))
+    assert parts == 1
+
+
+def test_a_segment_that_was_cut_is_named_or_left_out(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+    day = make_day(tmp_path / "day", blocks=8)
+    segment = day.segments[0]
+    start, stop = segment.places[2]
+    segment.path.write_bytes(segment.path.read_bytes()[: (start + stop) // 2])
+    with refused(f"{segment.path}: the segment ends before the last records in its index"):
+        load(spark, day.path, engine).collect()
+    found, _ = skipped(spark, day, engine, tmp_path)
+    assert found == sorted(set(day.told()) - {told for put in segment.puts[2:] for told in put.told(0)})
+
+
+def test_a_segment_that_is_missing_is_named_or_left_out(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+    day = Day(tmp_path / "day", feed_of(2))
+    for part in range(3):
+        day.put(0, Put((Row(b"A.t", b""),), sequence=part))
+    day.put(1, Put((Row(b"B.t", b""),)))
+    gone = day.segments.pop(1)
+    gone.path.unlink()
+    frame = load(spark, day.path, engine)
+    with refused(f"{gone.path}: 1 segment missing, from this one on (0 bytes at 0); onDamage=skip reads the rest"):
+        frame.count()
+    assert frame.where("slice = 1").count() == 1
+    assert skipped(spark, day, engine, tmp_path) == (sorted(day.told()), (1, 0))
+
+
+def test_a_segment_that_is_cut_while_it_is_read_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    day = spread(tmp_path / "day", 40, BEGIN)
+    frame = load(spark, day.path, "java", partitionBytes="300k")
+    rows = frame.toLocalIterator()
+    next(rows)
+    with day.segments[1].path.open("r+b") as file:
+        file.truncate(4096)
+    with refused(f"{day.segments[1].path}: the file was cut while it was read"):
+        list(rows)
+
+
+def test_a_segment_that_is_deleted_while_it_is_read_is_an_error(
+    spark: SparkSession, tmp_path: Path, engine: str
+) -> None:
+    day = spread(tmp_path / "day", 12, BEGIN)
+    rows = load(spark, day.path, engine, partitionBytes="300k").toLocalIterator()
+    next(rows)
+    day.segments[1].path.unlink()
+    with refused(f"segment {day.segments[1].path} cannot be read: No such file or directory"):
+        list(rows)
+
+
+@pytest.mark.parametrize("index", [b"", b"BBOXINDX", b"\0" * 400])
+def test_a_missing_or_damaged_index_costs_nothing_but_time(spark: SparkSession, tmp_path: Path, index: bytes) -> None:
+    day = make_day(tmp_path / "day", blocks=6)
+    for segment in day.segments:
+        path = segment.path.with_suffix(".index")
+        path.unlink() if not index else path.write_bytes(index)
+    for engine in ("java", "python") if index == b"BBOXINDX" else ("java",):
+        assert told_by(load(spark, day.path, engine)) == sorted(day.told())
+
+
+def test_flipped_bits_are_errors_or_lose_their_own_block_alone(spark: SparkSession, tmp_path: Path) -> None:
+    choice = random.Random(11)
+    days: dict[datetime.date, tuple[Day, set[Told]]] = {}
+    for number in range(60):
+        date = datetime.date(2026, 1, 1) + datetime.timedelta(number)
+        day = make_day(tmp_path / "flipped" / str(date), number, blocks=6, sizes=(1, 9, 60), date=str(date))
+        segment = choice.choice(day.segments)
+        path = segment.path if number % 6 else segment.path.with_suffix(".index")
+        data = bytearray(path.read_bytes())
+        place = choice.randrange(len(data)) if number % 3 else choice.choice(segment.places)[0] + choice.randrange(140)
+        place %= len(data)
+        data[place] ^= 1 << choice.randrange(8)
+        path.write_bytes(data)
+        hit = [put for put, (start, stop) in zip(segment.puts, segment.places, strict=True) if start <= place < stop]
+        days[date] = day, {told for put in hit if number % 6 for told in put.told(segment.slice_id)}
+    frame = load(spark, tmp_path / "flipped", "java", onDamage="skip")
+    found: dict[datetime.date, list[Told]] = {date: [] for date in days}
+    for row in frame.select("date", *TOLD).collect():
+        told = told_of(row[1:])
+        found[row.date].append(told)
+    lossy = 0
+    for date, (day, may_lose) in days.items():
+        whole = Counter(day.told())
+        assert not Counter(found[date]) - whole, f"{date} has rows that were never recorded"
+        lost = set(whole - Counter(found[date]))
+        assert lost <= may_lose, f"{date} lost rows of other blocks"
+        lossy += bool(lost)
+    assert lossy > 20
+    for date in list(days)[:12]:
+        day, may_lose = days[date]
+        try:
+            rows = told_by(load(spark, day.path, "java"))
+        except FAILURES as error:
+            assert str(day.path) in str(error)  # noqa: PT017 - either outcome is right
+        else:
+            assert rows == sorted(day.told())
+
+
+def test_mixed_up_numbers_with_right_checksums_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    from tests import damage, wire
+
+    choice = random.Random(5)
+    made = 0
+    for frames in damage.cases(17, 400):
+        key, header, body = frames
+        fields = wire.unpack(header) if len(header) == wire.HEADER.size else None
+        if fields is None or key or fields.flags & wire.CONTROL or made == 40:
+            continue
+        day = Day(tmp_path / "mixed" / f"d{made:02d}", feed_of(), date=f"2026-{made // 28 + 1:02d}-{made % 28 + 1:02d}")
+        segment = day.segment()
+        good = next(puts_of(choice, "A", 1, [3], [0]))
+        segment.append(good)
+        stored = wire.pack(fields._replace(slice_id=0)), body
+        with segment.path.open("ab") as file:
+            file.write(record_around(*stored))
+        segment.append(good)
+        made += 1
+    assert made == 40
+    counted = Counted(spark, tmp_path / "mixed", "java", tmp_path, onDamage="skip")
+    by_day = Counter(row.date for row in counted.frame.collect() if row.topic.startswith("A"))
+    assert counted.read("plan")["damaged"] + counted.read("task")["damaged"] > 10
+    assert all(count >= 2 * 3 - 2 for count in by_day.values())
+
+
+def record_around(header: bytes, body: bytes) -> bytes:
+    """A record whose own checksums are right, around whatever block."""
+    import struct
+
+    from tests import journals, wire
+
+    head = journals.RECORD.pack(BEGIN, len(body), 0, 0, wire.checksum(body)) + header
+    record = b"BREC" + struct.pack("<I", wire.checksum(head)) + head + body
+    return record + bytes(-len(record) % 32)

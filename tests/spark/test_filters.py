@@ -1,0 +1,140 @@
+"""Filters: the rows that they choose, and the blocks, slices and days that are not read for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.journals import Day, Told
+from tests.spark.made_days import BEGIN, SECOND, make_day
+from tests.spark.reading import (
+    FAILURES,
+    Counted,
+    load,
+    spread,
+    told_by,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+CONDITIONS: list[tuple[str, Callable[[Told], bool], bool]] = [
+    ("topic = 'A7.trade'", lambda told: told.topic == b"A7.trade", False),
+    ("symbol IN ('A7', 'B9', 'C1')", lambda told: told.topic.split(b".")[0] in (b"A7", b"B9", b"C1"), True),
+    ("topic LIKE 'B1%'", lambda told: told.topic.startswith(b"B1"), False),
+    ("type = 'quote' AND slice = 1", lambda told: told.topic.endswith(b".quote") and told.slice_id == 1, True),
+    ("symbol = 'A7' OR slice = 1", lambda told: told.topic.startswith(b"A7.") or told.slice_id == 1, True),
+    ("NOT symbol = 'A7'", lambda told: not told.topic.startswith(b"A7."), False),
+    (f"ts_event >= {BEGIN + 5 * SECOND}", lambda told: told.ts_event >= BEGIN + 5 * SECOND, False),
+    (f"ts_event < {BEGIN + 5 * SECOND}", lambda told: told.ts_event < BEGIN + 5 * SECOND, False),
+    (f"{BEGIN + 5 * SECOND} >= ts_out", lambda told: told.ts_out <= BEGIN + 5 * SECOND, False),
+    (
+        "event_time BETWEEN timestamp'2023-11-14 22:13:25.000001' AND timestamp'2023-11-14 22:13:27'",
+        lambda told: BEGIN + 5 * SECOND + 1_000 <= told.ts_event < BEGIN + 7 * SECOND + 1_000,
+        True,
+    ),
+    ("out_time = timestamp'2023-11-14 22:13:25'", lambda told: told.ts_out == BEGIN + 5 * SECOND, False),
+    ("sequence > 4000", lambda told: told.sequence > 4_000, False),
+    ("epoch = 3", lambda told: told.epoch == 3, False),
+    ("date = date'2026-11-21'", lambda told: False, False),
+    ("feed = 'other'", lambda told: False, False),
+    ("event_time IS NULL", lambda told: told.ts_event == 0, True),
+]
+"""What Spark is asked, what that means, and whether the engine in Python is asked too: `test_reading` asks it more."""
+
+
+def test_every_query_of_a_frame_has_its_own_filters(spark: SparkSession, written: Day, engine: str) -> None:
+    """Spark alone would plan a frame of a source in Python once, with the filters of its first query."""
+    frame = load(spark, written.path, engine)
+    counts = Counter(told.slice_id for told in written.told())
+    assert frame.where("slice = 1").count() == counts[1]
+    assert frame.count() == counts.total()
+
+
+@pytest.mark.parametrize(
+    ("engine", "condition", "wanted"),
+    [(engine, *each[:2]) for each in CONDITIONS for engine in ("java", "python") if engine == "java" or each[2]],
+)
+def test_filters_choose_the_rows_that_they_mean(
+    spark: SparkSession, written: Day, engine: str, condition: str, wanted: Callable[[Told], bool]
+) -> None:
+    found = told_by(load(spark, written.path, engine).where(condition))
+    assert found == sorted(filter(wanted, written.told()))
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Day:
+    return spread(tmp_path_factory.mktemp("wide") / "day", 40, BEGIN)
+
+
+BLOCKS = [
+    ("true", 80, True),
+    ("slice = 1", 40, False),
+    ("date < date'2026-01-01'", 0, False),
+    (f"ts_event >= {BEGIN + 30 * SECOND}", 20, False),
+    (f"ts_out < {BEGIN + SECOND}", 2, False),
+    ("event_time = timestamp'2023-11-14 22:13:25'", 2, True),
+    ("topic = 'A3.t'", 5, False),
+    ("topic LIKE 'B%'", 40, True),
+    ("symbol IN ('B5', 'A1')", 10, False),
+    (f"symbol = 'B5' AND ts_event > {BEGIN + 20 * SECOND}", 3, True),
+]
+"""Conditions, the blocks that must be read for them, and whether the engine in Python is asked too."""
+
+
+@pytest.mark.parametrize(
+    ("engine", "condition", "blocks"),
+    [(engine, *each[:2]) for each in BLOCKS for engine in ("java", "python") if engine == "java" or each[2]],
+)
+def test_what_index_and_slices_rule_out_is_not_read(
+    spark: SparkSession, tmp_path: Path, wide: Day, engine: str, condition: str, blocks: int
+) -> None:
+    counted = Counted(spark, wide.path, engine, tmp_path)
+    assert len(counted.frame.where(condition).select("sequence").collect()) == blocks
+    task = counted.read("task")
+    assert [task.get(name, 0) for name in ("blocks", "rows", "damaged")] == [blocks, blocks, 0]
+    assert task.get("bytes", 0) // (70 << 10) == blocks
+    plan = counted.read("plan")
+    assert plan["chosen"] == blocks <= plan["entries"]
+
+
+def test_connector_counts_for_the_page_of_a_query(spark: SparkSession, wide: Day) -> None:
+    frame = load(spark, wide.path, "java").where("symbol = 'B5' OR symbol = 'A1'").select("sequence")
+    frame.collect()
+    metrics = frame._jdf.queryExecution().executedPlan().collectLeaves().apply(0).metrics()
+    found = {name: metrics.apply(name).value() for name in ("blocksRead", "blocksSkipped", "damagedPlaces")}
+    assert found == {"blocksRead": 10, "blocksSkipped": 70, "damagedPlaces": 0}
+
+
+def test_size_of_payloads_is_what_they_have_on_disk(spark: SparkSession, wide: Day) -> None:
+    def size_of(frame: DataFrame) -> int:
+        return int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
+
+    frame = load(spark, wide.path, "java")
+    stored = sum(segment.path.stat().st_size for segment in wide.segments)
+    assert size_of(frame) > 0.99 * stored
+    assert size_of(frame.select("sequence")) < stored / 100
+
+
+def test_days_that_a_filter_rules_out_are_not_opened(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+    for number in (1, 2, 3):
+        make_day(tmp_path / f"2026-11-0{number}", seed=number, blocks=2, date=f"2026-11-0{number}")
+    broken = next((tmp_path / "2026-11-01").rglob("*.journal"))
+    broken.write_bytes(bytes(200))
+    frame = load(spark, tmp_path, engine)
+    assert {row.date.day for row in frame.where("date > date'2026-11-01'").select("date").collect()} == {2, 3}
+    with pytest.raises(FAILURES, match=str(broken)):
+        frame.collect()
+
+
+def test_partitions_are_bounded(spark: SparkSession, wide: Day) -> None:
+    whole = load(spark, wide.path, "java")
+    parts = load(spark, wide.path, "java", partitionBytes="256KiB")
+    assert whole.rdd.getNumPartitions() <= 2
+    assert 20 <= parts.rdd.getNumPartitions() <= 40
+    assert told_by(parts) == told_by(whole)

@@ -1,0 +1,130 @@
+"""Paths and options of a load: what they name, on which file system, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.journals import Day
+from tests.spark.made_days import make_day
+from tests.spark.reading import (
+    load,
+    refused,
+    told_by,
+    typed_day,
+)
+from tests.wire import checksum
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_paths_of_every_form_and_a_view(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+    feed = tmp_path / "root" / "feed"
+    days = [make_day(feed / f"2026-11-0{i}", seed=i, blocks=4, date=f"2026-11-0{i}") for i in (1, 2, 3)]
+    other = make_day(tmp_path / "root" / "other" / "2026-11-01", seed=4, blocks=4, date="2026-11-01")
+    counts = [len(day.told()) for day in days]
+    first, _, third = (str(day.path) for day in days)
+    forms: list[tuple[Any, int]] = [
+        (tmp_path / "root", sum(counts) + len(other.told())),
+        (feed, sum(counts)),
+        (tmp_path / "ro?t" / "*" / "2026-11-0[23]", counts[1] + counts[2]),
+        (f"file://{feed}", sum(counts)),
+        ([first, third, first, f"file:{first}", f"{feed}/../feed/2026-11-01"], counts[0] + counts[2]),
+    ]
+    for paths, count in forms if engine == "java" else (forms[0], forms[-1]):  # others: `test_reading`
+        assert load(spark, paths, engine).count() == count, paths
+    literal = make_day(tmp_path / "per%20cent" / "2026-11-20", seed=5, blocks=4)
+    assert load(spark, f"file:{literal.path}", engine).count() == len(literal.told())
+    spark.sql(f"CREATE OR REPLACE TEMP VIEW seen USING blackbox OPTIONS (path '{feed}', engine '{engine}')")
+    found = spark.sql("SELECT date, count(topic) AS n FROM seen GROUP BY date ORDER BY date").collect()
+    assert [(row.date.day, row.n) for row in found] == [(i + 1, count) for i, count in enumerate(counts)]
+    spark.catalog.dropTempView("seen")
+
+
+def test_other_file_systems_are_read_through_hadoop(spark: SparkSession, written: Day, tmp_path: Path) -> None:
+    settings = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
+    settings.set("fs.viewfs.mounttable.tests.link./written", f"file://{written.path.parent}")
+    settings.set("fs.viewfs.mounttable.tests.link./made", f"file://{tmp_path}")
+    assert told_by(load(spark, ["viewfs://tests/written"], "java")) == sorted(written.told())
+    day = make_day(tmp_path / "day", blocks=6)
+    day.segments[1].path.with_suffix(".index").unlink()
+    assert told_by(load(spark, ["viewfs://tests/made/*"], "java")) == sorted(day.told())
+    with day.segments[0].path.open("r+b") as file:
+        file.truncate(2_000)
+    with refused("viewfs://tests/made/day/slice-00000/000000.journal: the segment ends before"):
+        load(spark, ["viewfs://tests/made/day"], "java").collect()
+
+
+def test_what_is_not_there_or_not_understood_is_named(
+    spark: SparkSession, tmp_path: Path, written: Day, engine: str
+) -> None:
+    from pyspark.errors import AnalysisException
+
+    typed = typed_day(tmp_path / "typed" / "2026-11-20", "itch50")
+    mixed = typed_day(tmp_path / "mixed" / "2026-11-21", "iex_tops16", date="2026-11-21")
+    typed_day(tmp_path / "mixed" / "2026-11-20", "itch50")
+    changed = typed_day(tmp_path / "changed" / "2026-11-20", "itch50")
+    manifest = changed.path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("recorded", "rekorded"))
+    (tmp_path / "empty").mkdir()
+    names = "path, paths, engine, records, prices, onDamage, checksums, partitionBytes, metrics"
+    for path, options, text in (
+        (
+            tmp_path / "no*thing",
+            {},
+            f"'{tmp_path}/no*thing' was not found, expected a day, or a feed or root with days",
+        ),
+        (tmp_path / "empty", {}, f"'{tmp_path}/empty' holds no recorded day, expected a day, or a feed or root with"),
+        (written.path, {"onDamage": "Ignore"}, "option 'onDamage' was 'ignore', expected one of: error, skip"),
+        (written.path, {"prices": "x"}, "option 'prices' was 'x', expected one of: decimal, long"),
+        (written.path, {"metrics": ""}, "option 'metrics' was '', expected a directory"),
+        (
+            written.path,
+            {"partitionBytes": "9" * 11 + "t"},
+            "option 'partitionBytes' was '99999999999t', expected bytes",
+        ),
+        (written.path, {"partitionBytes": "many"}, "option 'partitionBytes' was 'many', expected bytes, such as 64m"),
+        (written.path, {"recordz": "A"}, f"option was 'recordz', expected one of: {names}"),
+        (written.path, {"recordz": "A"}, "(did you mean 'records'?)"),
+        (written.path, {"records": "A"}, "schema 'raw': message type was 'A', expected one of: none: its payloads are"),
+        (typed.path, {"records": "Ä"}, "schema 'itch50': message type was 'Ä', expected one of: S R H"),
+        (
+            mixed.path.parent,
+            {"records": "S"},
+            f"{mixed.path} has the schema 'iex_tops16' and {mixed.path.parent}/2026-11-20 has",
+        ),
+        (changed.path, {"records": "S"}, f"{manifest} is damaged, or was changed by hand: checksum was '"),
+    ):
+        with pytest.raises(AnalysisException) as caught:
+            load(spark, path, engine, **options)
+        assert text in str(caught.value)
+    reader = spark.read.format("blackbox").option("engine", engine)
+    with refused("there was no path, expected load(path), load([path, ...]) or OPTIONS (path '...')"):
+        reader.load()
+    with refused("option 'paths' was 'x', expected a JSON list of texts"):
+        reader.option("paths", "x").load()
+
+
+def test_a_recording_of_another_version_is_refused_by_it(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+    day = make_day(tmp_path / "day", blocks=2)
+    path = day.segments[0].path
+    head = bytearray(path.read_bytes())
+    for name, place, other in (("version", 8, 77), ("slice", 10, 1), ("segment", 12, 5)):
+        was = head[place]
+        changed = head.copy()
+        changed[place] = other
+        changed[60:64] = checksum(bytes(changed[:60])).to_bytes(4, "little")
+        path.write_bytes(changed)
+        with refused(f"{path}: {name} was {other}, expected {was}"):
+            load(spark, day.path, engine).collect()
+    manifest = day.path / "manifest.json"
+    text = manifest.read_text()
+    format_text = re.search(r'"format":\s*(\d+)', text)
+    assert format_text is not None
+    manifest.write_text(text.replace(format_text[0], '"format": 77'))
+    with refused(f"{manifest}: format was 77, expected {format_text[1]}"):
+        load(spark, day.path, engine).collect()

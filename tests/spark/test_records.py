@@ -1,0 +1,194 @@
+"""Messages of one type, with their fields as columns, by either engine."""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import pyarrow
+import pytest
+
+from blackbox import Recording
+from blackbox.feed.schema import Schema, price, utc_time
+from tests.journals import Day, Put, Row, feed_of
+from tests.spark.reading import (
+    BASE,
+    Counted,
+    by_python,
+    load,
+    refused,
+    sorted_rows,
+    tell_schema,
+    typed_day,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+KINDS = {"itch": "SRHAXDUP", "deep": "SDT85", "tops": "QTX", "tape": "T", "dbn": ["mbo"], "binance": [None]}
+"""Message types of each capture that are there and read; None: payloads as they are."""
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_both_engines_have_the_same_schema_and_rows(
+    spark: SparkSession, captured: Callable[[str], Path], name: str
+) -> None:
+    """Payloads, and records, of one type with prices of either form."""
+    kinds = [kind for kind in KINDS[name] if kind is not None]
+    options = [{}, *({"records": kind} for kind in kinds), *({"records": kind, "prices": "long"} for kind in kinds[:1])]
+    found = 0
+    for told in options:
+        frame = load(spark, captured(name), "java", **told)
+        schema, rows = by_python(captured(name), **told)
+        assert frame.schema == schema, told
+        assert sorted_rows(frame.toArrow()) == sorted_rows(rows), told
+        found += rows.num_rows > 0
+    assert found > len(kinds) // 2
+
+
+def expected(values: pyarrow.ChunkedArray, kind: Any, prices: str) -> list[Any]:
+    """A column of `Recording.to_arrow` as Spark should have it."""
+    metadata = kind.metadata or {}
+    if pyarrow.types.is_timestamp(kind.type):
+        unit = kind.type.unit
+        return [v // 1_000 if unit == "ns" else v * 1_000_000 for v in values.cast(pyarrow.int64()).to_pylist()]
+    if b"decimals" in metadata and prices == "decimal":
+        scale = -int(metadata[b"decimals"])
+        return [decimal.Decimal(v).scaleb(scale) if abs(v) < 10**18 else None for v in values.to_pylist()]
+    if pyarrow.types.is_uint64(kind.type):
+        return [v - (v >> 63 << 64) for v in values.to_pylist()]
+    return list(values.to_pylist())
+
+
+@pytest.mark.parametrize("name", ["itch", "tops"])
+def test_records_are_those_of_the_schema(spark: SparkSession, captured: Callable[[str], Path], name: str) -> None:
+    (day,) = captured(name).glob("*-*-*")
+    recording = Recording.open(day)
+    for kind in filter(None, KINDS[name]):
+        table = recording.to_arrow(kind=kind).sort_by([("slice", "ascending"), ("sequence", "ascending")])
+        found = load(spark, day, "java", records=kind).toArrow()
+        found = found.sort_by([("slice", "ascending"), ("sequence", "ascending")])
+        assert found["sequence"].to_pylist() == table["sequence"].to_pylist()
+        arrow = recording.schema.arrow(kind)
+        assert found.num_columns == 14 + len(arrow)
+        for place, field in enumerate(arrow):
+            column = found.column(14 + place)
+            assert found.column_names[14 + place] == (f"record_{field.name}" if field.name in BASE else field.name)
+            told = column.cast(pyarrow.int64()) if pyarrow.types.is_timestamp(column.type) else column
+            assert told.to_pylist() == expected(table.column(7 + place), field, "decimal"), (kind, field.name)
+
+
+def test_a_schema_of_every_kind_of_field(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = numpy.dtype(
+        [
+            ("flag", "u1"),
+            ("kind", "S1"),
+            ("i1", "i1"),
+            ("i2", ">i2"),
+            ("u2", "<u2"),
+            ("i4", "<i4"),
+            ("u4", ">u4"),
+            ("i8", ">i8"),
+            ("u8", "<u8"),
+            ("f8", "<f8"),
+            ("text", "S12"),
+            ("code", "S3"),
+            ("mark", price("<i8", 9)),
+            ("level", price(">u8", 8)),
+            ("short_price", price(">i2", 2)),
+            ("seconds", utc_time("<u4", "s")),
+            ("topic", "S2"),
+            ("Payload", "i1"),
+        ]
+    )
+    random_bytes = numpy.random.default_rng(4).integers(0, 256, (500, kind.itemsize), numpy.uint8)
+    records = random_bytes.view(kind).reshape(-1)
+    records["kind"] = numpy.where(numpy.arange(500) % 3 == 0, b"Z", b"Y")
+    records["text"][::2] = b"AB \0 C \t\0 "
+    records["text"][1] = b""
+    records["code"] = [[b"", b"A", b"A  ", b" B\0", b"\xe9\n\n"][i % 5] for i in range(500)]
+    records["mark"][::4] = (1 << 63) - 1
+    records["level"][::2] = 123
+    schema = Schema("made", 77, {"Z": kind}, type_offset=1, names={"zed": "Z"})
+    day = Day(tmp_path / "days" / "2026-11-20", feed_of(schema="made"))
+    tell_schema(day, schema)
+    rows = tuple(Row(b"A.b", record.tobytes(), i + 1) for i, record in enumerate(records))
+    day.put(0, *(Put(rows[i : i + 50], sequence=i) for i in range(0, 500, 50)))
+    monkeypatch.setattr("blackbox.spark.days.load_schema", lambda name: schema)
+    wanted = records[records["kind"] == b"Z"]
+    for prices in ("decimal", "long"):
+        frame = load(spark, day.path, "java", records="zed", prices=prices)
+        told, table = by_python(day.path, records="Z", prices=prices)
+        assert frame.schema == told
+        found = frame.toArrow()
+        assert sorted_rows(found) == sorted_rows(table)
+        names = ["record_topic" if name == "topic" else "record_Payload" if name == "Payload" else name
+                 for name in kind.names or ()]  # fmt: skip
+        assert found.column_names[14:] == names
+        from blackbox.block.arrow import record_columns
+
+        for field, name, column in zip(schema.arrow("Z"), names, record_columns(schema, "Z", wanted), strict=True):
+            own = found[name]
+            own = own.cast(pyarrow.int64()) if pyarrow.types.is_timestamp(own.type) else own
+            assert own.to_pylist() == expected(column, field, prices), name
+        if prices == "decimal":
+            marks = [abs(int(mark)) >= 10**18 for mark in wanted["mark"]]
+            assert found["mark"].null_count == sum(marks) > 0
+    other = Day(tmp_path / "days" / "2026-11-21", feed_of(schema="made"), date="2026-11-21")
+    tell_schema(other, Schema("made", 77, {"Z": kind}))
+    text = f"{other.path} has other fields in its messages of type 'Z' than {day.path}"
+    with refused(f"{text}, expected the same in all"):
+        load(spark, tmp_path / "days", "java", records="Z")
+    from blackbox.errors import ConfigError
+
+    with pytest.raises(ConfigError, match=f"{text}, expected the same in all"):
+        by_python(tmp_path / "days", records="Z")
+    with pytest.raises(ConfigError, match="in its messages of type 'Z' than the schema 'made' that is registered here"):
+        by_python(other.path, records="Z")
+
+
+def test_names_of_types_go_before_characters(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = {kind: numpy.dtype([("kind", "S1"), (f"of_{kind}", "u1")]) for kind in "AB"}
+    schema = Schema("made", 77, kinds, names={"B": "A"})
+    day = Day(tmp_path / "day", feed_of(schema="made"))
+    tell_schema(day, schema)
+    day.put(0, Put((Row(b"x", b"A\1"), Row(b"x", b"B\2"), Row(b"x", b"B\3"))))
+    monkeypatch.setattr("blackbox.spark.days.load_schema", lambda name: schema)
+    for asked in ("A", "B"):
+        frame = load(spark, day.path, "java", records=asked)
+        assert frame.columns[-1] == by_python(day.path, records=asked)[0].names[-1] == "of_A"
+        assert frame.count() == 1
+
+
+def test_types_of_a_day_without_their_names_are_told(spark: SparkSession, tmp_path: Path) -> None:
+    kind = numpy.dtype([("kind", "S1")])
+    day = Day(tmp_path / "day", feed_of(schema="dbn"))
+    tell_schema(day, Schema("dbn", 77, {"\0": kind, "\u00a0": kind, "Z": kind}))
+    day.put(0, Put((Row(b"x", b"\xa0"),)))
+    with refused(
+        "schema 'dbn': message type was 'mbo', expected one of: \\u0000 \\u00a0 Z "
+        f"({day.path} tells no names of types: give the character, or engine=python)"
+    ):
+        load(spark, day.path, "java", records="mbo")
+    assert load(spark, day.path, "java", records="\u00a0").count() == 1
+
+
+def test_a_record_of_a_wrong_length_is_named_or_left_out(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+    day = typed_day(tmp_path / "day", "itch50")
+    good = b"D" + bytes(18)
+    segment = day.put(0, Put((Row(b"X", good), Row(b"X", good + b"!"), Row(b"X", b""), Row(b"X", b"A"))))
+    start, stop = segment.places[0]
+    with refused(
+        f"{segment.path}: a message of type 'D' had 20 bytes, expected 19 ({stop - start} bytes at {start}, 1 messages)"
+    ):
+        load(spark, day.path, engine, records="D").collect()
+    counted = Counted(spark, day.path, engine, tmp_path, records="D", onDamage="skip")
+    assert len(counted.frame.collect()) == 1
+    task = counted.read("task")
+    assert (task["rows"], task["damaged"], task["lost"]) == (1, 1, 1)

@@ -1,0 +1,68 @@
+"""The symbol rule of a feed, as either engine follows it: columns, filters, and the slices that are not read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from blackbox import Feed
+from blackbox.feed.feed import Slice
+from tests.journals import Day, Put, Row
+from tests.spark.reading import load
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SPLITS: list[tuple[dict[str, Any], list[tuple[str, str | None]]]] = [
+    ({}, [("AB.C", "x"), ("AB", "y/z"), ("A/B", "x"), ("AB", None)]),
+    ({"symbol": "before_first"}, [("AB", "C.x"), ("AB", "y/z"), ("A/B", "x"), ("AB", None)]),
+    ({"symbol": "whole"}, [("AB.C.x", None), ("AB.y/z", None), ("A/B.x", None), ("AB", None)]),
+    ({"separator": "/"}, [("AB.C.x", None), ("AB.y", "z"), ("A", "B.x"), ("AB", None)]),
+]
+"""Settings of a feed, and symbol and type of the same four topics by them."""
+
+
+@pytest.fixture(scope="module")
+def ruled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A feed's days, each with another rule: messages are routed by it, so that slices can be passed over."""
+    path = tmp_path_factory.mktemp("ruled")
+    for number, (settings, _) in enumerate(SPLITS):
+        parts = tuple(Slice(endpoints=(f"inproc://ruled-{i}",), share=(i, 3)) for i in range(3))
+        feed = Feed(name="recorded", slices=parts, **settings)
+        day = Day(path / f"2026-11-2{number}", feed, date=f"2026-11-2{number}")
+        for place, topic in enumerate((b"AB.C.x", b"AB.y/z", b"A/B.x", b"AB")):
+            day.put(feed.slice_of(topic), Put((Row(topic, b"%d" % place),)))
+    return path
+
+
+def test_brk_a_p_is_of_brk_a(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+    """Slices are chosen by the root `BRK`, so a filter by symbol must not look for `BRK.A` in another slice."""
+    parts = tuple(Slice(endpoints=(f"inproc://brk-{i}",), share=(i, 3)) for i in range(3))
+    feed = Feed(name="recorded", slices=parts)
+    day = Day(tmp_path / "day", feed)
+    for topic in (b"BRK.A.P", b"BRK.B.P", b"BRK.A.Q", b"BRK.P"):
+        day.put(feed.slice_of(topic), Put((Row(topic, b""),)))
+    frame = load(spark, day.path, engine)
+    found = {row.topic: (row.symbol, row.type) for row in frame.collect()}
+    assert found["BRK.A.P"] == ("BRK.A", "P")
+    for condition in ("symbol = 'BRK.A'", "symbol LIKE 'BRK.A%'", "topic LIKE 'BRK.A.%'"):
+        assert sorted(row.topic for row in frame.where(condition).collect()) == ["BRK.A.P", "BRK.A.Q"]
+    assert [row.topic for row in frame.where("symbol = 'BRK'").collect()] == ["BRK.P"]
+
+
+def test_each_day_is_split_by_its_own_symbol_rule(spark: SparkSession, ruled: Path, engine: str) -> None:
+    frame = load(spark, ruled, engine)
+    rows = frame.select("symbol", "type").orderBy("date", "payload").collect()
+    assert [tuple(row) for row in rows] == [pair for _, pairs in SPLITS for pair in pairs]
+
+
+@pytest.mark.parametrize("symbol", ["AB", "AB.C", "AB.C.x", "A"])
+def test_filter_of_a_symbol_goes_by_the_symbol_rule(spark: SparkSession, ruled: Path, engine: str, symbol: str) -> None:
+    frame = load(spark, ruled, engine)
+    names = [name for _, pairs in SPLITS for name, _ in pairs]
+    exact = frame.where(f"symbol = '{symbol}'").select("symbol").collect()
+    assert sorted(row.symbol for row in exact) == sorted(name for name in names if name == symbol)
+    begun = frame.where(f"symbol LIKE '{symbol}%'").select("symbol").collect()
+    assert sorted(row.symbol for row in begun) == sorted(name for name in names if name.startswith(symbol))

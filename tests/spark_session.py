@@ -1,0 +1,83 @@
+"""One Spark session and one recording of each capture for all tests of a run, since each takes seconds to make."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import blackbox.spark
+from tests.recorded import record
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.journals import Day
+
+
+@pytest.fixture(scope="session")
+def own_jar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A jar that the user names, not we."""
+    jar = tmp_path_factory.mktemp("jars") / "own.jar"
+    with zipfile.ZipFile(jar, "w") as file:
+        file.writestr("own.txt", "own")
+    return jar
+
+
+@pytest.fixture(scope="session")
+def spark(own_jar: Path) -> Iterator[SparkSession]:
+    conf = {
+        "spark.ui.enabled": False,
+        "spark.ui.showConsoleProgress": False,
+        "spark.sql.shuffle.partitions": 2,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_SUBMIT_ARGS", f"--jars {own_jar} pyspark-shell")
+        # Queries of tests are short: to optimise their code would take longer than to run it.
+        patch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+        made = blackbox.spark.session("local[2]", conf=conf)
+    yield made
+    made.stop()
+
+
+@pytest.fixture(params=["java", "python"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Each of the two engines of the data source."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def captured(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The feed's directory of a real capture, by name: recorded when it is first asked for, and never changed."""
+    from blackbox_feeds.binance import Binance
+    from blackbox_feeds.dbn import Dbn
+    from blackbox_feeds.iex import Iex
+    from blackbox_feeds.itch50 import Itch50
+    from blackbox_feeds.tape import Tape
+
+    makers = {
+        "itch": lambda: Itch50(shared_data / "itch50" / "runk_locate-13-10k.bin", "2020-01-30"),
+        "deep": lambda: Iex(shared_data / "iex" / "goiex_DEEP10.pcap.gz"),
+        "tops": lambda: Iex(shared_data / "iex" / "goiex_TOPS16.pcapng.gz"),
+        "tape": lambda: Tape(shared_data / "lean" / "ibm_20131007_trade.zip"),
+        "dbn": lambda: Dbn(shared_data / "dbn" / "esh4-glbx-mdp3-20231224.mbo.dbn.zst"),
+        "binance": lambda: Binance(shared_data / "binance" / "spot_ethusdt_20240808.gz"),
+    }
+
+    @cache
+    def of(name: str) -> Path:
+        return record(tmp_path_factory.mktemp(name), name, makers[name], key_bytes=4 if name == "tops" else 0)
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Day:
+    """A made day of both codecs and of all sizes of blocks, which no test changes."""
+    from tests.spark.made_days import make_day
+
+    return make_day(tmp_path_factory.mktemp("written") / "recorded" / "2026-11-20")

@@ -1,0 +1,22 @@
+"""A feed of one slice, and messages that seem to have left long ago."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from blackbox import Feed
+from blackbox.testing import RawPublisher
+
+SECOND_NS = 10**9
+
+
+def one_slice(**settings: Any) -> Feed:
+    return msgspec.structs.replace(Feed.local("slow", slices=1), **settings)
+
+
+def late(publisher: RawPublisher, text: bytes, lag_ns: int = 5 * SECOND_NS, topic: bytes = b"T") -> None:
+    """Send a message that seems to have left `lag_ns` ago."""
+    publisher.send(publisher.encode([(topic, text)], ts_out=time.time_ns() - lag_ns))

@@ -1,0 +1,137 @@
+"""A subscription counts once its publisher has confirmed it: what is sent from then on arrives."""
+
+from __future__ import annotations
+
+import threading
+
+import msgspec
+import numpy
+import pytest
+
+from blackbox import Batch, Feed, NotConfirmedError, Publisher, SlowPolicy, Subscriber
+from blackbox.block.format import ACCEPT_KEY
+from blackbox.subscribe.supervisor import State
+from blackbox.testing import Collector, RawPublisher, wait_until
+from tests.subscribe.subscribers import nothing, numbers_of, one_slice
+
+
+def test_start_names_the_slice_that_has_no_publisher() -> None:
+    feed = Feed.local("subscriber", slices=2)
+    with Publisher(msgspec.structs.replace(feed, slices=(msgspec.structs.replace(feed.slices[0], share=None),))):
+        subscriber = Subscriber(feed)
+        subscriber.on(b"")(nothing)
+        with pytest.raises(NotConfirmedError) as caught:
+            subscriber.start(timeout=0.3)
+    endpoint = feed.slices[1].endpoints[0]
+    assert f"slice 1: no publisher at {endpoint} confirmed the subscription in 0.3 s" in str(caught.value)
+    assert isinstance(caught.value, TimeoutError)
+    assert subscriber.state is State.ENDED
+
+
+def test_a_publisher_that_does_not_answer_is_not_confirmed() -> None:
+    feed = one_slice()
+    with RawPublisher(feed) as publisher:
+        publisher.confirms = False
+        subscriber = Subscriber(feed)
+        subscriber.on(b"")(nothing)
+        with pytest.raises(NotConfirmedError):
+            subscriber.run(timeout=0.2)
+
+
+def test_a_publisher_may_start_after_the_subscriber() -> None:
+    feed = Feed.local("subscriber", slices=2, key_bytes=3)
+    subscriber = Subscriber(feed)
+    got = Collector()
+    subscriber.on(b"SYM")(got.message)
+    starting = threading.Thread(target=subscriber.start, kwargs={"timeout": 20})
+    starting.start()
+    wait_until(lambda: subscriber.state is State.RUNNING)
+    with Publisher(feed, when_full="wait") as publisher:
+        starting.join()
+        for number in range(1_000):
+            publisher.publish(b"SYM%d" % (number % 10), b"%d" % number)
+    subscriber.run(until_end=True)
+    assert sorted(numbers_of(got)) == list(range(1_000))
+
+
+def test_nothing_sent_after_start_is_missed() -> None:
+    for _ in range(8):
+        feed = Feed.local("subscriber", slices=2)
+        with Publisher(feed, when_full="wait") as publisher:
+            subscriber = Subscriber(feed)
+            got = Collector()
+            subscriber.on(b"")(got.message)
+            subscriber.start()
+            for number in range(20):
+                publisher.publish(b"S%d" % number, b"%d" % number)
+        subscriber.run(until_end=True)
+        assert sorted(numbers_of(got)) == list(range(20))
+
+
+def test_only_the_slices_that_a_prefix_can_fall_into_are_joined() -> None:
+    feed = Feed.local("subscriber", slices=3)
+    topic = b"SYMBOL.trade"
+    subscriber = Subscriber(feed)
+    subscriber.on(topic)(nothing)
+    with Publisher(feed), subscriber:
+        assert [feed_slice.slice_id for feed_slice in subscriber.statistics().slices] == [feed.slice_of(topic)]
+        subscriber.on(b"")(nothing)
+        subscriber.wait_confirmed()
+        assert [feed_slice.slice_id for feed_slice in subscriber.statistics().slices] == [0, 1, 2]
+
+
+def test_publishers_that_were_killed_leave_no_acceptances_behind() -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed)
+    subscriber.on(b"")(lambda _: None)
+    starting = threading.Thread(target=subscriber.start)
+    starting.start()
+    for epoch in range(1, 4):
+        with RawPublisher(feed, epoch=epoch) as publisher:
+            mine = epoch.to_bytes(8, "little") + b"\0"
+            wait_until(lambda: [key[10:] for key in acceptances(publisher)] == [mine])
+    starting.join()
+    subscriber.terminate()
+
+
+def acceptances(publisher: RawPublisher) -> list[bytes]:
+    return [key for key in publisher.subscriptions() if key.startswith(ACCEPT_KEY)]
+
+
+def test_a_callback_added_while_the_queue_is_full_is_confirmed_in_the_end() -> None:
+    feed = one_slice(heartbeat_ns=20_000_000)
+    subscriber = Subscriber(feed, hwm_blocks=1, queue_blocks=1, slow=SlowPolicy("warn", max_lag_ns=10**15))
+    hold, stop = threading.Event(), threading.Event()
+    payloads = numpy.zeros((2_000, 100), numpy.uint8)
+    index = numpy.zeros(2_000, numpy.int32)
+
+    @subscriber.on_batch(b"")
+    def wait(batch: Batch) -> None:
+        hold.wait(30)
+
+    def flood() -> None:
+        while not stop.is_set():
+            publisher.publish_many((b"A.t",), index, payloads)
+
+    with Publisher(feed, hwm_blocks=2) as publisher:
+        subscriber.start()
+        flooding = threading.Thread(target=flood)
+        flooding.start()
+        wait_until(lambda: publisher.statistics().messages > 2_000_000)
+        subscriber.on(b"Z")(print)
+        wait_until(lambda: publisher.statistics().messages > 3_000_000)
+        stop.set()
+        flooding.join()
+        hold.set()
+        subscriber.wait_confirmed(20)
+        subscriber.terminate()
+
+
+def test_a_publisher_with_another_key_bytes_is_named() -> None:
+    feed = Feed.local("keys", slices=1, key_bytes=2)
+    other = msgspec.structs.replace(feed, key_bytes=3)
+    subscriber = Subscriber(other)
+    subscriber.on(b"")(nothing)
+    with RawPublisher(feed), pytest.raises(NotConfirmedError, match="of another key_bytes than the feed file's 3"):
+        subscriber.start(timeout=0.3)
+    assert subscriber.statistics().received.faults.keys() == {"key_bytes"}

@@ -1,0 +1,132 @@
+"""Conflation delivers the newest message of each topic, and counts the rest."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from blackbox import Batch, Message, SlowPolicy, Subscriber
+from blackbox.testing import RawPublisher, wait_until
+from tests.gate import Gate
+from tests.subscribe.late import SECOND_NS, one_slice
+
+
+def test_conflate_delivers_the_newest_of_each_topic_and_counts_the_rest() -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed, slow=SlowPolicy("conflate"))
+    batches: list[tuple[bool, list[tuple[bytes, bytes, int]]]] = []
+    sequences: list[int] = []
+
+    @subscriber.on_batch(b"T")
+    def note(batch: Batch) -> None:
+        rows = zip(batch.topics_per_message(), map(batch.payload, range(len(batch))), batch.ts_event, strict=True)
+        batches.append((batch.conflated, [(topic, data, int(ts)) for topic, data, ts in rows]))
+        sequences.extend(batch.sequence.tolist())
+
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        long_ago = time.time_ns() - 5 * SECOND_NS
+        rows = [(b"T%d" % (n % 7), b"%d" % n * (1 + n % 5)) for n in range(700)] + [(b"U", b"not wanted")]
+        publisher.send(publisher.encode(rows, ts_event=list(range(701)), ts_out=long_ago))
+        wait_until(lambda: sum(len(rows) for _, rows in batches) == 7)
+        publisher.send(publisher.encode([(b"T0", b"in time")]))
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert [conflated for conflated, _ in batches] == [True, False]
+    assert sorted(batches[0][1]) == sorted((*rows[n], n) for n in range(693, 700))
+    assert batches[1][1] == [(b"T0", b"in time", 0)]
+    assert sorted(sequences) == [*range(693, 700), 701]
+    statistics = subscriber.statistics()
+    assert (statistics.received.messages, statistics.delivery.matched, statistics.delivery.conflated) == (702, 701, 693)
+    assert (statistics.delivery.dropped, statistics.received.gaps, statistics.lag.slow_blocks) == (0, 0, 1)
+
+
+def test_conflate_keeps_a_blocked_subscriber_up_to_date() -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed, slow=SlowPolicy("conflate"), queue_blocks=2)
+    newest: dict[bytes, int] = {}
+    order: dict[bytes, list[int]] = {}
+    gate = Gate()
+
+    @subscriber.on(b"")
+    def note(message: Message) -> None:
+        gate.wait()
+        newest[message.topic] = int(message.payload)
+        order.setdefault(message.topic, []).append(int(message.payload))
+
+    total = 20_000
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for first in range(0, total, 100):
+            publisher.send(publisher.encode([(b"T%d" % (n % 13), b"%d" % n) for n in range(first, first + 100)]))
+        assert gate.entered.wait(10)
+        wait_until(lambda: subscriber.statistics().received.messages == total)
+        gate.open.set()
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert newest == {b"T%d" % (n % 13): n for n in range(total - 13, total)}
+    for numbers in order.values():
+        assert numbers == sorted(set(numbers))
+    statistics = subscriber.statistics()
+    assert statistics.delivery.delivered + statistics.delivery.conflated == total
+    assert statistics.delivery.delivered < total // 2
+    assert statistics.delivery.dropped == 0
+
+
+def test_what_was_conflated_keeps_its_run_its_order_and_its_age() -> None:
+    """Also where a new run of the publisher comes while messages of the one before it still wait."""
+    feed = one_slice()
+    subscriber = Subscriber(feed, slow=SlowPolicy("conflate"), queue_blocks=2)
+    batches: list[tuple[bool, int, int, list[tuple[int, bytes]]]] = []
+    entered, open_ = threading.Event(), threading.Event()
+
+    @subscriber.on_batch(b"")
+    def note(batch: Batch) -> None:
+        entered.set()
+        open_.wait(20)
+        rows = [row for row in zip(batch.sequence.tolist(), batch.payload_list(), strict=True) if row[1] != b"fill"]
+        batches.append((batch.conflated, batch.block.epoch, batch.ts_in, rows))
+
+    def received() -> int:
+        return subscriber.statistics().received.messages
+
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        begin = time.time_ns() - SECOND_NS // 100
+        for _ in range(4):  # more than a worker and its queue take
+            publisher.send(publisher.encode([(b"W", b"fill")], ts_in=begin))
+            entered.wait(10)
+        wait_until(lambda: received() == 4)
+        for place, topics in enumerate((b"AB", b"CA", b"B")):
+            rows = [(b"%c" % topic, b"1%c" % topic) for topic in topics]
+            publisher.send(publisher.encode(rows, ts_in=begin + place))
+        publisher.epoch = 2
+        publisher.sequences[0].clear()
+        publisher.send(publisher.encode([(b"%c" % topic, b"2%c" % topic) for topic in b"BCB"], ts_in=begin + 9))
+        wait_until(lambda: received() == 4 + 5 + 3)
+        open_.set()
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert [batch for batch in batches if batch[3]] == [
+        (True, 1, begin, [(6, b"1C"), (7, b"1A"), (8, b"1B")]),
+        (True, 2, begin + 9, [(1, b"2C"), (2, b"2B")]),
+    ]
+
+
+def test_conflate_with_payloads_that_fill_its_memory() -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed, slow=SlowPolicy("conflate"))
+    sizes: list[tuple[bytes, int]] = []
+    subscriber.on(b"")(lambda message: sizes.append((message.topic, len(message.payload))))
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for size in (1_000_000, 9_000_000, 20_000_000, 8_000_000):
+            rows = [(b"T%d" % number, bytes(size)) for number in range(3)]
+            publisher.send(publisher.encode(rows, ts_out=time.time_ns() - 5 * SECOND_NS, checksum=False))
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    statistics = subscriber.statistics()
+    assert statistics.delivery.delivered + statistics.delivery.conflated == 12
+    assert statistics.delivery.dropped == 0
+    assert {topic for topic, _ in sizes} == {b"T0", b"T1", b"T2"}
+    assert dict(sizes) == dict.fromkeys([b"T0", b"T1", b"T2"], 8_000_000)

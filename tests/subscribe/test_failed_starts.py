@@ -1,0 +1,270 @@
+"""A start that fails midway leaves nothing behind: no thread, no socket, no file descriptor."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from blackbox import (
+    BlackBoxError,
+    EndpointError,
+    Feed,
+    Publisher,
+    PublisherError,
+    SlowPolicy,
+    Subscriber,
+    SubscriberError,
+)
+from blackbox.subscribe.supervisor import State
+from blackbox.testing import Collector, wait_until
+from tests.process_state import held, linux_only
+
+pytestmark = [linux_only, pytest.mark.own_process]
+
+
+@pytest.fixture(autouse=True)
+def no_log() -> Iterator[None]:
+    """pytest keeps what is logged, with it tracebacks, and with them all that the failed threads had."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def two_slices(**settings: Any) -> Feed:
+    return Feed.local("failed-starts", slices=2, **settings)
+
+
+def nothing(_: Any) -> None:
+    pass
+
+
+def check_nothing_is_left(before: tuple[int, int]) -> None:
+    # A thread that was joined just before may still have been counted: hence "at most".
+    wait_until(
+        lambda: all(now <= then for now, then in zip(held(), before, strict=True)),
+        what=f"threads and file descriptors are {before} again",
+    )
+
+
+def subscriber_of(feed: Feed, **settings: Any) -> Subscriber:
+    subscriber = Subscriber(feed, **settings)
+    subscriber.on(b"")(nothing)
+    return subscriber
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int, error: Exception) -> Callable[[], bool]:
+    """Let call number `call` of a function fail; the answer tells whether it has."""
+    real = getattr(owner, name)
+    calls = iter(range(1_000))  # of any thread: an iterator's step cannot be torn
+    failed = threading.Event()
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == call:
+            failed.set()
+            raise error
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, function)
+    return failed.is_set
+
+
+def refuse_thread(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    real = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+
+def no_more_files() -> OSError:
+    return OSError(24, os.strerror(24))
+
+
+# Publishers
+
+
+@pytest.mark.parametrize(("lines", "taken"), [(1, 1), (2, 0), (2, 1)])
+def test_a_publisher_whose_port_is_in_use_leaves_nothing(lines: int, taken: int) -> None:
+    feed = two_slices(lines=lines)
+    endpoint = feed.slices[taken].endpoints[-1]
+    with zmq.Context() as context, context.socket(zmq.PULL) as squatter:
+        squatter.bind(endpoint)
+        before = held()
+        for _ in range(3):
+            with pytest.raises(EndpointError, match=f"slice {taken}: endpoint {endpoint} is in use"):
+                Publisher(feed).start()
+            check_nothing_is_left(before)
+    with Publisher(feed):  # the other ports are free
+        pass
+
+
+@pytest.mark.parametrize("name", ["blackbox-sender-0", "blackbox-sender-1"])
+def test_a_publisher_whose_thread_cannot_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    feed = two_slices()
+    before = held()
+    with monkeypatch.context() as patch:
+        refuse_thread(patch, name)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            Publisher(feed).start()
+        check_nothing_is_left(before)
+    with Publisher(feed):
+        pass
+
+
+def test_a_publisher_that_lacks_a_pipe_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = two_slices()
+    before = held()
+    for call in range(4):
+        with monkeypatch.context() as patch:
+            fail_at(patch, os, "pipe", call, no_more_files())
+            with pytest.raises(PublisherError, match="no pipe could be opened"):
+                Publisher(feed).start()
+        check_nothing_is_left(before)
+
+
+def test_a_publisher_that_lacks_a_socket_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = two_slices(lines=2)
+    before = held()
+    for call in range(4):
+        with monkeypatch.context() as patch:
+            has_failed = fail_at(patch, zmq.Context, "socket", call, zmq.ZMQError(24))
+            with pytest.raises(BlackBoxError, match="sender failed: Too many open files"):
+                Publisher(feed).start()
+            assert has_failed()
+        check_nothing_is_left(before)
+
+
+def test_a_publisher_that_lacks_memory_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = two_slices()
+    before = held()
+    with monkeypatch.context() as patch:
+        fail_at(patch, Publisher, "_warm_up", 0, MemoryError())
+        with pytest.raises(MemoryError):
+            Publisher(feed).start()
+    check_nothing_is_left(before)
+
+
+# Subscribers
+
+
+THREADS = ["blackbox-slice-0", "blackbox-slice-1", "blackbox-worker-0.0", "blackbox-worker-1.1", "blackbox-supervisor"]
+
+
+@pytest.mark.parametrize("name", THREADS)
+def test_a_subscriber_whose_thread_cannot_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    feed = two_slices()
+    with Publisher(feed):
+        before = held()
+        with monkeypatch.context() as patch:
+            refuse_thread(patch, name)
+            subscriber = subscriber_of(feed)
+            with pytest.raises((RuntimeError, SubscriberError), match="can't start new thread"):
+                subscriber.start()
+            assert subscriber.state is State.ENDED
+            del subscriber
+        check_nothing_is_left(before)
+
+
+def test_a_subscriber_that_lacks_a_pipe_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = two_slices()
+    with Publisher(feed):
+        before = held()
+        for call in range(2):
+            with monkeypatch.context() as patch:
+                subscriber = subscriber_of(feed)
+                fail_at(patch, os, "pipe", call, no_more_files())
+                with pytest.raises(SubscriberError, match=f"no pipe could be opened for slice {call}"):
+                    subscriber.start()
+                assert subscriber.state is State.ENDED
+                del subscriber
+            check_nothing_is_left(before)
+
+
+def test_a_subscriber_that_lacks_a_socket_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = two_slices()
+    sockets = 2 * (1 + 2 + 1)  # for each slice: ROUTER, two workers' DEALERs, SUB
+    with Publisher(feed):
+        before = held()
+        for call in range(sockets):
+            with monkeypatch.context() as patch:
+                has_failed = fail_at(patch, zmq.Context, "socket", call, zmq.ZMQError(24))
+                subscriber = subscriber_of(feed)
+                with pytest.raises(SubscriberError, match="failed: Too many open files"):
+                    subscriber.start()
+                assert has_failed()
+                assert subscriber.state is State.ENDED
+                del subscriber
+            check_nothing_is_left(before)
+
+
+def test_a_subscriber_whose_console_has_no_address_leaves_nothing() -> None:
+    before = held()
+    subscriber = subscriber_of(two_slices(), slow=SlowPolicy(console="tcp://nowhere"))
+    with pytest.raises(EndpointError, match="cannot connect to operator console tcp://nowhere"):
+        subscriber.start()
+    assert subscriber.state is State.ENDED
+    del subscriber
+    check_nothing_is_left(before)
+
+
+@pytest.mark.parametrize("call", [0, 1])
+def test_a_subscriber_whose_process_cannot_fork_leaves_nothing(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+    feed = two_slices()
+    with Publisher(feed):
+        before = held()
+        with monkeypatch.context() as patch:
+            subscriber = subscriber_of(feed, processes=True)
+            fail_at(patch, os, "fork", call, BlockingIOError(11, os.strerror(11)))
+            with pytest.raises(OSError, match=os.strerror(11)):
+                subscriber.start()
+            assert subscriber.state is State.ENDED
+            del subscriber
+        assert not multiprocessing.active_children()
+        # At most: a fork ends OpenBLAS's threads. multiprocessing itself leaves its pipes open when it cannot fork.
+        wait_until(lambda: held()[0] <= before[0])
+
+
+def test_a_subscriber_that_nobody_confirms_leaves_nothing() -> None:
+    before = held()
+    subscriber = subscriber_of(two_slices())
+    with pytest.raises(SubscriberError, match="no publisher"):
+        subscriber.start(timeout=0)
+    del subscriber
+    check_nothing_is_left(before)
+
+
+def test_a_callback_whose_slice_cannot_start_is_not_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = two_slices()
+    topics = {feed.slice_of(b"S%d.t" % number): b"S%d.t" % number for number in range(50)}
+    got, late = Collector(), Collector()
+    with Publisher(feed) as publisher:
+        subscriber = Subscriber(feed)
+        subscriber.on(topics[0])(got.message)
+        subscriber.start()
+        before = held()
+        with monkeypatch.context() as patch:
+            refuse_thread(patch, "blackbox-slice-1")
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                subscriber.on(b"")(late.message)
+        check_nothing_is_left(before)
+        assert [callback.function for callback in subscriber.callbacks] == [got.message]
+        publisher.publish(topics[0], b"0")
+        got.wait(1)
+        subscriber.on(b"")(late.message)  # now it can
+        subscriber.wait_confirmed()
+        for topic in topics.values():
+            publisher.publish(topic, b"1")
+    subscriber.run(until_end=True)
+    assert got.payloads == [b"0", b"1"]
+    assert sorted(message.topic for message in late.messages) == sorted(topics.values())
+    assert subscriber.statistics().delivery.discarded == 0

@@ -1,0 +1,85 @@
+"""Lag is measured with the publisher's clock taken off, and its percentiles are those of the messages."""
+
+from __future__ import annotations
+
+from blackbox import Message, SlowPolicy, Subscriber
+from blackbox.testing import Collector, RawPublisher, wait_until
+from tests.gate import Gate
+from tests.subscribe.late import SECOND_NS, late, one_slice
+
+
+def test_a_clock_ahead_is_estimated_and_taken_off_every_lag() -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed, slow=SlowPolicy("warn", max_lag_ns=SECOND_NS))
+    got = Collector()
+    subscriber.on(b"")(got.message)
+    ahead = 5 * SECOND_NS
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for number in range(10):
+            late(publisher, b"%d" % number, lag_ns=-ahead)
+        got.wait(10)
+        statistics = subscriber.statistics()
+        assert statistics.lag.negative == 10
+        assert statistics.lag.slow_blocks == 0
+        assert 0.9 * ahead < statistics.lag.clock_offset_ns <= ahead
+        late(publisher, b"two seconds late by that clock", lag_ns=2 * SECOND_NS - ahead)
+        got.wait(11)
+        subscriber.stop()
+    statistics = subscriber.statistics()
+    assert statistics.lag.slow_blocks == 1
+    assert statistics.lag.negative == 11
+    assert 1.9 * SECOND_NS < statistics.lag.max_ns < 2.5 * SECOND_NS
+
+
+def test_a_clock_ahead_is_never_fatal() -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=1_000_000_000))
+    got = Collector()
+    subscriber.on(b"")(got.message)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for hours in (1, 24, 24 * 365 * 50):
+            late(publisher, b"%d" % hours, lag_ns=-hours * 3_600 * SECOND_NS)
+        got.wait(3)
+        subscriber.stop()
+    assert subscriber.statistics().lag.negative == 3
+
+
+def test_a_negative_lag_is_counted_once_for_each_block_however_long_a_queue_is_full() -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed, queue_blocks=1)
+    gate = Gate()
+
+    @subscriber.on(b"")
+    def block(message: Message) -> None:
+        gate.wait()
+
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for number in range(10):
+            late(publisher, b"%d" % number, lag_ns=-3_600 * SECOND_NS)
+        assert gate.entered.wait(10)
+        wait_until(lambda: subscriber.statistics().delivery.waits > 5)
+        gate.open.set()
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert subscriber.statistics().lag.negative == 10
+
+
+def test_lag_percentiles_are_those_of_the_messages() -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed, slow=SlowPolicy("warn"))
+    got = Collector()
+    subscriber.on(b"")(got.message)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for number in range(200):
+            lag_s = 10 if number == 199 else 4 if number >= 190 else 2
+            late(publisher, b"", lag_ns=lag_s * SECOND_NS)
+        got.wait(200)
+        subscriber.stop()
+    statistics = subscriber.statistics()
+    assert 2.0 * SECOND_NS <= statistics.lag.p50_ns < 2.4 * SECOND_NS
+    assert 4.0 * SECOND_NS <= statistics.lag.p99_ns < 4.5 * SECOND_NS
+    assert 10.0 * SECOND_NS <= statistics.lag.max_ns < 11.0 * SECOND_NS

@@ -1,0 +1,352 @@
+"""Two lines of one slice: what at least one of them carried is delivered once and in order, the rest is counted."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba import njit
+
+from blackbox import Block, Feed, Publisher, SlowPolicy, Subscriber
+from blackbox.native.prefix_trie import Trie, build_trie
+from blackbox.subscribe.gaps import (
+    DUPLICATE,
+    HOLD,
+    MAKE_ROOM,
+    Sequences,
+    SequencesAt,
+    enter_epoch,
+    hold,
+    judge,
+    next_ready,
+    note_sequences,
+    release,
+    settle,
+)
+from blackbox.subscribe.state import SliceCounters
+from blackbox.testing import Collector, RawPublisher, wait_until
+
+A, B = 0, 1
+EPOCH = 7
+WAIT_NS = 1_000
+DEAD_NS = 1_000_000
+END = 1 << 62
+
+# The guards, driven as the slice thread drives them. An event is (line, sequence, count, time); count 0: a heartbeat
+# which tells that `sequence` comes next.
+
+
+@njit(nogil=True)
+def _note(out: Any, used: int, sequence: int, count: int, first: int) -> int:
+    for number in range(sequence + first, sequence + count):
+        out[used] = number
+        used += 1
+    return used
+
+
+@njit(nogil=True)
+def _release(at: SequencesAt, now: int, force: int, until: int, out: Any, used: int, counts: Any) -> int:
+    while True:
+        place = next_ready(at, 0, now, force, until)
+        if place < 0:
+            settle(at, 0, now, until)
+            return used
+        sequence, count = counts[place, 0], counts[place, 1]
+        first = release(at, place)
+        if first != DUPLICATE:
+            used = _note(out, used, sequence, count, first)
+
+
+@njit(nogil=True)
+def drive(at: SequencesAt, filters: Trie, events: Any, heartbeats: Any, out: Any) -> int:
+    """Run the guards over `events`; the delivered numbers go to `out`, how many is returned.
+
+    `heartbeats` has, for each event that is one, the addresses of its header and body.
+    """
+    counts = numpy.zeros((1024, 2), numpy.int64)
+    used = 0
+    for i in range(len(events)):
+        line, sequence, count, now = events[i]
+        enter_epoch(at, EPOCH, line, now)
+        if count == 0:
+            note_sequences(at, filters, heartbeats[i, 0], heartbeats[i, 1], line, EPOCH, 1, now)
+            used = _release(at, now, 0, END, out, used, counts)
+            continue
+        verdict = judge(at, 0, line, EPOCH, sequence, count, now, 0)
+        for force in range(2):
+            if verdict == MAKE_ROOM:
+                used = _release(at, now, force, sequence, out, used, counts)
+                verdict = judge(at, 0, line, EPOCH, sequence, count, now, force)
+        if verdict == HOLD:
+            place = hold(at, 0, sequence, count, now)
+            counts[place, 0] = sequence
+            counts[place, 1] = count
+        elif verdict != DUPLICATE:
+            used = _note(out, used, sequence, count, verdict)
+        used = _release(at, now, 0, END, out, used, counts)
+    last: int = _release(at, events[-1][3], 1, END, out, used, counts)
+    return last
+
+
+def delivered(events: list[tuple[int, int, int, int]], lines: int = 2) -> tuple[list[int], SliceCounters]:
+    counters = SliceCounters()
+    sequences = Sequences(1, lines, WAIT_NS, DEAD_NS, counters)
+    out = numpy.zeros(10_000, numpy.int64)
+    frames = []
+    heartbeats = numpy.zeros((len(events), 2), numpy.int64)
+    for place, (_, sequence, count, _) in enumerate(events):
+        if count == 0:
+            block = Block.encode_sequences(b"\0H", {b"": sequence}, slice_id=0, epoch=EPOCH, ts_out=0)
+            header = numpy.frombuffer(block.header, numpy.uint8).copy()
+            frames.append((header, block.body))
+            heartbeats[place] = header.ctypes.data, block.body.ctypes.data
+    used = drive(sequences.at, build_trie([b""]), numpy.array(events, numpy.int64), heartbeats, out)
+    return out[:used].tolist(), counters
+
+
+@st.composite
+def one_line(draw: st.DrawFn, total: int) -> list[tuple[int, int]]:
+    """(sequence, count) of the blocks that a line brings: some of `total` messages, in order."""
+    blocks, at = [], 0
+    while at < total:
+        count = min(draw(st.integers(1, 5)), total - at)
+        if draw(st.integers(0, 3)):
+            blocks.append((at, count))
+        at += count
+    return blocks
+
+
+@st.composite
+def two_lines(draw: st.DrawFn, step_ns: int) -> tuple[int, list[tuple[int, int, int, int]]]:
+    """A number of messages, and events of both lines mixed at random, between a first and a last heartbeat on each."""
+    total = draw(st.integers(1, 60))
+    left = [draw(one_line(total)), draw(one_line(total))]
+    now = 10**9
+    events = [(line, 0, 0, now) for line in (A, B)]
+    while left[A] or left[B]:
+        line = draw(st.sampled_from([line for line in (A, B) if left[line]]))
+        now += draw(st.integers(0, step_ns)) if step_ns else 0
+        events.append((line, *left[line].pop(0), now))
+    events += [(line, total, 0, now) for line in (A, B)]
+    return total, events
+
+
+def carried(events: list[tuple[int, int, int, int]]) -> list[int]:
+    """The reference: the numbers that came on at least one line, in order."""
+    return sorted({number for _, sequence, count, _ in events for number in range(sequence, sequence + count)})
+
+
+@settings(max_examples=400)
+@given(two_lines(step_ns=0))
+def test_what_one_line_carried_is_delivered_once_in_order_and_the_rest_is_counted(
+    case: tuple[int, list[tuple[int, int, int, int]]],
+) -> None:
+    total, events = case
+    numbers, counters = delivered(events)
+    assert numbers == carried(events)
+    assert counters.gaps == total - len(numbers)
+    assert counters.duplicates == sum(count for _, _, count, _ in events) - len(numbers)
+    assert counters.held == 0
+
+
+@settings(max_examples=400)
+@given(two_lines(step_ns=3 * WAIT_NS))
+def test_a_line_that_lags_more_than_the_wait_costs_gaps_but_never_order(
+    case: tuple[int, list[tuple[int, int, int, int]]],
+) -> None:
+    total, events = case
+    numbers, counters = delivered(events)
+    assert numbers == sorted(set(numbers))
+    assert set(numbers) <= set(carried(events))
+    assert counters.gaps == total - len(numbers)
+    assert counters.duplicates == sum(count for _, _, count, _ in events) - len(numbers)
+
+
+def test_a_dead_line_is_not_waited_for() -> None:
+    before, after = 10**9, 10**9 + DEAD_NS + 1
+    events = [(A, 0, 0, before), (B, 0, 0, before), (A, 0, 2, after), (A, 5, 1, after)]
+    numbers, counters = delivered(events)
+    assert numbers == [0, 1, 5]
+    assert counters.gaps == 3
+
+
+def test_a_block_behind_a_held_one_is_not_taken_for_lost() -> None:
+    now = 10**9
+    numbers, counters = delivered([(A, 0, 0, now), (B, 0, 0, now), (B, 2, 1, now), (B, 9, 0, now), (A, 3, 1, now)])
+    assert numbers == [2, 3]
+    assert counters.gaps == 2
+
+
+def test_a_gap_on_a_single_line_is_final_at_once() -> None:
+    numbers, counters = delivered([(A, 0, 0, 10**9), (A, 3, 2, 10**9), (A, 9, 1, 10**9)], lines=1)
+    assert numbers == [3, 4, 9]
+    assert counters.gaps == 7
+
+
+def test_more_held_blocks_than_places_are_released_oldest_first() -> None:
+    ahead = [(A, number, 1, 10**9) for number in range(1, 1000, 2)]
+    more = [(A, number, 1, 10**9) for number in range(1001, 1600, 2)]
+    numbers, counters = delivered([(A, 0, 0, 10**9), (B, 0, 0, 10**9), *ahead, *more])
+    assert numbers == carried([*ahead, *more])
+    assert counters.gaps == 800
+
+
+# Over real sockets.
+
+
+def two_line_feed(slices: int = 1, key_bytes: int = 0, heartbeat_ns: int = 10**9) -> Feed:
+    feed = Feed.local("lines", slices=slices, lines=2, key_bytes=key_bytes)
+    return msgspec.structs.replace(feed, heartbeat_ns=heartbeat_ns)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_loss_and_skew_of_two_lines_over_sockets(seed: int) -> None:
+    choice = random.Random(seed)
+    feed = two_line_feed(key_bytes=1, heartbeat_ns=60 * 10**9)  # no line is taken for dead on a busy machine
+    subscriber = Subscriber(feed, line_wait_ns=60 * 10**9, slow=SlowPolicy(max_lag_ns=3_600 * 10**9))
+    got = Collector()
+    subscriber.on(b"")(got.message)
+    with RawPublisher(feed, epoch=2**63 - 1) as publisher:
+        subscriber.start()
+        ways = {line: [] for line in (A, B)}  # type: dict[int, list[Any]]
+        published: dict[bytes, int] = {b"K": 0, b"L": 0}
+        on_some_line: dict[bytes, list[int]] = {b"K": [], b"L": []}
+        for _ in range(400):
+            key = choice.choice([b"K", b"L"])
+            count = choice.randint(1, 7)
+            numbers = range(published[key], published[key] + count)
+            block = publisher.encode([(key + b".t", str(number).encode()) for number in numbers])
+            published[key] += count
+            lines = [line for line in (A, B) if choice.random() < 0.7]
+            for line in lines:
+                ways[line].append(block)
+            if lines:
+                on_some_line[key] += numbers
+        while ways[A] or ways[B]:
+            line = choice.choice([line for line in (A, B) if ways[line]])
+            for _ in range(choice.randint(1, 60)):
+                if ways[line]:
+                    publisher.send(ways[line].pop(0), [line])
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    for key, expected in on_some_line.items():
+        assert [int(m.payload) for m in got.messages if m.topic.startswith(key)] == expected
+    statistics = subscriber.statistics()
+    assert statistics.received.gaps == sum(published.values()) - sum(map(len, on_some_line.values()))
+    assert statistics.received.messages == statistics.delivery.delivered + statistics.received.duplicates
+    assert statistics.received.epochs == 1
+
+
+def test_losing_either_line_loses_nothing() -> None:
+    for lost in (A, B):
+        feed = two_line_feed(heartbeat_ns=20_000_000)
+        subscriber = Subscriber(feed)
+        got = Collector()
+        subscriber.on_batch(b"")(got.batch)
+        with RawPublisher(feed) as publisher:
+            subscriber.start()
+            for number in range(50):
+                publisher.send(publisher.encode([(b"T", b"%d" % number)]), [A, B])
+            publisher.close_line(lost)
+            left = 1 - lost
+            for number in range(50, 100):
+                publisher.send(publisher.encode([(b"T", b"%d" % number)]), [left])
+            got.wait(100)
+            publisher.heartbeat(end=True, lines=[left])
+            subscriber.run(until_end=True)
+        assert got.payloads == [b"%d" % number for number in range(100)]
+        assert subscriber.statistics().received.gaps == 0
+
+
+def test_what_the_living_line_lost_after_the_other_died_is_counted() -> None:
+    feed = two_line_feed(heartbeat_ns=20_000_000)
+    subscriber = Subscriber(feed, line_wait_ns=5_000_000)
+    got = Collector()
+    subscriber.on(b"")(got.message)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode([(b"T", b"0")]), [A, B])
+        publisher.close_line(B)
+        publisher.encode([(b"T", b"1"), (b"T", b"2")])
+        publisher.send(publisher.encode([(b"T", b"3")]), [A])
+        got.wait(2)
+        subscriber.stop()
+    assert got.payloads == [b"0", b"3"]
+    assert subscriber.statistics().received.gaps == 2
+
+
+def test_a_held_block_waits_for_the_other_line_and_no_longer_than_told() -> None:
+    feed = two_line_feed()
+    subscriber = Subscriber(feed, line_wait_ns=200_000_000)
+    got = Collector()
+    subscriber.on(b"")(got.message)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        blocks = [publisher.encode([(b"T", b"%d" % number)]) for number in range(4)]
+        publisher.send(blocks[0], [A])
+        publisher.send(blocks[2], [A])
+        wait_until(lambda: subscriber.statistics().received.held == 1)
+        assert [m.payload for m in got.wait(1)] == [b"0"]
+        publisher.send(blocks[1], [B])
+        assert [m.payload for m in got.wait(3)] == [b"0", b"1", b"2"]
+        assert subscriber.statistics().received.gaps == 0
+        last = publisher.encode([(b"T", b"4")])
+        publisher.send(last, [A])
+        assert [m.payload for m in got.wait(4)][3:] == [b"4"]
+        subscriber.stop()
+    assert subscriber.statistics().received.gaps == 1
+
+
+def test_a_subscriber_starts_on_one_line_when_the_other_has_no_publisher(caplog: pytest.LogCaptureFixture) -> None:
+    feed = two_line_feed()
+    subscriber = Subscriber(feed)
+    got = Collector()
+    subscriber.on(b"")(got.message)
+    with RawPublisher(feed) as publisher:
+        publisher.close_line(B)
+        subscriber.start(timeout=0.3)
+        assert "only 1 of 2 lines have a publisher" in caplog.text
+        publisher.send(publisher.encode([(b"T", b"0"), (b"T", b"1")]), [A])
+        got.wait(2)
+        publisher.heartbeat(end=True, lines=[A])
+        subscriber.run(until_end=True)
+    assert got.payloads == [b"0", b"1"]
+
+
+def test_forgetting_a_key_while_one_of_its_blocks_is_held_counts_no_gap() -> None:
+    feed = two_line_feed(key_bytes=1)
+    subscriber = Subscriber(feed, line_wait_ns=100_000_000)
+    keep, drop = Collector(), Collector()
+    subscriber.on(b"K")(keep.message)
+    subscriber.on(b"L")(drop.message)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode([(b"L", b"0")]), [A])
+        publisher.send(publisher.encode([(b"L", b"500")], sequence=500), [A])
+        wait_until(lambda: subscriber.statistics().received.held == 1)
+        subscriber.off(drop.message)
+        subscriber.wait_confirmed()
+        wait_until(lambda: subscriber.statistics().received.held == 0)
+        subscriber.stop()
+    assert subscriber.statistics().received.gaps == 0
+
+
+def test_a_real_publisher_sends_everything_on_both_lines() -> None:
+    feed = two_line_feed(slices=2)
+    subscriber = Subscriber(feed)
+    got = Collector()
+    subscriber.on_batch(b"")(got.batch)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        names = tuple(b"S%d.t" % number for number in range(50))
+        publisher.publish_many(names, numpy.arange(20_000) % 50, numpy.zeros((20_000, 24), numpy.uint8))
+    subscriber.run(until_end=True)
+    statistics = subscriber.statistics()
+    assert len(got) == statistics.delivery.delivered == 20_000
+    assert statistics.received.duplicates == 20_000
+    assert statistics.received.gaps == 0

@@ -1,0 +1,134 @@
+"""Publishers that restart or fall silent, and subscribers that are killed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import numpy
+import pytest
+
+from blackbox import Feed, Publisher, SlowPolicy, Subscriber
+from blackbox.feed.feed import Slice
+from blackbox.testing import Collector, RawPublisher, wait_until
+from tests.subscribe.subscribers import nothing, one_slice
+from tests.support import Script
+
+TOPICS = [b"%08d" % number for number in range(2_000)]
+
+
+def subscribed_to_topics(slices: int) -> tuple[Feed, Subscriber, Collector]:
+    """Return a feed, and a subscriber with a subscription to each of TOPICS."""
+    feed = Feed.local("subscriber", slices=slices, key_bytes=8)
+    subscriber = Subscriber(feed)
+    got = Collector()
+    for topic in TOPICS:
+        subscriber.on(topic)(got.message)
+    return feed, subscriber, got
+
+
+def test_two_thousand_subscriptions_survive_a_restart_of_the_publisher() -> None:
+    feed, subscriber, got = subscribed_to_topics(slices=2)
+    for run in range(3):
+        with Publisher(feed, when_full="wait") as publisher:
+            if run == 0:
+                subscriber.start(timeout=30)
+                assert subscriber.statistics().received.subscriptions == 4_000
+            for topic in TOPICS:
+                publisher.wait_for_subscribers(topic, timeout=30)
+            for topic in TOPICS:
+                publisher.publish(topic, b"%d" % run)
+            messages = got.wait(2_000 * (run + 1), timeout=30)
+            assert sorted(m.topic for m in messages[2_000 * run :]) == TOPICS
+    subscriber.run(until_end=True)
+    assert len(got) == 6_000
+    assert subscriber.statistics().received.gaps == 0
+
+
+def test_wait_for_subscribers_after_a_restart_means_all_their_filters() -> None:
+    """libzmq sends the filters again in an order of its own, so the first one is no sign of the others."""
+    feed, subscriber, got = subscribed_to_topics(slices=1)
+    for run in range(3):
+        with Publisher(feed, when_full="wait") as publisher:
+            if run == 0:
+                subscriber.start(timeout=30)
+            publisher.wait_for_subscribers(TOPICS[0])
+            for topic in reversed(TOPICS):
+                publisher.publish(topic, b"%d" % run)
+            got.wait(2_000 * (run + 1))
+    subscriber.run(until_end=True)
+    assert len(got) == 6_000
+
+
+def test_a_killed_subscriber_hurts_neither_publisher_nor_other_subscribers() -> None:
+    feed = one_slice(block_bytes=4_096)
+    code = """
+        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9), queue_blocks=1, hwm_blocks=1)
+        @subscriber.on(b"")
+        def stuck(message):
+            say("stuck")
+            time.sleep(1000)
+        subscriber.start(timeout=60)
+        subscriber.run()
+    """
+    survivor = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9))
+    got = Collector()
+    survivor.on_batch(b"")(got.batch)
+    with Publisher(feed, when_full="wait", hwm_blocks=2) as publisher, Script(code, feed) as script:
+        survivor.start()
+        publisher.wait_for_subscribers(b"", timeout=60, count=2)
+        publisher.publish(b"T", b"0")
+        script.expect("stuck")
+        publishing = threading.Thread(
+            target=publisher.publish_many,
+            args=((b"T",), numpy.zeros(20_000, int), numpy.zeros((20_000, 1_000), numpy.uint8)),
+        )
+        publishing.start()
+        wait_until(lambda: publisher.statistics().waits > 2)
+        script.kill()
+        publishing.join(30)
+        assert not publishing.is_alive()
+        publisher.publish(b"T", b"last")
+        wait_until(lambda: publisher.statistics().subscribers == 1)
+    survivor.run(until_end=True)
+    assert len(got) == 20_002
+    assert got.payloads[-1] == b"last"
+    assert survivor.statistics().received.gaps == 0
+
+
+def test_a_subscriber_on_inproc_survives_a_restart_of_the_publisher() -> None:
+    feed = Feed(name="restarted", slices=(Slice(endpoints=("inproc://restarted",)),), heartbeat_ns=50_000_000)
+    subscriber = Subscriber(feed)
+    got = Collector()
+    subscriber.on(b"")(got.message)
+    with Publisher(feed) as publisher:
+        subscriber.start()
+        publisher.publish(b"A", b"1")
+    time.sleep(0.5)  # silent for longer than three heartbeats
+    with Publisher(feed) as publisher:
+        publisher.wait_for_subscribers(b"A", timeout=5.0)
+        publisher.publish(b"A", b"2")
+    subscriber.run(until_end=True)
+    got.wait(2)
+
+
+def test_logs_tell_of_a_new_epoch(caplog: pytest.LogCaptureFixture) -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed)
+    subscriber.on(b"")(nothing)
+    with caplog.at_level(logging.INFO, "blackbox"), RawPublisher(feed, epoch=0xABCDEF) as publisher:
+        subscriber.start()
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert "slice 0: publisher epoch 0000000000abcdef began" in caplog.text
+
+
+def test_a_publisher_that_falls_silent_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    feed = one_slice(heartbeat_ns=10_000_000)
+    subscriber = Subscriber(feed)
+    subscriber.on(b"")(print)
+    with RawPublisher(feed), subscriber:
+        wait_until(lambda: "fell silent without an end" in caplog.text, what="the silence is told")
+        told = caplog.text.count("fell silent")
+    assert told == 1

@@ -1,0 +1,194 @@
+"""What runs for long keeps its size: threads, file descriptors and memory, of publishers and subscribers."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+
+from blackbox import Feed, Message, Publisher, SlowPolicy, Subscriber
+from blackbox.testing import wait_until
+from tests.process_state import held, linux_only
+from tests.support import Script
+
+MIB = 1 << 20
+BOUND_BYTES = 32 * MIB
+
+
+def one_slice(**settings: Any) -> Feed:
+    return msgspec.structs.replace(Feed.local("memory", slices=1), **settings)
+
+
+@pytest.mark.own_process
+@linux_only
+def test_starting_and_stopping_leaves_no_threads_and_no_files() -> None:
+    def cycle() -> None:
+        feed = Feed.local("memory", slices=2, lines=2)
+        subscriber = Subscriber(feed)
+        counts = subscriber.on_compiled(b"", state=numpy.zeros(1))(count)
+        messages: list[bytes] = []
+        subscriber.on(b"")(lambda message: messages.append(message.payload))
+        with Publisher(feed, when_full="wait") as publisher:
+            subscriber.start()
+            for number in range(10):
+                publisher.publish(b"S%d" % number, b"%d" % number)
+        subscriber.run(until_end=True)
+        assert (len(messages), counts.total().tolist()) == (10, [10])
+
+    def is_at_most(most: tuple[int, int]) -> bool:
+        return all(now <= then for now, then in zip(held(collect=False), most, strict=True))
+
+    for _ in range(3):
+        cycle()
+    before = held()
+    gc.disable()  # nothing here goes in circles: everything is freed at once
+    try:
+        for _ in range(50):
+            cycle()
+        wait_until(lambda: is_at_most(before), what=f"{before} threads and file descriptors again")
+    finally:
+        gc.enable()
+
+
+def count(batch: Any, state: Any) -> None:
+    state[0] += len(batch.rows)
+
+
+PUBLISHER = """
+    from tests.process_state import resident_bytes
+    topics = tuple(b"S%d" % number for number in range(1_000))
+    columns = numpy.arange(100_000, dtype=numpy.int32) % 1_000, numpy.zeros((100_000, 100), numpy.uint8)
+    with Publisher(feed, when_full="wait") as publisher:
+        publisher.wait_for_subscribers(timeout=60)
+        for rounds in map(int, iter(input, "end")):
+            for _ in range(rounds):
+                publisher.publish_many(topics, *columns)
+                for number in range(1_000):
+                    publisher.publish(topics[number], bytes(number))
+            publisher.flush()
+            say(resident_bytes(), publisher.statistics().messages, publisher.statistics().body_bytes)
+"""
+SUBSCRIBER = """
+    from tests.process_state import resident_bytes
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9))
+    seen = 0
+    @subscriber.on_batch(b"")
+    def note(batch):
+        global seen
+        seen += int(batch.ts_event[-1]) + len(batch.payload(0))
+    @subscriber.on(b"S77")
+    def each(message):
+        global seen
+        seen += len(message.payload)
+    @subscriber.on_compiled(b"S1", state=numpy.zeros(1))
+    def count(batch, state):
+        state[0] += len(batch.rows)
+    subscriber.start(timeout=60)
+    for messages in map(int, iter(input, "end")):
+        wait_until(lambda: subscriber.statistics().received.messages == messages, 60)
+        say(resident_bytes())
+    subscriber.run(until_end=True)
+    statistics = subscriber.statistics()
+    say(statistics.received.messages, statistics.received.gaps, statistics.delivery.discarded)
+"""
+
+
+@linux_only
+@pytest.mark.parametrize("lines", [1, 2])
+def test_memory_stays_flat_however_much_is_sent(lines: int) -> None:
+    feed = Feed.local("memory", slices=2, lines=lines)
+    warm_up, rounds = 10, 100
+    with Script(SUBSCRIBER, feed) as subscriber, Script(PUBLISHER, feed) as publisher:
+
+        def resident_after(rounds: int) -> tuple[int, int, int]:
+            publisher.tell(str(rounds))
+            there, messages, body_bytes = map(int, publisher.read().split())
+            subscriber.tell(str(messages * lines))
+            return there, int(subscriber.read()), body_bytes
+
+        there, here, _ = resident_after(warm_up)
+        there_then, here_then, body_bytes = resident_after(rounds)
+        publisher.tell("end")
+        subscriber.tell("end")
+        assert subscriber.read() == f"{101_000 * (warm_up + rounds) * lines} 0 0"
+    assert body_bytes > 1 << 30
+    assert there_then - there < BOUND_BYTES
+    assert here_then - here < BOUND_BYTES
+
+
+KEEPER = """
+    from tests.process_state import resident_bytes
+    import gc
+    gc.disable()  # what is dropped is to go by itself
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9))
+    kept = []
+    subscriber.on_batch(b"S")(kept.append)
+    other = 0
+    @subscriber.on_batch(b"")
+    def pass_by(batch):
+        global other
+        other += len(batch)
+    subscriber.start(timeout=60)
+    before = resident_bytes()
+    say("started")
+    subscriber.run(until_end=True)
+    del subscriber
+    held = resident_bytes()
+    numbers = [int(batch.payload(row)[:8], 16) for batch in kept for row in range(len(batch))]
+    columns = [batch.ts_event for batch in kept]
+    say(other, numbers == list(range(len(numbers))), len(numbers), held - before)
+    kept.clear()
+    say(sum(map(len, columns)) == len(numbers), resident_bytes() - before >= (held - before) // 2)
+    del columns
+    say(resident_bytes() - before)
+"""
+
+
+@linux_only
+def test_batches_that_are_kept_outlive_their_subscriber_and_go_when_they_are_dropped() -> None:
+    feed = one_slice(block_bytes=128 << 10)
+    payload_bytes, messages = 1_000, 100_000
+    with Script(KEEPER, feed) as keeper, Publisher(feed, when_full="wait") as publisher:
+        keeper.expect("started")
+        payloads = b"".join(b"%08x" % number + bytes(payload_bytes - 8) for number in range(messages))
+        rows = numpy.frombuffer(payloads, numpy.uint8).reshape(messages, payload_bytes)
+        publisher.publish_many((b"S",), numpy.zeros(messages, numpy.int32), rows)
+        publisher.close()
+        other, in_order, count, held = keeper.read().split()
+        assert (other, in_order, count) == (str(messages), "True", str(messages))
+        assert int(held) > 0.9 * messages * payload_bytes
+        keeper.expect("True True")  # a column keeps its block
+        assert int(keeper.read()) < BOUND_BYTES
+        assert keeper.finish()[0] == 0
+
+
+def test_a_callback_left_behind_never_writes_to_a_file_of_others(tmp_path: Path) -> None:
+    feed, others = one_slice(), set(threading.enumerate())
+    began, may_end = threading.Event(), threading.Event()
+    subscriber = Subscriber(feed, workers=1, slow=SlowPolicy(grace_ns=100_000_000))
+
+    @subscriber.on(b"")
+    def hang(_message: Message) -> None:
+        began.set()
+        may_end.wait()
+
+    with Publisher(feed) as publisher:
+        subscriber.start()
+        publisher.publish(b"A.trade", b"")
+        assert began.wait(5)
+        subscriber.terminate(timeout=1.0)
+        publisher.close(timeout=0.1)
+    (left,) = (t for t in set(threading.enumerate()) - others if t.name.startswith("blackbox-slice-"))
+    del subscriber
+    gc.collect()
+    files = [(tmp_path / str(number)).open("wb", buffering=0) for number in range(8)]
+    may_end.set()
+    left.join(5)
+    assert [file.tell() for file in files] == [0] * len(files)
+    for file in files:
+        file.close()

@@ -1,0 +1,110 @@
+"""SIGINT and SIGTERM stop run(), a second one terminates it, and no other signal changes anything."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import pytest
+
+from blackbox import Publisher, Subscriber
+from blackbox.testing import Collector, RawPublisher, wait_until
+from tests.subscribe.subscribers import nothing, one_slice
+from tests.support import Script
+
+SIGNALLED = """
+    subscriber = Subscriber(feed)
+    got = Collector()
+    subscriber.on(b"")(got.message)
+    before = signal.getsignal(signal.SIGTERM)
+    subscriber.start(timeout=60)
+    say("started")
+    {extra}
+    subscriber.run()
+    say("ended", len(got), subscriber.state.value, signal.getsignal(signal.SIGTERM) == before)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_run_and_what_was_received_is_delivered(number: signal.Signals) -> None:
+    feed = one_slice()
+    with RawPublisher(feed) as publisher, Script(SIGNALLED.format(extra=""), feed) as script:
+        script.expect("started")
+        for _ in range(50):
+            publisher.send(publisher.encode([(b"T", b"x")]))
+        publisher.heartbeat()
+        # The script says nothing more until it is stopped: it has installed its handlers once signals are not fatal.
+        wait_until(lambda: _handles(script.process.pid, number), what="run() handles signals")
+        script.process.send_signal(number)
+        status, out, errors = script.finish()
+    assert (status, out.strip()) == (0, "ended 50 ended True"), errors
+
+
+def test_a_second_signal_terminates() -> None:
+    feed = one_slice()
+    extra = """
+    @subscriber.on(b"")
+    def block(message):
+        say("blocks")
+        threading.Event().wait(1.5)
+    subscriber.wait_confirmed()
+    say("ready")
+    """
+    code = SIGNALLED.format(extra=extra).replace("got.message)", "lambda message: None)")
+    with RawPublisher(feed) as publisher, Script(code, feed) as script:
+        script.expect("started")
+        script.expect("ready")
+        for _ in range(100):
+            publisher.send(publisher.encode([(b"T", b"x")]))
+        script.expect("blocks")
+        wait_until(lambda: _handles(script.process.pid, signal.SIGINT), what="run() handles signals")
+        script.process.send_signal(signal.SIGINT)
+        script.process.send_signal(signal.SIGTERM)
+        started = time.monotonic()
+        status, _, errors = script.finish()
+    assert status == 0, errors
+    assert time.monotonic() - started < 10
+
+
+def _handles(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal, as Linux tells it."""
+    with open(f"/proc/{pid}/status") as status:  # noqa: PTH123
+        caught = next(line for line in status if line.startswith("SigCgt"))
+    # Python itself handles SIGINT from the beginning: SIGTERM tells that run() has begun.
+    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_signals_are_left_alone_outside_of_the_main_thread() -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed)
+    subscriber.on(b"")(nothing)
+    before = signal.getsignal(signal.SIGTERM)
+    with Publisher(feed):
+        running = threading.Thread(target=subscriber.run)
+        running.start()
+        wait_until(lambda: subscriber.statistics().received.last_ns > 0)
+        assert signal.getsignal(signal.SIGTERM) is before
+        subscriber.stop()
+        running.join()
+
+
+def test_signals_that_hit_its_threads_change_nothing() -> None:
+    feed = one_slice()
+    got = Collector()
+    subscriber = Subscriber(feed)
+    subscriber.on(b"")(got.message)
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        with Publisher(feed, when_full="wait") as publisher:
+            subscriber.start()
+            names = ("blackbox-sender", "blackbox-slice", "blackbox-worker")
+            threads = [t for t in threading.enumerate() if t.name.startswith(names)]
+            for number in range(3_000):
+                for thread in threads:
+                    signal.pthread_kill(thread.ident or 0, signal.SIGUSR1)
+                publisher.publish(b"A", b"%d" % number)
+        subscriber.run(until_end=True)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert got.payloads == [b"%d" % number for number in range(3_000)]

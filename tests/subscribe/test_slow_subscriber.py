@@ -1,0 +1,290 @@
+"""A subscriber that cannot keep up: the alert, its end, hung callbacks, and the policies drop and warn."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+import zmq
+
+from blackbox import Feed, Message, Publisher, SlowPolicy, SlowSubscriberError, Subscriber
+from blackbox.feed.endpoint import free_endpoints
+from blackbox.subscribe.supervisor import State
+from blackbox.testing import Collector, RawPublisher, wait_until
+from tests.gate import Gate
+from tests.subscribe.late import SECOND_NS, late, one_slice
+from tests.support import Script
+
+HUNG_STATUS = 3
+
+
+def test_a_late_block_ends_the_subscriber_and_the_alert_comes_first(caplog: pytest.LogCaptureFixture) -> None:
+    feed = one_slice()
+    heard: list[tuple[str, State]] = []
+    subscriber = Subscriber(feed, slow=SlowPolicy(on_alert=lambda text: heard.append((text, subscriber.state))))
+    got = Collector()
+    subscriber.on(b"")(got.message)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode([(b"T", b"in time")]))
+        got.wait(1)
+        late(publisher, b"late")
+        with pytest.raises(SlowSubscriberError) as caught:
+            subscriber.run()
+    text = str(caught.value)
+    assert text.startswith("slow subscriber: feed 'slow' slice 0 lags 5.0")
+    assert text.endswith("s, limit 1.000 s, policy terminate")
+    assert heard == [(text, State.RUNNING)]
+    assert ("blackbox", logging.CRITICAL, text) in caplog.record_tuples
+    assert got.payloads == [b"in time"]
+    assert subscriber.statistics().lag.slow_blocks == 1
+    assert subscriber.state is State.ENDED
+    with pytest.raises(SlowSubscriberError):
+        subscriber.stop()
+
+
+def test_the_operator_console_gets_the_alert() -> None:
+    feed = one_slice()
+    [[endpoint]] = free_endpoints("tcp", "console", 1, 1)
+    with zmq.Context() as context, context.socket(zmq.PULL) as console, RawPublisher(feed) as publisher:
+        console.bind(endpoint)
+        subscriber = Subscriber(feed, slow=SlowPolicy(console=endpoint))
+        subscriber.on(b"")(lambda message: None)
+        subscriber.start()
+        late(publisher, b"late")
+        with pytest.raises(SlowSubscriberError) as caught:
+            subscriber.run()
+        assert console.poll(5_000)
+        assert console.recv().decode() == str(caught.value)
+
+
+def test_an_operator_who_is_not_there_delays_nothing() -> None:
+    feed = one_slice()
+    [[endpoint]] = free_endpoints("tcp", "console", 1, 1)
+
+    def broken(text: str) -> None:
+        raise RuntimeError(text)
+
+    subscriber = Subscriber(feed, slow=SlowPolicy(console=endpoint, on_alert=broken))
+    subscriber.on(b"")(lambda message: None)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        late(publisher, b"late")
+        started = time.monotonic()
+        with pytest.raises(SlowSubscriberError):
+            subscriber.run()
+        assert time.monotonic() - started < 3
+
+
+def test_the_end_of_the_with_block_tells_that_the_subscriber_was_slow() -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed)
+    subscriber.on(b"")(lambda message: None)
+    with RawPublisher(feed) as publisher, pytest.raises(SlowSubscriberError), subscriber:
+        late(publisher, b"late")
+        wait_until(lambda: subscriber.state is State.ENDED)
+
+
+def test_a_callback_that_is_too_slow_fills_the_queue_and_ends_the_subscriber() -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=SECOND_NS // 5), queue_blocks=2)
+    done = threading.Event()
+
+    @subscriber.on(b"")
+    def slow(message: Message) -> None:
+        done.wait(0.05)
+
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for _ in range(60):
+            publisher.send(publisher.encode([(b"T", b"")]))
+        with pytest.raises(SlowSubscriberError, match="policy terminate"):
+            subscriber.run()
+    assert subscriber.statistics().delivery.waits > 0
+
+
+def test_a_worker_that_is_stuck_is_noticed_without_new_blocks() -> None:
+    feed = one_slice()
+    let_go = threading.Event()
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=SECOND_NS // 5, on_alert=lambda text: let_go.set()))
+    entered = threading.Event()
+
+    @subscriber.on(b"")
+    def stuck(message: Message) -> None:
+        entered.set()
+        let_go.wait(20)
+
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode([(b"T", b"0")]))
+        entered.wait(10)
+        publisher.send(publisher.encode([(b"T", b"1")]))
+        with pytest.raises(SlowSubscriberError):
+            subscriber.run()
+
+
+def test_one_slow_slice_ends_all() -> None:
+    feed = Feed.local("slow", slices=3)
+    topics = {feed.slice_of(b"S%d" % number): b"S%d" % number for number in range(50)}
+    subscriber = Subscriber(feed)
+    got = Collector()
+    subscriber.on(b"")(got.message)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for slice_id, topic in topics.items():
+            publisher.send(publisher.encode([(topic, b"")], slice_id=slice_id))
+        got.wait(3)
+        publisher.send(publisher.encode([(topics[1], b"")], slice_id=1, ts_out=1))
+        with pytest.raises(SlowSubscriberError, match="slice 1 lags"):
+            subscriber.run()
+
+
+HUNG = {
+    "in a sleep": "time.sleep(1000)",
+    "in a loop": "while True: pass",
+    # The regular expression engine never lets go of the interpreter, so that no other Python code can run.
+    "with the interpreter": "__import__('re').match('(a+)+$', 'a' * 64 + 'b')",
+}
+
+
+@pytest.mark.parametrize("how", HUNG)
+def test_a_process_whose_callback_hangs_ends_itself(how: str) -> None:
+    feed = one_slice()
+    [[endpoint]] = free_endpoints("tcp", "console", 1, 1)
+    code = f"""
+        policy = SlowPolicy(max_lag_ns=200_000_000, grace_ns=300_000_000, console={endpoint!r})
+        subscriber = Subscriber(feed, slow=policy)
+        @subscriber.on(b"")
+        def hang(message):
+            say("hangs")
+            {HUNG[how]}
+        subscriber.start(timeout=60)
+        say("started")
+        subscriber.run()
+    """
+    with (
+        zmq.Context() as context,
+        context.socket(zmq.PULL) as console,
+        RawPublisher(feed) as publisher,
+        Script(code, feed) as script,
+    ):
+        console.bind(endpoint)
+        script.expect("started")
+        publisher.send(publisher.encode([(b"T", b"0")]))
+        script.expect("hangs")
+        publisher.send(publisher.encode([(b"T", b"1")]))
+        started = time.monotonic()
+        status, _, errors = script.finish(timeout=20)
+        assert time.monotonic() - started < 5
+        assert status == HUNG_STATUS
+        assert "a callback did not return in the grace time, the process ends itself" in errors
+        if how != "with the interpreter":
+            assert "policy terminate" in console.recv().decode()
+
+
+def test_a_callback_that_returns_within_the_grace_time_lets_the_process_live() -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=SECOND_NS // 10, grace_ns=20 * SECOND_NS))
+    gate = Gate()
+
+    @subscriber.on(b"")
+    def busy(message: Message) -> None:
+        gate.wait()
+
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode([(b"T", b"0")]))
+        assert gate.entered.wait(10)
+        publisher.send(publisher.encode([(b"T", b"1")]))
+        wait_until(lambda: subscriber.state is State.STOPPING)
+        gate.open.set()
+        with pytest.raises(SlowSubscriberError):
+            subscriber.run()
+
+
+def test_drop_drops_late_blocks_and_counts_them() -> None:
+    feed = one_slice()
+    heard: list[str] = []
+    subscriber = Subscriber(feed, slow=SlowPolicy("drop", on_alert=heard.append))
+    got = Collector()
+    subscriber.on(b"")(got.message)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for number in range(20):
+            lag_ns = 2 * SECOND_NS if number % 4 == 3 else 0
+            rows = [(b"T", b"%d" % number)] * 3
+            publisher.send(publisher.encode(rows, ts_out=time.time_ns() - lag_ns))
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert got.payloads == [b"%d" % number for number in range(20) if number % 4 != 3 for _ in range(3)]
+    statistics = subscriber.statistics()
+    assert (statistics.delivery.dropped, statistics.lag.slow_blocks, statistics.received.gaps) == (15, 5, 0)
+    assert 1 <= len(heard) <= 5
+    assert heard[0].endswith("policy drop")
+
+
+def test_drop_gives_up_what_a_full_queue_has_no_room_for() -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed, slow=SlowPolicy("drop", max_lag_ns=SECOND_NS // 10), queue_blocks=2)
+    got = Collector()
+    gate = Gate()
+
+    @subscriber.on(b"")
+    def note(message: Message) -> None:
+        gate.wait()
+        got.message(message)
+
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for number in range(200):
+            publisher.send(publisher.encode([(b"T", b"%d" % number)]))
+        assert gate.entered.wait(10)
+        wait_until(lambda: subscriber.statistics().received.messages == 200)
+        wait_until(lambda: subscriber.statistics().delivery.dropped > 0)
+        gate.open.set()
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    statistics = subscriber.statistics()
+    assert statistics.delivery.delivered + statistics.delivery.dropped == 200
+    assert statistics.delivery.delivered == len(got)
+    assert [int(p) for p in got.payloads] == sorted(int(p) for p in got.payloads)
+
+
+def test_warn_alerts_and_delivers_everything() -> None:
+    feed = one_slice()
+    heard: list[str] = []
+    subscriber = Subscriber(feed, slow=SlowPolicy("warn", on_alert=heard.append))
+    got = Collector()
+    subscriber.on(b"")(got.message)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for number in range(50):
+            late(publisher, b"%d" % number)
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert [int(p) for p in got.payloads] == list(range(50))
+    assert heard[0].endswith("policy warn")
+    assert subscriber.statistics().lag.slow_blocks == 50
+    assert subscriber.statistics().delivery.dropped == 0
+
+
+@pytest.mark.parametrize("policy", ["terminate", "conflate", "drop", "warn"])
+def test_a_subscriber_in_time_gets_everything_under_every_policy(policy: Any) -> None:
+    feed = Feed.local("slow", slices=2)
+    subscriber = Subscriber(feed, slow=SlowPolicy(policy, max_lag_ns=3_600 * SECOND_NS), queue_blocks=4_096)
+    counts: Counter[bytes] = Counter()
+    got = Collector()
+    subscriber.on_batch(b"")(got.batch)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        for number in range(5_000):
+            publisher.publish(b"S%d" % (number % 30), b"%d" % number)
+    subscriber.run(until_end=True)
+    counts.update(message.topic for message in got.messages)
+    statistics = subscriber.statistics()
+    assert len(got) == statistics.delivery.delivered == 5_000
+    assert (statistics.lag.slow_blocks, statistics.delivery.dropped, statistics.delivery.conflated) == (0, 0, 0)

@@ -1,0 +1,33 @@
+"""Every transport carries everything, on one line and on two."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy
+import pytest
+
+from blackbox import Feed, Publisher, Subscriber
+from blackbox.testing import Collector
+
+
+@pytest.mark.parametrize("transport", ["tcp", "ipc", "inproc"])
+@pytest.mark.parametrize("lines", [1, 2])
+def test_every_transport_carries_everything(transport: Literal["tcp", "ipc", "inproc"], lines: int) -> None:
+    feed = Feed.local("subscriber", slices=2, transport=transport, lines=lines, key_bytes=2)
+    subscriber = Subscriber(feed)
+    got = Collector()
+    subscriber.on_batch(b"S1")(got.batch)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        topics = tuple(b"S%d" % number for number in range(30))
+        payloads = numpy.arange(30_000).reshape(-1, 1).view(numpy.uint8)
+        publisher.publish_many(topics, numpy.arange(30_000) % 30, payloads)
+        for number in range(1_000):
+            publisher.publish(topics[number % 30], (30_000 + number).to_bytes(8, "little"))
+    subscriber.run(until_end=True)
+    numbers = sorted(int.from_bytes(payload, "little") for payload in got.payloads)
+    wanted = [n for n in range(30_000) if str(n % 30).startswith("1")]
+    wanted += [30_000 + n for n in range(1_000) if str(n % 30).startswith("1")]
+    assert numbers == wanted
+    assert subscriber.statistics().received.gaps == 0

@@ -1,0 +1,187 @@
+"""Times as text and as ns since the epoch, against datetime."""
+
+from __future__ import annotations
+
+import datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blackbox.timestamps import (
+    MAX_NS,
+    MIN_NS,
+    SECOND_NS,
+    clock_text,
+    date_of,
+    datetime_of,
+    ns_of,
+    ns_on,
+    parse_time,
+    time_text,
+    zone_of,
+)
+
+NEW_YORK = "America/New_York"
+ZONES = ("UTC", NEW_YORK, "Asia/Kolkata", "Australia/Lord_Howe", "Pacific/Apia")
+HOUR = 3_600 * SECOND_NS
+START = 1_577_716_200 * SECOND_NS
+"""2019-12-30 14:30 UTC, 9:30 in New York."""
+
+any_ns = st.integers(MIN_NS, MAX_NS)
+whole_seconds = st.integers(-9_223_372_000, 9_223_372_000)
+zones = st.sampled_from(ZONES)
+
+
+def of_datetime(moment: datetime.datetime) -> int:
+    """Whole seconds by datetime's own arithmetic, which are exact in a float."""
+    return int(moment.timestamp()) * SECOND_NS
+
+
+@given(any_ns)
+def test_text_of_a_time_means_that_time(ns: int) -> None:
+    assert parse_time(time_text(ns, 9), NEW_YORK) == ns
+    assert parse_time(time_text(ns, 0), NEW_YORK) == ns // SECOND_NS * SECOND_NS if ns >= MIN_NS + SECOND_NS else True
+
+
+@given(whole_seconds, zones)
+def test_date_time_means_what_datetime_says(seconds: int, zone: str) -> None:
+    moment = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(seconds=seconds)
+    local = moment.astimezone(ZoneInfo(zone)).replace(fold=0)
+    expected = of_datetime(local)
+    assert parse_time(f"{local:%Y-%m-%dT%H:%M:%S}", zone) == expected
+    assert parse_time(f"{local:%Y%m%d %H:%M:%S,000000001}", zone) == expected + 1
+    assert parse_time(f"{moment:%Y-%m-%d %H:%M:%S}+00:00", zone) == seconds * SECOND_NS
+    assert ns_of(moment) == seconds * SECOND_NS
+    assert datetime_of(seconds * SECOND_NS, zone) == moment
+    assert date_of(seconds * SECOND_NS, zone) == local.date()
+    assert clock_text(seconds * SECOND_NS, zone) == f"{local:%H:%M:%S}"
+
+
+@given(st.dates(datetime.date(1680, 1, 1), datetime.date(2260, 1, 1)), st.times(), zones)
+def test_time_on_a_date(day: datetime.date, clock: datetime.time, zone: str) -> None:
+    clock = clock.replace(microsecond=0, fold=0)
+    expected = of_datetime(datetime.datetime.combine(day, clock, ZoneInfo(zone)))
+    assert ns_on(day, clock, zone) == expected
+    assert parse_time(f"{day}T{clock}", zone) == expected
+    assert parse_time(str(day), zone) == ns_on(day, datetime.time(), zone)
+
+
+@given(whole_seconds, st.times(), zones)
+def test_time_of_day_is_the_first_one_in_the_range(start: int, clock: datetime.time, zone: str) -> None:
+    clock = clock.replace(microsecond=0, fold=0)
+    start_ns = min(max(start, -9_000_000_000), 9_000_000_000) * SECOND_NS
+    stop_ns = start_ns + 23 * HOUR
+    first = date_of(start_ns, zone)
+    days = [ns_on(first + datetime.timedelta(days=day), clock, zone) for day in (-1, 0, 1, 2)]
+    expected = min((ns for ns in days if start_ns <= ns <= stop_ns), default=days[1])
+    assert parse_time(str(clock), zone, start_ns, stop_ns) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (str(START + 1), START + 1),
+        (f" {START}\n", START),
+        ("20191230", START - 9 * HOUR - HOUR // 2),
+        ("2019-12-30T14:30Z", START),
+        ("2019-12-30 09:30:00.000000007", START + 7),
+        ("2019-12-30T15:30:00,5+0100", START + SECOND_NS // 2),
+        ("09:31", START + 60 * SECOND_NS),
+        ("14:30:01Z", START + SECOND_NS),
+        ("08:00", START - HOUR - HOUR // 2),
+    ],
+)
+def test_ways_to_write_a_time(text: str, expected: int) -> None:
+    assert parse_time(text, NEW_YORK, START, START + 6 * HOUR) == expected
+
+
+def test_time_of_day_of_a_session_that_began_the_evening_before() -> None:
+    start_ns = parse_time("2019-12-29T18:00", NEW_YORK)
+    stop_ns = start_ns + 23 * HOUR
+    assert parse_time("09:30", NEW_YORK, start_ns, stop_ns) == START
+    assert parse_time("19:00", NEW_YORK, start_ns, stop_ns) == start_ns + HOUR
+
+
+def test_time_that_clocks_show_twice_is_the_first() -> None:
+    assert parse_time("2026-11-01T01:30", NEW_YORK) == parse_time("2026-11-01T01:30-04:00", "UTC")
+    assert clock_text(parse_time("2026-11-01T01:30-05:00", "UTC"), NEW_YORK) == "01:30:00"
+
+
+def test_time_that_clocks_skip_is_read_by_the_clock_before() -> None:
+    skipped = parse_time("2026-03-08T02:30", NEW_YORK)
+    assert skipped == parse_time("2026-03-08T02:30-05:00", "UTC")
+    assert clock_text(skipped, NEW_YORK) == "03:30:00"
+
+
+def test_days_with_a_change_of_the_clocks_have_23_and_25_hours() -> None:
+    def hours(day: str, after: str) -> float:
+        return (parse_time(after, NEW_YORK) - parse_time(day, NEW_YORK)) / HOUR
+
+    assert hours("2026-03-08", "2026-03-09") == 23
+    assert hours("2026-11-01", "2026-11-02") == 25
+
+
+def test_times_before_1970_are_right() -> None:
+    assert parse_time("1969-12-31T23:59:59.999999999Z", NEW_YORK) == -1
+    assert time_text(-1, 9) == "1969-12-31T23:59:59.999999999Z"
+    assert clock_text(-1, "UTC", 3) == "23:59:59.999"
+    assert date_of(-1, "UTC") == datetime.date(1969, 12, 31)
+    assert datetime_of(-1).microsecond == 999_999
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "noon",
+        "9" * 30,
+        "25:00",
+        "24:00",
+        "9:30",
+        "09:30.5",
+        "2019-13-01",
+        "2019-02-29",
+        "2019-12-30T",
+        "T14:30",
+        "2019123014:30",
+        "2019-12-30T14:30:00.0000000001",
+        "2019-12-30T14:30:00+25:00",
+        "9999-12-31",
+        "0001-01-01T00:00+14:00",
+        "1677-09-21",
+        "2262-04-12",
+        "-5",
+        "٠٩:٣٠",
+    ],
+)
+def test_text_that_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^time was .*, expected ns since 1970, a date-time such as "):
+        parse_time(text, "UTC")
+
+
+@given(st.text(max_size=30) | st.text("0123456789-+:., TZ", max_size=30))
+def test_any_text_is_a_time_or_refused(text: str) -> None:
+    try:
+        assert MIN_NS <= parse_time(text, NEW_YORK) <= MAX_NS
+    except ValueError as error:
+        assert str(error).startswith("time was ")  # noqa: PT017
+
+
+@pytest.mark.parametrize("digits", range(10))
+def test_digits_of_the_second(digits: int) -> None:
+    fraction = ".123456789"[: digits + 1] if digits else ""
+    assert time_text(START + 123_456_789, digits) == f"2019-12-30T14:30:00{fraction}Z"
+    assert clock_text(START + 123_456_789, NEW_YORK, digits) == f"09:30:00{fraction}"
+
+
+def test_datetime_without_a_zone_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected a datetime with a time zone"):
+        ns_of(datetime.datetime(2026, 11, 20))  # noqa: DTZ001
+
+
+@pytest.mark.parametrize("name", ["", "New York", "Mars/Olympus", "../etc/passwd"])
+def test_zone_that_does_not_exist_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^time zone was {name!r}, expected a name such as"):
+        zone_of(name)
