@@ -18,7 +18,7 @@ from blackbox.archive.record import next_record
 from blackbox.archive.segment import Damage, Segment, SegmentFile
 
 Report = Callable[[Damage], None]
-_CLAIMS: Final = [name for name in ENTRY.names or () if name not in ("start", "stop", "marks", "zero", "checksum")]
+_CLAIMS: Final = [name for name in ENTRY.names or () if name not in ("start", "stop", "marks", "checksum")]
 
 
 def audit_marks(
