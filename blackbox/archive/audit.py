@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy
 from numpy.typing import NDArray
@@ -13,16 +14,18 @@ from blackbox.archive.closed import CLOSED
 from blackbox.archive.entry import add_to_entries
 from blackbox.archive.format import ENTRY, FILE_HEAD_BYTES, RECORD_ALIGNMENT
 from blackbox.archive.marks import Mark, MarkKind, Totals, behind, chain_start, read_mark, tally
-from blackbox.archive.reader import RecordRun
+from blackbox.archive.reader import Recorded, RecordRun
 from blackbox.archive.record import next_record
-from blackbox.archive.segment import Damage, Segment, SegmentFile
+from blackbox.archive.segment import Damage, Segment
+from blackbox.block.format import FLAG_SEQUENCES
 
 Report = Callable[[Damage], None]
-_CLAIMS: Final = [name for name in ENTRY.names or () if name not in ("start", "stop", "marks", "checksum")]
+_NO_CLAIMS: Final = ("start", "stop", "records", "marks", "zero", "checksum")
+_CLAIMS: Final = [name for name in ENTRY.names or () if name not in _NO_CLAIMS]
 
 
 def audit_marks(
-    day: Path, created_ns: int, slice_id: int, segments: Iterable[Segment], closed: Totals | None, report: Report
+    day: Path, created_ns: int, slice_id: int, index: IndexAudit, closed: Totals | None, report: Report
 ) -> None:
     """Report where records or segments of a slice are missing, or are not those that were recorded there.
 
@@ -32,16 +35,18 @@ def audit_marks(
     totals = Totals(chain=chain_start(created_ns, slice_id))
     ends = {totals}
     is_torn = False
-    for segment in segments:
-        totals, is_torn = _audit_segment(segment, totals, is_torn, ends, report)
-    if closed is not None and closed not in ends:
+    for segment in index.segments:
+        totals, is_torn = _audit_segment(segment, totals, is_torn, ends, index, report)
+    # Where only the mark of the end is damaged, the reader has reported that.
+    is_all_there = is_torn and closed is not None and totals[:2] == closed[:2]
+    if closed is not None and closed not in ends and not is_all_there:
         what = f"slice {slice_id} held {closed.records} records of {closed.messages} messages when it was closed"
         missing = max(0, closed.messages - totals.messages)
         report(Damage(day / CLOSED, 0, 0, f"{what}, and no segment ends with just these", missing))
 
 
 def _audit_segment(
-    segment: Segment, totals: Totals, is_torn: bool, ends: set[Totals], report: Report
+    segment: Segment, totals: Totals, is_torn: bool, ends: set[Totals], index: IndexAudit, report: Report
 ) -> tuple[Totals, bool]:
     """Return the totals at its end, and whether bytes behind the last mark were no record: `is_torn` before it."""
     at, is_first = FILE_HEAD_BYTES, True
@@ -52,6 +57,8 @@ def _audit_segment(
         if is_first and not (mark is not None and at == start and mark.kind is MarkKind.SEGMENT_BEGIN):
             report(Damage(segment.path, FILE_HEAD_BYTES, 0, "the segment does not begin with a SEGMENT_BEGIN mark"))
         is_first = False
+        if is_here:
+            index.add_mark(segment, at)
         if mark is not None:
             if mark.totals != totals and not is_torn:
                 report(_difference(segment, mark, totals))
@@ -82,34 +89,73 @@ def _difference(segment: Segment, mark: Mark, found: Totals) -> Damage:
 
 
 class IndexAudit:
-    """Compare index entries with the records that they are of, run by run."""
+    """Compare the index entries of a slice's segments with what stands in these, whatever the entries say."""
 
-    def __init__(self, key_bytes: int) -> None:
+    def __init__(self, key_bytes: int, segments: list[Segment]) -> None:
+        """Nothing is known yet of what the segments hold."""
+        self.segments = segments
         self._key_bytes = key_bytes
-        self._found: dict[SegmentFile, NDArray[Any]] = {}
+        self._found = {segment: numpy.zeros(len(segment.entries), ENTRY) for segment in segments}
 
     def add(self, run: RecordRun) -> None:
-        """Take in a checked run of one slice."""
+        """Take in a checked run of the slice."""
         for number, segment in enumerate(run.segments):
             assert isinstance(segment, Segment)
-            if segment not in self._found:
-                self._found[segment] = numpy.zeros(len(segment.entries), ENTRY)
             mine = run.segment_of == number
-            records = run.addresses[mine]
-            entries = numpy.searchsorted(segment.entries["start"], records - segment.address, side="right") - 1
-            add_to_entries(records, run.bodies[mine], entries, self._found[segment].ctypes.data, self._key_bytes)
+            records, bodies = run.addresses[mine], run.bodies[mine]
+            entries = self._entries_of(segment, records - segment.address)
+            known = entries >= 0
+            found = self._found[segment].ctypes.data
+            add_to_entries(records[known], bodies[known], entries[known], found, self._key_bytes)
 
-    def report(self, report: Report) -> None:
-        """Report the entries that say something else than their records; damaged records are not compared."""
+    def add_mark(self, segment: Segment, offset: int) -> None:
+        """Take in a mark."""
+        (entry,) = self._entries_of(segment, numpy.array([offset])).tolist()
+        if entry >= 0:
+            self._found[segment]["marks"][entry] += 1
+
+    def report(self, known: list[Damage], report: Report) -> None:
+        """Report the entries that say something else than what is there; but not where damage is `known`."""
         for segment, found in self._found.items():
-            assert isinstance(segment, Segment)
-            same = numpy.ones(len(found), bool)
+            entries = segment.entries
+            wrong = (found["records"] != entries["records"]) | (found["marks"] != entries["marks"])
             for name in _CLAIMS:
-                same &= found[name] == segment.entries[name]
-            same |= found["records"] != segment.entries["records"]  # some are damaged, which is reported elsewhere
-            same |= found["records"] == 0
-            for place in numpy.flatnonzero(~same).tolist():
-                entry = segment.entries[place]
-                size = int(entry["stop"] - entry["start"])
+                wrong |= (found[name] != entries[name]) & (entries["records"] > 0)
+            for damage in [each for each in known if each.path == segment.path]:
+                wrong &= (entries["stop"] <= damage.offset) | (entries["start"] >= damage.offset + max(1, damage.size))
+            for place in numpy.flatnonzero(wrong).tolist():
+                start, stop = int(entries["start"][place]), int(entries["stop"][place])
                 what = "the index says other keys, times, epochs or numbers than these records have"
-                report(Damage(segment.path, int(entry["start"]), size, what))
+                report(Damage(segment.path, start, stop - start, what))
+
+    @staticmethod
+    def _entries_of(segment: Segment, offsets: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
+        """Return the entry in which each of these offsets lies; -1: before all of them."""
+        return numpy.searchsorted(segment.entries["start"], offsets, side="right") - 1
+
+
+class RepeatAudit:
+    """Find messages that a slice holds twice: its recorder takes each number of a run and key once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, bytes], list[tuple[int, int]]] = {}
+        """The numbers of each run and key: ranges in order, none of which touches another."""
+
+    def add(self, recorded: Recorded) -> int:
+        """Take in a block; return how many of its messages had been recorded before."""
+        block = recorded.block
+        if block.flags & FLAG_SEQUENCES:
+            return 0  # its numbers leave out others, which may be elsewhere
+        begin, end = block.sequence + recorded.first_row, block.sequence + block.count
+        known = self._known.setdefault((block.epoch, block.key), [])
+        if known and known[-1][1] == begin:
+            known[-1] = known[-1][0], end
+            return 0
+        first = bisect_left(known, begin, key=lambda each: each[1])
+        last = bisect_right(known, end, key=lambda each: each[0])
+        touched = known[first:last]
+        repeated = sum(max(0, min(end, stop) - max(begin, start)) for start, stop in touched)
+        if touched:
+            begin, end = min(begin, touched[0][0]), max(end, touched[-1][1])
+        known[first:last] = [(begin, end)]
+        return int(repeated)

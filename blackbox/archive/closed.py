@@ -1,4 +1,7 @@
-"""What a day held when its journals were last closed: `closed.json`, which shows that a segment went missing."""
+"""What a day held when its journals were last closed, and which segments were begun: `closed.json`.
+
+It shows that a segment went missing.
+"""
 
 from __future__ import annotations
 
@@ -8,65 +11,82 @@ from typing import Final
 
 import msgspec
 
-from blackbox.archive.day import sync_directory
+from blackbox.archive.day import MOST_JSON_BYTES, sync_directory
 from blackbox.archive.marks import Totals
 from blackbox.errors import JournalError
+from blackbox.regular_file import read_regular
 
 CLOSED: Final = "closed.json"
 
 
 class ClosedSlice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a slice's journal held up to a SEGMENT_END."""
+    """What a slice's journal held up to its last SEGMENT_END."""
 
-    records: int
-    messages: int
-    marks: int
-    chain: str
-    """16 hex digits."""
+    records: int = 0
+    messages: int = 0
+    marks: int = 0
+    chain: str = ""
+    """16 hex digits; empty: no segment was closed yet."""
+    segments: int = 0
+    """Segments that hold something: those of the numbers below this."""
+
+    @property
+    def totals(self) -> Totals | None:
+        """The totals behind that mark, if there was one."""
+        if not self.chain:
+            return None
+        word = int(self.chain, 16)
+        return Totals(self.records, self.messages, self.marks, word - (1 << 64) if word >> 63 else word)
 
 
-def read_closed(day: Path) -> dict[int, Totals]:
-    """Return what each slice held when a segment of it was last closed; slices that never were have none.
+def read_closed(day: Path) -> dict[int, ClosedSlice]:
+    """Return what is noted of each slice; those of which nothing was written have none.
 
     Raises JournalError when the file is damaged.
     """
     path = day / CLOSED
     try:
-        known = msgspec.json.decode(path.read_bytes(), type=dict[int, ClosedSlice])
-        return {
-            slice_id: Totals(each.records, each.messages, each.marks, _signed(int(each.chain, 16)))
-            for slice_id, each in known.items()
-        }
+        known = msgspec.json.decode(read_regular(path, MOST_JSON_BYTES), type=dict[int, ClosedSlice])
+        for each in known.values():
+            _ = each.totals
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, msgspec.DecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise JournalError(f"{path} is damaged: {error}") from error
+    return known
 
 
-def note_closed(day: Path, slice_id: int, totals: Totals) -> None:
-    """Write down, durably, what a slice holds now that a segment of it is closed. Raises OSError.
+def note_closed(day: Path, slice_id: int, totals: Totals, segments: int) -> None:
+    """Write down, durably, what a slice holds now that a segment of it is closed. Raises OSError."""
+    chain = f"{totals.chain % (1 << 64):016x}"
+    closed = ClosedSlice(
+        records=totals.records, messages=totals.messages, marks=totals.marks, chain=chain, segments=segments
+    )
+    _write(day, {**_known(day), slice_id: closed}, is_durable=True)
 
-    A damaged file is begun anew: what it held of other slices is no longer checked.
-    """
+
+def note_segments(day: Path, slice_id: int, segments: int) -> None:
+    """Write down how many segments of a slice hold something. Raises OSError."""
+    known = _known(day)
+    closed = msgspec.structs.replace(known.get(slice_id, ClosedSlice()), segments=segments)
+    _write(day, {**known, slice_id: closed}, is_durable=False)
+
+
+def _known(day: Path) -> dict[int, ClosedSlice]:
+    """What is noted so far. A damaged file is begun anew: what it held of other slices is no longer checked."""
     try:
-        known = read_closed(day)
+        return read_closed(day)
     except JournalError:
-        known = {}
-    known[slice_id] = totals
-    document = {
-        number: ClosedSlice(
-            records=each.records, messages=each.messages, marks=each.marks, chain=f"{each.chain % (1 << 64):016x}"
-        )
-        for number, each in sorted(known.items())
-    }
+        return {}
+
+
+def _write(day: Path, document: dict[int, ClosedSlice], *, is_durable: bool) -> None:
     fresh = day / f"{CLOSED}.{os.getpid()}.new"
     with fresh.open("wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+        file.write(msgspec.json.format(msgspec.json.encode(dict(sorted(document.items()))), indent=2) + b"\n")
         file.flush()
-        os.fsync(file.fileno())
+        if is_durable:
+            os.fsync(file.fileno())
     fresh.replace(day / CLOSED)
-    sync_directory(day)
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >> 63 else word
+    if is_durable:
+        sync_directory(day)

@@ -316,7 +316,7 @@ class _Writer:
         self._files.sync()
         os.fdatasync(self._files.index_fd)
         sync_directory(slice_directory(self._day, self._slice_id))
-        note_closed(self._day, self._slice_id, self._totals)
+        note_closed(self._day, self._slice_id, self._totals, self._number + (self._offset > FILE_HEAD_BYTES))
 
     def close(self) -> None:
         """Let the files go."""

@@ -18,9 +18,12 @@ from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import Schema, load_schema
 from blackbox.native.xxh3 import xxh3
+from blackbox.regular_file import read_regular
 from blackbox.timestamps import date_of, ns_on
 
 MANIFEST = "manifest.json"
+MOST_JSON_BYTES = 16 << 20
+"""A larger manifest, or `closed.json`, is none."""
 LOCK = "recorder.lock"
 _SLICE_PREFIX = "slice-"
 _SLICE = re.compile(r"slice-(\d{5})")
@@ -79,7 +82,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The manifest of a day's directory. Raises JournalError naming what is missing or wrong."""
         path = directory / MANIFEST
         try:
-            data = path.read_bytes()
+            data = read_regular(path, MOST_JSON_BYTES)
         except FileNotFoundError:
             raise JournalError(_not_a_recording(directory)) from None
         except OSError as error:
@@ -91,7 +94,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             document = msgspec.json.decode(data)
             told = document.pop("checksum", "")
             manifest = msgspec.convert(document, cls)
-        except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, ConfigError, RecursionError) as error:
             raise JournalError(f"{path} is damaged: {error}") from error
         right = _checksum(document)
         if told != right:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy
 
 from blackbox.archive import append
-from blackbox.archive.closed import note_closed
+from blackbox.archive.closed import note_closed, note_segments
 from blackbox.archive.codec import CODECS, compress
 from blackbox.archive.day import (
     Manifest,
@@ -47,7 +47,7 @@ class SegmentFiles:
 
     def __init__(self, day: Path, slice_id: int, number: int) -> None:
         """Create a segment and its index. Raises OSError; then neither is left behind."""
-        self.day, self.path = day, segment_path(day, slice_id, number)
+        self.day, self.number, self.path = day, number, segment_path(day, slice_id, number)
         self.fd = self.index_fd = _NOTHING_FD
         created_ns = time.time_ns()
         made: list[Path] = []
@@ -129,6 +129,7 @@ class JournalWriter:
         self._entry = append.compile_append()
         self._packer = self._make_packer(compression)
         self._switches = 0
+        self._noted: SegmentFiles | None = None
         self._before: list[tuple[SegmentFiles, Totals]] = []
         self._next: SegmentFiles | None = None
         append.finish(state.address, False, 0)  # there is nothing yet: so that it is compiled before it is needed
@@ -164,14 +165,21 @@ class JournalWriter:
             self.state.next_ready = 1
 
     def sync(self, *, what_is_written: bool) -> None:
-        """Close the segments that are full, durably; also make durable what is in the one that is written, if told."""
+        """Close the segments that are full, durably; also make durable what is in the one that is written, if told.
+
+        Note that a segment is there once it holds something.
+        """
         while self._before:
             before, totals = self._before.pop(0)
             try:
                 before.sync()
             finally:
                 before.close()
-            note_closed(before.day, self.slice_id, totals)
+            note_closed(before.day, self.slice_id, totals, before.number + 1)
+        if self._noted is not self._files and self.state.safe > FILE_HEAD_BYTES:
+            with suppress(OSError):  # it is tried again; what is wrong with the files is told elsewhere
+                note_segments(self._files.day, self.slice_id, self._files.number + 1)
+                self._noted = self._files
         if what_is_written:
             self._files.sync()
 
@@ -196,7 +204,7 @@ class JournalWriter:
         try:
             self.sync(what_is_written=True)
             if self.is_there and self._ended().marks:
-                note_closed(self._files.day, self.slice_id, self._ended())
+                note_closed(self._files.day, self.slice_id, self._ended(), self._files.number + 1)
         finally:
             for files in (*(files for files, _ in self._before), self._files, self._next):
                 if files is not None:

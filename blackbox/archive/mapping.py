@@ -1,4 +1,8 @@
-"""A file in memory: read-only, without a descriptor kept open, and its pages can be given back."""
+"""A file in memory: read-only, without a descriptor kept open, and its pages can be given back.
+
+It may shrink while it is mapped: a recorder that starts cuts off what a killed one had half written, and people copy
+files over others. What is gone is then read as zeros, and `Mapping.lost` tells.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,9 @@ from pathlib import Path
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.native.lost_pages import LostPages
 from blackbox.native.memory import foreign_array
+from blackbox.regular_file import open_regular
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -31,6 +37,11 @@ def _map(path: Path, address: int | None, size: int, access: int, flags: int, fd
     return int(place)
 
 
+def _unmap(pages: LostPages, address: int, size: int) -> None:
+    pages.forget()
+    _libc.munmap(address, size)
+
+
 class Mapping:
     """All of a file as it is now, mapped until the last array of it is gone.
 
@@ -41,10 +52,11 @@ class Mapping:
 
     def __init__(self, path: Path) -> None:
         """Map it. Raises OSError."""
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd, self.size = open_regular(path)
         try:
-            self.size = os.fstat(fd).st_size
             self.address = 0
+            self._path = path
+            self._pages: LostPages | None = None
             if self.size:
                 self.address = self._map_aligned(path, fd)
         finally:
@@ -63,8 +75,20 @@ class Mapping:
         except OSError:
             _libc.munmap(address, size)
             raise
-        weakref.finalize(self, _libc.munmap, address, size).atexit = False
+        self._pages = LostPages(address, size)
+        weakref.finalize(self, _unmap, self._pages, address, size).atexit = False
         return address
+
+    def lost(self) -> str:
+        """Return what of the file is gone since it was mapped, as far as one can see; empty: nothing."""
+        try:
+            now = self._path.stat().st_size
+        except OSError:
+            now = self.size  # its name is gone, which costs nothing
+        if now < self.size:
+            return f"the file shrank to {now} bytes while it was read"
+        pages = self._pages.count if self._pages is not None else 0
+        return f"{pages} pages were lost while they were read" if pages else ""
 
     def array(self) -> NDArray[numpy.uint8]:
         """All bytes, read-only; keeps the mapping."""

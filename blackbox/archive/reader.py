@@ -14,6 +14,7 @@ This is the one reader of segments. Whoever wants recorded blocks takes them fro
 - Damage: bytes that are no record are reported and passed over. A record that cannot be unpacked or does not hold what
   its checksums say is reported and left out (`bodies="checked"`), or stays in the run with its fault
   (`bodies="unpacked"`, for who wants to check it, or to report it, later).
+- A file that shrinks while it is read: what is gone is read as zeros, which no checksum fits, and it is reported.
 - Memory: a run has at most 1,024 records or some 32 MiB (8 MiB when bodies are checked, so that they are still in the
   cache). Pages of a run are given back when the next but `kept` is made; its addresses stay good all the same, for as
   long as the run, or an array of it, is kept.
@@ -34,7 +35,14 @@ from numpy.typing import NDArray
 from blackbox.archive.codec import decompress
 from blackbox.archive.day import as_journal_error, segment_path
 from blackbox.archive.filter import Filter
-from blackbox.archive.format import CODEC_NONE, OFFSET_BLOCK_HEADER, RECORD, RECORD_HEAD_BYTES, record_bytes
+from blackbox.archive.format import (
+    CODEC_NONE,
+    FILE_HEAD_BYTES,
+    OFFSET_BLOCK_HEADER,
+    RECORD,
+    RECORD_HEAD_BYTES,
+    record_bytes,
+)
 from blackbox.archive.merge import Target, merge, streams_of
 from blackbox.archive.read_ahead import read_ahead
 from blackbox.archive.record import is_whole, next_record, walk
@@ -231,6 +239,9 @@ def read_spans(
             for segment, _, stop in mapped.popleft():
                 segment.release(released.get(segment, 0), stop)
                 released[segment] = stop
+    for segment in merged.segments:
+        if lost := segment.lost():
+            report(lost)
 
 
 def spans_of(segments: Iterable[Segment], wanted: Filter) -> Iterator[Span]:
@@ -250,6 +261,14 @@ def spans_of(segments: Iterable[Segment], wanted: Filter) -> Iterator[Span]:
                 mean = (stop - start) // max(1, int(entries["records"][group].sum()))
                 yield Span(segment, start, stop, int(before[group[0]]), mean)
         latest = int(before[-1])
+
+
+def whole_spans(segments: Iterable[Segment]) -> Iterator[Span]:
+    """Yield all of one slice's segments, whatever their indexes say; no order of slices is made of it."""
+    for segment in segments:
+        if segment.whole_bytes > FILE_HEAD_BYTES:
+            segment.expect(read_through=True)
+            yield Span(segment, FILE_HEAD_BYTES, segment.whole_bytes)
 
 
 def open_spans(day: Path, slice_id: int, planned: Iterable[tuple[int, int, int]]) -> Iterator[Span]:
@@ -342,6 +361,11 @@ class _Merged:
         self._numbers: dict[SegmentFile, int] = {}
         for stream in range(len(slices)):
             self._fill(stream)
+
+    @property
+    def segments(self) -> list[SegmentFile]:
+        """The segments that were read so far."""
+        return list(self._numbers)
 
     def take(self, most_bytes: int) -> RecordRun | None:
         """Return the next records, as they are stored; None: there are no more."""

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy
 
-from blackbox.archive.audit import IndexAudit, audit_marks
-from blackbox.archive.closed import CLOSED, read_closed
+from blackbox.archive.audit import IndexAudit, RepeatAudit, audit_marks
+from blackbox.archive.closed import CLOSED, ClosedSlice, read_closed
 from blackbox.archive.day import Manifest, day_end_ns, session_date
 from blackbox.archive.filter import CLOCKS, Clock, Filter, RowFilter, Selection, Time
-from blackbox.archive.marks import Mark, Totals, marks_of
-from blackbox.archive.reader import Bodies, Recorded, RecordRun, blocks_of, read_runs
+from blackbox.archive.marks import Mark, marks_of
+from blackbox.archive.reader import Bodies, Recorded, RecordRun, blocks_of, read_runs, read_spans, whole_spans
 from blackbox.archive.segment import Damage, Segment, open_end
 from blackbox.archive.segments import Segments
 from blackbox.archive.summary import Gap, Rate, Summary, find_gaps, message_rate, summarise, topic_counts
@@ -82,7 +82,7 @@ class Recording:
         """
         # First: what is recorded in between it must not miss in the segments.
         self._closed = self._read_closed()
-        self._segments.refresh()
+        self._segments.refresh({slice_id: each.segments for slice_id, each in self._closed[0].items()})
 
     def runs(
         self, prefix: bytes = b"", *, bodies: Bodies = "checked", ahead: int = 0, **selection: Unpack[Selection]
@@ -166,10 +166,11 @@ class Recording:
         if damaged is not None:
             self.note(damaged)
         for slice_id, segments in self.segments():
-            audit = IndexAudit(self.feed.key_bytes)
-            gaps += find_gaps(self._audited_blocks(slice_id, audit, before, progress))
-            audit.report(self.note)
-            audit_marks(self.path, self._created_ns, slice_id, segments, closed.get(slice_id), self.note)
+            audit = IndexAudit(self.feed.key_bytes, segments)
+            gaps += find_gaps(self._audited_blocks(segments, audit, before, progress))
+            totals = closed.get(slice_id, ClosedSlice()).totals
+            audit_marks(self.path, self._created_ns, slice_id, audit, totals, self.note)
+            audit.report(self.damage, self.note)
             before += sum(len(segment.memory) for segment in segments)
             for last in open_end(segments):
                 if last.torn_bytes:
@@ -290,16 +291,22 @@ class Recording:
             yield from blocks_of(run, self.feed.key_bytes)
 
     def _audited_blocks(
-        self, slice_id: int, audit: IndexAudit, before: int, progress: Callable[[int], object] | None
+        self, segments: list[Segment], audit: IndexAudit, before: int, progress: Callable[[int], object] | None
     ) -> Iterator[Recorded]:
-        for run in read_runs([self._segments.of_slice[slice_id]], self._all, self.note):
+        """Yield all blocks that are there, whatever the indexes say."""
+        key_bytes = self.feed.key_bytes
+        repeats = RepeatAudit()
+        for run in read_spans([whole_spans(segments)], self._all.records, key_bytes, self.note):
             audit.add(run)
-            yield from blocks_of(run, self.feed.key_bytes)
+            for place, recorded in enumerate(blocks_of(run, key_bytes)):
+                if many := repeats.add(recorded):
+                    self.note(run.damage(place, "these messages were recorded before", many))
+                yield recorded
             before += run.stored_bytes
             if progress is not None:
                 progress(before)
 
-    def _read_closed(self) -> tuple[dict[int, Totals], Damage | None]:
+    def _read_closed(self) -> tuple[dict[int, ClosedSlice], Damage | None]:
         try:
             return read_closed(self.path), None
         except JournalError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy
 
+from blackbox.archive.closed import note_segments, read_closed
 from blackbox.archive.day import (
     Manifest,
     index_path,
@@ -44,7 +45,7 @@ def file_head(magic: bytes, slice_id: int, number: int, created_ns: int) -> byte
 
 def remove_empty(path: Path) -> bool:
     """Remove a segment, and its index, if it holds nothing behind its head."""
-    if path.stat().st_size > FILE_HEAD_BYTES:
+    if not path.is_file() or path.stat().st_size > FILE_HEAD_BYTES:
         return False
     index_path(path).unlink(missing_ok=True)
     path.unlink()
@@ -72,6 +73,7 @@ def _recover_slice(day: Path, slice_id: int, key_bytes: int) -> int:
             if size < FILE_HEAD_BYTES:
                 log.warning("%s: cut %d bytes of a head that was not written whole", path, size)
                 cut += size
+            _forget_segment(day, slice_id, number)
             continue
         try:
             segment = Segment(path, slice_id, number, key_bytes)
@@ -82,7 +84,19 @@ def _recover_slice(day: Path, slice_id: int, key_bytes: int) -> int:
         if not remove_empty(path):
             _complete_index(segment)
             return cut
+        _forget_segment(day, slice_id, number)
     return cut
+
+
+def _forget_segment(day: Path, slice_id: int, number: int) -> None:
+    """Note that the last segment is not there: it held nothing that could be read."""
+    try:
+        known = read_closed(day).get(slice_id)
+    except JournalError as error:
+        log.warning("%s", error)
+        return
+    if known is not None and known.segments > number:
+        note_segments(day, slice_id, number)
 
 
 def _cut_tail(segment: Segment) -> int:

@@ -31,9 +31,12 @@ from blackbox.block.format import HEADER_BYTES
 from blackbox.block.validate import check_block
 from blackbox.errors import JournalError
 from blackbox.native.xxh3 import checksum_32
+from blackbox.regular_file import read_regular
 
 _SCAN_ENTRIES: Final = 256
 """Entries that are made at once: 16 MiB of records, whose pages are then given back."""
+_SMALL_INDEX_BYTES: Final = 1 << 20
+"""An index may have so many bytes, and four times its segment's, which grows: there are no smaller records."""
 _ALL_KEYS: Final = 2**64 - 1
 NO_TIME: Final = 2**63 - 1
 """The times of an entry whose record cannot be read: minus this as the least, this as the largest, so that any range of
@@ -79,6 +82,11 @@ class SegmentFile:
         """Tell the system whether most of the file will be read."""
         self._mapping.expect(read_through=read_through)
 
+    def lost(self) -> Damage | None:
+        """Return what the file has lost since it was opened; None: nothing."""
+        what = self._mapping.lost()
+        return Damage(self.path, 0, len(self.memory), what) if what else None
+
     def release(self, start: int, stop: int) -> None:
         """Give the memory of bytes `[start, stop)` back, both rounded down to 2 MiB; they can still be read."""
         self._mapping.release(start, min(stop, len(self.memory)))
@@ -101,7 +109,7 @@ class Segment(SegmentFile):
         self._key_bytes = key_bytes
         try:
             # The index first: records are appended before their entry is.
-            index = _read(index_path(path))
+            index = _read(index_path(path), _SMALL_INDEX_BYTES + 4 * path.stat().st_size)
             super().__init__(path, slice_id, number)
         except OSError as error:
             raise as_journal_error(error, f"segment {path} cannot be read") from error
@@ -274,8 +282,8 @@ def _end_of(entries: NDArray[Any]) -> int:
     return int(entries["stop"][-1]) if len(entries) else FILE_HEAD_BYTES
 
 
-def _read(index: Path) -> bytes:
+def _read(index: Path, most_bytes: int) -> bytes:
     try:
-        return index.read_bytes()
+        return read_regular(index, most_bytes)
     except FileNotFoundError:
         return b""

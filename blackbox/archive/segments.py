@@ -52,8 +52,11 @@ class Segments:
                 high = max(high, int(known[f"max_{by}"].max()))
         return (low, high) if high >= low else (0, -1)
 
-    def refresh(self) -> None:
-        """Look for what was recorded since. Raises JournalError when the day cannot be read, or has lost a segment."""
+    def refresh(self, begun: dict[int, int]) -> None:
+        """Look for what was recorded since; `begun` says how many segments of each slice there are at least.
+
+        Raises JournalError when the day cannot be read, or has lost a segment.
+        """
         try:
             names = {path.name for path in slice_directories(self._day)}
             for name in sorted(names):
@@ -61,7 +64,7 @@ class Segments:
                 if slice_id is None or slice_id >= self._slices:
                     self._report(Damage(self._day / name, 0, 0, "the manifest has no such slice"))
                 else:
-                    self._refresh_slice(slice_id)
+                    self._refresh_slice(slice_id, begun.get(slice_id, 0))
         except OSError as error:
             raise as_journal_error(error, f"recording {self._day} cannot be read") from error
         for slice_id in range(self._slices):
@@ -69,10 +72,10 @@ class Segments:
                 self._report(Damage(self._day / slice_name(slice_id), 0, 0, "missing: the manifest has such a slice"))
         self.of_slice = dict(sorted(self.of_slice.items()))
 
-    def _refresh_slice(self, slice_id: int) -> None:
+    def _refresh_slice(self, slice_id: int, begun: int) -> None:
         directory = slice_directory(self._day, slice_id)
         numbers, indexes = slice_files(directory)
-        self._report_missing(slice_id, numbers, indexes)
+        self._report_missing(slice_id, numbers, indexes, begun)
         before = {segment.number: segment for segment in self.of_slice.get(slice_id, [])}
         may_grow = {segment.number for segment in open_end(list(before.values()))}
         segments: list[Segment] = []
@@ -94,10 +97,14 @@ class Segments:
                 self._report(Damage(segment.path, segment.whole_bytes, segment.torn_bytes, what))
         self.of_slice[slice_id] = segments
 
-    def _report_missing(self, slice_id: int, numbers: list[int], indexes: list[int]) -> None:
-        if behind := [number for number in indexes if number > max(numbers, default=-1)]:
+    def _report_missing(self, slice_id: int, numbers: list[int], indexes: list[int], begun: int) -> None:
+        last = max(numbers, default=-1)
+        if behind := [number for number in indexes if number > last]:
             what = f"missing: only the indexes of {len(behind)} segments are left"
             self._report(Damage(segment_path(self._day, slice_id, behind[0]), 0, 0, what))
+        elif begun > last + 1:
+            what = f"missing: {begun} segments had been begun"
+            self._report(Damage(segment_path(self._day, slice_id, last + 1), 0, 0, what))
         expected = 0
         for number in numbers:
             if number > expected:

@@ -16,12 +16,15 @@ from blackbox.feed.endpoint import check_endpoint, check_interface, free_endpoin
 from blackbox.feed.routing import PrefixRouting, ShareRouting, check_prefix, check_topic
 from blackbox.feed.symbol import SymbolRule
 from blackbox.feed.toml import check_ranges, check_types, from_document
+from blackbox.regular_file import read_regular
 from blackbox.timestamps import zone_of
 
 MAX_LINES = 2
 MAX_SLICES = 65_536
 MAX_CPU = 65_535
 MAX_NAME_LENGTH = 64
+_MOST_BYTES = 64 << 20
+"""Of a feed file."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FEED_RANGES = {
@@ -215,14 +218,13 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 is wrong. The text names the file, the key and the value.
         """
         try:
-            with Path(path).open("rb") as file:
-                document = tomllib.load(file)
+            document = tomllib.loads(read_regular(path, _MOST_BYTES).decode())
         except FileNotFoundError:
             where = f" in {Path.cwd()}" if not Path(path).is_absolute() else ""
             raise ConfigError(f"feed file {os.fspath(path)!r} was not found{where}") from None
         except OSError as error:
             raise ConfigError(f"feed file {os.fspath(path)!r} cannot be read: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"{os.fspath(path)} is not TOML: {error}") from error
         try:
             return from_document(document, cls)

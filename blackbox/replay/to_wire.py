@@ -22,7 +22,7 @@ from blackbox.block.format import (
     read_header,
     sequence_of,
 )
-from blackbox.errors import ConfigError, PublisherError
+from blackbox.errors import ConfigError, JournalError, PublisherError
 from blackbox.feed.feed import Feed
 from blackbox.native.intrinsics import copy_bytes, inner, int32s_at, int64s_at, unsigned
 from blackbox.native.jit import njit, warm_up
@@ -184,7 +184,14 @@ class PublisherPlayer:
         warm_up(find_keys, NO_BLOCKS, 0, 0)
 
     def play(self, table: BlockTable, start: int, stop: int) -> None:
-        """Send those of blocks `[start, stop)` that have messages to play."""
+        """Send those of blocks `[start, stop)` that have messages to play.
+
+        Raises JournalError when a file of theirs has shrunk: bodies are sent from it later, and libzmq ends a process
+        whose memory the system cannot read.
+        """
+        for segment in table.run.segments:
+            if lost := segment.lost():
+                raise JournalError(f"{lost}, and is not sent any further")
         rows = table.rows[start:stop]
         blocks = table._replace(rows=rows[rows["count"] > 0])
         if not self._as_stored:

@@ -17,6 +17,8 @@ from blackbox.archive.closed import note_closed, read_closed
 from blackbox.archive.format import ENTRY
 from blackbox.archive.journal_writer import JournalWriter
 from blackbox.archive.marks import AFTER_KILL, Mark, MarkKind, Totals
+from blackbox.archive.recovery import recover_day
+from blackbox.archive.segment import NO_GOOD_RECORD
 from blackbox.block.format import FLAG_CONTROL, FLAG_END, FLAG_FIXED
 from blackbox.subscribe.block_handler import BLOCK, CONTROL, IDLE
 from blackbox.transport.wakeup import Pipe
@@ -200,7 +202,7 @@ def closed_day(path: Path, segments: int = 3, puts: int = 4) -> tuple[Day, list[
         made[-1].close()
         made[-1].write_index()
     totals = day.totals[0]
-    note_closed(path, 0, Totals(totals.records, totals.messages, totals.marks, totals.chain))
+    note_closed(path, 0, Totals(totals.records, totals.messages, totals.marks, totals.chain), segments)
     return day, made
 
 
@@ -234,20 +236,66 @@ def test_a_record_that_was_put_in_from_elsewhere_is_noticed(tmp_path: Path) -> N
     data = segments[0].path.read_bytes()
     segments[0].path.write_bytes(data[:start] + other + data[stop:])
     segments[0].path.with_suffix(".index").unlink()
-    assert what_is_wrong(tmp_path) == ["other records stand before this place than were recorded there"]
+    repeated = "these messages were recorded before"
+    assert what_is_wrong(tmp_path) == ["other records stand before this place than were recorded there", repeated]
     segments[0].path.write_bytes(data[:start] + other + data[start:])
-    (what,) = what_is_wrong(tmp_path)
-    assert what.startswith("too many records stand before this place: 5")
+    too_many, again = what_is_wrong(tmp_path)
+    assert too_many.startswith("too many records stand before this place: 5")
+    assert again == repeated
+
+
+def test_a_record_that_was_copied_behind_the_last_mark_is_noticed(tmp_path: Path) -> None:
+    killed = Journal(tmp_path)
+    for number in range(3):
+        killed.put(block(4 * number, 4))
+    killed.rest()
+    (path,) = tmp_path.glob("slice-*/*.journal")
+    records, _, _ = read_segment(path)
+    data = path.read_bytes()
+    assert what_is_wrong(tmp_path) == []
+    path.write_bytes(data + data[records[-1].start : records[-1].stop])
+    (damage,) = Recording.open(tmp_path).verify()
+    assert (damage.what, damage.offset, damage.messages) == ("these messages were recorded before", len(data), 4)
+    killed.writer.refuse()
+    killed.writer.close()
 
 
 def test_a_last_segment_that_went_with_its_index_is_missed(tmp_path: Path) -> None:
     _, segments = closed_day(tmp_path)
     segments[2].path.unlink()
     segments[2].path.with_suffix(".index").unlink()
-    (damage,) = Recording.open(tmp_path).verify()
+    missing, damage = Recording.open(tmp_path).verify()[::-1]
+    assert (missing.path, missing.what) == (segments[2].path, "missing: 3 segments had been begun")
     assert damage.path.name == "closed.json"
     assert damage.what.startswith("slice 0 held 12 records of 12 messages when it was closed")
     assert damage.messages == 4
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_last_segment_of_a_killed_recorder_that_went_with_its_index_is_missed(tmp_path: Path, count: int) -> None:
+    for number in range(count):
+        killed = Journal(tmp_path)
+        killed.put(block(number))
+        killed.rest()
+        killed.writer.sync(what_is_written=False)
+    path = max(tmp_path.glob("slice-*/*.journal"))
+    assert what_is_wrong(tmp_path) == []
+    path.unlink()
+    path.with_suffix(".index").unlink()
+    (damage,) = Recording.open(tmp_path).damage
+    assert (damage.path, damage.what) == (path, f"missing: {count} segments had been begun")
+
+
+def test_a_segment_that_recovery_removes_is_not_missed(tmp_path: Path) -> None:
+    killed = Journal(tmp_path)
+    killed.put(block(0))
+    killed.rest()
+    killed.writer.sync(what_is_written=False)
+    (path,) = tmp_path.glob("slice-*/*.journal")
+    path.write_bytes(path.read_bytes()[:70])
+    assert recover_day(tmp_path) == 6
+    assert not path.exists()
+    assert what_is_wrong(tmp_path) == []
 
 
 def test_a_segment_that_went_from_the_middle_is_counted(tmp_path: Path) -> None:
@@ -262,8 +310,9 @@ def test_segments_that_were_emptied_are_missed(tmp_path: Path) -> None:
     closed_day(tmp_path)
     shutil.rmtree(tmp_path / "slice-00000")
     (tmp_path / "slice-00000").mkdir()
-    (damage,) = Recording.open(tmp_path).verify()
+    damage, missing = Recording.open(tmp_path).verify()
     assert (damage.path.name, damage.messages) == ("closed.json", 12)
+    assert missing.what == "missing: 3 segments had been begun"
 
 
 @pytest.mark.parametrize("name", ["min_ts_event", "keys", "max_sequence", "messages", "epoch"])
@@ -276,6 +325,48 @@ def test_an_index_that_hides_messages_is_noticed(tmp_path: Path, name: str) -> N
     data[64 + 124 :] = struct.pack("<I", wire.checksum(bytes(data[64 : 64 + 124])))
     index.write_bytes(data)
     assert what_is_wrong(tmp_path) == ["the index says other keys, times, epochs or numbers than these records have"]
+
+
+def rewrite_entry(index: Path, **changes: int) -> None:
+    """Make the only entry of an index say something else, with a right checksum."""
+    data = bytearray(index.read_bytes())
+    entry = numpy.frombuffer(data, ENTRY, 1, 64)
+    for name, value in changes.items():
+        entry[name] = value
+    data[64 + 124 :] = struct.pack("<I", wire.checksum(bytes(data[64 : 64 + 124])))
+    index.write_bytes(data)
+
+
+@pytest.mark.parametrize("changes", [{"records": 0, "marks": 6}, {"records": 3}, {"marks": 0}])
+def test_an_index_that_says_other_counts_is_noticed(tmp_path: Path, changes: dict[str, int]) -> None:
+    _, segments = closed_day(tmp_path, 1)
+    rewrite_entry(segments[0].path.with_suffix(".index"), **changes)
+    assert what_is_wrong(tmp_path) == ["the index says other keys, times, epochs or numbers than these records have"]
+
+
+def test_a_damaged_mark_of_the_end_is_told_once(tmp_path: Path) -> None:
+    _, segments = closed_day(tmp_path)
+    data = bytearray(segments[2].path.read_bytes())
+    data[-60] ^= 1
+    segments[2].path.write_bytes(data)
+    for indexed in (True, False):
+        if not indexed:
+            segments[2].path.with_suffix(".index").unlink()
+        assert what_is_wrong(tmp_path) == [NO_GOOD_RECORD if indexed else "torn tail: no whole record"]
+
+
+def test_a_segment_that_was_cut_behind_a_record_is_missed(tmp_path: Path) -> None:
+    _, segments = closed_day(tmp_path)
+    for segment in (segments[0], segments[2]):
+        data = segment.path.read_bytes()
+        segment.path.write_bytes(data[: segment.places[2][1]])
+        index = segment.path.with_suffix(".index")
+        entries = index.read_bytes()
+        index.unlink()
+        (damage,) = Recording.open(tmp_path).verify()
+        assert damage.messages == 1
+        segment.path.write_bytes(data)
+        index.write_bytes(entries)
 
 
 def test_a_damaged_mark_is_told_and_costs_no_message(tmp_path: Path) -> None:
@@ -342,7 +433,7 @@ def test_an_end_that_the_disk_refused_is_not_said_to_be_closed(tmp_path: Path) -
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     state = journal.writer.state
     assert (state.error, state.messages, state.lost) == (errno.EFBIG, 1, 5)
-    assert read_closed(tmp_path) == {}
+    assert read_closed(tmp_path)[0].totals is None
     assert Recording.open(tmp_path).verify() == []
     again = Journal(tmp_path)
     again.put(block(6, 1))

@@ -13,7 +13,7 @@ from tests.journals import Day, feed_of
 
 @pytest.mark.parametrize("indexed", [True, False])
 def test_a_reader_takes_in_what_was_recorded_since(tmp_path: Path, indexed: bool) -> None:
-    day = Day(tmp_path, feed_of(2))
+    day = Day(tmp_path, feed_of(2, key_bytes=2))
     recording = Recording.open(tmp_path)
     assert list(recording.batches()) == []
     segments = [day.segment(0), day.segment(1)]
@@ -39,7 +39,7 @@ def test_a_reader_takes_in_what_was_recorded_since(tmp_path: Path, indexed: bool
 
 
 def test_a_segment_grows_while_the_next_one_is_ready(tmp_path: Path) -> None:
-    day = Day(tmp_path, feed_of())
+    day = Day(tmp_path, feed_of(key_bytes=2))
     puts = many(30)
     first, second = day.segment(), day.segment()
     first.append(*puts[:10])

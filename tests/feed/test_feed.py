@@ -174,7 +174,7 @@ def test_missing_file_is_refused_with_the_place_looked_at(tmp_path: Path, monkey
 
 
 def test_unreadable_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot be read: Is a directory"):
+    with pytest.raises(ConfigError, match=r"cannot be read: it is a directory"):
         Feed.load(tmp_path)
 
 

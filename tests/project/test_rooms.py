@@ -11,6 +11,7 @@ ORDER = (
     "errors",
     "timestamps",
     "user_cache",
+    "regular_file",
     "native",
     "feed",
     "block",

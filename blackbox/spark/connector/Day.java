@@ -12,6 +12,8 @@ import org.apache.hadoop.conf.Configuration;
 
 /** A recorded day, as its manifest describes it. */
 final class Day implements Serializable {
+    private static final long MOST_BYTES = 16L << 20;
+
     final String path;
     final String feed;
     /** Days since 1970-01-01. */
@@ -46,6 +48,9 @@ final class Day implements Serializable {
         long size = Files.size(path, settings);
         if (size < 0) {
             throw Errors.analysis("recording '" + Files.shown(directory) + "' was not found");
+        }
+        if (size > MOST_BYTES) {
+            throw Errors.analysis(Files.shown(path) + " has " + size + " bytes, expected at most " + MOST_BYTES);
         }
         String text = new String(Bytes.read(path, 0, size, settings).copy(), StandardCharsets.UTF_8);
         JsonNode manifest;

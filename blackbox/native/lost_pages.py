@@ -1,0 +1,175 @@
+"""Mapped files that lose bytes: reading what is no longer there gives zeros, where it would end the process.
+
+Whoever shortens a file takes its pages away from those who have mapped it, and a read of them raises SIGBUS; so does a
+disk that cannot read. Compiled code cannot look before each read. So the signal's handler puts a page of zeros there,
+counts it, and the read goes on: zeros fail every checksum, and who mapped the file asks `LostPages.count`.
+
+Faults of any other memory go to the handler that was there before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import signal
+import threading
+from typing import Any, Final
+
+import llvmlite.binding
+import numpy
+from llvmlite import ir
+from numba import cfunc, types
+from numba.extending import intrinsic
+
+from blackbox.native.intrinsics import inner, int64s_at
+from blackbox.native.posix import external
+
+_SYMBOL: Final = "blackbox_lost_pages"
+_SA_SIGINFO: Final = 4
+_SA_ONSTACK: Final = 0x08000000
+_FAULT_ADDRESS: Final = 16
+"""Where a `siginfo_t` has the address. Unit: bytes."""
+_PAGE: Final = mmap.PAGESIZE
+_READ: Final = mmap.PROT_READ
+_ZEROS: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10  # MAP_FIXED
+_REGION_WORDS: Final = 3
+_FIRST_ROOM: Final = 1_024
+
+_BEFORE: Final = 1
+_PASSED_ON: Final = 3
+_KNOWN_WORDS: Final = 4
+
+_map_zeros = external("mmap", types.int64, types.int64, types.int64, *[types.int32] * 3, types.int64)
+_set_action = external("sigaction", types.int32, types.int32, types.int64, types.int64)
+_raise = external("raise", types.int32, types.int32)
+
+
+class _Action(ctypes.Structure):
+    """A `struct sigaction`."""
+
+    _fields_ = (
+        ("handler", ctypes.c_void_p),
+        ("mask", ctypes.c_uint64 * 16),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
+    )
+
+
+@intrinsic
+def _known(typingctx: Any) -> Any:
+    """Return the address of `_Table`'s int64[4]."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+        place = builder.module.globals.get(_SYMBOL) or ir.GlobalVariable(builder.module, word, _SYMBOL)
+        return builder.ptrtoint(place, word)
+
+    return types.int64(), codegen
+
+
+@inner
+def _region_of(address: int) -> int:
+    """Return where the region of an address is noted; 0: in no table."""
+    table = int64s_at(_known(), 1)[0]
+    room = int64s_at(table, 1)[0]
+    for number in range(room):
+        at = table + 8 + 8 * _REGION_WORDS * number
+        region = int64s_at(at, _REGION_WORDS)
+        if region[0] <= address < region[1]:
+            return int(at)
+    return 0
+
+
+def _handle(number: int, info: int, context: int) -> None:
+    address = int64s_at(info + _FAULT_ADDRESS, 1)[0]
+    region = _region_of(address)
+    if region != 0:
+        page = address - address % _PAGE
+        if _map_zeros(page, _PAGE, _READ, _ZEROS, -1, 0) == page:
+            int64s_at(region, _REGION_WORDS)[2] += 1
+            return
+    known = int64s_at(_known(), _KNOWN_WORDS)
+    _set_action(number, known[_BEFORE + known[_PASSED_ON]], 0)
+    known[_PASSED_ON] = 1
+    _raise(number)
+
+
+class LostPages:
+    """A region of mapped memory in which lost pages read as zeros, until `forget`."""
+
+    def __init__(self, address: int, size: int) -> None:
+        """Watch over a region from now on."""
+        self._number = _table.add(address, address + size)
+
+    @property
+    def count(self) -> int:
+        """How many pages were lost so far."""
+        return _table.lost(self._number)
+
+    def forget(self) -> None:
+        """Let the region go; to be called before it is unmapped."""
+        _table.remove(self._number)
+
+
+class _Table:
+    """The regions of this process: int64 `room`, then for each its start, its stop, its lost pages; 0, 0: none.
+
+    What the handler finds is int64[4]: the address of the table, that of the action before ours, that of the system's
+    own, which ends the process, and 1 once a fault was passed on: if it comes back, the process ends.
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._handler: Any = None
+        self._actions = [_Action()]  # like the tables, also the former ones: a handler may be at one
+        self._tables: list[Any] = []
+        self._free: list[int] = []
+        self._at = numpy.array([0, 0, ctypes.addressof(self._actions[0]), 0], numpy.int64)
+
+    def add(self, start: int, stop: int) -> int:
+        """Note a region, and have the handler called; return its number."""
+        with self._guard:
+            if not self._free:
+                self._grow()
+            number = self._free.pop()
+            self._region(number)[:] = start, stop, 0
+            self._install()
+        return number
+
+    def lost(self, number: int) -> int:
+        return int(self._region(number)[2])
+
+    def remove(self, number: int) -> None:
+        # Without the lock: the garbage collector may call this in a thread that holds it.
+        self._region(number)[:2] = 0
+        self._free.append(number)
+
+    def _region(self, number: int) -> Any:
+        start = 1 + _REGION_WORDS * number
+        return self._tables[-1][start : start + _REGION_WORDS]
+
+    def _grow(self) -> None:
+        known = self._tables[-1] if self._tables else numpy.zeros(1, numpy.int64)
+        room = max(_FIRST_ROOM, 2 * int(known[0]))
+        table = numpy.zeros(1 + _REGION_WORDS * room, numpy.int64)
+        table[: len(known)] = known
+        table[0] = room
+        self._tables.append(table)
+        self._at[0] = table.ctypes.data
+        self._free += range(room - 1, int(known[0]) - 1, -1)
+
+    def _install(self) -> None:
+        """Set the handler, unless it is: who set another one since then is called for what is not ours."""
+        if self._handler is None:
+            llvmlite.binding.add_symbol(_SYMBOL, self._at.ctypes.data)
+            self._handler = cfunc(types.void(types.int32, types.int64, types.int64), nogil=True, cache=True)(_handle)
+        now, ours = _Action(), _Action(self._handler.address, flags=_SA_SIGINFO | _SA_ONSTACK)
+        _sigaction(signal.SIGBUS, None, ctypes.byref(now))
+        if now.handler != ours.handler:
+            self._actions.append(now)
+            self._at[_BEFORE], self._at[_PASSED_ON] = ctypes.addressof(now), 0
+            _sigaction(signal.SIGBUS, ctypes.byref(ours), None)
+
+
+_sigaction = ctypes.CDLL(None, use_errno=True).sigaction
+_table: Final = _Table()

@@ -1,0 +1,196 @@
+"""A file that shrinks while it is read costs what it has lost, is reported, and ends no process."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import numpy
+import pytest
+
+from blackbox import Recording
+from blackbox.archive.mapping import Mapping
+from blackbox.archive.recovery import recover_day
+from tests.journals import Day, Put, Row, feed_of
+
+BLOCKS = 600
+BODY = 100_000
+"""Bytes of a payload: several runs of the reader."""
+
+
+def run(script: str, *words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", dedent(script), *map(str, words)], capture_output=True, text=True, timeout=300
+    )
+
+
+def said(script: str, *words: object) -> Any:
+    ended = run(script, *words)
+    assert ended.returncode == 0, (ended.returncode, ended.stderr)
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def large_day(path: Path) -> Day:
+    """One segment of blocks of one message each, filled with the number of the block."""
+    day = Day(path, feed_of())
+    day.put(0, *(Put((Row(b"A", bytes([i % 251 + 1]) * BODY, i + 1),), i, i, i) for i in range(BLOCKS)))
+    return day
+
+
+READ = """
+    import json, os, sys
+    from blackbox import Recording
+    day, segment, kept = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    recording = Recording.open(day)
+    found = []
+    for batch in recording.batches():
+        found += [(sequence, set(message.payload)) for message, sequence in zip(batch, batch.sequence.tolist())]
+        if len(found) == 10:
+            os.truncate(segment, kept)
+    right = all(len(values) == 1 and values == {sequence % 251 + 1} for sequence, values in found)
+    print(json.dumps([len(found), right, [str(damage) for damage in recording.damage], len(recording.verify())]))
+"""
+
+
+def test_a_segment_that_shrinks_while_it_is_read_costs_what_is_gone(tmp_path: Path) -> None:
+    segment = large_day(tmp_path).segments[0]
+    start, _ = segment.places[400]
+    read, right, damage, verified = said(READ, tmp_path, segment.path, start + 5_000)
+    assert right
+    assert read == 400
+    assert any("shrank to" in text for text in damage)
+    assert any("no good record begins here" in text or "checksum" in text for text in damage)
+    assert verified
+
+
+REPLAY = """
+    import json, os, sys
+    from blackbox import Feed, Recording, Subscriber
+    day, segment, kept = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    recording = Recording.open(day)
+    subscriber = Subscriber(recording.feed)
+    found = []
+    @subscriber.on(b"A")
+    def take(message):
+        found.append(set(message.payload))
+        if len(found) == 10:
+            os.truncate(segment, kept)
+    played = subscriber.replay(recording)
+    right = all(values == {number % 251 + 1} for number, values in enumerate(found))
+    print(json.dumps([len(found), right, played.messages, [str(damage) for damage in recording.damage]]))
+"""
+
+
+def test_a_segment_that_shrinks_while_it_is_replayed_costs_what_is_gone(tmp_path: Path) -> None:
+    segment = large_day(tmp_path).segments[0]
+    start, _ = segment.places[400]
+    called, right, _, damage = said(REPLAY, tmp_path, segment.path, start + 5_000)
+    assert right
+    assert called == 400
+    assert any("shrank to" in text for text in damage)
+
+
+SEND = """
+    import json, os, sys, threading
+    from blackbox import Feed, JournalError, Publisher, Recording, Replay, SlowPolicy, Subscriber
+    from blackbox.testing import wait_until
+    day, segment, kept = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    feed = Feed.local("again", slices=1)
+    subscriber = Subscriber(feed, slow=SlowPolicy("warn"))
+    found, ended = [], []
+    @subscriber.on(b"A")
+    def take(message):
+        found.append(set(message.payload))
+    replay = Replay(Recording.open(day))
+    def send():
+        try:
+            replay.publish(publisher)
+        except JournalError as error:
+            ended.append(str(error))
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start(timeout=100)
+        replay.controls.step(10)
+        sender = threading.Thread(target=send)
+        sender.start()
+        wait_until(lambda: len(found) == 10, 60, "ten messages came")
+        os.truncate(segment, kept)
+        replay.controls.resume()
+        sender.join()
+    subscriber.run(until_end=True)
+    print(json.dumps([len(found), ended]))
+"""
+
+
+def test_a_segment_that_shrinks_while_it_is_sent_ends_the_replay_with_an_error(tmp_path: Path) -> None:
+    segment = large_day(tmp_path).segments[0]
+    start, _ = segment.places[400]
+    sent, ended = said(SEND, tmp_path, segment.path, start + 5_000)
+    shrank = f"{segment.path}: the file shrank to {start + 5_000} bytes while it was read"
+    assert sent == 10
+    assert len(ended) == 1
+    assert ended[0].startswith(shrank)
+    assert ended[0].endswith("and is not sent any further")
+
+
+def test_a_torn_tail_that_is_cut_off_leaves_its_readers_alive(tmp_path: Path) -> None:
+    segment = large_day(tmp_path).segments[0]
+    size = segment.path.stat().st_size
+    with segment.path.open("ab") as file:
+        file.write(b"\1" * 50_000)
+    recording = Recording.open(tmp_path)
+    ((_, (known,)),) = recording.segments()
+    assert len(known.memory) == size + 50_000
+    assert recover_day(tmp_path) == 50_000
+    assert not known.memory[-4096:].any()
+    assert sum(len(batch) for batch in recording.batches()) == BLOCKS
+    recording.refresh()
+    assert Recording.open(tmp_path).verify() == []
+
+
+def test_what_a_mapped_file_has_lost_is_read_as_zeros_and_told(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"\1" * 100_000)
+    mapping = Mapping(path)
+    memory = mapping.array()
+    assert mapping.lost() == ""
+    with path.open("r+b") as file:
+        file.truncate(5_000)
+    assert numpy.count_nonzero(memory) == 5_000
+    assert mapping.lost() == "the file shrank to 5000 bytes while it was read"
+    with path.open("r+b") as file:
+        file.truncate(100_000)
+    assert mapping.lost() == f"{-(-100_000 // 4096) - 2} pages were lost while they were read"
+    del memory, mapping
+    assert Mapping(path).array()[:5_000].all()
+
+
+DIE = """
+    import faulthandler, mmap, sys
+    from pathlib import Path
+    from blackbox.archive.mapping import Mapping
+    path = Path(sys.argv[1])
+    path.write_bytes(bytes(100_000))
+    if "before" in sys.argv:
+        faulthandler.enable()
+    ours = [Mapping(path)]
+    if "after" in sys.argv:
+        faulthandler.enable()
+        ours.append(Mapping(path))
+    with path.open("r+b") as file:
+        theirs = mmap.mmap(file.fileno(), 0)
+        file.truncate(10)
+    print(ours[-1].array()[50_000], flush=True)
+    print(theirs[50_000])
+"""
+
+
+@pytest.mark.parametrize("handler", ["none", "before", "after"])
+def test_a_fault_of_memory_that_is_not_ours_ends_the_process_as_before(tmp_path: Path, handler: str) -> None:
+    ended = run(DIE, tmp_path / "file", handler)
+    assert (ended.returncode, ended.stdout) == (-signal.SIGBUS, "0\n")
+    assert ("Bus error" in ended.stderr) == (handler != "none")
