@@ -127,10 +127,12 @@ def test_a_cut_segment_keeps_what_is_whole_and_tells_the_rest(number: int, share
         check_reading(recording, without(day, segment, lambda put: not any(put is other for other in kept)))
         ends = [64, *(stop for _, stop in segment.places)]
         told_of = {damage.path for damage in recording.verify()}
-        # Without an index, what is cut just behind a record leaves no trace but a gap in the sequence numbers.
+        # Without an index, what is cut just behind a record is missed by the next segment, if there is one.
         if indexed or size not in [0, *ends]:
             assert segment.path in told_of
-        elif size or number:
+        elif number == 0:
+            assert told_of
+        else:
             assert not told_of
 
 
