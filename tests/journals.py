@@ -19,7 +19,7 @@ from tests import wire
 HEAD = struct.Struct("<8sHHIq36x")
 RECORD = struct.Struct("<qIIB3xI")
 MARK = struct.Struct("<qIHHIIqqqqqQ16x")
-ENTRY = struct.Struct("<15q4x")
+ENTRY = struct.Struct("<15qI")
 SPAN = 64 << 10
 NEVER = (1 << 63) - 1
 
@@ -250,6 +250,7 @@ class Segment:
             min(put.numbers[put.first_row] for put in puts),
             max(put.numbers[-1] for put in puts),
             (group[0] == 0) + (self.end > 0 and group[-1] == len(self.puts) - 1),
+            sum(time < max(events[:i], default=time) for i, time in enumerate(events)),
         ]
         entry = ENTRY.pack(*words)
         return entry + struct.pack("<I", wire.checksum(entry))

@@ -20,7 +20,7 @@ from blackbox.archive.segment import Damage, Segment
 from blackbox.block.format import FLAG_SEQUENCES
 
 Report = Callable[[Damage], None]
-_NO_CLAIMS: Final = ("start", "stop", "records", "marks", "zero", "checksum")
+_NO_CLAIMS: Final = ("start", "stop", "records", "marks", "checksum")
 _CLAIMS: Final = [name for name in ENTRY.names or () if name not in _NO_CLAIMS]
 
 

@@ -106,10 +106,14 @@ def _add(at: int, header: int, body: int, ts_recv: int, first_row: int, key_byte
     entry.max_ts_recv = max(entry.max_ts_recv, ts_recv)
     ts_event = int64s_at(body, block.count)
     low, high = entry.min_ts_event, entry.max_ts_event
+    late = numpy.int64(0)
     for row in range(numpy.uint64(first_row), numpy.uint64(block.count)):
-        low = min(low, ts_event[row])
-        high = max(high, ts_event[row])
+        time = ts_event[row]
+        late += time < high
+        low = min(low, time)
+        high = max(high, time)
     entry.min_ts_event, entry.max_ts_event = low, high
+    entry.late += late
     layout = layout_of(block)
     entry.min_sequence = min(entry.min_sequence, sequence_of(block, layout, body, first_row))
     entry.max_sequence = max(entry.max_sequence, sequence_of(block, layout, body, block.count - 1))

@@ -36,7 +36,7 @@ An index is such a head and then entries of 128 bytes, each for a run of records
     +-------+-------+--------+---------+------------+------------+-------------+-------------+--- - -
     64             72             80      88     96             104            112     120  124      128
     +--------------+--------------+-------+------+--------------+--------------+-------+----+--------+
-    | min_ts_event | max_ts_event | epoch | keys | min_sequence | max_sequence | marks | 0  | entry  |
+    | min_ts_event | max_ts_event | epoch | keys | min_sequence | max_sequence | marks |late| entry  |
     |              |              |       |      |              |              |       |    | xxh3   |
     +--------------+--------------+-------+------+--------------+--------------+-------+----+--------+
 """
@@ -158,13 +158,14 @@ ENTRY: Final = numpy.dtype(
         ("min_sequence", "<i8"),
         ("max_sequence", "<i8"),
         ("marks", "<i8"),
-        ("zero", "<u4"),
+        ("late", "<u4"),
         ("checksum", "<u4"),
     ]
 )
 """An index entry: records and marks in bytes `[start, stop)` of the segment. `messages` counts from each record's
 `first_row` on, and so do the times. `keys`: bit `xxh3(key) & 63` is set for every key. `max_sequence`: the largest
-sequence number. `checksum`: of the 124 bytes before it. Without a record, each least value is above the largest."""
+sequence number. `late`: messages whose `ts_event` is less than that of one before them. `checksum`: of the
+124 bytes before it. Without a record, each least value is above the largest."""
 
 assert ENTRY.itemsize == ENTRY_BYTES
 

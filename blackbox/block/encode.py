@@ -154,8 +154,10 @@ def plan_block(
     row_bytes = numpy.int64(ROW_BYTES) + (_SEQUENCE_BYTES if rows.sequences != 0 else 0)
     for at in range(numpy.uint64(start), numpy.uint64(stop)):
         row = numpy.int64(order[at])
-        stored = _stored_length(rows, row) if spaced else length
-        length = max(stored, numpy.int64(0))
+        if spaced:
+            length = _stored_length(rows, row)
+            shortest = min(shortest, length)
+            length = max(length, numpy.int64(0))
         topic = unsigned(topic_ids[at])
         cost = length + row_bytes
         fresh = distinct.stamp[topic] != generation
@@ -164,7 +166,6 @@ def plan_block(
         if total + cost > block_bytes and taken > 0:
             break
         total += cost
-        shortest = min(shortest, stored)
         if fresh:
             distinct.stamp[topic] = generation
             distinct.place[topic] = topics

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import Any, Final
 
 from llvmlite import ir
 from numba import types
@@ -12,6 +13,9 @@ from blackbox.native.intrinsics import inner
 
 _int = types.int32
 _address = types.int64
+_WALL_CLOCK: Final = time.CLOCK_REALTIME
+_MONOTONIC_CLOCK: Final = getattr(time, "CLOCK_UPTIME_RAW", time.CLOCK_MONOTONIC)
+"""The clock of Python's `time.monotonic_ns`: on macOS it is the first, elsewhere the second."""
 
 
 def external(name: str, result: Any, *arguments: Any) -> Any:
@@ -29,23 +33,32 @@ exit_process = external("_exit", types.void, _int)
 """`_exit(status)`: end the process now, whatever any thread does or holds."""
 
 
-@intrinsic
-def now_ns(typingctx: Any) -> Any:
-    """CLOCK_REALTIME in ns since the epoch, without the GIL."""
-
+def _read_clock(clock: int) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word, small = ir.IntType(64), ir.IntType(32)
-        clock = builder.module.globals.get("clock_gettime") or ir.Function(
+        read = builder.module.globals.get("clock_gettime") or ir.Function(
             builder.module, ir.FunctionType(small, [small, word.as_pointer()]), "clock_gettime"
         )
         with builder.goto_entry_block():
             timespec = builder.alloca(word, 2)
-        builder.call(clock, [small(0), timespec])
+        builder.call(read, [small(clock), timespec])
         seconds = builder.load(timespec)
         fraction = builder.load(builder.gep(timespec, [small(1)]))
         return builder.add(builder.mul(seconds, word(1_000_000_000)), fraction)
 
     return types.int64(), codegen
+
+
+@intrinsic
+def now_ns(typingctx: Any) -> Any:
+    """CLOCK_REALTIME in ns since the epoch, without the GIL. It can be stepped: for time stamps, not for waiting."""
+    return _read_clock(_WALL_CLOCK)
+
+
+@intrinsic
+def monotonic_ns(typingctx: Any) -> Any:
+    """`time.monotonic_ns` without the GIL: for deadlines and silences, which no step of the clock changes."""
+    return _read_clock(_MONOTONIC_CLOCK)
 
 
 @inner

@@ -27,7 +27,7 @@ from blackbox.block.format import (
 )
 from blackbox.native.intrinsics import copy_bytes, inner, int32s_at, uint32_at
 from blackbox.native.jit import njit
-from blackbox.native.posix import now_ns, sleep_microseconds
+from blackbox.native.posix import monotonic_ns, now_ns, sleep_microseconds
 from blackbox.native.records import Field, SharedRecord, load_shared, record_at, store_shared
 from blackbox.publish.batcher import Encoder, encode_planned, group_by_key, plan_next
 from blackbox.publish.ring import (
@@ -101,9 +101,9 @@ class SenderState(SharedRecord):
     handled = Field()
     """Messages that were sent or not wanted, but are still in the ring: the pass that they belong to was given up."""
     heartbeat_at = Field()
-    """When the next heartbeat is due, ns since the epoch."""
+    """When the next heartbeat is due, by the monotonic clock."""
     sent_at = Field()
-    """When the ring was last sent empty, ns since the epoch."""
+    """When the ring was last sent empty, by the monotonic clock."""
     asked_at = Field()
     """When writers were last asked: what is in the ring and was not seen then came later, ns since the epoch."""
     keys = Field(own_line=True)
@@ -323,7 +323,7 @@ def _linger(sender: Sender, ring: RingAt, encoder: Encoder) -> None:
     state = ring_state_at(ring.state)
     # Encoded blocks do not grow any more.
     while load_shared(state, "closing") == OPEN and load_shared(state, "bodies_in") == state.bodies_out:
-        left_ns = sender_state_at(sender.state).sent_at + sender.linger_ns - now_ns()
+        left_ns = sender_state_at(sender.state).sent_at + sender.linger_ns - monotonic_ns()
         filled = load_shared(state, "tail") - state.head
         if left_ns <= 0 or left_ns > sender.linger_ns or filled < 0 or filled >= encoder.block_bytes:
             return
@@ -394,21 +394,27 @@ def _send_heartbeat(sender: Sender, origin: Origin) -> None:
 
 
 @inner
-def _sleep(sender: Sender, ring: RingAt, now: int, until: int) -> None:
-    """Sleep until a writer or a subscriber has something, or a time, if the ring is still empty as it was at `now`."""
+def _sleep(sender: Sender, ring: RingAt, wait_ns: int) -> None:
+    """Sleep until a writer or a subscriber has something, or that long, if the ring is still empty."""
     state = ring_state_at(ring.state)
+    now = now_ns()  # before the ring is looked at: what comes into it later is not older
+    if load_shared(state, "tail") != state.head:
+        return
     store_shared(state, "sleeping", 1)
     ask(ring, now)
     sender_state_at(sender.state).asked_at = now
     if load_shared(state, "tail") == state.head:
-        wait_ms = (until - now) // 1_000_000 + 1
+        wait_ms = wait_ns // 1_000_000 + 1
         wait_readable(sender.socket_a, sender.socket_b, sender.wake_fd, wait_ms, sender.scratch.ctypes.data)
     store_shared(state, "sleeping", 0)
 
 
 @njit(nogil=True, cache=True)
 def send_until(sender: Sender, ring: RingAt, encoder: Encoder, retry_at_ns: int) -> int:
-    """Send, heartbeats too, until Python is needed; return why: SUBSCRIPTIONS, RETRY, CLOSED or FAILED."""
+    """Send, heartbeats too, until Python is needed; return why: SUBSCRIPTIONS, RETRY, CLOSED or FAILED.
+
+    `retry_at_ns`: when to return RETRY, by the monotonic clock.
+    """
     state = sender_state_at(sender.state)
     ring_state = ring_state_at(ring.state)
     scratch = sender.scratch.ctypes.data
@@ -422,7 +428,7 @@ def send_until(sender: Sender, ring: RingAt, encoder: Encoder, retry_at_ns: int)
         closing = load_shared(ring_state, "closing")
         if closing == ENDING:
             return CLOSED
-        now = now_ns()
+        now = monotonic_ns()
         if now >= state.heartbeat_at:
             state.heartbeat_at = now + sender.heartbeat_ns
             _send_heartbeat(sender, encoder.origin)
@@ -433,8 +439,8 @@ def send_until(sender: Sender, ring: RingAt, encoder: Encoder, retry_at_ns: int)
                 _linger(sender, ring, encoder)
             if not _drain(sender, ring, encoder):
                 return FAILED if state.errno != 0 else CLOSED
-            state.sent_at = now_ns()
+            state.sent_at = monotonic_ns()
             continue
         if closing == DRAINING:
             return CLOSED
-        _sleep(sender, ring, now, min(state.heartbeat_at, retry_at_ns))
+        _sleep(sender, ring, min(state.heartbeat_at, retry_at_ns) - now)

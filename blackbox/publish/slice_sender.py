@@ -329,9 +329,9 @@ class SliceSender:
         )
 
     def _serve(self, sender: send.Sender, encoder: Encoder, sockets: list[zmq.Socket[bytes]]) -> None:
-        self.sent.heartbeat_at = time.time_ns() + self.feed.heartbeat_ns
+        self.sent.heartbeat_at = time.monotonic_ns() + self.feed.heartbeat_ns
         while True:
-            retry_ns = time.time_ns() + _RETRY_NS if self._unanswered else _NEVER_NS
+            retry_ns = time.monotonic_ns() + _RETRY_NS if self._unanswered else _NEVER_NS
             reason = send.send_until(sender, self.ring.at, encoder, retry_ns)
             # A confirmation waits for a pass of the ring: what was put there before it, unwanted, then has its numbers.
             if self._unanswered:

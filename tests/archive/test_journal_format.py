@@ -62,7 +62,7 @@ ENTRY_PLACES = {
     "min_sequence": 96,
     "max_sequence": 104,
     "marks": 112,
-    "zero": 120,
+    "late": 120,
     "checksum": 124,
 }
 MARK_PLACES = {
@@ -83,7 +83,7 @@ MARK_PLACES = {
 }
 GOLDEN_DIGESTS = {
     "manifest.json": "25d6c09c212fcbf1",
-    "slice-00000/000000.index": "f166d4a1c5445d2a",
+    "slice-00000/000000.index": "e923da6a4804aa70",
     "slice-00000/000000.journal": "57ee05bc1dbf75fd",
     "slice-00000/000001.journal": "4ab477528cc8fb48",
     "slice-00001/000000.index": "622eef334582a66e",

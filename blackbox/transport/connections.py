@@ -1,0 +1,128 @@
+"""The TCP connections of a socket: what each has sent and taken, as the kernel counts it, and how to end one.
+
+libzmq counts whole messages. What it holds of one that never ends, and of a peer that reads nothing, only the kernel
+tells. Inproc has no connections; of ipc the kernel keeps no such counts, so file permissions guard it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+import time
+from contextlib import suppress
+from typing import Any, Final
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+_MOST_EVENTS: Final = 100_000
+"""Connections that may come between two looks; libzmq's I/O thread then waits for the next look."""
+_TCP_INFO: Final = struct.Struct("=Q Q 8x I")
+"""Of Linux's `struct tcp_info`, from `_INFO_AT`: bytes_acked, bytes_received, notsent_bytes."""
+_INFO_AT: Final = 120
+
+
+class Connection:
+    """One TCP connection: its descriptor, the address of its peer, and what the last look found."""
+
+    __slots__ = ("fd", "local", "peer", "received", "since", "taken", "unsent")
+
+    def __init__(self, fd: int, local: tuple[Any, ...], peer: tuple[Any, ...]) -> None:
+        self.fd, self.local, self.peer = fd, local, peer
+        self.since = time.monotonic()
+        self.received = 0
+        """Bytes that came from the peer, ever."""
+        self.taken = 0
+        """Bytes that the peer has acknowledged, ever."""
+        self.unsent = 0
+        """Bytes that the kernel holds because the peer has no room for them now."""
+
+    @property
+    def address(self) -> str:
+        """The peer's address, as host:port."""
+        return f"[{self.peer[0]}]:{self.peer[1]}" if ":" in self.peer[0] else f"{self.peer[0]}:{self.peer[1]}"
+
+    def look(self) -> bool:
+        """Read the kernel's counts. False: the connection has ended, its descriptor may be another's."""
+        try:
+            ours = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, self.fd)
+        except OSError:
+            return False
+        try:
+            if not self._is_on(ours):
+                return False
+            if sys.platform == "linux":
+                info = ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_AT + _TCP_INFO.size)
+                if len(info) >= _INFO_AT + _TCP_INFO.size:
+                    self.taken, self.received, self.unsent = _TCP_INFO.unpack_from(info, _INFO_AT)
+        except OSError:
+            return False
+        finally:
+            ours.detach()
+        return True
+
+    def end(self) -> bool:
+        """Disconnect the peer; libzmq then forgets what it held for it. False: the connection had ended already."""
+        with suppress(OSError), socket.socket(fileno=os.dup(self.fd)) as ours:
+            # The duplicate cannot become another's between the question and the answer.
+            if self._is_on(ours):
+                ours.shutdown(socket.SHUT_RDWR)
+                return True
+        return False
+
+    def _is_on(self, ours: socket.socket) -> bool:
+        with suppress(OSError):
+            return bool(ours.getpeername() == self.peer and ours.getsockname() == self.local)
+        return False
+
+
+class Connections:
+    """The TCP connections of one ZeroMQ socket, of its own endpoints and to those of others.
+
+    Made and closed in the socket's thread; one other thread may look. `news` is readable when there is a new one.
+    """
+
+    def __init__(self, of: zmq.Socket[bytes]) -> None:
+        """Watch a socket that has not yet been bound or connected."""
+        self._socket = of
+        self._of: dict[int, Connection] = {}
+        place = f"inproc://blackbox-connections-{id(self)}"
+        of.monitor(place, zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED)
+        self.news: zmq.Socket[bytes] = of.context.socket(zmq.PAIR)
+        self.news.rcvhwm = _MOST_EVENTS
+        self.news.linger = 0
+        self.news.connect(place)
+
+    def look(self) -> list[Connection]:
+        """Return the connections that there are now, the oldest first, with what the kernel counts of each."""
+        while self.news.poll(0):
+            event = parse_monitor_message(self.news.recv_multipart())
+            self._add(event["value"], event["endpoint"].decode())
+        self._of = {fd: connection for fd, connection in self._of.items() if connection.look()}
+        return list(self._of.values())
+
+    def find(self, fd: int) -> Connection | None:
+        """Return the connection that has a descriptor, as of the last look."""
+        return self._of.get(fd)
+
+    def _add(self, fd: int, endpoint: str) -> None:
+        if not endpoint.startswith("tcp:"):
+            return
+        with suppress(OSError, ValueError):
+            ours = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, fd)
+            try:
+                local, peer = ours.getsockname(), ours.getpeername()
+            finally:
+                ours.detach()
+            # The descriptor may be another's by now: one end has the endpoint's port, or it is not this socket's.
+            if int(endpoint.rpartition(":")[2]) in (local[1], peer[1]):
+                self._of.pop(fd, None)
+                self._of[fd] = Connection(fd, local, peer)
+
+    def close(self) -> None:
+        """Watch no longer. The other thread must have ended."""
+        with suppress(zmq.ZMQError):
+            self._socket.monitor(None, 0)
+        self.news.close()

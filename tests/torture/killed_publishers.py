@@ -1,0 +1,62 @@
+"""Kill -9 publishers midway: what is missing is counted as a gap, or lies behind the last message of an epoch."""
+
+from __future__ import annotations
+
+import time
+from random import Random
+
+import msgspec
+
+from blackbox import Feed, Publisher, SlowPolicy, Subscriber
+from blackbox.testing import wait_until
+from tests.torture.numbered import Numbers, publish_numbered
+from tests.torture.nursery import Nursery
+from tests.torture.outcome import Outcome
+
+PUBLISH = """
+def work(run, count, hwm_blocks):
+    from tests.torture.numbered import publish_numbered
+    with Publisher(feed, hwm_blocks=int(hwm_blocks)) as publisher:
+        publisher.wait_for_subscribers(timeout=60)
+        for number in range(0, 1 << 40, int(count)):
+            notes[0] = number + int(count)
+            publish_numbered(publisher, int(run), number, int(count))
+"""
+HOUR_NS = 3_600 * 10**9
+
+
+def attack(random: Random, seconds: float) -> Outcome:
+    """Run one publisher after another, each killed after a number of messages."""
+    feed = msgspec.structs.replace(Feed.local("killed-publishers", slices=1), heartbeat_ns=50_000_000)
+    got = Numbers()
+    subscriber = Subscriber(feed, workers=1, slow=SlowPolicy(max_lag_ns=HOUR_NS))
+    subscriber.on_batch(b"")(got.batch)
+    offered = runs = 0
+    with Nursery(feed, PUBLISH, notes=1) as nursery:
+        deadline = time.monotonic() + seconds
+        while runs == 0 or time.monotonic() < deadline:
+            nursery.notes[0] = 0
+            count = random.choice((1, 7, 1_000))
+            nursery.begin((runs, count, random.choice((1, 4, 1_000))))
+            if runs == 0:
+                subscriber.start(timeout=60)
+            got.wait(runs, 1)
+            much = count * random.randrange(1, 500)
+            wait_until(lambda: nursery.notes[0] >= much, 60, "a publisher publishes")
+            nursery.kill()
+            offered += int(nursery.notes[0])
+            runs += 1
+    with Publisher(feed) as publisher:
+        publisher.wait_for_subscribers(timeout=60)
+        publish_numbered(publisher, runs, 0, 1)
+    subscriber.run(until_end=True)
+    received, gaps = sum(got.received.values()), subscriber.statistics().received.gaps
+    found = got.defects
+    if not got.missing <= gaps <= offered + 1 - received:
+        found.append(
+            f"{gaps} messages were counted as lost; {got.missing} are missing between others, "
+            f"and {offered + 1 - received} at all"
+        )
+    if (epochs := subscriber.statistics().received.epochs) != runs + 1:
+        found.append(f"{epochs} epochs were counted of {runs + 1} publishers")
+    return Outcome(runs, "killed publishers", found)

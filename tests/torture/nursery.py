@@ -1,0 +1,101 @@
+"""Processes to be killed: forked from one that has everything compiled, so that each is ready in no time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import numpy
+from numpy.typing import NDArray
+
+from blackbox import Feed
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_PRELUDE = """
+import os, sys, threading
+import msgspec, numpy
+from blackbox import *
+from blackbox.testing import *
+feed, path = msgspec.json.decode(sys.argv[1], type=Feed), sys.argv[2]
+notes = numpy.memmap(path, numpy.int64, "r+")
+warm = Feed.local("warm", slices=1, key_bytes=feed.key_bytes)
+with Publisher(warm) as publisher:
+    subscriber = Subscriber(warm)
+    subscriber.on_batch(b"")(lambda batch: None)
+    with subscriber:
+        publisher.publish_many((b"A",), numpy.zeros(1, int), numpy.zeros((1, 8), numpy.uint8))
+parent = os.getpid()
+print("ready", flush=True)
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        orphaned = lambda: (wait_until(lambda: os.getppid() != parent, 3600), os._exit(1))
+        threading.Thread(target=orphaned, daemon=True).start()
+        print(os.getpid(), flush=True)
+        work(*line.split())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    print("gone", flush=True)
+"""
+
+
+class Nursery:
+    """Run `work(*words)`, a function of `code`, in one process after another; kill it whenever wanted.
+
+    The function has `feed`, all of `blackbox` and `blackbox.testing`, and `notes`: memory that it shares with this
+    process, and that stays when it is killed.
+    """
+
+    def __init__(self, feed: Feed, code: str, notes: int) -> None:
+        self._directory = TemporaryDirectory()
+        path = Path(self._directory.name, "notes")
+        self.notes: NDArray[numpy.int64] = numpy.memmap(path, numpy.int64, "w+", shape=notes)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code + _PRELUDE, msgspec.json.encode(feed).decode(), str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'feeds'}"},
+        )
+        self._expect("ready")
+        self._pid = 0
+
+    def begin(self, words: Sequence[Any] = ()) -> None:
+        """Run the function in a fresh process."""
+        assert self._process.stdin is not None
+        print(*words, "", file=self._process.stdin, flush=True)
+        self._pid = int(self._read())
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        os.kill(self._pid, signal.SIGKILL)
+        self._expect("gone")
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def _expect(self, words: str) -> None:
+        said = self._read()
+        if said != words:
+            raise AssertionError(f"a process to be killed said {said!r}, expected {words!r}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._directory.cleanup()

@@ -1,0 +1,106 @@
+"""The kernel's counts of a socket's connections, and the end of one of them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import zmq
+
+from blackbox.testing import wait_until
+from blackbox.transport.connections import Connection, Connections
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the counts are those of Linux")
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    with zmq.Context() as context:
+        yield context
+
+
+@contextmanager
+def watched(socket: zmq.Socket[bytes]) -> Iterator[Connections]:
+    socket.linger = 0
+    with socket:
+        connections = Connections(socket)
+        yield connections
+        connections.close()
+
+
+def one(connections: Connections) -> Connection:
+    wait_until(lambda: len(connections.look()) == 1, what="the connection")
+    return connections.look()[0]
+
+
+def test_what_a_peer_sends_is_counted_though_it_is_no_whole_message(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    publisher = context.socket(zmq.XPUB)
+    with watched(publisher) as connections:
+        port = publisher.bind_to_random_port("tcp://127.0.0.1")
+        with socket.create_connection(("127.0.0.1", port)) as peer:
+            peer.sendall(GREETING)
+            connection = one(connections)
+            assert connection.peer == peer.getsockname()
+            assert connection.address == f"127.0.0.1:{peer.getsockname()[1]}"
+            wait_until(lambda: connection.look() and connection.received == len(GREETING))
+            assert connection.end()
+            while peer.recv(100):
+                pass  # libzmq's greeting, then the end
+        wait_until(lambda: connections.look() == [])
+        assert not connection.end()
+
+
+def test_a_peer_that_reads_nothing_is_seen(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    publisher, deaf = context.socket(zmq.XPUB), context.socket(zmq.SUB)
+    with watched(publisher) as connections, deaf:
+        deaf.rcvhwm = 1
+        deaf.rcvbuf = 4_096
+        deaf.connect(f"tcp://127.0.0.1:{publisher.bind_to_random_port('tcp://127.0.0.1')}")
+        deaf.subscribe(b"")
+        assert publisher.recv() == b"\x01"
+        connection = one(connections)
+        for _ in range(100):
+            publisher.send(bytes(1 << 20))
+        wait_until(lambda: connection.look() and connection.unsent > 0)
+        taken = connection.taken
+        for _ in range(100):
+            deaf.recv()
+        wait_until(lambda: connection.look() and connection.taken > taken)
+
+
+def test_a_descriptor_that_became_another_s_is_left_alone(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    publisher = context.socket(zmq.XPUB)
+    with watched(publisher) as connections:
+        port = publisher.bind_to_random_port("tcp://127.0.0.1")
+        with socket.create_connection(("127.0.0.1", port)):
+            connection = one(connections)
+            ours, theirs = socket.socketpair()
+            with ours, theirs, open(os.devnull) as file:  # noqa: PTH123
+                for fd in (ours.fileno(), file.fileno(), 1_000_000):
+                    other = Connection(fd, connection.local, connection.peer)
+                    assert not other.look()
+                    assert not other.end()
+                theirs.sendall(b"still open")
+                assert ours.recv(100) == b"still open"
+
+
+def test_connections_to_others_are_watched_too(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    publisher, subscriber = context.socket(zmq.PUB), context.socket(zmq.SUB)
+    port = publisher.bind_to_random_port("tcp://127.0.0.1")
+    with publisher, watched(subscriber) as connections:
+        subscriber.subscribe(b"")
+        subscriber.connect(f"tcp://127.0.0.1:{port}")
+        connection = one(connections)
+        assert connection.peer == ("127.0.0.1", port)
+        before = connection.received
+        publisher.send(bytes(10_000))
+        assert len(subscriber.recv()) == 10_000
+        assert connection.look()
+        assert connection.received >= before + 10_000
+        assert connections.find(connection.fd) is connection
