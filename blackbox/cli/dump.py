@@ -13,8 +13,9 @@ import msgspec
 import typer
 
 from blackbox.cli.ui.days import RecordingArgument, StartOption, StopOption, open_day, time_ns
-from blackbox.cli.ui.messages import describe, fields_of, schema_of
+from blackbox.cli.ui.messages import describe, fields_of
 from blackbox.cli.ui.status import exit_statuses
+from blackbox.feed.schema import schema_of
 
 if TYPE_CHECKING:
     from blackbox.archive.recording import Recording

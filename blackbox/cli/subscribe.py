@@ -13,9 +13,9 @@ from rich.console import Group, RenderableType
 
 from blackbox.cli.ui.feeds import FeedOption, feed_text, load_feed
 from blackbox.cli.ui.live import Rates, follow, live_screen
-from blackbox.cli.ui.messages import schema_of
 from blackbox.cli.ui.status import exit_statuses, lose
 from blackbox.cli.ui.terminal import LAG, bad_if, columns_table, say, stdout, titled, values_table
+from blackbox.feed.schema import schema_of
 from blackbox.report.numbers import byte_rate, count, counted, duration, rate
 
 if TYPE_CHECKING:

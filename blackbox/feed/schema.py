@@ -10,9 +10,11 @@ Third parties register a schema in the entry-point group `blackbox.schemas`.
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,8 @@ from blackbox.feed.typed_record import record_type
 
 if TYPE_CHECKING:
     import pyarrow
+
+_log = logging.getLogger(__name__)
 
 SCHEMA_GROUP = "blackbox.schemas"
 """The entry-point group in which schemas are registered."""
@@ -246,11 +250,42 @@ def load_schema(name: str) -> Schema:
     return schema
 
 
+@cache
+def schema_of(schema_id: int) -> Schema:
+    """Return the registered schema of a number in a block's header; RAW if none has it that can be loaded here.
+
+    Raises:
+        ConfigError: schemas of two names have it.
+    """
+    schema = RAW
+    if schema_id == RAW.schema_id:
+        return schema
+    found: dict[str, str] = {}
+    for entry in entry_points(group=SCHEMA_GROUP):
+        try:
+            known = load_schema(entry.name)
+        except ConfigError as error:
+            _log.warning("%s", error)
+            continue
+        if known.schema_id == schema_id:
+            schema = known
+            found[known.name] = _origin(entry)
+    if len(found) > 1:
+        each = ", ".join(f"{name!r} of {origin}" for name, origin in found.items())
+        raise ConfigError(f"schema id {schema_id} was that of several schemas, expected one: {each}")
+    return schema
+
+
+def _origin(entry: EntryPoint) -> str:
+    """Return where something is registered, in words: package and object."""
+    return f"{entry.dist.name if entry.dist is not None else 'an unknown package'} ({entry.value})"
+
+
 def load_registered(group: str, name: str, noun: str) -> object:
     """Return the object registered under `name` in entry-point group `group`; `noun` is for the error.
 
     Raises:
-        ConfigError: nothing, or more than one thing, is registered under that name.
+        ConfigError: nothing, or more than one thing, is registered under that name, or it cannot be loaded.
     """
     entries = entry_points(group=group)
     # One package may be found twice, e.g. installed and editable; that is not a conflict.
@@ -261,5 +296,10 @@ def load_registered(group: str, name: str, noun: str) -> object:
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ConfigError(f"{noun} was {name!r}, expected one of: {', '.join(known) or 'none registered'}{hint}")
     if len(values) > 1:
-        raise ConfigError(f"{noun} {name!r} is registered more than once: {', '.join(values)}")
-    return next(iter(values.values())).load()
+        raise ConfigError(f"{noun} {name!r} is registered more than once: {', '.join(map(_origin, values.values()))}")
+    (entry,) = values.values()
+    try:
+        loaded: object = entry.load()
+    except Exception as error:  # a plug-in may raise anything
+        raise ConfigError(f"{noun} {name!r} of {_origin(entry)} cannot be loaded: {error!r}") from error
+    return loaded

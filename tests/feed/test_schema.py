@@ -10,7 +10,7 @@ import pyarrow
 import pytest
 
 from blackbox.errors import ConfigError
-from blackbox.feed.schema import RAW, QuoteFields, Schema, TradeFields, load_schema, price, utc_time
+from blackbox.feed.schema import RAW, QuoteFields, Schema, TradeFields, load_schema, price, schema_of, utc_time
 
 TRADE = numpy.dtype(
     [
@@ -132,6 +132,31 @@ def test_a_name_registered_twice_is_refused(tmp_path: Path, monkeypatch: pytest.
     register(tmp_path, monkeypatch, f"{group}twice = two:B\nsame = blackbox.feed.schema:RAW\n", "two")
     with pytest.raises(ConfigError, match=r"schema 'twice' is registered more than once: .*one:A"):
         load_schema("twice")
+
+
+def test_two_packages_with_one_schema_id_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        text = f"from blackbox.feed.schema import Schema\nMINE = Schema('{name}', 60001, {{}})\n"
+        (tmp_path / f"schemas_of_{name}.py").write_text(text)
+        register(tmp_path, monkeypatch, f"[blackbox.schemas]\n{name} = schemas_of_{name}:MINE\n", name)
+    schema_of.cache_clear()
+    with pytest.raises(ConfigError, match="schema id 60001 was that of several schemas") as raised:
+        schema_of(60_001)
+    assert "'one' of one (schemas_of_one:MINE)" in str(raised.value)
+    assert "'two' of two (schemas_of_two:MINE)" in str(raised.value)
+
+
+def test_a_plug_in_that_cannot_be_loaded_is_named_and_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "broken_schemas.py").write_text("raise RuntimeError('no licence')\n")
+    register(tmp_path, monkeypatch, "[blackbox.schemas]\nbroken = broken_schemas:MINE\n", "broken-package")
+    what = r"schema 'broken' of broken-package \(broken_schemas:MINE\) cannot be loaded: RuntimeError\('no licence'\)"
+    with pytest.raises(ConfigError, match=what):
+        load_schema("broken")
+    schema_of.cache_clear()
+    assert schema_of(load_schema("itch50").schema_id).name == "itch50"
+    assert "broken-package" in caplog.text
 
 
 def test_trades_and_quotes_are_fields_that_there_are() -> None:

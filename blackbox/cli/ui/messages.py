@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from blackbox.feed.schema import DECIMALS, RAW, SCHEMA_GROUP, Schema, load_schema
+from blackbox.feed.schema import DECIMALS, Schema
 from blackbox.report.numbers import NOTHING
 from blackbox.timestamps import time_text
 
@@ -48,16 +47,6 @@ def decimal_text(value: int, decimals: int) -> str:
     digits = f"{abs(value):0{decimals + 1}d}"
     sign = "-" if value < 0 else ""
     return f"{sign}{digits[: len(digits) - decimals]}.{digits[len(digits) - decimals :]}" if decimals else sign + digits
-
-
-@cache
-def schema_of(schema_id: int) -> Schema:
-    """Return the registered schema of a number in a block's header; `RAW` if it is not known here."""
-    for entry in entry_points(group=SCHEMA_GROUP):
-        schema = load_schema(entry.name)
-        if schema.schema_id == schema_id:
-            return schema
-    return RAW
 
 
 @cache

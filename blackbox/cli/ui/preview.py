@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy
 
-from blackbox.cli.ui.messages import describe, schema_of
+from blackbox.cli.ui.messages import describe
+from blackbox.feed.schema import schema_of
 from blackbox.native.memory import shared_array
 
 if TYPE_CHECKING:

@@ -1,0 +1,252 @@
+"""Make a day's manifest anew, from what its segments say, and from the feed's file or another day where they do not."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy
+from numpy.typing import NDArray
+
+from blackbox import __version__
+from blackbox.archive.day import (
+    MANIFEST,
+    MOST_JSON_BYTES,
+    Lock,
+    Manifest,
+    as_journal_error,
+    described,
+    recorded_days,
+    segment_numbers,
+    segment_path,
+    slice_directories,
+    slice_directory,
+    slice_of,
+)
+from blackbox.archive.format import FILE_HEAD, FILE_HEAD_BYTES, FORMAT_VERSION, MARK, MARK_HEAD_BYTES, MARK_MAGIC
+from blackbox.archive.marks import chain_start
+from blackbox.archive.reader import blocks_of, read_spans, whole_spans
+from blackbox.archive.record import CHAIN_BYTES
+from blackbox.archive.recording import Recording
+from blackbox.archive.segment import Segment
+from blackbox.archive.summary import topic_counts
+from blackbox.errors import ConfigError, JournalError
+from blackbox.feed.feed import Feed
+from blackbox.feed.schema import RAW, load_schema, schema_of
+from blackbox.native.jit import njit
+from blackbox.native.xxh3 import xxh3
+from blackbox.regular_file import read_regular
+
+_LONGEST_NS: Final = 2 * 10**9
+"""A day is begun, and its first segment is made, within this time, or the repair does not find out when."""
+_NUMBER: Final = re.compile(rb"\b\d{15,19}\b")
+
+
+class Repaired(msgspec.Struct, frozen=True, kw_only=True):
+    """What a repair did."""
+
+    kept: Path | None
+    """Where the damaged manifest is now; None: there was none."""
+    messages: int
+    """Messages that the segments hold, all of them where the feed's rule puts them."""
+    source: str
+    """What gave the feed's settings."""
+    unknown: tuple[str, ...]
+    """What is not as it was, in words."""
+
+
+class _Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What the segments of a day say."""
+
+    slices: int
+    key_bytes: int
+    schema_id: int
+
+
+def repair(day: Path, feed: Feed | None = None) -> Repaired:
+    """Write the manifest of a day whose own is damaged or missing. The day's segments are read, not changed.
+
+    The feed's settings come from `feed`, or else from the nearest other day of the feed, or else, for a feed of one
+    slice, from the segments alone. All messages must be where these settings put them.
+
+    Raises JournalError when the manifest is sound, the day is recorded now or cannot be read, or settings are not
+    known, or do not fit.
+    """
+    if _sound(day) is not None:
+        raise JournalError(f"{day / MANIFEST} is sound, expected one that is damaged or missing")
+    try:
+        found = _look(day)
+        lock = Lock(day.parent)
+        try:
+            return _repair(day, feed, found)
+        finally:
+            lock.close()
+    except OSError as error:
+        raise as_journal_error(error, f"{day} cannot be repaired") from error
+
+
+def _repair(day: Path, feed: Feed | None, found: _Found) -> Repaired:
+    unknown = []
+    near = _nearest(day)
+    if feed is not None:
+        source = "the feed that was given"
+    elif near is not None:
+        feed, source = near.feed, f"the day {near.date}"
+    elif found.slices == 1:
+        feed = Feed.local(day.parent.name, slices=1, key_bytes=found.key_bytes, schema=schema_of(found.schema_id).name)
+        source = "the segments alone"
+        unknown.append("the feed's endpoints, time zone and other settings: those of a new local feed stand there")
+    else:
+        raise JournalError(
+            f"{day} has {found.slices} slices, and which topics fall into which is not in them: "
+            "expected the feed's file"
+        )
+    schema = _described(day, feed, found, near)
+    try:
+        date = datetime.date.fromisoformat(day.name)
+    except ValueError:
+        raise JournalError(f"{day}: name was {day.name!r}, expected the session date, YYYY-MM-DD") from None
+    created_ns = _created_ns(day)
+    if created_ns is None:
+        created_ns = 0
+        unknown.append("when the day was begun, so `verify` finds the first totals of each slice to differ")
+    path, kept = day / MANIFEST, None
+    if path.exists():
+        kept = path.rename(day / f"{MANIFEST}.damaged")
+    made = Manifest(
+        format=FORMAT_VERSION, feed=feed, schema=schema, date=date, created_ns=created_ns, version=__version__
+    )
+    made.write(day)
+    try:
+        messages = _check_topics(Recording.open(day))
+    except BaseException:
+        path.unlink()
+        if kept is not None:
+            kept.rename(path)
+        raise
+    return Repaired(kept=kept, messages=messages, source=source, unknown=tuple(unknown))
+
+
+def _sound(day: Path) -> Manifest | None:
+    try:
+        return Manifest.read(day)
+    except JournalError:
+        return None
+
+
+def _nearest(day: Path) -> Manifest | None:
+    """Return the manifest of the other day of the feed whose date is nearest, if any is sound."""
+    others = [each for each in recorded_days(day.parent) if each != day]
+    known = [manifest for manifest in map(_sound, others) if manifest is not None]
+    return min(known, key=lambda manifest: abs(_days(str(manifest.date)) - _days(day.name)), default=None)
+
+
+def _days(name: str) -> int:
+    try:
+        return datetime.date.fromisoformat(name).toordinal()
+    except ValueError:
+        return 0
+
+
+def _look(day: Path) -> _Found:
+    """Read the heads of all records. Raises JournalError when they do not agree, or there is none."""
+    slices = [number for path in slice_directories(day) if (number := slice_of(path.name)) is not None]
+    said: set[tuple[int, int]] = set()
+    for slice_id in slices:
+        numbers = segment_numbers(slice_directory(day, slice_id))
+        segments = [Segment(segment_path(day, slice_id, number), slice_id, number, 0) for number in numbers]
+        for run in read_spans([whole_spans(segments)], _all, 0, lambda _: None, bodies="stored"):
+            said |= set(zip(run.heads["key_bytes"].tolist(), run.heads["schema"].tolist(), strict=True))
+    if not said:
+        raise JournalError(f"{day} has no segment with a record, expected one to repair it from")
+    if len(said) > 1:
+        raise JournalError(f"{day} has blocks of several (key_bytes, schema), {sorted(said)}, expected the same in all")
+    ((key_bytes, schema_id),) = said
+    return _Found(slices=max(slices) + 1, key_bytes=key_bytes, schema_id=schema_id)
+
+
+def _all(heads: NDArray[Any]) -> NDArray[numpy.bool_]:
+    return numpy.ones(len(heads), bool)
+
+
+def _described(day: Path, feed: Feed, found: _Found, near: Manifest | None) -> dict[str, dict[str, Any]]:
+    """Return the schema's record types. Raises JournalError unless the feed fits what the segments say."""
+    for name, here, there in (
+        ("slices", found.slices, len(feed.slices)),
+        ("key_bytes", found.key_bytes, feed.key_bytes),
+    ):
+        if here != there:
+            raise JournalError(f"{day} has {name} {here} in its segments, and feed {feed.name!r} has {there}")
+    try:
+        schema = load_schema(feed.schema)
+    except ConfigError:
+        if near is None or near.feed.schema != feed.schema:
+            raise
+        return near.schema
+    if found.schema_id not in (schema.schema_id, RAW.schema_id):
+        raise JournalError(
+            f"{day} has schema {found.schema_id} in its blocks, and {feed.schema!r} of feed {feed.name!r} is "
+            f"{schema.schema_id}"
+        )
+    return described(schema)
+
+
+def _check_topics(day: Recording) -> int:
+    """Return how many messages there are. Raises JournalError when one is where the feed's rule does not put it."""
+    feed, messages = day.feed, 0
+    for slice_id, _ in day.segments():
+        blocks = (each for run in day.runs(slices=[slice_id]) for each in blocks_of(run, feed.key_bytes))
+        for topic, count in topic_counts(blocks).items():
+            messages += count
+            if feed.slice_of(topic) != slice_id:
+                raise JournalError(
+                    f"{day.path} has topic {topic!r} in slice {slice_id}, and feed {feed.name!r} puts it into "
+                    f"{feed.slice_of(topic)}, expected the feed that was recorded"
+                )
+    return messages
+
+
+def _created_ns(day: Path) -> int | None:
+    """Return the manifest's `created_ns`, with which the chain of a slice's day begins; None: it cannot be found.
+
+    A number in the damaged manifest may be it, or the time was shortly before the first segment was made.
+    """
+    for path in slice_directories(day):
+        slice_id = slice_of(path.name)
+        first = segment_path(day, slice_id or 0, 0)
+        if slice_id is None or not first.exists() or first.stat().st_size < FILE_HEAD_BYTES + MARK_HEAD_BYTES:
+            continue
+        memory = numpy.fromfile(first, numpy.uint8, FILE_HEAD_BYTES + MARK_HEAD_BYTES)
+        created_ns = int(memory[:FILE_HEAD_BYTES].view(FILE_HEAD)["created"][0])
+        mark = memory[FILE_HEAD_BYTES:].view(MARK)[0]
+        if int(mark["magic"]) != MARK_MAGIC or int(mark["records"]):
+            continue
+        chain = int(mark["chain"].astype(numpy.int64))
+        for number in _numbers_in(day / MANIFEST):
+            if chain_start(number, slice_id) == chain:
+                return number
+        found = int(find_start(slice_id, chain, created_ns, _LONGEST_NS))
+        return None if found < 0 else found
+    return None
+
+
+def _numbers_in(path: Path) -> list[int]:
+    try:
+        return [int(number) for number in _NUMBER.findall(read_regular(path, MOST_JSON_BYTES))]
+    except OSError:
+        return []
+
+
+@njit(nogil=True, cache=True)
+def find_start(slice_id: int, chain: int, latest_ns: int, longest_ns: int) -> int:
+    """Return the time, `longest_ns` before `latest_ns` at most, with which a slice's chain begins so; -1: none does."""
+    words = numpy.empty(2, numpy.int64)
+    words[1] = slice_id
+    for before in range(longest_ns):
+        words[0] = latest_ns - before
+        if numpy.int64(xxh3(words.ctypes.data, CHAIN_BYTES)) == chain:
+            return int(words[0])
+    return -1
