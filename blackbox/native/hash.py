@@ -1,10 +1,15 @@
-"""The hashes of tables in compiled code: of a name's bytes, and of an integer. Good bits, not secrets."""
+"""The hashes of tables in compiled code: of a name's bytes, and of an integer.
+
+Names come from outside. Whoever knows how they are hashed can choose thousands that meet in one slot. So they are hashed
+with a key that each table draws at random. Each word goes through a product with that key, of which both halves count:
+no difference between two names leads to a known difference of their hashes.
+"""
 
 from __future__ import annotations
 
 import numpy
 
-from blackbox.native.intrinsics import bytes_at, load_word
+from blackbox.native.intrinsics import bytes_at, fold, load_word
 from blackbox.native.jit import njit
 
 _MIX = numpy.uint64(0x9E3779B97F4A7C15)
@@ -21,17 +26,17 @@ def short_word(address: int, size: int) -> int:
 
 
 @njit(inline="always")
-def hash_bytes(address: int, size: int) -> int:
-    """Return the hash of `size` bytes as a uint64: its low bits choose a slot, its upper half tells names apart."""
-    total = numpy.uint64(size) * _MIX
+def hash_bytes(address: int, size: int, key: int, other_key: int) -> int:
+    """Return the hash of `size` bytes as a uint64: its low bits choose a slot, its upper half tells names apart.
+
+    `key` and `other_key`: random uint64, the same for all names of a table.
+    """
+    total = numpy.uint64(size) ^ other_key
     if size < 8:
-        total = (total ^ short_word(address, size)) * _MIX
-        return total ^ (total >> numpy.uint64(32))
+        return fold(short_word(address, size) ^ key, total)
     for at in range(0, size - 8, 8):
-        total = (total ^ load_word(address + at)) * _MIX
-        total ^= total >> numpy.uint64(29)
-    total = (total ^ load_word(address + size - 8)) * _MIX  # the last eight bytes, some of them once more
-    return total ^ (total >> numpy.uint64(32))
+        total = fold(load_word(address + at) ^ total, key)
+    return fold(load_word(address + size - 8) ^ total, key)  # the last eight bytes, some of them once more
 
 
 @njit(inline="always")

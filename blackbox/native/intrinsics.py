@@ -129,3 +129,16 @@ def load_word(typingctx: Any, address: Any) -> Any:
         return word
 
     return types.uint64(types.int64), codegen
+
+
+@intrinsic
+def fold(typingctx: Any, left: Any, right: Any) -> Any:
+    """The product of two uint64, its upper 64 bits xor its lower ones."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        wide = ir.IntType(128)
+        product = builder.mul(*(builder.zext(a, wide) for a in args))
+        upper = builder.trunc(builder.lshr(product, wide(64)), _WORD)
+        return builder.xor(upper, builder.trunc(product, _WORD))
+
+    return types.uint64(types.uint64, types.uint64), codegen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -23,7 +24,8 @@ class NumberingAt(NamedTuple):
     starts: int
     text: int
     used: int
-    """How many names there are, and which bits of a hash choose the slot: all but few slots would be out of cache."""
+    """How many names there are; which bits of a hash choose the slot (all but few slots would be out of cache); the two
+    keys of the hash."""
     capacity: int
     text_bytes: int
 
@@ -46,8 +48,9 @@ class Numbering:
         self._slots = make((max(_LEAST_SLOTS, 1 << (2 * capacity - 1).bit_length()),), numpy.uint64)
         self._starts = make((capacity + 1,), numpy.int64)
         self._text = make((capacity * mean_bytes + 8,), numpy.uint8)
-        self._used = make((2,), numpy.int64)
+        self._used = make((4,), numpy.int64)
         self._used[1] = _LEAST_SLOTS - 1
+        self._used[2:] = numpy.frombuffer(secrets.token_bytes(16), numpy.int64)
         self.at = NumberingAt(
             self._slots.ctypes.data,
             self._starts.ctypes.data,
@@ -63,7 +66,7 @@ class Numbering:
     def clear(self) -> None:
         """Forget all names."""
         self._slots[: self._used[1] + 1] = 0
-        self._used[:] = 0, _LEAST_SLOTS - 1
+        self._used[:2] = 0, _LEAST_SLOTS - 1
 
     def names(self, first: int = 0) -> list[bytes]:
         """Return the names from number `first` on."""
@@ -87,6 +90,12 @@ def _equal(address: int, other: int, size: int) -> bool:
     return load_word(address + size - 8) == load_word(other + size - 8)
 
 
+@njit(inline="always")
+def _hash(numbering: NumberingAt, address: int, size: int) -> int:
+    keys = uint64s_at(numbering.used, 4)
+    return hash_bytes(address, size, keys[2], keys[3])
+
+
 @inner
 def _take_more_slots(numbering: NumberingAt) -> None:
     """Take twice as many slots into use, and put all names where they now belong."""
@@ -96,7 +105,7 @@ def _take_more_slots(numbering: NumberingAt) -> None:
     starts = int64s_at(numbering.starts, numbering.capacity + 1)
     slots[:] = 0
     for number in range(used[0]):
-        code = hash_bytes(numbering.text + starts[number], starts[number + 1] - starts[number])
+        code = _hash(numbering, numbering.text + starts[number], starts[number + 1] - starts[number])
         slot = numpy.int64(code) & mask
         while slots[slot] != 0:
             slot = (slot + 1) & mask
@@ -107,7 +116,7 @@ def _take_more_slots(numbering: NumberingAt) -> None:
 @njit(nogil=True, cache=True)
 def number_of(numbering: NumberingAt, address: int, size: int) -> int:
     """Return the number of the name at `address`, a new one if it was not known; FULL when there is no room for it."""
-    code = hash_bytes(address, size)
+    code = _hash(numbering, address, size)
     used = int64s_at(numbering.used, 2)
     mask = used[1]
     slots = uint64s_at(numbering.slots, mask + 1)

@@ -14,7 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from blackbox.native.intrinsics import bytes_at, load_word
+from blackbox.native.intrinsics import bytes_at, fold, load_word
 from blackbox.native.jit import njit
 
 _SECRET_BYTES = bytes.fromhex(
@@ -70,19 +70,6 @@ def _secret_word(typingctx: Any, place: Any) -> Any:
         return word
 
     return types.uint64(types.int64), codegen
-
-
-@intrinsic
-def _fold(typingctx: Any, left: Any, right: Any) -> Any:
-    """The product of two uint64, its upper 64 bits xor its lower ones."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        wide = ir.IntType(128)
-        product = builder.mul(*(builder.zext(a, wide) for a in args))
-        upper = builder.trunc(builder.lshr(product, wide(64)), _WORD)
-        return builder.xor(upper, builder.trunc(product, _WORD))
-
-    return types.uint64(types.uint64, types.uint64), codegen
 
 
 @intrinsic
@@ -151,7 +138,7 @@ def _avalanche(value: int) -> int:
 
 @njit(inline="always")
 def _mix_16(address: int, place: int) -> int:
-    return _fold(
+    return fold(
         load_word(address) ^ _secret_word(place),
         load_word(address + 8) ^ _secret_word(place + 8),
     )
@@ -163,7 +150,7 @@ def _up_to_16(address: int, size: int) -> int:
     if size > 8:
         low = load_word(address) ^ (_secret_word(24) ^ _secret_word(32))
         high = load_word(address + size - 8) ^ (_secret_word(40) ^ _secret_word(48))
-        return _avalanche(length + _swap(low) + high + _fold(low, high))
+        return _avalanche(length + _swap(low) + high + fold(low, high))
     text = bytes_at(address, size)
     if size >= 4:
         first = last = numpy.uint64(0)
@@ -213,7 +200,7 @@ def xxh3(address: int, size: int) -> int:
     lanes = _lanes(address, size)
     for pair in range(4):
         place = 11 + 16 * pair
-        total += _fold(lanes[2 * pair] ^ _secret_word(place), lanes[2 * pair + 1] ^ _secret_word(place + 8))
+        total += fold(lanes[2 * pair] ^ _secret_word(place), lanes[2 * pair + 1] ^ _secret_word(place + 8))
     return _avalanche(total)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,3 +41,49 @@ def test_names_that_share_their_beginnings_and_ends_are_told_apart() -> None:
     names = [b"AAAAAAAA%sBBBBBBBB" % middle for middle in (b"", b"x", b"xy", b"yx", b"xyz", b"xyzxyzxy")]
     numbering = Numbering(100, 32)
     assert [number(numbering, name) for name in names * 2] == [*range(len(names))] * 2
+
+
+_MIX = 0x9E3779B97F4A7C15
+_WORD = (1 << 64) - 1
+
+
+def plain_hash(name: bytes) -> int:
+    """A hash without a key: each word xor what came before, times a constant. Its slots can be chosen."""
+    total = len(name) * _MIX & _WORD
+    for at in range(0, len(name), 8):
+        total = (total ^ int.from_bytes(name[at : at + 8], "little")) * _MIX & _WORD
+        total ^= total >> 29
+    return total
+
+
+def chosen_names(pairs: int) -> list[bytes]:
+    """Names that meet in one slot of a table that hashes without a key, and of one that only begins with a key.
+
+    A word with its highest bit turned, twice: it turns bit 63 and, behind the shift, bit 34 of what the next one meets.
+    """
+    plain, turned = bytes(16), (1 << 63).to_bytes(8, "little") + (1 << 63 | 1 << 34).to_bytes(8, "little")
+    return [b"".join(parts) for parts in product((plain, turned), repeat=pairs)]
+
+
+def longest_run(numbering: Numbering) -> int:
+    """The most slots side by side that are taken: what a look at a name that is not known costs at worst."""
+    slots = numbering._slots[: numbering._used[1] + 1]
+    free = numpy.flatnonzero(slots == 0)
+    return int(numpy.diff(free, append=free[0] + len(slots)).max()) - 1
+
+
+def test_names_chosen_to_collide_are_spread_like_others() -> None:
+    names = chosen_names(12)
+    assert len({plain_hash(name) for name in names}) == 1
+    for size in (len(names[0]), len(names[0]) + 3):
+        numbering = Numbering(len(names), size)
+        assert [number(numbering, name.ljust(size, b"x")) for name in names] == list(range(4096))
+        assert longest_run(numbering) < 200
+
+
+def test_two_tables_do_not_hash_alike() -> None:
+    names = [b"%04d" % n for n in range(1_000)]
+    tables = [Numbering(len(names), 8) for _ in range(2)]
+    for numbering in tables:
+        assert [number(numbering, name) for name in names] == list(range(1_000))
+    assert not numpy.array_equal(tables[0]._slots, tables[1]._slots)
