@@ -134,10 +134,11 @@ def _slice(router: int, workers: int, scratch: NDArray[numpy.int64]) -> tuple[Sl
     """What the slice thread's hand-over wants to know, and what must live as long."""
     state, counters = SliceState(), Counters(workers)
     topics, sets, conflation = Numbering(1, 16), numpy.zeros(1, numpy.int32), Conflation(1)
-    sequences = Sequences(1, 1, 0, 1, counters.slice)
+    sequences = Sequences(1, 1, 0, 1, 0, counters.slice)
     at = SliceAt(
         *(0, router, 0, 0, state.address, scratch.ctypes.data, counters.slice.address),
         *(counters.workers_address, workers, topics.at, sets.ctypes.data, sequences.at, 0, 0),
+        0,
         0,
         *(WARN, QUEUE_BLOCKS, conflation.at, 10**18, 10**9, NO_HANDLER),
     )

@@ -46,7 +46,7 @@ def valid(choice: random.Random) -> Frames:
         topics=len(topics),
         topic_bytes=sum(map(len, topics)),
         stride=stride if fixed else 0,
-        key_bytes=choice.choice([len(key), 8]) if len(key) <= 8 else 8,
+        key_bytes=8 if flags & wire.CONTROL else len(key),
         sequence=sequences[0] if sequences else choice.getrandbits(30),
         ts_out=choice.getrandbits(60),
         ts_in=choice.getrandbits(60),

@@ -142,7 +142,7 @@ def decode(key: bytes, header: bytes, body: bytes) -> Decoded:
         _require(len(key) <= fields.key_bytes, "key")
         for topic in topics:
             _require(1 <= len(topic) <= 65_535, "topic size")
-            _require(topic.startswith(key) and topic[0] != 0, "topic key")
+            _require(topic[: fields.key_bytes] == key and topic[0] != 0, "topic key")
     payloads: list[Any] = [data[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
     if fields.flags & NULLS:
         bits = int.from_bytes(body[validity_at : validity_at + -(-fields.count // 8)], "little")

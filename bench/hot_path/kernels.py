@@ -112,8 +112,8 @@ def _order(at: Any, key: int, key_bytes: int, count: int, sequence: int, times: 
     verdict = 0
     for _ in range(times):
         number = number_of(at.keys, key, key_bytes)
-        enter_epoch(at, 1, 0, numpy.int64(1))
-        verdict |= judge(at, number, 0, 1, sequence, count, numpy.int64(1), numpy.int64(0))
+        enter_epoch(at, 1, 0, numpy.int64(0), numpy.int64(1))
+        verdict |= judge(at, number, 0, 1, sequence, count, 0, numpy.int64(1), numpy.int64(0))
         sequence += count
     return verdict
 
@@ -213,14 +213,14 @@ class Subject:
         self._topics = Numbering(2 * TOPICS, 16)
         self._sets = numpy.zeros(2 * TOPICS, numpy.int32)
         self._counters = SliceCounters()
-        self.sequences = Sequences(1, 1, 0, 1, self._counters)
+        self.sequences = Sequences(1, 1, 0, 1, 0, self._counters)
         self._conflation = Conflation(1)
         self.at = SliceAt(
             *(0, 0, 0, 0, 0, 0, self._counters.address, 0, 2),
             self._topics.at,
             self._sets.ctypes.data,
             self.sequences.at,
-            *(0, 0, 0, 0, 0),
+            *(0, 0, 0, 0, 0, 0),
             self._conflation.at,
             *(0, 0),
             NO_HANDLER,

@@ -59,6 +59,7 @@ class Fault(IntEnum):
     SEQUENCES = 18
     VALIDITY = 19
     ELSEWHERE = 20
+    EPOCH = 21
 
 
 FAULT_TEXT = {
@@ -73,7 +74,7 @@ FAULT_TEXT = {
     Fault.TOPIC_INDEX: "a topic index was out of range",
     Fault.PAYLOAD_OFFSETS: "payload offsets were not ascending within the body",
     Fault.TOPIC_OFFSETS: "topic offsets were not ascending, or a topic was empty or too long",
-    Fault.TOPIC_KEY: "a topic did not start with the block's key, or was reserved",
+    Fault.TOPIC_KEY: "a topic did not have the block's key, or was reserved",
     Fault.FRAMES: "a message did not have three frames",
     Fault.RESERVED_KEY: "a control block's key was not reserved, or another's was",
     Fault.SLICE: "a block came on the line of another slice",
@@ -82,6 +83,7 @@ FAULT_TEXT = {
     Fault.SEQUENCES: "sequence numbers were not ascending from the header's on",
     Fault.VALIDITY: "a message without a value had a payload, or the validity had bits behind the last message",
     Fault.ELSEWHERE: "the body lies in shared memory, which this receiver does not read",
+    Fault.EPOCH: "the publisher's run began in the future: one of the two clocks is wrong",
 }
 
 _DATA_ONLY = FLAG_SEQUENCES | FLAG_NULLS | FLAG_ELSEWHERE
@@ -252,7 +254,7 @@ def _check_topics(
         size = offsets[topic + 1] - start
         if size == 0 or size > MAX_TOPIC_BYTES:
             return _TOPIC_OFFSETS
-        if size < key_size or text[start] == 0:
+        if size < key_size or text[start] == 0 or (size > key_size and key_size < header.key_bytes):
             return _TOPIC_KEY
         for i in range(key_size):
             if text[start + i] != key[i]:

@@ -1,8 +1,8 @@
 """The hashes of tables in compiled code: of a name's bytes, and of an integer.
 
-Names come from outside. Whoever knows how they are hashed can choose thousands that meet in one slot. So they are hashed
-with a key that each table draws at random. Each word goes through a product with that key, of which both halves count:
-no difference between two names leads to a known difference of their hashes.
+Names come from outside. Whoever knows how they are hashed can choose thousands that meet in one slot. So each table
+draws a key at random. Each word goes through a product with that key, of which both halves count: no difference between
+two names leads to a known difference of their hashes.
 """
 
 from __future__ import annotations

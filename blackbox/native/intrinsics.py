@@ -77,6 +77,15 @@ def call_with_address(typingctx: Any, function: Any, argument: Any) -> Any:
     return types.void(types.int64, types.int64), codegen
 
 
+_MOST = numpy.int64((1 << 63) - 1)
+
+
+@njit(inline="always")
+def saturated(total: int, more: int) -> Any:
+    """The sum of two int64 from 0 up; the largest there is where it would be larger."""
+    return _MOST if total > _MOST - more else total + more
+
+
 @njit(inline="always")
 def unsigned(index: int) -> Any:
     """A non-negative int32 as uint64: an index for which numba does not look whether it counts from the end."""

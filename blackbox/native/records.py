@@ -124,9 +124,14 @@ class SharedRecord:
 
     @classmethod
     def sum_of(cls, records: list[Self]) -> Self:
-        """Return a record of which each field is the sum of that field over `records`."""
-        total = numpy.sum([numpy.asarray(record.words) for record in records], axis=0, dtype=numpy.int64)
-        return cls(numpy.broadcast_to(total, (cls.dtype.itemsize // _WORD_BYTES,)).copy())
+        """Return a record of which each field is the sum of that field over `records`, at most what an int64 holds."""
+        total = numpy.zeros(cls.dtype.itemsize // _WORD_BYTES, numpy.int64)
+        for record in records:
+            before, more = total, numpy.asarray(record.words)
+            total = before + more
+            # Of two numbers from 0 up a sum below 0 has wrapped.
+            total[(before >= 0) & (more >= 0) & (total < 0)] = numpy.iinfo(numpy.int64).max
+        return cls(total)
 
 
 Record = TypeVar("Record", bound=SharedRecord)

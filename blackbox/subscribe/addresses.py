@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 from blackbox.block.format import HEADER_BYTES
 from blackbox.native.name_table import NumberingAt
 from blackbox.subscribe.block_handler import BlockHandlerAt
-from blackbox.subscribe.gaps import HELD_BLOCKS, SequencesAt
+from blackbox.subscribe.gaps import SequencesAt
+from blackbox.subscribe.held import HELD_BLOCKS
 from blackbox.transport.libzmq import EVENTS_SCRATCH_WORDS, MESSAGE_BYTES
 
 KEY_AT: Final = EVENTS_SCRATCH_WORDS * 8
@@ -30,8 +31,11 @@ SCRATCH_WORDS: Final = (NEWEST_HEAD_AT + HEADER_BYTES) // 8
 HELD_MESSAGE_BYTES: Final = HEADER_BYTES + MESSAGE_BYTES
 
 
-PARKED: Final = HELD_BLOCKS
-"""The place, behind those of held blocks, of the block that waits while held ones are delivered."""
+PARKED: Final = 0
+"""The place, before those of held blocks, of the block that waits while held ones are delivered."""
+DOUBTED_AT: Final = HELD_BLOCKS + 1
+"""The place, behind those of held blocks, of the first block of an epoch that is not believed yet."""
+HELD_MESSAGES: Final = HELD_BLOCKS + 2
 
 
 class ConflationAt(NamedTuple):
@@ -68,6 +72,7 @@ class SliceAt(NamedTuple):
     topics: NumberingAt
     set_of_topic: int
     sequences: SequencesAt
+    clock: int
     held_messages: int
     slice_id: int
     key_bytes: int

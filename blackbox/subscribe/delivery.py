@@ -172,7 +172,7 @@ class Delivery:
             at = opened[slot]
             rows_of_batch = self._rows_of(burst, rows, count, at.block.count)
             batch = Batch(at.block, rows_of_batch, at, last[callback_number] == number)
-            counters.busy_since_ns = time.time_ns()
+            counters.busy_since_ns = time.monotonic_ns()
             counters.delivered += callback.give(batch, self._raised, self.is_over)
             counters.batches += 1
             counters.busy_since_ns = 0

@@ -2,7 +2,7 @@
 
 With one line a gap is final at once: the transport keeps order. With two, the block after a gap is held until the other
 line has brought what is missing or has itself passed it; for at most `line_wait_ns`, and not at all for a line that has
-been silent for `line_dead_ns`.
+been silent for `line_dead_ns`. Times are those of the monotonic clock.
 """
 
 from __future__ import annotations
@@ -12,67 +12,53 @@ from typing import Final, NamedTuple
 import numpy
 
 from blackbox.block.format import MAX_KEY_BYTES, MAX_SEQUENCE, layout_of, read_header
-from blackbox.native.intrinsics import inner, int32s_at, int64s_at
+from blackbox.native.intrinsics import inner, int32s_at, int64s_at, saturated
 from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
 from blackbox.native.prefix_trie import Trie, longest_prefix
-from blackbox.native.records import Field, Fields, SharedRecord, record_at
+from blackbox.native.records import Field, Fields, record_at
+from blackbox.subscribe.epochs import EpochState, epoch_state_at, judge_epoch
+from blackbox.subscribe.held import (
+    HELD_BLOCKS,
+    NONE,
+    HeldBlock,
+    HeldState,
+    KeyQueue,
+    dequeue,
+    enqueue,
+    held_at,
+    take_place,
+)
 from blackbox.subscribe.state import SliceCounters, slice_counters_at
 
 DUPLICATE: Final = -1
 HOLD: Final = -2
-STALE: Final = -3
-SAME: Final = 0
-NEW: Final = 1
 MAKE_ROOM: Final = -4
-"""Every place to hold a block is taken: release those of this key, gaps and all, and judge again."""
+"""There is no room to hold a block: release those of this key, gaps and all, and judge again."""
+IMPLAUSIBLE: Final = -6
+"""Its number is too far ahead to be believed at once: drop it."""
 
-HELD_BLOCKS: Final = 512
-"""Blocks of one slice that may wait for the other line."""
-_RETIRED: Final = 8
+PLAUSIBLE_JUMP: Final = 1 << 24
+"""Numbers that a key may be ahead of what is known. What is further is believed when its line tells it once more."""
 _UNKNOWN: Final = -1
 _NO_LIMIT: Final = (1 << 63) - 1
 
 
-class SequenceState(SharedRecord):
-    """What a slice knows of its publisher's runs and of its lines."""
-
-    epoch = Field()
-    epoch_known = Field()
-    retired = Fields(_RETIRED)
-    """Epochs that another has followed."""
-    retired_count = Field()
-    heard_ns = Fields(2)
-    """When each line was last heard."""
-    all_told = Field()
-    """1 once the publisher has told the sequences of all its keys since the present filters are in force."""
-
-
-class KeyState(SharedRecord):
-    """What a slice knows of one key."""
+class KeyState(KeyQueue):
+    """What a slice knows of one key, and which of its blocks wait."""
 
     epoch = Field()
     expected = Field()
     """The next sequence number to deliver, or _UNKNOWN."""
     line_next = Fields(2)
     """The sequence number after the last one that each line has brought or passed."""
-
-
-class HeldBlock(SharedRecord):
-    """A block that waits for the other line."""
-
-    key = Field()
-    """_UNKNOWN: the place is free."""
-    sequence = Field()
-    count = Field()
-    since_ns = Field()
+    doubted = Fields(2)
+    """A number too far ahead that each line has told once; 0: none."""
 
 
 _KEY_BYTES: Final = KeyState.dtype.itemsize
-_HELD_BYTES: Final = HeldBlock.dtype.itemsize
-_sequence_state_at = record_at(SequenceState)
+_held_state_at = record_at(HeldState)
 _key_state_at = record_at(KeyState)
-_held_block_at = record_at(HeldBlock)
 
 
 class SequencesAt(NamedTuple):
@@ -81,11 +67,14 @@ class SequencesAt(NamedTuple):
     keys: NumberingAt
     key_states: int
     held: int
+    held_state: int
     state: int
     counters: int
     lines: int
     line_wait_ns: int
     line_dead_ns: int
+    held_limit: int
+    """Bytes of the blocks that may wait."""
 
 
 class Sequences:
@@ -95,26 +84,38 @@ class Sequences:
     """
 
     def __init__(
-        self, max_keys: int, lines: int, line_wait_ns: int, line_dead_ns: int, counters: SliceCounters
+        self,
+        max_keys: int,
+        lines: int,
+        line_wait_ns: int,
+        line_dead_ns: int,
+        held_limit: int,
+        counters: SliceCounters,
     ) -> None:
         self.keys = Numbering(max_keys, 8)
         self._key_states = numpy.zeros(max_keys, KeyState.dtype)
         self._key_states["expected"] = _UNKNOWN
-        self._held = numpy.zeros(HELD_BLOCKS, HeldBlock.dtype)
-        self._held["key"] = _UNKNOWN
-        self._state = SequenceState()
-        self._counters = counters
+        self._held = numpy.zeros(HELD_BLOCKS + 1 if lines > 1 else 1, HeldBlock.dtype)
+        self._held_state = HeldState()
+        self._state = EpochState()
         self.line_dead_ns = line_dead_ns
         self.at = SequencesAt(
             self.keys.at,
             self._key_states.ctypes.data,
             self._held.ctypes.data,
+            self._held_state.address,
             self._state.address,
             counters.address,
             lines,
             line_wait_ns,
             line_dead_ns,
+            held_limit,
         )
+
+    @property
+    def places_used(self) -> int:
+        """The highest place at which a block has ever waited."""
+        return self._held_state.used
 
     def is_dead(self, line: int, now_ns: int) -> bool:
         """Whether a line has been silent for so long that nothing is expected of it."""
@@ -132,12 +133,13 @@ def _key(at: SequencesAt, key: int) -> KeyState:
 
 @inner
 def _held(at: SequencesAt, place: int) -> HeldBlock:
-    return _held_block_at(at.held + _HELD_BYTES * place)
+    return held_at(at.held, place)
 
 
 @inner
-def _is_alive(at: SequencesAt, line: int, now_ns: int) -> bool:
-    return now_ns - _sequence_state_at(at.state).heard_ns[line] < at.line_dead_ns
+def is_alive(at: SequencesAt, line: int, now_ns: int) -> bool:
+    """Whether a line was heard of late."""
+    return now_ns - epoch_state_at(at.state).heard_ns[line] < at.line_dead_ns
 
 
 @inner
@@ -154,41 +156,22 @@ def _begin_key(at: SequencesAt, key: int, epoch: int, sequence: int) -> None:
     """
     state = _key(at, key)
     state.epoch = epoch
-    state.expected = 0 if _sequence_state_at(at.state).all_told else sequence
-    state.line_next[0] = 0
-    state.line_next[1] = 0
+    state.expected = 0 if epoch_state_at(at.state).all_told else sequence
+    for line in range(2):
+        state.line_next[line] = 0
+        state.doubted[line] = 0
 
 
 @njit(nogil=True, cache=True)
-def enter_epoch(at: SequencesAt, epoch: int, line: int, now_ns: int) -> int:
-    """Note that a block of `epoch` came on `line`: SAME epoch as before, NEW, or STALE: its time is over.
-
-    At NEW, whatever is held is of an old epoch and must be released before the block is judged.
-    """
-    state = _sequence_state_at(at.state)
-    state.heard_ns[line] = now_ns
-    if state.epoch_known and state.epoch == epoch:
-        return SAME
-    for i in range(min(state.retired_count, _RETIRED)):
-        if state.retired[i] == epoch:
-            return STALE
-    if state.epoch_known:
-        state.retired[state.retired_count % _RETIRED] = state.epoch
-        state.retired_count += 1
-    state.epoch = epoch
-    state.epoch_known = 1
-    state.all_told = 0
-    counters = slice_counters_at(at.counters)
-    counters.smallest_lag_ns = _NO_LIMIT  # another run, perhaps another clock
-    counters.epochs += 1
-    return NEW
+def enter_epoch(at: SequencesAt, epoch: int, line: int, proven: int, now_ns: int) -> int:
+    """Note that a block of `epoch` came on `line`; return what `judge_epoch` says."""
+    return judge_epoch(epoch_state_at(at.state), slice_counters_at(at.counters), epoch, line, proven, now_ns)
 
 
 @inner
 def is_current(at: SequencesAt, epoch: int) -> bool:
     """Whether this is the epoch that goes on."""
-    state = _sequence_state_at(at.state)
-    return state.epoch_known != 0 and state.epoch == epoch
+    return epoch_state_at(at.state).epoch == epoch
 
 
 @inner
@@ -196,9 +179,22 @@ def _passed(at: SequencesAt, key: int, sequence: int, now_ns: int) -> bool:
     """Whether no line that is alive can still bring `sequence`, or anything before it."""
     state = _key(at, key)
     for line in range(at.lines):
-        can_bring = _is_alive(at, line, now_ns) and state.line_next[line] <= sequence
+        can_bring = is_alive(at, line, now_ns) and state.line_next[line] <= sequence
         if can_bring:
             return False
+    return True
+
+
+@inner
+def _is_plausible(state: KeyState, line: int, sequence: int) -> bool:
+    """Whether a line may tell this number. One far ahead of all that is known only when it is told once more."""
+    if sequence - state.expected > PLAUSIBLE_JUMP:
+        doubted = state.doubted[line]
+        if doubted == 0 or sequence < doubted:
+            state.doubted[line] = sequence
+            return False
+    else:
+        state.doubted[line] = 0
     return True
 
 
@@ -210,83 +206,74 @@ def judge(
     epoch: int,
     sequence: int,
     count: int,
+    body_bytes: int,
     now_ns: int,
     force: int,
 ) -> int:
-    """What to do with a block of `count` numbers that `enter_epoch` let in. `force`: do not wait for another line.
+    """What to do with a block of `count` numbers whose epoch goes on. `force`: do not wait for another line.
 
     Return the first number to deliver, from the block's first one on (0 unless it overlaps what was delivered), or
-    DUPLICATE, HOLD or MAKE_ROOM. Count gaps and duplicates and move the expected sequence on, except for HOLD and
-    MAKE_ROOM.
+    DUPLICATE, IMPLAUSIBLE, HOLD or MAKE_ROOM. Count gaps and duplicates and move the expected sequence on, except for
+    the last three.
     """
     if not _is_known(at, key, epoch):
         _begin_key(at, key, epoch, sequence)
     state = _key(at, key)
+    if not _is_plausible(state, line, sequence):
+        return IMPLAUSIBLE
     counters = slice_counters_at(at.counters)
     end = sequence + count
     state.line_next[line] = max(state.line_next[line], end)
     if end <= state.expected:
-        counters.duplicates += count
+        counters.duplicates = saturated(counters.duplicates, count)
         return DUPLICATE
     if sequence <= state.expected:
         first = state.expected - sequence
-        counters.duplicates += first
+        counters.duplicates = saturated(counters.duplicates, first)
         state.expected = end
         return first
     # A gap. The other line may still bring what is missing.
     if force == 0 and not _passed(at, key, sequence - 1, now_ns):
-        return HOLD if counters.held < HELD_BLOCKS else MAKE_ROOM
-    place = _first_held(at, key)
-    if place >= 0 and _held(at, place).sequence < sequence:
+        room = at.held_limit - _held_state_at(at.held_state).held_bytes
+        return HOLD if counters.held < HELD_BLOCKS and body_bytes <= room else MAKE_ROOM
+    if state.first != NONE and _held(at, state.first).sequence < sequence:
         return MAKE_ROOM  # what is held before it goes first
-    counters.gaps += sequence - state.expected
+    counters.gaps = saturated(counters.gaps, sequence - state.expected)
     state.expected = end
     return 0
 
 
 @inner
-def hold(at: SequencesAt, key: int, sequence: int, count: int, now_ns: int) -> int:
-    """Reserve the place of a block that `judge` said to HOLD; return its number."""
-    for place in range(HELD_BLOCKS):
-        held = _held(at, place)
-        if held.key == _UNKNOWN:
-            held.key = key
-            held.sequence = sequence
-            held.count = count
-            held.since_ns = now_ns
-            slice_counters_at(at.counters).held += 1
-            return place
-    return -1
-
-
-@inner
-def _first_held(at: SequencesAt, key: int) -> int:
-    """The held block of `key` with the lowest sequence, or -1."""
-    best = -1
-    if slice_counters_at(at.counters).held == 0:
-        return best
-    for place in range(HELD_BLOCKS):
-        held = _held(at, place)
-        if held.key == key and (best < 0 or held.sequence < _held(at, best).sequence):
-            best = place
-    return best
+def hold(at: SequencesAt, key: int, sequence: int, count: int, body_bytes: int, now_ns: int) -> int:
+    """Take a place for a block that `judge` said to HOLD; return its number."""
+    held_state = _held_state_at(at.held_state)
+    place = take_place(held_state, at.held)
+    held = _held(at, place)
+    held.key = key
+    held.sequence = sequence
+    held.count = count
+    held.held_bytes = body_bytes
+    held.since_ns = now_ns
+    enqueue(held_state, _key(at, key), at.held, place)
+    slice_counters_at(at.counters).held += 1
+    return place
 
 
 @inner
 def next_ready(at: SequencesAt, key: int, now_ns: int, force: int, until: int) -> int:
-    """Return the place of the next held block of `key` whose turn has come, or -1; `release` then frees it.
+    """Return the place of the next held block of `key` whose turn has come, or NONE; `release` then frees it.
 
     Only blocks before sequence number `until` count. `force`: its turn has come, gap or no gap.
     """
-    place = _first_held(at, key)
-    if place < 0:
-        return -1
+    place = _key(at, key).first
+    if place == NONE:
+        return NONE
     held = _held(at, place)
     if held.sequence >= until:
-        return -1
+        return NONE
     waited = now_ns - held.since_ns >= at.line_wait_ns
     is_next = held.sequence <= _key(at, key).expected
-    return place if is_next or force != 0 or waited or _passed(at, key, held.sequence - 1, now_ns) else -1
+    return place if is_next or force != 0 or waited or _passed(at, key, held.sequence - 1, now_ns) else NONE
 
 
 @inner
@@ -294,29 +281,36 @@ def release(at: SequencesAt, place: int) -> int:
     """Free a place that `next_ready` gave and count what is missing before it; return as `judge`."""
     held = _held(at, place)
     state = _key(at, held.key)
+    sequence, count = held.sequence, held.count
     counters = slice_counters_at(at.counters)
-    held.key = _UNKNOWN
+    dequeue(_held_state_at(at.held_state), state, at.held, place)
     counters.held -= 1
-    end = held.sequence + held.count
+    end = sequence + count
     if state.expected == _UNKNOWN:
         return DUPLICATE  # forgotten meanwhile: nobody wants it
     if end <= state.expected:
-        counters.duplicates += held.count
+        counters.duplicates = saturated(counters.duplicates, count)
         return DUPLICATE
-    first = max(0, state.expected - held.sequence)
-    counters.duplicates += first
-    counters.gaps += max(0, held.sequence - state.expected)
+    first = max(0, state.expected - sequence)
+    counters.duplicates = saturated(counters.duplicates, first)
+    counters.gaps = saturated(counters.gaps, max(0, sequence - state.expected))
     state.expected = end
     return first
 
 
 @inner
-def held_place(at: SequencesAt, start: int) -> int:
-    """Return the first place at `start` or behind it that holds a block, or -1."""
-    for place in range(start, HELD_BLOCKS):
-        if _held(at, place).key != _UNKNOWN:
-            return place
-    return -1
+def oldest_held(at: SequencesAt) -> int:
+    """Return the place of the block that has waited longest, or NONE."""
+    return _held_state_at(at.held_state).oldest
+
+
+@inner
+def next_of_another_key(at: SequencesAt, place: int) -> int:
+    """Return the place of the next block that came behind the one at `place` and is of another key, or NONE."""
+    key = _held(at, place).key
+    while place != NONE and _held(at, place).key == key:
+        place = _held(at, place).newer
+    return place
 
 
 @inner
@@ -329,25 +323,31 @@ def key_at(at: SequencesAt, place: int) -> int:
 def settle(at: SequencesAt, key: int, now_ns: int, until: int) -> None:
     """Count as lost what every live line has passed before sequence number `until`, as far as nothing is held."""
     state = _key(at, key)
-    if state.expected == _UNKNOWN or _first_held(at, key) >= 0 or not _passed(at, key, state.expected, now_ns):
+    if state.expected == _UNKNOWN or state.first != NONE or not _passed(at, key, state.expected, now_ns):
         return
     reached = max(state.line_next[0], state.line_next[1])
     for line in range(at.lines):
-        if _is_alive(at, line, now_ns):
+        if is_alive(at, line, now_ns):
             reached = min(reached, state.line_next[line])
     reached = min(reached, until)
     if reached > state.expected:
-        slice_counters_at(at.counters).gaps += reached - state.expected
+        counters = slice_counters_at(at.counters)
+        counters.gaps = saturated(counters.gaps, reached - state.expected)
         state.expected = reached
 
 
 @inner
 def _note_next(at: SequencesAt, key: int, line: int, epoch: int, following: int, baseline: int, now_ns: int) -> None:
     if not _is_known(at, key, epoch):
-        if not _sequence_state_at(at.state).all_told and baseline == 0:
+        if not epoch_state_at(at.state).all_told and baseline == 0:
             return
         _begin_key(at, key, epoch, following)
     state = _key(at, key)
+    if baseline != 0 and state.expected - following > PLAUSIBLE_JUMP:
+        _begin_key(at, key, epoch, following)  # what is known came from a block that nobody had confirmed
+    if baseline == 0 and not _is_plausible(state, line, following):
+        slice_counters_at(at.counters).implausible_control += 1
+        return
     state.line_next[line] = max(state.line_next[line], following)
     settle(at, key, now_ns, numpy.int64(_NO_LIMIT))
 

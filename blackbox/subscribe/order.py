@@ -11,35 +11,51 @@ from blackbox.block.format import FLAG_LINE_B, FLAG_SEQUENCES, HEADER_BYTES, Hea
 from blackbox.native.intrinsics import copy_bytes, inner
 from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, number_of
-from blackbox.native.posix import now_ns
+from blackbox.native.posix import monotonic_ns, now_ns
 from blackbox.native.prefix_trie import Trie
-from blackbox.subscribe.addresses import BODY_AT, HEAD_AT, HELD_MESSAGE_BYTES, KEY_AT, PARKED, SliceAt, TableAt
+from blackbox.subscribe.addresses import (
+    BODY_AT,
+    COPY_AT,
+    DOUBTED_AT,
+    HEAD_AT,
+    HELD_MESSAGE_BYTES,
+    KEY_AT,
+    PARKED,
+    SliceAt,
+    TableAt,
+)
+from blackbox.subscribe.clocks import clock_state_at, note_clocks
 from blackbox.subscribe.conflation import absorb, flush, pending
-from blackbox.subscribe.dispatch import any_full, dispatch
+from blackbox.subscribe.dispatch import any_full, dispatch, fail
+from blackbox.subscribe.epochs import DOUBTED, NEW, SAME, STALE, epoch_state_at
 from blackbox.subscribe.gaps import (
     DUPLICATE,
     HOLD,
+    IMPLAUSIBLE,
     MAKE_ROOM,
-    NEW,
-    STALE,
     enter_epoch,
-    held_place,
     hold,
     judge,
     key_at,
+    next_of_another_key,
     next_ready,
+    oldest_held,
     release,
     settle,
 )
+from blackbox.subscribe.held import NONE
 from blackbox.subscribe.slow_subscriber import CONFLATE, DROP, PROCEED, act_on_lag, is_over, lag_of
-from blackbox.subscribe.state import slice_counters_at
-from blackbox.transport.libzmq import msg_close, msg_data, msg_init, msg_move, msg_size
+from blackbox.subscribe.state import FAILED, HELD_MS, slice_counters_at, slice_state_at
+from blackbox.transport.libzmq import msg_close, msg_data, msg_init, msg_init_size, msg_move, msg_size
 
 # As arguments these are int64 rather than literals: numba would compile the callee once for each literal.
 _ALL_KEYS = numpy.int64(-1)
 _NO = numpy.int64(0)
 _YES = numpy.int64(1)
 _END = numpy.int64(numpy.iinfo(numpy.int64).max)
+_FAILED = -7
+_SHARED_BYTES = 8_192
+"""Bodies up to this size may lie in a buffer of libzmq's that others share; one that waits would keep all of it."""
 
 
 @inner
@@ -72,6 +88,21 @@ def _put_aside(at: SliceAt, place: int) -> None:
 
 
 @inner
+def _leave_shared_buffer(at: SliceAt) -> bool:
+    """Move a small body into memory of its own."""
+    body, fresh = at.scratch + BODY_AT, at.scratch + COPY_AT
+    size = msg_size(body)
+    if size > _SHARED_BYTES:
+        return True
+    if msg_init_size(fresh, size) != 0:
+        return False
+    copy_bytes(msg_data(fresh), msg_data(body), size)
+    msg_move(body, fresh)
+    msg_close(fresh)
+    return True
+
+
+@inner
 def _take_back(at: SliceAt, place: int) -> None:
     held = at.held_messages + HELD_MESSAGE_BYTES * place
     copy_bytes(at.scratch + HEAD_AT, held, HEADER_BYTES)
@@ -101,11 +132,11 @@ def _row_of(at: SliceAt, first: int) -> int:
 @inner
 def _deliver_held(at: SliceAt, table: TableAt, trie: Trie, key: int, force: int, until: int) -> int:
     """Deliver the held blocks of a key, before sequence `until`, whose turn has come: 0 or FAILED."""
-    now = now_ns()
+    now, tick = now_ns(), monotonic_ns()
     while True:
-        place = next_ready(at.sequences, key, now, force, until)
-        if place < 0:
-            settle(at.sequences, key, now, until)
+        place = next_ready(at.sequences, key, tick, force, until)
+        if place == NONE:
+            settle(at.sequences, key, tick, until)
             return 0
         first = release(at.sequences, place)
         _take_back(at, place)
@@ -119,13 +150,24 @@ def _deliver_held(at: SliceAt, table: TableAt, trie: Trie, key: int, force: int,
 @njit(nogil=True, cache=True)
 def deliver_all_held(at: SliceAt, table: TableAt, trie: Trie, force: int) -> int:
     """The same for every key. `force`: all of them, gaps or not."""
-    place = held_place(at.sequences, 0)
-    while place >= 0:
-        result = _deliver_held(at, table, trie, key_at(at.sequences, place), force, _END)
+    place = oldest_held(at.sequences)
+    while place != NONE:
+        key = key_at(at.sequences, place)
+        place = next_of_another_key(at.sequences, place)  # before blocks of this key go
+        result = _deliver_held(at, table, trie, key, force, _END)
         if result != 0:
             return result
-        place = held_place(at.sequences, place + 1)
     return 0
+
+
+@inner
+def look_at_held(at: SliceAt, table: TableAt, trie: Trie, tick: int) -> int:
+    """Now and then deliver of every key what has waited long enough, or for a line that is dead: 0 or FAILED."""
+    state = slice_state_at(at.state)
+    if slice_counters_at(at.counters).held == 0 or tick < state.look_at_held_ns:
+        return 0
+    state.look_at_held_ns = tick + HELD_MS * 1_000_000
+    return deliver_all_held(at, table, trie, _NO)
 
 
 @inner
@@ -154,8 +196,86 @@ def line_of(at: SliceAt, header: Header) -> int:
     return 1 if header.flags & FLAG_LINE_B and at.sequences.lines > 1 else 0
 
 
+@njit(nogil=True, cache=True)
+def drop_doubted(at: SliceAt) -> None:
+    """Drop the block of an epoch that turned out not to be true, if there is one."""
+    state = epoch_state_at(at.sequences.state)
+    if state.doubted_key != 0:
+        state.doubted_key = 0
+        held = at.held_messages + HELD_MESSAGE_BYTES * DOUBTED_AT
+        slice_counters_at(at.counters).implausible += read_header(held).count
+        msg_close(held + HEADER_BYTES)
+
+
 @inner
-def order(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
+def _deliver_doubted(at: SliceAt, table: TableAt, trie: Trie) -> int:
+    """Deliver the first block of the epoch that has begun, if it came before the epoch was believed: 0 or FAILED."""
+    state = epoch_state_at(at.sequences.state)
+    key = state.doubted_key - 1
+    header = read_header(at.held_messages + HELD_MESSAGE_BYTES * DOUBTED_AT)
+    if key < 0 or header.epoch != state.epoch:
+        drop_doubted(at)
+        return 0
+    state.doubted_key = 0
+    _take_back(at, numpy.int64(DOUBTED_AT))
+    line, size, tick = line_of(at, header), header.body_bytes, monotonic_ns()
+    span = span_of(header, msg_data(at.scratch + BODY_AT))
+    judge(at.sequences, key, line, header.epoch, header.sequence, span, size, tick, _YES)
+    return _deliver(at, table, trie, _NO, now_ns())
+
+
+@njit(nogil=True, cache=True)
+def begin_epoch(at: SliceAt, table: TableAt, trie: Trie) -> int:
+    """Deliver what is held of the epoch before, then the doubted block of this one: 0 or FAILED."""
+    if slice_counters_at(at.counters).held == 0 and epoch_state_at(at.sequences.state).doubted_key == 0:
+        return 0
+    _put_aside(at, numpy.int64(PARKED))
+    result = deliver_all_held(at, table, trie, _YES)
+    if result == 0:
+        result = _deliver_doubted(at, table, trie)
+    _take_back(at, numpy.int64(PARKED))
+    return result
+
+
+@inner
+def _enter(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Header, tick: int) -> int:
+    """Judge the epoch of the block at hand: SAME, NEW, STALE or DOUBTED, which is then done with; FAILED."""
+    line = line_of(at, header)
+    entered = enter_epoch(at.sequences, header.epoch, line, _NO, tick)
+    state = slice_state_at(at.state)
+    if entered == SAME:
+        return SAME
+    if entered == STALE:
+        slice_counters_at(at.counters).stale += header.count
+        return STALE
+    if entered == NEW:
+        state.confirmed_lines = 0  # its next heartbeat goes to Python, which asks it to confirm
+        result = begin_epoch(at, table, trie)
+        return NEW if result == 0 else result
+    drop_doubted(at)
+    if entered == DOUBTED:
+        _put_aside(at, numpy.int64(DOUBTED_AT))
+        epoch_state_at(at.sequences.state).doubted_key = key + 1
+        return DOUBTED
+    return SAME
+
+
+@inner
+def _judge(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Header, span: int, tick: int) -> int:
+    """Judge the numbers of the block at hand; make room for it, if need be, by delivering held ones. Or _FAILED."""
+    line, size = line_of(at, header), header.body_bytes
+    verdict = judge(at.sequences, key, line, header.epoch, header.sequence, span, size, tick, _NO)
+    for force in range(2):
+        if verdict != MAKE_ROOM:
+            return verdict
+        if _held_first(at, table, trie, key, force, header.sequence) != 0:
+            return _FAILED
+        verdict = judge(at.sequences, key, line, header.epoch, header.sequence, span, size, tick, force)
+    return verdict
+
+
+@inner
+def order(at: SliceAt, table: TableAt, trie: Trie, now: int, tick: int) -> int:
     """Judge the checked block at hand by its sequence; deliver what may go: 0 or FAILED."""
     counters = slice_counters_at(at.counters)
     header = read_header(at.scratch + HEAD_AT)
@@ -165,33 +285,32 @@ def order(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
     if key == FULL:
         counters.untracked += header.count
         return _deliver(at, table, trie, _NO, now)
-    entered = enter_epoch(at.sequences, epoch, line, now)
-    if entered == STALE:
-        counters.stale += header.count
+    entered = _enter(at, table, trie, key, header, tick)
+    if entered in (STALE, DOUBTED):
         return 0
-    if entered == NEW and counters.held > 0:
-        result = _held_first(at, table, trie, _ALL_KEYS, _YES, _END)
-        if result != 0:
-            return result
+    if entered == FAILED:
+        return FAILED
+    state = slice_state_at(at.state)
+    if state.finished_lines != 0:
+        state.finished_lines &= ~(1 << line)  # it has not ended
+    note_clocks(clock_state_at(at.clock), counters, epoch, line, header.ts_out, now)
     span = span_of(header, msg_data(at.scratch + BODY_AT))
-    verdict = judge(at.sequences, key, line, epoch, header.sequence, span, now, _NO)
-    if verdict == MAKE_ROOM:
-        result = _held_first(at, table, trie, key, _NO, header.sequence)
-        if result != 0:
-            return result
-        verdict = judge(at.sequences, key, line, epoch, header.sequence, span, now, _NO)
-    if verdict == MAKE_ROOM:
-        result = _held_first(at, table, trie, key, _YES, header.sequence)
-        if result != 0:
-            return result
-        verdict = judge(at.sequences, key, line, epoch, header.sequence, span, now, _YES)
+    verdict = _judge(at, table, trie, key, header, span, tick)
+    if verdict == _FAILED:
+        return FAILED
     result = 0
     if verdict == HOLD:
-        _put_aside(at, hold(at.sequences, key, header.sequence, span, now))
+        if not _leave_shared_buffer(at):
+            return fail(at)
+        _put_aside(at, hold(at.sequences, key, header.sequence, span, header.body_bytes, tick))
+    elif verdict == IMPLAUSIBLE:
+        counters.implausible += header.count
     else:
         first_row = _row_of(at, verdict)
         if first_row != DUPLICATE:
             result = _deliver(at, table, trie, first_row, now)
     if result == 0 and counters.held > 0:
         result = _deliver_held(at, table, trie, key, _NO, _END)
+    if result == 0:
+        result = look_at_held(at, table, trie, tick)
     return result

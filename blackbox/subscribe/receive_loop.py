@@ -16,16 +16,18 @@ from blackbox.block.format import (
 from blackbox.block.validate import Fault, check_block
 from blackbox.native.intrinsics import bytes_at, copy_bytes, inner, int32s_at, int64s_at
 from blackbox.native.jit import njit
-from blackbox.native.posix import now_ns
+from blackbox.native.posix import monotonic_ns, now_ns
 from blackbox.native.prefix_trie import Trie, longest_prefix
 from blackbox.native.records import load_shared
 from blackbox.subscribe.addresses import BODY_AT, COPY_AT, HEAD_AT, HEADER_AT, KEY_AT, SliceAt, TableAt
 from blackbox.subscribe.block_handler import AGAIN_MS
 from blackbox.subscribe.block_handler import CONTROL as CONTROL_BLOCK
+from blackbox.subscribe.clocks import clock_state_at, note_clocks, note_own_clock
 from blackbox.subscribe.conflation import flush, pending
 from blackbox.subscribe.dispatch import any_full, fail, hand_block, hand_idle
+from blackbox.subscribe.epochs import AHEAD_NS, REFUTED
 from blackbox.subscribe.gaps import enter_epoch, is_current, note_sequences
-from blackbox.subscribe.order import deliver_all_held, deliver_held_first, line_of, order
+from blackbox.subscribe.order import deliver_all_held, deliver_held_first, drop_doubted, line_of, look_at_held, order
 from blackbox.subscribe.slow_subscriber import CONFLATE, act_on_stuck
 from blackbox.subscribe.state import (
     COMMAND,
@@ -57,6 +59,7 @@ _BAD_FRAMES = int(Fault.FRAMES)
 _BAD_KEY = int(Fault.RESERVED_KEY)
 _BAD_KEY_BYTES = int(Fault.KEY_BYTES)
 _BAD_SLICE = int(Fault.SLICE)
+_BAD_EPOCH = int(Fault.EPOCH)
 # As arguments these are int64 rather than literals: numba would compile the callee once for each literal.
 _NO = numpy.int64(0)
 _YES = numpy.int64(1)
@@ -106,7 +109,7 @@ def _has_reserved_key(at: SliceAt) -> bool:
 
 
 @inner
-def _fault(at: SliceAt, frames: int) -> int:
+def _fault(at: SliceAt, frames: int, now: int) -> int:
     """What is wrong with the block at hand; 0: nothing."""
     if frames != 3:
         return _BAD_FRAMES
@@ -125,27 +128,30 @@ def _fault(at: SliceAt, frames: int) -> int:
     if (header.flags & FLAG_CONTROL != 0) != _has_reserved_key(at):
         return _BAD_KEY
     if header.key_bytes != at.key_bytes:
+        slice_state_at(at.state).other_key_bytes = header.key_bytes + 1
         return _BAD_KEY_BYTES
-    return _BAD_SLICE if header.slice_id != at.slice_id else 0
+    if header.slice_id != at.slice_id:
+        slice_state_at(at.state).other_slice = header.slice_id + 1
+        return _BAD_SLICE
+    return _BAD_EPOCH if header.epoch > now + AHEAD_NS else 0
 
 
 @inner
 def _idle(at: SliceAt, table: TableAt, trie: Trie) -> int:
     """Nothing to receive: release what waited long enough, look for stuck workers, sleep."""
     counters = slice_counters_at(at.counters)
-    now = now_ns()
-    if counters.held > 0:
-        result = deliver_all_held(at, table, trie, _NO)
-        if result != 0:
-            return result
+    tick = monotonic_ns()
+    result = look_at_held(at, table, trie, tick)
+    if result != 0:
+        return result
     if at.action == CONFLATE and pending(at) > 0 and not any_full(at):
-        result = flush(at, table, trie, now)
+        result = flush(at, table, trie, now_ns())
         if result != 0:
             return result
-    if act_on_stuck(at, now):
+    if act_on_stuck(at, tick):
         return 0
     wait_ms = AGAIN_MS if hand_idle(at) else IDLE_MS
-    if now > slice_state_at(at.state).look_again_at_ns:
+    if tick > slice_state_at(at.state).look_again_at_ns:
         return COMMAND
     if counters.held > 0 or (at.action == CONFLATE and pending(at) > 0):
         wait_ms = min(wait_ms, HELD_MS)
@@ -158,6 +164,7 @@ def _idle(at: SliceAt, table: TableAt, trie: Trie) -> int:
 def finish(at: SliceAt, table: TableAt, trie: Trie) -> None:
     """Deliver, gaps or not, whatever waits in the slice thread; after TERMINATE count it as due."""
     deliver_all_held(at, table, trie, _YES)
+    drop_doubted(at)
     if at.action == CONFLATE and pending(at) > 0:
         flush(at, table, trie, now_ns())
 
@@ -187,12 +194,14 @@ def _is_heartbeat(at: SliceAt, header: Header) -> bool:
 
 
 @inner
-def _heartbeat(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, header: Header, now: int) -> int:
+def _heartbeat(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, header: Header, now: int, tick: int) -> int:
     line = line_of(at, header)
     epoch = header.epoch
-    enter_epoch(at.sequences, epoch, line, now)
+    if enter_epoch(at.sequences, epoch, line, _NO, tick) == REFUTED:
+        drop_doubted(at)
+    note_clocks(clock_state_at(at.clock), slice_counters_at(at.counters), epoch, line, header.ts_out, now)
     body = msg_data(at.scratch + BODY_AT)
-    note_sequences(at.sequences, keys, at.scratch + HEAD_AT, body, line, epoch, _NO, now)
+    note_sequences(at.sequences, keys, at.scratch + HEAD_AT, body, line, epoch, _NO, tick)
     result = deliver_held_first(at, table, trie, _NO)
     if result == 0:
         hand_control(at, now)
@@ -210,10 +219,11 @@ def hand_control(at: SliceAt, now: int) -> None:
 def _accept(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, frames: int) -> int:
     """Check the block at hand, count it and order it: 0, CONTROL or FAILED."""
     counters = slice_counters_at(at.counters)
-    now = now_ns()
+    now, tick = now_ns(), monotonic_ns()
+    note_own_clock(clock_state_at(at.clock), counters, now, tick)
     if not _align(at):
         return fail(at)
-    fault = _fault(at, frames)
+    fault = _fault(at, frames, now)
     if fault != 0:
         counters.malformed += 1
         counters.faults[fault] += 1
@@ -222,11 +232,11 @@ def _accept(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, frames: int) ->
     counters.last_received_ns = now
     if header.flags & FLAG_CONTROL != 0:
         counters.control += 1
-        return _heartbeat(at, table, trie, keys, header, now) if _is_heartbeat(at, header) else CONTROL
+        return _heartbeat(at, table, trie, keys, header, now, tick) if _is_heartbeat(at, header) else CONTROL
     counters.received += header.count
     counters.blocks += 1
     counters.body_bytes += header.body_bytes
-    return order(at, table, trie, now)
+    return order(at, table, trie, now, tick)
 
 
 @njit(nogil=True, cache=True)

@@ -24,6 +24,7 @@ from blackbox.native.name_table import Numbering
 from blackbox.subscribe import state as codes
 from blackbox.subscribe.addresses import (
     HELD_MESSAGE_BYTES,
+    HELD_MESSAGES,
     KEY_AT,
     MESSAGES,
     SCRATCH_WORDS,
@@ -31,8 +32,9 @@ from blackbox.subscribe.addresses import (
 )
 from blackbox.subscribe.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.subscribe.callbacks import Callback
+from blackbox.subscribe.clocks import ClockState
 from blackbox.subscribe.conflation import Conflation
-from blackbox.subscribe.gaps import HELD_BLOCKS, Sequences, forget_uncovered
+from blackbox.subscribe.gaps import Sequences, forget_uncovered
 from blackbox.subscribe.match_table import MAX_WORKERS, Table, WorkerTable
 from blackbox.subscribe.receive_loop import finish, hand_control, renumber, run_slice
 from blackbox.subscribe.slow_subscriber import ACTIONS, SlowPolicy
@@ -56,6 +58,8 @@ _KEPT_TABLES = 64
 _DEAD_AFTER_HEARTBEATS = 3
 _ERROR_TEXT_BYTES = 16_384
 _RELEASE_TICK_S = 0.001
+_END_SETTLES_NS = 50_000_000
+"""What a publisher sends goes on within this time, or it has ended as it said."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,12 +130,14 @@ class SliceThread:
             lines,
             options.line_wait_ns,
             _DEAD_AFTER_HEARTBEATS * feed.heartbeat_ns,
+            options.hwm_blocks * feed.block_bytes,
             counters.slice,
         )
+        self._clock = ClockState()
         self._subscription = Subscription(feed, slice_id, self.state, self._sequences, news)
         self._conflation = Conflation(feed.max_topics) if options.slow.action == "conflate" else None
         self._set_of_topic = numpy.zeros(feed.max_topics, numpy.int32)
-        self._held = numpy.zeros((HELD_BLOCKS + 1) * HELD_MESSAGE_BYTES // 8, numpy.int64)
+        self._held = numpy.zeros(HELD_MESSAGES * HELD_MESSAGE_BYTES // 8, numpy.int64)
         self._scratch = numpy.zeros(SCRATCH_WORDS, numpy.int64)
         self.workers: list[Worker] = []
         self._thread = threading.Thread(target=self._run, name=f"blackbox-slice-{slice_id}", daemon=True)
@@ -152,11 +158,15 @@ class SliceThread:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every line's publisher has said that it ends, or has died where the other has said so."""
+        """Whether every line's publisher has said that it ends, or has died where the other has said so.
+
+        Not at once: what comes behind an end proves it untrue.
+        """
         finished = self.state.finished_lines
-        now_ns = time.time_ns()
+        now_ns = time.monotonic_ns()
         lines = range(len(self.feed_slice.endpoints))
-        return bool(finished) and all(finished >> n & 1 or self._sequences.is_dead(n, now_ns) for n in lines)
+        settled = bool(finished) and now_ns - self.state.finished_ns >= _END_SETTLES_NS
+        return settled and all(finished >> n & 1 or self._sequences.is_dead(n, now_ns) for n in lines)
 
     @property
     def is_ready(self) -> bool:
@@ -342,6 +352,7 @@ class SliceThread:
             self.topics.at,
             self._set_of_topic.ctypes.data,
             self._sequences.at,
+            self._clock.address,
             self._held.ctypes.data,
             self.slice_id,
             self.feed.key_bytes,
@@ -367,7 +378,7 @@ class SliceThread:
                 self.state.asked = 0
                 while self._commands:
                     self._commands.popleft()()
-                if time.time_ns() > self.state.look_again_at_ns:
+                if time.monotonic_ns() > self.state.look_again_at_ns:
                     self._subscription.reconnect_silent_lines()
             elif reason == codes.FAILED and self.error is None:
                 raise SubscriberError(f"slice {self.slice_id}: libzmq failed: {zmq.strerror(self.state.errno)}")
@@ -417,7 +428,7 @@ class SliceThread:
         if context is not None:
             close_context(context)
         close_messages(self._scratch.ctypes.data + KEY_AT, MESSAGES)
-        for place in range(HELD_BLOCKS + 1):
+        for place in range(self._sequences.places_used + 1):
             close_messages(self._held.ctypes.data + place * HELD_MESSAGE_BYTES + HEADER_BYTES, 1)
         self._enter(SliceLife.ENDED)
         self._notify()

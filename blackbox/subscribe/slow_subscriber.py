@@ -14,7 +14,7 @@ import zmq
 from blackbox.errors import EndpointError, SlowSubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.native.intrinsics import inner
-from blackbox.native.posix import exit_process, now_ns, poke, write_file
+from blackbox.native.posix import exit_process, monotonic_ns, poke, write_file
 from blackbox.native.records import load_shared, store_shared
 from blackbox.subscribe.addresses import SliceAt
 from blackbox.subscribe.state import (
@@ -163,8 +163,8 @@ def is_over(at: SliceAt) -> bool:
 
 @inner
 def corrected(at: SliceAt, lag_ns: int) -> int:
-    """A lag, less what the smallest lag so far proves of the two clocks."""
-    return lag_ns - min(0, slice_counters_at(at.counters).smallest_lag_ns)
+    """A lag, less what is known of the two clocks."""
+    return max(0, lag_ns - slice_counters_at(at.counters).clock_offset_ns)
 
 
 @inner
@@ -174,8 +174,6 @@ def lag_of(at: SliceAt, ts_out: int, now: int) -> int:
     lag = now - ts_out
     if lag < 0:
         counters.negative_lag += 1
-    if lag < counters.smallest_lag_ns:
-        counters.smallest_lag_ns = lag
     counters.last_lag_ns = corrected(at, lag)
     return counters.last_lag_ns
 
@@ -201,11 +199,11 @@ def act_on_lag(at: SliceAt, lag_ns: int) -> int:
 @inner
 def _terminate_process(at: SliceAt) -> None:
     """Wait for Python to end the workers; if it cannot within the grace time, end the process from here."""
-    deadline = now_ns() + at.grace_ns
+    deadline = monotonic_ns() + at.grace_ns
     last_words = _LAST_WORDS
     state = slice_state_at(at.state)
     while load_shared(state, "released") == 0:
-        if now_ns() > deadline:
+        if monotonic_ns() > deadline:
             write_file(2, last_words.ctypes.data, len(last_words))
             exit_process(EXIT_SLOW)
         wait_readable(numpy.int64(0), numpy.int64(0), at.wake_fd, numpy.int64(IDLE_MS), at.scratch)
@@ -213,11 +211,11 @@ def _terminate_process(at: SliceAt) -> None:
 
 
 @inner
-def act_on_stuck(at: SliceAt, now: int) -> bool:
+def act_on_stuck(at: SliceAt, tick: int) -> bool:
     """Apply the policy to workers that are in one callback for too long while blocks wait; return whether it ended."""
     for worker in range(at.workers):
         counters = worker_counters_at(at.worker_counters + WORKER_COUNTERS_BYTES * worker)
         since = load_shared(counters, "busy_since_ns")
-        if counters.sent != counters.blocks and since > 0 and act_on_lag(at, now - since) == END:
+        if counters.sent != counters.blocks and since > 0 and act_on_lag(at, tick - since) == END:
             return True
     return False

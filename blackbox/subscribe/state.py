@@ -59,9 +59,17 @@ class SliceState(SharedRecord):
     confirmed_version = Field()
     finished_lines = Field()
     """A bit for each line whose publisher has said that it ends."""
+    finished_ns = Field()
+    """When a publisher last said so, by the monotonic clock."""
     subscriptions = Field()
     look_again_at_ns = Field()
-    """When an idle loop goes back to Python, to look for lines that have fallen silent; ns since the epoch."""
+    """When an idle loop goes back to Python, to look for lines that have fallen silent; by the monotonic clock."""
+    look_at_held_ns = Field()
+    """When all blocks that wait for the other line are looked at again; by the monotonic clock."""
+    other_key_bytes = Field()
+    """The `key_bytes` of the last block that was refused for it, plus 1; 0: none was."""
+    other_slice = Field()
+    """The slice of the last block that was refused for it, plus 1; 0: none was."""
 
 
 class SliceCounters(SharedRecord):
@@ -83,6 +91,10 @@ class SliceCounters(SharedRecord):
     duplicates = Field()
     stale = Field()
     """Of an epoch that had already been followed by another."""
+    implausible = Field()
+    """In blocks that were not believed: see `epochs` and `gaps`."""
+    implausible_control = Field()
+    """Heartbeats, or numbers in them, that were not believed."""
     untracked = Field()
     """Delivered, but of a key for which the key table had no room."""
     unnumbered = Field()
@@ -93,8 +105,10 @@ class SliceCounters(SharedRecord):
     """Blocks that wait for the other line now."""
     negative_lag = Field()
     """Blocks that seemed to come from the future."""
-    smallest_lag_ns = Field()
-    """Below 0 it is how far the publisher's clock is ahead, at least."""
+    clock_offset_ns = Field()
+    """Taken off every lag. Below 0 it is how far the publisher's clock is ahead, at least."""
+    clock_steps = Field()
+    """Times a clock was stepped, the publisher's or this host's."""
     slow = Field()
     """Blocks whose lag was above the limit."""
     conflated = Field()
@@ -126,7 +140,7 @@ class WorkerCounters(SharedRecord):
     errors = Field()
     """Callbacks that raised."""
     busy_since_ns = Field()
-    """When the callback that runs now was entered; 0 between callbacks."""
+    """When the callback that runs now was entered, by the monotonic clock; 0 between callbacks."""
     failed = Field()
     """Deliveries on which the callback raised."""
     unwanted = Field()

@@ -20,7 +20,6 @@ class Counters:
 
     def __init__(self, workers: int) -> None:
         self.slice = SliceCounters()
-        self.slice.smallest_lag_ns = numpy.iinfo(numpy.int64).max
         self._workers: NDArray[numpy.void] = shared_array((workers,), WorkerCounters.dtype)
         self.workers = [WorkerCounters(self._workers[number : number + 1]) for number in range(workers)]
         self.workers_address = self._workers.ctypes.data
@@ -58,6 +57,9 @@ class ReceivedStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Received again, from the other line."""
     stale: int
     """Of an earlier run of the publisher, after a later one had begun."""
+    implausible: int
+    """In blocks that were not believed, and not delivered: one of another epoch between two of the present one, or one
+    whose numbers are far ahead of all that is known."""
     untracked: int
     """Delivered without a gap check: the key table was full."""
     epochs: int
@@ -127,7 +129,10 @@ class LagStatistics(msgspec.Struct, frozen=True, kw_only=True):
     negative: int
     """Blocks that seemed to come from the future: the clocks of the two hosts differ."""
     clock_offset_ns: int
-    """How far the publisher's clock is ahead, at least: taken off every lag. 0 unless a lag was negative."""
+    """How far the publisher's clock is ahead, at least, as blocks of the last minute show: added to every lag. Below 0:
+    how far this host's clock was set forward meanwhile. Of several slices: the furthest."""
+    clock_steps: int
+    """Times a clock was stepped, the publisher's or this host's."""
 
 
 class SliceStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +180,7 @@ def _slice_statistics(counted: Sequence[Counted], slice_id: int, has_ended: bool
             gaps=count.gaps,
             duplicates=count.duplicates,
             stale=count.stale,
+            implausible=count.implausible,
             untracked=count.untracked,
             epochs=count.epochs,
             held=count.held,
@@ -205,9 +211,8 @@ def _slice_statistics(counted: Sequence[Counted], slice_id: int, has_ended: bool
             age_max_ns=age_max_ns,
             slow_blocks=count.slow,
             negative=count.negative_lag,
-            clock_offset_ns=max(
-                (max(0, -c.slice.smallest_lag_ns) for c in counters if c.slice.negative_lag), default=0
-            ),
+            clock_offset_ns=max((-each.slice.clock_offset_ns for each in counters), key=abs, default=0),
+            clock_steps=count.clock_steps,
         ),
     )
 

@@ -25,9 +25,10 @@ from blackbox.block.format import (
 from blackbox.errors import EndpointError
 from blackbox.feed.feed import Feed
 from blackbox.subscribe.addresses import BODY_AT, HEAD_AT, KEY_AT, SliceAt
-from blackbox.subscribe.gaps import NEW, STALE, Sequences, enter_epoch, note_sequences
+from blackbox.subscribe.epochs import DOUBTED, NEW, REFUTED, STALE
+from blackbox.subscribe.gaps import Sequences, enter_epoch, note_sequences
 from blackbox.subscribe.match_table import Table
-from blackbox.subscribe.order import deliver_held_first
+from blackbox.subscribe.order import begin_epoch, deliver_held_first, drop_doubted
 from blackbox.subscribe.receive_loop import hand_control
 from blackbox.subscribe.state import SliceState
 from blackbox.transport.libzmq import message_bytes
@@ -95,7 +96,7 @@ class Subscription:
 
         libzmq does so by itself, except after what it takes for an attack: a frame above `maxmsgsize`, say.
         """
-        now_ns = time.time_ns()
+        now_ns = time.monotonic_ns()
         self._state.look_again_at_ns = now_ns + self._sequences.line_dead_ns
         if int(self._sub.get(zmq.EVENTS)) & zmq.POLLIN:
             return
@@ -148,25 +149,30 @@ class Subscription:
         header = read_header(scratch + HEAD_AT)
         line = 1 if header.flags & FLAG_LINE_B and len(self._feed_slice.endpoints) > 1 else 0
         epoch = header.epoch
-        now_ns = time.time_ns()
-        entered = enter_epoch(self._sequences.at, epoch, line, now_ns)
-        if entered == STALE:
+        now_ns, tick_ns = time.time_ns(), time.monotonic_ns()
+        entered = enter_epoch(self._sequences.at, epoch, line, int(ours), tick_ns)
+        if entered in (DOUBTED, REFUTED):
+            drop_doubted(at)
+        if entered in (DOUBTED, STALE):
             return 0
         if entered == NEW:
             log.info("slice %d: publisher epoch %016x began", self._slice_id, header.epoch)
-            result = int(deliver_held_first(at, self._table.at, self._table.topics, 1))
+            result = int(begin_epoch(at, self._table.at, self._table.topics))
             if result:
                 return result
         reconnected = ours and (self._confirmed >> line & 1 or self._epoch_of_line.get(line, epoch) != epoch)
-        fresh = int(self._epoch_of_line.get(line) != epoch)
+        # An epoch that began, or came back, with a block or a heartbeat: what it has sent is not confirmed.
+        began = self._state.confirmed_lines != self._confirmed or (entered == NEW and not ours)
+        unconfirmed = bool(self._confirmed) and began
+        fresh = self._epoch_of_line.get(line) != epoch
         self._epoch_of_line[line] = epoch
         body = message_bytes(scratch + BODY_AT)[0]
         baseline = int(ours and not reconnected)
-        note_sequences(self._sequences.at, self._table.keys, scratch + HEAD_AT, body, line, epoch, baseline, now_ns)
+        note_sequences(self._sequences.at, self._table.keys, scratch + HEAD_AT, body, line, epoch, baseline, tick_ns)
         result = int(deliver_held_first(at, self._table.at, self._table.topics, 0))
         if result == 0:
             hand_control(at, now_ns)
-        if reconnected:
+        if reconnected or unconfirmed:
             # libzmq sends filters again in an order of its own, the nonce first: this answer proves nothing.
             self._ask_to_confirm()
         elif ours:
@@ -180,13 +186,21 @@ class Subscription:
             self._beats_without_answer += 1
             if self._beats_without_answer >= _PATIENT_BEATS:
                 self._ask_to_confirm()
-        ended = 1 if header.flags & FLAG_END else 0
-        # An end is final: an answer that was on its way may still come behind it.
-        self._state.finished_lines = self._state.finished_lines & ~(fresh << line) | ended << line
+        self._note_end(epoch, line, header.flags & FLAG_END != 0, ours, fresh)
+        return result
+
+    def _note_end(self, epoch: int, line: int, ended: bool, ours: bool, fresh: bool) -> None:
+        """Note whether a line has ended. An answer may still come behind an end, but a heartbeat proves it untrue."""
+        goes_on = not ended and not ours
+        if goes_on and self._state.finished_lines >> line & 1:
+            self._ask_to_confirm()  # the end was not true, and has withdrawn our acceptance
+        if fresh or goes_on:
+            self._state.finished_lines &= ~(1 << line)
         if ended:
+            self._state.finished_lines |= 1 << line
+            self._state.finished_ns = time.monotonic_ns()
             self._withdraw(_of_line(epoch, line))
             self._news.poke()
-        return result
 
 
 def _of_line(epoch: int, line: int) -> bytes:

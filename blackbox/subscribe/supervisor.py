@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from enum import Enum
 from types import FrameType
 
-from blackbox.block.validate import Fault
+from blackbox.block.validate import FAULT_TEXT, Fault
 from blackbox.errors import BlackBoxError, NotConfirmedError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.subscribe.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.subscribe.callbacks import Callback
 from blackbox.subscribe.match_table import Table
+from blackbox.subscribe.notices import Notices
 from blackbox.subscribe.processes import SliceProcess
 from blackbox.subscribe.receiver import Options, SliceThread
 from blackbox.subscribe.slow_subscriber import Alerts
@@ -30,6 +31,8 @@ from blackbox.transport.wakeup import Pipe
 log = logging.getLogger("blackbox")
 
 _TICK_S = 0.1
+_END_TICK_S = 0.01
+"""The same while a publisher has said that it ends, and that has to settle."""
 _COMPILE_S = 120.0
 """How long the first start on a machine may take before its timeout begins to count."""
 
@@ -101,6 +104,7 @@ class Supervisor:
         self._processes = processes
         self._block_handler = block_handler
         self._alerts = Alerts(feed, options.slow)
+        self._notices = Notices()
         self._changed = threading.Condition()
         self._version = 0
         self._slices: dict[int, SliceThread] = {}
@@ -168,19 +172,28 @@ class Supervisor:
         for slice_id, thread in self._slices.items():
             endpoints = thread.feed_slice.endpoints
             if thread.confirmed_lines == 0:
-                if refused := thread.counters.slice.faults[Fault.KEY_BYTES]:
-                    raise NotConfirmedError(
-                        f"feed {self.feed.name!r} slice {slice_id}: {refused} blocks of the publisher at "
-                        f"{' or '.join(endpoints)} were of another key_bytes than the feed file's {self.feed.key_bytes}"
-                    )
                 raise NotConfirmedError(
                     f"feed {self.feed.name!r} slice {slice_id}: no publisher at {' or '.join(endpoints)} "
-                    f"confirmed the subscription in {timeout} s"
+                    f"confirmed the subscription in {timeout} s{self._heard(thread)}"
                 )
             if thread.confirmed_lines < len(endpoints):
                 log.warning(
                     "slice %d: only %d of %d lines have a publisher", slice_id, thread.confirmed_lines, len(endpoints)
                 )
+
+    def _heard(self, thread: SliceThread) -> str:
+        """Say what came in place of a confirmation, if anything did."""
+        state, counters = thread.state, thread.counters.slice
+        if state.other_key_bytes:
+            theirs, ours = state.other_key_bytes - 1, self.feed.key_bytes
+            return f": its blocks have key_bytes = {theirs}, expected {ours} as in the feed file"
+        if state.other_slice:
+            theirs = state.other_slice - 1
+            return f": what came from there is slice {theirs}, expected {thread.slice_id}; compare the two feed files"
+        for fault in Fault:
+            if counters.faults[fault]:
+                return f": {counters.faults[fault]} blocks were refused: {FAULT_TEXT[fault]}"
+        return ": it sent blocks and did not answer" if counters.blocks + counters.control else ""
 
     def run(self, *, until_end: bool = False, timeout: float = 10.0) -> None:
         """Start (unless it runs), wait, stop. In the main thread SIGINT and SIGTERM stop; a second one terminates.
@@ -360,11 +373,12 @@ class Supervisor:
         poller = select.poll()
         poller.register(self._news.reader, select.POLLIN)
         while self._state is not State.ENDED:
-            if poller.poll(_TICK_S * 1000):
+            if poller.poll(1000 * (_END_TICK_S if self._may_end() else _TICK_S)):
                 os.read(self._news.reader, 4096)
             with self.lock:
                 threads = dict(self._slices)
             for slice_id, thread in threads.items():
+                self._notices.check(slice_id, thread.counters.slice)
                 failure = self._runner(slice_id).failure() or self._alerts.check(slice_id, thread.take_alert)
                 if failure is not None:
                     self._give_up(failure)
@@ -383,6 +397,10 @@ class Supervisor:
                 self._give_up(SubscriberError("a slice ended by itself"))
             with self._changed:
                 self._changed.notify_all()
+
+    def _may_end(self) -> bool:
+        running = self._stop_at_end and self._state is State.RUNNING
+        return running and any(thread.state.finished_lines for thread in self._slices.values())
 
     def _give_up(self, error: BlackBoxError) -> None:
         if self._error is None:

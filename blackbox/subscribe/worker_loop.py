@@ -18,7 +18,7 @@ from blackbox.native.intrinsics import (
     load_acquire,
 )
 from blackbox.native.jit import njit
-from blackbox.native.posix import now_ns
+from blackbox.native.posix import monotonic_ns, now_ns
 from blackbox.native.records import Field, SharedRecord, load_shared, record_at, store_shared
 from blackbox.subscribe.state import IDLE_MS, TERMINATE, slice_counters_at, slice_state_at, worker_counters_at
 from blackbox.transport.libzmq import (
@@ -373,7 +373,7 @@ def _call(at: WorkerAt, table: WorkerTableAt, entry: BatchEntry) -> None:
 def _note_lag(at: WorkerAt, frame: int) -> None:
     """Record the lag and the age of a block's messages, less what is known of the two clocks."""
     header = read_header(frame)
-    now = now_ns() - min(0, slice_counters_at(at.slice_counters).smallest_lag_ns)
+    now = now_ns() - slice_counters_at(at.slice_counters).clock_offset_ns
     messages = header.count - envelope_at(frame).first_row
     record(at.lags, now - header.ts_out, messages)
     if header.ts_in != 0:  # else it is not known
@@ -439,7 +439,7 @@ def run_compiled(at: WorkerAt, table: WorkerTableAt, first: int) -> int:
             kept.count = entry.count
             left += 1
         elif function > 0:
-            store_shared(counters, "busy_since_ns", now_ns())
+            store_shared(counters, "busy_since_ns", monotonic_ns())
             _call(at, table, entry)
         else:
             counters.unwanted += entry.count

@@ -132,6 +132,6 @@ def test_a_publisher_with_another_key_bytes_is_named() -> None:
     other = msgspec.structs.replace(feed, key_bytes=3)
     subscriber = Subscriber(other)
     subscriber.on(b"")(nothing)
-    with RawPublisher(feed), pytest.raises(NotConfirmedError, match="of another key_bytes than the feed file's 3"):
+    with RawPublisher(feed), pytest.raises(NotConfirmedError, match="its blocks have key_bytes = 2, expected 3"):
         subscriber.start(timeout=0.3)
     assert subscriber.statistics().received.faults.keys() == {"key_bytes"}

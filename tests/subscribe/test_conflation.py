@@ -103,7 +103,9 @@ def test_what_was_conflated_keeps_its_run_its_order_and_its_age() -> None:
         publisher.epoch = 2
         publisher.sequences[0].clear()
         publisher.send(publisher.encode([(b"%c" % topic, b"2%c" % topic) for topic in b"BCB"], ts_in=begin + 9))
-        wait_until(lambda: received() == 4 + 5 + 3)
+        publisher.heartbeat()  # one block alone does not begin a run
+        wait_until(lambda: subscriber.statistics().received.epochs == 2)
+        assert received() == 4 + 5 + 3
         open_.set()
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)

@@ -163,19 +163,21 @@ def test_a_repeated_block_is_delivered_once() -> None:
 
 
 def test_a_block_of_an_earlier_epoch_is_stale() -> None:
-    feed = Feed.local("gaps", slices=1)
+    feed = Feed.local("gaps", slices=1, lines=2)
     subscriber, got = subscribed(feed, b"")
-    with RawPublisher(feed, epoch=2**62 + 1) as publisher:
+    with RawPublisher(feed) as publisher:
         subscriber.start()
-        publisher.send(publisher.encode([(b"T", b"old 0")]))
+        publisher.send(publisher.encode([(b"T", b"old 0")]), lines=(0, 1))
         old = publisher.encode([(b"T", b"old 1"), (b"T", b"old 2")])
         publisher.epoch, publisher.sequences[0] = 5, {}
         publisher.send(publisher.encode([(b"T", b"new 0")]))
-        publisher.send(old)
         publisher.send(publisher.encode([(b"T", b"new 1")]))
+        got.wait(3)
+        publisher.send(old, lines=(1,))
+        publisher.send(publisher.encode([(b"T", b"new 2")]))
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
-    assert got.payloads == [b"old 0", b"new 0", b"new 1"]
+    assert got.payloads == [b"old 0", b"new 0", b"new 1", b"new 2"]
     statistics = subscriber.statistics()
     assert (statistics.received.stale, statistics.received.gaps, statistics.received.epochs) == (2, 0, 2)
 

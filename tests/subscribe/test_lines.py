@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import msgspec
@@ -17,7 +18,9 @@ from blackbox.native.prefix_trie import Trie, build_trie
 from blackbox.subscribe.gaps import (
     DUPLICATE,
     HOLD,
+    IMPLAUSIBLE,
     MAKE_ROOM,
+    PLAUSIBLE_JUMP,
     Sequences,
     SequencesAt,
     enter_epoch,
@@ -28,6 +31,7 @@ from blackbox.subscribe.gaps import (
     release,
     settle,
 )
+from blackbox.subscribe.held import HELD_BLOCKS, NONE
 from blackbox.subscribe.state import SliceCounters
 from blackbox.testing import Collector, RawPublisher, wait_until
 
@@ -35,6 +39,7 @@ A, B = 0, 1
 EPOCH = 7
 WAIT_NS = 1_000
 DEAD_NS = 1_000_000
+HELD_LIMIT = 1 << 20
 END = 1 << 62
 
 # The guards, driven as the slice thread drives them. An event is (line, sequence, count, time); count 0: a heartbeat
@@ -53,7 +58,7 @@ def _note(out: Any, used: int, sequence: int, count: int, first: int) -> int:
 def _release(at: SequencesAt, now: int, force: int, until: int, out: Any, used: int, counts: Any) -> int:
     while True:
         place = next_ready(at, 0, now, force, until)
-        if place < 0:
+        if place == NONE:
             settle(at, 0, now, until)
             return used
         sequence, count = counts[place, 0], counts[place, 1]
@@ -63,40 +68,42 @@ def _release(at: SequencesAt, now: int, force: int, until: int, out: Any, used: 
 
 
 @njit(nogil=True)
-def drive(at: SequencesAt, filters: Trie, events: Any, heartbeats: Any, out: Any) -> int:
+def drive(at: SequencesAt, filters: Trie, events: Any, heartbeats: Any, body_bytes: int, out: Any) -> int:
     """Run the guards over `events`; the delivered numbers go to `out`, how many is returned.
 
     `heartbeats` has, for each event that is one, the addresses of its header and body.
     """
-    counts = numpy.zeros((1024, 2), numpy.int64)
+    counts = numpy.zeros((HELD_BLOCKS + 1, 2), numpy.int64)
     used = 0
     for i in range(len(events)):
         line, sequence, count, now = events[i]
-        enter_epoch(at, EPOCH, line, now)
+        enter_epoch(at, EPOCH, line, 0, now)
         if count == 0:
             note_sequences(at, filters, heartbeats[i, 0], heartbeats[i, 1], line, EPOCH, 1, now)
             used = _release(at, now, 0, END, out, used, counts)
             continue
-        verdict = judge(at, 0, line, EPOCH, sequence, count, now, 0)
+        verdict = judge(at, 0, line, EPOCH, sequence, count, body_bytes, now, 0)
         for force in range(2):
             if verdict == MAKE_ROOM:
                 used = _release(at, now, force, sequence, out, used, counts)
-                verdict = judge(at, 0, line, EPOCH, sequence, count, now, force)
+                verdict = judge(at, 0, line, EPOCH, sequence, count, body_bytes, now, force)
         if verdict == HOLD:
-            place = hold(at, 0, sequence, count, now)
+            place = hold(at, 0, sequence, count, body_bytes, now)
             counts[place, 0] = sequence
             counts[place, 1] = count
-        elif verdict != DUPLICATE:
+        elif verdict not in (DUPLICATE, IMPLAUSIBLE):
             used = _note(out, used, sequence, count, verdict)
         used = _release(at, now, 0, END, out, used, counts)
     last: int = _release(at, events[-1][3], 1, END, out, used, counts)
     return last
 
 
-def delivered(events: list[tuple[int, int, int, int]], lines: int = 2) -> tuple[list[int], SliceCounters]:
+def delivered(
+    events: list[tuple[int, int, int, int]], lines: int = 2, body_bytes: int = 0
+) -> tuple[list[int], SliceCounters]:
     counters = SliceCounters()
-    sequences = Sequences(1, lines, WAIT_NS, DEAD_NS, counters)
-    out = numpy.zeros(10_000, numpy.int64)
+    sequences = Sequences(1, lines, WAIT_NS, DEAD_NS, HELD_LIMIT, counters)
+    out = numpy.zeros(100_000, numpy.int64)
     frames = []
     heartbeats = numpy.zeros((len(events), 2), numpy.int64)
     for place, (_, sequence, count, _) in enumerate(events):
@@ -105,7 +112,7 @@ def delivered(events: list[tuple[int, int, int, int]], lines: int = 2) -> tuple[
             header = numpy.frombuffer(block.header, numpy.uint8).copy()
             frames.append((header, block.body))
             heartbeats[place] = header.ctypes.data, block.body.ctypes.data
-    used = drive(sequences.at, build_trie([b""]), numpy.array(events, numpy.int64), heartbeats, out)
+    used = drive(sequences.at, build_trie([b""]), numpy.array(events, numpy.int64), heartbeats, body_bytes, out)
     return out[:used].tolist(), counters
 
 
@@ -188,12 +195,42 @@ def test_a_gap_on_a_single_line_is_final_at_once() -> None:
     assert counters.gaps == 7
 
 
-def test_more_held_blocks_than_places_are_released_oldest_first() -> None:
-    ahead = [(A, number, 1, 10**9) for number in range(1, 1000, 2)]
-    more = [(A, number, 1, 10**9) for number in range(1001, 1600, 2)]
-    numbers, counters = delivered([(A, 0, 0, 10**9), (B, 0, 0, 10**9), *ahead, *more])
-    assert numbers == carried([*ahead, *more])
+def test_more_held_bytes_than_the_limit_are_released_oldest_first() -> None:
+    blocks = [(A, number, 1, 10**9) for number in range(1, 1_600, 2)]
+    numbers, counters = delivered([(A, 0, 0, 10**9), (B, 0, 0, 10**9), *blocks], body_bytes=HELD_LIMIT // 512)
+    assert numbers == carried(blocks)
     assert counters.gaps == 800
+
+
+def test_twenty_thousand_held_blocks_wait_for_the_line_that_has_what_is_missing() -> None:
+    now = 10**9
+    ahead = [(A, number, 1, now) for number in range(1, 20_001)]
+    behind = [(B, number, 1, now + WAIT_NS // 2) for number in range(20_001)]
+    numbers, counters = delivered([(A, 0, 0, now), (B, 0, 0, now), *ahead, *behind])
+    assert numbers == list(range(20_001))
+    assert (counters.gaps, counters.duplicates, counters.held) == (0, 20_000, 0)
+
+
+def test_a_number_far_ahead_is_believed_when_its_line_tells_it_once_more() -> None:
+    far = PLAUSIBLE_JUMP + 10
+    start = [(A, 0, 0, 10**9), (A, 0, 2, 10**9)]
+    forged, _ = delivered([*start, (A, far, 1, 10**9), (A, 2, 3, 10**9), (A, far, 1, 10**9)], lines=1)
+    assert forged == [0, 1, 2, 3, 4]
+    jumped, counters = delivered([*start, (A, far, 1, 10**9), (A, far + 1, 2, 10**9), (A, far + 3, 1, 10**9)], lines=1)
+    assert jumped == [0, 1, far + 1, far + 2, far + 3]
+    assert counters.gaps == far - 1
+    told, counters = delivered([*start, (A, far, 0, 10**9), (A, far, 0, 10**9), (A, far, 1, 10**9)], lines=1)
+    assert told == [0, 1, far]
+    assert counters.gaps == far - 2
+
+
+def test_gaps_that_no_number_can_hold_are_the_largest_there_is() -> None:
+    step = (1 << 62) - 1
+    counters = SliceCounters()
+    for number in range(5):  # each with its own forgetting: one key never gets beyond 2^62
+        more = delivered([(A, 0, 0, 1), (A, 0, 1, 1), (A, step, 1, 1), (A, step + 1, 1, 1)], lines=1)[1]
+        counters = SliceCounters.sum_of([counters, more])
+        assert counters.gaps == min((number + 1) * step, (1 << 63) - 1)
 
 
 # Over real sockets.
@@ -211,7 +248,7 @@ def test_random_loss_and_skew_of_two_lines_over_sockets(seed: int) -> None:
     subscriber = Subscriber(feed, line_wait_ns=60 * 10**9, slow=SlowPolicy(max_lag_ns=3_600 * 10**9))
     got = Collector()
     subscriber.on(b"")(got.message)
-    with RawPublisher(feed, epoch=2**63 - 1) as publisher:
+    with RawPublisher(feed, epoch=time.time_ns()) as publisher:
         subscriber.start()
         ways = {line: [] for line in (A, B)}  # type: dict[int, list[Any]]
         published: dict[bytes, int] = {b"K": 0, b"L": 0}

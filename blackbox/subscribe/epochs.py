@@ -1,0 +1,96 @@
+"""Which run of the publisher goes on, compiled: another one is believed once two of its blocks have come in a row.
+
+A line carries the blocks of a run in order, and none of them once the next run has begun. So one block of another epoch
+between two of the present one is not true: it is counted, and changes nothing. The first block of a run waits for the
+second, or for the answer to our own nonce, which is believed at once and mostly comes first.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from blackbox.native.intrinsics import inner
+from blackbox.native.records import Field, Fields, SharedRecord, record_at
+from blackbox.subscribe.state import SliceCounters
+
+STALE: Final = -3
+DOUBTED: Final = -5
+"""It is not believed yet: keep the block for the next one of its epoch."""
+SAME: Final = 0
+NEW: Final = 1
+REFUTED: Final = 2
+"""As SAME; and the block that was kept was not true."""
+_RETIRED: Final = 8
+AHEAD_NS: Final = 24 * 3_600 * 1_000_000_000
+"""An epoch is the time at which a run began. Further ahead than this, beyond any error of a clock, it is refused."""
+
+
+class EpochState(SharedRecord):
+    """What a slice knows of its publisher's runs and of its lines."""
+
+    epoch = Field()
+    """Of the run that goes on; 0: none is known."""
+    spoke = Field()
+    """A bit for each line that has brought something of this epoch."""
+    doubted = Field()
+    """An epoch of which one block has come; 0: none."""
+    doubted_lines = Field()
+    doubted_key = Field()
+    """The number of the key of its block, plus 1; 0: the block is not kept."""
+    retired = Fields(_RETIRED)
+    """Epochs that another has followed."""
+    retired_count = Field()
+    heard_ns = Fields(2)
+    """When each line was last heard, by the monotonic clock."""
+    all_told = Field()
+    """1 once the publisher has told the sequences of all its keys since the present filters are in force."""
+
+
+epoch_state_at = record_at(EpochState)
+
+
+@inner
+def _is_over(state: EpochState, epoch: int, proven: int) -> bool:
+    """Whether an epoch came before the present one. A clock that was stepped back may have made a later one smaller."""
+    over = epoch < state.epoch and proven == 0
+    for i in range(min(state.retired_count, _RETIRED)):
+        over |= state.retired[i] == epoch
+    return over
+
+
+@inner
+def judge_epoch(state: EpochState, counters: SliceCounters, epoch: int, line: int, proven: int, tick: int) -> int:
+    """Note that a block of `epoch` came on `line`: SAME as before, REFUTED, NEW, STALE or DOUBTED.
+
+    `proven`: it answers our own nonce. At NEW, whatever is held is of an old epoch and must be released before the
+    block is judged, then the doubted block delivered.
+    """
+    state.heard_ns[line] = tick
+    bit = 1 << line
+    if state.epoch == epoch:
+        state.spoke |= bit
+        if state.doubted_lines & bit == 0:
+            return SAME
+        counters.implausible_control += state.doubted_key == 0
+        state.doubted = 0
+        state.doubted_lines = 0
+        return REFUTED
+    if state.epoch != 0:
+        # Of two lines one may be far behind, and still bring the run before. A line itself never goes back.
+        if state.spoke & bit == 0 and _is_over(state, epoch, proven):
+            return STALE
+        if proven == 0 and state.doubted != epoch:
+            counters.implausible_control += state.doubted != 0 and state.doubted_key == 0
+            state.doubted = epoch
+            state.doubted_lines = bit
+            return DOUBTED
+        state.retired[state.retired_count % _RETIRED] = state.epoch
+        state.retired_count += 1
+    counters.implausible_control += state.doubted not in (0, epoch) and state.doubted_key == 0
+    state.epoch = epoch
+    state.spoke = bit
+    state.doubted = 0
+    state.doubted_lines = 0
+    state.all_told = 0
+    counters.epochs += 1
+    return NEW

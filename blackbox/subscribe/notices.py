@@ -1,0 +1,52 @@
+"""Tell in the log what a slice only counts: refused blocks, what was not believed, stepped clocks."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from blackbox.block.validate import FAULT_TEXT
+from blackbox.subscribe.state import SliceCounters
+
+log = logging.getLogger("blackbox")
+
+_EVERY_S = 10.0
+"""Time between two notices of one kind and slice, at least."""
+
+
+class Notices:
+    """What was told of each slice, and when. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[int, str], int] = {}
+        self._next: dict[tuple[int, str], float] = {}
+        self._seen: dict[int, int] = {}
+
+    def check(self, slice_id: int, counters: SliceCounters) -> None:
+        """Log what has been counted since the last notice of its kind."""
+        doubted = counters.implausible + counters.implausible_control
+        seen = counters.malformed + doubted + counters.clock_steps
+        if seen == self._seen.get(slice_id, 0):
+            return
+        waits = False
+        for fault, text in FAULT_TEXT.items():
+            waits |= self._tell(slice_id, counters.faults[fault], f"refused %d blocks: {text}")
+        waits |= self._tell(
+            slice_id, doubted, "%d messages or heartbeats were not believed: of another run, or numbered far ahead"
+        )
+        ahead = f"the publisher's is now {-counters.clock_offset_ns / 1e9:.3f} s ahead of this host's"
+        waits |= self._tell(slice_id, counters.clock_steps, f"clocks were stepped %d times: {ahead}", "clock")
+        if not waits:
+            self._seen[slice_id] = seen
+
+    def _tell(self, slice_id: int, count: int, text: str, kind: str = "") -> bool:
+        """Log `text` with what is new of `count`; return whether it has to wait."""
+        which = slice_id, kind or text
+        more = count - self._told.get(which, 0)
+        if more == 0:
+            return False
+        if time.monotonic() < self._next.get(which, 0.0):
+            return True
+        self._told[which], self._next[which] = count, time.monotonic() + _EVERY_S
+        log.warning("slice %d: %s", slice_id, text % more)
+        return False

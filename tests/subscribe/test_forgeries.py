@@ -1,0 +1,170 @@
+"""One block or heartbeat that no publisher sent: what follows proves it untrue, and nothing true is lost for it."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import msgspec
+import pytest
+
+from blackbox import Feed, Subscriber
+from blackbox.block.block import Block
+from blackbox.subscribe.epochs import AHEAD_NS
+from blackbox.testing import Collector, RawPublisher, wait_until
+from tests.subscribe.subscribers import one_slice
+
+
+def subscribed(feed: Feed) -> tuple[Subscriber, Collector]:
+    subscriber = Subscriber(feed)
+    got = Collector()
+    subscriber.on(b"")(got.message)
+    return subscriber, got
+
+
+def send(publisher: RawPublisher, *payloads: bytes, epoch: int = 1, sequence: int | None = None) -> None:
+    before = publisher.epoch, dict(publisher.sequences[0])
+    publisher.epoch = epoch
+    for payload in payloads:
+        publisher.send(publisher.encode([(b"T", payload)], sequence=sequence))
+    if epoch != before[0] or sequence is not None:
+        publisher.epoch, publisher.sequences[0] = before
+
+
+@pytest.mark.parametrize("epoch", [2, 1_000])
+def test_one_block_of_another_epoch_changes_nothing(epoch: int, caplog: pytest.LogCaptureFixture) -> None:
+    subscriber, got = subscribed(feed := one_slice())
+    with RawPublisher(feed, epoch=100) as publisher:
+        subscriber.start()
+        send(publisher, b"0", b"1", epoch=100)
+        send(publisher, b"forged", epoch=epoch)
+        send(publisher, b"2", b"3", epoch=100)
+        got.wait(4)
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    received = subscriber.statistics().received
+    assert got.payloads == [b"0", b"1", b"2", b"3"]
+    assert (received.epochs, received.gaps, received.stale, received.implausible) == (1, 0, 0, 1)
+    assert "slice 0: 1 messages or heartbeats were not believed" in caplog.text
+
+
+def test_one_heartbeat_of_another_epoch_changes_nothing() -> None:
+    subscriber, got = subscribed(feed := one_slice())
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        send(publisher, b"0")
+        publisher.epoch = 2
+        publisher.heartbeat(end=True)
+        publisher.epoch = 1
+        send(publisher, b"1", b"2")
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert got.payloads == [b"0", b"1", b"2"]
+    assert subscriber.statistics().received.epochs == 1
+
+
+def test_a_run_that_is_not_over_goes_on_after_two_blocks_of_another() -> None:
+    subscriber, got = subscribed(feed := one_slice())
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        send(publisher, b"0", b"1")
+        send(publisher, b"forged", epoch=2, sequence=0)
+        send(publisher, b"forged too", epoch=2, sequence=1)
+        send(publisher, b"2", b"3", b"4")
+        got.wait(7)
+        publisher.heartbeat()  # asks for a confirmation: the subscriber cannot know what it missed meanwhile
+        wait_until(lambda: len([s for s in publisher.subscriptions() if s.startswith(b"\0A")]) == 1)
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert got.payloads == [b"0", b"1", b"forged", b"forged too", b"2", b"3", b"4"]
+    assert (subscriber.statistics().received.stale, subscriber.statistics().received.epochs) == (0, 3)
+
+
+@pytest.mark.parametrize("epoch", [50, 200])
+def test_the_first_block_of_a_run_is_delivered_before_its_second_or_its_heartbeat(epoch: int) -> None:
+    """Also of a run with a smaller epoch: the publisher's clock may have been stepped back."""
+    subscriber, got = subscribed(feed := one_slice())
+    with RawPublisher(feed, epoch=100) as publisher:
+        subscriber.start()
+        send(publisher, b"0", b"1", epoch=100)
+        publisher.epoch, publisher.sequences[0] = epoch, {}
+        send(publisher, b"first", epoch=epoch)
+        publisher.heartbeat()
+        assert got.wait(3)[-1].payload == b"first"
+        send(publisher, b"second", epoch=epoch)
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert got.payloads == [b"0", b"1", b"first", b"second"]
+    assert subscriber.statistics().received.gaps == 0
+
+
+def test_a_run_that_began_in_the_future_is_refused_and_named() -> None:
+    subscriber, got = subscribed(feed := one_slice())
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        send(publisher, *[b"forged"] * 3, epoch=time.time_ns() + 2 * AHEAD_NS)
+        send(publisher, b"0")
+        got.wait(1)
+        subscriber.stop()
+    assert got.payloads == [b"0"]
+    assert subscriber.statistics().received.faults == {"epoch": 3}
+
+
+def test_one_block_with_a_number_far_ahead_changes_nothing() -> None:
+    subscriber, got = subscribed(feed := one_slice())
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        send(publisher, b"0", b"1")
+        send(publisher, b"forged", sequence=1 << 62)
+        send(publisher, b"2", b"3")
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    received = subscriber.statistics().received
+    assert got.payloads == [b"0", b"1", b"2", b"3"]
+    assert (received.gaps, received.duplicates, received.implausible) == (0, 0, 1)
+
+
+def test_one_heartbeat_with_a_number_far_ahead_changes_nothing() -> None:
+    subscriber, got = subscribed(feed := one_slice())
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        send(publisher, b"0", b"1")
+        true = dict(publisher.sequences[0])
+        publisher.sequences[0] = {b"": 1 << 62}
+        publisher.heartbeat()
+        publisher.sequences[0] = true
+        send(publisher, b"2", b"3")
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert got.payloads == [b"0", b"1", b"2", b"3"]
+    assert subscriber.statistics().received.gaps == 0
+
+
+@pytest.mark.parametrize("proof", ["a block", "a heartbeat"])
+def test_an_end_that_is_followed_by_anything_is_taken_back(proof: str) -> None:
+    feed = msgspec.structs.replace(Feed.local("forged", slices=1, lines=2), heartbeat_ns=60 * 10**9)
+    subscriber, got = subscribed(feed)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.heartbeat(end=True, lines=[0])
+        if proof == "a block":
+            publisher.send(publisher.encode([(b"T", b"0")]), lines=[0])
+        else:
+            publisher.heartbeat(lines=[0])
+        publisher.heartbeat(end=True, lines=[1])
+        lines = subscriber._supervisor._slices[0].state
+        wait_until(lambda: lines.finished_lines == 0b10, what="only line B has ended")
+        publisher.heartbeat(end=True, lines=[0])
+        subscriber.run(until_end=True)
+    assert got.payloads == ([b"0"] if proof == "a block" else [])
+
+
+def test_refused_blocks_are_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    subscriber, _ = subscribed(feed := one_slice())
+    other = Block.encode([b"T"], [0], b"x", offsets=[0, 1], slice_id=7, epoch=1)
+    with caplog.at_level(logging.WARNING, "blackbox"), RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send_frames(other.frames)
+        publisher.send_frames(other.frames)
+        wait_until(lambda: "blocks: a block came on the line of another slice" in caplog.text)
+        subscriber.stop()

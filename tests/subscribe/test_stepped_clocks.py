@@ -1,0 +1,118 @@
+"""Clocks that are ahead, drift or are stepped: noticed, taken off every lag as far as is known, and forgotten again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from numba import njit
+
+from blackbox import Feed
+from blackbox.subscribe.clocks import WINDOW_NS, ClockState, clock_state_at, note_clocks, note_own_clock
+from blackbox.subscribe.state import SliceCounters, slice_counters_at
+from blackbox.testing import RawPublisher
+from tests.clock_steps import STEP_CLOCK, words_before
+from tests.support import Script
+
+S = 1_000_000_000
+START = 1_700_000_000 * S
+
+
+@njit(nogil=True)
+def drive(clock_at: int, counters_at: int, blocks: Any, lags: Any) -> None:
+    """Note blocks (line, ts_out, now, tick); `lags` gets each one's lag as corrected."""
+    clock, counters = clock_state_at(clock_at), slice_counters_at(counters_at)
+    for i in range(len(blocks)):
+        line, ts_out, now, tick = blocks[i]
+        note_own_clock(clock, counters, now, tick)
+        note_clocks(clock, counters, 1, line, ts_out, now)
+        lags[i] = now - ts_out - counters.clock_offset_ns
+
+
+def corrected(blocks: list[tuple[float, float, float]]) -> tuple[list[float], SliceCounters]:
+    """Corrected lags, in seconds, of blocks: (when it is, how far the publisher's clock is off, how far ours is)."""
+    clock, counters = ClockState(), SliceCounters()
+    delay = 0.001
+    rows = [(0, START + (at + theirs) * S, START + (at + delay + ours) * S, at * S) for at, theirs, ours in blocks]
+    lags = numpy.zeros(len(rows), numpy.int64)
+    drive(clock.address, counters.address, numpy.array(rows, numpy.int64), lags)
+    return (lags / S).tolist(), counters
+
+
+def every(seconds: range, theirs: float = 0, ours: float = 0) -> list[tuple[float, float, float]]:
+    return [(float(at), theirs, ours) for at in seconds]
+
+
+def test_one_block_ahead_changes_nothing_for_the_next() -> None:
+    lags, counters = corrected([*every(range(10)), (9.5, 3, 0), *every(range(10, 20))])
+    assert max(lags) == pytest.approx(0.001, abs=1e-6)
+    assert (counters.clock_offset_ns, counters.clock_steps) == (0, 2)
+
+
+def test_a_clock_ahead_is_taken_off() -> None:
+    lags, counters = corrected(every(range(100), theirs=5))
+    assert max(map(abs, lags)) < 0.002
+    assert counters.clock_offset_ns == pytest.approx(-4.999 * S, rel=1e-6)
+
+
+def test_what_is_known_of_a_clock_is_forgotten_once_no_block_of_two_windows_confirms_it() -> None:
+    window = WINDOW_NS // S
+    drift = [(float(at), max(0.0, 2 - 0.05 * at), 0.0) for at in range(200)]
+    lags, counters = corrected(drift)
+    assert counters.clock_offset_ns == 0
+    assert lags[-1] == pytest.approx(0.001, abs=1e-6)
+    assert max(lags) <= 2 * window * 0.05 + 0.01
+    assert counters.clock_steps == 1  # when it was first seen to be ahead
+
+
+@pytest.mark.parametrize("step", [-30, 30])
+def test_a_step_of_our_own_clock_changes_no_lag(step: int) -> None:
+    lags, counters = corrected([*every(range(50)), *every(range(50, 300), ours=step)])
+    assert max(map(abs, lags)) < 0.002
+    assert counters.clock_offset_ns == pytest.approx(step * S, abs=0.002 * S)
+    assert counters.clock_steps == 1
+
+
+def test_a_publishers_clock_that_is_stepped_back_is_told_and_looks_like_lag() -> None:
+    lags, counters = corrected([*every(range(5)), *every(range(5, 10), theirs=-30)])
+    assert max(map(abs, lags[:5])) < 0.002
+    assert lags[5:] == pytest.approx([30.001] * 5)
+    assert (counters.clock_offset_ns, counters.clock_steps) == (0, 1)
+
+
+@pytest.mark.parametrize("seconds", [-30, 30])
+def test_a_subscriber_goes_on_after_its_clock_is_stepped(seconds: int, tmp_path: Path) -> None:
+    feed = Feed.local("clock", slices=1)
+    code = f"""
+        {STEP_CLOCK.strip()}
+        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=2 * 10**9))
+        got = Collector()
+        subscriber.on(b"")(got.message)
+        subscriber.start(60)
+        say("started")
+        for count in (2, 4):
+            got.wait(count)
+            say(count)
+            step_clock({seconds})
+        subscriber.run(until_end=True)
+        lag = subscriber.statistics().lag
+        say(len(got), lag.slow_blocks, lag.clock_steps, lag.clock_offset_ns // 10**9)
+    """
+    with RawPublisher(feed) as publisher, Script(code, feed, words_before(tmp_path)) as script:
+        script.expect("started")
+
+        def send(count: int) -> None:
+            for _ in range(count):
+                publisher.send(publisher.encode([(b"T", b"")]))
+
+        send(2)
+        script.expect("2")
+        send(2)
+        script.expect("4")
+        send(2)
+        publisher.heartbeat(end=True)
+        said = script.read().split()
+    assert said[:3] == ["6", "0", "2"]
+    assert abs(int(said[3]) + 2 * seconds) <= 1
