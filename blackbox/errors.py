@@ -13,6 +13,10 @@ class ConfigError(BlackBoxError, ValueError):
     """A feed, schema or setting is wrong; nothing has been opened or sent."""
 
 
+class LimitError(BlackBoxError):
+    """The system does not let this process open or start as much as is needed: raise the limit that it names."""
+
+
 class BlockError(BlackBoxError, ValueError):
     """A block's bytes are not a valid block."""
 

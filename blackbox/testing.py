@@ -27,6 +27,7 @@ from blackbox.block.format import CONFIRM_KEY, FLAG_END, FLAG_LINE_B, HEARTBEAT_
 from blackbox.errors import EndpointError, PublisherError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
+from blackbox.native.limits import Needs
 from blackbox.transport.context import MAX_SUBSCRIPTIONS, close_context, open_context
 from blackbox.transport.wakeup import Pipe
 
@@ -255,7 +256,7 @@ class RawPublisher:
         for slice_id, line in self._lines:
             feed_slice = self.feed.slices[slice_id]
             if line == 0:
-                self._contexts.append(open_context(feed_slice))
+                self._contexts.append(open_context(feed_slice, "raw publisher", Needs(2 * 3)))
             socket = self._contexts[-1].socket(zmq.XPUB)
             self._sockets[slice_id, line] = socket
             socket.sndhwm, socket.rcvhwm, socket.linger = _QUEUE_BLOCKS, MAX_SUBSCRIPTIONS, _LINGER_MS

@@ -31,6 +31,7 @@ from blackbox.archive.marks import Totals, chain_start, end_of
 from blackbox.archive.recovery import file_head, remove_empty
 from blackbox.archive.segment import Segment
 from blackbox.errors import JournalError
+from blackbox.native.limits import Needs
 from blackbox.subscribe.block_handler import BlockHandlerAt
 from blackbox.transport.wakeup import Pipe
 
@@ -93,6 +94,10 @@ class SegmentFiles:
             if getattr(self, name) != _NOTHING_FD:
                 os.close(getattr(self, name))
                 setattr(self, name, _NOTHING_FD)
+
+
+WRITER_NEEDS = Needs(descriptors=6)
+"""A journal's segment and index: those that are written, those made ahead, and those not yet closed."""
 
 
 class JournalWriter:

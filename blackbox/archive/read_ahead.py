@@ -7,6 +7,8 @@ import threading
 from collections.abc import Generator, Iterator
 from typing import Final, TypeVar
 
+from blackbox.native.limits import start_thread
+
 T = TypeVar("T")
 
 DEPTH: Final = 1
@@ -38,7 +40,7 @@ def read_ahead(items: Iterator[T], depth: int = DEPTH) -> Generator[T, None, Non
             put(None, error)
 
     thread = threading.Thread(target=make, name="blackbox-read-ahead", daemon=True)
-    thread.start()
+    start_thread(thread)
     try:
         while True:
             item, error = ready.get()

@@ -24,10 +24,11 @@ from blackbox.archive.day import (
     recorded_days,
     session_date,
 )
-from blackbox.archive.journal_writer import JournalWriter
+from blackbox.archive.journal_writer import WRITER_NEEDS, JournalWriter
 from blackbox.archive.recovery import recover_day
 from blackbox.errors import BlackBoxError, JournalError, SubscriberError
 from blackbox.feed.feed import Feed
+from blackbox.native.limits import Needs, check_limits, start_thread
 from blackbox.subscribe.block_handler import BlockHandlerAt
 from blackbox.subscribe.receiver import Options
 from blackbox.subscribe.slow_subscriber import SlowPolicy
@@ -229,13 +230,15 @@ class Recorder:
                 raise JournalError(f"start was called when {self.state.value}; a recorder is used once")
             self._is_opened = True
         try:
+            slices = self.feed.slices_for(b"")
+            check_limits(f"recorder of feed {self.feed.name!r}", Needs(1, 1), *[WRITER_NEEDS] * len(slices))
             make_directory(self.directory)
             self._lock = Lock(self.directory)
             for day in recorded_days(self.directory)[-_DAYS_TO_RECOVER:]:
                 self._cut_bytes += recover_day(day)
-            for slice_id in self.feed.slices_for(b""):
+            for slice_id in slices:
                 self._writers = {**self._writers, slice_id: self._make_writer(slice_id)}
-            self._keeper.start()
+            start_thread(self._keeper)
         except BaseException as error:
             self._close()
             if isinstance(error, OSError) and not isinstance(error, BlackBoxError):

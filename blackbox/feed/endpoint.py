@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from ipaddress import ip_address
 
 from blackbox.errors import ConfigError
+from blackbox.native.limits import Needs, check_limits
 
 TRANSPORTS = ("tcp", "ipc", "inproc")
 LOOPBACK = "127.0.0.1"
@@ -69,6 +70,7 @@ def free_endpoints(transport: str, name: str, slices: int, lines: int) -> list[t
     """
     count = slices * lines
     if transport == "tcp":
+        check_limits(f"free ports for feed {name!r}", Needs(descriptors=count))
         flat = [f"tcp://{LOOPBACK}:{port}" for port in _free_ports(count)]
     elif transport == "ipc":
         directory = _private_directory()

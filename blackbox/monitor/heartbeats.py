@@ -14,6 +14,8 @@ from blackbox.block.block import Block
 from blackbox.block.format import FLAG_CONTROL, HEARTBEAT_KEY
 from blackbox.errors import BlockError, EndpointError
 from blackbox.feed.feed import Feed
+from blackbox.native.limits import Needs
+from blackbox.transport.context import new_context
 
 _SILENT_AFTER_HEARTBEATS = 3
 
@@ -66,7 +68,10 @@ class Heartbeats:
         self.feed = feed
         self.lines: list[LineHealth] = []
         self._ts_out: dict[int, int] = {}
-        self._context = zmq.Context()
+        self._context = new_context(
+            f"heartbeats of feed {feed.name!r}",
+            *[Needs(descriptors=2 * len(feed_slice.endpoints)) for feed_slice in feed.slices],
+        )
         self._poller = zmq.Poller()
         self._place_of: dict[zmq.Socket[bytes], int] = {}
 

@@ -9,11 +9,13 @@ from typing import Any
 from numba import njit, typeof
 
 from blackbox.native.kernel_cache import cache_root, use_kernel_cache
+from blackbox.native.limits import Needs
 
-__all__ = ["njit", "warm_up"]
+__all__ = ["WARM_UP_NEEDS", "njit", "warm_up"]
 
 log = logging.getLogger("blackbox")
 
+WARM_UP_NEEDS = Needs(threads=1)
 _PATIENCE_S = 1.0
 _told = threading.Event()
 

@@ -20,10 +20,11 @@ from blackbox.errors import NoSubscriberError, PublisherError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.native.jit import warm_up
+from blackbox.native.limits import check_limits
 from blackbox.publish.batcher import OUT_OF_MEMORY, Stored, group_by_key, put_blocks, put_stored, select_rows
 from blackbox.publish.ring import ASKED, RECORD_BYTES, TAIL, LargePayloadError, Packers, Ring
 from blackbox.publish.send_loop import SenderState
-from blackbox.publish.slice_sender import SliceSender
+from blackbox.publish.slice_sender import SliceSender, needs_of
 
 log = logging.getLogger("blackbox")
 
@@ -127,11 +128,16 @@ class Publisher:
         self._resolved = _Resolved((), numpy.empty(0, numpy.int32), numpy.empty(0, numpy.int32), [])
 
     def start(self) -> Self:
-        """Bind every slice. Raises EndpointError naming the endpoint that could not be bound."""
+        """Bind every slice.
+
+        Raises EndpointError naming the endpoint that could not be bound, LimitError naming a limit that is too low.
+        """
         self._enter(State.RUNNING)
         schema_id = load_schema(self.feed.schema).schema_id
         wait = self.when_full == "wait"
         try:
+            needs = [need for feed_slice in self.feed.slices for need in needs_of(feed_slice)]
+            check_limits(f"publisher of feed {self.feed.name!r}", *needs)
             for slice_id in range(len(self.feed.slices)):
                 sender = SliceSender(self.feed, slice_id, schema_id, self.epoch, wait, self.hwm_blocks)
                 self._senders.append(sender)

@@ -32,7 +32,6 @@ from typing import Any, Final, NamedTuple
 import numpy
 
 from blackbox.block.format import HEADER_BYTES, OFFSET_COUNT
-from blackbox.errors import PublisherError
 from blackbox.native.intrinsics import fence, inner, int32s_at, int64s_at, uint32_at
 from blackbox.native.jit import njit
 from blackbox.native.posix import poke
@@ -152,11 +151,8 @@ class Ring:
         self.lock = threading.Lock()
         self.answering = threading.Lock()
         self.limit = capacity - RECORD_BYTES
-        try:
-            self.wake_pipe = Pipe()
-            self.room_pipe = Pipe()
-        except OSError as error:
-            raise PublisherError(f"no pipe could be opened for a slice's sender: {error.strerror}") from error
+        self.wake_pipe = Pipe()
+        self.room_pipe = Pipe()
         self.at = RingAt(
             self.memory.ctypes.data,
             capacity,

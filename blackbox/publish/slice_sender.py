@@ -23,12 +23,21 @@ from blackbox.block.format import (
     NONCE_BYTES,
 )
 from blackbox.errors import BlackBoxError, EndpointError, PublisherError
-from blackbox.feed.feed import Feed
-from blackbox.native.jit import warm_up
+from blackbox.feed.feed import Feed, Slice
+from blackbox.native.jit import WARM_UP_NEEDS, warm_up
+from blackbox.native.limits import Needs, start_thread
 from blackbox.publish import send_loop as send
 from blackbox.publish.batcher import Encoder, make_selection
 from blackbox.publish.ring import DRAINING, ENDING, Ring, discard
-from blackbox.transport.context import MAX_SUBSCRIPTIONS, close_context, open_context, pin_thread, wake_on_time
+from blackbox.transport.context import (
+    CONTEXT_NEEDS,
+    MAX_SUBSCRIPTIONS,
+    close_context,
+    open_context,
+    pin_thread,
+    wake_on_time,
+)
+from blackbox.transport.wakeup import PIPE_NEEDS
 
 log = logging.getLogger("blackbox")
 
@@ -63,6 +72,15 @@ class State(Enum):
 
 
 _ORDER = tuple(State)
+
+
+def needs_of(part: Slice) -> tuple[Needs, ...]:
+    """What a `SliceSender` opens and starts, with one connection a line."""
+    return PIPE_NEEDS, PIPE_NEEDS, CONTEXT_NEEDS, WARM_UP_NEEDS, Needs(threads=1), _sockets_of(part)
+
+
+def _sockets_of(part: Slice) -> Needs:
+    return Needs(descriptors=3 * len(part.endpoints))
 
 
 class SliceSender:
@@ -122,7 +140,7 @@ class SliceSender:
 
     def start(self, timeout: float = 120.0) -> None:
         """Bind the endpoints. Raises EndpointError naming the one that could not be bound."""
-        self._thread.start()
+        start_thread(self._thread)
         if not self._ready.wait(timeout):
             raise PublisherError(f"slice {self.slice_id}: sender did not start in {timeout} s")
         if self.error is not None:
@@ -247,7 +265,7 @@ class SliceSender:
         context: zmq.Context[zmq.Socket[bytes]] | None = None
         sockets: list[zmq.Socket[bytes]] = []
         try:
-            context = open_context(self.part)
+            context = open_context(self.part, f"slice {self.slice_id}", _sockets_of(self.part))
             pin_thread(self.part.cpus)
             wake_on_time()
             encoder = self.make_encoder(send.GATHER_ROWS)

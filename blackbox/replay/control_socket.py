@@ -21,8 +21,10 @@ import zmq
 
 from blackbox.errors import ConfigError, ControlError, EndpointError
 from blackbox.feed.endpoint import check_endpoint
+from blackbox.native.limits import Needs, start_thread
 from blackbox.replay.status import ReplayStatus
 from blackbox.timestamps import parse_time
+from blackbox.transport.context import new_context
 from blackbox.transport.wakeup import Pipe
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ _MOST_BYTES: Final = 4_096
 _QUEUE_REQUESTS: Final = 16
 _LINGER_MS: Final = 500
 _LARGEST: Final = (1 << 63) - 1
+_NEEDS: Final = Needs(descriptors=3)
 
 
 class Request(msgspec.Struct, frozen=True, tag_field="do", forbid_unknown_fields=True):
@@ -96,7 +99,7 @@ class ControlSocket:
 
     def __enter__(self) -> Self:
         """Bind the endpoint. Raises EndpointError when it cannot be bound."""
-        self._thread.start()
+        start_thread(self._thread)
         self._bound.result()
         return self
 
@@ -116,7 +119,7 @@ class ControlSocket:
                 self._bound.set_exception(error)
 
     def _serve(self) -> None:
-        with zmq.Context() as context, context.socket(zmq.REP) as socket:
+        with new_context("control socket", _NEEDS) as context, context.socket(zmq.REP) as socket:
             socket.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
             socket.set_hwm(_QUEUE_REQUESTS)
             socket.linger = _LINGER_MS  # for the answer to a stop
@@ -173,7 +176,7 @@ def ask(endpoint: str, request: Request, timeout: float = 2.0) -> ReplayStatus:
         ControlError: the replay refused, or nothing answered within `timeout` seconds.
     """
     _check(endpoint)
-    with zmq.Context() as context, context.socket(zmq.REQ) as socket:
+    with new_context("replay control", _NEEDS) as context, context.socket(zmq.REQ) as socket:
         socket.linger = 0
         try:
             socket.connect(endpoint)

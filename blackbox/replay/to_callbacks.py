@@ -12,6 +12,7 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.feed.feed import Feed
+from blackbox.native.limits import Needs, check_limits
 from blackbox.native.name_table import Numbering
 from blackbox.native.prefix_trie import longest_prefix
 from blackbox.replay.block_table import BlockTable
@@ -121,6 +122,7 @@ class CallbackPlayer:
     def _play_in_parallel(self, table: BlockTable, blocks: BlockTableAt) -> None:
         """Play all of these blocks, each worker in a thread; when one fails, or this thread is interrupted, all end."""
         if self._threads is None:
+            check_limits("replay", Needs(threads=len(self._workers)))
             self._threads = ThreadPoolExecutor(len(self._workers), "blackbox-replay")
         ends = [self._threads.submit(worker.play, table, blocks, 0, _never) for worker in self._workers]
         try:

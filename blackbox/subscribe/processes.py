@@ -11,7 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from blackbox.errors import BlackBoxError, SubscriberError
+from blackbox.errors import BlackBoxError, LimitError, SubscriberError
+from blackbox.native.limits import Needs
 from blackbox.subscribe.receiver import SliceThread
 from blackbox.subscribe.slow_subscriber import EXIT_SLOW
 from blackbox.subscribe.state import TERMINATE
@@ -19,6 +20,9 @@ from blackbox.subscribe.state import TERMINATE
 log = logging.getLogger("blackbox")
 
 _TICK_S = 0.05
+
+PROCESS_NEEDS = Needs(descriptors=2, threads=1)
+"""A process, beside what its slice needs: what tells each of the two that the other has ended."""
 
 
 class SliceProcess:
@@ -39,8 +43,12 @@ class SliceProcess:
         )
 
     def start(self) -> None:
-        """Fork."""
-        self._process.start()
+        """Fork. Raises LimitError when the system refuses."""
+        try:
+            self._process.start()
+        except OSError as error:
+            text = f"slice {self.thread.slice_id}: no process could be started: {error.strerror}"
+            raise LimitError(f"{text} (RLIMIT_NPROC, ulimit -u; RLIMIT_NOFILE, ulimit -n)") from error
 
     @property
     def is_done(self) -> bool:

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from blackbox.block.format import HEADER_BYTES, MAX_BODY_BYTES
 from blackbox.errors import BlackBoxError, CallbackError, SubscriberError
-from blackbox.feed.feed import Feed
-from blackbox.native.jit import warm_up
+from blackbox.feed.feed import Feed, Slice
+from blackbox.native.jit import WARM_UP_NEEDS, warm_up
+from blackbox.native.limits import Needs, start_thread
 from blackbox.native.memory import shared_array
 from blackbox.native.name_table import Numbering
 from blackbox.subscribe import state as codes
@@ -42,9 +43,9 @@ from blackbox.subscribe.state import SliceLife, SliceState
 from blackbox.subscribe.statistics import Counters
 from blackbox.subscribe.subscription import Subscription
 from blackbox.subscribe.worker import Worker
-from blackbox.transport.context import MAX_SUBSCRIPTIONS, close_context, open_context, pin_thread
+from blackbox.transport.context import CONTEXT_NEEDS, MAX_SUBSCRIPTIONS, close_context, open_context, pin_thread
 from blackbox.transport.libzmq import close_messages, init_messages
-from blackbox.transport.wakeup import Pipe
+from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
 if TYPE_CHECKING:
     from blackbox.feed.schema import Schema
@@ -86,6 +87,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"on_error was {self.on_error!r}, expected 'stop' or 'log'")
 
 
+def needs_of(feed_slice: Slice, options: Options) -> tuple[Needs, ...]:
+    """What a `SliceThread` opens and starts: ROUTER, a DEALER a worker, SUB, and a connection a line."""
+    lines = len(feed_slice.endpoints)
+    threads = 1 + options.workers
+    return PIPE_NEEDS, CONTEXT_NEEDS, *[WARM_UP_NEEDS] * threads, Needs(2 + options.workers + lines, threads)
+
+
 class SliceThread:
     """One slice of a subscriber: its sockets, sequence guards, topic numbers and workers.
 
@@ -120,10 +128,7 @@ class SliceThread:
         self._tables: dict[int, Table] = {table.version: table}
         self._commands: deque[Callable[[], None]] = deque()
         self._newest = table.version
-        try:
-            self._wake_pipe = Pipe()
-        except OSError as error:
-            raise SubscriberError(f"no pipe could be opened for slice {slice_id}: {error.strerror}") from error
+        self._wake_pipe = Pipe()
         lines = len(self.feed_slice.endpoints)
         self._sequences = Sequences(
             feed.max_topics if feed.key_bytes else 1,
@@ -144,7 +149,7 @@ class SliceThread:
 
     def start(self) -> None:
         """Begin. What goes wrong is in `failure` once it is done."""
-        self._thread.start()
+        start_thread(self._thread)
 
     @property
     def is_confirmed(self) -> bool:
@@ -266,7 +271,8 @@ class SliceThread:
         sockets: list[zmq.Socket[bytes]] = []
         self._enter(SliceLife.OPENING)
         try:
-            context = open_context(self.feed_slice)
+            *_, sockets_and_workers = needs_of(self.feed_slice, self.options)
+            context = open_context(self.feed_slice, f"slice {self.slice_id}", sockets_and_workers)
             pin_thread(self.feed_slice.cpus)
             self._open(context, sockets)
             self._serve()
@@ -305,7 +311,7 @@ class SliceThread:
                 self.report,
                 self._callback_raised,
             )
-            worker.thread.start()
+            start_thread(worker.thread)
             self.workers.append(worker)  # those in the list can be joined
         self._await_workers(router)
         self._router = router

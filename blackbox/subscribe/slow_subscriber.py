@@ -14,6 +14,7 @@ import zmq
 from blackbox.errors import EndpointError, SlowSubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.native.intrinsics import inner
+from blackbox.native.limits import Needs
 from blackbox.native.posix import exit_process, monotonic_ns, poke, write_file
 from blackbox.native.records import load_shared, store_shared
 from blackbox.subscribe.addresses import SliceAt
@@ -25,6 +26,7 @@ from blackbox.subscribe.state import (
     slice_state_at,
     worker_counters_at,
 )
+from blackbox.transport.context import new_context
 from blackbox.transport.libzmq import wait_readable
 
 log = logging.getLogger("blackbox")
@@ -97,7 +99,7 @@ class Alerts:
         """
         endpoint = self._policy.console
         if endpoint is not None:
-            self._context = zmq.Context()
+            self._context = new_context("operator console", Needs(descriptors=2))
             self._socket = self._context.socket(zmq.PUSH)
             self._socket.sndhwm = _QUEUE_FRAMES
             self._socket.linger = _LINGER_MS

@@ -8,25 +8,27 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from itertools import chain
 from types import FrameType
 
 from blackbox.block.validate import FAULT_TEXT, Fault
 from blackbox.errors import BlackBoxError, NotConfirmedError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
+from blackbox.native.limits import Needs, check_limits, start_thread
 from blackbox.subscribe.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.subscribe.callbacks import Callback
 from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.notices import Notices
-from blackbox.subscribe.processes import SliceProcess
-from blackbox.subscribe.receiver import Options, SliceThread
+from blackbox.subscribe.processes import PROCESS_NEEDS, SliceProcess
+from blackbox.subscribe.receiver import Options, SliceThread, needs_of
 from blackbox.subscribe.slow_subscriber import Alerts
 from blackbox.subscribe.state import TERMINATE
 from blackbox.subscribe.statistics import Counted, Counters, Statistics, statistics_of
-from blackbox.transport.wakeup import Pipe
+from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
 log = logging.getLogger("blackbox")
 
@@ -145,7 +147,7 @@ class Supervisor:
             with self.lock:
                 self._alerts.open()
                 self.renew()
-                self._thread.start()
+                start_thread(self._thread)
             self.wait_confirmed(timeout)
         except BaseException:
             self.terminate()
@@ -292,7 +294,9 @@ class Supervisor:
         if self._state is not State.RUNNING:
             return
         self._version += 1
-        for slice_id, table in self._plan(self._version, self._slices).items():
+        plan = self._plan(self._version, self._slices)
+        self._check_limits(plan.keys() - self._slices.keys())
+        for slice_id, table in plan.items():
             if slice_id in self._slices:
                 self._slices[slice_id].set_table(table)
             else:
@@ -302,6 +306,15 @@ class Supervisor:
         """Let no further batch reach a callback, also of blocks that were matched before."""
         for thread in self._slices.values():
             thread.remove(callback)
+
+    def _check_limits(self, starting: set[int]) -> None:
+        """Raise LimitError unless these slices can be started. A process has what this one has, and opens one slice."""
+        needs: list[Sequence[Needs]] = [needs_of(self.feed.slices[slice_id], self._options) for slice_id in starting]
+        if self._processes:
+            threads = [[Needs(threads=need.threads) for need in of_slice] for of_slice in needs]
+            needs = [*needs[:1], *threads, *[(PIPE_NEEDS, PROCESS_NEEDS)] * len(needs)]
+        if needs:
+            check_limits(f"subscriber of feed {self.feed.name!r}", Needs(threads=1), *chain(*needs))
 
     def _start_slice(self, slice_id: int, table: Table) -> None:
         thread = SliceThread(

@@ -11,10 +11,13 @@ import zmq
 
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Slice
+from blackbox.native.limits import Needs, check_limits
 
 MAX_SUBSCRIPTIONS = 1_000_000
 """Upstream filters that one subscriber can have in flight; libzmq loses those above the high-water mark."""
 
+CONTEXT_NEEDS = Needs(descriptors=5, threads=2)
+"""A context: the mailboxes of its end, its reaper and its I/O thread, what the last two poll with; and these two."""
 
 _PR_SET_TIMERSLACK = 29
 _M_TRIM_THRESHOLD = -1
@@ -36,12 +39,27 @@ def _keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
 
 
-def open_context(part: Slice) -> zmq.Context[zmq.Socket[bytes]]:
-    """The context for one slice. Slices on inproc share one per process, or publisher and subscriber could not meet."""
+def new_context(what: str, *needs: Needs) -> zmq.Context[zmq.Socket[bytes]]:
+    """Make a context. Raises LimitError unless it and what its sockets need fit: without room libzmq ends the process.
+
+    Args:
+        what: who needs it, for the error.
+        needs: what its sockets will open: one descriptor each, one for each endpoint and for each connection.
+    """
+    check_limits(what, CONTEXT_NEEDS, *needs)
+    return zmq.Context(io_threads=1)
+
+
+def open_context(part: Slice, what: str, *needs: Needs) -> zmq.Context[zmq.Socket[bytes]]:
+    """The context for one slice. Slices on inproc share one per process, or publisher and subscriber could not meet.
+
+    Raises as `new_context`.
+    """
     _keep_freed_memory()
     if part.endpoints[0].startswith("inproc://"):
+        check_limits(what, CONTEXT_NEEDS, *needs)
         return zmq.Context.instance()
-    context = zmq.Context(io_threads=1)
+    context = new_context(what, *needs)
     for cpu in part.io_cpus:
         context.set(zmq.THREAD_AFFINITY_CPU_ADD, cpu)
     return context

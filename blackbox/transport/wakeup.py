@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+from blackbox.native.limits import Needs, open_pipe
+
+PIPE_NEEDS = Needs(descriptors=2)
+
 
 class Pipe:
     """A pipe without blocking. Whoever may poke it holds it: it closes with the last of them.
@@ -15,7 +19,7 @@ class Pipe:
     __slots__ = ("reader", "writer")
 
     def __init__(self) -> None:
-        self.reader, self.writer = os.pipe()
+        self.reader, self.writer = open_pipe()
         for fd in (self.reader, self.writer):
             os.set_blocking(fd, False)
 

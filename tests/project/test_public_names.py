@@ -19,6 +19,7 @@ NAMES = {
     "Controls": "blackbox.replay.controls",
     "EndpointError": "blackbox.errors",
     "JournalError": "blackbox.errors",
+    "LimitError": "blackbox.errors",
     "Feed": "blackbox.feed.feed",
     "Message": "blackbox.block.batch",
     "NoSubscriberError": "blackbox.errors",

@@ -33,6 +33,7 @@ with Publisher(warm) as publisher:
     subscriber.on_batch(b"")(lambda batch: None)
     with subscriber:
         publisher.publish_many((b"A",), numpy.zeros(1, int), numpy.zeros((1, 8), numpy.uint8))
+globals().get("prepare", lambda: None)()
 parent = os.getpid()
 print("ready", flush=True)
 for line in sys.stdin:
@@ -43,8 +44,7 @@ for line in sys.stdin:
         print(os.getpid(), flush=True)
         work(*line.split())
         os._exit(0)
-    os.waitpid(pid, 0)
-    print("gone", flush=True)
+    print("gone", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 
 
@@ -55,12 +55,12 @@ class Nursery:
     process, and that stays when it is killed.
     """
 
-    def __init__(self, feed: Feed, code: str, notes: int) -> None:
+    def __init__(self, feed: Feed, code: str, notes: int, *words: str) -> None:
         self._directory = TemporaryDirectory()
         path = Path(self._directory.name, "notes")
         self.notes: NDArray[numpy.int64] = numpy.memmap(path, numpy.int64, "w+", shape=notes)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code + _PRELUDE, msgspec.json.encode(feed).decode(), str(path)],
+            [sys.executable, "-c", code + _PRELUDE, msgspec.json.encode(feed).decode(), str(path), *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -79,7 +79,16 @@ class Nursery:
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
         os.kill(self._pid, signal.SIGKILL)
-        self._expect("gone")
+        self.wait()
+
+    def wait(self) -> tuple[int, list[str]]:
+        """Wait until it has ended by itself: its status, negative for a signal, and the lines that it printed."""
+        said = []
+        while not (line := self._read()).startswith("gone "):
+            if not line and self._process.poll() is not None:
+                raise AssertionError("the process that forks has ended")
+            said.append(line)
+        return int(line.split()[1]), said
 
     def _read(self) -> str:
         assert self._process.stdout is not None

@@ -14,6 +14,7 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from blackbox.native.limits import start_thread
 from blackbox.transport.wakeup import Pipe
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Keys:
             if threading.current_thread() is threading.main_thread():
                 self._handler = signal.signal(signal.SIGTSTP, self._stop)
             self._take()
-            self._thread.start()
+            start_thread(self._thread)
         except BaseException:
             self._give_back()
             raise

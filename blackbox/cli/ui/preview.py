@@ -11,6 +11,7 @@ import numpy
 
 from blackbox.cli.ui.messages import describe
 from blackbox.feed.schema import schema_of
+from blackbox.native.limits import open_pipe, start_thread
 from blackbox.native.memory import shared_array
 
 if TYPE_CHECKING:
@@ -30,12 +31,12 @@ class Preview:
         self._left[0] = limit
         self._limit = limit
         self._print = print_line
-        self._reader, self._writer = os.pipe()
+        self._reader, self._writer = open_pipe()
         self._thread = threading.Thread(target=self._read, name="blackbox-preview", daemon=True)
 
     def start(self) -> None:
         """Begin to print. Call it after the processes were forked."""
-        self._thread.start()
+        start_thread(self._thread)
 
     def offer(self, batch: Batch) -> None:
         """Print the batch's messages, up to the limit."""

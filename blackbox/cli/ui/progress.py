@@ -20,6 +20,7 @@ from rich.progress import (
 )
 
 from blackbox.cli.ui.terminal import say, stderr
+from blackbox.native.limits import start_thread
 from blackbox.report.numbers import counted
 
 LINE_EVERY_S: Final = 2.0
@@ -54,7 +55,7 @@ def ticking(show: Callable[[], object], every_s: float = _TICK_S) -> Iterator[No
             show()
 
     thread = threading.Thread(target=run, name="blackbox-ticker", daemon=True)
-    thread.start()
+    start_thread(thread)
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,8 @@ from typing import NoReturn
 import typer
 
 from blackbox.cli.ui.terminal import say
-from blackbox.errors import BlackBoxError, SlowSubscriberError
+from blackbox.errors import BlackBoxError, LimitError, SlowSubscriberError
+from blackbox.native.limits import check_limits
 
 
 class Status(IntEnum):
@@ -46,11 +48,18 @@ def exit_statuses() -> Iterator[None]:
     """Turn an error or a signal into an exit status, and an error into one line on stderr. SIGTERM acts as Ctrl-C."""
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
+        check_limits("blackbox")  # before a command's imports, which would say that a module is not there
         yield
     except SlowSubscriberError as error:
         _fail(error, Status.SLOW)
     except BlackBoxError as error:
         _fail(error, Status.ERROR)
+    except MemoryError as error:
+        _fail(LimitError(f"out of memory: {error} (RLIMIT_AS, ulimit -v)"), Status.ERROR)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        _fail(LimitError(f"{error} (RLIMIT_NOFILE, ulimit -n)"), Status.ERROR)
     except _Terminated:
         raise typer.Exit(128 + signal.SIGTERM) from None
     except KeyboardInterrupt:

@@ -1,0 +1,96 @@
+"""What the system lets this process open: looked at before it is needed.
+
+libzmq ends the process when it lacks a file descriptor or a thread midway, and whatever loads code without one fails
+with an error that names something else. So who is about to open much asks here first.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from contextlib import suppress
+from typing import NamedTuple
+
+from blackbox.errors import LimitError
+
+SPARE_DESCRIPTORS = 8
+"""Free beyond those that stay open, for files that are open for a moment: kernels, modules, feed files."""
+
+SPARE_THREADS = 2
+"""The system counts threads that have ended a little longer than Python does."""
+
+
+_THREADS = "RLIMIT_NPROC, ulimit -u; pids of its cgroup; memory, ulimit -v"
+
+
+class Needs(NamedTuple):
+    """What something opens and starts, at most at a time."""
+
+    descriptors: int = 0
+    threads: int = 0
+
+
+def check_limits(what: str, *needs: Needs) -> None:
+    """Raise LimitError, naming `what` and the limit, unless all of it can be opened and started now."""
+    threads = sum(each.threads for each in needs)
+    threads += SPARE_THREADS * (threads > 0)
+    needed = sum(each.descriptors for each in needs) + SPARE_DESCRIPTORS
+    free = _free_descriptors(needed)
+    if free < needed:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        raise LimitError(
+            f"{what}: free file descriptors were {free}, expected {needed}: "
+            f"the process may open {limit}, raise that (RLIMIT_NOFILE, ulimit -n)"
+        )
+    started = _free_threads(threads)
+    if started < threads:
+        raise LimitError(
+            f"{what}: threads that could be started were {started}, expected {threads}: "
+            f"raise what limits them ({_THREADS})"
+        )
+
+
+def open_pipe() -> tuple[int, int]:
+    """Return the two ends of a pipe, to read from and to write to. Raises LimitError."""
+    try:
+        return os.pipe()
+    except OSError as error:
+        raise LimitError(f"no pipe could be opened: {error.strerror} (RLIMIT_NOFILE, ulimit -n)") from error
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread. Raises LimitError."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise LimitError(f"thread {thread.name}: {error} ({_THREADS})") from error
+
+
+def _free_descriptors(most: int) -> int:
+    """How many can be opened now, counted up to `most`."""
+    opened: list[int] = []
+    with suppress(OSError):
+        while len(opened) < most:
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    for fd in opened:
+        os.close(fd)
+    return len(opened)
+
+
+def _free_threads(most: int) -> int:
+    """How many can be started now, counted up to `most`."""
+    over = threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        while len(started) < most:
+            thread = threading.Thread(target=over.wait, name="blackbox-probe", daemon=True)
+            thread.start()
+            started.append(thread)
+    except (RuntimeError, MemoryError):
+        pass
+    finally:
+        over.set()
+        for thread in started:
+            thread.join()
+    return len(started)

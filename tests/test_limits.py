@@ -1,0 +1,95 @@
+"""Out of file descriptors or threads: one error that names the limit, in time; libzmq alone would end the process."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from blackbox import Feed, Publisher, Subscriber
+from blackbox.publish.slice_sender import needs_of as needs_of_sender
+from blackbox.subscribe.receiver import needs_of as needs_of_receiver
+from blackbox.testing import wait_until
+from tests.process_state import held, linux_only
+from tests.torture.limits import KINDS, Limits
+
+pytestmark = linux_only
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = {"descriptors": "RLIMIT_NOFILE", "threads": "RLIMIT_NPROC"}
+
+
+@pytest.fixture(scope="module")
+def limits() -> Iterator[Limits]:
+    with Limits(slices=2) as made:
+        yield made
+
+
+# Another user than root, for whom alone threads are limited, may not write the kernels that a recorder compiles.
+@pytest.mark.parametrize(
+    ("kind", "what"), [(kind, what) for kind in KINDS for what in NAMES if (kind, what) != ("recorder", "threads")]
+)
+def test_what_lacks_descriptors_or_threads_says_so_and_ends(limits: Limits, kind: str, what: str) -> None:
+    said = [limits.attempt(kind, what, more) for more in (2, 5, 9, 14, 20, 27, 60)]
+    refused = [line for line in said if line != "worked"]
+    assert said == refused + ["worked"] * (len(said) - len(refused))
+    assert len(refused) < len(said)
+    for line in refused:
+        assert line.startswith("LimitError: ")
+        assert NAMES[what] in line
+
+
+@pytest.mark.own_process
+def test_what_is_made_sure_of_is_what_is_opened() -> None:
+    feed = Feed.local("limits", slices=2, lines=2)
+    subscriber = Subscriber(feed)
+    subscriber.on(b"")(lambda message: None)
+    before = held()
+    with Publisher(feed) as publisher, subscriber:
+        wait_until(lambda: publisher.statistics().subscribers == 1)
+        now = held()
+        options = subscriber._options
+        needs = [
+            need for part in feed.slices for need in chain(needs_of_sender(part), needs_of_receiver(part, options))
+        ]
+    descriptors = sum(need.descriptors for need in needs)
+    assert 0.8 * descriptors < now[1] - before[1] <= descriptors
+    # One more: the supervisor. Those that warm up have ended.
+    assert now[0] - before[0] <= sum(need.threads for need in needs) + 1
+
+
+@pytest.mark.parametrize(
+    ("words", "limit"),
+    [
+        ("publish synthetic:10", 9),
+        ("publish synthetic:10", 26),
+        ("subscribe", 9),
+        ("subscribe", 26),
+        ("record --out {dir}", 9),
+        ("record --out {dir}", 26),
+        ("replay {dir}/local", 9),
+        ("stat", 16),
+    ],
+)
+def test_a_command_that_lacks_descriptors_says_so_in_one_line(tmp_path: Path, words: str, limit: int) -> None:
+    command = [sys.executable, "-m", "blackbox.cli", *words.format(dir=tmp_path).split()]
+    ended = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/feeds"},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 1
+    (line,) = (line for line in ended.stderr.splitlines() if line.startswith("error: "))
+    assert re.search(r"free file descriptors were \d+, expected \d+", line)
+    assert "RLIMIT_NOFILE" in line
+    assert "Traceback" not in ended.stderr
