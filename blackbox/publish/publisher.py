@@ -64,6 +64,8 @@ class PublisherStatistics(msgspec.Struct, frozen=True):
     """Distinct topics published."""
     subscribers: int
     """Confirmed subscribers of the slice that has most."""
+    put_out: int
+    """Peers disconnected because they sent what no subscriber sends, or took nothing for too long."""
 
 
 class _Routes(dict[bytes, tuple[Ring, int]]):
@@ -336,7 +338,7 @@ class Publisher:
         for slice_id in self.feed.slices_for(prefix):
             sender = self._running()[slice_id]
             with sender.changed:
-                while (found := sender.subscribers(prefix)) < count:
+                while (found := sender.subscriptions.subscribers(prefix)) < count:
                     sender.check()
                     if time.monotonic() >= deadline:
                         raise NoSubscriberError(
@@ -365,7 +367,8 @@ class Publisher:
             waits=total.waits,
             discarded=sum(sender.discarded for sender in self._senders),
             topics=sum(len(sender.topics) for sender in self._senders),
-            subscribers=max((sender.subscriber_count() for sender in self._senders), default=0),
+            subscribers=max((sender.subscriptions.subscriber_count() for sender in self._senders), default=0),
+            put_out=sum(sender.guard.put_out for sender in self._senders),
         )
 
     def close(self, timeout: float = 30.0) -> None:

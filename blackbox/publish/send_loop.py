@@ -25,7 +25,7 @@ from blackbox.block.format import (
     OFFSET_BODY_BYTES,
     OFFSET_COUNT,
 )
-from blackbox.native.intrinsics import copy_bytes, inner, int32s_at, uint32_at
+from blackbox.native.intrinsics import bytes_at, copy_bytes, inner, int32s_at, uint32_at
 from blackbox.native.jit import njit
 from blackbox.native.posix import monotonic_ns, now_ns, sleep_microseconds
 from blackbox.native.records import Field, SharedRecord, load_shared, record_at, store_shared
@@ -55,10 +55,12 @@ from blackbox.transport.libzmq import (
     MESSAGE_BYTES,
     POLLIN,
     SNDMORE,
+    SRCFD,
     close_messages,
     msg_close,
     msg_copy,
     msg_data,
+    msg_get,
     msg_init,
     msg_init_size,
     msg_recv,
@@ -78,7 +80,9 @@ CLOSED: Final = 3
 FAILED: Final = 4
 """`send_until` returned because libzmq refused a message; `SenderState.errno` says why."""
 
-_LONGEST_SUBSCRIPTION: Final = 1024
+SUBSCRIPTION_HEAD_BYTES: Final = 12
+KEPT_BYTES: Final = 64
+"""Bytes of a subscription that Python looks at; what is longer is none of ours."""
 _HEARTBEAT = numpy.frombuffer(HEARTBEAT_KEY, numpy.uint8)
 
 GATHER_ROWS: Final = 16_384
@@ -106,6 +110,10 @@ class SenderState(SharedRecord):
     """When the ring was last sent empty, by the monotonic clock."""
     asked_at = Field()
     """When writers were last asked: what is in the ring and was not seen then came later, ns since the epoch."""
+    passes = Field()
+    """Times that all was sent which was in the ring."""
+    read_at = Field()
+    """When subscriptions may be read again while there is something to send, by the monotonic clock."""
     keys = Field(own_line=True)
     """How many keys there are now; written by publishing threads."""
 
@@ -332,65 +340,94 @@ def _linger(sender: Sender, ring: RingAt, encoder: Encoder) -> None:
 
 @njit(nogil=True, cache=True)
 def read_subscriptions(sender: Sender, line: int, target: int, room: int) -> int:
-    """Read subscriptions and unsubscriptions, as uint32 size and that many bytes each; return bytes used, of `room`.
+    """Read subscriptions and unsubscriptions into `room` bytes, return bytes used: what is left waits for its turn.
 
-    All at once, so that a sender needs the interpreter once, however busy others keep it.
+    Each as three int32, bytes that follow, the descriptor that it came on, or -1, and its own bytes; then KEPT_BYTES of
+    it at most. Many at once, so that a sender needs the interpreter once, however busy others keep it.
     """
     socket = sender.socket_b if line else sender.socket_a
     message = sender.scratch.ctypes.data + _BODY_AT
     msg_init(message)
     used = 0
-    while room - used >= _LONGEST_SUBSCRIPTION and msg_recv(message, socket, DONTWAIT) >= 0:
+    while room - used >= SUBSCRIPTION_HEAD_BYTES + KEPT_BYTES and msg_recv(message, socket, DONTWAIT) >= 0:
         size = msg_size(message)
-        if size <= _LONGEST_SUBSCRIPTION - 4:  # a longer one matches no key
-            int32s_at(target + used, 1)[0] = size
-            copy_bytes(target + used + 4, msg_data(message), size)
-            used += 4 + size
+        kept = min(size, KEPT_BYTES)
+        head = int32s_at(target + used, 3)
+        head[0] = kept
+        head[1] = msg_get(message, SRCFD)
+        head[2] = size
+        copy_bytes(target + used + SUBSCRIPTION_HEAD_BYTES, msg_data(message), kept)
+        used += (SUBSCRIPTION_HEAD_BYTES + kept + 3) & -4
     msg_close(message)
     return used
 
 
-@njit(nogil=True, cache=True)
-def send_control(sender: Sender, origin: Origin, line: int, key_at: int, key_size: int, flags: int, wait: int) -> bool:
-    """Send a control block with the next sequence of every key; False when a subscriber has no room for it now.
-
-    `wait` is 0, then the socket's own send timeout holds, or DONTWAIT.
-    """
+@inner
+def _make_control(sender: Sender, origin: Origin, line: int, flags: int) -> int:
+    """Make a control block with the next sequence of every key; return the bytes of its body, 0: no memory."""
     state = sender_state_at(sender.state)
-    socket = sender.socket_b if line else sender.socket_a
-    scratch = sender.scratch.ctypes.data
-    key, header, body = scratch + _KEY_AT, scratch + _HEADER_AT, scratch + _BODY_AT
+    body, header = sender.scratch.ctypes.data + _BODY_AT, sender.scratch.ctypes.data + _TEMPLATE_AT
     plan = plan_sequences(sender.keys, load_shared(state, "keys"))
     if msg_init_size(body, plan_bytes(plan)) != 0:
         state.errno = zmq_errno()
-        return False
+        return 0
     write_sequences(msg_data(body), plan, sender.keys, sender.next_sequence)
-    msg_init_size(header, HEADER_BYTES)
     origin = Origin(numpy.int64(0), origin.slice_id, origin.key_bytes, origin.epoch)
-    write_template(scratch + _TEMPLATE_AT, plan, msg_data(body), True, origin, numpy.int64(0))
-    finish_header(scratch + _TEMPLATE_AT, 0, now_ns(), flags | FLAG_CONTROL | (FLAG_LINE_B if line else 0))
-    copy_bytes(msg_data(header), scratch + _TEMPLATE_AT, HEADER_BYTES)
+    write_template(header, plan, msg_data(body), True, origin, numpy.int64(0))
+    finish_header(header, 0, now_ns(), flags | FLAG_CONTROL | (FLAG_LINE_B if line else 0))
+    return plan_bytes(plan)
+
+
+@inner
+def _send_made(sender: Sender, line: int, key_at: int, key_size: int) -> bool:
+    """Send the control block that was made, under a key. False: a subscriber has no room for it now."""
+    socket = sender.socket_b if line else sender.socket_a
+    scratch = sender.scratch.ctypes.data
+    key, header, copy = scratch + _KEY_AT, scratch + _HEADER_AT, scratch + _COPY_AT
     msg_init_size(key, key_size)
     copy_bytes(msg_data(key), key_at, key_size)
+    msg_init_size(header, HEADER_BYTES)
+    copy_bytes(msg_data(header), scratch + _TEMPLATE_AT, HEADER_BYTES)
+    msg_init(copy)
+    msg_copy(copy, scratch + _BODY_AT)
     sent = (
-        msg_send(key, socket, SNDMORE | wait) >= 0
-        and msg_send(header, socket, SNDMORE | wait) >= 0
-        and msg_send(body, socket, wait) >= 0
+        msg_send(key, socket, SNDMORE | DONTWAIT) >= 0
+        and msg_send(header, socket, SNDMORE | DONTWAIT) >= 0
+        and msg_send(copy, socket, DONTWAIT) >= 0
     )
     if not sent:
         error = zmq_errno()
         if error != EAGAIN:
-            state.errno = error
-        close_messages(key, 4)
+            sender_state_at(sender.state).errno = error
+        close_messages(key, 3)
     return sent
+
+
+@njit(nogil=True, cache=True)
+def send_control(
+    sender: Sender, origin: Origin, line: int, keys_at: int, key_size: int, count: int, sent_at: int, flags: int
+) -> int:
+    """Send one control block under each of `count` keys, side by side, of `key_size` bytes; return its body's bytes.
+
+    It holds the next sequence of every key. Of the `count` bytes at `sent_at`, those become 1 whose subscribers had
+    room for it.
+    """
+    made = _make_control(sender, origin, line, flags)
+    if made > 0:
+        sent = bytes_at(sent_at, count)
+        for number in range(count):
+            sent[number] = _send_made(sender, line, keys_at + number * key_size, key_size)
+        msg_close(sender.scratch.ctypes.data + _BODY_AT)
+    return made
 
 
 @inner
 def _send_heartbeat(sender: Sender, origin: Origin) -> None:
     """Send a heartbeat on every line. Where there is no room for it, what fills the line says as much."""
-    key, size = _HEARTBEAT.ctypes.data, numpy.int64(len(_HEARTBEAT))
     for line in range(2 if sender.socket_b != 0 else 1):
-        send_control(sender, origin, line, key, size, numpy.int64(0), numpy.int64(DONTWAIT))
+        if _make_control(sender, origin, line, numpy.int64(0)) > 0:
+            _send_made(sender, line, _HEARTBEAT.ctypes.data, numpy.int64(len(_HEARTBEAT)))
+            msg_close(sender.scratch.ctypes.data + _BODY_AT)
 
 
 @inner
@@ -409,38 +446,47 @@ def _sleep(sender: Sender, ring: RingAt, wait_ns: int) -> None:
     store_shared(state, "sleeping", 0)
 
 
+@inner
+def _events(sender: Sender) -> int:
+    """ZMQ_EVENTS of any line; -1: the context is ending."""
+    scratch = sender.scratch.ctypes.data
+    events_a = socket_events(sender.socket_a, scratch)
+    events_b = socket_events(sender.socket_b, scratch) if sender.socket_b != 0 else 0
+    return events_a | events_b
+
+
 @njit(nogil=True, cache=True)
 def send_until(sender: Sender, ring: RingAt, encoder: Encoder, retry_at_ns: int) -> int:
     """Send, heartbeats too, until Python is needed; return why: SUBSCRIPTIONS, RETRY, CLOSED or FAILED.
 
-    `retry_at_ns`: when to return RETRY, by the monotonic clock.
+    `retry_at_ns`: when to return RETRY, by the monotonic clock; not before all was sent that is in the ring now.
     """
     state = sender_state_at(sender.state)
     ring_state = ring_state_at(ring.state)
-    scratch = sender.scratch.ctypes.data
     while True:
-        events_a = socket_events(sender.socket_a, scratch)
-        events_b = socket_events(sender.socket_b, scratch) if sender.socket_b != 0 else 0
-        if events_a < 0 or events_b < 0:
-            return CLOSED
-        if (events_a | events_b) & POLLIN:
-            return SUBSCRIPTIONS
+        events = _events(sender)
         closing = load_shared(ring_state, "closing")
-        if closing == ENDING:
+        if events < 0 or closing == ENDING:
             return CLOSED
         now = monotonic_ns()
         if now >= state.heartbeat_at:
             state.heartbeat_at = now + sender.heartbeat_ns
             _send_heartbeat(sender, encoder.origin)
-        if now >= retry_at_ns:
-            return RETRY
-        if load_shared(ring_state, "tail") != ring_state.head:
+        is_empty = load_shared(ring_state, "tail") == ring_state.head
+        if is_empty:
+            state.passes += 1
+            if closing == DRAINING:
+                return CLOSED
+        if events & POLLIN and (is_empty or now >= state.read_at):
+            return SUBSCRIPTIONS
+        if not is_empty:
             if sender.linger_ns > 0:
                 _linger(sender, ring, encoder)
             if not _drain(sender, ring, encoder):
                 return FAILED if state.errno != 0 else CLOSED
+            state.passes += 1
             state.sent_at = monotonic_ns()
-            continue
-        if closing == DRAINING:
-            return CLOSED
-        _sleep(sender, ring, min(state.heartbeat_at, retry_at_ns) - now)
+        if now >= retry_at_ns:
+            return RETRY
+        if is_empty:
+            _sleep(sender, ring, min(state.heartbeat_at, retry_at_ns) - now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import struct
 import threading
 import time
 import weakref
@@ -15,12 +16,9 @@ import zmq
 from blackbox.block.block import distinct_scratch
 from blackbox.block.encode import Origin, TopicTable
 from blackbox.block.format import (
-    ACCEPT_KEY,
-    CONFIRM_KEY,
     FLAG_END,
     HEARTBEAT_KEY,
     MAX_KEY_BYTES,
-    NONCE_BYTES,
 )
 from blackbox.errors import BlackBoxError, EndpointError, PublisherError
 from blackbox.feed.feed import Feed, Slice
@@ -28,15 +26,10 @@ from blackbox.native.jit import WARM_UP_NEEDS, warm_up
 from blackbox.native.limits import Needs, start_thread
 from blackbox.publish import send_loop as send
 from blackbox.publish.batcher import Encoder, make_selection
+from blackbox.publish.guard import GUARD_NEEDS, UPSTREAM_BUFFER_BYTES, UPSTREAM_BYTES, UPSTREAM_QUEUE, Guard
 from blackbox.publish.ring import DRAINING, ENDING, Ring, discard
-from blackbox.transport.context import (
-    CONTEXT_NEEDS,
-    MAX_SUBSCRIPTIONS,
-    close_context,
-    open_context,
-    pin_thread,
-    wake_on_time,
-)
+from blackbox.publish.subscriptions import Subscriptions, cover
+from blackbox.transport.context import CONTEXT_NEEDS, close_context, open_context, pin_thread, wake_on_time
 from blackbox.transport.wakeup import PIPE_NEEDS
 
 log = logging.getLogger("blackbox")
@@ -46,20 +39,33 @@ _PENDING_BLOCKS = 16
 """Encoded blocks that may wait for a sender: enough to keep both busy, few enough to stay in the cache."""
 _TOPIC_TEXT_BYTES = 32
 """Mean room for a topic's text, per topic of `max_topics`."""
-_RETRY_NS = 2_000_000
 _SEND_WAIT_MS = 20
-_RECEIVED_BYTES = 64 << 10
+_RECEIVED_BYTES = 16 << 10
+"""Subscriptions taken in one pass: some hundreds, for a millisecond at most."""
+_READ_EVERY_NS = 5_000_000
+"""When more of them wait: what is published has the rest of this time."""
+_ANSWER_BYTES_PER_S = 256 << 20
+"""Confirmations of all subscribers together."""
+_ANSWER_SHARE = 20
+"""Making confirmations takes one of so many parts of the thread's time."""
+_ANSWER_AGAIN_NS = 20_000_000
+_ANSWER_SURELY_S = 1.0
+"""How long a confirmation waits for room at its subscriber, and at others that listen in; then it goes to who has."""
 _ACCEPT_S = 1.0
 _REPEAT_S = 0.1
 _NEVER_NS = (1 << 63) - 1
+_HEAD = struct.Struct("=iii")
+assert _HEAD.size == send.SUBSCRIPTION_HEAD_BYTES
 
 
-def _split(data: bytes) -> Iterator[bytes]:
+def _split(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Give descriptor, size and first bytes of what `read_subscriptions` read."""
     place = 0
     while place < len(data):
-        end = place + 4 + int.from_bytes(data[place : place + 4], "little")
-        yield data[place + 4 : end]
-        place = end
+        kept, fd, size = _HEAD.unpack_from(data, place)
+        start = place + _HEAD.size
+        yield fd, size, data[start : start + kept]
+        place = (start + kept + 3) & -4
 
 
 class State(Enum):
@@ -76,11 +82,12 @@ _ORDER = tuple(State)
 
 def needs_of(part: Slice) -> tuple[Needs, ...]:
     """What a `SliceSender` opens and starts, with one connection a line."""
-    return PIPE_NEEDS, PIPE_NEEDS, CONTEXT_NEEDS, WARM_UP_NEEDS, Needs(threads=1), _sockets_of(part)
+    return PIPE_NEEDS, PIPE_NEEDS, CONTEXT_NEEDS, WARM_UP_NEEDS, Needs(threads=1), GUARD_NEEDS, _sockets_of(part)
 
 
 def _sockets_of(part: Slice) -> Needs:
-    return Needs(descriptors=3 * len(part.endpoints))
+    # Beside each XPUB a probe, and what watches its connections, at both ends.
+    return Needs(descriptors=6 * len(part.endpoints))
 
 
 class SliceSender:
@@ -103,8 +110,6 @@ class SliceSender:
         self.ring = Ring(RING_BYTES, max(_PENDING_BLOCKS * feed.block_bytes, 1 << 20), check)
         self.state = State.NEW
         self.topics: dict[bytes, int] = {}
-        self.keys: dict[bytes, int] = {}
-        self.changed = threading.Condition()
         self.error: BlackBoxError | None = None
         self.discarded = 0
         self.alive: set[object] = set()
@@ -112,11 +117,10 @@ class SliceSender:
         self._wait = wait
         self._hwm_blocks = hwm_blocks
         self._max_keys = feed.max_topics if feed.key_bytes else 1
-        self._subscriptions: list[set[bytes]] = [set() for _ in self.part.endpoints]
         self._deadline = 0.0
         self._received = numpy.zeros(_RECEIVED_BYTES, numpy.uint8)
-        self._unanswered: list[tuple[int, bytes]] = []
-        self._answered: set[tuple[int, bytes]] = set()
+        self._answer_at = 0
+        self._probes: list[zmq.Socket[bytes]] = []
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"blackbox-sender-{slice_id}", daemon=True)
         self.table = TopicTable(
@@ -125,7 +129,6 @@ class SliceSender:
             numpy.zeros(feed.max_topics, numpy.int32),
         )
         self._text_end = 0
-        self.wanted = numpy.zeros(self._max_keys, numpy.uint8)
         self.sent = send.SenderState()
         self.sent.asked_at = time.time_ns()
         self.next_sequence = numpy.zeros(self._max_keys, numpy.int64)
@@ -136,7 +139,10 @@ class SliceSender:
             numpy.zeros(self._max_keys, numpy.int32),
         )
         self.origin = Origin(schema_id, slice_id, feed.key_bytes, epoch)
-        self._epoch = epoch
+        self.subscriptions = Subscriptions(feed, len(self.part.endpoints), epoch, self._key_table)
+        self.keys, self.wanted = self.subscriptions.keys, self.subscriptions.wanted
+        self.changed = self.subscriptions.changed
+        self.guard = Guard(slice_id, self.subscriptions, drop=not wait)
 
     def start(self, timeout: float = 120.0) -> None:
         """Bind the endpoints. Raises EndpointError naming the one that could not be bound."""
@@ -182,35 +188,9 @@ class SliceSender:
             place = number * MAX_KEY_BYTES
             self._key_table.text[place : place + len(key)] = numpy.frombuffer(key, numpy.uint8)
             self._key_table.sizes[number] = len(key)
-            self.wanted[number] = self._is_wanted(key)
-            self.keys[key] = number
+            self.subscriptions.add_key(key, number)
             self.sent.keys = number + 1
         return number
-
-    def _is_wanted(self, key: bytes) -> bool:
-        return any(key[:size] in wanted for wanted in self._subscriptions for size in range(len(key) + 1))
-
-    def subscribers(self, prefix: bytes) -> int:
-        """How many subscribers have all their filters in force, if any filter can match topics with `prefix`; else 0.
-
-        Call with `changed` held. Plain SUB sockets, which want no heartbeats and ask for nothing, count as one.
-        """
-        best = 0
-        asked = self.feed.subscription_of(prefix)
-        for line, subscriptions in enumerate(self._subscriptions):
-            if any(not s.startswith(b"\0") and (s.startswith(asked) or asked.startswith(s)) for s in subscriptions):
-                best = max(best, self._accepted(line) if HEARTBEAT_KEY in subscriptions else 1)
-        return best
-
-    def _accepted(self, line: int) -> int:
-        # After a reconnect libzmq sends filters in an order of its own, but an old answer carries an old epoch.
-        mine = self._epoch.to_bytes(8, "little") + bytes([line])
-        return sum(s.startswith(ACCEPT_KEY) and s.endswith(mine) for s in self._subscriptions[line])
-
-    def subscriber_count(self) -> int:
-        """Subscribers that have all their filters in force, on the line that has most."""
-        with self.changed:
-            return max(map(self._accepted, range(len(self._subscriptions))))
 
     def check(self) -> None:
         """Raise what ended the thread, if it has ended."""
@@ -237,6 +217,7 @@ class SliceSender:
     def ask_to_close(self, deadline: float) -> None:
         """Let the thread send what the ring holds, then end. ZeroMQ keeps sending until the deadline at most."""
         self._deadline = deadline
+        self.guard.closing_since = time.monotonic()
         self._enter(State.CLOSING)
         self._close_ring(DRAINING)
 
@@ -272,8 +253,10 @@ class SliceSender:
             sender = self._sender(0, 0)
             warm_up(send.send_until, sender, self.ring.at, encoder, 0)
             warm_up(send.read_subscriptions, sender, 0, 0, 0)
-            warm_up(send.send_control, sender, self.origin, 0, 0, 0, 0, 0)
+            warm_up(send.send_control, sender, self.origin, 0, 0, 0, 0, 0, 0)
+            warm_up(cover, 0, 0, 0, 0, 0, 0, 0)
             self._bind(context, sockets)
+            self.guard.start()
             second = sockets[1].underlying if len(sockets) > 1 else 0
             sender = self._sender(sockets[0].underlying, second)
             self._enter(State.RUNNING)
@@ -291,7 +274,8 @@ class SliceSender:
             with self.ring.lock:
                 self.ring.forget_limit()  # from now on every write looks for room, and finds that this has ended
                 self.discarded = discard(self.ring.at) - self.sent.handled
-            for socket in sockets:
+            self.guard.close()
+            for socket in (*self._probes, *sockets):
                 socket.close()
             if context is not None:
                 close_context(context)
@@ -302,12 +286,16 @@ class SliceSender:
             socket = context.socket(zmq.XPUB)
             sockets.append(socket)
             socket.sndhwm = self._hwm_blocks
-            socket.rcvhwm = MAX_SUBSCRIPTIONS
+            socket.rcvhwm = UPSTREAM_QUEUE
+            socket.rcvbuf = UPSTREAM_BUFFER_BYTES
+            socket.maxmsgsize = UPSTREAM_BYTES
             socket.linger = 0
             socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
             if self._wait:
                 socket.setsockopt(zmq.XPUB_NODROP, 1)
                 socket.sndtimeo = _SEND_WAIT_MS
+            if not endpoint.startswith("inproc:"):
+                self.guard.watch(socket)
             try:
                 socket.bind(endpoint)
             except zmq.ZMQError as error:
@@ -316,6 +304,13 @@ class SliceSender:
                     error.errno,
                     f"feed {self.feed.name!r} slice {self.slice_id}: endpoint {endpoint} {what}",
                 ) from error
+            if not endpoint.startswith("inproc:"):
+                place = f"inproc://blackbox-probe-{id(socket)}"
+                socket.bind(place)
+                probe = context.socket(zmq.SUB)
+                self._probes.append(probe)
+                probe.linger = 0
+                probe.connect(place)
 
     def make_encoder(self, rows: int) -> Encoder:
         """Return what one thread encodes up to `rows` messages at a time of this slice with."""
@@ -349,18 +344,38 @@ class SliceSender:
     def _serve(self, sender: send.Sender, encoder: Encoder, sockets: list[zmq.Socket[bytes]]) -> None:
         self.sent.heartbeat_at = time.monotonic_ns() + self.feed.heartbeat_ns
         while True:
-            retry_ns = time.monotonic_ns() + _RETRY_NS if self._unanswered else _NEVER_NS
+            retry_ns = self._answer_at if self.subscriptions.asked else _NEVER_NS
             reason = send.send_until(sender, self.ring.at, encoder, retry_ns)
-            # A confirmation waits for a pass of the ring: what was put there before it, unwanted, then has its numbers.
-            if self._unanswered:
-                answered = [ask for ask in self._unanswered if self._send_control_surely(sender, sockets, *ask)]
-                self._unanswered = [ask for ask in self._unanswered if ask not in answered]
-                self._answered.update(answered)
+            if self.subscriptions.asked and time.monotonic_ns() >= self._answer_at:
+                self._answer(sender, sockets)
             if reason == send.SUBSCRIPTIONS:
                 self._read_subscriptions(sender)
             elif reason == send.CLOSED:
                 return
             self._check_sender()
+
+    def _answer(self, sender: send.Sender, sockets: list[zmq.Socket[bytes]]) -> None:
+        """Send the confirmations that are due, one body for all of them, and never wait for who has no room."""
+        began, now, body_bytes = time.monotonic_ns(), time.monotonic(), 0
+        for line, socket in enumerate(sockets):
+            # A confirmation waits for a pass of the ring: what was put there before it, unwanted, then has its numbers.
+            due = [
+                ask for ask in self.subscriptions.asked.values() if ask.line == line and ask.after < self.sent.passes
+            ]
+            for surely in (True, False):
+                asks = [ask for ask in due if (now - ask.since < _ANSWER_SURELY_S) == surely]
+                keys = b"".join(ask.key for ask in asks)
+                size, sent = self._send_control(sender, line, socket, keys, len(asks), surely) if asks else (0, b"")
+                body_bytes += size * sum(sent)
+                with self.changed:
+                    for ask, was_sent in zip(asks, sent, strict=True):
+                        if was_sent:
+                            self.subscriptions.confirmed(ask)
+        ended = time.monotonic_ns()
+        pause_ns = max(_ANSWER_SHARE * (ended - began), body_bytes * 1_000_000_000 // _ANSWER_BYTES_PER_S)
+        if self.subscriptions.asked and body_bytes == 0:
+            pause_ns = max(pause_ns, _ANSWER_AGAIN_NS)
+        self._answer_at = ended + pause_ns
 
     def _check_sender(self) -> None:
         error = self.sent.errno
@@ -368,71 +383,84 @@ class SliceSender:
             raise PublisherError(f"slice {self.slice_id}: libzmq refused a block: {zmq.strerror(error)}")
 
     def _announce_end(self, sender: send.Sender, sockets: list[zmq.Socket[bytes]]) -> None:
-        for line in range(len(sockets)):
-            while not self._send_control_surely(sender, sockets, line, HEARTBEAT_KEY, FLAG_END):
-                if self.ring.state.closing == ENDING:
-                    break
-                self._check_sender()  # each try waits for the slowest subscriber, up to the send timeout
-        # A connection that is closed while subscriptions lie unread in it is reset, and takes with it what the other
-        # side has not read yet. So stay until subscribers say that they have the last block.
+        """Send the end to every subscriber, and stay until they say that they have it.
+
+        A connection that is closed while subscriptions lie unread in it is reset, and takes with it what the other side
+        has not read yet. Who reads nothing is not waited for as long as the publisher's timeout.
+        """
         patience = time.monotonic() + _ACCEPT_S
-        repeat = time.monotonic() + _REPEAT_S
-        while (waiting := self._still_reading(patience)) and not self._is_late():
+        repeat = 0.0
+        untold = set(range(len(sockets)))
+        while ((waiting := self._still_reading(patience)) or untold) and not self._is_late():
+            # A queue that has refused a block is passed over until it has room: what was sent then did not get in. So
+            # one that drops is told again.
+            again = not self._wait and time.monotonic() >= repeat
+            for line, socket in enumerate(sockets):
+                if line in untold and any(self._send_end(sender, line, socket, surely=True)):
+                    untold.remove(line)
+                elif again:
+                    self._send_end(sender, line, socket, surely=False)
+            if again:
+                repeat = time.monotonic() + _REPEAT_S
+            self._check_sender()
             if any(socket.poll(_SEND_WAIT_MS) for socket in sockets):
                 self._read_subscriptions(sender)
-            if not self._wait and time.monotonic() >= repeat:
-                # A queue that has refused a block is passed over until it has room: what was sent then did not get in.
-                repeat = time.monotonic() + _REPEAT_S
-                for line in range(len(sockets)):
-                    self._send_control(sender, line, HEARTBEAT_KEY, FLAG_END, zmq.DONTWAIT)
+        for line in untold:
+            self._send_end(sender, line, sockets[line], surely=False)
         if waiting:
             log.warning("slice %d: closed before %d subscribers had everything", self.slice_id, waiting)
         for socket in sockets:
             socket.linger = max(0, int(1000 * (self._deadline - time.monotonic())))
 
+    def _send_end(self, sender: send.Sender, line: int, socket: zmq.Socket[bytes], surely: bool) -> bytes:
+        return self._send_control(sender, line, socket, HEARTBEAT_KEY, 1, surely, FLAG_END)[1]
+
     def _is_late(self) -> bool:
-        return self.ring.state.closing == ENDING or time.monotonic() >= self._deadline
+        if self.ring.state.closing == ENDING or time.monotonic() >= self._deadline:
+            return True
+        # Of ipc and inproc nobody knows whether they take anything.
+        return all(endpoint.startswith("tcp:") for endpoint in self.part.endpoints) and self.guard.is_quiet()
 
     def _still_reading(self, patience: float) -> int:
         """Subscribers that have not withdrawn their acceptance; until `patience` also those whose may be on its way."""
-        reading = self.subscriber_count()
-        return max(reading, len(self._answered)) if time.monotonic() < patience else reading
+        reading = self.subscriptions.subscriber_count()
+        return max(reading, len(self.subscriptions.answered)) if time.monotonic() < patience else reading
 
     def _read_subscriptions(self, sender: send.Sender) -> None:
-        for line, subscriptions in enumerate(self._subscriptions):
-            while used := send.read_subscriptions(sender, line, self._received.ctypes.data, len(self._received)):
-                with self.changed:
-                    for change in _split(self._received[:used].tobytes()):
-                        self._note_subscription(line, subscriptions, change[:1], change[1:])
-        with self.changed:
-            for key, number in self.keys.items():
-                self.wanted[number] = self._is_wanted(key)
-            self.changed.notify_all()
+        """Take in some of the subscriptions that have come; see to it that what is published has its turn."""
+        subscriptions, left = self.subscriptions, False
+        for line in range(len(self.part.endpoints)):
+            used = send.read_subscriptions(sender, line, self._received.ctypes.data, len(self._received))
+            left |= used > len(self._received) // 2
+            with self.changed:
+                for fd, size, change in _split(self._received[:used].tobytes()):
+                    subscriptions.note(line, fd, change, size, self.sent.passes)
+                self.changed.notify_all()
+        self.sent.read_at = time.monotonic_ns() + _READ_EVERY_NS if left else 0
+        while subscriptions.doubts:
+            line, prefix = subscriptions.doubts.pop()
+            self._probes[line].subscribe(prefix)
+            self._probes[line].unsubscribe(prefix)
+        if subscriptions.unwelcome:
+            self.guard.look_now()
 
-    def _note_subscription(self, line: int, subscriptions: set[bytes], what: bytes, prefix: bytes) -> None:
-        if what == b"\0":
-            subscriptions.discard(prefix)
-            self._answered.discard((line, prefix))
-            if (line, prefix) in self._unanswered:
-                self._unanswered.remove((line, prefix))
-        elif what == b"\1":
-            subscriptions.add(prefix)
-            if prefix.startswith(CONFIRM_KEY) and len(prefix) == len(CONFIRM_KEY) + NONCE_BYTES:
-                self._unanswered.append((line, prefix))
-            elif prefix.startswith(ACCEPT_KEY):
-                self._answered.discard((line, CONFIRM_KEY + prefix[len(ACCEPT_KEY) :][:NONCE_BYTES]))
+    def _send_control(
+        self,
+        sender: send.Sender,
+        line: int,
+        socket: zmq.Socket[bytes],
+        keys: bytes,
+        count: int,
+        surely: bool,
+        flags: int = 0,
+    ) -> tuple[int, bytes]:
+        """Send the next sequence of every key under `count` keys; return the body's bytes, and 1 for each sent.
 
-    def _send_control_surely(
-        self, sender: send.Sender, sockets: list[zmq.Socket[bytes]], line: int, key: bytes, flags: int = 0
-    ) -> bool:
-        """Send the next sequence of every key, not dropped in silence by a full queue. False: there was no room."""
-        sockets[line].setsockopt(zmq.XPUB_NODROP, 1)
-        sockets[line].sndtimeo = _SEND_WAIT_MS
-        sent = self._send_control(sender, line, key, flags, 0)
-        if not self._wait:
-            sockets[line].setsockopt(zmq.XPUB_NODROP, 0)
-        return sent
-
-    def _send_control(self, sender: send.Sender, line: int, key: bytes, flags: int, wait: int) -> bool:
-        text = numpy.frombuffer(key, numpy.uint8)
-        return bool(send.send_control(sender, self.origin, line, text.ctypes.data, len(key), flags, int(wait)))
+        `surely`: not where a queue is full that it would go to; else it is dropped there in silence.
+        """
+        text, sent = numpy.frombuffer(keys, numpy.uint8), numpy.zeros(count, numpy.uint8)
+        size = len(keys) // count
+        socket.setsockopt(zmq.XPUB_NODROP, surely)
+        made = send.send_control(sender, self.origin, line, text.ctypes.data, size, count, sent.ctypes.data, flags)
+        socket.setsockopt(zmq.XPUB_NODROP, self._wait)
+        return int(made), sent.tobytes()

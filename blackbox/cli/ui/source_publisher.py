@@ -54,5 +54,5 @@ class SourcePublisher(Publisher):
         found = {}
         for line in self._running():
             with line.changed:
-                found[line.slice_id] = line.subscribers(b"")
+                found[line.slice_id] = line.subscriptions.subscribers(b"")
         return {slice_id: number for slice_id, number in found.items() if number < count}

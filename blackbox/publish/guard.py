@@ -1,0 +1,162 @@
+"""Disconnect peers that send what no subscriber sends, or take nothing, before they cost others anything."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import select
+import threading
+import time
+from typing import Final
+
+import zmq
+
+from blackbox.native.limits import Needs, start_thread
+from blackbox.publish.subscriptions import Subscriptions
+from blackbox.transport.connections import Connection, Connections
+from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
+
+log = logging.getLogger("blackbox")
+
+GUARD_NEEDS: Final = Needs(descriptors=PIPE_NEEDS.descriptors, threads=1)
+UPSTREAM_BYTES: Final = 512
+"""The largest frame that a subscriber may send: ZeroMQ's handshake; of ours the longest has some 30 bytes."""
+UPSTREAM_QUEUE: Final = 256
+"""Subscriptions of one connection that may wait for the sender; more wait at the subscriber."""
+UPSTREAM_BUFFER_BYTES: Final = 256 << 10
+_LOOK_S: Final = 0.25
+_FILTER_BYTES: Final = 24
+"""Of a subscription on the wire."""
+_LEAST_BURST_BYTES: Final = 1 << 20
+_BYTES_PER_S: Final = 256 << 10
+"""What a connection may go on sending once its burst is spent: some 12,000 subscriptions a second."""
+_MOST_UNHEARD_BYTES: Final = 2 << 20
+"""What a connection may send without a whole message among it that the sender heard. libzmq holds an unfinished one in
+up to 32 times its bytes."""
+_DEAF_S: Final = 5.0
+"""A peer is deaf when what waits for it has waited so long, and it took next to nothing."""
+_MOST_DEAF: Final = 8
+"""Deaf peers of a slice that keep their queues, with `when_full="drop"`; then whoever is deaf longest is put out."""
+_LEAST_TAKEN_BYTES: Final = 16 << 10
+"""Between two looks; who takes less is as good as deaf."""
+PATIENCE_S: Final = 10.0
+"""How long a closing publisher waits for peers of which none takes anything."""
+
+
+class _Record:
+    """What the guard remembers of a connection."""
+
+    __slots__ = ("burst", "heard", "moved_at", "received", "taken", "unheard_from")
+
+    def __init__(self, burst: float, now: float) -> None:
+        self.burst, self.moved_at = burst, now
+        self.received = self.taken = self.heard = self.unheard_from = 0
+
+
+class Guard:
+    """Watches the connections of a slice's sockets in a thread of its own: the sender may be waiting for one of them.
+
+    Made, given its sockets, started and closed in the sender's thread. `put_out` counts whom it has disconnected.
+    """
+
+    def __init__(self, slice_id: int, subscriptions: Subscriptions, drop: bool) -> None:
+        self.put_out = 0
+        self.closing_since = math.inf
+        """When the publisher began to close: from then on who is deaf is put out."""
+        self.deaf: list[Connection] = []
+        """Those that the last look found deaf, and let be."""
+        self.moved_at = time.monotonic()
+        """When some peer was last seen to take something."""
+        self._slice_id, self._subscriptions, self._drop = slice_id, subscriptions, drop
+        self._burst = max(_LEAST_BURST_BYTES, _FILTER_BYTES * len(subscriptions.wanted))
+        self._is_over = False
+        self._watched: list[Connections] = []
+        self._records: dict[Connection, _Record] = {}
+        self._looked_at = time.monotonic()
+        self._wake = Pipe()
+        self._thread = threading.Thread(target=self._run, name=f"blackbox-guard-{slice_id}", daemon=True)
+
+    def watch(self, socket: zmq.Socket[bytes]) -> None:
+        """Watch a socket that has not yet been bound."""
+        self._watched.append(Connections(socket))
+
+    def start(self) -> None:
+        """Begin to watch."""
+        start_thread(self._thread)
+
+    def close(self) -> None:
+        """Watch no longer."""
+        if self._thread.ident is not None:
+            self._is_over = True
+            self._wake.poke()
+            self._thread.join()
+        for connections in self._watched:
+            connections.close()
+
+    def look_now(self) -> None:
+        """Have a look before it is time: somebody is unwelcome."""
+        self._wake.poke()
+
+    def _end(self, connection: Connection, why: str) -> None:
+        if connection.end():
+            log.warning("slice %d: disconnected %s: %s", self._slice_id, connection.address, why)
+            self.put_out += 1
+
+    def _run(self) -> None:
+        poller = select.poll()
+        poller.register(self._wake.reader, select.POLLIN)
+        while not self._is_over:
+            self.look()
+            if poller.poll(1000 * _LOOK_S):
+                os.read(self._wake.reader, 4096)
+
+    def is_quiet(self) -> bool:
+        """Whether a closing publisher has waited long enough for peers of which none takes anything, nor is put out."""
+        return time.monotonic() - max(self.moved_at, self.closing_since) >= PATIENCE_S + 4 * _LOOK_S
+
+    def look(self) -> None:
+        """Judge every connection by what it has sent and taken since the last look."""
+        now = time.monotonic()
+        refill = _BYTES_PER_S * (now - self._looked_at)
+        self._looked_at = now
+        records: dict[Connection, _Record] = {}
+        unwelcome = self._subscriptions.unwelcome
+        for connections in self._watched:
+            for connection in connections.look():
+                record = self._records.get(connection) or _Record(self._burst, now)
+                records[connection] = record
+                self._judge_sent(connection, record, refill)
+                self._judge_taken(connection, record, now)
+                if connection.fd in unwelcome:
+                    self._end(connection, unwelcome.pop(connection.fd))
+        unwelcome.clear()  # gone, or on ipc
+        self._records = records
+        is_closing = self.closing_since < now
+        patience = PATIENCE_S if is_closing else _DEAF_S
+        deaf = [connection for connection, record in records.items() if now - record.moved_at >= patience]
+        deaf.sort(key=lambda connection: records[connection].moved_at)
+        more = len(deaf) if is_closing else len(deaf) - _MOST_DEAF if self._drop else 0
+        for connection in deaf[: max(0, more)]:
+            self._end(connection, f"it has taken next to nothing for {now - records[connection].moved_at:.1f} s")
+        self.deaf = deaf[max(0, more) :]
+
+    def _judge_sent(self, connection: Connection, record: _Record, refill: float) -> None:
+        sent = connection.received - record.received
+        record.burst = min(self._burst, record.burst + refill) - sent
+        heard = self._subscriptions.heard.get(connection.fd, 0)
+        if heard != record.heard:
+            record.heard, record.unheard_from = heard, record.received
+        record.received = connection.received
+        if record.burst < 0:
+            self._end(connection, f"it sent {connection.received} bytes of subscriptions, too many at a time")
+        elif record.received - record.unheard_from > _MOST_UNHEARD_BYTES:
+            self._end(connection, f"it sent {record.received - record.unheard_from} bytes without a whole subscription")
+
+    def _judge_taken(self, connection: Connection, record: _Record, now: float) -> None:
+        taken = connection.taken - record.taken
+        record.taken = connection.taken
+        if taken:
+            self.moved_at = now
+        if not connection.unsent or taken >= _LEAST_TAKEN_BYTES:
+            record.moved_at = now

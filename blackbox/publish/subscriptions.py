@@ -1,0 +1,208 @@
+"""What a slice's subscribers have asked for: filters, confirmations, acceptances. Whoever asks may be hostile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from typing import Any, Final, NamedTuple
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.block.encode import TopicTable
+from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY, HEARTBEAT_KEY, MAX_KEY_BYTES, NONCE_BYTES
+from blackbox.feed.feed import Feed
+from blackbox.native.intrinsics import bytes_at, int32s_at, int64s_at
+from blackbox.native.jit import njit
+
+_MORE_FILTERS: Final = 4_096
+"""Distinct filters of a line beyond one for each key that there may be."""
+_MOST_ASKED: Final = 1_024
+"""Confirmations asked for and not yet sent, on all lines; those asked for first are forgotten."""
+_MOST_ANSWERED: Final = 65_536
+"""Confirmations sent and not yet accepted, and acceptances of a line; the oldest are forgotten."""
+_MOST_USELESS: Final = 65_536
+"""Bytes of filters longer than any key that one connection may ask for: libzmq keeps them, and they match nothing."""
+_SUBSCRIBE: Final = b"\1"
+_UNSUBSCRIBE: Final = b"\0"
+
+Place = tuple[int, bytes]
+"""A line, and a filter on it."""
+
+
+class Asked(NamedTuple):
+    """A confirmation to be sent."""
+
+    line: int
+    key: bytes
+    fd: int
+    after: int
+    """The pass of the ring in which it was asked for: a later one has counted what was unwanted until then."""
+    since: float
+    """When that was, by the monotonic clock."""
+
+
+@njit(nogil=True, cache=True)
+def cover(keys_at: int, sizes_at: int, wanted_at: int, count: int, word: int, size: int, by: int) -> None:
+    """Add `by` to what is counted for each key that starts with the first `size` bytes of `word`."""
+    mask = numpy.int64(-1) if size == MAX_KEY_BYTES else (numpy.int64(1) << (8 * size)) - 1
+    keys, sizes, wanted = int64s_at(keys_at, count), int32s_at(sizes_at, count), bytes_at(wanted_at, count)
+    for key in range(numpy.uint64(count)):
+        if keys[key] & mask == word and sizes[key] >= size:
+            wanted[key] = numpy.uint8(wanted[key] + by)
+
+
+class Subscriptions:
+    """The filters in force on each line of a slice, who is to be told so, and who has said that it knows.
+
+    Changed by the sender's thread, and by publishing threads that add a key; all with `changed` held.
+
+    libzmq tells when a filter is asked for by a first peer, and when nobody has it any more, and on which descriptor
+    that came; on none for inproc, and when a connection is gone. But it passes on an unsubscription of what others
+    have, too. So one that came on a descriptor is a doubt: the sender subscribes and unsubscribes itself, and hears of
+    it only if nobody else has that filter.
+
+    Attributes: `wanted`, for each key how many filters let it through; `doubts`; `unwelcome`, descriptors of
+    connections to be ended, and why; `heard`, how many changes came on each descriptor.
+    """
+
+    def __init__(self, feed: Feed, lines: int, epoch: int, key_table: TopicTable) -> None:
+        max_keys = len(key_table.sizes)
+        self.changed = threading.Condition()
+        self.keys: dict[bytes, int] = {}
+        self.wanted: NDArray[numpy.uint8] = numpy.zeros(max_keys, numpy.uint8)
+        self.doubts: list[Place] = []
+        self.unwelcome: dict[int, str] = {}
+        self.heard: dict[int, int] = {}
+        self.asked: OrderedDict[Place, Asked] = OrderedDict()
+        self.answered: OrderedDict[Place, int] = OrderedDict()
+        """Confirmations that are not yet accepted, and the descriptor that each was asked for on."""
+        self._accepted: list[OrderedDict[bytes, int]] = [OrderedDict() for _ in range(lines)]
+        self._newest: dict[Place, Place] = {}
+        """What was asked for last on a line and descriptor."""
+        self._filters: list[set[bytes]] = [set() for _ in range(lines)]
+        self._useless: dict[int, int] = {}
+        self._most = max_keys + _MORE_FILTERS
+        self._feed = feed
+        self._key_table = key_table
+        self._mine = [epoch.to_bytes(8, "little") + bytes([line]) for line in range(lines)]
+
+    def add_key(self, key: bytes, number: int) -> None:
+        """Note a new key, and whether it is wanted."""
+        self.wanted[number] = sum(key[:size] in has for has in self._filters for size in range(len(key) + 1))
+        self.keys[key] = number
+
+    def note(self, line: int, fd: int, change: bytes, size: int, after: int) -> None:
+        """Take in a subscription or unsubscription of `size` bytes, of which `change` are the first.
+
+        `after`: as in `Asked`.
+        """
+        if fd >= 0:
+            self.heard[fd] = self.heard.get(fd, 0) + 1
+        what, prefix = change[:1], change[1:]
+        if what == _UNSUBSCRIBE:
+            self._withdraw(line, fd, prefix)
+        elif what == _SUBSCRIBE:
+            if prefix == HEARTBEAT_KEY or (len(prefix) <= self._feed.key_bytes and prefix[:1] != b"\0"):
+                self._add_filter(line, fd, prefix)
+            elif prefix.startswith(CONFIRM_KEY) and size == 1 + len(CONFIRM_KEY) + NONCE_BYTES:
+                self._ask(Asked(line, prefix, fd, after, time.monotonic()))
+            elif prefix.startswith(ACCEPT_KEY) and prefix.endswith(self._mine[line]):
+                self._accept(line, prefix)
+            elif fd >= 0:
+                self._useless[fd] = self._useless.get(fd, 0) + size
+                if self._useless[fd] > _MOST_USELESS:
+                    del self._useless[fd]
+                    self.unwelcome[fd] = f"it asked for {_MOST_USELESS} bytes of filters longer than any key"
+
+    def _add_filter(self, line: int, fd: int, prefix: bytes) -> None:
+        filters = self._filters[line]
+        if prefix not in filters:
+            filters.add(prefix)
+            self._cover(prefix, 1)
+            if fd >= 0 and len(filters) > self._most:
+                self.unwelcome[fd] = f"there were more than {self._most} distinct filters"
+
+    def _ask(self, ask: Asked) -> None:
+        place = ask.line, ask.key
+        if ask.fd >= 0:  # one at a time for each connection: who asks again has withdrawn what it asked before
+            owner = ask.line, b"%d" % ask.fd
+            self.asked.pop(self._newest.get(owner, place), None)
+            self._newest[owner] = place
+        self.asked[place] = ask
+        _drop_first(self.asked, _MOST_ASKED)
+
+    def _accept(self, line: int, prefix: bytes) -> None:
+        """Count who asked for the confirmation that is accepted, whoever says so: nonces can be overheard."""
+        place = line, CONFIRM_KEY + prefix[len(ACCEPT_KEY) :][:NONCE_BYTES]
+        if place in self.answered:
+            self._accepted[line][prefix] = self.answered.pop(place)
+            _drop_first(self._accepted[line], _MOST_ANSWERED)
+
+    def _withdraw(self, line: int, fd: int, prefix: bytes) -> None:
+        place = line, prefix
+        if prefix.startswith(CONFIRM_KEY):
+            if place in self.asked and fd in (-1, self.asked[place].fd):
+                del self.asked[place]
+            if fd in (-1, self.answered.get(place)):
+                self.answered.pop(place, None)
+        elif fd >= 0:
+            if prefix in self._filters[line] or prefix in self._accepted[line]:
+                self.doubts.append(place)
+        elif prefix in self._filters[line]:
+            self._filters[line].remove(prefix)
+            self._cover(prefix, -1)
+        else:
+            self._accepted[line].pop(prefix, None)
+
+    def _cover(self, prefix: bytes, by: int) -> None:
+        if len(prefix) == self._feed.key_bytes:
+            number = self.keys.get(prefix)
+            if number is not None:
+                self.wanted[number] = int(self.wanted[number]) + by
+            return
+        word = int.from_bytes(prefix.ljust(MAX_KEY_BYTES, b"\0"), "little", signed=True)
+        text, sizes = self._key_table.text.ctypes.data, self._key_table.sizes.ctypes.data
+        cover(text, sizes, self.wanted.ctypes.data, len(self.keys), word, len(prefix), by)
+
+    def confirmed(self, ask: Asked) -> None:
+        """Note that a confirmation was sent."""
+        place = ask.line, ask.key
+        if self.asked.pop(place, None) is not None:
+            self.answered[place] = ask.fd
+            _drop_first(self.answered, _MOST_ANSWERED)
+
+    def subscribers(self, prefix: bytes) -> int:
+        """How many subscribers have all their filters in force, if any filter can match topics with `prefix`; else 0.
+
+        Plain SUB sockets, which want no heartbeats and ask for nothing, count as one.
+        """
+        best = 0
+        key = self._feed.subscription_of(prefix)
+        for line, filters in enumerate(self._filters):
+            if _any_matches(filters, key):
+                best = max(best, self._accepted_on(line) if HEARTBEAT_KEY in filters else 1)
+        return best
+
+    def subscriber_count(self) -> int:
+        """Subscribers that have all their filters in force, on the line that has most."""
+        return max(map(self._accepted_on, range(len(self._accepted))))
+
+    def _accepted_on(self, line: int) -> int:
+        fds = self._accepted[line].values()
+        return sum(fd < 0 for fd in fds) + len({fd for fd in fds if fd >= 0})
+
+
+def _any_matches(filters: set[bytes], key: bytes) -> bool:
+    """Whether a filter lets keys through that start with `key`."""
+    if any(key[:size] in filters for size in range(len(key) + 1)):
+        return True
+    if not key:
+        return len(filters) > (HEARTBEAT_KEY in filters)
+    return any(has.startswith(key) for has in filters)
+
+
+def _drop_first(places: OrderedDict[Any, Any], most: int) -> None:
+    while len(places) > most:
+        places.popitem(last=False)

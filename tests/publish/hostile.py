@@ -1,0 +1,108 @@
+"""A peer that speaks ZeroMQ's protocol by hand, and so may send a publisher what no library would."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import struct
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from blackbox import Feed
+from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY
+from tests import wire
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB"
+MORE = 1
+_LONG, _COMMAND = 2, 4
+
+
+def frame(content: bytes, flags: int = 0) -> bytes:
+    """A frame on the wire."""
+    if len(content) < 256:
+        return bytes([flags, len(content)]) + content
+    return bytes([flags | _LONG]) + struct.pack(">Q", len(content)) + content
+
+
+def subscription(prefix: bytes) -> bytes:
+    return frame(b"\1" + prefix)
+
+
+def unsubscription(prefix: bytes) -> bytes:
+    return frame(b"\0" + prefix)
+
+
+def confirmation(nonce: bytes = b"") -> bytes:
+    """The request for one."""
+    return subscription(CONFIRM_KEY + (nonce or secrets.token_bytes(8)))
+
+
+def acceptance(nonce: bytes, epoch: int, line: int = 0) -> bytes:
+    return subscription(ACCEPT_KEY + nonce + struct.pack("<QB", epoch, line))
+
+
+class Peer:
+    """One connection to a slice's publisher, with the handshake done. Reads nothing unless it is told to."""
+
+    def __init__(self, feed: Feed, slice_id: int = 0, line: int = 0) -> None:
+        place = urlsplit(feed.slices[slice_id].endpoints[line])
+        self.socket = socket.socket()
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
+        self.socket.settimeout(30)
+        self.socket.connect((place.hostname, place.port))
+        host, port = self.socket.getsockname()
+        self.address = f"{host}:{port}"
+        self.socket.sendall(GREETING + frame(READY, _COMMAND))
+        self.read(64)
+        self.read_frame()
+
+    def send(self, *data: bytes) -> bool:
+        """Send bytes as they are. False: the publisher has ended the connection."""
+        with suppress(ConnectionError):
+            self.socket.sendall(b"".join(data))
+            return True
+        return False
+
+    def read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            part = self.socket.recv(size - len(data))
+            if not part:
+                raise ConnectionError("the publisher ended the connection")
+            data += part
+        return data
+
+    def read_frame(self) -> bytes:
+        flags = self.read(1)[0]
+        size = struct.unpack(">Q", self.read(8))[0] if flags & _LONG else self.read(1)[0]
+        return self.read(size)
+
+    def read_block(self) -> tuple[bytes, wire.Fields]:
+        """The key and the header of the next block."""
+        key, header, _ = self.read_frame(), self.read_frame(), self.read_frame()
+        return key, wire.unpack(header)
+
+    def ask(self) -> bytes:
+        """Ask for a confirmation, read until it comes, and return its nonce."""
+        nonce = secrets.token_bytes(8)
+        self.send(confirmation(nonce))
+        while self.read_block()[0] != CONFIRM_KEY + nonce:
+            pass
+        return nonce
+
+    def was_ended(self) -> bool:
+        """Read on until the publisher ends the connection; fails when it does not within 30 s."""
+        with suppress(ConnectionError):
+            while self.socket.recv(1 << 16):
+                pass
+        return True
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

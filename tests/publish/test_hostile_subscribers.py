@@ -1,0 +1,244 @@
+"""Peers that are no subscribers, or hostile ones: they cost themselves their connection, and others nothing."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy
+import pytest
+
+from blackbox import Feed, NoSubscriberError, Publisher
+from blackbox.block.format import CONFIRM_KEY, HEARTBEAT_KEY
+from blackbox.publish import guard
+from blackbox.testing import wait_until
+from tests.publish.hostile import (
+    MORE,
+    Peer,
+    acceptance,
+    confirmation,
+    frame,
+    subscription,
+    unsubscription,
+)
+from tests.publish.subscribers import collected, one_slice
+
+
+@contextmanager
+def beside(work: threading.Thread) -> Iterator[None]:
+    work.start()
+    yield
+    work.join(60)
+    assert not work.is_alive()
+
+
+def receives(feed: Feed, publisher: Publisher, prefix: bytes = b"") -> None:
+    """Assert that a new subscriber is confirmed and gets what is then published."""
+    subscriber, got = collected(feed, prefix)
+    with subscriber:
+        for number in range(100):
+            publisher.publish(prefix or b"T", b"%d" % number)
+        got.wait(100)
+    assert got.payloads == [b"%d" % number for number in range(100)]
+    assert subscriber.statistics().received.gaps == 0
+
+
+def put_out(publisher: Publisher, count: int) -> None:
+    """Wait until so many were disconnected, and told."""
+    wait_until(lambda: publisher.statistics().put_out == count, what="who was put out is counted")
+
+
+def test_a_forged_unsubscription_silences_nobody() -> None:
+    feed = one_slice(key_bytes=4)
+    subscriber, got = collected(feed, b"AAPL.")
+    with Publisher(feed) as publisher, Peer(feed) as peer:
+        subscriber.start()
+        publisher.wait_for_subscribers(b"AAPL.")
+        peer.send(subscription(b"X"), unsubscription(b"AAPL"), unsubscription(HEARTBEAT_KEY), subscription(b"YY"))
+        wait_until(lambda: publisher._senders[0].subscriptions.subscribers(b"YY") == 1, what="the peer's last word")
+        for number in range(100):
+            publisher.publish(b"AAPL.x", b"%d" % number)
+        got.wait(100)
+        assert publisher.statistics().unwanted == 0
+        subscriber.stop()
+        wait_until(lambda: publisher._senders[0].subscriptions.subscribers(b"AAPL.") == 0)
+        publisher.publish(b"AAPL.x", b"")
+        publisher.flush()
+        assert publisher.statistics().unwanted == 1
+
+
+def test_confirmations_asked_for_by_who_never_reads_hold_up_nobody() -> None:
+    feed = one_slice(key_bytes=8)
+    topics = tuple(b"%08d" % number for number in range(5_000))
+    with Publisher(feed) as publisher, Peer(feed) as peer:
+        publisher.publish_many(topics, numpy.arange(5_000), numpy.zeros((5_000, 1), numpy.uint8))
+        assert peer.send(subscription(b""), *(confirmation() for _ in range(1_500)))
+        for _ in range(3):
+            receives(feed, publisher, b"00000001")
+
+
+def test_of_the_confirmations_that_a_connection_asks_for_the_newest_is_sent() -> None:
+    feed = one_slice()
+    with Publisher(feed) as publisher, Peer(feed) as peer:
+        nonces = [secrets.token_bytes(8) for _ in range(300)]
+        peer.send(*map(confirmation, nonces))
+        while (key := peer.read_block()[0]) != CONFIRM_KEY + nonces[-1]:
+            assert key[2:] in nonces
+        wait_until(lambda: not publisher._senders[0].subscriptions.asked, what="nothing else is to be sent")
+
+
+def test_who_listens_to_all_confirmations_and_reads_none_keeps_nobody_from_one() -> None:
+    feed = one_slice(key_bytes=8)
+    topics = tuple(b"%08d" % number for number in range(5_000))
+    with Publisher(feed, hwm_blocks=2) as publisher, Peer(feed) as peer:
+        publisher.publish_many(topics, numpy.arange(5_000), numpy.zeros((5_000, 1), numpy.uint8))
+        peer.send(subscription(CONFIRM_KEY))
+        for _ in range(100):
+            with Peer(feed) as asking:
+                asking.send(confirmation())
+                asking.read_block()
+
+
+def test_a_flood_of_subscriptions_leaves_sending_and_heartbeats_their_turn() -> None:
+    feed = one_slice(key_bytes=8, heartbeat_ns=20_000_000)
+    subscriber, got = collected(feed, b"AAPL.")
+    over = threading.Event()
+
+    def flood() -> None:
+        with Peer(feed) as peer:
+            filters = [secrets.token_bytes(7) for _ in range(1_000)]
+            both = b"".join(change(b"\1" + text) for text in filters for change in (subscription, unsubscription))
+            while not over.is_set() and peer.send(both):
+                pass
+
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        with beside(threading.Thread(target=flood)):
+            wait_until(lambda: 0 in publisher._senders[0].subscriptions.heard.values() or got.payloads == [])
+            heard = 0
+            for number in range(2_000):
+                publisher.publish(b"AAPL.x", b"%d" % number)
+                if number % 100 == 0:
+                    publisher.flush(timeout=10)
+                    last = subscriber.statistics().received.last_ns
+                    heard += 1
+                    wait_until(lambda last=last: subscriber.statistics().received.last_ns > last)  # type: ignore[misc]
+            got.wait(2_000)
+            over.set()
+        subscriber.stop()
+    assert heard == 20
+    assert subscriber.statistics().received.gaps == 0
+
+
+def test_forged_acceptances_are_no_subscribers_and_hold_up_no_close(caplog: pytest.LogCaptureFixture) -> None:
+    feed = one_slice()
+    publisher = Publisher(feed).start()
+    with Peer(feed) as peer:
+        peer.send(subscription(HEARTBEAT_KEY), subscription(b""))
+        peer.send(*(acceptance(secrets.token_bytes(8), publisher.epoch) for _ in range(10)))
+        peer.ask()
+        with pytest.raises(NoSubscriberError, match=r"0 subscribers to b'' after 0.2 s, expected 3"):
+            publisher.wait_for_subscribers(timeout=0.2, count=3)
+        assert publisher.statistics().subscribers == 0
+        for _ in range(3):
+            peer.send(acceptance(peer.ask(), publisher.epoch))
+        peer.ask()
+        assert publisher.statistics().subscribers == 1, "a connection counts once"
+    with caplog.at_level(logging.WARNING, "blackbox"):
+        publisher.close(timeout=600)
+    assert "subscribers had everything" not in caplog.text
+
+
+@pytest.mark.parametrize("when_full", ["drop", "wait"])
+def test_who_never_reads_does_not_hold_close_for_its_whole_timeout(
+    when_full: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(guard, "PATIENCE_S", 0.5)
+    feed = one_slice(block_bytes=65_536)
+    publisher = Publisher(feed, when_full=when_full, hwm_blocks=8).start()  # type: ignore[arg-type]
+    with Peer(feed) as peer:
+        peer.send(subscription(b""), subscription(HEARTBEAT_KEY))
+        peer.send(acceptance(peer.ask(), publisher.epoch))
+        publisher.wait_for_subscribers(timeout=20)
+        for _ in range(200):  # what the kernel and the queue do not hold stays in the ring
+            publisher.publish(b"T", bytes(20_000))
+        with caplog.at_level(logging.WARNING, "blackbox"):
+            publisher.close(timeout=600)
+        assert peer.was_ended()
+    put_out(publisher, 1)
+    assert f"disconnected {peer.address}: it has taken next to nothing" in caplog.text
+
+
+def test_of_many_deaf_peers_those_deaf_longest_are_put_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(guard, "_DEAF_S", 0.5)
+    monkeypatch.setattr(guard, "_MOST_DEAF", 2)
+    feed = one_slice(block_bytes=65_536)
+    quick, got = collected(feed)
+    with Publisher(feed, hwm_blocks=200) as publisher:
+        quick.start()
+        peers: list[Peer] = []
+        sent = 0
+        with caplog.at_level(logging.WARNING, "blackbox"):
+            for number in range(4):
+                peers.append(Peer(feed))
+                peers[-1].send(subscription(b""), subscription(b"%d" % number))
+                looks = publisher._senders[0].guard
+                while len(looks.deaf) + looks.put_out <= number:
+                    sent += publisher.publish_many((b"T",), numpy.zeros(3, int), numpy.zeros((3, 20_000), numpy.uint8))
+                    got.wait(sent)
+        assert peers[0].was_ended()
+        assert peers[1].was_ended()
+        put_out(publisher, 2)
+        for peer in peers[2:]:
+            assert peer.send(subscription(b"still there"))
+        for peer in peers:
+            peer.close()
+        quick.stop()
+    assert quick.statistics().received.gaps == 0
+    assert [peer.address in caplog.text for peer in peers] == [True, True, False, False]
+
+
+def test_distinct_filters_are_bounded_by_max_topics(caplog: pytest.LogCaptureFixture) -> None:
+    feed = one_slice(key_bytes=8, max_topics=1_000)
+    with Publisher(feed) as publisher, Peer(feed) as peer:
+        with caplog.at_level(logging.WARNING, "blackbox"):
+            peer.send(*(subscription(b"%08d" % number) for number in range(20_000)))
+            assert peer.was_ended()
+            put_out(publisher, 1)
+        assert f"disconnected {peer.address}: there were more than 5096 distinct filters" in caplog.text
+        wait_until(lambda: publisher._senders[0].subscriptions.subscribers(b"") == 0, what="what it asked for is gone")
+        receives(feed, publisher, b"00000001")
+
+
+def test_filters_longer_than_any_key_are_not_kept(caplog: pytest.LogCaptureFixture) -> None:
+    feed = one_slice(key_bytes=2)
+    with Publisher(feed) as publisher, Peer(feed) as peer:
+        with caplog.at_level(logging.WARNING, "blackbox"):
+            peer.send(*(subscription(secrets.token_bytes(400)) for _ in range(1_000)))
+            assert peer.was_ended()
+            put_out(publisher, 1)
+        assert f"disconnected {peer.address}: it asked for 65536 bytes of filters longer than any key" in caplog.text
+        receives(feed, publisher, b"AA")
+
+
+def test_more_subscriptions_at_a_time_than_any_subscriber_has_end_the_connection() -> None:
+    feed = one_slice(key_bytes=2, max_topics=100)
+    with Publisher(feed) as publisher, Peer(feed) as peer:
+        both = (subscription(b"AA") + unsubscription(b"AA")) * 10_000
+        while peer.send(both):
+            pass
+        put_out(publisher, 1)
+        receives(feed, publisher, b"AA")
+
+
+def test_parts_of_a_message_are_frames() -> None:
+    """What is sent by hand here is a message to libzmq, too."""
+    feed = one_slice()
+    with Publisher(feed) as publisher, Peer(feed) as peer:
+        peer.send(frame(b"\1A", MORE), subscription(b""))
+        publisher.wait_for_subscribers(timeout=20)

@@ -1,0 +1,98 @@
+"""Which keys are wanted, after any changes of filters and keys; and the filters as publishers ask for them."""
+
+from __future__ import annotations
+
+import itertools
+from random import Random
+
+import numpy
+import pytest
+
+from blackbox.block.encode import TopicTable
+from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY, HEARTBEAT_KEY, MAX_KEY_BYTES
+from blackbox.publish.subscriptions import Subscriptions
+from tests.publish.subscribers import one_slice
+
+EPOCH = 7
+
+
+def made(key_bytes: int, lines: int = 1, keys: int = 1_000) -> Subscriptions:
+    table = TopicTable(
+        numpy.zeros(keys * MAX_KEY_BYTES, numpy.uint8),
+        numpy.arange(keys, dtype=numpy.int64) * MAX_KEY_BYTES,
+        numpy.zeros(keys, numpy.int32),
+    )
+    return Subscriptions(one_slice(key_bytes=key_bytes), lines, EPOCH, table)
+
+
+def add_key(subscriptions: Subscriptions, key: bytes) -> None:
+    number = len(subscriptions.keys)
+    table = subscriptions._key_table
+    table.text[number * MAX_KEY_BYTES :][: len(key)] = numpy.frombuffer(key, numpy.uint8)
+    table.sizes[number] = len(key)
+    subscriptions.add_key(key, number)
+
+
+def tell(subscriptions: Subscriptions, what: bytes, prefix: bytes, line: int = 0, fd: int = -1) -> None:
+    subscriptions.note(line, fd, what + prefix, 1 + len(prefix), 0)
+
+
+@pytest.mark.parametrize("key_bytes", [0, 1, 3, 8])
+def test_a_key_is_wanted_while_a_filter_of_any_line_lets_it_through(key_bytes: int) -> None:
+    random = Random(key_bytes)
+    subscriptions = made(key_bytes, lines=2)
+    has: list[set[bytes]] = [set(), set()]
+
+    def text() -> bytes:
+        # Few values, also those of padding and of a sign, so that filters and keys meet.
+        return bytes(random.choice(b"A\xff\x80") for _ in range(random.randint(0, key_bytes)))
+
+    seen = set()
+    for _ in range(600):
+        if random.random() < 0.1:
+            key = text()
+            if key[:1] != b"\0" and key not in subscriptions.keys:
+                add_key(subscriptions, key)
+        else:
+            line, prefix = random.randint(0, 1), text()
+            is_new = prefix not in has[line]
+            (has[line].add if is_new else has[line].remove)(prefix)
+            tell(subscriptions, b"\1" if is_new else b"\0", prefix, line)
+        for key, number in subscriptions.keys.items():
+            matches = sum(key.startswith(prefix) for prefix in itertools.chain(*has))
+            assert subscriptions.wanted[number] == matches
+            seen.add(matches > 0)
+    assert seen == {True, False}
+
+
+def test_an_unsubscription_from_a_connection_is_a_doubt_until_nobody_has_the_filter() -> None:
+    subscriptions = made(2)
+    add_key(subscriptions, b"AA")
+    tell(subscriptions, b"\1", b"AA", fd=5)
+    tell(subscriptions, b"\0", b"AA", fd=6)
+    tell(subscriptions, b"\0", b"BB", fd=6)
+    assert subscriptions.doubts == [(0, b"AA")]
+    assert subscriptions.wanted[0] == 1
+    tell(subscriptions, b"\0", b"AA")
+    assert subscriptions.wanted[0] == 0
+
+
+def test_what_is_asked_for_without_end_is_bounded() -> None:
+    subscriptions = made(2)
+    for number in range(200_000):
+        nonce = number.to_bytes(8, "little")
+        tell(subscriptions, b"\1", CONFIRM_KEY + nonce)
+        if number % 2:
+            subscriptions.confirmed(subscriptions.asked[0, CONFIRM_KEY + nonce])
+        if number % 4 == 3:
+            tell(subscriptions, b"\1", ACCEPT_KEY + nonce + EPOCH.to_bytes(8, "little") + b"\0")
+    assert 1_000 < len(subscriptions.asked) <= 1_024
+    assert len(subscriptions.answered) == 50_000
+    assert subscriptions.subscriber_count() == 50_000
+    for number in range(200_000):
+        nonce = number.to_bytes(8, "little")
+        tell(subscriptions, b"\1", CONFIRM_KEY + nonce, fd=9)
+        subscriptions.confirmed(subscriptions.asked[0, CONFIRM_KEY + nonce])
+    assert len(subscriptions.answered) == 65_536
+    tell(subscriptions, b"\1", HEARTBEAT_KEY)
+    assert subscriptions.subscribers(b"AA") == 0
