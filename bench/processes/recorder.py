@@ -51,7 +51,7 @@ def _record(order: Order, told: Iterator[Any], directory: str, fsync: Any) -> He
         found = (statistics.messages, statistics.lost, statistics.received.gaps)
         expect("messages recorded, lost, missing", found, (load.messages, 0, 0))
         recording = Recording.open(day)
-        expect("damage and gaps in the journals", recording.examine(), ([], []))
+        expect("damage and gaps in the journals", recording.examine()[:2], ([], []))
         _replay(recording, msgspec.structs.replace(order, work=Work(form="compiled")))
     return Heard(
         ended=ended,

@@ -81,7 +81,7 @@ class _Day:
     def report(self, symbols: tuple[str, ...], most: int) -> DayReport:
         recording = self._recording
         self._progress("looking for gaps and damage")
-        damage, gaps = recording.examine()
+        damage, gaps, _ = recording.examine()
         summary = recording.summary()
         self._progress("counting topics")
         counts = recording.counts()

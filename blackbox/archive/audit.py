@@ -17,6 +17,7 @@ from blackbox.archive.marks import Mark, MarkKind, Totals, behind, chain_start, 
 from blackbox.archive.reader import Recorded, RecordRun
 from blackbox.archive.record import next_record
 from blackbox.archive.segment import Damage, Segment
+from blackbox.archive.summary import KeyBegin
 from blackbox.block.format import FLAG_SEQUENCES
 
 Report = Callable[[Damage], None]
@@ -134,8 +135,8 @@ class IndexAudit:
         return numpy.searchsorted(segment.entries["start"], offsets, side="right") - 1
 
 
-class RepeatAudit:
-    """Find messages that a slice holds twice: its recorder takes each number of a run and key once."""
+class NumberAudit:
+    """What a slice holds of the numbers of each run and key: its recorder takes each once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, bytes], list[tuple[int, int]]] = {}
@@ -159,3 +160,8 @@ class RepeatAudit:
             begin, end = min(begin, touched[0][0]), max(end, touched[-1][1])
         known[first:last] = [(begin, end)]
         return int(repeated)
+
+    def begins(self, slice_id: int) -> list[KeyBegin]:
+        """Return the keys of which the slice lacks the first numbers."""
+        first = {name: known[0][0] for name, known in self._known.items() if known[0][0] > 0}
+        return [KeyBegin(slice_id, epoch, key, sequence) for (epoch, key), sequence in first.items()]

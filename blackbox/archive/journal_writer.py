@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy
 
-from blackbox.archive import append
+from blackbox.archive.append import compile_append
+from blackbox.archive.append_marks import finish
 from blackbox.archive.closed import note_closed, note_segments
 from blackbox.archive.codec import CODECS, compress
 from blackbox.archive.day import (
@@ -26,6 +27,7 @@ from blackbox.archive.day import (
     sync_directory,
 )
 from blackbox.archive.format import ENTRY_BYTES, FILE_HEAD_BYTES, INDEX_MAGIC, SEGMENT_MAGIC
+from blackbox.archive.journal_state import BUFFER_BYTES, COUNTERS, SEALED_MAX, JournalState, lose_segment
 from blackbox.archive.key_positions import Keys
 from blackbox.archive.marks import Totals, chain_start, end_of
 from blackbox.archive.recovery import file_head, remove_empty
@@ -118,10 +120,10 @@ class JournalWriter:
     ) -> None:
         """`day_of(now_ns)` is the directory of a time's day, and when that day ends."""
         self.slice_id = slice_id
-        self.state = state = append.JournalState()
+        self.state = state = JournalState()
         self._key_bytes, self._day_of, self._pipe = key_bytes, day_of, pipe
-        self._buffer = numpy.zeros(append.BUFFER_BYTES, numpy.uint8)
-        self._entries = numpy.zeros((append.SEALED_MAX + 1) * ENTRY_BYTES, numpy.uint8)
+        self._buffer = numpy.zeros(BUFFER_BYTES, numpy.uint8)
+        self._entries = numpy.zeros((SEALED_MAX + 1) * ENTRY_BYTES, numpy.uint8)
         self._keys = Keys()
         self._is_open = True
         state.buffer = self._buffer.ctypes.data
@@ -131,19 +133,24 @@ class JournalWriter:
         state.segment_bytes = segment_bytes
         state.sync_each = sync_each
         state.maintenance_fd = pipe.writer
-        self._entry = append.compile_append()
+        self._entry = compile_append()
         self._packer = self._make_packer(compression)
         self._switches = 0
         self._noted: SegmentFiles | None = None
         self._before: list[tuple[SegmentFiles, Totals]] = []
         self._next: SegmentFiles | None = None
-        append.finish(state.address, False, 0)  # there is nothing yet: so that it is compiled before it is needed
+        finish(state.address, False, 0)  # there is nothing yet: so that it is compiled before it is needed
         self._files = self._open_first(time.time_ns())
 
     @property
     def at(self) -> BlockHandlerAt:
         """Where the slice thread finds it."""
         return BlockHandlerAt(int(self._entry.address), self.state.address)
+
+    @property
+    def unheard(self) -> int:
+        """Messages that were published before this recorder heard of their key."""
+        return self._keys.unheard
 
     @property
     def error(self) -> str:
@@ -202,10 +209,10 @@ class JournalWriter:
             return
         self._is_open = False
         self._notice_switch()
-        self.state.ended[:] = numpy.zeros(append.COUNTERS, numpy.int64).data
-        append.finish(self.state.address, True, time.time_ns())
+        self.state.ended[:] = numpy.zeros(COUNTERS, numpy.int64).data
+        finish(self.state.address, True, time.time_ns())
         if not self.is_there:
-            append.lose_segment(self.state.address)
+            lose_segment(self.state.address)
         try:
             self.sync(what_is_written=True)
             if self.is_there and self._ended().marks:
@@ -217,7 +224,7 @@ class JournalWriter:
 
     def _ended(self) -> Totals:
         """The totals behind the last mark that ended a segment."""
-        return Totals(*self.state.ended[append.COUNTERS - len(Totals._fields) :])
+        return Totals(*self.state.ended[COUNTERS - len(Totals._fields) :])
 
     def _notice_switch(self) -> None:
         if self._next is not None and self.state.switches != self._switches:

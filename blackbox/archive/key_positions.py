@@ -26,6 +26,8 @@ class KeysAt(NamedTuple):
     text_bytes: int
     following: int
     """int64[capacity]: the next number; -1: not known in this epoch."""
+    unheard: int
+    """int64[1]: messages that are numbered before the first ones known, over all keys and epochs."""
 
 
 class Keys:
@@ -35,7 +37,13 @@ class Keys:
         """Nothing is known yet. There is room for 65,536 keys; further ones are not compared with what is told."""
         self._names = Numbering(_MOST_KEYS, _MEAN_KEY_BYTES)
         self._following = numpy.zeros(_MOST_KEYS, numpy.int64)
-        self.at = KeysAt(*self._names.at, self._following.ctypes.data)
+        self._unheard = numpy.zeros(1, numpy.int64)
+        self.at = KeysAt(*self._names.at, self._following.ctypes.data, self._unheard.ctypes.data)
+
+    @property
+    def unheard(self) -> int:
+        """Messages that were published before anything was known of their key, over all epochs."""
+        return int(self._unheard[0])
 
 
 @inner
@@ -60,14 +68,16 @@ def forget_keys(keys: KeysAt) -> None:
 
 
 @inner
-def note_key(keys: KeysAt, header: int, body: int, key_bytes: int) -> None:
-    """Note how far a recorded block brings its key."""
+def note_key(keys: KeysAt, header: int, body: int, first_row: int, key_bytes: int) -> None:
+    """Note how far a recorded block, from its first row on, brings its key."""
     block = read_header(header)
     layout = layout_of(block)
     size = min(key_bytes, numpy.int64(int32s_at(body + layout.topic_offsets, 2)[1]))
     number = _number(keys, body + layout.topics, size)
     if number != FULL:
         following = int64s_at(keys.following, keys.capacity)
+        if following[number] == _UNKNOWN:
+            int64s_at(keys.unheard, 1)[0] += sequence_of(block, layout, body, first_row)
         following[number] = max(following[number], sequence_of(block, layout, body, block.count - 1) + 1)
 
 
@@ -122,5 +132,8 @@ def write_keys(keys: KeysAt, header: int, body: int, names: int, topic_bytes: in
             to_numbers[place] = numbers[topic]
             place += 1
             to_offsets[place] = end
-            following[_number(keys, body + layout.topics + start, size)] = numbers[topic]
+            number = _number(keys, body + layout.topics + start, size)
+            if following[number] == _UNKNOWN:
+                int64s_at(keys.unheard, 1)[0] += numbers[topic]
+            following[number] = numbers[topic]
     return int(made.end)

@@ -14,7 +14,6 @@ from typing import Literal, Self
 
 import msgspec
 
-from blackbox.archive.append import JournalState
 from blackbox.archive.day import (
     MANIFEST,
     Lock,
@@ -24,6 +23,7 @@ from blackbox.archive.day import (
     recorded_days,
     session_date,
 )
+from blackbox.archive.journal_state import JournalState
 from blackbox.archive.journal_writer import WRITER_NEEDS, JournalWriter
 from blackbox.archive.recovery import recover_day
 from blackbox.errors import BlackBoxError, JournalError, SubscriberError
@@ -67,6 +67,9 @@ class RecorderStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the records of these blocks, with heads and padding."""
     lost: int
     """Messages received that could not be recorded: the disk was full, or the files were removed."""
+    unheard: int
+    """Messages that their publishers had numbered before the first ones that came here of their keys: not recorded, at
+    least not by this recorder, and no gaps."""
     cut_bytes: int
     """Bytes of torn tails that a killed recorder had left, cut off at the start."""
     segments: int
@@ -200,6 +203,7 @@ class Recorder:
             blocks=total.records,
             stored_bytes=total.stored_bytes,
             lost=total.lost,
+            unheard=sum(writer.unheard for writer in writers),
             cut_bytes=self._cut_bytes,
             segments=len(writers) + total.switches,
             received=subscribed.received,

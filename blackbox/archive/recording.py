@@ -8,12 +8,14 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
+import msgspec
 import numpy
 
-from blackbox.archive.audit import IndexAudit, RepeatAudit, audit_marks
+from blackbox.archive.audit import IndexAudit, NumberAudit, audit_marks
 from blackbox.archive.closed import CLOSED, ClosedSlice, read_closed
 from blackbox.archive.day import Manifest, day_end_ns, session_date
 from blackbox.archive.filter import CLOCKS, Clock, Filter, RowFilter, Selection, Time
@@ -21,10 +23,20 @@ from blackbox.archive.marks import Mark, marks_of
 from blackbox.archive.reader import Bodies, Recorded, RecordRun, blocks_of, read_runs, read_spans, whole_spans
 from blackbox.archive.segment import Damage, Segment, open_end
 from blackbox.archive.segments import Segments
-from blackbox.archive.summary import Gap, Rate, Summary, find_gaps, message_rate, summarise, topic_counts
+from blackbox.archive.summary import (
+    Examined,
+    Gap,
+    KeyBegin,
+    Rate,
+    Summary,
+    find_gaps,
+    message_rate,
+    summarise,
+    topic_counts,
+)
 from blackbox.block.batch import Batch, Opened
 from blackbox.errors import ConfigError, JournalError
-from blackbox.feed.schema import RAW, Schema, load_schema
+from blackbox.feed.schema import RAW, Schema, load_schema, schema_of
 from blackbox.timestamps import MAX_NS, MIN_NS, ns_of, parse_time
 
 if TYPE_CHECKING:
@@ -41,7 +53,8 @@ class Recording:
     """One feed's recorded day, read in place.
 
     Attributes: `path`, its directory; `feed`; `date`, of the session; `schema` of the payloads, RAW when the feed's is
-    not registered here; `damage`, what was found to be unreadable so far, each thing once.
+    not registered here; where the feed names none, both have the one that the blocks name; `damage`, what was found to
+    be unreadable so far, each thing once.
 
     Nothing is held open but memory maps, which arrays and batches of the recording keep alive. It may be written while
     it is read: what is there is what was there when it was opened, until `refresh`. From one thread at a time.
@@ -61,6 +74,8 @@ class Recording:
             self.schema = RAW
         self._segments = Segments(path, len(self.feed.slices), self.feed.key_bytes, self.note)
         self.refresh()
+        if self.schema is RAW:
+            self._take_schema_of_blocks()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -158,16 +173,19 @@ class Recording:
         """
         return self.examine(progress)[0]
 
-    def examine(self, progress: Callable[[int], object] | None = None) -> tuple[list[Damage], list[Gap]]:
-        """As `verify` and `gaps`, in one pass."""
+    def examine(self, progress: Callable[[int], object] | None = None) -> Examined:
+        """As `verify` and `gaps`, in one pass; also tell which keys begin late."""
         gaps: list[Gap] = []
+        begins: list[KeyBegin] = []
         before = 0
         closed, damaged = self._closed
         if damaged is not None:
             self.note(damaged)
         for slice_id, segments in self.segments():
             audit = IndexAudit(self.feed.key_bytes, segments)
-            gaps += find_gaps(self._audited_blocks(segments, audit, before, progress))
+            numbers = NumberAudit()
+            gaps += find_gaps(self._audited_blocks(segments, audit, numbers, before, progress))
+            begins += numbers.begins(slice_id)
             totals = closed.get(slice_id, ClosedSlice()).totals
             audit_marks(self.path, self._created_ns, slice_id, audit, totals, self.note)
             audit.report(self.damage, self.note)
@@ -177,7 +195,7 @@ class Recording:
                     self.note(Damage(last.path, last.whole_bytes, last.torn_bytes, "torn tail: no whole record"))
         if progress is not None:
             progress(before)
-        return sorted(self.damage), gaps
+        return Examined(sorted(self.damage), gaps, begins)
 
     @property
     def file_bytes(self) -> int:
@@ -290,16 +308,32 @@ class Recording:
         for run in read_runs([self._segments.of_slice[slice_id]], self._all, self.note):
             yield from blocks_of(run, self.feed.key_bytes)
 
+    def _take_schema_of_blocks(self) -> None:
+        """Take the schema that the blocks name, where the feed names none, and all of them the same."""
+        ids = {int(run.heads["schema"][0]) for _, each in self.segments() for run in self._first_run(each)}
+        schema = schema_of(ids.pop()) if len(ids) == 1 else RAW
+        if schema is not RAW and self.feed.schema == RAW.name:
+            self.schema = schema
+            self.feed = msgspec.structs.replace(self.feed, schema=schema.name)
+
+    def _first_run(self, segments: list[Segment]) -> Iterator[RecordRun]:
+        runs = read_runs([segments], self._all, lambda _: None, bodies="stored")
+        yield from islice(runs, 1)
+
     def _audited_blocks(
-        self, segments: list[Segment], audit: IndexAudit, before: int, progress: Callable[[int], object] | None
+        self,
+        segments: list[Segment],
+        audit: IndexAudit,
+        numbers: NumberAudit,
+        before: int,
+        progress: Callable[[int], object] | None,
     ) -> Iterator[Recorded]:
         """Yield all blocks that are there, whatever the indexes say."""
         key_bytes = self.feed.key_bytes
-        repeats = RepeatAudit()
         for run in read_spans([whole_spans(segments)], self._all.records, key_bytes, self.note):
             audit.add(run)
             for place, recorded in enumerate(blocks_of(run, key_bytes)):
-                if many := repeats.add(recorded):
+                if many := numbers.add(recorded):
                     self.note(run.damage(place, "these messages were recorded before", many))
                 yield recorded
             before += run.stored_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 import numpy
@@ -73,6 +74,24 @@ class Gap(msgspec.Struct, frozen=True, order=True):
     """How many are."""
     ts_out: int
     """Of the block behind the gap. Unit: ns since the epoch."""
+
+
+class KeyBegin(msgspec.Struct, frozen=True, order=True):
+    """A key of which a recording lacks what was published before the first message that is here."""
+
+    slice_id: int
+    epoch: int
+    key: bytes
+    sequence: int
+    """Of the first one here: so many messages were published before."""
+
+
+class Examined(NamedTuple):
+    """What `Recording.examine` finds."""
+
+    damage: list[Damage]
+    gaps: list[Gap]
+    begins: list[KeyBegin]
 
 
 class Rate(msgspec.Struct, frozen=True):

@@ -18,9 +18,10 @@ from blackbox.report.numbers import byte_size, count, counted
 if TYPE_CHECKING:
     from blackbox.archive.recording import Recording
     from blackbox.archive.segment import Damage
-    from blackbox.archive.summary import Gap, Summary
+    from blackbox.archive.summary import Gap, KeyBegin, Summary
 
 _EPOCHS_SHOWN: Final = 4
+_MARKS_SHOWN: Final = 20
 
 
 def inspect(
@@ -75,8 +76,8 @@ def inspect(
             return
         day = open_day(recording)
         with reading(f"reading {recording}", day.file_bytes) as progress:
-            damage, gaps = day.examine(progress)
-        _print_day(day, damage, gaps)
+            damage, gaps, begins = day.examine(progress)
+        _print_day(day, damage, gaps, begins)
         if topics:
             with reading(f"counting the topics of {recording}", day.file_bytes):
                 _print_topics(day, topics)
@@ -105,7 +106,7 @@ def _print_days(feed: Path, days: list[Path]) -> None:
     stdout.print(titled(f"{feed}: {counted(len(days), 'day')}", table))
 
 
-def _print_day(day: Recording, damage: list[Damage], gaps: list[Gap]) -> None:
+def _print_day(day: Recording, damage: list[Damage], gaps: list[Gap], begins: list[KeyBegin]) -> None:
     total = day.summary()
     missing = sum(gap.count for gap in gaps)
     feed = day.feed
@@ -130,6 +131,11 @@ def _print_day(day: Recording, damage: list[Damage], gaps: list[Gap]) -> None:
                     ("epochs", count(len(total.epochs)), f"runs of the publisher: {epochs}{more}"),
                     ("missing", bad_if(missing > 0, count(missing)), f"messages, in {counted(len(gaps), 'gap')}"),
                     (
+                        "not heard",
+                        count(sum(begin.sequence for begin in begins)),
+                        f"published before the first message that is here, of {counted(len(begins), 'key')}",
+                    ),
+                    (
                         "torn",
                         bad_if(total.torn_bytes > 0, count(total.torn_bytes)),
                         "bytes behind the last whole block",
@@ -141,8 +147,31 @@ def _print_day(day: Recording, damage: list[Damage], gaps: list[Gap]) -> None:
     )
     stdout.print(titled("what the slices hold", _slices_table(day, total)))
     stdout.print(titled("how whole they are", _health_table(total, damage, gaps)))
+    _print_marks(day)
     if damage or gaps:
         warn("see `blackbox verify` for each gap and each damaged part")
+
+
+def _print_marks(day: Recording) -> None:
+    """Print when recorders and the publisher's runs began and ended, slice by slice."""
+    from blackbox.archive.marks import AFTER_KILL, MarkKind
+
+    silent = (MarkKind.SEGMENT_BEGIN, MarkKind.SEGMENT_END, MarkKind.HEARD)
+    told = [mark for mark in day.marks() if mark.kind not in silent]
+    told.sort(key=lambda mark: mark.ts)
+    table = columns_table(("time", "slice", "what", "epoch", "records before"), left=3)
+    for mark in told[:_MARKS_SHOWN]:
+        what = mark.kind.name.lower().replace("_", " ")
+        table.add_row(
+            local_time(day, mark.ts)[:12],
+            str(mark.slice_id),
+            f"{what}, after a kill" if mark.flags & AFTER_KILL and mark.kind is MarkKind.RECORDER_BEGIN else what,
+            f"{mark.epoch:016x}" if mark.epoch else "",
+            count(mark.totals.records),
+        )
+    if told:
+        rest = f", the first {_MARKS_SHOWN} of {count(len(told))}" if len(told) > _MARKS_SHOWN else ""
+        stdout.print(titled(f"what its recorders noted{rest}", table))
 
 
 def _mean(total: Summary) -> str:

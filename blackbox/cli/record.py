@@ -109,7 +109,7 @@ class _RecorderView:
         return (
             f"recorded {counted(now.messages, 'message')}, {rate(rates.per_second('messages', now.messages))}, "
             f"{byte_rate(rates.per_second('bytes', now.stored_bytes))}, lost {count(now.lost)}, "
-            f"gaps {count(now.received.gaps)}, lag {duration(now.lag.last_ns)}"
+            f"gaps {count(now.received.gaps)}, not heard {count(now.unheard)}, lag {duration(now.lag.last_ns)}"
         )
 
     def tables(self, rates: Rates) -> RenderableType:
@@ -159,6 +159,7 @@ def _print_totals(recorder: Recorder) -> None:
                     ("segments", count(now.segments)),
                     ("lost", bad_if(now.lost > 0, count(now.lost)), "received, but could not be written"),
                     ("gaps", bad_if(came.gaps > 0, count(came.gaps)), "messages that never came"),
+                    ("not heard", count(now.unheard), "messages of before this recorder heard of their keys"),
                     ("duplicated", count(came.duplicates), "came again, on the other line: recorded once"),
                     ("malformed", bad_if(came.malformed > 0, count(came.malformed)), "blocks that were not valid"),
                     ("cut", count(now.cut_bytes), "bytes that a killed recorder had not written whole"),

@@ -44,7 +44,7 @@ def verify(recording: RecordingArgument) -> None:
     with exit_statuses(), without_warnings():
         day = open_day(recording)
         with reading(f"reading {recording}", day.file_bytes) as progress:
-            damage, gaps = day.examine(progress)
+            damage, gaps, _ = day.examine(progress)
         if damage:
             stdout.print(titled("damage", damage_table(day, damage)))
         if gaps:

@@ -19,6 +19,7 @@ from blackbox.archive.journal_writer import JournalWriter
 from blackbox.archive.marks import AFTER_KILL, Mark, MarkKind, Totals
 from blackbox.archive.recovery import recover_day
 from blackbox.archive.segment import NO_GOOD_RECORD
+from blackbox.archive.summary import KeyBegin
 from blackbox.block.format import FLAG_CONTROL, FLAG_END, FLAG_FIXED
 from blackbox.subscribe.block_handler import BLOCK, CONTROL, IDLE
 from blackbox.transport.wakeup import Pipe
@@ -158,13 +159,38 @@ def test_numbers_that_run_ahead_of_the_other_line_are_not_marked(tmp_path: Path)
     assert "HEARD" not in kinds(tmp_path)
 
 
-def test_a_control_block_of_an_epoch_that_has_passed_says_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_block", [True, False])
+def test_a_run_of_a_publisher_whose_clock_was_set_back_begins_too(tmp_path: Path, by_block: bool) -> None:
     journal = Journal(tmp_path)
     journal.put(block(0, 1, 0, epoch=5))
-    journal.hear({b"": 9}, 4, 20 * SECOND)
+    journal.hear({b"": 1}, 5, SECOND, flags=FLAG_END)
+    if by_block:
+        journal.put(block(0, 1, 2 * SECOND, epoch=4))
+    journal.hear({b"": 1}, 4, 20 * SECOND)
+    journal.hear({b"": 1}, 4, 40 * SECOND, flags=FLAG_END)
     journal.writer.close()
-    assert kinds(tmp_path).count("EPOCH_BEGIN") == 1
-    assert "HEARD" not in kinds(tmp_path)
+    about = [(mark.kind.name, mark.epoch) for mark in marks(tmp_path) if "E" in mark.kind.name[:1] or mark.kind == 7]
+    expected = [("EPOCH_BEGIN", 5), ("EPOCH_END", 5), ("EPOCH_BEGIN", 4), ("HEARD", 4), ("EPOCH_END", 4)]
+    assert about == expected
+
+
+def test_what_was_published_before_a_key_was_heard_is_told(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, key_bytes=1)
+    journal.put(block(7, 3, 0, topic=b"A"))
+    journal.put(block(0, 2, 0, topic=b"B"))
+    journal.hear({b"A": 10, b"B": 2, b"C": 5}, 1, SECOND)
+    journal.put(block(5, 2, 0, topic=b"C"))
+    journal.put(block(10, 2, 0, topic=b"A"))
+    journal.put(block(2, 1, 0, epoch=2, topic=b"A"))
+    journal.writer.close()
+    assert journal.writer.unheard == 7 + 5 + 2
+    examined = Recording.open(tmp_path).examine()
+    assert (examined.damage, examined.gaps) == ([], [])
+    assert sorted(examined.begins) == [
+        KeyBegin(0, 1, b"A", 7),
+        KeyBegin(0, 1, b"C", 5),
+        KeyBegin(0, 2, b"A", 2),
+    ]
 
 
 def test_a_second_recorder_goes_on_with_totals_and_chain(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from blackbox import Recording
 from blackbox.cli.ui.messages import decimal_text
 from tests.cli.commands import ROOT, invoke
 from tests.cli.days import OPEN, SECOND, trade
@@ -111,6 +112,16 @@ def test_a_closed_pipe_ends_a_dump_quietly(tmp_path: Path) -> None:
 )
 def test_prices_are_exact(number: int, decimals: int, text: str) -> None:
     assert decimal_text(number, decimals) == text
+
+
+def test_a_day_of_a_feed_without_a_schema_has_the_one_that_its_blocks_name(tmp_path: Path) -> None:
+    day = Day(tmp_path / "recorded" / "2026-11-20", feed_of(2))
+    day.put(0, Put((trade("AAPL", 0),), schema=1))
+    recording = Recording.open(day.path)
+    assert (recording.feed.schema, recording.schema.name) == ("itch50", "itch50")
+    assert recording.to_arrow(kind="P").column("stock").to_pylist() == ["AAPL"]
+    day.put(1, Put((Row(b"B", b"?"),)))
+    assert Recording.open(day.path).feed.schema == "raw"
 
 
 def test_feed_without_a_schema_is_decoded_by_the_number_in_its_blocks(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ import msgspec
 import pytest
 
 from blackbox import Recording
+from blackbox.block.format import FLAG_END
 from blackbox.cli.ui.status import Status
 from blackbox.report import rate_picture
+from tests.archive.test_marks import Journal, block
 from tests.cli.commands import invoke
 from tests.cli.days import damage, trade
 from tests.journals import Day, Put, feed_of
@@ -29,6 +31,27 @@ def test_a_day_is_shown(day: Day) -> None:
     assert re.search(r"│ +1 │ +1 │ +1 │ +1 │ +5 │ +0 │ +0 │", ended.out)
     assert re.search(r"│ AAPL\.P │ +20 │ 50\.0% │", ended.out)
     assert "see `blackbox verify`" in ended.errors
+
+
+def test_what_its_recorders_noted_is_shown(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.put(block(3, 2, 1, epoch=7))
+    journal.hear({b"": 5}, 7, 2, flags=FLAG_END)
+    journal.rest()
+    killed, journal = journal, Journal(tmp_path)
+    journal.writer.close()
+    ended = invoke("inspect", tmp_path)
+    assert ended.status == 0, ended.errors
+    for row in (
+        r"│ 0 +│ epoch begin +│ 0{15}7 │ +0 │",
+        r"│ 0 +│ epoch end +│ 0{15}7 │ +1 │",
+        r"│ 0 +│ recorder begin +│ +│ +0 │",
+    ):
+        assert re.search(row, ended.out), ended.out
+    assert ended.text("not heard") == "3"
+    assert "published before the first message that is here, of 1 key" in ended.out
+    killed.writer.refuse()
+    killed.writer.close()
 
 
 def test_damage_and_torn_bytes_are_shown(day: Day) -> None:
