@@ -344,9 +344,9 @@ class Stored(NamedTuple):
         """What its header says."""
         return wire.unpack(self.header)
 
-    def messages(self, key: bytes = b"") -> list[tuple[bytes, bytes, int]]:
+    def messages(self) -> list[tuple[bytes, bytes, int]]:
         """(topic, payload, ts_event) from the first row on; raises ValueError when the block is not valid."""
-        return wire.decode(key, self.header, self.body).messages[self.first_row :]
+        return wire.decode(None, self.header, self.body).messages[self.first_row :]
 
 
 class StoredMark(NamedTuple):

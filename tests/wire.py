@@ -96,8 +96,8 @@ def body_of(
     return body + pad(b"".join(topics)) + b"".join(data)
 
 
-def decode(key: bytes, header: bytes, body: bytes) -> Decoded:
-    """Read a block. Raises ValueError with the reason when it is not valid."""
+def decode(key: bytes | None, header: bytes, body: bytes) -> Decoded:
+    """Read a block; a key of None is its first topic's. Raises ValueError with the reason when it is not valid."""
     _require(len(header) == 72, "header size")
     fields = unpack(header)
     _check_fields(fields, header)
@@ -138,6 +138,7 @@ def decode(key: bytes, header: bytes, body: bytes) -> Decoded:
     _require(_runs(topic_offsets, fields.topic_bytes), "topic offsets")
     text = body[text_at : text_at + fields.topic_bytes]
     topics = [text[a:b] for a, b in zip(topic_offsets, topic_offsets[1:], strict=False)]
+    key = topics[0][: fields.key_bytes] if key is None else key
     if not control:
         _require(len(key) <= fields.key_bytes, "key")
         for topic in topics:
