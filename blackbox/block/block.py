@@ -121,12 +121,13 @@ def as_rows(
     else:
         data = payloads if isinstance(payloads, numpy.ndarray) else numpy.frombuffer(payloads, numpy.uint8)
         data = numpy.ascontiguousarray(data).reshape(-1)
-        places = as_integers(offsets, numpy.int64, "offsets")
+        # Copies: what was checked must be what is used, whoever else changes the caller's arrays meanwhile.
+        places = numpy.array(as_integers(offsets, numpy.int64, "offsets"))
         expected = count + 1 if lengths is None else count
         if places.shape != (expected,):
             raise ValueError(f"offsets had shape {places.shape}, expected ({expected},)")
         starts = places if lengths is not None else places[:-1]
-        extent = as_integers(lengths, numpy.int64, "lengths") if lengths is not None else numpy.diff(places)
+        extent = numpy.diff(places) if lengths is None else numpy.array(as_integers(lengths, numpy.int64, "lengths"))
         if extent.shape != (count,):
             raise ValueError(f"lengths had shape {extent.shape}, expected ({count},)")
         # Written so that no sum can overflow.
@@ -252,7 +253,7 @@ class Block:
         Raises BlockError when there is no message, an index is out of range, a topic lacks the key, or sequences do not
         ascend.
         """
-        index = as_integers(topic_index, numpy.int32, "topic_index")
+        index = numpy.array(as_integers(topic_index, numpy.int32, "topic_index"))  # a copy, as in `as_rows`
         if any(not t.startswith(key) or t[:1] in (b"", b"\0") for t in topics):
             raise BlockError(f"a topic was empty, reserved, or did not start with key {key!r}: {list(topics)[:5]!r}")
         if index.size and (index.min() < 0 or index.max() >= len(topics)):

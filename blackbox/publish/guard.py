@@ -121,7 +121,10 @@ class Guard:
         refill = _BYTES_PER_S * (now - self._looked_at)
         self._looked_at = now
         records: dict[Connection, _Record] = {}
-        unwelcome = self._subscriptions.unwelcome
+        unwelcome: dict[int, str] = {}
+        while self._subscriptions.unwelcome:
+            fd, why = self._subscriptions.unwelcome.popitem()
+            unwelcome[fd] = why
         for connections in self._watched:
             for connection in connections.look():
                 record = self._records.get(connection) or _Record(self._burst, now)
@@ -129,8 +132,7 @@ class Guard:
                 self._judge_sent(connection, record, refill)
                 self._judge_taken(connection, record, now)
                 if connection.fd in unwelcome:
-                    self._end(connection, unwelcome.pop(connection.fd))
-        unwelcome.clear()  # gone, or on ipc
+                    self._end(connection, unwelcome[connection.fd])
         self._records = records
         is_closing = self.closing_since < now
         patience = PATIENCE_S if is_closing else _DEAF_S

@@ -223,6 +223,8 @@ class Publisher:
     ) -> int:
         """Publish n messages in columns; returns n. They are encoded straight into blocks, without the GIL.
 
+        Who changes the columns meanwhile, in another thread, publishes some of each; never what lies beside them.
+
         Args:
             topics: distinct topics; a tuple that is passed again is not looked up again.
             topic_index: int32[n], places in `topics`.
@@ -317,6 +319,8 @@ class Publisher:
         with ring.lock:
             sender.check()
             count = select_rows(selection, index.ctypes.data, start, stop, resolved.slices, resolved.ids, slice_id)
+            if count < 0:
+                raise ValueError("topic_index was changed while it was being published, and is out of range now")
             groups = group_by_key(selection, count, encoder.key_of_topic, len(sender.keys))
             at = 0
             while at < count:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import msgspec
@@ -121,6 +122,45 @@ def test_columns_that_do_not_fit_are_refused_and_nothing_is_published(case: str)
         publisher.publish(b"A", b"fine")
     subscriber.run(until_end=True)
     assert got.payloads == [b"fine"]
+
+
+@pytest.mark.parametrize("with_lengths", [False, True])
+def test_columns_that_are_changed_while_they_are_published_leak_nothing_beside_them(with_lengths: bool) -> None:
+    feed = one_slice()
+    memory = numpy.frombuffer(bytearray(b"A" * 600_000 + b"S" * 6_000_000), numpy.uint8)
+    rows = 30_000
+    good = numpy.arange(rows + 1, dtype=numpy.int64) * 20
+    offsets, index = good.copy(), numpy.zeros(rows, numpy.int32)
+    lengths = numpy.full(rows, 20, numpy.int64)
+    starts = offsets[:-1] if with_lengths else offsets
+    over = threading.Event()
+
+    def change() -> None:
+        while not over.is_set():
+            offsets[:] = 600_000 + good
+            lengths[:] = 40
+            offsets[:] = good
+            lengths[:] = 20
+
+    subscriber, got = collected(feed)
+    published = refused = 0
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        thread = threading.Thread(target=change)
+        thread.start()
+        for _ in range(300):
+            try:
+                published += publisher.publish_many(
+                    (b"T",), index, memory[:600_000], offsets=starts, lengths=lengths if with_lengths else None
+                )
+            except ValueError:
+                refused += 1
+        over.set()
+        thread.join()
+    subscriber.run(until_end=True)
+    assert published > 0
+    assert refused > 0
+    assert {letter for payload in got.payloads for letter in payload} == set(b"A")
 
 
 def test_a_source_is_published_chunk_by_chunk() -> None:
