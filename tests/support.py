@@ -1,17 +1,18 @@
-"""What several tests share: scripts in processes of their own."""
+"""What several tests share: scripts, and functions, in processes of their own."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from blackbox import Feed
+from blackbox import BlackBoxError, Feed
 
 ROOT = Path(__file__).resolve().parent.parent
 _PRELUDE = """\
@@ -81,3 +82,22 @@ class Script:
         if self.process.poll() is None:
             self.process.kill()
         self.process.communicate()
+
+
+def in_child(work: Callable[[], object]) -> str:
+    """Return the error that `work` raises in a forked process, as text; "" if none."""
+    context = multiprocessing.get_context("fork")
+    told = context.SimpleQueue()
+
+    def run() -> None:
+        try:
+            work()
+            told.put("")
+        except BlackBoxError as error:
+            told.put(f"{type(error).__name__}: {error}")
+
+    child = context.Process(target=run)
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
+    return str(told.get())

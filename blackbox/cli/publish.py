@@ -80,16 +80,29 @@ def publish(
             publisher.wait_for_each_slice(wait_for, timeout, say)
             started = time.monotonic()
             elapsed = 0.0
+            lacking: dict[int, int] = {}
             try:
                 _publish_with_progress(opened, publisher)
                 publisher.flush()
+                lacking = publisher.lacking(wait_for)
                 elapsed = time.monotonic() - started
             finally:
                 publisher.close(timeout=30.0 if elapsed else 1.0)
                 _print_summary(opened, publisher, elapsed or time.monotonic() - started)
-        discarded = publisher.statistics().discarded
-        if discarded:
-            lose(f"{count(discarded)} messages were not sent: a subscriber did not take them in time")
+        done = publisher.statistics()
+        lost = []
+        if done.discarded:
+            lost.append(f"{count(done.discarded)} messages were not sent: a subscriber did not take them in time")
+        if lacking:
+            left = ", ".join(f"slice {slice_id} has {found}" for slice_id, found in lacking.items())
+            lost.append(
+                f"subscribers left before the end: {left}, expected {wait_for}; {count(done.unwanted)} messages "
+                "went to nobody"
+            )
+        if opened.truncated:
+            lost.append(f"the source ended early: {opened.truncated}")
+        if lost:
+            lose("; ".join(lost))
 
 
 def _publish_with_progress(source: Source, publisher: SourcePublisher) -> None:
@@ -138,5 +151,3 @@ def _print_summary(source: Source, publisher: SourcePublisher, elapsed_s: float)
         warn(note)
     if done.unwanted and not done.messages:
         warn(f"nobody had subscribed: all {count(done.unwanted)} messages were unwanted, and none was sent")
-    if source.truncated:
-        warn(f"the source ended early: {source.truncated}")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
 import struct
 import time
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
@@ -32,6 +35,8 @@ WINDOW_ROWS = 131_072
 """Rows that `publish_many` groups by key at a time."""
 HWM_BLOCKS_DROP = 1_000
 HWM_BLOCKS_WAIT = 8
+_WARN_S = 3.0
+"""How long subscribers are waited for in silence."""
 
 
 class State(Enum):
@@ -71,20 +76,29 @@ class PublisherStatistics(msgspec.Struct, frozen=True):
 class _Routes(dict[bytes, tuple[Ring, int]]):
     """Topic to ring and topic id, filled as topics are first published."""
 
-    def __init__(self, feed: Feed, senders: list[SliceSender]) -> None:
+    def __init__(self, feed: Feed, running: Callable[[], list[SliceSender]]) -> None:
         self._feed = feed
-        self._senders = senders
+        self._running = running
 
     def __missing__(self, topic: bytes) -> tuple[Ring, int]:
         if type(topic) is not bytes:
             raise TypeError(f"topic was {type(topic).__name__}, expected bytes: {topic!r}")
-        if not self._senders:
-            raise PublisherError(f"feed {self._feed.name!r}: the publisher was not running")
-        sender = self._senders[self._feed.slice_of(topic)]
+        sender = self._running()[self._feed.slice_of(topic)]
         with sender.ring.lock:
             sender.check()
             route = self[topic] = sender.ring, sender.add_topic(topic)
         return route
+
+
+_publishers: weakref.WeakSet[Publisher] = weakref.WeakSet()
+
+
+def _forget_topics() -> None:
+    for publisher in _publishers:
+        publisher._forget_topics()
+
+
+os.register_at_fork(after_in_child=_forget_topics)
 
 
 class _Resolved(NamedTuple):
@@ -126,7 +140,13 @@ class Publisher:
         self._senders: list[SliceSender] = []
         self.state = State.NEW
         self._packers = Packers()
-        self._routes = _Routes(feed, self._senders)
+        self._pid = os.getpid()
+        self._forget_topics()
+        _publishers.add(self)
+
+    def _forget_topics(self) -> None:
+        """Look every topic up anew: in a process that was forked, to find that nothing can be published there."""
+        self._routes = _Routes(self.feed, self._running)
         self._resolved = _Resolved((), numpy.empty(0, numpy.int32), numpy.empty(0, numpy.int32), [])
 
     def start(self) -> Self:
@@ -135,6 +155,7 @@ class Publisher:
         Raises EndpointError naming the endpoint that could not be bound, LimitError naming a limit that is too low.
         """
         self._enter(State.RUNNING)
+        self._pid = os.getpid()
         schema_id = load_schema(self.feed.schema).schema_id
         wait = self.when_full == "wait"
         try:
@@ -336,9 +357,11 @@ class Publisher:
     def wait_for_subscribers(self, prefix: bytes = b"", timeout: float = 10.0, count: int = 1) -> None:
         """Wait until every slice that topics with `prefix` can fall into has `count` subscribers for them.
 
-        Raises NoSubscriberError after `timeout` seconds, naming the slices that lack them.
+        Logs a warning after three seconds, and raises NoSubscriberError after `timeout` seconds; both name the slice
+        that lacks them.
         """
         deadline = time.monotonic() + timeout
+        warn_at = time.monotonic() + _WARN_S
         for slice_id in self.feed.slices_for(prefix):
             sender = self._running()[slice_id]
             with sender.changed:
@@ -348,6 +371,16 @@ class Publisher:
                         raise NoSubscriberError(
                             f"feed {self.feed.name!r} slice {slice_id}: {found} subscribers to {prefix!r} "
                             f"after {timeout} s, expected {count}"
+                        )
+                    if time.monotonic() >= warn_at:
+                        warn_at = math.inf
+                        log.warning(
+                            "feed %r slice %d: waiting: %d subscribers to %r, expected %d",
+                            self.feed.name,
+                            slice_id,
+                            found,
+                            prefix,
+                            count,
                         )
                     sender.changed.wait(min(0.5, max(0.0, deadline - time.monotonic())))
 
@@ -380,8 +413,8 @@ class Publisher:
 
         What was discarded is logged and counted. Closing twice does nothing.
         """
-        if self.state is State.CLOSED:
-            return
+        if self.state is State.CLOSED or self._pid != os.getpid():
+            return  # what a parent process publishes is its own to close
         self._enter(State.CLOSED)
         deadline = time.monotonic() + timeout
         for sender in self._senders:
@@ -403,6 +436,11 @@ class Publisher:
         self.state = state
 
     def _running(self) -> list[SliceSender]:
+        if self._pid != os.getpid():
+            raise PublisherError(
+                f"feed {self.feed.name!r}: the publisher is of process {self._pid}, this one was forked from it as "
+                f"{os.getpid()}: expected a publisher made after the fork"
+            )
         if self.state is not State.RUNNING:
             raise PublisherError(f"feed {self.feed.name!r}: the publisher was not running")
         return self._senders

@@ -114,6 +114,7 @@ class Supervisor:
         self._error: BlackBoxError | None = None
         self._stop_at_end = False
         self._terminated_at = 0.0
+        self._pid = os.getpid()
         self._news = Pipe()
         self._thread = threading.Thread(target=self._supervise, name="blackbox-supervisor", daemon=True)
 
@@ -142,6 +143,7 @@ class Supervisor:
             if self._state is not State.NEW:
                 raise SubscriberError(f"start was called when {self._state.value}; a subscriber is used once")
             self._schema = load_schema(self.feed.schema)
+            self._pid = os.getpid()
             self._enter(State.RUNNING)
         try:
             with self.lock:
@@ -203,6 +205,7 @@ class Supervisor:
         Ends when `stop` or `terminate` is called elsewhere; with `until_end` also when every publisher has closed and
         all it sent was delivered. Raises what ended it; `timeout` is `start`'s.
         """
+        self._check_process()
         with self._signals():
             if self._state is State.NEW:
                 self.start(timeout)
@@ -227,6 +230,7 @@ class Supervisor:
 
     def request_stop(self) -> None:
         """Stop as `stop` does, but return at once."""
+        self._check_process()
         with self.lock:
             if self._state is State.RUNNING:
                 self._enter(State.STOPPING)
@@ -238,12 +242,21 @@ class Supervisor:
 
         A callback that does not return in `timeout` seconds is left behind in its daemon thread, with an error logged.
         """
+        self._check_process()
         self._ask_to_terminate()
         self.request_stop()
         if self._thread.ident is None:
             self._end(_COMPILE_S)  # `start` was not called, or could not start all threads
         elif not self._is_own_thread() and not self._wait_ended(timeout):
             log.error("a callback did not return in %s s; its thread is left behind", timeout)
+
+    def _check_process(self) -> None:
+        """Refuse what a process that was forked from the subscriber's would do to it: its state is shared memory."""
+        if self._state is not State.NEW and self._pid != os.getpid() and not self._processes:
+            raise SubscriberError(
+                f"feed {self.feed.name!r}: the subscriber is of process {self._pid}, this one was forked from it as "
+                f"{os.getpid()}: expected a subscriber made after the fork"
+            )
 
     def _ask_to_terminate(self) -> None:
         for thread in self._slices.values():
@@ -293,6 +306,7 @@ class Supervisor:
         """While it runs: put what the plan says now in force, and start the slices that are wanted now."""
         if self._state is not State.RUNNING:
             return
+        self._check_process()
         self._version += 1
         plan = self._plan(self._version, self._slices)
         self._check_limits(plan.keys() - self._slices.keys())

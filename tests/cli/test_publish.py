@@ -58,6 +58,33 @@ def test_interrupt_ends_a_publisher_whose_subscriber_hangs(place: Place) -> None
     assert 0 < ended.value("messages") < 3_000_000
 
 
+def test_a_subscriber_that_dies_before_the_end_is_told(place: Place) -> None:
+    with Command("publish", "synthetic:3000000", "--feed", place.path) as publisher:
+        with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
+            subscriber.rcvhwm = 1
+            for feed_slice in place.feed.slices:
+                subscriber.connect(feed_slice.endpoints[0])
+            subscriber.subscribe(b"")
+            while subscriber.recv_multipart()[0]:
+                pass  # heartbeats; the key of data is empty
+        ended = publisher.end()
+    assert ended.status == Status.LOST, ended.errors
+    assert 0 < ended.value("messages") < 3_000_000
+    assert re.search(
+        r"^lost: subscribers left before the end: slice 0 has 0, slice 1 has 0, expected 1; [\d,]+ messages went to no",
+        ended.errors,
+        re.MULTILINE,
+    )
+
+
+def test_a_source_that_is_cut_short_is_told(place: Place, tmp_path: Path, shared_data: Path) -> None:
+    cut = tmp_path / "cut.pcap.gz"
+    cut.write_bytes((shared_data / "iex" / "goiex_DEEP10.pcap.gz").read_bytes()[:200_000])
+    ended = invoke("publish", f"iex:{cut}", "--feed", place.path, "--wait-for", "0")
+    assert ended.status == Status.LOST, ended.errors
+    assert re.search(r"^lost: the source ended early: ", ended.errors, re.MULTILINE)
+
+
 def test_nobody_subscribes(place: Place) -> None:
     ended = invoke("publish", "synthetic:1000", "--feed", place.path, "--timeout", "0.1")
     assert ended.status == Status.ERROR

@@ -8,6 +8,7 @@ import numpy
 import pytest
 
 from blackbox import Feed, NoSubscriberError, Publisher
+from blackbox.publish import publisher as publisher_module
 from blackbox.testing import wait_until
 from tests.publish.subscribers import collected, one_slice
 
@@ -57,6 +58,16 @@ def test_wait_for_subscribers_returns_when_the_prefix_is_wanted() -> None:
                 publisher.wait_for_subscribers(b"AAPL.", timeout=5, count=2)
                 assert publisher.statistics().subscribers == 2
         wait_until(lambda: publisher.statistics().subscribers == 0)
+
+
+def test_waiting_for_subscribers_says_which_slice_lacks_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(publisher_module, "_WARN_S", 0.0)
+    with Publisher(one_slice()) as publisher, pytest.raises(NoSubscriberError):
+        publisher.wait_for_subscribers(b"AAPL.", timeout=0.2, count=2)
+    said = "feed 'publisher' slice 0: waiting: 0 subscribers to b'AAPL.', expected 2"
+    assert [record.getMessage() for record in caplog.records] == [said]
 
 
 def test_subscribers_are_waited_for_from_another_thread() -> None:

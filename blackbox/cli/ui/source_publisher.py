@@ -33,7 +33,7 @@ class SourcePublisher(Publisher):
         """
         deadline = time.monotonic() + timeout
         reported: dict[int, int] = {}
-        while lacking := self._lacking(count):
+        while lacking := self.lacking(count):
             which = ", ".join(f"slice {slice_id} has {found}" for slice_id, found in lacking.items())
             if time.monotonic() >= deadline:
                 raise NoSubscriberError(
@@ -49,7 +49,7 @@ class SourcePublisher(Publisher):
             with suppress(NoSubscriberError):
                 self.wait_for_subscribers(b"", min(_TICK_S, max(0.0, deadline - time.monotonic())), count)
 
-    def _lacking(self, count: int) -> dict[int, int]:
+    def lacking(self, count: int) -> dict[int, int]:
         """Return the number of subscribers of each slice that has fewer than `count`."""
         found = {}
         for line in self._running():
