@@ -64,6 +64,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return _scope_of(nodeid)
 
+        def _reschedule(self, node: Any) -> None:
+            """Give out until there are two: a worker begins a test when it knows the next, or that none comes."""
+            super()._reschedule(node)
+            while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+                self._assign_work_unit(node)
+
+        def remove_node(self, node: Any) -> Any:
+            """Give out again what a worker that ended has not run, but for the test that ended it.
+
+            xdist would run that one again, and give out files that are done: who gets one waits for ever.
+            """
+            units = self.assigned_work.pop(node)
+            left = {scope: [test for test, done in unit.items() if not done] for scope, unit in units.items()}
+            crashed = next((tests.pop(0) for tests in left.values() if tests), None)
+            self.workqueue.update({scope: dict.fromkeys(tests, False) for scope, tests in left.items() if tests})
+            for other in self.registered_collections.keys() & self.assigned_work.keys():
+                self._reschedule(other)
+            return crashed
+
     config.option.loadscopereorder = False
     return ByFile(config, log)
 
