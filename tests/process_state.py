@@ -10,11 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.own_process import INSIDE
+
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has /proc")
 
 
 def held(*, collect: bool = True) -> tuple[int, int]:
-    """Threads, those of libraries included, and open file descriptors of this process."""
+    """Threads, those of libraries included, and open file descriptors of this process.
+
+    For tests in a process of their own: elsewhere Spark's threads, and those of other tests, come and go.
+    """
+    assert INSIDE in os.environ, "threads and descriptors were counted beside other tests, expected own_process"
     if collect:
         gc.collect()
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))  # noqa: PTH208

@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.own_process import INSIDE
+from tests.process_state import held
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = """
@@ -44,6 +47,11 @@ def test_results_are_those_of_the_other_process(tmp_path: Path) -> None:
     assert "1 failed, 2 passed, 1 skipped" in told
     assert "it was two" in told
     assert "not today" in told
+
+
+def test_threads_and_descriptors_are_counted_nowhere_else() -> None:
+    with pytest.raises(AssertionError, match="expected own_process"):
+        held()
 
 
 def test_a_process_that_dies_fails_the_tests(tmp_path: Path) -> None:

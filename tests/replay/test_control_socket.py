@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -31,6 +30,8 @@ from blackbox.replay.control_socket import (
 )
 from blackbox.replay.controls import Action, Controls
 from blackbox.replay.status import ReplayStatus
+from blackbox.testing import wait_until
+from tests.process_state import held, linux_only
 
 S = 1_000_000_000
 START = 1_577_716_200 * S
@@ -224,16 +225,15 @@ def test_something_else_answers(answer: bytes) -> None:
         thread.join()
 
 
+@pytest.mark.own_process
+@linux_only
 def test_nothing_is_left_open(controls: Controls) -> None:
-    def open_files() -> int:
-        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-
     with ControlSocket(controls, free_endpoint()) as socket:
         ask(socket.endpoint, GetStatus())
     del socket
-    before = open_files()
+    before = held()
     for _ in range(5):
         with ControlSocket(controls, free_endpoint()) as socket:
             ask(socket.endpoint, GetStatus())
         del socket
-    assert open_files() == before
+    wait_until(lambda: held() == before, what="all is closed")
