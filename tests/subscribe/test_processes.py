@@ -205,12 +205,19 @@ def test_a_slow_slice_alerts_in_the_parent_and_ends_all() -> None:
 def test_a_callback_that_hangs_in_its_process_does_not_keep_the_parent() -> None:
     feed = Feed.local("processes", slices=2)
     subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(max_lag_ns=200_000_000, grace_ns=300_000_000))
-    subscriber.on(b"")(lambda message: threading.Event().wait())
+    hangs = get_context("fork").Event()
+
+    @subscriber.on(b"")
+    def hang(message: Message) -> None:
+        hangs.set()
+        threading.Event().wait()
+
     with RawPublisher(feed) as publisher:
         subscriber.start(timeout=30)
         topic = next(b"S%d" % n for n in range(50) if feed.slice_of(b"S%d" % n) == 0)
-        for _ in range(2):
-            publisher.send(publisher.encode([(topic, b"")]))
+        publisher.send(publisher.encode([(topic, b"")]))
+        assert hangs.wait(30)
+        publisher.send(publisher.encode([(topic, b"")]))  # it waits, so the subscriber is slow
         started = time.monotonic()
         with pytest.raises(SlowSubscriberError, match="slice 0 lags"):
             subscriber.run()
