@@ -11,7 +11,7 @@ import msgspec
 import zmq
 
 from blackbox.block.block import Block
-from blackbox.block.format import FLAG_CONTROL, HEARTBEAT_KEY
+from blackbox.block.format import FLAG_CONTROL, HEARTBEAT_KEY, MAX_BODY_BYTES
 from blackbox.errors import BlockError, EndpointError
 from blackbox.feed.feed import Feed
 from blackbox.native.limits import Needs
@@ -101,6 +101,7 @@ class Heartbeats:
         socket: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
         self._place_of[socket] = len(self.lines)
         socket.linger = 0
+        socket.maxmsgsize = MAX_BODY_BYTES
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:

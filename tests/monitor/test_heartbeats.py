@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from blackbox import Feed
-from blackbox.block.format import HEARTBEAT_KEY
+from blackbox.block.format import HEARTBEAT_KEY, MAX_BODY_BYTES
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.feed import Slice
 from blackbox.monitor.heartbeats import Heartbeats, LineHealth, LineState
@@ -55,6 +55,17 @@ def test_nothing_is_known_before_the_first_heartbeat(watcher: Heartbeats) -> Non
     assert watcher.lines == [LineHealth(slice_id=0, line="A", endpoint=watcher.feed.slices[0].endpoints[0])]
     assert watcher.lines[0].state is LineState.NOT_HEARD
     assert not watcher.heard_all
+
+
+def test_a_frame_above_the_largest_body_is_not_taken_in(publisher: RawPublisher, watcher: Heartbeats) -> None:
+    publisher.send_frames([HEARTBEAT_KEY, b"", bytes(MAX_BODY_BYTES + 1)])
+
+    def is_disconnected() -> bool:
+        watcher.listen(0.01)
+        return HEARTBEAT_KEY not in publisher.subscriptions()
+
+    wait_until(is_disconnected, what="the watcher's end of the connection")
+    assert watcher.lines[0].malformed == 0
 
 
 def test_a_heartbeat_tells_run_keys_and_messages(publisher: RawPublisher, watcher: Heartbeats) -> None:
