@@ -141,7 +141,9 @@ def _not_a_recording(directory: Path) -> str:
         return f"recording {str(directory)!r} was not found"
     days = sorted(path.parent.name for path in directory.glob(f"*/{MANIFEST}"))
     if days:
-        return f"{str(directory)!r} holds {len(days)} days, expected one of them: {', '.join(days)}"
+        return (
+            f"{str(directory)!r} holds {len(days)} day{'s' * (len(days) > 1)}, expected one of them: {', '.join(days)}"
+        )
     return f"{str(directory)!r} is not a recording: it has no {MANIFEST}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from base64 import b64encode
 from collections.abc import Iterator
@@ -59,14 +58,9 @@ def dump(
         first, end = time_ns(day, start, "--start"), time_ns(day, stop, "--stop")
         prefixes = tuple(dict.fromkeys(text.encode() for text in prefix or ("",)))
         lines = _lines(day, prefixes, first, end, chosen, as_json)
-        try:
-            # Without a count every batch is written at once; a count ends within one.
-            for line in lines if enough is None else islice(lines, enough):
-                sys.stdout.buffer.write(line)
-            sys.stdout.buffer.flush()
-        except BrokenPipeError:
-            # The reader has closed the pipe. Drop what is in the buffer, or Python would try again at the exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Without a count every batch is written at once; a count ends within one.
+        for line in lines if enough is None else islice(lines, enough):
+            sys.stdout.buffer.write(line)
 
 
 def _slices_of(text: str | None, many: int) -> list[int] | None:

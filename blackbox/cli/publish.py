@@ -88,7 +88,7 @@ def publish(
                 elapsed = time.monotonic() - started
             finally:
                 publisher.close(timeout=30.0 if elapsed else 1.0)
-                _print_summary(opened, publisher, elapsed or time.monotonic() - started)
+                print_summary(opened, publisher, elapsed or time.monotonic() - started)
         done = publisher.statistics()
         lost = []
         if done.discarded:
@@ -110,10 +110,12 @@ def _publish_with_progress(source: Source, publisher: SourcePublisher) -> None:
 
     def rates(messages: int) -> tuple[str, str, str]:
         seconds = time.monotonic() - started
-        return count(messages), rate(messages, seconds), byte_rate(publisher.statistics().body_bytes, seconds)
+        done = publisher.statistics()
+        unwanted = f" ({count(done.unwanted)} unwanted)" if done.unwanted else ""
+        return count(messages) + unwanted, rate(messages, seconds), byte_rate(done.body_bytes, seconds)
 
     def say_line(messages: int) -> None:
-        say("published {} messages, {}, {}".format(*rates(messages)))
+        say("messages so far: {}, {}, {}".format(*rates(messages)))
 
     if stderr.is_terminal:
         with progress.bar("publishing", source.total, progress.TEXT, TimeElapsedColumn()) as move:
@@ -122,7 +124,8 @@ def _publish_with_progress(source: Source, publisher: SourcePublisher) -> None:
         source.publish(publisher, progress.at_most_every(progress.LINE_EVERY_S, say_line))
 
 
-def _print_summary(source: Source, publisher: SourcePublisher, elapsed_s: float) -> None:
+def print_summary(source: Source, publisher: SourcePublisher, elapsed_s: float) -> None:
+    """Print what was published of a source, and what was not."""
     done = publisher.statistics()
     stdout.print(
         titled(
@@ -151,3 +154,5 @@ def _print_summary(source: Source, publisher: SourcePublisher, elapsed_s: float)
         warn(note)
     if done.unwanted and not done.messages:
         warn(f"nobody had subscribed: all {count(done.unwanted)} messages were unwanted, and none was sent")
+    elif done.unwanted:
+        warn(f"{count(done.messages)} messages were sent; {count(done.unwanted)} were not: nobody wanted them")

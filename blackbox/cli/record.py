@@ -31,6 +31,11 @@ class Fsync(StrEnum):
     BLOCK = "block"
 
 
+def _refuse_dir(value: str | None) -> None:
+    if value is not None:
+        raise typer.BadParameter(f"there is no such option, expected --out {value}")
+
+
 def record(
     feed: FeedOption = None,
     out: Annotated[
@@ -39,6 +44,9 @@ def record(
             metavar="DIR", help="Directory of all recordings, made if missing. This one is written to DIR/FEED/DATE."
         ),
     ] = Path("recordings"),
+    _dir: Annotated[
+        str | None, typer.Option("--dir", hidden=True, callback=_refuse_dir, help="What others call --out.")
+    ] = None,
     fsync: Annotated[
         Fsync,
         typer.Option(

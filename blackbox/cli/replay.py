@@ -136,6 +136,7 @@ def replay(
         from blackbox.cli.ui.source_publisher import SourcePublisher
         from blackbox.replay.controls import Controls
         from blackbox.replay.replay import Replay
+        from blackbox.replay.to_wire import check_target
 
         recordings = _opened(recording)
         target = _target_of(feed, recordings)
@@ -155,6 +156,7 @@ def replay(
             if isinstance(error, ConfigError):
                 raise
             raise typer.BadParameter(str(error)) from error
+        check_target(target, [each.feed for each in recordings], keep_gaps=keep_gaps)
         with ExitStack() as stack:
             publisher = stack.enter_context(SourcePublisher(target, when_full="drop" if drop else "wait"))
             if control is not None:
@@ -174,6 +176,8 @@ def replay(
         sent = publisher.statistics()
         if sent.unwanted and not sent.messages:
             warn(f"nobody had subscribed: all {count(sent.unwanted)} messages were unwanted, and none was sent")
+        elif sent.unwanted:
+            warn(f"{count(sent.messages)} messages were sent; {count(sent.unwanted)} were not: nobody wanted them")
         discarded = sent.discarded
         if discarded:
             lose(f"{count(discarded)} messages were not sent: a subscriber did not take them in time")

@@ -162,20 +162,10 @@ class PublisherPlayer:
         Raises ConfigError when the publisher's feed has another schema, or other slices where gaps are to be kept.
         """
         theirs = publisher.feed
-        for feed in feeds:
-            if feed.schema != theirs.schema:
-                raise ConfigError(
-                    f"a recording of schema {feed.schema!r} was to be published on feed {theirs.name!r} "
-                    f"of schema {theirs.schema!r}, expected the same"
-                )
+        check_target(theirs, feeds, keep_gaps=keep_gaps)
         self._publisher = publisher
         self._key_bytes = feeds[0].key_bytes
         self._as_stored = all(_shape(feed) == _shape(theirs) for feed in feeds)
-        if keep_gaps and not self._as_stored:
-            raise ConfigError(
-                f"gaps were to be kept on feed {theirs.name!r}, which has other slices or key_bytes than the "
-                "recording, expected the same: of which slice and key a missing message was is not known"
-            )
         self._expected: dict[tuple[int, int, bytes], int] | None = {} if keep_gaps else None
         self._numbering = Numbering(theirs.max_topics * len(theirs.slices), _MEAN_TOPIC_BYTES)
         self._topics: tuple[bytes, ...] = ()
@@ -299,6 +289,21 @@ class PublisherPlayer:
             self._topics = tuple(self._numbering.names())
         rows = Rows(ts_event.ctypes.data, 0, starts.ctypes.data, lengths.ctypes.data, 0, 0)
         self._publisher.publish_rows(self._topics, topics, rows)
+
+
+def check_target(target: Feed, feeds: Sequence[Feed], *, keep_gaps: bool) -> None:
+    """Raise ConfigError unless recordings of `feeds` can be published on a feed."""
+    for feed in feeds:
+        if feed.schema != target.schema:
+            raise ConfigError(
+                f"a recording of schema {feed.schema!r} was to be published on feed {target.name!r} "
+                f"of schema {target.schema!r}, expected the same"
+            )
+        if keep_gaps and _shape(feed) != _shape(target):
+            raise ConfigError(
+                f"gaps were to be kept on feed {target.name!r}, which has other slices or key_bytes than the "
+                "recording, expected the same: of which slice and key a missing message was is not known"
+            )
 
 
 def _shape(feed: Feed) -> tuple[object, ...]:

@@ -10,7 +10,9 @@ import pytest
 import zmq
 
 from blackbox import ConfigError, Publisher, Subscriber
+from blackbox.cli.publish import print_summary
 from blackbox.cli.ui.feeds import LOCAL, feed_for, open_with_options
+from blackbox.cli.ui.source_publisher import SourcePublisher
 from blackbox.cli.ui.status import Status
 from tests.cli.commands import Command, Place, assert_one_line, invoke
 
@@ -142,3 +144,25 @@ def test_topics_are_made_as_the_feed_says() -> None:
     feed = msgspec.structs.replace(LOCAL, topic="x.{type}.{symbol}")
     (chunk,) = open_with_options("synthetic:10", None, feed).chunks()
     assert all(topic.startswith(b"x.") for topic in chunk.topics)
+
+
+def test_what_nobody_wanted_is_told_beside_what_was_sent(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    source = open_with_options("synthetic:2000", [], place.feed)
+    feed = feed_for(place.feed, source, "synthetic:2000")
+    first = next(
+        b"%c%c" % (a, b) for a in range(65, 91) for b in range(65, 91) if feed.slice_of(b"%c%c.t" % (a, b)) == 0
+    )
+    subscriber = Subscriber(feed)
+    subscriber.on(first + b".")(lambda _: None)
+    with SourcePublisher(feed) as publisher:
+        subscriber.start(timeout=60)
+        source.publish(publisher)
+        publisher.flush()
+        print_summary(source, publisher, 1.0)
+        done = publisher.statistics()
+    subscriber.run(until_end=True)
+    assert done.messages > 0
+    assert done.unwanted > 0
+    assert done.messages + done.unwanted == 2_000
+    said = f"{done.messages:,} messages were sent; {done.unwanted:,} were not: nobody wanted them"
+    assert said in capsys.readouterr().err

@@ -142,3 +142,13 @@ def test_what_is_no_recording_is_an_error(tmp_path: Path) -> None:
     ended = invoke("replay", tmp_path / "nothing")
     assert ended.status == Status.ERROR
     assert "was not found" in ended.errors
+
+
+def test_gaps_cannot_be_kept_on_another_layout_and_nobody_is_waited_for(tmp_path: Path, feed: Feed) -> None:
+    write_days(tmp_path, feed)
+    other = write_feed(Feed.local("other", slices=3), tmp_path / "other.toml")
+    ended = invoke("replay", tmp_path, "--feed", other, "--keep-gaps")
+    assert ended.status == Status.ERROR
+    assert_one_line(ended, "gaps were to be kept on feed 'other', which has other slices or key_bytes")
+    assert "waiting for" not in ended.errors
+    assert "--wait-for" not in ended.errors

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from types import FrameType
 from typing import NoReturn
@@ -45,27 +47,40 @@ class _Terminated(KeyboardInterrupt):
 
 @contextmanager
 def exit_statuses() -> Iterator[None]:
-    """Turn an error or a signal into an exit status, and an error into one line on stderr. SIGTERM acts as Ctrl-C."""
+    """Turn an error or a signal into an exit status, and an error into one line on stderr. SIGTERM acts as Ctrl-C.
+
+    So does what the system refuses, such as output to a full disk; whoever closes a pipe has seen enough.
+    """
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         check_limits("blackbox")  # before a command's imports, which would say that a module is not there
         yield
+        sys.stdout.flush()
     except SlowSubscriberError as error:
         _fail(error, Status.SLOW)
     except BlackBoxError as error:
         _fail(error, Status.ERROR)
     except MemoryError as error:
         _fail(LimitError(f"out of memory: {error} (RLIMIT_AS, ulimit -v)"), Status.ERROR)
+    except BrokenPipeError:
+        _drop_output()
     except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
-            raise
-        _fail(LimitError(f"{error} (RLIMIT_NOFILE, ulimit -n)"), Status.ERROR)
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            _fail(LimitError(f"{error} (RLIMIT_NOFILE, ulimit -n)"), Status.ERROR)
+        _drop_output()
+        _fail(BlackBoxError(f"{error.filename or 'output'}: {error.strerror or error}"), Status.ERROR)
     except _Terminated:
         raise typer.Exit(128 + signal.SIGTERM) from None
     except KeyboardInterrupt:
         raise typer.Exit(Status.INTERRUPTED) from None
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _drop_output() -> None:
+    """Drop what is in the buffer of stdout, or Python would try to write it again at the exit."""
+    with suppress(OSError):  # it has no descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def lose(text: str) -> NoReturn:
