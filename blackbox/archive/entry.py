@@ -22,7 +22,7 @@ from blackbox.archive.format import (
 )
 from blackbox.archive.record import is_mark, is_record
 from blackbox.block.format import HEADER_BYTES, layout_of, read_header, sequence_of
-from blackbox.block.validate import check_block
+from blackbox.block.validate import KEY_OF_TOPICS, check_block
 from blackbox.native.intrinsics import bytes_at, inner, int32s_at, int64s_at
 from blackbox.native.jit import njit
 from blackbox.native.xxh3 import checksum_32, xxh3
@@ -194,7 +194,7 @@ def scan(
                 return count, at, PACKED
             stored = numpy.int64(head.stored_bytes)
             body = place + RECORD_HEAD_BYTES
-            if check_block(place + OFFSET_BLOCK_HEADER, HEADER_BYTES, body, stored, body, 0) != 0:
+            if check_block(place + OFFSET_BLOCK_HEADER, HEADER_BYTES, body, stored, body, KEY_OF_TOPICS) != 0:
                 return count, at, BAD_BODY
             step = record_bytes(stored)
             count, noted = note(place, body, at, entries, count, room, key_bytes)

@@ -15,7 +15,7 @@ from blackbox.archive.format import (
 )
 from blackbox.archive.record import is_whole
 from blackbox.block.format import FLAG_CHECKSUM, HEADER_BYTES, BodyLayout, layout_of, read_header
-from blackbox.block.validate import Fault, check_block
+from blackbox.block.validate import KEY_OF_TOPICS, Fault, check_block
 from blackbox.native.intrinsics import bytes_at, inner, int32s_at, int64s_at, unsigned
 from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, NumberingAt, number_of
@@ -47,8 +47,8 @@ def check_recorded(record: int, body: int, body_bytes: int, key_bytes: int) -> i
                 return _BODY_CHECKSUM
         elif not is_whole(record):
             return _BODY_CHECKSUM
-    fault = check_block(header, HEADER_BYTES, body, body_bytes, body, 0)
-    if fault != _NONE or key_bytes == 0:
+    fault = check_block(header, HEADER_BYTES, body, body_bytes, body, KEY_OF_TOPICS)
+    if fault != _NONE or key_bytes == 0 or key_bytes == block.key_bytes:
         return fault
     layout = _layout_of(header)
     offsets = int32s_at(body + layout.topic_offsets, block.topics + 1)

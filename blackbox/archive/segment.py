@@ -28,7 +28,7 @@ from blackbox.archive.format import (
 from blackbox.archive.mapping import Mapping
 from blackbox.archive.record import next_record
 from blackbox.block.format import HEADER_BYTES
-from blackbox.block.validate import check_block
+from blackbox.block.validate import KEY_OF_TOPICS, check_block
 from blackbox.errors import JournalError
 from blackbox.native.xxh3 import checksum_32
 from blackbox.regular_file import read_regular
@@ -257,7 +257,9 @@ class Segment(SegmentFile):
                 raise
             return None
         place = body.ctypes.data
-        fault = check_block(self.address + at + OFFSET_BLOCK_HEADER, HEADER_BYTES, place, len(body), place, 0)
+        fault = check_block(
+            self.address + at + OFFSET_BLOCK_HEADER, HEADER_BYTES, place, len(body), place, KEY_OF_TOPICS
+        )
         return None if fault else body
 
     def _report(self, start: int, stop: int) -> None:

@@ -62,6 +62,9 @@ class Fault(IntEnum):
     EPOCH = 21
 
 
+KEY_OF_TOPICS = -1
+"""The size of the key of a stored block, which has no key frame: its topics must have the same one."""
+
 FAULT_TEXT = {
     Fault.HEADER_SIZE: f"header size was not {HEADER_BYTES}",
     Fault.MAGIC: "magic was not b'BBOX'",
@@ -248,6 +251,9 @@ def _check_topics(
         return _NONE
     offsets = int32s_at(body_address + offsets_place, header.topics + 1)
     text = bytes_at(body_address + text_place, header.topic_bytes)
+    if key_size == KEY_OF_TOPICS:
+        key_address = body_address + text_place
+        key_size = min(header.key_bytes, numpy.int64(offsets[1])) if header.topics > 0 else numpy.int64(0)
     key = bytes_at(key_address, key_size)
     for topic in range(header.topics):
         start = offsets[topic]
