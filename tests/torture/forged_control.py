@@ -1,0 +1,68 @@
+"""Forged blocks, one at a time, between those of a feed that goes on: another run, numbers far ahead, an end."""
+
+from __future__ import annotations
+
+import time
+from random import Random
+
+import msgspec
+
+from blackbox import Feed, SlowPolicy, Subscriber
+from blackbox.block.block import Block
+from blackbox.testing import Collector, RawPublisher
+from tests.torture.outcome import Outcome
+
+HOUR_NS = 3_600 * 10**9
+EPOCH = 10**18
+AT_ONCE = 200
+
+
+def attack(random: Random, seconds: float) -> Outcome:
+    """Forge one of many kinds, then send true blocks; every true message must come once and in order."""
+    feed = msgspec.structs.replace(Feed.local("forged", slices=1, lines=2), heartbeat_ns=60 * 10**9)
+    subscriber, got = Subscriber(feed, slow=SlowPolicy(max_lag_ns=HOUR_NS)), Collector()
+    subscriber.on(b"true")(got.message)
+    forged = sent = 0
+    with RawPublisher(feed, epoch=EPOCH) as publisher:
+
+        def forge() -> None:
+            line, epoch = random.randrange(2), EPOCH
+            number = random.choice([1 << 62, 1 << 40, random.randrange(1 << 25, 1 << 62)])
+            kind = random.choice(["run", "number", "heartbeat of a run", "heartbeat", "end"])
+            if "run" in kind:
+                epoch = random.choice([1, EPOCH - 1, EPOCH + 1, time.time_ns(), (1 << 63) - 1])
+            true = dict(publisher.sequences[0])
+            publisher.epoch = epoch
+            if "heartbeat" in kind or kind == "end":
+                told = true if kind == "end" else {b"": number}
+                publisher.sequences[0] = told
+                publisher.heartbeat(end=random.random() < 0.5 or kind == "end", lines=[line])
+            else:
+                sequence = 0 if kind == "run" else number
+                publisher.send(publisher.encode([(b"forged", b"")], sequence=sequence), [line])
+            publisher.epoch, publisher.sequences[0] = EPOCH, true
+
+        def send() -> Block:
+            return publisher.encode([(b"true", b"%d" % sent)])
+
+        subscriber.start(timeout=60)
+        publisher.send(send(), (0, 1))
+        sent += 1
+        deadline = time.monotonic() + seconds
+        while forged == 0 or time.monotonic() < deadline:
+            for _ in range(AT_ONCE):
+                forge()
+                forged += 1
+                for _ in range(random.randrange(1, 3)):
+                    publisher.send(send(), (0, 1))
+                    sent += 1
+            got.wait(sent, timeout=60)
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    found = []
+    if [int(payload) for payload in got.payloads] != list(range(sent)):
+        found.append(f"{len(got)} messages came, expected {sent} in order")
+    received = subscriber.statistics().received
+    if (received.gaps, received.epochs) != (0, 1):
+        found.append(f"{received.gaps} messages were counted as lost in {received.epochs} runs, expected 0 in 1")
+    return Outcome(forged, "forged blocks and heartbeats", found)

@@ -1,0 +1,50 @@
+"""Damaged and hostile blocks: on the wire to a subscriber, and in memory right before a page that nobody may touch."""
+
+from __future__ import annotations
+
+import time
+from random import Random
+
+from blackbox import Feed, Subscriber
+from blackbox.testing import Collector, RawPublisher
+from tests import wire
+from tests.damage import cases
+from tests.support import Script
+from tests.torture.outcome import Outcome
+
+AT_ONCE = 500
+IN_MEMORY = 5_000
+
+
+def attack(random: Random, seconds: float) -> Outcome:
+    """Send damaged blocks between good ones; check others in a process that dies of one byte read too many."""
+    found: list[str] = []
+    feed = Feed.local("hostile-blocks", slices=1)
+    subscriber, got = Subscriber(feed), Collector()
+    subscriber.on(b"good")(got.message)
+    refused = sent = checked = 0
+    with RawPublisher(feed) as publisher:
+        subscriber.start(timeout=60)
+        deadline = time.monotonic() + seconds
+        while sent == 0 or time.monotonic() < deadline:
+            for frames in cases(random.getrandbits(32), AT_ONCE):
+                if not wire.is_valid(*frames):
+                    publisher.send_frames(frames)
+                    refused += 1
+                publisher.send(publisher.encode([(b"good", b"%d" % sent)]))
+                sent += 1
+            got.wait(sent, timeout=60)
+            code = f"from tests.guarded_blocks import main; main({random.getrandbits(32)}, {IN_MEMORY})"
+            with Script(code) as script:
+                status, _, errors = script.finish(timeout=120)
+            checked += IN_MEMORY
+            if status != 0:
+                found.append(f"a process that checks damaged blocks ended with status {status}: {errors[-500:]}")
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    received = subscriber.statistics().received
+    if [int(payload) for payload in got.payloads] != list(range(sent)):
+        found.append(f"{len(got)} messages came, expected the {sent} good ones in order")
+    if (received.malformed, received.gaps) != (refused, 0):
+        found.append(f"{received.malformed} blocks were refused and {received.gaps} lost, expected {refused} and 0")
+    return Outcome(refused + checked, "damaged blocks", found)
