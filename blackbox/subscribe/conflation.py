@@ -24,7 +24,7 @@ from blackbox.block.encode import (
 from blackbox.block.envelope import TOPICS_AT
 from blackbox.block.format import FLAG_FIXED, has_value, layout_of, read_header, sequence_of
 from blackbox.native.intrinsics import bytes_at, copy_bytes, inner, int32s_at, int64s_at
-from blackbox.native.name_table import FULL
+from blackbox.native.name_table import FULL, number_of
 from blackbox.native.prefix_trie import Trie
 from blackbox.native.records import Field, SharedRecord, record_at
 from blackbox.subscribe.addresses import ENVELOPE_AT, NEWEST_AT, NEWEST_HEAD_AT, ConflationAt, SliceAt, TableAt
@@ -248,15 +248,36 @@ def _absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: in
 
 
 @inner
-def _put_in_order(topics: NDArray[numpy.int32], sequences: NDArray[numpy.int64]) -> None:
-    """Sort waiting topics by the sequence numbers of their newest messages: as they were published."""
+def _sort_by(topics: NDArray[numpy.int32], numbers: NDArray[numpy.int64]) -> None:
+    """Sort topics by their numbers; those of the same number keep their order."""
+    before = topics.copy()
+    places = numpy.argsort(numbers, kind="mergesort")
+    for i in range(len(topics)):
+        topics[i] = before[places[i]]
+
+
+@inner
+def _key_of(at: SliceAt, sizes: NDArray[numpy.int32], topic: int) -> int:
+    """The number of a topic's key."""
+    if at.key_bytes == 0:
+        return numpy.int64(0)
+    start = int64s_at(at.topics.starts + 8 * topic, 1)[0]
+    return number_of(at.sequences.keys, at.topics.text + start, min(numpy.int64(sizes[topic]), at.key_bytes))
+
+
+@inner
+def _put_in_order(
+    at: SliceAt, topics: NDArray[numpy.int32], sequences: NDArray[numpy.int64], sizes: NDArray[numpy.int32]
+) -> None:
+    """Sort waiting topics by key, and by the sequence numbers of their newest messages: as they were published."""
     numbers = numpy.empty(len(topics), numpy.int64)
     for i in range(len(topics)):
         numbers[i] = sequences[topics[i]]
-    before = topics.copy()
-    places = numpy.argsort(numbers)
-    for i in range(len(topics)):
-        topics[i] = before[places[i]]
+    _sort_by(topics, numbers)
+    if at.key_bytes > 0:
+        for i in range(len(topics)):
+            numbers[i] = _key_of(at, sizes, numpy.int64(topics[i]))
+        _sort_by(topics, numbers)
 
 
 def _flush(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
@@ -265,12 +286,13 @@ def _flush(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
     count = state.pending
     topics = at.topics.capacity
     order = int32s_at(newest.pending, count)
-    _put_in_order(order, int64s_at(newest.sequences, topics))
+    sizes = int32s_at(newest.topic_sizes, topics)
+    _put_in_order(at, order, int64s_at(newest.sequences, topics), sizes)
     rows = Rows(newest.ts_event, newest.arena, newest.starts, newest.lengths, numpy.int64(0), newest.sequences)
     text = TopicTable(
         bytes_at(at.topics.text, at.topics.text_bytes),
         int64s_at(at.topics.starts, topics),
-        int32s_at(newest.topic_sizes, topics),
+        sizes,
     )
     distinct = Distinct(
         int64s_at(newest.stamp, topics),
@@ -278,12 +300,16 @@ def _flush(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
         int32s_at(newest.order, topics),
         int64s_at(newest.generation, 1),
     )
-    origin = Origin(state.schema_id, at.slice_id, numpy.int64(0), state.epoch)
+    origin = Origin(state.schema_id, at.slice_id, at.key_bytes, state.epoch)
     message, head = at.scratch + NEWEST_AT, at.scratch + NEWEST_HEAD_AT
     done = numpy.int64(0)
     result = 0
+    stop = numpy.int64(0)
     while done < count and result == 0:
-        plan = plan_block(rows, order, order, done, count, numpy.int64(_BLOCK_BYTES), text, distinct)
+        key = _key_of(at, sizes, numpy.int64(order[done]))
+        while stop < count and _key_of(at, sizes, numpy.int64(order[stop])) == key:
+            stop += 1
+        plan = plan_block(rows, order, order, done, stop, numpy.int64(_BLOCK_BYTES), text, distinct)
         if msg_init_size(message, plan_bytes(plan)) != 0:
             return fail(at)
         write_body(msg_data(message), plan, rows, order, order, text, distinct)

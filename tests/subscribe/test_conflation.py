@@ -132,3 +132,33 @@ def test_conflate_with_payloads_that_fill_its_memory() -> None:
     assert statistics.delivery.dropped == 0
     assert {topic for topic, _ in sizes} == {b"T0", b"T1", b"T2"}
     assert dict(sizes) == dict.fromkeys([b"T0", b"T1", b"T2"], 8_000_000)
+
+
+def test_a_conflated_batch_is_of_one_key() -> None:
+    feed = one_slice(key_bytes=1)
+    subscriber = Subscriber(feed, slow=SlowPolicy("conflate"), queue_blocks=1)
+    batches: list[tuple[bool, list[tuple[bytes, int, bytes]]]] = []
+    entered, open_ = threading.Event(), threading.Event()
+
+    @subscriber.on_batch(b"")
+    def note(batch: Batch) -> None:
+        entered.set()
+        open_.wait(20)
+        rows = zip(batch.topics_per_message(), batch.sequence.tolist(), batch.payload_list(), strict=True)
+        batches.append((batch.conflated, list(rows)))
+
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for number in range(12):
+            for topics in ((b"A1", b"A2"), (b"B1", b"B2")):
+                publisher.send(publisher.encode([(topic, b"%d" % number) for topic in topics]))
+            entered.wait(10)
+        wait_until(lambda: subscriber.statistics().received.messages == 48)
+        open_.set()
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    conflated = [rows for is_conflated, rows in batches if is_conflated]
+    assert conflated[-2:] == [
+        [(b"A1", 22, b"11"), (b"A2", 23, b"11")],
+        [(b"B1", 22, b"11"), (b"B2", 23, b"11")],
+    ]
