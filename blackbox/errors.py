@@ -49,6 +49,10 @@ class NotConfirmedError(SubscriberError, TimeoutError):
     """A publisher did not confirm the subscription within the timeout."""
 
 
+class SilentPublisherError(SubscriberError, TimeoutError):
+    """Nothing came from a publisher for the time that the caller allows, and it has not said that it ends."""
+
+
 class SlowSubscriberError(SubscriberError):
     """A subscriber did not keep up and data would have been lost without notice."""
 

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from numpy.typing import NDArray
 
+from blackbox.arguments import check_function, check_integers, check_prefix
 from blackbox.block.batch import Batch, Message
 from blackbox.errors import ConfigError, SubscriberError
-from blackbox.feed.feed import Feed
+from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.subscribe.callbacks import Callback, CompiledCallback
 from blackbox.subscribe.compiled_callback import compile_callback
+from blackbox.subscribe.match_table import MAX_WORKERS
 from blackbox.subscribe.receiver import Options
 from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.subscribe.statistics import Statistics
@@ -67,8 +69,8 @@ class Subscriber:
                 slices run in parallel. What callbacks change stays in their process, but for states of compiled ones;
                 callbacks cannot then be added or removed while running.
         """
-        if workers < 1:
-            raise ValueError(f"workers was {workers}, expected 1 to 63")
+        check_is_feed(feed)
+        check_integers(("workers", workers, 1, MAX_WORKERS))
         self.feed = feed
         self._options = Options(
             workers=workers,
@@ -93,8 +95,10 @@ class Subscriber:
 
     def on(self, prefix: bytes) -> Callable[[MessageFunction], MessageFunction]:
         """Decorate `f(message)`, called for every message whose topic starts with `prefix`."""
+        check_prefix(prefix, "on")
 
         def register(function: MessageFunction) -> MessageFunction:
+            check_function(function, "message")
             self._add(lambda worker: Callback("message", prefix, function, worker), prefix)
             return function
 
@@ -102,8 +106,10 @@ class Subscriber:
 
     def on_batch(self, prefix: bytes) -> Callable[[BatchFunction], BatchFunction]:
         """Decorate `f(batch)`, called once per block with the messages whose topics start with `prefix`, as columns."""
+        check_prefix(prefix, "on_batch")
 
         def register(function: BatchFunction) -> BatchFunction:
+            check_function(function, "batch")
             self._add(lambda worker: Callback("batch", prefix, function, worker), prefix)
             return function
 
@@ -118,8 +124,11 @@ class Subscriber:
         slice. The decorated name becomes a `CompiledCallback`: read `.states` or `.total()`. Raises CallbackError when
         it does not compile.
         """
+        check_prefix(prefix, "on_compiled")
 
         def register(function: Callable[[Any, Any], None]) -> CompiledCallback:
+            if not callable(function):
+                raise TypeError(f"callback was {function!r}, expected a function of (batch, state)")
             entry = compile_callback(function, state)
             made = self._add(lambda worker: CompiledCallback(prefix, function, worker, state, entry), prefix)
             assert isinstance(made, CompiledCallback)
@@ -132,6 +141,7 @@ class Subscriber:
 
         Compiled callbacks get the state back that they began with.
         """
+        check_function(hook)
         self._on_reset.append(hook)
         return hook
 
@@ -150,8 +160,6 @@ class Subscriber:
             self._renew()
 
     def _add(self, make: Callable[[int], Callback], prefix: bytes) -> Callback:
-        if not isinstance(prefix, bytes):
-            raise TypeError(f"prefix was {prefix!r}, expected bytes")
         if not self.feed.slices_for(prefix):
             raise ConfigError(f"feed {self.feed.name!r}: no slice can hold topics that start with {prefix!r}")
         with self._supervisor.lock:
@@ -259,15 +267,27 @@ class Subscriber:
         """
         self._supervisor.wait_confirmed(timeout)
 
-    def run(self, *, until_end: bool = False, timeout: float = 10.0) -> None:
+    def run(self, *, until_end: bool = False, timeout: float = 10.0, silence_timeout: float | None = None) -> None:
         """Start (unless it runs), wait, stop. In the main thread SIGINT and SIGTERM stop; a second one terminates.
 
         Ends when `stop` or `terminate` is called elsewhere; with `until_end` also when every publisher has closed and
-        all it sent was delivered. Raises SlowSubscriberError, CallbackError (the callback's exception is its cause) or
-        SubscriberError when one of these ended it; `timeout` is `start`'s.
+        all it sent was delivered. A publisher that was killed never closes: `silence_timeout` says after how many
+        seconds without a block or heartbeat from a slice to give up; None: never. After SIGTERM it raises
+        SystemExit(143), once all that was received has been delivered.
+
+        Raises SlowSubscriberError, CallbackError (the callback's exception is its cause), SilentPublisherError or
+        SubscriberError when one of these ended it; SubscriberError when there are no callbacks. `timeout` is `start`'s.
         """
         self._leave_replays()
-        self._supervisor.run(until_end=until_end, timeout=timeout)
+        if not self._callbacks and self.state in (State.NEW, State.RUNNING):
+            raise SubscriberError(
+                'run was called without callbacks, expected some: @subscriber.on(b"") gets all topics'
+            )
+        self._supervisor.run(until_end=until_end, timeout=timeout, silence_timeout=silence_timeout)
+
+    def check_silence(self, silence_timeout: float | None) -> None:
+        """Raise SilentPublisherError when nothing has come from a slice for so many seconds, and no end."""
+        self._supervisor.check_silence(silence_timeout)
 
     def stop(self, timeout: float = 30.0) -> None:
         """Deliver what was received until now, then end. See `terminate` to end at once. Does not wait in a callback.

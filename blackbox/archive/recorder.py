@@ -27,7 +27,7 @@ from blackbox.archive.journal_state import JournalState
 from blackbox.archive.journal_writer import WRITER_NEEDS, JournalWriter
 from blackbox.archive.recovery import recover_day
 from blackbox.errors import BlackBoxError, JournalError, SubscriberError
-from blackbox.feed.feed import Feed
+from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.native.limits import Needs, check_limits, start_thread
 from blackbox.subscribe.block_handler import BlockHandlerAt
 from blackbox.subscribe.receiver import Options
@@ -122,6 +122,7 @@ class Recorder:
             hwm_blocks: as `Subscriber`.
             line_wait_ns: as `Subscriber`.
         """
+        check_is_feed(feed)
         for name, value, low, high in (
             ("segment_bytes", segment_bytes, 1 << 20, 1 << 40),
             ("fsync_interval_ns", fsync_interval_ns, 1_000_000, 3_600 * 10**9),
@@ -169,15 +170,17 @@ class Recorder:
             raise
         return self
 
-    def run(self, *, until_end: bool = False, timeout: float = 10.0) -> None:
+    def run(self, *, until_end: bool = False, timeout: float = 10.0, silence_timeout: float | None = None) -> None:
         """Start (unless it runs), record, close. In the main thread SIGINT and SIGTERM end it, without loss.
 
-        With `until_end` it also ends when every publisher has closed. Raises JournalError when recording had to stop,
-        saying what was lost, and what `Subscriber.run` raises.
+        With `until_end` it also ends when every publisher has closed; `silence_timeout` is `Subscriber.run`'s. Raises
+        JournalError when recording had to stop, saying what was lost, and what `Subscriber.run` raises.
         """
         if self.state is State.NEW:
             self._open()
-        self._end_with(lambda: self._supervisor.run(until_end=until_end, timeout=timeout))
+        self._end_with(
+            lambda: self._supervisor.run(until_end=until_end, timeout=timeout, silence_timeout=silence_timeout)
+        )
 
     def stop(self, timeout: float = 30.0) -> None:
         """Record what was received until now, then end. Raises what `run` raises, each time that it is called."""
@@ -187,6 +190,10 @@ class Recorder:
     def state(self) -> State:
         """Where it is in its life."""
         return self._supervisor.state
+
+    def check_silence(self, silence_timeout: float | None) -> None:
+        """Raise SilentPublisherError when nothing has come from a slice for so many seconds, and no end."""
+        self._supervisor.check_silence(silence_timeout)
 
     @property
     def is_finished(self) -> bool:

@@ -70,6 +70,16 @@ def record(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the publishers to confirm.")
     ] = 60.0,
+    silence_timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.001,
+            help="End with status 1 when a slice brings neither block nor heartbeat for so long, as when its publisher "
+            "was killed. Default: never.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Record a feed: every block as it came, one directory a day, one journal a slice.
 
@@ -100,7 +110,7 @@ def record(
             stack.callback(_print_totals, recorder)
             say(f"recording to {recorder.directory}")
             show = stack.enter_context(live_screen(_RecorderView(recorder)))
-            follow(recorder, show, until_end=until_end)
+            follow(recorder, show, until_end=until_end, silence_timeout=silence_timeout)
         gaps = recorder.statistics().received.gaps
         if until_end and gaps:
             lose(f"{counted(gaps, 'message')} never came")

@@ -50,6 +50,16 @@ def subscribe(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the publishers to confirm.")
     ] = 60.0,
+    silence_timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.001,
+            help="End with status 1 when a slice brings neither block nor heartbeat for so long, as when its publisher "
+            "was killed. Default: never.",
+            show_default=False,
+        ),
+    ] = None,
     workers: Annotated[int, typer.Option(metavar="N", min=1, max=63, help="Threads per slice for callbacks.")] = 2,
     processes: Annotated[bool, typer.Option("--processes", help="Run each slice in a process of its own.")] = False,
     max_lag: Annotated[
@@ -115,6 +125,7 @@ def subscribe(
                 subscriber,
                 stack.enter_context(live_screen(view)),
                 until_end=until_end,
+                silence_timeout=silence_timeout,
                 is_enough=lambda: 0 < enough <= subscriber.statistics().delivery.delivered,
             )
         gaps = subscriber.statistics().received.gaps

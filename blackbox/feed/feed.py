@@ -323,6 +323,13 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return PrefixRouting([[prefix.encode() for prefix in part.prefixes or ("",)] for part in self.slices])
 
 
+def check_is_feed(feed: object) -> None:
+    """Raise TypeError unless this is a feed."""
+    if not isinstance(feed, Feed):
+        hint = f": Feed.load({str(feed)!r}) reads a file" if isinstance(feed, str | os.PathLike) else ""
+        raise TypeError(f"feed was {feed!r}, expected a Feed{hint}")
+
+
 def _check_name(name: str) -> None:
     if len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
         raise ConfigError(

@@ -13,7 +13,7 @@ import zmq
 from blackbox.block.block import Block
 from blackbox.block.format import FLAG_CONTROL, HEARTBEAT_KEY, MAX_BODY_BYTES
 from blackbox.errors import BlockError, EndpointError
-from blackbox.feed.feed import Feed
+from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.native.limits import Needs
 from blackbox.transport.context import new_context
 
@@ -65,9 +65,12 @@ class Heartbeats:
     """
 
     def __init__(self, feed: Feed) -> None:
+        check_is_feed(feed)
         self.feed = feed
         self.lines: list[LineHealth] = []
         self._ts_out: dict[int, int] = {}
+        self._heard_ns: dict[int, int] = {}
+        """By the monotonic clock."""
         self._context = new_context(
             f"heartbeats of feed {feed.name!r}",
             *[Needs(descriptors=2 * len(feed_slice.endpoints)) for feed_slice in feed.slices],
@@ -120,8 +123,8 @@ class Heartbeats:
             if not ready or left_ms == 0:
                 break
         silent_ns = _SILENT_AFTER_HEARTBEATS * self.feed.heartbeat_ns
-        for line in self.lines:
-            if line.state is LineState.ALIVE and time.time_ns() - line.last_heard_ns >= silent_ns:
+        for place, line in enumerate(self.lines):
+            if line.state is LineState.ALIVE and time.monotonic_ns() - self._heard_ns[place] >= silent_ns:
                 line.state = LineState.SILENT
 
     @property
@@ -147,7 +150,7 @@ class Heartbeats:
             line.epoch, line.heard, line.messages_per_second = epoch, 0, None
         elif between_ns > 0:
             line.messages_per_second = (messages - line.messages) * 1e9 / between_ns
-        self._ts_out[place] = block.ts_out
+        self._ts_out[place], self._heard_ns[place] = block.ts_out, time.monotonic_ns()
         line.keys, line.messages = len(sequences), messages
         line.heartbeat_lag_ns = now_ns - block.ts_out
         line.last_heard_ns = now_ns

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from blackbox.block.block import as_integers, as_rows
 from blackbox.block.encode import NO_VALUE, Rows
 from blackbox.errors import NoSubscriberError, PublisherError
-from blackbox.feed.feed import Feed
+from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema import load_schema
 from blackbox.native.jit import warm_up
 from blackbox.native.limits import check_limits
@@ -71,6 +71,16 @@ class PublisherStatistics(msgspec.Struct, frozen=True):
     """Confirmed subscribers of the slice that has most."""
     put_out: int
     """Peers disconnected because they sent what no subscriber sends, or took nothing for too long."""
+
+
+def _bytes_of(payload: object) -> bytes:
+    """Return a payload as bytes. Raises TypeError: `bytes` itself would make some of a list, a dict or a number."""
+    if isinstance(payload, bytes):
+        return payload
+    try:
+        return memoryview(payload).tobytes()  # type: ignore[arg-type]  # that is the question
+    except TypeError:
+        raise TypeError(f"payload was {payload!r:.80}, expected bytes or another buffer of bytes") from None
 
 
 class _Routes(dict[bytes, tuple[Ring, int]]):
@@ -128,6 +138,7 @@ class Publisher:
         when_full: Literal["drop", "wait"] = "drop",
         hwm_blocks: int | None = None,
     ) -> None:
+        check_is_feed(feed)
         if when_full not in ("drop", "wait"):
             raise ValueError(f"when_full was {when_full!r}, expected 'drop' or 'wait'")
         default = HWM_BLOCKS_WAIT if when_full == "wait" else HWM_BLOCKS_DROP
@@ -210,15 +221,15 @@ class Publisher:
             if shared[ASKED]:
                 ring.answer()
         except LargePayloadError:
-            assert payload is not None
-            self.publish_many((topic,), (0,), payload, (ts_event,), (0, len(payload)))
+            data = _bytes_of(payload)
+            self.publish_many((topic,), (0,), data, (ts_event,), (0, len(data)))
         except struct.error as error:
             if type(payload) is bytes:
                 raise ValueError(f"ts_event was {ts_event!r}, expected an int64") from error
-            assert payload is not None
-            self.publish(topic, bytes(payload), ts_event)
+            self.publish(topic, _bytes_of(payload), ts_event)
         except TypeError:
             if payload is not None:
+                _bytes_of(payload)
                 raise
             self._publish_null(topic, ts_event)
 

@@ -16,6 +16,7 @@ from blackbox.native.memory import shared_array
 
 Kind = Literal["message", "batch", "compiled"]
 
+_ALL = -1
 _STRIDE = 256
 """Messages between two looks at whether the end has come."""
 
@@ -39,18 +40,18 @@ class Callback:
         return getattr(self.function, "__qualname__", None) or repr(self.function)
 
     def give(
-        self, batch: Batch, on_error: Callable[[Callback, BaseException, int], bool], is_over: Callable[[], bool]
+        self, batch: Batch, on_error: Callable[[Callback, BaseException, Batch, int], bool], is_over: Callable[[], bool]
     ) -> int:
         """Call the user's function; returns how many messages it took.
 
-        `on_error` is told of an exception and on how many messages, and decides: True to go on with what follows, False
-        to stop here. `is_over` is asked now and then between messages: True to stop here.
+        `on_error` is told of an exception and of the message's place in the batch, -1: all of it; and decides: True to
+        go on with what follows, False to stop here. `is_over` is asked now and then between messages: True to stop.
         """
         if self.kind == "batch":
             try:
                 self.function(batch)
             except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
-                on_error(self, error, len(batch))
+                on_error(self, error, batch, _ALL)
                 return 0
             return len(batch)
         rows = iter(range(len(batch)))
@@ -61,7 +62,7 @@ class Callback:
                 deque(islice(calls, _STRIDE), maxlen=0)  # the loop runs in C; after an error it goes on behind it
             except BaseException as error:  # noqa: BLE001
                 failed += 1
-                if not on_error(self, error, 1):
+                if not on_error(self, error, batch, len(batch) - length_hint(rows) - 1):
                     break
         return len(batch) - length_hint(rows) - failed
 

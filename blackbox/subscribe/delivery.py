@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.block.batch import Batch, Opened
+from blackbox.block.batch import Batch, Message, Opened
 from blackbox.block.format import LEAST_ROW_BYTES, MAX_BODY_BYTES
 from blackbox.errors import CallbackError
 from blackbox.native.memory import foreign_array
@@ -39,6 +39,13 @@ def _identity_rows() -> NDArray[numpy.int32]:
             _identity = numpy.arange(MAX_BODY_BYTES // LEAST_ROW_BYTES, dtype=numpy.int32)
             _identity.flags.writeable = False
     return _identity
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as failed:  # noqa: BLE001 - it is the user's own class
+        return f"(its text could not be made: {type(failed).__name__})"
 
 
 class BlockBurst:
@@ -189,12 +196,15 @@ class Delivery:
         start = self._rows.ctypes.data
         return view.copy() if start <= address < start + self._rows.nbytes else view
 
-    def _raised(self, callback: Callback, error: BaseException, messages: int) -> bool:
+    def _raised(self, callback: Callback, error: BaseException, batch: Batch, place: int) -> bool:
         self._counters.errors += 1
-        self._counters.failed += messages
-        failure = CallbackError(
-            f"callback {callback.name} for {callback.prefix!r} raised {type(error).__name__}: {error}"
-        )
+        self._counters.failed += len(batch) if place < 0 else 1
+        first = Message(b"", batch, max(place, 0))
+        which = f"slice {batch.block.slice_id}, topic {first.topic!r}, sequence {first.sequence}"
+        if place < 0 and len(batch) > 1:
+            which = f"{which} and {len(batch) - 1} messages more"
+        what = f"{type(error).__name__}: {_text_of(error)}"
+        failure = CallbackError(f"callback {callback.name} for {callback.prefix!r} raised {what} ({which})")
         failure.__cause__ = error
         self.quit = not self._on_error(failure)
         return not self.quit

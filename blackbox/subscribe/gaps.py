@@ -121,6 +121,10 @@ class Sequences:
         """Whether a line has been silent for so long that nothing is expected of it."""
         return now_ns - self._state.heard_ns[line] >= self.line_dead_ns
 
+    def heard_ns(self, line: int) -> int:
+        """When a line was last heard, by the monotonic clock."""
+        return self._state.heard_ns[line]
+
     def set_all_told(self, told: bool) -> None:
         """Note whether the publisher has told the sequences of all its keys since the present filters are in force."""
         self._state.all_told = told

@@ -1,17 +1,53 @@
-"""Tell in the log what a slice only counts: refused blocks, what was not believed, stepped clocks."""
+"""Tell in the log what a slice only counts: refused blocks, what was not believed, stepped clocks, many errors."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 
 from blackbox.block.validate import FAULT_TEXT
+from blackbox.errors import CallbackError
 from blackbox.subscribe.state import SliceCounters
 
 log = logging.getLogger("blackbox")
 
 _EVERY_S = 10.0
 """Time between two notices of one kind and slice, at least."""
+_MOST_ERRORS = 10
+"""Errors of callbacks that are logged in that time, of one slice."""
+
+
+class CallbackErrors:
+    """Log what the callbacks of a slice raise: some of it in full, of the rest how many. Any thread may call."""
+
+    def __init__(self, slice_id: int) -> None:
+        self._slice_id = slice_id
+        self._lock = threading.Lock()
+        self._count = 0
+        self._until = 0.0
+
+    def log(self, failure: CallbackError) -> None:
+        """Log an error with its traceback, unless there have been many."""
+        with self._lock:
+            if time.monotonic() >= self._until:
+                self._tell_more()
+                self._until = time.monotonic() + _EVERY_S
+            self._count += 1
+            is_told = self._count <= _MOST_ERRORS
+        if is_told:
+            log.error("%s", failure, exc_info=failure.__cause__ or failure)
+
+    def close(self) -> None:
+        """Tell how many were not logged."""
+        with self._lock:
+            self._tell_more()
+
+    def _tell_more(self) -> None:
+        if self._count > _MOST_ERRORS:
+            text = "slice %d: %d more errors of callbacks were not logged"
+            log.error(text, self._slice_id, self._count - _MOST_ERRORS)
+        self._count = 0
 
 
 class Notices:

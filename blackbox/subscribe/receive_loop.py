@@ -236,6 +236,9 @@ def _accept(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, frames: int) ->
     counters.received += header.count
     counters.blocks += 1
     counters.body_bytes += header.body_bytes
+    state = slice_state_at(at.state)
+    if header.body_bytes > state.largest_body:
+        state.largest_body = header.body_bytes
     return order(at, table, trie, now, tick)
 
 

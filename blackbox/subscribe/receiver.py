@@ -15,8 +15,16 @@ import numpy
 import zmq
 from numpy.typing import NDArray
 
+from blackbox.arguments import check_integers
 from blackbox.block.format import HEADER_BYTES, MAX_BODY_BYTES
-from blackbox.errors import BlackBoxError, CallbackError, SubscriberError
+from blackbox.errors import (
+    BlackBoxError,
+    CallbackError,
+    ConfigError,
+    EndpointError,
+    SlowSubscriberError,
+    SubscriberError,
+)
 from blackbox.feed.feed import Feed, Slice
 from blackbox.native.jit import WARM_UP_NEEDS, warm_up
 from blackbox.native.limits import Needs, start_thread
@@ -35,8 +43,10 @@ from blackbox.subscribe.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.subscribe.callbacks import Callback
 from blackbox.subscribe.clocks import ClockState
 from blackbox.subscribe.conflation import Conflation
+from blackbox.subscribe.flood_guard import GUARD_NEEDS, FloodGuard
 from blackbox.subscribe.gaps import Sequences, forget_uncovered
 from blackbox.subscribe.match_table import MAX_WORKERS, Table, WorkerTable
+from blackbox.subscribe.notices import CallbackErrors
 from blackbox.subscribe.receive_loop import finish, hand_control, renumber, run_slice
 from blackbox.subscribe.slow_subscriber import ACTIONS, SlowPolicy
 from blackbox.subscribe.state import SliceLife, SliceState
@@ -58,6 +68,8 @@ _MEAN_TOPIC_BYTES = 32
 _KEPT_TABLES = 64
 _DEAD_AFTER_HEARTBEATS = 3
 _ERROR_TEXT_BYTES = 16_384
+_KINDS = {kind.__name__: kind for kind in (CallbackError, ConfigError, SlowSubscriberError, SubscriberError)}
+"""Errors that keep their kind on their way out of a process."""
 _RELEASE_TICK_S = 0.001
 _END_SETTLES_NS = 50_000_000
 """What a publisher sends goes on within this time, or it has ended as it said."""
@@ -75,23 +87,29 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     line_wait_ns: int = 50_000_000
 
     def __post_init__(self) -> None:
-        for name, value, low, high in (
+        check_integers(
             ("workers", self.workers, 0, MAX_WORKERS),
             ("queue_blocks", self.queue_blocks, 1, 1 << 20),
             ("hwm_blocks", self.hwm_blocks, 1, 1 << 20),
             ("line_wait_ns", self.line_wait_ns, 0, 1 << 40),
-        ):
-            if not low <= value <= high:
-                raise ValueError(f"{name} was {value}, expected {low} to {high}")
+        )
+        if not isinstance(self.slow, SlowPolicy):
+            raise TypeError(f"slow was {self.slow!r}, expected a SlowPolicy, such as SlowPolicy('terminate')")
         if self.on_error not in ("stop", "log"):
             raise ValueError(f"on_error was {self.on_error!r}, expected 'stop' or 'log'")
 
 
 def needs_of(feed_slice: Slice, options: Options) -> tuple[Needs, ...]:
-    """What a `SliceThread` opens and starts: ROUTER, a DEALER a worker, SUB, and a connection a line."""
+    """What a `SliceThread` opens and starts: ROUTER, a DEALER a worker, SUB, a connection a line, and its guard."""
     lines = len(feed_slice.endpoints)
     threads = 1 + options.workers
-    return PIPE_NEEDS, CONTEXT_NEEDS, *[WARM_UP_NEEDS] * threads, Needs(2 + options.workers + lines, threads)
+    return (
+        PIPE_NEEDS,
+        CONTEXT_NEEDS,
+        *[WARM_UP_NEEDS] * threads,
+        Needs(2 + options.workers + lines, threads),
+        GUARD_NEEDS,
+    )
 
 
 class SliceThread:
@@ -126,6 +144,7 @@ class SliceThread:
         self._handler = handler
         self._table = table
         self._tables: dict[int, Table] = {table.version: table}
+        self._started_ns = time.monotonic_ns()
         self._commands: deque[Callable[[], None]] = deque()
         self._newest = table.version
         self._wake_pipe = Pipe()
@@ -145,6 +164,8 @@ class SliceThread:
         self._held = numpy.zeros(HELD_MESSAGES * HELD_MESSAGE_BYTES // 8, numpy.int64)
         self._scratch = numpy.zeros(SCRATCH_WORDS, numpy.int64)
         self.workers: list[Worker] = []
+        self._guard: FloodGuard | None = None
+        self._callback_errors = CallbackErrors(slice_id)
         self._thread = threading.Thread(target=self._run, name=f"blackbox-slice-{slice_id}", daemon=True)
 
     def start(self) -> None:
@@ -173,6 +194,14 @@ class SliceThread:
         settled = bool(finished) and now_ns - self.state.finished_ns >= _END_SETTLES_NS
         return settled and all(finished >> n & 1 or self._sequences.is_dead(n, now_ns) for n in lines)
 
+    def silence_s(self) -> float:
+        """Seconds since anything came on any line; 0 once all have said that they end."""
+        if self.is_finished:
+            return 0.0
+        lines = range(len(self.feed_slice.endpoints))
+        heard_ns = max(self._started_ns, *(self._sequences.heard_ns(line) for line in lines))
+        return max(0.0, (time.monotonic_ns() - heard_ns) / 1e9)
+
     @property
     def is_ready(self) -> bool:
         """Whether everything is compiled and connected."""
@@ -184,9 +213,11 @@ class SliceThread:
         return self.state.life == SliceLife.ENDED
 
     def failure(self) -> BlackBoxError | None:
-        """What went wrong, if anything; from another process, as text."""
-        text = self._error_text.tobytes().rstrip(b"\0").decode(errors="replace")
-        return self.error or (SubscriberError(text) if text else None)
+        """What went wrong, if anything; from another process, an error of the same kind with the traceback as text."""
+        kind, _, text = self._error_text.tobytes().rstrip(b"\0").decode(errors="replace").partition("\n")
+        if self.error is not None or not text:
+            return self.error
+        return EndpointError(0, text) if kind == EndpointError.__name__ else _KINDS.get(kind, SubscriberError)(text)
 
     def set_table(self, table: Table) -> None:
         """Put a new version in force, filters and all; it is then confirmed anew."""
@@ -232,14 +263,15 @@ class SliceThread:
         """Keep the first thing that went wrong."""
         if self.error is None:
             self.error = failure
-            text = "".join(traceback.format_exception(failure)).encode()[-_ERROR_TEXT_BYTES:]
+            kind = f"{type(failure).__name__}\n".encode()
+            text = kind + "".join(traceback.format_exception(failure)).encode()[len(kind) - _ERROR_TEXT_BYTES :]
             self._error_text[: len(text)] = numpy.frombuffer(text, numpy.uint8)
         self._notify()
 
     def _callback_raised(self, failure: CallbackError) -> bool:
         """Whether to go on after a callback raised."""
         if self.options.on_error == "log":
-            log.error("%s", failure, exc_info=failure.__cause__ or failure)
+            self._callback_errors.log(failure)
             return True
         self.report(failure)
         return False
@@ -328,6 +360,15 @@ class SliceThread:
         warm_up(run_slice, self._at, self._table.at, self._table.topics, self._table.keys)
         warm_up(hand_control, self._at, 0)
         warm_up(finish, self._at, self._table.at, self._table.topics)
+        self._guard = FloodGuard(
+            sub,
+            self.feed_slice.endpoints,
+            self.counters.slice,
+            self._sequences.heard_ns,
+            lambda: self.options.hwm_blocks * max(self.feed.block_bytes, self.state.largest_body),
+            self.slice_id,
+        )
+        self._guard.start()
         self._subscription.connect(sub)
         init_messages(self._scratch.ctypes.data + KEY_AT, MESSAGES)
         self._switch(self._table)
@@ -429,6 +470,10 @@ class SliceThread:
         self._enter(SliceLife.CLOSING)
         for worker in self.workers:
             worker.thread.join()
+        self._callback_errors.close()
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = None
         for socket in sockets:
             socket.close()
         if context is not None:

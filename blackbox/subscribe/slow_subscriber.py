@@ -11,6 +11,7 @@ import msgspec
 import numpy
 import zmq
 
+from blackbox.arguments import check_function, check_integers
 from blackbox.errors import EndpointError, SlowSubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.native.intrinsics import inner
@@ -68,12 +69,14 @@ class SlowPolicy(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
             raise ValueError(f"action was {self.action!r}, expected one of {', '.join(ACTIONS)}")
-        for name, value, low, high in (
+        check_integers(
             ("max_lag_ns", 1 if self.max_lag_ns is None else self.max_lag_ns, 1, 1 << 62),
             ("grace_ns", self.grace_ns, 0, 1 << 50),
-        ):
-            if not low <= value <= high:
-                raise ValueError(f"{name} was {value}, expected {low} to {high}")
+        )
+        if not isinstance(self.console, str | None):
+            raise TypeError(f"console was {self.console!r}, expected an endpoint as text")
+        if self.on_alert is not None:
+            check_function(self.on_alert, "text")
 
     def limit_ns(self, feed: Feed) -> int:
         """Return the lag above which the action applies to a subscriber of `feed`."""

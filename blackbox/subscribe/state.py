@@ -64,6 +64,8 @@ class SliceState(SharedRecord):
     subscriptions = Field()
     look_again_at_ns = Field()
     """When an idle loop goes back to Python, to look for lines that have fallen silent; by the monotonic clock."""
+    largest_body = Field()
+    """Bytes of the largest body that has come."""
     look_at_held_ns = Field()
     """When all blocks that wait for the other line are looked at again; by the monotonic clock."""
     other_key_bytes = Field()
@@ -117,6 +119,8 @@ class SliceCounters(SharedRecord):
     """When the last valid frame came, ns since the epoch."""
     control = Field()
     """Heartbeats and confirmations."""
+    ended_connections = Field()
+    """Connections ended because bytes came on them without end, but no block."""
     last_lag_ns = Field()
     """Of the last block, as corrected."""
     waits = Field()

@@ -47,6 +47,8 @@ class ReceivedStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the bodies of these blocks."""
     control_blocks: int
     """Heartbeats and confirmations."""
+    ended_connections: int
+    """Connections to publishers that were ended because bytes came without end, but no block."""
     malformed: int
     """Blocks dropped because they were not valid."""
     faults: dict[str, int]
@@ -175,6 +177,7 @@ def _slice_statistics(counted: Sequence[Counted], slice_id: int, has_ended: bool
             blocks=count.blocks,
             body_bytes=count.body_bytes,
             control_blocks=count.control,
+            ended_connections=count.ended_connections,
             malformed=count.malformed,
             faults={fault.name.lower(): count.faults[fault] for fault in Fault if count.faults[fault]},
             gaps=count.gaps,

@@ -40,6 +40,10 @@ _PATIENT_BEATS = 3
 """Heartbeats of an unconfirmed line after which a confirmation is asked for again."""
 
 
+_UNHEARD_NS = 30_000_000_000
+"""Time after which a line that was never heard is connected anew."""
+
+
 class Subscription:
     """What a slice asks of its publishers, and what each line's publisher has answered.
 
@@ -58,6 +62,7 @@ class Subscription:
         self._epoch_of_line: dict[int, int] = {}
         self._silent: set[int] = set()
         self._beats_without_answer = 0
+        self._connected_ns = time.monotonic_ns()
 
     def connect(self, sub: zmq.Socket[bytes]) -> None:
         """Connect to every line, and ask for heartbeats. Raises EndpointError naming the line that it could not."""
@@ -100,7 +105,13 @@ class Subscription:
         self._state.look_again_at_ns = now_ns + self._sequences.line_dead_ns
         if int(self._sub.get(zmq.EVENTS)) & zmq.POLLIN:
             return
-        for line in self._epoch_of_line:
+        for line in range(len(self._feed_slice.endpoints)):
+            if line not in self._epoch_of_line:
+                # Never heard: it may not run yet, so libzmq gets time. Unless it has given up on what was there.
+                if now_ns - self._connected_ns >= _UNHEARD_NS:
+                    self._connected_ns = now_ns
+                    self._connect_again(line)
+                continue
             if not self._sequences.is_dead(line, now_ns):
                 self._silent.discard(line)
                 continue
@@ -111,9 +122,13 @@ class Subscription:
                 self._silent.add(line)
             # Inproc never connects again by itself, and its connection goes with the publisher.
             if not finished or address.startswith("inproc:"):
-                with suppress(zmq.ZMQError):
-                    self._sub.disconnect(address)
-                self._sub.connect(address)
+                self._connect_again(line)
+
+    def _connect_again(self, line: int) -> None:
+        address = self._address(self._feed_slice.endpoints[line])
+        with suppress(zmq.ZMQError):
+            self._sub.disconnect(address)
+        self._sub.connect(address)
 
     def _ask_to_confirm(self) -> None:
         """Subscribe to a fresh nonce: a publisher that answers has all filters set before it in force."""

@@ -15,7 +15,7 @@ from itertools import chain
 from types import FrameType
 
 from blackbox.block.validate import FAULT_TEXT, Fault
-from blackbox.errors import BlackBoxError, NotConfirmedError, SubscriberError
+from blackbox.errors import BlackBoxError, NotConfirmedError, SilentPublisherError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.native.limits import Needs, check_limits, start_thread
@@ -199,19 +199,39 @@ class Supervisor:
                 return f": {counters.faults[fault]} blocks were refused: {FAULT_TEXT[fault]}"
         return ": it sent blocks and did not answer" if counters.blocks + counters.control else ""
 
-    def run(self, *, until_end: bool = False, timeout: float = 10.0) -> None:
+    def run(self, *, until_end: bool = False, timeout: float = 10.0, silence_timeout: float | None = None) -> None:
         """Start (unless it runs), wait, stop. In the main thread SIGINT and SIGTERM stop; a second one terminates.
 
         Ends when `stop` or `terminate` is called elsewhere; with `until_end` also when every publisher has closed and
-        all it sent was delivered. Raises what ended it; `timeout` is `start`'s.
+        all it sent was delivered. Raises what ended it; SilentPublisherError after `silence_timeout` seconds without
+        anything from a slice; SystemExit(143) after SIGTERM. `timeout` is `start`'s.
         """
         self._check_process()
-        with self._signals():
+        with self._signals() as came:
             if self._state is State.NEW:
                 self.start(timeout)
             self._stop_at_end = until_end
-            self._wait_ended()
+            while not self._wait_ended(_TICK_S):
+                try:
+                    self.check_silence(silence_timeout)
+                except SilentPublisherError:
+                    self.stop()
+                    raise
         self._raise_failure()
+        if signal.SIGTERM in came:
+            raise SystemExit(128 + signal.SIGTERM)
+
+    def check_silence(self, silence_timeout: float | None) -> None:
+        """Raise SilentPublisherError when nothing has come from a slice for so many seconds, and no end."""
+        if silence_timeout is None or self._state is not State.RUNNING:
+            return
+        for slice_id, thread in self._slices.items():
+            if thread.silence_s() > silence_timeout:
+                endpoints = " or ".join(thread.feed_slice.endpoints)
+                raise SilentPublisherError(
+                    f"feed {self.feed.name!r} slice {slice_id}: nothing came from the publisher at {endpoints} "
+                    f"for {silence_timeout} s, and it has not said that it ends"
+                )
 
     def stop(self, timeout: float = 30.0) -> None:
         """Deliver what was received until now, then end. Returns at once in a callback.
@@ -281,12 +301,15 @@ class Supervisor:
             raise self._error
 
     @contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _signals(self) -> Iterator[set[int]]:
+        """Stop at signals; yield the set of those that have come."""
+        came: set[int] = set()
         if threading.current_thread() is not threading.main_thread():
-            yield
+            yield came
             return
 
         def handle(number: int, _frame: FrameType | None) -> None:
+            came.add(number)
             if self._state is State.RUNNING:
                 log.info("%s: stopping", signal.Signals(number).name)
                 self.request_stop()
@@ -295,7 +318,7 @@ class Supervisor:
 
         before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            yield
+            yield came
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -94,7 +94,12 @@ def test_a_signal_ends_run_without_loss(tmp_path: Path, number: signal.Signals) 
         recorder = Recorder(feed, input())
         threading.Thread(target=lambda: (wait_until(lambda: recorder.statistics().messages >= 1), say("some")),
                          daemon=True).start()
-        recorder.run()
+        try:
+            recorder.run()
+        except SystemExit as ended:  # after SIGTERM
+            say("ended", ended.code)
+        else:
+            say("ended 0")
         now = recorder.statistics()
         say(now.messages, now.lost, now.received.messages)
         """,
@@ -106,6 +111,7 @@ def test_a_signal_ends_run_without_loss(tmp_path: Path, number: signal.Signals) 
         publish_numbered(publisher, 0, 50_000)
         script.expect("some")
         script.process.send_signal(number)
+        script.expect("ended 143" if number == signal.SIGTERM else "ended 0")
         messages, lost, received = map(int, script.read().split())
         assert script.finish()[0] == 0
     assert lost == 0

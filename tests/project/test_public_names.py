@@ -30,6 +30,7 @@ NAMES = {
     "Recording": "blackbox.archive.recording",
     "Replay": "blackbox.replay.replay",
     "Schema": "blackbox.feed.schema",
+    "SilentPublisherError": "blackbox.errors",
     "SlowSubscriberError": "blackbox.errors",
     "Source": "blackbox.feed.source",
     "SourceError": "blackbox.errors",

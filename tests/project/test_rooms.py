@@ -9,6 +9,7 @@ import pytest
 
 ORDER = (
     "errors",
+    "arguments",
     "timestamps",
     "user_cache",
     "regular_file",

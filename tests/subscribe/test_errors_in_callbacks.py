@@ -107,6 +107,61 @@ def test_on_error_log_goes_on_with_the_next_message_and_batch(caplog: pytest.Log
     assert "fail_on_nine" in caplog.text
 
 
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_errors_are_logged_with_topic_and_sequence_and_not_without_bound(caplog: pytest.LogCaptureFixture) -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed, on_error="log")
+
+    @subscriber.on(b"T")
+    def fail(message: Message) -> None:
+        raise LookupError(f"number {message.payload.decode()}")
+
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode([(b"T%d" % number, b"%d" % number) for number in range(1_000)]))
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert "for b'T' raised LookupError: number 3 (slice 0, topic b'T3', sequence 3)" in errors[3]
+    assert errors[10:] == ["slice 0: 990 more errors of callbacks were not logged"]
+    assert subscriber.statistics().delivery.callback_errors == 1_000
+
+
+@pytest.mark.parametrize("kind", ["message", "batch"])
+def test_an_exception_without_a_text_is_told_of(kind: str) -> None:
+    subscriber = Subscriber(feed := one_slice())
+
+    def fail(_: object) -> None:
+        raise MuteError
+
+    subscriber.on(b"")(fail) if kind == "message" else subscriber.on_batch(b"")(fail)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode([(b"T", b""), (b"U", b"")]))
+        with pytest.raises(
+            CallbackError, match=r"raised MuteError: \(its text could not be made: RuntimeError\) \(slice 0, topic b'T'"
+        ):
+            subscriber.run()
+
+
+def test_a_callback_that_raises_in_a_process_of_its_own_raises_the_same_error() -> None:
+    subscriber = Subscriber(feed := one_slice(), processes=True)
+
+    @subscriber.on(b"T")
+    def fail(message: Message) -> None:
+        raise LookupError("there")
+
+    with RawPublisher(feed) as publisher:
+        subscriber.start(timeout=60)
+        publisher.send(publisher.encode([(b"T", b"")]))
+        with pytest.raises(CallbackError, match="raised LookupError: there"):
+            subscriber.run()
+
+
 @pytest.mark.parametrize("policy", ["stop", "log"])
 def test_a_compiled_callback_that_raises_is_told_of(
     policy: Literal["stop", "log"], caplog: pytest.LogCaptureFixture

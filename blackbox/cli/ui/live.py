@@ -13,6 +13,7 @@ from rich.live import Live
 
 from blackbox.cli.ui import progress
 from blackbox.cli.ui.terminal import say, stderr, stdout
+from blackbox.errors import SilentPublisherError
 
 if TYPE_CHECKING:
     from blackbox.subscribe.supervisor import State
@@ -32,6 +33,9 @@ class Running(Protocol):
     @property
     def is_finished(self) -> bool:
         """Whether every publisher has closed."""
+
+    def check_silence(self, silence_timeout: float | None) -> None:
+        """Raise SilentPublisherError when nothing has come for so many seconds."""
 
     def stop(self) -> None:
         """End it, without loss."""
@@ -86,12 +90,14 @@ def follow(
     show: Callable[[], None],
     *,
     until_end: bool = False,
+    silence_timeout: float | None = None,
     is_enough: Callable[[], bool] = lambda: False,
 ) -> None:
     """Call `show` ten times a second until `running` has ended; then stop it.
 
     It ends when it fails, which is raised as `Subscriber.run` raises it; when `is_enough`; with `until_end` when every
-    publisher has closed; and by KeyboardInterrupt, which is raised once everything received has been delivered.
+    publisher has closed; and by KeyboardInterrupt, or SilentPublisherError after `silence_timeout`, which are raised
+    once everything received has been delivered.
     """
     from blackbox.subscribe.supervisor import State
 
@@ -101,7 +107,8 @@ def follow(
         while running.state is State.RUNNING and not is_enough() and not (until_end and running.is_finished):
             pause.wait(_LOOK_EVERY_S)
             show()
-    except KeyboardInterrupt:
+            running.check_silence(silence_timeout)
+    except (KeyboardInterrupt, SilentPublisherError):
         running.stop()
         raise
     running.stop()

@@ -1,0 +1,41 @@
+"""Check what callers give: one error that names the thing, the value and what was expected."""
+
+from __future__ import annotations
+
+import inspect
+
+
+def check_integers(*settings: tuple[str, object, int, int]) -> None:
+    """Check each (name, value, least, most). Raises TypeError or ValueError."""
+    for name, value, low, high in settings:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"{name} was {value!r}, expected an integer from {low} to {high}")
+        if not low <= value <= high:
+            raise ValueError(f"{name} was {value}, expected {low} to {high}")
+
+
+def check_prefix(prefix: object, decorator: str) -> None:
+    """Raise TypeError unless a prefix is bytes; `decorator` is what it was given to."""
+    if not isinstance(prefix, bytes):
+        hint = f': write @subscriber.{decorator}(b"") to get all topics' if callable(prefix) else ""
+        raise TypeError(f"prefix was {prefix!r}, expected bytes{hint}")
+
+
+def check_function(function: object, *arguments: str) -> None:
+    """Raise TypeError unless `function` can be called with these arguments, and does its work when it is called."""
+    expected = f"expected a function of ({', '.join(arguments)})"
+    if not callable(function):
+        raise TypeError(f"callback was {function!r}, {expected}")
+    name = getattr(function, "__qualname__", None) or repr(function)
+    is_lazy = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+    if is_lazy or inspect.isgeneratorfunction(function):
+        kind = "async" if is_lazy else "a generator"
+        raise TypeError(f"callback {name} was {kind}, {expected}: a call of it would do nothing")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # of some functions in C nobody knows it
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        raise TypeError(f"callback {name} takes {signature}, {expected}") from None

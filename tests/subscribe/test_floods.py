@@ -1,0 +1,70 @@
+"""A publisher that sends bytes without end, and no block: it cannot fill the memory of its subscribers."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from blackbox import Feed, Subscriber, SubscriberError
+from blackbox.feed.feed import Slice
+from blackbox.subscribe.supervisor import State
+from blackbox.testing import Collector, RawPublisher, wait_until
+from tests.subscribe.subscribers import nothing, one_slice
+from tests.zmtp import MORE, PlainPublisher, frame
+
+PART = frame(bytes(1 << 20), MORE)
+MOST_MIB = 1_000
+
+
+def send_without_end(publisher: PlainPublisher) -> int:
+    """Send one message that never ends to the next subscriber; return how many MiB left until it hung up."""
+    with publisher.accept() as peer:
+        for sent in range(MOST_MIB):
+            try:
+                peer.sendall(PART)
+            except OSError:
+                return sent
+    return MOST_MIB
+
+
+def start(subscriber: Subscriber) -> None:
+    with pytest.raises(SubscriberError, match="ended before its subscriptions were confirmed"):
+        subscriber.start(60)
+
+
+def test_a_message_that_never_ends_costs_the_connection(caplog: pytest.LogCaptureFixture) -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed, hwm_blocks=16)
+    subscriber.on(b"")(nothing)
+    with PlainPublisher(feed.slices[0].endpoints[0]) as publisher:
+        starting = threading.Thread(target=start, args=(subscriber,))
+        starting.start()
+        sent = [send_without_end(publisher) for _ in range(2)]
+        wait_until(lambda: subscriber.statistics().received.ended_connections == 2)
+        subscriber.terminate()
+        starting.join()
+    assert all(80 <= each < MOST_MIB for each in sent)
+    assert f"slice 0: ended the connection to {feed.slices[0].endpoints[0][6:]}: " in caplog.text
+
+
+def test_the_other_line_of_an_endless_message_goes_on() -> None:
+    feed = Feed.local("floods", slices=1, lines=2)
+    one_line = Feed(name=feed.name, slices=(Slice(endpoints=feed.slices[0].endpoints[:1]),))
+    subscriber, got = Subscriber(feed, hwm_blocks=16), Collector()
+    subscriber.on(b"")(got.message)
+    sent: list[int] = []
+    with PlainPublisher(feed.slices[0].endpoints[1]) as other, RawPublisher(one_line) as publisher:
+        flooding = threading.Thread(target=lambda: sent.append(send_without_end(other)))
+        flooding.start()
+        subscriber.start(timeout=0.5)
+        number = 0
+        while flooding.is_alive():
+            publisher.send(publisher.encode([(b"T", b"%d" % number)]))
+            number += 1
+            got.wait(number)
+        subscriber.stop()
+    assert subscriber.state is State.ENDED
+    assert sent[0] < MOST_MIB
+    assert [int(payload) for payload in got.payloads] == list(range(number))
+    assert subscriber.statistics().received.ended_connections == 1
