@@ -13,10 +13,11 @@ from blackbox_feeds.itch50 import Itch50
 from blackbox_feeds.itch50.book import BOOK, Itch50Book, apply_message
 from blackbox_feeds.synthetic import Synthetic
 
-from blackbox import Feed, Publisher, Subscriber
+from blackbox import Feed, Publisher, Recording, Subscriber
 from blackbox.book.book import BOOK_GROUP, BUY, SELL, Level, levels, new_book
 from blackbox.feed.schema import load_registered
 from tests.feeds.build import itch, messages_of
+from tests.journals import Day, Put, Row, feed_of
 
 Slow = dict[int, tuple[bytes, int, int]]
 
@@ -178,3 +179,25 @@ def test_book_in_callbacks(shared_data: Path, apple: list[bytes]) -> None:
 
 def test_book_is_registered() -> None:
     assert load_registered(BOOK_GROUP, "itch50", "schema of books") is BOOK
+
+
+def test_a_book_refuses_messages_of_another_symbol(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of())
+    payload = itch("A")
+    for sequence, symbol in enumerate((b"AAPL", b"AAPL", b"MSFT")):
+        day.put(0, Put((Row(symbol + b".A", payload),), sequence))
+    one, _, other = Recording.open(tmp_path).batches()
+    book = Itch50Book()
+    book.apply(one)
+    with pytest.raises(ValueError, match=r"of the symbols \[b'AAPL', b'MSFT'\], expected those of one"):
+        book.apply(other)
+    mixed = Day(tmp_path / "mixed", feed_of())
+    mixed.put(
+        0,
+        Put(
+            (Row(b"AAPL.A", payload), Row(b"MSFT.A", payload)),
+        ),
+    )
+    (batch,) = Recording.open(mixed.path).batches()
+    with pytest.raises(ValueError, match=r"on its prefix, such as b'AAPL\.'"):
+        Itch50Book().apply(batch)

@@ -133,9 +133,22 @@ class Itch50Book:
         self.state = new_book()
         """For compiled code: see `blackbox.book.book`. Another array after it had to grow."""
         self._shown = numpy.zeros((2, 1, 3), numpy.int64)
+        self._symbol: bytes | None = None
 
     def apply(self, batch: Batch) -> int:
-        """Apply the messages of a batch, which are all of this symbol; return how often the best levels changed."""
+        """Apply the messages of a batch, which are all of one symbol; return how often the best levels changed.
+
+        Raises ValueError when they are of several symbols, or of another one than those before.
+        """
+        symbols = {batch.topics[topic].rpartition(b".")[0] for topic in numpy.unique(batch.topic_index).tolist()}
+        if self._symbol is None and len(symbols) == 1:
+            (self._symbol,) = symbols
+        if symbols - {self._symbol}:
+            wanted = sorted({*symbols, self._symbol} - {None})
+            raise ValueError(
+                f"a book was given messages of the symbols {wanted}, expected those of one: a book for each, and a "
+                f"callback on its prefix, such as {wanted[0] + b'.'!r}"
+            )
         return self.apply_payloads(batch.payloads().reshape(-1), batch.payload_offsets())
 
     def apply_payloads(self, data: NDArray[numpy.uint8], offsets: NDArray[numpy.int64]) -> int:
