@@ -15,7 +15,7 @@ from blackbox.block.format import FLAG_CONTROL, HEARTBEAT_KEY, MAX_BODY_BYTES
 from blackbox.errors import BlockError, EndpointError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.native.limits import Needs
-from blackbox.transport.context import new_context
+from blackbox.transport.context import allow_ipv6, new_context
 
 _SILENT_AFTER_HEARTBEATS = 3
 
@@ -105,6 +105,7 @@ class Heartbeats:
         self._place_of[socket] = len(self.lines)
         socket.linger = 0
         socket.maxmsgsize = MAX_BODY_BYTES
+        allow_ipv6(socket, endpoint)
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:

@@ -29,7 +29,14 @@ from blackbox.publish.batcher import Encoder, make_selection
 from blackbox.publish.guard import GUARD_NEEDS, UPSTREAM_BUFFER_BYTES, UPSTREAM_BYTES, UPSTREAM_QUEUE, Guard
 from blackbox.publish.ring import DRAINING, ENDING, Ring, discard
 from blackbox.publish.subscriptions import Subscriptions, cover
-from blackbox.transport.context import CONTEXT_NEEDS, close_context, open_context, pin_thread, wake_on_time
+from blackbox.transport.context import (
+    CONTEXT_NEEDS,
+    allow_ipv6,
+    close_context,
+    open_context,
+    pin_thread,
+    wake_on_time,
+)
 from blackbox.transport.wakeup import PIPE_NEEDS
 
 log = logging.getLogger("blackbox")
@@ -291,6 +298,7 @@ class SliceSender:
             socket.maxmsgsize = UPSTREAM_BYTES
             socket.linger = 0
             socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+            allow_ipv6(socket, endpoint)
             if self._wait:
                 socket.setsockopt(zmq.XPUB_NODROP, 1)
                 socket.sndtimeo = _SEND_WAIT_MS

@@ -31,6 +31,7 @@ from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.order import begin_epoch, deliver_held_first, drop_doubted
 from blackbox.subscribe.receive_loop import hand_control
 from blackbox.subscribe.state import SliceState
+from blackbox.transport.context import allow_ipv6
 from blackbox.transport.libzmq import message_bytes
 from blackbox.transport.wakeup import Pipe
 
@@ -69,6 +70,7 @@ class Subscription:
         self._sub = sub
         for endpoint in self._feed_slice.endpoints:
             address = self._address(endpoint)
+            allow_ipv6(sub, address)
             try:
                 sub.connect(address)
             except zmq.ZMQError as error:

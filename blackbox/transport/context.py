@@ -77,6 +77,12 @@ def wake_on_time() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
+def allow_ipv6(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    """Let a socket use the IPv6 address that stands in an endpoint; libzmq refuses it otherwise."""
+    if "[" in endpoint:
+        socket.ipv6 = True
+
+
 def pin_thread(cpus: tuple[int, ...]) -> None:
     """Bind the calling thread to CPUs, where the system can; none: leave it free. Raises ConfigError naming them."""
     if cpus and hasattr(os, "sched_setaffinity"):

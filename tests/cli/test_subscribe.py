@@ -158,3 +158,15 @@ def test_nobody_publishes(place: Place) -> None:
     ended = invoke("subscribe", "--feed", place.path, "--timeout", "0.1")
     assert (ended.status, ended.out) == (Status.ERROR, "")
     assert_one_line(ended, "slice 0: no publisher at tcp://.* confirmed the subscription in 0.1 s")
+
+
+@pytest.mark.parametrize("command", ["subscribe", "record"])
+def test_a_publisher_that_was_killed_is_not_waited_for_for_ever(command: str, place: Place, tmp_path: Path) -> None:
+    where = ["--out", tmp_path / "recordings"] if command == "record" else []
+    with RawPublisher(place.feed):  # it confirms, and sends no heartbeat
+        ended = invoke(command, "--feed", place.path, *where, "--until-end", "--silence-timeout", 0.5)
+    assert ended.status == Status.ERROR
+    told = " ".join(ended.errors.split())
+    assert re.search(
+        r"error: feed 'cli' slice \d: nothing came from the publisher at .* for 0.5 s, and it has not", told
+    )

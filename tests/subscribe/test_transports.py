@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Literal
 
 import numpy
 import pytest
 
 from blackbox import Feed, Publisher, Subscriber
-from blackbox.testing import Collector
+from blackbox.feed.feed import Slice
+from blackbox.monitor.heartbeats import Heartbeats
+from blackbox.testing import Collector, wait_until
 
 
 @pytest.mark.parametrize("transport", ["tcp", "ipc", "inproc"])
@@ -31,3 +34,26 @@ def test_every_transport_carries_everything(transport: Literal["tcp", "ipc", "in
     wanted += [30_000 + n for n in range(1_000) if str(n % 30).startswith("1")]
     assert numbers == wanted
     assert subscriber.statistics().received.gaps == 0
+
+
+def test_an_ipv6_address_carries_everything() -> None:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as probe:
+            port = probe.getsockname()[1]
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    feed = Feed(name="six", slices=(Slice(endpoints=(f"tcp://[::1]:{port}",)),), heartbeat_ns=20_000_000)
+    subscriber, got = Subscriber(feed), Collector()
+    subscriber.on(b"")(got.message)
+    with Publisher(feed, when_full="wait") as publisher, Heartbeats(feed) as heartbeats:
+        subscriber.start()
+        for number in range(1_000):
+            publisher.publish(b"T", b"%d" % number)
+
+        def heard() -> bool:
+            heartbeats.listen(0.01)
+            return heartbeats.heard_all
+
+        wait_until(heard, what="heartbeats over IPv6")
+    subscriber.run(until_end=True)
+    assert [int(payload) for payload in got.payloads] == list(range(1_000))
