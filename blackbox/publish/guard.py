@@ -47,10 +47,11 @@ PATIENCE_S: Final = 10.0
 class _Record:
     """What the guard remembers of a connection."""
 
-    __slots__ = ("burst", "heard", "moved_at", "received", "taken", "unheard_from")
+    __slots__ = ("burst", "heard", "moved_at", "received", "taken", "unheard_from", "was_behind")
 
     def __init__(self, burst: float, now: float) -> None:
         self.burst, self.moved_at = burst, now
+        self.was_behind = False
         self.received = self.taken = self.heard = self.unheard_from = 0
 
 
@@ -67,7 +68,7 @@ class Guard:
         self.deaf: list[Connection] = []
         """Those that the last look found deaf, and let be."""
         self.moved_at = time.monotonic()
-        """When some peer was last seen to take something."""
+        """When some peer for which something waited was last seen to take some of it."""
         self._slice_id, self._subscriptions, self._drop = slice_id, subscriptions, drop
         self._burst = max(_LEAST_BURST_BYTES, _FILTER_BYTES * len(subscriptions.wanted))
         self._is_over = False
@@ -158,7 +159,8 @@ class Guard:
     def _judge_taken(self, connection: Connection, record: _Record, now: float) -> None:
         taken = connection.taken - record.taken
         record.taken = connection.taken
-        if taken:
+        if taken and record.was_behind:
             self.moved_at = now
+        record.was_behind = connection.unsent > 0
         if not connection.unsent or taken >= _LEAST_TAKEN_BYTES:
             record.moved_at = now

@@ -318,6 +318,7 @@ class SliceSender:
                 probe = context.socket(zmq.SUB)
                 self._probes.append(probe)
                 probe.linger = 0
+                probe.sndhwm = 0  # it never handles what libzmq tells it, that its queue has room again among it
                 probe.connect(place)
 
     def make_encoder(self, rows: int) -> Encoder:

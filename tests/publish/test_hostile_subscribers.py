@@ -57,17 +57,21 @@ def test_a_forged_unsubscription_silences_nobody() -> None:
     with Publisher(feed) as publisher, Peer(feed) as peer:
         subscriber.start()
         publisher.wait_for_subscribers(b"AAPL.")
-        peer.send(subscription(b"X"), unsubscription(b"AAPL"), unsubscription(HEARTBEAT_KEY), subscription(b"YY"))
+        peer.send(
+            subscription(b"X"), *[unsubscription(b"AAPL")] * 5_000, unsubscription(HEARTBEAT_KEY), subscription(b"YY")
+        )
         wait_until(lambda: publisher._senders[0].subscriptions.subscribers(b"YY") == 1, what="the peer's last word")
         for number in range(100):
             publisher.publish(b"AAPL.x", b"%d" % number)
         got.wait(100)
         assert publisher.statistics().unwanted == 0
-        subscriber.stop()
-        wait_until(lambda: publisher._senders[0].subscriptions.subscribers(b"AAPL.") == 0)
+        subscriber.on_batch(b"MSFT.")(len)
+        subscriber.off(got.batch)
+        wait_until(lambda: publisher._senders[0].subscriptions.subscribers(b"AAPL.") == 0, what="an honest change")
         publisher.publish(b"AAPL.x", b"")
         publisher.flush()
         assert publisher.statistics().unwanted == 1
+        subscriber.stop()
 
 
 def test_confirmations_asked_for_by_who_never_reads_hold_up_nobody() -> None:
