@@ -27,11 +27,13 @@ _INFO_AT: Final = 120
 class Connection:
     """One TCP connection: its descriptor, the address of its peer, and what the last look found."""
 
-    __slots__ = ("fd", "local", "peer", "received", "since", "taken", "unsent")
+    __slots__ = ("ended", "fd", "local", "peer", "received", "since", "taken", "unsent")
 
     def __init__(self, fd: int, local: tuple[Any, ...], peer: tuple[Any, ...]) -> None:
         self.fd, self.local, self.peer = fd, local, peer
         self.since = time.monotonic()
+        self.ended = False
+        """Whether `end` has disconnected it; libzmq may need a moment to notice."""
         self.received = 0
         """Bytes that came from the peer, ever."""
         self.taken = 0
@@ -67,7 +69,8 @@ class Connection:
         """Disconnect the peer; libzmq then forgets what it held for it. False: the connection had ended already."""
         with suppress(OSError), socket.socket(fileno=os.dup(self.fd)) as ours:
             # The duplicate cannot become another's between the question and the answer.
-            if self._is_on(ours):
+            if not self.ended and self._is_on(ours):
+                self.ended = True
                 ours.shutdown(socket.SHUT_RDWR)
                 return True
         return False
