@@ -10,7 +10,6 @@ import os
 import socket
 import struct
 import sys
-import time
 from contextlib import suppress
 from typing import Any, Final
 
@@ -27,11 +26,10 @@ _INFO_AT: Final = 120
 class Connection:
     """One TCP connection: its descriptor, the address of its peer, and what the last look found."""
 
-    __slots__ = ("ended", "fd", "local", "peer", "received", "since", "taken", "unsent")
+    __slots__ = ("ended", "fd", "local", "peer", "received", "taken", "unsent")
 
     def __init__(self, fd: int, local: tuple[Any, ...], peer: tuple[Any, ...]) -> None:
         self.fd, self.local, self.peer = fd, local, peer
-        self.since = time.monotonic()
         self.ended = False
         """Whether `end` has disconnected it; libzmq may need a moment to notice."""
         self.received = 0
