@@ -93,36 +93,50 @@ class Subscriber:
 
     # Callbacks
 
-    def on(self, prefix: bytes) -> Callable[[MessageFunction], MessageFunction]:
-        """Decorate `f(message)`, called for every message whose topic starts with `prefix`."""
+    def on(
+        self, prefix: bytes, *, independent: bool = False, group: str | None = None
+    ) -> Callable[[MessageFunction], MessageFunction]:
+        """Decorate `f(message)`, called for every message whose topic starts with `prefix`.
+
+        Each message reaches all such callbacks of a worker (in a replay: all callbacks), in the order in which they
+        were registered, before the next one reaches any. One that is `independent` does not need that, and gets its
+        messages block by block. Callbacks of one `group` live on one worker of each slice, so they need no lock.
+        """
         check_prefix(prefix, "on")
 
         def register(function: MessageFunction) -> MessageFunction:
             check_function(function, "message")
-            self._add(lambda worker: Callback("message", prefix, function, worker), prefix)
+            self._add(lambda worker: Callback("message", prefix, function, worker, independent), prefix, group)
             return function
 
         return register
 
-    def on_batch(self, prefix: bytes) -> Callable[[BatchFunction], BatchFunction]:
-        """Decorate `f(batch)`, called once per block with the messages whose topics start with `prefix`, as columns."""
+    def on_batch(
+        self, prefix: bytes, *, independent: bool = False, group: str | None = None
+    ) -> Callable[[BatchFunction], BatchFunction]:
+        """Decorate `f(batch)`, called once per block with the messages whose topics start with `prefix`, as columns.
+
+        In a replay a batch of one of several callbacks ends where another one's turn begins, unless it is
+        `independent`. `group`: see `on`.
+        """
         check_prefix(prefix, "on_batch")
 
         def register(function: BatchFunction) -> BatchFunction:
             check_function(function, "batch")
-            self._add(lambda worker: Callback("batch", prefix, function, worker), prefix)
+            self._add(lambda worker: Callback("batch", prefix, function, worker, independent), prefix, group)
             return function
 
         return register
 
     def on_compiled(
-        self, prefix: bytes, *, state: NDArray[Any]
+        self, prefix: bytes, *, state: NDArray[Any], independent: bool = False, group: str | None = None
     ) -> Callable[[Callable[[Any, Any], None]], CompiledCallback]:
         """Decorate `f(batch, state)`, which numba compiles and workers run without the GIL.
 
         `batch` is a `blackbox.subscribe.compiled_callback.CompiledBatch`; `state` a copy of the given array for each
-        slice. The decorated name becomes a `CompiledCallback`: read `.states` or `.total()`. Raises CallbackError when
-        it does not compile.
+        slice. The decorated name becomes a `CompiledCallback`: read `.states` or `.total()`. In a replay beside Python
+        callbacks its batches end where another one's turn begins, unless it is `independent`. `group`: see `on`.
+        Raises CallbackError when it does not compile.
         """
         check_prefix(prefix, "on_compiled")
 
@@ -130,7 +144,9 @@ class Subscriber:
             if not callable(function):
                 raise TypeError(f"callback was {function!r}, expected a function of (batch, state)")
             entry = compile_callback(function, state)
-            made = self._add(lambda worker: CompiledCallback(prefix, function, worker, state, entry), prefix)
+            made = self._add(
+                lambda worker: CompiledCallback(prefix, function, worker, state, entry, independent), prefix, group
+            )
             assert isinstance(made, CompiledCallback)
             return made
 
@@ -159,12 +175,14 @@ class Subscriber:
                 self._forget(callback)
             self._renew()
 
-    def _add(self, make: Callable[[int], Callback], prefix: bytes) -> Callback:
+    def _add(self, make: Callable[[int], Callback], prefix: bytes, group: str | None) -> Callback:
         if not self.feed.slices_for(prefix):
             raise ConfigError(f"feed {self.feed.name!r}: no slice can hold topics that start with {prefix!r}")
         with self._supervisor.lock:
             self._check_may_change()
-            callback = make(self._loads.index(min(self._loads)))
+            least = self._loads.index(min(self._loads))
+            callback = make(next((c.worker for c in self._callbacks if group is not None and c.group == group), least))
+            callback.group = group
             self._loads[callback.worker] += 1
             self._callbacks.append(callback)
             try:
@@ -219,10 +237,10 @@ class Subscriber:
     def replay(self, recordings: Recording | Iterable[Recording] | Replay, **settings: Any) -> ReplayStatistics:
         """Drive the callbacks from recordings, without sockets, instead of `start`; Python ones in this thread.
 
-        Deterministic: run after run, callbacks get the same messages in the same order; at full speed also in the same
-        batches. If all callbacks are compiled, slices are played in parallel, each in order and in a thread. Threads
-        share no state, so results do not depend on their number. Exceptions: an error stops all of them, and numba's
-        random generator is per thread.
+        Each message reaches all callbacks that want it, in the order in which they were registered, before the next
+        one reaches any; messages come by `ts_event`, over all slices, see `Replay`. So it is run after run, at any
+        speed. If all callbacks are compiled, slices are played in parallel, each in order and in a thread: they share
+        no state, so nothing tells. Exceptions: an error stops all of them, and numba's random generator is per thread.
 
         `settings` are those of `Replay`; or give a Replay, to control it by its `controls`. Call it again to go on with
         the same states and topic numbers. `statistics` and `topics` then count replays, until it is started.

@@ -38,7 +38,7 @@ def back_test(recording: Recording) -> BuyBelowVwap:
         for price, shares in zip(records["price"].tolist(), records["shares"].tolist(), strict=True):
             strategy.see(price, shares)
 
-    subscriber.replay(recording)  # in this thread, in the order in which it was sent; start=, stop= for a part
+    subscriber.replay(recording)  # in this thread, in the order of the market; start=, stop= for a part
     return strategy
 
 

@@ -16,11 +16,21 @@ import msgspec
 import numpy
 
 from blackbox.archive.audit import IndexAudit, NumberAudit, audit_marks
+from blackbox.archive.by_time import ByTime
 from blackbox.archive.closed import CLOSED, ClosedSlice, read_closed
 from blackbox.archive.day import Manifest, day_end_ns, session_date
 from blackbox.archive.filter import CLOCKS, Clock, Filter, RowFilter, Selection, Time
 from blackbox.archive.marks import Mark, marks_of
-from blackbox.archive.reader import Bodies, Recorded, RecordRun, blocks_of, read_runs, read_spans, whole_spans
+from blackbox.archive.reader import (
+    Bodies,
+    Recorded,
+    RecordRun,
+    Report,
+    blocks_of,
+    read_runs,
+    read_spans,
+    whole_spans,
+)
 from blackbox.archive.segment import Damage, Segment, open_end
 from blackbox.archive.segments import Segments
 from blackbox.archive.summary import (
@@ -418,6 +428,29 @@ def runs_of(
 
     Raises ConfigError when their feeds have different `key_bytes`.
     """
+    return read_runs(*_chosen(recordings, prefix, start, stop, slices, by), bodies=bodies, kept=kept, ahead=ahead)
+
+
+def by_time(
+    recordings: Iterable[Recording],
+    prefix: bytes = b"",
+    start: int | None = None,
+    stop: int | None = None,
+    slices: Iterable[int] | None = None,
+) -> ByTime:
+    """Return several recordings for reading by `ts_event`. Raises as `runs_of`."""
+    return ByTime(*_chosen(recordings, prefix, start, stop, slices, "ts_event"))
+
+
+def _chosen(
+    recordings: Iterable[Recording],
+    prefix: bytes,
+    start: int | None,
+    stop: int | None,
+    slices: Iterable[int] | None,
+    by: Clock,
+) -> tuple[list[list[Segment]], Filter, Report]:
+    """Return the segments of each slice, what is wanted of them, and who is told of damage."""
     recordings = tuple(recordings)
     sizes = {recording.feed.key_bytes for recording in recordings}
     if len(sizes) > 1:
@@ -428,8 +461,7 @@ def runs_of(
     def report(damage: Damage) -> None:
         next(r for r in recordings if damage.path.is_relative_to(r.path)).note(damage)
 
-    wanted = Filter(sizes.pop(), prefix, None, start, stop, by)
-    return read_runs(streams, wanted, report, bodies=bodies, kept=kept, ahead=ahead)
+    return streams, Filter(sizes.pop(), prefix, None, start, stop, by), report
 
 
 def _needs(library: str, extra: str, module: str = "") -> Any:

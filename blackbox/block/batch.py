@@ -64,6 +64,8 @@ def _find_type(
     return many
 
 
+ORIGINS: Final = 5
+"""What is told of each message of a block that a replay gathered: `ts_out`, `ts_in`, `ts_recv`, slice, epoch."""
 _ENVELOPE: Final = struct.Struct(f"<{Envelope.dtype.itemsize // 8}q")
 _TS_RECV: Final = Envelope.ts_recv.start
 _CONFLATED: Final = Envelope.conflated.start
@@ -77,16 +79,24 @@ _NO_NUMBERS: Final = "this batch did not come from a subscriber: topics have no 
 class Opened:
     """A block that a worker took off its queue, and what came beside it. Columns of it are made when first used."""
 
-    __slots__ = ("_envelope", "_numbers", "_owner", "_topics", "block", "conflated", "schema", "ts_recv")
+    __slots__ = ("_envelope", "_numbers", "_owner", "_topics", "block", "conflated", "origins", "schema", "ts_recv")
 
-    def __init__(self, owner: object, envelope: int, body: int, body_bytes: int, schema: Schema | None) -> None:
-        """Wrap checked memory at two addresses; every array made of it keeps `owner` alive."""
+    def __init__(
+        self, owner: object, envelope: int, body: int, body_bytes: int, origins: int, schema: Schema | None
+    ) -> None:
+        """Wrap checked memory at two addresses; every array made of it keeps `owner` alive.
+
+        `origins`: where int64[ORIGINS, n] lies, where a replay gathered the messages from several blocks; else 0.
+        """
         head = ctypes.string_at(envelope, TOPICS_AT)
         words = _ENVELOPE.unpack_from(head, HEADER_BYTES)
         self.block = Block(b"", head[:HEADER_BYTES], foreign_array(owner, body, body_bytes))
         self.schema = schema
         self.ts_recv: int = words[_TS_RECV]
         self.conflated = bool(words[_CONFLATED])
+        self.origins: NDArray[numpy.int64] | None = None
+        if origins:
+            self.origins = foreign_array(owner, origins, ORIGINS * self.block.count, "<i8").reshape(ORIGINS, -1)
         self._owner = owner
         self._envelope = envelope
         self._topics: list[bytes] | None = None
@@ -97,7 +107,7 @@ class Opened:
         """Wrap a block that no worker took off a queue, such as a recorded one: its topics have no numbers."""
         opened = cls.__new__(cls)
         opened.block, opened.schema, opened.ts_recv = block, schema, ts_recv
-        opened.conflated = False
+        opened.conflated, opened.origins = False, None
         opened._owner, opened._envelope = None, 0
         opened._topics = opened._numbers = None
         return opened
@@ -174,18 +184,40 @@ class Batch:
         return self._opened is not None and self._opened.conflated
 
     @property
+    def origins(self) -> NDArray[numpy.int64] | None:
+        """int64[ORIGINS, m]: `ts_out`, `ts_in`, `ts_recv`, slice, epoch of each row of a block that a replay gathered.
+
+        Such a block holds messages of several recorded ones, in the order of the market. None for any other.
+        """
+        return None if self._opened is None else self._opened.origins
+
+    @property
+    def slice_ids(self) -> NDArray[numpy.int64]:
+        """int64[n]: the slice that each message came from."""
+        if self.origins is None:
+            return numpy.full(len(self), self.block.slice_id, numpy.int64)
+        return self._column(self.origins[3])
+
+    @property
+    def epochs(self) -> NDArray[numpy.int64]:
+        """int64[n]: the publisher's run that each message came from."""
+        if self.origins is None:
+            return numpy.full(len(self), self.block.epoch, numpy.int64)
+        return self._column(self.origins[4])
+
+    @property
     def ts_recv(self) -> int:
-        """When the block was received, ns since the epoch; 0 when it was not."""
+        """When the block was received, ns since the epoch; 0 when it was not. Of several blocks, the latest time."""
         return 0 if self._opened is None else self._opened.ts_recv
 
     @property
     def ts_out(self) -> int:
-        """When the publisher sent the block, ns since the epoch."""
+        """When the publisher sent the block, ns since the epoch. Of several blocks, the latest time."""
         return int(self.block.ts_out)
 
     @property
     def ts_in(self) -> int:
-        """When the block's oldest message was handed to the publisher, ns since the epoch."""
+        """When the block's oldest message was handed to the publisher, ns since the epoch. Of several, the least."""
         return int(self.block.ts_in)
 
     @property
@@ -386,24 +418,43 @@ class Message(msgspec.Struct, gc=False):
     @property
     def ts_out(self) -> int:
         """When its block left the publisher, ns since the epoch."""
-        return int(self.batch.block.ts_out)
+        origins = self.batch.origins
+        return int(self.batch.block.ts_out) if origins is None else int(origins[0, self._row])
 
     @property
     def ts_in(self) -> int:
         """When the oldest message of its block was handed to the publisher, ns since the epoch."""
-        return int(self.batch.block.ts_in)
+        origins = self.batch.origins
+        return int(self.batch.block.ts_in) if origins is None else int(origins[1, self._row])
 
     @property
     def ts_recv(self) -> int:
         """When its block was received, ns since the epoch."""
-        return self.batch.ts_recv
+        origins = self.batch.origins
+        return self.batch.ts_recv if origins is None else int(origins[2, self._row])
+
+    @property
+    def slice_id(self) -> int:
+        """The slice that it came from."""
+        origins = self.batch.origins
+        return self.batch.block.slice_id if origins is None else int(origins[3, self._row])
+
+    @property
+    def epoch(self) -> int:
+        """The publisher's run that it came from."""
+        origins = self.batch.origins
+        return self.batch.block.epoch if origins is None else int(origins[4, self._row])
 
     @property
     def sequence(self) -> int:
         """Its sequence number within its (epoch, slice, key)."""
-        block, rows = self.batch.block, self.batch.rows
-        row = self.index if rows is None else int(rows[self.index])
+        block, row = self.batch.block, self._row
         return int(block.sequences[row]) if block.has_sequences else int(block.sequence) + row
+
+    @property
+    def _row(self) -> int:
+        rows = self.batch.rows
+        return self.index if rows is None else int(rows[self.index])
 
     @property
     def end_of_batch(self) -> bool:

@@ -35,7 +35,7 @@ class Numbering:
 
     Open addressing: a slot holds the upper half of a name's hash and its number plus 1. At least half the slots stay
     empty; the table doubles as it fills, which takes 0.1 µs a name. Written by one thread; others may read `names`.
-    `at` is what compiled code takes; the object must outlive its use.
+    `at` is what compiled code takes; the object must outlive its use. Name i is `text[starts[i]:starts[i + 1]]`.
     """
 
     def __init__(
@@ -46,18 +46,18 @@ class Numbering:
     ) -> None:
         """Room for `capacity` names of `mean_bytes` on average, in arrays from `make`, touched only as they fill."""
         self._slots = make((max(_LEAST_SLOTS, 1 << (2 * capacity - 1).bit_length()),), numpy.uint64)
-        self._starts = make((capacity + 1,), numpy.int64)
-        self._text = make((capacity * mean_bytes + 8,), numpy.uint8)
+        self.starts = make((capacity + 1,), numpy.int64)
+        self.text = make((capacity * mean_bytes + 8,), numpy.uint8)
         self._used = make((4,), numpy.int64)
         self._used[1] = _LEAST_SLOTS - 1
         self._used[2:] = numpy.frombuffer(secrets.token_bytes(16), numpy.int64)
         self.at = NumberingAt(
             self._slots.ctypes.data,
-            self._starts.ctypes.data,
-            self._text.ctypes.data,
+            self.starts.ctypes.data,
+            self.text.ctypes.data,
             self._used.ctypes.data,
             capacity,
-            self._text.nbytes,
+            self.text.nbytes,
         )
 
     def __len__(self) -> int:
@@ -70,8 +70,8 @@ class Numbering:
 
     def names(self, first: int = 0) -> list[bytes]:
         """Return the names from number `first` on."""
-        starts = self._starts[first : len(self) + 1]
-        text = self._text[starts[0] : starts[-1]].tobytes()
+        starts = self.starts[first : len(self) + 1]
+        text = self.text[starts[0] : starts[-1]].tobytes()
         return [text[a:b] for a, b in pairwise((starts - starts[0]).tolist())]
 
 

@@ -1,7 +1,7 @@
 """What is played, in its order: a table of blocks, or of parts of blocks, for each run of recorded ones.
 
-This is the one place that decides the order: the reader merges slices by `ts_out`, rows of a table follow that, and
-players take tables one after the other, row by row.
+Players take tables one after the other, row by row. These here are in the order of sending, slices merged by `ts_out`;
+`blackbox.replay.market_order` makes those in the order of the market.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ class BlockTable(NamedTuple):
     run: RecordRun
     """The records that they came from."""
     selection: Selection
+    in_sequence: bool = False
+    """Whether these blocks must be played one after the other, those of different slices too."""
 
     @classmethod
     def of(cls, run: RecordRun, selection: Selection) -> Self:

@@ -45,6 +45,8 @@ class BlockRow(SharedRecord):
     """Time of the first of them."""
     low_ns = Field()
     high_ns = Field()
+    origins = Field()
+    """Address of where each message came from, if they were gathered from several blocks; else 0."""
 
 
 block_row_at = record_at(BlockRow)

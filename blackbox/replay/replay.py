@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 import msgspec
 import numpy
 
+from blackbox.archive.by_time import ByTime
 from blackbox.archive.filter import Time
 from blackbox.archive.read_ahead import DEPTH, read_ahead
 from blackbox.archive.reader import UNCHECKED
-from blackbox.archive.recording import Recording, runs_of
+from blackbox.archive.recording import Recording, by_time, runs_of
 from blackbox.errors import ConfigError
 from blackbox.replay.block_table import BEGINNING, END, BlockTable, Selection, block_tables, warm_up_tables
 from blackbox.replay.controls import Action, Controls, Grant
+from blackbox.replay.market_order import MarketOrder, OutOfOrder
 from blackbox.replay.schedule import NO_LIMIT
 from blackbox.replay.to_wire import PublisherPlayer
 
@@ -25,12 +27,17 @@ if TYPE_CHECKING:
     from blackbox.publish.publisher import Publisher
 
 
+_MOST_TOPICS: Final = 1 << 24
 _CACHE_BYTES: Final = 4 << 20
 """Blocks are checked, then played, in groups of this size: they are still in the cache, and nothing waits long."""
 
 
 class Player(Protocol):
     """What takes the blocks of a replay."""
+
+    @property
+    def in_sequence(self) -> bool:
+        """Whether the order of messages of different slices matters."""
 
     @property
     def reads_ahead(self) -> bool:
@@ -53,7 +60,7 @@ class ReplayStatistics(msgspec.Struct, frozen=True, kw_only=True):
     messages: int
     """Messages played, exactly."""
     blocks: int
-    """Blocks that were played to their end."""
+    """Blocks that were played to their end. Messages of several that were gathered into one count as one."""
     body_bytes: int
     """Bytes of the bodies of these blocks, unpacked."""
     seconds: float
@@ -62,6 +69,10 @@ class ReplayStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Market time that went by."""
     damaged: int
     """Messages left out, because their block could not be read."""
+    late: int = 0
+    """Messages recorded behind later ones of their slice, and played where their `ts_event` puts them."""
+    misplaced: int = 0
+    """Messages played behind later ones all the same: the recording's index could not tell that they would come."""
 
     @property
     def times_faster(self) -> float:
@@ -74,8 +85,9 @@ class Replay:
 
     Run it as often as you like, each time from the beginning, unless its controls were told to stop.
 
-    Blocks come in the order in which they were sent (`ts_out`), slices merged; each slice in its own order. Used by one
-    thread at a time; the controls by any.
+    Messages come in the order of the market (`ts_event`), over all slices and recordings; those of one time as they
+    were recorded. One without a time keeps its place behind the one before it. Used by one thread at a time; the
+    controls by any.
     """
 
     def __init__(
@@ -87,6 +99,7 @@ class Replay:
         stop: Time | None = None,
         prefix: bytes = b"",
         slices: Iterable[int] | None = None,
+        order: Literal["event", "sent"] | None = None,
         pace_by: Literal["ts_event", "ts_out"] | None = None,
         max_silence_ns: int | None = None,
         keep_gaps: bool = False,
@@ -102,6 +115,8 @@ class Replay:
             stop: the time to stop before.
             prefix: only messages whose topics start with it.
             slices: only these.
+            order: "event": by the venue's time. "sent": block by block as they were sent, slices merged. Default: the
+                venue's time, if there is any and `pace_by` is not "ts_out".
             pace_by: which time is market time: the venue's, or the publisher's. Default: the venue's if there is any.
             max_silence_ns: cut longer silences of market time to this.
             keep_gaps: when publishing, skip the sequence numbers that are missing in the recording. Subscribers then
@@ -138,7 +153,14 @@ class Replay:
             raise ValueError("controls were given beside a speed or max_silence_ns, expected one of the two")
         self.controls = controls or Controls(speed, max_silence_ns)
         self.prefix = prefix
-        self._pace_by = pace_by or self._usual_clock()
+        if order not in (None, "event", "sent"):
+            raise ValueError(f"order was {order!r}, expected 'event' or 'sent'")
+        if order == "event" and pace_by == "ts_out":
+            raise ValueError(
+                "pace_by was 'ts_out' with order 'event', expected 'ts_event': that time only goes forward"
+            )
+        self._pace_by = pace_by or ("ts_event" if order == "event" else self._usual_clock())
+        self._order = order or ("event" if self._pace_by == "ts_event" else "sent")
         self._key_bytes = given[0].feed.key_bytes
         self._start = BEGINNING if start is None else self.recordings[0].time(start, self._pace_by)
         self._stop = END if stop is None else self.recordings[-1].time(stop, self._pace_by)
@@ -147,6 +169,7 @@ class Replay:
         self._messages = self._blocks = self._body_bytes = self._damaged = 0
         self._market_ns = 0
         self._position_ns = 0
+        self._out_of_order = OutOfOrder()
         self._played_to = BEGINNING
         """The highest time played since time last went back."""
         self._seconds = 0.0
@@ -174,6 +197,7 @@ class Replay:
         first_ns, last_ns = self._market_range()
         self._messages = self._blocks = self._body_bytes = self._damaged = 0
         self._market_ns = 0
+        self._out_of_order = OutOfOrder()
         controls = self.controls
         controls.begin(first_ns, last_ns)
         began = time.perf_counter()
@@ -221,6 +245,8 @@ class Replay:
             seconds=self._seconds,
             market_seconds=self._market_ns / 1e9,
             damaged=self._damaged,
+            late=self._out_of_order.late,
+            misplaced=self._out_of_order.misplaced,
         )
 
     def _usual_clock(self) -> Literal["ts_event", "ts_out"]:
@@ -236,7 +262,7 @@ class Replay:
 
     def _play_from(self, player: Player, start: int) -> Grant | None:
         """Play from a time on; return the grant that says not to go on, or None at the end."""
-        tables = self._tables(start, is_measured=player.reads_ahead and not player.checks_blocks)
+        tables = self._tables(player, start)
         # Closed at once also when an error's traceback keeps this frame.
         with closing(read_ahead(tables) if player.reads_ahead else tables) as found:
             for table in found:
@@ -245,20 +271,27 @@ class Replay:
                     return grant
         return None
 
-    def _tables(self, start: int, *, is_measured: bool) -> Generator[BlockTable, None, None]:
+    def _tables(self, player: Player, start: int) -> Generator[BlockTable, None, None]:
         by, stop = self._pace_by, self._stop
+        selection = Selection(self._key_bytes, self.prefix, by, start, stop)
+        wanted = self.prefix, None if start == BEGINNING else start, None if stop == END else stop, self._slices
+        if self._order == "event":
+            ordered = by_time(self.recordings, *wanted)
+            if not ordered.is_in_order or (player.in_sequence and len(ordered.slices) > 1) or self._has_twice(ordered):
+                topics = sum(part.feed.max_topics * len(part.feed.slices) for part in self.recordings)
+                return MarketOrder(ordered, selection, min(topics, _MOST_TOPICS), self._out_of_order).tables()
         runs = runs_of(
             self.recordings,
-            self.prefix,
-            None if start == BEGINNING else start,
-            None if stop == END else stop,
-            self._slices,
+            *wanted,
             by,
             bodies="unpacked",
             kept=DEPTH + 2,  # what is made, what waits, what is played
         )
-        selection = Selection(self._key_bytes, self.prefix, by, start, stop)
-        return block_tables(runs, selection, is_measured=is_measured)
+        return block_tables(runs, selection, is_measured=player.reads_ahead and not player.checks_blocks)
+
+    def _has_twice(self, ordered: ByTime) -> bool:
+        """Whether a slice is in several recordings."""
+        return len(set(ordered.slices)) < len(ordered.slices)
 
     def _play_table(self, player: Player, table: BlockTable) -> Grant | None:
         """Play a table, as far as the controls let it; return the grant that says not to go on."""

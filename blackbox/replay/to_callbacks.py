@@ -38,9 +38,9 @@ def _never() -> bool:
 class CallbackPlayer:
     """Plays to the callbacks of a subscriber. Not for several threads at once.
 
-    Topics are numbered and states kept for each slice, as live. Callbacks get one burst (up to 32 blocks) after the
-    other: in each first the compiled ones, block by block, then the others, in the order of blocks. As long as all are
-    compiled, slices are played in parallel: they share no state. Once one has failed, all end before their next block.
+    Topics are numbered and states kept for each slice, as live. Each message reaches all callbacks that want it, in the
+    order in which they were registered, before the next one reaches any. As long as all are compiled, slices are played
+    in parallel: they share no state. Once one has failed, all end before their next block.
     """
 
     def __init__(
@@ -70,13 +70,18 @@ class CallbackPlayer:
         self._within = within
         self._fresh: Sequence[Callback] | None = None
         self._slice_state = SliceState()
-        self._one = ReplayWorker(0, 1, self._counters[0], self._slice_state, schema, on_error)
+        self._one = ReplayWorker(0, 1, self._counters[0], self._slice_state, schema, on_error, slices)
         self._many = [
-            ReplayWorker(n, workers, self._counters[n], self._slice_state, schema, on_error) for n in range(workers)
+            ReplayWorker(n, workers, self._counters[n], self._slice_state, schema, on_error, 1) for n in range(workers)
         ]
         self._threads: ThreadPoolExecutor | None = None
         self._set_callbacks(callbacks)
         self._workers[0].warm_up()
+
+    @property
+    def in_sequence(self) -> bool:
+        """Whether the order of slices can be seen: compiled callbacks have a state for each, and share nothing."""
+        return not self._is_compiled
 
     @property
     def reads_ahead(self) -> bool:
@@ -110,12 +115,12 @@ class CallbackPlayer:
             if self._fresh is not None:
                 callbacks, self._fresh = self._fresh, None
                 self._set_callbacks(callbacks)
-            if len(self._workers) == 1:
-                at = self._workers[0].play(table, blocks, at, lambda: self._fresh is not None)
+            if table.in_sequence or len(self._workers) == 1:
+                at = self._one.play(table, blocks, at, lambda: self._fresh is not None)
             else:
                 self._play_in_parallel(table, blocks)
                 at = blocks.count
-            for worker in self._workers:
+            for worker in (self._one, *self._many):
                 if worker.failure is not None:
                     raise worker.failure
 
@@ -179,7 +184,7 @@ class CallbackPlayer:
             ],
             numpy.int64,
         ).reshape(-1, SLICE_WORDS)
-        for worker in self._workers:
+        for worker in {self._one, *self._workers}:
             worker.set_table(self._tables[0].workers[0], self._tables[0].topics, slices)
 
     def _match_known(self, numbering: Numbering) -> NDArray[numpy.int32]:

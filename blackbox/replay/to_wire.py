@@ -153,6 +153,7 @@ def number_of_row(header_at: int, body: int, row: int) -> Any:
 class PublisherPlayer:
     """Plays to a publisher."""
 
+    in_sequence = False  # each slice has a socket of its own: who reads two of them sees no order between them
     reads_ahead = False  # both cores are busy with sending
     checks_blocks = False
 

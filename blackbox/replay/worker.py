@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy
 from numpy.typing import NDArray
@@ -14,15 +14,19 @@ from blackbox.native.jit import warm_up
 from blackbox.native.prefix_trie import Trie
 from blackbox.replay.measure import NO_BLOCKS, BlockTableAt
 from blackbox.replay.worker_loop import DELIVER, GROW, NO_MEMORY, play
+from blackbox.subscribe.callbacks import Kind
 from blackbox.subscribe.delivery import Delivery
 from blackbox.subscribe.match_table import WorkerTable
 from blackbox.subscribe.state import TERMINATE, SliceState
 from blackbox.subscribe.statistics import Counters
+from blackbox.subscribe.turns import warm_up_turns
 
 if TYPE_CHECKING:
     from blackbox.feed.schema import Schema
 
 log = logging.getLogger("blackbox")
+
+_ALL_KINDS: Final[frozenset[Kind]] = frozenset(("message", "batch", "compiled"))
 
 
 class ReplayWorker:
@@ -39,6 +43,7 @@ class ReplayWorker:
         slice_state: SliceState,
         schema: Schema,
         on_error: str,
+        slices: int,
     ) -> None:
         """TERMINATE in `slice_state` tells all workers to end before their next block."""
         self.failure: CallbackError | None = None
@@ -46,17 +51,20 @@ class ReplayWorker:
         self._counters = counters
         self._on_error = on_error
         self._slice_state = slice_state
-        self._delivery = Delivery(schema, counters.workers[0], self._raised, lambda: False)
+        self._delivery = Delivery(schema, counters.workers[0], self._raised, lambda: False, _ALL_KINDS, slices)
 
     def set_table(self, table: WorkerTable, trie: Trie, slices: NDArray[numpy.int64]) -> None:
         """Play to these callbacks; `slices` are int64[slices, SLICE_WORDS]."""
         self.close()
         self._table, self._trie, self._slices = table, trie, slices
+        kinds = {callback.kind for callback in table.callbacks if not callback.independent}
+        self._in_turn = "compiled" in kinds and len(kinds) > 1
         self._renew()
 
     def warm_up(self) -> None:
         """Compile what it runs, before there is something to play."""
-        warm_up(play, self._at, 0, self._trie, NO_BLOCKS, 0, 0, 0)
+        warm_up(play, self._at, 0, 0, self._trie, NO_BLOCKS, 0, 0, 0, False)
+        warm_up_turns(self._at, self._table)
 
     def play(self, alive: object, blocks: BlockTableAt, start: int, is_changed: Callable[[], bool]) -> int:
         """Play blocks from `start` on; return where it ended, which is early after a change.
@@ -67,7 +75,8 @@ class ReplayWorker:
         delivery.burst.alive = alive
         at = start
         while at < blocks.count and not self._slice_state.stopping and not is_changed():
-            at, reason = play(self._at, self._slices.ctypes.data, self._trie, blocks, at, *self._share)
+            slices = self._slices.ctypes.data, len(self._slices)
+            at, reason = play(self._at, *slices, self._trie, blocks, at, *self._share, self._in_turn)
             if delivery.state.raised:
                 delivery.compiled_raised()
             if reason == DELIVER and not delivery.is_over():

@@ -7,22 +7,26 @@ from typing import Final, NamedTuple
 import numpy
 
 from blackbox.archive.reader import UNCHECKED
-from blackbox.block.envelope import envelope_at, envelope_bytes
-from blackbox.block.format import HEADER_BYTES, read_header
-from blackbox.native.intrinsics import copy_bytes, inner, int64s_at
+from blackbox.block.batch import ORIGINS
+from blackbox.block.envelope import TOPICS_AT, envelope_at, envelope_bytes
+from blackbox.block.format import HEADER_BYTES, Header, layout_of, read_header
+from blackbox.native.intrinsics import copy_bytes, inner, int32s_at, int64s_at
 from blackbox.native.jit import njit
-from blackbox.native.name_table import NumberingAt
-from blackbox.native.prefix_trie import Trie
+from blackbox.native.name_table import NumberingAt, number_of
+from blackbox.native.prefix_trie import Trie, longest_prefix
 from blackbox.native.records import load_shared
-from blackbox.replay.measure import BLOCK_ROW_BYTES, BlockTableAt, block_row_at, measure_one
+from blackbox.replay.measure import BLOCK_ROW_BYTES, BlockRow, BlockTableAt, Wanted, block_row_at, measure_one
 from blackbox.subscribe.addresses import TableAt
 from blackbox.subscribe.dispatch import due_of, group_by_set, match_topics
 from blackbox.subscribe.state import slice_counters_at, slice_state_at
 from blackbox.subscribe.worker_loop import (
+    ALL_ROWS,
     BURST_BLOCKS,
     SLOT_BYTES,
     WorkerAt,
     WorkerTableAt,
+    add_entry,
+    entry_at,
     keep_place,
     run_compiled,
     select,
@@ -81,10 +85,34 @@ def _worker_table(words: int) -> WorkerTableAt:
 
 
 @inner
-def _fill(words: int, trie: Trie, slot: int, row: int) -> int:
+def _match(slices: int, trie: Trie, header: Header, block: BlockRow, frame: int) -> int:
+    """Number a block's topics and find their match sets, into the envelope; return the workers, 0: nobody wants it."""
+    words = slices + 8 * SLICE_WORDS * block.slice_id
+    if block.origins == 0:
+        return match_topics(_played_slice(words), _table(words), trie, header, block.body, frame)
+    # Gathered from several slices: each topic has its number in its own.
+    layout = layout_of(header)
+    offsets = int32s_at(block.body + layout.topic_offsets, header.topics + 1)
+    numbers = int32s_at(frame + TOPICS_AT, header.topics)
+    sets = int32s_at(frame + TOPICS_AT + 4 * header.topics, header.topics)
+    slice_of = int64s_at(block.origins + 8 * ORIGINS * header.count, header.topics)
+    wanted = 0
+    for topic in range(header.topics):
+        start = numpy.int64(offsets[topic])
+        size = numpy.int64(offsets[topic + 1]) - start
+        text = block.body + layout.topics + start
+        topics = _played_slice(slices + 8 * SLICE_WORDS * slice_of[topic]).topics
+        numbers[topic] = number_of(topics, text, size)
+        sets[topic] = longest_prefix(trie, text, size)
+        wanted |= sets[topic]
+    return wanted
+
+
+@inner
+def _fill(slices: int, trie: Trie, slot: int, row: int) -> int:
     """Match a block and put it into a slot; return how many rows some callback wants. 0: the slot is empty."""
     block = block_row_at(row)
-    table = _table(words)
+    table = _table(slices + 8 * SLICE_WORDS * block.slice_id)
     header = read_header(block.header)
     if msg_init_size(slot, envelope_bytes(header.topics, header.count)) != 0:
         return NO_MEMORY
@@ -96,7 +124,7 @@ def _fill(words: int, trie: Trie, slot: int, row: int) -> int:
     envelope.ts_recv = block.ts_recv
     envelope.conflated = 0
     envelope.groups = 0
-    if match_topics(_played_slice(words), table, trie, header, block.body, frame) == 0:
+    if _match(slices, trie, header, block, frame) == 0:
         close_messages(slot, 1)
         return 0
     matched = group_by_set(table, header, block.body, frame, block.first_row, block.stop_row)
@@ -121,22 +149,96 @@ def _count(words: int, row: int, matched: int, slot: int) -> None:
 
 
 @inner
-def _keep(at: WorkerAt, slot: int) -> None:
+def _keep(at: WorkerAt, slot: int, row: int) -> None:
     """Keep the block in the next slot in the burst: Python callbacks want it."""
-    keep_place(at, read_header(msg_data(slot)).body_bytes)
+    keep_place(at, read_header(msg_data(slot)).body_bytes, block_row_at(row).origins)
     worker_state_at(at.state).blocks += 1
+
+
+@inner
+def _split_by_slice(at: WorkerAt, slices: int, many: int, block: BlockRow, first: int, used: int) -> int:
+    """Give compiled callbacks each slice's rows of a gathered block by themselves, with its state.
+
+    `first` is the block's first batch, `many` the number of slices. Return how many of `rows` are in use now; -1: they
+    do not fit, `rows_needed` would.
+    """
+    state = worker_state_at(at.state)
+    table = _worker_table(slices)
+    functions = int64s_at(table.functions, table.total + 1)
+    count = read_header(block.header).count
+    slice_of = int64s_at(block.origins + 24 * count, count)
+    end = state.entries
+    needed = 0
+    for number in range(first, end):
+        entry = entry_at(at, number)
+        needed += entry.count if functions[entry.callback] != 0 else 0
+    if used + needed > at.max_rows:
+        state.rows_needed = used + needed
+        return -1
+    to = int32s_at(at.rows, at.max_rows)
+    for number in range(first, end):
+        entry = entry_at(at, number)
+        if functions[entry.callback] == 0:
+            continue
+        whole = entry.count
+        rows = int32s_at(at.identity + 4 * (count - whole) if entry.rows == ALL_ROWS else entry.rows, whole)
+        begun = used
+        for slice_id in range(many):
+            start = used
+            for place in range(whole):
+                if slice_of[rows[place]] == slice_id:
+                    to[used] = rows[place]
+                    used += 1
+            if used == start:
+                continue
+            mine = int64s_at(_worker_table(slices + 8 * SLICE_WORDS * slice_id).states, entry.callback + 1)
+            address = mine[entry.callback]
+            if start == begun:
+                entry.rows, entry.count, entry.state = at.rows + 4 * start, used - start, address
+            else:
+                add_entry(at, entry.slot, entry.callback, at.rows + 4 * start, used - start, address)
+    return used
+
+
+@inner
+def _select(at: WorkerAt, slices: int, many: int, block: BlockRow, rows_used: int) -> int:
+    """List what every callback gets of a block in the burst's next slot, as `select`."""
+    state = worker_state_at(at.state)
+    before = state.entries
+    used = select(at, _worker_table(slices + 8 * SLICE_WORDS * block.slice_id), state.blocks, rows_used)
+    if used < 0 or block.origins == 0:
+        return used
+    return _split_by_slice(at, slices, many, block, before, used)
+
+
+@inner
+def _has_messages(row: int, wanted: Wanted) -> bool:
+    """Whether a block is valid and has messages to play; it is checked now unless that was done."""
+    block = block_row_at(row)
+    if block.fault == UNCHECKED:
+        measure_one(row, wanted)
+    return bool(block.fault == 0 and block.count > 0)
 
 
 @njit(nogil=True, cache=True)
 def play(
-    at: WorkerAt, slices: int, trie: Trie, blocks: BlockTableAt, start: int, worker: int, workers: int
+    at: WorkerAt,
+    slices: int,
+    many: int,
+    trie: Trie,
+    blocks: BlockTableAt,
+    start: int,
+    worker: int,
+    workers: int,
+    in_turn: bool,
 ) -> tuple[int, int]:
     """Play a table from block `start` on until Python is needed; return where to go on, and why.
 
     Of `workers` that share a table, each in its own thread, this one takes every slice that is `worker` modulo
-    `workers`.
+    `workers`. There are `many` slices. `in_turn`: compiled callbacks take turns with Python ones, so their batches are
+    left in the burst too.
 
-    Compiled callbacks have then run for every block before that. The burst holds what Python callbacks want, of at most
+    Else compiled callbacks have run for every block before that. The burst holds what Python callbacks want, of at most
     BURST_BLOCKS blocks; what it held before is freed first. A block that nobody has checked is checked when it is its
     turn, so its bytes are read from memory once. Blocks that are damaged, or have no message to play, are passed over.
     """
@@ -153,30 +255,30 @@ def play(
             continue
         if load_shared(slice_state, "stopping") != 0:
             return i, HALTED
-        if block.fault == UNCHECKED:
-            measure_one(row, blocks.wanted)
-        if block.fault != 0 or block.count == 0:
+        if not _has_messages(row, blocks.wanted):
             continue
         words = slices + 8 * SLICE_WORDS * block.slice_id
         table = _worker_table(words)
-        if state.blocks == BURST_BLOCKS or at.max_entries - state.entries < table.total:
+        if state.blocks == BURST_BLOCKS or at.max_entries - state.entries < table.total * many:
             return i, DELIVER
         slot = state.burst + SLOT_BYTES * state.blocks
-        matched = _fill(words, trie, slot, row)
+        matched = _fill(slices, trie, slot, row)
         if matched < 0:
             return i, NO_MEMORY
         if matched == 0:
             _count(words, row, matched, slot)
             continue
         before = state.entries
-        used = select(at, table, state.blocks, rows_used)
+        used = _select(at, slices, many, block, rows_used)
         if used < 0:
             close_messages(slot, 2)
             state.entries = before
             return (i, DELIVER) if state.blocks > 0 else (i, GROW)
         _count(words, row, matched, slot)
-        if run_compiled(at, table, before) > before:
-            _keep(at, slot)
+        if not in_turn:
+            run_compiled(at, table, before, block.origins)
+        if state.entries > before:
+            _keep(at, slot, row)
             rows_used = used
         else:
             close_messages(slot, 2)

@@ -24,14 +24,19 @@ _STRIDE = 256
 class Callback:
     """One registered callback. It lives on worker `worker` of each slice that its prefix can fall into.
 
-    `active` turns False once and for all when it is removed: no batch begins after that.
+    `active` turns False once and for all when it is removed: no batch begins after that. One that is `independent` does
+    not care what others have seen: it takes no turns with them. Those of one `group` are on one worker.
     """
 
-    def __init__(self, kind: Kind, prefix: bytes, function: Callable[..., Any], worker: int) -> None:
+    def __init__(
+        self, kind: Kind, prefix: bytes, function: Callable[..., Any], worker: int, independent: bool = False
+    ) -> None:
         self.kind = kind
         self.prefix = prefix
         self.function = function
         self.worker = worker
+        self.independent = independent
+        self.group: str | None = None
         self.active = True
 
     @property
@@ -81,8 +86,9 @@ class CompiledCallback(Callback):
         worker: int,
         state: NDArray[Any],
         entry: Any,
+        independent: bool = False,
     ) -> None:
-        super().__init__("compiled", prefix, function, worker)
+        super().__init__("compiled", prefix, function, worker, independent)
         self._initial = state.copy()
         self._entry = entry
         self.states: dict[int, NDArray[Any]] = {}

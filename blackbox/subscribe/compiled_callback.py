@@ -22,6 +22,7 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.errors import NumbaError
 from numpy.typing import NDArray
 
+from blackbox.block.batch import ORIGINS
 from blackbox.block.format import FLAG_NULLS, FLAG_SEQUENCES, body_layout
 from blackbox.errors import CallbackError
 from blackbox.native.intrinsics import _pointer, bytes_at, int32s_at, int64s_at
@@ -59,6 +60,9 @@ class CompiledBatch(NamedTuple):
     """Sequence number of each row; empty when they follow each other."""
     validity: NDArray[numpy.uint8]
     """A bit for each row, the lowest first: 0, it has no value; empty when all have one. See `has_value`."""
+    origins: NDArray[numpy.int64]
+    """Of a block that a replay gathered from several: `ts_out` of each row, then `ts_in`, `ts_recv`, slice and epoch of
+    each. Else empty. See `ts_out_of`."""
 
 
 @njit(inline="always")
@@ -79,6 +83,18 @@ def has_value(batch: CompiledBatch, row: int) -> Any:
 def sequence_of(batch: CompiledBatch, row: int) -> Any:
     """The sequence number of a row within its key."""
     return batch.sequences[row] if len(batch.sequences) else batch.sequence + row
+
+
+@njit(inline="always")
+def ts_out_of(batch: CompiledBatch, row: int) -> Any:
+    """When a row was sent; `batch.ts_out` is the latest of a block that a replay gathered."""
+    return batch.origins[row] if len(batch.origins) else batch.ts_out
+
+
+@njit(inline="always")
+def ts_recv_of(batch: CompiledBatch, row: int) -> Any:
+    """When a row was received; `batch.ts_recv` is the latest of a block that a replay gathered."""
+    return batch.origins[2 * len(batch.ts_event) + row] if len(batch.origins) else batch.ts_recv
 
 
 @njit(inline="always")
@@ -132,6 +148,7 @@ def _batch(call: CallbackCall) -> CompiledBatch:
         call.sequence,
         int64s_at(body + layout.sequences, count if call.flags & FLAG_SEQUENCES else 0),
         bytes_at(body + layout.validity, (count + 7) >> 3 if call.flags & FLAG_NULLS else 0),
+        int64s_at(call.origins, ORIGINS * count if call.origins != 0 else 0),
     )
 
 

@@ -6,7 +6,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final
 
 import numpy
 from numpy.typing import NDArray
@@ -16,9 +18,10 @@ from blackbox.block.format import LEAST_ROW_BYTES, MAX_BODY_BYTES
 from blackbox.errors import CallbackError
 from blackbox.native.memory import foreign_array
 from blackbox.subscribe import worker_loop as collect
-from blackbox.subscribe.callbacks import Callback, CompiledCallback
+from blackbox.subscribe.callbacks import Callback, CompiledCallback, Kind
 from blackbox.subscribe.match_table import WorkerTable
 from blackbox.subscribe.state import SliceCounters, SliceState, WorkerCounters
+from blackbox.subscribe.turns import Part, Taker, call_entry, give_in_turn, give_message_by_message, list_turns
 from blackbox.transport.libzmq import close_messages
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 _FIRST_ROWS = 1 << 16
 _LEAST_ENTRIES = 256
+_MESSAGES: Final[frozenset[Kind]] = frozenset(("message",))
 
 _identity: NDArray[numpy.int32] = numpy.empty(0, numpy.int32)
 _identity_lock = threading.Lock()
@@ -81,7 +85,15 @@ class Delivery:
         counters: WorkerCounters,
         on_error: Callable[[CallbackError], bool],
         is_terminated: Callable[[], bool],
+        in_turn: frozenset[Kind] = _MESSAGES,
+        slices: int = 1,
     ) -> None:
+        """For the callbacks of one worker, whose batches of a block are of one slice, or of so many.
+
+        Callbacks of the kinds `in_turn` get a block's messages in turn, each message before the next, unless they are
+        independent.
+        """
+        self._in_turn, self._slices = in_turn, slices
         self.state = collect.WorkerState()
         self.scratch = numpy.zeros(collect.SCRATCH_WORDS, numpy.int64)
         self.burst = BlockBurst()
@@ -110,14 +122,14 @@ class Delivery:
         """All of this for compiled code, with scratch for a table's callbacks."""
         self._table = table
         callbacks = len(table.callbacks) + 1
-        self._entries = numpy.zeros(max(_LEAST_ENTRIES, 2 * table.at.total), collect.BatchEntry.dtype)
+        self._entries = numpy.zeros(max(_LEAST_ENTRIES, 2 * self._slices * table.at.total), collect.BatchEntry.dtype)
         self._counts = numpy.zeros(callbacks, numpy.int64)
         self._places = numpy.zeros(callbacks, numpy.int64)
         self._touched = numpy.zeros(callbacks, numpy.int32)
         self._callbacks_raised = numpy.zeros(callbacks, numpy.int32)
         self._raises = numpy.zeros(callbacks, numpy.int64)
         self.state.burst = self.burst.address
-        return collect.WorkerAt(
+        self._at = collect.WorkerAt(
             dealer,
             slice_state.address,
             self._counters.address,
@@ -139,6 +151,7 @@ class Delivery:
             self._block_places.ctypes.data,
             slice_counters.address,
         )
+        return self._at
 
     def close(self) -> None:
         """Free what the burst still holds. For when no compiled code uses it any more."""
@@ -161,28 +174,69 @@ class Delivery:
                 self.state.burst = self.burst.address
 
     def _run_callbacks(self, burst: BlockBurst) -> None:
-        counters = self._counters
         entries = self._entries[: self.state.entries].tolist()
         places = self._block_places[: self.state.blocks].tolist()
-        last = {callback: number for number, (_, callback, _, _) in enumerate(entries)}
-        opened: dict[int, Opened] = {}
-        for number, (slot, callback_number, rows, count) in enumerate(entries):
+        last = {callback: number for number, (_, callback, *_) in enumerate(entries)}
+        for slot, group in groupby(enumerate(entries), lambda each: each[1][0]):
             if self.is_over():
                 return
-            callback = self._table.callbacks[callback_number]
-            if not callback.active:
-                counters.unwanted += count
-                continue
-            if slot not in opened:
-                envelope, body, body_bytes = places[slot]
-                opened[slot] = Opened(burst, envelope, body, body_bytes, self._schema)
-            at = opened[slot]
-            rows_of_batch = self._rows_of(burst, rows, count, at.block.count)
-            batch = Batch(at.block, rows_of_batch, at, last[callback_number] == number)
-            counters.busy_since_ns = time.monotonic_ns()
-            counters.delivered += callback.give(batch, self._raised, self.is_over)
-            counters.batches += 1
-            counters.busy_since_ns = 0
+            envelope, body, body_bytes, origins = places[slot]
+            opened = Opened(burst, envelope, body, body_bytes, origins, self._schema)
+            parts = []
+            for number, (_, callback_number, rows, count, _) in group:
+                batch_rows = self._rows_of(burst, rows, count, opened.block.count)
+                batch = Batch(opened.block, batch_rows, opened, last[callback_number] == number)
+                parts.append((callback_number, Part(number, self._table.callbacks[callback_number], batch)))
+            self._deliver_block([part for _, part in sorted(parts, key=itemgetter(0))], opened)
+
+    def _deliver_block(self, parts: list[Part], opened: Opened) -> None:
+        """Give callbacks, in the order in which they were registered, what they get of a block."""
+        active = []
+        for part in parts:
+            if part.callback.active:
+                active.append(part)
+            else:
+                self._counters.unwanted += len(part.batch)
+        in_turn = [part for part in active if part.callback.kind in self._in_turn and not part.callback.independent]
+        if len(in_turn) < 2:
+            in_turn = []
+        self._counters.busy_since_ns = time.monotonic_ns()
+        if in_turn:
+            self._give_in_turn(in_turn, opened)
+        for part in active:
+            if self.is_over():
+                break
+            if part not in in_turn:
+                self._counters.busy_since_ns = time.monotonic_ns()
+                self._give(part)
+        self._counters.busy_since_ns = 0
+
+    def _give(self, part: Part) -> None:
+        if not part.callback.active:
+            self._counters.unwanted += len(part.batch)
+        elif part.callback.kind == "compiled":
+            self._call_compiled(part.entry, 0, len(part.batch))
+        else:
+            self._counters.delivered += part.callback.give(part.batch, self._raised, self.is_over)
+            self._counters.batches += 1
+
+    def _give_in_turn(self, parts: list[Part], opened: Opened) -> None:
+        many = sum(len(part.batch) for part in parts)
+        turns, counts = numpy.empty(many, numpy.int64), numpy.empty(many, numpy.int64)
+        chosen = numpy.array([part.entry for part in parts], numpy.int64)
+        found = list_turns(self._entries.ctypes.data, chosen, opened.block.count, turns, counts)
+        takers = [Taker(part, opened, self._raised, self._call_compiled) for part in parts]
+        if all(part.callback.kind == "message" for part in parts):
+            give_message_by_message(takers, numpy.repeat(turns[:found], counts[:found]).tolist(), self.is_over)
+        else:
+            give_in_turn(takers, turns[:found].tolist(), counts[:found].tolist(), self.is_over)
+        self._counters.delivered += sum(taker.taken for taker in takers)
+        self._counters.batches += found
+
+    def _call_compiled(self, entry: int, start: int, count: int) -> None:
+        call_entry(self._at, self._table.at, entry, start, count)
+        if self.state.raised:
+            self.compiled_raised()
 
     def is_over(self) -> bool:
         """Whether the rest of what is at hand is not to be delivered."""
@@ -200,7 +254,7 @@ class Delivery:
         self._counters.errors += 1
         self._counters.failed += len(batch) if place < 0 else 1
         first = Message(b"", batch, max(place, 0))
-        which = f"slice {batch.block.slice_id}, topic {first.topic!r}, sequence {first.sequence}"
+        which = f"slice {first.slice_id}, topic {first.topic!r}, sequence {first.sequence}"
         if place < 0 and len(batch) > 1:
             which = f"{which} and {len(batch) - 1} messages more"
         what = f"{type(error).__name__}: {_text_of(error)}"

@@ -90,6 +90,8 @@ class BatchEntry(SharedRecord):
     rows = Field()
     """Address of the row numbers, or ALL_ROWS."""
     count = Field()
+    state = Field()
+    """Address of a compiled callback's state."""
 
 
 class BlockPlace(SharedRecord):
@@ -98,6 +100,8 @@ class BlockPlace(SharedRecord):
     envelope = Field()
     body = Field()
     body_bytes = Field()
+    origins = Field()
+    """Address of where each message came from, if a replay gathered them from several blocks; else 0."""
 
 
 class CallbackCall(SharedRecord):
@@ -124,6 +128,8 @@ class CallbackCall(SharedRecord):
     """Set to 1 when the callback raised."""
     flags = Field()
     """Of the block's header."""
+    origins = Field()
+    """Address of where each message came from; 0: all came with this block."""
 
 
 worker_state_at = record_at(WorkerState)
@@ -195,13 +201,15 @@ def entry_at(at: WorkerAt, number: int) -> BatchEntry:
 
 
 @inner
-def _add_entry(at: WorkerAt, slot: int, callback: int, rows: int, count: int) -> None:
+def add_entry(at: WorkerAt, slot: int, callback: int, rows: int, count: int, callback_state: int) -> None:
+    """Add a batch to the burst."""
     state = worker_state_at(at.state)
     entry = entry_at(at, state.entries)
     entry.slot = slot
     entry.callback = callback
     entry.rows = rows
     entry.count = count
+    entry.state = callback_state
     state.entries += 1
 
 
@@ -219,10 +227,12 @@ def select(at: WorkerAt, table: WorkerTableAt, slot: int, rows_used: int) -> int
     wanted = header.count - envelope.first_row
     starts = int64s_at(table.starts, table.sets + 1)
     callbacks = int32s_at(table.callbacks, table.total)
+    states = int64s_at(table.states, table.total + 1)
     if envelope.groups == 0:
         only = int32s_at(frame + TOPICS_AT + 4 * header.topics, 1)[0]
         for place in range(starts[only], starts[only + 1]):
-            _add_entry(at, slot, numpy.int64(callbacks[place]), ALL_ROWS, wanted)
+            callback = numpy.int64(callbacks[place])
+            add_entry(at, slot, callback, ALL_ROWS, wanted, states[callback])
         return rows_used
     rows = frame + rows_at(header.topics, envelope.groups)
     counts = int64s_at(at.counts, table.total)
@@ -260,7 +270,7 @@ def select(at: WorkerAt, table: WorkerTableAt, slot: int, rows_used: int) -> int
             place = at.rows + 4 * used
             _merge(table, frame, callback, place)
             used += count
-        _add_entry(at, slot, callback, place, count)
+        add_entry(at, slot, callback, place, count, states[callback])
     body = state.burst + SLOT_BYTES * slot + MESSAGE_BYTES
     if reached > 1 and 4 * delivered > wanted and msg_size(body) < _READ_AHEAD_BYTES * header.count:
         _read_ahead(msg_data(body), msg_size(body))
@@ -328,8 +338,8 @@ def _merge_rows(out: NDArray[numpy.int32], used: int, rows: NDArray[numpy.int32]
 
 
 @inner
-def _call(at: WorkerAt, table: WorkerTableAt, entry: BatchEntry) -> None:
-    """Run a compiled callback on its rows."""
+def call_compiled(at: WorkerAt, table: WorkerTableAt, entry: BatchEntry, start: int, count: int, origins: int) -> None:
+    """Run a compiled callback on `count` rows of its batch, from place `start` on."""
     state = worker_state_at(at.state)
     slot = state.burst + SLOT_BYTES * entry.slot
     frame = msg_data(slot)
@@ -339,8 +349,9 @@ def _call(at: WorkerAt, table: WorkerTableAt, entry: BatchEntry) -> None:
     fixed = header.flags & FLAG_FIXED != 0
     layout = layout_of(header)
     call = callback_call_at(at.call)
-    call.rows = at.identity + 4 * envelope.first_row if entry.rows == ALL_ROWS else entry.rows
-    call.row_count = entry.count
+    rows = at.identity + 4 * envelope.first_row if entry.rows == ALL_ROWS else entry.rows
+    call.rows = rows + 4 * start
+    call.row_count = count
     call.block_count = header.count
     call.body = msg_data(body_message)
     call.topic_count = header.topics
@@ -351,9 +362,10 @@ def _call(at: WorkerAt, table: WorkerTableAt, entry: BatchEntry) -> None:
     call.ts_out = header.ts_out
     call.ts_recv = envelope.ts_recv
     call.sequence = header.sequence
-    call.state = int64s_at(table.states, entry.callback + 1)[entry.callback]
+    call.state = entry.state
     call.error = 0
     call.flags = header.flags
+    call.origins = origins
     call_with_address(int64s_at(table.functions, entry.callback + 1)[entry.callback], at.call)
     counters = worker_counters_at(at.counters)
     if callback_call_at(at.call).error != 0:
@@ -363,9 +375,9 @@ def _call(at: WorkerAt, table: WorkerTableAt, entry: BatchEntry) -> None:
             state.raised += 1
         raises[0] += 1
         counters.errors += 1
-        counters.failed += entry.count
+        counters.failed += count
         return
-    counters.delivered += entry.count
+    counters.delivered += count
     counters.batches += 1
 
 
@@ -400,7 +412,7 @@ def _take(at: WorkerAt, table: WorkerTableAt, rows_used: int) -> int:
             msg_close(slot + part)
         state.entries = before
         return -1
-    keep_place(at, msg_size(slot + MESSAGE_BYTES))
+    keep_place(at, msg_size(slot + MESSAGE_BYTES), numpy.int64(0))
     _note_lag(at, msg_data(slot))
     state.blocks += 1
     state.pending = 0
@@ -411,7 +423,7 @@ def _take(at: WorkerAt, table: WorkerTableAt, rows_used: int) -> int:
 
 
 @inner
-def keep_place(at: WorkerAt, body_bytes: int) -> None:
+def keep_place(at: WorkerAt, body_bytes: int, origins: int) -> None:
     """Note for Python where the next block of the burst lies."""
     state = worker_state_at(at.state)
     slot = state.burst + SLOT_BYTES * state.blocks
@@ -419,11 +431,15 @@ def keep_place(at: WorkerAt, body_bytes: int) -> None:
     place.envelope = msg_data(slot)
     place.body = msg_data(slot + MESSAGE_BYTES)
     place.body_bytes = body_bytes
+    place.origins = origins
 
 
 @inner
-def run_compiled(at: WorkerAt, table: WorkerTableAt, first: int) -> int:
-    """Run the compiled callbacks of the entries from `first` on; leave those of Python ones, return their number."""
+def run_compiled(at: WorkerAt, table: WorkerTableAt, first: int, origins: int) -> int:
+    """Run the compiled callbacks of the entries from `first` on; leave those of Python ones, return their number.
+
+    `origins`: where the messages of the only block came from, if a replay gathered it; else 0.
+    """
     state = worker_state_at(at.state)
     counters = worker_counters_at(at.counters)
     functions = int64s_at(table.functions, table.total + 1)
@@ -437,10 +453,11 @@ def run_compiled(at: WorkerAt, table: WorkerTableAt, first: int) -> int:
             kept.callback = entry.callback
             kept.rows = entry.rows
             kept.count = entry.count
+            kept.state = entry.state
             left += 1
         elif function > 0:
             store_shared(counters, "busy_since_ns", monotonic_ns())
-            _call(at, table, entry)
+            call_compiled(at, table, entry, numpy.int64(0), entry.count, origins)
         else:
             counters.unwanted += entry.count
     store_shared(counters, "busy_since_ns", 0)
@@ -482,7 +499,7 @@ def collect(at: WorkerAt, table: WorkerTableAt) -> int:
         state.last = numpy.int64(status == ENDED)
         taken = state.blocks
         if taken > 0:
-            if run_compiled(at, table, numpy.int64(0)) > 0 or state.raised != 0:
+            if run_compiled(at, table, numpy.int64(0), numpy.int64(0)) > 0 or state.raised != 0:
                 return DELIVER
             close_messages(state.burst, 2 * taken)
             state.blocks = 0

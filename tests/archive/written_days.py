@@ -22,8 +22,11 @@ few = settings(max_examples=60)
 
 
 @st.composite
-def days(draw: st.DrawFn) -> tuple[int, int, list[tuple[int, bool, list[Put]]]]:
-    """Slices, key_bytes, and segments as (slice, whether it is indexed, blocks): few values, so that many are equal."""
+def days(draw: st.DrawFn, least_time: int = 0) -> tuple[int, int, list[tuple[int, bool, list[Put]]]]:
+    """Slices, key_bytes, and segments as (slice, whether it is indexed, blocks): few values, so that many are equal.
+
+    `least_time` 1: each message has a time.
+    """
     slices = draw(st.integers(1, 3))
     key_bytes = draw(st.integers(0, 8))
     segments = []
@@ -39,7 +42,9 @@ def days(draw: st.DrawFn) -> tuple[int, int, list[tuple[int, bool, list[Put]]]]:
             size = draw(st.sampled_from([None, 0, 3]))
             payloads = st.binary(max_size=9) if size is None else st.binary(min_size=size, max_size=size)
             rows = draw(
-                st.lists(st.tuples(st.sampled_from(topics), payloads, st.integers(0, 6)), min_size=1, max_size=5)
+                st.lists(
+                    st.tuples(st.sampled_from(topics), payloads, st.integers(least_time, 6)), min_size=1, max_size=5
+                )
             )
             epoch = draw(st.sampled_from(EPOCHS))
             sequences[slice_id, epoch, key] += draw(st.sampled_from([0, 0, 0, 2]))

@@ -15,6 +15,7 @@ EXAMPLES = ROOT / "examples"
 SAYS = {
     "add_a_feed_of_my_own": ["published: 10000", "EURUSD volume: 10000"],
     "back_test_a_strategy": ["\n".join(3 * ["7 trades, profit -2.30, VWAP 153.3042"])],
+    "back_test_two_symbols": ["the same live: True"],
     "change_what_i_want": ["[b'first', b'second', b'third']"],
     "count_without_the_gil": ["messages: 1000000"],
     "hear_of_a_slow_callback": ["alert: slow subscriber: feed 'busy'", "ended: slow subscriber: feed 'busy'"],

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from blackbox import Batch, Feed, Message, Subscriber
 from blackbox.replay.controls import Action, Controls, Grant
 from blackbox.replay.schedule import NO_LIMIT
-from blackbox.subscribe.compiled_callback import CompiledBatch, payload
+from blackbox.subscribe.compiled_callback import CompiledBatch, payload, sequence_of
 from tests.journals import Day, Put, Row, Told, feed_of
 
 few = settings(max_examples=60)
@@ -31,7 +31,7 @@ def fingerprint(batch: CompiledBatch, state: Any) -> None:
     for row in batch.rows:
         text = payload(batch, row)
         state[0] += 1
-        state[1] = state[1] * 31 + (batch.sequence + row) * 7 + batch.ts_event[row] + len(text)
+        state[1] = state[1] * 31 + sequence_of(batch, row) * 7 + batch.ts_event[row] + len(text)
         for byte in text:
             state[1] = state[1] * 31 + byte
 
@@ -49,9 +49,8 @@ def fingerprint_of(messages: Iterable[Told]) -> list[int]:
 
 
 def told_of(batch: Batch) -> list[Told]:
-    block = batch.block
     return [
-        Told(block.slice_id, block.epoch, sequence, batch.ts_out, batch.ts_recv, m.topic, m.payload, m.ts_event)
+        Told(m.slice_id, m.epoch, sequence, m.ts_out, m.ts_recv, m.topic, m.payload, m.ts_event)
         for m, sequence in zip(batch, batch.sequence.tolist(), strict=True)
     ]
 
@@ -73,11 +72,10 @@ class Audience:
         self.subscriber.on_reset(lambda: self.resets.append(len(self.by_message)))
 
     def _message(self, message: Message) -> None:
-        block = message.batch.block
         self.by_message.append(
             Told(
-                block.slice_id,
-                block.epoch,
+                message.slice_id,
+                message.epoch,
                 message.sequence,
                 message.ts_out,
                 message.ts_recv,
@@ -119,9 +117,10 @@ def chosen(
     slices: Sequence[int] | None = None,
     by: str = "ts_event",
 ) -> list[Told]:
+    """The wanted messages, in the order in which they are played."""
     return [
         m
-        for m in messages
+        for m in (sorted(messages, key=lambda m: m.ts_event) if by == "ts_event" else messages)
         if m.topic.startswith(prefix)
         and (start is None or getattr(m, by) >= start)
         and (stop is None or getattr(m, by) < stop)

@@ -81,7 +81,7 @@ def test_callbacks_come_and_go_in_a_callback(tmp_path: Path) -> None:
 
     subscriber.replay(Recording.open(tmp_path))
     assert came == [b"%d" % i for i in range(11)]
-    assert compiled.total()[0] == 32  # a burst: compiled callbacks are ahead of the others by that
+    assert compiled.total()[0] == 11  # no message more than the other has seen
     assert late == [b"%d" % i for i in range(32, 400) if i % 3 == 1]
 
 

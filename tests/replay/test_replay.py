@@ -33,7 +33,9 @@ from tests.replay.audience import (
 
 
 @few
-@given(days(), PREFIXES, PREFIXES, TIMES, TIMES, st.none() | st.lists(st.integers(0, 2), max_size=2), st.data())
+@given(
+    days(least_time=1), PREFIXES, PREFIXES, TIMES, TIMES, st.none() | st.lists(st.integers(0, 2), max_size=2), st.data()
+)
 def test_callbacks_get_what_plain_python_takes(
     day: Any,
     prefix: bytes,
@@ -56,7 +58,7 @@ def test_callbacks_get_what_plain_python_takes(
 
 
 @few
-@given(days(), st.sampled_from([b"", b"AX", b"AY."]), TIMES, SCRIPTS)
+@given(days(least_time=1), st.sampled_from([b"", b"AX", b"AY."]), TIMES, SCRIPTS)
 def test_steps_and_seeks_give_just_the_messages(
     day: Any, prefix: bytes, start: int | None, script: list[tuple[str, int]]
 ) -> None:
@@ -77,7 +79,7 @@ def test_steps_and_seeks_give_just_the_messages(
 
 
 @few
-@given(days(), st.lists(st.integers(0, 8), max_size=6))
+@given(days(least_time=1), st.lists(st.integers(0, 8), max_size=6))
 def test_pieces_that_are_due_add_up(day: Any, times: list[int]) -> None:
     with TemporaryDirectory() as path:
         written = made(path, day)
@@ -85,13 +87,12 @@ def test_pieces_that_are_due_add_up(day: Any, times: list[int]) -> None:
         audience = Audience(recording.feed)
         replay = Replay(recording, controls=Scripted(("until", time) for time in times), pace_by="ts_event")
         done = audience.subscriber.replay(replay)
-        audience.assert_got(written.told())
-        blocks = [put for segment in written.segments for put in segment.puts]
-        assert (done.messages, done.blocks) == (len(written.told()), len(blocks))
+        audience.assert_got(chosen(written.told()))
+        assert done.messages == len(written.told())
 
 
 @few
-@given(days())
+@given(days(least_time=1))
 def test_two_runs_are_the_same_call_by_call(day: Any) -> None:
     with TemporaryDirectory() as path:
         made(path, day)

@@ -1,0 +1,487 @@
+"""Bring the messages of many blocks into the order of their times, and gather them into new blocks; compiled."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.archive.format import OFFSET_BLOCK_HEADER, RECORD_HEAD_BYTES
+from blackbox.archive.rows import starts_with
+from blackbox.block.batch import ORIGINS
+from blackbox.block.encode import (
+    NO_VALUE,
+    Distinct,
+    Origin,
+    Rows,
+    TopicTable,
+    finish_header,
+    plan_block,
+    plan_bytes,
+    write_body,
+    write_template,
+)
+from blackbox.block.format import FLAG_FIXED, BodyLayout, Header, has_value, layout_of, read_header, sequence_of
+from blackbox.native.intrinsics import bytes_at, inner, int32s_at, int64s_at, unsigned
+from blackbox.native.jit import njit
+from blackbox.native.name_table import FULL, NumberingAt, number_of
+from blackbox.native.records import Field, SharedRecord, record_at
+from blackbox.replay.measure import BLOCK_ROW_BYTES, BlockRow, BlockTableAt, Wanted, block_row_at
+
+BEGINNING: Final = -(1 << 63)
+NO_ROOM: Final = -1
+_NO_TIME: Final = 0
+
+
+class HeldBlock(SharedRecord):
+    """A block of which some messages wait for their turn.
+
+    Of equal times, those come first that are recorded first: by `latest_out`, `stream`, `place`.
+    """
+
+    header = Field()
+    body = Field()
+    ts_recv = Field()
+    first_row = Field()
+    rows = Field()
+    """Address of int32[stop], the wanted rows by time; 0: those from `first_row` on."""
+    times = Field()
+    """Address of int64[stop], the time of each; 0: their `ts_event`."""
+    next = Field()
+    stop = Field()
+    numbers = Field()
+    """Address of int32[topics]: the number of each topic."""
+    latest_out = Field()
+    stream = Field()
+    place = Field()
+    due_ns = Field()
+    """The time of the next message."""
+    table = Field()
+    """The number of the table that it is in."""
+    row = Field()
+    """Its place in there."""
+
+
+held_at = record_at(HeldBlock)
+HELD_BYTES: Final = HeldBlock.dtype.itemsize
+
+
+class Arena(NamedTuple):
+    """Room for what held blocks refer to: as many topics, and as many messages, as the blocks have together."""
+
+    numbers: NDArray[numpy.int32]
+    rows: NDArray[numpy.int32]
+    times: NDArray[numpy.int64]
+
+
+class Holding(NamedTuple):
+    """What `hold` has found."""
+
+    blocks: int
+    """Blocks with wanted messages; NO_ROOM: there are more topics than fit."""
+    latest_ns: int
+    """The largest time of the slice so far."""
+    late: int
+    """Wanted messages that are earlier than one before them in the recording of their slice."""
+
+
+@njit(nogil=True, cache=True)
+def hold(
+    blocks: BlockTableAt,
+    sent: NDArray[numpy.int64],
+    places: NDArray[numpy.int64],
+    start_ns: int,
+    stop_ns: int,
+    latest_ns: int,
+    numbering: NumberingAt,
+    arena: Arena,
+    held: int,
+) -> Holding:
+    """Write HeldBlock[n] of those valid blocks of one slice that have wanted messages, and count them.
+
+    `sent` and `places` are `latest_out` and `place` of each. `latest_ns` is the largest time of the slice before them:
+    a message without a time takes the latest one before it.
+    """
+    found = topics = messages = late = numpy.int64(0)
+    for number in range(blocks.count):
+        row = block_row_at(blocks.address + BLOCK_ROW_BYTES * number)
+        if row.fault != 0:
+            continue
+        header = read_header(row.header)
+        numbers = arena.numbers[topics : topics + header.topics]
+        if not _number_topics(header, row.body, blocks.wanted, numbering, numbers):
+            return Holding(NO_ROOM, latest_ns, late)
+        rows, times = arena.rows[messages:], arena.times[messages:]
+        count, is_plain, latest_ns, more = _list_wanted(header, row, start_ns, stop_ns, latest_ns, numbers, rows, times)
+        late += more
+        if count == 0:
+            continue
+        block = held_at(held + HELD_BYTES * found)
+        found += 1
+        topics += header.topics
+        block.header, block.body, block.ts_recv = row.header, row.body, row.ts_recv
+        block.first_row, block.next, block.stop = row.first_row, numpy.int64(0), count
+        block.numbers = numbers.ctypes.data
+        block.latest_out, block.place = sent[number], places[number]
+        block.row = number
+        block.rows = block.times = numpy.int64(0)
+        if not is_plain:
+            order = numpy.argsort(times[:count], kind="mergesort")
+            rows[:count] = rows[:count][order]
+            times[:count] = times[:count][order]
+            block.rows, block.times = rows.ctypes.data, times.ctypes.data
+            messages += count
+        block.due_ns = times[0]
+    return Holding(found, latest_ns, late)
+
+
+@inner
+def _number_topics(
+    header: Header, body: int, wanted: Wanted, numbering: NumberingAt, numbers: NDArray[numpy.int32]
+) -> bool:
+    """Write the number of each topic of a block, -1 where it lacks the prefix; False: there are too many."""
+    layout = layout_of(header)
+    offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
+    for topic in range(header.topics):
+        start = numpy.int64(offsets[topic])
+        size = numpy.int64(offsets[topic + 1]) - start
+        text = body + layout.topics + start
+        numbers[topic] = -1
+        if starts_with(text, size, wanted.prefix, wanted.prefix_bytes):
+            number = number_of(numbering, text, size)
+            if number == FULL:
+                return False
+            numbers[topic] = number
+    return True
+
+
+@inner
+def _list_wanted(
+    header: Header,
+    block: BlockRow,
+    start_ns: int,
+    stop_ns: int,
+    latest_ns: int,
+    numbers: NDArray[numpy.int32],
+    rows: NDArray[numpy.int32],
+    times: NDArray[numpy.int64],
+) -> tuple[int, bool, int, int]:
+    """List the wanted rows of a block and their times.
+
+    Returns how many, whether they are all, with a time and in order, the latest time, and how many are late.
+    """
+    ts_event = int64s_at(block.body, header.count)
+    topic_index = int32s_at(block.body + 8 * header.count, header.count)
+    taken = numpy.uint64(0)
+    late = numpy.int64(0)
+    before = numpy.int64(BEGINNING)
+    is_plain = True
+    for row in range(numpy.uint64(block.first_row), numpy.uint64(header.count)):
+        own = ts_event[row]
+        time = own if own > _NO_TIME else latest_ns
+        is_late = time < latest_ns
+        latest_ns = max(latest_ns, time)
+        if numbers[unsigned(topic_index[row])] >= 0 and start_ns <= own and own < stop_ns:
+            rows[taken] = row
+            times[taken] = time
+            late += is_late
+            is_plain &= before <= time and time == own
+            before = time
+            taken += numpy.uint64(1)
+    count = numpy.int64(taken)
+    return count, is_plain and count == header.count - block.first_row, latest_ns, late
+
+
+class Heap(NamedTuple):
+    """The blocks that have a message now, the earliest first: their numbers, and the time of their next message."""
+
+    numbers: int
+    """Address of int64[n]."""
+    due_ns: int
+    """Address of int64[n]."""
+    room: int
+
+
+@inner
+def _ranks_before(held: int, left: int, right: int) -> bool:
+    """Whether of messages of one time those of a block come before those of another."""
+    a, b = held_at(held + HELD_BYTES * left), held_at(held + HELD_BYTES * right)
+    if a.latest_out != b.latest_out:
+        return a.latest_out < b.latest_out
+    if a.stream != b.stream:
+        return a.stream < b.stream
+    return a.place < b.place
+
+
+@inner
+def _is_before(held: int, heap: Heap, left: int, right: int) -> bool:
+    """Whether one place of the heap comes before another."""
+    due_ns = int64s_at(heap.due_ns, heap.room)
+    if due_ns[left] != due_ns[right]:
+        return due_ns[left] < due_ns[right]
+    numbers = int64s_at(heap.numbers, heap.room)
+    return _ranks_before(held, numbers[left], numbers[right])
+
+
+@inner
+def _sift_down(held: int, heap: Heap, size: int, place: int) -> None:
+    """Put what is at a place of the heap where it belongs."""
+    numbers, due_ns = int64s_at(heap.numbers, heap.room), int64s_at(heap.due_ns, heap.room)
+    while 2 * place + 1 < size:
+        child = 2 * place + 1
+        if child + 1 < size and _is_before(held, heap, child + 1, child):
+            child += 1
+        if not _is_before(held, heap, child, place):
+            return
+        numbers[place], numbers[child] = numbers[child], numbers[place]
+        due_ns[place], due_ns[child] = due_ns[child], due_ns[place]
+        place = child
+
+
+@inner
+def _make_heap(held: int, count: int, until_ns: int, heap: Heap) -> int:
+    """Bring the blocks with messages before a time into the heap; return how many."""
+    numbers, due_ns = int64s_at(heap.numbers, heap.room), int64s_at(heap.due_ns, heap.room)
+    size = 0
+    for number in range(count):
+        block = held_at(held + HELD_BYTES * number)
+        if block.next < block.stop and block.due_ns < until_ns:
+            numbers[size] = number
+            due_ns[size] = block.due_ns
+            size += 1
+    for place in range(size // 2 - 1, -1, -1):
+        _sift_down(held, heap, size, place)
+    return size
+
+
+@njit(nogil=True, cache=True)
+def interleave(
+    held: int,
+    count: int,
+    until_ns: int,
+    latest_ns: int,
+    heap: Heap,
+    to_blocks: NDArray[numpy.int32],
+    to_rows: NDArray[numpy.int32],
+    to_times: NDArray[numpy.int64],
+) -> tuple[int, int]:
+    """List the next messages before `until_ns` of `count` held blocks, in order: their blocks, rows and times.
+
+    Returns how many, as many as there is room for, and how many of them are earlier than one that went before:
+    `latest_ns` is the time of the last one listed earlier. `heap` has room for all blocks.
+    """
+    size = _make_heap(held, count, until_ns, heap)
+    numbers, due_ns = int64s_at(heap.numbers, heap.room), int64s_at(heap.due_ns, heap.room)
+    listed = misplaced = 0
+    while size > 0 and listed < len(to_rows):
+        rival, rival_ns = numpy.int64(-1), until_ns
+        if size > 1:
+            second = 2 if size > 2 and _is_before(held, heap, 2, 1) else 1
+            rival, rival_ns = numbers[second], due_ns[second]
+        number = numbers[0]
+        begun = listed
+        listed += _list_run(
+            held, number, rival, rival_ns, until_ns, to_rows.ctypes.data, to_times.ctypes.data, len(to_rows), listed
+        )
+        for place in range(begun, listed):
+            to_blocks[place] = number
+            misplaced += to_times[place] < latest_ns
+            latest_ns = max(latest_ns, to_times[place])
+        block = held_at(held + HELD_BYTES * number)
+        due_ns[0] = block.due_ns
+        if block.next == block.stop or block.due_ns >= until_ns:
+            size -= 1
+            numbers[0], due_ns[0] = numbers[size], due_ns[size]
+        _sift_down(held, heap, size, 0)
+    return listed, misplaced
+
+
+@inner
+def _list_run(
+    held: int,
+    number: int,
+    rival: int,
+    rival_ns: int,
+    until_ns: int,
+    rows_at: int,
+    times_at: int,
+    rows_room: int,
+    listed: int,
+) -> int:
+    """List the next messages of the earliest block, up to the rival's next one; return how many."""
+    block = held_at(held + HELD_BYTES * number)
+    first_row, place, stop, time = block.first_row, block.next, block.stop, block.due_ns
+    is_chosen = block.rows != 0
+    rows = int32s_at(block.rows, stop)
+    times = int64s_at(block.times if block.times != 0 else block.body + 8 * first_row, stop)
+    to_rows, to_times = int32s_at(rows_at, rows_room), int64s_at(times_at, rows_room)
+    goes_first = rival < 0 or _ranks_before(held, number, rival)
+    room = min(stop - place, rows_room - listed)
+    taken = 0
+    while taken < room and time < until_ns and (time < rival_ns or (time == rival_ns and goes_first)):
+        to_rows[listed + taken] = rows[place] if is_chosen else first_row + place
+        to_times[listed + taken] = time
+        taken += 1
+        place += 1
+        if place < stop:
+            time = times[place]
+    block.next, block.due_ns = place, time
+    return taken
+
+
+class Gathered(NamedTuple):
+    """Columns of the messages to put into new blocks."""
+
+    ts_event: NDArray[numpy.int64]
+    starts: NDArray[numpy.int64]
+    """Addresses of their payloads."""
+    lengths: NDArray[numpy.int32]
+    sequences: NDArray[numpy.int64]
+    topics: NDArray[numpy.int32]
+    order: NDArray[numpy.int32]
+    """0, 1, 2 ..."""
+
+
+@njit(nogil=True, cache=True)
+def gather(held: int, blocks: NDArray[numpy.int32], rows: NDArray[numpy.int32], to: Gathered) -> int:
+    """Write the columns of the listed messages; return the bytes of their payloads."""
+    known = -1
+    header = read_header(held_at(held + HELD_BYTES * numpy.int64(blocks[0])).header)
+    layout = layout_of(header)
+    body = payload_bytes = numpy.int64(0)
+    for i in range(len(blocks)):
+        number = numpy.int64(blocks[i])
+        block = held_at(held + HELD_BYTES * number)
+        if number != known:
+            known = number
+            header = read_header(block.header)
+            layout = layout_of(header)
+            body = block.body
+        row = numpy.int64(rows[i])
+        to.ts_event[i] = int64s_at(body + 8 * row, 1)[0]
+        topic = numpy.int64(int32s_at(body + layout.topic_index + 4 * row, 1)[0])
+        to.topics[i] = int32s_at(block.numbers + 4 * topic, 1)[0]
+        to.sequences[i] = sequence_of(header, layout, body, row)
+        payload_bytes += _note_payload(header, layout, body, row, to, i)
+    return payload_bytes
+
+
+@inner
+def _note_payload(header: Header, layout: BodyLayout, body: int, row: int, to: Gathered, i: int) -> int:
+    if header.flags & FLAG_FIXED != 0:
+        start, size = row * header.stride, header.stride
+    else:
+        offsets = int32s_at(body + layout.payload_offsets + 4 * row, 2)
+        start, size = numpy.int64(offsets[0]), numpy.int64(offsets[1]) - numpy.int64(offsets[0])
+    to.starts[i] = body + layout.payloads + start
+    to.lengths[i] = size if has_value(header, layout, body, row) else NO_VALUE
+    return size
+
+
+class Names(NamedTuple):
+    """The topics by number, and scratch that finds those of a block."""
+
+    table: TopicTable
+    distinct: Distinct
+
+
+class Target(NamedTuple):
+    """Where new blocks go: `room` bytes at `memory`, and BlockRow[many] at `rows`."""
+
+    memory: int
+    room: int
+    rows: int
+    many: int
+
+
+@njit(nogil=True, cache=True)
+def put_blocks(
+    held: int,
+    blocks: NDArray[numpy.int32],
+    times: NDArray[numpy.int64],
+    columns: Gathered,
+    start: int,
+    names: Names,
+    origin: Origin,
+    block_bytes: int,
+    to: Target,
+) -> tuple[int, int, int]:
+    """Put the gathered messages from `start` on into new blocks, each behind the head of a record, while there is room.
+
+    Behind each body follow int64[ORIGINS, n], where its messages came from, and int64[topics], the slice of each topic.
+    Returns where it ended, how many blocks there are, and how many bytes the next one needs.
+    """
+    rows = Rows(
+        columns.ts_event.ctypes.data,
+        numpy.int64(0),
+        columns.starts.ctypes.data,
+        columns.lengths.ctypes.data,
+        numpy.int64(0),
+        columns.sequences.ctypes.data,
+    )
+    at, used, made = start, numpy.int64(0), numpy.int64(0)
+    while at < len(blocks):
+        plan = plan_block(
+            rows, columns.order, columns.topics, at, len(blocks), block_bytes, names.table, names.distinct
+        )
+        body_bytes = plan_bytes(plan)
+        count = plan.stop - plan.start
+        origins = (RECORD_HEAD_BYTES + body_bytes + 7) & -8
+        size = origins + 8 * (ORIGINS * count + plan.topics)
+        if used + size > to.room or made == to.many:
+            return at, made, size
+        record = to.memory + used
+        body = record + RECORD_HEAD_BYTES
+        header = record + OFFSET_BLOCK_HEADER
+        write_body(body, plan, rows, columns.order, columns.topics, names.table, names.distinct)
+        ts_out, ts_in, ts_recv = _note_origins(
+            held,
+            blocks[plan.start : plan.stop],
+            columns.topics[plan.start : plan.stop],
+            names.distinct.place,
+            record + origins,
+        )
+        bytes_at(record, RECORD_HEAD_BYTES)[:] = 0
+        write_template(header, plan, body, False, origin, ts_in)
+        finish_header(header, columns.sequences[plan.start], ts_out, numpy.int64(0))
+        row = block_row_at(to.rows + BLOCK_ROW_BYTES * made)
+        row.header, row.body, row.body_bytes, row.origins = header, body, body_bytes, record + origins
+        row.place, row.slice_id, row.ts_recv = made, origin.slice_id, ts_recv
+        row.stop_row = row.count = count
+        row.next_ns = row.low_ns = times[plan.start]
+        row.high_ns = times[plan.stop - 1]
+        used += size
+        made += 1
+        at = plan.stop
+    return at, made, numpy.int64(0)
+
+
+@inner
+def _note_origins(
+    held: int, blocks: NDArray[numpy.int32], topics: NDArray[numpy.int32], place: NDArray[numpy.int32], to: int
+) -> tuple[int, int, int]:
+    """Write where each message came from; return the latest `ts_out`, the least `ts_in`, the latest `ts_recv`."""
+    count = len(blocks)
+    ts_out, ts_in, ts_recv = int64s_at(to, count), int64s_at(to + 8 * count, count), int64s_at(to + 16 * count, count)
+    slices, epochs = int64s_at(to + 24 * count, count), int64s_at(to + 32 * count, count)
+    slice_of_topic = to + 8 * ORIGINS * count
+    known = -1
+    block = held_at(held)
+    header = read_header(block.header)
+    latest_out, least_in, latest_recv = header.ts_out, header.ts_in, block.ts_recv
+    for i in range(count):
+        number = numpy.int64(blocks[i])
+        if number != known:
+            known = number
+            block = held_at(held + HELD_BYTES * number)
+            header = read_header(block.header)
+            if i == 0:
+                latest_out, least_in, latest_recv = header.ts_out, header.ts_in, block.ts_recv
+            latest_out = max(latest_out, header.ts_out)
+            least_in = min(least_in, header.ts_in)
+            latest_recv = max(latest_recv, block.ts_recv)
+        ts_out[i], ts_in[i], ts_recv[i] = header.ts_out, header.ts_in, block.ts_recv
+        slices[i], epochs[i] = header.slice_id, header.epoch
+        int64s_at(slice_of_topic + 8 * numpy.int64(place[topics[i]]), 1)[0] = header.slice_id
+    return latest_out, least_in, latest_recv

@@ -1,0 +1,266 @@
+"""Tables of blocks in the order of the market: by `ts_event`, over all slices, equal times as they were recorded.
+
+Slices are read in units by the least time in them (`blackbox.archive.by_time`). Blocks whose turn has come are held;
+what is earlier than anything not yet read is played. A long run of messages of one block is played where it lies. Short
+ones, as slices take turns, are gathered into new blocks, which keep where each message came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from ctypes import string_at
+from typing import Any, Final, NamedTuple
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.archive.by_time import ByTime, Unit
+from blackbox.archive.format import OFFSET_BLOCK_HEADER, RECORD, RECORD_HEAD_BYTES
+from blackbox.archive.reader import RecordRun
+from blackbox.block.block import distinct_scratch
+from blackbox.block.encode import Origin, TopicTable
+from blackbox.block.validate import Fault
+from blackbox.errors import ConfigError
+from blackbox.native.name_table import Numbering
+from blackbox.replay.block_table import END, BlockTable, Selection
+from blackbox.replay.interleave import (
+    NO_ROOM,
+    Arena,
+    Gathered,
+    Heap,
+    HeldBlock,
+    Names,
+    Target,
+    gather,
+    hold,
+    interleave,
+    put_blocks,
+)
+from blackbox.replay.measure import BlockRow
+
+_ROWS: Final = 1 << 14
+"""Messages that are put in order at a time: few enough to stay in the cache until they are played."""
+_LONG_RUN: Final = 512
+"""So many messages of one block are played where they lie."""
+_BLOCK_BYTES: Final = 256 << 10
+_ROW_BYTES: Final = 72
+"""Of a message beside its payload: time, topic, offset, sequence number, and where it came from."""
+_SPARE_BYTES: Final = 64 << 10
+"""For topics, heads and padding; where they need more, there is a second piece of memory."""
+_SPARE_BLOCKS: Final = 4
+_MEAN_TOPIC_BYTES: Final = 32
+
+
+class OutOfOrder:
+    """Messages that were recorded behind later ones of their slice.
+
+    Attributes: `late`, how many; `misplaced`, how many of all were delivered behind later ones, because the recording's
+    index could not tell that they would come.
+    """
+
+    def __init__(self) -> None:
+        self.late = 0
+        self.misplaced = 0
+
+
+class _Held(NamedTuple):
+    """Blocks that were read together, and what else must stay as long as one of them is held."""
+
+    table: BlockTable
+    arena: Arena
+    unit: Unit
+
+
+class MarketOrder:
+    """Makes tables of one selection of messages, in the order of the market. Used once."""
+
+    def __init__(self, by_time: ByTime, selection: Selection, max_topics: int, out_of_order: OutOfOrder) -> None:
+        """`max_topics`: over all slices."""
+        self._by_time, self._selection = by_time, selection
+        self._out_of_order = out_of_order
+        self._numbering = Numbering(max_topics, _MEAN_TOPIC_BYTES)
+        self._max_topics = max_topics
+        self._sizes = numpy.zeros(max_topics, numpy.int32)
+        self._sized = 0
+        self._distinct = distinct_scratch(max_topics)
+        self._tables: dict[int, _Held] = {}
+        self._made = 0
+        self._held = numpy.zeros(0, HeldBlock.dtype)
+        self._latest_ns = 0
+        self._blocks, self._rows = numpy.empty(_ROWS, numpy.int32), numpy.empty(_ROWS, numpy.int32)
+        self._times = numpy.empty(_ROWS, numpy.int64)
+        self._columns = Gathered(
+            numpy.empty(_ROWS, numpy.int64),
+            numpy.empty(_ROWS, numpy.int64),
+            numpy.empty(_ROWS, numpy.int32),
+            numpy.empty(_ROWS, numpy.int64),
+            numpy.empty(_ROWS, numpy.int32),
+            numpy.arange(_ROWS, dtype=numpy.int32),
+        )
+
+    def tables(self) -> Generator[BlockTable, None, None]:
+        """Yield the tables. Blocks that are damaged come when they are read, in tables of their own."""
+        units = self._by_time.units
+        for number, unit in enumerate(units):
+            yield from self._read(unit)
+            until_ns = units[number + 1].low_ns if number + 1 < len(units) else END
+            yield from self._play_before(until_ns)
+
+    def _read(self, unit: Unit) -> Generator[BlockTable, None, None]:
+        """Hold the blocks of a unit."""
+        latest_ns, latest_out = unit.latest_ns, unit.span.latest
+        for run in self._by_time.read(unit):
+            table = BlockTable.of(run, self._selection)
+            table.measure(0, len(table.rows))
+            if (bad := table.rows["fault"] != Fault.NONE).any():
+                yield table._replace(rows=table.rows[bad])
+            sent = numpy.maximum.accumulate(numpy.maximum(run.heads["ts_out"], latest_out))
+            latest_out = int(sent[-1])
+            latest_ns = self._hold(_Held(table, _arena_of(run), unit), sent, latest_ns)
+
+    def _hold(self, fresh: _Held, sent: NDArray[numpy.int64], latest_ns: int) -> int:
+        """Hold a table's blocks; return the latest time of their slice."""
+        table, selection = fresh.table, self._selection
+        held = numpy.zeros(len(table.rows), HeldBlock.dtype)
+        blocks, latest_ns, late = hold(
+            table.at(0, len(table.rows)),
+            sent,
+            table.run.addresses - fresh.unit.span.segment.address + (fresh.unit.span.segment.number << 40),
+            selection.start,
+            selection.stop,
+            latest_ns,
+            self._numbering.at,
+            fresh.arena,
+            held.ctypes.data,
+        )
+        if blocks == NO_ROOM:
+            raise ConfigError(
+                "the recordings have more topics than fit in the order of the market, expected at most "
+                f"{self._max_topics} (max_topics of all slices) of {_MEAN_TOPIC_BYTES} bytes on average"
+            )
+        self._out_of_order.late += late
+        if blocks:
+            held = held[:blocks]
+            held["stream"], held["table"] = fresh.unit.stream, self._made
+            self._tables[self._made] = fresh
+            self._made += 1
+            self._held = numpy.concatenate([self._held, held])
+            self._measure_names()
+        return latest_ns
+
+    def _measure_names(self) -> None:
+        names = len(self._numbering)
+        starts = self._numbering.starts[self._sized : names + 1]
+        self._sizes[self._sized : names] = numpy.diff(starts)
+        self._sized = names
+
+    def _play_before(self, until_ns: int) -> Generator[BlockTable, None, None]:
+        """Yield the held messages before a time."""
+        room = len(self._held) + 1
+        places = numpy.empty((2, room), numpy.int64)
+        heap = Heap(places[0].ctypes.data, places[1].ctypes.data, room)
+        while True:
+            count, misplaced = interleave(
+                self._held.ctypes.data,
+                len(self._held),
+                until_ns,
+                self._latest_ns,
+                heap,
+                self._blocks,
+                self._rows,
+                self._times,
+            )
+            if not count:
+                break
+            self._out_of_order.misplaced += misplaced
+            self._latest_ns = max(self._latest_ns, int(self._times[:count].max()))
+            yield from self._tables_of(count)
+        self._drop_played()
+
+    def _drop_played(self) -> None:
+        is_left = self._held["next"] < self._held["stop"]
+        if is_left.all():
+            return
+        self._held = self._held[is_left]
+        left = set(numpy.unique(self._held["table"]).tolist())
+        for number in [number for number in self._tables if number not in left]:
+            self._tables.pop(number).unit.release()
+
+    def _tables_of(self, count: int) -> Generator[BlockTable, None, None]:
+        """Yield the listed messages: long runs of a block as they lie, the others gathered."""
+        blocks, rows = self._blocks[:count], self._rows[:count]
+        ends = numpy.flatnonzero((blocks[1:] != blocks[:-1]) | (rows[1:] != rows[:-1] + 1)) + 1
+        bounds = numpy.concatenate(([0], ends, [count]))
+        gathered = 0
+        for run in numpy.flatnonzero(numpy.diff(bounds) >= _LONG_RUN).tolist():
+            start, stop = int(bounds[run]), int(bounds[run + 1])
+            if gathered < start:
+                yield self._gathered(gathered, start)
+            yield self._as_it_lies(start, stop)
+            gathered = stop
+        if gathered < count:
+            yield self._gathered(gathered, count)
+
+    def _as_it_lies(self, start: int, stop: int) -> BlockTable:
+        held = self._held[self._blocks[start]]
+        table = self._tables[int(held["table"])].table
+        rows = table.rows[[held["row"]]]
+        rows["first_row"], rows["stop_row"] = self._rows[start], int(self._rows[stop - 1]) + 1
+        rows["count"] = stop - start
+        self._note_times(rows, start, stop)
+        return table._replace(rows=rows, in_sequence=True)
+
+    def _note_times(self, rows: NDArray[Any], start: int, stop: int) -> None:
+        rows["next_ns"] = rows["low_ns"] = self._times[start]
+        rows["high_ns"] = self._times[stop - 1]
+
+    def _gathered(self, start: int, stop: int) -> BlockTable:
+        """Return a table of new blocks of the listed messages `[start, stop)`."""
+        held = self._held.ctypes.data
+        blocks, times = self._blocks[start:stop], self._times[start:stop]
+        payload_bytes = gather(held, blocks, self._rows[start:stop], self._columns)
+        names = Names(TopicTable(self._numbering.text, self._numbering.starts, self._sizes), self._distinct)
+        # The first one stands for all where a block has one number: schema, key_bytes, slice and epoch.
+        first = self._held[blocks[0]]
+        head = self._tables[int(first["table"])].table.heads[first["row"]]
+        origin = Origin(int(head["schema"]), int(head["slice"]), int(head["key_bytes"]), int(head["epoch"]))
+        parts: list[NDArray[Any]] = []
+        memory: list[NDArray[numpy.int64]] = []
+        room = payload_bytes + _ROW_BYTES * (stop - start) + _SPARE_BYTES
+        at = 0
+        while at < stop - start:
+            words = numpy.empty(room // 8 + 1, numpy.int64)
+            rows = numpy.zeros(room // _BLOCK_BYTES + _SPARE_BLOCKS, BlockRow.dtype)
+            to = Target(words.ctypes.data, words.nbytes, rows.ctypes.data, len(rows))
+            at, made, room = put_blocks(held, blocks, times, self._columns, at, names, origin, _BLOCK_BYTES, to)
+            rows["place"] += sum(map(len, parts))
+            parts.append(rows[:made])
+            memory.append(words)
+            room = max(room, _SPARE_BYTES)
+        rows = numpy.concatenate(parts)
+        addresses = rows["header"] - OFFSET_BLOCK_HEADER
+        run = RecordRun(
+            _heads_at(addresses),
+            addresses,
+            rows["body"].copy(),
+            numpy.zeros(len(rows), numpy.int64),
+            [],
+            numpy.zeros(len(rows), numpy.int32),
+            dict.fromkeys(addresses.tolist(), memory),
+            {},
+        )
+        return BlockTable(rows, run, self._selection, in_sequence=True)
+
+
+def _heads_at(addresses: NDArray[numpy.int64]) -> NDArray[Any]:
+    """Return RECORD[n], what lies at these addresses."""
+    return numpy.frombuffer(b"".join(string_at(place, RECORD_HEAD_BYTES) for place in addresses.tolist()), RECORD)
+
+
+def _arena_of(run: RecordRun) -> Arena:
+    messages = int(run.heads["count"].sum(dtype=numpy.int64))
+    return Arena(
+        numpy.empty(int(run.heads["topics"].sum(dtype=numpy.int64)), numpy.int32),
+        numpy.empty(messages, numpy.int32),
+        numpy.empty(messages, numpy.int64),
+    )

@@ -1,0 +1,206 @@
+"""Callbacks that take turns: each message of a block reaches all that want it before the next message reaches any.
+
+A callback alone gets its messages of a block at once. Of several, none may see a message that another has not yet had a
+chance to see: so each gets a run of messages, then the next one gets a run, in the order of the block.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, repeat
+from operator import length_hint
+from typing import Any, Final, NamedTuple
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.block.batch import Batch, Message, Opened
+from blackbox.native.intrinsics import inner, int32s_at
+from blackbox.native.jit import njit, warm_up
+from blackbox.subscribe.callbacks import Callback
+from blackbox.subscribe.match_table import WorkerTable
+from blackbox.subscribe.worker_loop import (
+    ALL_ROWS,
+    ENTRY_BYTES,
+    PLACE_BYTES,
+    WorkerAt,
+    WorkerTableAt,
+    batch_entry_at,
+    block_place_at,
+    call_compiled,
+    entry_at,
+)
+
+OnError = Callable[[Callback, BaseException, Batch, int], bool]
+"""As `Callback.give` tells it."""
+
+_ALL: Final = -1
+_STRIDE: Final = 256
+"""Messages between two looks at whether the end has come."""
+
+
+@inner
+def _sift_down(heap: NDArray[numpy.int64], size: int) -> None:
+    """Put the first of the heap where it belongs."""
+    moved = heap[0]
+    place = 0
+    while 2 * place + 1 < size:
+        child = 2 * place + 1
+        if child + 1 < size and heap[child + 1] < heap[child]:
+            child += 1
+        if moved <= heap[child]:
+            break
+        heap[place] = heap[child]
+        place = child
+    heap[place] = moved
+
+
+@njit(nogil=True, cache=True)
+def list_turns(
+    entries: int,
+    chosen: NDArray[numpy.int64],
+    block_rows: int,
+    to_part: NDArray[numpy.int64],
+    to_count: NDArray[numpy.int64],
+) -> int:
+    """List who gets how many messages next, until all are given; return how many turns that are.
+
+    `chosen` are batches of one block at the address `entries`, in the order of their callbacks; a turn names its place
+    in there. There is room for a turn a message.
+    """
+    heap = numpy.empty(len(chosen), numpy.int64)
+    following = numpy.zeros(len(chosen), numpy.int64)
+    parts = len(chosen)
+    for part in range(parts):
+        heap[part] = (_row(entries, chosen[part], block_rows, 0) << 32) | part
+    heap.sort()
+    turns = 0
+    last = -1
+    while parts > 0:
+        part = heap[0] & 0xFFFFFFFF
+        if part != last:
+            to_part[turns], to_count[turns] = part, 0
+            turns += 1
+            last = part
+        to_count[turns - 1] += 1
+        following[part] += 1
+        if following[part] == batch_entry_at(entries + ENTRY_BYTES * chosen[part]).count:
+            parts -= 1
+            heap[0] = heap[parts]
+        else:
+            heap[0] = (_row(entries, chosen[part], block_rows, following[part]) << 32) | part
+        _sift_down(heap, parts)
+    return turns
+
+
+@inner
+def _row(entries: int, number: int, block_rows: int, place: int) -> Any:
+    """Return the row of a batch's message."""
+    entry = batch_entry_at(entries + ENTRY_BYTES * number)
+    if entry.rows == ALL_ROWS:
+        return block_rows - entry.count + place
+    return numpy.int64(int32s_at(entry.rows, entry.count)[place])
+
+
+@njit(nogil=True, cache=True)
+def call_entry(at: WorkerAt, table: WorkerTableAt, number: int, start: int, count: int) -> None:
+    """Run a compiled callback on some messages of its batch."""
+    entry = entry_at(at, number)
+    origins = block_place_at(at.places_of_blocks + PLACE_BYTES * entry.slot).origins
+    call_compiled(at, table, entry, start, count, origins)
+
+
+class Part(NamedTuple):
+    """What one callback gets of a block."""
+
+    entry: int
+    """The number of its batch in the burst."""
+    callback: Callback
+    batch: Batch
+
+
+class Taker:
+    """Gives one callback its messages, some at a time, in order. `taken`: how many it took without an error."""
+
+    def __init__(self, part: Part, opened: Opened, on_error: OnError, call: Callable[[int, int, int], None]) -> None:
+        """`call(entry, start, count)` runs a compiled callback, and counts what it took."""
+        self._part, self._opened, self._on_error, self._call = part, opened, on_error, call
+        self._rows = iter(range(len(part.batch)))
+        self._at = 0
+        self.taken = 0
+        self.calls: Iterator[object] = iter(())
+        if part.callback.kind == "message":
+            payloads = part.batch.payload_list()
+            self.calls = map(part.callback.function, map(Message, payloads, repeat(part.batch), self._rows))
+
+    def take(self, count: int) -> bool:
+        """Give it the next messages; False: stop here."""
+        kind = self._part.callback.kind
+        if kind == "message":
+            return self._take_messages(count)
+        start, self._at = self._at, self._at + count
+        if kind == "compiled":
+            self._call(self._part.entry, start, count)
+            return True
+        batch = self._part.batch
+        rows = numpy.arange(start, self._at, dtype=numpy.int32) if batch.rows is None else batch.rows[start : self._at]
+        is_last = self._at == len(batch)
+        piece = Batch(batch.block, rows, self._opened, batch.end_of_batch and is_last)
+        try:
+            self._part.callback.function(piece)
+        except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
+            return self._on_error(self._part.callback, error, piece, _ALL)
+        self.taken += count
+        return True
+
+    def failed(self, error: BaseException) -> bool:
+        """Take note that the last message raised; False: stop here."""
+        self.taken -= 1
+        batch = self._part.batch
+        return self._on_error(self._part.callback, error, batch, len(batch) - length_hint(self._rows) - 1)
+
+    def _take_messages(self, count: int) -> bool:
+        end = length_hint(self._rows) - count
+        while (left := length_hint(self._rows)) > end:
+            error: BaseException | None = None
+            try:
+                deque(islice(self.calls, left - end), maxlen=0)
+            except BaseException as raised:  # noqa: BLE001
+                error = raised
+            self.taken += left - length_hint(self._rows)
+            if error is not None and not self.failed(error):
+                return False
+        return True
+
+
+def give_in_turn(
+    takers: Sequence[Taker], turns: Sequence[int], counts: Sequence[int], is_over: Callable[[], bool]
+) -> None:
+    """Give messages in turn: `counts[i]` to `takers[turns[i]]`, until it is over."""
+    for turn, count in zip(turns, counts, strict=True):
+        if is_over() or not takers[turn].take(count):
+            return
+
+
+def give_message_by_message(takers: Sequence[Taker], turns: Sequence[int], is_over: Callable[[], bool]) -> None:
+    """As `give_in_turn`, one message to `takers[turns[i]]`: the loop runs in C; after an error it goes on behind it."""
+    each = iter(turns)
+    calls: list[Any] = [taker.calls for taker in takers]
+    run = map(next, map(calls.__getitem__, each))
+    while length_hint(each) and not is_over():
+        try:
+            deque(islice(run, _STRIDE), maxlen=0)
+        except BaseException as error:  # noqa: BLE001
+            if not takers[turns[len(turns) - length_hint(each) - 1]].failed(error):
+                break
+    done = turns[: len(turns) - length_hint(each)]
+    for taker, taken in zip(takers, numpy.bincount(done, minlength=len(takers)).tolist(), strict=True):
+        taker.taken += taken
+
+
+def warm_up_turns(at: WorkerAt, table: WorkerTable) -> None:
+    """Compile what taking turns runs, before there is something to deliver."""
+    nothing = numpy.empty(0, numpy.int64)
+    warm_up(list_turns, 0, nothing, 0, nothing, nothing)
+    warm_up(call_entry, at, table.at, 0, 0, 0)

@@ -1,0 +1,197 @@
+"""The order in which a replay shows messages to callbacks, against a plain sort and a plain loop over all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blackbox import Batch, Message, Recording, Subscriber
+from blackbox.replay.clock import ManualClock
+from blackbox.replay.controls import Controls
+from blackbox.replay.replay import Replay
+from blackbox.subscribe.compiled_callback import little_endian, payload
+from tests.journals import Day, Put, Row, feed_of
+
+PREFIXES = (b"", b"A", b"A.x", b"B", b"C.y", b"A.xx")
+TOPICS = (b"A.x", b"A.xx", b"A.y", b"B.x", b"B.y", b"C.x", b"C.y")
+KINDS = ("message", "batch", "compiled")
+
+
+class Recorded(NamedTuple):
+    slice_id: int
+    sequence: int
+    topic: bytes
+    payload: bytes
+    ts_event: int
+    ts_out: int
+    place: tuple[int, int, int, int]
+    """The recording's order: largest `ts_out` of the slice so far, slice, record, row."""
+    time: int
+    """`ts_event`, or the latest of the slice before it."""
+
+
+class Wish(NamedTuple):
+    kind: str
+    prefix: bytes
+    independent: bool = False
+
+
+class Seen(NamedTuple):
+    """A message that a Python callback saw, and the sum of what compiled ones had seen by then."""
+
+    callback: int
+    payload: bytes
+    compiled: int
+
+
+Blocks = list[tuple[int, int, list[tuple[bytes, int]]]]
+"""Of each block: its slice, `ts_out`, and (topic, `ts_event`) of its messages."""
+
+
+def write_day(path: Path, blocks: Blocks, slices: int) -> list[Recorded]:
+    """Write a day; return its messages, as they are recorded."""
+    day = Day(path, feed_of(slices))
+    found: list[Recorded] = []
+    sequence, sent, time = [0] * slices, [0] * slices, [0] * slices
+    for record, (slice_id, ts_out, messages) in enumerate(blocks):
+        rows = []
+        sent[slice_id] = max(sent[slice_id], ts_out)
+        first = sequence[slice_id]
+        for row, (topic, ts_event) in enumerate(messages):
+            own = max(ts_event, time[slice_id]) if ts_event == 0 else ts_event
+            time[slice_id] = max(time[slice_id], own)
+            text = len(found).to_bytes(4, "little")
+            rows.append(Row(topic, text, ts_event))
+            place = sent[slice_id], slice_id, record, row
+            found.append(Recorded(slice_id, first + row, topic, text, ts_event, ts_out, place, own))
+        sequence[slice_id] += len(rows)
+        day.put(slice_id, Put(tuple(rows), sequence=first, ts_out=ts_out, ts_recv=ts_out + 1))
+    return found
+
+
+def in_order(messages: list[Recorded]) -> list[Recorded]:
+    """The order of the market, plainly."""
+    return sorted(messages, key=lambda message: (message.time, message.place))
+
+
+def expected(messages: list[Recorded], wishes: list[Wish]) -> list[Seen]:
+    """What the callbacks see: a loop over the messages, and one over the callbacks inside it."""
+    seen = []
+    compiled = 0
+    for message in in_order(messages):
+        for number, wish in enumerate(wishes):
+            if not message.topic.startswith(wish.prefix):
+                continue
+            if wish.kind == "compiled":
+                compiled += int.from_bytes(message.payload, "little")
+            else:
+                seen.append(Seen(number, message.payload, compiled))
+    return seen
+
+
+def add(batch: Any, state: Any) -> None:
+    for row in batch.rows:
+        state[0] += little_endian(payload(batch, row), 0, 4)
+
+
+def replayed(path: Path, wishes: list[Wish], **how: Any) -> tuple[list[Seen], Any]:
+    """What the callbacks saw, and the replay's statistics."""
+    recording = Recording.open(path)
+    subscriber = Subscriber(feed_of())  # which does not mind a prefix that no slice can hold
+    seen: list[Seen] = []
+    compiled: list[Any] = []
+
+    def total() -> int:
+        return sum(int(each.total()[0]) for each in compiled)
+
+    def register(number: int, wish: Wish) -> None:
+        if wish.kind == "compiled":
+            compiled.append(
+                subscriber.on_compiled(wish.prefix, state=numpy.zeros(1, numpy.int64), independent=wish.independent)(
+                    add
+                )
+            )
+        elif wish.kind == "batch":
+
+            @subscriber.on_batch(wish.prefix, independent=wish.independent)
+            def _(batch: Batch) -> None:
+                seen.extend(Seen(number, bytes(each), total()) for each in batch.payload_list())
+        else:
+
+            @subscriber.on(wish.prefix, independent=wish.independent)
+            def _(message: Message) -> None:
+                seen.append(Seen(number, bytes(message.payload), total()))
+
+    for number, wish in enumerate(wishes):
+        register(number, wish)
+    return seen, subscriber.replay(Replay(recording, **how))
+
+
+@st.composite
+def days(draw: st.DrawFn) -> tuple[int, Blocks]:
+    slices = draw(st.integers(1, 3))
+    is_timed = draw(st.booleans())
+    blocks: Blocks = []
+    sent = time = 1_000
+    for _ in range(draw(st.integers(0, 12))):
+        slice_id = draw(st.integers(0, slices - 1))
+        sent += draw(st.integers(-3, 20))
+        mine = [topic for topic in TOPICS if slices == 1 or topic[0] - ord("A") == slice_id]
+        rows = st.tuples(st.sampled_from(mine), st.integers(-15, 5))
+        messages = []
+        for topic, step in draw(st.lists(rows, min_size=1, max_size=9)):
+            time = max(1, sent + step) if is_timed else max(time, sent + step)
+            messages.append((topic, 0 if not is_timed and step < -10 else time))
+        blocks.append((slice_id, sent, messages))
+    return slices, blocks
+
+
+wishes_strategy = st.lists(
+    st.builds(Wish, st.sampled_from(KINDS), st.sampled_from(PREFIXES), st.just(False)), min_size=1, max_size=5
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(days(), wishes_strategy, st.sampled_from([None, 1000.0, 100.0, 10.0]))
+def test_each_message_reaches_all_callbacks_before_the_next(
+    day: tuple[int, Blocks], wishes: list[Wish], speed: float | None
+) -> None:
+    slices, blocks = day
+    with TemporaryDirectory() as directory:
+        messages = write_day(Path(directory), blocks, slices)
+        controls = Controls(speed, clock=ManualClock(automatic=True))
+        seen, statistics = replayed(Path(directory), wishes, order="event", controls=controls)
+    assert seen == expected(messages, wishes)
+    assert statistics.messages == len(messages)
+    assert statistics.misplaced == 0
+
+
+def test_a_message_that_the_index_hides_behind_one_without_a_time_is_counted(tmp_path: Path) -> None:
+    blocks: Blocks = [(0, 1000, [(b"A.x", 1000), (b"A.x", 1005)]), (0, 1001, [(b"A.x", 0), (b"A.x", 999)])]
+    write_day(tmp_path, blocks, 1)
+    seen, statistics = replayed(tmp_path, [Wish("message", b"")])
+    assert [int.from_bytes(each.payload, "little") for each in seen] == [0, 3, 1, 2]
+    assert (statistics.late, statistics.misplaced) == (1, 1)
+
+
+@pytest.mark.parametrize("slices", [1, 4])
+def test_two_symbols_cannot_see_ahead(tmp_path: Path, slices: int) -> None:
+    blocks: Blocks = []
+    for n in range(400):
+        name = b"ABCD"[n % 4 : n % 4 + 1]
+        start = 1_000 + 100 * (n // 4)
+        blocks.append(
+            (n % 4 if slices > 1 else 0, start + 200 + n % 4, [(name + b".x", start + 7 * k) for k in range(14)])
+        )
+    messages = write_day(tmp_path, blocks, slices)
+    wishes = [Wish("message", b"A"), Wish("batch", b"B"), Wish("message", b"C"), Wish("compiled", b"D")]
+    for how in ({}, {"slices": range(slices)}):
+        seen, statistics = replayed(tmp_path, wishes, **how)
+        assert seen == expected(messages, wishes)
+        assert statistics.misplaced == 0
