@@ -88,12 +88,14 @@ class _Routes(dict[bytes, tuple[Ring, int]]):
 
     def __init__(self, feed: Feed, running: Callable[[], list[SliceSender]]) -> None:
         self._feed = feed
-        self._running = running
+        self._running = weakref.WeakMethod(running)  # not a circle: its publisher holds this
 
     def __missing__(self, topic: bytes) -> tuple[Ring, int]:
         if type(topic) is not bytes:
             raise TypeError(f"topic was {type(topic).__name__}, expected bytes: {topic!r}")
-        sender = self._running()[self._feed.slice_of(topic)]
+        running = self._running()
+        assert running is not None, "the publisher that looks a topic up is there"
+        sender = running()[self._feed.slice_of(topic)]
         with sender.ring.lock:
             sender.check()
             route = self[topic] = sender.ring, sender.add_topic(topic)
