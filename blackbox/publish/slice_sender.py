@@ -298,6 +298,9 @@ class SliceSender:
             socket.maxmsgsize = UPSTREAM_BYTES
             socket.linger = 0
             socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+            # Whoever would be authenticated must speak ZMTP 3: libzmq tells no descriptor of what comes by older
+            # versions. There is no authenticator, so those that do are let in.
+            socket.setsockopt(zmq.ZAP_DOMAIN, b"blackbox")
             allow_ipv6(socket, endpoint)
             if self._wait:
                 socket.setsockopt(zmq.XPUB_NODROP, 1)

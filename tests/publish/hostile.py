@@ -13,6 +13,11 @@ from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY
 from tests import wire
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+OLD_GREETINGS = {
+    "2.0": b"\xff" + bytes(8) + b"\x7f\x01\x02" + bytes(2),
+    "1.0": b"\x01\x00",
+}
+"""Of SUB sockets that speak earlier versions of the protocol, without a name."""
 READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB"
 MORE = 1
 _LONG, _COMMAND = 2, 4

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import secrets
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from urllib.parse import urlsplit
 
 import numpy
 import pytest
@@ -17,6 +19,7 @@ from blackbox.publish import guard
 from blackbox.testing import wait_until
 from tests.publish.hostile import (
     MORE,
+    OLD_GREETINGS,
     Peer,
     acceptance,
     confirmation,
@@ -71,6 +74,28 @@ def test_a_forged_unsubscription_silences_nobody() -> None:
         publisher.publish(b"AAPL.x", b"")
         publisher.flush()
         assert publisher.statistics().unwanted == 1
+        subscriber.stop()
+
+
+@pytest.mark.parametrize("version", OLD_GREETINGS)
+def test_who_speaks_a_protocol_that_tells_no_descriptor_silences_nobody(version: str) -> None:
+    feed = one_slice(key_bytes=4)
+    place = urlsplit(feed.slices[0].endpoints[0])
+    subscriber, got = collected(feed, b"AAPL.")
+    with Publisher(feed) as publisher, socket.socket() as peer:
+        subscriber.start()
+        publisher.wait_for_subscribers(b"AAPL.")
+        peer.settimeout(30)
+        peer.connect((place.hostname, place.port))
+        text = b"\0AAPL"
+        with suppress(ConnectionError):
+            peer.sendall(OLD_GREETINGS[version])
+            peer.sendall(unsubscription(b"AAPL") if version == "2.0" else bytes([1 + len(text), 0]) + text)
+            while peer.recv(1_000):
+                pass
+        publisher.publish(b"AAPL.x", b"")
+        got.wait(1)
+        assert publisher.statistics().unwanted == 0
         subscriber.stop()
 
 
