@@ -9,13 +9,14 @@ the time of the first of its messages has come::
         ...
         unit.release()
 
-A message without a time takes that of the latest one before it in its slice. An entry of the index with such a message
-tells no least time: it is taken not to go back behind what stands before it.
+A message without a time takes that of the latest one before it in its slice. The index tells no least time of an entry
+with such a message. So it is read when the time of what stands before it has come, and a late message in it comes then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from blackbox.archive.filter import Filter
 from blackbox.archive.reader import RecordRun, Report, Span, read_spans
-from blackbox.archive.segment import Segment
+from blackbox.archive.segment import NO_TIME, Segment
 
 _UNIT_BYTES: Final = 2 << 20
 _NO_TIME: Final = 0
@@ -48,18 +49,23 @@ class Unit(NamedTuple):
 class ByTime:
     """The records of several slices that may hold wanted messages, in units by time.
 
-    Attributes: `units`; `is_in_order`, whether `ts_event` never runs back within a slice of a recording; `slices`, of
-    which slice each stream is.
+    Attributes: `slices`, of which slice each stream is.
     """
 
     def __init__(self, streams: Sequence[Sequence[Segment]], wanted: Filter, report: Report) -> None:
-        self._wanted, self._report = wanted, report
-        self.is_in_order = True
+        self._streams, self._wanted, self._report = streams, wanted, report
         self.slices = [segments[0].slice_id for segments in streams if segments]
-        self.units: list[Unit] = []
-        for stream, segments in enumerate(streams):
-            self._plan(stream, segments)
-        self.units.sort(key=lambda unit: (unit.low_ns, unit.span.latest, unit.stream))
+
+    @cached_property
+    def is_in_order(self) -> bool:
+        """Whether `ts_event` never runs back in what is wanted of any slice of a recording."""
+        return not any(part.is_apart[part.chosen].any() for part in self._parts())
+
+    @cached_property
+    def units(self) -> list[Unit]:
+        """What is to be read, by the least time in it."""
+        units = [unit for part in self._parts() for unit in part.units()]
+        return sorted(units, key=lambda unit: (unit.low_ns, unit.span.latest, unit.stream))
 
     def read(self, unit: Unit) -> list[RecordRun]:
         """Return the unit's records, as `read_spans` has them "unpacked"."""
@@ -73,24 +79,53 @@ class ByTime:
         )
         return list(records)
 
-    def _plan(self, stream: int, segments: Sequence[Segment]) -> None:
-        latest_event, latest_out = _NO_TIME, 0
-        for segment in segments:
-            entries = segment.entries
-            if not len(entries):
-                continue
-            events = numpy.maximum.accumulate(numpy.concatenate(([latest_event], entries["max_ts_event"])))
-            sent = numpy.maximum.accumulate(numpy.concatenate(([latest_out], entries["max_ts_out"])))
-            low, before = entries["min_ts_event"], events[:-1]
-            is_apart = (entries["late"] > 0) | (low < before)
-            chosen = numpy.flatnonzero(self._wanted.entries(entries) & (entries["records"] > 0))
-            self.is_in_order &= not is_apart[chosen].any()
-            for group in _groups(entries, chosen, is_apart):
-                first, last = group[0], group[-1]
-                least = int(low[first]) if low[first] > _NO_TIME else int(before[first])
-                span = Span(segment, int(entries["start"][first]), int(entries["stop"][last]), int(sent[first]))
-                self.units.append(Unit(least, stream, int(before[first]), span))
-            latest_event, latest_out = int(events[-1]), int(sent[-1])
+    def _parts(self) -> Iterator[_Part]:
+        """Yield what the index of each segment says."""
+        for stream, segments in enumerate(self._streams):
+            latest_event, latest_out = _NO_TIME, 0
+            for segment in segments:
+                entries = segment.entries
+                if not len(entries):
+                    continue
+                # Of an entry whose records cannot be read, nobody knows the times.
+                known = numpy.where(entries["max_ts_event"] < NO_TIME, entries["max_ts_event"], _NO_TIME)
+                events = numpy.maximum.accumulate(numpy.concatenate(([latest_event], known)))
+                sent = numpy.maximum.accumulate(numpy.concatenate(([latest_out], entries["max_ts_out"])))
+                wanted = self._wanted.entries(entries) & (entries["records"] > 0)
+                yield _Part(stream, segment, numpy.flatnonzero(wanted), events, sent)
+                latest_event, latest_out = int(events[-1]), int(sent[-1])
+
+
+class _Part(NamedTuple):
+    """What the index of a segment says."""
+
+    stream: int
+    segment: Segment
+    chosen: NDArray[numpy.int64]
+    """The entries that may hold wanted messages."""
+    events: NDArray[numpy.int64]
+    """The largest `ts_event` before each entry, and after the last."""
+    sent: NDArray[numpy.int64]
+    """The largest `ts_out` before each entry, and after the last."""
+
+    @property
+    def is_apart(self) -> NDArray[numpy.bool_]:
+        """bool[n]: whether an entry holds messages that are earlier than others before them."""
+        entries = self.segment.entries
+        apart: NDArray[numpy.bool_] = (entries["late"] > 0) | (entries["min_ts_event"] < self.events[:-1])
+        return apart
+
+    def units(self) -> Iterator[Unit]:
+        """Yield what is to be read, in the order of the slice."""
+        entries, before = self.segment.entries, self.events[:-1]
+        # Before the first time of a slice, messages without one have that of their sending, more or less.
+        untimed = (before <= _NO_TIME) & (entries["max_ts_event"] <= _NO_TIME)
+        before = numpy.where(untimed, entries["min_ts_out"], before)
+        for group in _groups(entries, self.chosen, self.is_apart | untimed):
+            first, last = group[0], group[-1]
+            low = int(entries["min_ts_event"][first])
+            span = Span(self.segment, int(entries["start"][first]), int(entries["stop"][last]), int(self.sent[first]))
+            yield Unit(low if low > _NO_TIME else int(before[first]), self.stream, int(before[first]), span)
 
 
 def _groups(

@@ -112,8 +112,8 @@ def replay(
 ) -> None:
     """Play recorded days onto the wire, as if they were live: subscribers cannot tell.
 
-    Blocks go in the order in which they were sent, stamped with the present time; the venue's own times stay as they
-    are. Several days are played as one, in order.
+    Each slice goes in the order of the market, stamped with the present time; the venue's own times stay as they are.
+    Several days are played as one, in order.
 
     Control it by keys in its terminal: space pauses, + and - double and halve the speed, m plays as fast as possible, s
     steps one message, ← and → go a minute back and forth, q stops; or from elsewhere, with --control and

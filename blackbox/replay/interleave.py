@@ -30,6 +30,7 @@ from blackbox.native.records import Field, SharedRecord, record_at
 from blackbox.replay.measure import BLOCK_ROW_BYTES, BlockRow, BlockTableAt, Wanted, block_row_at
 
 BEGINNING: Final = -(1 << 63)
+END: Final = (1 << 63) - 1
 NO_ROOM: Final = -1
 _NO_TIME: Final = 0
 
@@ -178,7 +179,7 @@ def _list_wanted(
     before = numpy.int64(BEGINNING)
     is_plain = True
     for row in range(numpy.uint64(block.first_row), numpy.uint64(header.count)):
-        own = ts_event[row]
+        own = min(ts_event[row], END - 1)
         time = own if own > _NO_TIME else latest_ns
         is_late = time < latest_ns
         latest_ns = max(latest_ns, time)
@@ -186,7 +187,7 @@ def _list_wanted(
             rows[taken] = row
             times[taken] = time
             late += is_late
-            is_plain &= before <= time and time == own
+            is_plain &= before <= time and time == ts_event[row]
             before = time
             taken += numpy.uint64(1)
     count = numpy.int64(taken)

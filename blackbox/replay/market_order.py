@@ -20,7 +20,7 @@ from blackbox.archive.reader import RecordRun
 from blackbox.block.block import distinct_scratch
 from blackbox.block.encode import Origin, TopicTable
 from blackbox.block.validate import Fault
-from blackbox.errors import ConfigError
+from blackbox.errors import ConfigError, JournalError
 from blackbox.native.name_table import Numbering
 from blackbox.replay.block_table import END, BlockTable, Selection
 from blackbox.replay.interleave import (
@@ -48,7 +48,8 @@ _ROW_BYTES: Final = 72
 _SPARE_BYTES: Final = 64 << 10
 """For topics, heads and padding; where they need more, there is a second piece of memory."""
 _SPARE_BLOCKS: Final = 4
-_MEAN_TOPIC_BYTES: Final = 32
+_MOST_HELD_BYTES: Final = 1 << 30
+_MEAN_TOPIC_BYTES: Final = 64
 
 
 class OutOfOrder:
@@ -70,6 +71,12 @@ class _Held(NamedTuple):
     arena: Arena
     unit: Unit
 
+    @property
+    def bytes(self) -> int:
+        """Memory that it takes at most, but for what lies in the recording."""
+        unpacked = sum(body.nbytes for body in self.table.run.unpacked.values())
+        return unpacked + sum(array.nbytes for array in self.arena)
+
 
 class MarketOrder:
     """Makes tables of one selection of messages, in the order of the market. Used once."""
@@ -84,6 +91,7 @@ class MarketOrder:
         self._sized = 0
         self._distinct = distinct_scratch(max_topics)
         self._tables: dict[int, _Held] = {}
+        self._held_bytes = 0
         self._made = 0
         self._held = numpy.zeros(0, HeldBlock.dtype)
         self._latest_ns = 0
@@ -116,7 +124,9 @@ class MarketOrder:
                 yield table._replace(rows=table.rows[bad])
             sent = numpy.maximum.accumulate(numpy.maximum(run.heads["ts_out"], latest_out))
             latest_out = int(sent[-1])
-            latest_ns = self._hold(_Held(table, _arena_of(run), unit), sent, latest_ns)
+            latest_ns = self._hold(_Held(table, _arena_of(table), unit), sent, latest_ns)
+        if all(held.unit is not unit for held in self._tables.values()):
+            unit.release()
 
     def _hold(self, fresh: _Held, sent: NDArray[numpy.int64], latest_ns: int) -> int:
         """Hold a table's blocks; return the latest time of their slice."""
@@ -143,6 +153,12 @@ class MarketOrder:
             held = held[:blocks]
             held["stream"], held["table"] = fresh.unit.stream, self._made
             self._tables[self._made] = fresh
+            self._held_bytes += fresh.bytes
+            if self._held_bytes > _MOST_HELD_BYTES:
+                raise JournalError(
+                    f"{self._held_bytes} bytes of blocks wait for the time of their messages, expected at most "
+                    f"{_MOST_HELD_BYTES}: its times are far out of order; order='sent' plays it all the same"
+                )
             self._made += 1
             self._held = numpy.concatenate([self._held, held])
             self._measure_names()
@@ -184,7 +200,9 @@ class MarketOrder:
         self._held = self._held[is_left]
         left = set(numpy.unique(self._held["table"]).tolist())
         for number in [number for number in self._tables if number not in left]:
-            self._tables.pop(number).unit.release()
+            played = self._tables.pop(number)
+            self._held_bytes -= played.bytes
+            played.unit.release()
 
     def _tables_of(self, count: int) -> Generator[BlockTable, None, None]:
         """Yield the listed messages: long runs of a block as they lie, the others gathered."""
@@ -222,7 +240,8 @@ class MarketOrder:
         names = Names(TopicTable(self._numbering.text, self._numbering.starts, self._sizes), self._distinct)
         # The first one stands for all where a block has one number: schema, key_bytes, slice and epoch.
         first = self._held[blocks[0]]
-        head = self._tables[int(first["table"])].table.heads[first["row"]]
+        table = self._tables[int(first["table"])].table
+        head = table.run.heads[table.rows["place"][first["row"]]]
         origin = Origin(int(head["schema"]), int(head["slice"]), int(head["key_bytes"]), int(head["epoch"]))
         parts: list[NDArray[Any]] = []
         memory: list[NDArray[numpy.int64]] = []
@@ -257,10 +276,11 @@ def _heads_at(addresses: NDArray[numpy.int64]) -> NDArray[Any]:
     return numpy.frombuffer(b"".join(string_at(place, RECORD_HEAD_BYTES) for place in addresses.tolist()), RECORD)
 
 
-def _arena_of(run: RecordRun) -> Arena:
-    messages = int(run.heads["count"].sum(dtype=numpy.int64))
+def _arena_of(table: BlockTable) -> Arena:
+    heads = table.heads[table.rows["fault"] == Fault.NONE]
+    messages = int(heads["count"].sum(dtype=numpy.int64))
     return Arena(
-        numpy.empty(int(run.heads["topics"].sum(dtype=numpy.int64)), numpy.int32),
+        numpy.empty(int(heads["topics"].sum(dtype=numpy.int64)), numpy.int32),
         numpy.empty(messages, numpy.int32),
         numpy.empty(messages, numpy.int64),
     )

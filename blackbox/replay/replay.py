@@ -121,7 +121,7 @@ class Replay:
             max_silence_ns: cut longer silences of market time to this.
             keep_gaps: when publishing, skip the sequence numbers that are missing in the recording. Subscribers then
                 see the gaps that the recorder saw, and one where a time range leaves blocks out between others. By
-                default numbers are consecutive. Cannot be combined with a prefix.
+                default numbers are consecutive. Cannot be combined with a prefix, and means order "sent".
             loops: how many times, one after the other; 0: until it is stopped.
             controls: controls of your own, instead of `speed` and `max_silence_ns`.
 
@@ -147,18 +147,13 @@ class Replay:
         self.recordings = tuple(sorted(given, key=lambda recording: recording.date))
         if loops < 0:
             raise ValueError(f"loops was {loops}, expected 0 or more")
-        if pace_by not in (None, "ts_event", "ts_out"):
-            raise ValueError(f"pace_by was {pace_by!r}, expected 'ts_event' or 'ts_out'")
         if controls is not None and (speed is not None or max_silence_ns is not None):
             raise ValueError("controls were given beside a speed or max_silence_ns, expected one of the two")
         self.controls = controls or Controls(speed, max_silence_ns)
         self.prefix = prefix
-        if order not in (None, "event", "sent"):
-            raise ValueError(f"order was {order!r}, expected 'event' or 'sent'")
-        if order == "event" and pace_by == "ts_out":
-            raise ValueError(
-                "pace_by was 'ts_out' with order 'event', expected 'ts_event': that time only goes forward"
-            )
+        _check_order(order, pace_by, keep_gaps)
+        if keep_gaps:
+            order = "sent"
         self._pace_by = pace_by or ("ts_event" if order == "event" else self._usual_clock())
         self._order = order or ("event" if self._pace_by == "ts_event" else "sent")
         self._key_bytes = given[0].feed.key_bytes
@@ -278,8 +273,7 @@ class Replay:
         if self._order == "event":
             ordered = by_time(self.recordings, *wanted)
             if not ordered.is_in_order or (player.in_sequence and len(ordered.slices) > 1) or self._has_twice(ordered):
-                topics = sum(part.feed.max_topics * len(part.feed.slices) for part in self.recordings)
-                return MarketOrder(ordered, selection, min(topics, _MOST_TOPICS), self._out_of_order).tables()
+                return MarketOrder(ordered, selection, self._most_topics(), self._out_of_order).tables()
         runs = runs_of(
             self.recordings,
             *wanted,
@@ -288,6 +282,11 @@ class Replay:
             kept=DEPTH + 2,  # what is made, what waits, what is played
         )
         return block_tables(runs, selection, is_measured=player.reads_ahead and not player.checks_blocks)
+
+    def _most_topics(self) -> int:
+        """How many topics all slices may have: some more than each is made for, as a subscriber does not end there."""
+        topics = 2 * sum(part.feed.max_topics * len(part.feed.slices) for part in self.recordings)
+        return min(topics, _MOST_TOPICS)
 
     def _has_twice(self, ordered: ByTime) -> bool:
         """Whether a slice is in several recordings."""
@@ -336,6 +335,8 @@ class Replay:
         self._report_damages(table, start, stop)
         played = table.rows[start:stop]
         played = played[played["count"] > 0]
+        # Of a block that is played in parts, the last one counts.
+        played = played[played["stop_row"] == table.run.heads["count"][played["place"]]]
         self._blocks += len(played)
         self._body_bytes += int(played["body_bytes"].sum())
 
@@ -369,3 +370,14 @@ def _measure_some(table: BlockTable, start: int) -> int:
     if (rows["fault"][start:stop] == UNCHECKED).any():
         table.measure(start, stop)
     return stop
+
+
+def _check_order(order: str | None, pace_by: str | None, keep_gaps: bool) -> None:
+    if pace_by not in (None, "ts_event", "ts_out"):
+        raise ValueError(f"pace_by was {pace_by!r}, expected 'ts_event' or 'ts_out'")
+    if order not in (None, "event", "sent"):
+        raise ValueError(f"order was {order!r}, expected 'event' or 'sent'")
+    if order == "event" and pace_by == "ts_out":
+        raise ValueError("pace_by was 'ts_out' with order 'event', expected 'ts_event': that time only goes forward")
+    if order == "event" and keep_gaps:
+        raise ConfigError("keep_gaps was set beside order 'event', expected 'sent': gaps stand between neighbours")

@@ -11,6 +11,7 @@ import msgspec
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.errors import SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.native.limits import Needs, check_limits
 from blackbox.native.name_table import Numbering
@@ -69,8 +70,10 @@ class CallbackPlayer:
         self._on_reset = on_reset
         self._within = within
         self._fresh: Sequence[Callback] | None = None
+        self._plays_apart = False
+        """Whether slices are played in parallel: nobody sees their order."""
         self._slice_state = SliceState()
-        self._one = ReplayWorker(0, 1, self._counters[0], self._slice_state, schema, on_error, slices)
+        self._one = ReplayWorker(0, 1, self._counters[0], self._slice_state, schema, on_error, len(self.topics))
         self._many = [
             ReplayWorker(n, workers, self._counters[n], self._slice_state, schema, on_error, 1) for n in range(workers)
         ]
@@ -93,6 +96,11 @@ class CallbackPlayer:
 
         As long as all are compiled, new ones begin with the next call of `play`.
         """
+        if self._plays_apart and any(callback.kind != "compiled" for callback in callbacks):
+            raise SubscriberError(
+                "a callback in Python was added while slices were played in parallel to compiled callbacks alone, "
+                "expected one that is compiled, or one that was there from the beginning"
+            )
         for table in self._tables:
             for callback in self._callbacks:
                 if callback not in callbacks:
@@ -110,6 +118,7 @@ class CallbackPlayer:
         Raises CallbackError when a callback raised and the subscriber stops at errors.
         """
         blocks = table.at(start, stop)
+        self._plays_apart = self._is_compiled and len(self.topics) > 1 and not table.in_sequence
         at = 0
         while at < blocks.count:
             if self._fresh is not None:

@@ -12,7 +12,7 @@ from blackbox.block.envelope import TOPICS_AT, envelope_at, envelope_bytes
 from blackbox.block.format import HEADER_BYTES, Header, layout_of, read_header
 from blackbox.native.intrinsics import copy_bytes, inner, int32s_at, int64s_at
 from blackbox.native.jit import njit
-from blackbox.native.name_table import NumberingAt, number_of
+from blackbox.native.name_table import FULL, NumberingAt, number_of
 from blackbox.native.prefix_trie import Trie, longest_prefix
 from blackbox.native.records import load_shared
 from blackbox.replay.measure import BLOCK_ROW_BYTES, BlockRow, BlockTableAt, Wanted, block_row_at, measure_one
@@ -101,10 +101,16 @@ def _match(slices: int, trie: Trie, header: Header, block: BlockRow, frame: int)
         start = numpy.int64(offsets[topic])
         size = numpy.int64(offsets[topic + 1]) - start
         text = block.body + layout.topics + start
-        topics = _played_slice(slices + 8 * SLICE_WORDS * slice_of[topic]).topics
-        numbers[topic] = number_of(topics, text, size)
-        sets[topic] = longest_prefix(trie, text, size)
-        wanted |= sets[topic]
+        played = _played_slice(slices + 8 * SLICE_WORDS * slice_of[topic])
+        number = number_of(played.topics, text, size)
+        found = longest_prefix(trie, text, size)
+        if number == FULL:
+            slice_counters_at(played.counters).unnumbered = 1
+        else:
+            int32s_at(played.set_of_topic, played.topics.capacity)[number] = found
+        numbers[topic] = number
+        sets[topic] = found
+        wanted |= found
     return wanted
 
 
@@ -212,6 +218,12 @@ def _select(at: WorkerAt, slices: int, many: int, block: BlockRow, rows_used: in
 
 
 @inner
+def _most_batches(block: BlockRow, table: WorkerTableAt, many: int) -> int:
+    """How many batches a block can make: one a callback, of a gathered block one a callback and slice."""
+    return table.total * (many if block.origins != 0 else 1)
+
+
+@inner
 def _has_messages(row: int, wanted: Wanted) -> bool:
     """Whether a block is valid and has messages to play; it is checked now unless that was done."""
     block = block_row_at(row)
@@ -238,9 +250,10 @@ def play(
     `workers`. There are `many` slices. `in_turn`: compiled callbacks take turns with Python ones, so their batches are
     left in the burst too.
 
-    Else compiled callbacks have run for every block before that. The burst holds what Python callbacks want, of at most
-    BURST_BLOCKS blocks; what it held before is freed first. A block that nobody has checked is checked when it is its
-    turn, so its bytes are read from memory once. Blocks that are damaged, or have no message to play, are passed over.
+    Unless `in_turn`, compiled callbacks have run for every block before that. The burst holds what Python callbacks
+    want, of at most BURST_BLOCKS blocks; what it held before is freed first. A block that nobody has checked is checked
+    when it is its turn, so its bytes are read from memory once. Blocks that are damaged, or have no message to play,
+    are passed over.
     """
     state = worker_state_at(at.state)
     slice_state = slice_state_at(at.slice_state)
@@ -259,7 +272,7 @@ def play(
             continue
         words = slices + 8 * SLICE_WORDS * block.slice_id
         table = _worker_table(words)
-        if state.blocks == BURST_BLOCKS or at.max_entries - state.entries < table.total * many:
+        if state.blocks == BURST_BLOCKS or at.max_entries - state.entries < _most_batches(block, table, many):
             return i, DELIVER
         slot = state.burst + SLOT_BYTES * state.blocks
         matched = _fill(slices, trie, slot, row)

@@ -200,13 +200,14 @@ class Delivery:
         in_turn = [part for part in active if part.callback.kind in self._in_turn and not part.callback.independent]
         if len(in_turn) < 2:
             in_turn = []
+        given = {part.entry for part in in_turn}
         self._counters.busy_since_ns = time.monotonic_ns()
         if in_turn:
             self._give_in_turn(in_turn, opened)
         for part in active:
             if self.is_over():
                 break
-            if part not in in_turn:
+            if part.entry not in given:
                 self._counters.busy_since_ns = time.monotonic_ns()
                 self._give(part)
         self._counters.busy_since_ns = 0
@@ -231,7 +232,9 @@ class Delivery:
         else:
             give_in_turn(takers, turns[:found].tolist(), counts[:found].tolist(), self.is_over)
         self._counters.delivered += sum(taker.taken for taker in takers)
-        self._counters.batches += found
+        self._counters.unwanted += sum(taker.unwanted for taker in takers)
+        is_python = numpy.array([part.callback.kind != "compiled" for part in parts])
+        self._counters.batches += int(is_python[turns[:found]].sum())
 
     def _call_compiled(self, entry: int, start: int, count: int) -> None:
         call_entry(self._at, self._table.at, entry, start, count)

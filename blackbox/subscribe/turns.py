@@ -121,14 +121,17 @@ class Part(NamedTuple):
 
 
 class Taker:
-    """Gives one callback its messages, some at a time, in order. `taken`: how many it took without an error."""
+    """Gives one callback its messages, some at a time, in order. `taken`: how many it took without an error.
+
+    `unwanted`: how many came after it was removed.
+    """
 
     def __init__(self, part: Part, opened: Opened, on_error: OnError, call: Callable[[int, int, int], None]) -> None:
         """`call(entry, start, count)` runs a compiled callback, and counts what it took."""
         self._part, self._opened, self._on_error, self._call = part, opened, on_error, call
         self._rows = iter(range(len(part.batch)))
         self._at = 0
-        self.taken = 0
+        self.taken = self.unwanted = 0
         self.calls: Iterator[object] = iter(())
         if part.callback.kind == "message":
             payloads = part.batch.payload_list()
@@ -140,6 +143,9 @@ class Taker:
         if kind == "message":
             return self._take_messages(count)
         start, self._at = self._at, self._at + count
+        if not self._part.callback.active:
+            self.unwanted += count
+            return True
         if kind == "compiled":
             self._call(self._part.entry, start, count)
             return True

@@ -341,6 +341,11 @@ def _merge_rows(out: NDArray[numpy.int32], used: int, rows: NDArray[numpy.int32]
 def call_compiled(at: WorkerAt, table: WorkerTableAt, entry: BatchEntry, start: int, count: int, origins: int) -> None:
     """Run a compiled callback on `count` rows of its batch, from place `start` on."""
     state = worker_state_at(at.state)
+    counters = worker_counters_at(at.counters)
+    function = int64s_at(table.functions, entry.callback + 1)[entry.callback]
+    if function <= 0:  # it was removed meanwhile
+        counters.unwanted += count
+        return
     slot = state.burst + SLOT_BYTES * entry.slot
     frame = msg_data(slot)
     body_message = slot + MESSAGE_BYTES
@@ -366,8 +371,7 @@ def call_compiled(at: WorkerAt, table: WorkerTableAt, entry: BatchEntry, start: 
     call.error = 0
     call.flags = header.flags
     call.origins = origins
-    call_with_address(int64s_at(table.functions, entry.callback + 1)[entry.callback], at.call)
-    counters = worker_counters_at(at.counters)
+    call_with_address(function, at.call)
     if callback_call_at(at.call).error != 0:
         raises = int64s_at(at.raises + 8 * entry.callback, 1)
         if raises[0] == 0:
@@ -446,8 +450,7 @@ def run_compiled(at: WorkerAt, table: WorkerTableAt, first: int, origins: int) -
     left = first
     for i in range(first, state.entries):
         entry = entry_at(at, i)
-        function = functions[entry.callback]
-        if function == 0:
+        if functions[entry.callback] == 0:
             kept = entry_at(at, left)
             kept.slot = entry.slot
             kept.callback = entry.callback
@@ -455,11 +458,9 @@ def run_compiled(at: WorkerAt, table: WorkerTableAt, first: int, origins: int) -
             kept.count = entry.count
             kept.state = entry.state
             left += 1
-        elif function > 0:
+        else:
             store_shared(counters, "busy_since_ns", monotonic_ns())
             call_compiled(at, table, entry, numpy.int64(0), entry.count, origins)
-        else:
-            counters.unwanted += entry.count
     store_shared(counters, "busy_since_ns", 0)
     state.entries = left
     return left

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blackbox import Batch, Message, Recording, Subscriber
+from blackbox.errors import ConfigError, SubscriberError
+from blackbox.replay import market_order
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls
 from blackbox.replay.replay import Replay
@@ -64,8 +66,11 @@ def write_day(path: Path, blocks: Blocks, slices: int) -> list[Recorded]:
         sent[slice_id] = max(sent[slice_id], ts_out)
         first = sequence[slice_id]
         for row, (topic, ts_event) in enumerate(messages):
-            own = max(ts_event, time[slice_id]) if ts_event == 0 else ts_event
-            time[slice_id] = max(time[slice_id], own)
+            own = ts_event or time[slice_id]
+            if not time[slice_id] and not any(each for _, each in messages):
+                own = ts_out  # none has had a time so far
+            else:
+                time[slice_id] = max(time[slice_id], own)
             text = len(found).to_bytes(4, "little")
             rows.append(Row(topic, text, ts_event))
             place = sent[slice_id], slice_id, record, row
@@ -152,12 +157,20 @@ def days(draw: st.DrawFn) -> tuple[int, Blocks]:
     return slices, blocks
 
 
+@pytest.fixture(params=[(512, 1 << 14), (3, 8)], ids=["gathered", "as it lies"])
+def run_lengths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small days, both gathered and played where they lie."""
+    monkeypatch.setattr(market_order, "_LONG_RUN", request.param[0])
+    monkeypatch.setattr(market_order, "_ROWS", request.param[1])
+
+
 wishes_strategy = st.lists(
     st.builds(Wish, st.sampled_from(KINDS), st.sampled_from(PREFIXES), st.just(False)), min_size=1, max_size=5
 )
 
 
-@settings(deadline=None, max_examples=150)
+@pytest.mark.usefixtures("run_lengths")
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(days(), wishes_strategy, st.sampled_from([None, 1000.0, 100.0, 10.0]))
 def test_each_message_reaches_all_callbacks_before_the_next(
     day: tuple[int, Blocks], wishes: list[Wish], speed: float | None
@@ -195,3 +208,78 @@ def test_two_symbols_cannot_see_ahead(tmp_path: Path, slices: int) -> None:
         seen, statistics = replayed(tmp_path, wishes, **how)
         assert seen == expected(messages, wishes)
         assert statistics.misplaced == 0
+
+
+def test_a_topic_first_seen_in_a_gathered_block_is_not_lost_afterwards(tmp_path: Path) -> None:
+    blocks: Blocks = [(n % 2, 1_000 + n, [(b"AB"[n % 2 : n % 2 + 1] + b".x", 1_000 + n)]) for n in range(6)]
+    blocks.append((0, 2_000, [(b"A.x", 1_100 + n) for n in range(600)]))
+    blocks.append((1, 3_000, [(b"B.x", 2_900)]))
+    messages = write_day(tmp_path, blocks, 2)
+    seen, _ = replayed(tmp_path, [Wish("message", b"")])
+    assert seen == expected(messages, [Wish("message", b"")])
+
+
+@pytest.mark.parametrize("kind", ["compiled", "message"])
+def test_many_callbacks_over_several_slices_come_to_an_end(tmp_path: Path, kind: str) -> None:
+    blocks: Blocks = [(n % 4, 1_000 + n, [(b"ABCD"[n % 4 : n % 4 + 1] + b".x", 1_000 + n)]) for n in range(12)]
+    write_day(tmp_path, blocks, 4)
+    _, statistics = replayed(tmp_path, [Wish(kind, b"")] * 70)
+    assert statistics.messages == 12
+
+
+def test_a_compiled_callback_that_is_removed_in_its_turn_is_not_called_again(tmp_path: Path) -> None:
+    write_day(tmp_path, [(0, 1_000, [(b"A.x", 1_000 + n) for n in range(9)])], 1)
+    recording = Recording.open(tmp_path)
+    subscriber = Subscriber(recording.feed)
+    came: list[bytes] = []
+    compiled = subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64))(add)
+
+    @subscriber.on(b"")
+    def remove(message: Message) -> None:
+        came.append(message.payload)
+        if len(came) == 2:
+            subscriber.off(compiled)
+
+    subscriber.replay(recording)
+    assert len(came) == 9
+    assert compiled.total()[0] == 0 + 1
+    assert subscriber.statistics().delivery.delivered == 9 + 2
+
+
+def test_gaps_are_kept_in_the_order_of_sending_alone(tmp_path: Path) -> None:
+    write_day(tmp_path, [(0, 1_000, [(b"A.x", 1_000)])], 1)
+    with pytest.raises(ConfigError, match="keep_gaps was set beside order 'event', expected 'sent'"):
+        Replay(Recording.open(tmp_path), keep_gaps=True, order="event")
+
+
+def test_a_python_callback_beside_compiled_ones_must_be_there_from_the_beginning(tmp_path: Path) -> None:
+    blocks: Blocks = [(n % 2, 1_000 + n, [(b"AB"[n % 2 : n % 2 + 1] + b".x", 1_000 + n)]) for n in range(4)]
+    write_day(tmp_path, blocks, 2)
+    recording = Recording.open(tmp_path)
+    subscriber = Subscriber(recording.feed)
+    subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64))(add)
+    refused: list[str] = []
+
+    class Adding(Controls):
+        """Adds a callback after the first blocks."""
+
+        def played(self, messages: int, last_ns: int) -> None:
+            super().played(messages, last_ns)
+            try:
+                subscriber.on(b"")(lambda message: None)
+            except SubscriberError as error:
+                refused.append(str(error))
+
+    subscriber.replay(Replay(recording, controls=Adding(1e9, clock=ManualClock(automatic=True))))
+    assert refused
+    assert "expected one that is compiled" in refused[0]
+
+
+def test_a_slice_without_times_waits_for_nobody(tmp_path: Path) -> None:
+    blocks: Blocks = [
+        (n % 2, 1_000 + n, [(b"AB"[n % 2 : n % 2 + 1] + b".x", 0 if n % 2 else 990 + n)]) for n in range(40)
+    ]
+    messages = write_day(tmp_path, blocks, 2)
+    seen, statistics = replayed(tmp_path, [Wish("message", b"")])
+    assert seen == expected(messages, [Wish("message", b"")])
+    assert statistics.misplaced == 0
