@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -250,7 +251,7 @@ class Segment:
             min(put.numbers[put.first_row] for put in puts),
             max(put.numbers[-1] for put in puts),
             (group[0] == 0) + (self.end > 0 and group[-1] == len(self.puts) - 1),
-            sum(time < max(events[:i], default=time) for i, time in enumerate(events)),
+            sum(time < latest for time, latest in zip(events, accumulate(events, max), strict=True)),
         ]
         entry = ENTRY.pack(*words)
         return entry + struct.pack("<I", wire.checksum(entry))
