@@ -12,7 +12,7 @@ from blackbox.block.format import MAX_BODY_BYTES
 from blackbox.feed.endpoint import transport_of
 from blackbox.native.limits import Needs, start_thread
 from blackbox.subscribe.state import SliceCounters
-from blackbox.transport.connections import Connections
+from blackbox.transport.connections import Connection, Connections
 
 log = logging.getLogger("blackbox")
 
@@ -41,15 +41,15 @@ class FloodGuard:
     ) -> None:
         """`heard_ns` of a line: when its last valid block came. `queued_bytes`: what libzmq may queue of one line."""
         self._counters, self._heard_ns, self._queued_bytes, self._slice_id = counters, heard_ns, queued_bytes, slice_id
-        self._line_of_port = {
-            int(endpoint.rpartition(":")[2]): line
+        self._addresses = {
+            line: endpoint.removeprefix("tcp://")
             for line, endpoint in enumerate(endpoints)
             if transport_of(endpoint) == "tcp"
         }
         self._marks: dict[int, tuple[int, int]] = {}
         """For each descriptor: when its line was heard last, and how many bytes had come by then."""
         self._ended = threading.Event()
-        self._connections = Connections(sub) if self._line_of_port else None
+        self._connections = Connections(sub) if self._addresses else None
         self._thread = threading.Thread(target=self._watch, name=f"blackbox-guard-{slice_id}", daemon=True)
 
     def start(self) -> None:
@@ -65,6 +65,12 @@ class FloodGuard:
         if self._connections is not None:
             self._connections.close()
 
+    def _lines_of(self, connection: Connection) -> list[int]:
+        """Return the line of a connection; all lines of its port where the feed names a host in another form."""
+        lines = [line for line, address in self._addresses.items() if address == connection.address]
+        port = f":{connection.peer[1]}"
+        return lines or [line for line, address in self._addresses.items() if address.endswith(port)] or [0]
+
     def _watch(self) -> None:
         assert self._connections is not None
         while not self._ended.wait(_LOOK_S):
@@ -72,7 +78,7 @@ class FloodGuard:
             found = self._connections.look()
             self._marks = {each.fd: self._marks[each.fd] for each in found if each.fd in self._marks}
             for connection in found:
-                heard = self._heard_ns(self._line_of_port.get(connection.peer[1], 0))
+                heard = max(map(self._heard_ns, self._lines_of(connection)))
                 before, received = self._marks.get(connection.fd, (-1, 0))
                 if heard != before or connection.received < received:
                     self._marks[connection.fd] = heard, connection.received

@@ -5,11 +5,15 @@ from __future__ import annotations
 import threading
 
 import pytest
+import zmq
 
 from blackbox import Feed, Subscriber, SubscriberError
 from blackbox.feed.feed import Slice
+from blackbox.subscribe.flood_guard import FloodGuard
+from blackbox.subscribe.state import SliceCounters
 from blackbox.subscribe.supervisor import State
 from blackbox.testing import Collector, RawPublisher, wait_until
+from blackbox.transport.connections import Connection
 from tests.subscribe.subscribers import nothing, one_slice
 from tests.zmtp import MORE, PlainPublisher, frame
 
@@ -68,3 +72,16 @@ def test_the_other_line_of_an_endless_message_goes_on() -> None:
     assert sent[0] < MOST_MIB
     assert [int(payload) for payload in got.payloads] == list(range(number))
     assert subscriber.statistics().received.ended_connections == 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "localhost"])
+def test_a_line_is_told_from_another_on_the_same_port_of_another_host(host: str) -> None:
+    """Where the feed names it in another form it may be either, and the one heard last counts."""
+    (endpoint,) = one_slice().slices[0].endpoints
+    port = int(endpoint.rpartition(":")[2])
+    with zmq.Context() as context, context.socket(zmq.SUB) as sub:
+        other = f"tcp://{host}:{port}"
+        guard = FloodGuard(sub, (endpoint, other), SliceCounters(), lambda line: line, lambda: 0, 0)
+        assert guard._lines_of(Connection(-1, (), ("127.0.0.1", port))) == [0]
+        assert guard._lines_of(Connection(-1, (), ("127.0.0.2", port))) == ([1] if host == "127.0.0.2" else [0, 1])
+        guard.close()
