@@ -63,7 +63,8 @@ class Subscription:
         self._epoch_of_line: dict[int, int] = {}
         self._silent: set[int] = set()
         self._beats_without_answer = 0
-        self._connected_ns = time.monotonic_ns()
+        self._connected_ns = [time.monotonic_ns()] * len(self._feed_slice.endpoints)
+        """When each line was last connected."""
 
     def connect(self, sub: zmq.Socket[bytes]) -> None:
         """Connect to every line, and ask for heartbeats. Raises EndpointError naming the line that it could not."""
@@ -110,8 +111,8 @@ class Subscription:
         for line in range(len(self._feed_slice.endpoints)):
             if line not in self._epoch_of_line:
                 # Never heard: it may not run yet, so libzmq gets time. Unless it has given up on what was there.
-                if now_ns - self._connected_ns >= _UNHEARD_NS:
-                    self._connected_ns = now_ns
+                if now_ns - self._connected_ns[line] >= _UNHEARD_NS:
+                    self._connected_ns[line] = now_ns
                     self._connect_again(line)
                 continue
             if not self._sequences.is_dead(line, now_ns):

@@ -6,14 +6,17 @@ import logging
 import threading
 import time
 
+import msgspec
 import numpy
 import pytest
 
-from blackbox import Feed, Publisher, SlowPolicy, Subscriber
+from blackbox import Feed, Publisher, SlowPolicy, Subscriber, SubscriberError
 from blackbox.feed.feed import Slice
+from blackbox.subscribe import subscription
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.subscribe.subscribers import nothing, one_slice
 from tests.support import Script
+from tests.zmtp import PlainPublisher
 
 TOPICS = [b"%08d" % number for number in range(2_000)]
 
@@ -132,3 +135,27 @@ def test_a_publisher_that_falls_silent_is_told_once(caplog: pytest.LogCaptureFix
         wait_until(lambda: "fell silent without an end" in caplog.text, what="the silence is told")
         told = caplog.text.count("fell silent")
     assert told == 1
+
+
+def test_both_lines_are_connected_anew_when_neither_was_ever_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscription, "_UNHEARD_NS", 100_000_000)
+    feed = msgspec.structs.replace(Feed.local("subscriber", slices=1, lines=2), heartbeat_ns=20_000_000)
+    subscriber = Subscriber(feed)
+    subscriber.on(b"")(nothing)
+    first, second = feed.slices[0].endpoints
+    with PlainPublisher(first) as one, PlainPublisher(second) as other:
+        starting = threading.Thread(target=start_in_vain, args=(subscriber,))
+        starting.start()
+        try:
+            for _ in range(3):
+                one.accept().close()
+            with other.accept(), other.accept():
+                pass
+        finally:
+            subscriber.terminate()
+            starting.join()
+
+
+def start_in_vain(subscriber: Subscriber) -> None:
+    with pytest.raises(SubscriberError, match="ended before its subscriptions were confirmed"):
+        subscriber.start(60)
