@@ -41,10 +41,12 @@ clock_state_at = record_at(ClockState)
 
 
 @inner
-def _forget(clock: ClockState, tick: int) -> None:
+def _forget(clock: ClockState, counters: SliceCounters) -> None:
+    """Forget how far the publisher's clock was ahead; a step of our own, which is above 0, stays true."""
+    counters.clock_offset_ns = max(0, counters.clock_offset_ns)
     clock.least_ns = _FAR
     clock.least_before_ns = _FAR
-    clock.window_ns = tick
+    clock.window_ns = clock.tick_ns
 
 
 @inner
@@ -58,12 +60,10 @@ def note_clocks(clock: ClockState, counters: SliceCounters, epoch: int, line: in
         clock.epoch = epoch
         clock.sent_ns[0] = 0
         clock.sent_ns[1] = 0
-        counters.clock_offset_ns = 0
-        _forget(clock, clock.tick_ns)
+        _forget(clock, counters)
     if ts_out < clock.sent_ns[line] - STEP_NS:
         counters.clock_steps += 1
-        counters.clock_offset_ns = 0
-        _forget(clock, clock.tick_ns)
+        _forget(clock, counters)
     clock.sent_ns[line] = ts_out
     if lag < counters.clock_offset_ns:
         counters.clock_steps += lag < counters.clock_offset_ns - STEP_NS

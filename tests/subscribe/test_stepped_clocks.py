@@ -22,20 +22,28 @@ START = 1_700_000_000 * S
 
 @njit(nogil=True)
 def drive(clock_at: int, counters_at: int, blocks: Any, lags: Any) -> None:
-    """Note blocks (line, ts_out, now, tick); `lags` gets each one's lag as corrected."""
+    """Note blocks (epoch, ts_out, now, tick); `lags` gets each one's lag as corrected."""
     clock, counters = clock_state_at(clock_at), slice_counters_at(counters_at)
     for i in range(len(blocks)):
-        line, ts_out, now, tick = blocks[i]
+        epoch, ts_out, now, tick = blocks[i]
         note_own_clock(clock, counters, now, tick)
-        note_clocks(clock, counters, 1, line, ts_out, now)
+        note_clocks(clock, counters, epoch, 0, ts_out, now)
         lags[i] = now - ts_out - counters.clock_offset_ns
 
 
-def corrected(blocks: list[tuple[float, float, float]]) -> tuple[list[float], SliceCounters]:
-    """Corrected lags, in seconds, of blocks: (when it is, how far the publisher's clock is off, how far ours is)."""
+def corrected(
+    blocks: list[tuple[float, float, float]], restart: float = float("inf")
+) -> tuple[list[float], SliceCounters]:
+    """Corrected lags, in seconds, of blocks: (when it is, how far the publisher's clock is off, how far ours is).
+
+    At `restart` the publisher begins a new run.
+    """
     clock, counters = ClockState(), SliceCounters()
     delay = 0.001
-    rows = [(0, START + (at + theirs) * S, START + (at + delay + ours) * S, at * S) for at, theirs, ours in blocks]
+    rows = [
+        (1 + (at >= restart), START + (at + theirs) * S, START + (at + delay + ours) * S, at * S)
+        for at, theirs, ours in blocks
+    ]
     lags = numpy.zeros(len(rows), numpy.int64)
     drive(clock.address, counters.address, numpy.array(rows, numpy.int64), lags)
     return (lags / S).tolist(), counters
@@ -73,6 +81,13 @@ def test_a_step_of_our_own_clock_changes_no_lag(step: int) -> None:
     assert max(map(abs, lags)) < 0.002
     assert counters.clock_offset_ns == pytest.approx(step * S, abs=0.002 * S)
     assert counters.clock_steps == 1
+
+
+@pytest.mark.parametrize("step", [-30, 30])
+def test_a_step_of_our_own_clock_outlives_a_restart_of_the_publisher(step: int) -> None:
+    lags, counters = corrected([*every(range(50)), *every(range(50, 300), ours=step)], restart=100)
+    assert max(map(abs, lags)) < 0.002
+    assert counters.clock_offset_ns == pytest.approx(step * S, abs=0.002 * S)
 
 
 def test_a_publishers_clock_that_is_stepped_back_is_told_and_looks_like_lag() -> None:
