@@ -124,6 +124,8 @@ class _Table:
         self._actions = [_Action()]  # like the tables, also the former ones: a handler may be at one
         self._tables: list[Any] = []
         self._free: list[int] = []
+        self._gone: list[int] = []
+        """Regions that were let go while the lock was held."""
         self._at = numpy.array([0, 0, ctypes.addressof(self._actions[0]), 0], numpy.int64)
 
     def add(self, start: int, stop: int) -> int:
@@ -134,15 +136,26 @@ class _Table:
             number = self._free.pop()
             self._region(number)[:] = start, stop, 0
             self._install()
+        self._clear_gone()
         return number
 
     def lost(self, number: int) -> int:
         return int(self._region(number)[2])
 
     def remove(self, number: int) -> None:
-        # Without the lock: the garbage collector may call this in a thread that holds it.
-        self._region(number)[:2] = 0
-        self._free.append(number)
+        self._gone.append(number)
+        self._clear_gone()
+
+    def _clear_gone(self) -> None:
+        # Never waits: the garbage collector may call this in a thread that holds the lock, which clears them itself.
+        while self._gone and self._guard.acquire(blocking=False):
+            try:
+                while self._gone:
+                    number = self._gone.pop()
+                    self._region(number)[:2] = 0
+                    self._free.append(number)
+            finally:
+                self._guard.release()
 
     def _region(self, number: int) -> Any:
         start = 1 + _REGION_WORDS * number
