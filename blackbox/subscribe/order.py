@@ -283,6 +283,7 @@ def order(at: SliceAt, table: TableAt, trie: Trie, now: int, tick: int) -> int:
     line = line_of(at, header)
     key = number_of(at.sequences.keys, msg_data(at.scratch + KEY_AT), msg_size(at.scratch + KEY_AT))
     if key == FULL:
+        epoch_state_at(at.sequences.state).heard_ns[line] = tick
         counters.untracked += header.count
         return _deliver(at, table, trie, _NO, now)
     entered = _enter(at, table, trie, key, header, tick)

@@ -194,6 +194,22 @@ def test_a_key_beyond_the_table_is_delivered_and_counted_as_untracked() -> None:
     assert subscriber.statistics().received.untracked == 60
 
 
+def test_a_line_is_heard_by_blocks_of_keys_beyond_the_table() -> None:
+    feed = msgspec.structs.replace(Feed.local("gaps", slices=1, key_bytes=2), max_topics=1, heartbeat_ns=60 * 10**9)
+    subscriber, got = subscribed(feed, b"")
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode([(b"00.t", b"0")]))
+        got.wait(1)
+        sequences = subscriber._supervisor._slices[0]._sequences
+        before = sequences.heard_ns(0)
+        publisher.send(publisher.encode([(b"01.t", b"1")]))
+        got.wait(2)
+        assert sequences.heard_ns(0) > before
+        subscriber.stop()
+    assert subscriber.statistics().received.untracked == 1
+
+
 def test_gaps_are_told_for_each_slice() -> None:
     feed = Feed.local("gaps", slices=3)
     topics = {feed.slice_of(b"S%d" % number): b"S%d" % number for number in range(50)}
