@@ -32,6 +32,8 @@ from blackbox.replay.measure import BLOCK_ROW_BYTES, BlockRow, BlockTableAt, Wan
 BEGINNING: Final = -(1 << 63)
 END: Final = (1 << 63) - 1
 NO_ROOM: Final = -1
+SEVERAL_SLICES: Final = 65_535
+"""In place of the slice of a block that was gathered from several: who uses it as an index is told so at once."""
 _NO_TIME: Final = 0
 
 
@@ -436,7 +438,7 @@ def put_blocks(
         body = record + RECORD_HEAD_BYTES
         header = record + OFFSET_BLOCK_HEADER
         write_body(body, plan, rows, columns.order, columns.topics, names.table, names.distinct)
-        ts_out, ts_in, ts_recv = _note_origins(
+        slice_id, ts_out, ts_in, ts_recv = _note_origins(
             held,
             blocks[plan.start : plan.stop],
             columns.topics[plan.start : plan.stop],
@@ -444,7 +446,9 @@ def put_blocks(
             record + origins,
         )
         bytes_at(record, RECORD_HEAD_BYTES)[:] = 0
-        write_template(header, plan, body, False, origin, ts_in)
+        write_template(
+            header, plan, body, False, Origin(origin.schema_id, slice_id, origin.key_bytes, origin.epoch), ts_in
+        )
         finish_header(header, columns.sequences[plan.start], ts_out, numpy.int64(0))
         row = block_row_at(to.rows + BLOCK_ROW_BYTES * made)
         row.header, row.body, row.body_bytes, row.origins = header, body, body_bytes, record + origins
@@ -461,8 +465,11 @@ def put_blocks(
 @inner
 def _note_origins(
     held: int, blocks: NDArray[numpy.int32], topics: NDArray[numpy.int32], place: NDArray[numpy.int32], to: int
-) -> tuple[int, int, int]:
-    """Write where each message came from; return the latest `ts_out`, the least `ts_in`, the latest `ts_recv`."""
+) -> tuple[int, int, int, int]:
+    """Write where each message came from.
+
+    Returns their slice, or SEVERAL_SLICES, the latest `ts_out`, the least `ts_in` and the latest `ts_recv`.
+    """
     count = len(blocks)
     ts_out, ts_in, ts_recv = int64s_at(to, count), int64s_at(to + 8 * count, count), int64s_at(to + 16 * count, count)
     slices, epochs = int64s_at(to + 24 * count, count), int64s_at(to + 32 * count, count)
@@ -470,6 +477,7 @@ def _note_origins(
     known = -1
     block = held_at(held)
     header = read_header(block.header)
+    slice_id = numpy.int64(header.slice_id)
     latest_out, least_in, latest_recv = header.ts_out, header.ts_in, block.ts_recv
     for i in range(count):
         number = numpy.int64(blocks[i])
@@ -478,11 +486,14 @@ def _note_origins(
             block = held_at(held + HELD_BYTES * number)
             header = read_header(block.header)
             if i == 0:
+                slice_id = numpy.int64(header.slice_id)
                 latest_out, least_in, latest_recv = header.ts_out, header.ts_in, block.ts_recv
+            if header.slice_id != slice_id:
+                slice_id = numpy.int64(SEVERAL_SLICES)
             latest_out = max(latest_out, header.ts_out)
             least_in = min(least_in, header.ts_in)
             latest_recv = max(latest_recv, block.ts_recv)
         ts_out[i], ts_in[i], ts_recv[i] = header.ts_out, header.ts_in, block.ts_recv
         slices[i], epochs[i] = header.slice_id, header.epoch
         int64s_at(slice_of_topic + 8 * numpy.int64(place[topics[i]]), 1)[0] = header.slice_id
-    return latest_out, least_in, latest_recv
+    return slice_id, latest_out, least_in, latest_recv

@@ -85,7 +85,7 @@ class DemoCallbacks:
         trades = batch.indices(self._trade_type)
         numbers = batch.topic_numbers[batch.topic_index[trades]]
         # Where a topic comes twice, the later price stays.
-        self._last[batch.block.slice_id, numbers] = batch.records(self._trade_type)["price"]
+        self._last[batch.slice_ids[trades], numbers] = batch.records(self._trade_type)["price"]
         self._done_ns = time.time_ns()
 
     def _watch(self, mix: list[int]) -> Callable[[Message], None]:
