@@ -66,6 +66,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
         def _reschedule(self, node: Any) -> None:
             """Give out until there are two: a worker begins a test when it knows the next, or that none comes."""
+            if node not in self.registered_collections:
+                return  # one that took the place of another, and does not know the tests yet
             super()._reschedule(node)
             while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
                 self._assign_work_unit(node)
