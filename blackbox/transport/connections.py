@@ -65,12 +65,18 @@ class Connection:
 
     def end(self) -> bool:
         """Disconnect the peer; libzmq then forgets what it held for it. False: the connection had ended already."""
-        with suppress(OSError), socket.socket(fileno=os.dup(self.fd)) as ours:
-            # The duplicate cannot become another's between the question and the answer.
-            if not self.ended and self._is_on(ours):
-                self.ended = True
-                ours.shutdown(socket.SHUT_RDWR)
-                return True
+        with suppress(OSError):
+            fd = os.dup(self.fd)  # which cannot become another's between the question and the answer
+            try:
+                ours = socket.socket(fileno=fd)
+            except OSError:
+                os.close(fd)
+                raise
+            with ours:
+                if not self.ended and self._is_on(ours):
+                    self.ended = True
+                    ours.shutdown(socket.SHUT_RDWR)
+                    return True
         return False
 
     def _is_on(self, ours: socket.socket) -> bool:
@@ -100,7 +106,7 @@ class Connections:
         """Return the connections that there are now, the oldest first, with what the kernel counts of each."""
         while self.news.poll(0):
             event = parse_monitor_message(self.news.recv_multipart())
-            self._add(event["value"], event["endpoint"].decode())
+            self._add(event["event"], event["value"], event["endpoint"].decode())
         self._of = {fd: connection for fd, connection in self._of.items() if connection.look()}
         return list(self._of.values())
 
@@ -108,7 +114,7 @@ class Connections:
         """Return the connection that has a descriptor, as of the last look."""
         return self._of.get(fd)
 
-    def _add(self, fd: int, endpoint: str) -> None:
+    def _add(self, event: int, fd: int, endpoint: str) -> None:
         if not endpoint.startswith("tcp:"):
             return
         with suppress(OSError, ValueError):
@@ -117,8 +123,8 @@ class Connections:
                 local, peer = ours.getsockname(), ours.getpeername()
             finally:
                 ours.detach()
-            # The descriptor may be another's by now: one end has the endpoint's port, or it is not this socket's.
-            if int(endpoint.rpartition(":")[2]) in (local[1], peer[1]):
+            # The descriptor may be another's by now: the end at the endpoint has its port, or it is not this socket's.
+            if int(endpoint.rpartition(":")[2]) == (local if event == zmq.EVENT_ACCEPTED else peer)[1]:
                 self._of.pop(fd, None)
                 self._of[fd] = Connection(fd, local, peer)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import zmq
@@ -30,8 +32,10 @@ def watched(socket: zmq.Socket[bytes]) -> Iterator[Connections]:
     socket.linger = 0
     with socket:
         connections = Connections(socket)
-        yield connections
-        connections.close()
+        try:
+            yield connections
+        finally:
+            connections.close()
 
 
 def one(connections: Connections) -> Connection:
@@ -82,12 +86,44 @@ def test_a_descriptor_that_became_another_s_is_left_alone(context: zmq.Context[z
             connection = one(connections)
             ours, theirs = socket.socketpair()
             with ours, theirs, open(os.devnull) as file:  # noqa: PTH123
+                before = len(list(Path("/proc/self/fd").iterdir()))
                 for fd in (ours.fileno(), file.fileno(), 1_000_000):
                     other = Connection(fd, connection.local, connection.peer)
                     assert not other.look()
                     assert not other.end()
+                assert len(list(Path("/proc/self/fd").iterdir())) == before
                 theirs.sendall(b"still open")
                 assert ours.recv(100) == b"still open"
+
+
+def test_the_other_end_of_a_connection_is_not_taken_for_one_of_ours(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    publisher = context.socket(zmq.XPUB)
+    with watched(publisher) as connections:
+        port = publisher.bind_to_random_port("tcp://127.0.0.1")
+        with socket.create_connection(("127.0.0.1", port)) as peer:
+            place = f"tcp://127.0.0.1:{port}"
+            one(connections)
+            connections._add(zmq.EVENT_ACCEPTED, peer.fileno(), place)
+            assert connections.find(peer.fileno()) is None
+            connections._add(zmq.EVENT_CONNECTED, peer.fileno(), place)
+            assert connections.find(peer.fileno()) is not None
+
+
+def test_a_connection_is_left_alone_while_there_is_no_descriptor(
+    context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = context.socket(zmq.XPUB)
+    with watched(publisher) as connections:
+        port = publisher.bind_to_random_port("tcp://127.0.0.1")
+        with socket.create_connection(("127.0.0.1", port)):
+            connection = one(connections)
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+            try:
+                assert not connection.end()
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            assert connection.end()
 
 
 def test_connections_to_others_are_watched_too(context: zmq.Context[zmq.Socket[bytes]]) -> None:
