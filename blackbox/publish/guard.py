@@ -108,7 +108,10 @@ class Guard:
         poller = select.poll()
         poller.register(self._wake.reader, select.POLLIN)
         while not self._is_over:
-            self.look()
+            try:
+                self.look()
+            except Exception:  # the next look may do better; without any, nobody is put out
+                log.exception("slice %d: the guard's look failed", self._slice_id)
             if poller.poll(1000 * _LOOK_S):
                 os.read(self._wake.reader, 4096)
 
@@ -134,10 +137,13 @@ class Guard:
                 self._judge_taken(connection, record, now)
                 if connection.fd in unwelcome:
                     self._end(connection, unwelcome[connection.fd])
+        for gone in self._records.keys() - records.keys():
+            self._subscriptions.forget(gone.fd)
         self._records = records
         is_closing = self.closing_since < now
         patience = PATIENCE_S if is_closing else _DEAF_S
-        deaf = [connection for connection, record in records.items() if now - record.moved_at >= patience]
+        since = self.closing_since if is_closing else 0.0
+        deaf = [each for each, record in records.items() if now - max(record.moved_at, since) >= patience]
         deaf.sort(key=lambda connection: records[connection].moved_at)
         more = len(deaf) if is_closing else len(deaf) - _MOST_DEAF if self._drop else 0
         for connection in deaf[: max(0, more)]:

@@ -110,7 +110,7 @@ class Subscriptions:
                 self._ask(Asked(line, prefix, fd, after, time.monotonic()))
             elif prefix.startswith(ACCEPT_KEY) and prefix.endswith(self._mine[line]):
                 self._accept(line, prefix)
-            elif fd >= 0:
+            elif fd >= 0 and not self._is_of_other_line(prefix):
                 self._useless[fd] = self._useless.get(fd, 0) + size
                 if self._useless[fd] > _MOST_USELESS:
                     del self._useless[fd]
@@ -139,6 +139,15 @@ class Subscriptions:
         if place in self.answered:
             self._accepted[line][prefix] = self.answered.pop(place)
             _drop_first(self._accepted[line], _MOST_ANSWERED)
+
+    def _is_of_other_line(self, prefix: bytes) -> bool:
+        """Whether this accepts a confirmation of another line: a subscriber asks all its connections for the same."""
+        nonce = prefix[len(ACCEPT_KEY) :][:NONCE_BYTES]
+        return any(
+            prefix == ACCEPT_KEY + nonce + mine
+            and (prefix in self._accepted[line] or (line, CONFIRM_KEY + nonce) in self.answered)
+            for line, mine in enumerate(self._mine)
+        )
 
     def _withdraw(self, line: int, fd: int, prefix: bytes) -> None:
         place = line, prefix
@@ -187,7 +196,13 @@ class Subscriptions:
 
     def subscriber_count(self) -> int:
         """Subscribers that have all their filters in force, on the line that has most."""
-        return max(map(self._accepted_on, range(len(self._accepted))))
+        with self.changed:
+            return max(map(self._accepted_on, range(len(self._accepted))))
+
+    def forget(self, fd: int) -> None:
+        """Forget what a connection that is gone asked for in vain: its descriptor may be another's next."""
+        with self.changed:
+            self._useless.pop(fd, None)
 
     def _accepted_on(self, line: int) -> int:
         fds = self._accepted[line].values()

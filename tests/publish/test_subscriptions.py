@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from random import Random
 
 import numpy
@@ -96,3 +97,49 @@ def test_what_is_asked_for_without_end_is_bounded() -> None:
     assert len(subscriptions.answered) == 65_536
     tell(subscriptions, b"\1", HEARTBEAT_KEY)
     assert subscriptions.subscribers(b"AA") == 0
+
+
+def test_subscribers_are_counted_while_others_come_and_go() -> None:
+    subscriptions = made(2)
+    over = threading.Event()
+
+    def come_and_go() -> None:
+        for number in itertools.takewhile(lambda _: not over.is_set(), itertools.count()):
+            accept(subscriptions, number.to_bytes(8, "little"))
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        while subscriptions.subscriber_count() < 20_000:
+            pass
+    finally:
+        over.set()
+        thread.join()
+
+
+def accept(subscriptions: Subscriptions, nonce: bytes, line: int = 0) -> None:
+    with subscriptions.changed:
+        tell(subscriptions, b"\1", CONFIRM_KEY + nonce, line)
+        subscriptions.confirmed(subscriptions.asked[line, CONFIRM_KEY + nonce])
+        tell(subscriptions, b"\1", acceptance(nonce, line), line)
+
+
+def acceptance(nonce: bytes, line: int) -> bytes:
+    return ACCEPT_KEY + nonce + EPOCH.to_bytes(8, "little") + bytes([line])
+
+
+def test_acceptances_of_the_other_line_are_not_useless() -> None:
+    subscriptions = made(2, lines=2)
+    for number in range(10_000):
+        nonce = number.to_bytes(8, "little")
+        if number % 2:
+            accept(subscriptions, nonce, line=1)
+        else:
+            tell(subscriptions, b"\1", CONFIRM_KEY + nonce, line=1)
+            subscriptions.confirmed(subscriptions.asked[1, CONFIRM_KEY + nonce])
+        tell(subscriptions, b"\1", acceptance(nonce, 1), line=0, fd=5)
+    assert not subscriptions.unwelcome
+    assert subscriptions.subscriber_count() == 5_000
+    for number in range(10_000, 14_000):
+        tell(subscriptions, b"\1", acceptance(number.to_bytes(8, "little"), 1), line=0, fd=5)
+    assert list(subscriptions.unwelcome) == [5], "of nonces that nobody asked for they are"
