@@ -47,6 +47,10 @@ def acceptance(nonce: bytes, epoch: int, line: int = 0) -> bytes:
     return subscription(ACCEPT_KEY + nonce + struct.pack("<QB", epoch, line))
 
 
+_PATIENCE_S = 30
+_TAKES_NO_MORE_S = 5
+
+
 class Peer:
     """One connection to a slice's publisher, with the handshake done. Reads nothing unless it is told to."""
 
@@ -54,7 +58,7 @@ class Peer:
         place = urlsplit(feed.slices[slice_id].endpoints[line])
         self.socket = socket.socket()
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
-        self.socket.settimeout(30)
+        self.socket.settimeout(_PATIENCE_S)
         self.socket.connect((place.hostname, place.port))
         host, port = self.socket.getsockname()
         self.address = f"{host}:{port}"
@@ -63,11 +67,15 @@ class Peer:
         self.read_frame()
 
     def send(self, *data: bytes) -> bool:
-        """Send bytes as they are. False: the publisher has ended the connection."""
-        with suppress(ConnectionError):
+        """Send bytes as they are. False: the publisher has ended the connection, or takes no more from it."""
+        self.socket.settimeout(_TAKES_NO_MORE_S)
+        try:
             self.socket.sendall(b"".join(data))
-            return True
-        return False
+        except (ConnectionError, TimeoutError):
+            return False
+        finally:
+            self.socket.settimeout(_PATIENCE_S)
+        return True
 
     def read(self, size: int) -> bytes:
         data = b""

@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from blackbox import Publisher
+from blackbox import Feed, Publisher
 from blackbox.testing import wait_until
 from tests.process_state import linux_only, resident_bytes
 from tests.publish.hostile import MORE, Peer, frame, subscription
@@ -45,25 +45,38 @@ def test_a_frame_announced_as_3_gib_keeps_nothing() -> None:
         receives(feed, publisher)
 
 
-@pytest.mark.parametrize("part", [b"", bytes(500)])
-def test_a_message_that_does_not_end_ends_the_connection(part: bytes) -> None:
+def test_a_message_that_does_not_end_ends_the_connection() -> None:
     feed = one_slice()
     with Publisher(feed) as publisher:
         receives(feed, publisher)
         before = resident_bytes()
-        most = 0
-        with Peer(feed) as peer:
-            parts = frame(part, MORE) * (65_536 // (len(part) + 2))
-            for _ in range(8_000):
-                most = max(most, resident_bytes())
-                if not peer.send(parts):
-                    break
-            else:
-                pytest.fail("it took 500 MB of one message")
-        assert most - before < 400 * MB
+        assert most_while_sending(feed, bytes(500)) - before < 400 * MB
         wait_until(lambda: resident_bytes() - before < 64 * MB, what="what was held is given back")
         put_out(publisher, 1)
         receives(feed, publisher)
+
+
+def test_a_message_of_empty_parts_that_does_not_end_stops_its_sender_alone() -> None:
+    """libzmq may leave such a connection as it is, and keep what it holds of it until the publisher closes."""
+    feed = one_slice()
+    with Publisher(feed) as publisher:
+        receives(feed, publisher)
+        before = resident_bytes()
+        assert most_while_sending(feed, b"") - before < 400 * MB
+        put_out(publisher, 1)
+        receives(feed, publisher)
+
+
+def most_while_sending(feed: Feed, part: bytes) -> int:
+    """Send parts of one message until no more are taken; return the most memory held meanwhile."""
+    most = 0
+    with Peer(feed) as peer:
+        parts = frame(part, MORE) * (65_536 // (len(part) + 2))
+        for _ in range(8_000):
+            most = max(most, resident_bytes())
+            if not peer.send(parts):
+                return most
+    pytest.fail("it took 500 MB of one message")
 
 
 def test_a_message_that_trickles_is_ended_too() -> None:
