@@ -27,10 +27,9 @@ from blackbox.native.intrinsics import bytes_at, inner, int32s_at, int64s_at, un
 from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, NumberingAt, number_of
 from blackbox.native.records import Field, SharedRecord, record_at
+from blackbox.replay.block_table import BEGINNING, END
 from blackbox.replay.measure import BLOCK_ROW_BYTES, BlockRow, BlockTableAt, Wanted, block_row_at
 
-BEGINNING: Final = -(1 << 63)
-END: Final = (1 << 63) - 1
 NO_ROOM: Final = -1
 SEVERAL_SLICES: Final = 65_535
 """In place of the slice of a block that was gathered from several: who uses it as an index is told so at once."""
