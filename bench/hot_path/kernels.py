@@ -227,6 +227,7 @@ class Subject:
         )
         self._head = numpy.frombuffer(bytearray(self.block.header), numpy.uint8)
         self._copy = numpy.empty_like(self.block.body)
+        self._copied_head = numpy.zeros(HEADER_BYTES // 8, numpy.int64)
         self.envelope = numpy.zeros(envelope_bytes(self.block.topic_count, self.block.count), numpy.uint8)
         self._scratch = numpy.zeros(MESSAGE_BYTES * _MESSAGES // 8, numpy.int64)
         self._context = zmq.Context()
@@ -249,8 +250,7 @@ class Subject:
         rows = numpy.arange(BLOCK_MESSAGES, dtype=numpy.int32)
         numbers = self.envelope[TOPICS_AT : TOPICS_AT + 4 * self.block.topic_count].view(numpy.int32)
         block = self.block
-        header = numpy.zeros(HEADER_BYTES // 8, numpy.int64)
-        target = self._copy.ctypes.data, header.ctypes.data
+        target = self._copy.ctypes.data, self._copied_head.ctypes.data
 
         def order(times: int) -> None:
             # Each block follows the one before: nothing is a gap, nothing a duplicate.
