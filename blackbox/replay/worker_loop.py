@@ -20,18 +20,15 @@ from blackbox.subscribe.addresses import TableAt
 from blackbox.subscribe.dispatch import due_of, group_by_set, match_topics
 from blackbox.subscribe.state import slice_counters_at, slice_state_at
 from blackbox.subscribe.worker_loop import (
-    ALL_ROWS,
     BURST_BLOCKS,
     SLOT_BYTES,
-    WorkerAt,
-    WorkerTableAt,
     add_entry,
     entry_at,
     keep_place,
     run_compiled,
     select,
-    worker_state_at,
 )
+from blackbox.subscribe.worker_state import ALL_ROWS, WorkerAt, WorkerTableAt, worker_state_at
 from blackbox.transport.libzmq import MESSAGE_BYTES, close_messages, msg_data, msg_init_on, msg_init_size
 
 # Why `play` returned.

@@ -27,7 +27,7 @@ from blackbox.block.format import FLAG_NULLS, FLAG_SEQUENCES, body_layout
 from blackbox.errors import CallbackError
 from blackbox.native.intrinsics import _pointer, bytes_at, int32s_at, int64s_at
 from blackbox.native.jit import njit
-from blackbox.subscribe.worker_loop import CallbackCall, callback_call_at
+from blackbox.subscribe.worker_state import CallbackCall, callback_call_at
 
 
 class CompiledBatch(NamedTuple):

@@ -22,6 +22,7 @@ from blackbox.subscribe.callbacks import Callback, CompiledCallback, Kind
 from blackbox.subscribe.match_table import WorkerTable
 from blackbox.subscribe.state import SliceCounters, SliceState, WorkerCounters
 from blackbox.subscribe.turns import Part, Taker, call_entry, give_in_turn, give_message_by_message, list_turns
+from blackbox.subscribe.worker_state import ALL_ROWS, BatchEntry, BlockPlace, CallbackCall, WorkerAt, WorkerState
 from blackbox.transport.libzmq import close_messages
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Delivery:
         independent.
         """
         self._in_turn, self._slices = in_turn, slices
-        self.state = collect.WorkerState()
+        self.state = WorkerState()
         self.scratch = numpy.zeros(collect.SCRATCH_WORDS, numpy.int64)
         self.burst = BlockBurst()
         self.quit = False
@@ -102,9 +103,9 @@ class Delivery:
         self._counters = counters
         self._on_error = on_error
         self._is_terminated = is_terminated
-        self._call = collect.CallbackCall()
+        self._call = CallbackCall()
         self._rows = numpy.zeros(_FIRST_ROWS, numpy.int32)
-        self._block_places = numpy.zeros(collect.BURST_BLOCKS, collect.BlockPlace.dtype)
+        self._block_places = numpy.zeros(collect.BURST_BLOCKS, BlockPlace.dtype)
 
     def grow(self) -> None:
         """Make room for the rows that the block at hand needs. `addresses` anew after this."""
@@ -118,18 +119,18 @@ class Delivery:
         slice_counters: SliceCounters,
         lags: NDArray[numpy.int64],
         ages: NDArray[numpy.int64],
-    ) -> collect.WorkerAt:
+    ) -> WorkerAt:
         """All of this for compiled code, with scratch for a table's callbacks."""
         self._table = table
         callbacks = len(table.callbacks) + 1
-        self._entries = numpy.zeros(max(_LEAST_ENTRIES, 2 * self._slices * table.at.total), collect.BatchEntry.dtype)
+        self._entries = numpy.zeros(max(_LEAST_ENTRIES, 2 * self._slices * table.at.total), BatchEntry.dtype)
         self._counts = numpy.zeros(callbacks, numpy.int64)
         self._places = numpy.zeros(callbacks, numpy.int64)
         self._touched = numpy.zeros(callbacks, numpy.int32)
         self._callbacks_raised = numpy.zeros(callbacks, numpy.int32)
         self._raises = numpy.zeros(callbacks, numpy.int64)
         self.state.burst = self.burst.address
-        self._at = collect.WorkerAt(
+        self._at = WorkerAt(
             dealer,
             slice_state.address,
             self._counters.address,
@@ -247,7 +248,7 @@ class Delivery:
 
     def _rows_of(self, burst: BlockBurst, address: int, rows: int, count: int) -> NDArray[numpy.int32] | None:
         """A batch's rows: None for all; on the burst's own memory, or copied out of this worker's scratch."""
-        if address == collect.ALL_ROWS:
+        if address == ALL_ROWS:
             return None if rows == count else numpy.arange(count - rows, count, dtype=numpy.int32)
         view = foreign_array(burst, address, rows, "<i4")
         start = self._rows.ctypes.data

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from blackbox.native.prefix_trie import Trie, build_trie
 from blackbox.subscribe.addresses import TableAt
 from blackbox.subscribe.callbacks import Callback, CompiledCallback
-from blackbox.subscribe.worker_loop import WorkerTableAt
+from blackbox.subscribe.worker_state import WorkerTableAt
 
 MAX_WORKERS = 63
 REMOVED = -1

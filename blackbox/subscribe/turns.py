@@ -20,7 +20,8 @@ from blackbox.native.intrinsics import inner, int32s_at
 from blackbox.native.jit import njit, warm_up
 from blackbox.subscribe.callbacks import Callback
 from blackbox.subscribe.match_table import WorkerTable
-from blackbox.subscribe.worker_loop import (
+from blackbox.subscribe.worker_loop import call_compiled, entry_at
+from blackbox.subscribe.worker_state import (
     ALL_ROWS,
     ENTRY_BYTES,
     PLACE_BYTES,
@@ -28,8 +29,6 @@ from blackbox.subscribe.worker_loop import (
     WorkerTableAt,
     batch_entry_at,
     block_place_at,
-    call_compiled,
-    entry_at,
 )
 
 OnError = Callable[[Callback, BaseException, Batch, int], bool]

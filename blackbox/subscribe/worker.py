@@ -16,6 +16,7 @@ from blackbox.subscribe import worker_loop as collect
 from blackbox.subscribe.delivery import Delivery
 from blackbox.subscribe.match_table import WorkerTable
 from blackbox.subscribe.state import TERMINATE, SliceState
+from blackbox.subscribe.worker_state import WorkerAt
 from blackbox.transport.context import pin_thread
 from blackbox.transport.libzmq import close_messages, init_messages
 
@@ -138,7 +139,7 @@ class Worker:
             else:
                 return
 
-    def _addresses(self, dealer: int) -> collect.WorkerAt:
+    def _addresses(self, dealer: int) -> WorkerAt:
         return self._delivery.addresses(
             self._table, dealer, self._slice_state, self._slice_counters, self._lags, self._ages
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy
 from numpy.typing import NDArray
@@ -19,8 +19,20 @@ from blackbox.native.intrinsics import (
 )
 from blackbox.native.jit import njit
 from blackbox.native.posix import monotonic_ns, now_ns
-from blackbox.native.records import Field, SharedRecord, load_shared, record_at, store_shared
+from blackbox.native.records import load_shared, store_shared
 from blackbox.subscribe.state import IDLE_MS, TERMINATE, slice_counters_at, slice_state_at, worker_counters_at
+from blackbox.subscribe.worker_state import (
+    ALL_ROWS,
+    ENTRY_BYTES,
+    PLACE_BYTES,
+    BatchEntry,
+    WorkerAt,
+    WorkerTableAt,
+    batch_entry_at,
+    block_place_at,
+    callback_call_at,
+    worker_state_at,
+)
 from blackbox.transport.libzmq import (
     DONTWAIT,
     EAGAIN,
@@ -56,127 +68,7 @@ _LINE_BYTES: Final = 64
 """Of the processor's cache."""
 SLOT_BYTES: Final = 2 * MESSAGE_BYTES
 """A burst's slot: the envelope's and the body's message."""
-ALL_ROWS: Final = 0
-"""In place of the address of row numbers: every row that was not delivered before."""
 MERGE: Final = -1
-
-
-class WorkerState(SharedRecord):
-    """What a worker's loop keeps between two calls of `collect`, and tells Python."""
-
-    next_version = Field()
-    """Of the match table that the pending block was matched with."""
-    raised = Field()
-    """How many compiled callbacks raised in the burst: they stand in `raised`, in the order in which they first did."""
-    rows_needed = Field()
-    errno = Field()
-    pending = Field()
-    """1: a block has been received that no burst holds yet."""
-    blocks = Field()
-    """Blocks in the burst; what is in it when `collect` is called is freed first."""
-    entries = Field()
-    """Batches of the burst."""
-    burst = Field()
-    """Address of the burst: Python puts a fresh one there when it keeps the old."""
-    last = Field()
-    """1: the slice thread has said that nothing follows."""
-
-
-class BatchEntry(SharedRecord):
-    """Which rows of which block of the burst one callback gets."""
-
-    slot = Field()
-    callback = Field()
-    rows = Field()
-    """Address of the row numbers, or ALL_ROWS."""
-    count = Field()
-    state = Field()
-    """Address of a compiled callback's state."""
-
-
-class BlockPlace(SharedRecord):
-    """Where a block of the burst lies."""
-
-    envelope = Field()
-    body = Field()
-    body_bytes = Field()
-    origins = Field()
-    """Address of where each message came from, if a replay gathered them from several blocks; else 0."""
-
-
-class CallbackCall(SharedRecord):
-    """What a compiled callback is called with."""
-
-    rows = Field()
-    """Address of the row numbers."""
-    row_count = Field()
-    block_count = Field()
-    """Rows of the whole block."""
-    body = Field()
-    topic_count = Field()
-    numbers = Field()
-    """Address of the number of each topic."""
-    topic_bytes = Field()
-    payload_bytes = Field()
-    stride = Field()
-    ts_out = Field()
-    ts_recv = Field()
-    sequence = Field()
-    state = Field()
-    """Address of the callback's state."""
-    error = Field()
-    """Set to 1 when the callback raised."""
-    flags = Field()
-    """Of the block's header."""
-    origins = Field()
-    """Address of where each message came from; 0: all came with this block."""
-
-
-worker_state_at = record_at(WorkerState)
-batch_entry_at = record_at(BatchEntry)
-block_place_at = record_at(BlockPlace)
-callback_call_at = record_at(CallbackCall)
-ENTRY_BYTES: Final = BatchEntry.dtype.itemsize
-PLACE_BYTES: Final = BlockPlace.dtype.itemsize
-
-
-class WorkerAt(NamedTuple):
-    """What a worker owns, as addresses."""
-
-    dealer: int
-    slice_state: int
-    counters: int
-    lags: int
-    ages: int
-    state: int
-    scratch: int
-    entries: int
-    max_entries: int
-    rows: int
-    max_rows: int
-    identity: int
-    counts: int
-    places: int
-    touched: int
-    raised: int
-    raises: int
-    call: int
-    places_of_blocks: int
-    slice_counters: int
-
-
-class WorkerTableAt(NamedTuple):
-    """One worker's part of a table: the callbacks of each match set, and where compiled ones and their states are."""
-
-    version: int
-    starts: int
-    sets: int
-    callbacks: int
-    functions: int
-    states: int
-    total: int
-
-
 SCRATCH_WORDS: Final = EVENTS_SCRATCH_WORDS + SLOT_BYTES // 8
 SLOT_AT: Final = EVENTS_SCRATCH_WORDS * 8
 
