@@ -7,6 +7,7 @@ ones, as slices take turns, are gathered into new blocks, which keep where each 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator
 from ctypes import string_at
 from typing import Any, Final, NamedTuple
@@ -42,7 +43,7 @@ _ROWS: Final = 1 << 14
 """Messages that are put in order at a time: few enough to stay in the cache until they are played."""
 _LONG_RUN: Final = 512
 """So many messages of one block are played where they lie."""
-_BLOCK_BYTES: Final = 256 << 10
+_BLOCK_BYTES: Final = 1 << 20
 _ROW_BYTES: Final = 72
 """Of a message beside its payload: time, topic, offset, sequence number, and where it came from."""
 _SPARE_BYTES: Final = 64 << 10
@@ -50,6 +51,8 @@ _SPARE_BYTES: Final = 64 << 10
 _SPARE_BLOCKS: Final = 4
 _MOST_HELD_BYTES: Final = 1 << 30
 _MEAN_TOPIC_BYTES: Final = 64
+_KEPT_ARRAYS: Final = 7
+"""Tables are made ahead, and what a callback keeps is not free: so many pieces of memory are known for use again."""
 
 
 class OutOfOrder:
@@ -62,6 +65,31 @@ class OutOfOrder:
     def __init__(self) -> None:
         self.late = 0
         self.misplaced = 0
+
+
+def _references(arrays: list[NDArray[Any]], number: int) -> int:
+    array = arrays[number]
+    return sys.getrefcount(array)
+
+
+_UNSHARED: Final = _references([numpy.empty(0)], 0)
+"""References to an array that only a list holds: how many that is depends on the interpreter."""
+
+
+class _Memory:
+    """Memory for new blocks, used again once nobody refers to it: fresh pages cost more than what is written there."""
+
+    def __init__(self) -> None:
+        self._arrays: list[NDArray[numpy.int64]] = []
+
+    def take(self, size: int) -> NDArray[numpy.int64]:
+        """Return at least so many bytes."""
+        for number in range(len(self._arrays)):
+            if self._arrays[number].nbytes >= size and _references(self._arrays, number) == _UNSHARED:
+                return self._arrays[number]
+        fresh = numpy.empty(size // 8 + 1, numpy.int64)
+        self._arrays = [*self._arrays[-_KEPT_ARRAYS:], fresh]
+        return fresh
 
 
 class _Held(NamedTuple):
@@ -93,6 +121,7 @@ class MarketOrder:
         self._tables: dict[int, _Held] = {}
         self._held_bytes = 0
         self._made = 0
+        self._memory = _Memory()
         self._held = numpy.zeros(0, HeldBlock.dtype)
         self._latest_ns = 0
         self._blocks, self._rows = numpy.empty(_ROWS, numpy.int32), numpy.empty(_ROWS, numpy.int32)
@@ -248,7 +277,7 @@ class MarketOrder:
         room = payload_bytes + _ROW_BYTES * (stop - start) + _SPARE_BYTES
         at = 0
         while at < stop - start:
-            words = numpy.empty(room // 8 + 1, numpy.int64)
+            words = self._memory.take(room)
             rows = numpy.zeros(room // _BLOCK_BYTES + _SPARE_BLOCKS, BlockRow.dtype)
             to = Target(words.ctypes.data, words.nbytes, rows.ctypes.data, len(rows))
             at, made, room = put_blocks(held, blocks, times, self._columns, at, names, origin, _BLOCK_BYTES, to)

@@ -283,3 +283,30 @@ def test_a_slice_without_times_waits_for_nobody(tmp_path: Path) -> None:
     seen, statistics = replayed(tmp_path, [Wish("message", b"")])
     assert seen == expected(messages, [Wish("message", b"")])
     assert statistics.misplaced == 0
+
+
+@pytest.mark.parametrize("keep_every", [1, 3])
+def test_batches_that_are_kept_keep_their_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_every: int
+) -> None:
+    monkeypatch.setattr(market_order, "_ROWS", 64)
+    blocks: Blocks = [
+        (number % 2, 1_000 + number, [(TOPICS[number % 3], 1 + number + 2 * row) for row in range(20)])
+        for number in range(200)
+    ]
+    messages = in_order(write_day(tmp_path / "day", blocks, 2))
+    subscriber = Subscriber(feed_of())
+    kept: list[tuple[Batch, list[bytes]]] = []
+    copied: list[bytes] = []
+
+    @subscriber.on_batch(b"")
+    def _(batch: Batch) -> None:
+        copied.extend(map(bytes, batch.payload_list()))
+        if not len(copied) % keep_every:
+            kept.append((batch, copied[-len(batch) :]))
+
+    subscriber.replay(Recording.open(tmp_path / "day"))
+    assert copied == [message.payload for message in messages]
+    assert len(kept) > 10
+    for batch, before in kept:
+        assert [bytes(each) for each in batch.payload_list()] == before
