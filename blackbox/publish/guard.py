@@ -8,11 +8,13 @@ import os
 import select
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 import zmq
 
 from blackbox.native.limits import Needs, start_thread
+from blackbox.publish.send_loop import SenderState
 from blackbox.publish.subscriptions import Subscriptions
 from blackbox.transport.connections import Connection, Connections
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
@@ -27,13 +29,22 @@ UPSTREAM_QUEUE: Final = 256
 UPSTREAM_BUFFER_BYTES: Final = 256 << 10
 _LOOK_S: Final = 0.25
 _FILTER_BYTES: Final = 24
-"""Of a subscription on the wire."""
+"""Of a subscription on the wire, at most."""
 _LEAST_BURST_BYTES: Final = 1 << 20
 _BYTES_PER_S: Final = 256 << 10
 """What a connection may go on sending once its burst is spent: some 12,000 subscriptions a second."""
 _MOST_UNHEARD_BYTES: Final = 2 << 20
-"""What a connection may send without a whole message among it that the sender heard. libzmq holds an unfinished one in
-up to 32 times its bytes."""
+"""What a connection may send without a whole message among it that the sender heard, and as much again as all filters
+in force take: libzmq does not pass on those that others have, too. It holds an unfinished message in up to 32 times its
+bytes."""
+_LEAST_FILTER_BYTES: Final = 4
+"""Of a subscription on the wire, at least."""
+_UNSETTLED_BYTES: Final = 16 << 20
+"""What it may send on top of that while the sender has yet to hear what others asked for."""
+_DOUBT_S: Final = 0.02
+"""Time between two looks while it is not yet known whether that is so."""
+_REMOVAL_S: Final = 1.0
+"""Time in which the filters of a connection that was ended go, or others have them, too."""
 _DEAF_S: Final = 5.0
 """A peer is deaf when what waits for it has waited so long, and it took next to nothing."""
 _MOST_DEAF: Final = 8
@@ -47,11 +58,13 @@ PATIENCE_S: Final = 10.0
 class _Record:
     """What the guard remembers of a connection."""
 
-    __slots__ = ("burst", "heard", "moved_at", "received", "taken", "unheard_from", "was_behind")
+    __slots__ = ("burst", "doubted", "heard", "moved_at", "received", "taken", "unheard_from", "was_behind")
 
     def __init__(self, burst: float, now: float) -> None:
         self.burst, self.moved_at = burst, now
         self.was_behind = False
+        self.doubted: tuple[int, int] | None = None
+        """The sender's pass in which too much was unheard, and what had been received by then."""
         self.received = self.taken = self.heard = self.unheard_from = 0
 
 
@@ -61,7 +74,14 @@ class Guard:
     Made, given its sockets, started and closed in the sender's thread. `put_out` counts whom it has disconnected.
     """
 
-    def __init__(self, slice_id: int, subscriptions: Subscriptions, drop: bool) -> None:
+    def __init__(
+        self,
+        slice_id: int,
+        subscriptions: Subscriptions,
+        sent: SenderState,
+        wake_sender: Callable[[], None],
+        drop: bool,
+    ) -> None:
         self.put_out = 0
         self.closing_since = math.inf
         """When the publisher began to close: from then on who is deaf is put out."""
@@ -70,17 +90,19 @@ class Guard:
         self.moved_at = time.monotonic()
         """When some peer for which something waited was last seen to take some of it."""
         self._slice_id, self._subscriptions, self._drop = slice_id, subscriptions, drop
+        self._sent, self._wake_sender = sent, wake_sender
         self._burst = max(_LEAST_BURST_BYTES, _FILTER_BYTES * len(subscriptions.wanted))
         self._is_over = False
-        self._watched: list[Connections] = []
+        self._watched: dict[int, Connections] = {}
+        """By line."""
         self._records: dict[Connection, _Record] = {}
-        self._looked_at = time.monotonic()
+        self._looked_at = self._judged_taken_at = self._made_room_at = time.monotonic()
         self._wake = Pipe()
         self._thread = threading.Thread(target=self._run, name=f"blackbox-guard-{slice_id}", daemon=True)
 
-    def watch(self, socket: zmq.Socket[bytes]) -> None:
-        """Watch a socket that has not yet been bound."""
-        self._watched.append(Connections(socket))
+    def watch(self, line: int, socket: zmq.Socket[bytes]) -> None:
+        """Watch a line's socket that has not yet been bound."""
+        self._watched[line] = Connections(socket)
 
     def start(self) -> None:
         """Begin to watch."""
@@ -92,7 +114,7 @@ class Guard:
             self._is_over = True
             self._wake.poke()
             self._thread.join()
-        for connections in self._watched:
+        for connections in self._watched.values():
             connections.close()
 
     def look_now(self) -> None:
@@ -112,7 +134,8 @@ class Guard:
                 self.look()
             except Exception:  # the next look may do better; without any, nobody is put out
                 log.exception("slice %d: the guard's look failed", self._slice_id)
-            if poller.poll(1000 * _LOOK_S):
+            doubts = any(record.doubted for record in self._records.values())
+            if poller.poll(1000 * (_DOUBT_S if doubts and not self._subscriptions.is_behind else _LOOK_S)):
                 os.read(self._wake.reader, 4096)
 
     def is_quiet(self) -> bool:
@@ -124,19 +147,25 @@ class Guard:
         now = time.monotonic()
         refill = _BYTES_PER_S * (now - self._looked_at)
         self._looked_at = now
+        judges_taken = now - self._judged_taken_at >= _LOOK_S
+        if judges_taken:
+            self._judged_taken_at = now
         records: dict[Connection, _Record] = {}
         unwelcome: dict[int, str] = {}
         while self._subscriptions.unwelcome:
             fd, why = self._subscriptions.unwelcome.popitem()
             unwelcome[fd] = why
-        for connections in self._watched:
-            for connection in connections.look():
+        for line, connections in self._watched.items():
+            found = connections.look()
+            for connection in found:
                 record = self._records.get(connection) or _Record(self._burst, now)
                 records[connection] = record
                 self._judge_sent(connection, record, refill)
-                self._judge_taken(connection, record, now)
+                if judges_taken:
+                    self._judge_taken(connection, record, now)
                 if connection.fd in unwelcome:
                     self._end(connection, unwelcome[connection.fd])
+            self._make_room(line, found, now)
         for gone in self._records.keys() - records.keys():
             self._subscriptions.forget(gone.fd)
         self._records = records
@@ -150,6 +179,22 @@ class Guard:
             self._end(connection, f"it has taken next to nothing for {now - records[connection].moved_at:.1f} s")
         self.deaf = deaf[max(0, more) :]
 
+    def _make_room(self, line: int, found: list[Connection], now: float) -> None:
+        """Where a line has too many filters, end who may hold most of them, until the others fit."""
+        first, shared = self._subscriptions.asked_first(line)
+        most = self._subscriptions.most_filters
+        over = sum(first.values()) + shared - most
+        settles = now - self._made_room_at < _REMOVAL_S or self._subscriptions.is_behind
+        if over <= (most if settles else 0):
+            return
+        self._made_room_at = now
+        # Who asks for what others have, too, is not heard: but its bytes tell how many filters it may have.
+        held = {each: min(each.received // _LEAST_FILTER_BYTES, first.get(each.fd, 0) + shared) for each in found}
+        for connection in sorted(found, key=held.__getitem__, reverse=True):
+            if over > 0:
+                over -= held[connection]
+                self._end(connection, f"there were more than {most} distinct filters, up to {held[connection]} its own")
+
     def _judge_sent(self, connection: Connection, record: _Record, refill: float) -> None:
         sent = connection.received - record.received
         record.burst = min(self._burst, record.burst + refill) - sent
@@ -159,8 +204,24 @@ class Guard:
         record.received = connection.received
         if record.burst < 0:
             self._end(connection, f"it sent {connection.received} bytes of subscriptions, too many at a time")
-        elif record.received - record.unheard_from > _MOST_UNHEARD_BYTES:
+        else:
+            self._judge_unheard(connection, record)
+
+    def _judge_unheard(self, connection: Connection, record: _Record) -> None:
+        """End who sends nothing whole. What it repeats of others counts as whole, once the sender has heard those."""
+        most = _MOST_UNHEARD_BYTES + _FILTER_BYTES * self._subscriptions.filter_count()
+        if record.received - record.unheard_from <= most:
+            record.doubted = None
+            return
+        passes, received = record.doubted = record.doubted or (self._sent.passes, record.received)
+        # The pass after the one that may be under way has heard all that had come by then.
+        is_settled = self._sent.passes > passes + 1 and not self._subscriptions.is_behind
+        sent = received if is_settled else record.received - _UNSETTLED_BYTES
+        if sent - record.unheard_from > most:
             self._end(connection, f"it sent {record.received - record.unheard_from} bytes without a whole subscription")
+        if is_settled:
+            record.doubted = None
+        self._wake_sender()
 
     def _judge_taken(self, connection: Connection, record: _Record, now: float) -> None:
         taken = connection.taken - record.taken

@@ -149,7 +149,7 @@ class SliceSender:
         self.subscriptions = Subscriptions(feed, len(self.part.endpoints), epoch, self._key_table)
         self.keys, self.wanted = self.subscriptions.keys, self.subscriptions.wanted
         self.changed = self.subscriptions.changed
-        self.guard = Guard(slice_id, self.subscriptions, drop=not wait)
+        self.guard = Guard(slice_id, self.subscriptions, self.sent, self.ring.wake, drop=not wait)
 
     def start(self, timeout: float = 120.0) -> None:
         """Bind the endpoints. Raises EndpointError naming the one that could not be bound."""
@@ -289,7 +289,7 @@ class SliceSender:
             self._ready.set()
 
     def _bind(self, context: zmq.Context[zmq.Socket[bytes]], sockets: list[zmq.Socket[bytes]]) -> None:
-        for endpoint in self.part.endpoints:
+        for line, endpoint in enumerate(self.part.endpoints):
             socket = context.socket(zmq.XPUB)
             sockets.append(socket)
             socket.sndhwm = self._hwm_blocks
@@ -306,7 +306,7 @@ class SliceSender:
                 socket.setsockopt(zmq.XPUB_NODROP, 1)
                 socket.sndtimeo = _SEND_WAIT_MS
             if not endpoint.startswith("inproc:"):
-                self.guard.watch(socket)
+                self.guard.watch(line, socket)
             try:
                 socket.bind(endpoint)
             except zmq.ZMQError as error:
@@ -449,6 +449,7 @@ class SliceSender:
                     subscriptions.note(line, fd, change, size, self.sent.passes)
                 self.changed.notify_all()
         self.sent.read_at = time.monotonic_ns() + _READ_EVERY_NS if left else 0
+        subscriptions.is_behind = left
         while subscriptions.doubts:
             line, prefix = subscriptions.doubts.pop()
             self._probes[line].subscribe(prefix)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Collection
 from typing import Any, Final, NamedTuple
 
 import numpy
@@ -43,6 +44,15 @@ class Asked(NamedTuple):
     """When that was, by the monotonic clock."""
 
 
+class _Asker:
+    """A connection that was the first to ask for some of the filters in force."""
+
+    __slots__ = ("filters", "line")
+
+    def __init__(self, line: int) -> None:
+        self.line, self.filters = line, 0
+
+
 @njit(nogil=True, cache=True)
 def cover(keys_at: int, sizes_at: int, wanted_at: int, count: int, word: int, size: int, by: int) -> None:
     """Add `by` to what is counted for each key that starts with the first `size` bytes of `word`."""
@@ -64,7 +74,8 @@ class Subscriptions:
     it only if nobody else has that filter.
 
     Attributes: `wanted`, for each key how many filters let it through; `doubts`; `unwelcome`, descriptors of
-    connections to be ended, and why; `heard`, how many changes came on each descriptor.
+    connections to be ended, and why; `heard`, how many changes came on each descriptor; `is_behind`, whether changes
+    wait to be read; `most_filters`, how many a line may have.
     """
 
     def __init__(self, feed: Feed, lines: int, epoch: int, key_table: TopicTable) -> None:
@@ -81,9 +92,12 @@ class Subscriptions:
         self._accepted: list[OrderedDict[bytes, int]] = [OrderedDict() for _ in range(lines)]
         self._newest: dict[Place, Place] = {}
         """What was asked for last on a line and descriptor."""
-        self._filters: list[set[bytes]] = [set() for _ in range(lines)]
+        self._filters: list[dict[bytes, _Asker | None]] = [{} for _ in range(lines)]
+        """With each filter who asked for it first, if that is known."""
+        self._askers: dict[int, _Asker] = {}
         self._useless: dict[int, int] = {}
-        self._most = max_keys + _MORE_FILTERS
+        self.is_behind = False
+        self.most_filters = max_keys + _MORE_FILTERS
         self._feed = feed
         self._key_table = key_table
         self._mine = [epoch.to_bytes(8, "little") + bytes([line]) for line in range(lines)]
@@ -119,10 +133,10 @@ class Subscriptions:
     def _add_filter(self, line: int, fd: int, prefix: bytes) -> None:
         filters = self._filters[line]
         if prefix not in filters:
-            filters.add(prefix)
+            filters[prefix] = asker = self._askers.setdefault(fd, _Asker(line)) if fd >= 0 else None
+            if asker is not None:
+                asker.filters += 1
             self._cover(prefix, 1)
-            if fd >= 0 and len(filters) > self._most:
-                self.unwelcome[fd] = f"there were more than {self._most} distinct filters"
 
     def _ask(self, ask: Asked) -> None:
         place = ask.line, ask.key
@@ -160,7 +174,9 @@ class Subscriptions:
             if prefix in self._filters[line] or prefix in self._accepted[line]:
                 self.doubts.append(place)
         elif prefix in self._filters[line]:
-            self._filters[line].remove(prefix)
+            asker = self._filters[line].pop(prefix)
+            if asker is not None:
+                asker.filters -= 1
             self._cover(prefix, -1)
         else:
             self._accepted[line].pop(prefix, None)
@@ -199,17 +215,28 @@ class Subscriptions:
         with self.changed:
             return max(map(self._accepted_on, range(len(self._accepted))))
 
+    def filter_count(self) -> int:
+        """Distinct filters in force, on the line that has most."""
+        return max(map(len, self._filters))
+
+    def asked_first(self, line: int) -> tuple[dict[int, int], int]:
+        """How many filters of a line each descriptor was the first to ask for, and how many nobody who is there."""
+        with self.changed:
+            first = {fd: asker.filters for fd, asker in self._askers.items() if asker.line == line}
+            return first, len(self._filters[line]) - sum(first.values())
+
     def forget(self, fd: int) -> None:
-        """Forget what a connection that is gone asked for in vain: its descriptor may be another's next."""
+        """Forget what a connection that is gone asked for: its descriptor may be another's next."""
         with self.changed:
             self._useless.pop(fd, None)
+            self._askers.pop(fd, None)
 
     def _accepted_on(self, line: int) -> int:
         fds = self._accepted[line].values()
         return sum(fd < 0 for fd in fds) + len({fd for fd in fds if fd >= 0})
 
 
-def _any_matches(filters: set[bytes], key: bytes) -> bool:
+def _any_matches(filters: Collection[bytes], key: bytes) -> bool:
     """Whether a filter lets keys through that start with `key`."""
     if any(key[:size] in filters for size in range(len(key) + 1)):
         return True

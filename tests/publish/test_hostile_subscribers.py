@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import numpy
 import pytest
+import zmq
 
 from blackbox import Feed, NoSubscriberError, Publisher
 from blackbox.block.format import CONFIRM_KEY, HEARTBEAT_KEY
@@ -245,6 +246,70 @@ def test_distinct_filters_are_bounded_by_max_topics(caplog: pytest.LogCaptureFix
         assert f"disconnected {peer.address}: there were more than 5096 distinct filters" in caplog.text
         wait_until(lambda: publisher._senders[0].subscriptions.subscribers(b"") == 0, what="what it asked for is gone")
         receives(feed, publisher, b"00000001")
+
+
+def test_of_too_many_filters_those_of_who_holds_most_go_and_a_newcomer_stays() -> None:
+    feed = one_slice(key_bytes=8, max_topics=1_000)
+    with Publisher(feed) as publisher, Peer(feed) as greedy, Peer(feed) as modest, Peer(feed) as newcomer:
+        greedy.send(*(subscription(b"%08d" % number) for number in range(5_000)))
+        greedy.ask()
+        modest.send(*(subscription(b"M%07d" % number) for number in range(90)))
+        modest.ask()
+        newcomer.send(*(subscription(b"N%07d" % number) for number in range(10)))
+        assert greedy.was_ended()
+        put_out(publisher, 1)
+        modest.ask()
+        newcomer.ask()
+        wait_until(lambda: publisher._senders[0].subscriptions.filter_count() == 100, what="its filters are gone")
+
+
+def test_who_repeats_filters_of_who_was_put_out_is_found_by_its_bytes() -> None:
+    feed = one_slice(key_bytes=8, max_topics=1_000)
+    same = [subscription(b"%08d" % number) for number in range(5_000)]
+    with Publisher(feed) as publisher, Peer(feed) as greedy, Peer(feed) as repeater, Peer(feed) as newcomer:
+        greedy.send(*same)
+        greedy.ask()
+        repeater.send(*same)
+        repeater.ask()
+        newcomer.send(*(subscription(b"N%07d" % number) for number in range(100)))
+        assert greedy.was_ended()
+        assert repeater.was_ended()
+        put_out(publisher, 2)
+        newcomer.ask()
+        wait_until(lambda: publisher._senders[0].subscriptions.filter_count() == 100, what="their filters are gone")
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_honest_subscribers_with_many_equal_filters_are_left_alone(size: int) -> None:
+    feed = one_slice(key_bytes=8)
+    filters = [b"A" + number.to_bytes(size - 1, "big") for number in range(300_000)]
+    with Publisher(feed) as publisher, zmq.Context() as context:
+        subscribers: list[zmq.Socket[bytes]] = []
+        for _ in range(3):
+            subscribers.append(subscriber := context.socket(zmq.SUB))
+            subscriber.linger = 0
+            subscriber.sndhwm = 0
+            subscriber.rcvtimeo = 60_000
+            subscriber.connect(feed.slices[0].endpoints[0])
+            for text in filters:
+                subscriber.subscribe(text)
+            subscriber.subscribe(CONFIRM_KEY + secrets.token_bytes(8))
+        for subscriber in subscribers:
+            assert subscriber.recv_multipart()[0].startswith(CONFIRM_KEY)
+        assert publisher.statistics().put_out == 0
+        for subscriber in subscribers:
+            subscriber.close()
+
+
+def test_who_repeats_what_is_in_force_without_end_is_put_out() -> None:
+    feed = one_slice(key_bytes=8)
+    with Publisher(feed) as publisher, Peer(feed) as honest, Peer(feed) as peer:
+        honest.send(*(subscription(b"%08d" % number) for number in range(1_000)))
+        honest.ask()
+        while peer.send(subscription(b"00000001") * 10_000):
+            pass
+        put_out(publisher, 1)
+        honest.ask()
 
 
 def test_filters_longer_than_any_key_are_not_kept(caplog: pytest.LogCaptureFixture) -> None:
