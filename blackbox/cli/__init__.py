@@ -1,104 +1,16 @@
 """The command line: `blackbox demo | publish | subscribe | stat`, and `record | replay | control | inspect | ...`.
 
-In: arguments. Out: text and exit statuses. typer and rich are imported in this room only, what needs numba inside of
-each command, so that `--help` is quick.
+In: arguments. Out: text and exit statuses. typer and rich are imported in this room only.
 """
 
-from __future__ import annotations
+from blackbox.cli.interrupts import end_at_once
 
-import logging
-import re
-import sys
-from collections.abc import Callable
-from inspect import cleandoc
-from typing import Annotated
-
-import typer
-
-from blackbox import __version__
-from blackbox.cli import (
-    analyse,
-    compact,
-    control,
-    demo,
-    dump,
-    export,
-    inspect,
-    publish,
-    record,
-    repair,
-    replay,
-    stat,
-    subscribe,
-    verify,
-)
-from blackbox.cli.ui.status import STATUS_HELP
-
-__all__ = ["app", "main"]
-
-app = typer.Typer(
-    name="blackbox",
-    help="Market data over ZeroMQ: publish a feed in slices, dispatch it to callbacks by topic prefix.",
-    epilog=STATUS_HELP,
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _help_of(command: Callable[..., None]) -> str:
-    """Return a command's docstring with each paragraph on one line, for the terminal to wrap."""
-    return re.sub(r"(?<!\n)\n(?!\n)", " ", cleandoc(command.__doc__ or ""))
-
-
-for _command in (
-    demo.demo,
-    publish.publish,
-    subscribe.subscribe,
-    record.record,
-    replay.replay,
-    inspect.inspect,
-    verify.verify,
-    repair.repair,
-    dump.dump,
-    export.export,
-    compact.compact,
-    analyse.analyse,
-    stat.stat,
-    control.control,
-):
-    app.command(help=_help_of(_command), epilog=STATUS_HELP)(_command)
-
-
-def _print_version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"blackbox {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    pass
-
-
-class _OneLine(logging.Formatter):
-    """`warning: text`, as the errors of the command line look."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return f"{record.levelname.lower()}: {record.getMessage()}"
+__all__ = ["main"]
 
 
 def main() -> None:
     """Run the command line; the entry point `blackbox`."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneLine())
-    log = logging.getLogger("blackbox")
-    log.addHandler(handler)
-    log.propagate = False
-    app()
+    end_at_once()
+    from blackbox.cli.program import run  # takes a while, in which nothing needs to be ended in order
+
+    run()

@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 
 from blackbox import ConfigError, JournalError, Recording
 from blackbox.archive.export import parquet
-from blackbox.cli import app
+from blackbox.cli.program import app
 from blackbox.cli.ui.status import Status
 from tests.damaged import damage_body
 from tests.journals import Day, Put, Row, feed_of

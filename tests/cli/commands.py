@@ -16,7 +16,7 @@ from typing import IO, NamedTuple
 from typer.testing import CliRunner
 
 from blackbox import Feed
-from blackbox.cli import app
+from blackbox.cli.program import app
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,7 +56,7 @@ class Command:
             stderr=stderr,
             text=True,
             cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/feeds"},
         )
 
     def read_error(self, text: str) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from blackbox.cli import app
+from blackbox.cli.program import app
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.control_socket import ControlSocket

@@ -174,7 +174,7 @@ def demo(*words: object, temporary: Path | None = None) -> subprocess.Popen[str]
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | more,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/feeds"} | more,
     )
 
 
@@ -229,7 +229,7 @@ def test_demo_ends_with_a_page_of_its_recording(tmp_path: Path) -> None:
 
 def test_demo_without_spark_tells_all_it_found_and_fails(tmp_path: Path) -> None:
     (tmp_path / "pyspark.py").write_text("raise ImportError('no pyspark here')\n")
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}:{ROOT}/feeds"}
     words = [sys.executable, "-m", "blackbox.cli", "demo", "--messages", "20000", "--report", str(tmp_path / "x.html")]
     ran = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=120)
     assert ran.returncode == Status.ERROR

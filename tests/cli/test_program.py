@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from blackbox import Feed
-from blackbox.cli import app
+from blackbox.cli.program import app
 from blackbox.cli.ui.feeds import LOCAL
 from blackbox.cli.ui.status import Status
 from tests.cli.commands import ROOT, assert_one_line, invoke, write_feed
@@ -137,7 +137,7 @@ def test_the_program_lists_its_commands_and_version() -> None:
 
 
 def test_help_needs_nothing_heavy() -> None:
-    script = "import sys, blackbox.cli; assert not {'numba', 'zmq', 'pyarrow'} & set(sys.modules)"
+    script = "import sys, blackbox.cli.program; assert not {'numba', 'zmq', 'pyarrow'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
 
 

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import typer
 
+from blackbox.cli.interrupts import TEXT, raised
 from blackbox.cli.ui.terminal import say
 from blackbox.errors import BlackBoxError, LimitError, SlowSubscriberError
 from blackbox.native.limits import check_limits
@@ -54,7 +55,8 @@ def exit_statuses() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         check_limits("blackbox")  # before a command's imports, which would say that a module is not there
-        yield
+        with raised():
+            yield
         sys.stdout.flush()
     except SlowSubscriberError as error:
         _fail(error, Status.SLOW)
@@ -72,6 +74,7 @@ def exit_statuses() -> Iterator[None]:
     except _Terminated:
         raise typer.Exit(128 + signal.SIGTERM) from None
     except KeyboardInterrupt:
+        say(TEXT)
         raise typer.Exit(Status.INTERRUPTED) from None
     finally:
         signal.signal(signal.SIGTERM, before)
