@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy
 from numpy.typing import NDArray
 
 from blackbox.archive.format import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
+from blackbox.block.format import MAX_BODY_BYTES
 from blackbox.errors import JournalError
 
+Compression = Literal["none", "lz4", "zstd"]
+
+BLOCK_BYTES: Final = 256 << 10
+"""Blocks that are made for the disk have up to that many bytes, unless it is said otherwise."""
 CODECS: Final = {"none": CODEC_NONE, "lz4": CODEC_LZ4, "zstd": CODEC_ZSTD}
 """The number of each codec in a record's head."""
 _ALIGNMENT: Final = 8
 _ZSTD_LEVEL: Final = 1
 """Half as fast again as level 3 on real bodies, for at most 7 % more bytes: `make bench ONLY=compression`."""
+
+
+def check_packing(compression: str, block_bytes: int) -> None:
+    """Raise ValueError for a setting that is none, JournalError when the codec's library is not installed."""
+    if compression not in CODECS:
+        raise ValueError(f"compression was {compression!r}, expected one of: {', '.join(CODECS)}")
+    if not 1 << 10 <= block_bytes <= MAX_BODY_BYTES:
+        raise ValueError(f"block_bytes were {block_bytes}, expected {1 << 10} to {MAX_BODY_BYTES}")
+    compress(compression, b"")
 
 
 def compress(name: str, data: Any) -> bytes:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 import numpy
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from blackbox.archive.block_merger import BlockMerger
 from blackbox.archive.closed import note_closed
-from blackbox.archive.codec import CODECS, compress
+from blackbox.archive.codec import BLOCK_BYTES, CODECS, Compression, check_packing, compress
 from blackbox.archive.day import Manifest, as_journal_error, recorded_files, slice_directory, sync_directory
 from blackbox.archive.digest import Digest
 from blackbox.archive.entry import add_mark_to_entry, add_to_entry, seal_entry
@@ -28,6 +28,7 @@ from blackbox.archive.format import (
     FILE_HEAD_BYTES,
     MARK_HEAD_BYTES,
     RECORD_HEAD_BYTES,
+    SEGMENT_BYTES,
     mark_bytes,
     record_bytes,
 )
@@ -37,19 +38,10 @@ from blackbox.archive.reader import Recorded, RecordRun, blocks_of, read_runs
 from blackbox.archive.record import write_head
 from blackbox.archive.recording import Recording
 from blackbox.archive.segment import SegmentFile
-from blackbox.block.format import (
-    FLAG_NULLS,
-    FLAG_SEQUENCES,
-    MAX_BODY_BYTES,
-)
+from blackbox.block.format import FLAG_NULLS, FLAG_SEQUENCES
 from blackbox.errors import JournalError
 from blackbox.native.xxh3 import checksum_32
 
-Compression = Literal["none", "lz4", "zstd"]
-
-BLOCK_BYTES: Final = 256 << 10
-"""Blocks are merged up to that many bytes, unless it is said otherwise."""
-SEGMENT_BYTES: Final = 256 << 20
 _SPAN_NS: Final = 10**9
 """A merged block holds no more than what was sent in that time: it has one `ts_out`."""
 _WINDOW_BYTES: Final = 32 << 20
@@ -97,11 +89,7 @@ def compact(
     Raises JournalError when `out` exists, cannot be written, or does not hold the same messages; ValueError for a
     setting that is none.
     """
-    if compression not in CODECS:
-        raise ValueError(f"compression was {compression!r}, expected one of: {', '.join(CODECS)}")
-    if not 1 << 10 <= block_bytes <= MAX_BODY_BYTES:
-        raise ValueError(f"block_bytes were {block_bytes}, expected {1 << 10} to {MAX_BODY_BYTES}")
-    compress(compression, b"")  # whether its library is there is to be known now
+    check_packing(compression, block_bytes)
     target = Path(out)
     if target.exists() or target.is_symlink():
         raise JournalError(f"{target} exists, expected the name of a new directory")

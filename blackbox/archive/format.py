@@ -73,6 +73,9 @@ OFFSET_BLOCK_HEADER: Final = 32
 RECORD_HEAD_BYTES: Final = OFFSET_BLOCK_HEADER + HEADER_BYTES
 MARK_HEAD_BYTES: Final = 96
 
+SEGMENT_BYTES: Final = 256 << 20
+"""The next segment is begun at this size, unless it is said otherwise."""
+
 CODEC_NONE: Final = 0
 CODEC_LZ4: Final = 1
 """One LZ4 block, without a size in front: the block header has it."""

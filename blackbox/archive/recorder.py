@@ -23,6 +23,7 @@ from blackbox.archive.day import (
     recorded_days,
     session_date,
 )
+from blackbox.archive.format import SEGMENT_BYTES
 from blackbox.archive.journal_state import JournalState
 from blackbox.archive.journal_writer import WRITER_NEEDS, JournalWriter
 from blackbox.archive.recovery import recover_day
@@ -99,7 +100,7 @@ class Recorder:
         *,
         fsync: Literal["never", "interval", "block"] = "interval",
         fsync_interval_ns: int = 1_000_000_000,
-        segment_bytes: int = 256 << 20,
+        segment_bytes: int = SEGMENT_BYTES,
         compression: Literal["none", "lz4", "zstd"] = "none",
         max_lag_ns: int | None = None,
         hwm_blocks: int = 128,
