@@ -7,9 +7,10 @@ entry-point group `blackbox.feeds`; `open_source("name:argument")` makes one.
 
 from __future__ import annotations
 
+import datetime
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar, cast
 
 from blackbox.errors import ConfigError
@@ -68,6 +69,8 @@ class Source(ABC):
     Every call of `chunks` starts again from the beginning. One iteration at a time.
     """
 
+    date: datetime.date | None = None
+    """The trading day of the messages, where the input says it without being read."""
     total: int | None = None
     """How many messages there are, when that is known before the end."""
     truncated: str | None = None
@@ -112,6 +115,10 @@ class Source(ABC):
                 progress(published)
         return published
 
+    def by_day(self) -> Sequence[Source]:
+        """Return a source for each trading day, where the input says without being read that it holds several."""
+        return [self]
+
     @classmethod
     def from_spec(cls, argument: str, **options: Any) -> Self:
         """Make a source from the part of a specification that stands behind the colon.
@@ -133,7 +140,7 @@ def make_source(kind: type[S], argument: object, options: dict[str, Any]) -> S:
     Raises:
         ConfigError: `kind` has no such option.
     """
-    known = list(inspect.signature(kind).parameters)[1:]
+    known = options_of(kind)
     for name in options:
         if name not in known:
             raise ConfigError(f"{kind.__name__}: option was {name!r}, expected one of: {', '.join(known)}")
@@ -149,10 +156,21 @@ def open_source(spec: str, **options: Any) -> Source:
     Raises:
         ConfigError: the form, the name, the argument or an option is wrong.
     """
+    kind, argument = source_kind(spec)
+    return kind.from_spec(argument, **options)
+
+
+def options_of(kind: type[Source]) -> list[str]:
+    """Return the names of the options that a source class takes."""
+    return list(inspect.signature(kind).parameters)[1:]
+
+
+def source_kind(spec: str) -> tuple[type[Source], str]:
+    """Return the class that a specification names, and the argument for it. Raises ConfigError as `open_source`."""
     name, colon, argument = spec.partition(":")
     if not colon or not name or not argument:
         raise ConfigError(f"source was {spec!r}, expected NAME:ARGUMENT, e.g. 'synthetic:1000000'")
     source = load_registered(SOURCE_GROUP, name, "source")
     if not (isinstance(source, type) and issubclass(source, Source)):
         raise ConfigError(f"source {name!r}: the entry point holds {source!r}, expected a Source")
-    return source.from_spec(argument, **options)
+    return source, argument

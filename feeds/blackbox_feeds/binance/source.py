@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from blackbox.errors import SourceError
 from blackbox.feed.schema import QuoteFields, Schema, TradeFields
 from blackbox.feed.source import Chunk, Source
+from blackbox_feeds.io.dates import day_of_name
 from blackbox_feeds.io.open_window import open_window
 from blackbox_feeds.io.template import DEFAULT_TOPIC, TopicForm
 
@@ -61,6 +62,7 @@ class Binance(Source):
 
     def __init__(self, path: str | Path, topic: str = DEFAULT_TOPIC) -> None:
         self.path = Path(path)
+        self.date = day_of_name(path)
         self._form = TopicForm(topic, locates=False)
 
     def __repr__(self) -> str:

@@ -29,7 +29,15 @@ def trading_day(day: str | date | None, path: str | Path) -> date:
         ConfigError: `day` is not a date, or it is None and the name does not tell one.
     """
     if day is None:
-        return _day_of_name(Path(path).name)
+        found = _days_of_name(Path(path).name)
+        if len(found) != 1:
+            seen = " and ".join(sorted(map(str, found))) or "none"
+            raise ConfigError(
+                f"{Path(path).name}: the file name tells no one date (it has {seen}), and ITCH times count from "
+                "midnight: give the source's option `date`, e.g. `--option date=2019-12-30`, in Python "
+                "date='2019-12-30'"
+            )
+        return found.pop()
     if isinstance(day, datetime):
         return day.date()
     if isinstance(day, date):
@@ -40,19 +48,18 @@ def trading_day(day: str | date | None, path: str | Path) -> date:
         raise ConfigError(f"date was {day!r}, expected a date such as '2019-12-30'") from None
 
 
-def _day_of_name(name: str) -> date:
+def day_of_name(path: str | Path) -> date | None:
+    """Return the one day that a file's name tells, as `trading_day` reads it; None if it tells none, or several."""
+    found = _days_of_name(Path(path).name)
+    return found.pop() if len(found) == 1 else None
+
+
+def _days_of_name(name: str) -> set[date]:
     texts = [("".join(parts), "%Y%m%d") for parts in _SEPARATED.findall(name)]
     for digits in _EIGHT_DIGITS.findall(name):
         texts += [(digits, "%Y%m%d"), (digits, "%m%d%Y")]
     texts += [(digits, "%m%d%y") for digits in _SIX_DIGITS.findall(name)]
-    found = {day for text, form in texts if (day := _parse(text, form)) is not None}
-    if len(found) != 1:
-        seen = " and ".join(sorted(map(str, found))) or "none"
-        raise ConfigError(
-            f"{name}: the file name tells no one date (it has {seen}), and ITCH times count from midnight: "
-            "give the source's option `date`, e.g. `--option date=2019-12-30`, in Python date='2019-12-30'"
-        )
-    return found.pop()
+    return {day for text, form in texts if (day := _parse(text, form)) is not None}
 
 
 def _parse(text: str, form: str) -> date | None:

@@ -53,6 +53,7 @@ class Itch50(Source):
     """
 
     schema = SCHEMA
+    date: Date
 
     def __init__(
         self,

@@ -43,6 +43,7 @@ class Synthetic(Source):
     """
 
     schema = SCHEMA
+    date: Date
 
     def __init__(
         self,

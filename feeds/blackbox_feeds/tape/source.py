@@ -61,11 +61,18 @@ class Tape(Source):
     ) -> None:
         self.paths = tuple(map(Path, [path] if isinstance(path, str | Path) else path))
         self.date = None if date is None else trading_day(date, "")
-        self._form = TopicForm(topic, locates=False)
+        self._topic, self._form = topic, TopicForm(topic, locates=False)
 
     def __repr__(self) -> str:
         day = f" {self.date}" if self.date else ""
         return f"<Tape {' '.join(map(str, self.paths))}{day}>"
+
+    def by_day(self) -> list[Tape]:
+        """Return a source for each day of the files. Raises SourceError as `chunks`."""
+        from blackbox_feeds.tape.files import find
+
+        days = dict.fromkeys(file.date for file in find(self.paths, self.date).files)
+        return [Tape(self.paths, day, self._topic) for day in days]
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the rows, a hundred thousand or so at a time.
