@@ -25,6 +25,7 @@ MANIFEST = "manifest.json"
 MOST_JSON_BYTES = 16 << 20
 """A larger manifest, or `closed.json`, is none."""
 LOCK = "recorder.lock"
+IMPORT_LOCK = "import.lock"
 _SLICE_PREFIX = "slice-"
 _SLICE = re.compile(r"slice-(\d{5})")
 _SEGMENT_SUFFIX = ".journal"
@@ -251,9 +252,9 @@ def recorded_days(directory: Path) -> list[Path]:
 class Lock:
     """Ownership of a feed's recordings: held while open, and let go by the system when its process dies."""
 
-    def __init__(self, directory: Path) -> None:
-        """Take it. Raises JournalError naming the owner when another recorder has it."""
-        path = directory / LOCK
+    def __init__(self, directory: Path, *, importing: bool = False) -> None:
+        """Take it, to record or to import. Raises JournalError naming the owner when another has it."""
+        path = directory / (IMPORT_LOCK if importing else LOCK)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -262,7 +263,8 @@ class Lock:
         except BlockingIOError:
             owner = os.pread(self._fd, 64, 0).decode(errors="replace").strip() or "another process"
             os.close(self._fd)
-            raise JournalError(f"{directory} is being recorded by {owner}, expected no other recorder") from None
+            what, who = ("imported into", "import") if importing else ("recorded", "recorder")
+            raise JournalError(f"{directory} is being {what} by {owner}, expected no other {who}") from None
         except BaseException as error:
             os.close(self._fd)
             if isinstance(error, OSError):

@@ -1,0 +1,190 @@
+"""Import sources into dated recordings: without sockets, several days at once, each in a process of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from itertools import chain, islice
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy
+
+from blackbox.archive.codec import BLOCK_BYTES, Compression, check_packing
+from blackbox.archive.day import recorded_files, session_date
+from blackbox.archive.day_writer import DayWriter
+from blackbox.archive.fresh_day import FreshDays, check_is_new, check_whole, fresh_day
+from blackbox.archive.recording import Recording
+from blackbox.errors import ConfigError, SourceError
+from blackbox.feed.feed import Feed, check_is_feed
+from blackbox.feed.source import Source
+
+_PR_SET_PDEATHSIG: Final = 1
+"""As linux/prctl.h has it."""
+_CHUNKS_WITHOUT_TIME: Final = 16
+
+
+class ImportedDay(msgspec.Struct, frozen=True, kw_only=True):
+    """A day that was imported."""
+
+    date: datetime.date
+    path: Path
+    messages: int
+    file_bytes: int
+    """Of segments and their indexes."""
+    outside: int
+    """Messages with a time outside of the session date."""
+    truncated: tuple[str, ...]
+    """For each source that ended early, where and why."""
+    notes: tuple[str, ...]
+    """What the sources say that the operator should know."""
+    seconds: float
+
+
+class _Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A day to import."""
+
+    feed: Feed
+    directory: Path
+    date: datetime.date
+    sources: list[Source]
+    compression: Compression
+    block_bytes: int
+    replace: bool
+
+
+def import_days(
+    feed: Feed,
+    directory: str | os.PathLike[str],
+    sources: Iterable[Source],
+    *,
+    date: datetime.date | None = None,
+    compression: Compression = "none",
+    block_bytes: int = BLOCK_BYTES,
+    replace: bool = False,
+    processes: int = 1,
+    imported: Callable[[ImportedDay], object] | None = None,
+) -> list[ImportedDay]:
+    """Write sources into `directory/<feed>/<session date>/`, message for message what a recorder would have made.
+
+    Each day is read again and checked before it has its name. Sources of one date go into one day, one behind the
+    other. What was unfinished when a process was killed is removed by the next import.
+
+    Args:
+        feed: its slices, keys and schema; a feed of schema "raw" carries any payload.
+        directory: where recordings are; made if it is missing.
+        sources: a source of several days is taken apart, where it can tell them.
+        date: of all sources. Default: what each says itself, or else the session of its first message with a time.
+        compression: as `compact` has it.
+        block_bytes: as `compact` has them.
+        replace: whether days that are there are written anew.
+        processes: days that are imported at a time; with more than 1 a program needs `if __name__ == "__main__":`.
+        imported: called with each day that is done.
+
+    Raises JournalError when a day is there already, or cannot be written; ConfigError when a source has another schema
+    or no date; SourceError when one cannot be read. Days that were done by then stay.
+    """
+    check_is_feed(feed)
+    check_packing(compression, block_bytes)
+    if processes < 1:
+        raise ValueError(f"processes were {processes}, expected at least 1")
+    place = Path(directory) / feed.name
+    jobs = [
+        _Job(
+            feed=feed,
+            directory=place,
+            date=day,
+            sources=each,
+            compression=compression,
+            block_bytes=block_bytes,
+            replace=replace,
+        )
+        for day, each in sorted(_by_date(feed, sources, date).items())
+    ]
+    for job in jobs:
+        check_is_new(place, job.date, replace=replace)
+    done = []
+    with FreshDays(place, replace=replace):
+        for day in _run(jobs, min(processes, len(jobs))):
+            done.append(day)
+            if imported is not None:
+                imported(day)
+    return sorted(done, key=lambda day: day.date)
+
+
+def _run(jobs: list[_Job], processes: int) -> Iterator[ImportedDay]:
+    if processes <= 1:
+        yield from map(_import_day, jobs)
+        return
+    # Not forked: threads of compiled code and of ZeroMQ would be lost in the child.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, _end_with, (os.getpid(),)) as pool:
+        futures = [pool.submit(_import_day, job) for job in jobs]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _end_with(parent: int) -> None:
+    """End this process with its parent."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _by_date(feed: Feed, sources: Iterable[Source], date: datetime.date | None) -> dict[datetime.date, list[Source]]:
+    found: dict[datetime.date, list[Source]] = {}
+    for source in chain.from_iterable([source] if date else source.by_day() for source in sources):
+        schema = source.schema.name
+        if feed.schema not in (schema, "raw"):
+            raise ConfigError(f"{source!r} has schema {schema!r}, expected {feed.schema!r} of feed {feed.name!r}")
+        found.setdefault(date or source.date or _date_of_messages(feed, source), []).append(source)
+    if not found:
+        raise ConfigError("an import was given no source, expected at least one")
+    return found
+
+
+def _date_of_messages(feed: Feed, source: Source) -> datetime.date:
+    for chunk in islice(source.chunks(), _CHUNKS_WITHOUT_TIME):
+        timed = numpy.flatnonzero(chunk.ts_event > 0)
+        if len(timed):
+            return session_date(feed, int(chunk.ts_event[timed[0]]))
+    text = source.truncated or "its first messages have no time"
+    raise SourceError(f"{source!r} tells no date ({text}): give the date (--date)")
+
+
+def _import_day(job: _Job) -> ImportedDay:
+    began = time.perf_counter()
+    truncated: list[str] = []
+    notes: list[str] = []
+    with fresh_day(job.directory, job.date, replace=job.replace) as path:
+        writer = DayWriter(path, job.feed, job.date, compression=job.compression, block_bytes=job.block_bytes)
+        with writer:
+            for source in job.sources:
+                for chunk in source.chunks():
+                    writer.put(
+                        chunk.topics, chunk.topic_index, chunk.payloads, chunk.ts_event, chunk.starts, chunk.lengths
+                    )
+                truncated += [source.truncated] if source.truncated else []
+                notes += source.notes
+        check_whole(Recording.open(path), writer.messages)
+        file_bytes = sum(file.stat().st_size for file in recorded_files(path))
+    return ImportedDay(
+        date=job.date,
+        path=job.directory / job.date.isoformat(),
+        messages=writer.messages,
+        file_bytes=file_bytes,
+        outside=writer.outside,
+        truncated=tuple(truncated),
+        notes=tuple(notes),
+        seconds=time.perf_counter() - began,
+    )
