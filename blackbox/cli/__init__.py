@@ -1,4 +1,4 @@
-"""The command line: `blackbox demo | publish | subscribe | stat`, and `record | replay | control | inspect | ...`.
+"""The command line: `blackbox demo | publish | subscribe | stat`, and `record | import | replay | inspect | ...`.
 
 In: arguments. Out: text and exit statuses. typer and rich are imported in this room only.
 """

@@ -21,6 +21,7 @@ from blackbox.cli.control import control
 from blackbox.cli.demo import demo
 from blackbox.cli.dump import dump
 from blackbox.cli.export import export
+from blackbox.cli.import_ import import_
 from blackbox.cli.inspect import inspect
 from blackbox.cli.publish import publish
 from blackbox.cli.record import record
@@ -53,6 +54,7 @@ for _command in (
     publish,
     subscribe,
     record,
+    import_,
     replay,
     inspect,
     verify,
@@ -64,7 +66,7 @@ for _command in (
     stat,
     control,
 ):
-    app.command(help=_help_of(_command), epilog=STATUS_HELP)(_command)
+    app.command(_command.__name__.rstrip("_"), help=_help_of(_command), epilog=STATUS_HELP)(_command)
 
 
 def _print_version(asked: bool) -> None:

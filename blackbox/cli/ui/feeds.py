@@ -10,7 +10,7 @@ import typer
 from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.feed import Feed, Slice
 from blackbox.feed.schema import RAW
-from blackbox.feed.source import Source, open_source
+from blackbox.feed.source import Source, open_source, options_of, source_kind
 from blackbox.report.numbers import counted
 
 LOCAL = Feed(
@@ -50,8 +50,8 @@ def load_feed(path: str | None) -> Feed:
     return LOCAL if path is None else Feed.load(path)
 
 
-def open_with_options(spec: str, texts: list[str] | None, feed: Feed) -> Source:
-    """Open the source of `spec` with options of the form NAME=VALUE and the feed's topics.
+def open_with_options(spec: str, texts: list[str] | None, feed: Feed, date: str | None = None) -> Source:
+    """Open the source of `spec` with options of the form NAME=VALUE, the feed's topics, and a date if it takes one.
 
     Raises:
         ConfigError: the source, the form or an option is wrong.
@@ -64,6 +64,8 @@ def open_with_options(spec: str, texts: list[str] | None, feed: Feed) -> Source:
         if not equals or not name.isidentifier():
             raise ConfigError(f"option was {text!r}, expected NAME=VALUE, e.g. date=2019-12-30")
         options[name] = int(value) if value.isdecimal() else value
+    if date is not None and "date" in options_of(source_kind(spec)[0]):
+        options.setdefault("date", date)
     return open_source(spec, **options)
 
 

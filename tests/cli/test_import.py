@@ -1,0 +1,66 @@
+"""`blackbox import`: dated recordings of sources, and what it says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from blackbox_feeds.synthetic import Synthetic
+
+from blackbox import Recording
+from blackbox.cli.ui.status import Status
+from tests.cli.commands import Place, assert_one_line, invoke, write_feed
+
+
+def test_files_become_the_days_that_their_names_tell(tmp_path: Path, place: Place) -> None:
+    for date in ("20260105", "20260106"):
+        Synthetic(2_000).write(tmp_path / f"{date}.itch")
+    files = [f"itch50:{path}" for path in sorted(tmp_path.glob("*.itch"))]
+    ended = invoke("import", *files, tmp_path / "out", "--feed", place.path, "--compression", "zstd", "--processes", 1)
+    assert ended.status == 0, ended.errors
+    assert (ended.value("days"), ended.value("messages")) == (2, 4_000)
+    for date in ("2026-01-05", "2026-01-06"):
+        recording = Recording.open(tmp_path / "out" / place.feed.name / date)
+        assert (str(recording.date), sum(recording.counts().values())) == (date, 2_000)
+        assert f"{recording.path}: 2,000 messages" in ended.errors
+    again = invoke("import", *files, tmp_path / "out", "--feed", place.path)
+    assert again.status == Status.ERROR
+    assert_one_line(again, r"2026-01-05 exists, expected a day that is not there yet; .*--replace")
+    assert invoke("import", files[1], tmp_path / "out", "--feed", place.path, "--replace").status == 0
+
+
+def test_a_date_is_that_of_the_source_where_it_takes_one(tmp_path: Path) -> None:
+    ended = invoke("import", "synthetic:1000", tmp_path, "--date", "2025-03-03")
+    assert ended.status == 0, ended.errors
+    assert "2025-03-03: 2 messages with a time outside" in ended.errors, "the market closes after midnight in UTC"
+    assert Recording.open(tmp_path / "local" / "2025-03-03").time("09:30") // 10**9 == 1_740_994_200
+
+
+def test_times_outside_of_the_day_are_told(tmp_path: Path, shared_data: Path) -> None:
+    file = shared_data / "iex/goiex_TOPS16.pcapng.gz"
+    ended = invoke("import", f"iex:{file}", tmp_path, "--date", "2020-01-01")
+    assert ended.status == 0, ended.errors
+    assert "2020-01-01: 57,674 messages with a time outside of this session date in UTC, from 00:00" in ended.errors
+
+
+def test_a_source_that_ends_early_is_imported_as_far_as_it_goes_and_told(tmp_path: Path) -> None:
+    path = tmp_path / "20260105.itch"
+    Synthetic(1_000).write(path)
+    path.write_bytes(path.read_bytes()[:-3])
+    ended = invoke("import", f"itch50:{path}", tmp_path / "out")
+    assert ended.status == Status.LOST
+    assert f"a source ended early: {path}" in ended.errors.replace("\n", "")
+    assert ended.value("messages") == 999
+
+
+@pytest.mark.parametrize("date", ["2026-13-01", "today"])
+def test_a_date_that_is_none_is_a_wrong_usage(tmp_path: Path, date: str) -> None:
+    assert invoke("import", "synthetic:10", tmp_path, "--date", date).status == Status.USAGE
+
+
+def test_a_feed_of_another_schema_is_refused(tmp_path: Path, place: Place) -> None:
+    feed = write_feed(place.feed, tmp_path / "tape.toml")
+    feed.write_text(feed.read_text().replace('schema = "raw"', 'schema = "tape"'))
+    ended = invoke("import", "synthetic:10", tmp_path / "out", "--feed", feed)
+    assert_one_line(ended, "feed 'cli' has schema 'tape' but source 'synthetic:10' has 'itch50'")
+    assert not (tmp_path / "out").exists()
