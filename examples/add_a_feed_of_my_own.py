@@ -31,15 +31,14 @@ class Ticks(Source):
         )
 
 
-feed = Feed.local("ticks")  # schema="ticks" once SCHEMA is registered in the group `blackbox.schemas`
+feed = Feed.local("ticks", schema=SCHEMA)  # schema="ticks" once SCHEMA is registered in the group `blackbox.schemas`
 subscriber = Subscriber(feed)
 volume = [0]
 
 
 @subscriber.on_batch(b"EURUSD.")
 def ticks(batch: Batch) -> None:
-    records = batch.payloads().view(TICK)  # with a registered schema: batch.records("t")
-    volume[0] += int(records["size"].sum(dtype=numpy.int64))
+    volume[0] += int(batch.records("t")["size"].sum(dtype=numpy.int64))
 
 
 with Publisher(feed, when_full="wait") as publisher:

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import lz4.block
+import msgspec
 import xxhash
 import zstandard
 
-from blackbox import Feed
+from blackbox import ConfigError, Feed, Schema
 from blackbox.feed.feed import Slice
+from blackbox.feed.schema import load_schema
+from blackbox.feed.schema_document import SchemaDocument
 from tests import wire
 
 HEAD = struct.Struct("<8sHHIq36x")
@@ -275,19 +278,24 @@ class Day:
     def __post_init__(self) -> None:
         for slice_id in range(len(self.feed.slices)):
             (self.path / f"slice-{slice_id:05d}").mkdir(parents=True, exist_ok=True)
-        import msgspec
+        try:
+            self.write_manifest(load_schema(self.feed.schema))
+        except ConfigError:
+            self.write_manifest(Schema(self.feed.schema_name, 0, {}))
 
+    def write_manifest(self, schema: Schema) -> None:
+        """Write the manifest, with this schema."""
         manifest = {
             "format": 2,
             "feed": msgspec.to_builtins(self.feed),
-            "schema": {},
+            "schema": msgspec.to_builtins(SchemaDocument.of(schema)),
             "date": self.date,
             "created_ns": 0,
             "version": "0.1.0",
         }
         text = json.dumps(manifest, separators=(",", ":"), ensure_ascii=False)
         manifest["checksum"] = xxhash.xxh3_64_hexdigest(text.encode())
-        (self.path / "manifest.json").write_text(json.dumps(manifest))
+        (self.path / "manifest.json").write_text(json.dumps(manifest, ensure_ascii=False))
 
     def segment(self, slice_id: int = 0) -> Segment:
         """The next segment of a slice."""

@@ -94,7 +94,7 @@ class _Day:
         return DayReport(
             feed=recording.feed.name,
             date=str(recording.date),
-            schema=recording.feed.schema,
+            schema=recording.feed.schema_name,
             time_zone=recording.feed.time_zone,
             recording=str(self._path),
             clock="market time" if self._clock == "ts_event" else "time of sending",

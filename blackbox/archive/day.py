@@ -16,7 +16,8 @@ from blackbox import __version__
 from blackbox.archive.format import FORMAT_VERSION
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed
-from blackbox.feed.schema import Schema, load_schema
+from blackbox.feed.schema import load_schema
+from blackbox.feed.schema_document import SchemaDocument
 from blackbox.native.xxh3 import xxh3
 from blackbox.regular_file import read_regular
 from blackbox.timestamps import date_of, ns_on
@@ -61,18 +62,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     format: int
     feed: Feed
-    schema: dict[str, dict[str, Any]]
+    schema: SchemaDocument
     date: datetime.date
     created_ns: int
     version: str
 
     @classmethod
     def new(cls, feed: Feed, day: datetime.date, now_ns: int) -> Self:
-        """The manifest of a day that begins now. Raises ConfigError when the feed's schema is not registered."""
+        """The manifest of a day that begins now. Raises ConfigError when the feed's schema is not known here."""
         return cls(
             format=FORMAT_VERSION,
-            feed=feed,
-            schema=described(load_schema(feed.schema)),
+            feed=msgspec.structs.replace(feed, schema=feed.schema_name),
+            schema=SchemaDocument.of(load_schema(feed.schema)),
             date=day,
             created_ns=now_ns,
             version=__version__,
@@ -95,12 +96,25 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             document = msgspec.json.decode(data)
             told = document.pop("checksum", "")
             manifest = msgspec.convert(document, cls)
+            manifest.check_schema()
         except (msgspec.DecodeError, UnicodeDecodeError, ConfigError, RecursionError) as error:
             raise JournalError(f"{path} is damaged: {error}") from error
         right = _checksum(document)
         if told != right:
             raise JournalError(f"{path} is damaged, or was changed by hand: checksum was {told!r}, expected {right!r}")
         return manifest
+
+    def check_schema(self) -> None:
+        """Raise ConfigError unless the schema can be made of what stands here, and is the one that the feed names."""
+        if self.feed.schema != self.schema.schema().name:
+            raise ConfigError(f"schema was {self.schema.name!r}, expected {self.feed.schema!r}, which the feed names")
+
+    def has_registered_schema(self) -> bool:
+        """Whether the schema that is registered here under this name is the one that was recorded."""
+        try:
+            return SchemaDocument.of(load_schema(self.schema.name)) == self.schema
+        except ConfigError:
+            return False
 
     def write(self, directory: Path) -> None:
         """Put it into a directory, whole or not at all; first a directory for each slice: one that lacks was lost."""
@@ -118,10 +132,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def check_feed(self, feed: Feed, directory: Path) -> None:
         """Raise JournalError when another feed than this one is recorded here."""
-        for name in ("name", "schema", "key_bytes"):
+        for name in ("name", "schema_name", "key_bytes"):
             here, there = getattr(self.feed, name), getattr(feed, name)
             if here != there:
-                raise JournalError(f"{directory} holds a feed whose {name} is {here!r}, expected {there!r}")
+                setting = name.removesuffix("_name")
+                raise JournalError(f"{directory} holds a feed whose {setting} is {here!r}, expected {there!r}")
         if len(self.feed.slices) != len(feed.slices):
             raise JournalError(
                 f"{directory} holds a feed of {len(self.feed.slices)} slices, expected {len(feed.slices)}"
@@ -146,28 +161,6 @@ def _not_a_recording(directory: Path) -> str:
             f"{str(directory)!r} holds {len(days)} day{'s' * (len(days) > 1)}, expected one of them: {', '.join(days)}"
         )
     return f"{str(directory)!r} is not a recording: it has no {MANIFEST}"
-
-
-def described(schema: Schema) -> dict[str, dict[str, Any]]:
-    """A schema's record types as plain data: bytes, the fields; a name, and where its type stands if not at 0."""
-    names = {character: name for name, character in schema.names.items()}
-    return {
-        kind: {
-            **({"name": names[kind]} if kind in names else {}),
-            "bytes": dtype.itemsize,
-            **({"type_offset": schema.type_offset} if schema.type_offset else {}),
-            "fields": [
-                {
-                    "name": name,
-                    "format": dtype[name].str,
-                    "offset": dtype.fields[name][1] if dtype.fields else 0,
-                    **(dtype[name].metadata or {}),
-                }
-                for name in dtype.names or ()
-            ],
-        }
-        for kind, dtype in schema.records.items()
-    }
 
 
 def slice_name(slice_id: int) -> str:

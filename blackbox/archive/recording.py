@@ -46,7 +46,7 @@ from blackbox.archive.summary import (
 )
 from blackbox.block.batch import Batch, Opened
 from blackbox.errors import ConfigError, JournalError
-from blackbox.feed.schema import RAW, Schema, load_schema, schema_of
+from blackbox.feed.schema import RAW, schema_of
 from blackbox.timestamps import MAX_NS, MIN_NS, ns_of, parse_time
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ _log = logging.getLogger(__name__)
 class Recording:
     """One feed's recorded day, read in place.
 
-    Attributes: `path`, its directory; `feed`; `date`, of the session; `schema` of the payloads, RAW when the feed's is
-    not registered here; where the feed names none, both have the one that the blocks name; `damage`, what was found to
-    be unreadable so far, each thing once.
+    Attributes: `path`, its directory; `feed`; `date`, of the session; `schema` of the payloads, the one
+    that was recorded, whether it is registered here or not; where the feed names none, both have the one that the
+    blocks name; `damage`, what was found to be unreadable so far, each thing once.
 
     Nothing is held open but memory maps, which arrays and batches of the recording keep alive. It may be written while
     it is read: what is there is what was there when it was opened, until `refresh`. From one thread at a time.
@@ -77,11 +77,9 @@ class Recording:
         self._created_ns = manifest.created_ns
         self.damage: list[Damage] = []
         self._reported: set[Damage] = set()
-        try:
-            self.schema: Schema = load_schema(manifest.feed.schema)
-        except ConfigError as error:
-            _log.warning("%s: %s; payloads are read as plain bytes", path, error)
-            self.schema = RAW
+        self.schema = manifest.schema.schema()
+        if not manifest.has_registered_schema():
+            self.feed = msgspec.structs.replace(self.feed, schema=self.schema)
         self._segments = Segments(path, len(self.feed.slices), self.feed.key_bytes, self.note)
         self.refresh()
         if self.schema is RAW:
@@ -322,7 +320,7 @@ class Recording:
         """Take the schema that the blocks name, where the feed names none, and all of them the same."""
         ids = {int(run.heads["schema"][0]) for _, each in self.segments() for run in self._first_run(each)}
         schema = schema_of(ids.pop()) if len(ids) == 1 else RAW
-        if schema is not RAW and self.feed.schema == RAW.name:
+        if schema is not RAW and self.feed.schema_name == RAW.name:
             self.schema = schema
             self.feed = msgspec.structs.replace(self.feed, schema=schema.name)
 

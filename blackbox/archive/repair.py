@@ -18,7 +18,6 @@ from blackbox.archive.day import (
     Lock,
     Manifest,
     as_journal_error,
-    described,
     recorded_days,
     segment_numbers,
     segment_path,
@@ -36,6 +35,7 @@ from blackbox.archive.summary import topic_counts
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import RAW, load_schema, schema_of
+from blackbox.feed.schema_document import SchemaDocument
 from blackbox.native.jit import njit
 from blackbox.native.xxh3 import xxh3
 from blackbox.regular_file import read_regular
@@ -117,7 +117,12 @@ def _repair(day: Path, feed: Feed | None, found: _Found) -> Repaired:
     if path.exists():
         kept = path.rename(day / f"{MANIFEST}.damaged")
     made = Manifest(
-        format=FORMAT_VERSION, feed=feed, schema=schema, date=date, created_ns=created_ns, version=__version__
+        format=FORMAT_VERSION,
+        feed=msgspec.structs.replace(feed, schema=feed.schema_name),
+        schema=schema,
+        date=date,
+        created_ns=created_ns,
+        version=__version__,
     )
     made.write(day)
     try:
@@ -172,8 +177,8 @@ def _all(heads: NDArray[Any]) -> NDArray[numpy.bool_]:
     return numpy.ones(len(heads), bool)
 
 
-def _described(day: Path, feed: Feed, found: _Found, near: Manifest | None) -> dict[str, dict[str, Any]]:
-    """Return the schema's record types. Raises JournalError unless the feed fits what the segments say."""
+def _described(day: Path, feed: Feed, found: _Found, near: Manifest | None) -> SchemaDocument:
+    """Return the payloads' schema. Raises JournalError unless the feed fits what the segments say."""
     for name, here, there in (
         ("slices", found.slices, len(feed.slices)),
         ("key_bytes", found.key_bytes, feed.key_bytes),
@@ -181,17 +186,17 @@ def _described(day: Path, feed: Feed, found: _Found, near: Manifest | None) -> d
         if here != there:
             raise JournalError(f"{day} has {name} {here} in its segments, and feed {feed.name!r} has {there}")
     try:
-        schema = load_schema(feed.schema)
+        document = SchemaDocument.of(load_schema(feed.schema))
     except ConfigError:
-        if near is None or near.feed.schema != feed.schema:
+        if near is None or near.schema.name != feed.schema_name:
             raise
-        return near.schema
-    if found.schema_id not in (schema.schema_id, RAW.schema_id):
+        document = near.schema
+    if found.schema_id not in (document.id, RAW.schema_id):
         raise JournalError(
-            f"{day} has schema {found.schema_id} in its blocks, and {feed.schema!r} of feed {feed.name!r} is "
-            f"{schema.schema_id}"
+            f"{day} has schema {found.schema_id} in its blocks, and {feed.schema_name!r} of feed {feed.name!r} is "
+            f"{document.id}"
         )
-    return described(schema)
+    return document
 
 
 def _check_topics(day: Recording) -> int:

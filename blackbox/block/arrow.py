@@ -70,6 +70,8 @@ def record_column(values: NDArray[Any], kind: pyarrow.DataType) -> pyarrow.Array
         )
     if pyarrow.types.is_fixed_size_binary(kind):
         return pyarrow.Array.from_buffers(kind, len(values), [None, pyarrow.py_buffer(values.tobytes())])
+    if pyarrow.types.is_boolean(kind):
+        return pyarrow.array(values.view(numpy.uint8) != 0)  # a damaged one may be neither 0 nor 1
     if values.ndim == 2:  # an integer of a width that numpy has none for: its bytes, the highest first
         wide = numpy.zeros((len(values), 8), numpy.uint8)
         wide[:, 8 - values.shape[1] :] = values

@@ -151,7 +151,7 @@ def _write_file(recording: Path, file: Path, start: str | None, stop: str | None
             f"exported {recording} to {file}",
             values_table(
                 [
-                    ("schema", day.feed.schema),
+                    ("schema", day.feed.schema_name),
                     ("messages", count(done.messages)),
                     ("bytes", count(done.file_bytes), "of the file"),
                     ("rate", rate(done.messages, elapsed_s)),

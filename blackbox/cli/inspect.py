@@ -119,7 +119,7 @@ def _print_day(day: Recording, damage: list[Damage], gaps: list[Gap], begins: li
                 [
                     ("feed", feed.name),
                     ("date", str(day.date), f"session date, {feed.time_zone}"),
-                    ("schema", feed.schema),
+                    ("schema", feed.schema_name),
                     ("messages", count(total.messages)),
                     ("blocks", count(total.blocks), _mean(total)),
                     ("bytes", byte_size(total.body_bytes), "of bodies, unpacked"),

@@ -132,7 +132,7 @@ def print_summary(source: Source, publisher: SourcePublisher, elapsed_s: float) 
             f"published {source!r}",
             values_table(
                 [
-                    ("schema", publisher.feed.schema),
+                    ("schema", publisher.feed.schema_name),
                     ("messages", count(done.messages), "sent, each counted once however many subscribers got it"),
                     ("symbols", count(len(publisher.feed.symbol_rule.symbols(publisher.topics)))),
                     ("topics", count(done.topics)),

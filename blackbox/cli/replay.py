@@ -199,7 +199,7 @@ def _target_of(path: str | None, recordings: Sequence[Recording]) -> Feed:
     if path is None:
         return recorded
     feed = Feed.load(path)
-    return msgspec.structs.replace(feed, schema=recorded.schema) if feed.schema == RAW.name else feed
+    return msgspec.structs.replace(feed, schema=recorded.schema) if feed.schema_name == RAW.name else feed
 
 
 def _slices_of(text: str | None) -> tuple[int, ...] | None:

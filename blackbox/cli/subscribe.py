@@ -262,4 +262,4 @@ class _SubscriberView:
 
     def _schema(self) -> str:
         schema_id = int(self._schema_id[0])
-        return schema_of(schema_id).name if schema_id else self._subscriber.feed.schema
+        return schema_of(schema_id).name if schema_id else self._subscriber.feed.schema_name

@@ -14,6 +14,7 @@ import msgspec
 from blackbox.errors import ConfigError
 from blackbox.feed.endpoint import check_endpoint, check_interface, free_endpoints, transport_of
 from blackbox.feed.routing import PrefixRouting, ShareRouting, check_prefix, check_topic
+from blackbox.feed.schema import Schema
 from blackbox.feed.symbol import SymbolRule
 from blackbox.feed.toml import check_ranges, check_types, from_document
 from blackbox.regular_file import read_regular
@@ -121,9 +122,10 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Letters, digits, `.`, `_` and `-`, at most 64, the first a letter or digit."""
 
-    schema: str = "raw"
+    schema: str | Schema = "raw"
     """Name of the schema of the payloads, as in the entry-point group `blackbox.schemas`.
 
+    In code also the schema itself, which then need not be registered: recordings keep it.
     Default: `raw`, payloads are bytes. Applies to publisher and subscriber."""
 
     key_bytes: int = 0
@@ -198,7 +200,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         try:
             check_types(self)
             _check_name(self.name)
-            if not self.schema:
+            if not self.schema_name:
                 raise ConfigError("schema was empty, expected the name of a schema")
             _check_template(self.topic)
             _ = self.symbol_rule
@@ -210,12 +212,14 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ConfigError(f"feed {self.name!r}: {error}") from None
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
+    def load(cls, path: str | os.PathLike[str], schema: Schema | None = None) -> Self:
         """Read a feed from a TOML file; each setting is a key, each slice a `[[slices]]` table.
 
+        `schema` is the one that the file names, for one that is not registered.
+
         Raises:
-            ConfigError: the file cannot be read or is not TOML, a key is unknown, or a setting
-                is wrong. The text names the file, the key and the value.
+            ConfigError: the file cannot be read or is not TOML, a key is unknown, a setting
+                is wrong, or the file names another schema. The text names the file, the key and the value.
         """
         try:
             document = tomllib.loads(read_regular(path, _MOST_BYTES).decode())
@@ -227,16 +231,18 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"{os.fspath(path)} is not TOML: {error}") from error
         try:
-            return from_document(document, cls)
+            feed = from_document(document, cls)
+            _check_schema(feed.schema, schema)
         except ConfigError as error:
             raise ConfigError(f"{os.fspath(path)}: {error}") from None
+        return feed if schema is None else msgspec.structs.replace(feed, schema=schema)
 
     @classmethod
     def local(
         cls,
         name: str,
         slices: int = 2,
-        schema: str = "raw",
+        schema: str | Schema = "raw",
         key_bytes: int = 0,
         lines: int = 1,
         transport: Literal["tcp", "ipc", "inproc"] = "tcp",
@@ -264,6 +270,11 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 for index, endpoints in enumerate(free_endpoints(transport, name, slices, lines))
             ),
         )
+
+    @property
+    def schema_name(self) -> str:
+        """The name of the schema of the payloads."""
+        return self.schema.name if isinstance(self.schema, Schema) else self.schema
 
     @cached_property
     def symbol_rule(self) -> SymbolRule:
@@ -301,7 +312,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def __repr__(self) -> str:
         """Show name, schema and the number of slices."""
-        return f"Feed({self.name!r}, schema={self.schema!r}, slices={len(self.slices)})"
+        return f"Feed({self.name!r}, schema={self.schema_name!r}, slices={len(self.slices)})"
 
     @cached_property
     def _routing(self) -> PrefixRouting | ShareRouting:
@@ -328,6 +339,14 @@ def check_is_feed(feed: object) -> None:
     if not isinstance(feed, Feed):
         hint = f": Feed.load({str(feed)!r}) reads a file" if isinstance(feed, str | os.PathLike) else ""
         raise TypeError(f"feed was {feed!r}, expected a Feed{hint}")
+
+
+def _check_schema(named: str | Schema, given: Schema | None) -> None:
+    """Raise ConfigError unless a file names a schema, and the one that was given with it, if any."""
+    if not isinstance(named, str):
+        raise ConfigError("schema was a table, expected a name: give the schema itself to Feed.load(..., schema=...)")
+    if given is not None and given.name != named:
+        raise ConfigError(f"schema was {named!r}, expected {given.name!r}, the name of the one that was given")
 
 
 def _check_name(name: str) -> None:

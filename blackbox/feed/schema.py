@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     import pyarrow
 
 _log = logging.getLogger(__name__)
+
+_LAST_CHARACTER = 0xFF
+_FLOAT_BYTES = (4, 8)
+_MOST_DECIMALS = 18
+_MOST_TIME_BYTES = 8
 
 SCHEMA_GROUP = "blackbox.schemas"
 """The entry-point group in which schemas are registered."""
@@ -126,6 +131,8 @@ class Schema:
             raise ConfigError(f"schema {self.name!r}: schema_id was {self.schema_id}, expected 0 to 65535")
         object.__setattr__(self, "records", MappingProxyType(dict(self.records)))
         object.__setattr__(self, "names", MappingProxyType(dict(self.names)))
+        for kind, dtype in self.records.items():
+            self._check_type(kind, dtype)
         if self.json is not None:
             return
         for trade in self.trades:
@@ -140,6 +147,39 @@ class Schema:
             self._check(order.type, order.number, order.price)
         for quote in self.quotes:
             self._check(quote.type, quote.bid_price, quote.bid_size, quote.ask_price, quote.ask_size)
+
+    def _check_type(self, kind: str, dtype: object) -> None:
+        """Raise ConfigError unless payloads can be of this type."""
+        if len(kind) != 1 or ord(kind) > _LAST_CHARACTER:
+            raise ConfigError(f"schema {self.name!r}: a type was {kind!r}, expected one character, a byte of payloads")
+        if not isinstance(dtype, numpy.dtype) or not dtype.names:
+            raise ConfigError(f"schema {self.name!r}: type {kind!r} was {dtype!r}, expected a numpy dtype with fields")
+        if not 0 <= self.type_offset < dtype.itemsize:
+            raise ConfigError(
+                f"schema {self.name!r}: type_offset was {self.type_offset}, expected one within the {dtype.itemsize} "
+                f"bytes of type {kind!r}"
+            )
+        for name, each in _fields_within(dtype):
+            fits = each.itemsize in _FLOAT_BYTES if each.kind == "f" else each.kind in "iubSV" and each.itemsize > 0
+            if not fits:
+                raise ConfigError(
+                    f"schema {self.name!r}: type {kind!r} had field {name!r} of {each}, expected an integer, a float "
+                    "of 4 or 8 bytes, a boolean, bytes (S or V), or arrays or records of these"
+                )
+        for name in dtype.names:
+            self._check_meaning(kind, name, dtype[name])
+
+    def _check_meaning(self, kind: str, name: str, field: numpy.dtype[Any]) -> None:
+        """Raise ConfigError unless only integers are prices and times, with decimals and units that readers know."""
+        told = dict(field.metadata or {})
+        decimals, unit = told.get(DECIMALS, 0), told.get(UTC, "ns")
+        integer = field.kind in "iu" or (SINCE_MIDNIGHT in told and field.itemsize <= _MOST_TIME_BYTES)
+        meant = told.keys() & {DECIMALS, UTC, SINCE_MIDNIGHT}
+        if (meant and not integer) or decimals not in range(_MOST_DECIMALS + 1) or unit not in ("ns", "s"):
+            raise ConfigError(
+                f"schema {self.name!r}: type {kind!r} had field {name!r} of {field} with {told}, expected an integer "
+                f"with {DECIMALS} of 0 to {_MOST_DECIMALS}, or {UTC} of 'ns' or 's', or {SINCE_MIDNIGHT}"
+            )
 
     def _check(self, kind: str, *fields: str) -> None:
         names = self.dtype(kind).names or ()
@@ -199,9 +239,9 @@ class Schema:
     def arrow(self, type: str) -> pyarrow.Schema:  # noqa: A002
         """Return the Arrow schema of message type `type`, in the machine's byte order.
 
-        Integers keep their width and sign, texts become strings, times since the epoch become
+        Numbers keep their width and sign, texts become strings, times since the epoch become
         UTC timestamps, and a time of day becomes int64 ns. A price stays a scaled integer; its
-        field's metadata holds `decimals`.
+        field's metadata holds `decimals`. Arrays, and records in records, become their bytes.
 
         Raises:
             ConfigError: this schema has no such message type.
@@ -216,6 +256,16 @@ class Schema:
         )
 
 
+def _fields_within(dtype: numpy.dtype[Any]) -> Iterator[tuple[str, numpy.dtype[Any]]]:
+    """Yield all fields of a record, of its arrays and of records in it, by their names."""
+    for name in dtype.names or ():
+        item = dtype[name].base
+        if item.names:
+            yield from _fields_within(item)
+        else:
+            yield name, item
+
+
 def _arrow_field(name: str, dtype: numpy.dtype[Any]) -> pyarrow.Field:
     import pyarrow
 
@@ -227,7 +277,7 @@ def _arrow_field(name: str, dtype: numpy.dtype[Any]) -> pyarrow.Field:
         metadata["unit"] = "ns"
     elif dtype.kind == "S":
         kind = pyarrow.string()
-    elif dtype.kind in "iu":
+    elif dtype.kind in "iufb":
         kind = pyarrow.from_numpy_dtype(dtype.newbyteorder("="))
     else:
         kind = pyarrow.binary(dtype.itemsize)
@@ -238,12 +288,21 @@ RAW = Schema("raw", 0, {})
 """Payloads are plain bytes: no message types, no records."""
 
 
-def load_schema(name: str) -> Schema:
-    """Return the schema registered under `name` in the entry-point group `blackbox.schemas`.
+def load_schema(name: str | Schema) -> Schema:
+    """Return the schema registered under `name` in the entry-point group `blackbox.schemas`; or a feed's own schema.
 
     Raises:
-        ConfigError: no such schema, or what is registered is not a `Schema`.
+        ConfigError: no such schema, what is registered is not a `Schema`, or the number of a feed's own schema is that
+            of another one, which readers of its blocks would take.
     """
+    if isinstance(name, Schema):
+        owner = schema_of(name.schema_id)
+        if owner != name and (owner is not RAW or name.schema_id == RAW.schema_id):
+            raise ConfigError(
+                f"schema {name.name!r} has the number {name.schema_id}, which is that of {owner.name!r}, expected "
+                "another"
+            )
+        return name
     schema = load_registered(SCHEMA_GROUP, name, "schema")
     if not isinstance(schema, Schema):
         raise ConfigError(f"schema {name!r}: the entry point holds {schema!r}, expected a Schema")

@@ -135,7 +135,7 @@ class Replay:
         if not given:
             raise ConfigError("a replay was given no recording, expected at least one")
         for name, values in (
-            ("schema", {recording.feed.schema for recording in given}),
+            ("schema", {recording.feed.schema_name for recording in given}),
             ("key_bytes", {recording.feed.key_bytes for recording in given}),
         ):
             if len(values) > 1:

@@ -295,10 +295,10 @@ class PublisherPlayer:
 def check_target(target: Feed, feeds: Sequence[Feed], *, keep_gaps: bool) -> None:
     """Raise ConfigError unless recordings of `feeds` can be published on a feed."""
     for feed in feeds:
-        if feed.schema != target.schema:
+        if feed.schema_name != target.schema_name:
             raise ConfigError(
-                f"a recording of schema {feed.schema!r} was to be published on feed {target.name!r} "
-                f"of schema {target.schema!r}, expected the same"
+                f"a recording of schema {feed.schema_name!r} was to be published on feed {target.name!r} "
+                f"of schema {target.schema_name!r}, expected the same"
             )
         if keep_gaps and _shape(feed) != _shape(target):
             raise ConfigError(

@@ -33,7 +33,7 @@ PAYLOAD: Final = "payload"
 _TAKEN: Final = {PAYLOAD, *(name for name, _ in BASE)}
 _NULLS: Final = {"type", "event_time"}
 """Those of them that may hold nulls."""
-_INTEGERS: Final[dict[pyarrow.DataType, types.DataType]] = {
+_NUMBERS: Final[dict[pyarrow.DataType, types.DataType]] = {
     pyarrow.int8(): types.ByteType(),
     pyarrow.uint8(): types.ShortType(),
     pyarrow.int16(): types.ShortType(),
@@ -41,6 +41,9 @@ _INTEGERS: Final[dict[pyarrow.DataType, types.DataType]] = {
     pyarrow.int32(): types.IntegerType(),
     pyarrow.uint32(): types.LongType(),
     pyarrow.int64(): types.LongType(),
+    pyarrow.float32(): types.FloatType(),
+    pyarrow.float64(): types.DoubleType(),
+    pyarrow.bool_(): types.BooleanType(),
     pyarrow.uint64(): types.LongType(),  # its bits: a decimal that holds all of them is a BigDecimal to Spark, and slow
 }
 
@@ -78,7 +81,7 @@ def _kind_of(field: pyarrow.Field, prices: str) -> types.DataType:
         return types.TimestampType()
     if pyarrow.types.is_string(field.type):
         return types.StringType()
-    return _INTEGERS.get(field.type, types.BinaryType())
+    return _NUMBERS.get(field.type, types.BinaryType())
 
 
 def table_schema(fields: list[RecordField] | None) -> types.StructType:

@@ -7,11 +7,11 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from blackbox.archive.day import MANIFEST, Manifest, described, recorded_days
+from blackbox.archive.day import MANIFEST, Manifest, recorded_days
 from blackbox.errors import ConfigError, JournalError
-from blackbox.feed.schema import Schema, load_schema
+from blackbox.feed.schema import Schema
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 
@@ -59,30 +59,22 @@ def _days_below(path: Path) -> list[Path]:
 def schema_of_days(days: list[Path], *kinds: str) -> Schema:
     """Return the schema of these days.
 
-    Raises ConfigError when the days differ in schema or in the layout of the message types `kinds`, when the schema is
-    not registered here, or when it has no such type.
+    It is the one that was recorded. Raises ConfigError when the days differ in schema or in the layout of the message
+    types `kinds`, or when it has no such type.
     """
     manifests = [Manifest.read(day) for day in days]
-    names = [manifest.feed.schema for manifest in manifests]
-    for day, name in zip(days, names, strict=True):
-        if name != names[0]:
-            raise ConfigError(f"{day} has the schema {name!r} and {days[0]} has {names[0]!r}, expected the same in all")
-    schema = load_schema(names[0])
+    first = manifests[0].schema
+    for day, manifest in zip(days, manifests, strict=True):
+        if manifest.schema.name != first.name:
+            named = f"{manifest.schema.name!r} and {days[0]} has {first.name!r}"
+            raise ConfigError(f"{day} has the schema {named}, expected the same in all")
+    schema = first.schema()
     for kind in kinds:
         schema.dtype(kind)
         character = schema.character(kind)
-        layouts = [_layout(manifest.schema.get(character)) for manifest in manifests]
-        for day, layout in zip(days, layouts, strict=True):
-            if layout != layouts[0]:
-                other = f"{days[0]}, expected the same in all"
-            elif layout not in (None, _layout(described(schema)[character])):
-                other = f"the schema {schema.name!r} that is registered here"
-            else:
-                continue
-            raise ConfigError(f"{day} has other fields in its messages of type {kind!r} than {other}")
+        for day, manifest in zip(days, manifests, strict=True):
+            if character not in manifest.schema.types or manifest.schema.layout(character) != first.layout(character):
+                raise ConfigError(
+                    f"{day} has other fields in its messages of type {kind!r} than {days[0]}, expected the same in all"
+                )
     return schema
-
-
-def _layout(told: dict[str, Any] | None) -> tuple[Any, ...] | None:
-    """Return a message type's layout in a manifest; None when the manifest does not have it."""
-    return None if told is None else (told["bytes"], told.get("type_offset", 0), told["fields"])

@@ -23,7 +23,6 @@ from tests.damaged import damage_body
 from tests.feeds.build import messages_of
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import record
-from tests.spark.reading import typed_day
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -261,6 +260,6 @@ def test_wrong_arguments_of_the_recorded_join_are_told(
 
 
 def test_a_name_and_its_character_are_one_message_type(spark: SparkSession, tmp_path: Path) -> None:
-    day = typed_day(tmp_path / "2026-11-20", "dbn")
+    day = Day(tmp_path / "2026-11-20", feed_of(schema="dbn"))
     with pytest.raises(ConfigError, match=r"were 'mbo' and '\\xa0', expected two message types"):
         asof_recorded(spark, day.path, "mbo", "\xa0")

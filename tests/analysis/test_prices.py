@@ -25,7 +25,6 @@ from tests.analysis.tape import tape
 from tests.feeds.build import messages_of
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import record
-from tests.spark.reading import typed_day
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -210,7 +209,7 @@ def test_executions_of_itch_have_the_price_of_their_order(
 
 
 def test_execution_of_an_order_from_before_the_recording_has_no_price(spark: SparkSession, tmp_path: Path) -> None:
-    day = typed_day(tmp_path / "day", "itch50")
+    day = Day(tmp_path / "day", feed_of(schema="itch50"))
     day.put(0, Put((Row(b"A.E", b"E" + bytes(10) + struct.pack(">QIQ", 7, 100, 1)),)))
     found = recorded_trades(spark, day.path)
     assert found is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
 from collections.abc import Iterator
@@ -12,13 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow
 import pytest
-import xxhash
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from blackbox.archive.day import described
-from blackbox.feed.schema import Schema, load_schema
 from blackbox.spark.metrics import read_metrics
 from blackbox.spark.source import DefaultSource
 from tests.journals import Day, Put, Row, Told, feed_of
@@ -114,21 +110,3 @@ def spread(path: Path, seconds: int, begin: int = 0) -> Day:
             puts.append(Put((row,), sequence=number, ts_out=time))
         day.put(slice_id, *puts)
     return day
-
-
-def typed_day(path: Path, schema: str, **settings: Any) -> Day:
-    """A day whose manifest tells a schema that is registered."""
-    day = Day(path, feed_of(schema=schema), **settings)
-    tell_schema(day, load_schema(schema))
-    return day
-
-
-def tell_schema(day: Day, schema: Schema) -> None:
-    """Write a day's manifest anew, with a schema."""
-    path = day.path / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["schema"] = described(schema)
-    manifest.pop("checksum")
-    text = json.dumps(manifest, separators=(",", ":"), ensure_ascii=False)
-    manifest["checksum"] = xxhash.xxh3_64_hexdigest(text.encode())
-    path.write_text(json.dumps(manifest, ensure_ascii=False))

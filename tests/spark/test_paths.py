@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.journals import Day
+from tests.journals import Day, feed_of
 from tests.spark.made_days import make_day
 from tests.spark.reading import (
     load,
     refused,
     told_by,
-    typed_day,
 )
 from tests.wire import checksum
 
@@ -64,10 +63,10 @@ def test_what_is_not_there_or_not_understood_is_named(
 ) -> None:
     from pyspark.errors import AnalysisException
 
-    typed = typed_day(tmp_path / "typed" / "2026-11-20", "itch50")
-    mixed = typed_day(tmp_path / "mixed" / "2026-11-21", "iex_tops16", date="2026-11-21")
-    typed_day(tmp_path / "mixed" / "2026-11-20", "itch50")
-    changed = typed_day(tmp_path / "changed" / "2026-11-20", "itch50")
+    typed = Day(tmp_path / "typed" / "2026-11-20", feed_of(schema="itch50"))
+    mixed = Day(tmp_path / "mixed" / "2026-11-21", feed_of(schema="iex_tops16"), date="2026-11-21")
+    Day(tmp_path / "mixed" / "2026-11-20", feed_of(schema="itch50"))
+    changed = Day(tmp_path / "changed" / "2026-11-20", feed_of(schema="itch50"))
     manifest = changed.path / "manifest.json"
     manifest.write_text(manifest.read_text().replace("recorded", "rekorded"))
     (tmp_path / "empty").mkdir()

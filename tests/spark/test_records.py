@@ -21,9 +21,8 @@ from tests.spark.reading import (
     load,
     refused,
     sorted_rows,
-    tell_schema,
-    typed_day,
 )
+from tests.ticks import TICK_ROWS, recorded_ticks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,7 +81,7 @@ def test_records_are_those_of_the_schema(spark: SparkSession, captured: Callable
             assert told.to_pylist() == expected(table.column(7 + place), field, "decimal"), (kind, field.name)
 
 
-def test_a_schema_of_every_kind_of_field(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schema_of_every_kind_of_field(spark: SparkSession, tmp_path: Path) -> None:
     kind = numpy.dtype(
         [
             ("flag", "u1"),
@@ -95,6 +94,9 @@ def test_a_schema_of_every_kind_of_field(spark: SparkSession, tmp_path: Path, mo
             ("i8", ">i8"),
             ("u8", "<u8"),
             ("f8", "<f8"),
+            ("f4", ">f4"),
+            ("truth", "?"),
+            ("sizes", "<u2", (3,)),
             ("text", "S12"),
             ("code", "S3"),
             ("mark", price("<i8", 9)),
@@ -108,6 +110,8 @@ def test_a_schema_of_every_kind_of_field(spark: SparkSession, tmp_path: Path, mo
     random_bytes = numpy.random.default_rng(4).integers(0, 256, (500, kind.itemsize), numpy.uint8)
     records = random_bytes.view(kind).reshape(-1)
     records["kind"] = numpy.where(numpy.arange(500) % 3 == 0, b"Z", b"Y")
+    for name in ("f8", "f4"):
+        records[name] = numpy.random.default_rng(5).normal(size=500)  # of random bytes some are no number
     records["text"][::2] = b"AB \0 C \t\0 "
     records["text"][1] = b""
     records["code"] = [[b"", b"A", b"A  ", b" B\0", b"\xe9\n\n"][i % 5] for i in range(500)]
@@ -115,10 +119,9 @@ def test_a_schema_of_every_kind_of_field(spark: SparkSession, tmp_path: Path, mo
     records["level"][::2] = 123
     schema = Schema("made", 77, {"Z": kind}, type_offset=1, names={"zed": "Z"})
     day = Day(tmp_path / "days" / "2026-11-20", feed_of(schema="made"))
-    tell_schema(day, schema)
+    day.write_manifest(schema)
     rows = tuple(Row(b"A.b", record.tobytes(), i + 1) for i, record in enumerate(records))
     day.put(0, *(Put(rows[i : i + 50], sequence=i) for i in range(0, 500, 50)))
-    monkeypatch.setattr("blackbox.spark.days.load_schema", lambda name: schema)
     wanted = records[records["kind"] == b"Z"]
     for prices in ("decimal", "long"):
         frame = load(spark, day.path, "java", records="zed", prices=prices)
@@ -139,7 +142,7 @@ def test_a_schema_of_every_kind_of_field(spark: SparkSession, tmp_path: Path, mo
             marks = [abs(int(mark)) >= 10**18 for mark in wanted["mark"]]
             assert found["mark"].null_count == sum(marks) > 0
     other = Day(tmp_path / "days" / "2026-11-21", feed_of(schema="made"), date="2026-11-21")
-    tell_schema(other, Schema("made", 77, {"Z": kind}))
+    other.write_manifest(Schema("made", 77, {"Z": kind}))
     text = f"{other.path} has other fields in its messages of type 'Z' than {day.path}"
     with refused(f"{text}, expected the same in all"):
         load(spark, tmp_path / "days", "java", records="Z")
@@ -147,19 +150,34 @@ def test_a_schema_of_every_kind_of_field(spark: SparkSession, tmp_path: Path, mo
 
     with pytest.raises(ConfigError, match=f"{text}, expected the same in all"):
         by_python(tmp_path / "days", records="Z")
-    with pytest.raises(ConfigError, match="in its messages of type 'Z' than the schema 'made' that is registered here"):
-        by_python(other.path, records="Z")
 
 
-def test_names_of_types_go_before_characters(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_schema_of_another_process_is_read_without_its_package(
+    spark: SparkSession, tmp_path: Path, engine: str
 ) -> None:
+    day = recorded_ticks(tmp_path)
+    for path in (day, day.parent):
+        frame = load(spark, path, engine, records="tick")
+        assert dict(frame.dtypes[14:]) == {
+            "record_type": "string",
+            "price": "decimal(18,2)",
+            "rate": "double",
+            "sizes": "binary",
+            "up": "boolean",
+        }
+        found = [tuple(row)[14:] for row in frame.sort("ts_event").collect()]
+        assert found == [
+            (kind.decode(), decimal.Decimal(units).scaleb(-2), rate, numpy.array(sizes, "<u2").tobytes(), up)
+            for kind, units, rate, sizes, up in TICK_ROWS
+        ]
+
+
+def test_names_of_types_go_before_characters(spark: SparkSession, tmp_path: Path) -> None:
     kinds = {kind: numpy.dtype([("kind", "S1"), (f"of_{kind}", "u1")]) for kind in "AB"}
     schema = Schema("made", 77, kinds, names={"B": "A"})
     day = Day(tmp_path / "day", feed_of(schema="made"))
-    tell_schema(day, schema)
+    day.write_manifest(schema)
     day.put(0, Put((Row(b"x", b"A\1"), Row(b"x", b"B\2"), Row(b"x", b"B\3"))))
-    monkeypatch.setattr("blackbox.spark.days.load_schema", lambda name: schema)
     for asked in ("A", "B"):
         frame = load(spark, day.path, "java", records=asked)
         assert frame.columns[-1] == by_python(day.path, records=asked)[0].names[-1] == "of_A"
@@ -169,18 +187,18 @@ def test_names_of_types_go_before_characters(
 def test_types_of_a_day_without_their_names_are_told(spark: SparkSession, tmp_path: Path) -> None:
     kind = numpy.dtype([("kind", "S1")])
     day = Day(tmp_path / "day", feed_of(schema="dbn"))
-    tell_schema(day, Schema("dbn", 77, {"\0": kind, "\u00a0": kind, "Z": kind}))
+    day.write_manifest(Schema("dbn", 77, {"\0": kind, "\u00a0": kind, "Z": kind}))
     day.put(0, Put((Row(b"x", b"\xa0"),)))
     with refused(
         "schema 'dbn': message type was 'mbo', expected one of: \\u0000 \\u00a0 Z "
-        f"({day.path} tells no names of types: give the character, or engine=python)"
+        f"({day.path} tells no names of types: give the character)"
     ):
         load(spark, day.path, "java", records="mbo")
     assert load(spark, day.path, "java", records="\u00a0").count() == 1
 
 
 def test_a_record_of_a_wrong_length_is_named_or_left_out(spark: SparkSession, tmp_path: Path, engine: str) -> None:
-    day = typed_day(tmp_path / "day", "itch50")
+    day = Day(tmp_path / "day", feed_of(schema="itch50"))
     good = b"D" + bytes(18)
     segment = day.put(0, Put((Row(b"X", good), Row(b"X", good + b"!"), Row(b"X", b""), Row(b"X", b"A"))))
     start, stop = segment.places[0]

@@ -21,7 +21,7 @@ from blackbox import Recorder, Recording
 from blackbox.spark.metrics import read_metrics
 from blackbox.spark.session import PUSHDOWN
 from tests.journals import Day, Put, Row, feed_of
-from tests.spark.reading import load, typed_day
+from tests.spark.reading import load
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -219,7 +219,7 @@ def test_price_that_is_none_is_null(spark: SparkSession, tmp_path: Path, engine:
     """IEX's prices are int64: the extremes do not fit a decimal of 18 digits."""
     prices = (10**18 - 1, 10**18, -(10**18) + 1, -(10**18), 2**63 - 1, -(2**63), -1)
     rows = tuple(Row(b"S.X", struct.pack("<ccq8sq", b"X", b"Q", 0, b"S", price)) for price in prices)
-    day = typed_day(tmp_path / "day", "iex_tops16")
+    day = Day(tmp_path / "day", feed_of(schema="iex_tops16"))
     day.put(0, Put(rows))
     reader = spark.read.format("blackbox").option("engine", engine).option("records", "X")
     found = [row["official_price"] for row in reader.load(str(day.path)).collect()]

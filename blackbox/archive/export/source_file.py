@@ -101,7 +101,7 @@ def export(
     ValueError for a time that is none.
     """
     target = Path(path)
-    exporter = load_exporter(recording.feed.schema)
+    exporter = load_exporter(recording.feed.schema_name)
     if target.exists():
         raise JournalError(f"{target} exists, expected the name of a new file")
     first = None if start is None else recording.time(start)

@@ -69,7 +69,7 @@ class DemoCallbacks:
     def __init__(self, subscriber: Subscriber, orders: Sequence[int], watched: Sequence[bytes]) -> None:
         """`orders`: how many may rest in each slice; `watched`: symbols whose messages go to Python one by one."""
         feed = subscriber.feed
-        add_up, self._trade_type = trading_of(feed.schema)
+        add_up, self._trade_type = trading_of(feed.schema_name)
         self._subscriber = subscriber
         self._last = numpy.zeros((len(feed.slices), MAX_TOPICS), numpy.int64)
         self._done_ns = 0

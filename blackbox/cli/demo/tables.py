@@ -38,7 +38,7 @@ def _delivery(result: DemoResult) -> RenderableType:
     live, received, session = result.live.run, result.live.statistics, result.session
     table = values_table(
         [
-            ("schema", result.feed.schema),
+            ("schema", result.feed.schema_name),
             ("published", count(session.messages)),
             ("delivered", count(received.delivery.matched), "each message counted once"),
             (

@@ -90,11 +90,11 @@ def feed_for(feed: Feed, source: Source, spec: str) -> Feed:
     Raises:
         ConfigError: the feed has another schema.
     """
-    if feed.schema == RAW.name:
+    if feed.schema_name == RAW.name:
         return msgspec.structs.replace(feed, schema=source.schema.name)
-    if feed.schema != source.schema.name:
+    if feed.schema_name != source.schema.name:
         raise ConfigError(
-            f"feed {feed.name!r} has schema {feed.schema!r} but source {spec!r} has {source.schema.name!r}: "
+            f"feed {feed.name!r} has schema {feed.schema_name!r} but source {spec!r} has {source.schema.name!r}: "
             "choose another feed file, or set its schema"
         )
     return feed

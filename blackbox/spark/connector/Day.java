@@ -39,7 +39,7 @@ final class Day implements Serializable {
         this.symbolRule = SymbolRule.of(settings, Files.shown(path));
         this.schema = Json.text(settings, "schema");
         this.record = records == null ? null
-            : MessageType.of(Json.of(manifest, "schema"), records, scaled, schema, Files.shown(path));
+            : MessageType.of(Json.of(manifest, "schema"), records, scaled, Files.shown(path));
     }
 
     /** Read the manifest of a day. Throws when it is missing, damaged or of another format. */

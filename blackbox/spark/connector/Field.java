@@ -13,6 +13,8 @@ final class Field implements Serializable {
     static final int SECONDS = 3;
     static final int TEXT = 4;
     static final int RAW = 5;
+    static final int FLOAT = 6;
+    static final int BOOLEAN = 7;
 
     /** Spark keeps decimals of up to 18 digits in a long; longer ones are a slow BigDecimal. */
     static final int PRICE_DIGITS = 18;
@@ -42,6 +44,12 @@ final class Field implements Serializable {
         if (kind == 'S') {
             this.meaning = TEXT;
             this.type = DataTypes.StringType;
+        } else if (kind == 'f') {
+            this.meaning = FLOAT;
+            this.type = size == 4 ? DataTypes.FloatType : DataTypes.DoubleType;
+        } else if (kind == 'b') {
+            this.meaning = BOOLEAN;
+            this.type = DataTypes.BooleanType;
         } else if (!integer || size > 8) {
             this.meaning = RAW;
             this.type = DataTypes.BinaryType;

@@ -28,6 +28,10 @@ abstract class FieldColumn extends BlockColumn {
                 return new TextColumn(field, block);
             case Field.RAW:
                 return new RawColumn(field, block);
+            case Field.FLOAT:
+                return new FloatColumn(field, block);
+            case Field.BOOLEAN:
+                return new BooleanColumn(field, block);
             case Field.NANOSECONDS:
                 return new NanosColumn(field, block);
             case Field.SECONDS:
@@ -112,6 +116,30 @@ abstract class FieldColumn extends BlockColumn {
 
         public long getLong(int i) {
             return any(block.place(i) + offset, size, big, signed);
+        }
+    }
+
+    static final class FloatColumn extends FieldColumn {
+        FloatColumn(Field field, Block block) {
+            super(field, block);
+        }
+
+        public float getFloat(int i) {
+            return Float.intBitsToFloat((int) four(block.place(i) + offset, big, true));
+        }
+
+        public double getDouble(int i) {
+            return Double.longBitsToDouble(eight(block.place(i) + offset, big));
+        }
+    }
+
+    static final class BooleanColumn extends FieldColumn {
+        BooleanColumn(Field field, Block block) {
+            super(field, block);
+        }
+
+        public boolean getBoolean(int i) {
+            return Platform.getByte(null, block.place(i) + offset) != 0;
         }
     }
 

@@ -26,15 +26,16 @@ final class MessageType implements Serializable {
     }
 
     /** Find a message type by name, else by character, in a manifest's schema. With `scaled`, prices stay integers. */
-    static MessageType of(JsonNode schema, String asked, boolean scaled, String schemaName, String day) {
+    static MessageType of(JsonNode schema, String asked, boolean scaled, String day) {
+        JsonNode types = (JsonNode) schema.path("types");
         JsonNode found = null;
         String kind = null;
         boolean hidden = false;
         StringBuilder known = new StringBuilder();
-        java.util.Iterator<String> characters = schema.fieldNames();
+        java.util.Iterator<String> characters = types.fieldNames();
         while (characters.hasNext()) {
             String character = (String) characters.next();
-            JsonNode one = Json.of(schema, character);
+            JsonNode one = Json.of(types, character);
             String name = one.has("name") ? Json.text(one, "name") : null;
             known.append(known.length() > 0 ? " " : "").append(name == null ? typed(character) : name);
             hidden |= name == null && !typed(character).equals(character);
@@ -47,10 +48,10 @@ final class MessageType implements Serializable {
             }
         }
         if (found == null) {
-            throw Errors.analysis("schema '" + schemaName + "': message type was '" + asked + "', expected one of: "
+            throw Errors.analysis("schema '" + Json.text(schema, "name") + "': message type was '" + asked + "', expected one of: "
                 + (known.length() > 0 ? known.toString() : "none: its payloads are plain bytes")
                 + (hidden && asked.length() > 1
-                    ? " (" + day + " tells no names of types: give the character, or engine=python)" : ""));
+                    ? " (" + day + " tells no names of types: give the character)" : ""));
         }
         JsonNode list = Json.of(found, "fields");
         Field[] fields = new Field[list.size()];
@@ -72,7 +73,7 @@ final class MessageType implements Serializable {
                     + bytes + " bytes");
             }
         }
-        int typeOffset = Json.number(found, "type_offset", 0);
+        int typeOffset = Json.number(schema, "type_offset", 0);
         String layout = bytes + " " + typeOffset + " " + list.toString();
         return new MessageType(asked, kind.charAt(0), typeOffset, bytes, fields, layout);
     }

@@ -3,10 +3,13 @@ package blackbox;
 import org.apache.spark.sql.execution.vectorized.OnHeapColumnVector;
 import org.apache.spark.sql.execution.vectorized.WritableColumnVector;
 import org.apache.spark.sql.types.BinaryType;
+import org.apache.spark.sql.types.BooleanType;
 import org.apache.spark.sql.types.ByteType;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.DateType;
 import org.apache.spark.sql.types.DecimalType;
+import org.apache.spark.sql.types.DoubleType;
+import org.apache.spark.sql.types.FloatType;
 import org.apache.spark.sql.types.IntegerType;
 import org.apache.spark.sql.types.ShortType;
 import org.apache.spark.sql.types.StringType;
@@ -78,6 +81,12 @@ final class RowBuffer {
             target.putShort(to, source.getShort(from));
         } else if (type instanceof ByteType) {
             target.putByte(to, source.getByte(from));
+        } else if (type instanceof DoubleType) {
+            target.putDouble(to, source.getDouble(from));
+        } else if (type instanceof FloatType) {
+            target.putFloat(to, source.getFloat(from));
+        } else if (type instanceof BooleanType) {
+            target.putBoolean(to, source.getBoolean(from));
         } else {
             target.putLong(to, source.getLong(from));
         }

@@ -1,0 +1,176 @@
+"""A schema as plain data, as a recording's manifest keeps it: enough to make the same schema without its package."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, Final, Literal, Self
+
+import msgspec
+import numpy
+
+from blackbox.errors import ConfigError
+from blackbox.feed.schema import (
+    DECIMALS,
+    RAW,
+    SINCE_MIDNIGHT,
+    UTC,
+    OrderFields,
+    QuoteFields,
+    Schema,
+    TradeFields,
+)
+
+_FORMAT: Final = re.compile(r"[<>|](?:[iu][1248]|f[48]|b1|[SV][0-9]{1,8})")
+"""What numpy calls the kinds of field that a schema may have. None of them holds a pointer."""
+_MOST_BYTES: Final = 16 << 20
+"""Of a record: no payload is longer."""
+
+
+class FieldLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One field of a message type."""
+
+    name: str
+    format: str
+    """numpy's, such as "<u4" or "|S8". An array, or a record in a record, is its bytes, such as "|V24"."""
+    offset: int
+    items: str | None = None
+    """For an array: the format of its items."""
+    shape: tuple[int, ...] = ()
+    """For an array: how many items, in each dimension."""
+    fields: tuple[FieldLayout, ...] = ()
+    """For a record in a record, or an array of such: its fields."""
+    decimals: int | None = None
+    utc: Literal["ns", "s"] | None = None
+    since_midnight: str | None = None
+
+    @classmethod
+    def of(cls, name: str, dtype: numpy.dtype[Any], offset: int) -> Self:
+        """Describe a field."""
+        item, shape = dtype.subdtype or (dtype, ())
+        return cls(
+            name=name,
+            format=dtype.str,
+            offset=offset,
+            items=item.str if shape else None,
+            shape=shape,
+            fields=_fields_of(item),
+            **{key: value for key, value in (dtype.metadata or {}).items() if key in _METADATA},
+        )
+
+    def dtype(self) -> numpy.dtype[Any]:
+        """Return the field's dtype. Raises ValueError when it is none, or one that could hold a pointer."""
+        told = self.format if self.items is None else self.items
+        for text in (self.format, told):
+            if not _FORMAT.fullmatch(text):
+                raise ValueError(f"field {self.name!r} had the format {text!r}, expected one such as '<u4' or '|S8'")
+        size = numpy.dtype(self.format).itemsize
+        made = _record(self.fields, numpy.dtype(told).itemsize) if self.fields else numpy.dtype(told)
+        if self.shape:
+            made = numpy.dtype((made, self.shape))
+        if made.itemsize != size:
+            raise ValueError(f"field {self.name!r} had {made.itemsize} bytes, expected the {size} of {self.format!r}")
+        metadata = {key: getattr(self, key) for key in _METADATA if getattr(self, key) is not None}
+        return numpy.dtype(made, metadata=metadata) if metadata else made
+
+
+_METADATA: Final = (DECIMALS, UTC, SINCE_MIDNIGHT)
+
+
+class TypeLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One message type."""
+
+    name: str | None = None
+    """What it is called beside its character."""
+    bytes: int
+    """Of each payload."""
+    fields: tuple[FieldLayout, ...]
+
+
+class SchemaDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A schema. `of` and `schema` are each other's inverse."""
+
+    name: str
+    id: int
+    type_offset: int = 0
+    types: dict[str, TypeLayout] = {}
+    trades: tuple[TradeFields, ...] = ()
+    quotes: tuple[QuoteFields, ...] = ()
+    orders: tuple[OrderFields, ...] = ()
+    json: str | None = None
+
+    @classmethod
+    def of(cls, schema: Schema) -> Self:
+        """Describe a schema."""
+        names = {character: name for name, character in schema.names.items()}
+        return cls(
+            name=schema.name,
+            id=schema.schema_id,
+            type_offset=schema.type_offset,
+            types={
+                kind: TypeLayout(name=names.get(kind), bytes=dtype.itemsize, fields=_fields_of(dtype))
+                for kind, dtype in schema.records.items()
+            },
+            trades=schema.trades,
+            quotes=schema.quotes,
+            orders=schema.orders,
+            json=schema.json,
+        )
+
+    def layout(self, kind: str) -> tuple[object, ...]:
+        """Return all that readers of one message type, given by its character, must know."""
+        found = self.types[kind]
+        return self.type_offset, found.bytes, found.fields
+
+    def schema(self) -> Schema:
+        """Return the schema. Raises ConfigError naming what in it cannot be."""
+        return _schema_of(msgspec.json.encode(self))
+
+
+def _fields_of(dtype: numpy.dtype[Any]) -> tuple[FieldLayout, ...]:
+    fields: Any = dtype.fields or {}
+    return tuple(FieldLayout.of(name, *fields[name][:2]) for name in dtype.names or ())
+
+
+def _record(fields: Iterable[FieldLayout], size: int) -> numpy.dtype[Any]:
+    """Return a dtype of `size` bytes. Raises ValueError when a field is none, or ends behind it."""
+    told = tuple(fields)
+    if not 0 < size <= _MOST_BYTES:
+        raise ValueError(f"its bytes were {size}, expected 1 to {_MOST_BYTES}")
+    for field in told:
+        if field.offset < 0:
+            raise ValueError(f"field {field.name!r} was at byte {field.offset}, expected 0 or more")
+    layout: Any = {
+        "names": [field.name for field in told],
+        "formats": [field.dtype() for field in told],
+        "offsets": [field.offset for field in told],
+        "itemsize": size,
+    }
+    made: numpy.dtype[Any] = numpy.dtype(layout)
+    return made
+
+
+@lru_cache(64)
+def _schema_of(text: bytes) -> Schema:
+    """Return one object for all days with the same schema, so that what is derived from it is made once."""
+    document = msgspec.json.decode(text, type=SchemaDocument)
+    records = {}
+    for kind, each in document.types.items():
+        try:
+            records[kind] = _record(each.fields, each.bytes)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(f"schema {document.name!r}: type {kind!r}: {error}") from None
+    names = {each.name: kind for kind, each in document.types.items() if each.name is not None}
+    made = Schema(
+        document.name,
+        document.id,
+        records,
+        document.type_offset,
+        names,
+        document.trades,
+        document.quotes,
+        document.orders,
+        document.json,
+    )
+    return RAW if document == SchemaDocument.of(RAW) else made

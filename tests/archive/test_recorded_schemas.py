@@ -1,0 +1,182 @@
+"""A recording keeps the schema of its payloads, for readers that never heard of it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+import xxhash
+
+from blackbox import ConfigError, Feed, JournalError, Message, Publisher, Recording, Replay, Schema, Subscriber
+from blackbox.feed.schema import load_schema
+from blackbox.feed.schema_document import SchemaDocument
+from tests.journals import Day, Put, Row, feed_of
+from tests.ticks import TICK, TICK_ROWS, TICKS, recorded_ticks
+
+
+@pytest.fixture(scope="module")
+def ticks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A day that another process has recorded, with a schema of its own."""
+    return recorded_ticks(tmp_path_factory.mktemp("ticks"))
+
+
+def rewrite(day: Path, **changed: Any) -> None:
+    """Write a day's manifest anew, with a right checksum."""
+    manifest = json.loads((day / "manifest.json").read_text()) | changed
+    manifest.pop("checksum")
+    text = json.dumps(manifest, separators=(",", ":"), ensure_ascii=False)
+    manifest["checksum"] = xxhash.xxh3_64_hexdigest(text.encode())
+    (day / "manifest.json").write_text(json.dumps(manifest, ensure_ascii=False))
+
+
+def test_a_schema_of_another_process_is_read_without_its_package(ticks: Path) -> None:
+    with pytest.raises(ConfigError, match="schema was 'ticks', expected one of"):
+        load_schema("ticks")
+    recording = Recording.open(ticks)
+    assert (recording.schema.name, recording.schema.schema_id) == ("ticks", 1_000)
+    assert recording.schema.dtype("tick") == TICK
+    assert recording.feed.schema_name == "ticks"
+    found = numpy.concatenate([batch.records("tick") for batch in recording.batches()])
+    found.sort(order="price")
+    assert found.tobytes() == numpy.array(TICK_ROWS, TICK).tobytes()
+    assert found["sizes"].tolist() == [list(row[3]) for row in TICK_ROWS]
+
+
+def test_its_records_reach_callbacks_of_a_replay(ticks: Path) -> None:
+    recording = Recording.open(ticks)
+    subscriber = Subscriber(recording.feed)
+    prices: list[int] = []
+
+    @subscriber.on(b"")
+    def tick(message: Message) -> None:
+        prices.append(message.record.price)
+
+    subscriber.replay(recording)
+    assert prices == [row[1] for row in TICK_ROWS]
+
+
+def test_it_is_sent_again_and_recorded_again_with_its_schema(ticks: Path, tmp_path: Path) -> None:
+    from blackbox import Recorder
+
+    recording = Recording.open(ticks)
+    feed = msgspec.structs.replace(Feed.local("again"), schema=recording.schema)
+    recorder = Recorder(feed, tmp_path)
+    with Publisher(feed, when_full="wait") as publisher:
+        recorder.start()
+        Replay(recording, speed=None).publish(publisher)
+        publisher.flush()
+    recorder.run(until_end=True, timeout=60.0)
+    (manifest,) = tmp_path.glob("again/*/manifest.json")
+    found = json.loads(manifest.read_text())
+    assert found["feed"]["schema"] == "ticks"
+    assert found["schema"] == json.loads((ticks / "manifest.json").read_text())["schema"]
+
+
+def test_a_feed_with_a_schema_of_its_own_is_like_any_other(tmp_path: Path) -> None:
+    feed = Feed.local("mine", schema=TICKS)
+    assert pickle.loads(pickle.dumps(feed)) == feed
+    assert pickle.loads(pickle.dumps(feed)).schema.dtype("t")["price"].metadata == {"decimals": 2}
+    assert repr(feed) == "Feed('mine', schema='ticks', slices=2)"
+    path = tmp_path / "feed.toml"
+    path.write_text('name = "mine"\nschema = "ticks"\n[[slices]]\nendpoints = ["tcp://127.0.0.1:5555"]\n')
+    assert Feed.load(path).schema == "ticks"
+    assert Feed.load(path, schema=TICKS).schema is TICKS
+    with pytest.raises(ConfigError, match=r"feed\.toml: schema was 'ticks', expected 'other', the name of the one"):
+        Feed.load(path, schema=Schema("other", 1_001, {"t": TICK}))
+    path.write_text(path.read_text().replace('"ticks"', '{name = "ticks", schema_id = 1, records = {}}'))
+    with pytest.raises(ConfigError, match="schema was a table, expected a name: give the schema itself to Feed.load"):
+        Feed.load(path)
+
+
+@pytest.mark.parametrize(
+    ("schema", "owner"), [(Schema("mine", 1, {"t": TICK}), "itch50"), (Schema("mine", 0, {"t": TICK}), "raw")]
+)
+def test_a_number_that_is_taken_is_refused_and_named(schema: Schema, owner: str) -> None:
+    text = f"schema 'mine' has the number {schema.schema_id}, which is that of '{owner}', expected another"
+    with pytest.raises(ConfigError, match=re.escape(text)), Publisher(Feed.local("mine", schema=schema)):
+        pass
+
+
+def test_a_layout_that_has_changed_since_is_read_as_it_was_recorded(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of(schema="itch50"))
+    older = numpy.dtype([("message_type", "S1"), ("code", "u1")])
+    day.write_manifest(Schema("itch50", 1, {"S": older}))
+    day.put(0, Put((Row(b"x.S", b"S\7"),)))
+    recording = Recording.open(tmp_path)
+    (batch,) = recording.batches()
+    assert batch.records("S")["code"].tolist() == [7]
+    assert recording.feed.schema is recording.schema
+    Day(tmp_path / "same", feed_of(schema="itch50"))
+    assert Recording.open(tmp_path / "same").feed.schema == "itch50"
+
+
+def test_a_broken_package_does_not_hide_what_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.feed.test_schema import register
+
+    day = Day(tmp_path / "day", feed_of(schema="ticks"))
+    day.write_manifest(TICKS)
+    (tmp_path / "broken_ticks.py").write_text("raise RuntimeError('no licence')\n")
+    register(tmp_path, monkeypatch, "[blackbox.schemas]\nticks = broken_ticks:TICKS\n", "broken-package")
+    with pytest.raises(ConfigError, match="schema 'ticks' of broken-package"):
+        load_schema("ticks")
+    assert Recording.open(day.path).schema.dtype("t") == TICK
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        (None, "Expected `object`, got `null`"),
+        ({}, "missing required field `name`"),
+        ({"name": "other", "id": 9}, "schema was 'other', expected 'ticks', which the feed names"),
+        ({"name": "ticks", "id": 70_000}, "schema_id was 70000, expected 0 to 65535"),
+        ({"name": "ticks", "id": 9, "types": {"t": {"bytes": 8, "fields": [
+            {"name": "pointer", "format": "|O8", "offset": 0}]}}}, "field 'pointer' had the format '|O8', expected"),
+        ({"name": "ticks", "id": 9, "types": {"t": {"bytes": 8, "fields": [
+            {"name": "behind", "format": "<i8", "offset": 4}]}}}, "type 't': "),
+        ({"name": "ticks", "id": 9, "types": {"t": {"bytes": 1 << 60, "fields": [
+            {"name": "large", "format": "<i8", "offset": 0}]}}}, "its bytes were 1152921504606846976, expected 1 to"),
+    ],
+)  # fmt: skip
+def test_a_wrong_schema_is_one_error_that_names_the_file(tmp_path: Path, schema: Any, text: str) -> None:
+    day = Day(tmp_path, feed_of(schema="ticks"))
+    rewrite(day.path, schema=schema)
+    with pytest.raises(JournalError, match=f"{re.escape(str(day.path))}/manifest.json is damaged: .*{re.escape(text)}"):
+        Recording.open(day.path)
+
+
+def test_a_schema_within_schemas_without_end_is_one_error(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of(schema="ticks"))
+    path, deep = day.path / "manifest.json", 100_000
+    nested = '{"name":"a","format":"|V1","offset":0,"fields":[' * deep + "]}" * deep
+    path.write_text(
+        path.read_text().replace('"id": 0', f'"id": 9, "types": {{"t": {{"bytes": 1, "fields": [{nested}]}}}}')
+    )
+    with pytest.raises(JournalError, match=r"manifest\.json is damaged: "):
+        Recording.open(day.path)
+
+
+def test_a_feed_that_holds_a_schema_is_no_manifest(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of(schema="ticks"))
+    feed = json.loads((day.path / "manifest.json").read_text())["feed"]
+    rewrite(day.path, feed=feed | {"schema": {"name": "ticks", "schema_id": 0, "records": {}}})
+    with pytest.raises(JournalError, match=r"manifest\.json is damaged: schema was 'ticks', expected"):
+        Recording.open(day.path)
+
+
+def test_a_day_is_repaired_with_the_schema_of_its_neighbour(ticks: Path, tmp_path: Path) -> None:
+    import shutil
+
+    from blackbox.archive.repair import repair
+
+    near, hurt = tmp_path / "ticks" / ticks.name, tmp_path / "ticks" / "2026-01-02"
+    shutil.copytree(ticks, near)
+    shutil.copytree(ticks, hurt)
+    (hurt / "manifest.json").write_text("{")
+    assert repair(hurt).messages == len(TICK_ROWS)
+    assert SchemaDocument.of(Recording.open(hurt).schema) == SchemaDocument.of(TICKS)

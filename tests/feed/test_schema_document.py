@@ -1,0 +1,179 @@
+"""Schemas as plain data: made again as they were, and refused in one sentence where they cannot be."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blackbox import ConfigError, Schema
+from blackbox.feed.schema import RAW, QuoteFields, TradeFields, load_schema, price, utc_time
+from blackbox.feed.schema_document import SchemaDocument
+
+LEG = numpy.dtype([("price", price("<i8", 4)), ("size", "<u4")])
+EVERY = numpy.dtype(
+    {
+        "names": ["kind", "level", "sizes", "legs", "flag", "rate", "time", "note"],
+        "formats": [
+            "S1",
+            "f8",
+            (numpy.dtype(">u2"), (3, 2)),
+            (LEG, (2,)),
+            "?",
+            ">f4",
+            utc_time("<u4", "s"),
+            "V3",
+        ],
+        "offsets": [2, 8, 16, 28, 52, 53, 57, 61],
+        "itemsize": 70,
+    }
+)
+NAMES = ("raw", "itch50", "iex_tops16", "iex_deep10", "dbn", "dbn_ts_out", "tape", "binance")
+
+
+def again(schema: Schema) -> Schema:
+    """The schema, by way of JSON."""
+    text = msgspec.json.encode(SchemaDocument.of(schema))
+    return msgspec.json.decode(text, type=SchemaDocument).schema()
+
+
+def all_of(schema: Schema) -> tuple[Any, ...]:
+    """What two schemas that are alike in everything share."""
+    meanings = {
+        kind: [(name, dtype.fields[name][1], dtype[name].metadata) for name in dtype.names]
+        for kind, dtype in schema.records.items()
+        if dtype.names and dtype.fields
+    }
+    return (*schema.__reduce__()[1], meanings)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_registered_schemas_are_made_again_as_they_were(name: str) -> None:
+    schema = load_schema(name)
+    assert all_of(again(schema)) == all_of(schema)
+    assert again(RAW) is RAW
+
+
+def test_arrays_records_within_and_gaps_are_made_again() -> None:
+    schema = Schema(
+        "every",
+        1_000,
+        {"E": EVERY},
+        type_offset=2,
+        names={"every": "E"},
+        trades=(TradeFields("every", "level", "rate", only=("flag", 1)),),
+        quotes=(QuoteFields("E", "level", "rate", "level", "rate", one_sided=True),),
+    )
+    made = again(schema)
+    assert all_of(made) == all_of(schema)
+    assert made.dtype("every")["legs"].base["price"].metadata == {"decimals": 4}
+    memory = numpy.arange(140, dtype=numpy.uint8)
+    told, found = memory.view(EVERY), memory.view(made.dtype("E"))
+    assert found["legs"]["size"].tolist() == told["legs"]["size"].tolist()
+    assert found["sizes"].tolist() == told["sizes"].tolist()
+
+
+def test_one_schema_is_one_object_for_all_days() -> None:
+    schema = Schema("every", 1_000, {"E": EVERY}, type_offset=2)
+    assert again(schema) is again(schema)
+    assert again(schema) is not again(Schema("every", 1_000, {"E": LEG}, type_offset=2))
+
+
+FORMATS = ["<i1", ">i2", "<i4", ">i8", "<u8", "<f4", ">f8", "?", "S1", "S7", "V3"]
+FIELDS = st.lists(st.tuples(st.sampled_from(FORMATS), st.sampled_from([(), (1,), (2, 3)])), min_size=1, max_size=6)
+
+
+@given(FIELDS, st.booleans())
+def test_any_record_of_numbers_and_texts_is_made_again(fields: list[tuple[str, tuple[int, ...]]], align: bool) -> None:
+    dtype = numpy.dtype([("kind", "S1"), *((f"f{i}", *each) for i, each in enumerate(fields))], align=align)
+    schema = Schema("any", 1_001, {"A": dtype})
+    assert all_of(again(schema)) == all_of(schema)
+
+
+@pytest.mark.parametrize(
+    ("records", "text"),
+    [
+        ({"A": numpy.dtype([("kind", "S1"), ("o", object)])}, "type 'A' had field 'o' of object, expected an integer"),
+        ({"A": numpy.dtype([("leg", [("when", "<M8[ns]")])])}, "type 'A' had field 'when' of datetime64[ns], expected"),
+        ({"A": numpy.dtype([("name", "U4")])}, "type 'A' had field 'name' of <U4, expected an integer, a float"),
+        ({"A": numpy.dtype([("half", "f2")])}, "type 'A' had field 'half' of float16, expected an integer, a float of"),
+        ({"A": numpy.dtype("<i4")}, "type 'A' was dtype('int32'), expected a numpy dtype with fields"),
+        ({"A": [("kind", "S1")]}, "type 'A' was [('kind', 'S1')], expected a numpy dtype with fields"),
+        ({"trade": LEG}, "a type was 'trade', expected one character, a byte of payloads"),
+        ({"\u20ac": LEG}, "a type was '\u20ac', expected one character"),
+        ({"A": numpy.dtype([("p", price("<f8", 2))])}, "type 'A' had field 'p' of float64 with {'decimals': 2}"),
+        ({"A": numpy.dtype([("p", price("<i8", 19))])}, "expected an integer with decimals of 0 to 18"),
+        ({"A": numpy.dtype([("t", utc_time("<i8", "ms"))])}, "with {'utc': 'ms'}, expected an integer"),
+    ],
+)
+def test_what_no_payload_can_be_is_refused_when_the_schema_is_made(records: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"schema 'x': {text}") if text[0] in "ta" else re.escape(text)):
+        Schema("x", 9, records)
+
+
+def test_a_type_behind_the_end_of_its_payloads_is_refused() -> None:
+    with pytest.raises(ConfigError, match="type_offset was 12, expected one within the 12 bytes of type 'A'"):
+        Schema("x", 9, {"A": LEG}, type_offset=12)
+
+
+FIELD = {"name": "a", "format": "<i4", "offset": 0}
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"format": "|O"}, "field 'a' had the format '|O', expected one such as '<u4'"),
+        ({"format": "|O8"}, "field 'a' had the format '|O8', expected"),
+        ({"format": "i4,i4"}, "field 'a' had the format 'i4,i4', expected"),
+        ({"format": "|V8", "items": "|O8"}, "field 'a' had the format '|O8', expected"),
+        ({"format": "|V99999999"}, "field 'a'|offset|itemsize"),
+        ({"format": "|S0"}, "had field 'a' of"),
+        ({"offset": -4}, "field 'a' was at byte -4, expected 0 or more"),
+        ({"offset": 5}, "type 'A'"),
+        ({"offset": 1 << 70}, "int"),
+        ({"format": "|V4", "items": "<i4", "shape": [1 << 40, 1 << 40]}, "type 'A'"),
+        ({"format": "|V8", "items": "<i4", "shape": [-2]}, "type 'A'"),
+        ({"format": "|V8", "items": "<i4", "shape": [3]}, r"field 'a' had 12 bytes, expected the 8 of '\|V8'"),
+        ({"format": "|V8", "fields": [{**FIELD, "format": "|O8"}]}, "field 'a' had the format '|O8'"),
+        ({"format": "|V8", "fields": [{**FIELD, "offset": 6}]}, "type 'A'"),
+        ({"decimals": 19}, "expected an integer with decimals of 0 to 18"),
+        ({"decimals": 10**30}, "int|expected an integer"),
+        ({"utc": "ms"}, "Invalid enum value 'ms'"),
+        ({"pointer": 1}, "unknown field `pointer`"),
+    ],
+)
+def test_a_hostile_field_is_refused(changed: dict[str, Any], text: str) -> None:
+    types = {"A": {"bytes": 8, "fields": [{**FIELD, **changed}]}}
+    refuse({"types": types}, text)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"types": {"A": {"bytes": 0, "fields": [FIELD]}}}, "its bytes were 0, expected 1 to"),
+        ({"types": {"A": {"bytes": 1 << 40, "fields": [FIELD]}}}, "its bytes were 1099511627776, expected 1 to"),
+        ({"types": {"A": {"bytes": 8, "fields": []}}}, "type 'A' was dtype"),
+        ({"types": {"A": {"bytes": 8, "fields": [FIELD, FIELD]}}}, "type 'A': "),
+        ({"types": {"AB": {"bytes": 8, "fields": [FIELD]}}}, "a type was 'AB', expected one character"),
+        ({"types": {"": {"bytes": 8, "fields": [FIELD]}}}, "a type was '', expected one character"),
+        ({"types": {"A": {"bytes": 8, "fields": [FIELD]}}, "type_offset": 8}, "type_offset was 8, expected one within"),
+        ({"id": 65_536}, "schema_id was 65536, expected 0 to 65535"),
+        ({"id": "1"}, "Expected `int`"),
+        ({"trades": [{"type": "A", "price": "a", "size": "a"}]}, "message type was 'A', expected one of"),
+        ({"trades": [{"type": "A"}]}, "missing required field"),
+        ({"code": "import os"}, "unknown field `code`"),
+    ],
+)
+def test_a_hostile_schema_is_refused(changed: dict[str, Any], text: str) -> None:
+    refuse(changed, text)
+
+
+def refuse(changed: dict[str, Any], text: str) -> None:
+    document = msgspec.json.encode({"name": "x", "id": 9, **changed})
+    with pytest.raises((ConfigError, msgspec.ValidationError), match=text.replace("|O", r"\|O")):
+        msgspec.json.decode(document, type=SchemaDocument).schema()
