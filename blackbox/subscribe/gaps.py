@@ -26,6 +26,7 @@ from blackbox.subscribe.held import (
     KeyQueue,
     dequeue,
     enqueue,
+    give_place,
     held_at,
     take_place,
 )
@@ -36,7 +37,7 @@ HOLD: Final = -2
 MAKE_ROOM: Final = -4
 """There is no room to hold a block: release those of this key, gaps and all, and judge again."""
 IMPLAUSIBLE: Final = -6
-"""Its number is too far ahead to be believed at once: drop it."""
+"""Its number is too far ahead to be believed at once: `keep_doubted`."""
 
 PLAUSIBLE_JUMP: Final = 1 << 24
 """Numbers that a key may be ahead of what is known. What is further is believed when its line tells it once more."""
@@ -54,6 +55,10 @@ class KeyState(KeyQueue):
     """The sequence number after the last one that each line has brought or passed."""
     doubted = Fields(2)
     """A number too far ahead that each line has told once; 0: none."""
+    doubted_end = Fields(2)
+    """The number behind the block that told it."""
+    doubted_place = Fields(2)
+    """Where that block is kept; NONE: a heartbeat told it, or there was no room."""
 
 
 _KEY_BYTES: Final = KeyState.dtype.itemsize
@@ -95,7 +100,7 @@ class Sequences:
         self.keys = Numbering(max_keys, 8)
         self._key_states = numpy.zeros(max_keys, KeyState.dtype)
         self._key_states["expected"] = _UNKNOWN
-        self._held = numpy.zeros(HELD_BLOCKS + 1 if lines > 1 else 1, HeldBlock.dtype)
+        self._held = numpy.zeros(HELD_BLOCKS + 1, HeldBlock.dtype)
         self._held_state = HeldState()
         self._state = EpochState()
         self.line_dead_ns = line_dead_ns
@@ -147,6 +152,38 @@ def is_alive(at: SequencesAt, line: int, now_ns: int) -> bool:
 
 
 @inner
+def _leave_doubt(at: SequencesAt, state: KeyState, line: int) -> int:
+    """Doubt what a line has told no more; return the place of its block, or NONE."""
+    place = state.doubted_place[line]
+    state.doubted[line] = 0
+    state.doubted_place[line] = NONE
+    if place != NONE:
+        held_state = _held_state_at(at.held_state)
+        held_state.doubted -= 1
+        held_state.doubted_bytes -= _held(at, place).held_bytes
+    return place
+
+
+@inner
+def _refute(at: SequencesAt, state: KeyState, line: int) -> None:
+    place = _leave_doubt(at, state, line)
+    if place != NONE:
+        held_state = _held_state_at(at.held_state)
+        _held(at, place).behind = held_state.refuted
+        held_state.refuted = place
+
+
+@inner
+def _believe(at: SequencesAt, state: KeyState, line: int, now_ns: int) -> None:
+    """Let the block that was doubted wait for its turn."""
+    place = _leave_doubt(at, state, line)
+    if place != NONE:
+        _held(at, place).since_ns = now_ns
+        enqueue(_held_state_at(at.held_state), state, at.held, place)
+        slice_counters_at(at.counters).held += 1
+
+
+@inner
 def _is_known(at: SequencesAt, key: int, epoch: int) -> bool:
     state = _key(at, key)
     return state.expected != _UNKNOWN and state.epoch == epoch
@@ -163,7 +200,7 @@ def _begin_key(at: SequencesAt, key: int, epoch: int, sequence: int) -> None:
     state.expected = 0 if epoch_state_at(at.state).all_told else sequence
     for line in range(2):
         state.line_next[line] = 0
-        state.doubted[line] = 0
+        _refute(at, state, line)
 
 
 @njit(nogil=True, cache=True)
@@ -190,16 +227,20 @@ def _passed(at: SequencesAt, key: int, sequence: int, now_ns: int) -> bool:
 
 
 @inner
-def _is_plausible(state: KeyState, line: int, sequence: int) -> bool:
+def _is_plausible(at: SequencesAt, state: KeyState, line: int, sequence: int, end: int, now_ns: int) -> bool:
     """Whether a line may tell this number. One far ahead of all that is known only when it is told once more."""
-    if sequence - state.expected > PLAUSIBLE_JUMP:
-        doubted = state.doubted[line]
-        if doubted == 0 or sequence < doubted:
-            state.doubted[line] = sequence
-            return False
-    else:
-        state.doubted[line] = 0
-    return True
+    if sequence - max(state.expected, state.line_next[line]) <= PLAUSIBLE_JUMP:
+        if state.doubted[line] != 0:
+            _refute(at, state, line)
+        return True
+    doubted = state.doubted[line]
+    if doubted != 0 and doubted <= sequence and sequence - state.doubted_end[line] <= PLAUSIBLE_JUMP:
+        _believe(at, state, line, now_ns)
+        return True
+    _refute(at, state, line)
+    state.doubted[line] = sequence
+    state.doubted_end[line] = end
+    return False
 
 
 @inner
@@ -223,10 +264,10 @@ def judge(
     if not _is_known(at, key, epoch):
         _begin_key(at, key, epoch, sequence)
     state = _key(at, key)
-    if not _is_plausible(state, line, sequence):
+    end = sequence + count
+    if not _is_plausible(at, state, line, sequence, end, now_ns):
         return IMPLAUSIBLE
     counters = slice_counters_at(at.counters)
-    end = sequence + count
     state.line_next[line] = max(state.line_next[line], end)
     if end <= state.expected:
         counters.duplicates = saturated(counters.duplicates, count)
@@ -238,8 +279,9 @@ def judge(
         return first
     # A gap. The other line may still bring what is missing.
     if force == 0 and not _passed(at, key, sequence - 1, now_ns):
-        room = at.held_limit - _held_state_at(at.held_state).held_bytes
-        return HOLD if counters.held < HELD_BLOCKS and body_bytes <= room else MAKE_ROOM
+        held_state = _held_state_at(at.held_state)
+        room = at.held_limit - held_state.held_bytes
+        return HOLD if counters.held + held_state.doubted < HELD_BLOCKS and body_bytes <= room else MAKE_ROOM
     if state.first != NONE and _held(at, state.first).sequence < sequence:
         return MAKE_ROOM  # what is held before it goes first
     counters.gaps = saturated(counters.gaps, sequence - state.expected)
@@ -258,8 +300,45 @@ def hold(at: SequencesAt, key: int, sequence: int, count: int, body_bytes: int, 
     held.count = count
     held.held_bytes = body_bytes
     held.since_ns = now_ns
+    held.came_ns = 0
     enqueue(held_state, _key(at, key), at.held, place)
     slice_counters_at(at.counters).held += 1
+    return place
+
+
+@inner
+def keep_doubted(at: SequencesAt, key: int, line: int, sequence: int, count: int, body_bytes: int, now: int) -> int:
+    """Take a place for a block that `judge` said to be IMPLAUSIBLE; return its number, or NONE: there is no room.
+
+    Half of the room may be taken so, or one block.
+    """
+    held_state = _held_state_at(at.held_state)
+    blocks, size = held_state.doubted, held_state.doubted_bytes + body_bytes
+    if blocks > 0 and (2 * blocks >= HELD_BLOCKS or 2 * size > at.held_limit):
+        return NONE
+    if slice_counters_at(at.counters).held + blocks >= HELD_BLOCKS:
+        return NONE
+    place = take_place(held_state, at.held)
+    held = _held(at, place)
+    held.key = key
+    held.sequence = sequence
+    held.count = count
+    held.held_bytes = body_bytes
+    held.came_ns = now
+    held_state.doubted = blocks + 1
+    held_state.doubted_bytes = size
+    _key(at, key).doubted_place[line] = place
+    return place
+
+
+@inner
+def next_refuted(at: SequencesAt) -> int:
+    """Give back the place of a kept block that turned out not to be true; return its number, or NONE."""
+    held_state = _held_state_at(at.held_state)
+    place = held_state.refuted
+    if place != NONE:
+        held_state.refuted = _held(at, place).behind
+        give_place(held_state, at.held, place)
     return place
 
 
@@ -318,6 +397,12 @@ def next_of_another_key(at: SequencesAt, place: int) -> int:
 
 
 @inner
+def came_at(at: SequencesAt, place: int) -> int:
+    """Return when a held block came that was doubted, ns since the epoch; 0: it was not."""
+    return _held(at, place).came_ns
+
+
+@inner
 def key_at(at: SequencesAt, place: int) -> int:
     """Return the key of the held block at a place."""
     return _held(at, place).key
@@ -349,7 +434,11 @@ def _note_next(at: SequencesAt, key: int, line: int, epoch: int, following: int,
     state = _key(at, key)
     if baseline != 0 and state.expected - following > PLAUSIBLE_JUMP:
         _begin_key(at, key, epoch, following)  # what is known came from a block that nobody had confirmed
-    if baseline == 0 and not _is_plausible(state, line, following):
+    if baseline != 0 and state.doubted_end[line] <= following:
+        _believe(at, state, line, now_ns)
+    elif baseline != 0:
+        _refute(at, state, line)
+    elif not _is_plausible(at, state, line, following, following, now_ns):
         slice_counters_at(at.counters).implausible_control += 1
         return
     state.line_next[line] = max(state.line_next[line], following)
@@ -387,4 +476,15 @@ def forget_uncovered(at: SequencesAt, filters: Trie) -> None:
     starts = int64s_at(at.keys.starts, known + 1)
     for key in range(known):
         if longest_prefix(filters, at.keys.text + starts[key], starts[key + 1] - starts[key]) == 0:
-            _key(at, key).expected = _UNKNOWN
+            state = _key(at, key)
+            state.expected = _UNKNOWN
+            for line in range(2):
+                _refute(at, state, line)
+
+
+@njit(nogil=True, cache=True)
+def refute_all(at: SequencesAt) -> None:
+    """Believe nothing that is still doubted."""
+    for key in range(int64s_at(at.keys.used, 1)[0]):
+        for line in range(2):
+            _refute(at, _key(at, key), line)

@@ -27,6 +27,11 @@ class HeldState(SharedRecord):
     used = Field()
     """The highest place that was ever taken."""
     held_bytes = Field()
+    doubted = Field()
+    """Blocks that are kept, but not in these lists: nobody has yet told their numbers once more."""
+    doubted_bytes = Field()
+    refuted = Field()
+    """The first place of such a block that turned out not to be true; they are linked by `behind`."""
 
 
 class HeldBlock(SharedRecord):
@@ -37,6 +42,8 @@ class HeldBlock(SharedRecord):
     count = Field()
     held_bytes = Field()
     since_ns = Field()
+    came_ns = Field()
+    """When it came, ns since the epoch, if it was doubted: what it waited until it was believed is no lag. Else 0."""
     before = Field()
     """The place before, of the same key."""
     behind = Field()
@@ -71,6 +78,13 @@ def take_place(state: HeldState, blocks: int) -> int:
         return state.used
     state.free = held_at(blocks, place).behind
     return place
+
+
+@inner
+def give_place(state: HeldState, blocks: int, place: int) -> None:
+    """Give a place back."""
+    held_at(blocks, place).behind = state.free
+    state.free = place
 
 
 @inner
@@ -122,5 +136,4 @@ def dequeue(state: HeldState, queue: KeyQueue, blocks: int, place: int) -> None:
         state.newest = block.older
     else:
         held_at(blocks, block.newer).older = block.older
-    block.behind = state.free
-    state.free = place
+    give_place(state, blocks, place)

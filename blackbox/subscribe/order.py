@@ -33,13 +33,17 @@ from blackbox.subscribe.gaps import (
     HOLD,
     IMPLAUSIBLE,
     MAKE_ROOM,
+    came_at,
     enter_epoch,
     hold,
     judge,
+    keep_doubted,
     key_at,
     next_of_another_key,
     next_ready,
+    next_refuted,
     oldest_held,
+    refute_all,
     release,
     settle,
 )
@@ -138,11 +142,12 @@ def _deliver_held(at: SliceAt, table: TableAt, trie: Trie, key: int, force: int,
         if place == NONE:
             settle(at.sequences, key, tick, until)
             return 0
+        came = came_at(at.sequences, place)
         first = release(at.sequences, place)
         _take_back(at, place)
         first_row = _row_of(at, first)
         if first_row != DUPLICATE:
-            result = _deliver(at, table, trie, first_row, now)
+            result = _deliver(at, table, trie, first_row, came if came != 0 else now)
             if result != 0:
                 return result
 
@@ -185,6 +190,7 @@ def _held_first(at: SliceAt, table: TableAt, trie: Trie, key: int, force: int, u
 @njit(nogil=True, cache=True)
 def deliver_held_first(at: SliceAt, table: TableAt, trie: Trie, force: int) -> int:
     """As `deliver_all_held`, for when a received block is still being read: it comes back."""
+    _drop_refuted(at)
     if slice_counters_at(at.counters).held == 0:
         return 0
     return _held_first(at, table, trie, _ALL_KEYS, force, _END)
@@ -194,6 +200,25 @@ def deliver_held_first(at: SliceAt, table: TableAt, trie: Trie, force: int) -> i
 def line_of(at: SliceAt, header: Header) -> int:
     """The line that a block came on."""
     return 1 if header.flags & FLAG_LINE_B and at.sequences.lines > 1 else 0
+
+
+@inner
+def _drop_refuted(at: SliceAt) -> None:
+    """Drop kept blocks of numbers that turned out not to be true."""
+    place = next_refuted(at.sequences)
+    while place != NONE:
+        held = at.held_messages + HELD_MESSAGE_BYTES * place
+        slice_counters_at(at.counters).implausible += read_header(held).count
+        msg_close(held + HEADER_BYTES)
+        place = next_refuted(at.sequences)
+
+
+@njit(nogil=True, cache=True)
+def drop_all_doubted(at: SliceAt) -> None:
+    """Drop all that is not believed yet."""
+    drop_doubted(at)
+    refute_all(at.sequences)
+    _drop_refuted(at)
 
 
 @njit(nogil=True, cache=True)
@@ -275,6 +300,20 @@ def _judge(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Header, sp
 
 
 @inner
+def _doubt(at: SliceAt, key: int, header: Header, span: int, now: int) -> int:
+    """Keep the block at hand until its number is believed, if there is room: 0 or FAILED."""
+    line, size = line_of(at, header), header.body_bytes
+    place = keep_doubted(at.sequences, key, line, header.sequence, span, size, now)
+    if place == NONE:
+        slice_counters_at(at.counters).implausible += header.count
+        return 0
+    if not _leave_shared_buffer(at):
+        return fail(at)
+    _put_aside(at, place)
+    return 0
+
+
+@inner
 def order(at: SliceAt, table: TableAt, trie: Trie, now: int, tick: int) -> int:
     """Judge the checked block at hand by its sequence; deliver what may go: 0 or FAILED."""
     counters = slice_counters_at(at.counters)
@@ -305,11 +344,12 @@ def order(at: SliceAt, table: TableAt, trie: Trie, now: int, tick: int) -> int:
             return fail(at)
         _put_aside(at, hold(at.sequences, key, header.sequence, span, header.body_bytes, tick))
     elif verdict == IMPLAUSIBLE:
-        counters.implausible += header.count
+        result = _doubt(at, key, header, span, now)
     else:
         first_row = _row_of(at, verdict)
         if first_row != DUPLICATE:
             result = _deliver(at, table, trie, first_row, now)
+    _drop_refuted(at)
     if result == 0 and counters.held > 0:
         result = _deliver_held(at, table, trie, key, _NO, _END)
     if result == 0:

@@ -27,7 +27,15 @@ from blackbox.subscribe.conflation import flush, pending
 from blackbox.subscribe.dispatch import any_full, fail, hand_block, hand_idle
 from blackbox.subscribe.epochs import AHEAD_NS, REFUTED
 from blackbox.subscribe.gaps import enter_epoch, is_current, note_sequences
-from blackbox.subscribe.order import deliver_all_held, deliver_held_first, drop_doubted, line_of, look_at_held, order
+from blackbox.subscribe.order import (
+    deliver_all_held,
+    deliver_held_first,
+    drop_all_doubted,
+    drop_doubted,
+    line_of,
+    look_at_held,
+    order,
+)
 from blackbox.subscribe.slow_subscriber import CONFLATE, act_on_stuck
 from blackbox.subscribe.state import (
     COMMAND,
@@ -164,7 +172,7 @@ def _idle(at: SliceAt, table: TableAt, trie: Trie) -> int:
 def finish(at: SliceAt, table: TableAt, trie: Trie) -> None:
     """Deliver, gaps or not, whatever waits in the slice thread; after TERMINATE count it as due."""
     deliver_all_held(at, table, trie, _YES)
-    drop_doubted(at)
+    drop_all_doubted(at)
     if at.action == CONFLATE and pending(at) > 0:
         flush(at, table, trie, now_ns())
 

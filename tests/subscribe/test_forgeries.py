@@ -124,6 +124,42 @@ def test_one_block_with_a_number_far_ahead_changes_nothing() -> None:
     assert (received.gaps, received.duplicates, received.implausible) == (0, 0, 1)
 
 
+@pytest.mark.parametrize("key_bytes", [0, 1])
+def test_after_a_real_gap_of_any_length_all_that_came_is_delivered(key_bytes: int) -> None:
+    """Of many keys too: each block that is not believed at first waits for the next one of its key."""
+    feed = msgspec.structs.replace(Feed.local("forged", slices=1, key_bytes=key_bytes), max_lag_ns=3_600 * 10**9)
+    subscriber, got = subscribed(feed)
+    far = 1 << 40
+    topics = [bytes([number]) for number in range(1, 256)] if key_bytes else [b"T"]
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for start in (0, far, far + 1):
+            for topic in topics:
+                publisher.send(publisher.encode([(topic, b"%d" % start)], sequence=start))
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    received = subscriber.statistics().received
+    for topic in topics:
+        assert [int(m.payload) for m in got.messages if m.topic == topic] == [0, far, far + 1]
+    assert (received.gaps, received.duplicates, received.implausible) == (len(topics) * (far - 1), 0, 0)
+
+
+def test_what_a_block_waited_until_it_was_believed_is_no_lag() -> None:
+    feed = msgspec.structs.replace(one_slice(), heartbeat_ns=60 * 10**9)
+    subscriber, got = subscribed(feed)
+    limit_ns = 2 * feed.max_lag_ns
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        send(publisher, b"0")
+        send(publisher, b"1", sequence=1 << 40)
+        came = time.monotonic_ns()
+        wait_until(lambda: time.monotonic_ns() - came > limit_ns)
+        send(publisher, b"2", sequence=(1 << 40) + 1)
+        got.wait(3)
+        subscriber.stop()
+    assert got.payloads == [b"0", b"1", b"2"]
+
+
 def test_one_heartbeat_with_a_number_far_ahead_changes_nothing() -> None:
     subscriber, got = subscribed(feed := one_slice())
     with RawPublisher(feed) as publisher:
