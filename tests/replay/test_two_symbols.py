@@ -14,6 +14,8 @@ from blackbox.replay.controls import Controls
 from blackbox.replay.replay import Replay
 
 IBM_TRADES = 24_000
+PACED_TRADES = 3_000
+"""A message at a time takes its time: so many are enough."""
 DAY = "20131007"
 Decisions = list[tuple[int, int, int]]
 """Of each IBM trade: its time, and the number and time of the last SPY trade that the strategy knew."""
@@ -33,9 +35,10 @@ def tape_day(request: pytest.FixtureRequest, shared_data: Path, tmp_path_factory
     return Recording.open(day)
 
 
-def plainly(recording: Recording) -> Decisions:
+@pytest.fixture(scope="module")
+def plain(tape_day: Recording) -> Decisions:
     """What the strategy decides in a plain loop over all messages, sorted by time."""
-    messages = [(m.ts_event, m.topic) for batch in recording.batches() for m in batch]
+    messages = [(m.ts_event, m.topic) for batch in tape_day.batches() for m in batch]
     decisions: Decisions = []
     spy = (0, 0)
     for ts_event, topic in sorted(messages, key=lambda message: message[0]):
@@ -46,8 +49,8 @@ def plainly(recording: Recording) -> Decisions:
     return decisions
 
 
-def decided(recording: Recording, kind: str, speed: float | None) -> Decisions:
-    """What it decides in a replay."""
+def decided(recording: Recording, kind: str, speed: float | None, stop: int | None) -> Decisions:
+    """What it decides in a replay, up to a time."""
     subscriber = Subscriber(recording.feed)
     decisions: Decisions = []
     spy = [0, 0]
@@ -64,17 +67,20 @@ def decided(recording: Recording, kind: str, speed: float | None) -> Decisions:
         else:
             subscriber.on_batch(prefix)(lambda batch, take=take: take(batch.ts_event.tolist()))
     controls = Controls(speed, clock=ManualClock(automatic=True))
-    subscriber.replay(Replay(recording, controls=controls))
+    subscriber.replay(Replay(recording, stop=stop, controls=controls))
     return decisions
 
 
 @pytest.mark.parametrize("kind", ["message", "batch"])
-@pytest.mark.parametrize("speed", [None, 1000.0, 100.0])
-def test_no_trade_sees_a_later_price(tape_day: Recording, kind: str, speed: float | None) -> None:
-    found = decided(tape_day, kind, speed)
-    assert len(found) > IBM_TRADES
+@pytest.mark.parametrize(("speed", "trades"), [(None, IBM_TRADES), (1000.0, PACED_TRADES), (100.0, PACED_TRADES)])
+def test_no_trade_sees_a_later_price(
+    tape_day: Recording, plain: Decisions, kind: str, speed: float | None, trades: int
+) -> None:
+    stop = plain[trades][0] if speed else None
+    found = decided(tape_day, kind, speed, stop)
+    assert len(found) >= trades
     assert sum(spy_time > time for time, _, spy_time in found) == 0
-    assert found == plainly(tape_day)
+    assert found == [each for each in plain if stop is None or each[0] < stop]
 
 
 def test_an_independent_callback_may_see_ahead(tape_day: Recording) -> None:
