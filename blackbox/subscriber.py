@@ -19,6 +19,7 @@ from blackbox.subscribe.receiver import Options
 from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.subscribe.statistics import Statistics
 from blackbox.subscribe.supervisor import State, Supervisor, slices_of_callbacks
+from blackbox.subscribe.ticks import Ticker
 
 if TYPE_CHECKING:
     from blackbox.archive.recording import Recording
@@ -82,7 +83,8 @@ class Subscriber:
         )
         self._processes = processes
         self._callbacks: list[Callback] = []
-        plan = slices_of_callbacks(feed, self._callbacks, workers)
+        self._tickers: list[Ticker] = []
+        plan = slices_of_callbacks(feed, self._callbacks, self._tickers, workers)
         self._supervisor = Supervisor(feed, self._options, plan, processes=processes)
         self._loads = [0] * workers
         """Callbacks of each worker, counted as they are added: counting all anew each time would be quadratic."""
@@ -112,18 +114,25 @@ class Subscriber:
         return register
 
     def on_batch(
-        self, prefix: bytes, *, independent: bool = False, group: str | None = None
+        self, prefix: bytes, *, interval_ns: int | None = None, independent: bool = False, group: str | None = None
     ) -> Callable[[BatchFunction], BatchFunction]:
         """Decorate `f(batch)`, called once per block with the messages whose topics start with `prefix`, as columns.
 
         In a replay a batch of one of several callbacks ends where another one's turn begins, unless it is
-        `independent`. `group`: see `on`.
+        `independent`. `interval_ns`: a batch ends also where `ts_event` passes a multiple of it (ns since 1970), as for
+        bars; `at` tells when such a time has come. `group`: see `on`.
         """
         check_prefix(prefix, "on_batch")
+        if interval_ns is not None:
+            check_integers(("interval_ns", interval_ns, 1, 1 << 62))
 
         def register(function: BatchFunction) -> BatchFunction:
             check_function(function, "batch")
-            self._add(lambda worker: Callback("batch", prefix, function, worker, independent), prefix, group)
+
+            def make(worker: int) -> Callback:
+                return Callback("batch", prefix, function, worker, independent, interval_ns)
+
+            self._add(make, prefix, group)
             return function
 
         return register
@@ -152,6 +161,28 @@ class Subscriber:
 
         return register
 
+    def at(
+        self, interval_ns: int, *, group: str | None = None
+    ) -> Callable[[Callable[[int], object]], Callable[[int], object]]:
+        """Decorate `f(ts_ns)`, called at each multiple of `interval_ns` (ns since 1970), also when no message comes.
+
+        In a replay by market time: after all messages before that time, and before any of that time or later; from the
+        first message to the last, and those of a silence at its end. Live by this machine's clock, on the worker of a
+        `group`, or a worker of the first slice; of times that go by while that worker is busy, the last is called.
+        Raises SubscriberError once it has started, or during a replay.
+        """
+        check_integers(("interval_ns", interval_ns, 1, 1 << 62))
+
+        def register(function: Callable[[int], object]) -> Callable[[int], object]:
+            check_function(function, "time")
+            with self._supervisor.lock:
+                if self.state is not State.NEW or self._replay is not None:
+                    raise SubscriberError("at was called while running, expected it before start or replay")
+                self._tickers.append(Ticker(interval_ns, function, group))
+            return function
+
+        return register
+
     def on_reset(self, hook: Callable[[], object]) -> Callable[[], object]:
         """Decorate `f()`, called when a replay in this process goes back in time: what a callback keeps is then void.
 
@@ -168,8 +199,12 @@ class Subscriber:
         """
         with self._supervisor.lock:
             gone = [c for c in self._callbacks if c is function or c.function == function]
+            tickers = [ticker for ticker in self._tickers if ticker.function == function]
             self._check_may_change()
-            if not gone:
+            for ticker in tickers:
+                ticker.active = False
+                self._tickers.remove(ticker)
+            if not gone and not tickers:
                 raise ValueError(f"{function!r} was not registered as a callback")
             for callback in gone:
                 self._forget(callback)
@@ -270,10 +305,11 @@ class Subscriber:
                 self._on_reset,
                 replay.prefix,
                 self._player,
+                self._tickers,
             )
             self._player, self._replay = player, replay
         try:
-            return replay.run(player)
+            return replay.run(player, player.ticks)
         finally:
             player.close()  # first: its workers may still play, and another replay would share their tables
             self._replay = None

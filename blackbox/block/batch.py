@@ -173,6 +173,25 @@ class Batch:
     def __iter__(self) -> Iterator[Message]:
         return map(Message, self.payload_list(), repeat(self), range(len(self)))
 
+    def by_interval(self, interval_ns: int) -> list[Batch]:
+        """Cut it wherever `ts_event` passes a multiple of an interval, ns since 1970; in the order of its messages.
+
+        A message without a time stays with the one before it.
+        """
+        times = self.ts_event
+        timed = numpy.maximum.accumulate(numpy.where(times > 0, numpy.arange(len(times)), 0))
+        number = times[timed] // interval_ns
+        cuts = numpy.flatnonzero(number[1:] != number[:-1]) + 1
+        if not len(cuts):
+            return [self]
+        rows = numpy.arange(len(self), dtype=numpy.int32) if self.rows is None else self.rows
+        parts = numpy.split(rows, cuts)
+        last = len(parts) - 1
+        return [
+            Batch(self.block, part, self._opened, self.end_of_batch and place == last)
+            for place, part in enumerate(parts)
+        ]
+
     @property
     def schema(self) -> Schema | None:
         """The feed's schema; None when payloads are plain bytes."""

@@ -21,6 +21,7 @@ from blackbox.replay.controls import Action, Controls, Grant
 from blackbox.replay.market_order import MarketOrder, OutOfOrder
 from blackbox.replay.schedule import NO_LIMIT
 from blackbox.replay.to_wire import PublisherPlayer
+from blackbox.subscribe.ticks import NEVER, Ticks
 
 if TYPE_CHECKING:
     from blackbox.feed.schema import Schema
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 
 _MOST_TOPICS: Final = 1 << 24
+_TO_THE_END: Final = NEVER - 1
 _CACHE_BYTES: Final = 4 << 20
 """Blocks are checked, then played, in groups of this size: they are still in the cache, and nothing waits long."""
 
@@ -186,8 +188,9 @@ class Replay:
         """The schema of the recordings."""
         return self.recordings[0].schema
 
-    def run(self, player: Player) -> ReplayStatistics:
-        """Play it to any player."""
+    def run(self, player: Player, ticks: Ticks | None = None) -> ReplayStatistics:
+        """Play it to any player; `ticks` are called between messages, by market time."""
+        self._ticks = ticks or Ticks((), lambda _: True)
         warm_up_tables()
         first_ns, last_ns = self._market_range()
         self._messages = self._blocks = self._body_bytes = self._damaged = 0
@@ -257,6 +260,7 @@ class Replay:
 
     def _play_from(self, player: Player, start: int) -> Grant | None:
         """Play from a time on; return the grant that says not to go on, or None at the end."""
+        self._ticks.reset()
         tables = self._tables(player, start)
         # Closed at once also when an error's traceback keeps this frame.
         with closing(read_ahead(tables) if player.reads_ahead else tables) as found:
@@ -302,24 +306,32 @@ class Replay:
             if rows["count"][block] == 0:
                 block = self._pass_over(table, block)
                 continue
-            grant = self.controls.wait(int(rows["next_ns"][block]))
+            next_ns = int(rows["next_ns"][block])
+            grant = self.controls.wait(next_ns)
             if grant.action is not Action.PLAY:
                 return grant
+            until_ns = min(grant.until_ns, self._tick(next_ns) - 1)
             stop = len(rows)
-            is_limited = grant.until_ns != NO_LIMIT or grant.messages != NO_LIMIT
+            is_limited = until_ns != _TO_THE_END or grant.messages != NO_LIMIT
             if is_limited or not player.checks_blocks:
                 stop = _measure_some(table, block)
             if is_limited:
                 coming = rows[block:stop]
-                is_due = (coming["high_ns"] <= grant.until_ns) & (coming["count"].cumsum() <= grant.messages)
+                is_due = (coming["high_ns"] <= until_ns) & (coming["count"].cumsum() <= grant.messages)
                 stop = stop if is_due.all() else block + int(is_due.argmin())
             if stop > block:
                 self._play_whole(player, table, block, stop)
                 block = stop
             else:
-                until_ns = grant.until_ns if self._pace_by == "ts_event" else NO_LIMIT
+                until_ns = until_ns if self._pace_by == "ts_event" else NO_LIMIT
                 self._play_blocks(player, table.split(block, until_ns, grant.messages), 0, 1)
         return None
+
+    def _tick(self, next_ns: int) -> int:
+        """Call what is due before a message of a market time; return when the next one is due."""
+        if next_ns >= self._ticks.next_ns:
+            self._ticks.advance(next_ns)
+        return self._ticks.next_ns
 
     def _pass_over(self, table: BlockTable, block: int) -> int:
         """Return the next block with messages to play, or the first unmeasured one; report damages on the way."""

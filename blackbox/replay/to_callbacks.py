@@ -11,7 +11,7 @@ import msgspec
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.errors import SubscriberError
+from blackbox.errors import CallbackError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.native.limits import Needs, check_limits
 from blackbox.native.name_table import Numbering
@@ -24,6 +24,7 @@ from blackbox.subscribe.callbacks import Callback, CompiledCallback
 from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.state import TERMINATE, SliceState
 from blackbox.subscribe.statistics import Counted, Counters, Statistics, statistics_of
+from blackbox.subscribe.ticks import Ticker, Ticks
 
 if TYPE_CHECKING:
     from blackbox.feed.schema import Schema
@@ -54,6 +55,7 @@ class CallbackPlayer:
         on_reset: Sequence[Callable[[], object]] = (),
         within: bytes = b"",
         before: CallbackPlayer | None = None,
+        tickers: Sequence[Ticker] = (),
     ) -> None:
         """For a recording of `slices` slices; only topics that start with `within` are played.
 
@@ -77,6 +79,8 @@ class CallbackPlayer:
         self._many = [
             ReplayWorker(n, workers, self._counters[n], self._slice_state, schema, on_error, 1) for n in range(workers)
         ]
+        self.ticks = Ticks(tickers, self._tick_raised)
+        self._has_tickers = bool(tickers)
         self._threads: ThreadPoolExecutor | None = None
         self._set_callbacks(callbacks)
         self._workers[0].warm_up()
@@ -173,12 +177,19 @@ class CallbackPlayer:
         counted = [Counted(-1, counters, 0, 0 if n else topics) for n, counters in enumerate(self._counters)]
         return msgspec.structs.replace(statistics_of(counted, has_ended=True), slices=())
 
+    def _tick_raised(self, failure: CallbackError) -> bool:
+        if not self._one.raised(failure):
+            raise failure
+        return True
+
     def _set_callbacks(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = tuple(callbacks)
         upstream = frozenset((b"",))
         self._tables = [Table(_VERSION, self._callbacks, upstream, 1, n, self._within) for n in range(len(self.topics))]
         self._sets = [self._match_known(numbering) for numbering in self.topics]
-        self._is_compiled = all(isinstance(callback, CompiledCallback) for callback in self._callbacks)
+        self._is_compiled = not self._has_tickers and all(
+            isinstance(callback, CompiledCallback) for callback in self._callbacks
+        )
         self._workers = self._many if self._is_compiled else [self._one]
         slices = numpy.array(
             [

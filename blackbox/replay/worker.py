@@ -51,7 +51,7 @@ class ReplayWorker:
         self._counters = counters
         self._on_error = on_error
         self._slice_state = slice_state
-        self._delivery = Delivery(schema, counters.workers[0], self._raised, lambda: False, _ALL_KINDS, slices)
+        self._delivery = Delivery(schema, counters.workers[0], self.raised, lambda: False, _ALL_KINDS, slices)
 
     def set_table(self, table: WorkerTable, trie: Trie, slices: NDArray[numpy.int64]) -> None:
         """Play to these callbacks; `slices` are int64[slices, SLICE_WORDS]."""
@@ -100,7 +100,8 @@ class ReplayWorker:
             self._table, 0, self._slice_state, counters.slice, counters.lags[0], counters.ages[0]
         )
 
-    def _raised(self, failure: CallbackError) -> bool:
+    def raised(self, failure: CallbackError) -> bool:
+        """Take note of what a callback raised; False: stop here."""
         if isinstance(failure.__cause__, KeyboardInterrupt):
             raise failure.__cause__
         if self._on_error == "log":

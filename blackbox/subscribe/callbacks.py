@@ -25,11 +25,18 @@ class Callback:
     """One registered callback. It lives on worker `worker` of each slice that its prefix can fall into.
 
     `active` turns False once and for all when it is removed: no batch begins after that. One that is `independent` does
-    not care what others have seen: it takes no turns with them. Those of one `group` are on one worker.
+    not care what others have seen: it takes no turns with them. Those of one `group` are on one worker. Batches are cut
+    at multiples of `interval_ns`.
     """
 
     def __init__(
-        self, kind: Kind, prefix: bytes, function: Callable[..., Any], worker: int, independent: bool = False
+        self,
+        kind: Kind,
+        prefix: bytes,
+        function: Callable[..., Any],
+        worker: int,
+        independent: bool = False,
+        interval_ns: int | None = None,
     ) -> None:
         self.kind = kind
         self.prefix = prefix
@@ -37,6 +44,7 @@ class Callback:
         self.worker = worker
         self.independent = independent
         self.group: str | None = None
+        self.interval_ns = interval_ns
         self.active = True
 
     @property
@@ -53,12 +61,7 @@ class Callback:
         go on with what follows, False to stop here. `is_over` is asked now and then between messages: True to stop.
         """
         if self.kind == "batch":
-            try:
-                self.function(batch)
-            except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
-                on_error(self, error, batch, _ALL)
-                return 0
-            return len(batch)
+            return self._give_batch(batch, on_error, is_over)
         rows = iter(range(len(batch)))
         calls = map(self.function, map(Message, batch.payload_list(), repeat(batch), rows))
         failed = 0
@@ -70,6 +73,22 @@ class Callback:
                 if not on_error(self, error, batch, len(batch) - length_hint(rows) - 1):
                     break
         return len(batch) - length_hint(rows) - failed
+
+    def _give_batch(
+        self, batch: Batch, on_error: Callable[[Callback, BaseException, Batch, int], bool], is_over: Callable[[], bool]
+    ) -> int:
+        taken = 0
+        for piece in (batch,) if self.interval_ns is None else batch.by_interval(self.interval_ns):
+            if taken and is_over():
+                break
+            try:
+                self.function(piece)
+            except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
+                if not on_error(self, error, piece, _ALL):
+                    break
+            else:
+                taken += len(piece)
+        return taken
 
 
 class CompiledCallback(Callback):

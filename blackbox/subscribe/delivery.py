@@ -21,6 +21,7 @@ from blackbox.subscribe import worker_loop as collect
 from blackbox.subscribe.callbacks import Callback, CompiledCallback, Kind
 from blackbox.subscribe.match_table import WorkerTable
 from blackbox.subscribe.state import SliceCounters, SliceState, WorkerCounters
+from blackbox.subscribe.ticks import text_of
 from blackbox.subscribe.turns import Part, Taker, call_entry, give_in_turn, give_message_by_message, list_turns
 from blackbox.subscribe.worker_state import ALL_ROWS, BatchEntry, BlockPlace, CallbackCall, WorkerAt, WorkerState
 from blackbox.transport.libzmq import close_messages
@@ -44,13 +45,6 @@ def _identity_rows() -> NDArray[numpy.int32]:
             _identity = numpy.arange(MAX_BODY_BYTES // LEAST_ROW_BYTES, dtype=numpy.int32)
             _identity.flags.writeable = False
     return _identity
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as failed:  # noqa: BLE001 - it is the user's own class
-        return f"(its text could not be made: {type(failed).__name__})"
 
 
 class BlockBurst:
@@ -261,7 +255,7 @@ class Delivery:
         which = f"slice {first.slice_id}, topic {first.topic!r}, sequence {first.sequence}"
         if place < 0 and len(batch) > 1:
             which = f"{which} and {len(batch) - 1} messages more"
-        what = f"{type(error).__name__}: {_text_of(error)}"
+        what = f"{type(error).__name__}: {text_of(error)}"
         failure = CallbackError(f"callback {callback.name} for {callback.prefix!r} raised {what} ({which})")
         failure.__cause__ = error
         self.quit = not self._on_error(failure)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from blackbox.native.prefix_trie import Trie, build_trie
 from blackbox.subscribe.addresses import TableAt
 from blackbox.subscribe.callbacks import Callback, CompiledCallback
+from blackbox.subscribe.ticks import Ticker
 from blackbox.subscribe.worker_state import WorkerTableAt
 
 MAX_WORKERS = 63
@@ -22,6 +23,7 @@ class WorkerTable:
     def __init__(self, version: int, callbacks: Sequence[Callback], sets: list[list[int]], slice_id: int) -> None:
         self.version = version
         self.callbacks = callbacks
+        self.tickers: Sequence[Ticker] = ()
         self._starts = numpy.zeros(len(sets) + 1, numpy.int64)
         numpy.cumsum([len(each) for each in sets], out=self._starts[1:])
         self._members = numpy.array([c for each in sets for c in each] or [0], numpy.int32)

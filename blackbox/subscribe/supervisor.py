@@ -28,6 +28,7 @@ from blackbox.subscribe.receiver import Options, SliceThread, needs_of
 from blackbox.subscribe.slow_subscriber import Alerts
 from blackbox.subscribe.state import TERMINATE
 from blackbox.subscribe.statistics import Counted, Counters, Statistics, statistics_of
+from blackbox.subscribe.ticks import Ticker
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
 log = logging.getLogger("blackbox")
@@ -63,10 +64,11 @@ def whole_feed(feed: Feed) -> Plan:
     return plan
 
 
-def slices_of_callbacks(feed: Feed, callbacks: list[Callback], workers: int) -> Plan:
-    """Return the plan that brings each callback what its prefix asks for; it reads the list anew each time.
+def slices_of_callbacks(feed: Feed, callbacks: list[Callback], tickers: list[Ticker], workers: int) -> Plan:
+    """Return the plan that brings each callback what its prefix asks for; it reads the lists anew each time.
 
-    It holds the list alone, not its owner: a subscriber that refers to itself would keep its descriptors.
+    Tickers are on a worker of the first slice, that of their group. It holds the lists alone, not its owner: a
+    subscriber that refers to itself would keep its descriptors.
     """
 
     def plan(version: int, running: Iterable[int]) -> dict[int, Table]:
@@ -76,6 +78,10 @@ def slices_of_callbacks(feed: Feed, callbacks: list[Callback], workers: int) -> 
             of_slice = [callback for callback, slices in slices_of.items() if slice_id in slices]
             upstream = frozenset(feed.subscription_of(callback.prefix) for callback in of_slice)
             tables[slice_id] = Table(version, of_slice, upstream, workers, slice_id)
+        for ticker in tickers if tables and not running else ():
+            group = [c.worker for c in callbacks if ticker.group is not None and c.group == ticker.group]
+            worker = tables[min(tables)].workers[group[0] if group else 0]
+            worker.tickers = (*worker.tickers, ticker)
         return tables
 
     return plan

@@ -34,7 +34,6 @@ from blackbox.subscribe.worker_state import (
 OnError = Callable[[Callback, BaseException, Batch, int], bool]
 """As `Callback.give` tells it."""
 
-_ALL: Final = -1
 _STRIDE: Final = 256
 """Messages between two looks at whether the end has come."""
 
@@ -152,11 +151,7 @@ class Taker:
         rows = numpy.arange(start, self._at, dtype=numpy.int32) if batch.rows is None else batch.rows[start : self._at]
         is_last = self._at == len(batch)
         piece = Batch(batch.block, rows, self._opened, batch.end_of_batch and is_last)
-        try:
-            self._part.callback.function(piece)
-        except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
-            return self._on_error(self._part.callback, error, piece, _ALL)
-        self.taken += count
+        self.taken += self._part.callback.give(piece, self._on_error, lambda: False)  # who gives turns asks, too
         return True
 
     def failed(self, error: BaseException) -> bool:

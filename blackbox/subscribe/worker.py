@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from blackbox.subscribe import worker_loop as collect
 from blackbox.subscribe.delivery import Delivery
 from blackbox.subscribe.match_table import WorkerTable
 from blackbox.subscribe.state import TERMINATE, SliceState
+from blackbox.subscribe.ticks import NEVER, Ticks
 from blackbox.subscribe.worker_state import WorkerAt
 from blackbox.transport.context import pin_thread
 from blackbox.transport.libzmq import close_messages, init_messages
@@ -72,7 +74,10 @@ class Worker:
         self._queue_blocks = queue_blocks
         self._cpus = cpus
         self._report = report
-        self._delivery = Delivery(schema, counters.workers[number], on_error, self._is_terminated)
+        self._counters = counters.workers[number]
+        self._delivery = Delivery(schema, self._counters, on_error, self._is_terminated)
+        self._ticks = Ticks(table.tickers, on_error)
+        self._delivery.state.tick_ns = NEVER
         self.thread = threading.Thread(target=self._run, name=f"blackbox-worker-{slice_id}.{number}", daemon=True)
 
     @property
@@ -105,7 +110,7 @@ class Worker:
                 socket.close()
             self._enter(WorkerLife.ENDED)
             # These lead back to the slice thread: without the circle its memory and pipes go with the subscriber.
-            del self._report, self._delivery, self._table_of_version
+            del self._report, self._delivery, self._table_of_version, self._ticks
 
     def _work(self, socket: zmq.Socket[bytes]) -> None:
         slot = self._delivery.scratch.ctypes.data + collect.SLOT_AT
@@ -122,12 +127,16 @@ class Worker:
     def _loop(self, dealer: int) -> None:
         at = self._addresses(dealer)
         delivery = self._delivery
+        self._ticks.begin(time.time_ns())
+        delivery.state.tick_ns = self._ticks.next_ns
         while not delivery.quit:
             reason = collect.collect(at, self._table.at)
             if delivery.state.raised:
                 delivery.compiled_raised()
             if reason == collect.DELIVER:
                 delivery.deliver()
+            elif reason == collect.TICK:
+                self._tick()
             elif reason == collect.SWITCH:
                 self._table = self._table_of_version(delivery.state.next_version)
                 at = self._addresses(dealer)
@@ -138,6 +147,15 @@ class Worker:
                 raise SubscriberError(zmq.strerror(delivery.state.errno))
             else:
                 return
+
+    def _tick(self) -> None:
+        """Call the tickers whose time has come; of times that went by meanwhile, the last."""
+        now_ns = time.time_ns()
+        self._ticks.skip_to(now_ns)
+        self._counters.busy_since_ns = time.monotonic_ns()
+        self._delivery.quit = not self._ticks.advance(now_ns)
+        self._counters.busy_since_ns = 0
+        self._delivery.state.tick_ns = self._ticks.next_ns
 
     def _addresses(self, dealer: int) -> WorkerAt:
         return self._delivery.addresses(

@@ -21,6 +21,7 @@ from blackbox.native.jit import njit
 from blackbox.native.posix import monotonic_ns, now_ns
 from blackbox.native.records import load_shared, store_shared
 from blackbox.subscribe.state import IDLE_MS, TERMINATE, slice_counters_at, slice_state_at, worker_counters_at
+from blackbox.subscribe.ticks import NEVER
 from blackbox.subscribe.worker_state import (
     ALL_ROWS,
     ENTRY_BYTES,
@@ -56,6 +57,8 @@ SWITCH: Final = 2
 """The next block was matched with another version of the table: `next_version`."""
 ENDED: Final = 3
 """The slice thread has said that nothing follows, or the end is now."""
+TICK: Final = 5
+"""A ticker is due."""
 GROW: Final = 4
 """`rows` must hold `rows_needed` for the block at hand."""
 FAILED: Final = 5
@@ -376,6 +379,15 @@ def _fill_burst(at: WorkerAt, table: WorkerTableAt) -> int:
             return 1
 
 
+@inner
+def _idle_ms(tick_ns: int) -> int:
+    """Return how long to wait for blocks before the next look, rounded up; 0: a ticker is due."""
+    if tick_ns == NEVER:
+        return numpy.int64(IDLE_MS)
+    left_ns = tick_ns - now_ns()
+    return min(numpy.int64(IDLE_MS), max(numpy.int64(0), (left_ns + 999_999) // 1_000_000))
+
+
 @njit(nogil=True, cache=True)
 def collect(at: WorkerAt, table: WorkerTableAt) -> int:
     """Work until Python is needed; returns why. Bursts without Python callbacks never come back.
@@ -386,6 +398,8 @@ def collect(at: WorkerAt, table: WorkerTableAt) -> int:
     state = worker_state_at(at.state)
     slice_state = slice_state_at(at.slice_state)
     while load_shared(slice_state, "stopping") != TERMINATE and state.last == 0:
+        if _idle_ms(state.tick_ns) == 0:
+            return TICK
         close_messages(state.burst, 2 * state.blocks)
         status = _fill_burst(at, table)
         # An end mark that came behind the burst is kept until the burst has been delivered.
@@ -400,7 +414,7 @@ def collect(at: WorkerAt, table: WorkerTableAt) -> int:
             state.errno = zmq_errno()
             return FAILED
         if status == 0:
-            if wait_readable(at.dealer, numpy.int64(0), numpy.int64(-1), numpy.int64(IDLE_MS), at.scratch) < 0:
+            if wait_readable(at.dealer, numpy.int64(0), numpy.int64(-1), _idle_ms(state.tick_ns), at.scratch) < 0:
                 return ENDED
         elif status == 1 and state.next_version != table.version:
             return SWITCH

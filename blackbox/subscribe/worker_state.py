@@ -29,6 +29,8 @@ class WorkerState(SharedRecord):
     """Address of the burst: Python puts a fresh one there when it keeps the old."""
     last = Field()
     """1: the slice thread has said that nothing follows."""
+    tick_ns = Field()
+    """When a ticker is due, unix ns."""
 
 
 class BatchEntry(SharedRecord):

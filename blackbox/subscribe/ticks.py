@@ -1,0 +1,85 @@
+"""Functions that are called at times, between messages: the multiples of an interval, on a live or a replayed clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from blackbox.errors import CallbackError
+
+NEVER: Final = (1 << 63) - 1
+
+
+class Ticker:
+    """A function to call at each multiple of an interval, ns since 1970; `active` until it is removed."""
+
+    def __init__(self, interval_ns: int, function: Callable[[int], object], group: str | None) -> None:
+        self.interval_ns = interval_ns
+        self.function = function
+        self.group = group
+        self.active = True
+
+    def first_after(self, ts_ns: int) -> int:
+        """Return the first multiple after a time."""
+        return (ts_ns // self.interval_ns + 1) * self.interval_ns
+
+
+class Ticks:
+    """Calls tickers when their times come. What one raised goes to `on_error`, which says whether to go on."""
+
+    def __init__(self, tickers: Sequence[Ticker], on_error: Callable[[CallbackError], bool]) -> None:
+        self._tickers = tuple(tickers)
+        self._on_error = on_error
+        self.next_ns = NEVER
+        """The next time at which one is due. Before it has begun: at any, to begin with."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew with the time that comes next."""
+        self._due: list[int] = []
+        self.next_ns = 1 if self._tickers else NEVER
+
+    def begin(self, ts_ns: int) -> None:
+        """Begin with the first multiples after a time."""
+        self._due = [ticker.first_after(ts_ns) if ticker.active else NEVER for ticker in self._tickers]
+        self.next_ns = min(self._due, default=NEVER)
+
+    def advance(self, to_ns: int) -> bool:
+        """Call what is due up to a time, in the order of time, then of registration; False: stop here."""
+        if not self._due:
+            self.begin(to_ns)
+        while self.next_ns <= to_ns:
+            now_ns = self.next_ns
+            for number, ticker in enumerate(self._tickers):
+                if self._due[number] != now_ns:
+                    continue
+                self._due[number] = now_ns + ticker.interval_ns if ticker.active else NEVER
+                if ticker.active and not self._call(ticker, now_ns):
+                    return False
+            self.next_ns = min(self._due)
+        return True
+
+    def skip_to(self, to_ns: int) -> None:
+        """Leave out what was due up to a time, but for the last of each."""
+        for number, ticker in enumerate(self._tickers):
+            if self._due[number] <= to_ns:
+                self._due[number] = ticker.first_after(to_ns) - ticker.interval_ns
+        self.next_ns = min(self._due, default=NEVER)
+
+    def _call(self, ticker: Ticker, now_ns: int) -> bool:
+        try:
+            ticker.function(now_ns)
+        except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
+            name = getattr(ticker.function, "__qualname__", None) or repr(ticker.function)
+            failure = CallbackError(f"callback {name} at {now_ns} ns raised {type(error).__name__}: {text_of(error)}")
+            failure.__cause__ = error
+            return self._on_error(failure)
+        return True
+
+
+def text_of(error: BaseException) -> str:
+    """Return what an exception says, also one whose text cannot be made."""
+    try:
+        return str(error)
+    except Exception as failed:  # noqa: BLE001 - it is the user's own class
+        return f"(its text could not be made: {type(failed).__name__})"

@@ -1,0 +1,101 @@
+"""Functions called at times by a live subscriber."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from blackbox import Feed, Message, Publisher, Subscriber
+from blackbox.errors import CallbackError, SubscriberError
+
+MS = 1_000_000
+ENOUGH_S = 30.0
+
+
+def test_ticks_come_in_silence_and_not_before_their_time() -> None:
+    feed = Feed.local("ticks", slices=2)
+    subscriber = Subscriber(feed)
+    subscriber.on(b"")(lambda message: None)
+    called: list[tuple[int, int, str]] = []
+    enough = threading.Event()
+
+    @subscriber.at(20 * MS)
+    def tick(ts_ns: int) -> None:
+        called.append((ts_ns, time.time_ns(), threading.current_thread().name))
+        if len(called) == 10:
+            enough.set()
+
+    began_ns = time.time_ns()
+    with Publisher(feed), subscriber:
+        assert enough.wait(ENOUGH_S)
+        with pytest.raises(SubscriberError, match="at was called while running"):
+            subscriber.at(1)(print)
+    assert called[0][0] > began_ns
+    assert all(ts_ns % (20 * MS) == 0 and ts_ns <= now_ns for ts_ns, now_ns, _ in called)
+    assert all(later[0] > earlier[0] for earlier, later in zip(called, called[1:], strict=False))
+    assert {name for _, _, name in called} == {"blackbox-worker-0.0"}
+
+
+def test_ticks_live_on_the_worker_of_their_group() -> None:
+    feed = Feed.local("ticks", slices=1)
+    subscriber = Subscriber(feed, workers=3)
+    names: dict[str, set[str]] = {"message": set(), "tick": set()}
+    both = threading.Event()
+
+    def note(kind: str) -> None:
+        names[kind].add(threading.current_thread().name)
+        if all(names.values()):
+            both.set()
+
+    subscriber.on(b"A")(lambda message: None)
+    subscriber.on(b"", group="mine")(lambda message: note("message"))
+    subscriber.at(5 * MS, group="mine")(lambda ts_ns: note("tick"))
+    with Publisher(feed) as publisher, subscriber:
+        publisher.publish(b"A.x", b"1")
+        assert both.wait(ENOUGH_S)
+    assert names["message"] == names["tick"] == {"blackbox-worker-0.1"}
+
+
+def test_of_ticks_that_a_busy_worker_missed_the_last_is_called() -> None:
+    feed = Feed.local("ticks", slices=1)
+    subscriber = Subscriber(feed, workers=1)
+    called: list[int] = []
+    busy_ns: list[int] = []
+    began, go_on, enough = threading.Event(), threading.Event(), threading.Event()
+
+    @subscriber.on(b"")
+    def busy(message: Message) -> None:
+        busy_ns.append(time.time_ns())
+        began.set()
+        assert go_on.wait(ENOUGH_S)
+        busy_ns.append(time.time_ns())
+
+    @subscriber.at(10 * MS)
+    def tick(ts_ns: int) -> None:
+        called.append(ts_ns)
+        if len(busy_ns) == 2:
+            enough.set()
+
+    with Publisher(feed) as publisher, subscriber:
+        publisher.publish(b"A.x", b"1")
+        assert began.wait(ENOUGH_S)
+        go_on.wait(0.1)  # while ten times go by
+        go_on.set()
+        assert enough.wait(ENOUGH_S)
+    assert not [ts_ns for ts_ns in called if busy_ns[0] < ts_ns <= busy_ns[1] - 10 * MS]
+    assert [ts_ns for ts_ns in called if ts_ns > busy_ns[1] - 10 * MS]
+
+
+def test_a_tick_that_raises_ends_the_subscriber() -> None:
+    feed = Feed.local("ticks", slices=1)
+    subscriber = Subscriber(feed)
+    subscriber.on(b"")(lambda message: None)
+
+    @subscriber.at(MS)
+    def fail(ts_ns: int) -> None:
+        raise RuntimeError("no")
+
+    with Publisher(feed), pytest.raises(CallbackError, match=r"fail at \d+ ns raised RuntimeError: no"):
+        subscriber.run()
