@@ -85,10 +85,10 @@ class Subscriber:
         self._callbacks: list[Callback] = []
         self._tickers: list[Ticker] = []
         plan = slices_of_callbacks(feed, self._callbacks, self._tickers, workers)
-        self._supervisor = Supervisor(feed, self._options, plan, processes=processes)
+        self._on_reset: list[Callable[[], object]] = []
+        self._supervisor = Supervisor(feed, self._options, plan, processes=processes, on_reset=self._on_reset)
         self._loads = [0] * workers
         """Callbacks of each worker, counted as they are added: counting all anew each time would be quadratic."""
-        self._on_reset: list[Callable[[], object]] = []
         self._player: CallbackPlayer | None = None
         self._replay: Replay | None = None
         """The replay that runs."""
@@ -184,9 +184,11 @@ class Subscriber:
         return register
 
     def on_reset(self, hook: Callable[[], object]) -> Callable[[], object]:
-        """Decorate `f()`, called when a replay in this process goes back in time: what a callback keeps is then void.
+        """Decorate `f()`, called when time goes back: what a callback keeps is then void.
 
-        Compiled callbacks get the state back that they began with.
+        A replay in this process calls it once. A publisher that goes back, as a replay on the wire, makes each slice
+        call it once, in a thread of its own, while no callback of that slice runs. In both cases it comes between the
+        messages before and after, and compiled callbacks get the state back that they began with.
         """
         check_function(hook)
         self._on_reset.append(hook)

@@ -55,6 +55,8 @@ FLAG_NULLS: Final = 64
 FLAG_ELSEWHERE: Final = 128
 """The body frame says where the body lies in shared memory: `ELSEWHERE_BYTES` bytes."""
 KNOWN_FLAGS: Final = 255
+MOST_RETURNS: Final = 1_000_000
+"""A publisher that goes back in time begins its next epoch, one above; an epoch further above is of another run."""
 
 OFFSET_MAGIC: Final = 0
 OFFSET_VERSION: Final = 4

@@ -348,10 +348,12 @@ class Publisher:
         stop: int,
         ts_in: int,
     ) -> None:
-        sender, encoder = self._senders[slice_id], self._encoders[slice_id]
-        ring, selection = sender.ring, encoder.selection
+        sender = self._senders[slice_id]
+        ring = sender.ring
         with ring.lock:
             sender.check()
+            encoder = self._encoders[slice_id]._replace(origin=sender.origin)
+            selection = encoder.selection
             count = select_rows(selection, index.ctypes.data, start, stop, resolved.slices, resolved.ids, slice_id)
             if count < 0:
                 raise ValueError("topic_index was changed while it was being published, and is out of range now")
@@ -405,6 +407,18 @@ class Publisher:
         deadline = time.monotonic() + timeout
         for sender in self._running():
             sender.flush(deadline)
+
+    def new_epoch(self, timeout: float = 60.0) -> None:
+        """Tell subscribers that what is published from now on goes back in time: `on_reset` is called there.
+
+        Messages are numbered anew, in the next epoch, without a gap. Waits until subscribers have confirmed it, for a
+        second of each slice at most. Raises as `flush`; slices may then be in different epochs.
+        """
+        self._running()
+        deadline = time.monotonic() + timeout
+        self.epoch += 1
+        for sender in self._senders:
+            sender.flush(deadline, self.epoch)
 
     def statistics(self) -> PublisherStatistics:
         """Return a snapshot of the counters."""

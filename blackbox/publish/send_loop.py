@@ -79,6 +79,8 @@ CLOSED: Final = 3
 """`send_until` returned because the ring is closing and empty, or must end now."""
 FAILED: Final = 4
 """`send_until` returned because libzmq refused a message; `SenderState.errno` says why."""
+EPOCH: Final = 5
+"""`send_until` returned because all was sent, and `SenderState.next_epoch` is to begin."""
 
 SUBSCRIPTION_HEAD_BYTES: Final = 12
 KEPT_BYTES: Final = 64
@@ -114,6 +116,8 @@ class SenderState(SharedRecord):
     """Times that all was sent which was in the ring."""
     read_at = Field()
     """When subscriptions may be read again while there is something to send, by the monotonic clock."""
+    next_epoch = Field()
+    """The epoch that is to begin before anything else is published; 0: none."""
     keys = Field(own_line=True)
     """How many keys there are now; written by publishing threads."""
 
@@ -457,7 +461,7 @@ def _events(sender: Sender) -> int:
 
 @njit(nogil=True, cache=True)
 def send_until(sender: Sender, ring: RingAt, encoder: Encoder, retry_at_ns: int) -> int:
-    """Send, heartbeats too, until Python is needed; return why: SUBSCRIPTIONS, RETRY, CLOSED or FAILED.
+    """Send, heartbeats too, until Python is needed; return why: SUBSCRIPTIONS, RETRY, CLOSED, FAILED or EPOCH.
 
     `retry_at_ns`: when to return RETRY, by the monotonic clock; not before all was sent that is in the ring now.
     """
@@ -475,8 +479,8 @@ def send_until(sender: Sender, ring: RingAt, encoder: Encoder, retry_at_ns: int)
         is_empty = load_shared(ring_state, "tail") == ring_state.head
         if is_empty:
             state.passes += 1
-            if closing == DRAINING:
-                return CLOSED
+            if closing == DRAINING or load_shared(state, "next_epoch") != 0:
+                return CLOSED if closing == DRAINING else EPOCH
         if events & POLLIN and (is_empty or now >= state.read_at):
             return SUBSCRIPTIONS
         if not is_empty:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import struct
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from enum import Enum
 
 import numpy
@@ -15,11 +13,7 @@ import zmq
 
 from blackbox.block.block import distinct_scratch
 from blackbox.block.encode import Origin, TopicTable
-from blackbox.block.format import (
-    FLAG_END,
-    HEARTBEAT_KEY,
-    MAX_KEY_BYTES,
-)
+from blackbox.block.format import FLAG_END, HEARTBEAT_KEY, MAX_KEY_BYTES
 from blackbox.errors import BlackBoxError, EndpointError, PublisherError
 from blackbox.feed.feed import Feed, Slice
 from blackbox.native.jit import WARM_UP_NEEDS, warm_up
@@ -28,15 +22,8 @@ from blackbox.publish import send_loop as send
 from blackbox.publish.batcher import Encoder, make_selection
 from blackbox.publish.guard import GUARD_NEEDS, UPSTREAM_BUFFER_BYTES, UPSTREAM_BYTES, UPSTREAM_QUEUE, Guard
 from blackbox.publish.ring import DRAINING, ENDING, Ring, discard
-from blackbox.publish.subscriptions import Subscriptions, cover
-from blackbox.transport.context import (
-    CONTEXT_NEEDS,
-    allow_ipv6,
-    close_context,
-    open_context,
-    pin_thread,
-    wake_on_time,
-)
+from blackbox.publish.subscriptions import Subscriptions, cover, split_changes
+from blackbox.transport.context import CONTEXT_NEEDS, allow_ipv6, close_context, open_context, pin_thread, wake_on_time
 from blackbox.transport.wakeup import PIPE_NEEDS
 
 log = logging.getLogger("blackbox")
@@ -61,18 +48,6 @@ _ANSWER_SURELY_S = 1.0
 _ACCEPT_S = 1.0
 _REPEAT_S = 0.1
 _NEVER_NS = (1 << 63) - 1
-_HEAD = struct.Struct("=iii")
-assert _HEAD.size == send.SUBSCRIPTION_HEAD_BYTES
-
-
-def _split(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Give descriptor, size and first bytes of what `read_subscriptions` read."""
-    place = 0
-    while place < len(data):
-        kept, fd, size = _HEAD.unpack_from(data, place)
-        start = place + _HEAD.size
-        yield fd, size, data[start : start + kept]
-        place = (start + kept + 3) & -4
 
 
 class State(Enum):
@@ -206,8 +181,12 @@ class SliceSender:
         if self.state is State.ENDED:
             raise PublisherError(f"slice {self.slice_id}: the publisher was closed")
 
-    def flush(self, deadline: float) -> None:
-        """Wait until the ring is empty: everything published before is with ZeroMQ. Raises PublisherError in time."""
+    def flush(self, deadline: float, next_epoch: int = 0) -> None:
+        """Wait until the ring is empty: everything published before is with ZeroMQ. Raises PublisherError in time.
+
+        `next_epoch`: what is published from now on is of this epoch; its subscribers have confirmed again, or had a
+        second to do so.
+        """
         late = PublisherError(f"slice {self.slice_id}: flush was not done in time: a subscriber did not keep up")
         if not self.ring.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise late  # another thread holds it while it waits for room
@@ -218,8 +197,22 @@ class SliceSender:
                 self.ring.announce_wait()
                 if not self.ring.is_empty():
                     self.ring.wait()
+            if next_epoch:
+                self._ask_for_epoch(next_epoch)
         finally:
             self.ring.lock.release()
+
+    def _ask_for_epoch(self, epoch: int) -> None:
+        with self.changed:
+            before = self.subscriptions.subscriber_count()
+            self.sent.next_epoch = epoch
+            self.ring.wake()
+            while self.sent.next_epoch:
+                self.check()
+                self.changed.wait(_ACCEPT_S)
+            self.changed.wait_for(
+                lambda: self.subscriptions.subscriber_count(of_this_epoch=True) >= before or self.error, _ACCEPT_S
+            )
 
     def ask_to_close(self, deadline: float) -> None:
         """Let the thread send what the ring holds, then end. ZeroMQ keeps sending until the deadline at most."""
@@ -362,9 +355,31 @@ class SliceSender:
                 self._answer(sender, sockets)
             if reason == send.SUBSCRIPTIONS:
                 self._read_subscriptions(sender)
+            elif reason == send.EPOCH:
+                self._begin_epoch(sender, sockets)
+                encoder = encoder._replace(origin=self.origin)
             elif reason == send.CLOSED:
                 return
             self._check_sender()
+
+    def _begin_epoch(self, sender: send.Sender, sockets: list[zmq.Socket[bytes]]) -> None:
+        """Tell what the epoch before has reached, then that another one goes on: twice, as once is not believed."""
+        patience = time.monotonic() + _ANSWER_SURELY_S
+        for next_epoch in (0, self.sent.next_epoch, 0):
+            if next_epoch:
+                self.origin = self.origin._replace(epoch=next_epoch)
+                self.next_sequence[:] = 0
+                self.subscriptions.begin_epoch(next_epoch)
+            for line, socket in enumerate(sockets):
+                while not self._send_heartbeat(sender, line, socket, surely=True):
+                    if time.monotonic() >= patience or self.ring.state.closing == ENDING:
+                        self._send_heartbeat(sender, line, socket, surely=False)
+                        break
+                    if socket.poll(_SEND_WAIT_MS):
+                        self._read_subscriptions(sender)
+        with self.changed:
+            self.sent.next_epoch = 0
+            self.changed.notify_all()
 
     def _answer(self, sender: send.Sender, sockets: list[zmq.Socket[bytes]]) -> None:
         """Send the confirmations that are due, one body for all of them, and never wait for who has no room."""
@@ -408,24 +423,26 @@ class SliceSender:
             # one that drops is told again.
             again = not self._wait and time.monotonic() >= repeat
             for line, socket in enumerate(sockets):
-                if line in untold and any(self._send_end(sender, line, socket, surely=True)):
+                if line in untold and self._send_heartbeat(sender, line, socket, surely=True, flags=FLAG_END):
                     untold.remove(line)
                 elif again:
-                    self._send_end(sender, line, socket, surely=False)
+                    self._send_heartbeat(sender, line, socket, surely=False, flags=FLAG_END)
             if again:
                 repeat = time.monotonic() + _REPEAT_S
             self._check_sender()
             if any(socket.poll(_SEND_WAIT_MS) for socket in sockets):
                 self._read_subscriptions(sender)
         for line in untold:
-            self._send_end(sender, line, sockets[line], surely=False)
+            self._send_heartbeat(sender, line, sockets[line], surely=False, flags=FLAG_END)
         if waiting:
             log.warning("slice %d: closed before %d subscribers had everything", self.slice_id, waiting)
         for socket in sockets:
             socket.linger = max(0, int(1000 * (self._deadline - time.monotonic())))
 
-    def _send_end(self, sender: send.Sender, line: int, socket: zmq.Socket[bytes], surely: bool) -> bytes:
-        return self._send_control(sender, line, socket, HEARTBEAT_KEY, 1, surely, FLAG_END)[1]
+    def _send_heartbeat(
+        self, sender: send.Sender, line: int, socket: zmq.Socket[bytes], surely: bool, flags: int = 0
+    ) -> bool:
+        return any(self._send_control(sender, line, socket, HEARTBEAT_KEY, 1, surely, flags)[1])
 
     def _is_late(self) -> bool:
         if self.ring.state.closing == ENDING or time.monotonic() >= self._deadline:
@@ -445,7 +462,7 @@ class SliceSender:
             used = send.read_subscriptions(sender, line, self._received.ctypes.data, len(self._received))
             left |= used > len(self._received) // 2
             with self.changed:
-                for fd, size, change in _split(self._received[:used].tobytes()):
+                for fd, size, change in split_changes(self._received[:used].tobytes()):
                     subscriptions.note(line, fd, change, size, self.sent.passes)
                 self.changed.notify_all()
         self.sent.read_at = time.monotonic_ns() + _READ_EVERY_NS if left else 0

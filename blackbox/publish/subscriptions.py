@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy
@@ -16,6 +17,7 @@ from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY, HEARTBEAT_KEY, MAX_KE
 from blackbox.feed.feed import Feed
 from blackbox.native.intrinsics import bytes_at, int32s_at, int64s_at
 from blackbox.native.jit import njit
+from blackbox.publish.send_loop import SUBSCRIPTION_HEAD_BYTES
 
 _MORE_FILTERS: Final = 4_096
 """Distinct filters of a line beyond one for each key that there may be."""
@@ -51,6 +53,20 @@ class _Asker:
 
     def __init__(self, line: int) -> None:
         self.line, self.filters = line, 0
+
+
+_HEAD = struct.Struct("=iii")
+assert _HEAD.size == SUBSCRIPTION_HEAD_BYTES
+
+
+def split_changes(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Give descriptor, size and first bytes of what `read_subscriptions` read."""
+    place = 0
+    while place < len(data):
+        kept, fd, size = _HEAD.unpack_from(data, place)
+        start = place + _HEAD.size
+        yield fd, size, data[start : start + kept]
+        place = (start + kept + 3) & -4
 
 
 @njit(nogil=True, cache=True)
@@ -100,7 +116,11 @@ class Subscriptions:
         self.most_filters = max_keys + _MORE_FILTERS
         self._feed = feed
         self._key_table = key_table
-        self._mine = [epoch.to_bytes(8, "little") + bytes([line]) for line in range(lines)]
+        self.begin_epoch(epoch)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Expect acceptances of another epoch. Those of the one before count as long as they stand."""
+        self._mine = [epoch.to_bytes(8, "little") + bytes([line]) for line in range(len(self._filters))]
 
     def add_key(self, key: bytes, number: int) -> None:
         """Note a new key, and whether it is wanted."""
@@ -210,10 +230,14 @@ class Subscriptions:
                 best = max(best, self._accepted_on(line) if HEARTBEAT_KEY in filters else 1)
         return best
 
-    def subscriber_count(self) -> int:
-        """Subscribers that have all their filters in force, on the line that has most."""
+    def subscriber_count(self, *, of_this_epoch: bool = False) -> int:
+        """Subscribers that have all their filters in force, on the line that has most.
+
+        `of_this_epoch`: only those that have accepted a confirmation since it began.
+        """
         with self.changed:
-            return max(map(self._accepted_on, range(len(self._accepted))))
+            endings = self._mine if of_this_epoch else [b""] * len(self._mine)
+            return max(self._accepted_on(line, ending) for line, ending in enumerate(endings))
 
     def filter_count(self) -> int:
         """Distinct filters in force, on the line that has most."""
@@ -231,8 +255,8 @@ class Subscriptions:
             self._useless.pop(fd, None)
             self._askers.pop(fd, None)
 
-    def _accepted_on(self, line: int) -> int:
-        fds = self._accepted[line].values()
+    def _accepted_on(self, line: int, ending: bytes = b"") -> int:
+        fds = [fd for accepted, fd in self._accepted[line].items() if accepted.endswith(ending)]
         return sum(fd < 0 for fd in fds) + len({fd for fd in fds if fd >= 0})
 
 

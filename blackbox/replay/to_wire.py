@@ -37,6 +37,8 @@ LEAST_STORED_BYTES: Final = 16 << 10
 _WINDOW: Final = 8
 """Stored blocks of all slices that are put at a time, so that all slices are sent side by side."""
 _MEAN_TOPIC_BYTES: Final = 32
+_PATIENCE_S: Final = 86_400.0
+"""How long a subscriber may hold up a replay that goes back, as it may hold up one that goes on."""
 
 
 class Columns(NamedTuple):
@@ -202,10 +204,12 @@ class PublisherPlayer:
                 places = start + numpy.flatnonzero(slices == slice_id)
                 self._play_slice(slice_id, blocks, places, is_stored, skips)
 
-    def jump(self, *, is_back: bool) -> None:  # noqa: ARG002 - a publisher may go back in time as it likes
-        """Forget which sequence numbers follow: what a jump leaves out is no gap."""
+    def jump(self, *, is_back: bool) -> None:
+        """Forget which sequence numbers follow: what a jump leaves out is no gap. Back in time, begin a new epoch."""
         if self._expected is not None:
             self._expected.clear()
+        if is_back:
+            self._publisher.new_epoch(_PATIENCE_S)
 
     def _play_slice(
         self,

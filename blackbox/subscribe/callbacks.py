@@ -125,9 +125,9 @@ class CompiledCallback(Callback):
             self.states[slice_id] = state
         return self.states[slice_id]
 
-    def reset(self) -> None:
-        """Give every slice's state what it began with."""
-        for state in self.states.values():
+    def reset(self, slice_id: int | None = None) -> None:
+        """Give the state of one slice, or of all, what it began with."""
+        for state in self.states.values() if slice_id is None else (self.state_for(slice_id),):
             state[...] = self._initial
 
     def total(self) -> Any:

@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -48,6 +48,7 @@ from blackbox.subscribe.gaps import Sequences, forget_uncovered
 from blackbox.subscribe.match_table import MAX_WORKERS, Table, WorkerTable
 from blackbox.subscribe.notices import CallbackErrors
 from blackbox.subscribe.receive_loop import finish, hand_control, renumber, run_slice
+from blackbox.subscribe.returns import Returns
 from blackbox.subscribe.slow_subscriber import ACTIONS, SlowPolicy
 from blackbox.subscribe.state import SliceLife, SliceState
 from blackbox.subscribe.statistics import Counters
@@ -131,6 +132,7 @@ class SliceThread:
         table: Table,
         news: Pipe,
         handler: BlockHandlerAt = NO_HANDLER,
+        on_reset: Sequence[Callable[[], object]] = (),
     ) -> None:
         self.feed, self.slice_id, self.options = feed, slice_id, options
         self.feed_slice = feed.slices[slice_id]
@@ -141,7 +143,7 @@ class SliceThread:
         self._error_text: NDArray[numpy.uint8] = shared_array((_ERROR_TEXT_BYTES,), numpy.uint8)
         self._schema = schema
         self._news = news
-        self._handler = handler
+        self._handler, self._on_reset = handler, on_reset
         self._table = table
         self._tables: dict[int, Table] = {table.version: table}
         self._started_ns = time.monotonic_ns()
@@ -320,6 +322,7 @@ class SliceThread:
 
     def _open(self, context: zmq.Context[zmq.Socket[bytes]], sockets: list[zmq.Socket[bytes]]) -> None:
         endpoint = f"inproc://blackbox-slice-{id(self)}"
+        returns = Returns(self._on_reset, self.workers)
         router = context.socket(zmq.ROUTER)
         sockets.append(router)
         router.router_mandatory = True
@@ -342,6 +345,7 @@ class SliceThread:
                 self.feed_slice.cpus,
                 self.report,
                 self._callback_raised,
+                returns,
             )
             start_thread(worker.thread)
             self.workers.append(worker)  # those in the list can be joined

@@ -102,15 +102,19 @@ class Supervisor:
         *,
         processes: bool = False,
         block_handler: Callable[[int], BlockHandlerAt] | None = None,
+        on_reset: Sequence[Callable[[], object]] = (),
     ) -> None:
-        """Settings; nothing is opened before `start`. `block_handler(slice_id)` gets every block of a slice."""
+        """Settings; nothing is opened before `start`. `block_handler(slice_id)` gets every block of a slice.
+
+        `on_reset`: called for each slice when its publisher goes back in time.
+        """
         self.feed = feed
         self.lock = threading.RLock()
         self._state = State.NEW
         self._options = options
         self._plan = plan
         self._processes = processes
-        self._block_handler = block_handler
+        self._block_handler, self._on_reset = block_handler, on_reset
         self._alerts = Alerts(feed, options.slow)
         self._notices = Notices()
         self._changed = threading.Condition()
@@ -369,6 +373,7 @@ class Supervisor:
             table,
             self._news,
             NO_HANDLER if self._block_handler is None else self._block_handler(slice_id),
+            self._on_reset,
         )
         child = SliceProcess(thread, self._renew_locks) if self._processes else None
         before = self._children, self._slices

@@ -14,8 +14,10 @@ import zmq
 from blackbox.errors import CallbackError, SubscriberError
 from blackbox.native.jit import warm_up
 from blackbox.subscribe import worker_loop as collect
+from blackbox.subscribe.callbacks import CompiledCallback
 from blackbox.subscribe.delivery import Delivery
 from blackbox.subscribe.match_table import WorkerTable
+from blackbox.subscribe.returns import Returns, goes_back
 from blackbox.subscribe.state import TERMINATE, SliceState
 from blackbox.subscribe.ticks import NEVER, Ticks
 from blackbox.subscribe.worker_state import WorkerAt
@@ -60,6 +62,7 @@ class Worker:
         cpus: tuple[int, ...],
         report: Callable[[SubscriberError], None],
         on_error: Callable[[CallbackError], bool],
+        returns: Returns,
     ) -> None:
         self.number = number
         self.slice_id = slice_id
@@ -77,7 +80,9 @@ class Worker:
         self._counters = counters.workers[number]
         self._delivery = Delivery(schema, self._counters, on_error, self._is_terminated)
         self._ticks = Ticks(table.tickers, on_error)
-        self._delivery.state.tick_ns = NEVER
+        self._state = self._delivery.state
+        self._state.tick_ns = NEVER
+        self._on_error, self._returns = on_error, returns
         self.thread = threading.Thread(target=self._run, name=f"blackbox-worker-{slice_id}.{number}", daemon=True)
 
     @property
@@ -110,7 +115,7 @@ class Worker:
                 socket.close()
             self._enter(WorkerLife.ENDED)
             # These lead back to the slice thread: without the circle its memory and pipes go with the subscriber.
-            del self._report, self._delivery, self._table_of_version, self._ticks
+            del self._report, self._delivery, self._table_of_version, self._ticks, self._on_error, self._returns
 
     def _work(self, socket: zmq.Socket[bytes]) -> None:
         slot = self._delivery.scratch.ctypes.data + collect.SLOT_AT
@@ -140,6 +145,8 @@ class Worker:
             elif reason == collect.SWITCH:
                 self._table = self._table_of_version(delivery.state.next_version)
                 at = self._addresses(dealer)
+            elif reason == collect.EPOCH:
+                self._enter_epoch(delivery.state.next_epoch)
             elif reason == collect.GROW:
                 delivery.grow()
                 at = self._addresses(dealer)
@@ -156,6 +163,26 @@ class Worker:
         self._delivery.quit = not self._ticks.advance(now_ns)
         self._counters.busy_since_ns = 0
         self._delivery.state.tick_ns = self._ticks.next_ns
+
+    def is_idle(self) -> bool:
+        """Whether it has delivered all that it was sent."""
+        took_all = self._counters.blocks >= self._counters.sent
+        is_busy = self._state.blocks > 0 or self._counters.busy_since_ns > 0
+        return (took_all and not is_busy) or self.life is WorkerLife.ENDED
+
+    def _enter_epoch(self, epoch: int) -> None:
+        """Go on with blocks of another epoch; when time goes back, as if none had come before."""
+        try:
+            self._returns.enter(self, epoch, self._delivery.is_over)
+        except Exception as error:  # noqa: BLE001 - it is the user's own function
+            failure = CallbackError(f"slice {self.slice_id}: on_reset raised {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._delivery.quit = not self._on_error(failure)
+        if goes_back(self._state.epoch, epoch):
+            for callback in self._table.callbacks:
+                if isinstance(callback, CompiledCallback) and callback.worker == self.number:
+                    callback.reset(self.slice_id)
+        self._state.epoch = epoch
 
     def _addresses(self, dealer: int) -> WorkerAt:
         return self._delivery.addresses(

@@ -57,12 +57,14 @@ SWITCH: Final = 2
 """The next block was matched with another version of the table: `next_version`."""
 ENDED: Final = 3
 """The slice thread has said that nothing follows, or the end is now."""
-TICK: Final = 5
+TICK: Final = 7
 """A ticker is due."""
 GROW: Final = 4
 """`rows` must hold `rows_needed` for the block at hand."""
 FAILED: Final = 5
 """libzmq refused something; `errno` says what."""
+EPOCH: Final = 6
+"""The next block is of another epoch: `next_epoch`."""
 
 BURST_BLOCKS: Final = 32
 _READ_AHEAD_BYTES: Final = 256
@@ -293,11 +295,13 @@ def _note_lag(at: WorkerAt, frame: int) -> None:
 
 @inner
 def _take(at: WorkerAt, table: WorkerTableAt, rows_used: int) -> int:
-    """Put the pending block into the burst: the rows then in use; -1: it waits for the next burst, SWITCH or GROW."""
+    """Put the pending block into the burst: the rows then in use; -1: it waits for the next burst, or for Python."""
     state = worker_state_at(at.state)
     state.next_version = envelope_at(msg_data(at.scratch + SLOT_AT)).version
     room = at.max_entries - state.entries >= table.total
-    if state.next_version != table.version or state.blocks == BURST_BLOCKS or not room:
+    state.next_epoch = read_header(msg_data(at.scratch + SLOT_AT)).epoch
+    fits = state.next_version == table.version and state.next_epoch == state.epoch
+    if not fits or state.blocks == BURST_BLOCKS or not room:
         return -1
     slot = state.burst + SLOT_BYTES * state.blocks
     for part in range(0, SLOT_BYTES, MESSAGE_BYTES):
@@ -419,5 +423,5 @@ def collect(at: WorkerAt, table: WorkerTableAt) -> int:
         elif status == 1 and state.next_version != table.version:
             return SWITCH
         elif status == 1 and taken == 0:
-            return GROW
+            return GROW if state.next_epoch == state.epoch else EPOCH
     return ENDED

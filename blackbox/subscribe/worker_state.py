@@ -31,6 +31,10 @@ class WorkerState(SharedRecord):
     """1: the slice thread has said that nothing follows."""
     tick_ns = Field()
     """When a ticker is due, unix ns."""
+    epoch = Field()
+    """Of the blocks that are taken; 0: none has come."""
+    next_epoch = Field()
+    """Of the pending block."""
 
 
 class BatchEntry(SharedRecord):

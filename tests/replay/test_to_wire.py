@@ -24,6 +24,7 @@ from blackbox import (
     SlowPolicy,
     Subscriber,
 )
+from blackbox.archive.marks import MarkKind, marks_of
 from blackbox.feed.feed import Slice
 from blackbox.feed.source import open_source
 from blackbox.replay.to_wire import LEAST_STORED_BYTES
@@ -31,7 +32,7 @@ from blackbox.subscribe.statistics import Statistics
 from blackbox.testing import wait_until
 from tests.damaged import damage_body
 from tests.journals import Day, Put, Row, Told
-from tests.replay.audience import Audience
+from tests.replay.audience import Audience, Scripted, plainly, told_of
 
 S = 1_000_000_000
 LAG_NS = 60 * S
@@ -352,6 +353,41 @@ def test_a_subscriber_that_waits_loses_nothing(tmp_path: Path) -> None:
     subscriber.run(until_end=True)
     assert heard.count == 20 * len(day.told())
     assert subscriber.statistics().received.gaps == 0
+
+
+@pytest.mark.parametrize("size", [10, LEAST_STORED_BYTES])
+@pytest.mark.parametrize("keep_gaps", [False, True])
+def test_who_hears_a_replay_that_is_steered_back_is_told(tmp_path: Path, size: int, keep_gaps: bool) -> None:
+    feed = feed_with()
+    day = Day(tmp_path / "first", feed)
+    times = [S + i for i in range(12)]
+    day.put(0, *(Put((Row(b"A.x", b"%d " % i + bytes(size), time),), i, ts_out=time) for i, time in enumerate(times)))
+    script = [("go", 5), ("seek", S + 2), ("go", 4), ("seek", 0), ("seek", S + 9), ("go", 1), ("seek", S + 1)]
+    expected, resets, since, _ = plainly(day.told(), S, script)
+    assert len(resets) == 3
+    audience = Audience(feed)
+    with Publisher(feed, when_full="wait") as publisher:
+        recorder = Recorder(feed, tmp_path / "again", max_lag_ns=LAG_NS).start()
+        audience.subscriber.start()
+        Replay(Recording.open(day.path), controls=Scripted(script), keep_gaps=keep_gaps).publish(publisher)
+    audience.subscriber.run(until_end=True)
+    recorder.run(until_end=True)
+
+    def payloads(messages: list[Told]) -> list[bytes]:
+        return [message.payload for message in messages]
+
+    assert payloads(audience.by_message) == payloads(audience.by_batch) == payloads(expected)
+    assert audience.resets == resets
+    assert audience.compiled.total()[0] == len(since)
+    received = audience.subscriber.statistics().received
+    assert (received.gaps, received.duplicates, received.stale, received.implausible) == (0, 0, 0, 0)
+    (path,) = (each.parent for each in (tmp_path / "again").glob("*/*/manifest.json"))
+    recording = Recording.open(path)
+    ((_, segments),) = recording.segments()
+    begun = [mark.epoch for mark in marks_of(segments) if mark.kind is MarkKind.EPOCH_BEGIN]
+    assert begun == [publisher.epoch - 3 + n for n in range(4)]
+    assert payloads([message for batch in recording.batches() for message in told_of(batch)]) == payloads(expected)
+    assert recording.gaps() == []
 
 
 def test_gaps_cannot_be_kept_beside_a_prefix(tmp_path: Path) -> None:

@@ -1,0 +1,179 @@
+"""A publisher that goes back in time while it runs: what follows is of the next epoch, and subscribers are told."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import msgspec
+import numpy
+import pytest
+
+from blackbox import Feed, Message, Publisher, PublisherError, Recorder, Recording, SlowPolicy, Subscriber
+from blackbox.archive.marks import MarkKind, marks_of
+from blackbox.testing import Collector, wait_until
+from tests.publish.subscribers import collected, one_slice
+from tests.replay.audience import Audience
+
+LAG_NS = 3_600 * 10**9
+COUNT = 2_000
+
+
+def publish(publisher: Publisher, start: int = 0, count: int = COUNT) -> None:
+    for number in range(start, start + count):
+        publisher.publish(b"%c.x" % (65 + number % 7), b"%d" % number)
+
+
+@pytest.mark.parametrize("lines", [1, 2])
+@pytest.mark.parametrize("key_bytes", [0, 1])
+def test_all_kinds_of_callback_are_told_once_for_each_slice_and_lose_nothing(lines: int, key_bytes: int) -> None:
+    feed = msgspec.structs.replace(Feed.local("back", slices=2, lines=lines), key_bytes=key_bytes)
+    audience = Audience(feed)
+    with Publisher(feed, when_full="wait") as publisher:
+        audience.subscriber.start()
+        first = publisher.epoch
+        publish(publisher)
+        publisher.new_epoch()
+        assert publisher.epoch == first + 1
+        publish(publisher)
+    audience.subscriber.run(until_end=True)
+    assert len(audience.resets) == 2
+    expected = sorted([b"%d" % number for number in range(COUNT)] * 2)
+    assert sorted(m.payload for m in audience.by_message) == expected
+    assert sorted(m.payload for m in audience.by_batch) == expected
+    assert [sum(m.epoch == epoch for m in audience.by_message) for epoch in (first, first + 1)] == [COUNT, COUNT]
+    assert audience.compiled.total()[0] == COUNT, "compiled callbacks begin anew"
+    received = audience.subscriber.statistics().received
+    assert (received.gaps, received.implausible, received.epochs) == (0, 0, 4)
+    assert lines == 2 or (received.duplicates, received.stale) == (0, 0)
+
+
+def test_hooks_run_between_the_messages_before_and_after_of_all_workers() -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed, workers=2, slow=SlowPolicy(max_lag_ns=LAG_NS))
+    told: list[bytes] = []
+    may_go_on = threading.Event()
+
+    @subscriber.on(b"A.")
+    def slow(message: Message) -> None:
+        if message.payload == b"0":
+            may_go_on.wait(30)
+        told.append(message.payload)
+
+    @subscriber.on(b"B.")
+    def quick(message: Message) -> None:
+        told.append(message.payload)
+
+    subscriber.on_reset(lambda: told.append(b"reset"))
+    with Publisher(feed) as publisher:
+        subscriber.start()
+        publish(publisher, 0, 70)
+        wait_until(lambda: len(told) == 10, what="all of the quick one")
+        publisher.new_epoch()
+        publish(publisher, 1_000, 70)
+        assert len(told) == 10, "the quick one waits"
+        may_go_on.set()
+        wait_until(lambda: len(told) == 41, what="all messages")
+        subscriber.stop()
+    assert told[20] == b"reset"
+    assert all(int(payload) < 1_000 for payload in told[:20])
+    assert all(int(payload) >= 1_000 for payload in told[21:])
+
+
+def test_another_run_of_a_publisher_is_no_return_to_the_past() -> None:
+    audience = Audience(feed := one_slice())
+    with Publisher(feed) as publisher:
+        audience.subscriber.start()
+        publish(publisher)
+        publisher.flush()
+        wait_until(lambda: len(audience.by_message) == COUNT)
+    with Publisher(feed) as publisher:
+        publisher.wait_for_subscribers(timeout=30)
+        publish(publisher)
+        wait_until(lambda: len(audience.by_message) == 2 * COUNT)
+    audience.subscriber.stop()
+    assert audience.resets == []
+    assert audience.compiled.total()[0] == 2 * COUNT
+
+
+def test_subscribers_have_confirmed_the_new_epoch_when_it_begins() -> None:
+    subscriber, got = collected(feed := one_slice(key_bytes=2))
+    with Publisher(feed) as publisher:
+        subscriber.start()
+        publisher.wait_for_subscribers()
+        for number in range(5):
+            publisher.new_epoch()
+            assert publisher._senders[0].subscriptions.subscriber_count(of_this_epoch=True) == 1
+            publisher.publish(b"T", b"%d" % number)
+        got.wait(5)
+        subscriber.stop()
+    assert got.payloads == [b"0", b"1", b"2", b"3", b"4"]
+    assert [message.sequence for message in got.messages] == [0] * 5
+
+
+def test_what_other_threads_publish_meanwhile_is_in_one_epoch_or_the_other() -> None:
+    feed = one_slice(key_bytes=1)
+    subscriber, got = Subscriber(feed, slow=SlowPolicy(max_lag_ns=LAG_NS)), Collector()
+    subscriber.on_batch(b"")(got.batch)
+    topics = tuple(b"%c.x" % (65 + number) for number in range(7))
+    index, payloads = numpy.arange(700) % 7, numpy.zeros((700, 8), numpy.uint8)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        threads = [threading.Thread(target=publish, args=(publisher,))]
+        threads += [
+            threading.Thread(target=lambda: [publisher.publish_many(topics, index, payloads) for _ in range(20)])
+        ]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            publisher.new_epoch()
+        for thread in threads:
+            thread.join()
+    subscriber.run(until_end=True)
+    assert len(got) == COUNT + 20 * 700
+    received = subscriber.statistics().received
+    assert (received.gaps, received.duplicates, received.stale) == (0, 0, 0)
+
+
+def test_a_recorder_notes_where_the_new_epoch_begins(tmp_path: Path) -> None:
+    feed = one_slice()
+    with Publisher(feed, when_full="wait") as publisher:
+        recorder = Recorder(feed, tmp_path, max_lag_ns=LAG_NS).start()
+        first = publisher.epoch
+        publish(publisher)
+        publisher.new_epoch()
+        publish(publisher)
+    recorder.run(until_end=True)
+    (day,) = (path.parent for path in tmp_path.glob("*/*/manifest.json"))
+    recording = Recording.open(day)
+    ((_, segments),) = recording.segments()
+    marks = [mark for mark in marks_of(segments) if mark.kind is MarkKind.EPOCH_BEGIN]
+    assert [mark.epoch for mark in marks] == [first, first + 1]
+    assert [batch.block.epoch for batch in recording.batches()].count(first + 1) > 0
+    assert recording.gaps() == []
+    assert len([m for batch in recording.batches() for m in batch]) == 2 * COUNT
+
+
+def test_hooks_that_raise_end_the_subscriber_as_callbacks_do() -> None:
+    from blackbox import CallbackError
+
+    subscriber, got = collected(feed := one_slice())
+
+    @subscriber.on_reset
+    def hook() -> None:
+        raise ValueError("no way back")
+
+    with Publisher(feed) as publisher:
+        subscriber.start()
+        publisher.publish(b"T", b"1")
+        got.wait(1)
+        publisher.new_epoch()
+        publisher.publish(b"T", b"2")
+        with pytest.raises(CallbackError, match="slice 0: on_reset raised ValueError: no way back"):
+            subscriber.run()
+    assert got.payloads == [b"1"]
+
+
+def test_a_publisher_that_does_not_run_has_no_new_epoch() -> None:
+    with pytest.raises(PublisherError, match="was not running"):
+        Publisher(one_slice()).new_epoch()
