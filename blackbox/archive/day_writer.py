@@ -228,15 +228,17 @@ class _Topics:
         self._text = numpy.zeros(0, numpy.uint8)
         self._ends = numpy.zeros(1, numpy.int64)
         self._sizes = numpy.zeros(0, numpy.int32)
-        self._take_more()
+        self._take_more(1_024)
 
     def numbers_of(self, topics: Sequence[bytes]) -> NDArray[numpy.int32]:
         """Return the numbers of a source's topics. Raises ConfigError when one cannot be published."""
         if topics is not self._given:
             # They grow at the end: those before are the same objects, and compared in no time.
             known = len(self._given) if tuple(topics[: len(self._given)]) == self._given else 0
-            fresh = numpy.array([self._number(topic) for topic in topics[known:]], numpy.int32)
-            self._of_given = numpy.concatenate([self._of_given[:known], fresh])
+            fresh = topics[known:]
+            self._add([topic for topic in dict.fromkeys(fresh) if topic not in self._numbers])
+            numbers = numpy.fromiter(map(self._numbers.__getitem__, fresh), numpy.int32, len(fresh))
+            self._of_given = numpy.concatenate([self._of_given[:known], numbers])
             self._given = tuple(topics)
         return self._of_given
 
@@ -245,29 +247,30 @@ class _Topics:
         table = TopicTable(self._text, self._ends, self._sizes)
         return Encoder(self._selection, table, self.key_of, self._distinct, block_bytes, checksum, origin)
 
-    def _number(self, topic: bytes) -> int:
-        known = self._numbers.get(topic)
-        if known is not None:
-            return known
-        number, feed = len(self._numbers), self._feed
-        slice_id = feed.slice_of(topic)
-        if number >= feed.max_topics * len(feed.slices):
-            raise ConfigError(f"topic {topic[:64]!r} did not fit, expected at most max_topics = {feed.max_topics}")
-        if number == len(self.itself):
-            self._take_more()
-        start = int(self._ends[number])
-        self._ends[number + 1] = start + len(topic)
-        self._text = _grown(self._text, start + len(topic))
-        self._text[start : start + len(topic)] = numpy.frombuffer(topic, numpy.uint8)
-        self._sizes[number] = len(topic)
-        self.slice_of[number] = slice_id
-        self.key_of[number] = self.keys.setdefault(feed.key_of(topic), len(self.keys))
-        self._numbers[topic] = number
-        return number
+    def _add(self, topics: list[bytes]) -> None:
+        """Number topics that are not known yet."""
+        if not topics:
+            return
+        feed, start, count = self._feed, len(self._numbers), len(topics)
+        slices = numpy.fromiter(map(feed.slice_of, topics), numpy.int32, count)
+        stop = start + count
+        if stop > feed.max_topics * len(feed.slices):
+            raise ConfigError(f"topics were {stop} or more, expected at most {feed.max_topics} (max_topics) a slice")
+        if stop > len(self.itself):
+            self._take_more(stop)
+        sizes = numpy.fromiter(map(len, topics), numpy.int32, count)
+        begin = int(self._ends[start])
+        self._ends[start + 1 : stop + 1] = begin + numpy.cumsum(sizes)
+        end = int(self._ends[stop])
+        self._text = _grown(self._text, end)
+        self._text[begin:end] = numpy.frombuffer(b"".join(topics), numpy.uint8)
+        self._sizes[start:stop], self.slice_of[start:stop] = sizes, slices
+        self.key_of[start:stop] = [self.keys.setdefault(feed.key_of(topic), len(self.keys)) for topic in topics]
+        self._numbers.update(zip(topics, range(start, stop), strict=True))
 
-    def _take_more(self) -> None:
-        """Make room for twice as many."""
-        room = max(1_024, 2 * len(self.itself))
+    def _take_more(self, topics: int) -> None:
+        """Make room for so many, and for twice as many as there was."""
+        room = max(topics, 2 * len(self.itself))
         self.slice_of, self.key_of, self._sizes = (
             _grown(each, room) for each in (self.slice_of, self.key_of, self._sizes)
         )
