@@ -24,6 +24,7 @@ from blackbox.archive.fresh_day import FreshDays, check_is_new, check_whole, fre
 from blackbox.archive.recording import Recording
 from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.feed import Feed, check_is_feed
+from blackbox.feed.schema import RAW
 from blackbox.feed.source import Source
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -78,7 +79,7 @@ def import_days(
     other. What was unfinished when a process was killed is removed by the next import.
 
     Args:
-        feed: its slices, keys and schema; a feed of schema "raw" carries any payload.
+        feed: its slices, keys and schema; one of schema "raw" carries any payload.
         directory: where recordings are; made if it is missing.
         sources: a source of several days is taken apart, where it can tell them.
         date: of all sources. Default: what each says itself, or else the session of its first message with a time.
@@ -145,8 +146,9 @@ def _by_date(feed: Feed, sources: Iterable[Source], date: datetime.date | None) 
     found: dict[datetime.date, list[Source]] = {}
     for source in chain.from_iterable([source] if date else source.by_day() for source in sources):
         schema = source.schema.name
-        if feed.schema not in (schema, "raw"):
-            raise ConfigError(f"{source!r} has schema {schema!r}, expected {feed.schema!r} of feed {feed.name!r}")
+        schema = source.schema.name
+        if feed.schema_name not in (schema, RAW.name):
+            raise ConfigError(f"{source!r} has schema {schema!r}, expected {feed.schema_name!r} of feed {feed.name!r}")
         found.setdefault(date or source.date or _date_of_messages(feed, source), []).append(source)
     if not found:
         raise ConfigError("an import was given no source, expected at least one")

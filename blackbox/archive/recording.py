@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import msgspec
 import numpy
+from numpy.typing import NDArray
 
 from blackbox.archive.audit import IndexAudit, NumberAudit, audit_marks
-from blackbox.archive.by_time import ByTime
 from blackbox.archive.closed import CLOSED, ClosedSlice, read_closed
+from blackbox.archive.codec import Compression
 from blackbox.archive.day import Manifest, day_end_ns, session_date
 from blackbox.archive.filter import CLOCKS, Clock, Filter, RowFilter, Selection, Time
 from blackbox.archive.marks import Mark, marks_of
@@ -25,7 +26,6 @@ from blackbox.archive.reader import (
     Bodies,
     Recorded,
     RecordRun,
-    Report,
     blocks_of,
     read_runs,
     read_spans,
@@ -46,7 +46,8 @@ from blackbox.archive.summary import (
 )
 from blackbox.block.batch import Batch, Opened
 from blackbox.errors import ConfigError, JournalError
-from blackbox.feed.schema import RAW, schema_of
+from blackbox.feed.feed import Feed, check_is_feed
+from blackbox.feed.schema import RAW, load_schema, schema_of
 from blackbox.timestamps import MAX_NS, MIN_NS, ns_of, parse_time
 
 if TYPE_CHECKING:
@@ -94,6 +95,52 @@ class Recording:
         """
         directory = Path(path)
         return cls(directory, Manifest.read(directory))
+
+    @classmethod
+    def create(
+        cls,
+        directory: str | os.PathLike[str],
+        feed: Feed,
+        table: Any,
+        *,
+        kind: str | None = None,
+        date: datetime.date | None = None,
+        compression: Compression = "none",
+        replace: bool = False,
+    ) -> Self:
+        """Write messages of your own as the day `directory/<feed>/<date>`, and return it, read again and whole.
+
+        Columns are those of `to_arrow`: `topic` (text or bytes), `ts_event` (ns since 1970, or timestamps; 0 or null:
+        no time), and `payload` (bytes or text; None: the topic has no value); or, with `kind`, the fields of that
+        message type instead of the payload. Its type need not be among them. Texts are padded with zeros, prices
+        are the integers of the feed's schema. Messages keep the order of the rows.
+
+        Args:
+            directory: where recordings are; made if it is missing.
+            feed: its name, slices and schema; `Feed.local(name, schema=...)` will do.
+            table: a dict of numpy arrays or lists, an Arrow table, or a data frame of pandas or polars.
+            kind: the message type of all rows.
+            date: the session date; default: that of all messages that have a time.
+            compression: as `compact` has it.
+            replace: whether a day that is there is written anew.
+
+        Raises ConfigError naming the column that does not fit, or when messages are of several dates and none is given;
+        JournalError when the day is there already, or cannot be written.
+        """
+        from blackbox.archive.day_writer import DayWriter
+        from blackbox.archive.fresh_day import FreshDays, check_whole, fresh_day
+        from blackbox.archive.own_columns import columns_of
+
+        check_is_feed(feed)
+        columns = columns_of(table, load_schema(feed.schema), kind)
+        day = date or _date_of(feed, columns.ts_event)
+        place = Path(directory) / feed.name
+        with FreshDays(place, replace=replace), fresh_day(place, day, replace=replace) as fresh:
+            with DayWriter(fresh, feed, day, compression=compression) as writer:
+                topics, index, payloads, times, offsets, valid = columns
+                writer.put(topics, index, payloads, times, offsets, valid=valid)
+            check_whole(cls.open(fresh), writer.messages)
+        return cls.open(place / day.isoformat())
 
     def __repr__(self) -> str:
         return f"Recording({self.feed.name!r}, {self.date}, {str(self.path)!r})"
@@ -410,56 +457,15 @@ class Recording:
             _log.warning("%s", damage)
 
 
-def runs_of(
-    recordings: Iterable[Recording],
-    prefix: bytes = b"",
-    start: int | None = None,
-    stop: int | None = None,
-    slices: Iterable[int] | None = None,
-    by: Clock = "ts_event",
-    *,
-    bodies: Bodies = "checked",
-    kept: int = 0,
-    ahead: int = 0,
-) -> Iterator[RecordRun]:
-    """Do as `Recording.runs`, for several recordings in one order. Times are ns since 1970; the rest: see `read_runs`.
-
-    Raises ConfigError when their feeds have different `key_bytes`.
-    """
-    return read_runs(*_chosen(recordings, prefix, start, stop, slices, by), bodies=bodies, kept=kept, ahead=ahead)
-
-
-def by_time(
-    recordings: Iterable[Recording],
-    prefix: bytes = b"",
-    start: int | None = None,
-    stop: int | None = None,
-    slices: Iterable[int] | None = None,
-) -> ByTime:
-    """Return several recordings for reading by `ts_event`. Raises as `runs_of`."""
-    return ByTime(*_chosen(recordings, prefix, start, stop, slices, "ts_event"))
-
-
-def _chosen(
-    recordings: Iterable[Recording],
-    prefix: bytes,
-    start: int | None,
-    stop: int | None,
-    slices: Iterable[int] | None,
-    by: Clock,
-) -> tuple[list[list[Segment]], Filter, Report]:
-    """Return the segments of each slice, what is wanted of them, and who is told of damage."""
-    recordings = tuple(recordings)
-    sizes = {recording.feed.key_bytes for recording in recordings}
-    if len(sizes) > 1:
-        raise ConfigError(f"recordings had feeds of key_bytes {sorted(sizes)}, expected the same in all")
-    chosen = None if slices is None else tuple(slices)
-    streams = [stream for recording in recordings for stream in recording.streams(prefix, chosen)]
-
-    def report(damage: Damage) -> None:
-        next(r for r in recordings if damage.path.is_relative_to(r.path)).note(damage)
-
-    return streams, Filter(sizes.pop(), prefix, None, start, stop, by), report
+def _date_of(feed: Feed, times: NDArray[numpy.int64]) -> datetime.date:
+    """Return the session date that holds all of these times. Raises ConfigError when none does."""
+    known = times[times != 0]
+    if not len(known):
+        raise ConfigError("no message had a time, expected a date")
+    first, last = (session_date(feed, int(time)) for time in (known.min(), known.max()))
+    if first != last:
+        raise ConfigError(f"messages were of {first} to {last}, expected those of one date, or a date to put them to")
+    return first
 
 
 def _needs(library: str, extra: str, module: str = "") -> Any:

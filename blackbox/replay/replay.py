@@ -14,7 +14,8 @@ from blackbox.archive.by_time import ByTime
 from blackbox.archive.filter import Time
 from blackbox.archive.read_ahead import DEPTH, read_ahead
 from blackbox.archive.reader import UNCHECKED
-from blackbox.archive.recording import Recording, by_time, runs_of
+from blackbox.archive.recording import Recording
+from blackbox.archive.recordings import by_time, runs_of
 from blackbox.errors import ConfigError
 from blackbox.replay.block_table import BEGINNING, END, BlockTable, Selection, block_tables, warm_up_tables
 from blackbox.replay.controls import Action, Controls, Grant

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox import Recording
-from blackbox.archive.recording import runs_of
+from blackbox.archive.recordings import runs_of
 from blackbox.block.validate import FAULT_TEXT, Fault
 from blackbox.replay.block_table import BEGINNING, END, BlockTable, Selection, block_tables
 from tests.damaged import damage_body

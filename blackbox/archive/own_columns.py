@@ -1,0 +1,242 @@
+"""A user's own columns as messages: numpy arrays and lists, Arrow tables, data frames of pandas and polars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.block.block import as_integers
+from blackbox.errors import ConfigError
+from blackbox.feed.schema import SINCE_MIDNIGHT, UTC, Schema
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_GIVEN_BACK: Final = ("slice", "ts_out", "ts_recv", "epoch", "sequence")
+"""Columns of `Recording.to_arrow` that a writer makes by itself."""
+_TOPIC, _TIME, _PAYLOAD = "topic", "ts_event", "payload"
+_CLASHING: Final = "record_"
+
+
+_Payloads = tuple[NDArray[Any], NDArray[numpy.int64] | None, NDArray[numpy.bool_] | None]
+
+
+class Columns(NamedTuple):
+    """What `DayWriter.put` takes."""
+
+    topics: list[bytes]
+    topic_index: NDArray[numpy.int32]
+    payloads: NDArray[Any]
+    ts_event: NDArray[numpy.int64]
+    offsets: NDArray[numpy.int64] | None
+    valid: NDArray[numpy.bool_] | None
+
+
+def columns_of(table: Any, schema: Schema, kind: str | None) -> Columns:
+    """Return a table's messages: see `Recording.create`.
+
+    Raises ConfigError naming the column that is missing, unknown or of the wrong type, or a value that does not fit.
+    """
+    found = _named_columns(table)
+    fields = {} if kind is None else _fields_of(schema, kind)
+    needed = [_TOPIC, _TIME, *([_PAYLOAD] if kind is None else fields)]
+    unknown = [name for name in found if name not in (*needed, *_GIVEN_BACK)]
+    filled = _type_field(schema, kind)
+    missing = [name for name in needed if name not in found and (filled is None or fields.get(name) != filled)]
+    if unknown or missing:
+        what = f"had column {unknown[0]!r}" if unknown else f"lacked column {missing[0]!r}"
+        raise ConfigError(f"the table {what}, expected: {', '.join(needed)}")
+    topics, index = _texts(found[_TOPIC], _TOPIC)
+    times = _times(found[_TIME], _TIME)
+    for name in needed:
+        if name in found and len(found[name]) != len(index):
+            raise ConfigError(f"column {name!r} had {len(found[name])} values, expected {len(index)} as {_TOPIC!r}")
+    if kind is None:
+        data, offsets, valid = _payloads(found[_PAYLOAD])
+        return Columns(topics, index, data, times, offsets, valid)
+    records = numpy.zeros(len(index), schema.dtype(kind))
+    data = records.view(numpy.uint8).reshape(len(index), records.dtype.itemsize)
+    data[:, schema.type_offset] = ord(schema.character(kind))
+    for name, field in fields.items():
+        if name in found:
+            records[field] = _field(found[name], name, records.dtype[field])
+    return Columns(topics, index, data, times, None, None)
+
+
+def _named_columns(table: Any) -> dict[str, Any]:
+    """Return the columns of any kind of table: Arrow's of a frame."""
+    library = type(table).__module__.partition(".")[0]
+    if library == "pandas":
+        import pyarrow
+
+        table = pyarrow.Table.from_pandas(table, preserve_index=False)
+    elif library == "polars":
+        table = table.to_arrow()
+    elif isinstance(table, Mapping):
+        return {name: values if hasattr(values, "__len__") else list(values) for name, values in table.items()}
+    elif library != "pyarrow":
+        raise TypeError(f"table was {table!r:.80}, expected a dict of columns, an Arrow table or a data frame")
+    if hasattr(table, "schema") and not hasattr(table, "combine_chunks"):
+        import pyarrow
+
+        table = pyarrow.Table.from_batches([table])
+    return dict(zip(table.column_names, table.columns, strict=True))
+
+
+def _fields_of(schema: Schema, kind: str) -> dict[str, str]:
+    """Return the fields of a message type by the name of their column."""
+    taken = (_TOPIC, _TIME, *_GIVEN_BACK)
+    return {_CLASHING * (name in taken) + name: name for name in schema.dtype(kind).names or ()}
+
+
+def _type_field(schema: Schema, kind: str | None) -> str | None:
+    """Return the field that holds the type and nothing else: it need not be given."""
+    if kind is None:
+        return None
+    place = schema.type_offset, 1
+    fields: Mapping[str, Any] = schema.dtype(kind).fields or {}
+    return next((name for name, (each, at, *_) in fields.items() if (at, each.itemsize) == place), None)
+
+
+def _is_arrow(values: Any) -> bool:
+    return type(values).__module__.partition(".")[0] == "pyarrow"
+
+
+def _array(values: Any, name: str) -> NDArray[Any]:
+    if _is_arrow(values):
+        if values.null_count:
+            raise ConfigError(f"column {name!r} had {values.null_count} nulls, expected none")
+        values = values.to_numpy()
+    return numpy.asarray(values)
+
+
+def _times(values: Any, name: str) -> NDArray[numpy.int64]:
+    """Return times as ns since 1970; 0 where there is none."""
+    if _is_arrow(values):
+        import pyarrow
+
+        if pyarrow.types.is_timestamp(values.type):
+            values = values.cast(pyarrow.timestamp("ns", values.type.tz)).cast(pyarrow.int64())
+        values = values.fill_null(0) if values.null_count else values
+    found = _array(values, name)
+    if found.dtype.kind == "M":
+        found = numpy.where(numpy.isnat(found), 0, found.astype("datetime64[ns]").view(numpy.int64))
+    return _integers(found, name, numpy.dtype(numpy.int64))
+
+
+def _integers(values: NDArray[Any], name: str, dtype: numpy.dtype[Any]) -> NDArray[Any]:
+    try:
+        return as_integers(values, dtype.newbyteorder("=").type, name)
+    except ValueError as error:
+        raise ConfigError(f"column {error}") from None
+
+
+def _texts(values: Any, name: str) -> tuple[list[bytes], NDArray[numpy.int32]]:
+    """Return the distinct texts, and the place of each value among them."""
+    if _is_arrow(values):
+        if values.null_count:
+            raise ConfigError(f"column {name!r} had {values.null_count} nulls, expected none")
+        encoded = _bytes_in_one(values, name).dictionary_encode()
+        return encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(numpy.int32)
+    if isinstance(values, numpy.ndarray) and values.dtype.kind in "SU":
+        distinct, places = numpy.unique(values, return_inverse=True)
+        return [_bytes_of(text, name) for text in distinct.tolist()], places.reshape(-1).astype(numpy.int32)
+    numbers: dict[Any, int] = {}
+    index = numpy.fromiter((numbers.setdefault(text, len(numbers)) for text in values), numpy.int32, len(values))
+    return [_bytes_of(text, name) for text in numbers], index
+
+
+def _bytes_of(text: Any, name: str, encoding: str = "utf-8") -> bytes:
+    if isinstance(text, str):
+        return text.encode(encoding)
+    if not isinstance(text, bytes):
+        raise ConfigError(f"column {name!r} held {text!r:.80}, expected text or bytes")
+    return text
+
+
+def _payloads(values: Any) -> _Payloads:
+    """Return the bytes of payloads, where they begin, and which have a value."""
+    if _is_arrow(values):
+        return _arrow_payloads(values)
+    if isinstance(values, numpy.ndarray) and values.dtype.names:
+        values = numpy.ascontiguousarray(values).view(numpy.uint8).reshape(len(values), values.dtype.itemsize)
+    if isinstance(values, numpy.ndarray) and values.ndim == 2:
+        return values, None, None
+    parts = [value if value is None else _bytes_of(value, _PAYLOAD) for value in values]
+    offsets = numpy.zeros(len(parts) + 1, numpy.int64)
+    numpy.cumsum([len(part or b"") for part in parts], out=offsets[1:])
+    data = numpy.frombuffer(b"".join(part or b"" for part in parts) or b"\0", numpy.uint8)
+    return data, offsets, numpy.array([part is not None for part in parts], bool)
+
+
+def _arrow_payloads(values: pyarrow.ChunkedArray) -> _Payloads:
+    flat = _bytes_in_one(values, _PAYLOAD)
+    _, offsets, data = flat.buffers()
+    places = numpy.frombuffer(offsets, numpy.int64)[flat.offset : flat.offset + len(flat) + 1]
+    text = numpy.frombuffer(data if data is not None and data.size else b"\0", numpy.uint8)
+    return text, places, flat.is_valid().to_numpy(zero_copy_only=False)
+
+
+def _bytes_in_one(values: pyarrow.ChunkedArray, name: str) -> pyarrow.LargeBinaryArray:
+    """Return texts or bytes, however they are kept, as one array of bytes."""
+    import pyarrow
+
+    kind = pyarrow.large_binary()
+    try:
+        if pyarrow.types.is_dictionary(values.type):
+            values = values.cast(values.type.value_type)
+        return pyarrow.chunked_array([*values.cast(kind).chunks, pyarrow.array([], kind)]).combine_chunks()
+    except pyarrow.ArrowException as error:
+        raise ConfigError(f"column {name!r} was of {values.type}, expected bytes or text: {error}") from None
+
+
+def _field(values: Any, name: str, dtype: numpy.dtype[Any]) -> NDArray[Any]:
+    """Return one field's values as they are stored."""
+    told: Mapping[str, Any] = dtype.metadata or {}
+    base, shape = dtype.base, dtype.shape
+    if base.kind == "S" and not shape:
+        texts = [_bytes_of(value, name, "latin-1") for value in _objects(values)]
+        return _padded(texts, name, base.itemsize).view(base)
+    if UTC in told:
+        return _instants(values, name, told[UTC], base)
+    found = _array(values, name)
+    if SINCE_MIDNIGHT in told and shape:  # an integer of a width that numpy has none for: its bytes, the highest first
+        octets = _integers(found, name, numpy.dtype(numpy.int64)).astype(">i8").view(numpy.uint8).reshape(len(found), 8)
+        if octets[:, : 8 - shape[0]].any():
+            raise ConfigError(f"column {name!r} ran to {found.max()}, expected 0 to {256 ** shape[0] - 1}")
+        return octets[:, 8 - shape[0] :]
+    if found.dtype.kind in "OS":
+        return _padded(found.tolist(), name, dtype.itemsize, dtype.itemsize).view(base).reshape(len(found), *shape)
+    if base.kind in "iu":
+        found = _integers(found, name, base)
+    return found.astype(base).reshape(len(found), *shape)
+
+
+def _instants(values: Any, name: str, unit: str, base: numpy.dtype[Any]) -> NDArray[Any]:
+    """Return times since the epoch, in a unit; timestamps as `to_arrow` makes them have the same 64 bits."""
+    if _is_arrow(values):
+        import pyarrow
+
+        if pyarrow.types.is_timestamp(values.type):
+            values = values.cast(pyarrow.timestamp(unit, values.type.tz)).cast(pyarrow.int64())
+            return _array(values, name).astype(base)
+    found = _array(values, name)
+    if found.dtype.kind == "M":
+        found = found.astype(f"datetime64[{unit}]").view(numpy.int64)
+    return _integers(found, name, base)
+
+
+def _objects(values: Any) -> list[Any]:
+    found: list[Any] = values.to_pylist() if _is_arrow(values) else numpy.asarray(values).tolist()
+    return found
+
+
+def _padded(texts: list[Any], name: str, width: int, least: int = 0) -> NDArray[Any]:
+    """Return texts of a width, padded with zeros."""
+    for text in texts:
+        if not isinstance(text, bytes) or not least <= len(text) <= width:
+            raise ConfigError(f"column {name!r} held {text!r:.80}, expected bytes, {least} to {width} of them")
+    return numpy.frombuffer(b"".join(text.ljust(width, b"\0") for text in texts), f"V{width}")

@@ -1,0 +1,230 @@
+"""Recordings of a user's own columns: what is read back is what was given, in whatever form it came."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy
+import pandas
+import polars
+import pyarrow
+import pytest
+from blackbox_feeds.dbn import Dbn
+from blackbox_feeds.itch50 import Itch50
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blackbox import ConfigError, Feed, JournalError, Recording, Schema, Source
+from blackbox.archive.import_days import import_days
+from tests.ticks import TICK, TICK_ROWS, TICKS
+
+NOON = 1_767_614_400 * 10**9
+"""2026-01-05 12:00 UTC."""
+TOPICS = [b"A.t", b"B.q", b"A.t", b"BRK.A.t"]
+ROWS = [(topic, NOON + i, b"payload %d" % i if i != 2 else None) for i, topic in enumerate(TOPICS)]
+COLUMNS = dict(zip(("topic", "ts_event", "payload"), map(list, zip(*ROWS, strict=True)), strict=True))
+
+
+def rows_of(recording: Recording) -> list[tuple[bytes, int, bytes | None]]:
+    return [(message.topic, message.ts_event, message.payload) for batch in recording.batches() for message in batch]
+
+
+def feed_of(schema: str | Schema = "raw", slices: int = 1, **settings: Any) -> Feed:
+    return Feed.local("own", slices=slices, schema=schema, **settings)
+
+
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.sampled_from([b"A.t", b"B.q", b"\xff\xfe.x", b"AAPL.trade", b"C"]),
+            st.integers(0, 2),
+            st.none() | st.binary(max_size=9),
+        )
+    ),
+    slices=st.integers(1, 3),
+    key_bytes=st.integers(0, 3),
+    form=st.sampled_from(["lists", "numpy", "arrow", "chunks", "pandas", "polars"]),
+    compression=st.sampled_from(["none", "lz4", "zstd"]),
+)
+@settings(max_examples=60)
+def test_what_is_read_back_is_what_was_given(
+    rows: list[Any], slices: int, key_bytes: int, form: str, compression: Any
+) -> None:
+    topics, times, payloads = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [])
+    times = [NOON + time if time else 0 for time in times]
+    columns: Any = {"topic": topics, "ts_event": times, "payload": payloads}
+    if form == "numpy":
+        objects = numpy.array([*payloads, None], object)[:-1]
+        columns = {
+            "topic": numpy.array([*topics, b"?"], object)[:-1],
+            "ts_event": numpy.array(times),
+            "payload": objects,
+        }
+    elif form != "lists":
+        types = (pyarrow.binary(), pyarrow.int64(), pyarrow.binary())
+        arrays = [pyarrow.array(column, kind) for column, kind in zip(columns.values(), types, strict=True)]
+        columns = pyarrow.table(dict(zip(columns, arrays, strict=True)))
+        if form == "chunks":
+            half = len(topics) // 2
+            columns = pyarrow.concat_tables([columns.slice(half), columns.slice(0, half)])
+            order = [*range(half, len(topics)), *range(half)]
+            topics, times, payloads = ([column[i] for i in order] for column in (topics, times, payloads))
+        elif form == "pandas":
+            columns = columns.to_pandas()
+        elif form == "polars":
+            columns = polars.from_arrow(columns)
+    with TemporaryDirectory() as directory:
+        feed = feed_of(slices=slices, key_bytes=key_bytes)
+        date = datetime.date(2026, 1, 5)
+        recording = Recording.create(directory, feed, columns, date=date, compression=compression)
+        assert recording.verify() == []
+        found: dict[tuple[int, bytes], list[Any]] = {}
+        for batch in recording.batches():
+            rows = [(message.topic, message.ts_event, message.payload) for message in batch]
+            found.setdefault((batch.block.slice_id, batch.block.key), []).extend(rows)
+        expected: dict[tuple[int, bytes], list[Any]] = {}
+        for row in zip(topics, times, payloads, strict=True):
+            expected.setdefault((feed.slice_of(row[0]), feed.key_of(row[0])), []).append(row)
+        assert found == expected
+
+
+@pytest.mark.parametrize("compact", [pandas.Categorical, pyarrow.DictionaryArray])
+def test_topics_may_be_text_and_categorical(tmp_path: Path, compact: Any) -> None:
+    names = [topic.decode() for topic, _, _ in ROWS]
+    if compact is pandas.Categorical:
+        table = pandas.DataFrame({**COLUMNS, "topic": pandas.Categorical(names)})
+    else:
+        parts = [names[:2], names[2:]]
+        topics = pyarrow.chunked_array([pyarrow.array(part).dictionary_encode() for part in parts])
+        table = pyarrow.table({**COLUMNS, "topic": topics})
+    assert rows_of(Recording.create(tmp_path, feed_of(), table)) == ROWS
+
+
+@pytest.mark.parametrize("form", ["numpy", "arrow", "pandas", "pandas with a zone", "polars"])
+def test_times_may_be_timestamps_and_missing(tmp_path: Path, form: str) -> None:
+    whole = numpy.array([NOON, NOON + 1_000, 0, NOON + 3_000])
+    stamps = whole.astype("datetime64[ns]")
+    stamps[2] = "NaT"
+    columns: Any = {**COLUMNS, "ts_event": stamps}
+    if form == "arrow":
+        columns["ts_event"] = pyarrow.array(stamps, pyarrow.timestamp("ns", "America/New_York"))
+        columns = pyarrow.table(columns)
+    elif form == "pandas":
+        columns = pandas.DataFrame(columns)
+    elif form == "pandas with a zone":
+        columns["ts_event"] = pandas.Series(stamps).dt.tz_localize("UTC").dt.tz_convert("Asia/Tokyo")
+        columns = pandas.DataFrame(columns)
+    elif form == "polars":
+        columns["ts_event"] = pyarrow.array(stamps.astype("datetime64[us]"))
+        columns = polars.from_arrow(pyarrow.table(columns))
+    found = rows_of(Recording.create(tmp_path, feed_of(), columns))
+    assert [time for _, time, _ in found] == whole.tolist()
+
+
+def test_payloads_may_be_rows_of_bytes_or_records(tmp_path: Path) -> None:
+    records = numpy.array([(1, 2.5), (3, 4.5), (5, 0.0), (7, 8.5)], [("a", "<i4"), ("b", "<f8")])
+    octets = records.view(numpy.uint8).reshape(4, -1)
+    for name, payload in (("records", records), ("octets", octets)):
+        recording = Recording.create(tmp_path / name, feed_of(), {**COLUMNS, "payload": payload})
+        assert [row[2] for row in rows_of(recording)] == [row.tobytes() for row in octets]
+
+
+@pytest.mark.parametrize("form", ["arrow", "pandas", "polars"])
+@pytest.mark.parametrize(("name", "kinds"), [("itch50", "RHYLAPDEXFU"), ("dbn", ["mbo"])])
+def test_typed_messages_of_a_venue_are_written_from_their_fields(
+    shared_data: Path, tmp_path: Path, name: str, kinds: Any, form: str
+) -> None:
+    source: Source
+    if name == "itch50":
+        source = Itch50(shared_data / "itch50/runk_locate-13-10k.bin", date="2020-01-30")
+    else:
+        source = Dbn(next((shared_data / "dbn").glob("esh4-*20231225.mbo.dbn.zst")))
+    (day,) = import_days(feed_of(source.schema.name), tmp_path / "source", [source])
+    recording = Recording.open(day.path)
+    for kind in kinds:
+        expected = recording.to_arrow(kind=kind)
+        assert expected.num_rows
+        table = expected
+        if form == "pandas":
+            table = recording.to_pandas(kind=kind)
+        elif form == "polars":
+            table = recording.to_polars(kind=kind)
+        again = Recording.create(tmp_path, recording.feed, table, kind=kind, date=recording.date)
+        columns = [column for column in expected.column_names if column not in ("ts_out", "ts_recv", "sequence")]
+        assert again.to_arrow(kind=kind).select(columns).to_pydict() == expected.select(columns).to_pydict()
+        assert again.schema == recording.schema
+        shutil.rmtree(again.path)
+
+
+def test_a_schema_of_one_s_own_has_every_kind_of_field(tmp_path: Path) -> None:
+    records = numpy.array(TICK_ROWS, TICK)
+    columns = {name: records[name] for name in TICK.names or () if name != "type"}
+    columns |= {"topic": numpy.array(["A.tick"] * len(records)), "ts_event": numpy.arange(len(records)) + NOON}
+    recording = Recording.create(tmp_path, feed_of(TICKS), columns, kind="tick")
+    found = numpy.concatenate([batch.records("tick") for batch in recording.batches()])
+    assert found.tobytes() == records.tobytes()
+    again = Recording.open(recording.path)
+    table = again.to_arrow(kind="tick")
+    other = Recording.create(tmp_path / "other", feed_of(TICKS), table, kind="tick")
+    assert numpy.concatenate([batch.records("tick") for batch in other.batches()]).tobytes() == records.tobytes()
+    document = json.loads((recording.path / "manifest.json").read_text())
+    assert document["schema"]["name"] == "ticks"
+
+
+def without(name: str) -> dict[str, Any]:
+    return {column: values for column, values in COLUMNS.items() if column != name}
+
+
+@pytest.mark.parametrize(
+    ("table", "settings", "error", "text"),
+    [
+        (without("payload"), {}, ConfigError, "lacked column 'payload', expected: topic, ts_event, payload"),
+        (without("ts_event"), {}, ConfigError, "lacked column 'ts_event'"),
+        ({**COLUMNS, "ts_evnet": [1] * 4}, {}, ConfigError, "had column 'ts_evnet', expected: topic"),
+        ({**COLUMNS, "ts_event": [NOON]}, {}, ConfigError, "column 'ts_event' had 1 values, expected 4 as 'topic'"),
+        ({**COLUMNS, "ts_event": [0.5] * 4}, {}, ConfigError, "column ts_event held float64, expected integers"),
+        ({**COLUMNS, "topic": [1, 2, 3, 4]}, {}, ConfigError, "column 'topic' held 1, expected text or bytes"),
+        ({**COLUMNS, "topic": ["", "B", "C", "D"]}, {}, ConfigError, "topic was empty"),
+        (pyarrow.table({**COLUMNS, "topic": ["A", None, "B", "C"]}), {}, ConfigError, "'topic' had 1 nulls"),
+        (pyarrow.table({**COLUMNS, "payload": [1, 2, 3, 4]}), {}, ConfigError, "'payload' was of int64"),
+        ({**COLUMNS, "ts_event": [NOON, NOON - 86_400 * 10**9, 0, 0]}, {}, ConfigError, "were of 2026-01-04 to"),
+        ({**COLUMNS, "ts_event": [0] * 4}, {}, ConfigError, "no message had a time, expected a date"),
+        ({**COLUMNS, "price": [1] * 4}, {"kind": "x"}, ConfigError, "schema 'ticks': message type was 'x'"),
+        ([1, 2], {}, TypeError, r"table was \[1, 2\], expected a dict of columns, an Arrow table or a data frame"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_named_and_nothing_is_written(
+    tmp_path: Path, table: Any, settings: Any, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        Recording.create(tmp_path, feed_of(TICKS if settings else "raw"), table, **settings)
+    assert list(tmp_path.rglob("manifest.json")) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "text"),
+    [
+        ("price", [1 << 40] * 4, "column price ran from 1099511627776 to 1099511627776, expected int32"),
+        ("price", [1.5] * 4, "column price held float64, expected integers of int32"),
+        ("sizes", [b"123"] * 4, "column 'sizes' held b'123', expected bytes, 4 to 4 of them"),
+    ],
+)
+def test_a_field_s_value_that_does_not_fit_is_named(tmp_path: Path, field: str, values: Any, text: str) -> None:
+    columns = {"topic": ["A"] * 4, "ts_event": [NOON] * 4, "price": [1] * 4, "rate": [0.5] * 4, "up": [True] * 4}
+    columns["sizes"] = [(1, 2)] * 4
+    with pytest.raises(ConfigError, match=text):
+        Recording.create(tmp_path, feed_of(TICKS), {**columns, field: values}, kind="tick")
+
+
+def test_a_day_that_is_there_is_refused_unless_it_is_to_be_replaced(tmp_path: Path) -> None:
+    recording = Recording.create(tmp_path, feed_of(), COLUMNS)
+    with pytest.raises(JournalError, match="2026-01-05 exists, expected a day that is not there yet"):
+        Recording.create(tmp_path, feed_of(), COLUMNS)
+    half = {name: values[:2] for name, values in COLUMNS.items()}
+    assert rows_of(Recording.create(tmp_path, feed_of(), half, replace=True)) == ROWS[:2]
+    assert recording.path.exists()
