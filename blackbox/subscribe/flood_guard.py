@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import zmq
 
@@ -23,11 +24,21 @@ _SLACK_BYTES = 16 << 20
 """What the kernel holds, and frames around bodies."""
 
 
+class _Mark(NamedTuple):
+    """What was known of a connection when its line had last been heard."""
+
+    heard_ns: int
+    received: int
+    reads: int = 0
+    """How often the slice thread had looked for a block when more had come than may; 0: it has not."""
+
+
 class FloodGuard:
     """Look at a SUB socket's TCP connections, ten times a second, in a thread of its own.
 
-    Each may bring as many bytes between two valid blocks of its line as a full queue and one body hold; then it is
-    ended, libzmq frees what it held, and connects again. Made and closed in the socket's thread, before it connects.
+    Each may bring as many bytes between two valid blocks of its line as a full queue and one body hold; then, once the
+    slice thread has read and still found none, it is ended, libzmq frees what it held, and connects again. Made and
+    closed in the socket's thread, before it connects.
     """
 
     def __init__(
@@ -37,17 +48,23 @@ class FloodGuard:
         counters: SliceCounters,
         heard_ns: Callable[[int], int],
         queued_bytes: Callable[[], int],
+        reads: Callable[[], int],
         slice_id: int,
     ) -> None:
-        """`heard_ns` of a line: when its last valid block came. `queued_bytes`: what libzmq may queue of one line."""
+        """`heard_ns` of a line: when its last valid block came. `queued_bytes`: what libzmq may queue of one line.
+
+        `reads`: how often the slice thread has looked for a block.
+        """
         self._counters, self._heard_ns, self._queued_bytes, self._slice_id = counters, heard_ns, queued_bytes, slice_id
+        self._reads = reads
+        self._enough_reads = 2 * len(endpoints)  # lines with blocks take turns; one block may be on its way
         self._addresses = {
             line: endpoint.removeprefix("tcp://")
             for line, endpoint in enumerate(endpoints)
             if transport_of(endpoint) == "tcp"
         }
-        self._marks: dict[int, tuple[int, int]] = {}
-        """For each descriptor: when its line was heard last, and how many bytes had come by then."""
+        self._marks: dict[int, _Mark] = {}
+        """By descriptor."""
         self._ended = threading.Event()
         self._connections = Connections(sub) if self._addresses else None
         self._thread = threading.Thread(target=self._watch, name=f"blackbox-guard-{slice_id}", daemon=True)
@@ -72,18 +89,34 @@ class FloodGuard:
         return lines or [line for line, address in self._addresses.items() if address.endswith(port)] or [0]
 
     def _watch(self) -> None:
-        assert self._connections is not None
+        has_failed = False
         while not self._ended.wait(_LOOK_S):
-            limit = self._queued_bytes() + MAX_BODY_BYTES + _SLACK_BYTES
-            found = self._connections.look()
-            self._marks = {each.fd: self._marks[each.fd] for each in found if each.fd in self._marks}
-            for connection in found:
-                heard = max(map(self._heard_ns, self._lines_of(connection)))
-                before, received = self._marks.get(connection.fd, (-1, 0))
-                if heard != before or connection.received < received:
-                    self._marks[connection.fd] = heard, connection.received
-                elif connection.received - received > limit and connection.end():
-                    del self._marks[connection.fd]
-                    self._counters.ended_connections += 1
-                    text = "slice %d: ended the connection to %s: %d bytes came, and no block"
-                    log.warning(text, self._slice_id, connection.address, connection.received - received)
+            try:
+                self.look()
+            except Exception:  # the next look may do better; without any, nobody is ended
+                if not has_failed:
+                    log.exception("slice %d: the flood guard's look failed, it goes on", self._slice_id)
+                has_failed = True
+
+    def look(self) -> None:
+        """Judge every connection by what has come on it, and what was heard."""
+        assert self._connections is not None
+        limit, reads = self._queued_bytes() + MAX_BODY_BYTES + _SLACK_BYTES, self._reads()
+        found = self._connections.look()
+        self._marks = {each.fd: self._marks[each.fd] for each in found if each.fd in self._marks}
+        for connection in found:
+            heard_ns = max(map(self._heard_ns, self._lines_of(connection)))
+            mark = self._marks.get(connection.fd)
+            if mark is None or heard_ns != mark.heard_ns or connection.received < mark.received:
+                self._marks[connection.fd] = _Mark(heard_ns, connection.received)
+                continue
+            unheard = connection.received - mark.received
+            if unheard <= limit:
+                continue
+            if mark.reads == 0:
+                self._marks[connection.fd] = mark._replace(reads=reads)
+            elif reads - mark.reads >= self._enough_reads and connection.end():
+                del self._marks[connection.fd]
+                self._counters.ended_connections += 1
+                text = "slice %d: ended the connection to %s: %d bytes came, and no block"
+                log.warning(text, self._slice_id, connection.address, unheard)

@@ -261,6 +261,7 @@ def run_slice(at: SliceAt, table: TableAt, trie: Trie, keys: Trie) -> int:
             return TERMINATED
         if load_shared(state, "asked") != 0:
             return COMMAND
+        state.reads += 1
         frames = _receive(at)
         if frames < 0:
             return fail(at)

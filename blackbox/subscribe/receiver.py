@@ -370,6 +370,7 @@ class SliceThread:
             self.counters.slice,
             self._sequences.heard_ns,
             lambda: self.options.hwm_blocks * max(self.feed.block_bytes, self.state.largest_body),
+            lambda: self.state.reads,
             self.slice_id,
         )
         self._guard.start()

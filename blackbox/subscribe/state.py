@@ -66,6 +66,8 @@ class SliceState(SharedRecord):
     """When an idle loop goes back to Python, to look for lines that have fallen silent; by the monotonic clock."""
     largest_body = Field()
     """Bytes of the largest body that has come."""
+    reads = Field()
+    """Times the loop has looked for a block. It does not while it waits for a worker."""
     look_at_held_ns = Field()
     """When all blocks that wait for the other line are looked at again; by the monotonic clock."""
     other_key_bytes = Field()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 
 import pytest
 import zmq
@@ -74,6 +76,80 @@ def test_the_other_line_of_an_endless_message_goes_on() -> None:
     assert subscriber.statistics().received.ended_connections == 1
 
 
+class Flooded:
+    """A SUB socket, a publisher that floods it, and the guard against that."""
+
+    def __init__(self, heard_ns: Callable[[int], int] = lambda line: 1) -> None:
+        (endpoint,) = one_slice().slices[0].endpoints
+        self.counters, self.reads = SliceCounters(), 1
+        with ExitStack() as stack:
+            publisher = stack.enter_context(PlainPublisher(endpoint))
+            context = stack.enter_context(zmq.Context())
+            sub = stack.enter_context(context.socket(zmq.SUB))
+            self.guard = FloodGuard(
+                sub, (endpoint,), self.counters, heard_ns, lambda: 0, lambda: self.reads, slice_id=3
+            )
+            stack.callback(self.guard.close)
+            sub.connect(endpoint)
+            sub.subscribe(b"")
+            peer = stack.enter_context(publisher.accept())
+            self._peer = peer
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Flooded:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def flood(self, mib: int) -> None:
+        with suppress(OSError):
+            for _ in range(mib):
+                self._peer.sendall(PART)
+
+
+def test_nobody_is_ended_while_the_slice_thread_waits_and_reads_nothing() -> None:
+    with Flooded() as flooded:
+        guard = flooded.guard
+
+        def has_seen(too_much: bool) -> bool:
+            guard.look()
+            return any(mark.reads or not too_much for mark in guard._marks.values())
+
+        wait_until(lambda: has_seen(False), 60, "it has connected")
+        flooded.flood(120)
+        wait_until(lambda: has_seen(True), 60, "more came than may")
+        for flooded.reads in (1, 2):  # at least one block may be on its way to it
+            for _ in range(20):
+                guard.look()
+            assert flooded.counters.ended_connections == 0
+        flooded.reads = 3
+        guard.look()
+        assert flooded.counters.ended_connections == 1
+
+
+def test_a_look_that_fails_is_logged_once_and_the_next_ones_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    failures = iter(range(3))
+
+    def heard_ns(_: int) -> int:
+        if next(failures, None) is not None:
+            raise OSError("the system does not tell")
+        return 1
+
+    with Flooded(heard_ns) as flooded:
+        flooded.guard.start()
+        wait_until(lambda: flooded.guard._marks, 60, "a look succeeded")
+
+        def is_ended() -> bool:
+            flooded.flood(10)
+            flooded.reads += 1
+            return flooded.counters.ended_connections == 1
+
+        wait_until(is_ended, 60)
+    assert next(failures, None) is None
+    assert caplog.text.count("slice 3: the flood guard's look failed, it goes on") == 1
+
+
 @pytest.mark.parametrize("host", ["127.0.0.2", "localhost"])
 def test_a_line_is_told_from_another_on_the_same_port_of_another_host(host: str) -> None:
     """Where the feed names it in another form it may be either, and the one heard last counts."""
@@ -81,7 +157,7 @@ def test_a_line_is_told_from_another_on_the_same_port_of_another_host(host: str)
     port = int(endpoint.rpartition(":")[2])
     with zmq.Context() as context, context.socket(zmq.SUB) as sub:
         other = f"tcp://{host}:{port}"
-        guard = FloodGuard(sub, (endpoint, other), SliceCounters(), lambda line: line, lambda: 0, 0)
+        guard = FloodGuard(sub, (endpoint, other), SliceCounters(), lambda line: line, lambda: 0, lambda: 1, 0)
         assert guard._lines_of(Connection(-1, (), ("127.0.0.1", port))) == [0]
         assert guard._lines_of(Connection(-1, (), ("127.0.0.2", port))) == ([1] if host == "127.0.0.2" else [0, 1])
         guard.close()
