@@ -21,7 +21,7 @@ from llvmlite import ir
 from numba import cfunc, types
 from numba.extending import intrinsic
 
-from blackbox.native.intrinsics import inner, int64s_at
+from blackbox.native.intrinsics import inner, int64s_at, load_acquire
 from blackbox.native.posix import external
 
 _SYMBOL: Final = "blackbox_lost_pages"
@@ -37,7 +37,8 @@ _FIRST_ROOM: Final = 1_024
 
 _BEFORE: Final = 1
 _PASSED_ON: Final = 3
-_KNOWN_WORDS: Final = 4
+_LOST: Final = 4
+_KNOWN_WORDS: Final = 5
 
 _map_zeros = external("mmap", types.int64, types.int64, types.int64, *[types.int32] * 3, types.int64)
 _set_action = external("sigaction", types.int32, types.int32, types.int64, types.int64)
@@ -57,7 +58,7 @@ class _Action(ctypes.Structure):
 
 @intrinsic
 def _known(typingctx: Any) -> Any:
-    """Return the address of `_Table`'s int64[4]."""
+    """Return the address of `_Table`'s int64[5]."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = ir.IntType(64)
@@ -80,6 +81,12 @@ def _region_of(address: int) -> int:
     return 0
 
 
+@inner
+def lost_pages() -> Any:
+    """Return how many pages this process has lost so far: who compares it knows whether what was read is true."""
+    return load_acquire(_known() + 8 * _LOST)
+
+
 def _handle(number: int, info: int, context: int) -> None:
     address = int64s_at(info + _FAULT_ADDRESS, 1)[0]
     region = _region_of(address)
@@ -87,6 +94,7 @@ def _handle(number: int, info: int, context: int) -> None:
         page = address - address % _PAGE
         if _map_zeros(page, _PAGE, _READ, _ZEROS, -1, 0) == page:
             int64s_at(region, _REGION_WORDS)[2] += 1
+            int64s_at(_known(), _KNOWN_WORDS)[_LOST] += 1
             return
     known = int64s_at(_known(), _KNOWN_WORDS)
     _set_action(number, known[_BEFORE + known[_PASSED_ON]], 0)
@@ -114,8 +122,9 @@ class LostPages:
 class _Table:
     """The regions of this process: int64 `room`, then for each its start, its stop, its lost pages; 0, 0: none.
 
-    What the handler finds is int64[4]: the address of the table, that of the action before ours, that of the system's
-    own, which ends the process, and 1 once a fault was passed on: if it comes back, the process ends.
+    What the handler finds is int64[5]: the address of the table, that of the action before ours, that of the system's
+    own, which ends the process, and 1 once a fault was passed on: if it comes back, the process ends. The last is how
+    many pages were lost in all.
     """
 
     def __init__(self) -> None:
@@ -126,7 +135,8 @@ class _Table:
         self._free: list[int] = []
         self._gone: list[int] = []
         """Regions that were let go while the lock was held."""
-        self._at = numpy.array([0, 0, ctypes.addressof(self._actions[0]), 0], numpy.int64)
+        self._at = numpy.array([0, 0, ctypes.addressof(self._actions[0]), 0, 0], numpy.int64)
+        llvmlite.binding.add_symbol(_SYMBOL, self._at.ctypes.data)
 
     def add(self, start: int, stop: int) -> int:
         """Note a region, and have the handler called; return its number."""
@@ -174,7 +184,6 @@ class _Table:
     def _install(self) -> None:
         """Set the handler, unless it is: who set another one since then is called for what is not ours."""
         if self._handler is None:
-            llvmlite.binding.add_symbol(_SYMBOL, self._at.ctypes.data)
             self._handler = cfunc(types.void(types.int32, types.int64, types.int64), nogil=True, cache=True)(_handle)
         now, ours = _Action(), _Action(self._handler.address, flags=_SA_SIGINFO | _SA_ONSTACK)
         _sigaction(signal.SIGBUS, None, ctypes.byref(now))

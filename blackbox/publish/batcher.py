@@ -22,6 +22,7 @@ from blackbox.block.encode import (
 from blackbox.block.format import HEADER_BYTES, read_header
 from blackbox.native.intrinsics import copy_bytes, inner, int32s_at, int64s_at, unsigned
 from blackbox.native.jit import njit
+from blackbox.native.lost_pages import lost_pages
 from blackbox.publish.ring import (
     ABSENT,
     BLOCK_RECORD_BYTES,
@@ -32,9 +33,11 @@ from blackbox.publish.ring import (
     commit_block,
     put_count,
 )
-from blackbox.transport.libzmq import msg_data, msg_init_on, msg_init_size
+from blackbox.transport.libzmq import msg_close, msg_data, msg_init_size
 
 OUT_OF_MEMORY = -1
+LOST_PAGES = -2
+"""A mapped file has lost pages that were read. The block that they were read for is not in the ring."""
 _MOST_ABSENT = (1 << 31) - 1
 
 
@@ -164,7 +167,7 @@ def put_blocks(
     """Encode the selection from `start` on; return where it stopped: at its end, or earlier when the ring is full.
 
     `ts_in`: when the messages were handed to the publisher, ns since the epoch. OUT_OF_MEMORY when no body could be
-    allocated.
+    allocated, LOST_PAGES when rows lay in a file that shrank.
     """
     at = start
     for group in range(groups):
@@ -183,8 +186,12 @@ def put_blocks(
             if record == 0:
                 return at
             header = record + RECORD_BYTES
+            lost = lost_pages()
             if not encode_planned(encoder, rows, plan, header + HEADER_BYTES, header, ts_in):
                 return OUT_OF_MEMORY
+            if lost_pages() != lost:
+                msg_close(header + HEADER_BYTES)
+                return LOST_PAGES
             commit_block(ring, record, key, body_bytes, ts_in)
             at = plan.stop
     return at
@@ -200,8 +207,6 @@ class Stored(NamedTuple):
     """Number of its key."""
     absent: int
     """How many sequence numbers before it have no message."""
-    stays: int
-    """1: its body stays where it is until the publisher has closed, and is sent from there; 0: it is copied."""
     count: int
 
 
@@ -209,13 +214,13 @@ class Stored(NamedTuple):
 def put_stored(
     ring: RingAt, origin: Origin, stored: Stored, start: int, wanted: NDArray[numpy.uint8], ts_in: int
 ) -> int:
-    """Put blocks from `start` on into the ring; return where it stopped, as `put_blocks`.
+    """Put copies of blocks from `start` on into the ring; return where it stopped, as `put_blocks`.
 
+    Nothing is sent from a mapped file: libzmq ends the process when the file shrinks under it.
     Sequence numbers that were put as absent are taken off their column.
     """
     heads, bodies = int64s_at(stored.heads, stored.count), int64s_at(stored.bodies, stored.count)
     keys, absent = int64s_at(stored.keys, stored.count), int64s_at(stored.absent, stored.count)
-    stays = int64s_at(stored.stays, stored.count)
     for block in range(start, stored.count):
         key = keys[block]
         while absent[block] > 0:
@@ -235,13 +240,14 @@ def put_stored(
             return block
         new_header = record + RECORD_BYTES
         message = new_header + HEADER_BYTES
-        if stays[block] != 0:
-            msg_init_on(message, bodies[block], header.body_bytes)
-        elif msg_init_size(message, header.body_bytes) != 0:
+        if msg_init_size(message, header.body_bytes) != 0:
             return OUT_OF_MEMORY
-        else:
-            copy_bytes(msg_data(message), bodies[block], header.body_bytes)
+        lost = lost_pages()
+        copy_bytes(msg_data(message), bodies[block], header.body_bytes)
         copy_bytes(new_header, heads[block], HEADER_BYTES)
+        if lost_pages() != lost:
+            msg_close(message)
+            return LOST_PAGES
         restamp(new_header, origin, ts_in)
         commit_block(ring, record, key, header.body_bytes, ts_in)
     return stored.count

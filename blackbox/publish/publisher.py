@@ -8,7 +8,7 @@ import os
 import struct
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
@@ -19,12 +19,20 @@ from numpy.typing import NDArray
 
 from blackbox.block.block import as_integers, as_rows
 from blackbox.block.encode import NO_VALUE, Rows
-from blackbox.errors import NoSubscriberError, PublisherError
+from blackbox.errors import JournalError, NoSubscriberError, PublisherError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema import load_schema
 from blackbox.native.jit import warm_up
 from blackbox.native.limits import check_limits
-from blackbox.publish.batcher import OUT_OF_MEMORY, Stored, group_by_key, put_blocks, put_stored, select_rows
+from blackbox.publish.batcher import (
+    LOST_PAGES,
+    OUT_OF_MEMORY,
+    Stored,
+    group_by_key,
+    put_blocks,
+    put_stored,
+    select_rows,
+)
 from blackbox.publish.ring import ASKED, RECORD_BYTES, TAIL, LargePayloadError, Packers, Ring
 from blackbox.publish.send_loop import SenderState
 from blackbox.publish.slice_sender import SliceSender, needs_of
@@ -81,6 +89,10 @@ def _bytes_of(payload: object) -> bytes:
         return memoryview(payload).tobytes()  # type: ignore[arg-type]  # that is the question
     except TypeError:
         raise TypeError(f"payload was {payload!r:.80}, expected bytes or another buffer of bytes") from None
+
+
+def _lost_pages(slice_id: int) -> JournalError:
+    return JournalError(f"slice {slice_id}: a recording's file shrank while its messages were published")
 
 
 class _Routes(dict[bytes, tuple[Ring, int]]):
@@ -196,7 +208,7 @@ class Publisher:
     def warm_up_stored(self) -> None:
         """Compile what `publish_stored` runs, before there is something to send."""
         sender = self._running()[0]
-        warm_up(put_stored, sender.ring.at, sender.origin, Stored(0, 0, 0, 0, 0, 0), 0, sender.wanted, 0)
+        warm_up(put_stored, sender.ring.at, sender.origin, Stored(0, 0, 0, 0, 0), 0, sender.wanted, 0)
 
     def publish(self, topic: bytes, payload: bytes | None, ts_event: int = 0) -> None:
         """Publish one message. It is sent as soon as the sender is free; what piles up meanwhile shares a block.
@@ -290,24 +302,20 @@ class Publisher:
             for slice_id in resolved.distinct_slices:
                 self._put(slice_id, resolved, index, rows, start, stop, ts_in)
 
-    def publish_stored(self, slice_id: int, keys: Sequence[bytes], stored: Stored, alive: Iterable[object]) -> None:
+    def publish_stored(self, slice_id: int, keys: Sequence[bytes], stored: Stored) -> None:
         """Publish blocks that are encoded already, as they are but for their headers, which are stamped anew.
 
         Args:
             slice_id: the slice that all their topics fall into.
             keys: of each block.
             stored: the blocks; its `keys` are filled in here.
-            alive: what those bodies lie in that stay where they are; kept until all of it has been sent.
+
+        Raises JournalError when a file in which they lie has shrunk.
         """
         sender = self._running()[slice_id]
         ring = sender.ring
         at, ts_in = 0, time.time_ns()
-        if sender.part.endpoints[0].startswith("inproc://"):
-            # Subscribers in this process share the bodies, and may keep them longer than this publisher lives.
-            copies = numpy.zeros(stored.count, numpy.int64)
-            stored = stored._replace(stays=copies.ctypes.data)
         with ring.lock:
-            sender.alive.update(alive)
             numbers = numpy.fromiter(map(sender.add_key, keys), numpy.int64, stored.count)
             stored = stored._replace(keys=numbers.ctypes.data)
             while at < stored.count:
@@ -318,6 +326,8 @@ class Publisher:
                     ring.forget_limit()
                 if at == OUT_OF_MEMORY:
                     raise MemoryError(f"slice {slice_id}: no memory for a recorded block")
+                if at == LOST_PAGES:
+                    raise _lost_pages(slice_id)
                 if at < stored.count:
                     ring.wait()
 
@@ -366,6 +376,8 @@ class Publisher:
                     ring.forget_limit()
                 if at == OUT_OF_MEMORY:
                     raise MemoryError(f"slice {slice_id}: no memory for a block of {self.feed.block_bytes} bytes")
+                if at == LOST_PAGES:
+                    raise _lost_pages(slice_id)
                 if at < count:
                     ring.wait()
 

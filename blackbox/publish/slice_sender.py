@@ -94,8 +94,6 @@ class SliceSender:
         self.topics: dict[bytes, int] = {}
         self.error: BlackBoxError | None = None
         self.discarded = 0
-        self.alive: set[object] = set()
-        """What bodies lie in that are sent from where they are. It goes with the thread."""
         self._wait = wait
         self._hwm_blocks = hwm_blocks
         self._max_keys = feed.max_topics if feed.key_bytes else 1

@@ -56,7 +56,6 @@ class BlockTable(NamedTuple):
         rows["header"] = run.headers
         rows["body"] = run.bodies
         rows["body_bytes"] = run.heads["body_bytes"]
-        rows["is_mapped"] = ~numpy.isin(run.addresses, [*run.unpacked])
         rows["place"] = numpy.arange(len(rows))
         rows["slice_id"] = run.heads["slice"]
         rows["ts_recv"] = run.heads["ts_recv"]

@@ -28,8 +28,6 @@ class BlockRow(SharedRecord):
     body = Field()
     """Address of its body, unpacked."""
     body_bytes = Field()
-    is_mapped = Field()
-    """1: the body lies in the recording, which stays mapped; 0: in memory of the run."""
     place = Field()
     """Place of the record in its run."""
     slice_id = Field()

@@ -179,12 +179,16 @@ class PublisherPlayer:
     def play(self, table: BlockTable, start: int, stop: int) -> None:
         """Send those of blocks `[start, stop)` that have messages to play.
 
-        Raises JournalError when a file of theirs has shrunk: bodies are sent from it later, and libzmq ends a process
-        whose memory the system cannot read.
+        Raises JournalError when a file of theirs has shrunk: none of what it has lost is sent.
         """
-        for segment in table.run.segments:
-            if lost := segment.lost():
-                raise JournalError(f"{lost}, and is not sent any further")
+        _check_files(table)
+        try:
+            self._play(table, start, stop)
+        except JournalError:
+            _check_files(table)
+            raise
+
+    def _play(self, table: BlockTable, start: int, stop: int) -> None:
         rows = table.rows[start:stop]
         blocks = table._replace(rows=rows[rows["count"] > 0])
         if not self._as_stored:
@@ -235,12 +239,12 @@ class PublisherPlayer:
         self, slice_id: int, blocks: BlockTable, skips: NDArray[numpy.int64], *, only_skips: bool = False
     ) -> None:
         """Send whole blocks of one slice as they are stored, or only skip the sequence numbers before them."""
-        headers, bodies, is_mapped = (blocks.rows[name].copy() for name in ("header", "body", "is_mapped"))
+        headers, bodies = (blocks.rows[name].copy() for name in ("header", "body"))
         if only_skips:
             headers[:] = 0
         keys = self._keys(blocks)
-        stored = Stored(headers.ctypes.data, bodies.ctypes.data, 0, skips.ctypes.data, is_mapped.ctypes.data, len(keys))
-        self._publisher.publish_stored(slice_id, keys, stored, blocks.run.segments)
+        stored = Stored(headers.ctypes.data, bodies.ctypes.data, 0, skips.ctypes.data, len(keys))
+        self._publisher.publish_stored(slice_id, keys, stored)
 
     def _keys(self, blocks: BlockTable) -> list[bytes]:
         """Return the key of each block."""
@@ -289,11 +293,18 @@ class PublisherPlayer:
                 f"feed {feed.name!r}: the recording has more topics than fit, expected at most "
                 f"max_topics = {feed.max_topics} a slice of {_MEAN_TOPIC_BYTES} bytes on average"
             )
+        _check_files(blocks)  # or lengths may not be true
         assert found == many
         if len(self._topics) != len(self._numbering):
             self._topics = tuple(self._numbering.names())
         rows = Rows(ts_event.ctypes.data, 0, starts.ctypes.data, lengths.ctypes.data, 0, 0)
         self._publisher.publish_rows(self._topics, topics, rows)
+
+
+def _check_files(table: BlockTable) -> None:
+    for segment in table.run.segments:
+        if lost := segment.lost():
+            raise JournalError(f"{lost}, and is not sent any further")
 
 
 def check_target(target: Feed, feeds: Sequence[Feed], *, keep_gaps: bool) -> None:

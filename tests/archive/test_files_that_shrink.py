@@ -13,9 +13,10 @@ from typing import Any
 import numpy
 import pytest
 
-from blackbox import Recording
+from blackbox import Block, Feed, JournalError, Publisher, Recording, Subscriber
 from blackbox.archive.mapping import Mapping
 from blackbox.archive.recovery import recover_day
+from blackbox.publish.batcher import Stored
 from tests.journals import Day, Put, Row, feed_of
 
 BLOCKS = 600
@@ -135,6 +136,73 @@ def test_a_segment_that_shrinks_while_it_is_sent_ends_the_replay_with_an_error(t
     assert len(ended) == 1
     assert ended[0].startswith(shrank)
     assert ended[0].endswith("and is not sent any further")
+
+
+QUEUED = """
+    import json, os, sys, threading
+    from blackbox import Feed, JournalError, Publisher, Recording, Replay, SlowPolicy, Subscriber
+    from blackbox.testing import wait_until
+    day, segment, kept = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    feed = Feed.local("again", slices=1)
+    subscriber = Subscriber(feed, slow=SlowPolicy("warn"), hwm_blocks=8, queue_blocks=1)
+    found, ended, go_on = [], [], threading.Event()
+    @subscriber.on(b"A")
+    def take(message):
+        assert go_on.wait(100)
+        found.append((message.sequence, set(message.payload)))
+    def send():
+        try:
+            Replay(Recording.open(day)).publish(publisher)
+        except JournalError as error:
+            ended.append(str(error))
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start(timeout=100)
+        sender = threading.Thread(target=send)
+        sender.start()
+        wait_until(lambda: publisher.statistics().waits > 3, 60, "all queues are full")
+        queued = publisher.statistics().messages
+        os.truncate(segment, kept)
+        go_on.set()
+        sender.join()
+    subscriber.run(until_end=True)
+    right = [payload == {sequence % 251 + 1} for sequence, payload in found]
+    print(json.dumps([queued, len(found), all(right), ended]))
+"""
+
+
+def test_what_waits_to_be_sent_of_a_segment_that_shrinks_is_sent_as_it_was(tmp_path: Path) -> None:
+    segment = large_day(tmp_path).segments[0]
+    start, _ = segment.places[5]
+    queued, found, right, ended = said(QUEUED, tmp_path, segment.path, start + 5_000)
+    assert 5 < queued <= found < BLOCKS
+    assert right
+    assert len(ended) == 1
+    assert ended[0].startswith(f"{segment.path}: the file shrank to {start + 5_000} bytes while it was read")
+
+
+@pytest.mark.parametrize("form", ["messages", "blocks"])
+def test_nothing_is_published_of_what_a_mapped_file_has_lost(tmp_path: Path, form: str) -> None:
+    path = tmp_path / "file"
+    block = Block.encode([b"T"], [0], b"\1" * 100_000, offsets=[0, 100_000], epoch=1)
+    path.write_bytes(bytes(block.body))
+    mapping = Mapping(path)
+    memory = mapping.array()
+    with path.open("r+b") as file:
+        file.truncate(5_000)
+    with Publisher(Feed.local("shrinks", slices=1)) as publisher, Subscriber(publisher.feed) as subscriber:
+        subscriber.on(b"")(lambda message: None)
+        publisher.wait_for_subscribers()
+        publisher.warm_up_stored()
+        header = numpy.frombuffer(block.header, numpy.uint8).copy()
+        heads, bodies, skips = (numpy.array([at]) for at in (header.ctypes.data, memory.ctypes.data, 0))
+        stored = Stored(heads.ctypes.data, bodies.ctypes.data, 0, skips.ctypes.data, 1)
+        with pytest.raises(JournalError, match="slice 0: a recording's file shrank while its messages were published"):
+            if form == "messages":
+                publisher.publish_many((b"T",), [0], memory, offsets=[0, len(memory)])
+            else:
+                publisher.publish_stored(0, [b""], stored)
+        publisher.flush()
+        assert publisher.statistics().messages == 0
 
 
 def test_a_torn_tail_that_is_cut_off_leaves_its_readers_alive(tmp_path: Path) -> None:
