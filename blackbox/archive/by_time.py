@@ -26,7 +26,7 @@ from blackbox.archive.filter import Filter
 from blackbox.archive.reader import RecordRun, Report, Span, read_spans
 from blackbox.archive.segment import NO_TIME, Segment
 
-_UNIT_BYTES: Final = 2 << 20
+_UNIT_BYTES: Final = 8 << 20
 _NO_TIME: Final = 0
 
 

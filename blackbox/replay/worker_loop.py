@@ -99,12 +99,16 @@ def _match(slices: int, trie: Trie, header: Header, block: BlockRow, frame: int)
         size = numpy.int64(offsets[topic + 1]) - start
         text = block.body + layout.topics + start
         played = _played_slice(slices + 8 * SLICE_WORDS * slice_of[topic])
+        before = int64s_at(played.topics.used, 1)[0]
         number = number_of(played.topics, text, size)
-        found = longest_prefix(trie, text, size)
         if number == FULL:
+            found = longest_prefix(trie, text, size)
             slice_counters_at(played.counters).unnumbered = 1
-        else:
+        elif number >= before:
+            found = longest_prefix(trie, text, size)
             int32s_at(played.set_of_topic, played.topics.capacity)[number] = found
+        else:
+            found = int32s_at(played.set_of_topic, played.topics.capacity)[number]
         numbers[topic] = number
         sets[topic] = found
         wanted |= found
