@@ -19,7 +19,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 SCRIPTS = {
     README: ("ten_lines",),
     STARTED: ("publisher", "subscriber"),
-    REPLAYED: ("recorder", "read", "back_test", "replay"),
+    REPLAYED: ("recorder", "own", "read", "back_test", "replay"),
 }
 
 
@@ -79,6 +79,7 @@ def test_the_two_processes_print_what_the_page_says(place: Path, first: str) -> 
 def test_recording_and_replays_print_what_the_page_says(place: Path) -> None:
     said = [
         *together(place, "recorder", "publisher"),
+        *together(place, "own"),
         *together(place, "read"),
         *together(place, "back_test"),
         *together(place, "subscriber", "replay"),
@@ -86,6 +87,7 @@ def test_recording_and_replays_print_what_the_page_says(place: Path) -> None:
     assert said == [
         "recorded: 1000 lost: 0",
         "sent: 1000",
+        "wrote: 3 messages of 2026-01-05",
         "AAPL: 500 gaps: 0 damage: 0",
         "replayed: 500 last: b'998'",
         "received: 500 lost: 0",
