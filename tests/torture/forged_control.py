@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from random import Random
+from typing import Any
 
 import msgspec
 
 from blackbox import Feed, SlowPolicy, Subscriber
 from blackbox.block.block import Block
+from blackbox.block.format import FLAG_END, FLAG_LINE_B, HEARTBEAT_KEY
 from blackbox.testing import Collector, RawPublisher
 from tests.torture.outcome import Outcome
 
@@ -26,21 +28,22 @@ def attack(random: Random, seconds: float) -> Outcome:
     with RawPublisher(feed, epoch=EPOCH) as publisher:
 
         def forge() -> None:
+            """Send past the publisher: its own answers stay true."""
             line, epoch = random.randrange(2), EPOCH
             number = random.choice([1 << 62, 1 << 40, random.randrange(1 << 25, 1 << 62)])
             kind = random.choice(["run", "number", "heartbeat of a run", "heartbeat", "end"])
             if "run" in kind:
                 epoch = random.choice([1, EPOCH - 1, EPOCH + 1, time.time_ns(), (1 << 63) - 1])
-            true = dict(publisher.sequences[0])
-            publisher.epoch = epoch
+            flags = FLAG_LINE_B if line else 0
+            common: dict[str, Any] = {"slice_id": 0, "epoch": epoch, "ts_out": time.time_ns(), "key_bytes": 0}
             if "heartbeat" in kind or kind == "end":
-                told = true if kind == "end" else {b"": number}
-                publisher.sequences[0] = told
-                publisher.heartbeat(end=random.random() < 0.5 or kind == "end", lines=[line])
+                told = publisher.sequences[0] if kind == "end" else {b"": number}
+                flags |= FLAG_END if random.random() < 0.5 or kind == "end" else 0
+                block = Block.encode_sequences(HEARTBEAT_KEY, told, flags=flags, **common)
             else:
                 sequence = 0 if kind == "run" else number
-                publisher.send(publisher.encode([(b"forged", b"")], sequence=sequence), [line])
-            publisher.epoch, publisher.sequences[0] = EPOCH, true
+                block = Block.encode([b"forged"], [0], b"", offsets=[0, 0], sequence=sequence, flags=flags, **common)
+            publisher.send_frames(block.frames, line=line)
 
         def send() -> Block:
             return publisher.encode([(b"true", b"%d" % sent)])
