@@ -331,8 +331,10 @@ def order(at: SliceAt, table: TableAt, trie: Trie, now: int, tick: int) -> int:
     if entered == FAILED:
         return FAILED
     state = slice_state_at(at.state)
-    if state.finished_lines != 0:
-        state.finished_lines &= ~(1 << line)  # it has not ended
+    untrue_end = state.finished_lines & (1 << line)
+    if untrue_end != 0:
+        state.finished_lines &= ~untrue_end
+        state.confirmed_lines &= ~untrue_end  # the end has withdrawn our acceptance: the next heartbeat asks again
     note_clocks(clock_state_at(at.clock), counters, epoch, line, header.ts_out, now)
     span = span_of(header, msg_data(at.scratch + BODY_AT))
     verdict = _judge(at, table, trie, key, header, span, tick)

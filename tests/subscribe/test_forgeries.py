@@ -10,6 +10,7 @@ import pytest
 
 from blackbox import Feed, Subscriber
 from blackbox.block.block import Block
+from blackbox.block.format import ACCEPT_KEY
 from blackbox.subscribe.epochs import AHEAD_NS
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.subscribe.subscribers import one_slice
@@ -193,6 +194,24 @@ def test_an_end_that_is_followed_by_anything_is_taken_back(proof: str) -> None:
         publisher.heartbeat(end=True, lines=[0])
         subscriber.run(until_end=True)
     assert got.payloads == ([b"0"] if proof == "a block" else [])
+
+
+def test_after_an_end_that_a_block_takes_back_the_publisher_counts_the_subscriber_again() -> None:
+    subscriber, got = subscribed(feed := msgspec.structs.replace(one_slice(), heartbeat_ns=60 * 10**9))
+    with RawPublisher(feed) as publisher:
+
+        def acceptances() -> int:
+            return sum(key.startswith(ACCEPT_KEY) for key in publisher.subscriptions())
+
+        subscriber.start()
+        wait_until(lambda: acceptances() == 1)
+        publisher.heartbeat(end=True)
+        wait_until(lambda: acceptances() == 0, what="the end withdraws the acceptance")
+        send(publisher, b"0")
+        got.wait(1)
+        publisher.heartbeat()
+        wait_until(lambda: acceptances() == 1, what="the publisher counts the subscriber again")
+        subscriber.terminate()
 
 
 def test_refused_blocks_are_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
