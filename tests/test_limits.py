@@ -17,12 +17,27 @@ from blackbox import Feed, Publisher, Subscriber
 from blackbox.publish.slice_sender import needs_of as needs_of_sender
 from blackbox.subscribe.receiver import needs_of as needs_of_receiver
 from blackbox.testing import wait_until
+from tests.cli.commands import write_feed
+from tests.cli.days import recorded_day
 from tests.process_state import held, linux_only
 from tests.torture.limits import KINDS, Limits
 
 pytestmark = linux_only
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = {"descriptors": "RLIMIT_NOFILE", "threads": "RLIMIT_NPROC"}
+
+
+def run_limited(words: list[str], what: int, limit: int) -> subprocess.CompletedProcess[str]:
+    """Run a command of which the system limits something."""
+    return subprocess.run(
+        [sys.executable, "-m", "blackbox.cli", *words],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/feeds"},
+        preexec_fn=lambda: resource.setrlimit(what, (limit, limit)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +58,34 @@ def test_what_lacks_descriptors_or_threads_says_so_and_ends(limits: Limits, kind
     for line in refused:
         assert line.startswith("LimitError: ")
         assert NAMES[what] in line
+
+
+MEMORY_MIB = (250, 350, 450, 600, 800, 1_000)
+
+
+@pytest.mark.parametrize("command", ["publish", "subscribe", "record", "replay", "stat"])
+def test_a_command_that_lacks_memory_says_so_in_one_line_and_never_aborts(tmp_path: Path, command: str) -> None:
+    (tmp_path / "recordings").mkdir()
+    feed = str(write_feed(Feed.local("memory", slices=2), tmp_path / "feed.toml"))
+    day = recorded_day(tmp_path / "day").path
+    words = {
+        "publish": "synthetic:10 --wait-for 0",
+        "subscribe": "--timeout 0.1",
+        "record": f"--out {tmp_path / 'recordings'} --timeout 0.1",
+        "replay": f"{day} --timeout 0.1",
+        "stat": "--timeout 0.1 --once",
+    }[command]
+    refused = []
+    for limit in MEMORY_MIB:
+        ended = run_limited([command, *words.split(), "--feed", feed], resource.RLIMIT_AS, limit << 20)
+        assert ended.returncode in (0, 1), (limit, ended.stderr)
+        assert "Traceback" not in ended.stderr, limit
+        errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+        assert len(errors) == ended.returncode, (limit, ended.stderr)
+        if errors and not re.search("no publisher|too few subscribers", errors[0]):
+            assert "RLIMIT_AS" in errors[0], limit
+            refused.append(limit)
+    assert refused[:2] == [250, 350]
 
 
 @pytest.mark.own_process
@@ -78,16 +121,7 @@ def test_what_is_made_sure_of_is_what_is_opened() -> None:
     ],
 )
 def test_a_command_that_lacks_descriptors_says_so_in_one_line(tmp_path: Path, words: str, limit: int) -> None:
-    command = [sys.executable, "-m", "blackbox.cli", *words.format(dir=tmp_path).split()]
-    ended = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/feeds"},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    ended = run_limited(words.format(dir=tmp_path).split(), resource.RLIMIT_NOFILE, limit)
     assert ended.returncode == 1
     (line,) = (line for line in ended.stderr.splitlines() if line.startswith("error: "))
     assert re.search(r"free file descriptors were \d+, expected \d+", line)

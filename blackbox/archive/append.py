@@ -42,7 +42,7 @@ from blackbox.archive.marks import EPOCH_END, HEARD
 from blackbox.archive.record import chain_after, write_head
 from blackbox.block.format import FLAG_CHECKSUM, FLAG_END, read_header
 from blackbox.native.intrinsics import bytes_at, call_with_address, copy_bytes, inner
-from blackbox.native.jit import njit
+from blackbox.native.jit import check_memory, njit
 from blackbox.native.posix import now_ns, sleep_microseconds, sync_file
 from blackbox.native.records import load_shared, store_shared
 from blackbox.native.xxh3 import checksum_32
@@ -248,6 +248,7 @@ def append(at: int) -> None:
 
 def compile_append() -> Any:
     """Return `append` as a C function; it has `.address`."""
+    check_memory()
     return cfunc(types.void(types.int64), nogil=True, cache=True)(_entry)
 
 

@@ -9,13 +9,14 @@ from typing import Any
 from numba import njit, typeof
 
 from blackbox.native.kernel_cache import cache_root, use_kernel_cache
-from blackbox.native.limits import Needs
+from blackbox.native.limits import Needs, check_limits
 
-__all__ = ["WARM_UP_NEEDS", "njit", "warm_up"]
+__all__ = ["WARM_UP_NEEDS", "check_memory", "njit", "warm_up"]
 
 log = logging.getLogger("blackbox")
 
 WARM_UP_NEEDS = Needs(threads=1)
+_COMPILE_NEEDS = Needs(memory=256 << 20)
 _PATIENCE_S = 1.0
 _told = threading.Event()
 
@@ -29,8 +30,14 @@ def _tell() -> None:
         log.warning(text, cache_root())
 
 
+def check_memory() -> None:
+    """Raise LimitError unless there is memory to compile something, or to load it: LLVM ends a process without it."""
+    check_limits("compiling", _COMPILE_NEEDS)
+
+
 def warm_up(function: Any, *arguments: Any) -> None:
-    """Compile `function` for arguments like these, or load it from the cache, without calling it."""
+    """Compile `function` for arguments like these, or load it from the cache, without calling it. Raises LimitError."""
+    check_memory()
     timer = threading.Timer(_PATIENCE_S, _tell)
     timer.daemon = True
     timer.start()

@@ -1,11 +1,12 @@
 """What the system lets this process open: looked at before it is needed.
 
-libzmq ends the process when it lacks a file descriptor or a thread midway, and whatever loads code without one fails
-with an error that names something else. So who is about to open much asks here first.
+libzmq ends the process when it lacks a file descriptor or a thread midway, LLVM when it lacks memory, and whatever
+loads code without one fails with an error that names something else. So who is about to open much asks here first.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import resource
 import threading
@@ -21,7 +22,8 @@ SPARE_THREADS = 2
 """The system counts threads that have ended a little longer than Python does."""
 
 
-_THREADS = "RLIMIT_NPROC, ulimit -u; pids of its cgroup; memory, ulimit -v"
+MEMORY = "RLIMIT_AS, ulimit -v"
+_THREADS = f"RLIMIT_NPROC, ulimit -u; pids of its cgroup; memory: {MEMORY}"
 
 
 class Needs(NamedTuple):
@@ -29,12 +31,19 @@ class Needs(NamedTuple):
 
     descriptors: int = 0
     threads: int = 0
+    memory: int = 0
+    """Address space. Unit: bytes."""
+
+
+LOAD_NEEDS = Needs(memory=384 << 20)
+"""Loading numba and what is compiled."""
 
 
 def check_limits(what: str, *needs: Needs) -> None:
     """Raise LimitError, naming `what` and the limit, unless all of it can be opened and started now."""
     threads = sum(each.threads for each in needs)
     threads += SPARE_THREADS * (threads > 0)
+    _check_memory(what, sum(each.memory for each in needs))
     needed = sum(each.descriptors for each in needs) + SPARE_DESCRIPTORS
     free = _free_descriptors(needed)
     if free < needed:
@@ -49,6 +58,16 @@ def check_limits(what: str, *needs: Needs) -> None:
             f"{what}: threads that could be started were {started}, expected {threads}: "
             f"raise what limits them ({_THREADS})"
         )
+
+
+def _check_memory(what: str, needed: int) -> None:
+    if needed:
+        try:
+            mmap.mmap(-1, needed, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ).close()
+        except (OSError, MemoryError) as error:
+            raise LimitError(
+                f"{what}: {needed >> 20} MiB of memory could not be had: raise what limits it ({MEMORY})"
+            ) from error
 
 
 def open_pipe() -> tuple[int, int]:

@@ -26,7 +26,7 @@ from blackbox.block.batch import ORIGINS
 from blackbox.block.format import FLAG_NULLS, FLAG_SEQUENCES, body_layout
 from blackbox.errors import CallbackError
 from blackbox.native.intrinsics import _pointer, bytes_at, int32s_at, int64s_at
-from blackbox.native.jit import njit
+from blackbox.native.jit import check_memory, njit
 from blackbox.subscribe.worker_state import CallbackCall, callback_call_at
 
 
@@ -183,4 +183,5 @@ def _compile(function: Callable[..., None], shape: tuple[int, ...], dtype: numpy
         except Exception:  # noqa: BLE001 - all that numba can catch
             call.error = 1
 
+    check_memory()
     return cfunc(types.void(types.int64), nogil=True)(entry)

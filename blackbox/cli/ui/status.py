@@ -17,7 +17,7 @@ import typer
 from blackbox.cli.interrupts import TEXT, raised
 from blackbox.cli.ui.terminal import say
 from blackbox.errors import BlackBoxError, LimitError, SlowSubscriberError
-from blackbox.native.limits import check_limits
+from blackbox.native.limits import LOAD_NEEDS, MEMORY, check_limits
 
 
 class Status(IntEnum):
@@ -54,7 +54,7 @@ def exit_statuses() -> Iterator[None]:
     """
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
-        check_limits("blackbox")  # before a command's imports, which would say that a module is not there
+        check_limits("blackbox", LOAD_NEEDS)  # before a command's imports, which would say that a module is not there
         with raised():
             yield
         sys.stdout.flush()
@@ -63,12 +63,14 @@ def exit_statuses() -> Iterator[None]:
     except BlackBoxError as error:
         _fail(error, Status.ERROR)
     except MemoryError as error:
-        _fail(LimitError(f"out of memory: {error} (RLIMIT_AS, ulimit -v)"), Status.ERROR)
+        _fail(_out_of_memory(error), Status.ERROR)
     except BrokenPipeError:
         _drop_output()
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             _fail(LimitError(f"{error} (RLIMIT_NOFILE, ulimit -n)"), Status.ERROR)
+        if error.errno == errno.ENOMEM:
+            _fail(_out_of_memory(error), Status.ERROR)
         _drop_output()
         _fail(BlackBoxError(f"{error.filename or 'output'}: {error.strerror or error}"), Status.ERROR)
     except _Terminated:
@@ -78,6 +80,10 @@ def exit_statuses() -> Iterator[None]:
         raise typer.Exit(Status.INTERRUPTED) from None
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _out_of_memory(error: Exception) -> LimitError:
+    return LimitError(f"out of memory: {error} ({MEMORY})")
 
 
 def _drop_output() -> None:
