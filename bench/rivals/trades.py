@@ -45,9 +45,9 @@ def trades(messages: int) -> NDArray[Any]:
     return records
 
 
-def record_trades(messages: int) -> Recording:
+def record_trades(messages: int, slices: int = 1) -> Recording:
     """A recording of them, made by a publisher and a recorder."""
-    feed = Feed.local(f"trades-{messages}", slices=1, schema="dbn")
+    feed = Feed.local(f"trades-{messages}-{slices}", slices=slices, schema="dbn")
     records = trades(messages)
     index = records["instrument_id"].astype(numpy.int32)
     payloads = records.view(numpy.uint8).reshape(messages, TRADE.itemsize)
