@@ -9,11 +9,21 @@ import msgspec
 import numpy
 import pytest
 
-from blackbox import Feed, Message, Publisher, PublisherError, Recorder, Recording, SlowPolicy, Subscriber
+from blackbox import (
+    CallbackError,
+    Feed,
+    Message,
+    Publisher,
+    PublisherError,
+    Recorder,
+    Recording,
+    SlowPolicy,
+    Subscriber,
+)
 from blackbox.archive.marks import MarkKind, marks_of
 from blackbox.testing import Collector, wait_until
 from tests.publish.subscribers import collected, one_slice
-from tests.replay.audience import Audience
+from tests.replay.audience import Audience, fingerprint
 
 LAG_NS = 3_600 * 10**9
 COUNT = 2_000
@@ -46,6 +56,20 @@ def test_all_kinds_of_callback_are_told_once_for_each_slice_and_lose_nothing(lin
     received = audience.subscriber.statistics().received
     assert (received.gaps, received.implausible, received.epochs) == (0, 0, 4)
     assert lines == 2 or (received.duplicates, received.stale) == (0, 0)
+
+
+def test_slices_in_processes_of_their_own_go_back_too() -> None:
+    feed = Feed.local("back", slices=2)
+    subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(max_lag_ns=LAG_NS))
+    counted = subscriber.on_compiled(b"", state=numpy.zeros(2, numpy.int64))(fingerprint)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start(timeout=60)
+        publish(publisher)
+        publisher.new_epoch()
+        publish(publisher)
+    subscriber.run(until_end=True)
+    assert counted.total()[0] == COUNT
+    assert subscriber.statistics().received.messages == 2 * COUNT
 
 
 def test_hooks_run_between_the_messages_before_and_after_of_all_workers() -> None:
@@ -155,8 +179,6 @@ def test_a_recorder_notes_where_the_new_epoch_begins(tmp_path: Path) -> None:
 
 
 def test_hooks_that_raise_end_the_subscriber_as_callbacks_do() -> None:
-    from blackbox import CallbackError
-
     subscriber, got = collected(feed := one_slice())
 
     @subscriber.on_reset

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy
 
 from blackbox import Batch, Message, Publisher, SlowPolicy, Subscriber
+from blackbox.subscribe import worker_loop
 from blackbox.testing import Collector, wait_until
 from tests.gate import Gate
 from tests.subscribe.subscribers import one_slice
@@ -76,3 +77,9 @@ def test_a_full_worker_queue_is_bounded_and_loses_nothing() -> None:
     for got in (blocked, free):
         assert [int.from_bytes(p, "little") for p in got.payloads] == list(range(50_000))
     assert subscriber.statistics().received.gaps == 0
+
+
+def test_each_reason_to_leave_the_compiled_loop_has_a_number_of_its_own() -> None:
+    reasons = [worker_loop.DELIVER, worker_loop.SWITCH, worker_loop.ENDED, worker_loop.TICK]
+    reasons += [worker_loop.GROW, worker_loop.FAILED, worker_loop.EPOCH]
+    assert len(set(reasons)) == len(reasons)
