@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from blackbox.archive.recorder import Recorder
     from blackbox.archive.recording import Recording
+    from blackbox.archive.recordings import Recordings
     from blackbox.block.batch import Batch, Message
     from blackbox.block.block import Block
     from blackbox.errors import (
@@ -59,6 +60,7 @@ __all__ = [
     "PublisherError",
     "Recorder",
     "Recording",
+    "Recordings",
     "Replay",
     "Schema",
     "SilentPublisherError",
@@ -80,6 +82,7 @@ _MODULE_OF = {
     "Publisher": "publish.publisher",
     "Recorder": "archive.recorder",
     "Recording": "archive.recording",
+    "Recordings": "archive.recordings",
     "Replay": "replay.replay",
     "Schema": "feed.schema",
     "SlowPolicy": "subscribe.slow_subscriber",

@@ -82,6 +82,12 @@ def parse_time(text: str, zone: str, start_ns: int = 0, stop_ns: int = MAX_NS) -
     return ns
 
 
+def is_time_of_day(value: object) -> bool:
+    """Return whether this is text that `parse_time` reads as a time of day without a date."""
+    found = _TIME.fullmatch(value.strip()) if isinstance(value, str) else None
+    return found is not None and found["date"] is None and found["clock"] is not None
+
+
 def time_text(ns: int, digits: int = 6) -> str:
     """Return a time in UTC as `parse_time` reads it, with so many digits (0 to 9) of the second."""
     return f"{datetime_of(ns):%Y-%m-%dT%H:%M:%S}{_fraction(ns, digits)}Z"

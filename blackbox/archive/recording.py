@@ -339,8 +339,8 @@ class Recording:
         """Return a time as ns since 1970, int64.
 
         Text is what `blackbox.timestamps` reads, in the feed's time zone if it names none. A time of day alone is that
-        of the session of the first message by this clock: a file of an earlier year that was recorded today has its own
-        date.
+        of the recording's date; but where no message is of that session by this clock, of the session of the first one:
+        a file of an earlier year that was recorded today has its own date.
 
         Raises ValueError for other text or a datetime without a time zone, TypeError for anything else.
         """
@@ -350,10 +350,14 @@ class Recording:
             return max(MIN_NS, min(ns_of(value), MAX_NS))
         if isinstance(value, str):
             low, high = self.time_range(by)
-            date = session_date(self.feed, low) if high >= low else self.date
-            begin = day_end_ns(self.feed, date - datetime.timedelta(1))
-            return parse_time(value, self.feed.time_zone, begin, day_end_ns(self.feed, date) - 1)
+            begin, end = self._session(self.date)
+            if low <= high and (high < begin or low >= end):
+                begin, end = self._session(session_date(self.feed, low))
+            return parse_time(value, self.feed.time_zone, begin, end - 1)
         raise TypeError(f"time was {value!r}, expected ns since the epoch, a datetime or text")
+
+    def _session(self, date: datetime.date) -> tuple[int, int]:
+        return day_end_ns(self.feed, date - datetime.timedelta(1)), day_end_ns(self.feed, date)
 
     @property
     def _all(self) -> Filter:

@@ -2,14 +2,152 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import datetime
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Self, Unpack
 
 from blackbox.archive.by_time import ByTime
-from blackbox.archive.filter import Clock, Filter
+from blackbox.archive.day import MANIFEST, recorded_days
+from blackbox.archive.filter import Clock, Filter, Selection
 from blackbox.archive.reader import Bodies, RecordRun, Report, read_runs
 from blackbox.archive.recording import Recording
 from blackbox.archive.segment import Damage, Segment
-from blackbox.errors import ConfigError
+from blackbox.archive.summary import Gap
+from blackbox.block.batch import Batch
+from blackbox.errors import ConfigError, JournalError
+
+Date = datetime.date | str
+
+
+class Recordings:
+    """Several days, read as one: of one feed, or of feeds with one schema and `key_bytes`.
+
+    Attributes: `days`, the recordings by date, each once; `feed` and `schema`, of the last day. Iterate over it for the
+    days: `Subscriber.replay` and `Replay` take it as it is.
+
+    Times of day (`start="14:30"`) are those of each day.
+    """
+
+    def __init__(self, recordings: Iterable[Recording]) -> None:
+        """Wrap recordings; others use `open`. Raises ConfigError when there is none, or they do not fit together."""
+        self.days = tuple(sorted(distinct(recordings), key=lambda recording: recording.date))
+        if not self.days:
+            raise ConfigError("there was no recording, expected at least one")
+        _key_bytes_of(self.days)
+        names = {recording.schema.name for recording in self.days}
+        if len(names) > 1:
+            raise ConfigError(f"recordings had feeds of schema {sorted(names)}, expected the same in all")
+        self.feed, self.schema = self.days[-1].feed, self.days[-1].schema
+
+    @classmethod
+    def open(cls, *paths: str | os.PathLike[str], first: Date | None = None, last: Date | None = None) -> Self:
+        """Open the days at these paths, each a day's directory or a feed's with its days, from `first` to `last`.
+
+        Raises JournalError when a path holds no recorded day, or one cannot be read, or there is none of these dates;
+        ConfigError as `Recordings`, or for a date that is none.
+        """
+        low, high = _date(first, datetime.date.min), _date(last, datetime.date.max)
+        found = [day for path in paths for day in _days_at(Path(path))]
+        # By its name a day of another date need not be opened.
+        opened = [Recording.open(day) for day in found if low <= _date_of_name(day, low) <= high]
+        chosen = [recording for recording in opened if low <= recording.date <= high]
+        if not chosen:
+            where = ", ".join(str(path) for path in paths)
+            raise JournalError(f"{where}: no day was from {first} to {last}, expected some of {len(found)} days")
+        return cls(chosen)
+
+    def __iter__(self) -> Iterator[Recording]:
+        return iter(self.days)
+
+    def __len__(self) -> int:
+        return len(self.days)
+
+    def __repr__(self) -> str:
+        return f"Recordings({self.feed.name!r}, {len(self.days)} days, {self.days[0].date} to {self.days[-1].date})"
+
+    @property
+    def damage(self) -> list[Damage]:
+        """What was found to be unreadable so far, day by day."""
+        return [damage for recording in self.days for damage in recording.damage]
+
+    def batches(self, prefix: bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
+        """Yield what `Recording.batches` yields, day by day."""
+        for recording in self.days:
+            yield from recording.batches(prefix, **selection)
+
+    def topics(self) -> list[bytes]:
+        """Return all topics, sorted. Reads everything, as `counts`."""
+        return sorted(self.counts())
+
+    def counts(self) -> dict[bytes, int]:
+        """Return the number of messages of each topic. Reads everything; damaged blocks are left out."""
+        total: Counter[bytes] = Counter()
+        for recording in self.days:
+            total.update(recording.counts())
+        return dict(total)
+
+    def gaps(self) -> list[Gap]:
+        """Return the gaps within each day, day by day: see `Recording.gaps`."""
+        return [gap for recording in self.days for gap in recording.gaps()]
+
+    def verify(self, progress: Callable[[int], object] | None = None) -> list[Damage]:
+        """Read everything, check every checksum, and return all that is unreadable or missing: see `Recording.verify`.
+
+        `progress` is called with the bytes read so far, of `file_bytes`.
+        """
+        before = 0
+
+        def tell(done: int) -> None:
+            if progress is not None:
+                progress(before + done)
+
+        found: list[Damage] = []
+        for recording in self.days:
+            found += recording.verify(tell)
+            before += recording.file_bytes
+        return found
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of all segments, without their indexes."""
+        return sum(recording.file_bytes for recording in self.days)
+
+
+def distinct(recordings: Iterable[Recording]) -> tuple[Recording, ...]:
+    """Return the recordings, each directory once."""
+    return tuple({recording.path.resolve(): recording for recording in recordings}.values())
+
+
+def _days_at(path: Path) -> list[Path]:
+    """Return the days' directories at a path; the path itself where there is none: opening it tells what is wrong."""
+    return [path] if (path / MANIFEST).exists() else recorded_days(path) or [path]
+
+
+def _date(given: Date | None, default: datetime.date) -> datetime.date:
+    if given is None or isinstance(given, datetime.date):
+        return given or default
+    try:
+        return datetime.date.fromisoformat(given)
+    except ValueError:
+        raise ConfigError(f"date was {given!r}, expected one such as '2019-12-30'") from None
+
+
+def _date_of_name(day: Path, default: datetime.date) -> datetime.date:
+    """Return the date that a day's directory is named by; a copy may have any name."""
+    try:
+        return datetime.date.fromisoformat(day.name)
+    except ValueError:
+        return default
+
+
+def _key_bytes_of(recordings: Iterable[Recording]) -> int:
+    sizes = {recording.feed.key_bytes for recording in recordings}
+    if len(sizes) > 1:
+        raise ConfigError(f"recordings had feeds of key_bytes {sorted(sizes)}, expected the same in all")
+    return sizes.pop()
 
 
 def runs_of(
@@ -52,13 +190,11 @@ def _chosen(
 ) -> tuple[list[list[Segment]], Filter, Report]:
     """Return the segments of each slice, what is wanted of them, and who is told of damage."""
     recordings = tuple(recordings)
-    sizes = {recording.feed.key_bytes for recording in recordings}
-    if len(sizes) > 1:
-        raise ConfigError(f"recordings had feeds of key_bytes {sorted(sizes)}, expected the same in all")
+    key_bytes = _key_bytes_of(recordings)
     chosen = None if slices is None else tuple(slices)
     streams = [stream for recording in recordings for stream in recording.streams(prefix, chosen)]
 
     def report(damage: Damage) -> None:
         next(r for r in recordings if damage.path.is_relative_to(r.path)).note(damage)
 
-    return streams, Filter(sizes.pop(), prefix, None, start, stop, by), report
+    return streams, Filter(key_bytes, prefix, None, start, stop, by), report

@@ -58,7 +58,7 @@ def replay(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="First market time to play: `09:30`, in the recorded feed's time zone; ISO 8601; or ns since 1970.",
+            help="First market time to play: `09:30` of each day, in the feed's time zone; ISO 8601; or ns since 1970.",
             show_default=False,
         ),
     ] = None,
@@ -144,8 +144,8 @@ def replay(
         try:
             played = Replay(
                 recordings,
-                start=time_ns(recordings[0], start, "--start"),
-                stop=time_ns(recordings[-1], stop, "--stop"),
+                start=_checked(recordings[0], start, "--start"),
+                stop=_checked(recordings[-1], stop, "--stop"),
                 prefix=prefix.encode(),
                 slices=chosen,
                 keep_gaps=keep_gaps,
@@ -181,6 +181,12 @@ def replay(
         discarded = sent.discarded
         if discarded:
             lose(f"{count(discarded)} messages were not sent: a subscriber did not take them in time")
+
+
+def _checked(recording: Recording, text: str | None, option: str) -> str | None:
+    """Return the text of a time. Raises BadParameter when it is none: status 2."""
+    time_ns(recording, text, option)
+    return text
 
 
 def _opened(paths: Sequence[Path]) -> list[Recording]:

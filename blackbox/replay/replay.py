@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterable
 from contextlib import closing
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from itertools import groupby
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy
@@ -15,7 +16,7 @@ from blackbox.archive.filter import Time
 from blackbox.archive.read_ahead import DEPTH, read_ahead
 from blackbox.archive.reader import UNCHECKED
 from blackbox.archive.recording import Recording
-from blackbox.archive.recordings import by_time, runs_of
+from blackbox.archive.recordings import by_time, distinct, runs_of
 from blackbox.errors import ConfigError
 from blackbox.replay.block_table import BEGINNING, END, BlockTable, Selection, block_tables, warm_up_tables
 from blackbox.replay.controls import Action, Controls, Grant
@@ -23,6 +24,7 @@ from blackbox.replay.market_order import MarketOrder, OutOfOrder
 from blackbox.replay.schedule import NO_LIMIT
 from blackbox.replay.to_wire import PublisherPlayer
 from blackbox.subscribe.ticks import NEVER, Ticks
+from blackbox.timestamps import is_time_of_day
 
 if TYPE_CHECKING:
     from blackbox.feed.schema import Schema
@@ -83,6 +85,14 @@ class ReplayStatistics(msgspec.Struct, frozen=True, kw_only=True):
         return self.market_seconds / self.seconds if self.seconds else 0.0
 
 
+class _Span(NamedTuple):
+    """Recordings that are played as one, and the times of theirs that are played."""
+
+    recordings: tuple[Recording, ...]
+    start: int
+    stop: int
+
+
 class Replay:
     """Recordings to play again, by `publish` or `Subscriber.replay`; `controls` pause, seek and pace it.
 
@@ -112,10 +122,10 @@ class Replay:
         """Settings. Nothing is read until it is run.
 
         Args:
-            recordings: one, or several, which are played as one, in time order.
+            recordings: one, or several, which are played as one, in time order. One that is given twice is played once.
             speed: seconds of market time in a second; None: as fast as it is taken. Change it by `controls.speed`.
-            start: the first time to play, see `Recording.time`. By `pace_by`.
-            stop: the time to stop before.
+            start: the first time to play, see `Recording.time`. By `pace_by`. A time of day is that of each day.
+            stop: the time to stop before, likewise.
             prefix: only messages whose topics start with it.
             slices: only these.
             order: "event": by the venue's time. "sent": block by block as they were sent, slices merged. Default: the
@@ -134,7 +144,7 @@ class Replay:
         """
         if keep_gaps and prefix:
             raise ConfigError(f"keep_gaps was set beside prefix {prefix!r}: what is left out would look like gaps too")
-        given = (recordings,) if isinstance(recordings, Recording) else tuple(recordings)
+        given = distinct((recordings,) if isinstance(recordings, Recording) else recordings)
         if not given:
             raise ConfigError("a replay was given no recording, expected at least one")
         for name, values in (
@@ -160,8 +170,8 @@ class Replay:
         self._pace_by = pace_by or ("ts_event" if order == "event" else self._usual_clock())
         self._order = order or ("event" if self._pace_by == "ts_event" else "sent")
         self._key_bytes = given[0].feed.key_bytes
-        self._start = BEGINNING if start is None else self.recordings[0].time(start, self._pace_by)
-        self._stop = END if stop is None else self.recordings[-1].time(stop, self._pace_by)
+        self._spans = [self._span(each, start, stop) for each in self._played_together(start, stop)]
+        self._start, self._stop = self._spans[0].start, self._spans[-1].stop
         self._keep_gaps = keep_gaps
         self._loops = loops
         self._messages = self._blocks = self._body_bytes = self._damaged = 0
@@ -248,6 +258,19 @@ class Replay:
             misplaced=self._out_of_order.misplaced,
         )
 
+    def _played_together(self, start: Time | None, stop: Time | None) -> list[tuple[Recording, ...]]:
+        """Return the recordings, those of each day apart where times are of each day."""
+        if not (is_time_of_day(start) or is_time_of_day(stop)):
+            return [self.recordings]
+        return [tuple(each) for _, each in groupby(self.recordings, key=lambda recording: recording.date)]
+
+    def _span(self, recordings: tuple[Recording, ...], start: Time | None, stop: Time | None) -> _Span:
+        return _Span(
+            recordings,
+            BEGINNING if start is None else recordings[0].time(start, self._pace_by),
+            END if stop is None else recordings[-1].time(stop, self._pace_by),
+        )
+
     def _usual_clock(self) -> Literal["ts_event", "ts_out"]:
         return "ts_event" if any(r.time_range("ts_event")[1] > 0 for r in self.recordings) else "ts_out"
 
@@ -272,15 +295,21 @@ class Replay:
         return None
 
     def _tables(self, player: Player, start: int) -> Generator[BlockTable, None, None]:
-        by, stop = self._pace_by, self._stop
+        for span in self._spans:
+            if start < span.stop:
+                yield from self._tables_of(player, span._replace(start=max(start, span.start)))
+
+    def _tables_of(self, player: Player, span: _Span) -> Generator[BlockTable, None, None]:
+        recordings, start, stop = span
+        by = self._pace_by
         selection = Selection(self._key_bytes, self.prefix, by, start, stop)
         wanted = self.prefix, None if start == BEGINNING else start, None if stop == END else stop, self._slices
         if self._order == "event":
-            ordered = by_time(self.recordings, *wanted)
+            ordered = by_time(recordings, *wanted)
             if not ordered.is_in_order or (player.in_sequence and len(ordered.slices) > 1) or self._has_twice(ordered):
                 return MarketOrder(ordered, selection, self._most_topics(), self._out_of_order).tables()
         runs = runs_of(
-            self.recordings,
+            recordings,
             *wanted,
             by,
             bodies="unpacked",

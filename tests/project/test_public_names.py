@@ -28,6 +28,7 @@ NAMES = {
     "PublisherError": "blackbox.errors",
     "Recorder": "blackbox.archive.recorder",
     "Recording": "blackbox.archive.recording",
+    "Recordings": "blackbox.archive.recordings",
     "Replay": "blackbox.replay.replay",
     "Schema": "blackbox.feed.schema",
     "SilentPublisherError": "blackbox.errors",

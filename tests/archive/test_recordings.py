@@ -1,0 +1,190 @@
+"""Several days as one: each once, by date, and times of day are those of each."""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blackbox import ConfigError, Feed, JournalError, Message, Recording, Recordings, Replay, Subscriber
+from blackbox.replay.clock import ManualClock
+from blackbox.replay.controls import Controls
+
+ZONE = "America/New_York"
+NOON_NS = 1_767_632_400 * 10**9
+"""2026-01-05 12:00 in New York."""
+HOUR_NS = 3_600 * 10**9
+DATES = ("2026-01-05", "2026-01-06", "2026-01-07")
+
+
+def feed_of(slices: int = 2, name: str = "days", **settings: Any) -> Feed:
+    feed = Feed.local(name, slices=slices, **settings)
+    return Feed(name=name, slices=feed.slices, schema=feed.schema, key_bytes=feed.key_bytes, time_zone=ZONE)
+
+
+def write_days(directory: Path, slices: int = 2, dates: tuple[str, ...] = DATES, **settings: Any) -> Path:
+    """Each hour of each day a message of A and of B, from 9:00 to 15:00; payloads are date and hour."""
+    for number, date in enumerate(DATES):
+        if date in dates:
+            hours = [hour for hour in range(9, 16) for _ in "AB"]
+            columns = {
+                "topic": ["A.t", "B.t"] * 7,
+                "ts_event": [NOON_NS + 24 * HOUR_NS * number + HOUR_NS * (hour - 12) for hour in hours],
+                "payload": [f"{date} {hour:02}" for hour in hours],
+            }
+            Recording.create(directory, feed_of(slices, **settings), columns)
+    return directory / str(settings.get("name", "days"))
+
+
+def payloads(recordings: Recordings | Recording, **selection: Any) -> list[str]:
+    return sorted({message.payload.decode() for batch in recordings.batches(**selection) for message in batch})
+
+
+def replayed(recordings: Any, **settings: Any) -> list[str]:
+    found: list[str] = []
+    given = recordings.recordings if isinstance(recordings, Replay) else recordings
+    subscriber = Subscriber(next(iter(given)).feed)
+
+    @subscriber.on(b"A.")
+    def take(message: Message) -> None:
+        found.append(message.payload.decode())
+
+    subscriber.replay(recordings, **settings)
+    return found
+
+
+def expected(hours: range, dates: tuple[str, ...] = DATES) -> list[str]:
+    return [f"{date} {hour:02}" for date in dates for hour in hours]
+
+
+def test_a_feed_s_directory_is_all_its_days(tmp_path: Path) -> None:
+    recordings = Recordings.open(write_days(tmp_path))
+    assert [str(day.date) for day in recordings] == list(DATES)
+    assert payloads(recordings) == expected(range(9, 16))
+    assert recordings.counts() == {b"A.t": 21, b"B.t": 21}
+    assert recordings.topics() == [b"A.t", b"B.t"]
+    assert (recordings.gaps(), recordings.verify(), recordings.damage) == ([], [], [])
+    assert repr(recordings) == "Recordings('days', 3 days, 2026-01-05 to 2026-01-07)"
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "dates"),
+    [
+        ("2026-01-06", None, DATES[1:]),
+        (None, datetime.date(2026, 1, 6), DATES[:2]),
+        ("2026-01-06", "2026-01-06", DATES[1:2]),
+    ],
+)
+def test_a_range_of_dates_is_chosen(tmp_path: Path, first: Any, last: Any, dates: tuple[str, ...]) -> None:
+    directory = write_days(tmp_path)
+    (directory / DATES[1]).rename(directory / "copy")  # its manifest says which day it is
+    recordings = Recordings.open(directory, first=first, last=last)
+    assert tuple(str(day.date) for day in recordings) == dates
+
+
+def test_a_day_that_is_named_twice_is_there_and_played_once(tmp_path: Path) -> None:
+    directory = write_days(tmp_path)
+    (tmp_path / "link").symlink_to(directory / DATES[0])
+    recordings = Recordings.open(directory / DATES[0], directory, tmp_path / "link")
+    assert len(recordings) == 3
+    assert replayed(recordings) == expected(range(9, 16))
+    day = directory / DATES[0]
+    assert replayed([Recording.open(day), Recording.open(day)]) == expected(range(9, 16), DATES[:1])
+
+
+def test_times_of_day_are_those_of_each_day(tmp_path: Path) -> None:
+    recordings = Recordings.open(write_days(tmp_path))
+    assert payloads(recordings, start="10:00", stop="12:00") == expected(range(10, 12))
+    date_time = f"{DATES[1]} 12:00"
+    assert payloads(recordings, start=date_time)[0] == f"{DATES[1]} 12"
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+@pytest.mark.parametrize("order", ["event", "sent"])
+@pytest.mark.parametrize("speed", [None, 3_600.0])
+def test_a_replay_plays_times_of_day_of_each_day(tmp_path: Path, slices: int, order: Any, speed: float | None) -> None:
+    recordings = Recordings.open(write_days(tmp_path, slices))
+    controls = Controls(speed, clock=ManualClock(automatic=True))
+
+    def play(**settings: Any) -> list[str]:
+        return replayed(Replay(recordings, order=order, pace_by="ts_event", controls=controls, **settings))
+
+    if order == "event":
+        assert play(start="10:00", stop="12:00") == expected(range(10, 12))
+        assert play(start="14:00") == expected(range(14, 16))
+        assert play(stop="10:00", start=f"{DATES[1]} 00:00") == expected(range(9, 10), DATES[1:])
+    else:
+        assert sorted(set(play(start="10:00", stop="12:00"))) == expected(range(10, 12))
+    assert play(start=f"{DATES[1]} 10:00", stop=f"{DATES[2]} 10:00") == expected(range(10, 16), DATES[1:2]) + expected(
+        range(9, 10), DATES[2:]
+    )
+
+
+def test_a_seek_goes_into_a_day_s_own_times_and_loops_play_all_days_again(tmp_path: Path) -> None:
+    recordings = Recordings.open(write_days(tmp_path, 1))
+    replay = Replay(recordings, start="10:00", stop="12:00", loops=2)
+    assert replayed(replay) == expected(range(10, 12)) * 2
+    subscriber = Subscriber(recordings.feed)
+    found: list[str] = []
+    replay = Replay(recordings, start="10:00", stop="12:00")
+
+    @subscriber.on(b"A.")
+    def take(message: Message) -> None:
+        found.append(message.payload.decode())
+        if len(found) == 1:
+            replay.controls.seek(NOON_NS + 24 * HOUR_NS)  # noon of the second day: nothing of it is left
+
+    subscriber.replay(replay)
+    assert [each for each in found if not each.startswith(DATES[0])] == expected(range(10, 12), DATES[2:])
+
+
+def test_messages_that_a_day_keeps_of_other_dates_do_not_change_what_a_time_of_day_means(tmp_path: Path) -> None:
+    columns = {"topic": ["A.t"] * 3, "ts_event": [NOON_NS - 72 * HOUR_NS, NOON_NS, NOON_NS + HOUR_NS], "payload": "abc"}
+    recording = Recording.create(tmp_path, feed_of(1), columns, date=datetime.date(2026, 1, 5))
+    assert recording.time("12:00") == NOON_NS
+    assert payloads(recording, start="12:30") == ["c"]
+
+
+def test_what_is_damaged_is_told_of_the_day_that_it_is_of(tmp_path: Path) -> None:
+    directory = write_days(tmp_path)
+    path = directory / DATES[1] / "slice-00000" / "000000.journal"
+    data = bytearray(path.read_bytes())
+    data[-200] ^= 1
+    path.write_bytes(data)
+    read: list[int] = []
+    recordings = Recordings.open(directory)
+    assert {damage.path for damage in recordings.verify(read.append)} == {path}
+    assert read == sorted(read)
+    assert read[-1] == recordings.file_bytes
+    assert {damage.path for damage in recordings.damage} == {path}
+
+
+def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
+    directory = write_days(tmp_path)
+    with pytest.raises(JournalError, match="no day was from 2027-01-01 to None, expected some of 3 days"):
+        Recordings.open(directory, first="2027-01-01")
+    with pytest.raises(ConfigError, match="date was 'monday', expected one such as '2019-12-30'"):
+        Recordings.open(directory, last="monday")
+    with pytest.raises(JournalError, match="was not found"):
+        Recordings.open(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="there was no recording, expected at least one"):
+        Recordings([])
+    other = write_days(tmp_path, name="keys", key_bytes=2)
+    with pytest.raises(ConfigError, match=r"key_bytes \[0, 2\], expected the same in all"):
+        Recordings.open(directory, other)
+    other = write_days(tmp_path, name="tape", schema="tape", dates=DATES[:1])
+    with pytest.raises(ConfigError, match=r"schema \['raw', 'tape'\], expected the same in all"):
+        Recordings.open(directory, other)
+
+
+def test_feeds_of_one_schema_are_read_and_played_together(tmp_path: Path) -> None:
+    directory = write_days(tmp_path)
+    other = write_days(tmp_path, slices=1, name="other")
+    recordings = Recordings.open(directory, other)
+    assert recordings.counts() == {b"A.t": 42, b"B.t": 42}
+    assert replayed(recordings) == [each for each in expected(range(9, 16)) for _ in range(2)]
+    shutil.rmtree(other / DATES[0])
+    assert len(Recordings.open(directory, other)) == 5
