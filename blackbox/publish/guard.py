@@ -15,7 +15,7 @@ import zmq
 
 from blackbox.native.limits import Needs, start_thread
 from blackbox.publish.send_loop import SenderState
-from blackbox.publish.subscriptions import Subscriptions
+from blackbox.publish.subscriptions import MOST_USELESS, Subscriptions
 from blackbox.transport.connections import Connection, Connections
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
@@ -163,7 +163,8 @@ class Guard:
                 self._judge_sent(connection, record, refill)
                 if judges_taken:
                     self._judge_taken(connection, record, now)
-                if connection.fd in unwelcome:
+                # What a connection that is gone has sent may be read when another has its descriptor.
+                if connection.fd in unwelcome and connection.received > MOST_USELESS:
                     self._end(connection, unwelcome[connection.fd])
             self._make_room(line, found, now)
         for gone in self._records.keys() - records.keys():

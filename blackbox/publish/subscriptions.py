@@ -25,7 +25,7 @@ _MOST_ASKED: Final = 1_024
 """Confirmations asked for and not yet sent, on all lines; those asked for first are forgotten."""
 _MOST_ANSWERED: Final = 65_536
 """Confirmations sent and not yet accepted, and acceptances of a line; the oldest are forgotten."""
-_MOST_USELESS: Final = 65_536
+MOST_USELESS: Final = 65_536
 """Bytes of filters longer than any key that one connection may ask for: libzmq keeps them, and they match nothing."""
 _SUBSCRIBE: Final = b"\1"
 _UNSUBSCRIBE: Final = b"\0"
@@ -146,9 +146,9 @@ class Subscriptions:
                 self._accept(line, prefix)
             elif fd >= 0 and not self._is_of_other_line(prefix):
                 self._useless[fd] = self._useless.get(fd, 0) + size
-                if self._useless[fd] > _MOST_USELESS:
+                if self._useless[fd] > MOST_USELESS:
                     del self._useless[fd]
-                    self.unwelcome[fd] = f"it asked for {_MOST_USELESS} bytes of filters longer than any key"
+                    self.unwelcome[fd] = f"it asked for {MOST_USELESS} bytes of filters longer than any key"
 
     def _add_filter(self, line: int, fd: int, prefix: bytes) -> None:
         filters = self._filters[line]

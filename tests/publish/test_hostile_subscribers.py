@@ -336,6 +336,18 @@ def test_what_a_connection_asked_for_is_not_held_against_the_next_one() -> None:
         assert publisher.statistics().put_out == 0
 
 
+def test_what_is_read_late_of_a_connection_is_not_held_against_who_has_its_descriptor_now() -> None:
+    feed = one_slice(key_bytes=2)
+    with Publisher(feed) as publisher, Peer(feed) as peer:
+        sender = publisher._senders[0]
+        wait_until(lambda: sender.guard._records, what="a look at it")
+        (connection,) = sender.guard._records
+        sender.subscriptions.unwelcome[connection.fd] = "the one before it asked for too much"
+        wait_until(lambda: not sender.subscriptions.unwelcome, what="another look")
+        peer.ask()
+        assert publisher.statistics().put_out == 0
+
+
 def test_a_guard_that_fails_once_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     failed = threading.Event()
     judge = guard.Guard._judge_taken
