@@ -10,6 +10,9 @@ import msgspec
 
 from blackbox import Feed, Publisher, Recorder, Recording, Source
 
+AS_SENT: Any = {"prices": "long", "times": "long"}
+"""Frames with the venue's integers."""
+
 
 def record(
     directory: Path,

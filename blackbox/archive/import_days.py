@@ -146,7 +146,6 @@ def _by_date(feed: Feed, sources: Iterable[Source], date: datetime.date | None) 
     found: dict[datetime.date, list[Source]] = {}
     for source in chain.from_iterable([source] if date else source.by_day() for source in sources):
         schema = source.schema.name
-        schema = source.schema.name
         if feed.schema_name not in (schema, RAW.name):
             raise ConfigError(f"{source!r} has schema {schema!r}, expected {feed.schema_name!r} of feed {feed.name!r}")
         found.setdefault(date or source.date or _date_of_messages(feed, source), []).append(source)

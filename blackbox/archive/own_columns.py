@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy
@@ -10,15 +11,19 @@ from numpy.typing import NDArray
 
 from blackbox.block.block import as_integers
 from blackbox.errors import ConfigError
-from blackbox.feed.schema import SINCE_MIDNIGHT, UTC, Schema
+from blackbox.feed.schema import DECIMALS, SINCE_MIDNIGHT, UTC, Schema
 
 if TYPE_CHECKING:
     import pyarrow
 
 _GIVEN_BACK: Final = ("slice", "ts_out", "ts_recv", "epoch", "sequence")
 """Columns of `Recording.to_arrow` that a writer makes by itself."""
+_OF_TOPIC: Final = ("symbol", "type")
+"""Parts of the topic, also there."""
 _TOPIC, _TIME, _PAYLOAD = "topic", "ts_event", "payload"
 _CLASHING: Final = "record_"
+_NEAR: Final = 1e-9
+"""How far a price as a float may be from a whole number of units, as a part of it."""
 
 
 _Payloads = tuple[NDArray[Any], NDArray[numpy.int64] | None, NDArray[numpy.bool_] | None]
@@ -41,9 +46,9 @@ def columns_of(table: Any, schema: Schema, kind: str | None) -> Columns:
     Raises ConfigError naming the column that is missing, unknown or of the wrong type, or a value that does not fit.
     """
     found = _named_columns(table)
-    fields = {} if kind is None else _fields_of(schema, kind)
+    fields = {} if kind is None else _fields_of(schema, kind, found)
     needed = [_TOPIC, _TIME, *([_PAYLOAD] if kind is None else fields)]
-    unknown = [name for name in found if name not in (*needed, *_GIVEN_BACK)]
+    unknown = [name for name in found if name not in (*needed, *_GIVEN_BACK, *_OF_TOPIC)]
     filled = _type_field(schema, kind)
     missing = [name for name in needed if name not in found and (filled is None or fields.get(name) != filled)]
     if unknown or missing:
@@ -86,9 +91,9 @@ def _named_columns(table: Any) -> dict[str, Any]:
     return dict(zip(table.column_names, table.columns, strict=True))
 
 
-def _fields_of(schema: Schema, kind: str) -> dict[str, str]:
+def _fields_of(schema: Schema, kind: str, given: Mapping[str, Any]) -> dict[str, str]:
     """Return the fields of a message type by the name of their column."""
-    taken = (_TOPIC, _TIME, *_GIVEN_BACK)
+    taken = {_TOPIC, _TIME, *_GIVEN_BACK, *(name for name in _OF_TOPIC if _CLASHING + name in given)}
     return {_CLASHING * (name in taken) + name: name for name in schema.dtype(kind).names or ()}
 
 
@@ -203,6 +208,8 @@ def _field(values: Any, name: str, dtype: numpy.dtype[Any]) -> NDArray[Any]:
     if UTC in told:
         return _instants(values, name, told[UTC], base)
     found = _array(values, name)
+    if DECIMALS in told and found.dtype.kind in "fO" and not shape:
+        return _units(found, name, told[DECIMALS], base)
     if SINCE_MIDNIGHT in told and shape:  # an integer of a width that numpy has none for: its bytes, the highest first
         octets = _integers(found, name, numpy.dtype(numpy.int64)).astype(">i8").view(numpy.uint8).reshape(len(found), 8)
         if octets[:, : 8 - shape[0]].any():
@@ -213,6 +220,22 @@ def _field(values: Any, name: str, dtype: numpy.dtype[Any]) -> NDArray[Any]:
     if base.kind in "iu":
         found = _integers(found, name, base)
     return found.astype(base).reshape(len(found), *shape)
+
+
+def _units(money: NDArray[Any], name: str, decimals: int, base: numpy.dtype[Any]) -> NDArray[Any]:
+    """Return prices in money as the integers that a venue sends."""
+    if money.dtype.kind == "O":
+        exact = [Decimal(str(value)).scaleb(decimals) for value in money.tolist()]
+        wrong = [value for value, units in zip(money.tolist(), exact, strict=True) if units % 1]
+        units = numpy.array([int(each) for each in exact] if not wrong else [], object).astype(numpy.int64)
+    else:
+        scaled = money.astype(numpy.float64) * 10.0**decimals
+        near = numpy.rint(scaled)
+        wrong = money[~(numpy.abs(scaled - near) <= _NEAR * numpy.maximum(1.0, numpy.abs(scaled)))].tolist()
+        units = near.astype(numpy.int64) if not wrong else numpy.empty(0, numpy.int64)
+    if wrong:
+        raise ConfigError(f"column {name!r} held {wrong[0]!r}, expected a price with at most {decimals} decimals")
+    return _integers(units, name, base).astype(base)
 
 
 def _instants(values: Any, name: str, unit: str, base: numpy.dtype[Any]) -> NDArray[Any]:
@@ -226,6 +249,8 @@ def _instants(values: Any, name: str, unit: str, base: numpy.dtype[Any]) -> NDAr
     found = _array(values, name)
     if found.dtype.kind == "M":
         found = found.astype(f"datetime64[{unit}]").view(numpy.int64)
+    if found.dtype == numpy.int64 and base.itemsize == found.itemsize:
+        return found.astype(base)
     return _integers(found, name, base)
 
 

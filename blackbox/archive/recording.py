@@ -7,7 +7,6 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -21,6 +20,7 @@ from blackbox.archive.closed import CLOSED, ClosedSlice, read_closed
 from blackbox.archive.codec import Compression
 from blackbox.archive.day import Manifest, day_end_ns, session_date
 from blackbox.archive.filter import CLOCKS, Clock, Filter, RowFilter, Selection, Time
+from blackbox.archive.frames import Frames, Ticks, needs
 from blackbox.archive.marks import Mark, marks_of
 from blackbox.archive.reader import (
     Bodies,
@@ -51,16 +51,12 @@ from blackbox.feed.schema import RAW, load_schema, schema_of
 from blackbox.timestamps import MAX_NS, MIN_NS, ns_of, parse_time
 
 if TYPE_CHECKING:
-    import pandas
-    import polars
-    import pyarrow
-
     from blackbox.archive.export.parquet import Order, ParquetDay, Prices
 
 _log = logging.getLogger(__name__)
 
 
-class Recording:
+class Recording(Frames):
     """One feed's recorded day, read in place.
 
     Attributes: `path`, its directory; `feed`; `date`, of the session; `schema` of the payloads, the one
@@ -112,8 +108,9 @@ class Recording:
 
         Columns are those of `to_arrow`: `topic` (text or bytes), `ts_event` (ns since 1970, or timestamps; 0 or null:
         no time), and `payload` (bytes or text; None: the topic has no value); or, with `kind`, the fields of that
-        message type instead of the payload. Its type need not be among them. Texts are padded with zeros, prices
-        are the integers of the feed's schema. Messages keep the order of the rows.
+        message type instead of the payload. Its type need not be among them. Texts are padded with zeros. Integers
+        in a price's column are units as the venue counts them; floats and decimals are money. Messages keep the order
+        of the rows.
 
         Args:
             directory: where recordings are; made if it is missing.
@@ -257,40 +254,6 @@ class Recording:
         """Bytes of all segments, without their indexes."""
         return self._segments.file_bytes
 
-    def to_arrow(
-        self, prefix: bytes = b"", *, kind: str | None = None, **selection: Unpack[Selection]
-    ) -> pyarrow.Table:
-        """Return the messages that `batches` would give, as one table, in memory.
-
-        Columns: `slice`, `topic` (dictionary of binary), `ts_event`, `ts_out`, `ts_recv` (int64 ns), `epoch`,
-        `sequence`, and `payload` (binary); or, with `kind`, only the messages of that type of the feed's schema, and
-        instead of the payload its fields as `Schema.arrow` has them, texts without padding. A field that is called as
-        one of the first seven has `record_` before its name.
-
-        Raises as `batches`; ConfigError when the schema has no such type; ImportError naming what to install.
-        """
-        table_of = _needs("pyarrow", "arrow", "blackbox.archive.export.table").table_of
-        return table_of(self.batches(prefix, **selection), self.schema, kind)
-
-    def to_pandas(
-        self, prefix: bytes = b"", *, kind: str | None = None, **selection: Unpack[Selection]
-    ) -> pandas.DataFrame:
-        """As `to_arrow`, as a data frame of pandas; `topic` is categorical."""
-        _needs("pandas", "pandas")
-        frame: pandas.DataFrame = self.to_arrow(prefix, kind=kind, **selection).to_pandas()
-        return frame
-
-    def to_polars(
-        self, prefix: bytes = b"", *, kind: str | None = None, **selection: Unpack[Selection]
-    ) -> polars.DataFrame:
-        """As `to_arrow`, as a data frame of polars; `topic` is binary, for polars has no categories of bytes."""
-        library = _needs("polars", "polars")
-        table = self.to_arrow(prefix, kind=kind, **selection)
-        place = table.schema.get_field_index("topic")
-        plain = table.column(place).cast("binary")
-        frame: polars.DataFrame = library.from_arrow(table.set_column(place, "topic", plain))
-        return frame
-
     def to_parquet(
         self,
         path: str | os.PathLike[str],
@@ -327,13 +290,23 @@ class Recording:
         Raises as `to_arrow`; ConfigError when prices or order are none of these; JournalError when the day is there
         already, when it cannot be written, or when a message of `kind` has another length than that.
         """
-        parquet = _needs("pyarrow", "arrow", "blackbox.archive.export.parquet")
+        parquet = needs("pyarrow", "arrow", "blackbox.archive.export.parquet")
         content = parquet.Content(self.feed, str(self.date), self.schema, kind, prices, order)
         wanted = self._filter(prefix, selection)
         ids = self._wanted_slices(prefix, selection.get("slices"))
         batches = {slice_id: self._batches(wanted, self.streams(prefix, [slice_id])) for slice_id in ids}
         day: ParquetDay = parquet.write_day(Path(path), content, batches, progress)
         return day
+
+    @property
+    def trades(self) -> Ticks:
+        """The trades, as tables and frames. Raises ConfigError when the schema declares none."""
+        return Ticks(self, "trades")
+
+    @property
+    def quotes(self) -> Ticks:
+        """The quotes, as tables and frames. Raises ConfigError when the schema declares none."""
+        return Ticks(self, "quotes")
 
     def time(self, value: Time, by: Clock = "ts_event") -> int:
         """Return a time as ns since 1970, int64.
@@ -470,11 +443,3 @@ def _date_of(feed: Feed, times: NDArray[numpy.int64]) -> datetime.date:
     if first != last:
         raise ConfigError(f"messages were of {first} to {last}, expected those of one date, or a date to put them to")
     return first
-
-
-def _needs(library: str, extra: str, module: str = "") -> Any:
-    """Import a module that needs a library which may be missing."""
-    try:
-        return import_module(module or library)
-    except ImportError as error:
-        raise ImportError(f"this needs {library}: pip install 'blackbox-md[{extra}]' ({error})") from error

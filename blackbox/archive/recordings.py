@@ -12,6 +12,7 @@ from typing import Self, Unpack
 from blackbox.archive.by_time import ByTime
 from blackbox.archive.day import MANIFEST, recorded_days
 from blackbox.archive.filter import Clock, Filter, Selection
+from blackbox.archive.frames import Frames
 from blackbox.archive.reader import Bodies, RecordRun, Report, read_runs
 from blackbox.archive.recording import Recording
 from blackbox.archive.segment import Damage, Segment
@@ -22,7 +23,7 @@ from blackbox.errors import ConfigError, JournalError
 Date = datetime.date | str
 
 
-class Recordings:
+class Recordings(Frames):
     """Several days, read as one: of one feed, or of feeds with one schema and `key_bytes`.
 
     Attributes: `days`, the recordings by date, each once; `feed` and `schema`, of the last day. Iterate over it for the

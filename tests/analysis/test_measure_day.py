@@ -19,7 +19,7 @@ from blackbox.report.page import page
 from tests.cli.commands import Command, assert_one_line, invoke
 from tests.damaged import damage_body
 from tests.journals import Day, Put, Row, feed_of
-from tests.recorded import record
+from tests.recorded import AS_SENT, record
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,13 +37,13 @@ def test_quotes_and_trades_of_iex(spark: SparkSession, tmp_path: Path, shared_da
     day = day_of(record(tmp_path, "tops", lambda: Iex(shared_data / TOPS), time_zone="America/New_York"))
     steps: list[str] = []
     report = measure_day(spark, day, most=2, progress=steps.append)
-    messages = Recording.open(day).to_pandas()
-    trades, quotes = (Recording.open(day).to_pandas(kind=kind) for kind in "TQ")
+    messages = Recording.open(day).to_pandas(**AS_SENT)
+    trades, quotes = (Recording.open(day).to_pandas(kind=kind, **AS_SENT) for kind in "TQ")
     assert (report.messages, report.clock, report.slices) == (57_674, "market time", 2)
-    assert report.symbols == messages["topic"].map(lambda topic: topic.rpartition(b".")[0]).nunique()
+    assert report.symbols == messages["symbol"].nunique()
     mix = report.mix
     inside = messages[messages["ts_event"].between(mix.start_ns, mix.stop_ns - 1)]
-    kinds = Counter(topic.rpartition(b".")[2].decode() for topic in inside["topic"])
+    kinds = Counter(inside["type"])
     assert dict(zip(mix.kinds, map(sum, mix.counts), strict=True)) == dict(kinds)
     assert mix.outside == len(messages) - len(inside) < 600
     rows = (inside["ts_event"].to_numpy() - mix.start_ns) // mix.step_ns
@@ -81,7 +81,7 @@ def test_books_of_itch_give_spreads(spark: SparkSession, tmp_path: Path, shared_
     hidden, executed = recording.to_pandas(kind="P"), recording.to_pandas(kind="E")
     assert sum(bar.volume for bar in apple.bars) == hidden["shares"].sum() + executed["executed_shares"].sum()
     assert sum(bar.trades for bar in apple.bars) == len(hidden) + len(executed)
-    assert 0 < min(bar.low for bar in apple.bars) <= hidden["price"].min() / 10_000
+    assert 0 < min(bar.low for bar in apple.bars) <= hidden["price"].min()
     assert apple.spreads
     assert all(0 <= point.low <= point.mean <= 100 for point in apple.spreads)
     assert "Spreads are of the order book" in report.prices

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import shutil
+from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from blackbox import ConfigError, Feed, JournalError, Recording, Schema, Source
 from blackbox.archive.import_days import import_days
+from tests.recorded import AS_SENT
 from tests.ticks import TICK, TICK_ROWS, TICKS
 
 NOON = 1_767_614_400 * 10**9
@@ -147,16 +149,17 @@ def test_typed_messages_of_a_venue_are_written_from_their_fields(
     (day,) = import_days(feed_of(source.schema.name), tmp_path / "source", [source])
     recording = Recording.open(day.path)
     for kind in kinds:
-        expected = recording.to_arrow(kind=kind)
+        sent: Any = AS_SENT if name == "dbn" else {}  # where there is no price, money has nulls
+        expected = recording.to_arrow(kind=kind, **sent)
         assert expected.num_rows
         table = expected
         if form == "pandas":
-            table = recording.to_pandas(kind=kind)
+            table = recording.to_pandas(kind=kind, **sent)
         elif form == "polars":
-            table = recording.to_polars(kind=kind)
+            table = recording.to_polars(kind=kind, **sent)
         again = Recording.create(tmp_path, recording.feed, table, kind=kind, date=recording.date)
         columns = [column for column in expected.column_names if column not in ("ts_out", "ts_recv", "sequence")]
-        assert again.to_arrow(kind=kind).select(columns).to_pydict() == expected.select(columns).to_pydict()
+        assert again.to_arrow(kind=kind, **sent).select(columns).to_pydict() == expected.select(columns).to_pydict()
         assert again.schema == recording.schema
         shutil.rmtree(again.path)
 
@@ -174,6 +177,18 @@ def test_a_schema_of_one_s_own_has_every_kind_of_field(tmp_path: Path) -> None:
     assert numpy.concatenate([batch.records("tick") for batch in other.batches()]).tobytes() == records.tobytes()
     document = json.loads((recording.path / "manifest.json").read_text())
     assert document["schema"]["name"] == "ticks"
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1), st.sampled_from(["float", "decimal", "long"]))
+@settings(max_examples=30)
+def test_prices_in_money_become_the_units_they_were(units: list[int], prices: Any) -> None:
+    columns: dict[str, Any] = {"topic": ["A"] * len(units), "ts_event": [NOON] * len(units), "price": units}
+    columns |= {"rate": [0.5] * len(units), "up": [True] * len(units), "sizes": [(1, 2)] * len(units)}
+    with TemporaryDirectory() as directory:
+        one = Recording.create(Path(directory) / "one", feed_of(TICKS), columns, kind="tick")
+        table = one.to_arrow(kind="tick", prices=prices)
+        two = Recording.create(Path(directory) / "two", feed_of(TICKS), table, kind="tick")
+        assert numpy.concatenate([each.records("tick")["price"] for each in two.batches()]).tolist() == units
 
 
 def without(name: str) -> dict[str, Any]:
@@ -210,7 +225,10 @@ def test_what_does_not_fit_is_named_and_nothing_is_written(
     ("field", "values", "text"),
     [
         ("price", [1 << 40] * 4, "column price ran from 1099511627776 to 1099511627776, expected int32"),
-        ("price", [1.5] * 4, "column price held float64, expected integers of int32"),
+        ("price", [1.505] * 4, "column 'price' held 1.505, expected a price with at most 2 decimals"),
+        ("price", [float("nan")] * 4, "column 'price' held nan, expected a price with at most 2 decimals"),
+        ("price", [Decimal("1.505")] * 4, "'price' held Decimal..1.505.., expected a price with at most 2 decimals"),
+        ("price", [1e9] * 4, "column price ran from 100000000000 to 100000000000, expected int32"),
         ("sizes", [b"123"] * 4, "column 'sizes' held b'123', expected bytes, 4 to 4 of them"),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 from blackbox import ConfigError, Recording
 from tests.archive.written_days import many
 from tests.journals import Day, Put, Row, feed_of
+from tests.recorded import AS_SENT
 
 
 def test_records_and_times_of_a_recorded_batch(tmp_path: Path) -> None:
@@ -28,7 +29,7 @@ def test_records_and_times_of_a_recorded_batch(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="topics have no numbers"):
         _ = batch.topic_numbers
     table = Recording.open(tmp_path).to_arrow(kind="S")
-    assert table.schema.names[7:] == list(SCHEMA.arrow("S").names)
+    assert table.schema.names[9:] == list(SCHEMA.arrow("S").names)
     assert table.schema.field("event_code") == SCHEMA.arrow("S").field("event_code")
     assert table.column("event_code").to_pylist() == ["O", "O"]
     with pytest.raises(ConfigError, match="message type was '!'"):
@@ -60,11 +61,12 @@ def test_frames_of_pandas_and_polars_hold_the_same(tmp_path: Path) -> None:
     day.put(0, *many(50))
     day.put(1, *many(50, 1), index=False)
     recording = Recording.open(tmp_path)
-    table = recording.to_arrow()
+    table = recording.to_arrow(**AS_SENT)
     assert table.column("ts_out").to_pylist() == [message.ts_out for message in day.told()]
-    pandas, polars = recording.to_pandas(), recording.to_polars()
+    pandas, polars = recording.to_pandas(**AS_SENT), recording.to_polars(**AS_SENT)
     for name in table.schema.names:
-        assert pandas[name].tolist() == polars[name].to_list() == table.column(name).to_pylist()
+        told = pandas[name].astype(object)
+        assert told.where(told.notna(), None).tolist() == polars[name].to_list() == table.column(name).to_pylist()
     assert len(recording.to_pandas(start=10, stop=20)) == len(recording.to_polars(start=10, stop=20)) == 20
     assert str(pandas["topic"].dtype) == "category"
 
@@ -74,7 +76,8 @@ def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     Day(tmp_path, feed_of())
     recording = Recording.open(tmp_path)
     monkeypatch.setitem(sys.modules, library, None)
-    monkeypatch.delitem(sys.modules, "blackbox.archive.export.table", raising=False)
+    for module in ("columns", "table", "ticks"):
+        monkeypatch.delitem(sys.modules, f"blackbox.archive.export.{module}", raising=False)
     monkeypatch.delitem(sys.modules, "blackbox.block.arrow", raising=False)
     make = {"pyarrow": recording.to_arrow, "pandas": recording.to_pandas, "polars": recording.to_polars}[library]
     with pytest.raises(ImportError, match=rf"this needs {library}: pip install 'blackbox-md\[{extra}\]'"):

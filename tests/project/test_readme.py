@@ -19,7 +19,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 SCRIPTS = {
     README: ("ten_lines",),
     STARTED: ("publisher", "subscriber"),
-    REPLAYED: ("recorder", "own", "read", "back_test", "replay"),
+    REPLAYED: ("recorder", "own", "read", "frames", "back_test", "replay"),
 }
 
 
@@ -81,6 +81,7 @@ def test_recording_and_replays_print_what_the_page_says(place: Path) -> None:
         *together(place, "recorder", "publisher"),
         *together(place, "own"),
         *together(place, "read"),
+        *together(place, "frames"),
         *together(place, "back_test"),
         *together(place, "subscriber", "replay"),
     ]
@@ -89,6 +90,7 @@ def test_recording_and_replays_print_what_the_page_says(place: Path) -> None:
         "sent: 1000",
         "wrote: 3 messages of 2026-01-05",
         "AAPL: 500 gaps: 0 damage: 0",
+        "AAPL 189.98 at 09:30",
         "replayed: 500 last: b'998'",
         "received: 500 lost: 0",
         "last: {b'AAPL.trade': b'998'}",
@@ -98,7 +100,7 @@ def test_recording_and_replays_print_what_the_page_says(place: Path) -> None:
     assert [line for line in said if f"`{line}`" not in pages] == []
 
 
-@pytest.mark.parametrize("name", ["recorder", "read", "back_test", "replay"])
+@pytest.mark.parametrize("name", ["recorder", "read", "frames", "back_test", "replay"])
 def test_recording_and_replaying_take_ten_lines(place: Path, name: str) -> None:
     lines = [line for line in (place / f"{name}.py").read_text().splitlines() if line.strip()]
     assert len(lines) <= 10

@@ -13,7 +13,7 @@ import pytest
 from blackbox_feeds.iex import Iex
 
 from blackbox import Recording
-from tests.recorded import record
+from tests.recorded import AS_SENT, record
 from tests.spark.cluster import HOME, HOST, Daemon, cluster, environment, free_port
 from tests.support import ROOT
 
@@ -67,7 +67,7 @@ def submitted(master: str, place: Path, feed: Path, port: int) -> Iterator[dict[
 
 def check(said: dict[str, Any], feed: Path, client: str) -> None:
     (day,) = feed.glob("*-*-*")
-    trades = Recording.open(day).to_pandas(kind="T")
+    trades = Recording.open(day).to_pandas(kind="T", **AS_SENT)
     seconds = trades.groupby([trades["symbol"], trades["ts_event"] // 10**9]).ngroups
     high = f"{trades['price'].max() / 10_000:.4f}"
     assert (said["bars"], said["trades"], said["high"]) == (seconds, 6_390, high)

@@ -21,6 +21,7 @@ from blackbox import Recorder, Recording
 from blackbox.spark.metrics import read_metrics
 from blackbox.spark.session import PUSHDOWN
 from tests.journals import Day, Put, Row, feed_of
+from tests.recorded import AS_SENT
 from tests.spark.reading import load
 
 if TYPE_CHECKING:
@@ -77,11 +78,11 @@ def test_every_column_is_what_the_recording_has(spark: SparkSession, tops: Path,
     (day,) = tops.glob("*-*-*")
     found = table_of(load(spark, day, engine))
     recording = Recording.open(day)
-    told = pyarrow.concat_tables([recording.to_arrow(slices=[part]) for part in range(2)])
+    told = pyarrow.concat_tables([recording.to_arrow(slices=[part], **AS_SENT) for part in range(2)])
     assert found.num_rows == told.num_rows == 57_674
     for name in ("ts_event", "ts_out", "ts_recv", "sequence", "payload"):
         assert found[name].equals(told[name])
-    topics = [topic.decode() for topic in told["topic"].to_pylist()]
+    topics = told["topic"].to_pylist()
     assert found["topic"].to_pylist() == topics
     assert found["symbol"].to_pylist() == [topic.rpartition(".")[0] for topic in topics]
     assert found["type"].to_pylist() == [topic.rpartition(".")[2] for topic in topics]

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, Final, Literal, NamedTuple
+from typing import IO, Final, Literal, NamedTuple
 
 import msgspec
 import numpy
@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from pyarrow.parquet import ParquetWriter
 
 from blackbox.archive.day import as_journal_error, make_directory, sync_directory
-from blackbox.archive.export.table import PART_BYTES, PART_ROWS, Part
-from blackbox.block.arrow import PRICE_DIGITS, price_column
+from blackbox.archive.export.table import PART_ROWS, TEXT, Part, Pick, parts_of, texts
+from blackbox.block.arrow import PRICE_DIGITS, price_column, record_columns
 from blackbox.block.batch import Batch
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed
@@ -40,12 +40,11 @@ _GROUPS: Final = 8
 """Row groups of a part in the order of topics: few topics are in each."""
 _ZSTD_LEVEL: Final = 3
 _MICROS: Final = pyarrow.timestamp("us", "UTC")
-_TEXT: Final = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
 _BASE: Final = (
-    pyarrow.field("feed", _TEXT, nullable=False),
-    pyarrow.field("topic", _TEXT, nullable=False),
-    pyarrow.field("symbol", _TEXT, nullable=False),
-    pyarrow.field("type", _TEXT),
+    pyarrow.field("feed", TEXT, nullable=False),
+    pyarrow.field("topic", TEXT, nullable=False),
+    pyarrow.field("symbol", TEXT, nullable=False),
+    pyarrow.field("type", TEXT),
     pyarrow.field("ts_event", pyarrow.int64(), nullable=False),
     pyarrow.field("ts_out", pyarrow.int64(), nullable=False),
     pyarrow.field("ts_recv", pyarrow.int64(), nullable=False),
@@ -153,8 +152,8 @@ class _Writer:
         """Pack one part in a thread, which needs no interpreter, while the next one is read."""
         with ThreadPoolExecutor(1) as thread:
             packed = None
-            for gathered in _gathered(batches, self._content):
-                batch = self._columns.batch(gathered)
+            for part, topics in self._parts(batches):
+                batch = self._columns.batch(part, topics)
                 if packed is not None:
                     packed.result()
                 packed = thread.submit(writer.write_batch, batch, row_group_size=group_rows)
@@ -165,26 +164,11 @@ class _Writer:
             if packed is not None:
                 packed.result()
 
-
-class _Gathered(NamedTuple):
-    """Messages that are written together."""
-
-    part: Part
-    topics: dict[bytes, int]
-
-
-def _gathered(batches: Iterable[Batch], content: Content) -> Iterator[_Gathered]:
-    now = _Gathered(Part(content.schema, content.kind), {})
-    for batch in batches:
+    def _parts(self, batches: Iterable[Batch]) -> Iterator[tuple[Part, dict[bytes, int]]]:
         try:
-            now.part.add(batch, now.topics)
+            yield from parts_of(batches, self._columns.picks, PART_ROWS)
         except ValueError as error:  # a message of another length than its type has
-            raise JournalError(f"{content.feed.name} of {content.date}: {error}") from error
-        if now.part.rows >= PART_ROWS or now.part.bytes >= PART_BYTES:
-            yield now
-            now = _Gathered(Part(content.schema, content.kind), {})
-    if now.part.rows:
-        yield now
+            raise JournalError(f"{self._content.feed.name} of {self._content.date}: {error}") from error
 
 
 class _Columns:
@@ -192,6 +176,7 @@ class _Columns:
 
     def __init__(self, content: Content) -> None:
         self._content = content
+        self.picks = None if content.kind is None else (Pick.of_type(content.schema, content.kind),)
         self._fields = [] if content.kind is None else list(content.schema.arrow(content.kind))
         own = [_own_field(field, content.prices) for field in self._fields]
         self._schema = pyarrow.schema([*_BASE, *(own or [_PAYLOAD])])
@@ -220,31 +205,33 @@ class _Columns:
             write_page_index=True,
         )
 
-    def batch(self, gathered: _Gathered) -> pyarrow.RecordBatch:
+    def batch(self, part: Part, topics: dict[bytes, int]) -> pyarrow.RecordBatch:
         """The rows of a file's next part, in their order."""
-        _, numbers, ts_event, ts_out, ts_recv, epoch, sequence, *rest = gathered.part.columns()
-        if self._fields:
-            rest = [_own_column(column, *pair) for column, pair in zip(rest, self._own(), strict=True)]
-        topic = numbers.to_numpy()
-        parts = [self._content.feed.symbol_rule.split(name) for name in gathered.topics]
+        _, topic, ts_event, ts_out, ts_recv, epoch, sequence = part.base()
+        if self._content.kind is None:
+            rest = [part.payloads()]
+        else:
+            made = record_columns(self._content.schema, self._content.kind, part.records(0))
+            rest = [_own_column(column, *pair) for column, pair in zip(made, self._own(), strict=True)]
+        parts = [self._content.feed.symbol_rule.split(name) for name in topics]
         columns = [
-            _texts(numpy.zeros_like(topic), [self._content.feed.name.encode()]),
-            _texts(topic, gathered.topics),
-            _texts(topic, [symbol for symbol, _ in parts]),
-            _texts(topic, [kind for _, kind in parts]),
-            ts_event,
-            ts_out,
-            ts_recv,
-            _event_time(ts_event.to_numpy()),
-            _micros(ts_out.to_numpy()),
-            _micros(ts_recv.to_numpy()),
-            pyarrow.array(epoch.to_numpy().view(numpy.int64)),
-            sequence,
+            texts(numpy.zeros_like(topic), [self._content.feed.name.encode()]),
+            texts(topic, topics),
+            texts(topic, [symbol for symbol, _ in parts]),
+            texts(topic, [kind for _, kind in parts]),
+            pyarrow.array(ts_event),
+            pyarrow.array(ts_out),
+            pyarrow.array(ts_recv),
+            _event_time(ts_event),
+            _micros(ts_out),
+            _micros(ts_recv),
+            pyarrow.array(epoch),
+            pyarrow.array(sequence),
             *rest,
         ]
         batch = pyarrow.RecordBatch.from_arrays(columns, schema=self._schema)
         if self._content.order == "topic":
-            names = list(gathered.topics)
+            names = list(topics)
             rank = numpy.empty(len(names), numpy.int64)
             rank[sorted(range(len(names)), key=names.__getitem__)] = numpy.arange(len(names))
             batch = batch.take(pyarrow.array(numpy.argsort(rank[topic], kind="stable")))
@@ -282,17 +269,6 @@ def _own_column(column: pyarrow.Array, field: pyarrow.Field, kind: pyarrow.DataT
     if field.type == pyarrow.uint64():
         return pyarrow.array(column.to_numpy().view(numpy.int64))
     return column.cast(kind)
-
-
-def _texts(index: NDArray[Any], values: Iterable[bytes | None]) -> pyarrow.Array:
-    """The text of each row by the number in `index`; None: null."""
-    texts = [None if value is None else value.decode(errors="backslashreplace") for value in values]
-    places: dict[str, int] = {}
-    number_of = numpy.array([-1 if v is None else places.setdefault(v, len(places)) for v in texts], numpy.int32)
-    numbers = number_of[index]
-    missing = numbers < 0
-    chosen = pyarrow.array(numbers, mask=missing if missing.any() else None)
-    return pyarrow.DictionaryArray.from_arrays(chosen, pyarrow.array(list(places), pyarrow.string()))
 
 
 def _micros(ns: NDArray[numpy.int64]) -> pyarrow.Array:

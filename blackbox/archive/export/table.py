@@ -1,63 +1,66 @@
-"""Messages as one Arrow table."""
+"""Messages in Arrow columns: gathered batch by batch, given out as record batches of bounded memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import numpy
 import pyarrow
 from numpy.typing import NDArray
 
-from blackbox.block.arrow import record_columns
 from blackbox.block.batch import Batch
+from blackbox.errors import ConfigError
 from blackbox.feed.schema import Schema
 
 PART_ROWS: Final = 1 << 20
 PART_BYTES: Final = 64 << 20
-"""A part of the table is closed at either: offsets into its payloads are int32."""
+"""A part is closed at either: offsets into its payloads are int32."""
+TEXT: Final = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
 
-_COLUMNS: Final = (
-    ("slice", pyarrow.uint16()),
-    ("topic", pyarrow.dictionary(pyarrow.int32(), pyarrow.binary())),
-    ("ts_event", pyarrow.int64()),
-    ("ts_out", pyarrow.int64()),
-    ("ts_recv", pyarrow.int64()),
-    ("epoch", pyarrow.int64()),
-    ("sequence", pyarrow.int64()),
-)
+Chosen = tuple[NDArray[numpy.int64], NDArray[Any]]
+"""Which messages of a batch were chosen, ascending, and the record of each."""
 
 
-def table_of(batches: Iterable[Batch], schema: Schema, kind: str | None) -> pyarrow.Table:
-    """See `Recording.to_arrow`."""
-    topics: dict[bytes, int] = {}
-    typed = None if kind is None else schema.arrow(kind)
-    parts, part = [], Part(schema, kind)
-    for batch in batches:
-        part.add(batch, topics)
-        if part.rows >= PART_ROWS or part.bytes >= PART_BYTES:
-            parts.append(part.columns())
-            part = Part(schema, kind)
-    parts.append(part.columns())
-    dictionary = pyarrow.array(list(topics), pyarrow.binary())
-    for columns in parts:
-        columns[1] = pyarrow.DictionaryArray.from_arrays(columns[1], dictionary)
-    fields = [pyarrow.field(*column, nullable=False) for column in _COLUMNS]
-    if typed is None:
-        fields.append(pyarrow.field("payload", pyarrow.binary()))
-    else:
-        taken = {field.name for field in fields}
-        fields += [field.with_name(f"record_{field.name}") if field.name in taken else field for field in typed]
-    table = pyarrow.schema(fields, None if typed is None else typed.metadata)
-    return pyarrow.Table.from_batches([pyarrow.RecordBatch.from_arrays(part, schema=table) for part in parts])
+class Pick(NamedTuple):
+    """Messages of which the fields become columns."""
+
+    label: str
+    """What they are called."""
+    choose: Callable[[Batch], Chosen]
+    dtype: numpy.dtype[Any]
+    """Of the records."""
+    columns: tuple[tuple[str, pyarrow.Field], ...]
+    """A field of the records, and the column that it becomes, as `Schema.arrow` has it."""
+    absent: Mapping[str, str] = MappingProxyType({})
+    """Columns, each with the field that is 0 where the column is null: a price that is not known, or its size."""
+
+    @classmethod
+    def of_type(cls, schema: Schema, kind: str) -> Pick:
+        """All messages of one type, with all its fields. Raises ConfigError when the schema has no such type."""
+        arrow, dtype = schema.arrow(kind), schema.dtype(kind)
+
+        def choose(batch: Batch) -> Chosen:
+            records = batch.records(kind)
+            if records.dtype != dtype:
+                raise ConfigError(
+                    f"messages of type {kind!r} had other fields on another day, expected the same on all"
+                )
+            return batch.indices(kind), records
+
+        return cls(kind, choose, dtype, tuple((field.name, field) for field in arrow))
+
+
+Picks = tuple[Pick, ...]
 
 
 class Part:
-    """Rows of a table, gathered batch by batch."""
+    """Rows of a table, gathered batch by batch: all messages with their payloads, or those of some picks."""
 
-    def __init__(self, schema: Schema, kind: str | None) -> None:
+    def __init__(self, picks: Picks | None) -> None:
         self.rows = self.bytes = 0
-        self._schema, self._kind = schema, kind
+        self._picks = picks
         self._blocks: list[tuple[int, int, int, int, int]] = []
         """Of each batch: rows, slice, ts_out, ts_recv, epoch."""
         self._topics: list[NDArray[Any]] = [numpy.empty(0, numpy.int32)]
@@ -65,56 +68,117 @@ class Part:
         self._sequences: list[NDArray[Any]] = [numpy.empty(0, numpy.int64)]
         self._sizes: list[NDArray[Any]] = [numpy.zeros(1, numpy.int64)]
         self._valid: list[NDArray[numpy.bool_]] = [numpy.empty(0, numpy.bool_)]
-        self._data: list[NDArray[Any]] = [numpy.empty(0, numpy.uint8 if kind is None else schema.dtype(kind))]
+        self._payloads: list[NDArray[Any]] = [numpy.empty(0, numpy.uint8)]
+        self._records: list[list[NDArray[Any]]] = [[numpy.empty(0, pick.dtype)] for pick in picks or ()]
+        self._pick_of_row: list[NDArray[Any]] = [numpy.empty(0, numpy.int16)]
 
     def add(self, batch: Batch, topics: dict[bytes, int]) -> None:
-        """Append a batch's messages, of one type if the table is of one."""
-        chosen: Any = slice(None)
-        if self._kind is None:
-            self._sizes.append(numpy.diff(batch.payload_offsets()))
-            self._valid.append(batch.valid)
-            data = batch.payloads().reshape(-1)
-        else:
-            chosen = batch.indices(self._kind)
-            if not len(chosen):
-                return
-            data = batch.records(self._kind)
-        self._data.append(data.copy())  # now: what it lies in is given back when the next block is read
-        numbers = _numbers(batch.topics, topics)
+        """Append a batch's messages. Raises ValueError when a picked one has another length than its type."""
+        chosen = self._add_payloads(batch) if self._picks is None else self._add_records(batch, self._picks)
         times = batch.ts_event[chosen].copy()
+        if not len(times):
+            return
+        numbers = _numbers(batch.topics, topics)
         self._topics.append(numbers[batch.topic_index[chosen]])
         self._times.append(times)
         self._sequences.append(batch.sequence[chosen])
         block = batch.block
         self._blocks.append((len(times), block.slice_id, block.ts_out, batch.ts_recv, block.epoch))
         self.rows += len(times)
+
+    def _add_payloads(self, batch: Batch) -> Any:
+        self._sizes.append(numpy.diff(batch.payload_offsets()))
+        self._valid.append(batch.valid)
+        self._keep(batch.payloads().reshape(-1), self._payloads)
+        return slice(None)
+
+    def _add_records(self, batch: Batch, picks: Picks) -> Any:
+        found = []
+        for pick, kept in zip(picks, self._records, strict=True):
+            rows, records = pick.choose(batch)
+            found.append(rows)
+            if len(rows):
+                self._keep(records, kept)
+        if len(picks) == 1:
+            return found[0]
+        rows = numpy.concatenate(found)
+        order = numpy.argsort(rows, kind="stable")
+        self._pick_of_row.append(numpy.repeat(numpy.arange(len(picks), dtype=numpy.int16), [*map(len, found)])[order])
+        return rows[order]
+
+    def _keep(self, data: NDArray[Any], kept: list[NDArray[Any]]) -> None:
+        kept.append(data.copy())  # now: what it lies in is given back when the next block is read
         self.bytes += data.nbytes
 
-    def columns(self) -> list[Any]:
-        """All columns; the topics as their numbers."""
+    def base(self) -> list[NDArray[Any]]:
+        """What every message has: slice, number of the topic, ts_event, ts_out, ts_recv, epoch, sequence."""
         rows, slices, ts_out, ts_recv, epochs = zip(*self._blocks, strict=True) if self._blocks else ((),) * 5
         count = numpy.array(rows, numpy.int64)
 
-        def spread(values: tuple[int, ...], dtype: Any) -> pyarrow.Array:
-            return pyarrow.array(numpy.repeat(numpy.array(values, dtype), count))
+        def spread(values: tuple[int, ...], dtype: Any = numpy.int64) -> NDArray[Any]:
+            return numpy.repeat(numpy.array(values, dtype), count)
 
-        columns = [
+        return [
             spread(slices, numpy.uint16),
-            pyarrow.array(numpy.concatenate(self._topics)),
-            pyarrow.array(numpy.concatenate(self._times)),
-            spread(ts_out, numpy.int64),
-            spread(ts_recv, numpy.int64),
-            spread(epochs, numpy.int64),
-            pyarrow.array(numpy.concatenate(self._sequences)),
+            numpy.concatenate(self._topics),
+            numpy.concatenate(self._times),
+            spread(ts_out),
+            spread(ts_recv),
+            spread(epochs),
+            numpy.concatenate(self._sequences),
         ]
-        data = numpy.concatenate(self._data)
-        if self._kind is not None:
-            return columns + record_columns(self._schema, self._kind, data)
+
+    def payloads(self) -> pyarrow.Array:
+        """The payloads; null: the message has no value."""
         offsets = numpy.cumsum(numpy.concatenate(self._sizes)).astype(numpy.int32)
         valid = numpy.concatenate(self._valid)
         bits = None if valid.all() else pyarrow.py_buffer(numpy.packbits(valid, bitorder="little"))
-        buffers = [bits, pyarrow.py_buffer(offsets), pyarrow.py_buffer(data)]
-        return [*columns, pyarrow.Array.from_buffers(pyarrow.binary(), len(offsets) - 1, buffers)]
+        buffers = [bits, pyarrow.py_buffer(offsets), pyarrow.py_buffer(numpy.concatenate(self._payloads))]
+        return pyarrow.Array.from_buffers(pyarrow.binary(), len(offsets) - 1, buffers)
+
+    def records(self, place: int) -> NDArray[Any]:
+        """The records of a pick, by its place among all."""
+        kept = self._records[place]
+        kept[:] = [numpy.concatenate(kept)]
+        return kept[0]
+
+    def pick_of_row(self) -> NDArray[numpy.int16]:
+        """Of each row the place of its pick."""
+        return numpy.concatenate(self._pick_of_row) if len(self._records) > 1 else numpy.zeros(self.rows, numpy.int16)
+
+    def merged(self, columns: list[pyarrow.Array]) -> pyarrow.Array:
+        """A column of all rows, from that of each pick."""
+        if len(columns) == 1:
+            return columns[0]
+        # The rows of each pick stand in one piece, in their order; a stable sort by pick tells where each row is.
+        places = numpy.empty(self.rows, numpy.int64)
+        places[numpy.argsort(self.pick_of_row(), kind="stable")] = numpy.arange(self.rows)
+        return pyarrow.concat_arrays(columns).take(pyarrow.array(places))
+
+
+def parts_of(
+    batches: Iterable[Batch], picks: Picks | None, rows: int = PART_ROWS
+) -> Iterator[tuple[Part, dict[bytes, int]]]:
+    """Yield parts that are closed at `rows` rows or `PART_BYTES` bytes, each with its topics and their numbers."""
+    part, topics = Part(picks), dict[bytes, int]()
+    for batch in batches:
+        part.add(batch, topics)
+        if part.rows >= rows or part.bytes >= PART_BYTES:
+            yield part, topics
+            part, topics = Part(picks), {}
+    if part.rows:
+        yield part, topics
+
+
+def texts(index: NDArray[Any], values: Iterable[bytes | None]) -> pyarrow.Array:
+    """The text of each row by the number in `index`; None: null."""
+    told = [None if value is None else value.decode(errors="backslashreplace") for value in values]
+    places: dict[str, int] = {}
+    number_of = numpy.array([-1 if v is None else places.setdefault(v, len(places)) for v in told], numpy.int32)
+    numbers = number_of[index]
+    missing = numbers < 0
+    chosen = pyarrow.array(numbers, mask=missing if missing.any() else None)
+    return pyarrow.DictionaryArray.from_arrays(chosen, pyarrow.array(list(places), pyarrow.string()))
 
 
 def _numbers(names: list[bytes], topics: dict[bytes, int]) -> NDArray[numpy.int32]:

@@ -1,0 +1,222 @@
+"""Messages as columns for people: names as texts, prices in units of money, times of the market's zone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy
+import pyarrow
+from numpy.typing import NDArray
+from pyarrow import compute
+
+from blackbox.archive.export.table import TEXT, Part, Pick, Picks, parts_of, texts
+from blackbox.block.arrow import PRICE_DIGITS, price_column, record_column
+from blackbox.block.batch import Batch
+from blackbox.errors import ConfigError
+from blackbox.feed.feed import Feed
+from blackbox.feed.schema import DECIMALS
+from blackbox.timestamps import zone_of
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+
+    from blackbox.archive.frames import Prices, Times
+
+_PRICES: Final = ("float", "decimal", "long")
+_TIMES: Final = ("timestamp", "long")
+_NO_PRICE: Final = 10**PRICE_DIGITS
+"""Venues mark that there is no price by one of so many units or more."""
+_LAST_TIME: Final = (1 << 63) - 1
+_KIND: Final = "kind"
+
+
+class Columns:
+    """Makes record batches of messages. `schema` tells their columns."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        picks: Picks | None,
+        prices: Prices = "float",
+        times: Times = "timestamp",
+        zone: str | None = None,
+        told_apart: bool = False,
+    ) -> None:
+        """`picks`: the messages with fields; None for all, with payloads. `told_apart`: with a column of their labels.
+
+        Raises ConfigError when prices, times or zone are none, or columns of one name do not go together.
+        """
+        for name, value, known in (("prices", prices, _PRICES), ("times", times, _TIMES)):
+            if value not in known:
+                raise ConfigError(f"{name} were {value!r}, expected one of: {', '.join(known)}")
+        zone = feed.time_zone if zone is None else zone
+        try:
+            zone_of(zone)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        self._rule, self._picks, self._prices = feed.symbol_rule, picks, prices
+        self._time = pyarrow.timestamp("ns", zone) if times == "timestamp" else None
+        time = self._time or pyarrow.int64()
+        base = [
+            pyarrow.field("slice", pyarrow.uint16(), nullable=False),
+            pyarrow.field("topic", TEXT, nullable=False),
+            pyarrow.field("symbol", TEXT, nullable=False),
+            pyarrow.field("type", TEXT),
+            pyarrow.field("ts_event", time, nullable=self._time is not None),
+            pyarrow.field("ts_out", time, nullable=False),
+            pyarrow.field("ts_recv", time, nullable=False),
+            pyarrow.field("epoch", pyarrow.int64(), nullable=False),
+            pyarrow.field("sequence", pyarrow.int64(), nullable=False),
+        ]
+        if told_apart:
+            base.append(pyarrow.field(_KIND, TEXT, nullable=False))
+        self._base, self._told_apart = len(base), told_apart
+        if picks is None:
+            self.schema = pyarrow.schema([*base, pyarrow.field("payload", pyarrow.binary())])
+            return
+        self._taken = {field.name for field in base}
+        own = [self._own_field(field) for pick in picks for _, field in pick.columns]
+        self.schema = pyarrow.schema([*base, *_unified(own, len(picks))])
+
+    def chunks(self, batches: Iterable[Batch], rows: int) -> Iterator[pyarrow.RecordBatch]:
+        """Yield the messages, at most `rows` at a time. Raises ValueError when one has another length than its type."""
+        if rows < 1:
+            raise ValueError(f"rows were {rows}, expected at least 1")
+        for part, topics in parts_of(batches, self._picks, rows):
+            whole = self._batch(part, topics)
+            for start in range(0, part.rows, rows):
+                yield whole.slice(start, rows)
+
+    def _batch(self, part: Part, topics: dict[bytes, int]) -> pyarrow.RecordBatch:
+        slices, topic, ts_event, ts_out, ts_recv, epoch, sequence = part.base()
+        split = [self._rule.split(name) for name in topics]
+        columns = [
+            pyarrow.array(slices),
+            texts(topic, topics),
+            texts(topic, [symbol for symbol, _ in split]),
+            texts(topic, [kind for _, kind in split]),
+            self._times(ts_event, none=0),
+            self._times(ts_out),
+            self._times(ts_recv),
+            pyarrow.array(epoch),
+            pyarrow.array(sequence),
+        ]
+        if self._told_apart:
+            labels = [pick.label.encode() for pick in self._picks or ()]
+            columns.append(texts(part.pick_of_row(), labels))
+        if self._picks is None:
+            columns.append(part.payloads())
+        else:
+            made = [self._made(pick, part.records(place)) for place, pick in enumerate(self._picks)]
+            columns += [
+                part.merged([_column(each, field, len(part.records(place))) for place, each in enumerate(made)])
+                for field in list(self.schema)[self._base :]
+            ]
+        return pyarrow.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _made(self, pick: Pick, records: NDArray[Any]) -> dict[str, pyarrow.Array]:
+        """A pick's columns, by their names."""
+        made = {}
+        for field, column in pick.columns:
+            name = self._name(column)
+            made[name] = self._converted(records[field], column, self._own_field(column).type)
+            if column.name in pick.absent:
+                there = pyarrow.array(records[pick.absent[column.name]] != 0)
+                made[name] = compute.if_else(there, made[name], None)
+        return made
+
+    def _times(self, ns: NDArray[Any], none: int | None = None) -> pyarrow.Array:
+        if self._time is None:
+            return pyarrow.array(ns)
+        missing = ns == none if none is not None else None
+        return pyarrow.array(ns, mask=missing if missing is not None and missing.any() else None).cast(self._time)
+
+    def _name(self, column: pyarrow.Field) -> str:
+        return f"record_{column.name}" if column.name in self._taken else str(column.name)
+
+    def _own_field(self, field: pyarrow.Field) -> pyarrow.Field:
+        """The column of a field, in the form asked for."""
+        kind, metadata = field.type, field.metadata or {}
+        decimals = metadata.get(DECIMALS.encode())
+        if decimals is not None and self._prices != "long":
+            price = pyarrow.float64() if self._prices == "float" else pyarrow.decimal128(PRICE_DIGITS, int(decimals))
+            return pyarrow.field(self._name(field), price)
+        nullable = field.nullable
+        if pyarrow.types.is_timestamp(kind):
+            nullable = self._time is not None
+            kind = pyarrow.timestamp(kind.unit, self._time.tz) if self._time is not None else pyarrow.int64()
+        return pyarrow.field(self._name(field), kind, nullable=nullable, metadata=metadata)
+
+    def _converted(self, values: NDArray[Any], column: pyarrow.Field, kind: pyarrow.DataType) -> pyarrow.Array:
+        if pyarrow.types.is_decimal(kind):
+            return price_column(record_column(values, column.type).to_numpy(), kind.scale)
+        if kind == pyarrow.float64() and pyarrow.types.is_integer(column.type):
+            return _as_floats(values, int(column.metadata[DECIMALS.encode()]))
+        if pyarrow.types.is_timestamp(column.type):
+            # Venues mark that there is no time by the largest uint64, which is no int64.
+            missing = None
+            if self._time is not None and values.dtype.kind == "u" and (values > _LAST_TIME).any():
+                missing = values > _LAST_TIME
+            return pyarrow.array(values.astype(numpy.int64), mask=missing).cast(kind)
+        return record_column(values, column.type)
+
+
+def _as_floats(units: NDArray[Any], decimals: int) -> pyarrow.Array:
+    """Prices as float64, each the nearest to its decimal number; null where there is none."""
+    missing = units >= _NO_PRICE
+    if units.dtype.kind == "i":
+        missing |= units <= -_NO_PRICE
+    return pyarrow.array(units.astype(numpy.float64) / 10**decimals, mask=missing if missing.any() else None)
+
+
+def _column(made: dict[str, pyarrow.Array], field: pyarrow.Field, rows: int) -> pyarrow.Array:
+    """A pick's column as all picks have it; nulls where it has none."""
+    found = made.get(field.name)
+    return pyarrow.nulls(rows, field.type) if found is None else found.cast(field.type)
+
+
+def _unified(fields: Sequence[pyarrow.Field], picks: int) -> Iterator[pyarrow.Field]:
+    """Each column once, of a type that holds the values of all picks; it may be null where a pick lacks it."""
+    by_name: dict[str, list[pyarrow.Field]] = {}
+    for field in fields:
+        by_name.setdefault(field.name, []).append(field)
+    for name, alike in by_name.items():
+        kinds = list(dict.fromkeys(field.type for field in alike))
+        kind = kinds[0]
+        if len(kinds) > 1:
+            try:
+                plain = [pyarrow.schema([pyarrow.field(name, each)]) for each in kinds]
+                kind = pyarrow.unify_schemas(plain, promote_options="permissive").field(0).type
+            except (pyarrow.ArrowTypeError, pyarrow.ArrowInvalid):
+                told = " and ".join(map(str, kinds))
+                raise ConfigError(f"field {name!r} was {told}, expected types with one such: read them apart") from None
+        nullable = len(alike) < picks or any(field.nullable for field in alike)
+        yield pyarrow.field(name, kind, nullable=nullable, metadata=alike[0].metadata if len(kinds) == 1 else None)
+
+
+def table_of(columns: Columns, batches: Iterable[Batch], rows: int) -> pyarrow.Table:
+    """All messages as one table, in memory."""
+    found = list(columns.chunks(batches, rows))
+    return pyarrow.Table.from_batches(found, schema=columns.schema).unify_dictionaries()
+
+
+def to_pandas(table: pyarrow.Table | pyarrow.RecordBatch) -> pandas.DataFrame:
+    """A table as a data frame of pandas: integers that may be null stay integers."""
+    import pandas
+
+    types = {
+        field.type: pandas.array([], dtype=str(field.type).replace("uint", "UInt").replace("int", "Int")).dtype
+        for field in table.schema
+        if field.nullable and pyarrow.types.is_integer(field.type)
+    }
+    frame: pandas.DataFrame = table.to_pandas(types_mapper=types.get)
+    return frame
+
+
+def to_polars(table: pyarrow.Table | pyarrow.RecordBatch) -> polars.DataFrame:
+    """A table as a data frame of polars."""
+    import polars
+
+    return polars.DataFrame(polars.from_arrow(table))

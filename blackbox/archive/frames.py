@@ -1,0 +1,160 @@
+"""Recorded messages, trades and quotes as Arrow tables and as data frames, whole or in chunks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, cast
+
+from blackbox.archive.filter import Selection
+from blackbox.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
+
+    from blackbox.archive.export.columns import Columns
+    from blackbox.block.batch import Batch
+    from blackbox.feed.feed import Feed
+    from blackbox.feed.schema import Schema
+
+Prices = Literal["float", "decimal", "long"]
+Times = Literal["timestamp", "long"]
+
+_ROWS: Final = 1 << 20
+_FORM: Final = ("kind", "prices", "times", "zone")
+
+
+class FrameOptions(Selection, total=False):
+    """What a frame holds, and in which form, beside which messages were selected."""
+
+    kind: str | Sequence[str] | None
+    """The message type, with its fields as columns in place of the payload. Of several types, all their messages in one
+    frame, in their order: a column `kind` names the type, and a field is null where a type lacks it."""
+    prices: Prices
+    """"float" (the default): float64. "decimal": exact, which pandas keeps as Python objects. "long": the integers that
+    the venue sent. In the first two, 10^18 units or more are null: venues mark so that there is none."""
+    times: Times
+    """"timestamp" (the default): of nanoseconds; null where the venue gave none. "long": int64 ns since 1970."""
+    zone: str | None
+    """The time zone of the timestamps, such as "America/New_York"; by default the feed's."""
+
+
+class Frames(ABC):
+    """What can be had as a table or a data frame.
+
+    Columns: `slice`, `topic`, `symbol`, `type` (of the topic; these three are categories of texts), `ts_event`,
+    `ts_out`, `ts_recv`, `epoch`, `sequence`, and `payload`, or the fields of the types asked for. A field that is
+    called as one of the others has `record_` before its name.
+
+    All methods raise as `Recording.batches`; ConfigError for wrong options, or when the schema has no such type;
+    ValueError when a message has another length than its type; ImportError naming what to install.
+    """
+
+    feed: Feed
+    schema: Schema
+
+    @abstractmethod
+    def batches(self, prefix: bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
+        """Yield the messages whose topic starts with `prefix`, and that the `Selection` takes, block by block."""
+
+    def to_arrow(self, prefix: bytes = b"", **options: Unpack[FrameOptions]) -> pyarrow.Table:
+        """Return the messages that `batches` would give, as one table in memory. See `FrameOptions`."""
+        columns, selection = self._asked(options, prefix)
+        return _arrow().table_of(columns, self.batches(prefix, **selection), _ROWS)
+
+    def to_pandas(self, prefix: bytes = b"", **options: Unpack[FrameOptions]) -> pandas.DataFrame:
+        """As `to_arrow`, as a data frame of pandas."""
+        needs("pandas", "pandas")
+        return cast("pandas.DataFrame", _arrow().to_pandas(self.to_arrow(prefix, **options)))
+
+    def to_polars(self, prefix: bytes = b"", **options: Unpack[FrameOptions]) -> polars.DataFrame:
+        """As `to_arrow`, as a data frame of polars."""
+        needs("polars", "polars")
+        return cast("polars.DataFrame", _arrow().to_polars(self.to_arrow(prefix, **options)))
+
+    def arrow_chunks(
+        self, prefix: bytes = b"", rows: int = _ROWS, **options: Unpack[FrameOptions]
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """Yield what `to_arrow` returns, at most `rows` messages at a time: memory does not grow with the recording."""
+        columns, selection = self._asked(options, prefix)
+        chunks: Iterator[pyarrow.RecordBatch] = columns.chunks(self.batches(prefix, **selection), rows)
+        return chunks
+
+    def pandas_chunks(
+        self, prefix: bytes = b"", rows: int = _ROWS, **options: Unpack[FrameOptions]
+    ) -> Iterator[pandas.DataFrame]:
+        """As `arrow_chunks`, as data frames of pandas, each with categories of its own."""
+        needs("pandas", "pandas")
+        return map(_arrow().to_pandas, self.arrow_chunks(prefix, rows, **options))
+
+    def polars_chunks(
+        self, prefix: bytes = b"", rows: int = _ROWS, **options: Unpack[FrameOptions]
+    ) -> Iterator[polars.DataFrame]:
+        """As `arrow_chunks`, as data frames of polars."""
+        needs("polars", "polars")
+        return map(_arrow().to_polars, self.arrow_chunks(prefix, rows, **options))
+
+    def _asked(self, options: FrameOptions, prefix: bytes) -> tuple[Columns, Selection]:
+        """Split what was asked for into columns and selection."""
+        given: dict[str, Any] = dict(options)
+        form: dict[str, Any] = {name: given.pop(name) for name in _FORM if name in given}
+        selection = cast("Selection", given)
+        return self._columns(form, prefix, selection), selection
+
+    def _columns(self, form: dict[str, Any], prefix: bytes, selection: Selection) -> Columns:  # noqa: ARG002
+        """Return the columns: of payloads, or of message types. `Ticks` looks at the rest, too."""
+        kind = form.pop("kind", None)
+        if kind is None:
+            return cast("Columns", _arrow().Columns(self.feed, None, **form))
+        kinds = (kind,) if isinstance(kind, str) else tuple(kind)
+        if not kinds or len(set(kinds)) < len(kinds):
+            raise ConfigError(f"kind was {kind!r}, expected a message type, or several, each once")
+        table = needs("pyarrow", "arrow", "blackbox.archive.export.table")
+        picks = tuple(table.Pick.of_type(self.schema, each) for each in kinds)
+        columns: Columns = _arrow().Columns(self.feed, picks, **form, told_apart=not isinstance(kind, str))
+        return columns
+
+
+class Ticks(Frames):
+    """The trades or the quotes of a day, whatever feed they are of: as its schema declares them.
+
+    Columns: as `Frames`, with `price` and `size` in place of payloads, or `bid_price`, `bid_size`, `ask_price`,
+    `ask_size`. An absent side of a quote is null, also where a feed tells one side at a time. A trade that tells only
+    which order it filled has that order's price, null if that was entered before the recording began: the orders of its
+    symbols are looked up first, and kept in memory. Trades of no size are left out. Where several types tell the same,
+    those of the lowest rank count that a symbol has in what was selected (`TradeFields.rank`).
+    """
+
+    def __init__(self, source: Frames, what: Literal["trades", "quotes"]) -> None:
+        """Wrap a recording. Raises ConfigError when their schema declares none."""
+        self.feed, self.schema = source.feed, source.schema
+        self._source, self._what = source, what
+        if not getattr(self.schema, what):
+            raise ConfigError(f"schema {self.schema.name!r} declares no {what}, expected some in Schema.{what}")
+
+    def batches(self, prefix: bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
+        """Yield all messages; frames choose which of them are trades or quotes."""
+        return self._source.batches(prefix, **selection)
+
+    def _columns(self, form: dict[str, Any], prefix: bytes, selection: Selection) -> Columns:
+        if form.pop("kind", None) is not None:
+            raise ConfigError(f"kind was given for {self._what}, expected none: the schema says which types they are")
+        ticks = needs("pyarrow", "arrow", "blackbox.archive.export.ticks")
+        picks = ticks.picks_of(self._source, self._what, prefix, selection)
+        columns: Columns = _arrow().Columns(self.feed, picks, **form)
+        return columns
+
+
+def needs(library: str, extra: str, module: str = "") -> Any:
+    """Import a module that needs a library which may be missing."""
+    try:
+        return import_module(module or library)
+    except ImportError as error:
+        raise ImportError(f"this needs {library}: pip install 'blackbox-md[{extra}]' ({error})") from error
+
+
+def _arrow() -> Any:
+    return needs("pyarrow", "arrow", "blackbox.archive.export.columns")

@@ -1,0 +1,379 @@
+"""Frames against a slow reference: each message decoded by itself, with `struct`, `decimal` and `datetime`."""
+
+from __future__ import annotations
+
+import datetime
+import struct
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import numpy
+import pandas
+import polars
+import pyarrow
+import pytest
+from blackbox_feeds.dbn import Dbn
+from blackbox_feeds.iex import Iex
+from blackbox_feeds.itch50 import Itch50
+from blackbox_feeds.synthetic import Synthetic
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from blackbox import ConfigError, Recording, Schema
+from blackbox.archive.recordings import Recordings
+from blackbox.feed.schema import SINCE_MIDNIGHT, price, utc_time
+from tests.journals import Day, Put, Row, feed_of
+from tests.recorded import recorded
+from tests.support import ROOT
+
+NEW_YORK = "America/New_York"
+TRADE = numpy.dtype(
+    [
+        ("kind", "S1"),
+        ("price", price("<i8", 4)),
+        ("fine", price(">u4", 8)),
+        ("size", ">u2"),
+        ("venue", "S3"),
+        ("at", utc_time("<u8", "ns")),
+        ("day", utc_time("<u4", "s")),
+        ("clock", numpy.dtype(("u1", (6,)), metadata={SINCE_MIDNIGHT: NEW_YORK})),
+        ("rate", "<f8"),
+        ("good", "?"),
+        ("topic", "<i2"),
+    ]
+)
+TRADE_STRUCT = struct.Struct("<cq4s2s3sQI6sd?h")
+QUOTE = numpy.dtype([("kind", "S1"), ("size", "<u4"), ("price", price("<i4", 2)), ("maker", "S2")])
+QUOTE_STRUCT = struct.Struct("<cIi2s")
+MADE = Schema("made", 1_002, {"T": TRADE, "Q": QUOTE}, names={"quote": "Q"})
+BASE = ["slice", "topic", "symbol", "type", "ts_event", "ts_out", "ts_recv", "epoch", "sequence"]
+UNITS = st.sampled_from([0, 1, -1, 12_345, 10**18 - 1, 10**18, -(10**18), 2**63 - 1, -(2**63)])
+TIMES = st.sampled_from([0, 1, 1_700_000_000_123_456_789, -(10**18), 2**62])
+TRADES = st.builds(
+    lambda units, fine, size, venue, at, day, clock, rate, good, number: TRADE_STRUCT.pack(
+        b"T", units, fine.to_bytes(4, "big"), size.to_bytes(2, "big"), venue, at, day, clock.to_bytes(6, "big"), rate,
+        good, number,
+    ),
+    UNITS, st.integers(0, 2**32 - 1), st.integers(0, 2**16 - 1), st.sampled_from([b"X", b"AB ", b"\xe9\n", b""]),
+    st.sampled_from([0, 1_700_000_000_000_000_001, 2**63 - 1, 2**63, 2**64 - 1]), st.integers(0, 2**32 - 1),
+    st.integers(0, 86_400 * 10**9), st.floats(allow_nan=False), st.booleans(), st.integers(-9, 9),
+)  # fmt: skip
+QUOTES = st.builds(
+    lambda size, units, maker: QUOTE_STRUCT.pack(b"Q", size, units, maker),
+    st.integers(0, 2**32 - 1), st.integers(-(2**31), 2**31 - 1), st.sampled_from([b"M1", b"M "]),
+)  # fmt: skip
+TOPICS = st.sampled_from([b"AA.T", b"AA.Q", b"A.B.T", b"AZ", b"A\xff.T"])
+ROWS = st.builds(Row, TOPICS, st.one_of(TRADES, QUOTES), TIMES)
+BLOCKS = st.lists(st.lists(ROWS, min_size=1, max_size=8), max_size=5)
+
+
+def instant(ns: int, form: dict[str, Any]) -> Any:
+    """A time as the frame should tell it."""
+    return ns if form.get("times") == "long" else pandas.Timestamp(ns, tz="UTC")
+
+
+def money(units: int, decimals: int, form: dict[str, Any]) -> Any:
+    prices = form.get("prices", "float")
+    if prices == "long":
+        return units
+    if abs(units) >= 10**18:
+        return None
+    exact = Decimal(units).scaleb(-decimals)
+    return exact if prices == "decimal" else float(exact)
+
+
+def text(value: bytes) -> str:
+    return value.decode("latin-1").rstrip("\0 \t\n\v\f\r")
+
+
+def decoded(payload: bytes, form: dict[str, Any]) -> dict[str, Any]:
+    if payload[:1] == b"Q":
+        kind, size, units, maker = QUOTE_STRUCT.unpack(payload)
+        return {"kind": text(kind), "size": size, "price": money(units, 2, form), "maker": text(maker)}
+    kind, units, fine, size, venue, at, day, clock, rate, good, number = TRADE_STRUCT.unpack(payload)
+    long = form.get("times") == "long"
+    return {
+        "kind": text(kind),
+        "price": money(units, 4, form),
+        "fine": money(int.from_bytes(fine, "big"), 8, form),
+        "size": int.from_bytes(size, "big"),
+        "venue": text(venue),
+        "at": (at - (at >> 63 << 64) if long else None) if at >> 63 else instant(at, form),
+        "day": day if long else datetime.datetime.fromtimestamp(day, ZoneInfo("UTC")),
+        "clock": int.from_bytes(clock, "big"),
+        "rate": rate,
+        "good": good,
+        "record_topic": number,
+    }
+
+
+def reference(day: Day, kinds: str, form: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a frame of these types should hold, message by message."""
+    rows = []
+    for message in day.told():
+        if kinds and message.payload[:1].decode() not in kinds:
+            continue
+        symbol, dot, kind = message.topic.rpartition(b".")
+        names = [each.decode(errors="backslashreplace") for each in (message.topic, symbol if dot else kind, kind)]
+        event = None if message.ts_event == 0 and form.get("times") != "long" else instant(message.ts_event, form)
+        base = {
+            "slice": message.slice_id,
+            "topic": names[0],
+            "symbol": names[1],
+            "type": names[2] if dot else None,
+            "ts_event": event,
+            "ts_out": instant(message.ts_out, form),
+            "ts_recv": instant(message.ts_recv, form),
+            "epoch": message.epoch,
+            "sequence": message.sequence,
+        }
+        rows.append(base | (decoded(message.payload, form) if kinds else {"payload": message.payload}))
+    return rows
+
+
+def rows_of(table: pyarrow.Table | pyarrow.RecordBatch) -> list[dict[str, Any]]:
+    """Plain values, in UTC; no nanosecond is lost."""
+    plain = {}
+    for name in table.schema.names:
+        column = table.column(name)
+        if pyarrow.types.is_timestamp(column.type) and column.type.unit == "ns":
+            numbers = column.cast(pyarrow.int64()).to_pylist()
+            plain[name] = [None if ns is None else pandas.Timestamp(ns, tz="UTC") for ns in numbers]
+        else:
+            plain[name] = column.to_pylist()
+    return [dict(zip(plain, row, strict=True)) for row in zip(*plain.values(), strict=True)]
+
+
+def made_day(path: Path, blocks: list[list[Row]]) -> Day:
+    day = Day(path, feed_of(schema="made", time_zone=NEW_YORK))
+    day.write_manifest(MADE)
+    first = 0
+    puts = []
+    for number, rows in enumerate(blocks):
+        puts.append(Put(tuple(rows), first, ts_out=10**9 + number, ts_recv=2 * 10**9 + number, epoch=7))
+        first += len(rows)
+    if puts:
+        day.put(0, *puts)
+    return day
+
+
+few = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+FORMS = st.fixed_dictionaries(
+    {},
+    optional={
+        "prices": st.sampled_from(["float", "decimal", "long"]),
+        "times": st.sampled_from(["timestamp", "long"]),
+        "zone": st.sampled_from(["UTC", NEW_YORK, "Asia/Kolkata"]),
+    },
+)
+
+
+@few
+@given(BLOCKS, FORMS)
+def test_one_type_is_what_each_message_says(blocks: list[list[Row]], form: dict[str, Any]) -> None:
+    with TemporaryDirectory() as path:
+        day = made_day(Path(path), blocks)
+        recording = Recording.open(path)
+        for kind, named in (("T", "T"), ("Q", "quote")):
+            table = recording.to_arrow(kind=named, **form)
+            table.validate(full=True)
+            assert rows_of(table) == reference(day, kind, form)
+        assert rows_of(recording.to_arrow(**form)) == reference(day, "", form)
+
+
+@few
+@given(BLOCKS, FORMS, st.integers(1, 9))
+def test_types_together_stand_in_their_order_in_chunks_of_any_size(
+    blocks: list[list[Row]], form: dict[str, Any], rows: int
+) -> None:
+    if form.get("prices") == "decimal":
+        form = {**form, "prices": "float"}
+    with TemporaryDirectory() as path:
+        day = made_day(Path(path), blocks)
+        recording = Recording.open(path)
+        kinds = ["quote", "T"]
+        chunks = list(recording.arrow_chunks(rows=rows, kind=kinds, **form))
+        assert all(0 < len(chunk) <= rows for chunk in chunks)
+        found = [row for chunk in chunks for row in rows_of(chunk)]
+        names = recording.to_arrow(kind=kinds, **form).column_names
+        assert names[:12] == [*BASE, "kind", "record_kind", "size"]
+        told = []
+        for row in reference(day, "TQ", form):
+            character = row.pop("kind")
+            row["record_kind"], row["kind"] = character, {"Q": "quote", "T": "T"}[character]
+            told.append({name: row.get(name) for name in names})
+        assert found == told
+
+
+def test_frames_of_pandas_and_polars_are_typed(tmp_path: Path) -> None:
+    trade = TRADE_STRUCT.pack(b"T", 2**63 - 1, bytes(4), b"\1\0", b"X", 2**64 - 1, 5, bytes(6), 1.5, True, 3)
+    quote = QUOTE_STRUCT.pack(b"Q", 2**32 - 1, 1_050, b"M1")
+    made_day(tmp_path, [[Row(b"AA.T", trade, 5), Row(b"AA.Q", quote, 1_700_000_000_000_000_001)]])
+    recording = Recording.open(tmp_path)
+    frame = recording.to_pandas(kind=["T", "Q"])
+    kinds = {name: str(kind) for name, kind in frame.dtypes.items()}
+    zone = f"datetime64[ns, {NEW_YORK}]"
+    assert [kinds[name] for name in (*BASE, "kind")] == [
+        # As `clock`, which is null in quotes, so epoch and sequence are int64 with nulls.
+        "uint16", "category", "category", "category", zone, zone, zone, "Int64", "Int64", "category",
+    ]  # fmt: skip
+    assert [kinds[name] for name in ("price", "size", "at")] == ["float64", "uint32", zone]
+    assert frame["ts_event"][1] == pandas.Timestamp("2023-11-14 17:13:20.000000001", tz=NEW_YORK)
+    assert frame["price"].isna().tolist() == [True, False]
+    assert frame["price"][1] == 10.5
+    assert frame["record_topic"].tolist() == [3, pandas.NA]
+    assert recording.to_pandas(kind="T", prices="long")["price"].tolist() == [2**63 - 1]
+    lean = recording.to_polars(kind=["T", "Q"], zone="Asia/Tokyo")
+    schema = lean.schema
+    assert (schema["topic"], schema["kind"]) == (polars.Categorical, polars.Categorical)
+    assert schema["ts_event"] == polars.Datetime("ns", "Asia/Tokyo")
+    assert lean["price"].to_list() == [None, 10.5]
+    assert lean["symbol"].to_list() == ["AA", "AA"]
+    for chunks in (recording.pandas_chunks(rows=1, kind="Q"), recording.polars_chunks(rows=1, kind="Q")):
+        (chunk,) = chunks
+        assert (list(chunk["price"]), list(chunk["topic"])) == ([10.5], ["AA.Q"])
+
+
+def test_nothing_selected_gives_empty_frames_with_their_columns(tmp_path: Path) -> None:
+    made_day(tmp_path, [])
+    recording = Recording.open(tmp_path)
+    for options in ({}, {"kind": "T"}, {"kind": ["T", "Q"]}):
+        names = recording.to_arrow(**options).column_names
+        assert names[:9] == BASE
+        assert list(recording.to_pandas(**options).columns) == recording.to_polars(**options).columns == names
+        assert list(recording.arrow_chunks(**options)) == []
+
+
+def test_several_days_are_one_frame_if_their_messages_have_the_same_fields(tmp_path: Path) -> None:
+    quote = QUOTE_STRUCT.pack(b"Q", 1, 1_050, b"M1")
+    for number in (20, 21):
+        made_day(tmp_path / f"2026-11-{number}", [[Row(b"AA.Q", quote, number), Row(b"B%d.Q" % number, quote, number)]])
+    manifest = (tmp_path / "2026-11-21" / "manifest.json").read_text()
+    days = Recordings([Recording.open(tmp_path / f"2026-11-{number}") for number in (20, 21)])
+    assert days.to_polars(kind="Q")["topic"].to_list() == ["AA.Q", "B20.Q", "AA.Q", "B21.Q"]
+    assert days.to_pandas(kind="Q")["topic"].cat.categories.tolist() == ["AA.Q", "B20.Q", "B21.Q"]
+    assert [len(chunk) for chunk in days.arrow_chunks(kind="Q", rows=3)] == [3, 1]
+    day = Day(tmp_path / "2026-11-21", feed_of(schema="made"), date="2026-11-21")
+    day.write_manifest(Schema("made", 1_002, {"Q": numpy.dtype([("kind", "S1"), ("other", "V10")])}))
+    assert manifest != (day.path / "manifest.json").read_text()
+    changed = Recordings([Recording.open(tmp_path / f"2026-11-{number}") for number in (20, 21)])
+    with pytest.raises(ConfigError, match="messages of type 'Q' had other fields on another day, expected the same"):
+        changed.to_arrow(kind="Q")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "told"),
+    [
+        ({"prices": "cents"}, ConfigError, "prices were 'cents', expected one of: float, decimal, long"),
+        ({"times": "ns"}, ConfigError, "times were 'ns', expected one of: timestamp, long"),
+        ({"zone": "New York"}, ConfigError, "time zone was 'New York', expected a name such as 'America/New_York'"),
+        ({"kind": "X"}, ConfigError, "schema 'made': message type was 'X', expected one of: quote"),
+        ({"kind": []}, ConfigError, "kind was [], expected a message type, or several, each once"),
+        ({"kind": ["T", "T"]}, ConfigError, "kind was ['T', 'T'], expected a message type, or several, each once"),
+        ({"rows": 0}, ValueError, "rows were 0, expected at least 1"),
+    ],
+)
+def test_wrong_options_are_named(tmp_path: Path, options: dict[str, Any], error: type[Exception], told: str) -> None:
+    made_day(tmp_path, [[Row(b"A.T", b"")]])
+    with pytest.raises(error) as raised:
+        next(Recording.open(tmp_path).arrow_chunks(**options))
+    assert told in str(raised.value)
+
+
+def test_fields_of_one_name_and_no_common_type_are_read_apart(tmp_path: Path) -> None:
+    kinds = {"A": numpy.dtype([("kind", "S1"), ("x", "V2")]), "B": numpy.dtype([("kind", "S1"), ("x", "<f8")])}
+    day = Day(tmp_path, feed_of(schema="apart"))
+    day.write_manifest(Schema("apart", 1_003, kinds))
+    recording = Recording.open(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"field 'x' was fixed_size_binary\[2\] and double, expected .*read them apart"
+    ):
+        recording.to_arrow(kind=["A", "B"])
+    assert [recording.to_arrow(kind=kind).num_rows for kind in "AB"] == [0, 0]
+
+
+def test_a_message_of_another_length_than_its_type_is_an_error(tmp_path: Path) -> None:
+    made_day(tmp_path, [[Row(b"A.T", b"Q1"), Row(b"A.T", b"Q")]])
+    with pytest.raises(ValueError, match="is of type 'quote' but has 2 bytes, expected 11"):
+        Recording.open(tmp_path).to_arrow(kind="quote")
+
+
+def test_real_days_hold_what_their_messages_say(tmp_path: Path, shared_data: Path) -> None:
+    """Each message's record, by its attributes, against its row; ITCH, IEX and DBN."""
+    itch = shared_data / "itch50/jamison_12302019_SNIPPET.NASDAQ_ITCH50"
+    deep, mbp = shared_data / "iex/goiex_TOPS16.pcapng.gz", shared_data / "dbn/futures_mbp-1_2024-07-01T23-58.dbn.zst"
+    sources: list[tuple[str, Any, list[str]]] = [
+        ("itch", lambda: Itch50(itch, date="2019-12-30"), ["A", "U", "F", "C"]),
+        ("iex", lambda: Iex(deep), ["T", "Q", "D"]),
+        ("dbn", lambda: Dbn(mbp), ["mbp-1"]),
+    ]
+    for name, make, kinds in sources:
+        recording = recorded(tmp_path / name, make)
+        schema = recording.schema
+        characters = {schema.character(kind): kind for kind in kinds}
+        rows = iter(rows_of(recording.to_arrow(kind=kinds, prices="decimal")))
+        seen = 0
+        for batch in recording.batches():
+            for message, sequence in zip(batch, batch.sequence.tolist(), strict=True):
+                kind = characters.get(chr((message.payload + bytes(2))[schema.type_offset]))
+                if kind is None:
+                    continue
+                row, record = next(rows), message.record
+                assert (row["topic"], row["sequence"], row["kind"]) == (message.topic.decode(), sequence, kind)
+                assert row["ts_event"] == pandas.Timestamp(message.ts_event, tz="UTC")
+                for field in schema.arrow(kind):
+                    value, found = getattr(record, field.name), row.get(f"record_{field.name}", row.get(field.name))
+                    decimals = (field.metadata or {}).get(b"decimals")
+                    if decimals is not None:
+                        assert found == money(value, int(decimals), {"prices": "decimal"})
+                    elif pyarrow.types.is_timestamp(field.type):
+                        assert found == (
+                            None if value >> 63 else pandas.Timestamp(value, unit=field.type.unit, tz="UTC")
+                        )
+                    elif pyarrow.types.is_string(field.type):
+                        assert found == text(value)
+                    else:
+                        assert found == (int.from_bytes(value, "big") if isinstance(value, bytes) else value)
+                seen += 1
+        assert next(rows, None) is None
+        assert seen > 700
+
+
+PEAKS = """
+import re, sys
+from pathlib import Path
+
+from blackbox import Recording
+
+def anonymous_kib():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+recording = Recording.open(sys.argv[1])
+next(recording.arrow_chunks(kind="A", rows=20_000))
+before = anonymous_kib()
+for stop in (int(sys.argv[2]), None):
+    rows, peak = 0, 0
+    for chunk in recording.arrow_chunks(kind="A", rows=20_000, stop=stop):
+        rows, peak = rows + len(chunk), max(peak, anonymous_kib() - before)
+    print(rows, peak)
+whole = recording.to_arrow(kind="A")
+print(len(whole), anonymous_kib() - before)
+"""
+
+
+def test_memory_of_chunks_does_not_grow_with_the_recording(tmp_path: Path) -> None:
+    recording = recorded(tmp_path, lambda: Synthetic(1_500_000, seed=3), slices=1)
+    times = recording.to_arrow(kind="A", times="long")["ts_event"]
+    command = [sys.executable, "-c", PEAKS, str(recording.path), str(times[len(times) // 8])]
+    done = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    part, all_of_it, whole = ([*map(int, line.split())] for line in done.stdout.splitlines())
+    assert 0 < 3 * part[0] < all_of_it[0] == whole[0]
+    room_kib = 24 << 10  # what a few chunks of 20,000 messages and freed memory may take
+    assert part[1] < room_kib
+    assert all_of_it[1] < room_kib
+    assert whole[1] > 3 * room_kib  # else this test could not fail
