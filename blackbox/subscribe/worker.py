@@ -140,6 +140,8 @@ class Worker:
                 delivery.compiled_raised()
             if reason == collect.DELIVER:
                 delivery.deliver()
+                if not delivery.is_over() and self._ticks.next_ns != NEVER and time.time_ns() >= self._ticks.next_ns:
+                    self._tick()
             elif reason == collect.TICK:
                 self._tick()
             elif reason == collect.SWITCH:

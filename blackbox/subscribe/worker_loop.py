@@ -402,8 +402,6 @@ def collect(at: WorkerAt, table: WorkerTableAt) -> int:
     state = worker_state_at(at.state)
     slice_state = slice_state_at(at.slice_state)
     while load_shared(slice_state, "stopping") != TERMINATE and state.last == 0:
-        if _idle_ms(state.tick_ns) == 0:
-            return TICK
         close_messages(state.burst, 2 * state.blocks)
         status = _fill_burst(at, table)
         # An end mark that came behind the burst is kept until the burst has been delivered.
@@ -424,4 +422,7 @@ def collect(at: WorkerAt, table: WorkerTableAt) -> int:
             return SWITCH
         elif status == 1 and taken == 0:
             return GROW if state.next_epoch == state.epoch else EPOCH
+        # Behind the burst: tickers that take longer than their interval leave the blocks their turn.
+        if _idle_ms(state.tick_ns) == 0:
+            return TICK
     return ENDED

@@ -88,6 +88,27 @@ def test_of_ticks_that_a_busy_worker_missed_the_last_is_called() -> None:
     assert [ts_ns for ts_ns in called if ts_ns > busy_ns[1] - 10 * MS]
 
 
+def test_messages_have_their_turn_beside_ticks_that_are_always_due() -> None:
+    feed = Feed.local("ticks", slices=1)
+    subscriber = Subscriber(feed, workers=2)
+    come: list[bytes] = []
+    ticks: list[int] = []
+
+    @subscriber.on(b"", group="mine")
+    def take(message: Message) -> None:
+        come.append(message.payload)
+
+    subscriber.at(1, group="mine")(ticks.append)  # the next one is due before a function can end
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        for number in range(100):
+            publisher.publish(b"A.x", b"%d" % number)
+        publisher.flush()
+    subscriber.run(until_end=True, timeout=ENOUGH_S)
+    assert come == [b"%d" % number for number in range(100)]
+    assert ticks
+
+
 def test_a_tick_that_raises_ends_the_subscriber() -> None:
     feed = Feed.local("ticks", slices=1)
     subscriber = Subscriber(feed)
