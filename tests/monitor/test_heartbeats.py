@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from blackbox import Feed
+from blackbox import Block, Feed
 from blackbox.block.format import HEARTBEAT_KEY, MAX_BODY_BYTES
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.feed import Slice
@@ -55,6 +55,25 @@ def test_nothing_is_known_before_the_first_heartbeat(watcher: Heartbeats) -> Non
     assert watcher.lines == [LineHealth(slice_id=0, line="A", endpoint=watcher.feed.slices[0].endpoints[0])]
     assert watcher.lines[0].state is LineState.NOT_HEARD
     assert not watcher.heard_all
+
+
+def test_loading_what_reads_a_heartbeat_is_no_lag(publisher: RawPublisher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is loaded before the first one can come; and who comes is timed before it is read."""
+    watcher = Heartbeats(publisher.feed)
+    decode = Block.decode
+    read: list[tuple[int, int]] = []
+
+    def decode_slowly(*frames: bytes) -> Block:
+        read.append((len(watcher.lines), time.time_ns()))
+        return decode(*frames)
+
+    monkeypatch.setattr(Block, "decode", decode_slowly)
+    with watcher:
+        assert [connected for connected, _ in read] == [0]
+        wait_until(lambda: HEARTBEAT_KEY in publisher.subscriptions(), what="the watcher's subscription")
+        publisher.heartbeat(end=True)
+        line = listen(watcher, lambda line: line.state is LineState.CLOSED)
+    assert line.last_heard_ns <= read[-1][1]
 
 
 def test_a_frame_above_the_largest_body_is_not_taken_in(publisher: RawPublisher, watcher: Heartbeats) -> None:
