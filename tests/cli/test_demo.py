@@ -331,6 +331,8 @@ def test_rates_of_a_run() -> None:
     assert (long_time(0.4), long_time(59.7), long_time(3_725)) == ("0 s", "1 min 00 s", "1 h 02 min 05 s")
     paced = Run("replayed at 10 x", 20_000, 0, 0, 2.0, 20.0, is_paced=True)
     assert (paced.times_faster, paced.classic_day_s) == (10.0, 2_880.0)
+    short = Run("replayed at 10 x", 20, 0, 0, 0.1, 0.11, is_paced=True)
+    assert (short.times_faster, short.classic_day_s) == (None, None)  # it says how long it took to begin
     unknown = Run("live", 0, 0, 0, 0.0, 0.0)
     assert (unknown.times_faster, unknown.classic_day_s) == (None, None)
 

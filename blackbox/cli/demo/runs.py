@@ -31,6 +31,8 @@ from blackbox.subscriber import Subscriber
 PACE: Final = 10.0
 """Speed of the paced replay, in times the market's pace."""
 _PACED_S: Final = 2.0
+_LEAST_PACED_S: Final = 1.0
+"""A paced run that is shorter than this tells how long it took to begin, not its pace."""
 _NO_LIMIT_NS: Final = 600 * 10**9
 _START_S: Final = 240.0
 """How long the other process may take to confirm: it may have to compile first."""
@@ -62,7 +64,9 @@ class Run(NamedTuple):
 
     @property
     def times_faster(self) -> float | None:
-        """Market time over the time of the run; None if either is unknown."""
+        """Market time over the time of the run; None if either is unknown, or a paced run was too short."""
+        if self.is_paced and self.seconds < _LEAST_PACED_S:
+            return None
         return self.market_seconds / self.seconds if self.seconds > 0 and self.market_seconds > 0 else None
 
     @property
