@@ -185,7 +185,7 @@ class Replay:
     def publish(self, publisher: Publisher) -> ReplayStatistics:
         """Play it on a publisher, as if it were live: with the present `ts_out`, so subscribers cannot tell.
 
-        Bodies are sent straight from the recording where the publisher's feed has the same slices and `key_bytes`.
+        Bodies are sent as they were recorded where the publisher's feed has the same slices and `key_bytes`.
         Otherwise each message is published again. The publisher's `when_full` says whether slow subscribers make it
         wait or lose messages. Returns once the publisher has taken everything: then `flush` or `close` it.
 
