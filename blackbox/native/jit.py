@@ -16,7 +16,7 @@ __all__ = ["WARM_UP_NEEDS", "check_memory", "njit", "warm_up"]
 log = logging.getLogger("blackbox")
 
 WARM_UP_NEEDS = Needs(threads=1)
-_COMPILE_NEEDS = Needs(memory=256 << 20)
+_COMPILE_NEEDS = Needs(memory=128 << 20)
 _PATIENCE_S = 1.0
 _told = threading.Event()
 
