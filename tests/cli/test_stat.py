@@ -64,12 +64,11 @@ def test_stat_ends_when_the_publisher_closes(place: Place) -> None:
 
 
 def test_stat_ends_when_the_publisher_was_killed(place: Place) -> None:
-    with (
-        Command("publish", "synthetic:1000", "--feed", place.path) as publisher,
-        Command("stat", "--feed", place.path, "--json", "--timeout", "2") as stat,
-    ):
-        stat.read_out('"state":"alive"')
-        publisher.process.kill()
-        ended = stat.end()
+    with Command("publish", "synthetic:1000", "--feed", place.path) as publisher:
+        publisher.read_error("waiting for 1 subscriber")
+        with Command("stat", "--feed", place.path, "--json", "--timeout", "2") as stat:
+            stat.read_out('"state":"alive"')
+            publisher.process.kill()
+            ended = stat.end()
     assert ended.status == Status.ERROR
     assert_one_line(ended, r"feed 'cli': the publisher fell silent 2 s ago at tcp://")
