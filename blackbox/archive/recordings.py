@@ -19,6 +19,7 @@ from blackbox.archive.segment import Damage, Segment
 from blackbox.archive.summary import Gap
 from blackbox.block.batch import Batch
 from blackbox.errors import ConfigError, JournalError
+from blackbox.feed.schema_document import SchemaDocument
 
 Date = datetime.date | str
 
@@ -37,10 +38,8 @@ class Recordings(Frames):
         self.days = tuple(sorted(distinct(recordings), key=lambda recording: recording.date))
         if not self.days:
             raise ConfigError("there was no recording, expected at least one")
-        _key_bytes_of(self.days)
-        names = {recording.schema.name for recording in self.days}
-        if len(names) > 1:
-            raise ConfigError(f"recordings had feeds of schema {sorted(names)}, expected the same in all")
+        key_bytes_of(self.days)
+        check_schemas(self.days)
         self.feed, self.schema = self.days[-1].feed, self.days[-1].schema
 
     @classmethod
@@ -122,6 +121,24 @@ def distinct(recordings: Iterable[Recording]) -> tuple[Recording, ...]:
     return tuple({recording.path.resolve(): recording for recording in recordings}.values())
 
 
+def check_schemas(recordings: Iterable[Recording]) -> None:
+    """Raise ConfigError unless recordings have one schema, and each of its message types one layout in all of them."""
+    kept = {id(recording.schema): recording for recording in recordings}.values()
+    names = {recording.schema.name for recording in kept}
+    if len(names) > 1:
+        raise ConfigError(f"recordings had feeds of schema {sorted(names)}, expected the same in all")
+    known: dict[str, tuple[Recording, object]] = {}
+    for recording in kept:
+        document = SchemaDocument.of(recording.schema)
+        for kind in document.types:
+            other, layout = known.setdefault(kind, (recording, document.layout(kind)))
+            if document.layout(kind) != layout:
+                raise ConfigError(
+                    f"{recording.path} has other fields in its messages of type {kind!r} than {other.path}, expected "
+                    "the same in all"
+                )
+
+
 def _days_at(path: Path) -> list[Path]:
     """Return the days' directories at a path; the path itself where there is none: opening it tells what is wrong."""
     return [path] if (path / MANIFEST).exists() else recorded_days(path) or [path]
@@ -144,7 +161,8 @@ def _date_of_name(day: Path, default: datetime.date) -> datetime.date:
         return default
 
 
-def _key_bytes_of(recordings: Iterable[Recording]) -> int:
+def key_bytes_of(recordings: Iterable[Recording]) -> int:
+    """Return the `key_bytes` of recordings. Raises ConfigError unless they have the same."""
     sizes = {recording.feed.key_bytes for recording in recordings}
     if len(sizes) > 1:
         raise ConfigError(f"recordings had feeds of key_bytes {sorted(sizes)}, expected the same in all")
@@ -191,7 +209,7 @@ def _chosen(
 ) -> tuple[list[list[Segment]], Filter, Report]:
     """Return the segments of each slice, what is wanted of them, and who is told of damage."""
     recordings = tuple(recordings)
-    key_bytes = _key_bytes_of(recordings)
+    key_bytes = key_bytes_of(recordings)
     chosen = None if slices is None else tuple(slices)
     streams = [stream for recording in recordings for stream in recording.streams(prefix, chosen)]
 

@@ -16,7 +16,7 @@ from blackbox.archive.filter import Time
 from blackbox.archive.read_ahead import DEPTH, read_ahead
 from blackbox.archive.reader import UNCHECKED
 from blackbox.archive.recording import Recording
-from blackbox.archive.recordings import by_time, distinct, runs_of
+from blackbox.archive.recordings import by_time, check_schemas, distinct, key_bytes_of, runs_of
 from blackbox.errors import ConfigError
 from blackbox.replay.block_table import BEGINNING, END, BlockTable, Selection, block_tables, warm_up_tables
 from blackbox.replay.controls import Action, Controls, Grant
@@ -147,12 +147,8 @@ class Replay:
         given = distinct((recordings,) if isinstance(recordings, Recording) else recordings)
         if not given:
             raise ConfigError("a replay was given no recording, expected at least one")
-        for name, values in (
-            ("schema", {recording.feed.schema_name for recording in given}),
-            ("key_bytes", {recording.feed.key_bytes for recording in given}),
-        ):
-            if len(values) > 1:
-                raise ConfigError(f"recordings had feeds of {name} {sorted(values)}, expected the same in all")
+        check_schemas(given)
+        self._key_bytes = key_bytes_of(given)
         self._slices = None if slices is None else tuple(slices)
         there = min(len(recording.feed.slices) for recording in given)
         if unknown := sorted(set(self._slices or ()).difference(range(there))):
@@ -169,7 +165,6 @@ class Replay:
             order = "sent"
         self._pace_by = pace_by or ("ts_event" if order == "event" else self._usual_clock())
         self._order = order or ("event" if self._pace_by == "ts_event" else "sent")
-        self._key_bytes = given[0].feed.key_bytes
         self._spans = [self._span(each, start, stop) for each in self._played_together(start, stop)]
         self._start, self._stop = self._spans[0].start, self._spans[-1].stop
         self._keep_gaps = keep_gaps

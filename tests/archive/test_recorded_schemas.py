@@ -13,7 +13,18 @@ import numpy
 import pytest
 import xxhash
 
-from blackbox import ConfigError, Feed, JournalError, Message, Publisher, Recording, Replay, Schema, Subscriber
+from blackbox import (
+    ConfigError,
+    Feed,
+    JournalError,
+    Message,
+    Publisher,
+    Recording,
+    Recordings,
+    Replay,
+    Schema,
+    Subscriber,
+)
 from blackbox.feed.schema import load_schema
 from blackbox.feed.schema_document import SchemaDocument
 from tests.journals import Day, Put, Row, feed_of
@@ -114,6 +125,19 @@ def test_a_layout_that_has_changed_since_is_read_as_it_was_recorded(tmp_path: Pa
     assert recording.feed.schema is recording.schema
     Day(tmp_path / "same", feed_of(schema="itch50"))
     assert Recording.open(tmp_path / "same").feed.schema == "itch50"
+
+
+@pytest.mark.parametrize("read", [Replay, Recordings])
+def test_days_whose_layouts_differ_are_not_read_as_one(tmp_path: Path, read: Any) -> None:
+    days = []
+    for number, fields in enumerate(("xy", "xy", "yx")):
+        schema = Schema("swapped", 1_001, {"t": numpy.dtype([("type", "S1"), *((name, "<i4") for name in fields)])})
+        table = {"topic": [b"A.t"], "ts_event": [(19_000 + number) * 86_400 * 10**9], "x": [1], "y": [2]}
+        days.append(Recording.create(tmp_path, Feed.local("swapped", schema=schema), table, kind="t"))
+    read(days[:2])
+    text = f"{days[2].path} has other fields in its messages of type 't' than {days[1].path}, expected"
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        read(days)
 
 
 def test_a_broken_package_does_not_hide_what_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
