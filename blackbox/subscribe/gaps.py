@@ -281,7 +281,7 @@ def judge(
     if force == 0 and not _passed(at, key, sequence - 1, now_ns):
         held_state = _held_state_at(at.held_state)
         room = at.held_limit - held_state.held_bytes
-        return HOLD if counters.held + held_state.doubted < HELD_BLOCKS and body_bytes <= room else MAKE_ROOM
+        return HOLD if held_state.taken < HELD_BLOCKS and body_bytes <= room else MAKE_ROOM
     if state.first != NONE and _held(at, state.first).sequence < sequence:
         return MAKE_ROOM  # what is held before it goes first
     counters.gaps = saturated(counters.gaps, sequence - state.expected)
@@ -316,7 +316,7 @@ def keep_doubted(at: SequencesAt, key: int, line: int, sequence: int, count: int
     blocks, size = held_state.doubted, held_state.doubted_bytes + body_bytes
     if blocks > 0 and (2 * blocks >= HELD_BLOCKS or 2 * size > at.held_limit):
         return NONE
-    if slice_counters_at(at.counters).held + blocks >= HELD_BLOCKS:
+    if held_state.taken >= HELD_BLOCKS:
         return NONE
     place = take_place(held_state, at.held)
     held = _held(at, place)

@@ -26,6 +26,8 @@ class HeldState(SharedRecord):
     """The first place that has been given back; they are linked by `behind`."""
     used = Field()
     """The highest place that was ever taken."""
+    taken = Field()
+    """Places that are taken now, also by blocks that have yet to be dropped."""
     held_bytes = Field()
     doubted = Field()
     """Blocks that are kept, but not in these lists: nobody has yet told their numbers once more."""
@@ -73,6 +75,7 @@ def held_at(blocks: int, place: int) -> HeldBlock:
 def take_place(state: HeldState, blocks: int) -> int:
     """Return a free place; there must be one."""
     place = state.free
+    state.taken += 1
     if place == NONE:
         state.used += 1
         return state.used
@@ -85,6 +88,7 @@ def give_place(state: HeldState, blocks: int, place: int) -> None:
     """Give a place back."""
     held_at(blocks, place).behind = state.free
     state.free = place
+    state.taken -= 1
 
 
 @inner

@@ -257,6 +257,37 @@ def test_blocks_far_ahead_have_half_of_the_room_or_one_of_them(body_bytes: int, 
     assert kept.tolist() == [*range(1, most + 1), *[NONE] * (100 - most)]
 
 
+@njit(nogil=True)
+def fill_all_places(at: SequencesAt, far: int, now: int) -> None:
+    for line in range(2):
+        enter_epoch(at, EPOCH, line, 0, now)
+    for key in range(2):
+        judge(at, key, A, EPOCH, 0, 1, 0, now, 0)
+    judge(at, 0, A, EPOCH, far, 1, 0, now, 0)
+    keep_doubted(at, 0, A, far, 1, 0, now)
+    for number in range(1, HELD_BLOCKS):
+        if judge(at, 1, A, EPOCH, 2 * number, 1, 0, now, 0) == HOLD:
+            hold(at, 1, 2 * number, 1, 0, now)
+
+
+@njit(nogil=True)
+def take_one_more(at: SequencesAt, sequence: int, now: int) -> Any:
+    verdict = judge(at, 0, A, EPOCH, sequence, 1, 0, now, 0)
+    if verdict == HOLD:
+        return hold(at, 0, sequence, 1, 0, now)
+    return keep_doubted(at, 0, A, sequence, 1, 0, now) if verdict == IMPLAUSIBLE else numpy.int64(NONE)
+
+
+@pytest.mark.parametrize("sequence", [2, PLAUSIBLE_JUMP // 2 + PLAUSIBLE_JUMP])
+def test_the_place_of_a_block_that_is_refuted_is_free_only_when_it_is_dropped(sequence: int) -> None:
+    counters, now = SliceCounters(), 10**9
+    sequences = Sequences(2, 2, WAIT_NS, DEAD_NS, HELD_LIMIT, counters)
+    fill_all_places(sequences.at, 2 * PLAUSIBLE_JUMP, now)
+    assert (sequences.places_used, counters.held) == (HELD_BLOCKS, HELD_BLOCKS - 1)
+    assert take_one_more(sequences.at, sequence, now) == NONE
+    assert sequences.places_used == HELD_BLOCKS
+
+
 class Plain:
     """One line of one key, slowly: what is delivered, how many are lost, in an order that a reader can follow."""
 
