@@ -230,24 +230,27 @@ def put_stored(
             absent[block] -= part
         if heads[block] == 0:
             continue
+        lost = lost_pages()
         header = read_header(heads[block])
+        count, body_bytes = header.count, header.body_bytes
+        if lost_pages() != lost:
+            return LOST_PAGES
         if not wanted[key]:
-            if not put_count(ring, numpy.int64(UNWANTED), key, header.count, ts_in):
+            if not put_count(ring, numpy.int64(UNWANTED), key, count, ts_in):
                 return block
             continue
-        record = claim(ring, numpy.int64(BLOCK_RECORD_BYTES), header.body_bytes)
+        record = claim(ring, numpy.int64(BLOCK_RECORD_BYTES), body_bytes)
         if record == 0:
             return block
         new_header = record + RECORD_BYTES
         message = new_header + HEADER_BYTES
-        if msg_init_size(message, header.body_bytes) != 0:
+        if msg_init_size(message, body_bytes) != 0:
             return OUT_OF_MEMORY
-        lost = lost_pages()
-        copy_bytes(msg_data(message), bodies[block], header.body_bytes)
+        copy_bytes(msg_data(message), bodies[block], body_bytes)
         copy_bytes(new_header, heads[block], HEADER_BYTES)
         if lost_pages() != lost:
             msg_close(message)
             return LOST_PAGES
         restamp(new_header, origin, ts_in)
-        commit_block(ring, record, key, header.body_bytes, ts_in)
+        commit_block(ring, record, key, body_bytes, ts_in)
     return stored.count

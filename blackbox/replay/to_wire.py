@@ -243,6 +243,7 @@ class PublisherPlayer:
         if only_skips:
             headers[:] = 0
         keys = self._keys(blocks)
+        _check_files(blocks)  # or what was read for them, and is lost, is not seen to be
         stored = Stored(headers.ctypes.data, bodies.ctypes.data, 0, skips.ctypes.data, len(keys))
         self._publisher.publish_stored(slice_id, keys, stored)
 

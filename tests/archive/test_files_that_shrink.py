@@ -205,6 +205,25 @@ def test_nothing_is_published_of_what_a_mapped_file_has_lost(tmp_path: Path, for
         assert publisher.statistics().messages == 0
 
 
+def test_no_header_is_published_that_a_mapped_file_has_lost(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    block = Block.encode([b"T"], [0], b"\1" * 100, offsets=[0, 100], epoch=1)
+    path.write_bytes(bytes(block.header) + bytes(block.body))
+    mapping = Mapping(path)
+    path.write_bytes(b"")
+    with Publisher(Feed.local("shrinks", slices=1)) as publisher, Subscriber(publisher.feed) as subscriber:
+        subscriber.on(b"")(lambda message: None)
+        publisher.wait_for_subscribers()
+        publisher.warm_up_stored()
+        body = mapping.address + len(block.header)
+        heads, bodies, skips = (numpy.array([at]) for at in (mapping.address, body, 0))
+        stored = Stored(heads.ctypes.data, bodies.ctypes.data, 0, skips.ctypes.data, 1)
+        with pytest.raises(JournalError, match="slice 0: a recording's file shrank while its messages were published"):
+            publisher.publish_stored(0, [b""], stored)
+        publisher.flush()
+        assert publisher.statistics().blocks == 0
+
+
 def test_a_torn_tail_that_is_cut_off_leaves_its_readers_alive(tmp_path: Path) -> None:
     segment = large_day(tmp_path).segments[0]
     size = segment.path.stat().st_size
