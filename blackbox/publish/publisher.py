@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import struct
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -162,6 +163,7 @@ class Publisher:
         self.feed = feed
         self.when_full = when_full
         self.epoch = time.time_ns()
+        self._epoch_lock = threading.Lock()
         self._senders: list[SliceSender] = []
         self.state = State.NEW
         self._packers = Packers()
@@ -427,10 +429,11 @@ class Publisher:
         second of each slice at most. Raises as `flush`; slices may then be in different epochs.
         """
         self._running()
-        deadline = time.monotonic() + timeout
-        self.epoch += 1
-        for sender in self._senders:
-            sender.flush(deadline, self.epoch)
+        with self._epoch_lock:
+            deadline = time.monotonic() + timeout
+            self.epoch += 1
+            for sender in self._senders:
+                sender.flush(deadline, self.epoch)
 
     def statistics(self) -> PublisherStatistics:
         """Return a snapshot of the counters."""

@@ -19,7 +19,7 @@ from blackbox.subscribe.delivery import Delivery
 from blackbox.subscribe.match_table import WorkerTable
 from blackbox.subscribe.returns import Returns, goes_back
 from blackbox.subscribe.state import TERMINATE, SliceState
-from blackbox.subscribe.ticks import NEVER, Ticks
+from blackbox.subscribe.ticks import NEVER, Ticks, text_of
 from blackbox.subscribe.worker_state import WorkerAt
 from blackbox.transport.context import pin_thread
 from blackbox.transport.libzmq import close_messages, init_messages
@@ -176,8 +176,9 @@ class Worker:
         """Go on with blocks of another epoch; when time goes back, as if none had come before."""
         try:
             self._returns.enter(self, epoch, self._delivery.is_over)
-        except Exception as error:  # noqa: BLE001 - it is the user's own function
-            failure = CallbackError(f"slice {self.slice_id}: on_reset raised {type(error).__name__}: {error}")
+        except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
+            what = f"{type(error).__name__}: {text_of(error)}"
+            failure = CallbackError(f"slice {self.slice_id}: on_reset raised {what}")
             failure.__cause__ = error
             self._delivery.quit = not self._on_error(failure)
         if goes_back(self._state.epoch, epoch):

@@ -159,6 +159,31 @@ def test_what_other_threads_publish_meanwhile_is_in_one_epoch_or_the_other() -> 
     assert (received.gaps, received.duplicates, received.stale) == (0, 0, 0)
 
 
+def test_threads_that_go_back_at_the_same_time_do_so_one_after_the_other() -> None:
+    feed = Feed.local("back", slices=2)
+    subscriber, got = Subscriber(feed, slow=SlowPolicy(max_lag_ns=LAG_NS)), Collector()
+    subscriber.on_batch(b"")(got.batch)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        publisher.wait_for_subscribers()
+        first = publisher.epoch
+
+        def go_back() -> None:
+            for _ in range(20):
+                publisher.new_epoch()
+                publish(publisher, 0, 14)
+
+        threads = [threading.Thread(target=go_back) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert {sender.origin.epoch for sender in publisher._senders} == {first + 60}
+    subscriber.run(until_end=True)
+    received = subscriber.statistics().received
+    assert (len(got), received.stale, received.epochs) == (60 * 14, 0, 2 * 61)
+
+
 def test_a_recorder_notes_where_the_new_epoch_begins(tmp_path: Path) -> None:
     feed = one_slice()
     with Publisher(feed, when_full="wait") as publisher:
@@ -178,12 +203,13 @@ def test_a_recorder_notes_where_the_new_epoch_begins(tmp_path: Path) -> None:
     assert len([m for batch in recording.batches() for m in batch]) == 2 * COUNT
 
 
-def test_hooks_that_raise_end_the_subscriber_as_callbacks_do() -> None:
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_hooks_that_raise_end_the_subscriber_as_callbacks_do(error: type[BaseException]) -> None:
     subscriber, got = collected(feed := one_slice())
 
     @subscriber.on_reset
     def hook() -> None:
-        raise ValueError("no way back")
+        raise error("no way back")
 
     with Publisher(feed) as publisher:
         subscriber.start()
@@ -191,7 +217,7 @@ def test_hooks_that_raise_end_the_subscriber_as_callbacks_do() -> None:
         got.wait(1)
         publisher.new_epoch()
         publisher.publish(b"T", b"2")
-        with pytest.raises(CallbackError, match="slice 0: on_reset raised ValueError: no way back"):
+        with pytest.raises(CallbackError, match=f"slice 0: on_reset raised {error.__name__}: no way back"):
             subscriber.run()
     assert got.payloads == [b"1"]
 
