@@ -24,6 +24,7 @@ _TOPIC, _TIME, _PAYLOAD = "topic", "ts_event", "payload"
 _CLASHING: Final = "record_"
 _NEAR: Final = 1e-9
 """How far a price as a float may be from a whole number of units, as a part of it."""
+_END_OF_INT64: Final = 1 << 63
 
 
 _Payloads = tuple[NDArray[Any], NDArray[numpy.int64] | None, NDArray[numpy.bool_] | None]
@@ -121,15 +122,32 @@ def _array(values: Any, name: str) -> NDArray[Any]:
 def _times(values: Any, name: str) -> NDArray[numpy.int64]:
     """Return times as ns since 1970; 0 where there is none."""
     if _is_arrow(values):
-        import pyarrow
-
-        if pyarrow.types.is_timestamp(values.type):
-            values = values.cast(pyarrow.timestamp("ns", values.type.tz)).cast(pyarrow.int64())
+        values = _timestamps(values, name, "ns")
         values = values.fill_null(0) if values.null_count else values
     found = _array(values, name)
     if found.dtype.kind == "M":
-        found = numpy.where(numpy.isnat(found), 0, found.astype("datetime64[ns]").view(numpy.int64))
+        found = numpy.where(numpy.isnat(found), 0, _since_epoch(found, name, "ns"))
     return _integers(found, name, numpy.dtype(numpy.int64))
+
+
+def _timestamps(values: pyarrow.ChunkedArray, name: str, unit: str) -> pyarrow.ChunkedArray:
+    """Return timestamps as int64 in a unit; what is none as it is."""
+    import pyarrow
+
+    if not pyarrow.types.is_timestamp(values.type):
+        return values
+    try:
+        return values.cast(pyarrow.timestamp(unit, values.type.tz)).cast(pyarrow.int64())
+    except pyarrow.ArrowException as error:
+        raise ConfigError(f"column {name!r} held a time that is none in {unit}: {error}") from None
+
+
+def _since_epoch(times: NDArray[Any], name: str, unit: str) -> NDArray[numpy.int64]:
+    """Return numpy's times as int64 in a unit: numpy lets those that do not fit run over."""
+    found = times.astype(f"datetime64[{unit}]")
+    if (wrong := times[(found.astype(times.dtype) != times) & ~numpy.isnat(times)]).size:
+        raise ConfigError(f"column {name!r} held a time that is none in {unit}: {wrong[0]}")
+    return found.view(numpy.int64)
 
 
 def _integers(values: NDArray[Any], name: str, dtype: numpy.dtype[Any]) -> NDArray[Any]:
@@ -225,30 +243,38 @@ def _field(values: Any, name: str, dtype: numpy.dtype[Any]) -> NDArray[Any]:
 def _units(money: NDArray[Any], name: str, decimals: int, base: numpy.dtype[Any]) -> NDArray[Any]:
     """Return prices in money as the integers that a venue sends."""
     if money.dtype.kind == "O":
-        exact = [Decimal(str(value)).scaleb(decimals) for value in money.tolist()]
-        wrong = [value for value, units in zip(money.tolist(), exact, strict=True) if units % 1]
-        units = numpy.array([int(each) for each in exact] if not wrong else [], object).astype(numpy.int64)
+        exact = [_whole_units(value, decimals) for value in money.tolist()]
+        wrong = [value for value, units in zip(money.tolist(), exact, strict=True) if units is None]
+        units = numpy.array([] if wrong else exact, numpy.int64)
     else:
         scaled = money.astype(numpy.float64) * 10.0**decimals
         near = numpy.rint(scaled)
-        wrong = money[~(numpy.abs(scaled - near) <= _NEAR * numpy.maximum(1.0, numpy.abs(scaled)))].tolist()
+        is_whole = (numpy.abs(scaled) < _END_OF_INT64) & (
+            numpy.abs(scaled - near) <= _NEAR * numpy.maximum(1.0, numpy.abs(scaled))
+        )
+        wrong = money[~is_whole].tolist()
         units = near.astype(numpy.int64) if not wrong else numpy.empty(0, numpy.int64)
     if wrong:
-        raise ConfigError(f"column {name!r} held {wrong[0]!r}, expected a price with at most {decimals} decimals")
+        raise ConfigError(
+            f"column {name!r} held {wrong[0]!r}, expected a price with at most {decimals} decimals that fits int64"
+        )
     return _integers(units, name, base).astype(base)
+
+
+def _whole_units(price: object, decimals: int) -> int | None:
+    """Return a price's integer; None when it has more decimals, or is none that fits."""
+    try:
+        units = Decimal(str(price)).scaleb(decimals)
+        return int(units) if units % 1 == 0 and abs(units) < _END_OF_INT64 else None
+    except ArithmeticError:
+        return None
 
 
 def _instants(values: Any, name: str, unit: str, base: numpy.dtype[Any]) -> NDArray[Any]:
     """Return times since the epoch, in a unit; timestamps as `to_arrow` makes them have the same 64 bits."""
-    if _is_arrow(values):
-        import pyarrow
-
-        if pyarrow.types.is_timestamp(values.type):
-            values = values.cast(pyarrow.timestamp(unit, values.type.tz)).cast(pyarrow.int64())
-            return _array(values, name).astype(base)
-    found = _array(values, name)
+    found = _array(_timestamps(values, name, unit) if _is_arrow(values) else values, name)
     if found.dtype.kind == "M":
-        found = found.astype(f"datetime64[{unit}]").view(numpy.int64)
+        found = _since_epoch(found, name, unit)
     if found.dtype == numpy.int64 and base.itemsize == found.itemsize:
         return found.astype(base)
     return _integers(found, name, base)

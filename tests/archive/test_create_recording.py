@@ -195,6 +195,9 @@ def without(name: str) -> dict[str, Any]:
     return {column: values for column, values in COLUMNS.items() if column != name}
 
 
+FAR = numpy.array(["2026-01-05", "NaT", "9999-12-31", "2026-01-05"], "M8[D]")
+
+
 @pytest.mark.parametrize(
     ("table", "settings", "error", "text"),
     [
@@ -203,6 +206,8 @@ def without(name: str) -> dict[str, Any]:
         ({**COLUMNS, "ts_evnet": [1] * 4}, {}, ConfigError, "had column 'ts_evnet', expected: topic"),
         ({**COLUMNS, "ts_event": [NOON]}, {}, ConfigError, "column 'ts_event' had 1 values, expected 4 as 'topic'"),
         ({**COLUMNS, "ts_event": [0.5] * 4}, {}, ConfigError, "column ts_event held float64, expected integers"),
+        ({**COLUMNS, "ts_event": FAR}, {}, ConfigError, "'ts_event' held a time that is none in ns: 9999-12-31"),
+        (pyarrow.table({**COLUMNS, "ts_event": FAR.astype("M8[s]")}), {}, ConfigError, "'ts_event' held a time"),
         ({**COLUMNS, "topic": [1, 2, 3, 4]}, {}, ConfigError, "column 'topic' held 1, expected text or bytes"),
         ({**COLUMNS, "topic": ["", "B", "C", "D"]}, {}, ConfigError, "topic was empty"),
         (pyarrow.table({**COLUMNS, "topic": ["A", None, "B", "C"]}), {}, ConfigError, "'topic' had 1 nulls"),
@@ -228,6 +233,10 @@ def test_what_does_not_fit_is_named_and_nothing_is_written(
         ("price", [1.505] * 4, "column 'price' held 1.505, expected a price with at most 2 decimals"),
         ("price", [float("nan")] * 4, "column 'price' held nan, expected a price with at most 2 decimals"),
         ("price", [Decimal("1.505")] * 4, "'price' held Decimal..1.505.., expected a price with at most 2 decimals"),
+        ("price", [1e30] * 4, r"'price' held 1e\+30, expected a price with at most 2 decimals that fits int64"),
+        ("price", [Decimal("1e30")] * 4, r"'price' held Decimal\('1E\+30'\), expected a price .* that fits int64"),
+        ("price", [Decimal("Infinity")] * 4, "'price' held Decimal.'Infinity'., expected a price"),
+        ("price", [None] * 4, "'price' held None, expected a price"),
         ("price", [1e9] * 4, "column price ran from 100000000000 to 100000000000, expected int32"),
         ("sizes", [b"123"] * 4, "column 'sizes' held b'123', expected bytes, 4 to 4 of them"),
     ],
