@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
 from pathlib import Path
 from typing import Final
@@ -22,7 +23,7 @@ from blackbox.archive.day import recorded_files, session_date
 from blackbox.archive.day_writer import DayWriter
 from blackbox.archive.fresh_day import FreshDays, check_is_new, check_whole, fresh_day
 from blackbox.archive.recording import Recording
-from blackbox.errors import ConfigError, SourceError
+from blackbox.errors import ConfigError, JournalError, SourceError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema import RAW
 from blackbox.feed.source import Source
@@ -127,10 +128,17 @@ def _run(jobs: list[_Job], processes: int) -> Iterator[ImportedDay]:
     # Not forked: threads of compiled code and of ZeroMQ would be lost in the child.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, _end_with, (os.getpid(),)) as pool:
-        futures = [pool.submit(_import_day, job) for job in jobs]
+        left = {job.date for job in jobs}
         try:
-            for future in as_completed(futures):
-                yield future.result()
+            for future in as_completed([pool.submit(_import_day, job) for job in jobs]):
+                day = future.result()
+                left.remove(day.date)
+                yield day
+        except BrokenProcessPool as error:
+            raise JournalError(
+                f"a process that imported a day has died: there may be too little memory for {processes} at a time, or "
+                f'the program lacks `if __name__ == "__main__":`; not done: {", ".join(map(str, sorted(left)))}'
+            ) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 

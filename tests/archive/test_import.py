@@ -208,6 +208,20 @@ def test_days_are_imported_in_processes_of_their_own(tmp_path: Path) -> None:
     assert Recording.open(done[1].path).to_arrow() == Recording.open(alone[0].path).to_arrow()
 
 
+class Killed(Synthetic):
+    """A source whose process has no memory left."""
+
+    def chunks(self) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_of_an_import_that_dies_is_one_error_that_names_the_days(tmp_path: Path) -> None:
+    sources = [Killed(1_000, date=f"2026-01-{day:02}") for day in (5, 6, 7)]
+    with pytest.raises(JournalError, match="has died: .*not done: 2026-01-05, 2026-01-06, 2026-01-07$"):
+        import_days(feed_of(), tmp_path, sources, processes=2)
+    assert recorded_days(tmp_path / feed_of().name) == []
+
+
 def test_sources_of_one_date_become_one_day_in_one_run(tmp_path: Path) -> None:
     first, second = [(b"A.t", b"1", NOON)], [(b"B.t", b"2", NOON), (b"A.t", b"3", NOON + 1)]
     (day,) = import_days(feed_of("raw", slices=1), tmp_path, [Made(first), Made(second)])
