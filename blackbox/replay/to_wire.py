@@ -179,14 +179,14 @@ class PublisherPlayer:
     def play(self, table: BlockTable, start: int, stop: int) -> None:
         """Send those of blocks `[start, stop)` that have messages to play.
 
-        Raises JournalError when a file of theirs has shrunk: none of what it has lost is sent.
+        Raises JournalError when a file of theirs has shrunk. No page that it has lost is sent; of one that it keeps
+        in part the rest may be, as zeros, if it shrinks meanwhile: that cannot be seen before.
         """
         _check_files(table)
         try:
             self._play(table, start, stop)
-        except JournalError:
+        finally:
             _check_files(table)
-            raise
 
     def _play(self, table: BlockTable, start: int, stop: int) -> None:
         rows = table.rows[start:stop]

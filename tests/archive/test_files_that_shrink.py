@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 import pytest
 
-from blackbox import Block, Feed, JournalError, Publisher, Recording, Subscriber
+from blackbox import Block, Feed, JournalError, Publisher, Recording, Replay, Subscriber
 from blackbox.archive.mapping import Mapping
 from blackbox.archive.recovery import recover_day
 from blackbox.publish.batcher import Stored
@@ -178,6 +178,26 @@ def test_what_waits_to_be_sent_of_a_segment_that_shrinks_is_sent_as_it_was(tmp_p
     assert right
     assert len(ended) == 1
     assert ended[0].startswith(f"{segment.path}: the file shrank to {start + 5_000} bytes while it was read")
+
+
+def test_a_file_that_shrinks_within_its_last_page_while_it_is_sent_is_told_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day = Day(tmp_path, feed_of())
+    day.put(0, Put((Row(b"A", b"1" * BODY, 1),), 0, 0, 0))
+    segment, put = day.segments[0].path, Publisher.publish_rows
+
+    def shrink(*arguments: Any) -> None:
+        with segment.open("r+b") as file:
+            file.truncate(segment.stat().st_size - 8)
+        put(*arguments)
+
+    monkeypatch.setattr(Publisher, "publish_rows", shrink)
+    with Publisher(Feed.local("again", slices=1)) as publisher, Subscriber(publisher.feed) as subscriber:
+        subscriber.on(b"")(lambda message: None)
+        publisher.wait_for_subscribers()
+        with pytest.raises(JournalError, match="the file shrank"):
+            Replay(Recording.open(tmp_path)).publish(publisher)
 
 
 @pytest.mark.parametrize("form", ["messages", "blocks"])
