@@ -131,6 +131,9 @@ class Schema:
             raise ConfigError(f"schema {self.name!r}: schema_id was {self.schema_id}, expected 0 to 65535")
         object.__setattr__(self, "records", MappingProxyType(dict(self.records)))
         object.__setattr__(self, "names", MappingProxyType(dict(self.names)))
+        for name in (self.name, *self.names):
+            if not name or not name.isprintable():
+                raise ConfigError(f"schema {self.name!r}: a name was {name!r}, expected one that can be printed")
         for kind, dtype in self.records.items():
             self._check_type(kind, dtype)
         if self.json is not None:
@@ -160,6 +163,12 @@ class Schema:
                 f"bytes of type {kind!r}"
             )
         for name, each in _fields_within(dtype):
+            # Python and ctypes keep `_x_` for themselves; what cannot be printed could steer a terminal.
+            if not name or not name.isprintable() or (name[0] == name[-1] == "_"):
+                raise ConfigError(
+                    f"schema {self.name!r}: type {kind!r} had a field named {name!r}, expected a name that can be "
+                    "printed, and not one between underscores"
+                )
             fits = each.itemsize in _FLOAT_BYTES if each.kind == "f" else each.kind in "iubSV" and each.itemsize > 0
             if not fits:
                 raise ConfigError(
@@ -257,13 +266,11 @@ class Schema:
 
 
 def _fields_within(dtype: numpy.dtype[Any]) -> Iterator[tuple[str, numpy.dtype[Any]]]:
-    """Yield all fields of a record, of its arrays and of records in it, by their names."""
+    """Yield all fields of a record, its arrays by their items, and those of records in it, by their names."""
     for name in dtype.names or ():
         item = dtype[name].base
-        if item.names:
-            yield from _fields_within(item)
-        else:
-            yield name, item
+        yield name, item
+        yield from _fields_within(item)
 
 
 def _arrow_field(name: str, dtype: numpy.dtype[Any]) -> pyarrow.Field:
