@@ -158,6 +158,10 @@ class Controls:
         with self._changed:
             self._change(command=ReplayState.STOPPING)
 
+    def is_held_up(self) -> bool:
+        """Return whether a pause, a seek or the end was asked for: the player is to `wait` before it goes on."""
+        return self._command in (ReplayState.PAUSED, ReplayState.STOPPING) or self._seek_to is not None
+
     def status(self) -> ReplayStatus:
         """Return what it does now."""
         with self._changed:

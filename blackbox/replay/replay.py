@@ -335,7 +335,11 @@ class Replay:
             grant = self.controls.wait(next_ns)
             if grant.action is not Action.PLAY:
                 return grant
-            until_ns = min(grant.until_ns, self._tick(next_ns) - 1)
+            if next_ns >= self._ticks.next_ns:
+                self._ticks.advance(next_ns, self.controls.is_held_up)
+                self.controls.played(0, self._position_ns)
+                continue  # a tick may have steered
+            until_ns = min(grant.until_ns, self._ticks.next_ns - 1)
             stop = len(rows)
             is_limited = until_ns != _TO_THE_END or grant.messages != NO_LIMIT
             if is_limited or not player.checks_blocks:
@@ -351,12 +355,6 @@ class Replay:
                 until_ns = until_ns if self._pace_by == "ts_event" else NO_LIMIT
                 self._play_blocks(player, table.split(block, until_ns, grant.messages), 0, 1)
         return None
-
-    def _tick(self, next_ns: int) -> int:
-        """Call what is due before a message of a market time; return when the next one is due."""
-        if next_ns >= self._ticks.next_ns:
-            self._ticks.advance(next_ns)
-        return self._ticks.next_ns
 
     def _pass_over(self, table: BlockTable, block: int) -> int:
         """Return the next block with messages to play, or the first unmeasured one; report damages on the way."""

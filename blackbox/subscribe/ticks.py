@@ -44,11 +44,14 @@ class Ticks:
         self._due = [ticker.first_after(ts_ns) if ticker.active else NEVER for ticker in self._tickers]
         self.next_ns = min(self._due, default=NEVER)
 
-    def advance(self, to_ns: int) -> bool:
-        """Call what is due up to a time, in the order of time, then of registration; False: stop here."""
+    def advance(self, to_ns: int, is_over: Callable[[], bool] = lambda: False) -> bool:
+        """Call what is due up to a time, in the order of time, then of registration; False: stop here.
+
+        `is_over` is asked before each time: True to leave it and what follows for later.
+        """
         if not self._due:
             self.begin(to_ns)
-        while self.next_ns <= to_ns:
+        while self.next_ns <= to_ns and not is_over():
             now_ns = self.next_ns
             for number, ticker in enumerate(self._tickers):
                 if self._due[number] != now_ns:

@@ -188,3 +188,44 @@ def test_intervals_are_whole_and_positive(interval_ns: Any) -> None:
     for register in (subscriber.at, lambda value: subscriber.on_batch(b"", interval_ns=value)):
         with pytest.raises((TypeError, ValueError), match="interval_ns was"):
             register(interval_ns)
+
+
+def test_a_tick_ends_pauses_and_steers_a_replay_in_a_silence(tmp_path: Path) -> None:
+    write_day(tmp_path, [(0, 1_000, [(b"A.x", 1_000), (b"A.x", 2_000), (b"A.x", 900_000)])], 1)
+    controls = Controls()
+    subscriber = Subscriber(feed_of())
+    seen: list[Event] = []
+    subscriber.on(b"")(lambda message: seen.append(("m", message.ts_event)))
+
+    @subscriber.at(10)
+    def tick(ts_ns: int) -> None:
+        seen.append(("10", ts_ns))
+        if ts_ns == 1_010:
+            controls.pause()
+            controls.resume()
+        if ts_ns == 1_020:
+            controls.seek(1_999)
+        if ts_ns == 2_020:
+            controls.stop()
+
+    subscriber.replay(Replay(Recording.open(tmp_path), controls=controls))
+    assert seen == [("m", 1_000), ("10", 1_010), ("10", 1_020), ("m", 2_000), ("10", 2_010), ("10", 2_020)]
+
+
+def test_steps_count_messages_and_no_ticks(tmp_path: Path) -> None:
+    write_day(tmp_path, [(0, 1_000, [(b"A.x", 1_000 + 100 * n) for n in range(9)])], 1)
+    controls = Controls()
+    controls.step(2)
+    subscriber = Subscriber(feed_of())
+    seen: list[int] = []
+
+    @subscriber.on(b"")
+    def count(message: Message) -> None:
+        seen.append(message.ts_event)
+        if message.ts_event == 1_100:
+            controls.stop()
+
+    ticks: list[int] = []
+    subscriber.at(30)(ticks.append)
+    subscriber.replay(Replay(Recording.open(tmp_path), controls=controls))
+    assert (seen, ticks) == ([1_000, 1_100], [1_020, 1_050, 1_080])
