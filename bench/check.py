@@ -35,7 +35,7 @@ from bench.workload.tally import count_compiled
 from blackbox import Feed, Message, Recording, Subscriber
 
 BASELINE: Final = Path(__file__).with_name("baseline.json")
-_PASSES: Final = 5
+_PASSES: Final = 3
 _TRIES: Final = 25
 _BLOCKS: Final = 25
 _LEAST_S: Final = 0.0002
