@@ -39,6 +39,14 @@ class Selection(TypedDict, total=False):
     """The first sequence number."""
 
 
+def check_options(given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise TypeError unless all of these are known: a keyword that is misspelt would choose nothing."""
+    known = sorted(known)
+    for name in given:
+        if name not in known:
+            raise TypeError(f"option was {name!r}, expected one of: {', '.join(known)}")
+
+
 CLOCKS: Final = ("ts_event", "ts_out", "ts_recv")
 _EARLIEST: Final = -(1 << 63)
 _LATEST: Final = (1 << 63) - 1

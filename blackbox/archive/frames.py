@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, cast
 
-from blackbox.archive.filter import Selection
+from blackbox.archive.filter import Selection, check_options
 from blackbox.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class Frames(ABC):
 
     def _asked(self, options: FrameOptions, prefix: bytes) -> tuple[Columns, Selection]:
         """Split what was asked for into columns and selection."""
+        check_options(options, FrameOptions.__optional_keys__)
         given: dict[str, Any] = dict(options)
         form: dict[str, Any] = {name: given.pop(name) for name in _FORM if name in given}
         selection = cast("Selection", given)

@@ -19,7 +19,7 @@ from blackbox.archive.audit import IndexAudit, NumberAudit, audit_marks
 from blackbox.archive.closed import CLOSED, ClosedSlice, read_closed
 from blackbox.archive.codec import Compression
 from blackbox.archive.day import Manifest, day_end_ns, session_date
-from blackbox.archive.filter import CLOCKS, Clock, Filter, RowFilter, Selection, Time
+from blackbox.archive.filter import CLOCKS, Clock, Filter, RowFilter, Selection, Time, check_options
 from blackbox.archive.frames import Frames, Ticks, needs
 from blackbox.archive.marks import Mark, marks_of
 from blackbox.archive.reader import (
@@ -130,6 +130,8 @@ class Recording(Frames):
 
         check_is_feed(feed)
         columns = columns_of(table, load_schema(feed.schema), kind)
+        if date is not None and not isinstance(date, datetime.date):
+            raise TypeError(f"date was {date!r}, expected a datetime.date")
         day = date or _date_of(feed, columns.ts_event)
         place = Path(directory) / feed.name
         with FreshDays(place, replace=replace), fresh_day(place, day, replace=replace) as fresh:
@@ -390,6 +392,7 @@ class Recording(Frames):
                     yield Batch(block, rows, Opened.of_block(block, schema, ts_recv))
 
     def _filter(self, prefix: bytes, selection: Selection) -> Filter:
+        check_options(selection, Selection.__optional_keys__)
         by, epoch = selection.get("by", "ts_event"), selection.get("epoch")
         start, stop = selection.get("start"), selection.get("stop")
         if by not in CLOCKS:

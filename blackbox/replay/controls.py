@@ -333,6 +333,6 @@ class Controls:
         return left_ns * ((now_ns - wall_ns) / done_ns) / 1e9
 
 
-def _check_speed(speed: float | None) -> None:
-    if speed is not None and not 0 < speed < math.inf:
-        raise ValueError(f"speed was {speed}, expected a finite number above 0, or None for as fast as possible")
+def _check_speed(speed: object) -> None:
+    if speed is not None and not (isinstance(speed, int | float) and 0 < speed < math.inf):
+        raise ValueError(f"speed was {speed!r}, expected a finite number above 0, or None for as fast as possible")

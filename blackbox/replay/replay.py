@@ -144,7 +144,11 @@ class Replay:
         """
         if keep_gaps and prefix:
             raise ConfigError(f"keep_gaps was set beside prefix {prefix!r}: what is left out would look like gaps too")
-        given = distinct((recordings,) if isinstance(recordings, Recording) else recordings)
+        given = (recordings,) if isinstance(recordings, Recording) else tuple(recordings)
+        for each in given:
+            if not isinstance(each, Recording):
+                raise TypeError(f"a replay was given {recordings!r}, expected Recording.open(path), or several")
+        given = distinct(given)
         if not given:
             raise ConfigError("a replay was given no recording, expected at least one")
         check_schemas(given)

@@ -255,3 +255,9 @@ def test_a_day_that_is_there_is_refused_unless_it_is_to_be_replaced(tmp_path: Pa
     half = {name: values[:2] for name, values in COLUMNS.items()}
     assert rows_of(Recording.create(tmp_path, feed_of(), half, replace=True)) == ROWS[:2]
     assert recording.path.exists()
+
+
+def test_a_date_that_is_text_is_named(tmp_path: Path) -> None:
+    date: Any = "2026-02-30"
+    with pytest.raises(TypeError, match=r"date was '2026-02-30', expected a datetime\.date"):
+        Recording.create(tmp_path, feed_of("raw"), {"topic": [b"A"], "ts_event": [5], "payload": [b"x"]}, date=date)

@@ -261,9 +261,9 @@ def test_several_days_are_one_frame_if_their_messages_have_the_same_fields(tmp_p
     day = Day(tmp_path / "2026-11-21", feed_of(schema="made"), date="2026-11-21")
     day.write_manifest(Schema("made", 1_002, {"Q": numpy.dtype([("kind", "S1"), ("other", "V10")])}))
     assert manifest != (day.path / "manifest.json").read_text()
-    changed = Recordings([Recording.open(tmp_path / f"2026-11-{number}") for number in (20, 21)])
-    with pytest.raises(ConfigError, match="messages of type 'Q' had other fields on another day, expected the same"):
-        changed.to_arrow(kind="Q")
+    changed = [Recording.open(tmp_path / f"2026-11-{number}") for number in (20, 21)]
+    with pytest.raises(ConfigError, match="has other fields in its messages of type 'Q' than .*, expected the same"):
+        Recordings(changed)
 
 
 @pytest.mark.parametrize(
@@ -377,3 +377,10 @@ def test_memory_of_chunks_does_not_grow_with_the_recording(tmp_path: Path) -> No
     assert part[1] < room_kib
     assert all_of_it[1] < room_kib
     assert whole[1] > 3 * room_kib  # else this test could not fail
+
+
+@pytest.mark.parametrize("method", ["to_arrow", "to_pandas", "to_polars", "arrow_chunks", "pandas_chunks", "batches"])
+def test_a_misspelt_option_is_an_error(tmp_path: Path, method: str) -> None:
+    Day(tmp_path, feed_of(1)).put(0, Put((Row(b"A.x", b"1", 5),)))
+    with pytest.raises(TypeError, match="option was 'stpo', expected one of: .*start, stop"):
+        getattr(Recording.open(tmp_path), method)(stpo="14:31")

@@ -195,3 +195,12 @@ def test_wrong_settings_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> No
     simple_day(tmp_path, [START])
     with pytest.raises(ValueError, match="was|were|had"):
         Replay(Recording.open(tmp_path), **wrong)
+
+
+def test_what_is_no_recording_and_no_speed_is_named(tmp_path: Path) -> None:
+    subscriber = Subscriber(feed_of())
+    given: Any = str(tmp_path)
+    with pytest.raises(TypeError, match=r"a replay was given '.*', expected Recording.open\(path\)"):
+        subscriber.replay(given)
+    with pytest.raises(ValueError, match="speed was 'fast', expected a finite number above 0, or None"):
+        Controls("fast")  # type: ignore[arg-type]
