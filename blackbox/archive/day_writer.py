@@ -61,10 +61,15 @@ class DayWriter:
         compression: Compression = "none",
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
-        """Begin a day in an empty directory. Raises as `compact` for a setting, OSError when it cannot be written."""
+        """Begin a day in an empty directory.
+
+        Raises as `compact` for a setting, ConfigError for a date before 1970, OSError when it cannot be written.
+        """
         check_packing(compression, block_bytes)
         self.messages = self.outside = 0
         self._begin_ns, self._end_ns = day_end_ns(feed, date - _DAY), day_end_ns(feed, date)
+        if self._begin_ns <= 0:  # it is the epoch
+            raise ConfigError(f"date was {date}, expected one that begins after 1970-01-01 00:00 UTC")
         self._feed, self._block_bytes = feed, block_bytes
         self._rows = _ROWS_OF_KEYS if feed.key_bytes else _ROWS
         self._topics = _Topics(feed, self._rows)

@@ -25,6 +25,8 @@ _CLASHING: Final = "record_"
 _NEAR: Final = 1e-9
 """How far a price as a float may be from a whole number of units, as a part of it."""
 _END_OF_INT64: Final = 1 << 63
+_LEAST_NS: Final = 10**16
+"""April 1970: where all times are below it, they count microseconds, milliseconds or seconds."""
 
 
 _Payloads = tuple[NDArray[Any], NDArray[numpy.int64] | None, NDArray[numpy.bool_] | None]
@@ -127,7 +129,11 @@ def _times(values: Any, name: str) -> NDArray[numpy.int64]:
     found = _array(values, name)
     if found.dtype.kind == "M":
         found = numpy.where(numpy.isnat(found), 0, _since_epoch(found, name, "ns"))
-    return _integers(found, name, numpy.dtype(numpy.int64))
+    times = _integers(found, name, numpy.dtype(numpy.int64))
+    known = times[times != 0]
+    if len(known) and known.max() < _LEAST_NS:
+        raise ConfigError(f"column {name!r} ran to {known.max()}, expected ns since 1970, or 0 for no time")
+    return times
 
 
 def _timestamps(values: pyarrow.ChunkedArray, name: str, unit: str) -> pyarrow.ChunkedArray:

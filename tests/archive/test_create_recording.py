@@ -214,6 +214,10 @@ FAR = numpy.array(["2026-01-05", "NaT", "9999-12-31", "2026-01-05"], "M8[D]")
         (pyarrow.table({**COLUMNS, "payload": [1, 2, 3, 4]}), {}, ConfigError, "'payload' was of int64"),
         ({**COLUMNS, "ts_event": [NOON, NOON - 86_400 * 10**9, 0, 0]}, {}, ConfigError, "were of 2026-01-04 to"),
         ({**COLUMNS, "ts_event": [0] * 4}, {}, ConfigError, "no message had a time, expected a date"),
+        ({**COLUMNS, "ts_event": [NOON // 10**9] * 4}, {}, ConfigError, "'ts_event' ran to 1767614400, expected ns"),
+        ({**COLUMNS, "ts_event": [NOON // 1_000] * 4}, {}, ConfigError, "'ts_event' ran to 1767614400000000, expected"),
+        ({**COLUMNS, "ts_event": [-5] * 4}, {}, ConfigError, "'ts_event' ran to -5, expected ns since 1970"),
+        (COLUMNS, {"date": datetime.date(1970, 1, 1)}, ConfigError, "date was 1970-01-01, expected one that begins"),
         ({**COLUMNS, "price": [1] * 4}, {"kind": "x"}, ConfigError, "schema 'ticks': message type was 'x'"),
         ([1, 2], {}, TypeError, r"table was \[1, 2\], expected a dict of columns, an Arrow table or a data frame"),
     ],
@@ -222,7 +226,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_written(
     tmp_path: Path, table: Any, settings: Any, error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
-        Recording.create(tmp_path, feed_of(TICKS if settings else "raw"), table, **settings)
+        Recording.create(tmp_path, feed_of(TICKS if "kind" in settings else "raw"), table, **settings)
     assert list(tmp_path.rglob("manifest.json")) == []
 
 
