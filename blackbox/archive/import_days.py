@@ -91,7 +91,7 @@ def import_days(
         imported: called with each day that is done.
 
     Raises JournalError when a day is there already, or cannot be written; ConfigError when a source has another schema
-    or no date; SourceError when one cannot be read. Days that were done by then stay.
+    or no date; SourceError when one cannot be read, or a day has no message. Days that were done by then stay.
     """
     check_is_feed(feed)
     check_packing(compression, block_bytes)
@@ -185,6 +185,8 @@ def _import_day(job: _Job) -> ImportedDay:
                     )
                 truncated += [source.truncated] if source.truncated else []
                 notes += source.notes
+        if not writer.messages:
+            raise SourceError(f"{job.date} has no message: {'; '.join(truncated) or ', '.join(map(repr, job.sources))}")
         check_whole(Recording.open(path), writer.messages)
         file_bytes = sum(file.stat().st_size for file in recorded_files(path))
     return ImportedDay(

@@ -296,6 +296,15 @@ def test_a_source_that_fails_leaves_no_day_and_keeps_the_one_that_was_to_be_repl
     assert not (tmp_path / feed.name / "importing").exists()
 
 
+def test_a_source_without_messages_leaves_no_day_and_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "hello.txt"
+    for content in (b"hello\n", b""):
+        file.write_bytes(content)
+        with pytest.raises(SourceError, match="2026-01-05 has no message: .*hello.txt"):
+            import_days(feed_of("raw"), tmp_path, [Binance(file)], date=DAY)
+        assert recorded_days(tmp_path / "imported") == []
+
+
 def test_what_was_written_is_read_again_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     close = DayWriter.close
 
