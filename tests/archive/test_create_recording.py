@@ -264,4 +264,6 @@ def test_a_day_that_is_there_is_refused_unless_it_is_to_be_replaced(tmp_path: Pa
 def test_a_date_that_is_text_is_named(tmp_path: Path) -> None:
     date: Any = "2026-02-30"
     with pytest.raises(TypeError, match=r"date was '2026-02-30', expected a datetime\.date"):
-        Recording.create(tmp_path, feed_of("raw"), {"topic": [b"A"], "ts_event": [5], "payload": [b"x"]}, date=date)
+        Recording.create(
+            tmp_path, feed_of("raw"), {"topic": [b"A"], "ts_event": [10**18], "payload": [b"x"]}, date=date
+        )
