@@ -36,7 +36,7 @@ def send_without_end(publisher: PlainPublisher) -> int:
 
 def start(subscriber: Subscriber) -> None:
     with pytest.raises(SubscriberError, match="ended before its subscriptions were confirmed"):
-        subscriber.start(60)
+        subscriber.start(150)
 
 
 def test_a_message_that_never_ends_costs_the_connection(caplog: pytest.LogCaptureFixture) -> None:
