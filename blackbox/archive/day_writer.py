@@ -23,7 +23,7 @@ from blackbox.archive.day import Manifest, day_end_ns
 from blackbox.archive.format import SEGMENT_BYTES
 from blackbox.archive.journal_writer import WRITER_NEEDS, JournalWriter
 from blackbox.archive.put_rows import Journal, put_rows
-from blackbox.block.block import Block, as_integers, as_rows, distinct_scratch
+from blackbox.block.block import Block, as_rows, as_topic_index, distinct_scratch
 from blackbox.block.encode import Origin, Rows, TopicTable
 from blackbox.block.format import FLAG_END, HEADER_BYTES, HEARTBEAT_KEY
 from blackbox.errors import ConfigError, JournalError
@@ -103,10 +103,8 @@ class DayWriter:
         Raises ValueError naming a column that does not fit, ConfigError as `Publisher.publish`, JournalError when the
         disk refuses a write.
         """
-        index = as_integers(topic_index, numpy.int32, "topic_index")
+        index = as_topic_index(topic_index, topics)
         count = len(index)
-        if count and (index.min() < 0 or index.max() >= len(topics)):
-            raise ValueError(f"topic_index ran from {index.min()} to {index.max()}, expected 0 to {len(topics) - 1}")
         rows, (data, times, starts, sizes, _) = as_rows(payloads, ts_event, offsets, lengths, count, valid=valid)
         if not rows.starts:
             starts = numpy.arange(count, dtype=numpy.int64) * rows.stride

@@ -80,6 +80,16 @@ def as_integers(column: Any, dtype: type[numpy.integer[Any]], name: str) -> NDAr
     return numpy.ascontiguousarray(given, dtype)
 
 
+def as_topic_index(column: Any, topics: Sequence[bytes]) -> NDArray[numpy.int32]:
+    """A column of places in `topics` as int32[n]. Raises ValueError for another shape, or where one is out of range."""
+    index = as_integers(column, numpy.int32, "topic_index")
+    if index.ndim != 1:
+        raise ValueError(f"topic_index had shape {index.shape}, expected (n,)")
+    if index.size and (index.min() < 0 or index.max() >= len(topics)):
+        raise ValueError(f"topic_index ran from {index.min()} to {index.max()}, expected 0 to {len(topics) - 1}")
+    return index
+
+
 def _as_column(column: Any, dtype: type[numpy.integer[Any]], name: str, count: int) -> NDArray[Any]:
     found = as_integers(column, dtype, name)
     if found.shape != (count,):

@@ -18,7 +18,7 @@ import msgspec
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.block.block import as_integers, as_rows
+from blackbox.block.block import as_rows, as_topic_index
 from blackbox.block.encode import NO_VALUE, Rows
 from blackbox.errors import JournalError, NoSubscriberError, PublisherError
 from blackbox.feed.feed import Feed, check_is_feed
@@ -286,11 +286,7 @@ class Publisher:
             ValueError: a column has the wrong shape, or reaches outside its buffer; nothing was published.
             ConfigError, PublisherError: as `publish`.
         """
-        index = as_integers(topic_index, numpy.int32, "topic_index")
-        if index.ndim != 1:
-            raise ValueError(f"topic_index had shape {index.shape}, expected (n,)")
-        if index.size and (index.min() < 0 or index.max() >= len(topics)):
-            raise ValueError(f"topic_index ran from {index.min()} to {index.max()}, expected 0 to {len(topics) - 1}")
+        index = as_topic_index(topic_index, topics)
         rows, _alive = as_rows(payloads, ts_event, offsets, lengths, len(index), valid=valid)
         self.publish_rows(topics, index, rows)
         return len(index)
