@@ -11,7 +11,6 @@ import pyarrow
 from numpy.typing import NDArray
 
 from blackbox.block.batch import Batch
-from blackbox.errors import ConfigError
 from blackbox.feed.schema import Schema
 
 PART_ROWS: Final = 1 << 20
@@ -39,17 +38,11 @@ class Pick(NamedTuple):
     @classmethod
     def of_type(cls, schema: Schema, kind: str) -> Pick:
         """All messages of one type, with all its fields. Raises ConfigError when the schema has no such type."""
-        arrow, dtype = schema.arrow(kind), schema.dtype(kind)
 
         def choose(batch: Batch) -> Chosen:
-            records = batch.records(kind)
-            if records.dtype != dtype:
-                raise ConfigError(
-                    f"messages of type {kind!r} had other fields on another day, expected the same on all"
-                )
-            return batch.indices(kind), records
+            return batch.indices(kind), batch.records(kind)
 
-        return cls(kind, choose, dtype, tuple((field.name, field) for field in arrow))
+        return cls(kind, choose, schema.dtype(kind), tuple((field.name, field) for field in schema.arrow(kind)))
 
 
 Picks = tuple[Pick, ...]
