@@ -21,12 +21,17 @@ def check_prefix(prefix: object, decorator: str) -> None:
         raise TypeError(f"prefix was {prefix!r}, expected bytes{hint}")
 
 
+def name_of(function: object) -> str:
+    """How a function is called, for messages to people."""
+    return getattr(function, "__qualname__", None) or repr(function)
+
+
 def check_function(function: object, *arguments: str) -> None:
     """Raise TypeError unless `function` can be called with these arguments, and does its work when it is called."""
     expected = f"expected a function of ({', '.join(arguments)})"
     if not callable(function):
         raise TypeError(f"callback was {function!r}, {expected}")
-    name = getattr(function, "__qualname__", None) or repr(function)
+    name = name_of(function)
     is_lazy = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
     if is_lazy or inspect.isgeneratorfunction(function):
         kind = "async" if is_lazy else "a generator"

@@ -23,7 +23,8 @@ from blackbox.replay.controls import Action, Controls, Grant
 from blackbox.replay.market_order import MarketOrder, OutOfOrder
 from blackbox.replay.schedule import NO_LIMIT
 from blackbox.replay.to_wire import PublisherPlayer
-from blackbox.subscribe.ticks import NEVER, Ticks
+from blackbox.subscribe.ticks import Ticks
+from blackbox.subscribe.worker_state import NEVER
 from blackbox.timestamps import is_time_of_day
 
 if TYPE_CHECKING:

@@ -11,7 +11,9 @@ from typing import Any, Literal
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.arguments import name_of
 from blackbox.block.batch import Batch, Message
+from blackbox.errors import CallbackError
 from blackbox.native.memory import shared_array
 
 Kind = Literal["message", "batch", "compiled"]
@@ -19,6 +21,17 @@ Kind = Literal["message", "batch", "compiled"]
 _ALL = -1
 _STRIDE = 256
 """Messages between two looks at whether the end has come."""
+
+
+def callback_error(who: str, error: BaseException, where: str = "") -> CallbackError:
+    """Return the error that tells what a function of the user raised, also where its text cannot be made."""
+    try:
+        text = str(error)
+    except Exception as failed:  # noqa: BLE001 - it is the user's own class
+        text = f"(its text could not be made: {type(failed).__name__})"
+    failure = CallbackError(f"{who} raised {type(error).__name__}: {text}{where and f' ({where})'}")
+    failure.__cause__ = error
+    return failure
 
 
 class Callback:
@@ -50,7 +63,7 @@ class Callback:
     @property
     def name(self) -> str:
         """How the function is called, for messages to people."""
-        return getattr(self.function, "__qualname__", None) or repr(self.function)
+        return name_of(self.function)
 
     def give(
         self, batch: Batch, on_error: Callable[[Callback, BaseException, Batch, int], bool], is_over: Callable[[], bool]

@@ -18,10 +18,9 @@ from blackbox.block.format import LEAST_ROW_BYTES, MAX_BODY_BYTES
 from blackbox.errors import CallbackError
 from blackbox.native.memory import foreign_array
 from blackbox.subscribe import worker_loop as collect
-from blackbox.subscribe.callbacks import Callback, CompiledCallback, Kind
+from blackbox.subscribe.callbacks import Callback, CompiledCallback, Kind, callback_error
 from blackbox.subscribe.match_table import WorkerTable
 from blackbox.subscribe.state import SliceCounters, SliceState, WorkerCounters
-from blackbox.subscribe.ticks import text_of
 from blackbox.subscribe.turns import Part, Taker, call_entry, give_in_turn, give_message_by_message, list_turns
 from blackbox.subscribe.worker_state import ALL_ROWS, BatchEntry, BlockPlace, CallbackCall, WorkerAt, WorkerState
 from blackbox.transport.libzmq import close_messages
@@ -255,9 +254,7 @@ class Delivery:
         which = f"slice {first.slice_id}, topic {first.topic!r}, sequence {first.sequence}"
         if place < 0 and len(batch) > 1:
             which = f"{which} and {len(batch) - 1} messages more"
-        what = f"{type(error).__name__}: {text_of(error)}"
-        failure = CallbackError(f"callback {callback.name} for {callback.prefix!r} raised {what} ({which})")
-        failure.__cause__ = error
+        failure = callback_error(f"callback {callback.name} for {callback.prefix!r}", error, which)
         self.quit = not self._on_error(failure)
         return not self.quit
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
 
+from blackbox.arguments import name_of
 from blackbox.errors import CallbackError
-
-NEVER: Final = (1 << 63) - 1
+from blackbox.subscribe.callbacks import callback_error
+from blackbox.subscribe.worker_state import NEVER
 
 
 class Ticker:
@@ -73,16 +73,5 @@ class Ticks:
         try:
             ticker.function(now_ns)
         except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
-            name = getattr(ticker.function, "__qualname__", None) or repr(ticker.function)
-            failure = CallbackError(f"callback {name} at {now_ns} ns raised {type(error).__name__}: {text_of(error)}")
-            failure.__cause__ = error
-            return self._on_error(failure)
+            return self._on_error(callback_error(f"callback {name_of(ticker.function)} at {now_ns} ns", error))
         return True
-
-
-def text_of(error: BaseException) -> str:
-    """Return what an exception says, also one whose text cannot be made."""
-    try:
-        return str(error)
-    except Exception as failed:  # noqa: BLE001 - it is the user's own class
-        return f"(its text could not be made: {type(failed).__name__})"

@@ -14,13 +14,13 @@ import zmq
 from blackbox.errors import CallbackError, SubscriberError
 from blackbox.native.jit import warm_up
 from blackbox.subscribe import worker_loop as collect
-from blackbox.subscribe.callbacks import CompiledCallback
+from blackbox.subscribe.callbacks import CompiledCallback, callback_error
 from blackbox.subscribe.delivery import Delivery
 from blackbox.subscribe.match_table import WorkerTable
 from blackbox.subscribe.returns import Returns, goes_back
 from blackbox.subscribe.state import TERMINATE, SliceState
-from blackbox.subscribe.ticks import NEVER, Ticks, text_of
-from blackbox.subscribe.worker_state import WorkerAt
+from blackbox.subscribe.ticks import Ticks
+from blackbox.subscribe.worker_state import NEVER, WorkerAt
 from blackbox.transport.context import pin_thread
 from blackbox.transport.libzmq import close_messages, init_messages
 
@@ -177,10 +177,7 @@ class Worker:
         try:
             self._returns.enter(self, epoch, self._delivery.is_over)
         except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
-            what = f"{type(error).__name__}: {text_of(error)}"
-            failure = CallbackError(f"slice {self.slice_id}: on_reset raised {what}")
-            failure.__cause__ = error
-            self._delivery.quit = not self._on_error(failure)
+            self._delivery.quit = not self._on_error(callback_error(f"slice {self.slice_id}: on_reset", error))
         if goes_back(self._state.epoch, epoch):
             for callback in self._table.callbacks:
                 if isinstance(callback, CompiledCallback) and callback.worker == self.number:

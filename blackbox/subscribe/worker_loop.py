@@ -21,10 +21,10 @@ from blackbox.native.jit import njit
 from blackbox.native.posix import monotonic_ns, now_ns
 from blackbox.native.records import load_shared, store_shared
 from blackbox.subscribe.state import IDLE_MS, TERMINATE, slice_counters_at, slice_state_at, worker_counters_at
-from blackbox.subscribe.ticks import NEVER
 from blackbox.subscribe.worker_state import (
     ALL_ROWS,
     ENTRY_BYTES,
+    NEVER,
     PLACE_BYTES,
     BatchEntry,
     WorkerAt,

@@ -6,6 +6,8 @@ from typing import Final, NamedTuple
 
 from blackbox.native.records import Field, SharedRecord, record_at
 
+NEVER: Final = (1 << 63) - 1
+"""In place of the time at which a ticker is due."""
 ALL_ROWS: Final = 0
 """In place of the address of row numbers: every row that was not delivered before."""
 
@@ -30,7 +32,7 @@ class WorkerState(SharedRecord):
     last = Field()
     """1: the slice thread has said that nothing follows."""
     tick_ns = Field()
-    """When a ticker is due, unix ns."""
+    """When a ticker is due, unix ns; or NEVER."""
     epoch = Field()
     """Of the blocks that are taken; 0: none has come."""
     next_epoch = Field()
