@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from numba import njit, typeof
 
+from blackbox.native.interrupts import interrupts_held
 from blackbox.native.kernel_cache import cache_root, use_kernel_cache
 from blackbox.native.limits import Needs, check_limits
 
@@ -38,23 +36,6 @@ def check_memory() -> None:
     check_limits("compiling", _COMPILE_NEEDS)
 
 
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """In the main thread, let Ctrl-C raise KeyboardInterrupt behind the block: LLVM's calls back would swallow it."""
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    came: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if came:
-        raise KeyboardInterrupt
-
-
 def warm_up(function: Any, *arguments: Any) -> None:
     """Compile `function` for arguments like these, or load it from the cache, without calling it. Raises LimitError."""
     check_memory()
@@ -62,7 +43,7 @@ def warm_up(function: Any, *arguments: Any) -> None:
     timer.daemon = True
     timer.start()
     try:
-        with _interrupts_held():
+        with interrupts_held():  # LLVM's calls back would swallow it
             function.compile(tuple(typeof(argument) for argument in arguments))
     finally:
         timer.cancel()

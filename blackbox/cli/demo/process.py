@@ -21,6 +21,7 @@ from blackbox.cli.demo.publisher import (
 )
 from blackbox.cli.demo.session import SessionSummary
 from blackbox.errors import PublisherError
+from blackbox.native.interrupts import interrupts_held
 
 _GOODBYE_S: Final = 10.0
 
@@ -39,7 +40,7 @@ class PublishingProcess:
         self._process = context.Process(target=run_publisher, args=(setup, self._far_end), daemon=True)
 
     def __enter__(self) -> Self:
-        with _interrupts_held():
+        with _interrupts_kept():
             self._process.start()
         self._far_end.close()  # so that the process's end is the end of the pipe
         return self
@@ -94,15 +95,11 @@ class PublishingProcess:
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
+def _interrupts_kept() -> Iterator[None]:
     """Delay Ctrl-C; a process started meanwhile ignores it, so that this process alone decides what it ends."""
-    came: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.signal(signal.SIGINT, handler)
-    if came:
-        raise KeyboardInterrupt
+    with interrupts_held():
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
