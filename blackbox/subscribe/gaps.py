@@ -290,18 +290,25 @@ def judge(
 
 
 @inner
-def hold(at: SequencesAt, key: int, sequence: int, count: int, body_bytes: int, now_ns: int) -> int:
-    """Take a place for a block that `judge` said to HOLD; return its number."""
-    held_state = _held_state_at(at.held_state)
-    place = take_place(held_state, at.held)
+def _place_for(at: SequencesAt, key: int, sequence: int, count: int, body_bytes: int) -> int:
+    """Take a place for a block that waits; return its number."""
+    place = take_place(_held_state_at(at.held_state), at.held)
     held = _held(at, place)
     held.key = key
     held.sequence = sequence
     held.count = count
     held.held_bytes = body_bytes
+    return place
+
+
+@inner
+def hold(at: SequencesAt, key: int, sequence: int, count: int, body_bytes: int, now_ns: int) -> int:
+    """Take a place for a block that `judge` said to HOLD; return its number."""
+    place = _place_for(at, key, sequence, count, body_bytes)
+    held = _held(at, place)
     held.since_ns = now_ns
     held.came_ns = 0
-    enqueue(held_state, _key(at, key), at.held, place)
+    enqueue(_held_state_at(at.held_state), _key(at, key), at.held, place)
     slice_counters_at(at.counters).held += 1
     return place
 
@@ -318,13 +325,8 @@ def keep_doubted(at: SequencesAt, key: int, line: int, sequence: int, count: int
         return NONE
     if held_state.taken >= HELD_BLOCKS:
         return NONE
-    place = take_place(held_state, at.held)
-    held = _held(at, place)
-    held.key = key
-    held.sequence = sequence
-    held.count = count
-    held.held_bytes = body_bytes
-    held.came_ns = now
+    place = _place_for(at, key, sequence, count, body_bytes)
+    _held(at, place).came_ns = now
     held_state.doubted = blocks + 1
     held_state.doubted_bytes = size
     _key(at, key).doubted_place[line] = place
