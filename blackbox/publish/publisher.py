@@ -92,8 +92,12 @@ def _bytes_of(payload: object) -> bytes:
         raise TypeError(f"payload was {payload!r:.80}, expected bytes or another buffer of bytes") from None
 
 
-def _lost_pages(slice_id: int) -> JournalError:
-    return JournalError(f"slice {slice_id}: a recording's file shrank while its messages were published")
+def _check_put(at: int, slice_id: int, what: str) -> None:
+    """Raise MemoryError or JournalError if it is not a place at which `put_blocks` or `put_stored` stopped."""
+    if at == OUT_OF_MEMORY:
+        raise MemoryError(f"slice {slice_id}: no memory for {what}")
+    if at == LOST_PAGES:
+        raise JournalError(f"slice {slice_id}: a recording's file shrank while its messages were published")
 
 
 class _Routes(dict[bytes, tuple[Ring, int]]):
@@ -322,10 +326,7 @@ class Publisher:
                     at = put_stored(ring.at, sender.origin, stored, at, sender.wanted, ts_in)
                 finally:  # as in `_put`
                     ring.forget_limit()
-                if at == OUT_OF_MEMORY:
-                    raise MemoryError(f"slice {slice_id}: no memory for a recorded block")
-                if at == LOST_PAGES:
-                    raise _lost_pages(slice_id)
+                _check_put(at, slice_id, "a recorded block")
                 if at < stored.count:
                     ring.wait()
 
@@ -372,10 +373,7 @@ class Publisher:
                     at = put_blocks(ring.at, encoder, at, rows, groups, sender.wanted, ts_in)
                 finally:  # also when Ctrl-C comes right behind the call: what was put is put
                     ring.forget_limit()
-                if at == OUT_OF_MEMORY:
-                    raise MemoryError(f"slice {slice_id}: no memory for a block of {self.feed.block_bytes} bytes")
-                if at == LOST_PAGES:
-                    raise _lost_pages(slice_id)
+                _check_put(at, slice_id, f"a block of {self.feed.block_bytes} bytes")
                 if at < count:
                     ring.wait()
 
