@@ -34,11 +34,15 @@ def interrupted(words: list[str], moment_s: float) -> tuple[int, str]:
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/feeds"},
     )
-    assert command.stdout is not None
-    assert command.stdout.readline() == "up\n"
-    time.sleep(moment_s)
-    command.send_signal(signal.SIGINT)
-    _, errors = command.communicate(timeout=60)
+    with command:
+        try:
+            assert command.stdout is not None
+            assert command.stdout.readline() == "up\n"
+            time.sleep(moment_s)
+            command.send_signal(signal.SIGINT)
+            _, errors = command.communicate(timeout=60)
+        finally:
+            command.kill()  # one that hangs would hang the tests that follow
     return command.returncode, errors
 
 
