@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
-from numba import njit, typeof
+import numba
+from numba import typeof
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.dispatcher import Dispatcher
 
 from blackbox.native.interrupts import interrupts_held
-from blackbox.native.kernel_cache import cache_root, use_kernel_cache
-from blackbox.native.limits import Needs, check_limits
+from blackbox.native.kernel_cache import cache_root, held_by_one_process, use_kernel_cache
+from blackbox.native.limits import Needs, check_limits, start_thread
 
 __all__ = ["WARM_UP_NEEDS", "check_memory", "njit", "warm_up"]
 
@@ -22,6 +27,27 @@ _PATIENCE_S = 1.0
 _told = threading.Event()
 
 use_kernel_cache()
+
+
+@wraps(numba.njit)
+def njit(*arguments: Any, **options: Any) -> Any:
+    """Do as numba's `njit`; of several processes that need a cached function at a time, one compiles it for all."""
+    made = numba.njit(*arguments, **options)
+    if not options.get("cache"):
+        return made
+    return _in_turn(made) if isinstance(made, Dispatcher) else lambda function: _in_turn(made(function))
+
+
+def _in_turn(function: Any) -> Any:
+    compile_: Callable[[Any], Any] = function.compile
+
+    def compile_in_turn(signature: Any) -> Any:
+        # First numba's own lock: a thread that has it may need the file that another thread waits with.
+        with global_compiler_lock, held_by_one_process(function._cache):
+            return compile_(signature)
+
+    function.compile = compile_in_turn
+    return function
 
 
 def _tell() -> None:
@@ -41,7 +67,7 @@ def warm_up(function: Any, *arguments: Any) -> None:
     check_memory()
     timer = threading.Timer(_PATIENCE_S, _tell)
     timer.daemon = True
-    timer.start()
+    start_thread(timer)
     try:
         with interrupts_held():  # LLVM's calls back would swallow it
             function.compile(tuple(typeof(argument) for argument in arguments))

@@ -8,9 +8,13 @@ the same sources share it.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import re
 import shutil
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from hashlib import blake2b
 from importlib.util import find_spec
@@ -20,6 +24,7 @@ from types import FunctionType
 from typing import Final, Self
 
 from numba.core import config
+from numba.core.caching import FunctionCache
 
 from blackbox.user_cache import user_cache
 
@@ -38,6 +43,10 @@ _NUMBAS_OWN: Final = (
 _KEPT: Final = 8
 """Versions of one module of which the kernels are kept: the newest."""
 
+_PATIENCE_S: Final = 60.0
+"""So long a process waits for what another one compiles, which may be stopped; then it compiles it as well."""
+_LOOK_S: Final = 0.01
+
 
 def use_kernel_cache() -> None:
     """Have numba ask `KernelCacheLocator` before its own locators, for what is compiled from now on."""
@@ -49,6 +58,31 @@ def use_kernel_cache() -> None:
 def cache_root() -> Path:
     """Return where all kernels are cached: in `NUMBA_CACHE_DIR` if that is set, else in the user's cache."""
     return (Path(config.CACHE_DIR) if config.CACHE_DIR else user_cache()) / "kernels"
+
+
+@contextmanager
+def held_by_one_process(kernel: FunctionCache) -> Iterator[None]:
+    """Let no other process load or compile a kernel meanwhile, where a file can be locked."""
+    path = Path(kernel.cache_path) / f"{kernel._impl.filename_base}.lock"  # numba has no public name for it
+    try:
+        file = path.open("ab")
+    except OSError:
+        yield  # each compiles for itself
+        return
+    with file:
+        deadline = time.monotonic() + _PATIENCE_S
+        while _is_locked(file.fileno()) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        yield
+
+
+def _is_locked(file: int) -> bool:
+    """Whether another process has a file locked; if not, this one has it then, where its disk knows locks."""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # lockf: a process that is forked meanwhile has no part in it
+    except OSError as error:
+        return error.errno in (errno.EAGAIN, errno.EACCES)
+    return False
 
 
 class KernelCacheLocator:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from blackbox.native import kernel_cache
 from blackbox.native.kernel_cache import digest_of
+from blackbox.native.xxh3 import _up_to_16
+from tests.support import Script
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [*sorted((ROOT / "blackbox").rglob("*.py")), *sorted((ROOT / "feeds").rglob("*.py"))]
@@ -92,6 +98,50 @@ def test_a_cache_that_cannot_be_written_is_done_without(package: Path, tmp_path:
     answer, _, place = ask(package, XDG_CACHE_HOME=str(tmp_path / "file"))
     assert answer == 41
     assert not place.is_relative_to(tmp_path / "file")
+
+
+ASK_WHEN_TOLD = """
+import sys
+sys.path.insert(0, {path!r})
+from blackbox_feeds.made import ask
+print("ready", flush=True)
+input()
+print(ask(), sum(ask.stats.cache_misses.values()))
+"""
+
+
+def test_processes_that_need_a_kernel_at_a_time_compile_it_once(package: Path) -> None:
+    code = ASK_WHEN_TOLD.format(path=str(package.parent))
+    with ExitStack() as stack:
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv("XDG_CACHE_HOME", str(package.parent / "cache"))
+        scripts = [stack.enter_context(Script(code)) for _ in range(4)]
+        for script in scripts:
+            script.expect("ready")
+        for script in scripts:
+            script.tell("go")
+        assert sorted(script.read() for script in scripts) == ["41 0", "41 0", "41 0", "41 1"]
+
+
+HOLD = """
+import fcntl, sys
+with open({path!r}, "ab") as file:
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    print("held", flush=True)
+    input()
+"""
+
+
+def test_a_process_that_stopped_as_it_compiled_does_not_hold_others_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_cache, "_PATIENCE_S", 0.2)
+    kernel = _up_to_16._cache
+    with kernel_cache.held_by_one_process(kernel):
+        [path] = (path for path in Path(kernel.cache_path).glob("*.lock") if "._up_to_16-" in path.name)
+    with Script(HOLD.format(path=str(path))) as holder:
+        holder.expect("held")
+        holder.process.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        with kernel_cache.held_by_one_process(kernel):
+            assert time.monotonic() - began >= 0.2
 
 
 def test_a_digest_stands_for_the_sources_of_imports_too() -> None:
