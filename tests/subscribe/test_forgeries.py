@@ -146,7 +146,7 @@ def test_after_a_real_gap_of_any_length_all_that_came_is_delivered(key_bytes: in
 
 
 def test_what_a_block_waited_until_it_was_believed_is_no_lag() -> None:
-    feed = msgspec.structs.replace(one_slice(), heartbeat_ns=60 * 10**9)
+    feed = one_slice(max_lag_ns=10**9, heartbeat_ns=60 * 10**9)
     subscriber, got = subscribed(feed)
     limit_ns = 2 * feed.max_lag_ns
     with RawPublisher(feed) as publisher:
