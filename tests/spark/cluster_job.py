@@ -14,6 +14,11 @@ trades = reader.option("records", "T").load(sys.argv[1])
 bars = time_bars(trades, "1s", size="size")
 sums = "count(*) AS bars", "sum(trades) AS trades", "sum(volume) AS volume", "max(high) AS high"
 (row,) = bars.selectExpr(*sums).collect()
-print(json.dumps({**row.asDict(), "high": str(row["high"]), "client": type(spark).__module__}), flush=True)
+for _ in range(3):
+    first = reader.load(sys.argv[1]).limit(3).collect()  # Spark lets go of a reader that has more
+print(
+    json.dumps({**row.asDict(), "high": str(row["high"]), "client": type(spark).__module__, "first": len(first)}),
+    flush=True,
+)
 sys.stdin.read()  # until its caller lets go: meanwhile the application may serve Spark Connect
 spark.stop()

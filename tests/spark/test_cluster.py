@@ -75,15 +75,26 @@ def check(said: dict[str, Any], feed: Path, client: str) -> None:
     assert said["client"] == client
 
 
-def finished_tasks(place: Path) -> list[int]:
-    """Tasks that the executors of each worker have finished, by their logs."""
+def logged(place: Path, text: str) -> list[int]:
+    """How often the executors of each worker have logged a text."""
     logs = [list((place / f"worker-{worker}").glob("app-*/*/stderr")) for worker in range(2)]
-    return [sum(log.read_text().count("INFO Executor: Finished task") for log in each) for each in logs]
+    return [sum(log.read_text().count(text) for log in each) for each in logs]
+
+
+def finished_tasks(place: Path) -> list[int]:
+    """Tasks that the executors of each worker have finished."""
+    return logged(place, "INFO Executor: Finished task")
 
 
 def test_job_by_spark_submit_runs_on_both_workers(submitted: dict[str, Any], place: Path, feed: Path) -> None:
     check(submitted, feed, "pyspark.sql.session")
     assert all(finished_tasks(place))
+
+
+def test_a_query_of_the_first_rows_leaves_no_broken_pipe_in_the_logs(submitted: dict[str, Any], place: Path) -> None:
+    assert submitted["first"] == 3
+    assert sum(finished_tasks(place)) > 0
+    assert logged(place, "BrokenPipe") == [0, 0]
 
 
 def test_job_by_spark_connect_runs_on_the_cluster(
