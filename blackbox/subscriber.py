@@ -299,10 +299,8 @@ class Subscriber:
             if self._replay is not None:
                 raise SubscriberError("replay was called while another one runs, expected one at a time")
             player = CallbackPlayer(
-                replay.recordings[0].feed,
-                max(len(recording.feed.slices) for recording in replay.recordings),
+                replay.feeds,
                 tuple(self._callbacks),
-                replay.schema,
                 self._options.on_error,
                 self._on_reset,
                 replay.prefix,

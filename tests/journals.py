@@ -287,7 +287,7 @@ class Day:
         """Write the manifest, with this schema."""
         manifest = {
             "format": 2,
-            "feed": msgspec.to_builtins(self.feed),
+            "feed": msgspec.to_builtins(msgspec.structs.replace(self.feed, schema=self.feed.schema_name)),
             "schema": msgspec.to_builtins(SchemaDocument.of(schema)),
             "date": self.date,
             "created_ns": 0,

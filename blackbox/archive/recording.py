@@ -44,7 +44,8 @@ from blackbox.archive.summary import (
     summarise,
     topic_counts,
 )
-from blackbox.block.batch import Batch, Opened
+from blackbox.block.batch import Batch
+from blackbox.block.opened import BatchFeed, Opened
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema import RAW, load_schema, schema_of
@@ -381,7 +382,7 @@ class Recording(Frames):
             return {}, Damage(self.path / CLOSED, 0, 0, str(error))
 
     def _batches(self, wanted: Filter, slices: list[list[Segment]]) -> Iterator[Batch]:
-        schema = self.schema if self.schema.records else None
+        feed = BatchFeed(self.feed.name, self.schema if self.schema.records else None)
         select = RowFilter(wanted)
         for run in read_runs(slices, wanted, self.note):
             for block, ts_recv, first_row, header, body in blocks_of(run, wanted.key_bytes):
@@ -389,7 +390,7 @@ class Recording(Frames):
                     continue
                 rows = select.rows(block, first_row, header, body)
                 if rows is None or len(rows):
-                    yield Batch(block, rows, Opened.of_block(block, schema, ts_recv))
+                    yield Batch(block, rows, Opened.of_block(block, feed, ts_recv))
 
     def _filter(self, prefix: bytes, selection: Selection) -> Filter:
         check_options(selection, Selection.__optional_keys__)

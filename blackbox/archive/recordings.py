@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from blackbox.archive.by_time import ByTime
 from blackbox.archive.day import MANIFEST, recorded_days
@@ -21,23 +21,29 @@ from blackbox.block.batch import Batch
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.schema_document import SchemaDocument
 
+if TYPE_CHECKING:
+    from blackbox.archive.export.columns import Columns
+
 Date = datetime.date | str
 
 
 class Recordings(Frames):
-    """Several days, read as one: of one feed, or of feeds with one schema and `key_bytes`.
+    """Several days, read as one: of one feed, or of several with one `key_bytes`.
 
-    Attributes: `days`, the recordings by date, each once; `feed` and `schema`, of the last day. Iterate over it for the
-    days: `Subscriber.replay` and `Replay` take it as it is.
+    Attributes: `days`, the recordings by date, each once; `feeds`, their names, in the order in which they were given;
+    `feed` and `schema`, of the last day. Iterate over it for the days: `Subscriber.replay` and `Replay` take it as it
+    is. Frames of feeds of different schemas are refused: `of_feed` has those of one.
 
     Times of day (`start="14:30"`) are those of each day.
     """
 
     def __init__(self, recordings: Iterable[Recording]) -> None:
         """Wrap recordings; others use `open`. Raises ConfigError when there is none, or they do not fit together."""
-        self.days = tuple(sorted(distinct(recordings), key=lambda recording: recording.date))
-        if not self.days:
+        given = distinct(recordings)
+        if not given:
             raise ConfigError("there was no recording, expected at least one")
+        self.days = tuple(sorted(given, key=lambda recording: recording.date))
+        self.feeds = tuple(by_feed(given))
         key_bytes_of(self.days)
         check_schemas(self.days)
         self.feed, self.schema = self.days[-1].feed, self.days[-1].schema
@@ -68,6 +74,12 @@ class Recordings(Frames):
     def __repr__(self) -> str:
         return f"Recordings({self.feed.name!r}, {len(self.days)} days, {self.days[0].date} to {self.days[-1].date})"
 
+    def of_feed(self, name: str) -> Recordings:
+        """Return the days of one feed. Raises ConfigError when there are none."""
+        if name not in self.feeds:
+            raise ConfigError(f"feed {name!r} was not found, expected one of {self.feeds}")
+        return Recordings(by_feed(self.days)[name])
+
     @property
     def damage(self) -> list[Damage]:
         """What was found to be unreadable so far, day by day."""
@@ -77,6 +89,11 @@ class Recordings(Frames):
         """Yield what `Recording.batches` yields, day by day."""
         for recording in self.days:
             yield from recording.batches(prefix, **selection)
+
+    def _columns(self, form: dict[str, Any], prefix: bytes, selection: Selection) -> Columns:
+        if len({recording.schema.name for recording in self.days}) > 1:
+            raise ConfigError(f"a frame was to have messages of the feeds {self.feeds}, expected one: see of_feed")
+        return super()._columns(form, prefix, selection)
 
     def topics(self) -> list[bytes]:
         """Return all topics, sorted. Reads everything, as `counts`."""
@@ -122,6 +139,20 @@ def distinct(recordings: Iterable[Recording]) -> tuple[Recording, ...]:
 
 
 def check_schemas(recordings: Iterable[Recording]) -> None:
+    """Raise ConfigError unless the recordings of each feed have one schema: see `check_one_schema`."""
+    for mine in by_feed(recordings).values():
+        check_one_schema(mine)
+
+
+def by_feed(recordings: Iterable[Recording]) -> dict[str, list[Recording]]:
+    """Return the recordings of each feed, in the order in which these occur."""
+    found: dict[str, list[Recording]] = {}
+    for recording in recordings:
+        found.setdefault(recording.feed.name, []).append(recording)
+    return found
+
+
+def check_one_schema(recordings: Iterable[Recording]) -> None:
     """Raise ConfigError unless recordings have one schema, and each of its message types one layout in all of them."""
     kept = {id(recording.schema): recording for recording in recordings}.values()
     names = {recording.schema.name for recording in kept}

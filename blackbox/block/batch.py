@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Iterator, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy
 from numpy.typing import NDArray
 
 from blackbox.block.block import Block
-from blackbox.block.envelope import TOPICS_AT, Envelope
-from blackbox.block.format import HEADER_BYTES
+from blackbox.block.opened import NO_FEED, NO_NUMBERS, BatchFeed, Opened
 from blackbox.native.intrinsics import copy_bytes
 from blackbox.native.jit import njit
-from blackbox.native.memory import foreign_array
 
 if TYPE_CHECKING:
     import pyarrow
@@ -64,71 +61,14 @@ def _find_type(
     return many
 
 
-ORIGINS: Final = 5
-"""What is told of each message of a block that a replay gathered: `ts_out`, `ts_in`, `ts_recv`, slice, epoch."""
-_ENVELOPE: Final = struct.Struct(f"<{Envelope.dtype.itemsize // 8}q")
-_TS_RECV: Final = Envelope.ts_recv.start
-_CONFLATED: Final = Envelope.conflated.start
 _NO_OFFSETS: Final = numpy.empty(0, numpy.int32)
 _MANY_RECORDS: Final = 16
 """From so many on it is quicker to wrap the records of a batch at once than one by one."""
 _NO_SCHEMA: Final = "this batch has no schema: give the feed one, or read payload(i)"
-_NO_NUMBERS: Final = "this batch did not come from a subscriber: topics have no numbers"
-
-
-class Opened:
-    """A block that a worker took off its queue, and what came beside it. Columns of it are made when first used."""
-
-    __slots__ = ("_envelope", "_numbers", "_owner", "_topics", "block", "conflated", "origins", "schema", "ts_recv")
-
-    def __init__(
-        self, owner: object, envelope: int, body: int, body_bytes: int, origins: int, schema: Schema | None
-    ) -> None:
-        """Wrap checked memory at two addresses; every array made of it keeps `owner` alive.
-
-        `origins`: where int64[ORIGINS, n] lies, where a replay gathered the messages from several blocks; else 0.
-        """
-        head = ctypes.string_at(envelope, TOPICS_AT)
-        words = _ENVELOPE.unpack_from(head, HEADER_BYTES)
-        self.block = Block(b"", head[:HEADER_BYTES], foreign_array(owner, body, body_bytes))
-        self.schema = schema
-        self.ts_recv: int = words[_TS_RECV]
-        self.conflated = bool(words[_CONFLATED])
-        self.origins: NDArray[numpy.int64] | None = None
-        if origins:
-            self.origins = foreign_array(owner, origins, ORIGINS * self.block.count, "<i8").reshape(ORIGINS, -1)
-        self._owner = owner
-        self._envelope = envelope
-        self._topics: list[bytes] | None = None
-        self._numbers: NDArray[numpy.int32] | None = None
-
-    @classmethod
-    def of_block(cls, block: Block, schema: Schema | None, ts_recv: int) -> Self:
-        """Wrap a block that no worker took off a queue, such as a recorded one: its topics have no numbers."""
-        opened = cls.__new__(cls)
-        opened.block, opened.schema, opened.ts_recv = block, schema, ts_recv
-        opened.conflated, opened.origins = False, None
-        opened._owner, opened._envelope = None, 0
-        opened._topics = opened._numbers = None
-        return opened
-
-    def topics(self) -> list[bytes]:
-        """The distinct topics."""
-        if self._topics is None:
-            self._topics = self.block.topics
-        return self._topics
-
-    def numbers(self) -> NDArray[numpy.int32]:
-        """The topics' numbers in their slice."""
-        if not self._envelope:
-            raise ValueError(_NO_NUMBERS)
-        if self._numbers is None:
-            self._numbers = foreign_array(self._owner, self._envelope + TOPICS_AT, self.block.topic_count, "<i4")
-        return self._numbers
 
 
 class Batch:
-    """The messages of one block that one callback gets, in publish order, as columns.
+    """The messages of one block that one callback gets, in publish order, as columns. All are of one feed.
 
     Columns are views on the received block where the callback gets all of it, copies of its rows otherwise; they may be
     kept after the callback returns. Columns are made when first used, so an unused one costs nothing.
@@ -184,18 +124,61 @@ class Batch:
         cuts = numpy.flatnonzero(number[1:] != number[:-1]) + 1
         if not len(cuts):
             return [self]
-        rows = numpy.arange(len(self), dtype=numpy.int32) if self.rows is None else self.rows
-        parts = numpy.split(rows, cuts)
+        return self._cut(cuts)
+
+    def by_feed(self) -> list[Batch]:
+        """Cut it wherever the feed changes, in the order of its messages: of several feeds, before callbacks get it."""
+        feeds = self._feed_numbers()
+        if feeds is None:
+            return [self]
+        return self._cut(numpy.flatnonzero(feeds[1:] != feeds[:-1]) + 1)
+
+    def messages(self, places: Iterator[int]) -> Iterator[Message]:
+        """Make the messages, and use up `places`, 0, 1, 2 ...; of several feeds, each is in a batch of its own."""
+        feeds = self._feed_numbers()
+        if feeds is None:
+            return map(Message, self.payload_list(), repeat(self), places)
+        rows = self._all_rows()
+        own_places = numpy.empty(len(self), numpy.int64)
+        batches: dict[int, Batch] = {}
+        for feed in numpy.unique(feeds).tolist():
+            mine = numpy.flatnonzero(feeds == feed)
+            own_places[mine] = numpy.arange(len(mine))
+            batches[feed] = Batch(self.block, rows[mine], self._opened, self.end_of_batch)
+        batch_of = map(batches.__getitem__, feeds.tolist())
+        return map(Message, self.payload_list(), batch_of, map(own_places.tolist().__getitem__, places))
+
+    def _feed_numbers(self) -> NDArray[numpy.int64] | None:
+        """int64[n]: a number for the feed of each message; None: all are of one."""
+        opened = self._opened
+        if opened is None or opened.origins is None or len(opened.feeds) == 1:
+            return None
+        numbers = {feed.name: number for number, feed in enumerate(opened.feeds)}
+        found = numpy.array([numbers[feed.name] for feed in opened.feeds])[self._column(opened.origins[3])]
+        return None if (found == found[0]).all() else found
+
+    def _cut(self, cuts: NDArray[numpy.int64]) -> list[Batch]:
+        parts = numpy.split(self._all_rows(), cuts)
         last = len(parts) - 1
         return [
             Batch(self.block, part, self._opened, self.end_of_batch and place == last)
             for place, part in enumerate(parts)
         ]
 
+    def _feed(self) -> BatchFeed:
+        if self._opened is None:
+            return NO_FEED
+        return self._opened.feed_of(0 if self.rows is None else int(self.rows[0]))
+
+    @property
+    def feed(self) -> str:
+        """The name of the feed; of a replay of several, that of these messages."""
+        return self._feed().name
+
     @property
     def schema(self) -> Schema | None:
         """The feed's schema; None when payloads are plain bytes."""
-        return None if self._opened is None else self._opened.schema
+        return self._feed().schema
 
     @property
     def conflated(self) -> bool:
@@ -212,7 +195,7 @@ class Batch:
 
     @property
     def slice_ids(self) -> NDArray[numpy.int64]:
-        """int64[n]: the slice that each message came from."""
+        """int64[n]: the slice that each message came from, numbered on from feed to feed where several are replayed."""
         if self.origins is None:
             return numpy.full(len(self), self.block.slice_id, numpy.int64)
         return self._column(self.origins[3])
@@ -258,7 +241,7 @@ class Batch:
     def topic_numbers(self) -> NDArray[numpy.int32]:
         """int32[len(topics)]: number of each topic, the same in all batches of a slice (see `Subscriber.topics`)."""
         if self._opened is None:
-            raise ValueError(_NO_NUMBERS)
+            raise ValueError(NO_NUMBERS)
         return self._opened.numbers()
 
     @property

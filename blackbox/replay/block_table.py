@@ -17,6 +17,7 @@ from blackbox.archive.reader import RecordRun
 from blackbox.archive.segment import Damage
 from blackbox.block.validate import Fault
 from blackbox.native.jit import warm_up
+from blackbox.replay.feeds import ReplayedFeeds
 from blackbox.replay.measure import NO_BLOCKS, BlockRow, BlockTableAt, Wanted, due_rows, measure, next_in_range
 
 BEGINNING: Final = -(1 << 63)
@@ -50,14 +51,14 @@ class BlockTable(NamedTuple):
     """Whether these blocks must be played one after the other, those of different slices too."""
 
     @classmethod
-    def of(cls, run: RecordRun, selection: Selection) -> Self:
+    def of(cls, run: RecordRun, selection: Selection, feeds: ReplayedFeeds) -> Self:
         """Return a table of the blocks of an unpacked run. None is checked yet."""
         rows = numpy.zeros(len(run.heads), BlockRow.dtype)
         rows["header"] = run.headers
         rows["body"] = run.bodies
         rows["body_bytes"] = run.heads["body_bytes"]
         rows["place"] = numpy.arange(len(rows))
-        rows["slice_id"] = run.heads["slice"]
+        rows["slice_id"] = feeds.slices(run)
         rows["ts_recv"] = run.heads["ts_recv"]
         rows["first_row"] = run.heads["first_row"]
         rows["stop_row"] = run.heads["count"]
@@ -134,14 +135,14 @@ class BlockTable(NamedTuple):
 
 
 def block_tables(
-    runs: Iterator[RecordRun], selection: Selection, *, is_measured: bool
+    runs: Iterator[RecordRun], selection: Selection, feeds: ReplayedFeeds, *, is_measured: bool
 ) -> Generator[BlockTable, None, None]:
     """Yield tables of the selected messages, and of blocks that are damaged, as they are in unpacked runs.
 
     `is_measured`: check and measure the blocks here already.
     """
     for run in runs:
-        table = BlockTable.of(run, selection)
+        table = BlockTable.of(run, selection, feeds)
         if is_measured or selection.is_limited:
             table.measure(0, len(table.rows))
         if selection.is_limited:

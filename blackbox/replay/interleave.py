@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy
 from numpy.typing import NDArray
 
 from blackbox.archive.format import OFFSET_BLOCK_HEADER, RECORD_HEAD_BYTES
-from blackbox.archive.rows import starts_with
-from blackbox.block.batch import ORIGINS
 from blackbox.block.encode import (
     NO_VALUE,
     Distinct,
@@ -23,176 +21,12 @@ from blackbox.block.encode import (
     write_template,
 )
 from blackbox.block.format import FLAG_FIXED, BodyLayout, Header, has_value, layout_of, read_header, sequence_of
-from blackbox.native.intrinsics import bytes_at, inner, int32s_at, int64s_at, unsigned
+from blackbox.block.opened import ORIGINS
+from blackbox.native.intrinsics import bytes_at, inner, int32s_at, int64s_at
 from blackbox.native.jit import njit
-from blackbox.native.name_table import FULL, NumberingAt, number_of
-from blackbox.native.records import Field, SharedRecord, record_at
-from blackbox.replay.block_table import BEGINNING, END
-from blackbox.replay.measure import BLOCK_ROW_BYTES, BlockRow, BlockTableAt, Wanted, block_row_at
-
-NO_ROOM: Final = -1
-SEVERAL_SLICES: Final = 65_535
-"""In place of the slice of a block that was gathered from several: who uses it as an index is told so at once."""
-_NO_TIME: Final = 0
-
-
-class HeldBlock(SharedRecord):
-    """A block of which some messages wait for their turn.
-
-    Of equal times, those come first that are recorded first: by `latest_out`, `stream`, `place`.
-    """
-
-    header = Field()
-    body = Field()
-    ts_recv = Field()
-    first_row = Field()
-    rows = Field()
-    """Address of int32[stop], the wanted rows by time; 0: those from `first_row` on."""
-    times = Field()
-    """Address of int64[stop], the time of each; 0: their `ts_event`."""
-    next = Field()
-    stop = Field()
-    numbers = Field()
-    """Address of int32[topics]: the number of each topic."""
-    latest_out = Field()
-    stream = Field()
-    place = Field()
-    due_ns = Field()
-    """The time of the next message."""
-    table = Field()
-    """The number of the table that it is in."""
-    row = Field()
-    """Its place in there."""
-
-
-held_at = record_at(HeldBlock)
-HELD_BYTES: Final = HeldBlock.dtype.itemsize
-
-
-class Arena(NamedTuple):
-    """Room for what held blocks refer to: as many topics, and as many messages, as the blocks have together."""
-
-    numbers: NDArray[numpy.int32]
-    rows: NDArray[numpy.int32]
-    times: NDArray[numpy.int64]
-
-
-class Holding(NamedTuple):
-    """What `hold` has found."""
-
-    blocks: int
-    """Blocks with wanted messages; NO_ROOM: there are more topics than fit."""
-    latest_ns: int
-    """The largest time of the slice so far."""
-    late: int
-    """Wanted messages that are earlier than one before them in the recording of their slice."""
-
-
-@njit(nogil=True, cache=True)
-def hold(
-    blocks: BlockTableAt,
-    sent: NDArray[numpy.int64],
-    places: NDArray[numpy.int64],
-    start_ns: int,
-    stop_ns: int,
-    latest_ns: int,
-    numbering: NumberingAt,
-    arena: Arena,
-    held: int,
-) -> Holding:
-    """Write HeldBlock[n] of those valid blocks of one slice that have wanted messages, and count them.
-
-    `sent` and `places` are `latest_out` and `place` of each. `latest_ns` is the largest time of the slice before them:
-    a message without a time takes the latest one before it.
-    """
-    found = topics = messages = late = numpy.int64(0)
-    for number in range(blocks.count):
-        row = block_row_at(blocks.address + BLOCK_ROW_BYTES * number)
-        if row.fault != 0:
-            continue
-        header = read_header(row.header)
-        numbers = arena.numbers[topics : topics + header.topics]
-        if not _number_topics(header, row.body, blocks.wanted, numbering, numbers):
-            return Holding(NO_ROOM, latest_ns, late)
-        rows, times = arena.rows[messages:], arena.times[messages:]
-        count, is_plain, latest_ns, more = _list_wanted(header, row, start_ns, stop_ns, latest_ns, numbers, rows, times)
-        late += more
-        if count == 0:
-            continue
-        block = held_at(held + HELD_BYTES * found)
-        found += 1
-        topics += header.topics
-        block.header, block.body, block.ts_recv = row.header, row.body, row.ts_recv
-        block.first_row, block.next, block.stop = row.first_row, numpy.int64(0), count
-        block.numbers = numbers.ctypes.data
-        block.latest_out, block.place = sent[number], places[number]
-        block.row = number
-        block.rows = block.times = numpy.int64(0)
-        if not is_plain:
-            order = numpy.argsort(times[:count], kind="mergesort")
-            rows[:count] = rows[:count][order]
-            times[:count] = times[:count][order]
-            block.rows, block.times = rows.ctypes.data, times.ctypes.data
-            messages += count
-        block.due_ns = times[0]
-    return Holding(found, latest_ns, late)
-
-
-@inner
-def _number_topics(
-    header: Header, body: int, wanted: Wanted, numbering: NumberingAt, numbers: NDArray[numpy.int32]
-) -> bool:
-    """Write the number of each topic of a block, -1 where it lacks the prefix; False: there are too many."""
-    layout = layout_of(header)
-    offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
-    for topic in range(header.topics):
-        start = numpy.int64(offsets[topic])
-        size = numpy.int64(offsets[topic + 1]) - start
-        text = body + layout.topics + start
-        numbers[topic] = -1
-        if starts_with(text, size, wanted.prefix, wanted.prefix_bytes):
-            number = number_of(numbering, text, size)
-            if number == FULL:
-                return False
-            numbers[topic] = number
-    return True
-
-
-@inner
-def _list_wanted(
-    header: Header,
-    block: BlockRow,
-    start_ns: int,
-    stop_ns: int,
-    latest_ns: int,
-    numbers: NDArray[numpy.int32],
-    rows: NDArray[numpy.int32],
-    times: NDArray[numpy.int64],
-) -> tuple[int, bool, int, int]:
-    """List the wanted rows of a block and their times.
-
-    Returns how many, whether they are all, with a time and in order, the latest time, and how many are late.
-    """
-    ts_event = int64s_at(block.body, header.count)
-    topic_index = int32s_at(block.body + 8 * header.count, header.count)
-    taken = numpy.uint64(0)
-    late = numpy.int64(0)
-    before = numpy.int64(BEGINNING)
-    is_plain = True
-    for row in range(numpy.uint64(block.first_row), numpy.uint64(header.count)):
-        own = min(ts_event[row], END - 1)
-        time = own if own > _NO_TIME else latest_ns
-        is_late = time < latest_ns
-        latest_ns = max(latest_ns, time)
-        if numbers[unsigned(topic_index[row])] >= 0 and start_ns <= own and own < stop_ns:
-            rows[taken] = row
-            times[taken] = time
-            late += is_late
-            is_plain &= before <= time and time == ts_event[row]
-            before = time
-            taken += numpy.uint64(1)
-    count = numpy.int64(taken)
-    return count, is_plain and count == header.count - block.first_row, latest_ns, late
+from blackbox.replay.feeds import SEVERAL_SLICES
+from blackbox.replay.hold import HELD_BYTES, held_at
+from blackbox.replay.measure import BLOCK_ROW_BYTES, block_row_at
 
 
 class Heap(NamedTuple):
@@ -209,6 +43,8 @@ class Heap(NamedTuple):
 def _ranks_before(held: int, left: int, right: int) -> bool:
     """Whether of messages of one time those of a block come before those of another."""
     a, b = held_at(held + HELD_BYTES * left), held_at(held + HELD_BYTES * right)
+    if a.feed != b.feed:
+        return a.feed < b.feed
     if a.latest_out != b.latest_out:
         return a.latest_out < b.latest_out
     if a.stream != b.stream:
@@ -476,7 +312,7 @@ def _note_origins(
     known = -1
     block = held_at(held)
     header = read_header(block.header)
-    slice_id = numpy.int64(header.slice_id)
+    slice_id = block.slice_id
     latest_out, least_in, latest_recv = header.ts_out, header.ts_in, block.ts_recv
     for i in range(count):
         number = numpy.int64(blocks[i])
@@ -485,14 +321,14 @@ def _note_origins(
             block = held_at(held + HELD_BYTES * number)
             header = read_header(block.header)
             if i == 0:
-                slice_id = numpy.int64(header.slice_id)
+                slice_id = block.slice_id
                 latest_out, least_in, latest_recv = header.ts_out, header.ts_in, block.ts_recv
-            if header.slice_id != slice_id:
+            if block.slice_id != slice_id:
                 slice_id = numpy.int64(SEVERAL_SLICES)
             latest_out = max(latest_out, header.ts_out)
             least_in = min(least_in, header.ts_in)
             latest_recv = max(latest_recv, block.ts_recv)
         ts_out[i], ts_in[i], ts_recv[i] = header.ts_out, header.ts_in, block.ts_recv
-        slices[i], epochs[i] = header.slice_id, header.epoch
-        int64s_at(slice_of_topic + 8 * numpy.int64(place[topics[i]]), 1)[0] = header.slice_id
+        slices[i], epochs[i] = block.slice_id, header.epoch
+        int64s_at(slice_of_topic + 8 * numpy.int64(place[topics[i]]), 1)[0] = block.slice_id
     return slice_id, latest_out, least_in, latest_recv

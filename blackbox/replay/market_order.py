@@ -24,19 +24,9 @@ from blackbox.block.validate import Fault
 from blackbox.errors import ConfigError, JournalError
 from blackbox.native.name_table import Numbering
 from blackbox.replay.block_table import END, BlockTable, Selection
-from blackbox.replay.interleave import (
-    NO_ROOM,
-    Arena,
-    Gathered,
-    Heap,
-    HeldBlock,
-    Names,
-    Target,
-    gather,
-    hold,
-    interleave,
-    put_blocks,
-)
+from blackbox.replay.feeds import ReplayedFeeds
+from blackbox.replay.hold import FEED_MARK_BYTES, NO_ROOM, Arena, HeldBlock, hold
+from blackbox.replay.interleave import Gathered, Heap, Names, Target, gather, interleave, put_blocks
 from blackbox.replay.measure import BlockRow
 
 _ROWS: Final = 1 << 14
@@ -109,9 +99,11 @@ class _Held(NamedTuple):
 class MarketOrder:
     """Makes tables of one selection of messages, in the order of the market. Used once."""
 
-    def __init__(self, by_time: ByTime, selection: Selection, max_topics: int, out_of_order: OutOfOrder) -> None:
+    def __init__(
+        self, by_time: ByTime, selection: Selection, feeds: ReplayedFeeds, max_topics: int, out_of_order: OutOfOrder
+    ) -> None:
         """`max_topics`: over all slices."""
-        self._by_time, self._selection = by_time, selection
+        self._by_time, self._selection, self._feeds = by_time, selection, feeds
         self._out_of_order = out_of_order
         self._numbering = Numbering(max_topics, _MEAN_TOPIC_BYTES)
         self._max_topics = max_topics
@@ -147,7 +139,7 @@ class MarketOrder:
         """Hold the blocks of a unit."""
         latest_ns, latest_out = unit.latest_ns, unit.span.latest
         for run in self._by_time.read(unit):
-            table = BlockTable.of(run, self._selection)
+            table = BlockTable.of(run, self._selection, self._feeds)
             table.measure(0, len(table.rows))
             if (bad := table.rows["fault"] != Fault.NONE).any():
                 yield table._replace(rows=table.rows[bad])
@@ -169,6 +161,7 @@ class MarketOrder:
             selection.stop,
             latest_ns,
             self._numbering.at,
+            self._feeds.number(fresh.unit.span.segment),
             fresh.arena,
             held.ctypes.data,
         )
@@ -196,7 +189,7 @@ class MarketOrder:
     def _measure_names(self) -> None:
         names = len(self._numbering)
         starts = self._numbering.starts[self._sized : names + 1]
-        self._sizes[self._sized : names] = numpy.diff(starts)
+        self._sizes[self._sized : names] = numpy.diff(starts) - (FEED_MARK_BYTES if len(self._feeds.names) > 1 else 0)
         self._sized = names
 
     def _play_before(self, until_ns: int) -> Generator[BlockTable, None, None]:
@@ -271,7 +264,7 @@ class MarketOrder:
         first = self._held[blocks[0]]
         table = self._tables[int(first["table"])].table
         head = table.run.heads[table.rows["place"][first["row"]]]
-        origin = Origin(int(head["schema"]), int(head["slice"]), int(head["key_bytes"]), int(head["epoch"]))
+        origin = Origin(int(head["schema"]), int(first["slice_id"]), int(head["key_bytes"]), int(head["epoch"]))
         parts: list[NDArray[Any]] = []
         memory: list[NDArray[numpy.int64]] = []
         room = payload_bytes + _ROW_BYTES * (stop - start) + _SPARE_BYTES

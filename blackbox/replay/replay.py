@@ -16,10 +16,19 @@ from blackbox.archive.filter import Time
 from blackbox.archive.read_ahead import DEPTH, read_ahead
 from blackbox.archive.reader import UNCHECKED
 from blackbox.archive.recording import Recording
-from blackbox.archive.recordings import by_time, check_schemas, distinct, key_bytes_of, runs_of
+from blackbox.archive.recordings import (
+    Recordings,
+    by_time,
+    check_one_schema,
+    check_schemas,
+    distinct,
+    key_bytes_of,
+    runs_of,
+)
 from blackbox.errors import ConfigError
 from blackbox.replay.block_table import BEGINNING, END, BlockTable, Selection, block_tables, warm_up_tables
 from blackbox.replay.controls import Action, Controls, Grant
+from blackbox.replay.feeds import ReplayedFeeds
 from blackbox.replay.market_order import MarketOrder, OutOfOrder
 from blackbox.replay.schedule import NO_LIMIT
 from blackbox.replay.to_wire import PublisherPlayer
@@ -28,7 +37,6 @@ from blackbox.subscribe.worker_state import NEVER
 from blackbox.timestamps import is_time_of_day
 
 if TYPE_CHECKING:
-    from blackbox.feed.schema import Schema
     from blackbox.publish.publisher import Publisher
 
 
@@ -154,6 +162,9 @@ class Replay:
             raise ConfigError("a replay was given no recording, expected at least one")
         check_schemas(given)
         self._key_bytes = key_bytes_of(given)
+        self.feeds = ReplayedFeeds(recordings if isinstance(recordings, Recordings) else given)
+        if slices is not None and len(self.feeds.names) > 1:
+            raise ConfigError(f"slices were given for a replay of the feeds {self.feeds.names}, expected one feed")
         self._slices = None if slices is None else tuple(slices)
         there = min(len(recording.feed.slices) for recording in given)
         if unknown := sorted(set(self._slices or ()).difference(range(there))):
@@ -192,12 +203,9 @@ class Replay:
         Raises ConfigError when the publisher's feed has another schema, or other slices where gaps are to be kept.
         """
         feeds = [recording.feed for recording in self.recordings]
-        return self.run(PublisherPlayer(publisher, feeds, self._keep_gaps))
-
-    @property
-    def schema(self) -> Schema:
-        """The schema of the recordings."""
-        return self.recordings[0].schema
+        player = PublisherPlayer(publisher, feeds, self._keep_gaps, self.feeds.recorded)
+        check_one_schema(self.recordings)
+        return self.run(player)
 
     def run(self, player: Player, ticks: Ticks | None = None) -> ReplayStatistics:
         """Play it to any player; `ticks` are called between messages, by market time."""
@@ -267,9 +275,15 @@ class Replay:
     def _span(self, recordings: tuple[Recording, ...], start: Time | None, stop: Time | None) -> _Span:
         return _Span(
             recordings,
-            BEGINNING if start is None else recordings[0].time(start, self._pace_by),
-            END if stop is None else recordings[-1].time(stop, self._pace_by),
+            BEGINNING if start is None else self._time(recordings, recordings[0], start),
+            END if stop is None else self._time(recordings, recordings[-1], stop),
         )
+
+    def _time(self, recordings: tuple[Recording, ...], chosen: Recording, given: Time) -> int:
+        zones = sorted({recording.feed.time_zone for recording in recordings})
+        if len(zones) > 1 and isinstance(given, str):
+            raise ConfigError(f"time {given!r} is another in each of the time zones {zones}, expected ns or a datetime")
+        return chosen.time(given, self._pace_by)
 
     def _usual_clock(self) -> Literal["ts_event", "ts_out"]:
         return "ts_event" if any(r.time_range("ts_event")[1] > 0 for r in self.recordings) else "ts_out"
@@ -307,7 +321,8 @@ class Replay:
         if self._order == "event":
             ordered = by_time(recordings, *wanted)
             if not ordered.is_in_order or (player.in_sequence and len(ordered.slices) > 1) or self._has_twice(ordered):
-                return MarketOrder(ordered, selection, self._most_topics(), self._out_of_order).tables()
+                most = self._most_topics()
+                return MarketOrder(ordered, selection, self.feeds, most, self._out_of_order).tables()
         runs = runs_of(
             recordings,
             *wanted,
@@ -315,7 +330,7 @@ class Replay:
             bodies="unpacked",
             kept=DEPTH + 2,  # what is made, what waits, what is played
         )
-        return block_tables(runs, selection, is_measured=player.reads_ahead and not player.checks_blocks)
+        return block_tables(runs, selection, self.feeds, is_measured=player.reads_ahead and not player.checks_blocks)
 
     def _most_topics(self) -> int:
         """How many topics all slices may have: some more than each is made for, as a subscriber does not end there."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 import numpy
 from numpy.typing import NDArray
 
 from blackbox.errors import CallbackError, SubscriberError
-from blackbox.feed.feed import Feed
 from blackbox.native.limits import Needs, check_limits
 from blackbox.native.name_table import Numbering
 from blackbox.native.prefix_trie import longest_prefix
 from blackbox.replay.block_table import BlockTable
+from blackbox.replay.feeds import ReplayedFeeds
 from blackbox.replay.measure import BlockTableAt
 from blackbox.replay.worker import ReplayWorker
 from blackbox.replay.worker_loop import SLICE_WORDS, slice_words
@@ -25,9 +25,6 @@ from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.state import TERMINATE, SliceState
 from blackbox.subscribe.statistics import Counted, Counters, Statistics, statistics_of
 from blackbox.subscribe.ticks import Ticker, Ticks
-
-if TYPE_CHECKING:
-    from blackbox.feed.schema import Schema
 
 _VERSION: Final = 1
 _MEAN_TOPIC_BYTES: Final = 32
@@ -47,25 +44,24 @@ class CallbackPlayer:
 
     def __init__(
         self,
-        feed: Feed,
-        slices: int,
+        feeds: ReplayedFeeds,
         callbacks: Sequence[Callback],
-        schema: Schema,
         on_error: str,
         on_reset: Sequence[Callable[[], object]] = (),
         within: bytes = b"",
         before: CallbackPlayer | None = None,
         tickers: Sequence[Ticker] = (),
     ) -> None:
-        """For a recording of `slices` slices; only topics that start with `within` are played.
+        """For recordings of these feeds; only topics that start with `within` are played.
 
         Topic numbers and counters go on from those of the player `before`.
         """
         known = before.topics if before is not None else []
         self.topics: list[Numbering] = [
             *known,
-            *(Numbering(feed.max_topics, _MEAN_TOPIC_BYTES) for _ in range(slices - len(known))),
+            *(Numbering(most, _MEAN_TOPIC_BYTES) for most in feeds.max_topics[len(known) :]),
         ]
+        slices = len(feeds.max_topics)
         workers = max(1, min(len(os.sched_getaffinity(0)), slices))
         counted = before._counters if before is not None else []
         self._counters: list[Counters] = [*counted, *(Counters(1) for _ in range(workers - len(counted)))]
@@ -75,9 +71,10 @@ class CallbackPlayer:
         self._plays_apart = False
         """Whether slices are played in parallel: nobody sees their order."""
         self._slice_state = SliceState()
-        self._one = ReplayWorker(0, 1, self._counters[0], self._slice_state, schema, on_error, len(self.topics))
+        self._one = ReplayWorker(0, 1, self._counters[0], self._slice_state, feeds.of_slice, on_error, len(self.topics))
         self._many = [
-            ReplayWorker(n, workers, self._counters[n], self._slice_state, schema, on_error, 1) for n in range(workers)
+            ReplayWorker(n, workers, self._counters[n], self._slice_state, feeds.of_slice, on_error, 1)
+            for n in range(workers)
         ]
         self.ticks = Ticks(tickers, self._tick_raised)
         self._has_tickers = bool(tickers)

@@ -159,14 +159,19 @@ class PublisherPlayer:
     reads_ahead = False  # both cores are busy with sending
     checks_blocks = False
 
-    def __init__(self, publisher: Publisher, feeds: Sequence[Feed], keep_gaps: bool) -> None:
+    def __init__(
+        self, publisher: Publisher, feeds: Sequence[Feed], keep_gaps: bool, slices: NDArray[numpy.int64]
+    ) -> None:
         """For recordings of `feeds`. `keep_gaps`: skip the sequence numbers that they lack.
+
+        `slices`: of each slice that is played, its number in its own feed.
 
         Raises ConfigError when the publisher's feed has another schema, or other slices where gaps are to be kept.
         """
         theirs = publisher.feed
         check_target(theirs, feeds, keep_gaps=keep_gaps)
         self._publisher = publisher
+        self._slices = slices
         self._key_bytes = feeds[0].key_bytes
         self._as_stored = all(_shape(feed) == _shape(theirs) for feed in feeds)
         self._expected: dict[tuple[int, int, bytes], int] | None = {} if keep_gaps else None
@@ -203,7 +208,7 @@ class PublisherPlayer:
         window = (numpy.cumsum(is_stored) - is_stored) // _WINDOW
         bounds = [0, *(numpy.flatnonzero(numpy.diff(window)) + 1).tolist(), len(rows)]
         for start, stop in pairwise(bounds):
-            slices = rows["slice_id"][start:stop]
+            slices = self._slices[rows["slice_id"][start:stop]]
             for slice_id in numpy.unique(slices).tolist():
                 places = start + numpy.flatnonzero(slices == slice_id)
                 self._play_slice(slice_id, blocks, places, is_stored, skips)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.block.opened import BatchFeed
 from blackbox.errors import CallbackError
 from blackbox.native.jit import warm_up
 from blackbox.native.prefix_trie import Trie
@@ -20,9 +21,6 @@ from blackbox.subscribe.match_table import WorkerTable
 from blackbox.subscribe.state import TERMINATE, SliceState
 from blackbox.subscribe.statistics import Counters
 from blackbox.subscribe.turns import warm_up_turns
-
-if TYPE_CHECKING:
-    from blackbox.feed.schema import Schema
 
 log = logging.getLogger("blackbox")
 
@@ -41,17 +39,17 @@ class ReplayWorker:
         workers: int,
         counters: Counters,
         slice_state: SliceState,
-        schema: Schema,
+        feeds: Sequence[BatchFeed],
         on_error: str,
         slices: int,
     ) -> None:
-        """TERMINATE in `slice_state` tells all workers to end before their next block."""
+        """TERMINATE in `slice_state` tells all workers to end before their next block. `feeds`: see `Delivery`."""
         self.failure: CallbackError | None = None
         self._share = (number, workers)
         self._counters = counters
         self._on_error = on_error
         self._slice_state = slice_state
-        self._delivery = Delivery(schema, counters.workers[0], self.raised, lambda: False, _ALL_KINDS, slices)
+        self._delivery = Delivery(feeds, counters.workers[0], self.raised, lambda: False, _ALL_KINDS, slices)
 
     def set_table(self, table: WorkerTable, trie: Trie, slices: NDArray[numpy.int64]) -> None:
         """Play to these callbacks; `slices` are int64[slices, SLICE_WORDS]."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from itertools import islice, repeat
+from itertools import chain, islice
 from operator import length_hint
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.arguments import name_of
-from blackbox.block.batch import Batch, Message
+from blackbox.block.batch import Batch
 from blackbox.errors import CallbackError
 from blackbox.native.memory import shared_array
 
@@ -76,7 +76,7 @@ class Callback:
         if self.kind == "batch":
             return self._give_batch(batch, on_error, is_over)
         rows = iter(range(len(batch)))
-        calls = map(self.function, map(Message, batch.payload_list(), repeat(batch), rows))
+        calls = map(self.function, batch.messages(rows))
         failed = 0
         while length_hint(rows) and not is_over():
             try:
@@ -91,7 +91,8 @@ class Callback:
         self, batch: Batch, on_error: Callable[[Callback, BaseException, Batch, int], bool], is_over: Callable[[], bool]
     ) -> int:
         taken = 0
-        for piece in (batch,) if self.interval_ns is None else batch.by_interval(self.interval_ns):
+        pieces = [batch] if self.interval_ns is None else batch.by_interval(self.interval_ns)
+        for piece in chain.from_iterable(piece.by_feed() for piece in pieces):
             if taken and is_over():
                 break
             try:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.block.batch import Batch, Message, Opened
+from blackbox.block.batch import Batch, Message
 from blackbox.block.format import LEAST_ROW_BYTES, MAX_BODY_BYTES
+from blackbox.block.opened import BatchFeed, Opened
 from blackbox.errors import CallbackError
 from blackbox.native.memory import foreign_array
 from blackbox.subscribe import worker_loop as collect
@@ -24,9 +25,6 @@ from blackbox.subscribe.state import SliceCounters, SliceState, WorkerCounters
 from blackbox.subscribe.turns import Part, Taker, call_entry, give_in_turn, give_message_by_message, list_turns
 from blackbox.subscribe.worker_state import ALL_ROWS, BatchEntry, BlockPlace, CallbackCall, WorkerAt, WorkerState
 from blackbox.transport.libzmq import close_messages
-
-if TYPE_CHECKING:
-    from blackbox.feed.schema import Schema
 
 _FIRST_ROWS = 1 << 16
 _LEAST_ENTRIES = 256
@@ -75,7 +73,7 @@ class Delivery:
 
     def __init__(
         self,
-        schema: Schema,
+        feeds: Sequence[BatchFeed],
         counters: WorkerCounters,
         on_error: Callable[[CallbackError], bool],
         is_terminated: Callable[[], bool],
@@ -84,6 +82,7 @@ class Delivery:
     ) -> None:
         """For the callbacks of one worker, whose batches of a block are of one slice, or of so many.
 
+        `feeds`: the feed; of several, that of each slice.
         Callbacks of the kinds `in_turn` get a block's messages in turn, each message before the next, unless they are
         independent.
         """
@@ -92,7 +91,7 @@ class Delivery:
         self.scratch = numpy.zeros(collect.SCRATCH_WORDS, numpy.int64)
         self.burst = BlockBurst()
         self.quit = False
-        self._schema = schema if schema.schema_id else None
+        self._feeds = tuple(feeds)
         self._counters = counters
         self._on_error = on_error
         self._is_terminated = is_terminated
@@ -175,7 +174,7 @@ class Delivery:
             if self.is_over():
                 return
             envelope, body, body_bytes, origins = places[slot]
-            opened = Opened(burst, envelope, body, body_bytes, origins, self._schema)
+            opened = Opened(burst, envelope, body, body_bytes, origins, self._feeds)
             parts = []
             for number, (_, callback_number, rows, count, _) in group:
                 batch_rows = self._rows_of(burst, rows, count, opened.block.count)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from blackbox.arguments import check_integers
 from blackbox.block.format import HEADER_BYTES, MAX_BODY_BYTES
+from blackbox.block.opened import BatchFeed
 from blackbox.errors import (
     BlackBoxError,
     CallbackError,
@@ -141,7 +142,7 @@ class SliceThread:
         self.topics = Numbering(feed.max_topics, _MEAN_TOPIC_BYTES, shared_array)
         self.error: BlackBoxError | None = None
         self._error_text: NDArray[numpy.uint8] = shared_array((_ERROR_TEXT_BYTES,), numpy.uint8)
-        self._schema = schema
+        self._batch_feed = BatchFeed(feed.name, schema if schema.schema_id else None)
         self._news = news
         self._handler, self._on_reset = handler, on_reset
         self._table = table
@@ -340,7 +341,7 @@ class SliceThread:
                 self.counters,
                 self._table.workers[number],
                 self._worker_table(number),
-                self._schema,
+                self._batch_feed,
                 self.options.queue_blocks,
                 self.feed_slice.cpus,
                 self.report,

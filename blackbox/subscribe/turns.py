@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, repeat
+from itertools import islice
 from operator import length_hint
 from typing import Any, Final, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.block.batch import Batch, Message, Opened
+from blackbox.block.batch import Batch
+from blackbox.block.opened import Opened
 from blackbox.native.intrinsics import inner, int32s_at
 from blackbox.native.jit import njit, warm_up
 from blackbox.subscribe.callbacks import Callback
@@ -132,8 +133,7 @@ class Taker:
         self.taken = self.unwanted = 0
         self.calls: Iterator[object] = iter(())
         if part.callback.kind == "message":
-            payloads = part.batch.payload_list()
-            self.calls = map(part.callback.function, map(Message, payloads, repeat(part.batch), self._rows))
+            self.calls = map(part.callback.function, part.batch.messages(self._rows))
 
     def take(self, count: int) -> bool:
         """Give it the next messages; False: stop here."""

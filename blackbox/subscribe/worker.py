@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from blackbox.block.opened import BatchFeed
 from blackbox.errors import CallbackError, SubscriberError
 from blackbox.native.jit import warm_up
 from blackbox.subscribe import worker_loop as collect
@@ -25,7 +26,6 @@ from blackbox.transport.context import pin_thread
 from blackbox.transport.libzmq import close_messages, init_messages
 
 if TYPE_CHECKING:
-    from blackbox.feed.schema import Schema
     from blackbox.subscribe.statistics import Counters
 
 log = logging.getLogger("blackbox")
@@ -57,7 +57,7 @@ class Worker:
         counters: Counters,
         table: WorkerTable,
         table_of_version: Callable[[int], WorkerTable],
-        schema: Schema,
+        feed: BatchFeed,
         queue_blocks: int,
         cpus: tuple[int, ...],
         report: Callable[[SubscriberError], None],
@@ -78,7 +78,7 @@ class Worker:
         self._cpus = cpus
         self._report = report
         self._counters = counters.workers[number]
-        self._delivery = Delivery(schema, self._counters, on_error, self._is_terminated)
+        self._delivery = Delivery([feed], self._counters, on_error, self._is_terminated)
         self._ticks = Ticks(table.tickers, on_error)
         self._state = self._delivery.state
         self._state.tick_ns = NEVER

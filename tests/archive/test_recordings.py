@@ -175,7 +175,7 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
     other = write_days(tmp_path, name="keys", key_bytes=2)
     with pytest.raises(ConfigError, match=r"key_bytes \[0, 2\], expected the same in all"):
         Recordings.open(directory, other)
-    other = write_days(tmp_path, name="tape", schema="tape", dates=DATES[:1])
+    other = write_days(tmp_path / "other", schema="tape", dates=DATES[:1])
     with pytest.raises(ConfigError, match=r"schema \['raw', 'tape'\], expected the same in all"):
         Recordings.open(directory, other)
 

@@ -13,6 +13,7 @@ from blackbox import Recording
 from blackbox.archive.recordings import runs_of
 from blackbox.block.validate import FAULT_TEXT, Fault
 from blackbox.replay.block_table import BEGINNING, END, BlockTable, Selection, block_tables
+from blackbox.replay.feeds import ReplayedFeeds
 from tests.damaged import damage_body
 from tests.replay.audience import few, simple_day
 
@@ -21,8 +22,9 @@ OFFSETS = st.lists(st.integers(0, 9), min_size=1, max_size=30)
 
 def table_of(path: Path | str, by: Any = "ts_event", start: int = BEGINNING, stop: int = END) -> BlockTable:
     """The one table of a small recording, measured."""
-    runs = runs_of([Recording.open(path)], bodies="unpacked")
-    (table,) = block_tables(runs, Selection(0, b"", by, start, stop), is_measured=True)
+    recordings = [Recording.open(path)]
+    runs = runs_of(recordings, bodies="unpacked")
+    (table,) = block_tables(runs, Selection(0, b"", by, start, stop), ReplayedFeeds(recordings), is_measured=True)
     return table
 
 
@@ -38,8 +40,10 @@ def test_a_time_range_takes_just_its_messages(times: list[int], rows: int, start
     expected = [number for number, time in enumerate(times) if start <= time < stop]
     with TemporaryDirectory() as path:
         simple_day(Path(path), times, rows)
-        runs = runs_of([Recording.open(path)], bodies="unpacked")
-        tables = list(block_tables(runs, Selection(0, b"", "ts_event", start, stop), is_measured=False))
+        recordings = [Recording.open(path)]
+        runs = runs_of(recordings, bodies="unpacked")
+        selection = Selection(0, b"", "ts_event", start, stop)
+        tables = list(block_tables(runs, selection, ReplayedFeeds(recordings), is_measured=False))
         assert [number for table in tables for number in messages_of(table, rows)] == expected
         assert sum(int(table.rows["count"].sum()) for table in tables) == len(expected)
 

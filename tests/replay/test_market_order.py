@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -56,9 +58,16 @@ Blocks = list[tuple[int, int, list[tuple[bytes, int]]]]
 """Of each block: its slice, `ts_out`, and (topic, `ts_event`) of its messages."""
 
 
-def write_day(path: Path, blocks: Blocks, slices: int) -> list[Recorded]:
+def number_of(number: int) -> bytes:
+    """The payload of a message."""
+    return number.to_bytes(4, "little")
+
+
+def write_day(
+    path: Path, blocks: Blocks, slices: int, payload_of: Callable[[int], bytes] = number_of, **settings: Any
+) -> list[Recorded]:
     """Write a day; return its messages, as they are recorded."""
-    day = Day(path, feed_of(slices))
+    day = Day(path, msgspec.structs.replace(feed_of(slices), **settings))
     found: list[Recorded] = []
     sequence, sent, time = [0] * slices, [0] * slices, [0] * slices
     for record, (slice_id, ts_out, messages) in enumerate(blocks):
@@ -71,7 +80,7 @@ def write_day(path: Path, blocks: Blocks, slices: int) -> list[Recorded]:
                 own = ts_out  # none has had a time so far
             else:
                 time[slice_id] = max(time[slice_id], own)
-            text = len(found).to_bytes(4, "little")
+            text = payload_of(len(found))
             rows.append(Row(topic, text, ts_event))
             place = sent[slice_id], slice_id, record, row
             found.append(Recorded(slice_id, first + row, topic, text, ts_event, ts_out, place, own))

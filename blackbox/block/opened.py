@@ -1,0 +1,95 @@
+"""A block that came to a worker or out of a recording, and what is known of it beside its bytes."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.block.block import Block
+from blackbox.block.envelope import TOPICS_AT, Envelope
+from blackbox.block.format import HEADER_BYTES
+from blackbox.native.memory import foreign_array
+
+if TYPE_CHECKING:
+    from blackbox.feed.schema import Schema
+
+ORIGINS: Final = 5
+"""What is told of each message of a block that a replay gathered: `ts_out`, `ts_in`, `ts_recv`, slice, epoch."""
+_ENVELOPE: Final = struct.Struct(f"<{Envelope.dtype.itemsize // 8}q")
+_TS_RECV: Final = Envelope.ts_recv.start
+_CONFLATED: Final = Envelope.conflated.start
+NO_NUMBERS: Final = "this batch did not come from a subscriber: topics have no numbers"
+
+
+class BatchFeed(NamedTuple):
+    """The feed that messages are of."""
+
+    name: str
+    schema: Schema | None
+    """None when payloads are plain bytes."""
+
+
+NO_FEED: Final = BatchFeed("", None)
+
+
+class Opened:
+    """A block that a worker took off its queue, and what came beside it. Columns of it are made when first used."""
+
+    __slots__ = ("_envelope", "_numbers", "_owner", "_topics", "block", "conflated", "feeds", "origins", "ts_recv")
+
+    def __init__(
+        self, owner: object, envelope: int, body: int, body_bytes: int, origins: int, feeds: Sequence[BatchFeed]
+    ) -> None:
+        """Wrap checked memory at two addresses; every array made of it keeps `owner` alive.
+
+        `origins`: where int64[ORIGINS, n] lies, where a replay gathered the messages from several blocks; else 0.
+        `feeds`: the feed; of several, that of each slice.
+        """
+        head = ctypes.string_at(envelope, TOPICS_AT)
+        words = _ENVELOPE.unpack_from(head, HEADER_BYTES)
+        self.block = Block(b"", head[:HEADER_BYTES], foreign_array(owner, body, body_bytes))
+        self.feeds = feeds
+        self.ts_recv: int = words[_TS_RECV]
+        self.conflated = bool(words[_CONFLATED])
+        self.origins: NDArray[numpy.int64] | None = None
+        if origins:
+            self.origins = foreign_array(owner, origins, ORIGINS * self.block.count, "<i8").reshape(ORIGINS, -1)
+        self._owner = owner
+        self._envelope = envelope
+        self._topics: list[bytes] | None = None
+        self._numbers: NDArray[numpy.int32] | None = None
+
+    @classmethod
+    def of_block(cls, block: Block, feed: BatchFeed, ts_recv: int) -> Self:
+        """Wrap a block that no worker took off a queue, such as a recorded one: its topics have no numbers."""
+        opened = cls.__new__(cls)
+        opened.block, opened.feeds, opened.ts_recv = block, (feed,), ts_recv
+        opened.conflated, opened.origins = False, None
+        opened._owner, opened._envelope = None, 0
+        opened._topics = opened._numbers = None
+        return opened
+
+    def feed_of(self, row: int) -> BatchFeed:
+        """The feed of a row."""
+        if len(self.feeds) == 1:
+            return self.feeds[0]
+        return self.feeds[self.block.slice_id if self.origins is None else int(self.origins[3, row])]
+
+    def topics(self) -> list[bytes]:
+        """The distinct topics."""
+        if self._topics is None:
+            self._topics = self.block.topics
+        return self._topics
+
+    def numbers(self) -> NDArray[numpy.int32]:
+        """The topics' numbers in their slice."""
+        if not self._envelope:
+            raise ValueError(NO_NUMBERS)
+        if self._numbers is None:
+            self._numbers = foreign_array(self._owner, self._envelope + TOPICS_AT, self.block.topic_count, "<i4")
+        return self._numbers

@@ -1,0 +1,70 @@
+"""The feeds of a replay: of one or of several, whose slices are numbered on from feed to feed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.archive.recordings import Recordings, by_feed
+from blackbox.block.opened import BatchFeed
+from blackbox.errors import ConfigError
+
+if TYPE_CHECKING:
+    from blackbox.archive.reader import RecordRun
+    from blackbox.archive.recording import Recording
+    from blackbox.archive.segment import SegmentFile
+
+SEVERAL_SLICES: Final = 65_535
+"""In place of the slice of a block that was gathered from several: who uses it as an index is told so at once."""
+ONE_FEED: Final = -1
+"""In place of a feed's number, where there is no other: its topics need no mark."""
+
+
+class ReplayedFeeds:
+    """The feeds of some recordings, in the order in which these were given.
+
+    Attributes: `names`, of the feeds; `of_slice`, name and schema of the feed of each slice, or of the only feed; and
+    of each slice `numbers`, its feed's place in `names`, `recorded`, its number in its own feed, and `max_topics`.
+    """
+
+    def __init__(self, recordings: Iterable[Recording]) -> None:
+        """Number the slices. Raises ConfigError when they are too many."""
+        days = by_feed(recordings)
+        self.names = recordings.feeds if isinstance(recordings, Recordings) else tuple(days)
+        self.of_slice: list[BatchFeed] = []
+        self.max_topics: list[int] = []
+        self._first: dict[Path, int] = {}
+        numbers: list[int] = []
+        recorded: list[int] = []
+        for number, (name, mine) in enumerate((name, days[name]) for name in self.names):
+            self._first |= {recording.path: len(numbers) for recording in mine}
+            schema = mine[-1].schema
+            slices = max(len(recording.feed.slices) for recording in mine)
+            self.of_slice += [BatchFeed(name, schema if schema.schema_id else None)] * slices
+            self.max_topics += [mine[-1].feed.max_topics] * slices
+            numbers += [number] * slices
+            recorded += range(slices)
+        if len(numbers) >= SEVERAL_SLICES:
+            raise ConfigError(f"the feeds {self.names} have {len(numbers)} slices, expected less than {SEVERAL_SLICES}")
+        if len(self.names) == 1:
+            del self.of_slice[1:]
+        self.numbers = numpy.array(numbers, numpy.int64)
+        self.recorded = numpy.array(recorded, numpy.int64)
+
+    def number(self, segment: SegmentFile) -> int:
+        """Return the number of a segment's feed, or ONE_FEED."""
+        return ONE_FEED if len(self.names) == 1 else int(self.numbers[self._first_slice(segment)])
+
+    def slices(self, run: RecordRun) -> NDArray[numpy.int64]:
+        """int64[n]: the slice of each record of a run."""
+        slices: NDArray[numpy.int64] = run.heads["slice"].astype(numpy.int64)
+        if len(self.names) > 1:
+            slices += numpy.array([self._first_slice(each) for each in run.segments], numpy.int64)[run.segment_of]
+        return slices
+
+    def _first_slice(self, segment: SegmentFile) -> int:
+        return next(first for path, first in self._first.items() if segment.path.is_relative_to(path))
