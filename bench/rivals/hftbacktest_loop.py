@@ -1,4 +1,4 @@
-"""hftbacktest's feed loop: one asset, no latency, no orders; its own compiled loop over the events of an array."""
+"""hftbacktest's feed loop: no latency, no orders; its own compiled loop over the events of an array for each asset."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy
+from blackbox_feeds.tape import PRICE_SCALE
 from hftbacktest import (
     BUY_EVENT,
     EXCH_EVENT,
@@ -17,6 +18,7 @@ from hftbacktest import (
 from hftbacktest.types import event_dtype
 from numba import njit
 
+from bench.rivals.pair_strategy import SYMBOLS, expect_decisions, fresh_state, see_compiled, tape_trades
 from bench.rivals.trades import expect_trades, trades
 from bench.workload.messages import TOPICS
 from bench.workload.tally import digest
@@ -32,18 +34,48 @@ _BIN_NS: Final = 1_000_000
 def events(messages: int) -> NDArray[Any]:
     """The trades as its events."""
     records = trades(messages)
-    out = numpy.zeros(messages, event_dtype)
-    out["ev"] = TRADE_EVENT | EXCH_EVENT | LOCAL_EVENT | BUY_EVENT
-    out["exch_ts"] = out["local_ts"] = records["ts_event"]
-    out["px"] = 100.0
-    out["qty"] = records["size"]
+    out = _trade_events(records["ts_event"], 100.0, records["size"])
     out["ival"] = records["instrument_id"]
     return out
 
 
 def feed_loop(data: NDArray[Any], by_bins: bool) -> float:
     """M events/s of `wait_next_feed`, an event at a time, or of `elapse`, a bin of a millisecond at a time."""
-    asset = (
+    backtest = ROIVectorMarketDepthBacktest([_asset(data)])
+    state = numpy.zeros((TOPICS, 3), numpy.int64)
+    started = time.perf_counter()
+    (_bins if by_bins else _each)(backtest, state)
+    seconds = time.perf_counter() - started
+    backtest.close()
+    expect_trades(state, len(data))
+    return len(data) / seconds / 1e6
+
+
+def pair_loop(days: int) -> float:
+    """M trades/s of a strategy over several assets, an event at a time."""
+    records, symbols, times = tape_trades(days)
+    out = _trade_events(times, records["price"] / PRICE_SCALE, records["size"])
+    by_asset = [out[symbols == number] for number in range(len(SYMBOLS))]  # it keeps their addresses only
+    backtest = ROIVectorMarketDepthBacktest([_asset(each) for each in by_asset])
+    state = fresh_state()
+    started = time.perf_counter()
+    _see_each(backtest, state)
+    seconds = time.perf_counter() - started
+    backtest.close()
+    expect_decisions(state, days)
+    return len(records) / seconds / 1e6
+
+
+def _trade_events(times: NDArray[Any], prices: Any, sizes: NDArray[Any]) -> NDArray[Any]:
+    out = numpy.zeros(len(times), event_dtype)
+    out["ev"] = TRADE_EVENT | EXCH_EVENT | LOCAL_EVENT | BUY_EVENT
+    out["exch_ts"] = out["local_ts"] = times
+    out["px"], out["qty"] = prices, sizes
+    return out
+
+
+def _asset(data: NDArray[Any]) -> Any:
+    return (
         BacktestAsset()
         .data(data)
         .linear_asset(1.0)
@@ -57,14 +89,6 @@ def feed_loop(data: NDArray[Any], by_bins: bool) -> float:
         .roi_ub(200.0)
         .last_trades_capacity(10_000)
     )
-    backtest = ROIVectorMarketDepthBacktest([asset])
-    state = numpy.zeros((TOPICS, 3), numpy.int64)
-    started = time.perf_counter()
-    (_bins if by_bins else _each)(backtest, state)
-    seconds = time.perf_counter() - started
-    backtest.close()
-    expect_trades(state, len(data))
-    return len(data) / seconds / 1e6
 
 
 @njit(nogil=True)
@@ -89,3 +113,18 @@ def _bins(backtest: Any, state: NDArray[numpy.int64]) -> None:
     while backtest.elapse(_BIN_NS) == 0:
         _take(backtest, state)
     _take(backtest, state)
+
+
+@njit(nogil=True)
+def _see_each(backtest: Any, state: NDArray[numpy.float64]) -> None:
+    while backtest.wait_next_feed(False, _FOREVER_NS) == 2:
+        _see_last(backtest, state)
+    _see_last(backtest, state)
+
+
+@njit(nogil=True)
+def _see_last(backtest: Any, state: NDArray[numpy.float64]) -> None:
+    for asset in range(len(state)):
+        for trade in backtest.last_trades(asset):
+            see_compiled(asset, numpy.int64(round(trade.px * PRICE_SCALE)), state)
+        backtest.clear_last_trades(asset)
