@@ -53,7 +53,7 @@ def _audit_segment(
     at, is_first = FILE_HEAD_BYTES, True
     while at < segment.whole_bytes:
         start = at
-        at, is_here, totals = tally(segment.address, segment.whole_bytes, at, totals)
+        at, is_here, totals = tally(segment, at, totals)
         mark = read_mark(segment, at) if is_here else None
         if is_first and not (mark is not None and at == start and mark.kind is MarkKind.SEGMENT_BEGIN):
             report(Damage(segment.path, FILE_HEAD_BYTES, 0, "the segment does not begin with a SEGMENT_BEGIN mark"))

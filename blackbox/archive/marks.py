@@ -66,6 +66,7 @@ AFTER_KILL: Final = 1
 """Flag of RECORDER_BEGIN: the recorder before this one was killed."""
 NAMES_LEFT_OUT: Final = 2
 """Flag of EPOCH_END and HEARD: more keys would have to be named than there is room for."""
+_TALLY_BYTES: Final = 8 << 20
 
 
 class Totals(NamedTuple):
@@ -138,12 +139,23 @@ def _counted(record: int) -> int:
     return numpy.int64(head.count) - numpy.int64(head.first_row)
 
 
-@njit(nogil=True, cache=True)
-def tally(memory: int, size: int, start: int, totals: Totals) -> tuple[int, bool, Totals]:
+def tally(segment: Segment, start: int, totals: Totals) -> tuple[int, bool, Totals]:
     """Add the records from `start` on to `totals`, up to a mark, or to where neither record nor mark begins.
 
-    Returns where it stopped, whether a mark is there, and the totals.
+    Returns where it stopped, whether a mark is there, and the totals. Gives the memory of what it has read back.
     """
+    while True:
+        until = start + _TALLY_BYTES
+        at, is_here, totals = _tally(segment.address, segment.whole_bytes, start, until, totals)
+        segment.release(start, at)
+        if is_here or at < until:
+            return at, is_here, totals
+        start = at
+
+
+@njit(nogil=True, cache=True)
+def _tally(memory: int, size: int, start: int, until: int, totals: Totals) -> tuple[int, bool, Totals]:
+    """As `tally`, but no further than the first record at `until` or behind it."""
     scratch = numpy.empty(2, numpy.int64)
     address: Any = scratch.ctypes.data
     records, messages, chain = totals.records, totals.messages, totals.chain
@@ -152,7 +164,7 @@ def tally(memory: int, size: int, start: int, totals: Totals) -> tuple[int, bool
         place = memory + at
         step = size_at(place, size - at)
         is_here = step != 0 and uint32_at(place) == MARK_MAGIC
-        if step == 0 or is_here:
+        if step == 0 or is_here or at >= until:
             return at, is_here, Totals(records, messages, totals.marks, chain)
         records += 1
         messages += _counted(place)
@@ -258,7 +270,7 @@ def end_of(segment: Segment, start: Totals) -> tuple[Totals, bool]:
     at = int(marked["start"][-1]) if len(marked) else FILE_HEAD_BYTES
     totals, kinds = start, [MarkKind.SEGMENT_BEGIN]
     while True:
-        at, is_here, totals = tally(segment.address, segment.whole_bytes, at, totals)
+        at, is_here, totals = tally(segment, at, totals)
         mark = read_mark(segment, at) if is_here else None
         if mark is not None:
             totals, at = behind(segment.address + at, mark.totals), at + mark.size

@@ -1,0 +1,77 @@
+"""Memory does not grow with a day: each use, in a process of its own, of a day and of one ten times as long."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SHORT, LONG = 300_000, 3_000_000
+SPARE_KB = 8 << 10
+
+IMPORT = """
+from blackbox.archive.import_days import import_days
+from blackbox_feeds.synthetic import Synthetic
+(day,) = import_days(Feed.local("session", 2, schema="itch50"), sys.argv[1], [Synthetic(int(sys.argv[2]), symbols=50)])
+seen = day.messages
+"""
+OPEN = """
+(day,) = Path(sys.argv[1]).glob("session/*-*-*")
+recording = Recording.open(day)
+subscriber = Subscriber(recording.feed)
+seen = 0
+"""
+COUNT = """
+def count(messages):
+    global seen
+    seen += many(messages)
+"""
+USES = {
+    "messages": "many = lambda message: 1" + COUNT + "subscriber.on(b'')(count)\nsubscriber.replay(recording)",
+    "messages to two": "many = lambda message: 0.5" + COUNT + "subscriber.on(b'')(count)\n"
+    "subscriber.on(b'')(lambda message: count(message))\nsubscriber.replay(recording)",
+    "batches": "many = len" + COUNT + "subscriber.on_batch(b'')(count)\nsubscriber.replay(recording)",
+    "frames": "seen = sum(chunk.num_rows for chunk in recording.arrow_chunks(rows=1 << 16))",
+}
+BEGIN = """
+import sys
+from pathlib import Path
+from blackbox import Feed, Recording, Subscriber
+"""
+END = """
+peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+print(int(seen), peak.split()[1])
+"""
+
+
+def peak_kb(use: str, directory: Path, messages: int) -> int:
+    """Run it; return the most memory that its process had."""
+    command = [sys.executable, "-c", BEGIN + use + END, str(directory), str(messages)]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    seen, peak = map(int, ran.stdout.split())
+    assert seen == messages
+    return peak
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, int]]:
+    """A short and a long day, and the memory that importing them took."""
+    found = {}
+    for messages in (SHORT, LONG):
+        directory = tmp_path_factory.mktemp("days")
+        found[messages] = directory, peak_kb(IMPORT, directory, messages)
+    return found
+
+
+def test_an_import_of_a_longer_day_takes_no_more_memory(imported: dict[int, tuple[Path, int]]) -> None:
+    short, long = imported[SHORT][1], imported[LONG][1]
+    assert long < 1.1 * short + SPARE_KB
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_longer_day_takes_no_more_memory(imported: dict[int, tuple[Path, int]], use: str) -> None:
+    short, long = (peak_kb(OPEN + USES[use], imported[messages][0], messages) for messages in (SHORT, LONG))
+    assert long < 1.1 * short + SPARE_KB
