@@ -168,8 +168,8 @@ class Subscriber:
 
         In a replay by market time: after all messages before that time, and before any of that time or later; from the
         first message to the last, and those of a silence at its end. Live by this machine's clock, on the worker of a
-        `group`, or a worker of the first slice; of times that go by while that worker is busy, the last is called.
-        Raises SubscriberError once it has started, or during a replay.
+        `group`, or a worker of the first slice; of times that go by while that worker is busy, the last is called. A
+        clock that is set back shows times again. Raises SubscriberError once it has started, or during a replay.
         """
         check_integers(("interval_ns", interval_ns, 1, 1 << 62))
 

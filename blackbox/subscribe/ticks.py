@@ -32,6 +32,8 @@ class Ticks:
         self._on_error = on_error
         self.next_ns = NEVER
         """The next time at which one is due. Before it has begun: at any, to begin with."""
+        self.least_ns = min((ticker.interval_ns for ticker in self._tickers), default=NEVER)
+        """The shortest interval. Where the next time is further away, a live clock was set back."""
         self.reset()
 
     def reset(self) -> None:
@@ -62,8 +64,17 @@ class Ticks:
             self.next_ns = min(self._due)
         return True
 
+    def is_due(self, now_ns: int) -> bool:
+        """Whether there is something to do at a time of a live clock."""
+        return self.next_ns <= now_ns or self._was_set_back(now_ns)
+
+    def _was_set_back(self, now_ns: int) -> bool:
+        return self.next_ns != NEVER and self.next_ns - now_ns > self.least_ns
+
     def skip_to(self, to_ns: int) -> None:
-        """Leave out what was due up to a time, but for the last of each."""
+        """Leave out what was due up to a time, but for the last of each. Begin anew on a clock that was set back."""
+        if self._was_set_back(to_ns):
+            self.begin(to_ns)
         for number, ticker in enumerate(self._tickers):
             if self._due[number] <= to_ns:
                 self._due[number] = ticker.first_after(to_ns) - ticker.interval_ns

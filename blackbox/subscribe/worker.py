@@ -133,14 +133,14 @@ class Worker:
         at = self._addresses(dealer)
         delivery = self._delivery
         self._ticks.begin(time.time_ns())
-        delivery.state.tick_ns = self._ticks.next_ns
+        delivery.state.tick_ns, delivery.state.tick_within_ns = self._ticks.next_ns, self._ticks.least_ns
         while not delivery.quit:
             reason = collect.collect(at, self._table.at)
             if delivery.state.raised:
                 delivery.compiled_raised()
             if reason == collect.DELIVER:
                 delivery.deliver()
-                if not delivery.is_over() and self._ticks.next_ns != NEVER and time.time_ns() >= self._ticks.next_ns:
+                if not delivery.is_over() and self._ticks.next_ns != NEVER and self._ticks.is_due(time.time_ns()):
                     self._tick()
             elif reason == collect.TICK:
                 self._tick()

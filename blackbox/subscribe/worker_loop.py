@@ -28,6 +28,7 @@ from blackbox.subscribe.worker_state import (
     PLACE_BYTES,
     BatchEntry,
     WorkerAt,
+    WorkerState,
     WorkerTableAt,
     batch_entry_at,
     block_place_at,
@@ -384,11 +385,13 @@ def _fill_burst(at: WorkerAt, table: WorkerTableAt) -> int:
 
 
 @inner
-def _idle_ms(tick_ns: int) -> int:
+def _idle_ms(state: WorkerState) -> int:
     """Return how long to wait for blocks before the next look, rounded up; 0: a ticker is due."""
-    if tick_ns == NEVER:
+    if state.tick_ns == NEVER:
         return numpy.int64(IDLE_MS)
-    left_ns = tick_ns - now_ns()
+    left_ns = state.tick_ns - now_ns()
+    if left_ns > state.tick_within_ns:
+        return numpy.int64(0)
     return min(numpy.int64(IDLE_MS), max(numpy.int64(0), (left_ns + 999_999) // 1_000_000))
 
 
@@ -416,13 +419,13 @@ def collect(at: WorkerAt, table: WorkerTableAt) -> int:
             state.errno = zmq_errno()
             return FAILED
         if status == 0:
-            if wait_readable(at.dealer, numpy.int64(0), numpy.int64(-1), _idle_ms(state.tick_ns), at.scratch) < 0:
+            if wait_readable(at.dealer, numpy.int64(0), numpy.int64(-1), _idle_ms(state), at.scratch) < 0:
                 return ENDED
         elif status == 1 and state.next_version != table.version:
             return SWITCH
         elif status == 1 and taken == 0:
             return GROW if state.next_epoch == state.epoch else EPOCH
         # Behind the burst: tickers that take longer than their interval leave the blocks their turn.
-        if _idle_ms(state.tick_ns) == 0:
+        if _idle_ms(state) == 0:
             return TICK
     return ENDED

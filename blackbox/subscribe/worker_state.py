@@ -33,6 +33,8 @@ class WorkerState(SharedRecord):
     """1: the slice thread has said that nothing follows."""
     tick_ns = Field()
     """When a ticker is due, unix ns; or NEVER."""
+    tick_within_ns = Field()
+    """Where `tick_ns` is further away than this, the clock was set back."""
     epoch = Field()
     """Of the blocks that are taken; 0: none has come."""
     next_epoch = Field()

@@ -131,3 +131,27 @@ def test_a_subscriber_goes_on_after_its_clock_is_stepped(seconds: int, tmp_path:
         said = script.read().split()
     assert said[:3] == ["6", "0", "2"]
     assert abs(int(said[3]) + 2 * seconds) <= 1
+
+
+@pytest.mark.parametrize("seconds", [-3_600, 3_600])
+def test_ticks_go_on_after_the_clock_is_stepped(seconds: int, tmp_path: Path) -> None:
+    feed = Feed.local("clock", slices=1)
+    code = f"""
+        {STEP_CLOCK.strip()}
+        import queue
+        subscriber = Subscriber(feed)
+        subscriber.on(b"")(lambda message: None)
+        ticks = queue.Queue()
+        subscriber.at(20_000_000)(ticks.put)
+        subscriber.at(600_000_000_000)(lambda ts_ns: None)
+        subscriber.start(60)
+        before = [ticks.get(timeout=30) for _ in range(3)]
+        step_clock({seconds})
+        while abs(ticks.get(timeout=30) - before[-1] - {seconds} * 10**9) > 600 * 10**9:
+            pass
+        after = [ticks.get(timeout=30) for _ in range(3)]
+        say(*(after[n + 1] > after[n] for n in range(2)))
+        subscriber.terminate()
+    """
+    with RawPublisher(feed), Script(code, feed, words_before(tmp_path)) as script:
+        script.expect("True True")
