@@ -17,9 +17,9 @@ from pyspark.sql.types import ArrayType, DecimalType, LongType, StructType
 
 from blackbox.analysis.inputs import require, unused
 from blackbox.block.arrow import PRICE_DIGITS
-from blackbox.book.book import BOOK_GROUP, COUNTERS, BookFeed, counters, new_book, roomier
+from blackbox.book.book import COUNTERS, counters, new_book, roomier
+from blackbox.book.feed import BookFeed, load_book_feed, run
 from blackbox.errors import ConfigError
-from blackbox.feed.schema import load_registered
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -42,9 +42,10 @@ def order_book(
 ) -> DataFrame:
     """A row for each change of the best `depth` levels: a table of best bids and offers when that is 1.
 
-    A change is that of a price, or of the size at one, after a message; a replacement is one message. A book begins
-    empty for each `by`. It is never uncrossed by force, and the session is not asked for: what rests, rests. Where a
-    side, or a level of it, is absent, its columns are null. What could not be applied is told by `order_book_counts`.
+    A change is that of a price, or of the size at one, after an event of the venue: one message or, of `iex_deep10` and
+    `dbn`, several. A book begins empty for each `by`. It is never uncrossed by force, and the session is not asked for:
+    what rests, rests. Where a side, or a level of it, is absent, its columns are null. `order_book_counts` tells what
+    could not be applied.
 
     Args:
         messages: rows with these columns, all messages of the symbols wanted. Types that change no book are left out.
@@ -64,7 +65,7 @@ def order_book(
     """
     if depth < 1:
         raise ConfigError(f"depth was {depth}, expected 1 or more")
-    feed = book_feed(schema)
+    feed = load_book_feed(schema)
     places = list(dict.fromkeys(["ts_event", *order]))
     rows = _in_order(messages, feed, by, places, order, payload)
     made = StructType([field for field in rows.schema if field.name != payload])
@@ -89,12 +90,12 @@ def order_book_counts(
     """What the books of `order_book` met: a row for each `by`, of the same arguments.
 
     Columns: `by`; `messages`, of types that change books; `orders` that rest at the end; `added`, `taken` (executed or
-    cancelled), `removed`, `replaced`; `unknown`: messages about an order that does not rest; `duplicate`: orders added
-    under a reference that rests already; `too_many`: more shares taken than rest; `forgotten`: always 0 here; `locked`
-    and `crossed`: messages after which bid and ask were equal, or the bid was above; `refused`: messages that are not
-    as long as their type is.
+    cancelled), `removed`, `replaced`; `unknown`: messages about an order, or a level, that does not rest; `duplicate`:
+    orders added under a reference that rests already; `too_many`: more shares taken than rest; `forgotten`: always 0
+    here; `locked` and `crossed`: events after which bid and ask were equal, or the bid was above; `refused`: messages
+    that are not of the form that their type has.
     """
-    feed = book_feed(schema)
+    feed = load_book_feed(schema)
     rows = _in_order(messages, feed, by, order, order, payload)
     made = StructType([field for field in rows.schema if field.name in by])
     for name in ("messages", *COUNTERS):
@@ -102,20 +103,12 @@ def order_book_counts(
     return rows.mapInArrow(_Counts(schema, tuple(by), payload, to_arrow_schema(made)).batches, made)
 
 
-def book_feed(schema: str) -> BookFeed:
-    """The books of a schema. Raises ConfigError when none are registered for it."""
-    feed = load_registered(BOOK_GROUP, schema, "schema of books")
-    if not isinstance(feed, BookFeed):
-        raise ConfigError(f"schema of books {schema!r}: the entry point holds {feed!r}, expected a BookFeed")
-    return feed
-
-
 def _in_order(
     messages: DataFrame, feed: BookFeed, by: Sequence[str], places: Sequence[str], order: Sequence[str], payload: str
 ) -> DataFrame:
     require(messages, [*by, *places, payload], "messages")
     unused(messages, by, (*(f"{side}_{part}" for side in _SIDES for part in _PARTS), "messages", *COUNTERS))
-    kinds = [functions.lit(kind.encode()) for kind in feed.types]
+    kinds = [functions.lit(kind.encode("latin-1")) for kind in feed.types]
     wanted = functions.substring(payload, feed.type_offset + 1, 1).isin(kinds)
     rows = messages.where(wanted).select(*dict.fromkeys([*by, *places, payload]))
     return rows.repartition(*by).sortWithinPartitions(*by, *order)
@@ -134,7 +127,7 @@ class _Books:
     """Reads the rows of one partition, book by book."""
 
     def __init__(self, schema: str, by: tuple[str, ...], payload: str, depth: int) -> None:
-        self._feed = book_feed(schema)
+        self._apply = load_book_feed(schema).address
         self._by, self._payload, self._depth = by, payload, depth
         self._before: pyarrow.RecordBatch | None = None
         self.book = new_book()
@@ -166,7 +159,7 @@ class _Books:
             end = min(part.last, at + _PART_ROWS)
             rows = numpy.empty(end - at, numpy.int64)
             tops = numpy.empty((end - at, 2, self._depth, 3), numpy.int64)
-            at, many = self._feed.run(self.book, data, offsets, at, end, self._depth, self._shown, rows, tops)
+            at, many = run(self._apply, self.book, data, offsets, at, end, self._depth, self._shown, rows, tops)
             if at < end:
                 self.book = roomier(self.book)
             if many:

@@ -12,13 +12,14 @@ from pyspark.sql import functions
 
 from blackbox import __version__
 from blackbox.analysis.bars import time_bars
-from blackbox.analysis.books import book_feed, order_book
+from blackbox.analysis.books import order_book
 from blackbox.analysis.counts import message_mix
 from blackbox.analysis.lags import lag_percentiles
 from blackbox.analysis.prices import typed_quotes, typed_trades
 from blackbox.analysis.quotes import with_spread
 from blackbox.archive.filter import Clock
 from blackbox.archive.recording import Recording
+from blackbox.book.feed import load_book_feed
 from blackbox.errors import ConfigError
 from blackbox.feed.schema import QuoteFields, TradeFields
 from blackbox.report.day_report import Bar, DayReport, Instrument, Lag, Missing, Mix, SpreadPoint
@@ -151,7 +152,7 @@ class _Day:
         schema, said = self._recording.schema, []
         trades = typed_trades(self._spark, self._path, schema, "skip")
         quotes = typed_quotes(self._spark, self._path, schema, "skip")
-        book = _has_book(schema.name)
+        book = not schema.quotes and _has_book(schema.name)
         self._progress("looking for the busiest symbols")
         chosen = asked or _busiest(trades, most) or _busiest(quotes, most)
         if not mix.counts or not chosen:
@@ -260,7 +261,7 @@ _NO_PRICES: Final = "There are no bars and spreads: the schema {!r} tells of no 
 
 def _has_book(schema: str) -> bool:
     try:
-        book_feed(schema)
+        load_book_feed(schema)
     except ConfigError:
         return False
     return True

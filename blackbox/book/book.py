@@ -9,25 +9,36 @@ there is no room an order is left out and counted (`forgotten`). `has_room` tell
 book.
 
     book = new_book()
-    add(book, reference, BUY, price, shares)       # then take, remove, replace; best_levels(book, BUY, 5)
+    at = book.ctypes.data                          # what changes it takes its address
+    add(at, reference, BUY, price, shares)         # then take, remove, replace, put
+    set_level(at, BUY, price, shares)              # where a venue tells levels, not orders
+    settle(at)                                     # after an event of the venue; levels(book, BUY, 5)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import takewhile
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
 
 from blackbox.book import orders
-from blackbox.book.orders import BUY, SELL, UNKNOWN_PRICE, new_orders, order_at, table_of
-from blackbox.native.intrinsics import inner, int64s_at
-from blackbox.native.jit import njit
+from blackbox.book.orders import (
+    BUY,
+    ORDER_BYTES,
+    SELL,
+    TABLE_BYTES,
+    UNKNOWN_PRICE,
+    Order,
+    OrderTable,
+    order_at,
+    table_of,
+)
+from blackbox.native.intrinsics import copy_bytes, inner, int64s_at
+from blackbox.native.jit import njit, warm_up
 from blackbox.native.records import Field, Fields, SharedRecord, record_at
-
-__all__ = ["BOOK_GROUP", "BUY", "COUNTERS", "SELL", "BookFeed", "Level", "add", "counters", "has_room", "head_of",
-           "level", "levels", "new_book", "refuse", "remove", "replace", "roomier", "show", "take"]  # fmt: skip
 
 
 class BookHead(SharedRecord):
@@ -43,17 +54,30 @@ class BookHead(SharedRecord):
     removed = Field()
     replaced = Field()
     unknown = Field()
-    """Messages about an order that does not rest: nothing was changed."""
+    """Messages about an order (or a level) that does not rest."""
     duplicate = Field()
     """Orders added under a reference that rests already: the old one was removed first."""
     too_many = Field()
     """Executions and cancellations of more shares than rest: the order was removed."""
     locked = Field()
-    """Messages after which bid and ask were equal."""
+    """Events after which bid and ask were equal."""
     crossed = Field()
-    """Messages after which the bid was above the ask."""
+    """Events after which the bid was above the ask."""
     refused = Field()
-    """Messages that were not of the length that their type has."""
+    """Messages that were not of the form that their type has."""
+    unsynced = Field()
+    """How often messages may have been lost."""
+    is_unsynced = Field()
+    """1 from then on, until the book is cleared."""
+    is_full = Field()
+    """1 when it may not grow: what has no room is forgotten."""
+    messages = Field()
+    """What was applied, of the types that change books."""
+    slice_id = Field()
+    epoch = Field()
+    """Slice and publisher's run of the last message."""
+    is_snapshot = Field()
+    """1 while the venue sends all that rests."""
 
 
 class _Level(SharedRecord):
@@ -73,23 +97,6 @@ _SEEN: Final = ("locked", "crossed", "refused")
 COUNTERS: Final = ("orders", *_COUNTED, "forgotten", *_SEEN)
 """What `counters` tells: `orders` that rest, `forgotten` ones for which there was no room, and counts of `BookHead`."""
 
-BOOK_GROUP: Final = "blackbox.books"
-"""The entry-point group in which feeds register a `BookFeed`, by the name of their schema."""
-
-
-class BookFeed(NamedTuple):
-    """How a feed's payloads change a book."""
-
-    types: str
-    """The message types that do."""
-    type_offset: int
-    """Where in a payload the type stands."""
-    decimals: int
-    """A price of the book is the real one times 10 to the power of this."""
-    run: Callable[..., tuple[int, int]]
-    """Compiled: (book, data, offsets, first, last, depth, shown, rows, tops) to (the row at which it stopped, how many
-    changes it wrote): see `blackbox_feeds.itch50.book.run`."""
-
 
 class Level(NamedTuple):
     """One price of one side."""
@@ -97,21 +104,23 @@ class Level(NamedTuple):
     price: int
     shares: int
     orders: int
+    """0 where the venue does not tell."""
 
 
 def new_book(most_orders: int = 1 << 10, most_levels: int = 1 << 8) -> NDArray[numpy.int64]:
     """Return an empty book with room for at least so many orders, and so many levels of each side."""
-    levels_of_both = numpy.zeros(_HEAD_BYTES // 8 + 2 * _LEVEL_WORDS * most_levels, numpy.int64)
-    book = numpy.concatenate([levels_of_both, new_orders(most_orders)])
+    start = _HEAD_BYTES // 8 + 2 * _LEVEL_WORDS * most_levels
+    book = numpy.zeros(start + orders.words_for(most_orders), numpy.int64)  # pages that are touched only as they fill
     head_of(book).room = most_levels
+    orders.begin(book[start:], most_orders)
     return book
 
 
 def roomier(book: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
     """Return a book with the same in it, and room for twice as many orders and levels."""
     room = head_of(book).room
-    larger = new_book(1 << table_of(book[_orders_word(room) :]).most_bits, 2 * room)
-    _copy(book, larger)
+    larger = new_book(1 << orders_of(book).most_bits, 2 * room)
+    _copy(book.ctypes.data, larger.ctypes.data)
     return larger
 
 
@@ -123,23 +132,29 @@ def head_of(book: NDArray[numpy.int64]) -> BookHead:
 def counters(book: NDArray[numpy.int64]) -> dict[str, int]:
     """Return what a book has counted, by the names of `COUNTERS`."""
     head = head_of(book)
-    table = table_of(book[_orders_word(head.room) :])
+    table = orders_of(book)
     told = {"orders": table.count, "forgotten": table.forgotten}
     return {name: int(told.get(name, getattr(head, name, 0))) for name in COUNTERS}
 
 
 def levels(book: NDArray[numpy.int64], side: int, depth: int) -> list[Level]:
     """Return the best `depth` levels of a side, the best one first."""
-    return [Level(*map(int, level(book, side, place))) for place in range(min(depth, head_of(book).depth[side]))]
+    at = book.ctypes.data
+    found = (Level(*level(at, side, place)) for place in range(min(depth, head_of(book).room)))
+    return list(takewhile(itemgetter(1), found))
 
 
-def _orders_word(room: int) -> int:
-    return _HEAD_BYTES // 8 + 2 * _LEVEL_WORDS * room
+def orders_of(book: NDArray[numpy.int64]) -> OrderTable:
+    """Return a view of the head of a book's orders."""
+    return table_of(book[_HEAD_BYTES // 8 + 2 * _LEVEL_WORDS * head_of(book).room :])
 
 
-@njit(inline="always")
-def _at(book: NDArray[numpy.int64]) -> Any:
-    return book.ctypes.data
+def order_columns(book: NDArray[numpy.int64]) -> NDArray[Any]:
+    """Return the orders that rest, as a structured array by reference: reference, side, price, shares."""
+    start = _HEAD_BYTES // 8 + 2 * _LEVEL_WORDS * head_of(book).room + TABLE_BYTES // 8
+    slots = book[start : start + (ORDER_BYTES // 8 << orders_of(book).bits)].view(Order.dtype)
+    resting = slots[slots["shares"] != 0]
+    return resting[numpy.argsort(resting["reference"], kind="stable")]
 
 
 @njit(inline="always")
@@ -170,8 +185,8 @@ def _place(book: int, side: int, price: int) -> int:
 
 
 @inner
-def _grow_level(book: int, side: int, price: int, shares: int) -> None:
-    """Add an order to a level, which is made if it is not there. The caller knows that there is room."""
+def _open_level(book: int, side: int, price: int) -> Any:
+    """Return the address of a level, which is made, without shares, if it is not there. There must be room."""
     head = _head_at(book)
     place, many = _place(book, side, price), head.depth[side]
     at = _side_at(book, side) + _LEVEL_BYTES * place
@@ -182,25 +197,31 @@ def _grow_level(book: int, side: int, price: int, shares: int) -> None:
             words[word] = words[word - _LEVEL_WORDS]
         found.price, found.shares, found.orders = price, 0, 0
         head.depth[side] = many + 1
-    found.shares += shares
-    found.orders += 1
+    return at
+
+
+@inner
+def _close_level(book: int, side: int, place: int) -> None:
+    """Remove the level at a place."""
+    head = _head_at(book)
+    many = head.depth[side] - 1
+    words = int64s_at(_side_at(book, side) + _LEVEL_BYTES * place, _LEVEL_WORDS * (many - place + 1))
+    for word in range(len(words) - _LEVEL_WORDS):
+        words[word] = words[word + _LEVEL_WORDS]
+    head.depth[side] = many
 
 
 @inner
 def _shrink_level(book: int, side: int, price: int, shares: int, gone: int) -> None:
     """Take shares, and `gone` orders, from a level, which goes with its last order."""
-    head = _head_at(book)
     place = _place(book, side, price)
-    at = _side_at(book, side) + _LEVEL_BYTES * place
-    found = _level_at(at)
+    found = _level_at(_side_at(book, side) + _LEVEL_BYTES * place)
+    if place == _head_at(book).depth[side] or found.price != price:
+        return  # a feed that sets levels and adds orders took it away
     found.shares -= shares
     found.orders -= gone
     if found.orders == 0:
-        many = head.depth[side] - 1
-        words = int64s_at(at, _LEVEL_WORDS * (many - place + 1))
-        for word in range(len(words) - _LEVEL_WORDS):
-            words[word] = words[word + _LEVEL_WORDS]
-        head.depth[side] = many
+        _close_level(book, side, place)
 
 
 @inner
@@ -212,7 +233,7 @@ def _drop(book: int, at: int) -> None:
 
 
 @inner
-def _has_room(book: int) -> bool:
+def _fits(book: int) -> bool:
     head = _head_at(book)
     return max(head.depth[BUY], head.depth[SELL]) < head.room and orders.has_room_for_order(_orders_at(book))
 
@@ -222,11 +243,13 @@ def _rest(book: int, reference: int, side: int, price: int, shares: int) -> None
     """Let an order rest under a reference that is free; one of no shares does not."""
     if shares <= 0:
         return
-    if not _has_room(book):
+    if not _fits(book):
         orders.order_table_at(_orders_at(book)).forgotten += 1
         return
     orders.rest(_orders_at(book), reference, side, price, shares)
-    _grow_level(book, side, price, shares)
+    level = _level_at(_open_level(book, side, price))
+    level.shares += shares
+    level.orders += 1
 
 
 @inner
@@ -237,8 +260,15 @@ def _free(book: int, reference: int) -> None:
         _drop(book, at)
 
 
-@inner
-def _note(book: int) -> None:
+@njit(nogil=True, cache=True)
+def has_room(book: int) -> bool:
+    """Return whether one more order fits, whatever its side and price; also when the book may not grow."""
+    return _head_at(book).is_full != 0 or _fits(book)
+
+
+@njit(nogil=True, cache=True)
+def settle(book: int) -> None:
+    """Count a book that is locked or crossed at the end of an event."""
     head = _head_at(book)
     bids, asks = head.depth[BUY], head.depth[SELL]
     if bids > 0 and asks > 0:
@@ -249,27 +279,18 @@ def _note(book: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def has_room(book: NDArray[numpy.int64]) -> bool:
-    """Return whether one more order fits, whatever its side and price."""
-    return _has_room(_at(book))
-
-
-@njit(nogil=True, cache=True)
-def add(book: NDArray[numpy.int64], reference: int, side: int, price: int, shares: int) -> None:
+def add(book: int, reference: int, side: int, price: int, shares: int) -> None:
     """Let an order rest, on side BUY or SELL."""
-    at = _at(book)
-    _head_at(at).added += 1
-    _free(at, reference)
-    _rest(at, reference, side, price, shares)
-    _note(at)
+    _head_at(book).added += 1
+    _free(book, reference)
+    _rest(book, reference, side, price, shares)
 
 
 @njit(nogil=True, cache=True)
-def take(book: NDArray[numpy.int64], reference: int, shares: int) -> Any:
+def take(book: int, reference: int, shares: int) -> Any:
     """Execute or cancel some of an order's shares; return its price, or UNKNOWN_PRICE when it does not rest."""
-    base = _at(book)
-    head = _head_at(base)
-    at = orders.find(_orders_at(base), reference)
+    head = _head_at(book)
+    at = orders.find(_orders_at(book), reference)
     order = order_at(at)
     if order.shares == 0:
         head.unknown += 1
@@ -277,51 +298,125 @@ def take(book: NDArray[numpy.int64], reference: int, shares: int) -> Any:
     head.taken += 1
     price = order.price
     if shares < order.shares:
-        _shrink_level(base, order.side, price, shares, 0)
+        _shrink_level(book, order.side, price, shares, 0)
         order.shares -= shares
     else:
         head.too_many += shares > order.shares
-        _drop(base, at)
-    _note(base)
+        _drop(book, at)
     return price
 
 
 @njit(nogil=True, cache=True)
-def remove(book: NDArray[numpy.int64], reference: int) -> None:
+def remove(book: int, reference: int) -> None:
     """Let an order rest no more."""
-    base = _at(book)
-    head = _head_at(base)
-    at = orders.find(_orders_at(base), reference)
+    head = _head_at(book)
+    at = orders.find(_orders_at(book), reference)
     if order_at(at).shares == 0:
         head.unknown += 1
         return
     head.removed += 1
-    _drop(base, at)
-    _note(base)
+    _drop(book, at)
 
 
 @njit(nogil=True, cache=True)
-def replace(book: NDArray[numpy.int64], old: int, new: int, price: int, shares: int) -> None:
+def replace(book: int, old: int, new: int, price: int, shares: int) -> None:
     """Replace an order by one of the same side, under a new reference, with other price and shares."""
-    base = _at(book)
-    head = _head_at(base)
-    at = orders.find(_orders_at(base), old)
+    head = _head_at(book)
+    at = orders.find(_orders_at(book), old)
     order = order_at(at)
     if order.shares == 0:
         head.unknown += 1
         return
     head.replaced += 1
     side = order.side
-    _drop(base, at)
-    _free(base, new)
-    _rest(base, new, side, price, shares)
-    _note(base)
+    _drop(book, at)
+    _free(book, new)
+    _rest(book, new, side, price, shares)
 
 
 @njit(nogil=True, cache=True)
-def refuse(book: NDArray[numpy.int64]) -> None:
-    """Count a message that was not of the length that its type has."""
-    _head_at(_at(book)).refused += 1
+def put(book: int, reference: int, side: int, price: int, shares: int) -> None:
+    """Let an order rest, in place of the one of that reference if there is one."""
+    head = _head_at(book)
+    at = orders.find(_orders_at(book), reference)
+    if order_at(at).shares == 0:
+        head.added += 1
+    else:
+        head.replaced += 1
+        _drop(book, at)
+    _rest(book, reference, side, price, shares)
+
+
+@njit(nogil=True, cache=True)
+def rests(book: int, reference: int) -> bool:
+    """Return whether an order rests under a reference; one that does not is counted as unknown."""
+    found = order_at(orders.find(_orders_at(book), reference)).shares != 0
+    _head_at(book).unknown += not found
+    return found
+
+
+@njit(nogil=True, cache=True)
+def set_level(book: int, side: int, price: int, shares: int) -> None:
+    """Let so many shares, of nobody knows how many orders, rest at a price; none: the level is removed."""
+    head = _head_at(book)
+    place, many = _place(book, side, price), head.depth[side]
+    found = _level_at(_side_at(book, side) + _LEVEL_BYTES * place)
+    if place < many and found.price == price:
+        if shares > 0:
+            head.replaced += 1
+            found.shares = shares
+        else:
+            head.removed += 1
+            _close_level(book, side, place)
+    elif shares <= 0:
+        head.unknown += 1
+    elif many == head.room:
+        orders.order_table_at(_orders_at(book)).forgotten += 1
+    else:
+        head.added += 1
+        _level_at(_open_level(book, side, price)).shares = shares
+
+
+@njit(nogil=True, cache=True)
+def clear(book: int) -> None:
+    """Remove all that rests; its counts stay. The book is in sync from here on."""
+    head = _head_at(book)
+    head.depth[BUY] = head.depth[SELL] = 0
+    head.is_unsynced = 0
+    orders.clear(_orders_at(book))
+
+
+@njit(nogil=True, cache=True)
+def enter_snapshot(book: int, belongs: bool) -> None:
+    """Note whether a message belongs to a snapshot. The first one that does clears the book."""
+    head = _head_at(book)
+    if belongs and head.is_snapshot == 0:
+        clear(book)
+    head.is_snapshot = belongs
+
+
+@njit(nogil=True, cache=True)
+def refuse(book: int) -> None:
+    """Count a message that was not of the form that its type has."""
+    _head_at(book).refused += 1
+
+
+@njit(nogil=True, cache=True)
+def note_origin(book: int, slice_id: int, epoch: int) -> None:
+    """Note where a message came from. In another run of its publisher, what came between is not known."""
+    head = _head_at(book)
+    if head.epoch != epoch and head.messages > 0:
+        lose_sync(book)
+    head.slice_id, head.epoch = slice_id, epoch
+    head.messages += 1
+
+
+@njit(nogil=True, cache=True)
+def lose_sync(book: int) -> None:
+    """Note that messages may have been lost."""
+    head = _head_at(book)
+    head.unsynced += 1
+    head.is_unsynced = 1
 
 
 @inner
@@ -334,35 +429,44 @@ def _level(book: int, side: int, place: int) -> tuple[int, int, int]:
 
 
 @njit(nogil=True, cache=True)
-def level(book: NDArray[numpy.int64], side: int, place: int) -> tuple[int, int, int]:
+def level(book: int, side: int, place: int) -> tuple[int, int, int]:
     """Return price, shares and orders of the level at `place` (0: the best one); zeros where there is none."""
-    return _level(_at(book), side, place)
+    return _level(book, side, place)
 
 
 @njit(nogil=True, cache=True)
-def show(book: NDArray[numpy.int64], depth: int, shown: NDArray[numpy.int64]) -> bool:
+def best(book: int) -> tuple[int, int, int, int, int, int]:
+    """Return what `level` does of the best bid and of the best ask."""
+    return _level(book, BUY, 0) + _level(book, SELL, 0)
+
+
+@njit(nogil=True, cache=True)
+def show(book: int, depth: int, shown: NDArray[numpy.int64]) -> bool:
     """Write the best `depth` levels to int64[2, depth, 3]; return whether a price, or the shares at one, changed.
 
     Absent levels are zeros: a level of no shares.
     """
-    base = _at(book)
     changed = False
     for side in range(2):
         for place in range(depth):
-            price, shares, many = _level(base, side, place)
+            price, shares, many = _level(book, side, place)
             changed |= shown[side, place, 0] != price or shown[side, place, 1] != shares
             shown[side, place, 0], shown[side, place, 1], shown[side, place, 2] = price, shares, many
     return changed
 
 
 @njit(nogil=True, cache=True)
-def _copy(book: NDArray[numpy.int64], larger: NDArray[numpy.int64]) -> None:
-    source, target = _at(book), _at(larger)
+def _copy(source: int, target: int) -> None:
     room = _head_at(target).room
-    for word in range(_HEAD_BYTES // 8):
-        larger[word] = book[word]
+    copy_bytes(target, source, _HEAD_BYTES)
     _head_at(target).room = room
     for side in range(2):
-        words = _LEVEL_WORDS * _head_at(source).depth[side]
-        int64s_at(_side_at(target, side), words)[:] = int64s_at(_side_at(source, side), words)
+        copy_bytes(_side_at(target, side), _side_at(source, side), _LEVEL_BYTES * _head_at(source).depth[side])
     orders.copy_orders(_orders_at(source), _orders_at(target))
+
+
+def warm_up_book() -> None:
+    """Compile what Python calls of a book while messages come."""
+    warm_up(best, 0)
+    warm_up(level, 0, 0, 0)
+    warm_up(_copy, 0, 0)

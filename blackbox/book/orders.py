@@ -60,11 +60,20 @@ def bits_for(most: int) -> int:
 
 def new_orders(most: int) -> NDArray[numpy.int64]:
     """Return a table, as int64, for at least `most` orders that rest at a time; more are forgotten, and counted."""
-    bits = bits_for(most)
-    memory = numpy.zeros((TABLE_BYTES + (ORDER_BYTES << bits)) // 8, numpy.int64)
-    table = table_of(memory)
-    table.bits, table.most_bits = _FIRST_BITS, bits
+    memory = numpy.zeros(words_for(most), numpy.int64)
+    begin(memory, most)
     return memory
+
+
+def words_for(most: int) -> int:
+    """Return how many int64 a table for `most` orders takes."""
+    return (TABLE_BYTES + (ORDER_BYTES << bits_for(most))) // 8
+
+
+def begin(orders: NDArray[numpy.int64], most: int) -> None:
+    """Make zeros an empty table for `most` orders."""
+    table = table_of(orders)
+    table.bits, table.most_bits = _FIRST_BITS, bits_for(most)
 
 
 def table_of(orders: NDArray[numpy.int64]) -> OrderTable:
@@ -178,6 +187,14 @@ def take(orders: int, reference: int, shares: int) -> int:
     else:
         forget(orders, at)
     return price
+
+
+@inner
+def clear(orders: int) -> None:
+    """Let no order rest any more."""
+    table = order_table_at(orders)
+    int64s_at(orders + TABLE_BYTES, (ORDER_BYTES // 8) << table.bits)[:] = 0
+    table.count = 0
 
 
 @inner

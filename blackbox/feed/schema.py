@@ -218,6 +218,16 @@ class Schema:
         except KeyError:
             raise self._unknown(type) from None
 
+    def offset(self, type: str, field: str) -> int:  # noqa: A002
+        """Return where a field stands in payloads of message type `type`, in bytes, for compiled code.
+
+        Raises:
+            ConfigError: this schema has no such message type, or that no such field.
+        """
+        self._check(type, field)
+        fields: Any = self.dtype(type).fields
+        return int(fields[field][1])
+
     def record_type(self, type: str) -> Any:  # noqa: A002
         """Return the class of message type `type`'s records: fields are attributes (see `Message.record`).
 

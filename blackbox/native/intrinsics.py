@@ -151,3 +151,14 @@ def fold(typingctx: Any, left: Any, right: Any) -> Any:
         return builder.xor(upper, builder.trunc(product, _WORD))
 
     return types.uint64(types.uint64, types.uint64), codegen
+
+
+@intrinsic
+def call_for_integer(typingctx: Any, function: Any, first: Any, second: Any, third: Any) -> Any:
+    """Call the C function `int64_t f(int64_t, int64_t, int64_t)` that starts at address `function`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(_WORD, [_WORD, _WORD, _WORD])
+        return builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+
+    return types.int64(types.int64, types.int64, types.int64, types.int64), codegen

@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from blackbox_feeds.dbn.book import BOOK as MBO
+from blackbox_feeds.iex.book import BOOK as DEEP
 from blackbox_feeds.itch50 import Itch50
 from blackbox_feeds.synthetic import Synthetic
 
 from blackbox import ConfigError
 from blackbox.analysis import order_book, order_book_counts
+from blackbox.book.book import COUNTERS, counters
+from blackbox.book.feed import BookFeed
+from tests.book.applied import applied
 from tests.feeds.build import messages_of
 from tests.feeds.test_itch50_book import all_levels, slow_book
 from tests.recorded import record
@@ -103,6 +108,29 @@ def test_many_symbols_in_many_partitions_and_batches(spark: SparkSession, sessio
     assert len(counts) > 10
 
 
+@pytest.mark.parametrize(("name", "schema", "feed"), [("deep", "iex_deep10", DEEP), ("dbn", "dbn", MBO)])
+def test_books_of_other_feeds(
+    spark: SparkSession, captured: Callable[[str], Path], name: str, schema: str, feed: BookFeed
+) -> None:
+    """The last levels and the counts of each symbol are those of its messages, applied one by one."""
+    messages = spark.read.format("blackbox").load(str(captured(name)))
+    kept = [chr(byte) for byte in feed.types.encode("latin-1")]
+    payloads: dict[str, list[tuple[Any, ...]]] = {}
+    for row in messages.select("symbol", "ts_event", "ts_recv", "sequence", "payload").collect():
+        if row.payload[feed.type_offset : feed.type_offset + 1].decode("latin-1") in kept:
+            payloads.setdefault(row.symbol, []).append((row.ts_event, row.ts_recv, row.sequence, bytes(row.payload)))
+    counts = {row.symbol: row for row in order_book_counts(messages, schema=schema).collect()}
+    assert sorted(counts) == sorted(payloads)
+    tops: dict[str, list[Any]] = {}
+    for row in order_book(messages, schema=schema).collect():
+        tops.setdefault(row.symbol, []).append(row)
+    for symbol, own in payloads.items():
+        book, changes = applied(feed, [payload for *_, payload in sorted(own)])
+        assert {each: counts[symbol][each] for each in COUNTERS} == counters(book)
+        assert len(tops.get(symbol, [])) == changes
+    assert sum(map(len, tops.values())) > 0
+
+
 def test_day_that_began_earlier_counts_what_it_does_not_know(
     spark: SparkSession, tmp_path: Path, shared_data: Path
 ) -> None:
@@ -129,7 +157,7 @@ def test_rows_need_not_come_from_a_recording(spark: SparkSession, shared_data: P
     ("arguments", "message"),
     [
         ({"depth": 0}, "depth was 0, expected 1 or more"),
-        ({"schema": "iex_deep10"}, "schema of books was 'iex_deep10', expected one of: itch50"),
+        ({"schema": "iex_tops16"}, "schema of books was 'iex_tops16', expected one of: dbn"),
         ({"order": ("place",)}, "messages had no column 'place', expected it among"),
         ({"by": ("bid_price",)}, "messages had no column 'bid_price'"),
     ],

@@ -7,17 +7,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 from blackbox_feeds.itch50 import Itch50
-from blackbox_feeds.itch50.book import BOOK, Itch50Book, apply_message
+from blackbox_feeds.itch50.book import BOOK
 from blackbox_feeds.synthetic import Synthetic
 
-from blackbox import Feed, Publisher, Recording, Subscriber
-from blackbox.book.book import BOOK_GROUP, BUY, SELL, Level, levels, new_book
-from blackbox.feed.schema import load_registered
+from blackbox.book.book import Level, counters, levels
+from blackbox.book.feed import load_book_feed
+from blackbox.book.orders import BUY, SELL
+from tests.book.applied import applied
 from tests.feeds.build import itch, messages_of
-from tests.journals import Day, Put, Row, feed_of
 
 Slow = dict[int, tuple[bytes, int, int]]
 
@@ -67,11 +66,6 @@ def all_levels(orders: Slow, side: bytes) -> list[Level]:
     return [Level(price, shares[price], many[price]) for price in sorted(shares, reverse=side == b"B")]
 
 
-def columns(payloads: list[bytes]) -> tuple[Any, Any]:
-    offsets = numpy.cumsum([0, *map(len, payloads)], dtype=numpy.int64)
-    return numpy.frombuffer(b"".join(payloads) or b"\0", numpy.uint8), offsets
-
-
 @pytest.fixture(scope="module")
 def apple(shared_data: Path) -> list[bytes]:
     source = Itch50(shared_data / "itch50" / "runk_locate-13-10k.bin", "2020-01-30")
@@ -79,17 +73,16 @@ def apple(shared_data: Path) -> list[bytes]:
 
 
 def test_every_reference_of_a_real_file_resolves(apple: list[bytes]) -> None:
-    book = Itch50Book()
-    changes = book.apply_payloads(*columns(apple))
+    book, changes = applied(BOOK, apple)
     orders, expected = slow_book(apple)
     assert changes == len(expected) > 100
-    assert book.bids(10_000) == all_levels(orders, b"B")
-    assert book.asks(10_000) == all_levels(orders, b"S")
-    counters = book.counters()
-    assert counters.pop("orders") == len(orders)
-    counters.pop("locked"), counters.pop("crossed")
+    assert levels(book, BUY, 10_000) == all_levels(orders, b"B")
+    assert levels(book, SELL, 10_000) == all_levels(orders, b"S")
+    found = counters(book)
+    assert found.pop("orders") == len(orders)
+    found.pop("locked"), found.pop("crossed")
     kinds = Counter(payload[:1].decode() for payload in apple)
-    assert {name: many for name, many in counters.items() if many} == {
+    assert {name: many for name, many in found.items() if many} == {
         "added": kinds["A"] + kinds["F"],
         "taken": kinds["E"] + kinds["X"],
         "removed": kinds["D"],
@@ -109,16 +102,15 @@ def test_file_that_begins_in_the_day_has_unknown_references(shared_data: Path) -
             unknown += payload[11:19] not in known
             if payload[:1] == b"U" and payload[11:19] in known:
                 known.add(payload[19:27])
-    book = Itch50Book()
-    book.apply_payloads(*columns(payloads))
-    assert book.counters()["unknown"] == unknown > 0
+    book, _ = applied(BOOK, payloads)
+    assert counters(book)["unknown"] == unknown > 0
 
 
 def test_message_of_another_length_is_refused() -> None:
     payloads = [itch("A")[:-1], itch("D") + b"x", b"", b"A", itch("P"), itch("S")]
-    book = Itch50Book()
-    assert book.apply_payloads(*columns(payloads)) == 0
-    assert {name: many for name, many in book.counters().items() if many} == {"refused": 3}
+    book, changes = applied(BOOK, payloads)
+    assert changes == 0
+    assert {name: many for name, many in counters(book).items() if many} == {"refused": 3}
 
 
 def test_book_grows_in_the_middle_of_a_batch() -> None:
@@ -126,15 +118,14 @@ def test_book_grows_in_the_middle_of_a_batch() -> None:
         struct.pack(">cHH6xQcI8sI", b"A", 1, 0, i, b"BS"[i % 2 : i % 2 + 1], 1 + i % 7, b"AAPL    ", 10_000 + i)
         for i in range(5_000)
     ]
-    book = Itch50Book()
-    book.apply_payloads(*columns(payloads))
+    book, _ = applied(BOOK, payloads)
     orders, _ = slow_book(payloads[:0])
     for i in range(5_000):
         orders[i] = (b"BS"[i % 2 : i % 2 + 1], 10_000 + i, 1 + i % 7)
-    assert book.bids(5_000) == all_levels(orders, b"B")
-    assert book.counters()["orders"] == 5_000
-    assert book.counters()["forgotten"] == 0
-    assert book.counters()["crossed"] > 0
+    assert levels(book, BUY, 5_000) == all_levels(orders, b"B")
+    assert counters(book)["orders"] == 5_000
+    assert counters(book)["forgotten"] == 0
+    assert counters(book)["crossed"] > 0
 
 
 def test_books_of_a_whole_made_up_session() -> None:
@@ -144,60 +135,11 @@ def test_books_of_a_whole_made_up_session() -> None:
     for topic, _, payload in messages_of(source):
         payloads.setdefault(topic.rpartition(b".")[0], []).append(payload)
     for own in payloads.values():
-        book = Itch50Book()
-        book.apply_payloads(*columns(own))
-        counters = book.counters()
-        assert (counters["unknown"], counters["crossed"], counters["too_many"], counters["duplicate"]) == (0, 0, 0, 0)
+        found = counters(applied(BOOK, own)[0])
+        assert (found["unknown"], found["crossed"], found["too_many"], found["duplicate"]) == (0, 0, 0, 0)
         kinds = Counter(payload[:1] for payload in own)
-        assert counters["added"] == kinds[b"A"] + kinds[b"F"]
-
-
-def test_book_in_callbacks(shared_data: Path, apple: list[bytes]) -> None:
-    """The same book from batches and from a compiled callback, whose state it is."""
-    feed = Feed.local("books", slices=1)
-    subscriber = Subscriber(feed)
-    book = Itch50Book()
-    subscriber.on_batch(b"AAPL.")(book.apply)
-
-    @subscriber.on_compiled(b"AAPL.", state=new_book(8_192, 1_024))
-    def follow(batch, state):  # type: ignore[no-untyped-def]
-        for row in batch.rows:
-            start = row * batch.stride if batch.stride >= 0 else batch.offsets[row]
-            size = batch.stride if batch.stride >= 0 else batch.offsets[row + 1] - start
-            apply_message(state, batch.payloads, start, size)
-
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
-        publisher.wait_for_subscribers(b"AAPL.", timeout=10)
-        Itch50(shared_data / "itch50" / "runk_locate-13-10k.bin", "2020-01-30").publish(publisher)
-        publisher.flush()
-    subscriber.run(until_end=True)
-    orders, _ = slow_book(apple)
-    for side, letter in ((BUY, b"B"), (SELL, b"S")):
-        assert levels(follow.states[0], side, 10_000) == levels(book.state, side, 10_000) == all_levels(orders, letter)
+        assert found["added"] == kinds[b"A"] + kinds[b"F"]
 
 
 def test_book_is_registered() -> None:
-    assert load_registered(BOOK_GROUP, "itch50", "schema of books") is BOOK
-
-
-def test_a_book_refuses_messages_of_another_symbol(tmp_path: Path) -> None:
-    day = Day(tmp_path, feed_of())
-    payload = itch("A")
-    for sequence, symbol in enumerate((b"AAPL", b"AAPL", b"MSFT")):
-        day.put(0, Put((Row(symbol + b".A", payload),), sequence))
-    one, _, other = Recording.open(tmp_path).batches()
-    book = Itch50Book()
-    book.apply(one)
-    with pytest.raises(ValueError, match=r"of the symbols \[b'AAPL', b'MSFT'\], expected those of one"):
-        book.apply(other)
-    mixed = Day(tmp_path / "mixed", feed_of())
-    mixed.put(
-        0,
-        Put(
-            (Row(b"AAPL.A", payload), Row(b"MSFT.A", payload)),
-        ),
-    )
-    (batch,) = Recording.open(mixed.path).batches()
-    with pytest.raises(ValueError, match=r"on its prefix, such as b'AAPL\.'"):
-        Itch50Book().apply(batch)
+    assert load_book_feed("itch50") is BOOK

@@ -1,0 +1,89 @@
+"""How Databento's MBO records change a book.
+
+    A   adds an order; with F_TOB it is the whole side, and without a price the side is empty
+    C   cancels shares of one, M gives it another price and size, R clears the book
+    T F N   change nothing: a cancel or a modify comes with each fill
+
+An order that is modified and does not rest is added, as Databento's own example of a book does, and counted. F_LAST
+ends an event; before it the book is between two states. The first record of a snapshot (F_SNAPSHOT) clears the book,
+also where no R stands in front of it, as in files from before February 2024; its orders have times of their own, so a
+replay by `ts_event` may bring its last record (F_LAST) before others, and only a record of no snapshot ends it.
+
+Topics name an instrument, not a venue: a file with several venues of one instrument (`publisher_id`) has one book of
+all.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from blackbox.book.book import add, clear, enter_snapshot, put, refuse, remove, rests, take
+from blackbox.book.feed import COMPLETE, IGNORED, WITHIN, BookFeed
+from blackbox.book.orders import BUY, SELL
+from blackbox.native.intrinsics import bytes_at
+from blackbox.native.jit import njit
+from blackbox_feeds.dbn.records import RTYPE_AT, SCHEMA, SCHEMA_TS_OUT, TYPED
+from blackbox_feeds.io.integers import little_32, little_64
+
+_MBO: Final = TYPED["mbo"][0]
+_BYTES: Final = SCHEMA.dtype("mbo").itemsize
+_BYTES_TS_OUT: Final = SCHEMA_TS_OUT.dtype("mbo").itemsize
+_ORDER: Final = SCHEMA.offset("mbo", "order_id")
+_PRICE: Final = SCHEMA.offset("mbo", "price")
+_SIZE: Final = SCHEMA.offset("mbo", "size")
+_FLAGS: Final = SCHEMA.offset("mbo", "flags")
+_ACTION: Final = SCHEMA.offset("mbo", "action")
+_SIDE: Final = SCHEMA.offset("mbo", "side")
+
+_F_LAST, _F_TOB, _F_SNAPSHOT = 1 << 7, 1 << 6, 1 << 5
+_NO_PRICE: Final = (1 << 63) - 1
+_ADD, _CANCEL, _MODIFY, _CLEAR, _TRADE, _FILL, _NONE = (ord(action) for action in "ACMRTFN")
+_BID, _ASK = ord("B"), ord("A")
+_TOP: Final = -1
+"""Reference of the order that stands for a whole side of bids; that of the asks is one less."""
+
+
+@njit(nogil=True, cache=True)
+def apply(book: int, payload: int, size: int) -> int:
+    """Apply one record: see `BookFeed.apply`."""
+    data = bytes_at(payload, size)
+    if size <= RTYPE_AT or data[RTYPE_AT] != _MBO:
+        return IGNORED
+    if size not in (_BYTES, _BYTES_TS_OUT):
+        refuse(book)
+        return IGNORED
+    flags, action = data[_FLAGS], data[_ACTION]
+    enter_snapshot(book, flags & _F_SNAPSHOT != 0)
+    if action == _CLEAR:
+        clear(book)
+    elif action in (_ADD, _MODIFY, _CANCEL):
+        _change(book, data, action, flags & _F_TOB != 0)
+    elif action not in (_TRADE, _FILL, _NONE):
+        refuse(book)
+    return COMPLETE if flags & _F_LAST else WITHIN
+
+
+@njit(nogil=True, cache=True)
+def _change(book, data, action, is_top):  # type: ignore[no-untyped-def]
+    order, price, shares = little_64(data, _ORDER), little_64(data, _PRICE), little_32(data, _SIZE)
+    if action == _CANCEL:
+        take(book, order, shares)
+        return
+    if data[_SIDE] not in (_BID, _ASK) or (price == _NO_PRICE and not is_top):
+        refuse(book)
+        return
+    side = BUY if data[_SIDE] == _BID else SELL
+    if is_top:
+        if price == _NO_PRICE:
+            remove(book, _TOP - side)
+        else:
+            put(book, _TOP - side, side, price, shares)
+    elif action == _ADD:
+        add(book, order, side, price, shares)
+    else:
+        rests(book, order)
+        put(book, order, side, price, shares)
+
+
+BOOK: Final = BookFeed(chr(_MBO), RTYPE_AT, 9, apply)
+"""What is registered as the books of the schemas `dbn` and `dbn_ts_out`."""

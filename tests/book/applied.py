@@ -1,0 +1,27 @@
+"""A feed's messages applied to one book."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.book.book import new_book, roomier
+from blackbox.book.feed import BookFeed, run
+
+
+def applied(feed: BookFeed, payloads: Sequence[bytes]) -> tuple[NDArray[numpy.int64], int]:
+    """The book after all payloads, and how often its best level of a side changed."""
+    data: Any = numpy.frombuffer(b"".join(payloads) or b"\0", numpy.uint8)
+    offsets = numpy.cumsum([0, *map(len, payloads)], dtype=numpy.int64)
+    book, shown = new_book(16, 4), numpy.zeros((2, 1, 3), numpy.int64)
+    rows, tops = numpy.empty(len(payloads), numpy.int64), numpy.empty((len(payloads), 2, 1, 3), numpy.int64)
+    at = changes = 0
+    while True:
+        at, many = run(feed.address, book, data, offsets, at, len(payloads), 1, shown, rows, tops)
+        changes += many
+        if at == len(payloads):
+            return book, changes
+        book = roomier(book)

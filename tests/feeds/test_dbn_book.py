@@ -1,0 +1,200 @@
+"""Books from Databento's MBO records against plain Python: of real days, and of any records."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy
+from blackbox_feeds.dbn import SCHEMA, SCHEMA_TS_OUT, Dbn
+from blackbox_feeds.dbn.book import BOOK
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blackbox.book.book import Level, counters, levels
+from blackbox.book.feed import load_book_feed
+from blackbox.book.orders import BUY, SELL
+from tests.book.applied import applied
+from tests.feeds.build import messages_of
+
+MBO = SCHEMA.dtype("mbo")
+NO_PRICE = (1 << 63) - 1
+LAST, TOB, SNAPSHOT = 128, 64, 32
+
+
+def mbo(action: str, side: str = "B", order: int = 1, price: int = 100, size: int = 1, flags: int = LAST) -> bytes:
+    record = numpy.zeros(1, MBO)
+    record["length"], record["rtype"] = MBO.itemsize // 4, 0xA0
+    record["action"], record["side"], record["flags"] = action.encode(), side.encode(), flags
+    record["order_id"], record["price"], record["size"] = order, price, size
+    return record.tobytes()
+
+
+class SlowBook:
+    """Orders in a dict."""
+
+    def __init__(self) -> None:
+        self.orders: dict[int, tuple[int, int, int]] = {}
+        self.counts: Counter[str] = Counter()
+        self.changes = 0
+        self._best: list[Level | None] = [None, None]
+        self._in_snapshot = False
+
+    def apply(self, payload: bytes) -> None:
+        if payload[1:2] != b"\xa0":
+            return
+        if len(payload) not in (56, 64):
+            self.counts["refused"] += 1
+            return
+        record = numpy.frombuffer(payload[:56], MBO)[0]
+        action, side, flags = bytes(record["action"]), bytes(record["side"]), int(record["flags"])
+        if flags & SNAPSHOT and not self._in_snapshot:
+            self.orders.clear()
+        self._in_snapshot = bool(flags & SNAPSHOT)
+        order, price, size = (int(record[name]) for name in ("order_id", "price", "size"))
+        if action == b"R":
+            self.orders.clear()
+        elif action == b"C":
+            self._cancel(order, size)
+        elif action in (b"A", b"M"):
+            if side not in (b"B", b"A") or (price == NO_PRICE and not flags & TOB):
+                self.counts["refused"] += 1
+            else:
+                self._put(action, BUY if side == b"B" else SELL, flags & TOB, order, price, size)
+        elif action not in (b"T", b"F", b"N"):
+            self.counts["refused"] += 1
+        if flags & LAST:
+            self._settle()
+
+    def _cancel(self, order: int, size: int) -> None:
+        if order not in self.orders:
+            self.counts["unknown"] += 1
+            return
+        side, price, rest = self.orders.pop(order)
+        self.counts["taken"] += 1
+        self.counts["too_many"] += size > rest
+        if size < rest:
+            self.orders[order] = side, price, rest - size
+
+    def _put(self, action: bytes, side: int, is_top: int, order: int, price: int, size: int) -> None:
+        key = -1 - side if is_top else order
+        there = self.orders.pop(key, None) is not None
+        if is_top and price == NO_PRICE:
+            self.counts["removed" if there else "unknown"] += 1
+            return
+        if action == b"A" and not is_top:
+            self.counts["added"] += 1
+            self.counts["duplicate"] += there
+        else:
+            self.counts["replaced" if there else "added"] += 1
+            self.counts["unknown"] += not there and not is_top
+        if size:
+            self.orders[key] = side, price, size
+
+    def _settle(self) -> None:
+        best = [next(iter(self.levels(side)), None) for side in (BUY, SELL)]
+        if best[0] and best[1]:
+            self.counts["locked"] += best[0].price == best[1].price
+            self.counts["crossed"] += best[0].price > best[1].price
+        self.changes += [each and each[:2] for each in best] != [each and each[:2] for each in self._best]
+        self._best = best
+
+    def levels(self, side: int) -> list[Level]:
+        found: dict[int, tuple[int, int]] = {}
+        for its, price, size in self.orders.values():
+            if its == side:
+                shares, many = found.get(price, (0, 0))
+                found[price] = shares + size, many + 1
+        return [Level(price, *found[price]) for price in sorted(found, reverse=side == BUY)]
+
+
+records = st.builds(
+    mbo,
+    st.sampled_from("AAACMMRTFNX"),
+    st.sampled_from("BABABAN"),
+    st.integers(1, 9),
+    st.one_of(st.integers(98, 104), st.sampled_from([NO_PRICE, -5])),
+    st.integers(0, 4),
+    st.sampled_from([LAST, LAST, 0, LAST | TOB, TOB, SNAPSHOT, SNAPSHOT | LAST]),
+)
+others = st.sampled_from([b"", b"x", b"DBN\x01", mbo("A")[:-1], mbo("A") + b"x", mbo("A", order=3) + bytes(8)])
+
+
+@settings(max_examples=200)
+@given(st.lists(st.one_of(records, records, records, others), max_size=80))
+def test_any_records(payloads: list[bytes]) -> None:
+    slow = SlowBook()
+    for payload in payloads:
+        slow.apply(payload)
+    book, changes = applied(BOOK, payloads)
+    assert (levels(book, BUY, 100), levels(book, SELL, 100)) == (slow.levels(BUY), slow.levels(SELL))
+    found = counters(book)
+    assert found.pop("orders") == len(slow.orders)
+    assert {name: many for name, many in found.items() if many} == dict(+slow.counts)
+    assert changes == slow.changes
+
+
+def test_two_real_days_in_a_row(shared_data: Path) -> None:
+    """Every order is known. Complete events leave the book crossed before the session opens, and never once it trades.
+
+    Both begin with a snapshot of what rests, and the first has nothing else: the second repeats its orders. There is no
+    top of book of this contract to compare with.
+    """
+    days = [
+        [payload for _, _, payload in messages_of(Dbn(shared_data / "dbn" / f"esh4-glbx-mdp3-{day}.mbo.dbn.zst"))]
+        for day in ("20231224", "20231225")
+    ]
+    payloads = [payload for day in days for payload in day if payload[1:2] == b"\xa0"]
+    assert len(payloads) == 8_725 + 68_792
+    book, changes = applied(BOOK, payloads)
+    found = counters(book)
+    kept = {name: found[name] for name in ("unknown", "too_many", "forgotten", "refused")}
+    assert kept == dict.fromkeys(kept, 0)
+    assert found["duplicate"] == 8_725
+    first_trade = next(n for n, payload in enumerate(payloads) if payload[SCHEMA.offset("mbo", "action")] == ord("T"))
+    before, _ = applied(BOOK, payloads[:first_trade])
+    assert counters(before)["crossed"] == found["crossed"] == 891
+    slow = SlowBook()
+    for payload in payloads:
+        record = numpy.frombuffer(payload, MBO)[0]
+        slow.apply(mbo(*_plain(record)))
+    assert (levels(book, BUY, 10_000), levels(book, SELL, 10_000)) == (slow.levels(BUY), slow.levels(SELL))
+    assert changes > 1_000
+
+
+def _plain(record: numpy.void) -> tuple[str, str, int, int, int, int]:
+    """The fields of a record, without the end of its event: what is best is not asked for after each."""
+    order, price, size, flags = (int(record[name]) for name in ("order_id", "price", "size", "flags"))
+    return bytes(record["action"]).decode(), bytes(record["side"]).decode(), order, price, size, flags & ~LAST
+
+
+def test_snapshot_replaces_what_rested_also_without_a_clear() -> None:
+    payloads = [mbo("A", order=1), mbo("A", order=2, flags=SNAPSHOT), mbo("A", order=3, flags=SNAPSHOT | LAST)]
+    assert levels(applied(BOOK, payloads)[0], BUY, 9) == [Level(100, 2, 2)]
+    assert levels(applied(BOOK, [*payloads[:2], payloads[0], payloads[2]])[0], BUY, 9) == [Level(100, 1, 1)]
+
+
+def test_book_is_between_two_states_until_the_last_record_of_an_event() -> None:
+    payloads = [mbo("A", "B", 1, 100), mbo("A", "A", 2, 101), mbo("A", "B", 3, 101, flags=0), mbo("C", "A", 2, 101)]
+    book, changes = applied(BOOK, payloads)
+    assert (counters(book)["locked"], changes) == (0, 3)
+    assert counters(applied(BOOK, [*payloads[:2], mbo("A", "B", 3, 101)])[0])["locked"] == 1
+
+
+def test_fill_changes_nothing_and_its_cancel_does() -> None:
+    book, _ = applied(BOOK, [mbo("A", size=5), mbo("T", "A", 0, size=2, flags=0), mbo("F", size=2, flags=0)])
+    assert levels(book, BUY, 9) == [Level(100, 5, 1)]
+    book, _ = applied(BOOK, [mbo("A", size=5), mbo("F", size=2, flags=0), mbo("C", size=2)])
+    assert levels(book, BUY, 9) == [Level(100, 3, 1)]
+
+
+def test_top_of_book_feed_replaces_a_side() -> None:
+    payloads = [mbo("A", "B", 0, 100, 5, LAST | TOB), mbo("A", "B", 0, 99, 6, LAST | TOB)]
+    assert levels(applied(BOOK, payloads)[0], BUY, 9) == [Level(99, 6, 1)]
+    payloads.append(mbo("A", "B", 0, NO_PRICE, 0, LAST | TOB))
+    assert levels(applied(BOOK, payloads)[0], BUY, 9) == []
+
+
+def test_books_are_registered_with_and_without_the_time_of_sending() -> None:
+    assert load_book_feed("dbn") is load_book_feed("dbn_ts_out") is BOOK
+    assert SCHEMA_TS_OUT.dtype("mbo").itemsize == 64
