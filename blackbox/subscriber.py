@@ -23,6 +23,7 @@ from blackbox.subscribe.ticks import Ticker
 
 if TYPE_CHECKING:
     from blackbox.archive.recording import Recording
+    from blackbox.book.books import Books
     from blackbox.replay.replay import Replay, ReplayStatistics
     from blackbox.replay.to_callbacks import CallbackPlayer
 
@@ -160,6 +161,24 @@ class Subscriber:
             return made
 
         return register
+
+    def book(
+        self, prefix: bytes, *, schema: str | None = None, group: str | None = None, max_bytes: int = 1 << 30
+    ) -> Books:
+        """Keep the order books of all symbols whose messages have topics that start with `prefix`; see `Books`.
+
+        Callbacks that are registered after it, on its worker (`group`), find it as it is after the message that they
+        get: in a replay all of them. It is emptied where compiled callbacks get their states back. `schema`: that of
+        the feed, unless given. `max_bytes`: of all books together. Raises ConfigError when the schema has no books.
+        """
+        from blackbox.book.books import BookCallback, Books
+
+        check_prefix(prefix, "book")
+        check_integers(("max_bytes", max_bytes, 0, 1 << 62))
+        rule, most = self.feed.symbol_rule, self.feed.max_topics
+        books = Books(schema or self.feed.schema_name, symbol_rule=rule, max_symbols=most, max_bytes=max_bytes)
+        self._add(lambda worker: BookCallback(prefix, books, worker), prefix, group)
+        return books
 
     def at(
         self, interval_ns: int, *, group: str | None = None

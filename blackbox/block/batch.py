@@ -186,6 +186,11 @@ class Batch:
         return self._opened is not None and self._opened.conflated
 
     @property
+    def opened(self) -> Opened:
+        """The block, and what is known of it beside its bytes."""
+        return Opened.of_block(self.block, NO_FEED, 0) if self._opened is None else self._opened
+
+    @property
     def origins(self) -> NDArray[numpy.int64] | None:
         """int64[ORIGINS, m]: `ts_out`, `ts_in`, `ts_recv`, slice, epoch of each row of a block that a replay gathered.
 

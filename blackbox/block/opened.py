@@ -40,7 +40,18 @@ NO_FEED: Final = BatchFeed("", None)
 class Opened:
     """A block that a worker took off its queue, and what came beside it. Columns of it are made when first used."""
 
-    __slots__ = ("_envelope", "_numbers", "_owner", "_topics", "block", "conflated", "feeds", "origins", "ts_recv")
+    __slots__ = (
+        "_envelope",
+        "_numbers",
+        "_owner",
+        "_topics",
+        "addresses",
+        "block",
+        "conflated",
+        "feeds",
+        "origins",
+        "ts_recv",
+    )
 
     def __init__(
         self, owner: object, envelope: int, body: int, body_bytes: int, origins: int, feeds: Sequence[BatchFeed]
@@ -53,6 +64,7 @@ class Opened:
         head = ctypes.string_at(envelope, TOPICS_AT)
         words = _ENVELOPE.unpack_from(head, HEADER_BYTES)
         self.block = Block(b"", head[:HEADER_BYTES], foreign_array(owner, body, body_bytes))
+        self.addresses = envelope, body, origins
         self.feeds = feeds
         self.ts_recv: int = words[_TS_RECV]
         self.conflated = bool(words[_CONFLATED])
@@ -69,6 +81,7 @@ class Opened:
         """Wrap a block that no worker took off a queue, such as a recorded one: its topics have no numbers."""
         opened = cls.__new__(cls)
         opened.block, opened.feeds, opened.ts_recv = block, (feed,), ts_recv
+        opened.addresses = numpy.frombuffer(block.header, numpy.uint8).ctypes.data, block.body.ctypes.data, 0
         opened.conflated, opened.origins = False, None
         opened._owner, opened._envelope = None, 0
         opened._topics = opened._numbers = None

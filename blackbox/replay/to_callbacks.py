@@ -156,8 +156,7 @@ class CallbackPlayer:
 
     def _reset(self) -> None:
         for callback in self._callbacks:
-            if isinstance(callback, CompiledCallback):
-                callback.reset()
+            callback.reset()
         for hook in self._on_reset:
             hook()
 

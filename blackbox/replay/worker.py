@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import numpy
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from blackbox.subscribe.turns import warm_up_turns
 
 log = logging.getLogger("blackbox")
 
-_ALL_KINDS: Final[frozenset[Kind]] = frozenset(("message", "batch", "compiled"))
+_ALL_KINDS: Final[frozenset[Kind]] = frozenset(get_args(Kind))
 
 
 class ReplayWorker:

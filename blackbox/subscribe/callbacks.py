@@ -16,7 +16,8 @@ from blackbox.block.batch import Batch
 from blackbox.errors import CallbackError
 from blackbox.native.memory import shared_array
 
-Kind = Literal["message", "batch", "compiled"]
+Kind = Literal["message", "batch", "compiled", "book"]
+"""A book is called with a batch, the first of its messages that it is to take, and how many."""
 
 _ALL = -1
 _STRIDE = 256
@@ -65,6 +66,9 @@ class Callback:
         """How the function is called, for messages to people."""
         return name_of(self.function)
 
+    def reset(self, slice_id: int | None = None) -> None:
+        """Forget what it keeps itself of one slice, or of all, since time goes back."""
+
     def give(
         self, batch: Batch, on_error: Callable[[Callback, BaseException, Batch, int], bool], is_over: Callable[[], bool]
     ) -> int:
@@ -73,7 +77,7 @@ class Callback:
         `on_error` is told of an exception and of the message's place in the batch, -1: all of it; and decides: True to
         go on with what follows, False to stop here. `is_over` is asked now and then between messages: True to stop.
         """
-        if self.kind == "batch":
+        if self.kind != "message":
             return self._give_batch(batch, on_error, is_over)
         rows = iter(range(len(batch)))
         calls = map(self.function, batch.messages(rows))
@@ -96,7 +100,7 @@ class Callback:
             if taken and is_over():
                 break
             try:
-                self.function(piece)
+                self.function(piece) if self.kind == "batch" else self.function(piece, 0, len(piece))
             except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
                 if not on_error(self, error, piece, _ALL):
                     break

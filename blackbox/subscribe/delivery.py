@@ -28,7 +28,7 @@ from blackbox.transport.libzmq import close_messages
 
 _FIRST_ROWS = 1 << 16
 _LEAST_ENTRIES = 256
-_MESSAGES: Final[frozenset[Kind]] = frozenset(("message",))
+_MESSAGES: Final[frozenset[Kind]] = frozenset(("message", "book"))
 
 _identity: NDArray[numpy.int32] = numpy.empty(0, numpy.int32)
 _identity_lock = threading.Lock()
@@ -220,7 +220,8 @@ class Delivery:
         chosen = numpy.array([part.entry for part in parts], numpy.int64)
         found = list_turns(self._entries.ctypes.data, chosen, opened.block.count, turns, counts)
         takers = [Taker(part, opened, self._raised, self._call_compiled) for part in parts]
-        if all(part.callback.kind == "message" for part in parts):
+        kinds = {part.callback.kind for part in parts}
+        if kinds == {"message"} or (kinds <= _MESSAGES and 2 * found > many):
             give_message_by_message(takers, numpy.repeat(turns[:found], counts[:found]).tolist(), self.is_over)
         else:
             give_in_turn(takers, turns[:found].tolist(), counts[:found].tolist(), self.is_over)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, repeat
 from operator import length_hint
 from typing import Any, Final, NamedTuple
 
@@ -134,6 +134,8 @@ class Taker:
         self.calls: Iterator[object] = iter(())
         if part.callback.kind == "message":
             self.calls = map(part.callback.function, part.batch.messages(self._rows))
+        elif part.callback.kind == "book":
+            self.calls = map(part.callback.function, repeat(part.batch), self._rows, repeat(1))
 
     def take(self, count: int) -> bool:
         """Give it the next messages; False: stop here."""
@@ -148,6 +150,14 @@ class Taker:
             self._call(self._part.entry, start, count)
             return True
         batch = self._part.batch
+        if kind == "book":
+            self.taken += count
+            try:
+                self._part.callback.function(batch, start, count)
+            except BaseException as error:  # noqa: BLE001
+                self.taken -= count
+                return self._on_error(self._part.callback, error, batch, start)
+            return True
         rows = numpy.arange(start, self._at, dtype=numpy.int32) if batch.rows is None else batch.rows[start : self._at]
         is_last = self._at == len(batch)
         piece = Batch(batch.block, rows, self._opened, batch.end_of_batch and is_last)

@@ -15,7 +15,7 @@ from blackbox.block.opened import BatchFeed
 from blackbox.errors import CallbackError, SubscriberError
 from blackbox.native.jit import warm_up
 from blackbox.subscribe import worker_loop as collect
-from blackbox.subscribe.callbacks import CompiledCallback, callback_error
+from blackbox.subscribe.callbacks import callback_error
 from blackbox.subscribe.delivery import Delivery
 from blackbox.subscribe.match_table import WorkerTable
 from blackbox.subscribe.returns import Returns, goes_back
@@ -180,7 +180,7 @@ class Worker:
             self._delivery.quit = not self._on_error(callback_error(f"slice {self.slice_id}: on_reset", error))
         if goes_back(self._state.epoch, epoch):
             for callback in self._table.callbacks:
-                if isinstance(callback, CompiledCallback) and callback.worker == self.number:
+                if callback.worker == self.number:
                     callback.reset(self.slice_id)
         self._state.epoch = epoch
 

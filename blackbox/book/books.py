@@ -1,0 +1,397 @@
+"""The books of all symbols of a feed, kept in compiled code: Python once a batch, and once a symbol to make its book.
+
+    book = subscriber.book(b"")                  # callbacks that are registered after it read it
+    books = Books("itch50"); books.apply(batch)  # without a subscriber
+
+A batch's rows go through one loop: type, topic -> symbol -> number -> book, the feed's `apply`. It returns to Python
+where a book is to be made or has no room.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.block.batch import Batch
+from blackbox.block.format import FLAG_FIXED, BodyLayout, Header, has_value, layout_of, read_header
+from blackbox.block.opened import BatchFeed
+from blackbox.book.book import (
+    COUNTERS,
+    Level,
+    best,
+    counters,
+    has_room,
+    head_of,
+    levels,
+    lose_sync,
+    new_book,
+    note_origin,
+    order_columns,
+    roomier,
+    settle,
+    show,
+    warm_up_book,
+)
+from blackbox.book.feed import COMPLETE, load_book_feed
+from blackbox.book.orders import BUY, SELL
+from blackbox.errors import ConfigError
+from blackbox.feed.compiled_symbol import CompiledSymbolRule, separator_at
+from blackbox.feed.schema import load_schema
+from blackbox.feed.symbol import SymbolRule
+from blackbox.native.intrinsics import bytes_at, call_for_integer, inner, int32s_at, int64s_at
+from blackbox.native.jit import njit, warm_up
+from blackbox.native.name_table import Numbering, NumberingAt, number_of
+from blackbox.native.records import Field, Fields, SharedRecord, record_at
+from blackbox.subscribe.callbacks import Callback
+
+MAX_BYTES: Final = 1 << 30
+MAX_SYMBOLS: Final = 1 << 20
+_FIRST_ORDERS: Final = 1 << 7
+_FIRST_LEVELS: Final = 1 << 5
+_MEAN_SYMBOL_BYTES: Final = 32
+_ALL_ROWS: Final = numpy.empty(0, numpy.int32)
+
+LEVEL: Final = numpy.dtype([("price", "<i8"), ("shares", "<i8"), ("orders", "<i8")])
+"""A level in `Books.tops`; one without shares is absent."""
+
+
+class _BooksState(SharedRecord):
+    """What the loop over rows needs."""
+
+    apply = Field()
+    schema_id = Field()
+    chosen = Field()
+    """Address of uint8[slices], where a replay has several feeds: 1 for the slices of the books' schema. Else 0."""
+    type_offset = Field()
+    types = Field()
+    """Address of uint8[256]: 1 for the types that change books."""
+    separator = Field()
+    is_first = Field()
+    """The feed's symbol rule."""
+    numbering = Fields(len(NumberingAt._fields))
+    books = Field()
+    """Address of int64[symbols]: the address of each book; 0: there was no memory for it."""
+    made = Field()
+    """How many of them there are."""
+    left_out = Field()
+    """Messages of symbols that have no book."""
+    places = Field()
+    """Address of int32[...]: scratch for the topics of a block."""
+    stuck = Field()
+    """The number of the book that is to be made, or has no room."""
+
+
+_state_at = record_at(_BooksState)
+_UNKNOWN: Final = -2
+
+
+@inner
+def _number(state: Any, topic: int, size: int) -> int:
+    rule = CompiledSymbolRule(state.separator, state.is_first != 0)
+    end = separator_at(rule, topic, size)
+    n = state.numbering
+    return number_of(NumberingAt(n[0], n[1], n[2], n[3], n[4], n[5]), topic, size if end < 0 else end)
+
+
+@inner
+def _payload(header: Header, layout: BodyLayout, body: int, row: int) -> tuple[int, int]:
+    """Return the address of a row's payload, and its size."""
+    if header.flags & FLAG_FIXED:
+        return body + layout.payloads + header.stride * row, header.stride
+    ends = int32s_at(body + layout.payload_offsets + 4 * row, 2)
+    start = numpy.int64(ends[0])
+    return body + layout.payloads + start, numpy.int64(ends[1]) - start
+
+
+@inner
+def _is_chosen(chosen: int, header: Header, origins: int, row: int) -> bool:
+    """Return whether a row is of the books' schema, where feeds of several are merged."""
+    if chosen == 0:
+        return True
+    slice_id = header.slice_id if origins == 0 else int64s_at(origins + 24 * header.count, row + 1)[row]
+    return bytes_at(chosen, slice_id + 1)[slice_id] != 0
+
+
+@inner
+def _note_origin(book: int, header: Header, origins: int, row: int) -> None:
+    if origins == 0:
+        note_origin(book, header.slice_id, header.epoch)
+        return
+    column = 8 * header.count
+    note_origin(book, int64s_at(origins + 3 * column, row + 1)[row], int64s_at(origins + 4 * column, row + 1)[row])
+
+
+@njit(nogil=True, cache=True)
+def _apply_rows(
+    at: int, header_at: int, body: int, origins: int, rows: NDArray[numpy.int32], first: int, last: int
+) -> int:
+    """Apply the messages `first` to `last` - 1 of `rows` (none: all of the block); return where it stopped."""
+    state = _state_at(at)
+    header = read_header(header_at)
+    if state.chosen == 0 and header.schema_id not in (0, state.schema_id):
+        return last
+    layout = layout_of(header)
+    is_all = len(rows) == 0
+    topic_index = int32s_at(body + layout.topic_index, header.count)
+    topic_offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
+    types = bytes_at(state.types, 256)
+    books = int64s_at(state.books, state.made)
+    places = int32s_at(state.places, header.topics)
+    is_noted = last - first >= header.topics  # to note each topic's book pays
+    if is_noted:
+        places[:] = _UNKNOWN
+    for i in range(first, last):
+        row = numpy.int64(i if is_all else rows[i])
+        payload, size = _payload(header, layout, body, row)
+        if size <= state.type_offset or types[bytes_at(payload, size)[state.type_offset]] == 0:
+            continue
+        if not has_value(header, layout, body, row) or not _is_chosen(state.chosen, header, origins, row):
+            continue
+        topic = numpy.int64(topic_index[row])
+        number = numpy.int64(places[topic]) if is_noted else _UNKNOWN
+        if number == _UNKNOWN:
+            begin = numpy.int64(topic_offsets[topic])
+            number = _number(state, body + layout.topics + begin, numpy.int64(topic_offsets[topic + 1]) - begin)
+            if is_noted:
+                places[topic] = number
+        book = books[number] if 0 <= number < len(books) else 0
+        if number >= len(books) or (book != 0 and not has_room(book)):
+            state.stuck = number
+            return i
+        if book == 0:
+            state.left_out += 1
+            continue
+        _note_origin(book, header, origins, row)
+        if call_for_integer(state.apply, book, payload, size) == COMPLETE:
+            settle(book)
+    return last
+
+
+@njit(nogil=True, cache=True)
+def _show_all(books: NDArray[numpy.int64], depth: int, shown: NDArray[numpy.int64]) -> None:
+    for number in range(len(books)):
+        if books[number] != 0:
+            show(books[number], depth, shown[number])
+
+
+class Best(NamedTuple):
+    """The best level of each side; None where nothing rests."""
+
+    bid: Level | None
+    ask: Level | None
+
+
+class Depth(NamedTuple):
+    """Levels of both sides, the best ones first."""
+
+    bids: list[Level]
+    asks: list[Level]
+
+
+class Books:
+    """The order book of every symbol whose messages it is given. Prices are integers with `decimals` implied places.
+
+    A symbol's first message makes its book; books grow as they fill, up to `max_bytes` together. What has no room is
+    counted: `forgotten` orders of a book that cannot grow, messages that are `left_out` of symbols without one. Any
+    thread may read at any time, and sees each batch's messages, or turn of them, as a whole.
+    """
+
+    def __init__(
+        self,
+        schema: str,
+        *,
+        symbol_rule: SymbolRule | None = None,
+        max_symbols: int = MAX_SYMBOLS,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        """Empty books for the messages of a schema. Raises ConfigError when none are registered for it."""
+        feed = load_book_feed(schema)
+        self.decimals = feed.decimals
+        self._max_bytes, self._bytes = max_bytes, 0
+        self._lock = threading.Lock()
+        self._books: list[NDArray[numpy.int64] | None] = []
+        self._numbers: dict[bytes, int] = {}
+        self._numbering = Numbering(max_symbols, _MEAN_SYMBOL_BYTES)
+        self._addresses = numpy.zeros(max_symbols, numpy.int64)
+        self._types = numpy.zeros(256, numpy.uint8)
+        self._types[list(feed.types.encode("latin-1"))] = 1
+        self._places = _ALL_ROWS
+        self._feeds: Sequence[BatchFeed] = ()
+        rule = CompiledSymbolRule.of(symbol_rule or SymbolRule())
+        self._state = state = _BooksState()
+        state.apply, state.schema_id, state.type_offset = feed.address, load_schema(schema).schema_id, feed.type_offset
+        state.types, state.books = self._types.ctypes.data, self._addresses.ctypes.data
+        state.separator, state.is_first = rule.separator, int(rule.first)
+        for place, word in enumerate(self._numbering.at):
+            state.numbering[place] = word
+        warm_up(_apply_rows, 0, 0, 0, 0, _ALL_ROWS, 0, 0)
+        warm_up_book()
+
+    def __repr__(self) -> str:
+        return f"<Books of {len(self.symbols):,} symbols>"
+
+    def apply(self, batch: Batch) -> None:
+        """Apply the messages of a batch."""
+        self(batch, 0, len(batch))
+
+    def __call__(self, batch: Batch, start: int, count: int) -> None:
+        """Apply `count` messages of a batch from `start` on: for callers that give messages in turn."""
+        rows = _ALL_ROWS if batch.rows is None else batch.rows
+        opened, last = batch.opened, start + count
+        with self._lock:
+            if opened.feeds is not self._feeds:
+                self._choose(opened.feeds)
+            if batch.block.topic_count > len(self._places):
+                self._places = numpy.empty(2 * batch.block.topic_count, numpy.int32)
+                self._state.places = self._places.ctypes.data
+            while (start := _apply_rows(self._state.address, *opened.addresses, rows, start, last)) < last:
+                self._make_room()
+        if opened.conflated:
+            self.lose_sync()
+
+    def _choose(self, feeds: Sequence[BatchFeed]) -> None:
+        """Choose the slices of the books' schema, where there are several feeds."""
+        self._feeds = feeds
+        mine = [feed.schema is not None and feed.schema.schema_id == self._state.schema_id for feed in feeds]
+        self._chosen = numpy.array(mine, numpy.uint8)
+        self._state.chosen = self._chosen.ctypes.data if len(feeds) > 1 else 0
+
+    def _make_room(self) -> None:
+        """Make the next book, or another one larger, or note that it may not be."""
+        number = self._state.stuck
+        old = self._books[number] if number < self._state.made else None
+        book = new_book(_FIRST_ORDERS, _FIRST_LEVELS) if old is None else roomier(old)
+        more = book.nbytes - (0 if old is None else old.nbytes)
+        has_memory = self._bytes + more <= self._max_bytes
+        if old is None:
+            self._numbers[self._numbering.names(number)[0]] = number
+            self._books.append(None)
+            self._state.made += 1
+        elif not has_memory:
+            head_of(old).is_full = 1
+        if has_memory:
+            self._bytes += more
+            self._put(number, book)
+
+    def _put(self, number: int, book: NDArray[numpy.int64]) -> None:
+        self._books[number] = book
+        self._addresses[number] = book.ctypes.data
+
+    def clear(self, slice_id: int | None = None) -> None:
+        """Empty the books of one slice, or all: as if no message had come. Symbols without one may get one then."""
+        with self._lock:
+            for number, book in enumerate(self._books):
+                if book is not None and slice_id in (None, head_of(book).slice_id):
+                    fresh = new_book(_FIRST_ORDERS, _FIRST_LEVELS)
+                    self._bytes += fresh.nbytes - book.nbytes
+                    self._put(number, fresh)
+            if slice_id is None:
+                self._state.left_out = 0
+
+    def lose_sync(self, slice_id: int | None = None) -> None:
+        """Note that messages of one slice, or of any, may have been lost."""
+        with self._lock:
+            for book in self._kept():
+                if slice_id in (None, head_of(book).slice_id):
+                    lose_sync(book.ctypes.data)
+
+    def _kept(self) -> list[NDArray[numpy.int64]]:
+        return [book for book in self._books if book is not None and head_of(book).messages]
+
+    def _find(self, symbol: bytes) -> NDArray[numpy.int64] | None:
+        number = self._numbers.get(symbol)
+        return None if number is None else self._books[number]
+
+    @property
+    def symbols(self) -> list[bytes]:
+        """The symbols that have a book, in the order in which their first messages came."""
+        with self._lock:
+            books = [(symbol, self._books[number]) for symbol, number in self._numbers.items()]
+            return [symbol for symbol, book in books if book is not None and head_of(book).messages]
+
+    @property
+    def synced(self) -> bool:
+        """Whether no book may lack messages: see `unsynced` of `counters`."""
+        with self._lock:
+            return not any(head_of(book).is_unsynced for book in self._kept())
+
+    def best(self, symbol: bytes) -> Best:
+        """Return a symbol's best bid and ask."""
+        with self._lock:
+            book = self._addresses.item(self._numbers[symbol]) if symbol in self._numbers else 0
+            if book == 0:
+                return Best(None, None)
+            bid, bid_shares, bids, ask, ask_shares, asks = best(book)
+        return Best(
+            Level(bid, bid_shares, bids) if bid_shares else None, Level(ask, ask_shares, asks) if ask_shares else None
+        )
+
+    def levels(self, symbol: bytes, depth: int) -> Depth:
+        """Return a symbol's best `depth` levels of each side."""
+        with self._lock:
+            book = self._find(symbol)
+            return Depth([], []) if book is None else Depth(levels(book, BUY, depth), levels(book, SELL, depth))
+
+    def orders(self, symbol: bytes) -> NDArray[Any]:
+        """Return a symbol's orders as a structured array: reference, side (0: buy, 1: sell), price, shares.
+
+        Empty where the venue tells levels only.
+        """
+        with self._lock:
+            book = self._find(symbol)
+            return order_columns(new_book(1, 1) if book is None else book)
+
+    def tops(self, depth: int = 1) -> NDArray[Any]:
+        """Return the best `depth` levels of all books: symbol, bids (depth,), asks (depth,), each level a `LEVEL`."""
+        if depth < 1:
+            raise ConfigError(f"depth was {depth}, expected 1 or more")
+        with self._lock:
+            shown = numpy.zeros((self._state.made, 2, depth, 3), numpy.int64)
+            _show_all(self._addresses[: self._state.made], depth, shown)
+            kept = [n for n, book in enumerate(self._books) if book is not None and head_of(book).messages]
+            names = list(self._numbers)
+        longest = max((len(names[number]) for number in kept), default=1)
+        sides = shown[kept].view(LEVEL).reshape(len(kept), 2, depth)
+        found = numpy.empty(
+            len(kept), [("symbol", f"S{longest}"), ("bids", LEVEL, (depth,)), ("asks", LEVEL, (depth,))]
+        )
+        found["symbol"] = [names[number] for number in kept]
+        found["bids"], found["asks"] = sides[:, 0], sides[:, 1]
+        return found
+
+    def counters(self, symbol: bytes | None = None) -> dict[str, int]:
+        """Return what a symbol's book, or all together, have counted.
+
+        `messages` applied, and `COUNTERS`: `orders` that rest; `added`, `taken` (executed or cancelled), `removed`,
+        `replaced`; `unknown`: about an order, or a level, that does not rest; `duplicate`: added under a reference that
+        rests; `too_many`: more shares taken than rest; `forgotten`: no room; `locked`, `crossed`: events after which
+        bid and ask were equal, or the bid was above; `refused`: not of the form that their type has; `unsynced`: how
+        often messages may have been lost. Of all also `left_out`: messages of symbols for which there was no memory.
+        """
+        total = dict.fromkeys(("messages", *COUNTERS, "unsynced"), 0)
+        with self._lock:
+            found = self._find(symbol) if symbol is not None else None
+            for book in self._kept() if symbol is None else [] if found is None else [found]:
+                head = head_of(book)
+                told = {**counters(book), "messages": head.messages, "unsynced": head.unsynced}
+                total = {name: many + told[name] for name, many in total.items()}
+            if symbol is None:
+                total["left_out"] = self._state.left_out
+        return total
+
+
+class BookCallback(Callback):
+    """What a subscriber registers for its books."""
+
+    function: Books
+
+    def __init__(self, prefix: bytes, books: Books, worker: int) -> None:
+        super().__init__("book", prefix, books, worker)
+
+    def reset(self, slice_id: int | None = None) -> None:
+        """Empty the books of one slice, or all."""
+        self.function.clear(slice_id)

@@ -1,0 +1,403 @@
+"""The books of a subscriber: what callbacks find at each message, live and in a replay, against a plain loop."""
+
+from __future__ import annotations
+
+import datetime
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy
+import pytest
+from blackbox_feeds.iex import Iex
+from blackbox_feeds.itch50 import Itch50
+from blackbox_feeds.itch50.book import apply
+from blackbox_feeds.synthetic import Synthetic
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from blackbox import Batch, ConfigError, Feed, Message, Publisher, Recording, Replay, Schema, Subscriber
+from blackbox.book.book import Level, levels, new_book
+from blackbox.book.books import Best, Books
+from blackbox.book.orders import BUY, SELL
+from tests.feeds.build import messages_of
+from tests.feeds.test_itch50_book import all_levels, slow_book
+from tests.journals import Day, Put, Row, feed_of
+from tests.recorded import recorded
+
+SYMBOLS = (b"A", b"B", b"C")
+ITCH = 1
+"""The number of the schema."""
+
+
+def order(reference: int, side: bytes, price: int, shares: int = 1) -> bytes:
+    return struct.pack(">cHH6xQcI8sI", b"A", 1, 0, reference, side, shares, b"", price)
+
+
+def gone(reference: int) -> bytes:
+    return struct.pack(">cHH6xQ", b"D", 1, 0, reference)
+
+
+class SlowBooks:
+    """Orders of each symbol in a dict."""
+
+    def __init__(self) -> None:
+        self.orders: dict[bytes, dict[int, tuple[bytes, int, int]]] = {}
+
+    def apply(self, topic: bytes, payload: bytes) -> None:
+        orders = self.orders.setdefault(topic.rpartition(b".")[0], {})
+        (reference,) = struct.unpack_from(">Q", payload, 11)
+        orders.pop(reference, None)
+        if payload[:1] == b"A":
+            orders[reference] = payload[19:20], struct.unpack_from(">I", payload, 32)[0], 1
+
+    def best(self, symbol: bytes) -> Best:
+        orders = self.orders.get(symbol, {})
+        bid, ask = (next(iter(all_levels(orders, side)), None) for side in (b"B", b"S"))
+        return Best(bid, ask)
+
+
+payloads = st.one_of(
+    st.builds(order, st.integers(1, 6), st.sampled_from([b"B", b"S"]), st.integers(98, 103)),
+    st.builds(gone, st.integers(1, 6)),
+)
+blocks = st.lists(
+    st.tuples(
+        st.integers(0, len(SYMBOLS) - 1),
+        st.lists(st.tuples(payloads, st.integers(1, 30), st.booleans()), min_size=1, max_size=6),
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(blocks, st.lists(st.sampled_from(["message", "batch", "few"]), min_size=1, max_size=3))
+def test_callbacks_of_a_replay_find_the_books_after_their_message(blocks: Any, kinds: list[str]) -> None:
+    """Slices and symbols in any order, beside callbacks of any kind; one before them is a message behind."""
+    with TemporaryDirectory() as directory:
+        told: list[tuple[int, int, int, Row]] = []
+        sequence = [0] * len(SYMBOLS)
+        day = Day(Path(directory), feed_of(len(SYMBOLS)))
+        for number, (slice_id, messages) in enumerate(blocks):
+            rows = [Row(SYMBOLS[slice_id] + (b".X" if few else b".Y"), p, time) for p, time, few in messages]
+            day.put(slice_id, Put(tuple(rows), sequence[slice_id], ts_out=1_000 + number, schema=ITCH))
+            sequence[slice_id] += len(rows)
+            told += [(row.ts_event, number, at, row) for at, row in enumerate(rows)]
+        if not told:
+            return
+        found = replayed(Recording.open(directory), kinds)
+    slow, expected = SlowBooks(), []
+    for _, _, _, row in sorted(told):
+        before = bests(slow)
+        slow.apply(row.topic, row.payload or b"")
+        expected.append(("before", row.payload, before))
+        expected += [(kind, row.payload, bests(slow)) for kind in kinds if kind != "few" or row.topic.endswith(b".X")]
+    assert found == expected
+
+
+def bests(books: Any) -> list[Best]:
+    return [books.best(symbol) for symbol in SYMBOLS]
+
+
+def replayed(recording: Recording, kinds: list[str]) -> list[tuple[str, bytes, list[Best]]]:
+    subscriber = Subscriber(feed_of())
+    found: list[tuple[str, bytes, list[Best]]] = []
+    books: list[Books] = []
+    subscriber.on(b"")(lambda message: found.append(("before", bytes(message.payload), bests(books[0]))))
+    books.append(subscriber.book(b"", schema="itch50"))
+
+    def register(kind: str) -> None:
+        if kind == "batch":
+
+            @subscriber.on_batch(b"")
+            def _(batch: Batch) -> None:
+                found.extend((kind, bytes(each), bests(books[0])) for each in batch.payload_list())
+        else:
+            prefixes = [symbol + b".X" for symbol in SYMBOLS] if kind == "few" else [b""]
+
+            def see(message: Message) -> None:
+                found.append((kind, bytes(message.payload), bests(books[0])))
+
+            for prefix in prefixes:
+                subscriber.on(prefix)(see)
+
+    for kind in kinds:
+        register(kind)
+    subscriber.replay(recording)
+    return found
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    return recorded(tmp_path_factory.mktemp("books"), made_up, key_bytes=1)
+
+
+def made_up() -> Synthetic:
+    return Synthetic(30_000, symbols=25)
+
+
+def updates_of(source: Any) -> int:
+    return sum(payload[:1] in b"AFECXDU" for _, _, payload in messages_of(source))
+
+
+def by_symbol(source: Any) -> dict[bytes, list[bytes]]:
+    found: dict[bytes, list[bytes]] = {}
+    for topic, _, payload in messages_of(source):
+        found.setdefault(topic.rpartition(b".")[0], []).append(payload)
+    return found
+
+
+def expected_levels() -> Iterator[tuple[bytes, list[Level], list[Level]]]:
+    for symbol, own in by_symbol(made_up()).items():
+        orders, _ = slow_book(own)
+        yield symbol, all_levels(orders, b"B"), all_levels(orders, b"S")
+
+
+def test_books_of_a_session(session: Recording) -> None:
+    """All that can be asked, after a replay and of the recording's batches."""
+    subscriber = Subscriber(session.feed)
+    book = subscriber.book(b"", schema="itch50")
+    subscriber.replay(session)
+    plain = Books("itch50")
+    for batch in session.batches():
+        plain.apply(batch)
+    expected = {symbol: (bids, asks) for symbol, bids, asks in expected_levels() if bids or asks}
+    assert len(expected) > 10
+    tops = {bytes(row["symbol"]): row for row in book.tops(depth=3)}
+    for symbol, (bids, asks) in expected.items():
+        assert book.levels(symbol, 10_000) == plain.levels(symbol, 10_000) == (bids, asks)
+        assert book.best(symbol) == (bids[0] if bids else None, asks[0] if asks else None)
+        for side, resting in (("bids", bids), ("asks", asks)):
+            absent = [(0, 0, 0)] * 3
+            assert tops[symbol][side].tolist() == [*map(tuple, resting), *absent][:3]
+        orders = book.orders(symbol)
+        assert len(orders) == sum(level.orders for level in (*bids, *asks)) == book.counters(symbol)["orders"]
+        assert orders["shares"].sum() == sum(level.shares for level in (*bids, *asks))
+    assert set(expected) <= set(book.symbols) == set(tops)
+    totals = book.counters()
+    assert totals["orders"] == sum(book.counters(symbol)["orders"] for symbol in book.symbols)
+    assert totals["messages"] == updates_of(made_up())
+    assert (totals["unknown"], totals["left_out"], totals["unsynced"], book.synced) == (0, 0, 0, True)
+
+
+def test_symbol_that_has_no_book_is_empty() -> None:
+    book = Books("itch50")
+    assert book.best(b"A") == (None, None)
+    assert book.levels(b"A", 5) == ([], [])
+    assert len(book.orders(b"A")) == len(book.tops()) == len(book.symbols) == 0
+    assert book.counters(b"A")["messages"] == 0
+    with pytest.raises(ConfigError, match="depth was 0, expected 1 or more"):
+        book.tops(0)
+
+
+def test_books_are_bounded_and_what_is_left_out_is_counted(session: Recording) -> None:
+    small = Books("itch50", max_bytes=40_000)
+    for batch in session.batches():
+        small.apply(batch)
+    totals = small.counters()
+    assert totals["left_out"] > 0
+    assert 0 < len(small.symbols) < 25
+    assert totals["left_out"] + totals["messages"] == updates_of(made_up())
+
+
+def test_book_that_may_not_grow_forgets_orders(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of())
+    day.put(0, Put(tuple(Row(b"A.A", order(n, b"B", 1_000 + n)) for n in range(1, 400)), schema=ITCH))
+    (batch,) = Recording.open(tmp_path).batches()
+    book = Books("itch50", max_bytes=20_000)
+    book.apply(batch)
+    found = book.counters(b"A")
+    assert found["added"] == 399
+    assert found["orders"] + found["forgotten"] == 399
+    assert found["forgotten"] > 0
+
+
+def test_messages_of_another_schema_and_of_no_value_change_no_book(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of())
+    day.put(0, Put((Row(b"A.A", order(1, b"B", 5)), Row(b"A.A", None)), schema=ITCH))
+    day.put(0, Put((Row(b"A.A", order(2, b"B", 6)),), sequence=2, schema=2))
+    book = Books("itch50")
+    for batch in Recording.open(tmp_path).batches():
+        book.apply(batch)
+    assert book.levels(b"A", 9).bids == [Level(5, 1, 1)]
+
+
+def test_books_of_one_of_two_feeds_in_a_replay(session: Recording, tmp_path: Path) -> None:
+    """Merged with a feed of another schema, whose messages are of the same types and symbols."""
+    schema = Schema("other", 1_002, {"A": numpy.dtype([("type", "S1"), ("rest", "V35")])})
+    other = Feed.local("other", schema=schema, key_bytes=1)
+    noise = Recording.create(
+        tmp_path,
+        other,
+        {
+            "topic": [b"AAPL.A"] * 5_000,
+            "ts_event": numpy.linspace(*_span(session), 5_000).astype(numpy.int64),
+            "payload": [order(number, b"B", 1) for number in range(5_000)],
+        },
+        date=datetime.date(2026, 1, 5),
+    )
+    both, alone = Subscriber(session.feed), Subscriber(session.feed)
+    merged, expected = both.book(b"", schema="itch50"), alone.book(b"", schema="itch50")
+    assert both.replay([session, noise]).messages == alone.replay(session).messages + 5_000
+    assert numpy.array_equal(merged.tops(5), expected.tops(5))
+    assert merged.counters() == expected.counters()
+
+
+def _span(recording: Recording) -> tuple[int, int]:
+    times = numpy.concatenate([batch.ts_event for batch in recording.batches()])
+    return int(times.min()), int(times.max())
+
+
+def test_another_run_of_the_publisher_is_told(tmp_path: Path) -> None:
+    """What came between its last message and the first of the next run is not known."""
+    day = Day(tmp_path, feed_of())
+    day.put(0, Put((Row(b"A.A", order(1, b"B", 5), 1), Row(b"B.A", order(1, b"B", 5), 2)), schema=ITCH))
+    day.put(0, Put((Row(b"A.A", order(2, b"B", 6), 3),), schema=ITCH, epoch=1 << 60, ts_out=9))
+    subscriber = Subscriber(feed_of())
+    book = subscriber.book(b"", schema="itch50")
+    synced: list[bool] = []
+    subscriber.on(b"")(lambda message: synced.append(book.synced))
+    subscriber.replay(Recording.open(tmp_path))
+    assert synced == [True, True, False]
+    assert (book.counters(b"A")["unsynced"], book.counters(b"B")["unsynced"]) == (1, 0)
+    book.clear()
+    assert book.synced
+    assert book.symbols == []
+
+
+def test_books_are_emptied_when_a_replay_goes_back(session: Recording) -> None:
+    """Steered back to its beginning on its way, it leaves the books as if it had not been."""
+    once = Subscriber(session.feed)
+    expected = once.book(b"", schema="itch50")
+    once.replay(session)
+    subscriber = Subscriber(session.feed)
+    book = subscriber.book(b"", schema="itch50")
+    replay = Replay(session)
+    symbols: list[int] = []
+    subscriber.on_reset(lambda: symbols.append(len(book.symbols)))
+
+    @subscriber.at(60_000_000_000)
+    def _(ts_ns: int) -> None:
+        if not symbols and book.counters()["messages"] > 10_000:
+            replay.controls.seek(1)
+
+    subscriber.replay(replay)
+    assert symbols == [0]
+    for symbol in expected.symbols:
+        assert book.levels(symbol, 10_000) == expected.levels(symbol, 10_000)
+    assert book.counters() == expected.counters()
+
+
+def test_books_are_emptied_when_a_publisher_goes_back() -> None:
+    """Live: a session twice, the second time after going back; its book is that of one session, in step throughout."""
+    feed = Feed.local("books-back", slices=2, schema="itch50")
+    subscriber = Subscriber(feed)
+    book = subscriber.book(b"", group="books")
+    source = Synthetic(5_000, symbols=10)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        publisher.wait_for_subscribers(b"", timeout=10)
+        source.publish(publisher)
+        publisher.new_epoch()
+        source.publish(publisher)
+        publisher.flush()
+    subscriber.run(until_end=True)
+    for symbol, own in by_symbol(source).items():
+        orders, _ = slow_book(own)
+        assert book.levels(symbol, 10_000) == (all_levels(orders, b"B"), all_levels(orders, b"S"))
+    totals = book.counters()
+    assert (totals["unknown"], totals["duplicate"], totals["unsynced"], book.synced) == (0, 0, 0, True)
+
+
+def test_callbacks_of_the_group_find_the_books_after_their_message_live() -> None:
+    feed = Feed.local("books-live", slices=1, schema="itch50")
+    subscriber = Subscriber(feed)
+    book = subscriber.book(b"", group="books")
+    wrong: list[bytes] = []
+    messages = by_symbol(Synthetic(4_000, symbols=5))
+    tops = {symbol: iter(_every_top(own)) for symbol, own in messages.items()}
+
+    @subscriber.on(b"", group="books")
+    def _(message: Message) -> None:
+        symbol = message.topic.rpartition(b".")[0]
+        if book.best(symbol) != next(tops[symbol]):
+            wrong.append(message.topic)
+
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        publisher.wait_for_subscribers(b"", timeout=10)
+        Synthetic(4_000, symbols=5).publish(publisher)
+        publisher.flush()
+    subscriber.run(until_end=True)
+    assert wrong == []
+    assert [next(each, None) for each in tops.values()] == [None] * len(tops)
+
+
+def _every_top(payloads: list[bytes]) -> list[Best]:
+    """The best levels after each message of a symbol."""
+    found = []
+    for many in range(1, len(payloads) + 1):
+        orders, _ = slow_book(payloads[:many])
+        bid, ask = (next(iter(all_levels(orders, side)), None) for side in (b"B", b"S"))
+        found.append(Best(bid, ask))
+    return found
+
+
+def test_books_that_are_removed_change_no_more(session: Recording) -> None:
+    subscriber = Subscriber(session.feed)
+    book = subscriber.book(b"", schema="itch50")
+    subscriber.off(book)
+    subscriber.on_batch(b"")(lambda batch: None)
+    subscriber.replay(session)
+    assert book.symbols == []
+
+
+def test_schema_without_books_is_refused() -> None:
+    with pytest.raises(ConfigError, match="schema of books was 'raw', expected one of: dbn, dbn_ts_out, iex_deep10"):
+        Subscriber(feed_of()).book(b"")
+
+
+def test_books_of_levels_of_a_real_day(shared_data: Path, tmp_path: Path) -> None:
+    recording = recorded(tmp_path, lambda: Iex(shared_data / "iex" / "goiex_DEEP10.pcap.gz"))
+    subscriber = Subscriber(recording.feed)
+    book = subscriber.book(b"", schema="iex_deep10")
+    subscriber.replay(recording, order="sent")
+    expected: dict[bytes, tuple[dict[int, int], dict[int, int]]] = {}
+    for topic, _, payload in messages_of(Iex(shared_data / "iex" / "goiex_DEEP10.pcap.gz")):
+        if payload[:1] in (b"8", b"5"):
+            side = expected.setdefault(topic.rpartition(b".")[0], ({}, {}))[payload[:1] == b"5"]
+            size, price = struct.unpack_from("<Iq", payload, 18)
+            side[price] = size
+    for symbol, (bids, asks) in expected.items():
+        rising = [Level(price, size, 0) for price, size in sorted(asks.items()) if size]
+        falling = [Level(price, size, 0) for price, size in sorted(bids.items(), reverse=True) if size]
+        assert book.levels(symbol, 10_000) == (falling, rising)
+    assert sorted(book.symbols) == sorted(expected)
+
+
+def test_book_in_callbacks(shared_data: Path) -> None:
+    """The same book from the subscriber and from a compiled callback, whose state it is."""
+    source = Itch50(shared_data / "itch50" / "runk_locate-13-10k.bin", "2020-01-30")
+    feed = Feed.local("books", slices=1, schema="itch50")
+    subscriber = Subscriber(feed)
+    book = subscriber.book(b"AAPL.")
+
+    @subscriber.on_compiled(b"AAPL.", state=new_book(8_192, 1_024))
+    def follow(batch, state):  # type: ignore[no-untyped-def]
+        for row in batch.rows:
+            start = row * batch.stride if batch.stride >= 0 else batch.offsets[row]
+            size = batch.stride if batch.stride >= 0 else batch.offsets[row + 1] - start
+            apply(state.ctypes.data, batch.payloads.ctypes.data + start, size)
+
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        publisher.wait_for_subscribers(b"AAPL.", timeout=10)
+        source.publish(publisher)
+        publisher.flush()
+    subscriber.run(until_end=True)
+    orders, _ = slow_book([payload for _, _, payload in messages_of(source)])
+    expected = all_levels(orders, b"B"), all_levels(orders, b"S")
+    assert book.levels(b"AAPL", 10_000) == expected
+    assert (levels(follow.states[0], BUY, 10_000), levels(follow.states[0], SELL, 10_000)) == expected
