@@ -103,11 +103,11 @@ def interleave(
     to_blocks: NDArray[numpy.int32],
     to_rows: NDArray[numpy.int32],
     to_times: NDArray[numpy.int64],
-) -> tuple[int, int]:
+) -> tuple[int, int, int]:
     """List the next messages before `until_ns` of `count` held blocks, in order: their blocks, rows and times.
 
-    Returns how many, as many as there is room for, and how many of them are earlier than one that went before:
-    `latest_ns` is the time of the last one listed earlier. `heap` has room for all blocks.
+    Returns how many, as many as there is room for; how many of them are earlier than one that went before; and the
+    latest time so far, which is `latest_ns` before the first one. `heap` has room for all blocks.
     """
     size = _make_heap(held, count, until_ns, heap)
     numbers, due_ns = int64s_at(heap.numbers, heap.room), int64s_at(heap.due_ns, heap.room)
@@ -132,7 +132,7 @@ def interleave(
             size -= 1
             numbers[0], due_ns[0] = numbers[size], due_ns[size]
         _sift_down(held, heap, size, 0)
-    return listed, misplaced
+    return listed, misplaced, latest_ns
 
 
 @inner

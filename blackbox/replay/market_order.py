@@ -33,7 +33,8 @@ _ROWS: Final = 1 << 14
 """Messages that are put in order at a time: few enough to stay in the cache until they are played."""
 _LONG_RUN: Final = 512
 """So many messages of one block are played where they lie."""
-_BLOCK_BYTES: Final = 1 << 20
+_BLOCK_BYTES: Final = 2 << 20
+"""Of a new block: mostly one for all of them."""
 _ROW_BYTES: Final = 72
 """Of a message beside its payload: time, topic, offset, sequence number, and where it came from."""
 _SPARE_BYTES: Final = 64 << 10
@@ -198,7 +199,7 @@ class MarketOrder:
         places = numpy.empty((2, room), numpy.int64)
         heap = Heap(places[0].ctypes.data, places[1].ctypes.data, room)
         while True:
-            count, misplaced = interleave(
+            count, misplaced, self._latest_ns = interleave(
                 self._held.ctypes.data,
                 len(self._held),
                 until_ns,
@@ -211,7 +212,6 @@ class MarketOrder:
             if not count:
                 break
             self._out_of_order.misplaced += misplaced
-            self._latest_ns = max(self._latest_ns, int(self._times[:count].max()))
             yield from self._tables_of(count)
         self._drop_played()
 

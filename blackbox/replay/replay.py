@@ -397,11 +397,11 @@ class Replay:
 
     def _play_blocks(self, player: Player, table: BlockTable, start: int, stop: int) -> None:
         player.play(table, start, stop)
-        played = table.rows[start:stop]
-        played = played[played["count"] > 0]
-        if not len(played):
+        rows = table.rows[start:stop]
+        counts = rows["count"]
+        if not (messages := int(counts.sum())):
             return
-        messages, high_ns = int(played["count"].sum()), int(played["high_ns"].max())
+        high_ns = int(rows["high_ns"][counts > 0].max())
         self._messages += messages
         self._played_to = max(self._played_to, high_ns)
         if high_ns > self._position_ns:
