@@ -35,6 +35,22 @@ _SEGMENT_DIGITS = 6
 _NOON = datetime.time(12)
 
 
+Date = datetime.date | str
+"""A date, or its text, such as "2019-12-30"."""
+
+
+def as_date(given: Date) -> datetime.date:
+    """Return a date. Raises ConfigError for a text that is none, TypeError for anything else."""
+    if isinstance(given, datetime.date) and not isinstance(given, datetime.datetime):
+        return given
+    if not isinstance(given, str):
+        raise TypeError(f"date was {given!r}, expected a datetime.date or a text such as '2019-12-30'")
+    try:
+        return datetime.date.fromisoformat(given)
+    except ValueError:
+        raise ConfigError(f"date was {given!r}, expected one such as '2019-12-30'") from None
+
+
 def session_date(feed: Feed, now_ns: int) -> datetime.date:
     """The session date of a feed at a time: the local date, from `day_start` to `day_start`.
 
@@ -160,6 +176,9 @@ def _not_a_recording(directory: Path) -> str:
         return (
             f"{str(directory)!r} holds {len(days)} day{'s' * (len(days) > 1)}, expected one of them: {', '.join(days)}"
         )
+    feeds = sorted({path.parent.parent.name for path in directory.glob(f"*/*/{MANIFEST}")})
+    if feeds:
+        return f"{str(directory)!r} holds the days of feeds, expected one of them: {', '.join(feeds)}"
     return f"{str(directory)!r} is not a recording: it has no {MANIFEST}"
 
 

@@ -83,7 +83,7 @@ def check_is_new(directory: Path, date: datetime.date, *, replace: bool) -> None
     """Raise JournalError when a day is in a feed's directory and may not be replaced."""
     day = directory / date.isoformat()
     if not replace and (day.exists() or day.is_symlink()):
-        raise JournalError(f"{day} exists, expected a day that is not there yet; to write it anew: replace (--replace)")
+        raise JournalError(f"{day} exists, expected a day that is not there yet, or replace=True (--replace)")
 
 
 def check_whole(recording: Recording, messages: int) -> None:

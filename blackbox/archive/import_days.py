@@ -19,7 +19,7 @@ import msgspec
 import numpy
 
 from blackbox.archive.codec import BLOCK_BYTES, Compression, check_packing
-from blackbox.archive.day import recorded_files, session_date
+from blackbox.archive.day import Date, as_date, recorded_files, session_date
 from blackbox.archive.day_writer import DayWriter
 from blackbox.archive.fresh_day import FreshDays, check_is_new, check_whole, fresh_day
 from blackbox.archive.recording import Recording
@@ -50,6 +50,13 @@ class ImportedDay(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+class _EmptyDay(msgspec.Struct, frozen=True, order=True):
+    """A day whose sources had no message."""
+
+    date: datetime.date
+    why: str
+
+
 class _Job(msgspec.Struct, frozen=True, kw_only=True):
     """A day to import."""
 
@@ -67,7 +74,7 @@ def import_days(
     directory: str | os.PathLike[str],
     sources: Iterable[Source],
     *,
-    date: datetime.date | None = None,
+    date: Date | None = None,
     compression: Compression = "none",
     block_bytes: int = BLOCK_BYTES,
     replace: bool = False,
@@ -91,7 +98,8 @@ def import_days(
         imported: called with each day that is done.
 
     Raises JournalError when a day is there already, or cannot be written; ConfigError when a source has another schema
-    or no date; SourceError when one cannot be read, or a day has no message. Days that were done by then stay.
+    or no date; SourceError when one cannot be read. Days that were done by then stay. SourceError, once all others are
+    done, naming the days without messages.
     """
     check_is_feed(feed)
     check_packing(compression, block_bytes)
@@ -108,20 +116,25 @@ def import_days(
             block_bytes=block_bytes,
             replace=replace,
         )
-        for day, each in sorted(_by_date(feed, sources, date).items())
+        for day, each in sorted(_by_date(feed, sources, None if date is None else as_date(date)).items())
     ]
     for job in jobs:
         check_is_new(place, job.date, replace=replace)
-    done = []
+    done, empty = [], []
     with FreshDays(place, replace=replace):
         for day in _run(jobs, min(processes, len(jobs))):
+            if isinstance(day, _EmptyDay):
+                empty.append(day)
+                continue
             done.append(day)
             if imported is not None:
                 imported(day)
+    if empty:
+        raise SourceError("; ".join(f"{day.date} has no message: {day.why}" for day in sorted(empty)))
     return sorted(done, key=lambda day: day.date)
 
 
-def _run(jobs: list[_Job], processes: int) -> Iterator[ImportedDay]:
+def _run(jobs: list[_Job], processes: int) -> Iterator[ImportedDay | _EmptyDay]:
     if processes <= 1:
         yield from map(_import_day, jobs)
         return
@@ -171,7 +184,18 @@ def _date_of_messages(feed: Feed, source: Source) -> datetime.date:
     raise SourceError(f"{source!r} tells no date ({text}): give the date (--date)")
 
 
-def _import_day(job: _Job) -> ImportedDay:
+def _import_day(job: _Job) -> ImportedDay | _EmptyDay:
+    try:
+        return _import_messages(job)
+    except _NoMessageError as error:
+        return _EmptyDay(job.date, str(error))
+
+
+class _NoMessageError(Exception):
+    """A day has no message; says why."""
+
+
+def _import_messages(job: _Job) -> ImportedDay:
     began = time.perf_counter()
     truncated: list[str] = []
     notes: list[str] = []
@@ -186,7 +210,7 @@ def _import_day(job: _Job) -> ImportedDay:
                 truncated += [source.truncated] if source.truncated else []
                 notes += source.notes
         if not writer.messages:
-            raise SourceError(f"{job.date} has no message: {'; '.join(truncated) or ', '.join(map(repr, job.sources))}")
+            raise _NoMessageError("; ".join(truncated) or ", ".join(map(repr, job.sources)))
         check_whole(Recording.open(path), writer.messages)
         file_bytes = sum(file.stat().st_size for file in recorded_files(path))
     return ImportedDay(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from blackbox.archive.audit import IndexAudit, NumberAudit, audit_marks
 from blackbox.archive.closed import CLOSED, ClosedSlice, read_closed
 from blackbox.archive.codec import Compression
-from blackbox.archive.day import Manifest, day_end_ns, session_date
+from blackbox.archive.day import Date, Manifest, as_date, day_end_ns, session_date
 from blackbox.archive.filter import CLOCKS, Clock, Filter, RowFilter, Selection, Time, check_options
 from blackbox.archive.frames import Frames, Ticks, needs
 from blackbox.archive.marks import Mark, marks_of
@@ -101,7 +101,7 @@ class Recording(Frames):
         table: Any,
         *,
         kind: str | None = None,
-        date: datetime.date | None = None,
+        date: Date | None = None,
         compression: Compression = "none",
         replace: bool = False,
     ) -> Self:
@@ -109,16 +109,16 @@ class Recording(Frames):
 
         Columns are those of `to_arrow`: `topic` (text or bytes), `ts_event` (ns since 1970, or timestamps; 0 or null:
         no time), and `payload` (bytes or text; None: the topic has no value); or, with `kind`, the fields of that
-        message type instead of the payload. Its type need not be among them. Texts are padded with zeros. Integers
-        in a price's column are units as the venue counts them; floats and decimals are money. Messages keep the order
-        of the rows.
+        message type instead of the payload. Its type need not be among them. Texts are padded with zeros. Integers in a
+        price's column are units as the venue counts them; floats and decimals are money. Messages keep the order of the
+        rows. Times that are all before April 1970 are refused: they count microseconds or seconds.
 
         Args:
             directory: where recordings are; made if it is missing.
             feed: its name, slices and schema; `Feed.local(name, schema=...)` will do.
             table: a dict of numpy arrays or lists, an Arrow table, or a data frame of pandas or polars.
             kind: the message type of all rows.
-            date: the session date; default: that of all messages that have a time.
+            date: the session date, or its text; default: that of all messages that have a time.
             compression: as `compact` has it.
             replace: whether a day that is there is written anew.
 
@@ -131,9 +131,7 @@ class Recording(Frames):
 
         check_is_feed(feed)
         columns = columns_of(table, load_schema(feed.schema), kind)
-        if date is not None and not isinstance(date, datetime.date):
-            raise TypeError(f"date was {date!r}, expected a datetime.date")
-        day = date or _date_of(feed, columns.ts_event)
+        day = _date_of(feed, columns.ts_event) if date is None else as_date(date)
         place = Path(directory) / feed.name
         with FreshDays(place, replace=replace), fresh_day(place, day, replace=replace) as fresh:
             with DayWriter(fresh, feed, day, compression=compression) as writer:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from blackbox.archive.by_time import ByTime
-from blackbox.archive.day import MANIFEST, recorded_days
+from blackbox.archive.day import MANIFEST, Date, as_date, recorded_days
 from blackbox.archive.filter import Clock, Filter, Selection
 from blackbox.archive.frames import Frames
 from blackbox.archive.reader import Bodies, RecordRun, Report, read_runs
@@ -23,8 +23,6 @@ from blackbox.feed.schema_document import SchemaDocument
 
 if TYPE_CHECKING:
     from blackbox.archive.export.columns import Columns
-
-Date = datetime.date | str
 
 
 class Recordings(Frames):
@@ -55,7 +53,8 @@ class Recordings(Frames):
         Raises JournalError when a path holds no recorded day, or one cannot be read, or there is none of these dates;
         ConfigError as `Recordings`, or for a date that is none.
         """
-        low, high = _date(first, datetime.date.min), _date(last, datetime.date.max)
+        low = datetime.date.min if first is None else as_date(first)
+        high = datetime.date.max if last is None else as_date(last)
         found = [day for path in paths for day in _days_at(Path(path))]
         # By its name a day of another date need not be opened.
         opened = [Recording.open(day) for day in found if low <= _date_of_name(day, low) <= high]
@@ -173,15 +172,6 @@ def check_one_schema(recordings: Iterable[Recording]) -> None:
 def _days_at(path: Path) -> list[Path]:
     """Return the days' directories at a path; the path itself where there is none: opening it tells what is wrong."""
     return [path] if (path / MANIFEST).exists() else recorded_days(path) or [path]
-
-
-def _date(given: Date | None, default: datetime.date) -> datetime.date:
-    if given is None or isinstance(given, datetime.date):
-        return given or default
-    try:
-        return datetime.date.fromisoformat(given)
-    except ValueError:
-        raise ConfigError(f"date was {given!r}, expected one such as '2019-12-30'") from None
 
 
 def _date_of_name(day: Path, default: datetime.date) -> datetime.date:

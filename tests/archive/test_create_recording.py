@@ -261,9 +261,11 @@ def test_a_day_that_is_there_is_refused_unless_it_is_to_be_replaced(tmp_path: Pa
     assert recording.path.exists()
 
 
-def test_a_date_that_is_text_is_named(tmp_path: Path) -> None:
-    date: Any = "2026-02-30"
-    with pytest.raises(TypeError, match=r"date was '2026-02-30', expected a datetime\.date"):
-        Recording.create(
-            tmp_path, feed_of("raw"), {"topic": [b"A"], "ts_event": [10**18], "payload": [b"x"]}, date=date
-        )
+def test_a_date_may_be_text(tmp_path: Path) -> None:
+    columns = {"topic": [b"A"], "ts_event": [10**18], "payload": [b"x"]}
+    recording = Recording.create(tmp_path, feed_of("raw"), columns, date="2001-09-10")
+    assert recording.date == datetime.date(2001, 9, 10)
+    wrong: list[tuple[Any, type[Exception]]] = [("2026-02-30", ConfigError), (20260102, TypeError)]
+    for date, error in wrong:
+        with pytest.raises(error, match=rf"date was {date!r}, expected .*2019-12-30"):
+            Recording.create(tmp_path, feed_of("raw"), columns, date=date)

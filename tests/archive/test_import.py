@@ -305,6 +305,15 @@ def test_a_source_without_messages_leaves_no_day_and_is_named(tmp_path: Path) ->
         assert recorded_days(tmp_path / "imported") == []
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_day_without_messages_does_not_end_an_import_of_others(tmp_path: Path, processes: int) -> None:
+    sources = [Made([], date=datetime.date(2026, 1, 5)), Made([(b"A.t", b"1", NOON)], date=datetime.date(2026, 1, 6))]
+    sources.append(Made([], date=datetime.date(2026, 1, 7)))
+    with pytest.raises(SourceError, match=r"2026-01-05 has no message: .*; 2026-01-07 has no message"):
+        import_days(feed_of("raw"), tmp_path, sources, processes=processes)
+    assert [day.name for day in recorded_days(tmp_path / "imported")] == ["2026-01-06"]
+
+
 def test_what_was_written_is_read_again_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     close = DayWriter.close
 

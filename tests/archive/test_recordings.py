@@ -170,6 +170,9 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
         Recordings.open(directory, last="monday")
     with pytest.raises(JournalError, match="was not found"):
         Recordings.open(tmp_path / "nowhere")
+    write_days(tmp_path, name="other")
+    with pytest.raises(JournalError, match="holds the days of feeds, expected one of them: days, other"):
+        Recordings.open(tmp_path)
     with pytest.raises(ConfigError, match="there was no recording, expected at least one"):
         Recordings([])
     other = write_days(tmp_path, name="keys", key_bytes=2)

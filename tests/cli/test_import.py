@@ -25,7 +25,7 @@ def test_files_become_the_days_that_their_names_tell(tmp_path: Path, place: Plac
         assert f"{recording.path}: 2,000 messages" in ended.errors
     again = invoke("import", *files, tmp_path / "out", "--feed", place.path)
     assert again.status == Status.ERROR
-    assert_one_line(again, r"2026-01-05 exists, expected a day that is not there yet; .*--replace")
+    assert_one_line(again, r"2026-01-05 exists, expected a day that is not there yet, or replace=True \(--replace\)")
     assert invoke("import", files[1], tmp_path / "out", "--feed", place.path, "--replace").status == 0
 
 
