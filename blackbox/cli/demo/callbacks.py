@@ -74,12 +74,14 @@ class DemoCallbacks:
         self._last = numpy.zeros((len(feed.slices), MAX_TOPICS), numpy.int64)
         self._done_ns = 0
         self.watched = {symbol: [0] * 256 for symbol in watched}
-        self._trades = subscriber.on_compiled(b"", state=new_state(min(max(orders), _MOST_ORDERS)))(add_up)
-        self._mix = subscriber.on_compiled(b"", state=numpy.zeros(_COUNTS + 256, numpy.int64))(message_mix)
-        subscriber.on_batch(b"")(self._last_price)
+        # None asks what another one has seen: so a replay in the market's order has large batches for them.
+        books, counts = new_state(min(max(orders), _MOST_ORDERS)), numpy.zeros(_COUNTS + 256, numpy.int64)
+        self._trades = subscriber.on_compiled(b"", state=books, independent=True)(add_up)
+        self._mix = subscriber.on_compiled(b"", state=counts, independent=True)(message_mix)
+        subscriber.on_batch(b"", independent=True)(self._last_price)
         for symbol, mix in self.watched.items():
             prefix, _ = feed.symbol_rule.topics_of(symbol)[0]
-            subscriber.on(prefix)(self._watch(mix))
+            subscriber.on(prefix, independent=True)(self._watch(mix))
 
     def _last_price(self, batch: Batch) -> None:
         trades = batch.indices(self._trade_type)

@@ -14,7 +14,7 @@ _SPEED = 1e6
 class _Nobody:
     """Takes blocks and ignores them."""
 
-    in_sequence = False
+    in_sequence = True
     reads_ahead = False
     checks_blocks = False
 
