@@ -11,6 +11,9 @@ import pytest
 # Workers of xdist have a width of their own, and what commands print would follow it.
 os.environ.pop("COLUMNS", None)
 
+# Queries of tests are short: to optimise their code would take longer than to run it.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+
 # What is compiled at the first example takes longer than any deadline.
 hypothesis.settings.register_profile("blackbox", deadline=None)
 hypothesis.settings.load_profile("blackbox")

@@ -37,8 +37,6 @@ def spark(own_jar: Path) -> Iterator[SparkSession]:
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_SUBMIT_ARGS", f"--jars {own_jar} pyspark-shell")
-        # Queries of tests are short: to optimise their code would take longer than to run it.
-        patch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
         made = blackbox.spark.session("local[2]", conf=conf)
     yield made
     made.stop()
