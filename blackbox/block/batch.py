@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from blackbox.block.block import Block
 from blackbox.block.opened import NO_FEED, NO_NUMBERS, BatchFeed, Opened
-from blackbox.native.intrinsics import copy_bytes
-from blackbox.native.jit import njit
+from blackbox.block.pick import find_type, pick_payloads
 
 if TYPE_CHECKING:
     import pyarrow
@@ -22,46 +21,6 @@ if TYPE_CHECKING:
     from blackbox.feed.schema import Schema
 
 
-@njit(nogil=True, cache=True)
-def _gather(
-    payloads: NDArray[numpy.uint8],
-    offsets: NDArray[numpy.int32],
-    stride: int,
-    rows: NDArray[numpy.int32],
-    target: NDArray[numpy.uint8],
-) -> None:
-    place: Any = target.ctypes.data
-    source = payloads.ctypes.data
-    for row in rows:
-        start: Any = row * stride if stride >= 0 else numpy.int64(offsets[row])
-        size: Any = stride if stride >= 0 else numpy.int64(offsets[row + 1]) - start
-        copy_bytes(place, source + start, size)
-        place += size
-
-
-@njit(nogil=True, cache=True)
-def _find_type(
-    payloads: NDArray[numpy.uint8],
-    offsets: NDArray[numpy.int32],
-    stride: int,
-    rows: NDArray[numpy.int32],
-    type_offset: int,
-    kind: int,
-    found: NDArray[numpy.int64],
-) -> int:
-    """Write to `found` which of `rows` are of type `kind`; returns how many."""
-    many = 0
-    for place in range(len(rows)):
-        row = rows[place]
-        start: Any = row * stride if stride >= 0 else numpy.int64(offsets[row])
-        size: Any = stride if stride >= 0 else numpy.int64(offsets[row + 1]) - start
-        if type_offset < size and payloads[start + type_offset] == kind:
-            found[many] = place
-            many += 1
-    return many
-
-
-_NO_OFFSETS: Final = numpy.empty(0, numpy.int32)
 _MANY_RECORDS: Final = 16
 """From so many on it is quicker to wrap the records of a batch at once than one by one."""
 _NO_SCHEMA: Final = "this batch has no schema: give the feed one, or read payload(i)"
@@ -296,7 +255,7 @@ class Batch:
         if block.is_fixed:
             table = data.reshape(block.count, block.stride)
             return table if self.rows is None else table[self.rows]
-        return data if self.rows is None else self._gathered(self.rows)
+        return data if self.rows is None else pick_payloads(self.block, self.rows)
 
     def payload_offsets(self) -> NDArray[numpy.int64]:
         """int64[n + 1]: where each message's payload starts in the flat bytes of `payloads()`."""
@@ -329,19 +288,14 @@ class Batch:
                 f"message {row} of {block!r} is of type {kind!r} but has {offsets[row + 1] - offsets[row]} bytes, "
                 f"expected {dtype.itemsize}"
             )
-        return self._gathered(rows).view(dtype)
+        return pick_payloads(self.block, rows).view(dtype)
 
     def indices(self, kind: str) -> NDArray[numpy.int64]:
         """int64[m]: which messages of the batch `records(kind)` are, in the same order. Raises as that does."""
         schema: Any = self.schema
         if schema is None:
             raise ValueError(_NO_SCHEMA)
-        block = self.block
-        offsets, stride = (_NO_OFFSETS, block.stride) if block.is_fixed else (block.payload_offsets, -1)
-        found = numpy.empty(len(self), numpy.int64)
-        character = ord(schema.character(kind))
-        many = _find_type(block.payloads, offsets, stride, self._all_rows(), schema.type_offset, character, found)
-        return found[:many]
+        return find_type(self.block, self._all_rows(), schema.type_offset, ord(schema.character(kind)))
 
     def _read_records(self) -> Sequence[Any]:
         """The messages' records at once, where many are of one type; else none: they are read as they are asked for."""
@@ -382,17 +336,6 @@ class Batch:
 
     def _all_rows(self) -> NDArray[numpy.int32]:
         return numpy.arange(self.block.count, dtype=numpy.int32) if self.rows is None else self.rows
-
-    def _gathered(self, rows: NDArray[numpy.int32]) -> NDArray[numpy.uint8]:
-        block = self.block
-        if block.is_fixed:
-            target = numpy.empty(len(rows) * block.stride, numpy.uint8)
-            _gather(block.payloads, _NO_OFFSETS, block.stride, rows, target)
-        else:
-            offsets = block.payload_offsets
-            target = numpy.empty(int((offsets[rows + 1] - offsets[rows]).sum(dtype=numpy.int64)), numpy.uint8)
-            _gather(block.payloads, offsets, -1, rows, target)
-        return target
 
     def _column(self, column: NDArray[Any]) -> NDArray[Any]:
         return column if self.rows is None else column[self.rows]

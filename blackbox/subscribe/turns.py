@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from blackbox.block.batch import Batch
 from blackbox.block.opened import Opened
+from blackbox.block.pick import warm_up_batches
 from blackbox.native.intrinsics import inner, int32s_at
 from blackbox.native.jit import njit, warm_up
 from blackbox.subscribe.callbacks import Callback
@@ -209,8 +210,14 @@ def give_message_by_message(takers: Sequence[Taker], turns: Sequence[int], is_ov
         taker.taken += taken
 
 
-def warm_up_turns(at: WorkerAt, table: WorkerTable) -> None:
-    """Compile what taking turns runs, before there is something to deliver."""
+def warm_up_python_callbacks() -> None:
+    """Compile what is run for callbacks in Python, before there is something to deliver."""
     nothing = numpy.empty(0, numpy.int64)
     warm_up(list_turns, 0, nothing, 0, nothing, nothing)
+    warm_up_batches()
+
+
+def warm_up_turns(at: WorkerAt, table: WorkerTable) -> None:
+    """Do as `warm_up_python_callbacks`, and compile what calls compiled callbacks in turn with others."""
+    warm_up_python_callbacks()
     warm_up(call_entry, at, table.at, 0, 0, 0)

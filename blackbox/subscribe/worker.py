@@ -21,6 +21,7 @@ from blackbox.subscribe.match_table import WorkerTable
 from blackbox.subscribe.returns import Returns, goes_back
 from blackbox.subscribe.state import TERMINATE, SliceState
 from blackbox.subscribe.ticks import Ticks
+from blackbox.subscribe.turns import warm_up_python_callbacks
 from blackbox.subscribe.worker_state import NEVER, WorkerAt
 from blackbox.transport.context import pin_thread
 from blackbox.transport.libzmq import close_messages, init_messages
@@ -122,6 +123,7 @@ class Worker:
         init_messages(slot, 2)
         try:
             warm_up(collect.collect, self._addresses(socket.underlying), self._table.at)
+            warm_up_python_callbacks()
             self._enter(WorkerLife.RUNNING)
             socket.send(b"")  # from here on the slice thread can reach this worker
             self._loop(socket.underlying)
