@@ -24,7 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 LONG = (
-    "spark",
+    "tests/analysis/",
+    "tests/spark/",
     "tests/bench/test_bench_rivals.py",
     "tests/cli/",
     "tests/subscribe/",
@@ -40,9 +41,17 @@ LONG = (
 at the end is short, and no worker waits for the other."""
 
 
+SESSIONS = ("tests/analysis/", "tests/spark/")
+"""Each has a worker for itself: its tests share Spark's session."""
+
+WITHOUT_SESSION = tuple(f"tests/spark/test_{name}.py" for name in ("cluster", "connect", "java", "machines"))
+
+
 def _scope_of(nodeid: str) -> str:
     """What stays on one worker: a file's tests, and all that share Spark's session."""
-    return "spark" if nodeid.startswith(("tests/spark/", "tests/analysis/")) else nodeid.partition("::")[0]
+    file = nodeid.partition("::")[0]
+    shared = (folder for folder in SESSIONS if file.startswith(folder) and file not in WITHOUT_SESSION)
+    return next(shared, file)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
