@@ -13,6 +13,8 @@ from blackbox.archive.entry import bit_of
 from blackbox.archive.rows import select_rows
 from blackbox.block.block import Block
 from blackbox.block.format import FLAG_SEQUENCES
+from blackbox.errors import ConfigError
+from blackbox.timestamps import is_time_of_day
 
 Clock = Literal["ts_event", "ts_out", "ts_recv"]
 """By which of its times a message is chosen."""
@@ -45,6 +47,15 @@ def check_options(given: Iterable[str], known: Iterable[str]) -> None:
     for name in given:
         if name not in known:
             raise TypeError(f"option was {name!r}, expected one of: {', '.join(known)}")
+
+
+def check_range(start: Time | None, stop: Time | None, start_ns: int, stop_ns: int) -> None:
+    """Raise ConfigError when a range of times ends before it begins: it would choose nothing.
+
+    A date and a time of day may: of some days nothing is chosen then.
+    """
+    if start_ns > stop_ns and is_time_of_day(start) == is_time_of_day(stop):
+        raise ConfigError(f"start was {start!r}, after stop, {stop!r}, expected a start that is not after the stop")
 
 
 CLOCKS: Final = ("ts_event", "ts_out", "ts_recv")

@@ -19,7 +19,7 @@ from blackbox.archive.audit import IndexAudit, NumberAudit, audit_marks
 from blackbox.archive.closed import CLOSED, ClosedSlice, read_closed
 from blackbox.archive.codec import Compression
 from blackbox.archive.day import Date, Manifest, as_date, day_end_ns, session_date
-from blackbox.archive.filter import CLOCKS, Clock, Filter, RowFilter, Selection, Time, check_options
+from blackbox.archive.filter import CLOCKS, Clock, Filter, RowFilter, Selection, Time, check_options, check_range
 from blackbox.archive.frames import Frames, Ticks, needs
 from blackbox.archive.marks import Mark, marks_of
 from blackbox.archive.reader import (
@@ -172,8 +172,8 @@ class Recording(Frames):
         Batches come without the rows that are not wanted; columns of uncompressed blocks are views on the file. Every
         block is checked before it is used. A damaged one is left out and reported in `damage`, with its messages.
 
-        Raises ConfigError for a reserved prefix, ValueError for a time, slice or clock that is none, JournalError when
-        the library that unpacks a body is not installed.
+        Raises ConfigError for a reserved prefix or a start after the stop, ValueError for a time, slice or clock that
+        is none, JournalError when the library that unpacks a body is not installed.
         """
         wanted = self._filter(prefix, selection)
         return self._batches(wanted, self.streams(prefix, selection.get("slices")))
@@ -398,12 +398,16 @@ class Recording(Frames):
             raise ValueError(f"by was {by!r}, expected one of: {', '.join(CLOCKS)}")
         if epoch is not None and not 0 <= epoch < 1 << 63:
             raise ValueError(f"epoch was {epoch}, expected 0 to 2^63 - 1")
+        start_ns = None if start is None else self.time(start, by)
+        stop_ns = None if stop is None else self.time(stop, by)
+        if start_ns is not None and stop_ns is not None:
+            check_range(start, stop, start_ns, stop_ns)
         return Filter(
             self.feed.key_bytes,
             prefix,
             None,
-            None if start is None else self.time(start, by),
-            None if stop is None else self.time(stop, by),
+            start_ns,
+            stop_ns,
             by,
             epoch,
             selection.get("first_sequence"),

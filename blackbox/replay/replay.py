@@ -12,7 +12,7 @@ import msgspec
 import numpy
 
 from blackbox.archive.by_time import ByTime
-from blackbox.archive.filter import Time
+from blackbox.archive.filter import Time, check_range
 from blackbox.archive.read_ahead import DEPTH, read_ahead
 from blackbox.archive.reader import UNCHECKED
 from blackbox.archive.recording import Recording
@@ -148,7 +148,7 @@ class Replay:
             controls: controls of your own, instead of `speed` and `max_silence_ns`.
 
         Raises:
-            ConfigError: there is no recording, their feeds differ in schema or `key_bytes`, or settings contradict.
+            ConfigError: there is no recording, they do not fit together (see `Recordings`), or settings contradict.
             ValueError: a value is out of its range.
         """
         if keep_gaps and prefix:
@@ -273,11 +273,10 @@ class Replay:
         return [tuple(each) for _, each in groupby(self.recordings, key=lambda recording: recording.date)]
 
     def _span(self, recordings: tuple[Recording, ...], start: Time | None, stop: Time | None) -> _Span:
-        return _Span(
-            recordings,
-            BEGINNING if start is None else self._time(recordings, recordings[0], start),
-            END if stop is None else self._time(recordings, recordings[-1], stop),
-        )
+        start_ns = BEGINNING if start is None else self._time(recordings, recordings[0], start)
+        stop_ns = END if stop is None else self._time(recordings, recordings[-1], stop)
+        check_range(start, stop, start_ns, stop_ns)
+        return _Span(recordings, start_ns, stop_ns)
 
     def _time(self, recordings: tuple[Recording, ...], chosen: Recording, given: Time) -> int:
         zones = sorted({recording.feed.time_zone for recording in recordings})

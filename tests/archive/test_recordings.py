@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,17 @@ def test_times_of_day_are_those_of_each_day(tmp_path: Path) -> None:
     assert payloads(recordings, start="10:00", stop="12:00") == expected(range(10, 12))
     date_time = f"{DATES[1]} 12:00"
     assert payloads(recordings, start=date_time)[0] == f"{DATES[1]} 12"
+
+
+@pytest.mark.parametrize(("start", "stop"), [("14:00", "10:00"), (f"{DATES[1]} 12:00", f"{DATES[0]} 12:00"), (9, 8)])
+def test_a_start_after_the_stop_is_refused(tmp_path: Path, start: Any, stop: Any) -> None:
+    recordings = Recordings.open(write_days(tmp_path))
+    message = re.escape(f"start was {start!r}, after stop, {stop!r}, expected")
+    with pytest.raises(ConfigError, match=message):
+        payloads(recordings, start=start, stop=stop)
+    with pytest.raises(ConfigError, match=message):
+        Replay(recordings, start=start, stop=stop)
+    assert payloads(recordings, start=NOON_NS, stop=NOON_NS) == []
 
 
 @pytest.mark.parametrize("slices", [1, 2])

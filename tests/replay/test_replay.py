@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from blackbox import Batch, ConfigError, Recording, Replay, Subscriber
@@ -47,6 +47,7 @@ def test_callbacks_get_what_plain_python_takes(
 ) -> None:
     slices = None if slices is None else [number for number in slices if number < day[0]]
     by: Any = data.draw(st.sampled_from(["ts_event", "ts_out"]))
+    assume(start is None or stop is None or start <= stop)
     with TemporaryDirectory() as path:
         written = made(path, day)
         wanted = chosen(written.told(), prefix, start, stop, slices, by)
