@@ -111,14 +111,10 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled_kernels() -> None:
+def compiled_kernels(worker_id: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Compile once, up front: no test's own time limit then depends on an empty cache."""
-    from blackbox import Feed, Publisher, Subscriber
+    from tests import warm_up
 
-    feed = Feed.local("warm-up", slices=1)
-    subscriber = Subscriber(feed)
-    subscriber.on(b"")(lambda _: None)
-    with Publisher(feed) as publisher:
-        subscriber.start(timeout=200)  # on a busy machine a first compile takes long
-        publisher.publish(b"A.trade", b"")
-    subscriber.run(until_end=True)
+    if worker_id != "master":
+        warm_up.share(int(worker_id.removeprefix("gw")), tmp_path_factory.mktemp("warm-up"))
+    warm_up.deliver()

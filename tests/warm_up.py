@@ -1,0 +1,86 @@
+"""Compile at the beginning what most tests run, each worker a part of it: else all wait for what one compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy
+
+from blackbox import Feed, Publisher, Recorder, Recording, SlowPolicy, Subscriber
+from blackbox.testing import RawPublisher
+
+_PATIENCE_S: Final = 200.0
+"""On a busy machine a first compile takes long."""
+_START_NS: Final = 1_767_571_200_000_000_000
+
+
+def deliver() -> None:
+    """From a publisher to a callback."""
+    feed = Feed.local("warm-up", slices=1)
+    subscriber = Subscriber(feed)
+    subscriber.on(b"")(lambda _: None)
+    with Publisher(feed) as publisher:
+        subscriber.start(timeout=_PATIENCE_S)
+        publisher.publish(b"A.trade", b"")
+    subscriber.run(until_end=True)
+
+
+def _subscribe(_: Path) -> None:
+    _start()
+
+
+def _conflate(_: Path) -> None:
+    _start(slow=SlowPolicy("conflate"))
+
+
+def _start(**settings: Any) -> None:
+    feed = Feed.local("warm-up", slices=1)
+    subscriber = Subscriber(feed, **settings)
+    subscriber.on(b"")(lambda _: None)
+    with RawPublisher(feed):
+        subscriber.start(timeout=_PATIENCE_S)
+        subscriber.stop()
+
+
+def _publish(_: Path) -> None:
+    with Publisher(Feed.local("warm-up", slices=1)) as publisher:
+        publisher.publish(b"A.trade", b"")
+
+
+def _record(place: Path) -> None:
+    feed = Feed.local("warm-up", slices=1)
+    with RawPublisher(feed):
+        Recorder(feed, place / "recorded").start(timeout=_PATIENCE_S).stop()
+
+
+def _replay(place: Path) -> None:
+    import pyarrow
+
+    feed = Feed.local("warm-up", slices=2)
+    columns = {"topic": [b"A.trade", b"B.trade"], "ts_event": [_START_NS, _START_NS + 1], "payload": [b"1", b"2"]}
+    recording = Recording.create(place, feed, pyarrow.table(columns), date="2026-01-05")
+    subscriber = Subscriber(feed)
+    subscriber.on_batch(b"")(lambda _: None)
+    subscriber.on(b"")(lambda _: None)
+    subscriber.on_compiled(b"", state=numpy.zeros(1))(_count)
+    subscriber.replay(recording)
+
+
+def _count(batch: Any, state: Any) -> None:
+    state[0] += len(batch.rows)
+
+
+PARTS: Final[tuple[tuple[Callable[[Path], None], ...], ...]] = (
+    (_subscribe, _replay),
+    (_record, _conflate),
+    (_publish,),
+)
+"""By worker; further ones have none."""
+
+
+def share(worker: int, place: Path) -> None:
+    """Do a worker's part."""
+    for part in PARTS[worker] if worker < len(PARTS) else ():
+        part(place)
