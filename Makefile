@@ -11,7 +11,7 @@ REPORT ?= blackbox-report.html
 NO_SPARK := Spark could not be installed: the demo ends without its analysis and its page
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test torture bench bench-check profile report clean
+.PHONY: help demo test test-cluster torture bench bench-check profile report clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,7 +25,10 @@ test: $(VENV)/.ready-test  ## check style and types, run the tests
 	$(RUN)/ruff check
 	$(RUN)/ruff format --check
 	$(RUN)/mypy
-	$(RUN)/python -m pytest -q -n 3
+	$(RUN)/python -m pytest -q -n 3 -m "not cluster"
+
+test-cluster: $(VENV)/.ready-test  ## run the tests that start a Spark cluster, or a Java of their own, for minutes
+	$(RUN)/python -m pytest -q -m cluster
 
 torture: $(VENV)/.ready-test  ## attack it: kills, hostile peers, damaged files; tell what broke [SECONDS=60 SEED=n ONLY=name]
 	$(RUN)/python -m tests.torture --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))

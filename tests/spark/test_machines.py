@@ -48,6 +48,7 @@ def day(tmp_path: Path) -> Path:
     return tmp_path / "day"
 
 
+@pytest.mark.cluster
 def test_machine_without_java_gets_one_from_pypi(day: Path, tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
