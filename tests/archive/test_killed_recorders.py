@@ -66,7 +66,7 @@ def test_killed_recorders_leave_a_prefix_and_the_next_one_mends_it(tmp_path: Pat
         thread = threading.Thread(target=publish, args=(publisher,))
         thread.start()
         try:
-            for _ in range(20):
+            for _ in range(10):
                 known = {path for run in runs for path in run}
                 script.tell(str(tmp_path))
                 pid, cut = map(int, script.read().split())

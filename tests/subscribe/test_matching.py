@@ -126,7 +126,7 @@ def pairs() -> Iterator[dict[tuple[int, int], Pair]]:
         yield made
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=75, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     key_bytes=st.integers(0, 8),
     slices=st.integers(1, 3),

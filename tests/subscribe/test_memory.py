@@ -48,7 +48,7 @@ def test_starting_and_stopping_leaves_no_threads_and_no_files() -> None:
     before = held()
     gc.disable()  # nothing here goes in circles: everything is freed at once
     try:
-        for _ in range(50):
+        for _ in range(25):
             cycle()
         wait_until(lambda: is_at_most(before), what=f"{before} threads and file descriptors again")
     finally:
