@@ -25,7 +25,7 @@ def pick_payloads(block: Block, rows: NDArray[numpy.int32]) -> NDArray[numpy.uin
         offsets, stride = block.payload_offsets, -1
         size = int((offsets[rows + 1] - offsets[rows]).sum(dtype=numpy.int64))
     target = numpy.empty(size, numpy.uint8)
-    _pick(block.payloads, offsets, stride, _read_only(rows), target)
+    _pick(block.payloads, offsets, stride, read_only(rows), target)
     return target
 
 
@@ -33,11 +33,11 @@ def find_type(block: Block, rows: NDArray[numpy.int32], type_offset: int, charac
     """Return the places in `rows` of those whose payloads are of a type."""
     offsets, stride = (_NO_OFFSETS, block.stride) if block.is_fixed else (block.payload_offsets, -1)
     found = numpy.empty(len(rows), numpy.int64)
-    many = _find_type(block.payloads, offsets, stride, _read_only(rows), type_offset, character, found)
+    many = _find_type(block.payloads, offsets, stride, read_only(rows), type_offset, character, found)
     return found[:many]
 
 
-def _read_only(rows: NDArray[numpy.int32]) -> NDArray[numpy.int32]:
+def read_only(rows: NDArray[numpy.int32]) -> NDArray[numpy.int32]:
     """Return a view that cannot be written to, as the block's columns: kernels are compiled for each kind of array."""
     view = rows.view()
     view.flags.writeable = False

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from blackbox.block.batch import Batch
 from blackbox.block.format import FLAG_FIXED, BodyLayout, Header, has_value, layout_of, read_header
 from blackbox.block.opened import BatchFeed
+from blackbox.block.pick import read_only
 from blackbox.book.book import (
     COUNTERS,
     Level,
@@ -53,7 +54,7 @@ MAX_SYMBOLS: Final = 1 << 20
 _FIRST_ORDERS: Final = 1 << 7
 _FIRST_LEVELS: Final = 1 << 5
 _MEAN_SYMBOL_BYTES: Final = 32
-_ALL_ROWS: Final = numpy.empty(0, numpy.int32)
+_ALL_ROWS: Final = numpy.frombuffer(b"", numpy.int32)
 
 LEVEL: Final = numpy.dtype([("price", "<i8"), ("shares", "<i8"), ("orders", "<i8")])
 """A level in `Books.tops`; one without shares is absent."""
@@ -219,7 +220,7 @@ class Books:
         self._addresses = numpy.zeros(max_symbols, numpy.int64)
         self._types = numpy.zeros(256, numpy.uint8)
         self._types[list(feed.types.encode("latin-1"))] = 1
-        self._places = _ALL_ROWS
+        self._places = numpy.empty(0, numpy.int32)
         self._feeds: Sequence[BatchFeed] = ()
         rule = CompiledSymbolRule.of(symbol_rule or SymbolRule())
         self._state = state = _BooksState()
@@ -240,7 +241,7 @@ class Books:
 
     def __call__(self, batch: Batch, start: int, count: int) -> None:
         """Apply `count` messages of a batch from `start` on: for callers that give messages in turn."""
-        rows = _ALL_ROWS if batch.rows is None else batch.rows
+        rows = _ALL_ROWS if batch.rows is None else read_only(batch.rows)
         opened, last = batch.opened, start + count
         with self._lock:
             if opened.feeds is not self._feeds:
@@ -262,7 +263,7 @@ class Books:
 
     def _make_room(self) -> None:
         """Make the next book, or another one larger, or note that it may not be."""
-        number = self._state.stuck
+        number = min(self._state.stuck, self._state.made)  # less, where an error left a symbol without its book
         old = self._books[number] if number < self._state.made else None
         book = new_book(_FIRST_ORDERS, _FIRST_LEVELS) if old is None else roomier(old)
         more = book.nbytes - (0 if old is None else old.nbytes)
@@ -282,15 +283,18 @@ class Books:
         self._addresses[number] = book.ctypes.data
 
     def clear(self, slice_id: int | None = None) -> None:
-        """Empty the books of one slice, or all: as if no message had come. Symbols without one may get one then."""
+        """Empty the books of one slice, or forget all symbols: as if no message had come."""
         with self._lock:
+            if slice_id is None:
+                self._state.made = self._state.left_out = self._bytes = 0
+                self._numbering.clear()
+                self._numbers.clear()
+                self._books.clear()
             for number, book in enumerate(self._books):
-                if book is not None and slice_id in (None, head_of(book).slice_id):
+                if book is not None and head_of(book).slice_id == slice_id:
                     fresh = new_book(_FIRST_ORDERS, _FIRST_LEVELS)
                     self._bytes += fresh.nbytes - book.nbytes
                     self._put(number, fresh)
-            if slice_id is None:
-                self._state.left_out = 0
 
     def lose_sync(self, slice_id: int | None = None) -> None:
         """Note that messages of one slice, or of any, may have been lost."""

@@ -202,6 +202,41 @@ def test_books_are_bounded_and_what_is_left_out_is_counted(session: Recording) -
     assert totals["left_out"] + totals["messages"] == updates_of(made_up())
 
 
+def test_symbols_that_were_left_out_have_books_after_clear(session: Recording) -> None:
+    small = Books("itch50", max_bytes=40_000)
+    for _ in range(2):
+        for batch in session.batches():
+            small.apply(batch)
+        left_out = small.counters()["left_out"]
+        kept = set(small.symbols)
+        small.clear()
+    assert left_out > 0
+    other = next(symbol for symbol, _, _ in expected_levels() if symbol not in kept and symbol != b"#system")
+    for batch in session.batches(other + b"."):
+        small.apply(batch)
+    assert small.symbols == [other]
+
+
+def test_books_go_on_after_one_could_not_be_made(session: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory was short for the first symbol; of the others nothing is lost."""
+
+    def no_memory(*_: int) -> Any:
+        raise MemoryError
+
+    book = Books("itch50")
+    first, second = b"AAPL", b"MSFT"
+    with monkeypatch.context() as patched:
+        patched.setattr("blackbox.book.books.new_book", no_memory)
+        for batch in session.batches(first + b"."):
+            with pytest.raises(MemoryError):
+                book.apply(batch)
+    for batch in session.batches(second + b"."):
+        book.apply(batch)
+    orders, _ = slow_book(by_symbol(made_up())[second])
+    assert book.symbols == [second]
+    assert book.levels(second, 10_000) == (all_levels(orders, b"B"), all_levels(orders, b"S"))
+
+
 def test_book_that_may_not_grow_forgets_orders(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of())
     day.put(0, Put(tuple(Row(b"A.A", order(n, b"B", 1_000 + n)) for n in range(1, 400)), schema=ITCH))

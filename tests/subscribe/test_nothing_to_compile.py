@@ -11,6 +11,7 @@ CALLBACKS = """
 import gc
 from numba.core.dispatcher import Dispatcher
 subscriber = Subscriber(feed, workers=1)
+subscriber.book(b"A.")
 @subscriber.on_batch(b"", independent=True)
 def batches(batch):
     batch.indices("P"), batch.records("P"), batch.payloads()
@@ -35,7 +36,7 @@ with Publisher(feed, when_full="wait") as publisher:
     for number in range(100):
         publisher.publish(b"AB"[number % 2 :][:1] + b".P", trade.tobytes())
     publisher.flush()
-    wait_until(lambda: subscriber.statistics().delivery.delivered == 250, 60, "250 deliveries")
+    wait_until(lambda: subscriber.statistics().delivery.delivered == 300, 60, "300 deliveries")
     after = compiled()
 subscriber.run(until_end=True)
 say(sorted(name for name in after if after[name] != before.get(name, 0)))
