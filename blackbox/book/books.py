@@ -210,7 +210,7 @@ class Books:
         max_bytes: int = MAX_BYTES,
     ) -> None:
         """Empty books for the messages of a schema. Raises ConfigError when none are registered for it."""
-        feed = load_book_feed(schema)
+        self._feed = feed = load_book_feed(schema)  # kept: the loop calls into it
         self.decimals = feed.decimals
         self._max_bytes, self._bytes = max_bytes, 0
         self._lock = threading.Lock()
@@ -255,7 +255,17 @@ class Books:
             self.lose_sync()
 
     def _choose(self, feeds: Sequence[BatchFeed]) -> None:
-        """Choose the slices of the books' schema, where there are several feeds."""
+        """Choose the slices of the books' schema, where there are several feeds.
+
+        Raises ConfigError when several are of it: an order of one could be taken for an order of the other.
+        """
+        names = {
+            feed.name for feed in feeds if feed.schema is not None and feed.schema.schema_id == self._state.schema_id
+        }
+        if len(names) > 1:
+            raise ConfigError(
+                f"books were given messages of the feeds {sorted(names)}, expected one: replay them apart"
+            )
         self._feeds = feeds
         mine = [feed.schema is not None and feed.schema.schema_id == self._state.schema_id for feed in feeds]
         self._chosen = numpy.array(mine, numpy.uint8)

@@ -154,6 +154,7 @@ def _number_topics(
                 marked[:size] = bytes_at(text, size)
                 marked[size], marked[size + 1] = feed & 0xFF, feed >> 8
                 number = number_of(numbering, marked.ctypes.data, size + FEED_MARK_BYTES)
+                marked[size] = 0  # numba frees an array behind its last use
             if number == FULL:
                 return False
             numbers[topic] = number

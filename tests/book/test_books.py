@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import numpy
 import pytest
 from blackbox_feeds.iex import Iex
@@ -18,7 +19,7 @@ from blackbox_feeds.synthetic import Synthetic
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blackbox import Batch, ConfigError, Feed, Message, Publisher, Recording, Replay, Schema, Subscriber
+from blackbox import Batch, CallbackError, ConfigError, Feed, Message, Publisher, Recording, Replay, Schema, Subscriber
 from blackbox.book.book import Level, levels, new_book
 from blackbox.book.books import Best, Books
 from blackbox.book.orders import BUY, SELL
@@ -278,6 +279,17 @@ def test_books_of_one_of_two_feeds_in_a_replay(session: Recording, tmp_path: Pat
     assert both.replay([session, noise]).messages == alone.replay(session).messages + 5_000
     assert numpy.array_equal(merged.tops(5), expected.tops(5))
     assert merged.counters() == expected.counters()
+
+
+def test_books_of_two_feeds_of_one_schema_are_refused(session: Recording, tmp_path: Path) -> None:
+    """One's order could be taken for the other's."""
+    other = msgspec.structs.replace(session.feed, name="other")
+    columns = {"topic": [b"AAPL.A"], "ts_event": [_span(session)[0]], "payload": [order(1, b"B", 1)]}
+    twin = Recording.create(tmp_path, other, columns, date=datetime.date(2026, 1, 5))
+    subscriber = Subscriber(session.feed)
+    subscriber.book(b"", schema="itch50")
+    with pytest.raises(CallbackError, match="expected one: replay them apart"):
+        subscriber.replay([session, twin])
 
 
 def _span(recording: Recording) -> tuple[int, int]:
