@@ -259,15 +259,11 @@ class Books:
 
         Raises ConfigError when several are of it: an order of one could be taken for an order of the other.
         """
-        names = {
-            feed.name for feed in feeds if feed.schema is not None and feed.schema.schema_id == self._state.schema_id
-        }
-        if len(names) > 1:
-            raise ConfigError(
-                f"books were given messages of the feeds {sorted(names)}, expected one: replay them apart"
-            )
-        self._feeds = feeds
         mine = [feed.schema is not None and feed.schema.schema_id == self._state.schema_id for feed in feeds]
+        names = sorted({feed.name for feed, is_mine in zip(feeds, mine, strict=True) if is_mine})
+        if len(names) > 1:
+            raise ConfigError(f"books were given messages of the feeds {names}, expected one: replay them apart")
+        self._feeds = feeds
         self._chosen = numpy.array(mine, numpy.uint8)
         self._state.chosen = self._chosen.ctypes.data if len(feeds) > 1 else 0
 
