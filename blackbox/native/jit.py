@@ -64,12 +64,15 @@ def check_memory() -> None:
 
 def warm_up(function: Any, *arguments: Any) -> None:
     """Compile `function` for arguments like these, or load it from the cache, without calling it. Raises LimitError."""
+    signature = tuple(typeof(argument) for argument in arguments)
+    if signature in function.overloads:
+        return
     check_memory()
     timer = threading.Timer(_PATIENCE_S, _tell)
     timer.daemon = True
     start_thread(timer)
     try:
         with interrupts_held():  # LLVM's calls back would swallow it
-            function.compile(tuple(typeof(argument) for argument in arguments))
+            function.compile(signature)
     finally:
         timer.cancel()

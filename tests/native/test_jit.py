@@ -13,7 +13,7 @@ import os, signal
 from blackbox.native.jit import warm_up
 
 class Compiled:
-    done = False
+    done, overloads = False, {}
 
     def compile(self, signature):
         os.kill(os.getpid(), signal.SIGINT)
