@@ -11,7 +11,7 @@ REPORT ?= blackbox-report.html
 NO_SPARK := Spark could not be installed: the demo ends without its analysis and its page
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster torture bench bench-check profile report clean
+.PHONY: help demo test test-long torture bench bench-check profile report clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,10 +25,10 @@ test: $(VENV)/.ready-test  ## check style and types, run the tests
 	$(RUN)/ruff check
 	$(RUN)/ruff format --check
 	$(RUN)/mypy
-	$(RUN)/python -m pytest -q -n 3 -m "not cluster"
+	$(RUN)/python -m pytest -q -n 3 -m "not long"
 
-test-cluster: $(VENV)/.ready-test  ## run the tests that start a Spark cluster, or a Java of their own, for minutes
-	$(RUN)/python -m pytest -q -m cluster
+test-long: $(VENV)/.ready-long  ## run the tests that are left out of `make test` as they take long: clusters, browsers, twins
+	$(RUN)/python -m pytest -q -m long
 
 torture: $(VENV)/.ready-test  ## attack it: kills, hostile peers, damaged files; tell what broke [SECONDS=60 SEED=n ONLY=name]
 	$(RUN)/python -m tests.torture --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
@@ -63,8 +63,9 @@ $(VENV)/.ready-demo: EXTRA :=
 # 500 MB to download: a demo without its last part is better than none.
 $(VENV)/.ready-demo: WISH := [spark]
 $(VENV)/.ready-test: EXTRA := [dev]
+$(VENV)/.ready-long: EXTRA := [dev]
 # Where there is no browser to be had, the tests of pages say so and skip.
-$(VENV)/.ready-test: WISH := [browser]
+$(VENV)/.ready-long: WISH := [browser]
 $(BENCH)/.ready-bench: EXTRA := [bench]
 # One by one: a rival that cannot be had here is skipped, and the report says so.
 $(BENCH)/.ready-bench: WISHES := rivals
@@ -72,7 +73,7 @@ $(VENV)/.ready-check: EXTRA :=
 
 # One stamp for each set of packages: made once, and again when pyproject.toml changes.
 .SECONDEXPANSION:
-$(VENV)/.ready-demo $(VENV)/.ready-test $(VENV)/.ready-check $(BENCH)/.ready-bench: pyproject.toml | $$(@D)/bin/python
+$(VENV)/.ready-demo $(VENV)/.ready-test $(VENV)/.ready-long $(VENV)/.ready-check $(BENCH)/.ready-bench: pyproject.toml | $$(@D)/bin/python
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".$(EXTRA)"
 	$(if $(WISH),$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".$(WISH)" || echo "$(WISH) could not be installed: what needs it is left out")
 	$(if $(WISHES),$(@D)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(WISHES)"], sep="\n")' | while read -r wish; do \

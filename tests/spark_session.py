@@ -42,7 +42,7 @@ def spark(own_jar: Path) -> Iterator[SparkSession]:
     made.stop()
 
 
-@pytest.fixture(params=["java", "python"])
+@pytest.fixture(params=["java", pytest.param("python", marks=pytest.mark.long)])
 def engine(request: pytest.FixtureRequest) -> str:
     """Each of the two engines of the data source."""
     return str(request.param)

@@ -63,7 +63,10 @@ def test_what_lacks_descriptors_or_threads_says_so_and_ends(limits: Limits, kind
 MEMORY_MIB = (250, 350, 450, 600, 800, 1_000)
 
 
-@pytest.mark.parametrize("command", ["publish", "subscribe", "record", "replay", "stat"])
+@pytest.mark.parametrize(
+    "command",
+    ["subscribe", "replay", *(pytest.param(name, marks=pytest.mark.long) for name in ("publish", "record", "stat"))],
+)
 def test_a_command_that_lacks_memory_says_so_in_one_line_and_never_aborts(tmp_path: Path, command: str) -> None:
     (tmp_path / "recordings").mkdir()
     feed = str(write_feed(Feed.local("memory", slices=2), tmp_path / "feed.toml"))

@@ -174,6 +174,7 @@ COLUMNS = ["symbol", "ts_event", "size", "price", "trade_id", "ts_event_quote", 
            "ask_size"]  # fmt: skip
 
 
+@pytest.mark.long
 def test_recorded_trades_have_the_quote_before_them(spark: SparkSession, tops: Path, shared_data: Path) -> None:
     found = asof_recorded(spark, tops, "T", "Q", columns=COLUMNS, prices="long").collect()
     expected = sorted(tops_trades(shared_data), key=repr)

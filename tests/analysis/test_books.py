@@ -108,6 +108,7 @@ def test_many_symbols_in_many_partitions_and_batches(spark: SparkSession, sessio
     assert len(counts) > 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "schema", "feed"), [("deep", "iex_deep10", DEEP), ("dbn", "dbn", MBO)])
 def test_books_of_other_feeds(
     spark: SparkSession, captured: Callable[[str], Path], name: str, schema: str, feed: BookFeed

@@ -114,6 +114,7 @@ def test_an_empty_day_and_none(spark: SparkSession, tmp_path: Path) -> None:
         measure_day(spark, tmp_path / "nothing")
 
 
+@pytest.mark.long
 def test_command_writes_a_page(tmp_path: Path) -> None:
     day = Day(tmp_path / "day", feed_of())
     day.put(0, *(Put((Row(b"A.t", b"", 10**18 + k),), sequence=k, ts_out=10**18, ts_recv=10**18) for k in range(9)))

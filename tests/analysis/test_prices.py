@@ -87,7 +87,7 @@ def whole(quotes: list[dict[str, Any]]) -> list[tuple[int, int]]:
     ("name", "kind"),
     [
         ("esh4-glbx-mdp3-20231225.mbo", "mbo"),
-        ("futures_mbp-1_2024-07-01T23-58", "mbp-1"),
+        pytest.param("futures_mbp-1_2024-07-01T23-58", "mbp-1", marks=pytest.mark.long),
     ],
 )
 def test_dbn_counts_the_trades_of_one_type(
@@ -116,6 +116,7 @@ def test_dbn_counts_the_trades_of_one_type(
     assert bool(future.spreads) == (kind == "mbp-1")
 
 
+@pytest.mark.long
 def test_binance_frames_are_trades_and_quotes(spark: SparkSession, tmp_path: Path, shared_data: Path) -> None:
     path = shared_data / "binance" / "spot_btcusdt_20240808.gz"
     day = day_of(record(tmp_path, "btc", lambda: Binance(path)))

@@ -73,7 +73,7 @@ def messages_of(
     }
 
 
-@pytest.mark.parametrize("key_bytes", [0, 4])
+@pytest.mark.parametrize("key_bytes", [0, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", REAL)
 def test_what_is_imported_equals_what_is_published_recorded_and_compacted(
     shared_data: Path, tmp_path: Path, name: str, key_bytes: int

@@ -188,6 +188,7 @@ def children_of(process: subprocess.Popen[str]) -> list[int]:
 RUNS = ("live", "recorded", "replayed on the wire", "replayed in process")
 
 
+@pytest.mark.long
 def test_demo_delivers_all_and_shows_results(tmp_path: Path) -> None:
     with demo("--messages", 60_000, temporary=tmp_path) as process:
         out, errors = process.communicate(timeout=120)
@@ -227,6 +228,7 @@ def test_demo_ends_with_a_page_of_its_recording(tmp_path: Path) -> None:
     assert list((tmp_path / "temporary").glob("blackbox-demo-*")) == []
 
 
+@pytest.mark.long
 def test_demo_without_spark_tells_all_it_found_and_fails(tmp_path: Path) -> None:
     (tmp_path / "pyspark.py").write_text("raise ImportError('no pyspark here')\n")
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}:{ROOT}/feeds"}
@@ -239,6 +241,7 @@ def test_demo_without_spark_tells_all_it_found_and_fails(tmp_path: Path) -> None
     assert not (tmp_path / "x.html").exists()
 
 
+@pytest.mark.long
 def test_recording_of_a_demo_is_kept_where_it_was_asked_for(tmp_path: Path) -> None:
     with demo("--messages", 20_000, "--recordings", tmp_path) as process:
         out, errors = process.communicate(timeout=120)
@@ -252,6 +255,7 @@ def test_recording_of_a_demo_is_kept_where_it_was_asked_for(tmp_path: Path) -> N
     assert f"error: {day} holds a recording already" in errors
 
 
+@pytest.mark.long
 def test_demo_takes_at_most_the_messages_asked_for(shared_data: Path) -> None:
     with demo("--source", f"iex:{shared_data / 'iex' / 'goiex_DEEP10.pcap.gz'}", "--messages", 200_000) as process:
         out, errors = process.communicate(timeout=90)

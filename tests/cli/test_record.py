@@ -13,6 +13,7 @@ import pytest
 
 from blackbox import Feed, Publisher
 from blackbox.archive.recorder import Recorder
+from blackbox.block.format import HEARTBEAT_KEY
 from blackbox.cli.ui import progress
 from blackbox.cli.ui.status import Status
 from blackbox.testing import RawPublisher, wait_until
@@ -66,7 +67,7 @@ def test_gaps_are_status_4_when_it_should_run_until_the_end(tmp_path: Path) -> N
     with RawPublisher(feed) as publisher:
 
         def publish() -> None:
-            wait_until(lambda: len(publisher.subscriptions(0)) == 3, 30.0, "the subscription")
+            wait_until(lambda: {b"", HEARTBEAT_KEY} <= publisher.subscriptions(0), 30.0, "the subscription")
             publisher.send(publisher.encode([(b"T", b"")]))
             publisher.encode([(b"T", b"")] * 3)
             publisher.send(publisher.encode([(b"T", b"")]))

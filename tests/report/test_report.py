@@ -187,6 +187,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> None:
         pytest.skip(f"the browser did not start: {error}")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("browser")
 @pytest.mark.parametrize(("name", "width", "dark"), [
     ("full", 1_280, False), ("full", 1_280, True), ("full", 390, False), ("raw", 1_024, True), ("raw", 390, False),
@@ -204,6 +205,7 @@ def test_page_is_shown_as_meant(tmp_path: Path, name: str, width: int, dark: boo
     assert (tmp_path / "page.png").stat().st_size > 5_000
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("browser")
 def test_what_is_cut_off_is_found(tmp_path: Path) -> None:
     text = page(full_report()).replace(

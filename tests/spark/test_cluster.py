@@ -17,7 +17,7 @@ from tests.recorded import AS_SENT, record
 from tests.spark.cluster import HOME, HOST, Daemon, cluster, environment, free_port
 from tests.support import ROOT
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 JOB: Final = ROOT / "tests" / "spark" / "cluster_job.py"
 SUBMIT: Final = HOME / "bin" / "spark-submit"

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.journals import Day, Put, Row, feed_of
 from tests.spark.cluster import HOST, Daemon, environment, free_port
 from tests.support import ROOT
@@ -15,6 +17,7 @@ SERVER = ROOT / "tests" / "spark" / "connect_server.py"
 CLIENT = ROOT / "tests" / "spark" / "connect_client.py"
 
 
+@pytest.mark.long
 def test_a_client_reads_in_java_and_draws_a_page(tmp_path: Path) -> None:
     day = Day(tmp_path / "day", feed_of())
     day.put(0, *(Put((Row(b"A.t", b"", 10**18 + k),), sequence=k, ts_out=10**18, ts_recv=10**18) for k in range(9)))

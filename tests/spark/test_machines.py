@@ -48,7 +48,7 @@ def day(tmp_path: Path) -> Path:
     return tmp_path / "day"
 
 
-@pytest.mark.cluster
+@pytest.mark.long
 def test_machine_without_java_gets_one_from_pypi(day: Path, tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -68,6 +68,7 @@ spark = blackbox.spark.session("local[1]", conf={"spark.ui.enabled": False})
     assert made == ["blackbox", "java"]  # the connector's jar, and the shim
 
 
+@pytest.mark.long
 def test_session_that_the_user_made_finds_the_source(day: Path) -> None:
     script = """
 import os, sys

@@ -99,7 +99,7 @@ SUBSCRIBER = """
 
 
 @linux_only
-@pytest.mark.parametrize("lines", [1, 2])
+@pytest.mark.parametrize("lines", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_memory_stays_flat_however_much_is_sent(lines: int) -> None:
     feed = Feed.local("memory", slices=2, lines=lines)
     warm_up, rounds = 10, 100
