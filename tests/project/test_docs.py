@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import entry_points
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -12,6 +14,7 @@ from blackbox import Block
 from blackbox.block import format as layout
 from blackbox.block.format import HEARTBEAT_KEY, body_layout
 from blackbox.cli.ui.status import STATUS_HELP, Status
+from blackbox.feed.schema import QuoteFields, TradeFields, load_schema
 from blackbox.replay.control_socket import ControlSocket
 from blackbox.replay.controls import Controls
 from blackbox.replay.status import ReplayStatus
@@ -153,3 +156,21 @@ def test_requests_of_the_operations_page_are_understood() -> None:
     for request in requests:
         answer = msgspec.json.decode(socket._answer([request.encode()]))
         assert list(answer) == list(ReplayStatus.__struct_fields__)
+
+
+def _of(kind: TradeFields | QuoteFields) -> str:
+    only = getattr(kind, "only", None)
+    return f"`{kind.type}` where `{only[0]}` is `{only[1]}`" if only else f"`{kind.type}`"
+
+
+def test_types_trades_and_quotes_are_those_of_the_schemas() -> None:
+    rows = re.findall(r"^\| (`.+`) \| (.+) \| (.+) \| (.+) \|$", (DOCS / "feeds.md").read_text(), re.MULTILINE)
+    told = {name: row[1:] for row in rows if row[1] != "levels" for name in re.findall(r"`(\w+)`", row[0])}
+    names = {point.name for point in entry_points(group="blackbox.schemas")} - {"raw"}
+    assert names <= told.keys()
+    for name in names:
+        schema = load_schema(name)
+        types = " ".join(f"`{kind}`" for kind in schema.names or sorted(schema.records))
+        trades = ", ".join(map(_of, sorted(schema.trades, key=attrgetter("rank")))) or "none"
+        quotes = ", ".join(map(_of, sorted(schema.quotes, key=attrgetter("rank")))) or "none"
+        assert told[name] == (types or "none: payloads are JSON", trades, quotes)
