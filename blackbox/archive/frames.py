@@ -149,6 +149,36 @@ class Ticks(Frames):
         return columns
 
 
+class TicksOfDays(Frames):
+    """The trades or the quotes of several days: the rows of `Ticks` of each day, day by day.
+
+    What is looked up first, orders and the ranks of types, is looked up in each day for itself.
+    """
+
+    def __init__(self, days: Sequence[Frames], what: Literal["trades", "quotes"]) -> None:
+        """Wrap recordings of one schema. Raises ConfigError when it declares none."""
+        self.feed, self.schema = days[-1].feed, days[-1].schema
+        self._days = [Ticks(day, what) for day in days]
+
+    def batches(self, prefix: bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
+        """Yield all messages, day by day; frames choose which of them are trades or quotes."""
+        for day in self._days:
+            yield from day.batches(prefix, **selection)
+
+    def to_arrow(self, prefix: bytes = b"", **options: Unpack[FrameOptions]) -> pyarrow.Table:
+        """Return the rows of all days, as one table in memory. See `FrameOptions`."""
+        arrow = needs("pyarrow", "arrow")
+        tables = [day.to_arrow(prefix, **options) for day in self._days]
+        return arrow.concat_tables(tables).unify_dictionaries()
+
+    def arrow_chunks(
+        self, prefix: bytes = b"", rows: int = _ROWS, **options: Unpack[FrameOptions]
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """Yield what `to_arrow` returns, at most `rows` messages of one day at a time."""
+        for day in self._days:
+            yield from day.arrow_chunks(prefix, rows, **options)
+
+
 def needs(library: str, extra: str, module: str = "") -> Any:
     """Import a module that needs a library which may be missing."""
     try:

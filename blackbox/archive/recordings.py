@@ -7,12 +7,12 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from blackbox.archive.by_time import ByTime
 from blackbox.archive.day import MANIFEST, Date, as_date, recorded_days
 from blackbox.archive.filter import Clock, Filter, Selection
-from blackbox.archive.frames import Frames
+from blackbox.archive.frames import Frames, TicksOfDays
 from blackbox.archive.reader import Bodies, RecordRun, Report, read_runs
 from blackbox.archive.recording import Recording
 from blackbox.archive.segment import Damage, Segment
@@ -90,9 +90,31 @@ class Recordings(Frames):
             yield from recording.batches(prefix, **selection)
 
     def _columns(self, form: dict[str, Any], prefix: bytes, selection: Selection) -> Columns:
+        self._check_one_schema()
+        return super()._columns(form, prefix, selection)
+
+    def _check_one_schema(self) -> None:
         if len({recording.schema.name for recording in self.days}) > 1:
             raise ConfigError(f"a frame was to have messages of the feeds {self.feeds}, expected one: see of_feed")
-        return super()._columns(form, prefix, selection)
+
+    @property
+    def trades(self) -> TicksOfDays:
+        """The trades of all days, as tables and frames. Raises ConfigError when the schema declares none."""
+        return self._ticks("trades")
+
+    @property
+    def quotes(self) -> TicksOfDays:
+        """The quotes of all days, as tables and frames. Raises ConfigError when the schema declares none."""
+        return self._ticks("quotes")
+
+    def _ticks(self, what: Literal["trades", "quotes"]) -> TicksOfDays:
+        self._check_one_schema()
+        return TicksOfDays(self.days, what)
+
+    @property
+    def paths(self) -> list[str]:
+        """The days' directories, as Spark takes them: `spark.read.format("blackbox").load(recordings.paths)`."""
+        return [str(recording.path) for recording in self.days]
 
     def topics(self) -> list[bytes]:
         """Return all topics, sorted. Reads everything, as `counts`."""

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blackbox_feeds.iex import Iex
+from blackbox_feeds.itch50 import Itch50
 
 from blackbox import ConfigError, Feed, JournalError, Message, Recording, Recordings, Replay, Subscriber
+from blackbox.archive.import_days import import_days
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls
 
@@ -193,6 +196,42 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
     other = write_days(tmp_path / "other", schema="tape", dates=DATES[:1])
     with pytest.raises(ConfigError, match=r"schema \['raw', 'tape'\], expected the same in all"):
         Recordings.open(directory, other)
+
+
+@pytest.mark.parametrize("what", ["trades", "quotes"])
+def test_trades_and_quotes_of_all_days_are_those_of_each(shared_data: Path, tmp_path: Path, what: str) -> None:
+    """The days of ITCH have the same orders: what executions name is looked up in their own day."""
+    dates = ("2020-01-30", "2020-01-31")
+    if what == "trades":
+        feed = Feed.local("days", slices=2, schema="itch50")
+        for date in dates:
+            source = Itch50(shared_data / "itch50" / "runk_locate-13-10k.bin", date=date)
+            import_days(feed, tmp_path, [source], date=date)
+    else:
+        feed = Feed.local("days", slices=2, schema="iex_tops16")
+        for date in dates:
+            import_days(feed, tmp_path, [Iex(shared_data / "iex" / "goiex_TOPS16.pcapng.gz")], date=date)
+    days = Recordings.open(tmp_path / "days")
+    each = [getattr(day, what).to_arrow(prices="long").to_pylist() for day in days]
+    assert len(each) == 2
+    assert all(each)
+    ticks = getattr(days, what)
+    assert ticks.to_arrow(prices="long").to_pylist() == each[0] + each[1]
+    chunks = list(ticks.arrow_chunks(rows=100, prices="long"))
+    assert [row for chunk in chunks for row in chunk.to_pylist()] == each[0] + each[1]
+    assert max(map(len, chunks)) == 100
+    assert len(ticks.to_pandas()) == len(ticks.to_polars()) == len(each[0] + each[1])
+
+
+def test_trades_and_quotes_of_feeds_of_several_schemas_are_refused(tmp_path: Path) -> None:
+    for name in ("itch50", "iex_tops16"):
+        feed = Feed(name=name, slices=Feed.local(name, slices=1).slices, schema=name)
+        Recording.create(tmp_path, feed, {"topic": ["A.x"], "ts_event": [NOON_NS], "payload": ["x"]})
+    both = Recordings.open(tmp_path / "itch50", tmp_path / "iex_tops16")
+    with pytest.raises(ConfigError, match="expected one: see of_feed"):
+        _ = both.trades
+    with pytest.raises(ConfigError, match="'itch50' declares no quotes"):
+        _ = both.of_feed("itch50").quotes
 
 
 def test_feeds_of_one_schema_are_read_and_played_together(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from blackbox import Recordings
 from tests.journals import Day, feed_of
 from tests.spark.made_days import make_day
 from tests.spark.reading import (
@@ -42,6 +43,13 @@ def test_paths_of_every_form_and_a_view(spark: SparkSession, tmp_path: Path, eng
     found = spark.sql("SELECT date, count(topic) AS n FROM seen GROUP BY date ORDER BY date").collect()
     assert [(row.date.day, row.n) for row in found] == [(i + 1, count) for i, count in enumerate(counts)]
     spark.catalog.dropTempView("seen")
+
+
+def test_days_that_were_chosen_in_python_are_read(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+    feed = tmp_path / "recorded"
+    days = [make_day(feed / f"2026-11-0{i}", seed=i, blocks=4, date=f"2026-11-0{i}") for i in (1, 2, 3)]
+    chosen = Recordings.open(feed, first="2026-11-02")
+    assert load(spark, chosen.paths, engine).count() == len(days[1].told()) + len(days[2].told())
 
 
 def test_other_file_systems_are_read_through_hadoop(spark: SparkSession, written: Day, tmp_path: Path) -> None:
