@@ -43,6 +43,7 @@ from blackbox.errors import ConfigError
 from blackbox.feed.compiled_symbol import CompiledSymbolRule, separator_at
 from blackbox.feed.schema import load_schema
 from blackbox.feed.symbol import SymbolRule
+from blackbox.native.interrupts import interrupts_held
 from blackbox.native.intrinsics import bytes_at, call_for_integer, inner, int32s_at, int64s_at
 from blackbox.native.jit import njit, warm_up
 from blackbox.native.name_table import Numbering, NumberingAt, number_of
@@ -247,10 +248,12 @@ class Books:
             if opened.feeds is not self._feeds:
                 self._choose(opened.feeds)
             if batch.block.topic_count > len(self._places):
-                self._places = numpy.empty(2 * batch.block.topic_count, numpy.int32)
-                self._state.places = self._places.ctypes.data
+                with interrupts_held():  # the old memory would be gone, and its address kept
+                    self._places = numpy.empty(2 * batch.block.topic_count, numpy.int32)
+                    self._state.places = self._places.ctypes.data
             while (start := _apply_rows(self._state.address, *opened.addresses, rows, start, last)) < last:
-                self._make_room()
+                with interrupts_held():
+                    self._make_room()
         if opened.conflated:
             self.lose_sync()
 
@@ -290,7 +293,7 @@ class Books:
 
     def clear(self, slice_id: int | None = None) -> None:
         """Empty the books of one slice, or forget all symbols: as if no message had come."""
-        with self._lock:
+        with self._lock, interrupts_held():
             if slice_id is None:
                 self._state.made = self._state.left_out = self._bytes = 0
                 self._numbering.clear()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import signal
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -236,6 +238,28 @@ def test_books_go_on_after_one_could_not_be_made(session: Recording, monkeypatch
     orders, _ = slow_book(by_symbol(made_up())[second])
     assert book.symbols == [second]
     assert book.levels(second, 10_000) == (all_levels(orders, b"B"), all_levels(orders, b"S"))
+
+
+def test_ctrl_c_while_a_book_is_made_leaves_each_book_in_its_place(
+    session: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book, put = Books("itch50"), Books._put
+
+    def put_and_interrupt(self: Books, number: int, memory: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        put(self, number, memory)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(Books, "_put", put_and_interrupt)
+    try:
+        for batch in session.batches():
+            with suppress(KeyboardInterrupt):
+                book.apply(batch)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    kept = [memory.ctypes.data for memory in book._books if memory is not None]
+    assert len(kept) > 1
+    assert book._addresses[: len(kept)].tolist() == kept
 
 
 def test_book_that_may_not_grow_forgets_orders(tmp_path: Path) -> None:
