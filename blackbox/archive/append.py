@@ -13,7 +13,7 @@ import errno
 from typing import Any, Final
 
 import numpy
-from numba import cfunc, types
+from numba import types
 
 from blackbox.archive.append_marks import begin_epoch, begin_segment, finish, keys_of, put_mark
 from blackbox.archive.entry import add_to_entry
@@ -42,7 +42,7 @@ from blackbox.archive.marks import EPOCH_END, HEARD
 from blackbox.archive.record import chain_after, write_head
 from blackbox.block.format import FLAG_CHECKSUM, FLAG_END, read_header
 from blackbox.native.intrinsics import bytes_at, call_with_address, copy_bytes, inner
-from blackbox.native.jit import check_memory, njit
+from blackbox.native.jit import cfunc, check_memory, njit
 from blackbox.native.posix import now_ns, sleep_microseconds, sync_file
 from blackbox.native.records import load_shared, store_shared
 from blackbox.native.xxh3 import checksum_32

@@ -17,7 +17,7 @@ from blackbox.native.interrupts import interrupts_held
 from blackbox.native.kernel_cache import cache_root, held_by_one_process, use_kernel_cache
 from blackbox.native.limits import Needs, check_limits, start_thread
 
-__all__ = ["WARM_UP_NEEDS", "check_memory", "njit", "warm_up"]
+__all__ = ["WARM_UP_NEEDS", "cfunc", "check_memory", "njit", "warm_up"]
 
 log = logging.getLogger("blackbox")
 
@@ -38,12 +38,23 @@ def njit(*arguments: Any, **options: Any) -> Any:
     return _in_turn(made) if isinstance(made, Dispatcher) else lambda function: _in_turn(made(function))
 
 
+def cfunc(signature: Any, **options: Any) -> Callable[[Any], Any]:
+    """Do as numba's `cfunc`, and let Ctrl-C wait."""
+
+    def compiled(function: Any) -> Any:
+        with interrupts_held():
+            return numba.cfunc(signature, **options)(function)
+
+    return compiled
+
+
 def _in_turn(function: Any) -> Any:
     compile_: Callable[[Any], Any] = function.compile
 
     def compile_in_turn(signature: Any) -> Any:
         # First numba's own lock: a thread that has it may need the file that another thread waits with.
-        with global_compiler_lock, held_by_one_process(function._cache):
+        # Ctrl-C waits: LLVM's calls back would swallow it.
+        with interrupts_held(), global_compiler_lock, held_by_one_process(function._cache):
             return compile_(signature)
 
     function.compile = compile_in_turn
@@ -72,7 +83,6 @@ def warm_up(function: Any, *arguments: Any) -> None:
     timer.daemon = True
     start_thread(timer)
     try:
-        with interrupts_held():  # LLVM's calls back would swallow it
-            function.compile(signature)
+        function.compile(signature)
     finally:
         timer.cancel()

@@ -18,10 +18,11 @@ from typing import Any, Final
 import llvmlite.binding
 import numpy
 from llvmlite import ir
-from numba import cfunc, types
+from numba import types
 from numba.extending import intrinsic
 
 from blackbox.native.intrinsics import inner, int64s_at, load_acquire
+from blackbox.native.jit import cfunc
 from blackbox.native.posix import external
 
 _SYMBOL: Final = "blackbox_lost_pages"

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy
-from numba import carray, cfunc, types
+from numba import carray, types
 from numba.core.dispatcher import Dispatcher
 from numba.core.errors import NumbaError
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from blackbox.block.format import FLAG_NULLS, FLAG_SEQUENCES, body_layout
 from blackbox.block.opened import ORIGINS
 from blackbox.errors import CallbackError
 from blackbox.native.intrinsics import _pointer, bytes_at, int32s_at, int64s_at
-from blackbox.native.jit import check_memory, njit
+from blackbox.native.jit import cfunc, check_memory, njit
 from blackbox.subscribe.worker_state import CallbackCall, callback_call_at
 
 
