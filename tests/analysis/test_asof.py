@@ -182,6 +182,7 @@ def test_recorded_trades_have_the_quote_before_them(spark: SparkSession, tops: P
     assert len(found) == 6_390
 
 
+@pytest.mark.long
 def test_recorded_join_is_the_join_of_frames(spark: SparkSession, tops: Path) -> None:
     """All columns, decimals too; the file's times never go back, and a quote of a trade's time comes after it."""
     read = spark.read.format("blackbox")

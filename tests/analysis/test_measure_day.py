@@ -73,6 +73,7 @@ def test_quotes_and_trades_of_iex(spark: SparkSession, tmp_path: Path, shared_da
     assert report.instruments[0].symbol in page(report)
 
 
+@pytest.mark.long
 def test_books_of_itch_give_spreads(spark: SparkSession, tmp_path: Path, shared_data: Path) -> None:
     day = day_of(record(tmp_path, "itch", lambda: Itch50(shared_data / ITCH, date="2020-01-30")))
     report = measure_day(spark, day, ["AAPL"])

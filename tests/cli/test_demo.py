@@ -287,7 +287,7 @@ def test_killed_publishing_process_ends_the_demo() -> None:
     assert "error: the publishing process ended with status -9" in errors
 
 
-@pytest.mark.parametrize("moment", ["preparing", "recording", "replaying"])
+@pytest.mark.parametrize("moment", ["preparing", "recording", pytest.param("replaying", marks=pytest.mark.long)])
 def test_interrupt_ends_both_processes(tmp_path: Path, moment: str) -> None:
     def has_come() -> bool:
         if moment == "preparing":

@@ -78,6 +78,7 @@ def test_another_place_with_the_same_sources_shares_the_cache(package: Path, tmp
     assert ask(moved, XDG_CACHE_HOME=str(tmp_path / "cache"))[1]
 
 
+@pytest.mark.long
 def test_the_cache_keeps_a_bounded_number_of_versions(package: Path) -> None:
     places = []
     for answer in range(10):

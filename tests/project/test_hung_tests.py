@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.own_process import INSIDE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +27,7 @@ def test_behind(): pass
 """
 
 
+@pytest.mark.long
 def test_a_hung_test_is_a_named_failure_and_the_rest_runs_on(tmp_path: Path) -> None:
     for number in range(6):
         (tmp_path / f"test_{number}.py").write_text(HANGS if number in (2, 5) else SOUND)

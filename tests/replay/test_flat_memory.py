@@ -40,7 +40,7 @@ import sys
 from pathlib import Path
 from blackbox import Feed, Recording, Subscriber
 """
-LONGER = ("messages to two", "frames")
+LONGER = ("messages to two", "batches", "frames")
 END = """
 peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
 print(int(seen), peak.split()[1])

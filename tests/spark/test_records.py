@@ -33,7 +33,9 @@ KINDS = {"itch": "SRHAXDUP", "deep": "SDT85", "tops": "QTX", "tape": "T", "dbn":
 """Message types of each capture that are there and read; None: payloads as they are."""
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("itch", "tape") else pytest.mark.long) for name in KINDS]
+)
 def test_both_engines_have_the_same_schema_and_rows(
     spark: SparkSession, captured: Callable[[str], Path], name: str
 ) -> None:
