@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy
 
@@ -74,7 +74,8 @@ def _steps() -> Iterator[tuple[str, float]]:
                 times = max(_BLOCKS, int(_BLOCKS * _LEAST_S / kernel.seconds(_BLOCKS)))
                 yield kernel.name, _beside_loop(partial(kernel.ns_a_message, times), _TRIES)
             yield "replay, compiled", _beside_loop(_replay_compiled, 15)
-            yield "replay, a call a message", _beside_loop(_replay_calls, 8)
+            yield "replay, a call a message", _beside_loop(partial(_replay_calls, "sent"), 8)
+            yield "replay, the same by time", _beside_loop(partial(_replay_calls, "event"), 8)
 
 
 def _replay_compiled() -> float:
@@ -84,17 +85,17 @@ def _replay_compiled() -> float:
     return _replay_ns(subscriber, recording)
 
 
-def _replay_calls() -> float:
+def _replay_calls(order: Literal["event", "sent"]) -> float:
     recording = open_recording(_REPLAYED)
     subscriber = Subscriber(recording.feed)
     subscriber.on(b"")(_look)
-    return _replay_ns(subscriber, recording)
+    return _replay_ns(subscriber, recording, order)
 
 
-def _replay_ns(subscriber: Subscriber, recording: Recording) -> float:
+def _replay_ns(subscriber: Subscriber, recording: Recording, order: Literal["event", "sent"] = "event") -> float:
     """CPU time a message, of all threads."""
     began_s = cpu_seconds()
-    subscriber.replay(recording)
+    subscriber.replay(recording, order=order)
     return (cpu_seconds() - began_s) * 1e9 / _REPLAYED
 
 
