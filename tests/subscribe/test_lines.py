@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import random
-import time
 from typing import Any
 
-import msgspec
 import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from blackbox import Block, Feed, Publisher, SlowPolicy, Subscriber
+from blackbox import Block
 from blackbox.native.prefix_trie import Trie, build_trie
 from blackbox.subscribe.gaps import (
     DUPLICATE,
@@ -35,7 +32,6 @@ from blackbox.subscribe.gaps import (
 )
 from blackbox.subscribe.held import HELD_BLOCKS, NONE
 from blackbox.subscribe.state import SliceCounters
-from blackbox.testing import Collector, RawPublisher, wait_until
 
 A, B = 0, 1
 EPOCH = 7
@@ -352,156 +348,3 @@ def test_gaps_that_no_number_can_hold_are_the_largest_there_is() -> None:
 
 
 # Over real sockets.
-
-
-def two_line_feed(slices: int = 1, key_bytes: int = 0, heartbeat_ns: int = 10**9) -> Feed:
-    feed = Feed.local("lines", slices=slices, lines=2, key_bytes=key_bytes)
-    return msgspec.structs.replace(feed, heartbeat_ns=heartbeat_ns)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_random_loss_and_skew_of_two_lines_over_sockets(seed: int) -> None:
-    choice = random.Random(seed)
-    feed = two_line_feed(key_bytes=1, heartbeat_ns=60 * 10**9)  # no line is taken for dead on a busy machine
-    subscriber = Subscriber(feed, line_wait_ns=60 * 10**9, slow=SlowPolicy(max_lag_ns=3_600 * 10**9))
-    got = Collector()
-    subscriber.on(b"")(got.message)
-    with RawPublisher(feed, epoch=time.time_ns()) as publisher:
-        subscriber.start()
-        ways = {line: [] for line in (A, B)}  # type: dict[int, list[Any]]
-        published: dict[bytes, int] = {b"K": 0, b"L": 0}
-        on_some_line: dict[bytes, list[int]] = {b"K": [], b"L": []}
-        for _ in range(400):
-            key = choice.choice([b"K", b"L"])
-            count = choice.randint(1, 7)
-            numbers = range(published[key], published[key] + count)
-            block = publisher.encode([(key + b".t", str(number).encode()) for number in numbers])
-            published[key] += count
-            lines = [line for line in (A, B) if choice.random() < 0.7]
-            for line in lines:
-                ways[line].append(block)
-            if lines:
-                on_some_line[key] += numbers
-        while ways[A] or ways[B]:
-            line = choice.choice([line for line in (A, B) if ways[line]])
-            for _ in range(choice.randint(1, 60)):
-                if ways[line]:
-                    publisher.send(ways[line].pop(0), [line])
-        publisher.heartbeat(end=True)
-        subscriber.run(until_end=True)
-    for key, expected in on_some_line.items():
-        assert [int(m.payload) for m in got.messages if m.topic.startswith(key)] == expected
-    statistics = subscriber.statistics()
-    assert statistics.received.gaps == sum(published.values()) - sum(map(len, on_some_line.values()))
-    assert statistics.received.messages == statistics.delivery.delivered + statistics.received.duplicates
-    assert statistics.received.epochs == 1
-
-
-def test_losing_either_line_loses_nothing() -> None:
-    for lost in (A, B):
-        feed = two_line_feed(heartbeat_ns=20_000_000)
-        subscriber = Subscriber(feed)
-        got = Collector()
-        subscriber.on_batch(b"")(got.batch)
-        with RawPublisher(feed) as publisher:
-            subscriber.start()
-            for number in range(50):
-                publisher.send(publisher.encode([(b"T", b"%d" % number)]), [A, B])
-            publisher.close_line(lost)
-            left = 1 - lost
-            for number in range(50, 100):
-                publisher.send(publisher.encode([(b"T", b"%d" % number)]), [left])
-            got.wait(100)
-            publisher.heartbeat(end=True, lines=[left])
-            subscriber.run(until_end=True)
-        assert got.payloads == [b"%d" % number for number in range(100)]
-        assert subscriber.statistics().received.gaps == 0
-
-
-def test_what_the_living_line_lost_after_the_other_died_is_counted() -> None:
-    feed = two_line_feed(heartbeat_ns=20_000_000)
-    subscriber = Subscriber(feed, line_wait_ns=5_000_000)
-    got = Collector()
-    subscriber.on(b"")(got.message)
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
-        publisher.send(publisher.encode([(b"T", b"0")]), [A, B])
-        publisher.close_line(B)
-        publisher.encode([(b"T", b"1"), (b"T", b"2")])
-        publisher.send(publisher.encode([(b"T", b"3")]), [A])
-        got.wait(2)
-        subscriber.stop()
-    assert got.payloads == [b"0", b"3"]
-    assert subscriber.statistics().received.gaps == 2
-
-
-def test_a_held_block_waits_for_the_other_line_and_no_longer_than_told() -> None:
-    feed = two_line_feed()
-    subscriber = Subscriber(feed, line_wait_ns=200_000_000)
-    got = Collector()
-    subscriber.on(b"")(got.message)
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
-        blocks = [publisher.encode([(b"T", b"%d" % number)]) for number in range(4)]
-        publisher.send(blocks[0], [A])
-        publisher.send(blocks[2], [A])
-        wait_until(lambda: subscriber.statistics().received.held == 1)
-        assert [m.payload for m in got.wait(1)] == [b"0"]
-        publisher.send(blocks[1], [B])
-        assert [m.payload for m in got.wait(3)] == [b"0", b"1", b"2"]
-        assert subscriber.statistics().received.gaps == 0
-        last = publisher.encode([(b"T", b"4")])
-        publisher.send(last, [A])
-        assert [m.payload for m in got.wait(4)][3:] == [b"4"]
-        subscriber.stop()
-    assert subscriber.statistics().received.gaps == 1
-
-
-def test_a_subscriber_starts_on_one_line_when_the_other_has_no_publisher(caplog: pytest.LogCaptureFixture) -> None:
-    feed = two_line_feed()
-    subscriber = Subscriber(feed)
-    got = Collector()
-    subscriber.on(b"")(got.message)
-    with RawPublisher(feed) as publisher:
-        publisher.close_line(B)
-        subscriber.start(timeout=0.3)
-        assert "only 1 of 2 lines have a publisher" in caplog.text
-        publisher.send(publisher.encode([(b"T", b"0"), (b"T", b"1")]), [A])
-        got.wait(2)
-        publisher.heartbeat(end=True, lines=[A])
-        subscriber.run(until_end=True)
-    assert got.payloads == [b"0", b"1"]
-
-
-def test_forgetting_a_key_while_one_of_its_blocks_is_held_counts_no_gap() -> None:
-    feed = two_line_feed(key_bytes=1)
-    subscriber = Subscriber(feed, line_wait_ns=100_000_000)
-    keep, drop = Collector(), Collector()
-    subscriber.on(b"K")(keep.message)
-    subscriber.on(b"L")(drop.message)
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
-        publisher.send(publisher.encode([(b"L", b"0")]), [A])
-        publisher.send(publisher.encode([(b"L", b"500")], sequence=500), [A])
-        wait_until(lambda: subscriber.statistics().received.held == 1)
-        subscriber.off(drop.message)
-        subscriber.wait_confirmed()
-        wait_until(lambda: subscriber.statistics().received.held == 0)
-        subscriber.stop()
-    assert subscriber.statistics().received.gaps == 0
-
-
-def test_a_real_publisher_sends_everything_on_both_lines() -> None:
-    feed = two_line_feed(slices=2)
-    subscriber = Subscriber(feed)
-    got = Collector()
-    subscriber.on_batch(b"")(got.batch)
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
-        names = tuple(b"S%d.t" % number for number in range(50))
-        publisher.publish_many(names, numpy.arange(20_000) % 50, numpy.zeros((20_000, 24), numpy.uint8))
-    subscriber.run(until_end=True)
-    statistics = subscriber.statistics()
-    assert len(got) == statistics.delivery.delivered == 20_000
-    assert statistics.received.duplicates == 20_000
-    assert statistics.received.gaps == 0
