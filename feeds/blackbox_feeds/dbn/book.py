@@ -6,8 +6,8 @@
 
 An order that is modified and does not rest is added, as Databento's own example of a book does, and counted. F_LAST
 ends an event; before it the book is between two states. The first record of a snapshot (F_SNAPSHOT) clears the book,
-also where no R stands in front of it, as in files from before February 2024; its orders have times of their own, so a
-replay by `ts_event` may bring its last record (F_LAST) before others, and only a record of no snapshot ends it.
+also where no R stands in front of it, as in files from before February 2024. Its orders have times of their own, older
+ones: the source gives its records the time at which they were told (`ts_recv`), so a replay brings them together.
 
 Topics name an instrument, not a venue: a file with several venues of one instrument (`publisher_id`) has one book of
 all.
