@@ -419,6 +419,13 @@ def lose_sync(book: int) -> None:
     head.is_unsynced = 1
 
 
+@njit(nogil=True, cache=True)
+def note_conflated(book: int) -> None:
+    """Note that what came before a message of a conflated block is not known."""
+    if _head_at(book).is_unsynced == 0:
+        lose_sync(book)
+
+
 @inner
 def _level(book: int, side: int, place: int) -> tuple[int, int, int]:
     many = _head_at(book).depth[side]
@@ -469,4 +476,5 @@ def warm_up_book() -> None:
     """Compile what Python calls of a book while messages come."""
     warm_up(best, 0)
     warm_up(level, 0, 0, 0)
+    warm_up(lose_sync, 0)
     warm_up(_copy, 0, 0)

@@ -30,6 +30,7 @@ from blackbox.book.book import (
     levels,
     lose_sync,
     new_book,
+    note_conflated,
     note_origin,
     order_columns,
     roomier,
@@ -68,6 +69,8 @@ class _BooksState(SharedRecord):
     schema_id = Field()
     chosen = Field()
     """Address of uint8[slices], where a replay has several feeds: 1 for the slices of the books' schema. Else 0."""
+    conflated = Field()
+    """Whether the block stands for several: what came between its messages is not known."""
     type_offset = Field()
     types = Field()
     """Address of uint8[256]: 1 for the types that change books."""
@@ -168,6 +171,8 @@ def _apply_rows(
             state.left_out += 1
             continue
         _note_origin(book, header, origins, row)
+        if state.conflated != 0:
+            note_conflated(book)
         if call_for_integer(state.apply, book, payload, size) == COMPLETE:
             settle(book)
     return last
@@ -223,6 +228,8 @@ class Books:
         self._types[list(feed.types.encode("latin-1"))] = 1
         self._places = numpy.empty(0, numpy.int32)
         self._feeds: Sequence[BatchFeed] = ()
+        self._names: set[str] = set()
+        """The feed that the books are of, once it is known."""
         rule = CompiledSymbolRule.of(symbol_rule or SymbolRule())
         self._state = state = _BooksState()
         state.apply, state.schema_id, state.type_offset = feed.address, load_schema(schema).schema_id, feed.type_offset
@@ -247,6 +254,7 @@ class Books:
         with self._lock:
             if opened.feeds is not self._feeds:
                 self._choose(opened.feeds)
+            self._state.conflated = int(opened.conflated)
             if batch.block.topic_count > len(self._places):
                 with interrupts_held():  # the old memory would be gone, and its address kept
                     self._places = numpy.empty(2 * batch.block.topic_count, numpy.int32)
@@ -254,8 +262,6 @@ class Books:
             while (start := _apply_rows(self._state.address, *opened.addresses, rows, start, last)) < last:
                 with interrupts_held():
                     self._make_room()
-        if opened.conflated:
-            self.lose_sync()
 
     def _choose(self, feeds: Sequence[BatchFeed]) -> None:
         """Choose the slices of the books' schema, where there are several feeds.
@@ -263,10 +269,10 @@ class Books:
         Raises ConfigError when several are of it: an order of one could be taken for an order of the other.
         """
         mine = [feed.schema is not None and feed.schema.schema_id == self._state.schema_id for feed in feeds]
-        names = sorted({feed.name for feed, is_mine in zip(feeds, mine, strict=True) if is_mine})
+        names = sorted(self._names | {feed.name for feed, is_mine in zip(feeds, mine, strict=True) if is_mine})
         if len(names) > 1:
             raise ConfigError(f"books were given messages of the feeds {names}, expected one: replay them apart")
-        self._feeds = feeds
+        self._feeds, self._names = feeds, set(names)
         self._chosen = numpy.array(mine, numpy.uint8)
         self._state.chosen = self._chosen.ctypes.data if len(feeds) > 1 else 0
 
@@ -295,7 +301,9 @@ class Books:
         """Empty the books of one slice, or forget all symbols: as if no message had come."""
         with self._lock, interrupts_held():
             if slice_id is None:
+                self._addresses[: self._state.made] = 0
                 self._state.made = self._state.left_out = self._bytes = 0
+                self._feeds, self._names = (), set()
                 self._numbering.clear()
                 self._numbers.clear()
                 self._books.clear()

@@ -262,6 +262,33 @@ def test_ctrl_c_while_a_book_is_made_leaves_each_book_in_its_place(
     assert book._addresses[: len(kept)].tolist() == kept
 
 
+def test_books_that_find_no_memory_after_clear_touch_none_of_those_before(session: Recording) -> None:
+    book = Books("itch50")
+    for batch in session.batches():
+        book.apply(batch)
+    book.clear()
+    assert not book._addresses.any()
+    book._max_bytes = 0
+    for batch in session.batches():
+        book.apply(batch)
+    assert book.symbols == []
+    assert book.counters()["left_out"] > 0
+
+
+def test_books_of_two_feeds_of_one_schema_applied_by_hand_are_refused(session: Recording, tmp_path: Path) -> None:
+    rows = (Row(b"A.x", order(1, b"B", 50)),)
+    Day(tmp_path / "day", feed_of(schema="itch50")).put(0, Put(rows))
+    other = Recording.open(tmp_path / "day")
+    assert other.feed.name != session.feed.name
+    book = Books("itch50")
+    book.apply(next(iter(session.batches())))
+    with pytest.raises(ConfigError, match="expected one: replay them apart"):
+        book.apply(next(iter(other.batches())))
+    book.clear()
+    book.apply(next(iter(other.batches())))
+    assert book.symbols == [b"A"]
+
+
 def test_book_that_may_not_grow_forgets_orders(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of())
     day.put(0, Put(tuple(Row(b"A.A", order(n, b"B", 1_000 + n)) for n in range(1, 400)), schema=ITCH))
