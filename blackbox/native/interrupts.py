@@ -21,5 +21,5 @@ def interrupts_held() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if came:
-        raise KeyboardInterrupt
+        if came:  # also where the block raised: that is its context
+            raise KeyboardInterrupt

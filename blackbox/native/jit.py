@@ -53,8 +53,8 @@ def _in_turn(function: Any) -> Any:
 
     def compile_in_turn(signature: Any) -> Any:
         # First numba's own lock: a thread that has it may need the file that another thread waits with.
-        # Ctrl-C waits: LLVM's calls back would swallow it.
-        with interrupts_held(), global_compiler_lock, held_by_one_process(function._cache):
+        # Last: while it compiles Ctrl-C waits, as LLVM's calls back would swallow it.
+        with global_compiler_lock, held_by_one_process(function._cache), interrupts_held():
             return compile_(signature)
 
     function.compile = compile_in_turn
