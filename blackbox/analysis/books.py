@@ -232,6 +232,7 @@ class _Counts(NamedTuple):
 
 def payloads_of(column: pyarrow.Array) -> tuple[NDArray[numpy.uint8], NDArray[numpy.int64]]:
     """The bytes of a binary column, and where in them each value starts and the last one ends."""
+    column = column.cast(pyarrow.binary())  # Spark may give large ones
     _, offsets, data = column.buffers()
     places = numpy.frombuffer(offsets, numpy.int32)[column.offset : column.offset + len(column) + 1]
     return numpy.frombuffer(data, numpy.uint8), places.astype(numpy.int64)

@@ -168,6 +168,7 @@ class TicksOfDays(Frames):
     def to_arrow(self, prefix: bytes = b"", **options: Unpack[FrameOptions]) -> pyarrow.Table:
         """Return the rows of all days, as one table in memory. See `FrameOptions`."""
         arrow = needs("pyarrow", "arrow")
+        options = self._in_one_zone(options)
         tables = [day.to_arrow(prefix, **options) for day in self._days]
         return arrow.concat_tables(tables).unify_dictionaries()
 
@@ -175,8 +176,13 @@ class TicksOfDays(Frames):
         self, prefix: bytes = b"", rows: int = _ROWS, **options: Unpack[FrameOptions]
     ) -> Iterator[pyarrow.RecordBatch]:
         """Yield what `to_arrow` returns, at most `rows` messages of one day at a time."""
-        for day in self._days:
-            yield from day.arrow_chunks(prefix, rows, **options)
+        check_options(options, FrameOptions.__optional_keys__)
+        options = self._in_one_zone(options)
+        return (chunk for day in self._days for chunk in day.arrow_chunks(prefix, rows, **options))
+
+    def _in_one_zone(self, options: FrameOptions) -> FrameOptions:
+        zone = options.get("zone")
+        return {**options, "zone": self.feed.time_zone if zone is None else zone}
 
 
 def needs(library: str, extra: str, module: str = "") -> Any:

@@ -54,6 +54,7 @@ class ReplayedFeeds:
             del self.of_slice[1:]
         self.numbers = numpy.array(numbers, numpy.int64)
         self.recorded = numpy.array(recorded, numpy.int64)
+        self.places = [(self.names[number], slice_id) for number, slice_id in zip(numbers, recorded, strict=True)]
 
     def number(self, segment: SegmentFile) -> int:
         """Return the number of a segment's feed, or ONE_FEED."""
@@ -67,4 +68,4 @@ class ReplayedFeeds:
         return slices
 
     def _first_slice(self, segment: SegmentFile) -> int:
-        return next(first for path, first in self._first.items() if segment.path.is_relative_to(path))
+        return self._first[segment.path.parent.parent]

@@ -282,6 +282,12 @@ class Replay:
         zones = sorted({recording.feed.time_zone for recording in recordings})
         if len(zones) > 1 and isinstance(given, str):
             raise ConfigError(f"time {given!r} is another in each of the time zones {zones}, expected ns or a datetime")
+        starts = sorted({str(recording.feed.day_start) for recording in recordings})
+        if len(starts) > 1 and is_time_of_day(given):
+            raise ConfigError(
+                f"time {given!r} is of another date in each of the sessions that start at {starts}, "
+                "expected text with a date, ns or a datetime"
+            )
         return chosen.time(given, self._pace_by)
 
     def _usual_clock(self) -> Literal["ts_event", "ts_out"]:

@@ -11,7 +11,7 @@ import msgspec
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.errors import CallbackError, SubscriberError
+from blackbox.errors import CallbackError, ConfigError, SubscriberError
 from blackbox.native.limits import Needs, check_limits
 from blackbox.native.name_table import Numbering
 from blackbox.native.prefix_trie import longest_prefix
@@ -57,6 +57,14 @@ class CallbackPlayer:
         Topic numbers and counters go on from those of the player `before`.
         """
         known = before.topics if before is not None else []
+        before_it = before._places if before is not None else []
+        self._places: list[tuple[str, int]] = max(before_it, feeds.places, key=len)
+        for was, now in zip(before_it, feeds.places, strict=False):
+            if was != now:
+                raise ConfigError(
+                    f"slice {now[1]} of feed {now[0]!r} was played where slice {was[1]} of {was[0]!r} was before, "
+                    "expected the same feeds in the same order: topic numbers and states go on"
+                )
         self.topics: list[Numbering] = [
             *known,
             *(Numbering(most, _MEAN_TOPIC_BYTES) for most in feeds.max_topics[len(known) :]),

@@ -8,12 +8,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from blackbox_feeds.iex import Iex
 from blackbox_feeds.itch50 import Itch50
 
-from blackbox import ConfigError, Feed, JournalError, Message, Recording, Recordings, Replay, Subscriber
+from blackbox import ConfigError, Feed, JournalError, Message, Recording, Recordings, Replay, Schema, Subscriber
 from blackbox.archive.import_days import import_days
+from blackbox.feed.schema import TradeFields, price
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls
 
@@ -223,6 +225,34 @@ def test_trades_and_quotes_of_all_days_are_those_of_each(shared_data: Path, tmp_
     assert len(ticks.to_pandas()) == len(ticks.to_polars()) == len(each[0] + each[1])
 
 
+def test_trades_of_days_of_several_time_zones_are_in_that_of_the_last(tmp_path: Path) -> None:
+    tick = numpy.dtype([("type", "S1"), ("price", price("<i4", 4)), ("size", "<u2")])
+    schema = Schema("ticks", schema_id=1_777, records={"t": tick}, trades=(TradeFields("t", "price", "size"),))
+    slices = Feed.local("ticks", slices=1).slices
+    for date, zone in (("2026-01-05", "UTC"), ("2026-01-06", "America/New_York")):
+        feed = Feed(name="ticks", slices=slices, schema=schema, time_zone=zone)
+        payload = numpy.array([(b"t", 5, 6)], tick).tobytes()
+        columns = {"topic": ["A.t"], "ts_event": [NOON_NS], "payload": [payload]}
+        Recording.create(tmp_path, feed, columns, date=date)
+    trades = Recordings.open(tmp_path / "ticks").trades
+    assert str(trades.to_arrow().schema.field("ts_event").type) == "timestamp[ns, tz=America/New_York]"
+    assert {str(chunk.schema.field("ts_event").type) for chunk in trades.arrow_chunks()} == {
+        "timestamp[ns, tz=America/New_York]"
+    }
+    with pytest.raises(TypeError, match="zones"):
+        trades.arrow_chunks(zones="UTC")  # type: ignore[call-arg]
+
+
+def test_a_time_of_day_of_feeds_whose_sessions_start_at_other_times_is_refused(tmp_path: Path) -> None:
+    for name, start in (("stocks", "00:00"), ("futures", "18:00")):
+        feed = Feed(name=name, slices=Feed.local(name, slices=1).slices, time_zone=ZONE, day_start=start)
+        Recording.create(tmp_path, feed, {"topic": ["A.x"], "ts_event": [NOON_NS], "payload": ["x"]})
+    both = Recordings.open(tmp_path / "stocks", tmp_path / "futures")
+    with pytest.raises(ConfigError, match="sessions that start at"):
+        replayed(both, start="10:00")
+    assert replayed(both, start=NOON_NS) == ["x", "x"]
+
+
 def test_trades_and_quotes_of_feeds_of_several_schemas_are_refused(tmp_path: Path) -> None:
     for name in ("itch50", "iex_tops16"):
         feed = Feed(name=name, slices=Feed.local(name, slices=1).slices, schema=name)
@@ -242,3 +272,15 @@ def test_feeds_of_one_schema_are_read_and_played_together(tmp_path: Path) -> Non
     assert replayed(recordings) == [each for each in expected(range(9, 16)) for _ in range(2)]
     shutil.rmtree(other / DATES[0])
     assert len(Recordings.open(directory, other)) == 5
+
+
+def test_a_replay_of_another_feed_than_before_is_refused_as_numbers_of_topics_go_on(tmp_path: Path) -> None:
+    first, second = (
+        Recordings.open(write_days(tmp_path / name, dates=DATES[:1], name=name)) for name in ("days", "others")
+    )
+    subscriber = Subscriber(first.feed)
+    subscriber.on(b"")(lambda _: None)
+    subscriber.replay(first)
+    subscriber.replay(first)
+    with pytest.raises(ConfigError, match="slice 0 of feed 'others' was played where slice 0 of 'days' was before"):
+        subscriber.replay(second)
