@@ -72,3 +72,29 @@ def test_ctrl_c_while_a_command_begins_is_one_line_and_status_130(command: str, 
         assert status == Status.INTERRUPTED, said
         assert errors.splitlines()[-1] == "interrupted", said
         assert not re.search("Traceback|Exception|[eE]rror", errors), said
+
+
+def test_ctrl_c_while_numba_is_imported_is_one_line_and_status_130(tmp_path: Path) -> None:
+    script = """
+import os, signal, sys
+
+class CtrlC:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numba._devicearray":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, CtrlC())
+import blackbox.cli
+blackbox.cli.main()
+"""
+    day = str(recorded_day(tmp_path / "day").path)
+    ran = subprocess.run(
+        [sys.executable, "-c", script, "replay", day],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/feeds"},
+    )
+    assert (ran.returncode, ran.stderr) == (Status.INTERRUPTED, "interrupted\n")

@@ -55,6 +55,8 @@ def exit_statuses() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         check_limits("blackbox", LOAD_NEEDS)  # before a command's imports, which would say that a module is not there
+        import numba  # noqa: F401 - here Ctrl-C ends the process; raised in the midst of it, it becomes an ImportError
+
         with raised():
             yield
         sys.stdout.flush()
