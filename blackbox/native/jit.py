@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import wraps
 from typing import Any
 
 import numba
 from numba import typeof
+from numba.core.caching import FunctionCache
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
 
@@ -33,8 +35,6 @@ use_kernel_cache()
 def njit(*arguments: Any, **options: Any) -> Any:
     """Do as numba's `njit`; of several processes that need a cached function at a time, one compiles it for all."""
     made = numba.njit(*arguments, **options)
-    if not options.get("cache"):
-        return made
     return _in_turn(made) if isinstance(made, Dispatcher) else lambda function: _in_turn(made(function))
 
 
@@ -53,8 +53,10 @@ def _in_turn(function: Any) -> Any:
 
     def compile_in_turn(signature: Any) -> Any:
         # First numba's own lock: a thread that has it may need the file that another thread waits with.
+        is_cached = isinstance(function._cache, FunctionCache)
+        others = held_by_one_process(function._cache) if is_cached else nullcontext()
         # Last: while it compiles Ctrl-C waits, as LLVM's calls back would swallow it.
-        with global_compiler_lock, held_by_one_process(function._cache), interrupts_held():
+        with global_compiler_lock, others, interrupts_held():
             return compile_(signature)
 
     function.compile = compile_in_turn

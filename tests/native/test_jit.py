@@ -26,7 +26,7 @@ class CtrlC(event.Listener):
     def on_end(self, event):
         pass
 
-@njit(cache=True)
+@njit(cache={cache})
 def function(number):
     return number
 
@@ -39,9 +39,10 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("use", ["warm_up(function, 1)", "function(1)"])
-def test_ctrl_c_while_something_is_compiled_is_raised_behind_it(tmp_path: Path, use: str) -> None:
+@pytest.mark.parametrize("cache", [True, False])
+def test_ctrl_c_while_something_is_compiled_is_raised_behind_it(tmp_path: Path, use: str, cache: bool) -> None:
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(use=use))
+    script.write_text(SCRIPT.format(use=use, cache=cache))
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/feeds", "XDG_CACHE_HOME": str(tmp_path)}
     run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, env=environment)
     assert run.stdout == "raised behind it 1 True\n", run.stderr
