@@ -141,9 +141,9 @@ def test_gaps_of_a_recording_that_lost_messages(messages: DataFrame) -> None:
 rows_of_streams = st.lists(st.tuples(st.integers(0, 1), st.sampled_from("ab"), st.integers(0, 30)), max_size=60)
 
 
+@pytest.mark.long
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows_of_streams, st.integers(1, 3))
-@pytest.mark.long
 def test_any_numbers_in_any_order(spark: SparkSession, streams: list[tuple[int, str, int]], parts: int) -> None:
     day = datetime.date(2026, 11, 20)
     schema = "feed string, date date, epoch bigint, slice int, topic string, sequence bigint, ts_recv bigint"

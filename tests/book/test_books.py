@@ -276,8 +276,7 @@ def test_books_that_find_no_memory_after_clear_touch_none_of_those_before(sessio
 
 
 def test_books_of_two_feeds_of_one_schema_applied_by_hand_are_refused(session: Recording, tmp_path: Path) -> None:
-    rows = (Row(b"A.x", order(1, b"B", 50)),)
-    Day(tmp_path / "day", feed_of(schema="itch50")).put(0, Put(rows))
+    Day(tmp_path / "day", feed_of(schema="itch50")).put(0, Put((Row(b"A.x", order(1, b"B", 50)),)))
     other = Recording.open(tmp_path / "day")
     assert other.feed.name != session.feed.name
     book = Books("itch50")

@@ -22,7 +22,7 @@ from blackbox.book.feed import COMPLETE, IGNORED, WITHIN, BookFeed
 from blackbox.book.orders import BUY, SELL
 from blackbox.native.intrinsics import bytes_at
 from blackbox.native.jit import njit
-from blackbox_feeds.dbn.records import RTYPE_AT, SCHEMA, SCHEMA_TS_OUT, TYPED
+from blackbox_feeds.dbn.records import F_SNAPSHOT, RTYPE_AT, SCHEMA, SCHEMA_TS_OUT, TYPED
 from blackbox_feeds.io.integers import little_32, little_64
 
 _MBO: Final = TYPED["mbo"][0]
@@ -35,7 +35,7 @@ _FLAGS: Final = SCHEMA.offset("mbo", "flags")
 _ACTION: Final = SCHEMA.offset("mbo", "action")
 _SIDE: Final = SCHEMA.offset("mbo", "side")
 
-_F_LAST, _F_TOB, _F_SNAPSHOT = 1 << 7, 1 << 6, 1 << 5
+_F_LAST, _F_TOB = 1 << 7, 1 << 6
 _NO_PRICE: Final = (1 << 63) - 1
 _ADD, _CANCEL, _MODIFY, _CLEAR, _TRADE, _FILL, _NONE = (ord(action) for action in "ACMRTFN")
 _BID, _ASK = ord("B"), ord("A")
@@ -53,7 +53,7 @@ def apply(book: int, payload: int, size: int) -> int:
         refuse(book)
         return IGNORED
     flags, action = data[_FLAGS], data[_ACTION]
-    enter_snapshot(book, flags & _F_SNAPSHOT != 0)
+    enter_snapshot(book, flags & F_SNAPSHOT != 0)
     if action == _CLEAR:
         clear(book)
     elif action in (_ADD, _MODIFY, _CANCEL):

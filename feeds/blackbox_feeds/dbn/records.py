@@ -132,6 +132,8 @@ NAMES: Final = {rtype: name for name, (rtype, _) in (TYPED | UNTYPED).items()}
 """The name of each `rtype`."""
 LENGTHS: Final = {rtype: (dtype.itemsize,) for rtype, dtype in TYPED.values()} | dict(UNTYPED.values())
 """The lengths that records of each `rtype` may have. Unit: bytes."""
+F_SNAPSHOT: Final = 1 << 5
+"""Of the flags of a record: it is of a snapshot."""
 TS_OUT_BYTES: Final = 8
 """What a live session may append to each record: the time at which it was sent."""
 

@@ -17,7 +17,7 @@ from blackbox.feed.source import Chunk
 from blackbox.feed.symbol import MARKET_SYMBOL
 from blackbox.native.jit import njit
 from blackbox_feeds.dbn.metadata import DbnMetadata
-from blackbox_feeds.dbn.records import LENGTHS, METADATA_RTYPE, NAMES, SCHEMA, TS_OUT_BYTES, TYPED, UNTYPED
+from blackbox_feeds.dbn.records import F_SNAPSHOT, LENGTHS, METADATA_RTYPE, NAMES, SCHEMA, TS_OUT_BYTES, TYPED, UNTYPED
 from blackbox_feeds.io.columns import Columns, put_row
 from blackbox_feeds.io.integers import little_32, little_64
 from blackbox_feeds.io.template import TopicForm
@@ -31,7 +31,6 @@ _HEADER_BYTES: Final = 16
 _INSTRUMENT_AT, _TS_EVENT_AT = 4, 8
 _MBO: Final = TYPED["mbo"][0]
 _FLAGS_AT: Final = SCHEMA.offset("mbo", "flags")
-_F_SNAPSHOT: Final = 1 << 5
 _FIRST_INSTRUMENT = 2
 """Of the keys of topics: 0 and 1 mean other things."""
 _SEGMENTS: Final = 0x7FFFFF00
@@ -107,7 +106,7 @@ def scan_records(
             return n, position, PARTIAL
         happened = little_64(data, position + _TS_EVENT_AT)
         indexed = little_64(data, position + _INDEX_TIMES[rtype])
-        if rtype == _MBO and data[position + _FLAGS_AT] & _F_SNAPSHOT:
+        if rtype == _MBO and data[position + _FLAGS_AT] & F_SNAPSHOT:
             happened = indexed  # what it was told at; its own time is that at which its order came
         segment = _segment(bounds, indexed, segment)
         instrument = little_32(data, position + _INSTRUMENT_AT)
