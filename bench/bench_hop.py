@@ -34,6 +34,7 @@ from blackbox.subscribe.gaps import Sequences
 from blackbox.subscribe.slow_subscriber import WARN
 from blackbox.subscribe.state import SliceState
 from blackbox.subscribe.statistics import Counters
+from blackbox.subscribe.worker_state import WorkerAt, WorkerTableAt
 from blackbox.transport.libzmq import (
     MESSAGE_BYTES,
     SNDMORE,
@@ -141,6 +142,7 @@ def _slice(router: int, workers: int, scratch: NDArray[numpy.int64]) -> tuple[Sl
         0,
         0,
         *(WARN, QUEUE_BLOCKS, conflation.at, 10**18, 10**9, NO_HANDLER),
+        *(WorkerAt(*[0] * len(WorkerAt._fields)), WorkerTableAt(*[0] * len(WorkerTableAt._fields)), 0),
     )
     return at, (state, counters, topics, sets, conflation, sequences)
 

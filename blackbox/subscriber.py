@@ -12,10 +12,10 @@ from blackbox.arguments import check_function, check_integers, check_prefix
 from blackbox.block.batch import Batch, Message
 from blackbox.errors import ConfigError, SubscriberError
 from blackbox.feed.feed import Feed, check_is_feed
-from blackbox.subscribe.callbacks import Callback, CompiledCallback
+from blackbox.subscribe.callbacks import IN_SLICE, Callback, CompiledCallback
 from blackbox.subscribe.compiled_callback import compile_callback
 from blackbox.subscribe.match_table import MAX_WORKERS
-from blackbox.subscribe.receiver import Options
+from blackbox.subscribe.options import Options
 from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.subscribe.statistics import Statistics
 from blackbox.subscribe.supervisor import State, Supervisor, slices_of_callbacks
@@ -59,7 +59,7 @@ class Subscriber:
 
         Args:
             feed: what to subscribe to.
-            workers: threads per slice that run callbacks, 1 to 63.
+            workers: threads per slice that run callbacks, 1 to 63; compiled ones if they ask for it.
             slow: what to do when it cannot keep up: see `SlowPolicy`.
             on_error: a callback that raises: "stop" ends the subscriber, `run` and `stop` raise CallbackError; "log"
                 logs it and goes on with the next message (or batch).
@@ -139,9 +139,18 @@ class Subscriber:
         return register
 
     def on_compiled(
-        self, prefix: bytes, *, state: NDArray[Any], independent: bool = False, group: str | None = None
+        self,
+        prefix: bytes,
+        *,
+        state: NDArray[Any],
+        worker: bool = False,
+        independent: bool = False,
+        group: str | None = None,
     ) -> Callable[[Callable[[Any, Any], None]], CompiledCallback]:
-        """Decorate `f(batch, state)`, which numba compiles and workers run without the GIL.
+        """Decorate `f(batch, state)`, which numba compiles and the slice's thread runs without the GIL.
+
+        The time it takes is time in which nothing is received: one that computes long runs on a `worker`, and so does
+        one of a `group`.
 
         `batch` is a `blackbox.subscribe.compiled_callback.CompiledBatch`; `state` a copy of the given array for each
         slice. The decorated name becomes a `CompiledCallback`: read `.states` or `.total()`. In a replay beside Python
@@ -155,7 +164,11 @@ class Subscriber:
                 raise TypeError(f"callback was {function!r}, expected a function of (batch, state)")
             entry = compile_callback(function, state)
             made = self._add(
-                lambda worker: CompiledCallback(prefix, function, worker, state, entry, independent), prefix, group
+                lambda least: CompiledCallback(
+                    prefix, function, least if worker or group is not None else IN_SLICE, state, entry, independent
+                ),
+                prefix,
+                group,
             )
             assert isinstance(made, CompiledCallback)
             return made
@@ -239,7 +252,8 @@ class Subscriber:
             least = self._loads.index(min(self._loads))
             callback = make(next((c.worker for c in self._callbacks if group is not None and c.group == group), least))
             callback.group = group
-            self._loads[callback.worker] += 1
+            if callback.worker != IN_SLICE:
+                self._loads[callback.worker] += 1
             self._callbacks.append(callback)
             try:
                 self._renew()
@@ -251,7 +265,8 @@ class Subscriber:
     def _forget(self, callback: Callback) -> None:
         callback.active = False
         self._callbacks.remove(callback)
-        self._loads[callback.worker] -= 1
+        if callback.worker != IN_SLICE:
+            self._loads[callback.worker] -= 1
         self._supervisor.remove(callback)
 
     def _check_may_change(self) -> None:

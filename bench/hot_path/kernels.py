@@ -42,6 +42,7 @@ from blackbox.subscribe.dispatch import group_by_set, match_topics
 from blackbox.subscribe.gaps import Sequences, enter_epoch, judge
 from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.state import SliceCounters
+from blackbox.subscribe.worker_state import WorkerAt, WorkerTableAt
 from blackbox.transport.libzmq import (
     MESSAGE_BYTES,
     SNDMORE,
@@ -224,6 +225,9 @@ class Subject:
             self._conflation.at,
             *(0, 0),
             NO_HANDLER,
+            WorkerAt(*[0] * len(WorkerAt._fields)),
+            WorkerTableAt(*[0] * len(WorkerTableAt._fields)),
+            0,
         )
         self._head = numpy.frombuffer(bytearray(self.block.header), numpy.uint8)
         self._copy = numpy.empty_like(self.block.body)

@@ -31,7 +31,7 @@ from blackbox.errors import BlackBoxError, JournalError, SubscriberError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.native.limits import Needs, check_limits, start_thread
 from blackbox.subscribe.block_handler import BlockHandlerAt
-from blackbox.subscribe.receiver import Options
+from blackbox.subscribe.options import Options
 from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.subscribe.statistics import LagStatistics, ReceivedStatistics, SliceStatistics
 from blackbox.subscribe.supervisor import State, Supervisor, whole_feed

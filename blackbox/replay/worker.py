@@ -81,7 +81,6 @@ class ReplayWorker:
                 delivery.deliver()
             elif reason == GROW:
                 delivery.grow()
-                self._renew()
             elif reason == NO_MEMORY:
                 raise MemoryError("there was no memory for a block's rows")
         self.close()

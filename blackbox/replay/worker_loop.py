@@ -181,10 +181,10 @@ def _split_by_slice(at: WorkerAt, slices: int, many: int, block: BlockRow, first
     for number in range(first, end):
         entry = entry_at(at, number)
         needed += entry.count if functions[entry.callback] != 0 else 0
-    if used + needed > at.max_rows:
+    if used + needed > state.max_rows:
         state.rows_needed = used + needed
         return -1
-    to = int32s_at(at.rows, at.max_rows)
+    to = int32s_at(state.rows, state.max_rows)
     for number in range(first, end):
         entry = entry_at(at, number)
         if functions[entry.callback] == 0:
@@ -203,9 +203,9 @@ def _split_by_slice(at: WorkerAt, slices: int, many: int, block: BlockRow, first
             mine = int64s_at(_worker_table(slices + 8 * SLICE_WORDS * slice_id).states, entry.callback + 1)
             address = mine[entry.callback]
             if start == begun:
-                entry.rows, entry.count, entry.state = at.rows + 4 * start, used - start, address
+                entry.rows, entry.count, entry.state = state.rows + 4 * start, used - start, address
             else:
-                add_entry(at, entry.slot, entry.callback, at.rows + 4 * start, used - start, address)
+                add_entry(at, entry.slot, entry.callback, state.rows + 4 * start, used - start, address)
     return used
 
 

@@ -12,6 +12,7 @@ from blackbox.native.name_table import NumberingAt
 from blackbox.subscribe.block_handler import BlockHandlerAt
 from blackbox.subscribe.gaps import SequencesAt
 from blackbox.subscribe.held import HELD_BLOCKS
+from blackbox.subscribe.worker_state import WorkerAt, WorkerTableAt
 from blackbox.transport.libzmq import EVENTS_SCRATCH_WORDS, MESSAGE_BYTES
 
 KEY_AT: Final = EVENTS_SCRATCH_WORDS * 8
@@ -84,6 +85,10 @@ class SliceAt(NamedTuple):
     max_lag_ns: int
     grace_ns: int
     handler: BlockHandlerAt
+    own: WorkerAt
+    """Of the callbacks that run in the slice thread itself; their table, and what calls Python for them."""
+    own_table: WorkerTableAt
+    ask: int
 
 
 class TableAt(NamedTuple):

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import chain, islice
 from operator import length_hint
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from blackbox.native.memory import shared_array
 Kind = Literal["message", "batch", "compiled", "book"]
 """A book is called with a batch, the first of its messages that it is to take, and how many."""
 
+IN_SLICE: Final = -1
+"""In place of a worker's number: the thread of the slice itself, the last place of a table."""
 _ALL = -1
 _STRIDE = 256
 """Messages between two looks at whether the end has come."""
@@ -36,7 +38,7 @@ def callback_error(who: str, error: BaseException, where: str = "") -> CallbackE
 
 
 class Callback:
-    """One registered callback. It lives on worker `worker` of each slice that its prefix can fall into.
+    """One registered callback. It lives on worker `worker`, or IN_SLICE, of each slice that its prefix can fall into.
 
     `active` turns False once and for all when it is removed: no batch begins after that. One that is `independent` does
     not care what others have seen: it takes no turns with them. Those of one `group` are on one worker. Batches are cut
@@ -132,7 +134,7 @@ class CompiledCallback(Callback):
 
     @property
     def address(self) -> int:
-        """Of the C function that workers call."""
+        """Of the C function that workers and slice threads call."""
         return int(self._entry.address)
 
     def state_for(self, slice_id: int) -> NDArray[Any]:

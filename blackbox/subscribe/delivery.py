@@ -21,6 +21,7 @@ from blackbox.native.memory import foreign_array
 from blackbox.subscribe import worker_loop as collect
 from blackbox.subscribe.callbacks import Callback, CompiledCallback, Kind, callback_error
 from blackbox.subscribe.match_table import WorkerTable
+from blackbox.subscribe.returns import goes_back
 from blackbox.subscribe.state import SliceCounters, SliceState, WorkerCounters
 from blackbox.subscribe.turns import Part, Taker, call_entry, give_in_turn, give_message_by_message, list_turns
 from blackbox.subscribe.worker_state import ALL_ROWS, BatchEntry, BlockPlace, CallbackCall, WorkerAt, WorkerState
@@ -96,12 +97,16 @@ class Delivery:
         self._on_error = on_error
         self._is_terminated = is_terminated
         self._call = CallbackCall()
-        self._rows = numpy.zeros(_FIRST_ROWS, numpy.int32)
+        self._set_rows(_FIRST_ROWS)
         self._block_places = numpy.zeros(collect.BURST_BLOCKS, BlockPlace.dtype)
 
     def grow(self) -> None:
-        """Make room for the rows that the block at hand needs. `addresses` anew after this."""
-        self._rows = numpy.zeros(2 * self.state.rows_needed, numpy.int32)
+        """Make room for the rows that the block at hand needs."""
+        self._set_rows(2 * self.state.rows_needed)
+
+    def _set_rows(self, rows: int) -> None:
+        self._rows = numpy.zeros(rows, numpy.int32)
+        self.state.rows, self.state.max_rows = self._rows.ctypes.data, rows
 
     def addresses(
         self,
@@ -132,8 +137,6 @@ class Delivery:
             self.scratch.ctypes.data,
             self._entries.ctypes.data,
             len(self._entries),
-            self._rows.ctypes.data,
-            len(self._rows),
             _identity_rows().ctypes.data,
             self._counts.ctypes.data,
             self._places.ctypes.data,
@@ -150,6 +153,14 @@ class Delivery:
         """Free what the burst still holds. For when no compiled code uses it any more."""
         close_messages(self.burst.address, 2 * self.state.blocks)
         self.state.blocks = 0
+
+    def enter_epoch(self, epoch: int, worker: int, slice_id: int) -> None:
+        """Go on with blocks of another epoch; when time goes back, `worker`'s callbacks as if none had come before."""
+        if goes_back(self.state.epoch, epoch):
+            for callback in self._table.callbacks:
+                if callback.worker == worker:
+                    callback.reset(slice_id)
+        self.state.epoch = epoch
 
     def deliver(self) -> None:
         """Give the burst's batches to their callbacks."""

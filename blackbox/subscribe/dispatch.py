@@ -1,4 +1,4 @@
-"""Match a block's topics and hand it to the workers that want it, or to the block handler.
+"""Match a block's topics; hand it to workers, to callbacks of the slice thread, or to the block handler.
 
 Compiled; runs in the slice thread.
 """
@@ -35,6 +35,7 @@ from blackbox.subscribe.state import (
     slice_state_at,
     worker_counters_at,
 )
+from blackbox.subscribe.worker_loop import run_block
 from blackbox.transport.libzmq import (
     EAGAIN,
     SNDMORE,
@@ -217,7 +218,9 @@ def dispatch(
     conflated: int,
     drop: int,
 ) -> int:
-    """Hand the block of header `head` to every worker that wants it: 0 or FAILED. The body stays.
+    """Hand the block of header `head` to every worker that wants it, and run the slice's own callbacks on it.
+
+    Return 0 or FAILED. The body stays.
 
     `drop`: count its deliveries as dropped instead. After TERMINATE they are counted as due, and nothing else.
     """
@@ -256,6 +259,8 @@ def dispatch(
                     result = 0
                 elif result != 0:
                     break
+        if result == 0 and (wanted >> at.workers) & 1 and not is_over(at):
+            run_block(at.own, at.own_table, at.ask, envelope_message, body_message)
     msg_close(envelope_message)
     return result
 

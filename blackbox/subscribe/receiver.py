@@ -8,14 +8,12 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-import msgspec
 import numpy
 import zmq
 from numpy.typing import NDArray
 
-from blackbox.arguments import check_integers
 from blackbox.block.format import HEADER_BYTES, MAX_BODY_BYTES
 from blackbox.block.opened import BatchFeed
 from blackbox.errors import (
@@ -26,9 +24,9 @@ from blackbox.errors import (
     SlowSubscriberError,
     SubscriberError,
 )
-from blackbox.feed.feed import Feed, Slice
-from blackbox.native.jit import WARM_UP_NEEDS, warm_up
-from blackbox.native.limits import Needs, start_thread
+from blackbox.feed.feed import Feed
+from blackbox.native.jit import warm_up
+from blackbox.native.limits import start_thread
 from blackbox.native.memory import shared_array
 from blackbox.native.name_table import Numbering
 from blackbox.subscribe import state as codes
@@ -41,23 +39,25 @@ from blackbox.subscribe.addresses import (
     SliceAt,
 )
 from blackbox.subscribe.block_handler import NO_HANDLER, BlockHandlerAt
-from blackbox.subscribe.callbacks import Callback
+from blackbox.subscribe.callbacks import IN_SLICE, Callback
 from blackbox.subscribe.clocks import ClockState
 from blackbox.subscribe.conflation import Conflation
-from blackbox.subscribe.flood_guard import GUARD_NEEDS, FloodGuard
+from blackbox.subscribe.flood_guard import FloodGuard
 from blackbox.subscribe.gaps import Sequences, forget_uncovered
-from blackbox.subscribe.match_table import MAX_WORKERS, Table, WorkerTable
+from blackbox.subscribe.in_slice import InSlice
+from blackbox.subscribe.match_table import Table, WorkerTable
 from blackbox.subscribe.notices import CallbackErrors
+from blackbox.subscribe.options import Options, needs_of
 from blackbox.subscribe.receive_loop import finish, hand_control, renumber, run_slice
 from blackbox.subscribe.returns import Returns
-from blackbox.subscribe.slow_subscriber import ACTIONS, SlowPolicy
+from blackbox.subscribe.slow_subscriber import ACTIONS
 from blackbox.subscribe.state import SliceLife, SliceState
 from blackbox.subscribe.statistics import Counters
 from blackbox.subscribe.subscription import Subscription
 from blackbox.subscribe.worker import Worker
-from blackbox.transport.context import CONTEXT_NEEDS, MAX_SUBSCRIPTIONS, close_context, open_context, pin_thread
+from blackbox.transport.context import MAX_SUBSCRIPTIONS, close_context, open_context, pin_thread
 from blackbox.transport.libzmq import close_messages, init_messages
-from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
+from blackbox.transport.wakeup import Pipe
 
 if TYPE_CHECKING:
     from blackbox.feed.schema import Schema
@@ -75,43 +75,6 @@ _KINDS = {kind.__name__: kind for kind in (CallbackError, ConfigError, SlowSubsc
 _RELEASE_TICK_S = 0.001
 _END_SETTLES_NS = 50_000_000
 """What a publisher sends goes on within this time, or it has ended as it said."""
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How a subscriber behaves, the same for each of its slices: see `Subscriber`. Raises ValueError out of range."""
-
-    workers: int
-    """0: a block handler takes the blocks in place of callbacks."""
-    slow: SlowPolicy
-    queue_blocks: int = 16
-    hwm_blocks: int = 128
-    on_error: Literal["stop", "log"] = "stop"
-    line_wait_ns: int = 50_000_000
-
-    def __post_init__(self) -> None:
-        check_integers(
-            ("workers", self.workers, 0, MAX_WORKERS),
-            ("queue_blocks", self.queue_blocks, 1, 1 << 20),
-            ("hwm_blocks", self.hwm_blocks, 1, 1 << 20),
-            ("line_wait_ns", self.line_wait_ns, 0, 1 << 40),
-        )
-        if not isinstance(self.slow, SlowPolicy):
-            raise TypeError(f"slow was {self.slow!r}, expected a SlowPolicy, such as SlowPolicy('terminate')")
-        if self.on_error not in ("stop", "log"):
-            raise ValueError(f"on_error was {self.on_error!r}, expected 'stop' or 'log'")
-
-
-def needs_of(feed_slice: Slice, options: Options) -> tuple[Needs, ...]:
-    """What a `SliceThread` opens and starts: ROUTER, a DEALER a worker, SUB, a connection a line, and its guard."""
-    lines = len(feed_slice.endpoints)
-    threads = 1 + options.workers
-    return (
-        PIPE_NEEDS,
-        CONTEXT_NEEDS,
-        *[WARM_UP_NEEDS] * threads,
-        Needs(2 + options.workers + lines, threads),
-        GUARD_NEEDS,
-    )
 
 
 class SliceThread:
@@ -167,6 +130,7 @@ class SliceThread:
         self._held = numpy.zeros(HELD_MESSAGES * HELD_MESSAGE_BYTES // 8, numpy.int64)
         self._scratch = numpy.zeros(SCRATCH_WORDS, numpy.int64)
         self.workers: list[Worker] = []
+        self._in_slice: InSlice | None = None
         self._guard: FloodGuard | None = None
         self._callback_errors = CallbackErrors(slice_id)
         self._thread = threading.Thread(target=self._run, name=f"blackbox-slice-{slice_id}", daemon=True)
@@ -286,12 +250,28 @@ class SliceThread:
         self._wake_pipe.poke()
 
     def take_alert(self) -> int:
-        """Return and reset the worst lag (ns) for which the slow-subscriber policy applied; 0 if it did not."""
+        """Return and reset the worst lag (ns) for which the slow-subscriber policy applied; 0 if it did not.
+
+        A callback that is for so long in the slice thread is noticed here: that thread cannot.
+        """
+        busy_ns = self.busy_ns()
+        if busy_ns > self.options.slow.limit_ns(self.feed) and self.state.stopping != codes.TERMINATE:
+            return busy_ns
         if not self.state.alert:
             return 0
         lag_ns = self.state.alert_lag_ns
         self.state.alert_lag_ns = self.state.alert = 0
         return lag_ns
+
+    def busy_ns(self) -> int:
+        """For how long a callback has been running in the slice thread; 0: none runs."""
+        since_ns = self.counters.workers[IN_SLICE].busy_since_ns
+        return since_ns and max(0, time.monotonic_ns() - since_ns)
+
+    @property
+    def threads(self) -> list[threading.Thread]:
+        """The slice thread and its workers: those in which callbacks and hooks run."""
+        return [self._thread, *(worker.thread for worker in self.workers)]
 
     def _enter(self, life: SliceLife) -> None:
         """Go forward to `life`."""
@@ -350,6 +330,15 @@ class SliceThread:
             )
             start_thread(worker.thread)
             self.workers.append(worker)  # those in the list can be joined
+        self._in_slice = InSlice(
+            self.slice_id,
+            self._batch_feed,
+            self.state,
+            self.counters,
+            self._callback_raised,
+            self.report,
+            returns,
+        )
         self._await_workers(router)
         self._router = router
         sub = context.socket(zmq.SUB)
@@ -361,7 +350,7 @@ class SliceThread:
         sub.reconnect_ivl = 50
         sub.reconnect_ivl_max = 1000
         sub.setsockopt(zmq.TCP_KEEPALIVE, 1)
-        self._at = self._addresses(sub, router)
+        self._at = self._addresses(sub, router, self._in_slice)
         warm_up(run_slice, self._at, self._table.at, self._table.topics, self._table.keys)
         warm_up(hand_control, self._at, 0)
         warm_up(finish, self._at, self._table.at, self._table.topics)
@@ -391,7 +380,7 @@ class SliceThread:
                     raise SubscriberError(f"slice {self.slice_id}: a worker did not start in {_WORKER_START_S} s")
             router.recv_multipart()
 
-    def _addresses(self, sub: zmq.Socket[bytes], router: zmq.Socket[bytes]) -> SliceAt:
+    def _addresses(self, sub: zmq.Socket[bytes], router: zmq.Socket[bytes], in_slice: InSlice) -> SliceAt:
         return SliceAt(
             sub.underlying,
             router.underlying,
@@ -415,6 +404,9 @@ class SliceThread:
             self.options.slow.limit_ns(self.feed),
             self.options.slow.grace_ns,
             self._handler,
+            in_slice.addresses(self._table),
+            self._table.workers[IN_SLICE].at,
+            in_slice.ask,
         )
 
     def _worker_table(self, number: int) -> Callable[[int], WorkerTable]:
@@ -443,11 +435,13 @@ class SliceThread:
 
     def _switch(self, table: Table) -> None:
         self._table = self._tables[table.version] = table
+        assert self._in_slice is not None
+        self._at = self._at._replace(own=self._in_slice.addresses(table), own_table=table.workers[IN_SLICE].at)
         renumber(self._at, table.topics)
         forget_uncovered(self._sequences.at, table.keys)
         in_use = [
             worker.table_version
-            for worker, counts in zip(self.workers, self.counters.workers, strict=True)
+            for worker, counts in zip(self.workers, self.counters.workers[:IN_SLICE], strict=True)
             if counts.sent != counts.blocks
         ]
         for version in sorted(self._tables)[:-_KEPT_TABLES]:
@@ -476,6 +470,9 @@ class SliceThread:
         self._enter(SliceLife.CLOSING)
         for worker in self.workers:
             worker.thread.join()
+        if self._in_slice is not None:
+            self._in_slice.close()
+            self._in_slice = None
         self._callback_errors.close()
         if self._guard is not None:
             self._guard.close()

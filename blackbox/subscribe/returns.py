@@ -33,13 +33,13 @@ class Returns:
         """The epoch that each worker has come to."""
         self._epoch = 0
 
-    def enter(self, worker: Worker, epoch: int, is_over: Callable[[], bool]) -> None:
-        """Come to an epoch in a worker's thread; return when its messages may be delivered, or it is over.
+    def enter(self, number: int, epoch: int, is_over: Callable[[], bool]) -> None:
+        """Come to an epoch in the thread of worker `number`, or IN_SLICE; return when it may deliver, or it is over.
 
         Raises what a hook raises.
         """
         with self._changed:
-            self._reached[worker.number] = epoch
+            self._reached[number] = epoch
             while self._hooks and goes_back(self._epoch, epoch) and not self._have_all_come(epoch):
                 if is_over():
                     return

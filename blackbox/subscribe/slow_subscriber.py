@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Final, Literal
@@ -213,6 +214,12 @@ def _terminate_process(at: SliceAt) -> None:
             exit_process(EXIT_SLOW)
         wait_readable(numpy.int64(0), numpy.int64(0), at.wake_fd, numpy.int64(IDLE_MS), at.scratch)
     store_shared(state, "stopping", TERMINATE)  # it is so already, or nothing would have been released
+
+
+def end_process() -> None:
+    """End the process as the slice thread does, where that is itself in the callback that does not return."""
+    os.write(2, _LAST_WORDS.tobytes())
+    os._exit(EXIT_SLOW)
 
 
 @inner

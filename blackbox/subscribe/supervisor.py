@@ -15,7 +15,7 @@ from itertools import chain
 from types import FrameType
 
 from blackbox.block.validate import FAULT_TEXT, Fault
-from blackbox.errors import BlackBoxError, NotConfirmedError, SilentPublisherError, SubscriberError
+from blackbox.errors import BlackBoxError, NotConfirmedError, SilentPublisherError, SlowSubscriberError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.native.limits import Needs, check_limits, start_thread
@@ -23,9 +23,10 @@ from blackbox.subscribe.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.subscribe.callbacks import Callback
 from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.notices import Notices
+from blackbox.subscribe.options import Options, needs_of
 from blackbox.subscribe.processes import PROCESS_NEEDS, SliceProcess
-from blackbox.subscribe.receiver import Options, SliceThread, needs_of
-from blackbox.subscribe.slow_subscriber import Alerts
+from blackbox.subscribe.receiver import SliceThread
+from blackbox.subscribe.slow_subscriber import Alerts, end_process
 from blackbox.subscribe.state import TERMINATE
 from blackbox.subscribe.statistics import Counted, Counters, Statistics, statistics_of
 from blackbox.subscribe.ticks import Ticker
@@ -59,7 +60,7 @@ def whole_feed(feed: Feed) -> Plan:
     """Return the plan that takes every block of every slice, for a block handler."""
 
     def plan(version: int, _running: Iterable[int]) -> dict[int, Table]:
-        return {n: Table(version, (), frozenset({b""}), 0, n) for n in feed.slices_for(b"")}
+        return {n: Table(version, (), frozenset({b""}), 1, n) for n in feed.slices_for(b"")}
 
     return plan
 
@@ -77,7 +78,7 @@ def slices_of_callbacks(feed: Feed, callbacks: list[Callback], tickers: list[Tic
         for slice_id in sorted({n for slices in slices_of.values() for n in slices} | set(running)):
             of_slice = [callback for callback, slices in slices_of.items() if slice_id in slices]
             upstream = frozenset(feed.subscription_of(callback.prefix) for callback in of_slice)
-            tables[slice_id] = Table(version, of_slice, upstream, workers, slice_id)
+            tables[slice_id] = Table(version, of_slice, upstream, workers + 1, slice_id)
         for ticker in tickers if tables and not running else ():
             group = [c.worker for c in callbacks if ticker.group is not None and c.group == ticker.group]
             worker = tables[min(tables)].workers[group[0] if group else 0]
@@ -294,8 +295,8 @@ class Supervisor:
 
     def _is_own_thread(self) -> bool:
         """Whether the caller is a callback or hook: what must return before the end cannot wait for it."""
-        workers = [worker.thread for thread in self._slices.values() for worker in thread.workers]
-        return threading.current_thread() in (self._thread, *workers)
+        threads = [each for thread in self._slices.values() for each in thread.threads]
+        return threading.current_thread() in (self._thread, *threads)
 
     def _wait_ended(self, timeout: float = float("inf")) -> bool:
         deadline = time.monotonic() + timeout
@@ -369,7 +370,7 @@ class Supervisor:
             slice_id,
             self._options,
             self._schema,
-            Counters(self._options.workers),
+            Counters(self._options.workers + 1),
             table,
             self._news,
             NO_HANDLER if self._block_handler is None else self._block_handler(slice_id),
@@ -477,9 +478,15 @@ class Supervisor:
             self._terminated_at = time.monotonic()
         return time.monotonic() > self._terminated_at + self._options.slow.grace_ns / 1e9
 
+    def _hangs_here(self, slice_id: int) -> bool:
+        """Whether a slice thread of this process is in a callback: it cannot end the process itself."""
+        return slice_id not in self._children and self._slices[slice_id].busy_ns() > 0
+
     def _end(self, timeout: float = 0.5) -> None:
         for slice_id in self._slices:
             if not self._runner(slice_id).release(timeout):
                 log.error("slice %d: a callback hangs; its thread is left behind, or its process killed", slice_id)
+                if isinstance(self._error, SlowSubscriberError) and self._hangs_here(slice_id):
+                    end_process()
         self._alerts.close()
         self._enter(State.ENDED)

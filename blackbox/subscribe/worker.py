@@ -18,7 +18,7 @@ from blackbox.subscribe import worker_loop as collect
 from blackbox.subscribe.callbacks import callback_error
 from blackbox.subscribe.delivery import Delivery
 from blackbox.subscribe.match_table import WorkerTable
-from blackbox.subscribe.returns import Returns, goes_back
+from blackbox.subscribe.returns import Returns
 from blackbox.subscribe.state import TERMINATE, SliceState
 from blackbox.subscribe.ticks import Ticks
 from blackbox.subscribe.turns import warm_up_python_callbacks
@@ -153,7 +153,6 @@ class Worker:
                 self._enter_epoch(delivery.state.next_epoch)
             elif reason == collect.GROW:
                 delivery.grow()
-                at = self._addresses(dealer)
             elif reason == collect.FAILED:
                 raise SubscriberError(zmq.strerror(delivery.state.errno))
             else:
@@ -177,14 +176,10 @@ class Worker:
     def _enter_epoch(self, epoch: int) -> None:
         """Go on with blocks of another epoch; when time goes back, as if none had come before."""
         try:
-            self._returns.enter(self, epoch, self._delivery.is_over)
+            self._returns.enter(self.number, epoch, self._delivery.is_over)
         except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
             self._delivery.quit = not self._on_error(callback_error(f"slice {self.slice_id}: on_reset", error))
-        if goes_back(self._state.epoch, epoch):
-            for callback in self._table.callbacks:
-                if callback.worker == self.number:
-                    callback.reset(self.slice_id)
-        self._state.epoch = epoch
+        self._delivery.enter_epoch(epoch, self.number, self.slice_id)
 
     def _addresses(self, dealer: int) -> WorkerAt:
         return self._delivery.addresses(

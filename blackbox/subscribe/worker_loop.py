@@ -42,6 +42,7 @@ from blackbox.transport.libzmq import (
     MESSAGE_BYTES,
     close_messages,
     msg_close,
+    msg_copy,
     msg_data,
     msg_init,
     msg_move,
@@ -66,6 +67,8 @@ FAILED: Final = 5
 """libzmq refused something; `errno` says what."""
 EPOCH: Final = 6
 """The next block is of another epoch: `next_epoch`."""
+RAISED: Final = 8
+"""Compiled callbacks raised, in a slice thread."""
 
 BURST_BLOCKS: Final = 32
 _READ_AHEAD_BYTES: Final = 256
@@ -151,7 +154,7 @@ def select(at: WorkerAt, table: WorkerTableAt, slot: int, rows_used: int) -> int
                 places[callback] = MERGE
             counts[callback] += group.stop - group.start
     merged = _decide(at, touched, reached, wanted)
-    if rows_used + merged > at.max_rows:
+    if rows_used + merged > state.max_rows:
         state.rows_needed = merged
         for i in range(reached):
             counts[touched[i]] = 0
@@ -165,7 +168,7 @@ def select(at: WorkerAt, table: WorkerTableAt, slot: int, rows_used: int) -> int
         counts[callback] = 0
         delivered += count
         if place == MERGE:
-            place = at.rows + 4 * used
+            place = state.rows + 4 * used
             _merge(table, frame, callback, place)
             used += count
         add_entry(at, slot, callback, place, count, states[callback])
@@ -364,6 +367,41 @@ def run_compiled(at: WorkerAt, table: WorkerTableAt, first: int, origins: int) -
     store_shared(counters, "busy_since_ns", 0)
     state.entries = left
     return left
+
+
+@njit(nogil=True, cache=True)
+def run_block(at: WorkerAt, table: WorkerTableAt, ask: int, envelope_message: int, body_message: int) -> None:
+    """Run the compiled callbacks on one block, in the slice thread that has just checked and matched it.
+
+    `ask`: address of a C function that has Python see to what compiled code cannot: EPOCH, GROW and RAISED.
+    """
+    state = worker_state_at(at.state)
+    epoch = read_header(msg_data(envelope_message)).epoch
+    if epoch != state.epoch:
+        state.next_epoch = epoch
+        call_with_address(ask, EPOCH)
+        if load_shared(slice_state_at(at.slice_state), "stopping") == TERMINATE:
+            return
+    counters = worker_counters_at(at.counters)
+    counters.sent += 1
+    counters.blocks += 1
+    slot = state.burst
+    msg_init(slot)
+    msg_copy(slot, envelope_message)
+    msg_init(slot + MESSAGE_BYTES)
+    msg_copy(slot + MESSAGE_BYTES, body_message)
+    state.entries = 0
+    used = select(at, table, numpy.int64(0), numpy.int64(0))
+    if used < 0:
+        state.entries = 0
+        call_with_address(ask, GROW)
+        used = select(at, table, numpy.int64(0), numpy.int64(0))
+    if used >= 0:
+        _note_lag(at, msg_data(slot))
+        run_compiled(at, table, numpy.int64(0), numpy.int64(0))
+    close_messages(slot, 2)
+    if state.raised != 0:
+        call_with_address(ask, RAISED)
 
 
 @inner

@@ -19,6 +19,9 @@ class WorkerState(SharedRecord):
     """Of the match table that the pending block was matched with."""
     raised = Field()
     """How many compiled callbacks raised in the burst: they stand in `raised`, in the order in which they first did."""
+    rows = Field()
+    """Address of the scratch for row numbers: int32[max_rows]."""
+    max_rows = Field()
     rows_needed = Field()
     errno = Field()
     pending = Field()
@@ -111,8 +114,6 @@ class WorkerAt(NamedTuple):
     scratch: int
     entries: int
     max_entries: int
-    rows: int
-    max_rows: int
     identity: int
     counts: int
     places: int

@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from blackbox import Feed
 from blackbox.testing import Collector
 
 _PATIENT_NS = 60_000_000_000  # what stalls a busy machine ends no subscriber of a test that is not about lag
+
+
+in_both_places = pytest.mark.parametrize("worker", [False, True], ids=["in the slice thread", "on a worker"])
+"""Where a compiled callback runs."""
 
 
 def one_slice(**settings: Any) -> Feed:

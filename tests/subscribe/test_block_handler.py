@@ -13,7 +13,7 @@ from blackbox import Feed, SlowPolicy
 from blackbox.block.format import read_header
 from blackbox.native.records import Field, Fields, record_at
 from blackbox.subscribe.block_handler import BLOCK, CONTROL, BlockHandlerAt, HandedBlock
-from blackbox.subscribe.receiver import Options
+from blackbox.subscribe.options import Options
 from blackbox.subscribe.supervisor import Supervisor, whole_feed
 from blackbox.testing import RawPublisher, wait_until
 

@@ -13,7 +13,7 @@ import pytest
 from blackbox import Batch, CallbackError, Message, Publisher, SlowPolicy, Subscriber
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.gate import Gate
-from tests.subscribe.subscribers import numbers_of, one_slice
+from tests.subscribe.subscribers import in_both_places, numbers_of, one_slice
 
 
 def fail_at_three(message: Message) -> None:
@@ -162,14 +162,15 @@ def test_a_callback_that_raises_in_a_process_of_its_own_raises_the_same_error() 
             subscriber.run()
 
 
+@in_both_places
 @pytest.mark.parametrize("policy", ["stop", "log"])
 def test_a_compiled_callback_that_raises_is_told_of(
-    policy: Literal["stop", "log"], caplog: pytest.LogCaptureFixture
+    policy: Literal["stop", "log"], worker: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, on_error=policy)
 
-    @subscriber.on_compiled(b"T", state=numpy.zeros(3))
+    @subscriber.on_compiled(b"T", state=numpy.zeros(3), worker=worker)
     def too_far(batch: Any, state: Any) -> None:
         for row in batch.rows:
             state[batch.ts_event[row]] += 1
@@ -215,7 +216,7 @@ def test_every_compiled_callback_that_raises_in_a_burst_is_told_of(
     def good(batch: Any, state: Any) -> None:
         state[0] += len(batch.rows)
 
-    counts = [subscriber.on_compiled(b"T", state=numpy.zeros(3))(each) for each in (late, early, good)]
+    counts = [subscriber.on_compiled(b"T", state=numpy.zeros(3), worker=True)(each) for each in (late, early, good)]
     with RawPublisher(feed) as publisher:
         subscriber.start()
         publisher.send(publisher.encode([(b"gate", b"")]))

@@ -173,7 +173,7 @@ def test_what_a_removed_callback_did_not_get_is_no_loss() -> None:
     subscriber.on(b"T")(stays.message)
     subscriber.on(b"T")(goes.message)
 
-    @subscriber.on_compiled(b"T", state=numpy.zeros(1))
+    @subscriber.on_compiled(b"T", state=numpy.zeros(1), worker=True)
     def goes_too(batch: Any, state: Any) -> None:
         state[0] += len(batch.rows)
 

@@ -16,6 +16,7 @@ from blackbox import Batch, Feed, Message, Publisher, SlowPolicy, Subscriber
 from blackbox.native.prefix_trie import build_trie, longest_prefix
 from blackbox.subscribe.compiled_callback import little_endian, payload
 from blackbox.testing import wait_until
+from tests.subscribe.subscribers import in_both_places
 
 # Few letters, so that random prefixes overlap; the awkward ones among them: a dot, the last byte, a zero that is not
 # the first byte, a byte that is no text.
@@ -164,8 +165,9 @@ def test_each_callback_gets_each_matching_message_once_and_in_order(
         pair.subscriber.off(function)
 
 
+@in_both_places
 @pytest.mark.parametrize(("key_bytes", "slices"), [(0, 1), (0, 3), (3, 2)])
-def test_the_three_kinds_of_callback_agree(key_bytes: int, slices: int) -> None:
+def test_the_three_kinds_of_callback_agree(key_bytes: int, slices: int, worker: bool) -> None:
     pair = Pair(key_bytes, slices)
     listeners = {prefix: (Listener(), Listener()) for prefix in FIXED_PREFIXES}
     compiled = {}
@@ -174,7 +176,7 @@ def test_the_three_kinds_of_callback_agree(key_bytes: int, slices: int) -> None:
         pair.subscriber.on_batch(prefix)(many.batch)
     for prefix in COMPILED_PREFIXES:
         state = numpy.zeros(40 * MAX_MESSAGES + 1, numpy.int64)
-        compiled[prefix] = pair.subscriber.on_compiled(prefix, state=state)(note)
+        compiled[prefix] = pair.subscriber.on_compiled(prefix, state=state, worker=worker)(note)
     pair.subscriber.start()
 
     @settings(max_examples=40, database=None)

@@ -17,6 +17,7 @@ from blackbox import Batch, Feed, Message, Publisher, SlowPolicy, SlowSubscriber
 from blackbox.subscribe.compiled_callback import little_endian, payload
 from blackbox.subscribe.supervisor import State
 from blackbox.testing import RawPublisher, wait_until
+from tests.subscribe.subscribers import in_both_places
 from tests.support import Script
 
 
@@ -81,11 +82,12 @@ def test_everything_is_delivered_and_counted_in_the_parent() -> None:
     assert children_of(subscriber) == []
 
 
-def test_compiled_state_is_visible_while_it_runs() -> None:
+@in_both_places
+def test_compiled_state_is_visible_while_it_runs(worker: bool) -> None:
     feed = Feed.local("processes", slices=1)
     subscriber = Subscriber(feed, processes=True)
 
-    @subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64))
+    @subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64), worker=worker)
     def last(batch: Any, state: Any) -> None:
         state[0] = little_endian(payload(batch, batch.rows[-1]), 0, 8)
 
@@ -222,6 +224,26 @@ def test_a_callback_that_hangs_in_its_process_does_not_keep_the_parent() -> None
         with pytest.raises(SlowSubscriberError, match="slice 0 lags"):
             subscriber.run()
         assert time.monotonic() - started < 5
+    assert children_of(subscriber) == []
+
+
+@in_both_places
+def test_a_compiled_callback_that_hangs_in_its_process_does_not_keep_the_parent(worker: bool) -> None:
+    feed = Feed.local("processes", slices=2)
+    subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(max_lag_ns=200_000_000, grace_ns=300_000_000))
+
+    @subscriber.on_compiled(b"", state=numpy.zeros(1), worker=worker)
+    def hang(batch: Any, state: Any) -> None:
+        while state[0] >= 0:
+            state[0] += 1
+
+    with RawPublisher(feed) as publisher:
+        subscriber.start(timeout=30)
+        topic = next(b"S%d" % n for n in range(50) if feed.slice_of(b"S%d" % n) == 0)
+        for _ in range(2):
+            publisher.send(publisher.encode([(topic, b"")]))
+        with pytest.raises(SlowSubscriberError, match="slice 0 lags"):
+            subscriber.run()
     assert children_of(subscriber) == []
 
 

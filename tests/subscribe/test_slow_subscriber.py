@@ -17,6 +17,7 @@ from blackbox.subscribe.supervisor import State
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.gate import Gate
 from tests.subscribe.late import SECOND_NS, late, one_slice
+from tests.subscribe.subscribers import in_both_places
 from tests.support import Script
 
 HUNG_STATUS = 3
@@ -184,6 +185,28 @@ def test_a_process_whose_callback_hangs_ends_itself(how: str) -> None:
         assert "a callback did not return in the grace time, the process ends itself" in errors
         if how != "with the interpreter":
             assert "policy terminate" in console.recv().decode()
+
+
+@in_both_places
+def test_a_process_whose_compiled_callback_hangs_ends_itself(worker: bool) -> None:
+    feed = one_slice()
+    code = f"""
+        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=200_000_000, grace_ns=300_000_000))
+        @subscriber.on_compiled(b"", state=numpy.zeros(1), worker={worker})
+        def hang(batch, state):
+            while state[0] >= 0:
+                state[0] += 1
+        subscriber.start(timeout=60)
+        say("started")
+        subscriber.run()
+    """
+    with RawPublisher(feed) as publisher, Script(code, feed) as script:
+        script.expect("started")
+        for _ in range(2):
+            publisher.send(publisher.encode([(b"T", b"")]))
+        status, _, errors = script.finish(timeout=20)
+    assert status == HUNG_STATUS
+    assert "a callback did not return in the grace time, the process ends itself" in errors
 
 
 def test_a_callback_that_returns_within_the_grace_time_lets_the_process_live() -> None:

@@ -1,0 +1,93 @@
+"""Compiled callbacks that run in the slice thread itself: what they need of Python."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from blackbox.block.opened import BatchFeed
+from blackbox.errors import CallbackError, SubscriberError
+from blackbox.subscribe.callbacks import IN_SLICE, callback_error
+from blackbox.subscribe.delivery import Delivery
+from blackbox.subscribe.match_table import Table
+from blackbox.subscribe.returns import Returns
+from blackbox.subscribe.state import TERMINATE, SliceState
+from blackbox.subscribe.worker_loop import EPOCH, GROW
+from blackbox.subscribe.worker_state import WorkerAt
+
+if TYPE_CHECKING:
+    from blackbox.subscribe.statistics import Counters
+
+_ASK: Final = ctypes.CFUNCTYPE(None, ctypes.c_int64)
+
+
+class InSlice:
+    """Delivers to the callbacks of a table's last place, in the slice thread. Compiled code asks for what is rare.
+
+    `ask`: address of the C function by which it does. What a callback raised goes to `on_error`, which says whether to
+    go on; if not, the slice ends.
+    """
+
+    def __init__(
+        self,
+        slice_id: int,
+        feed: BatchFeed,
+        slice_state: SliceState,
+        counters: Counters,
+        on_error: Callable[[CallbackError], bool],
+        report: Callable[[SubscriberError], None],
+        returns: Returns,
+    ) -> None:
+        self._slice_id, self._slice_state, self._counters = slice_id, slice_state, counters
+        self._on_error, self._report, self._returns = on_error, report, returns
+        self._own_counters = counters.workers[IN_SLICE]
+        self._delivery = Delivery([feed], self._own_counters, on_error, self._is_terminated)
+        self._function = _ASK(self._answer)
+        self.ask = ctypes.cast(self._function, ctypes.c_void_p).value or 0
+
+    def addresses(self, table: Table) -> WorkerAt:
+        """All of this for compiled code, with scratch for a table's callbacks."""
+        counters = self._counters
+        return self._delivery.addresses(
+            table.workers[IN_SLICE],
+            0,
+            self._slice_state,
+            counters.slice,
+            counters.lags[IN_SLICE],
+            counters.ages[IN_SLICE],
+        )
+
+    def close(self) -> None:
+        """Let go of what leads back to the slice thread: no compiled code asks any more."""
+        del self._function, self._delivery, self._on_error, self._report, self._returns
+
+    def _answer(self, reason: int) -> None:
+        delivery = self._delivery
+        try:
+            if reason == GROW:
+                delivery.grow()
+            elif reason == EPOCH:
+                self._enter_epoch(delivery.state.next_epoch)
+            else:
+                delivery.compiled_raised()
+        except BaseException as error:  # noqa: BLE001 - nothing can be raised through compiled code
+            failure = SubscriberError(f"slice {self._slice_id}: its callbacks failed: {error}")
+            failure.__cause__ = error
+            self._report(failure)
+            delivery.quit = True
+        if delivery.quit:
+            self._slice_state.stopping = TERMINATE
+
+    def _enter_epoch(self, epoch: int) -> None:
+        self._own_counters.busy_since_ns = time.monotonic_ns()  # a hook may hang, or a worker that is waited for
+        try:
+            self._returns.enter(IN_SLICE, epoch, self._delivery.is_over)
+        except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
+            self._delivery.quit = not self._on_error(callback_error(f"slice {self._slice_id}: on_reset", error))
+        self._own_counters.busy_since_ns = 0
+        self._delivery.enter_epoch(epoch, IN_SLICE, self._slice_id)
+
+    def _is_terminated(self) -> bool:
+        return self._slice_state.stopping == TERMINATE

@@ -1,0 +1,54 @@
+"""How a subscriber behaves, and what its slices need of the system."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from blackbox.arguments import check_integers
+from blackbox.feed.feed import Slice
+from blackbox.native.jit import WARM_UP_NEEDS
+from blackbox.native.limits import Needs
+from blackbox.subscribe.flood_guard import GUARD_NEEDS
+from blackbox.subscribe.match_table import MAX_WORKERS
+from blackbox.subscribe.slow_subscriber import SlowPolicy
+from blackbox.transport.context import CONTEXT_NEEDS
+from blackbox.transport.wakeup import PIPE_NEEDS
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How a subscriber behaves, the same for each of its slices: see `Subscriber`. Raises ValueError out of range."""
+
+    workers: int
+    """0: a block handler takes the blocks in place of callbacks."""
+    slow: SlowPolicy
+    queue_blocks: int = 16
+    hwm_blocks: int = 128
+    on_error: Literal["stop", "log"] = "stop"
+    line_wait_ns: int = 50_000_000
+
+    def __post_init__(self) -> None:
+        check_integers(
+            ("workers", self.workers, 0, MAX_WORKERS),
+            ("queue_blocks", self.queue_blocks, 1, 1 << 20),
+            ("hwm_blocks", self.hwm_blocks, 1, 1 << 20),
+            ("line_wait_ns", self.line_wait_ns, 0, 1 << 40),
+        )
+        if not isinstance(self.slow, SlowPolicy):
+            raise TypeError(f"slow was {self.slow!r}, expected a SlowPolicy, such as SlowPolicy('terminate')")
+        if self.on_error not in ("stop", "log"):
+            raise ValueError(f"on_error was {self.on_error!r}, expected 'stop' or 'log'")
+
+
+def needs_of(feed_slice: Slice, options: Options) -> tuple[Needs, ...]:
+    """What a `SliceThread` opens and starts: ROUTER, a DEALER a worker, SUB, a connection a line, and its guard."""
+    lines = len(feed_slice.endpoints)
+    threads = 1 + options.workers
+    return (
+        PIPE_NEEDS,
+        CONTEXT_NEEDS,
+        *[WARM_UP_NEEDS] * threads,
+        Needs(2 + options.workers + lines, threads),
+        GUARD_NEEDS,
+    )
