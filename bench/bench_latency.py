@@ -1,6 +1,7 @@
 """Latency of messages at 1,000, 100,000 and 1,000,000 a second, each sent at its due time.
 
     ours    PUB process: publish() ==blocks of 100 µs, TCP loopback==> SUB | ROUTER ==> DEALER ==> on(prefix)
+                                                        workers=0: SUB ==> on(prefix) in the slice thread
                          publish_many(), 100 at once ==============>                              on_compiled(prefix)
     rival   PUB process: pyzmq send() --a message a frame-----------> pyzmq SUB recv()
 
@@ -46,7 +47,7 @@ def test_latency(benchmark: BenchmarkFixture) -> None:
     title = "Latency since due, one message at a time: p50"
     contest = Contest(title, "µs", lower=True, topology=__doc__, axis="messages a second")
     feed = Feed.local("latency", slices=1)
-    late, compiled = Work(form="late"), Work(form="late compiled")
+    late, in_slice, compiled = Work(form="late"), Work(form="late", workers=0), Work(form="late compiled")
     with (
         Pair.ours(feed, hwm_blocks=HWM) as ours,
         Pair.rival("plain_pyzmq", address=tcp(), form="late", mark=HWM, drops=True) as theirs,
@@ -56,10 +57,11 @@ def test_latency(benchmark: BenchmarkFixture) -> None:
             many = Load(feed=feed, messages=messages, rate=rate, at_once=100)
             entries: list[tuple[str, Kind, Pair, Load, Work]] = [
                 ("publish(), on(prefix)", "ours", ours, single, late),
+                ("publish(), on(prefix), workers=0", "ours", ours, single, in_slice),
                 ("pyzmq send(), recv()", "rival", theirs, single, late),
                 ("publish_many(), on_compiled(prefix)", "ours", ours, many, compiled),
             ]
-            singly, together = slice(0, 2), slice(2, 3)
+            singly, together = slice(0, 3), slice(3, 4)
             chosen = {min(RUNS): singly, max(RUNS): together}.get(rate, slice(None))
             for name, kind, pair, load, work in entries[chosen]:
                 contest.add(name, partial(_noted, contest, name, pair, load, work), kind, PROMISE, at=rate)

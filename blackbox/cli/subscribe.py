@@ -60,7 +60,7 @@ def subscribe(
             show_default=False,
         ),
     ] = None,
-    workers: Annotated[int, typer.Option(metavar="N", min=1, max=63, help="Threads per slice for callbacks.")] = 2,
+    workers: Annotated[int, typer.Option(metavar="N", min=0, max=63, help="Threads per slice for callbacks.")] = 2,
     processes: Annotated[bool, typer.Option("--processes", help="Run each slice in a process of its own.")] = False,
     max_lag: Annotated[
         float | None,

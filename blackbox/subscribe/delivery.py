@@ -23,6 +23,7 @@ from blackbox.subscribe.callbacks import Callback, CompiledCallback, Kind, callb
 from blackbox.subscribe.match_table import WorkerTable
 from blackbox.subscribe.returns import goes_back
 from blackbox.subscribe.state import SliceCounters, SliceState, WorkerCounters
+from blackbox.subscribe.ticks import Ticks
 from blackbox.subscribe.turns import Part, Taker, call_entry, give_in_turn, give_message_by_message, list_turns
 from blackbox.subscribe.worker_state import ALL_ROWS, BatchEntry, BlockPlace, CallbackCall, WorkerAt, WorkerState
 from blackbox.transport.libzmq import close_messages
@@ -161,6 +162,15 @@ class Delivery:
                 if callback.worker == worker:
                     callback.reset(slice_id)
         self.state.epoch = epoch
+
+    def tick(self, ticks: Ticks) -> None:
+        """Call the tickers whose time has come; of times that went by meanwhile, the last."""
+        now_ns = time.time_ns()
+        ticks.skip_to(now_ns)
+        self._counters.busy_since_ns = time.monotonic_ns()
+        self.quit = not ticks.advance(now_ns)
+        self._counters.busy_since_ns = 0
+        self.state.tick_ns = ticks.next_ns
 
     def deliver(self) -> None:
         """Give the burst's batches to their callbacks."""

@@ -1,4 +1,4 @@
-"""Compiled callbacks that run in the slice thread itself: what they need of Python."""
+"""Callbacks that run in the slice thread itself: compiled ones, and without workers all. What they need of Python."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from blackbox.subscribe.delivery import Delivery
 from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.returns import Returns
 from blackbox.subscribe.state import TERMINATE, SliceState
-from blackbox.subscribe.worker_loop import EPOCH, GROW
-from blackbox.subscribe.worker_state import WorkerAt
+from blackbox.subscribe.ticks import Ticks
+from blackbox.subscribe.turns import warm_up_python_callbacks
+from blackbox.subscribe.worker_loop import DELIVER, EPOCH, GROW, TICK
+from blackbox.subscribe.worker_state import NEVER, WorkerAt
 
 if TYPE_CHECKING:
     from blackbox.subscribe.statistics import Counters
@@ -24,7 +26,7 @@ _ASK: Final = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 
 
 class InSlice:
-    """Delivers to the callbacks of a table's last place, in the slice thread. Compiled code asks for what is rare.
+    """Delivers to the callbacks of a table's last place, in the slice thread. Compiled code asks for what Python does.
 
     `ask`: address of the C function by which it does. What a callback raised goes to `on_error`, which says whether to
     go on; if not, the slice ends.
@@ -36,6 +38,7 @@ class InSlice:
         feed: BatchFeed,
         slice_state: SliceState,
         counters: Counters,
+        table: Table,
         on_error: Callable[[CallbackError], bool],
         report: Callable[[SubscriberError], None],
         returns: Returns,
@@ -44,6 +47,8 @@ class InSlice:
         self._on_error, self._report, self._returns = on_error, report, returns
         self._own_counters = counters.workers[IN_SLICE]
         self._delivery = Delivery([feed], self._own_counters, on_error, self._is_terminated)
+        self._delivery.state.tick_ns = NEVER
+        self._ticks = Ticks(table.workers[IN_SLICE].tickers, on_error)
         self._function = _ASK(self._answer)
         self.ask = ctypes.cast(self._function, ctypes.c_void_p).value or 0
 
@@ -59,9 +64,16 @@ class InSlice:
             counters.ages[IN_SLICE],
         )
 
+    def begin(self) -> None:
+        """Begin to call: all that is compiled for it is there, and its clock runs."""
+        warm_up_python_callbacks()
+        self._ticks.begin(time.time_ns())
+        state = self._delivery.state
+        state.tick_ns, state.tick_within_ns = self._ticks.next_ns, self._ticks.least_ns
+
     def close(self) -> None:
         """Let go of what leads back to the slice thread: no compiled code asks any more."""
-        del self._function, self._delivery, self._on_error, self._report, self._returns
+        del self._function, self._delivery, self._ticks, self._on_error, self._report, self._returns
 
     def _answer(self, reason: int) -> None:
         delivery = self._delivery
@@ -70,8 +82,13 @@ class InSlice:
                 delivery.grow()
             elif reason == EPOCH:
                 self._enter_epoch(delivery.state.next_epoch)
+            elif reason == TICK:
+                delivery.tick(self._ticks)
             else:
-                delivery.compiled_raised()
+                if delivery.state.raised:
+                    delivery.compiled_raised()
+                if reason == DELIVER:
+                    delivery.deliver()
         except BaseException as error:  # noqa: BLE001 - nothing can be raised through compiled code
             failure = SubscriberError(f"slice {self._slice_id}: its callbacks failed: {error}")
             failure.__cause__ = error

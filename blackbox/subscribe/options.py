@@ -21,7 +21,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How a subscriber behaves, the same for each of its slices: see `Subscriber`. Raises ValueError out of range."""
 
     workers: int
-    """0: a block handler takes the blocks in place of callbacks."""
+    """0: all callbacks run in the slice thread, or a block handler takes the blocks in place of callbacks."""
     slow: SlowPolicy
     queue_blocks: int = 16
     hwm_blocks: int = 128

@@ -14,7 +14,7 @@ from blackbox.block.format import (
     read_header,
 )
 from blackbox.block.validate import Fault, check_block
-from blackbox.native.intrinsics import bytes_at, copy_bytes, inner, int32s_at, int64s_at
+from blackbox.native.intrinsics import bytes_at, call_with_address, copy_bytes, inner, int32s_at, int64s_at
 from blackbox.native.jit import njit
 from blackbox.native.posix import monotonic_ns, now_ns
 from blackbox.native.prefix_trie import Trie, longest_prefix
@@ -48,6 +48,8 @@ from blackbox.subscribe.state import (
     slice_counters_at,
     slice_state_at,
 )
+from blackbox.subscribe.worker_loop import TICK, idle_ms
+from blackbox.subscribe.worker_state import NEVER, worker_state_at
 from blackbox.transport.libzmq import (
     DONTWAIT,
     EAGAIN,
@@ -163,6 +165,7 @@ def _idle(at: SliceAt, table: TableAt, trie: Trie) -> int:
         return COMMAND
     if counters.held > 0 or (at.action == CONFLATE and pending(at) > 0):
         wait_ms = min(wait_ms, HELD_MS)
+    wait_ms = min(wait_ms, idle_ms(worker_state_at(at.own.state)))
     if wait_readable(at.sub, _NO, at.wake_fd, numpy.int64(wait_ms), at.scratch) < 0:
         return fail(at)
     return 0
@@ -254,6 +257,7 @@ def _accept(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, frames: int) ->
 def run_slice(at: SliceAt, table: TableAt, trie: Trie, keys: Trie) -> int:
     """Receive and hand on until Python is needed; returns why: COMMAND, CONTROL, DRAINED, TERMINATED or FAILED."""
     state = slice_state_at(at.state)
+    own = worker_state_at(at.own.state)
     result = numpy.int64(0)
     while result == 0:
         stopping = load_shared(state, "stopping")
@@ -269,6 +273,8 @@ def run_slice(at: SliceAt, table: TableAt, trie: Trie, keys: Trie) -> int:
             result = _accept(at, table, trie, keys, frames)
         if stopping != 0 and _drained(at, table, trie, frames == 0):
             return DRAINED
+        if own.tick_ns != NEVER and stopping == 0 and idle_ms(own) == 0:
+            call_with_address(at.ask, TICK)
         if frames == 0:
             result = _idle(at, table, trie)
     return result

@@ -335,6 +335,7 @@ class SliceThread:
             self._batch_feed,
             self.state,
             self.counters,
+            self._table,
             self._callback_raised,
             self.report,
             returns,
@@ -367,6 +368,7 @@ class SliceThread:
         self._subscription.connect(sub)
         init_messages(self._scratch.ctypes.data + KEY_AT, MESSAGES)
         self._switch(self._table)
+        self._in_slice.begin()
         self._enter(SliceLife.RUNNING)
 
     def _await_workers(self, router: zmq.Socket[bytes]) -> None:

@@ -168,6 +168,11 @@ class Supervisor:
 
     def wait_confirmed(self, timeout: float = 10.0) -> None:
         """Wait until publishers have confirmed the filters of the newest plan. Raises as `start`."""
+        if threading.current_thread() in [slice_.threads[0] for slice_ in self._slices.values()]:
+            raise SubscriberError(
+                "wait_confirmed was called by a callback in the slice's own thread, which takes in the confirmations; "
+                "expected another thread, or workers of at least 1"
+            )
         deadline = time.monotonic() + _COMPILE_S
         ready = False
         with self._changed:

@@ -143,9 +143,9 @@ class Worker:
             if reason == collect.DELIVER:
                 delivery.deliver()
                 if not delivery.is_over() and self._ticks.next_ns != NEVER and self._ticks.is_due(time.time_ns()):
-                    self._tick()
+                    delivery.tick(self._ticks)
             elif reason == collect.TICK:
-                self._tick()
+                delivery.tick(self._ticks)
             elif reason == collect.SWITCH:
                 self._table = self._table_of_version(delivery.state.next_version)
                 at = self._addresses(dealer)
@@ -157,15 +157,6 @@ class Worker:
                 raise SubscriberError(zmq.strerror(delivery.state.errno))
             else:
                 return
-
-    def _tick(self) -> None:
-        """Call the tickers whose time has come; of times that went by meanwhile, the last."""
-        now_ns = time.time_ns()
-        self._ticks.skip_to(now_ns)
-        self._counters.busy_since_ns = time.monotonic_ns()
-        self._delivery.quit = not self._ticks.advance(now_ns)
-        self._counters.busy_since_ns = 0
-        self._delivery.state.tick_ns = self._ticks.next_ns
 
     def is_idle(self) -> bool:
         """Whether it has delivered all that it was sent."""

@@ -371,9 +371,9 @@ def run_compiled(at: WorkerAt, table: WorkerTableAt, first: int, origins: int) -
 
 @njit(nogil=True, cache=True)
 def run_block(at: WorkerAt, table: WorkerTableAt, ask: int, envelope_message: int, body_message: int) -> None:
-    """Run the compiled callbacks on one block, in the slice thread that has just checked and matched it.
+    """Run the callbacks of the slice thread on one block, which it has just checked and matched.
 
-    `ask`: address of a C function that has Python see to what compiled code cannot: EPOCH, GROW and RAISED.
+    `ask`: address of a C function that has Python see to what compiled code cannot: EPOCH, GROW, RAISED and DELIVER.
     """
     state = worker_state_at(at.state)
     epoch = read_header(msg_data(envelope_message)).epoch
@@ -396,9 +396,17 @@ def run_block(at: WorkerAt, table: WorkerTableAt, ask: int, envelope_message: in
         state.entries = 0
         call_with_address(ask, GROW)
         used = select(at, table, numpy.int64(0), numpy.int64(0))
+    left = numpy.int64(0)
     if used >= 0:
         _note_lag(at, msg_data(slot))
-        run_compiled(at, table, numpy.int64(0), numpy.int64(0))
+        left = run_compiled(at, table, numpy.int64(0), numpy.int64(0))
+    if left > 0:
+        keep_place(at, msg_size(slot + MESSAGE_BYTES), numpy.int64(0))
+        state.blocks = 1  # from here on the burst holds the messages: a callback may keep it
+        call_with_address(ask, DELIVER)
+        close_messages(state.burst, 2 * state.blocks)
+        state.blocks = 0
+        return
     close_messages(slot, 2)
     if state.raised != 0:
         call_with_address(ask, RAISED)
@@ -423,7 +431,7 @@ def _fill_burst(at: WorkerAt, table: WorkerTableAt) -> int:
 
 
 @inner
-def _idle_ms(state: WorkerState) -> int:
+def idle_ms(state: WorkerState) -> int:
     """Return how long to wait for blocks before the next look, rounded up; 0: a ticker is due."""
     if state.tick_ns == NEVER:
         return numpy.int64(IDLE_MS)
@@ -457,13 +465,13 @@ def collect(at: WorkerAt, table: WorkerTableAt) -> int:
             state.errno = zmq_errno()
             return FAILED
         if status == 0:
-            if wait_readable(at.dealer, numpy.int64(0), numpy.int64(-1), _idle_ms(state), at.scratch) < 0:
+            if wait_readable(at.dealer, numpy.int64(0), numpy.int64(-1), idle_ms(state), at.scratch) < 0:
                 return ENDED
         elif status == 1 and state.next_version != table.version:
             return SWITCH
         elif status == 1 and taken == 0:
             return GROW if state.next_epoch == state.epoch else EPOCH
         # Behind the burst: tickers that take longer than their interval leave the blocks their turn.
-        if _idle_ms(state) == 0:
+        if idle_ms(state) == 0:
             return TICK
     return ENDED

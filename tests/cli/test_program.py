@@ -64,7 +64,7 @@ def test_each_error_is_one_line_and_status_1(words: list[str], pattern: str, tmp
     [
         ["publish"],
         ["publish", "synthetic:10", "--when-full", "block"],
-        ["subscribe", "--workers", "0"],
+        ["subscribe", "--workers", "-1"],
         ["subscribe", "--on-slow", "ignore"],
         ["stat", "--twice"],
         ["demo", "--messages", "0"],

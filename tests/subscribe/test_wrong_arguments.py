@@ -86,7 +86,7 @@ def test_a_path_in_place_of_a_feed_says_how_to_read_it(make: Callable[[Any], obj
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"workers": "2"}, "workers was '2', expected an integer from 1 to 63"),
+        ({"workers": "2"}, "workers was '2', expected an integer from 0 to 63"),
         ({"workers": True}, "workers was True, expected an integer"),
         ({"queue_blocks": 1.5}, "queue_blocks was 1.5, expected an integer"),
         ({"slow": "drop"}, r"slow was 'drop', expected a SlowPolicy, such as SlowPolicy\('terminate'\)"),
