@@ -34,7 +34,7 @@ def test_wrong_callbacks_and_settings_are_refused() -> None:
 
     assert subscriber.callbacks == ()
     for settings, text in (
-        ({"workers": 0}, "workers was 0, expected 1 to 63"),
+        ({"workers": -1}, "workers was -1, expected 0 to 63"),
         ({"queue_blocks": 0}, "queue_blocks was 0"),
         ({"hwm_blocks": 0}, "hwm_blocks was 0"),
         ({"on_error": "raise"}, "on_error was 'raise', expected 'stop' or 'log'"),
