@@ -53,6 +53,46 @@ def fence(typingctx: Any) -> Any:
     return types.void(), codegen
 
 
+def _fetch(operation: str) -> Any:
+    """Make a function that changes the int64 at an address in one step, and returns what stood there before."""
+
+    @intrinsic
+    def fetch(typingctx: Any, address: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = builder.inttoptr(args[0], _WORD_POINTER)
+            return builder.atomic_rmw(operation, pointer, args[1], "seq_cst")
+
+        return types.int64(types.int64, types.int64), codegen
+
+    return fetch
+
+
+fetch_add = _fetch("add")
+fetch_and = _fetch("and")
+fetch_or = _fetch("or")
+
+
+@intrinsic
+def store_release(typingctx: Any, address: Any, value: Any) -> Any:
+    """Write an int64 that others read with `load_acquire`, after all that was written before."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store_atomic(args[1], builder.inttoptr(args[0], _WORD_POINTER), "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def lowest_bit(typingctx: Any, word: Any) -> Any:
+    """The place of the lowest bit that is set, of an int64 that is not 0."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.int64), codegen
+
+
 @intrinsic
 def copy_bytes(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
     """`memcpy(target, source, size)`."""
