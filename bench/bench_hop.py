@@ -47,6 +47,7 @@ from blackbox.transport.libzmq import (
     msg_recv,
     msg_send,
 )
+from blackbox.transport.shared_memory_reader import NO_READER
 
 HAND_OVERS = 60_000
 ENVELOPE_BYTES = 2_048
@@ -142,7 +143,7 @@ def _slice(router: int, workers: int, scratch: NDArray[numpy.int64]) -> tuple[Sl
         0,
         0,
         *(WARN, QUEUE_BLOCKS, conflation.at, 10**18, 10**9, NO_HANDLER),
-        *(WorkerAt(*[0] * len(WorkerAt._fields)), WorkerTableAt(*[0] * len(WorkerTableAt._fields)), 0),
+        *(WorkerAt(*[0] * len(WorkerAt._fields)), WorkerTableAt(*[0] * len(WorkerTableAt._fields)), 0, NO_READER),
     )
     return at, (state, counters, topics, sets, conflation, sequences)
 

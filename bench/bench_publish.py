@@ -63,7 +63,7 @@ def _within(publisher: Publisher, load: Load) -> float:
     pool = load.pool
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
     socket.rcvtimeo = _TIMEOUT_MS
-    socket.connect(publisher.feed.slices[0].endpoints[0])
+    socket.connect(publisher.feed.slices[0].lines[0])
     socket.subscribe(b"")
     publisher.wait_for_subscribers(timeout=60)
     with ThreadPoolExecutor(1) as executor:

@@ -261,9 +261,9 @@ class RawPublisher:
             self._sockets[slice_id, line] = socket
             socket.sndhwm, socket.rcvhwm, socket.linger = _QUEUE_BLOCKS, MAX_SUBSCRIPTIONS, _LINGER_MS
             try:
-                socket.bind(feed_slice.endpoints[line])
+                socket.bind(feed_slice.lines[line])
             except zmq.ZMQError as error:
-                text = f"endpoint {feed_slice.endpoints[line]} could not be bound: {error.strerror}"
+                text = f"endpoint {feed_slice.lines[line]} could not be bound: {error.strerror}"
                 raise EndpointError(error.errno, text) from error
 
     def _close(self) -> None:
@@ -305,7 +305,7 @@ class RawPublisher:
 
 
 def _lines_of(feed_slice: Any) -> range:
-    return range(len(feed_slice.endpoints))
+    return range(len(feed_slice.lines))
 
 
 def _header_on(block: Block, line: int) -> bytes:

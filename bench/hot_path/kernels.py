@@ -55,6 +55,7 @@ from blackbox.transport.libzmq import (
     msg_recv,
     msg_send,
 )
+from blackbox.transport.shared_memory_reader import NO_READER
 
 BLOCK_MESSAGES: Final = 2_000
 _PREFIXES: Final = 5
@@ -228,6 +229,7 @@ class Subject:
             WorkerAt(*[0] * len(WorkerAt._fields)),
             WorkerTableAt(*[0] * len(WorkerTableAt._fields)),
             0,
+            NO_READER,
         )
         self._head = numpy.frombuffer(bytearray(self.block.header), numpy.uint8)
         self._copy = numpy.empty_like(self.block.body)

@@ -161,7 +161,7 @@ def _bare_subscriber(feed: Feed) -> Iterator[zmq.Socket[bytes]]:
     try:
         socket = context.socket(zmq.SUB)
         socket.rcvtimeo = _BARE_MS
-        socket.connect(feed.slices[0].endpoints[0])
+        socket.connect(feed.slices[0].lines[0])
         question = CONFIRM_KEY + secrets.token_bytes(NONCE_BYTES)
         socket.subscribe(b"")
         socket.subscribe(question)

@@ -92,6 +92,8 @@ CONFIRM_KEY: Final = b"\0C"
 NONCE_BYTES: Final = 8
 ACCEPT_KEY: Final = b"\0A"
 """Followed by the nonce, the publisher's epoch and the line: subscribed to from the answer to the last block."""
+SHARED_KEY: Final = b"\0S"
+"""Followed by a prefix of keys: asked for by who reads their blocks in the slice's shared memory."""
 
 
 class Header(NamedTuple):

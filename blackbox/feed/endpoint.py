@@ -15,11 +15,13 @@ from blackbox.errors import ConfigError
 from blackbox.native.limits import Needs, check_limits
 
 TRANSPORTS = ("tcp", "ipc", "inproc")
+SHARED_MEMORY = "shm"
 LOOPBACK = "127.0.0.1"
 MAX_IPC_PATH_BYTES = 103
 """Longest path of a Unix socket that every platform takes (macOS 103, Linux 107)."""
 
 _TCP = re.compile(r"(?P<host>\[[^\[\]]+\]|[^\[\]:/;]+):(?P<port>\d+)", re.ASCII)
+_SHARED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 
 # The system may offer a port a second time before anyone has bound it.
@@ -35,13 +37,19 @@ def transport_of(endpoint: str) -> str:
 def check_endpoint(endpoint: str) -> None:
     """Raise ConfigError unless publishers can bind and subscribers connect to `endpoint`."""
     transport = transport_of(endpoint)
-    if transport not in TRANSPORTS:
-        raise ConfigError(f"endpoint was {endpoint!r}, expected tcp://, ipc:// or inproc://")
+    if transport not in (*TRANSPORTS, SHARED_MEMORY):
+        raise ConfigError(f"endpoint was {endpoint!r}, expected tcp://, ipc://, inproc:// or shm://")
     address = endpoint.removeprefix(f"{transport}://")
     if not address:
         raise ConfigError(f"endpoint was {endpoint!r}, expected an address behind {transport}://")
     if transport == "tcp":
         _check_tcp(endpoint, address)
+    elif transport == SHARED_MEMORY:
+        if not _SHARED_NAME.fullmatch(address):
+            raise ConfigError(
+                f"name of endpoint {endpoint!r} was {address!r}, expected 1 to 64 letters, digits, '.', '_' or '-', "
+                "the first a letter or digit"
+            )
     elif transport == "ipc":
         if address == "*":
             raise ConfigError(f"endpoint was {endpoint!r}, expected a path to connect to")
@@ -63,11 +71,16 @@ def check_interface(interface: str) -> None:
 
 
 def free_endpoints(transport: str, name: str, slices: int, lines: int) -> list[tuple[str, ...]]:
-    """Return `lines` endpoints for each of `slices` that nobody on this machine uses now.
+    """Return `lines` endpoints for each of `slices` that nobody on this machine uses now, of `shm` one more.
 
     tcp: ports of 127.0.0.1. ipc: paths in a new directory that only this user can enter and
     that is removed when this process ends. inproc: names that hold within one ZeroMQ context.
+    shm: a name in shared memory beside lines on tcp.
     """
+    if transport == SHARED_MEMORY:
+        sockets = free_endpoints("tcp", name, slices, lines)
+        token = secrets.token_hex(4)
+        return [(*of_slice, f"shm://{name[:48]}-{token}-{number}") for number, of_slice in enumerate(sockets)]
     count = slices * lines
     if transport == "tcp":
         check_limits(f"free ports for feed {name!r}", Needs(descriptors=count))
@@ -79,7 +92,7 @@ def free_endpoints(transport: str, name: str, slices: int, lines: int) -> list[t
         token = secrets.token_hex(4)
         flat = [f"inproc://{name}-{token}-{number}" for number in range(count)]
     else:
-        raise ConfigError(f"transport was {transport!r}, expected one of {', '.join(TRANSPORTS)}")
+        raise ConfigError(f"transport was {transport!r}, expected one of {', '.join((*TRANSPORTS, SHARED_MEMORY))}")
     return [tuple(flat[first : first + lines]) for first in range(0, count, lines)]
 
 

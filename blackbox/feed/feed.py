@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 import msgspec
 
 from blackbox.errors import ConfigError
-from blackbox.feed.endpoint import check_endpoint, check_interface, free_endpoints, transport_of
+from blackbox.feed.endpoint import SHARED_MEMORY, check_endpoint, check_interface, free_endpoints, transport_of
 from blackbox.feed.routing import PrefixRouting, ShareRouting, check_prefix, check_topic
 from blackbox.feed.schema import Schema
 from blackbox.feed.symbol import SymbolRule
@@ -46,10 +46,11 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """
 
     endpoints: tuple[str, ...]
-    """Where the slice is published: one endpoint, or two for the redundant lines A and B.
+    """Where the slice is published: one endpoint, or two for the redundant lines A and B; and in shared memory.
 
     `tcp://HOST:PORT`, `ipc://PATH` or `inproc://NAME`. The publisher binds them and subscribers
-    connect to them, so HOST is an address of the publisher's host. No default."""
+    connect to them, so HOST is an address of the publisher's host. `shm://NAME` beside them is no line: subscribers
+    of the same user on the publisher's host read the blocks there, others use the lines. No default."""
 
     prefixes: tuple[str, ...] = ()
     """Topics that start with one of these fall into this slice. Text, sent as UTF-8.
@@ -80,10 +81,14 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def __post_init__(self) -> None:
         """Check each setting alone; ConfigError names the setting, its value and its range."""
         check_types(self)
-        if not 1 <= len(self.endpoints) <= MAX_LINES:
-            raise ConfigError(f"endpoints were {len(self.endpoints)}, expected 1 or {MAX_LINES} (lines A and B)")
         for endpoint in self.endpoints:
             check_endpoint(endpoint)
+        lines, shared = len(self.lines), len(self.endpoints) - len(self.lines)
+        if not 1 <= lines <= MAX_LINES or shared > 1:
+            beside = f" and {shared} in shared memory" if shared else ""
+            raise ConfigError(
+                f"endpoints were {lines}{beside}, expected 1 or {MAX_LINES} (lines A and B) and at most 1 shm:// beside"
+            )
         for prefix in self.prefixes:
             check_prefix(prefix.encode())
         if self.share is not None:
@@ -94,11 +99,22 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         _check_cpus("io_cpus", self.io_cpus)
         if self.interface:
             check_interface(self.interface)
-            for endpoint in self.endpoints:
+            for endpoint in self.lines:
                 if transport_of(endpoint) != "tcp":
                     raise ConfigError(
                         f"interface was {self.interface!r} beside endpoint {endpoint!r}, expected tcp endpoints only"
                     )
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The endpoints of line A and, if there is one, line B."""
+        return tuple(endpoint for endpoint in self.endpoints if transport_of(endpoint) != SHARED_MEMORY)
+
+    @property
+    def shared_memory(self) -> str:
+        """The name of the slice's shared memory, or an empty string."""
+        shared = [endpoint for endpoint in self.endpoints if transport_of(endpoint) == SHARED_MEMORY]
+        return shared[0].removeprefix(f"{SHARED_MEMORY}://") if shared else ""
 
     def __repr__(self) -> str:
         """Show the endpoints and what falls into the slice."""
@@ -245,13 +261,13 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         schema: str | Schema = "raw",
         key_bytes: int = 0,
         lines: int = 1,
-        transport: Literal["tcp", "ipc", "inproc"] = "tcp",
+        transport: Literal["tcp", "ipc", "inproc", "shm"] = "tcp",
     ) -> Self:
         """Make a feed for this machine, on endpoints that are free now, sharded by symbol.
 
         Nothing is bound here, so a port can still be taken by others until the publisher starts.
         The paths of `ipc` are removed when this process ends; `inproc` joins a publisher and a
-        subscriber that share one ZeroMQ context.
+        subscriber that share one ZeroMQ context. `shm` is tcp with shared memory beside it.
 
         Raises:
             ConfigError: a setting is out of its range.

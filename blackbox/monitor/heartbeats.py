@@ -73,7 +73,7 @@ class Heartbeats:
         """By the monotonic clock."""
         self._context = new_context(
             f"heartbeats of feed {feed.name!r}",
-            *[Needs(descriptors=2 * len(feed_slice.endpoints)) for feed_slice in feed.slices],
+            *[Needs(descriptors=2 * len(feed_slice.lines)) for feed_slice in feed.slices],
         )
         self._poller = zmq.Poller()
         self._place_of: dict[zmq.Socket[bytes], int] = {}
@@ -84,7 +84,7 @@ class Heartbeats:
         Block.decode(*map(bytes, own.frames)).next_sequences()  # loads what reads one, while none has to wait for it
         try:
             for slice_id, feed_slice in enumerate(self.feed.slices):
-                for name, endpoint in zip("AB", feed_slice.endpoints, strict=False):
+                for name, endpoint in zip("AB", feed_slice.lines, strict=False):
                     self._connect(endpoint)
                     self.lines.append(LineHealth(slice_id=slice_id, line=name, endpoint=endpoint))
         except BaseException:

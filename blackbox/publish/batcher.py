@@ -162,7 +162,7 @@ def encode_planned(encoder: Encoder, rows: Rows, plan: Plan, message: int, heade
 
 @njit(nogil=True, cache=True)
 def put_blocks(
-    ring: RingAt, encoder: Encoder, start: int, rows: Rows, groups: int, wanted: NDArray[numpy.uint8], ts_in: int
+    ring: RingAt, encoder: Encoder, start: int, rows: Rows, groups: int, wanted: NDArray[numpy.uint16], ts_in: int
 ) -> int:
     """Encode the selection from `start` on; return where it stopped: at its end, or earlier when the ring is full.
 
@@ -212,7 +212,7 @@ class Stored(NamedTuple):
 
 @njit(nogil=True, cache=True)
 def put_stored(
-    ring: RingAt, origin: Origin, stored: Stored, start: int, wanted: NDArray[numpy.uint8], ts_in: int
+    ring: RingAt, origin: Origin, stored: Stored, start: int, wanted: NDArray[numpy.uint16], ts_in: int
 ) -> int:
     """Put copies of blocks from `start` on into the ring; return where it stopped, as `put_blocks`.
 

@@ -14,9 +14,10 @@ from typing import Final
 import zmq
 
 from blackbox.native.limits import Needs, start_thread
-from blackbox.publish.send_loop import SenderState
+from blackbox.publish.sender_state import SenderState
 from blackbox.publish.subscriptions import MOST_USELESS, Subscriptions
 from blackbox.transport.connections import Connection, Connections
+from blackbox.transport.shared_memory_writer import SharedWriter
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
 log = logging.getLogger("blackbox")
@@ -97,6 +98,8 @@ class Guard:
         """By line."""
         self._records: dict[Connection, _Record] = {}
         self._looked_at = self._judged_taken_at = self._made_room_at = time.monotonic()
+        self.shared: SharedWriter | None = None
+        """Shared memory whose readers are to be met, if there is any; set before the start, closed with this."""
         self._wake = Pipe()
         self._thread = threading.Thread(target=self._run, name=f"blackbox-guard-{slice_id}", daemon=True)
 
@@ -114,6 +117,9 @@ class Guard:
             self._is_over = True
             self._wake.poke()
             self._thread.join()
+        if self.shared is not None:
+            self.shared.close()
+            self.shared = None
         for connections in self._watched.values():
             connections.close()
 
@@ -127,16 +133,27 @@ class Guard:
             self.put_out += 1
 
     def _run(self) -> None:
-        poller = select.poll()
-        poller.register(self._wake.reader, select.POLLIN)
         while not self._is_over:
             try:
                 self.look()
             except Exception:  # the next look may do better; without any, nobody is put out
                 log.exception("slice %d: the guard's look failed", self._slice_id)
             doubts = any(record.doubted for record in self._records.values())
-            if poller.poll(1000 * (_DOUBT_S if doubts and not self._subscriptions.is_behind else _LOOK_S)):
-                os.read(self._wake.reader, 4096)
+            self._wait(_DOUBT_S if doubts and not self._subscriptions.is_behind else _LOOK_S)
+
+    def _wait(self, seconds: float) -> None:
+        """Wait until it is time for a look, or somebody wants one; meet readers of shared memory meanwhile."""
+        until = time.monotonic() + seconds
+        readable: list[int] = []
+        while self._wake.reader not in readable and time.monotonic() < until:
+            poller = select.poll()
+            for fd in (self._wake.reader, *(self.shared.descriptors if self.shared else ())):
+                poller.register(fd, select.POLLIN)
+            readable = [fd for fd, _ in poller.poll(max(0.0, 1000 * (until - time.monotonic())))]
+            if self.shared is not None:
+                self.shared.attend(readable)
+        if self._wake.reader in readable:
+            os.read(self._wake.reader, 4096)
 
     def is_quiet(self) -> bool:
         """Whether a closing publisher has waited long enough for peers of which none takes anything, nor is put out."""

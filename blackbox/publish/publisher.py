@@ -35,7 +35,7 @@ from blackbox.publish.batcher import (
     select_rows,
 )
 from blackbox.publish.ring import ASKED, RECORD_BYTES, TAIL, LargePayloadError, Packers, Ring
-from blackbox.publish.send_loop import SenderState
+from blackbox.publish.sender_state import SenderState
 from blackbox.publish.slice_sender import SliceSender, needs_of
 
 log = logging.getLogger("blackbox")

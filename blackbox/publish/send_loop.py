@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy
-from numpy.typing import NDArray
 
 from blackbox.block.encode import (
     Origin,
     Rows,
-    TopicTable,
     finish_header,
     plan_bytes,
     plan_sequences,
@@ -28,7 +26,7 @@ from blackbox.block.format import (
 from blackbox.native.intrinsics import bytes_at, copy_bytes, inner, int32s_at, uint32_at
 from blackbox.native.jit import njit
 from blackbox.native.posix import monotonic_ns, now_ns, sleep_microseconds
-from blackbox.native.records import Field, SharedRecord, load_shared, record_at, store_shared
+from blackbox.native.records import load_shared, store_shared
 from blackbox.publish.batcher import Encoder, encode_planned, group_by_key, plan_next
 from blackbox.publish.ring import (
     ABSENT,
@@ -48,11 +46,19 @@ from blackbox.publish.ring import (
     release,
     ring_state_at,
 )
+from blackbox.publish.sender_state import (
+    BODY_AT,
+    COPY_AT,
+    HEADER_AT,
+    KEY_AT,
+    SHARED,
+    TEMPLATE_AT,
+    Sender,
+    sender_state_at,
+)
 from blackbox.transport.libzmq import (
     DONTWAIT,
     EAGAIN,
-    EVENTS_SCRATCH_WORDS,
-    MESSAGE_BYTES,
     POLLIN,
     SNDMORE,
     SRCFD,
@@ -70,6 +76,16 @@ from blackbox.transport.libzmq import (
     wait_readable,
     zmq_errno,
 )
+from blackbox.transport.shared_memory_writer import (
+    NO_PLACE,
+    claim_place,
+    has_readers,
+    place_address,
+    publish_place,
+    ring_bells,
+    set_waiting,
+    writer_state_at,
+)
 
 SUBSCRIPTIONS: Final = 1
 """`send_until` returned because a subscriber subscribed or unsubscribed."""
@@ -85,72 +101,11 @@ EPOCH: Final = 5
 SUBSCRIPTION_HEAD_BYTES: Final = 12
 KEPT_BYTES: Final = 64
 """Bytes of a subscription that Python looks at; what is longer is none of ours."""
+_SHARED_WAIT_MS: Final = numpy.int64(20)
 _HEARTBEAT = numpy.frombuffer(HEARTBEAT_KEY, numpy.uint8)
 
 GATHER_ROWS: Final = 16_384
 """Single messages taken out of the ring in one pass."""
-
-
-class SenderState(SharedRecord):
-    """What a sender's compiled loop keeps, and Python looks at."""
-
-    messages = Field()
-    """Sent, each counted once however many lines it went to; so are the next three."""
-    blocks = Field()
-    body_bytes = Field()
-    unwanted = Field()
-    """Messages of keys that nobody had subscribed to."""
-    waits = Field()
-    """Times a send waited for a slow subscriber."""
-    errno = Field()
-    """Why libzmq refused a message; 0: it did not."""
-    handled = Field()
-    """Messages that were sent or not wanted, but are still in the ring: the pass that they belong to was given up."""
-    heartbeat_at = Field()
-    """When the next heartbeat is due, by the monotonic clock."""
-    sent_at = Field()
-    """When the ring was last sent empty, by the monotonic clock."""
-    asked_at = Field()
-    """When writers were last asked: what is in the ring and was not seen then came later, ns since the epoch."""
-    passes = Field()
-    """Times that all was sent which was in the ring."""
-    read_at = Field()
-    """When subscriptions may be read again while there is something to send, by the monotonic clock."""
-    next_epoch = Field()
-    """The epoch that is to begin before anything else is published; 0: none."""
-    keys = Field(own_line=True)
-    """How many keys there are now; written by publishing threads."""
-
-
-sender_state_at = record_at(SenderState)
-
-
-class Sender(NamedTuple):
-    """What a slice's sender owns. Sockets are addresses; `socket_b` is 0 without a second line."""
-
-    socket_a: int
-    socket_b: int
-    wake_fd: int
-    linger_ns: int
-    heartbeat_ns: int
-    state: int
-    """Address of its SenderState."""
-    keys: TopicTable
-    next_sequence: NDArray[numpy.int64]
-    wanted: NDArray[numpy.uint8]
-    starts: NDArray[numpy.int64]
-    lengths: NDArray[numpy.int32]
-    ts_event: NDArray[numpy.int64]
-    scratch: NDArray[numpy.int64]
-
-
-_KEY_AT: Final = EVENTS_SCRATCH_WORDS * 8
-_HEADER_AT: Final = _KEY_AT + MESSAGE_BYTES
-_COPY_AT: Final = _HEADER_AT + MESSAGE_BYTES
-_BODY_AT: Final = _COPY_AT + MESSAGE_BYTES
-_TEMPLATE_AT: Final = _BODY_AT + MESSAGE_BYTES
-SCRATCH_WORDS: Final = (_TEMPLATE_AT + HEADER_BYTES) // 8
-"""int64 words of `Sender.scratch`: poll items, four messages, a header."""
 
 
 @inner
@@ -180,8 +135,8 @@ def _send_on(
     sequence: int,
     flags: int,
 ) -> bool:
-    key_message = sender.scratch.ctypes.data + _KEY_AT
-    header_message = sender.scratch.ctypes.data + _HEADER_AT
+    key_message = sender.scratch.ctypes.data + KEY_AT
+    header_message = sender.scratch.ctypes.data + HEADER_AT
     size = numpy.int64(sender.keys.sizes[key])
     msg_init_size(key_message, size)
     copy_bytes(msg_data(key_message), sender.keys.text.ctypes.data + sender.keys.offsets[key], size)
@@ -199,6 +154,34 @@ def _send_on(
 
 
 @inner
+def _share(sender: Sender, ring: RingAt, key: int, header: int, body: int, sequence: int) -> bool:
+    """Write a block to shared memory, waiting for slow readers where told to. False: closing."""
+    shared = sender.shared
+    body_bytes = uint32_at(header + OFFSET_BODY_BYTES)
+    place = claim_place(shared, body_bytes)
+    if place == NO_PLACE:
+        writer = writer_state_at(shared.state)
+        if writer.waits == 0:
+            writer.dropped += 1
+            return True
+        set_waiting(shared, numpy.int64(1))
+        place = claim_place(shared, body_bytes)
+        while place == NO_PLACE and load_shared(ring_state_at(ring.state), "closing") != ENDING:
+            sender_state_at(sender.state).waits += 1
+            wait_readable(numpy.int64(0), numpy.int64(0), sender.wake_fd, _SHARED_WAIT_MS, sender.scratch.ctypes.data)
+            place = claim_place(shared, body_bytes)
+        set_waiting(shared, numpy.int64(0))
+        if place == NO_PLACE:
+            return False
+    copy_bytes(place_address(shared, place), msg_data(body), body_bytes)
+    finish_header(header, sequence, now_ns(), numpy.int64(0))
+    name = sender.keys.text.ctypes.data + sender.keys.offsets[key]
+    publish_place(shared, place, body_bytes, name, numpy.int64(sender.keys.sizes[key]), header)
+    ring_bells(shared, sender.scratch.ctypes.data)
+    return True
+
+
+@inner
 def _send_block(sender: Sender, ring: RingAt, key: int, header: int, body: int) -> bool:
     """Send a block on every line and count it. Takes the body message over."""
     count = uint32_at(header + OFFSET_COUNT)
@@ -207,9 +190,13 @@ def _send_block(sender: Sender, ring: RingAt, key: int, header: int, body: int) 
     sequence = sender.next_sequence[key]
     sender.next_sequence[key] = sequence + count
     sent = True
-    if sender.wanted[key]:
+    wanted = sender.wanted[key]
+    shared = wanted >= SHARED and has_readers(sender.shared)
+    if shared:
+        sent = _share(sender, ring, key, header, body, sequence)
+    if wanted % SHARED and sent:
         if sender.socket_b != 0:
-            second = sender.scratch.ctypes.data + _COPY_AT
+            second = sender.scratch.ctypes.data + COPY_AT
             msg_init(second)
             msg_copy(second, body)
             sent = _send_on(sender, ring, sender.socket_a, key, header, second, sequence, numpy.int64(0))
@@ -218,6 +205,7 @@ def _send_block(sender: Sender, ring: RingAt, key: int, header: int, body: int) 
             socket = sender.socket_b if sender.socket_b != 0 else sender.socket_a
             flags = numpy.int64(FLAG_LINE_B if sender.socket_b != 0 else 0)
             sent = _send_on(sender, ring, socket, key, header, body, sequence, flags)
+    if shared or wanted % SHARED:
         if sent:
             state.messages += count
             state.blocks += 1
@@ -263,8 +251,8 @@ def _send_gathered(sender: Sender, ring: RingAt, encoder: Encoder, taken: int, t
         numpy.int64(0),
         numpy.int64(0),
     )
-    header = sender.scratch.ctypes.data + _TEMPLATE_AT
-    body = sender.scratch.ctypes.data + _BODY_AT
+    header = sender.scratch.ctypes.data + TEMPLATE_AT
+    body = sender.scratch.ctypes.data + BODY_AT
     at = 0
     for group in range(groups):
         key = numpy.int64(encoder.selection.keys[group])
@@ -350,7 +338,7 @@ def read_subscriptions(sender: Sender, line: int, target: int, room: int) -> int
     it at most. Many at once, so that a sender needs the interpreter once, however busy others keep it.
     """
     socket = sender.socket_b if line else sender.socket_a
-    message = sender.scratch.ctypes.data + _BODY_AT
+    message = sender.scratch.ctypes.data + BODY_AT
     msg_init(message)
     used = 0
     while room - used >= SUBSCRIPTION_HEAD_BYTES + KEPT_BYTES and msg_recv(message, socket, DONTWAIT) >= 0:
@@ -370,7 +358,7 @@ def read_subscriptions(sender: Sender, line: int, target: int, room: int) -> int
 def _make_control(sender: Sender, origin: Origin, line: int, flags: int) -> int:
     """Make a control block with the next sequence of every key; return the bytes of its body, 0: no memory."""
     state = sender_state_at(sender.state)
-    body, header = sender.scratch.ctypes.data + _BODY_AT, sender.scratch.ctypes.data + _TEMPLATE_AT
+    body, header = sender.scratch.ctypes.data + BODY_AT, sender.scratch.ctypes.data + TEMPLATE_AT
     plan = plan_sequences(sender.keys, load_shared(state, "keys"))
     if msg_init_size(body, plan_bytes(plan)) != 0:
         state.errno = zmq_errno()
@@ -387,13 +375,13 @@ def _send_made(sender: Sender, line: int, key_at: int, key_size: int) -> bool:
     """Send the control block that was made, under a key. False: a subscriber has no room for it now."""
     socket = sender.socket_b if line else sender.socket_a
     scratch = sender.scratch.ctypes.data
-    key, header, copy = scratch + _KEY_AT, scratch + _HEADER_AT, scratch + _COPY_AT
+    key, header, copy = scratch + KEY_AT, scratch + HEADER_AT, scratch + COPY_AT
     msg_init_size(key, key_size)
     copy_bytes(msg_data(key), key_at, key_size)
     msg_init_size(header, HEADER_BYTES)
-    copy_bytes(msg_data(header), scratch + _TEMPLATE_AT, HEADER_BYTES)
+    copy_bytes(msg_data(header), scratch + TEMPLATE_AT, HEADER_BYTES)
     msg_init(copy)
-    msg_copy(copy, scratch + _BODY_AT)
+    msg_copy(copy, scratch + BODY_AT)
     sent = (
         msg_send(key, socket, SNDMORE | DONTWAIT) >= 0
         and msg_send(header, socket, SNDMORE | DONTWAIT) >= 0
@@ -421,7 +409,7 @@ def send_control(
         sent = bytes_at(sent_at, count)
         for number in range(count):
             sent[number] = _send_made(sender, line, keys_at + number * key_size, key_size)
-        msg_close(sender.scratch.ctypes.data + _BODY_AT)
+        msg_close(sender.scratch.ctypes.data + BODY_AT)
     return made
 
 
@@ -431,7 +419,7 @@ def _send_heartbeat(sender: Sender, origin: Origin) -> None:
     for line in range(2 if sender.socket_b != 0 else 1):
         if _make_control(sender, origin, line, numpy.int64(0)) > 0:
             _send_made(sender, line, _HEARTBEAT.ctypes.data, numpy.int64(len(_HEARTBEAT)))
-            msg_close(sender.scratch.ctypes.data + _BODY_AT)
+            msg_close(sender.scratch.ctypes.data + BODY_AT)
 
 
 @inner

@@ -20,10 +20,14 @@ from blackbox.native.jit import WARM_UP_NEEDS, warm_up
 from blackbox.native.limits import Needs, start_thread
 from blackbox.publish import send_loop as send
 from blackbox.publish.batcher import Encoder, make_selection
-from blackbox.publish.guard import GUARD_NEEDS, UPSTREAM_BUFFER_BYTES, UPSTREAM_BYTES, UPSTREAM_QUEUE, Guard
+from blackbox.publish.guard import GUARD_NEEDS, Guard
+from blackbox.publish.line_socket import open_xpub
 from blackbox.publish.ring import DRAINING, ENDING, Ring, discard
+from blackbox.publish.sender_state import SCRATCH_WORDS, Sender, SenderState
 from blackbox.publish.subscriptions import Subscriptions, cover, split_changes
-from blackbox.transport.context import CONTEXT_NEEDS, allow_ipv6, close_context, open_context, pin_thread, wake_on_time
+from blackbox.transport.context import CONTEXT_NEEDS, close_context, open_context, pin_thread, wake_on_time
+from blackbox.transport.shared_memory import is_supported
+from blackbox.transport.shared_memory_writer import NO_WRITER, SharedWriter
 from blackbox.transport.wakeup import PIPE_NEEDS
 
 log = logging.getLogger("blackbox")
@@ -69,7 +73,7 @@ def needs_of(part: Slice) -> tuple[Needs, ...]:
 
 def _sockets_of(part: Slice) -> Needs:
     # Beside each XPUB a probe, and what watches its connections, at both ends.
-    return Needs(descriptors=6 * len(part.endpoints))
+    return Needs(descriptors=6 * len(part.lines))
 
 
 class SliceSender:
@@ -109,7 +113,7 @@ class SliceSender:
             numpy.zeros(feed.max_topics, numpy.int32),
         )
         self._text_end = 0
-        self.sent = send.SenderState()
+        self.sent = SenderState()
         self.sent.asked_at = time.time_ns()
         self.next_sequence = numpy.zeros(self._max_keys, numpy.int64)
         self.key_of_topic = numpy.zeros(feed.max_topics, numpy.int32)
@@ -119,7 +123,7 @@ class SliceSender:
             numpy.zeros(self._max_keys, numpy.int32),
         )
         self.origin = Origin(schema_id, slice_id, feed.key_bytes, epoch)
-        self.subscriptions = Subscriptions(feed, len(self.part.endpoints), epoch, self._key_table)
+        self.subscriptions = Subscriptions(feed, len(self.part.lines), epoch, self._key_table)
         self.keys, self.wanted = self.subscriptions.keys, self.subscriptions.wanted
         self.changed = self.subscriptions.changed
         self.guard = Guard(slice_id, self.subscriptions, self.sent, self.ring.wake, drop=not wait)
@@ -253,6 +257,7 @@ class SliceSender:
             warm_up(send.read_subscriptions, sender, 0, 0, 0)
             warm_up(send.send_control, sender, self.origin, 0, 0, 0, 0, 0, 0)
             warm_up(cover, 0, 0, 0, 0, 0, 0, 0)
+            self._share()
             self._bind(context, sockets)
             self.guard.start()
             second = sockets[1].underlying if len(sockets) > 1 else 0
@@ -279,23 +284,22 @@ class SliceSender:
                 close_context(context)
             self._ready.set()
 
+    def _share(self) -> None:
+        """Have shared memory before the sockets: who hears of this publisher there finds it."""
+        if self.part.shared_memory and is_supported():
+            self.guard.shared = SharedWriter(
+                self.part.shared_memory,
+                f"feed {self.feed.name!r} slice {self.slice_id}: endpoint shm://{self.part.shared_memory}",
+                self.feed.block_bytes,
+                self._wait,
+                self._hwm_blocks,
+                self.ring.wake_pipe,
+            )
+
     def _bind(self, context: zmq.Context[zmq.Socket[bytes]], sockets: list[zmq.Socket[bytes]]) -> None:
-        for line, endpoint in enumerate(self.part.endpoints):
-            socket = context.socket(zmq.XPUB)
+        for line, endpoint in enumerate(self.part.lines):
+            socket = open_xpub(context, endpoint, _SEND_WAIT_MS if self._wait else None, self._hwm_blocks)
             sockets.append(socket)
-            socket.sndhwm = self._hwm_blocks
-            socket.rcvhwm = UPSTREAM_QUEUE
-            socket.rcvbuf = UPSTREAM_BUFFER_BYTES
-            socket.maxmsgsize = UPSTREAM_BYTES
-            socket.linger = 0
-            socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-            # Whoever would be authenticated must speak ZMTP 3: libzmq tells no descriptor of what comes by older
-            # versions. There is no authenticator, so those that do are let in.
-            socket.setsockopt(zmq.ZAP_DOMAIN, b"blackbox")
-            allow_ipv6(socket, endpoint)
-            if self._wait:
-                socket.setsockopt(zmq.XPUB_NODROP, 1)
-                socket.sndtimeo = _SEND_WAIT_MS
             if not endpoint.startswith("inproc:"):
                 self.guard.watch(line, socket)
             try:
@@ -327,8 +331,8 @@ class SliceSender:
             self.origin,
         )
 
-    def _sender(self, socket_a: int, socket_b: int) -> send.Sender:
-        return send.Sender(
+    def _sender(self, socket_a: int, socket_b: int) -> Sender:
+        return Sender(
             socket_a,
             socket_b,
             self.ring.wake_pipe.reader,
@@ -341,10 +345,11 @@ class SliceSender:
             numpy.zeros(send.GATHER_ROWS, numpy.int64),
             numpy.zeros(send.GATHER_ROWS, numpy.int32),
             numpy.zeros(send.GATHER_ROWS, numpy.int64),
-            numpy.zeros(send.SCRATCH_WORDS, numpy.int64),
+            numpy.zeros(SCRATCH_WORDS, numpy.int64),
+            NO_WRITER if self.guard.shared is None else self.guard.shared.at,
         )
 
-    def _serve(self, sender: send.Sender, encoder: Encoder, sockets: list[zmq.Socket[bytes]]) -> None:
+    def _serve(self, sender: Sender, encoder: Encoder, sockets: list[zmq.Socket[bytes]]) -> None:
         self.sent.heartbeat_at = time.monotonic_ns() + self.feed.heartbeat_ns
         while True:
             retry_ns = self._answer_at if self.subscriptions.asked else _NEVER_NS
@@ -360,7 +365,7 @@ class SliceSender:
                 return
             self._check_sender()
 
-    def _begin_epoch(self, sender: send.Sender, sockets: list[zmq.Socket[bytes]]) -> None:
+    def _begin_epoch(self, sender: Sender, sockets: list[zmq.Socket[bytes]]) -> None:
         """Tell what the epoch before has reached, then that another one goes on: twice, as once is not believed."""
         patience = time.monotonic() + _ANSWER_SURELY_S
         for next_epoch in (0, self.sent.next_epoch, 0):
@@ -379,7 +384,7 @@ class SliceSender:
             self.sent.next_epoch = 0
             self.changed.notify_all()
 
-    def _answer(self, sender: send.Sender, sockets: list[zmq.Socket[bytes]]) -> None:
+    def _answer(self, sender: Sender, sockets: list[zmq.Socket[bytes]]) -> None:
         """Send the confirmations that are due, one body for all of them, and never wait for who has no room."""
         began, now, body_bytes = time.monotonic_ns(), time.monotonic(), 0
         for line, socket in enumerate(sockets):
@@ -407,7 +412,7 @@ class SliceSender:
         if error:
             raise PublisherError(f"slice {self.slice_id}: libzmq refused a block: {zmq.strerror(error)}")
 
-    def _announce_end(self, sender: send.Sender, sockets: list[zmq.Socket[bytes]]) -> None:
+    def _announce_end(self, sender: Sender, sockets: list[zmq.Socket[bytes]]) -> None:
         """Send the end to every subscriber, and stay until they say that they have it.
 
         A connection that is closed while subscriptions lie unread in it is reset, and takes with it what the other side
@@ -438,7 +443,7 @@ class SliceSender:
             socket.linger = max(0, int(1000 * (self._deadline - time.monotonic())))
 
     def _send_heartbeat(
-        self, sender: send.Sender, line: int, socket: zmq.Socket[bytes], surely: bool, flags: int = 0
+        self, sender: Sender, line: int, socket: zmq.Socket[bytes], surely: bool, flags: int = 0
     ) -> bool:
         return any(self._send_control(sender, line, socket, HEARTBEAT_KEY, 1, surely, flags)[1])
 
@@ -446,17 +451,17 @@ class SliceSender:
         if self.ring.state.closing == ENDING or time.monotonic() >= self._deadline:
             return True
         # Of ipc and inproc nobody knows whether they take anything.
-        return all(endpoint.startswith("tcp:") for endpoint in self.part.endpoints) and self.guard.is_quiet()
+        return all(endpoint.startswith("tcp:") for endpoint in self.part.lines) and self.guard.is_quiet()
 
     def _still_reading(self, patience: float) -> int:
         """Subscribers that have not withdrawn their acceptance; until `patience` also those whose may be on its way."""
         reading = self.subscriptions.subscriber_count()
         return max(reading, len(self.subscriptions.answered)) if time.monotonic() < patience else reading
 
-    def _read_subscriptions(self, sender: send.Sender) -> None:
+    def _read_subscriptions(self, sender: Sender) -> None:
         """Take in some of the subscriptions that have come; see to it that what is published has its turn."""
         subscriptions, left = self.subscriptions, False
-        for line in range(len(self.part.endpoints)):
+        for line in range(len(self.part.lines)):
             used = send.read_subscriptions(sender, line, self._received.ctypes.data, len(self._received))
             left |= used > len(self._received) // 2
             with self.changed:
@@ -474,7 +479,7 @@ class SliceSender:
 
     def _send_control(
         self,
-        sender: send.Sender,
+        sender: Sender,
         line: int,
         socket: zmq.Socket[bytes],
         keys: bytes,

@@ -6,18 +6,19 @@ import struct
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
 
 from blackbox.block.encode import TopicTable
-from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY, HEARTBEAT_KEY, MAX_KEY_BYTES, NONCE_BYTES
+from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY, HEARTBEAT_KEY, MAX_KEY_BYTES, NONCE_BYTES, SHARED_KEY
 from blackbox.feed.feed import Feed
-from blackbox.native.intrinsics import bytes_at, int32s_at, int64s_at
+from blackbox.native.intrinsics import int32s_at, int64s_at, uint16s_at
 from blackbox.native.jit import njit
 from blackbox.publish.send_loop import SUBSCRIPTION_HEAD_BYTES
+from blackbox.publish.sender_state import SHARED
 
 _MORE_FILTERS: Final = 4_096
 """Distinct filters of a line beyond one for each key that there may be."""
@@ -73,10 +74,10 @@ def split_changes(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 def cover(keys_at: int, sizes_at: int, wanted_at: int, count: int, word: int, size: int, by: int) -> None:
     """Add `by` to what is counted for each key that starts with the first `size` bytes of `word`."""
     mask = numpy.int64(-1) if size == MAX_KEY_BYTES else (numpy.int64(1) << (8 * size)) - 1
-    keys, sizes, wanted = int64s_at(keys_at, count), int32s_at(sizes_at, count), bytes_at(wanted_at, count)
+    keys, sizes, wanted = int64s_at(keys_at, count), int32s_at(sizes_at, count), uint16s_at(wanted_at, count)
     for key in range(numpy.uint64(count)):
         if keys[key] & mask == word and sizes[key] >= size:
-            wanted[key] = numpy.uint8(wanted[key] + by)
+            wanted[key] = numpy.uint16(wanted[key] + by)
 
 
 class Subscriptions:
@@ -89,7 +90,8 @@ class Subscriptions:
     have, too. So one that came on a descriptor is a doubt: the sender subscribes and unsubscribes itself, and hears of
     it only if nobody else has that filter.
 
-    Attributes: `wanted`, for each key how many filters let it through; `doubts`; `unwelcome`, descriptors of
+    Attributes: `wanted`, for each key how many filters let it through, those of readers of shared memory
+    each as SHARED; `doubts`; `unwelcome`, descriptors of
     connections to be ended, and why; `heard`, how many changes came on each descriptor; `is_behind`, whether changes
     wait to be read; `most_filters`, how many a line may have.
     """
@@ -98,7 +100,7 @@ class Subscriptions:
         max_keys = len(key_table.sizes)
         self.changed = threading.Condition()
         self.keys: dict[bytes, int] = {}
-        self.wanted: NDArray[numpy.uint8] = numpy.zeros(max_keys, numpy.uint8)
+        self.wanted: NDArray[numpy.uint16] = numpy.zeros(max_keys, numpy.uint16)
         self.doubts: list[Place] = []
         self.unwelcome: dict[int, str] = {}
         self.heard: dict[int, int] = {}
@@ -124,7 +126,11 @@ class Subscriptions:
 
     def add_key(self, key: bytes, number: int) -> None:
         """Note a new key, and whether it is wanted."""
-        self.wanted[number] = sum(key[:size] in has for has in self._filters for size in range(len(key) + 1))
+        self.wanted[number] = sum(
+            (prefix in has) + SHARED * (SHARED_KEY + prefix in has)
+            for has in self._filters
+            for prefix in (key[:size] for size in range(len(key) + 1))
+        )
         self.keys[key] = number
 
     def note(self, line: int, fd: int, change: bytes, size: int, after: int) -> None:
@@ -138,7 +144,8 @@ class Subscriptions:
         if what == _UNSUBSCRIBE:
             self._withdraw(line, fd, prefix)
         elif what == _SUBSCRIBE:
-            if prefix == HEARTBEAT_KEY or (len(prefix) <= self._feed.key_bytes and prefix[:1] != b"\0"):
+            of_keys = prefix.removeprefix(SHARED_KEY)
+            if prefix == HEARTBEAT_KEY or (len(of_keys) <= self._feed.key_bytes and of_keys[:1] != b"\0"):
                 self._add_filter(line, fd, prefix)
             elif prefix.startswith(CONFIRM_KEY) and size == 1 + len(CONFIRM_KEY) + NONCE_BYTES:
                 self._ask(Asked(line, prefix, fd, after, time.monotonic()))
@@ -202,6 +209,8 @@ class Subscriptions:
             self._accepted[line].pop(prefix, None)
 
     def _cover(self, prefix: bytes, by: int) -> None:
+        if prefix.startswith(SHARED_KEY):
+            prefix, by = prefix.removeprefix(SHARED_KEY), by * SHARED
         if len(prefix) == self._feed.key_bytes:
             number = self.keys.get(prefix)
             if number is not None:
@@ -260,13 +269,13 @@ class Subscriptions:
         return sum(fd < 0 for fd in fds) + len({fd for fd in fds if fd >= 0})
 
 
-def _any_matches(filters: Collection[bytes], key: bytes) -> bool:
+def _any_matches(filters: Mapping[bytes, object], key: bytes) -> bool:
     """Whether a filter lets keys through that start with `key`."""
-    if any(key[:size] in filters for size in range(len(key) + 1)):
-        return True
     if not key:
         return len(filters) > (HEARTBEAT_KEY in filters)
-    return any(has.startswith(key) for has in filters)
+    if any({key[:size], SHARED_KEY + key[:size]} & filters.keys() for size in range(len(key) + 1)):
+        return True
+    return any(has.startswith((key, SHARED_KEY + key)) for has in filters)
 
 
 def _drop_first(places: OrderedDict[Any, Any], most: int) -> None:

@@ -14,6 +14,7 @@ from blackbox.subscribe.gaps import SequencesAt
 from blackbox.subscribe.held import HELD_BLOCKS
 from blackbox.subscribe.worker_state import WorkerAt, WorkerTableAt
 from blackbox.transport.libzmq import EVENTS_SCRATCH_WORDS, MESSAGE_BYTES
+from blackbox.transport.shared_memory_reader import ReaderAt
 
 KEY_AT: Final = EVENTS_SCRATCH_WORDS * 8
 HEADER_AT: Final = KEY_AT + MESSAGE_BYTES
@@ -22,7 +23,9 @@ ENVELOPE_AT: Final = BODY_AT + MESSAGE_BYTES
 COPY_AT: Final = ENVELOPE_AT + MESSAGE_BYTES
 NEWEST_AT: Final = COPY_AT + MESSAGE_BYTES
 """The body of a conflated block."""
-MESSAGES: Final = 6
+WAITING_AT: Final = NEWEST_AT + MESSAGE_BYTES
+"""Three frames that came on a socket, and wait until the blocks in shared memory before them are taken."""
+MESSAGES: Final = 9
 """How many messages lie side by side from KEY_AT on."""
 HEAD_AT: Final = KEY_AT + MESSAGES * MESSAGE_BYTES
 """The header of the block at hand, aligned."""
@@ -89,6 +92,7 @@ class SliceAt(NamedTuple):
     """Of the callbacks that run in the slice thread itself; their table, and what calls Python for them."""
     own_table: WorkerTableAt
     ask: int
+    shared: ReaderAt
 
 
 class TableAt(NamedTuple):

@@ -43,7 +43,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def needs_of(feed_slice: Slice, options: Options) -> tuple[Needs, ...]:
     """What a `SliceThread` opens and starts: ROUTER, a DEALER a worker, SUB, a connection a line, and its guard."""
-    lines = len(feed_slice.endpoints)
+    lines = len(feed_slice.lines)
     threads = 1 + options.workers
     return (
         PIPE_NEEDS,

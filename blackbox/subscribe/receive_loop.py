@@ -19,7 +19,7 @@ from blackbox.native.jit import njit
 from blackbox.native.posix import monotonic_ns, now_ns
 from blackbox.native.prefix_trie import Trie, longest_prefix
 from blackbox.native.records import load_shared
-from blackbox.subscribe.addresses import BODY_AT, COPY_AT, HEAD_AT, HEADER_AT, KEY_AT, SliceAt, TableAt
+from blackbox.subscribe.addresses import BODY_AT, COPY_AT, HEAD_AT, HEADER_AT, KEY_AT, WAITING_AT, SliceAt, TableAt
 from blackbox.subscribe.block_handler import AGAIN_MS
 from blackbox.subscribe.block_handler import CONTROL as CONTROL_BLOCK
 from blackbox.subscribe.clocks import clock_state_at, note_clocks, note_own_clock
@@ -54,6 +54,7 @@ from blackbox.transport.libzmq import (
     DONTWAIT,
     EAGAIN,
     MESSAGE_BYTES,
+    is_descriptor_readable,
     msg_close,
     msg_data,
     msg_init_size,
@@ -64,31 +65,92 @@ from blackbox.transport.libzmq import (
     wait_readable,
     zmq_errno,
 )
+from blackbox.transport.shared_memory_reader import (
+    connection_of,
+    may_sleep,
+    reader_state_at,
+    take_block,
+    wake_up,
+    written,
+)
 
 _BAD_FRAMES = int(Fault.FRAMES)
 _BAD_KEY = int(Fault.RESERVED_KEY)
 _BAD_KEY_BYTES = int(Fault.KEY_BYTES)
 _BAD_SLICE = int(Fault.SLICE)
 _BAD_EPOCH = int(Fault.EPOCH)
+_SOCKET_EVERY = 8
+"""Blocks taken from shared memory between two looks at the sockets."""
 # As arguments these are int64 rather than literals: numba would compile the callee once for each literal.
 _NO = numpy.int64(0)
 _YES = numpy.int64(1)
 
 
 @inner
-def _receive(at: SliceAt) -> int:
-    """Receive one block into the scratch messages; returns its frames, 0 when there is none, -1 when libzmq failed."""
-    message = at.scratch + KEY_AT
+def _receive_from_socket(at: SliceAt, first: int) -> int:
+    """Receive one block into three messages; returns its frames, 0 when there is none, -1 when libzmq failed."""
+    message = first
     if msg_recv(message, at.sub, DONTWAIT) < 0:
         return 0 if zmq_errno() == EAGAIN else -1
     frames = 1
     while msg_more(message):
         # Frames behind the third overwrite it: the caller refuses the block.
-        message = at.scratch + KEY_AT + min(frames, 2) * MESSAGE_BYTES
+        message = first + min(frames, 2) * MESSAGE_BYTES
         if msg_recv(message, at.sub, DONTWAIT) < 0:
             return -1
         frames += 1
     return frames
+
+
+@inner
+def _receive_shared(at: SliceAt, keys: Trie) -> int:
+    """As `_receive`, where data lies in shared memory.
+
+    What comes on a socket was sent after what was written by then, and tells of it: it waits until that is taken.
+    """
+    state = reader_state_at(at.shared.state)
+    waiting = at.scratch + WAITING_AT
+    if state.frames == 0 and (state.turn % _SOCKET_EVERY == 0 or written(at.shared) == state.cursor):
+        state.frames = _receive_from_socket(at, waiting)
+        if state.frames < 0:
+            state.frames = 0
+            return -1
+        state.frames_after = written(at.shared)
+    state.turn += 1
+    if state.frames == 0 or state.cursor < state.frames_after:
+        taken = take_block(at.shared, keys, at.scratch + KEY_AT, at.scratch + HEADER_AT, at.scratch + BODY_AT)
+        if taken != 0 or state.frames == 0:
+            return taken
+    frames = state.frames
+    state.frames = 0
+    for frame in range(3):
+        msg_move(at.scratch + KEY_AT + frame * MESSAGE_BYTES, waiting + frame * MESSAGE_BYTES)
+    return frames
+
+
+@inner
+def _receive(at: SliceAt, keys: Trie) -> int:
+    """Receive one block into the scratch messages; returns its frames, 0 when there is none, -1 when libzmq failed."""
+    if at.shared.state != 0:
+        return _receive_shared(at, keys)
+    return _receive_from_socket(at, at.scratch + KEY_AT)
+
+
+@inner
+def _sleep(at: SliceAt, wait_ms: int) -> int:
+    """Sleep until something may have come: 0, COMMAND when the publisher that shared its memory has gone, or FAILED."""
+    shared = at.shared.state != 0
+    if shared and not may_sleep(at.shared):
+        return 0
+    publisher = -1 - connection_of(at.shared) if shared else numpy.int64(0)
+    if wait_readable(at.sub, publisher, at.wake_fd, wait_ms, at.scratch) < 0:
+        return fail(at)
+    if shared:
+        wake_up(at.shared)
+        if is_descriptor_readable(at.scratch) and written(at.shared) == reader_state_at(at.shared.state).cursor:
+            reader_state_at(at.shared.state).is_over = 1
+            return COMMAND
+    return 0
 
 
 @inner
@@ -166,9 +228,7 @@ def _idle(at: SliceAt, table: TableAt, trie: Trie) -> int:
     if counters.held > 0 or (at.action == CONFLATE and pending(at) > 0):
         wait_ms = min(wait_ms, HELD_MS)
     wait_ms = min(wait_ms, idle_ms(worker_state_at(at.own.state)))
-    if wait_readable(at.sub, _NO, at.wake_fd, numpy.int64(wait_ms), at.scratch) < 0:
-        return fail(at)
-    return 0
+    return _sleep(at, numpy.int64(wait_ms))
 
 
 @njit(nogil=True, cache=True)
@@ -266,7 +326,7 @@ def run_slice(at: SliceAt, table: TableAt, trie: Trie, keys: Trie) -> int:
         if load_shared(state, "asked") != 0:
             return COMMAND
         state.reads += 1
-        frames = _receive(at)
+        frames = _receive(at, keys)
         if frames < 0:
             return fail(at)
         if frames > 0:

@@ -14,7 +14,7 @@ import numpy
 import zmq
 from numpy.typing import NDArray
 
-from blackbox.block.format import HEADER_BYTES, MAX_BODY_BYTES
+from blackbox.block.format import HEADER_BYTES
 from blackbox.block.opened import BatchFeed
 from blackbox.errors import (
     BlackBoxError,
@@ -24,6 +24,7 @@ from blackbox.errors import (
     SlowSubscriberError,
     SubscriberError,
 )
+from blackbox.feed.endpoint import SHARED_MEMORY, transport_of
 from blackbox.feed.feed import Feed
 from blackbox.native.jit import warm_up
 from blackbox.native.limits import start_thread
@@ -53,10 +54,11 @@ from blackbox.subscribe.returns import Returns
 from blackbox.subscribe.slow_subscriber import ACTIONS
 from blackbox.subscribe.state import SliceLife, SliceState
 from blackbox.subscribe.statistics import Counters
-from blackbox.subscribe.subscription import Subscription
+from blackbox.subscribe.subscription import Subscription, open_sub
 from blackbox.subscribe.worker import Worker
-from blackbox.transport.context import MAX_SUBSCRIPTIONS, close_context, open_context, pin_thread
+from blackbox.transport.context import close_context, open_context, pin_thread
 from blackbox.transport.libzmq import close_messages, init_messages
+from blackbox.transport.shared_memory import MOST_WAITING
 from blackbox.transport.wakeup import Pipe
 
 if TYPE_CHECKING:
@@ -114,7 +116,7 @@ class SliceThread:
         self._commands: deque[Callable[[], None]] = deque()
         self._newest = table.version
         self._wake_pipe = Pipe()
-        lines = len(self.feed_slice.endpoints)
+        lines = len(self.feed_slice.lines)
         self._sequences = Sequences(
             feed.max_topics if feed.key_bytes else 1,
             lines,
@@ -124,7 +126,7 @@ class SliceThread:
             counters.slice,
         )
         self._clock = ClockState()
-        self._subscription = Subscription(feed, slice_id, self.state, self._sequences, news)
+        self._subscription = Subscription(feed, slice_id, self.state, self._sequences, news, self._wake_pipe)
         self._conflation = Conflation(feed.max_topics) if options.slow.action == "conflate" else None
         self._set_of_topic = numpy.zeros(feed.max_topics, numpy.int32)
         self._held = numpy.zeros(HELD_MESSAGES * HELD_MESSAGE_BYTES // 8, numpy.int64)
@@ -142,7 +144,7 @@ class SliceThread:
     @property
     def is_confirmed(self) -> bool:
         """Whether every line's publisher has confirmed the filters of the newest table."""
-        return self.confirmed_lines == len(self.feed_slice.endpoints)
+        return self.confirmed_lines == len(self.feed_slice.lines)
 
     @property
     def confirmed_lines(self) -> int:
@@ -157,7 +159,7 @@ class SliceThread:
         """
         finished = self.state.finished_lines
         now_ns = time.monotonic_ns()
-        lines = range(len(self.feed_slice.endpoints))
+        lines = range(len(self.feed_slice.lines))
         settled = bool(finished) and now_ns - self.state.finished_ns >= _END_SETTLES_NS
         return settled and all(finished >> n & 1 or self._sequences.is_dead(n, now_ns) for n in lines)
 
@@ -165,7 +167,7 @@ class SliceThread:
         """Seconds since anything came on any line; 0 once all have said that they end."""
         if self.is_finished:
             return 0.0
-        lines = range(len(self.feed_slice.endpoints))
+        lines = range(len(self.feed_slice.lines))
         heard_ns = max(self._started_ns, *(self._sequences.heard_ns(line) for line in lines))
         return max(0.0, (time.monotonic_ns() - heard_ns) / 1e9)
 
@@ -173,6 +175,11 @@ class SliceThread:
     def is_ready(self) -> bool:
         """Whether everything is compiled and connected."""
         return self.state.life >= SliceLife.RUNNING
+
+    @property
+    def transport(self) -> str:
+        """What its blocks come by now."""
+        return SHARED_MEMORY if self.state.is_shared else transport_of(self.feed_slice.lines[0])
 
     @property
     def is_done(self) -> bool:
@@ -202,7 +209,7 @@ class SliceThread:
     def ask_to_stop(self) -> None:
         """Finish what was received, then end."""
         if self.state.stopping == 0:
-            self.state.drain_left = len(self.feed_slice.endpoints) * (self.options.hwm_blocks + 1)
+            self.state.drain_left = len(self.feed_slice.lines) * (self.options.hwm_blocks + 1) + MOST_WAITING
             self.state.stopping = codes.STOP
         self._wake()
 
@@ -342,22 +349,15 @@ class SliceThread:
         )
         self._await_workers(router)
         self._router = router
-        sub = context.socket(zmq.SUB)
+        sub = open_sub(context, self.options.hwm_blocks)
         sockets.append(sub)
-        sub.rcvhwm = self.options.hwm_blocks
-        sub.sndhwm = MAX_SUBSCRIPTIONS
-        sub.maxmsgsize = MAX_BODY_BYTES
-        sub.linger = 0
-        sub.reconnect_ivl = 50
-        sub.reconnect_ivl_max = 1000
-        sub.setsockopt(zmq.TCP_KEEPALIVE, 1)
         self._at = self._addresses(sub, router, self._in_slice)
         warm_up(run_slice, self._at, self._table.at, self._table.topics, self._table.keys)
         warm_up(hand_control, self._at, 0)
         warm_up(finish, self._at, self._table.at, self._table.topics)
         self._guard = FloodGuard(
             sub,
-            self.feed_slice.endpoints,
+            self.feed_slice.lines,
             self.counters.slice,
             self._sequences.heard_ns,
             lambda: self.options.hwm_blocks * max(self.feed.block_bytes, self.state.largest_body),
@@ -409,6 +409,7 @@ class SliceThread:
             in_slice.addresses(self._table),
             self._table.workers[IN_SLICE].at,
             in_slice.ask,
+            self._subscription.shared,
         )
 
     def _worker_table(self, number: int) -> Callable[[int], WorkerTable]:
@@ -419,12 +420,15 @@ class SliceThread:
             reason = run_slice(self._at, self._table.at, self._table.topics, self._table.keys)
             if reason == codes.CONTROL:
                 reason = self._subscription.read_control(self._at)
+                self._at = self._at._replace(shared=self._subscription.shared)
             if reason == 0:
                 continue
             if reason == codes.COMMAND:
                 self.state.asked = 0
                 while self._commands:
                     self._commands.popleft()()
+                self._subscription.look_at_shared()
+                self._at = self._at._replace(shared=self._subscription.shared)
                 if time.monotonic_ns() > self.state.look_again_at_ns:
                     self._subscription.reconnect_silent_lines()
             elif reason == codes.FAILED and self.error is None:
@@ -484,6 +488,7 @@ class SliceThread:
         if context is not None:
             close_context(context)
         close_messages(self._scratch.ctypes.data + KEY_AT, MESSAGES)
+        self._subscription.close()
         for place in range(self._sequences.places_used + 1):
             close_messages(self._held.ctypes.data + place * HELD_MESSAGE_BYTES + HEADER_BYTES, 1)
         self._enter(SliceLife.ENDED)

@@ -70,6 +70,8 @@ class SliceState(SharedRecord):
     """Times the loop has looked for a block. It does not while it waits for a worker."""
     look_at_held_ns = Field()
     """When all blocks that wait for the other line are looked at again; by the monotonic clock."""
+    is_shared = Field()
+    """1 when blocks came last from the publisher's shared memory."""
     other_key_bytes = Field()
     """The `key_bytes` of the last block that was refused for it, plus 1; 0: none was."""
     other_slice = Field()

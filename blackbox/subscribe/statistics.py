@@ -34,6 +34,7 @@ class Counted(NamedTuple):
     counters: Counters
     subscriptions: int
     topics: int
+    transport: str = ""
 
 
 class ReceivedStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +71,9 @@ class ReceivedStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks that wait for the other line now."""
     subscriptions: int
     """Filters asked of ZeroMQ."""
+    transport: str
+    """What blocks come by: `shm`, `tcp`, `ipc` or `inproc`; several, joined by `+`, where slices differ. Empty in
+    a replay."""
     last_ns: int
     """When the last block or heartbeat came, ns since the epoch; 0: none yet."""
 
@@ -188,6 +192,7 @@ def _slice_statistics(counted: Sequence[Counted], slice_id: int, has_ended: bool
             epochs=count.epochs,
             held=count.held,
             subscriptions=sum(each.subscriptions for each in counted),
+            transport="+".join(sorted({each.transport for each in counted})),
             last_ns=max((each.slice.last_received_ns for each in counters), default=0),
         ),
         delivery=DeliveryStatistics(

@@ -19,7 +19,9 @@ from blackbox.block.format import (
     FLAG_END,
     FLAG_LINE_B,
     HEARTBEAT_KEY,
+    MAX_BODY_BYTES,
     NONCE_BYTES,
+    SHARED_KEY,
     read_header,
 )
 from blackbox.errors import EndpointError
@@ -31,8 +33,9 @@ from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.order import begin_epoch, deliver_held_first, drop_doubted
 from blackbox.subscribe.receive_loop import hand_control
 from blackbox.subscribe.state import SliceState
-from blackbox.transport.context import allow_ipv6
+from blackbox.transport.context import MAX_SUBSCRIPTIONS, allow_ipv6
 from blackbox.transport.libzmq import message_bytes
+from blackbox.transport.shared_memory_reader import NO_READER, ReaderAt, SharedReader, attach
 from blackbox.transport.wakeup import Pipe
 
 log = logging.getLogger("blackbox")
@@ -41,8 +44,23 @@ _PATIENT_BEATS = 3
 """Heartbeats of an unconfirmed line after which a confirmation is asked for again."""
 
 
+_TRIES = 5
+"""Control blocks without shared memory, where there was some, that may still be of the publisher that is gone."""
 _UNHEARD_NS = 30_000_000_000
 """Time after which a line that was never heard is connected anew."""
+
+
+def open_sub(context: zmq.Context[zmq.Socket[bytes]], hwm_blocks: int) -> zmq.Socket[bytes]:
+    """Return a SUB socket that is not connected yet."""
+    sub = context.socket(zmq.SUB)
+    sub.rcvhwm = hwm_blocks
+    sub.sndhwm = MAX_SUBSCRIPTIONS
+    sub.maxmsgsize = MAX_BODY_BYTES
+    sub.linger = 0
+    sub.reconnect_ivl = 50
+    sub.reconnect_ivl_max = 1000
+    sub.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    return sub
 
 
 class Subscription:
@@ -51,7 +69,10 @@ class Subscription:
     Used by the slice thread, which owns the SUB socket. `news` is poked when a line is confirmed or has ended.
     """
 
-    def __init__(self, feed: Feed, slice_id: int, state: SliceState, sequences: Sequences, news: Pipe) -> None:
+    def __init__(
+        self, feed: Feed, slice_id: int, state: SliceState, sequences: Sequences, news: Pipe, bell: Pipe
+    ) -> None:
+        """`bell` is rung by who writes to shared memory."""
         self._feed, self._slice_id = feed, slice_id
         self._feed_slice = feed.slices[slice_id]
         self._state, self._sequences, self._news = state, sequences, news
@@ -63,13 +84,17 @@ class Subscription:
         self._epoch_of_line: dict[int, int] = {}
         self._silent: set[int] = set()
         self._beats_without_answer = 0
-        self._connected_ns = [time.monotonic_ns()] * len(self._feed_slice.endpoints)
+        self._bell = bell
+        self._reader: SharedReader | None = None
+        self._tries_left = 1 if self._feed_slice.shared_memory else 0
+        """Control blocks of a publisher that shares no memory with us after which its data is to come on sockets."""
+        self._connected_ns = [time.monotonic_ns()] * len(self._feed_slice.lines)
         """When each line was last connected."""
 
     def connect(self, sub: zmq.Socket[bytes]) -> None:
         """Connect to every line, and ask for heartbeats. Raises EndpointError naming the line that it could not."""
         self._sub = sub
-        for endpoint in self._feed_slice.endpoints:
+        for endpoint in self._feed_slice.lines:
             address = self._address(endpoint)
             allow_ipv6(sub, address)
             try:
@@ -80,6 +105,53 @@ class Subscription:
                     f"feed {self._feed.name!r} slice {self._slice_id}: cannot connect to {address}: {error.strerror}",
                 ) from error
         sub.subscribe(HEARTBEAT_KEY)
+        if self._tries_left:
+            self._attach()
+
+    @property
+    def shared(self) -> ReaderAt:
+        """Where data is read in shared memory."""
+        return NO_READER if self._reader is None else self._reader.at
+
+    def _attach(self) -> None:
+        """Share the memory of the slice's publisher; without one it is tried again when a publisher is heard.
+
+        Until then no data is asked for on sockets: it would be asked for twice.
+        """
+        try:
+            self._reader = attach(self._feed_slice.shared_memory, self._bell)
+        except ConnectionRefusedError:
+            return
+        except OSError as error:
+            log.info("slice %d: data comes on sockets: %s", self._slice_id, error)
+            self._tries_left = 0
+            return
+        self._tries_left = _TRIES
+        self._state.is_shared = 1
+
+    def _decide(self) -> None:
+        """Share the memory of the publisher that was heard, or have its data on sockets."""
+        self._tries_left -= 1
+        self._attach()
+        if not self._tries_left:
+            self._state.is_shared = 0
+            for prefix in self._filters:
+                self._sub.subscribe(prefix)
+                self._sub.unsubscribe(SHARED_KEY + prefix)
+        self._ask_to_confirm()
+
+    def look_at_shared(self) -> None:
+        """Let go of the memory of a publisher that has gone, once all in it is taken; the next one is to be decided."""
+        if self._reader is None or not self._reader.is_gone() or self._reader.has_more():
+            return
+        self.close()
+        self._ask_to_confirm()
+
+    def close(self) -> None:
+        """Give shared memory back."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
 
     def _address(self, endpoint: str) -> str:
         interface = self._feed_slice.interface
@@ -90,10 +162,11 @@ class Subscription:
 
     def ask(self, table: Table) -> None:
         """Ask for what a table needs, and no more; it is then to be confirmed anew."""
+        kind = SHARED_KEY if self._tries_left else b""
         for prefix in table.upstream - self._filters:
-            self._sub.subscribe(prefix)
+            self._sub.subscribe(kind + prefix)
         for prefix in self._filters - table.upstream:
-            self._sub.unsubscribe(prefix)
+            self._sub.unsubscribe(kind + prefix)
         self._filters = table.upstream
         self._table = table
         self._state.subscriptions = len(table.upstream)
@@ -108,7 +181,7 @@ class Subscription:
         self._state.look_again_at_ns = now_ns + self._sequences.line_dead_ns
         if int(self._sub.get(zmq.EVENTS)) & zmq.POLLIN:
             return
-        for line in range(len(self._feed_slice.endpoints)):
+        for line in range(len(self._feed_slice.lines)):
             if line not in self._epoch_of_line:
                 # Never heard: it may not run yet, so libzmq gets time. Unless it has given up on what was there.
                 if now_ns - self._connected_ns[line] >= _UNHEARD_NS:
@@ -118,7 +191,7 @@ class Subscription:
             if not self._sequences.is_dead(line, now_ns):
                 self._silent.discard(line)
                 continue
-            address = self._address(self._feed_slice.endpoints[line])
+            address = self._address(self._feed_slice.lines[line])
             finished = bool(self._state.finished_lines >> line & 1)
             if not finished and line not in self._silent:
                 log.warning("slice %d: the publisher at %s fell silent without an end", self._slice_id, address)
@@ -128,7 +201,7 @@ class Subscription:
                 self._connect_again(line)
 
     def _connect_again(self, line: int) -> None:
-        address = self._address(self._feed_slice.endpoints[line])
+        address = self._address(self._feed_slice.lines[line])
         with suppress(zmq.ZMQError):
             self._sub.disconnect(address)
         self._sub.connect(address)
@@ -165,7 +238,10 @@ class Subscription:
         if key != HEARTBEAT_KEY and not ours:
             return 0
         header = read_header(scratch + HEAD_AT)
-        line = 1 if header.flags & FLAG_LINE_B and len(self._feed_slice.endpoints) > 1 else 0
+        if self._tries_left and self._reader is None and not header.flags & FLAG_END:
+            self._decide()
+            ours = False
+        line = 1 if header.flags & FLAG_LINE_B and len(self._feed_slice.lines) > 1 else 0
         epoch = header.epoch
         now_ns, tick_ns = time.time_ns(), time.monotonic_ns()
         entered = enter_epoch(self._sequences.at, epoch, line, int(ours), tick_ns)

@@ -190,7 +190,7 @@ class Supervisor:
 
     def _check_lines(self, timeout: float) -> None:
         for slice_id, thread in self._slices.items():
-            endpoints = thread.feed_slice.endpoints
+            endpoints = thread.feed_slice.lines
             if thread.confirmed_lines == 0:
                 raise NotConfirmedError(
                     f"feed {self.feed.name!r} slice {slice_id}: no publisher at {' or '.join(endpoints)} "
@@ -243,7 +243,7 @@ class Supervisor:
             return
         for slice_id, thread in self._slices.items():
             if thread.silence_s() > silence_timeout:
-                endpoints = " or ".join(thread.feed_slice.endpoints)
+                endpoints = " or ".join(thread.feed_slice.lines)
                 raise SilentPublisherError(
                     f"feed {self.feed.name!r} slice {slice_id}: nothing came from the publisher at {endpoints} "
                     f"for {silence_timeout} s, and it has not said that it ends"
@@ -405,7 +405,7 @@ class Supervisor:
     def statistics(self) -> Statistics:
         """Return a snapshot of all counters; exact once it has ended."""
         counted = [
-            Counted(slice_id, thread.counters, thread.state.subscriptions, len(thread.topics))
+            Counted(slice_id, thread.counters, thread.state.subscriptions, len(thread.topics), thread.transport)
             for slice_id, thread in sorted(self._slices.items())
         ]
         return statistics_of(counted, self._state is State.ENDED)

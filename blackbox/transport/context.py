@@ -56,7 +56,7 @@ def open_context(part: Slice, what: str, *needs: Needs) -> zmq.Context[zmq.Socke
     Raises as `new_context`.
     """
     _keep_freed_memory()
-    if part.endpoints[0].startswith("inproc://"):
+    if part.lines[0].startswith("inproc://"):
         check_limits(what, CONTEXT_NEEDS, *needs)
         return zmq.Context.instance()
     context = new_context(what, *needs)

@@ -63,6 +63,12 @@ def msg_init_on(message: int, address: int, size: int) -> None:
 
 
 @inner
+def msg_init_shared(message: int, address: int, size: int, release: int, hint: int) -> int:
+    """Make a message of memory of others: the C function at `release` gets address and hint when its last copy goes."""
+    return _msg_init_data(message, address, size, release, hint)
+
+
+@inner
 def msg_send(message: int, socket: int, flags: int) -> int:
     """`zmq_msg_send`, again after a signal: half a message would be continued by the next."""
     result = _msg_send(message, socket, flags)
@@ -92,7 +98,10 @@ def socket_events(socket: int, scratch: int) -> int:
 
 @inner
 def wait_readable(socket_a: int, socket_b: int, wake_fd: int, timeout_ms: int, scratch: int) -> int:
-    """Sleep until a socket (0: absent) or the wake pipe is readable; drains the pipe. -1: the context is ending."""
+    """Sleep until a socket (0: absent) or the wake pipe is readable; drains the pipe. -1: the context is ending.
+
+    `socket_b` below 0: the descriptor -1 - `socket_b`; `is_descriptor_readable` then tells whether it is.
+    """
     words, halves = int64s_at(scratch, 8), int32s_at(scratch, 16)
     words[0] = 0
     halves[2] = wake_fd
@@ -100,8 +109,8 @@ def wait_readable(socket_a: int, socket_b: int, wake_fd: int, timeout_ms: int, s
     count = 1
     for socket in (socket_a, socket_b):
         if socket != 0:
-            words[count * 2] = socket
-            halves[count * 4 + 2] = 0
+            words[count * 2] = max(socket, 0)
+            halves[count * 4 + 2] = -1 - socket if socket < 0 else 0
             halves[count * 4 + 3] = POLLIN
             count += 1
     ready = _zmq_poll(scratch, count, timeout_ms)
@@ -110,6 +119,12 @@ def wait_readable(socket_a: int, socket_b: int, wake_fd: int, timeout_ms: int, s
     if halves[3] >> 16:
         drain_pipe(wake_fd, scratch)
     return ready
+
+
+@inner
+def is_descriptor_readable(scratch: int) -> bool:
+    """Whether `wait_readable` has found the descriptor readable that it was given in place of its second socket."""
+    return int32s_at(scratch, 16)[2 * 4 + 3] >> 16 != 0
 
 
 @njit(nogil=True, cache=True)

@@ -1,6 +1,7 @@
 """Endpoints: which may stand in a feed, and which are free on this machine."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -16,9 +17,9 @@ from blackbox.feed.feed import Feed, Slice
 @pytest.mark.parametrize(
     ("endpoint", "message"),
     [
-        ("udp://127.0.0.1:5000", "expected tcp://, ipc:// or inproc://"),
-        ("127.0.0.1:5000", "expected tcp://, ipc:// or inproc://"),
-        ("", "expected tcp://, ipc:// or inproc://"),
+        ("udp://127.0.0.1:5000", "expected tcp://, ipc://, inproc:// or shm://"),
+        ("127.0.0.1:5000", "expected tcp://, ipc://, inproc:// or shm://"),
+        ("", "expected tcp://, ipc://, inproc:// or shm://"),
         ("tcp://", "expected an address behind tcp://"),
         ("ipc://", "expected an address behind ipc://"),
         ("inproc://", "expected an address behind inproc://"),
@@ -38,6 +39,9 @@ from blackbox.feed.feed import Feed, Slice
         ("tcp://[::]:5000", "expected the one address that subscribers connect to"),
         ("ipc://*", "expected a path to connect to"),
         ("ipc:///" + "x" * 103, "was 104 bytes long, expected at most 103"),
+        ("shm://", "expected an address behind shm://"),
+        ("shm:///dev/shm/x", "letters, digits, '.', '_' or '-', the first a letter or digit"),
+        ("shm://" + "x" * 65, "letters, digits, '.', '_' or '-', the first a letter or digit"),
     ],
 )
 def test_malformed_endpoint_is_refused(endpoint: str, message: str) -> None:
@@ -45,6 +49,23 @@ def test_malformed_endpoint_is_refused(endpoint: str, message: str) -> None:
         Slice(endpoints=(endpoint,))
     assert repr(endpoint) in str(caught.value)
     assert str(caught.value).endswith(message)
+
+
+def test_shared_memory_stands_beside_lines() -> None:
+    part = Slice(endpoints=("tcp://127.0.0.1:1", "shm://a", "tcp://127.0.0.1:2"), interface="127.0.0.1")
+    assert part.lines == ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
+    assert part.shared_memory == "a"
+    assert Slice(endpoints=part.lines).shared_memory == ""
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "seen"),
+    [(("shm://a",), "0 and 1 in shared memory"), (("inproc://a", "shm://a", "shm://b"), "1 and 2 in shared memory")],
+)
+def test_shared_memory_is_no_line(endpoints: tuple[str, ...], seen: str) -> None:
+    expected = "expected 1 or 2 (lines A and B) and at most 1 shm:// beside"
+    with pytest.raises(ConfigError, match=re.escape(f"endpoints were {seen}, {expected}")):
+        Slice(endpoints=endpoints)
 
 
 @pytest.mark.parametrize(

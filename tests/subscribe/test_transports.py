@@ -14,9 +14,9 @@ from blackbox.monitor.heartbeats import Heartbeats
 from blackbox.testing import Collector, wait_until
 
 
-@pytest.mark.parametrize("transport", ["tcp", "ipc", "inproc"])
+@pytest.mark.parametrize("transport", ["tcp", "ipc", "inproc", "shm"])
 @pytest.mark.parametrize("lines", [1, 2])
-def test_every_transport_carries_everything(transport: Literal["tcp", "ipc", "inproc"], lines: int) -> None:
+def test_every_transport_carries_everything(transport: Literal["tcp", "ipc", "inproc", "shm"], lines: int) -> None:
     feed = Feed.local("subscriber", slices=2, transport=transport, lines=lines, key_bytes=2)
     subscriber = Subscriber(feed)
     got = Collector()
@@ -34,6 +34,7 @@ def test_every_transport_carries_everything(transport: Literal["tcp", "ipc", "in
     wanted += [30_000 + n for n in range(1_000) if str(n % 30).startswith("1")]
     assert numbers == wanted
     assert subscriber.statistics().received.gaps == 0
+    assert subscriber.statistics().received.transport == transport
 
 
 def test_an_ipv6_address_carries_everything() -> None:

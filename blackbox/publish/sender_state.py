@@ -1,0 +1,81 @@
+"""What a slice's sender keeps, for its compiled loop and for Python."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.block.encode import TopicTable
+from blackbox.block.format import HEADER_BYTES
+from blackbox.native.records import Field, SharedRecord, record_at
+from blackbox.transport.libzmq import EVENTS_SCRATCH_WORDS, MESSAGE_BYTES
+from blackbox.transport.shared_memory_writer import WriterAt
+
+SHARED: Final = 256
+"""What a filter of a reader of shared memory adds to `Sender.wanted`."""
+
+
+class SenderState(SharedRecord):
+    """What a sender's compiled loop keeps, and Python looks at."""
+
+    messages = Field()
+    """Sent, each counted once however many lines it went to; so are the next three."""
+    blocks = Field()
+    body_bytes = Field()
+    unwanted = Field()
+    """Messages of keys that nobody had subscribed to."""
+    waits = Field()
+    """Times a send waited for a slow subscriber."""
+    errno = Field()
+    """Why libzmq refused a message; 0: it did not."""
+    handled = Field()
+    """Messages that were sent or not wanted, but are still in the ring: the pass that they belong to was given up."""
+    heartbeat_at = Field()
+    """When the next heartbeat is due, by the monotonic clock."""
+    sent_at = Field()
+    """When the ring was last sent empty, by the monotonic clock."""
+    asked_at = Field()
+    """When writers were last asked: what is in the ring and was not seen then came later, ns since the epoch."""
+    passes = Field()
+    """Times that all was sent which was in the ring."""
+    read_at = Field()
+    """When subscriptions may be read again while there is something to send, by the monotonic clock."""
+    next_epoch = Field()
+    """The epoch that is to begin before anything else is published; 0: none."""
+    keys = Field(own_line=True)
+    """How many keys there are now; written by publishing threads."""
+
+
+sender_state_at = record_at(SenderState)
+
+
+class Sender(NamedTuple):
+    """What a slice's sender owns. Sockets are addresses; `socket_b` is 0 without a second line."""
+
+    socket_a: int
+    socket_b: int
+    wake_fd: int
+    linger_ns: int
+    heartbeat_ns: int
+    state: int
+    """Address of its SenderState."""
+    keys: TopicTable
+    next_sequence: NDArray[numpy.int64]
+    wanted: NDArray[numpy.uint16]
+    """Of each key: 1 for each filter of a socket that lets it through, SHARED for each of a reader of shared memory."""
+    starts: NDArray[numpy.int64]
+    lengths: NDArray[numpy.int32]
+    ts_event: NDArray[numpy.int64]
+    scratch: NDArray[numpy.int64]
+    shared: WriterAt
+
+
+KEY_AT: Final = EVENTS_SCRATCH_WORDS * 8
+HEADER_AT: Final = KEY_AT + MESSAGE_BYTES
+COPY_AT: Final = HEADER_AT + MESSAGE_BYTES
+BODY_AT: Final = COPY_AT + MESSAGE_BYTES
+TEMPLATE_AT: Final = BODY_AT + MESSAGE_BYTES
+SCRATCH_WORDS: Final = (TEMPLATE_AT + HEADER_BYTES) // 8
+"""int64 words of `Sender.scratch`: poll items, four messages, a header."""

@@ -1,0 +1,499 @@
+"""Slices with an endpoint in shared memory: who reads there, what is lost and what is not, and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+
+from blackbox import Batch, EndpointError, Feed, Message, Publisher, Recorder, Recording, Subscriber
+from blackbox.feed.feed import Slice
+from blackbox.publish.slice_sender import SliceSender
+from blackbox.testing import Collector, wait_until
+from blackbox.transport.shared_memory import READERS, address_of
+from blackbox.transport.shared_memory_reader import SharedReader, attach
+from blackbox.transport.wakeup import Pipe
+from tests.archive.recorders import days
+from tests.process_state import held, linux_only
+from tests.subscribe.subscribers import _PATIENT_NS, nothing, numbers_of
+from tests.support import Script
+
+pytestmark = linux_only
+
+STUCK = """
+    subscriber = Subscriber(feed, workers=0)
+    @subscriber.on(b"")
+    def stuck(message):
+        say("stuck")
+        time.sleep(1000)
+    subscriber.start(timeout=60)
+    say(subscriber.statistics().received.transport)
+    subscriber.run()
+"""
+
+
+def shared_feed(**settings: Any) -> Feed:
+    feed = Feed.local("shared", slices=1, transport="shm", lines=settings.pop("lines", 1))
+    return msgspec.structs.replace(feed, **{"max_lag_ns": _PATIENT_NS, "heartbeat_ns": 50_000_000} | settings)
+
+
+def by_sockets(feed: Feed) -> Feed:
+    """The same feed as seen by who has no shared memory in the feed file."""
+    slices = tuple(msgspec.structs.replace(each, endpoints=each.lines) for each in feed.slices)
+    return msgspec.structs.replace(feed, slices=slices)
+
+
+def sender_of(publisher: Publisher) -> SliceSender:
+    return publisher._senders[0]
+
+
+def shared_state(publisher: Publisher) -> Any:
+    shared = sender_of(publisher).guard.shared
+    assert shared is not None
+    return shared.state
+
+
+def came_by(subscriber: Subscriber) -> str:
+    return subscriber.statistics().received.transport
+
+
+def mapped() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:blackbox")
+
+
+def publish_numbers(publisher: Publisher, first: int, stop: int, size: int = 8) -> None:
+    rows = numpy.zeros((stop - first, size // 8), numpy.int64)
+    rows[:, 0] = numpy.arange(first, stop)
+    publisher.publish_many((b"T",), numpy.zeros(stop - first, numpy.int32), rows.view(numpy.uint8))
+
+
+def numbers_in(batch: Batch) -> list[int]:
+    found: list[int] = batch.payloads().view(numpy.int64)[:, 0].tolist()
+    return found
+
+
+def test_readers_with_other_keys_get_theirs_and_nothing_is_sent_on_sockets() -> None:
+    feed = shared_feed(key_bytes=2)
+    a, b = Collector(), Collector()
+    first, second = Subscriber(feed), Subscriber(feed)
+    first.on(b"AA")(a.message)
+    second.on(b"B")(b.message)
+    with Publisher(feed, when_full="wait") as publisher:
+        first.start()
+        second.start()
+        publisher.wait_for_subscribers(b"AA")
+        publisher.wait_for_subscribers(b"BB")
+        for number in range(1_000):
+            publisher.publish((b"AA", b"AB", b"BA", b"BB", b"CC")[number % 5], b"%d" % number)
+        publisher.flush()
+        assert publisher.statistics().unwanted == 400
+        assert all(wanted % 256 == 0 for wanted in sender_of(publisher).wanted)
+    first.run(until_end=True)
+    second.run(until_end=True)
+    assert numbers_of(a) == list(range(0, 1_000, 5))
+    assert sorted(numbers_of(b)) == [n for n in range(1_000) if n % 5 in (2, 3)]
+    assert came_by(first) == came_by(second) == "shm"
+    assert first.statistics().received.gaps == second.statistics().received.gaps == 0
+
+
+def test_who_has_no_shared_memory_in_its_feed_file_is_served_beside_on_sockets() -> None:
+    feed = shared_feed()
+    near, far = Collector(), Collector()
+    reader, other = Subscriber(feed), Subscriber(by_sockets(feed))
+    reader.on(b"")(near.message)
+    other.on(b"")(far.message)
+    with Publisher(feed, when_full="wait") as publisher:
+        reader.start()
+        other.start()
+        publisher.wait_for_subscribers(count=2)
+        for number in range(1_000):
+            publisher.publish(b"T", b"%d" % number)
+    reader.run(until_end=True)
+    other.run(until_end=True)
+    assert near.messages == far.messages
+    assert (came_by(reader), came_by(other)) == ("shm", "tcp")
+
+
+def test_a_publisher_without_shared_memory_is_read_on_its_sockets() -> None:
+    feed = shared_feed()
+    subscriber, got = Subscriber(feed), Collector()
+    subscriber.on(b"")(got.message)
+    with Publisher(by_sockets(feed), when_full="wait") as publisher:
+        subscriber.start()
+        publisher.publish(b"T", b"1")
+    subscriber.run(until_end=True)
+    assert got.payloads == [b"1"]
+    assert came_by(subscriber) == "tcp"
+
+
+def test_a_subscriber_that_starts_first_reads_shared_memory() -> None:
+    feed = shared_feed()
+    subscriber, got = Subscriber(feed), Collector()
+    subscriber.on(b"")(got.message)
+    starting = threading.Thread(target=subscriber.start, args=(60,))
+    starting.start()
+    wait_until(lambda: subscriber._supervisor._slices and subscriber._supervisor._slices[0].is_ready, 60)
+    with Publisher(feed, when_full="wait") as publisher:
+        starting.join()
+        publisher.publish(b"T", b"1")
+    subscriber.run(until_end=True)
+    assert got.payloads == [b"1"]
+    assert came_by(subscriber) == "shm"
+
+
+def test_the_reader_that_finds_no_slot_is_served_on_sockets() -> None:
+    feed = shared_feed()
+    subscriber, got, bell = Subscriber(feed), Collector(), Pipe()
+    subscriber.on(b"")(got.message)
+    with Publisher(feed, when_full="wait") as publisher:
+        readers = [attach(feed.slices[0].shared_memory, bell) for _ in range(READERS)]
+        assert sum(reader.state.kept_most for reader in readers) <= 384
+        subscriber.start()
+        for reader in readers:
+            reader.close()
+        publisher.publish(b"T", b"1")
+    subscriber.run(until_end=True)
+    assert got.payloads == [b"1"]
+    assert came_by(subscriber) == "tcp"
+
+
+def test_a_name_that_another_publisher_has_is_refused() -> None:
+    feed = shared_feed()
+    other = msgspec.structs.replace(Feed.local("other", slices=1).slices[0], share=None)
+    endpoints = (*other.lines, f"shm://{feed.slices[0].shared_memory}")
+    with Publisher(feed), pytest.raises(EndpointError, match=r"slice 0: endpoint shm://shared-\S+ is in use"):
+        Publisher(Feed(name="other", slices=(Slice(endpoints=endpoints),))).start()
+    Publisher(feed).start().close()
+
+
+def test_a_slow_reader_loses_what_is_overwritten_and_counts_it_as_a_gap() -> None:
+    feed = shared_feed(block_bytes=4_096)
+    subscriber, got, go_on = Subscriber(feed, workers=0), list[int](), threading.Event()
+
+    @subscriber.on_batch(b"")
+    def slow(batch: Batch) -> None:
+        got.extend(numbers_in(batch))
+        go_on.wait(60)
+
+    with Publisher(feed, when_full="drop", hwm_blocks=4) as publisher:
+        subscriber.start()
+        publisher.wait_for_subscribers()
+        publish_numbers(publisher, 0, 1, 1_024)
+        wait_until(lambda: got)
+        publish_numbers(publisher, 1, 1_000, 1_024)
+        publisher.flush()  # which it could not, if it waited
+        assert shared_state(publisher).dropped == 0
+        go_on.set()
+    subscriber.run(until_end=True)
+    assert got[0] == 0
+    assert got[-1] == 999
+    assert got == sorted(got)
+    assert subscriber.statistics().received.gaps == 1_000 - len(got) > 900
+
+
+def test_a_publisher_that_waits_loses_nothing_to_a_slow_reader() -> None:
+    feed = shared_feed(block_bytes=4_096)
+    subscriber, got, go_on = Subscriber(feed, workers=0), list[int](), threading.Event()
+
+    @subscriber.on_batch(b"")
+    def slow(batch: Batch) -> None:
+        got.extend(numbers_in(batch))
+        go_on.wait(60)
+
+    with Publisher(feed, when_full="wait", hwm_blocks=4) as publisher:
+        subscriber.start()
+        publishing = threading.Thread(target=publish_numbers, args=(publisher, 0, 20_000, 1_024))
+        publishing.start()
+        wait_until(lambda: publisher.statistics().waits > 2)
+        go_on.set()
+        publishing.join()
+    subscriber.run(until_end=True)
+    assert got == list(range(20_000))
+
+
+@pytest.mark.own_process
+def test_a_reader_that_keeps_its_batches_has_them_whole_and_takes_no_memory_of_others() -> None:
+    feed = shared_feed(block_bytes=4_096)
+    keeper, other = Subscriber(feed, workers=0), Subscriber(feed, workers=0)
+    kept: list[Batch] = []
+    keeper.on_batch(b"")(kept.append)
+    got: list[int] = []
+    other.on_batch(b"")(lambda batch: got.extend(numbers_in(batch)))
+    with Publisher(feed, when_full="drop") as publisher:
+        keeper.start()
+        other.start()
+        publisher.wait_for_subscribers(count=2)
+        for first in range(0, 20_000, 1_000):
+            publish_numbers(publisher, first, first + 1_000, 64)
+            wait_until(lambda so_far=first + 1_000: len(got) >= so_far)  # type: ignore[misc]
+        assert shared_state(publisher).dropped == 0
+    keeper.run(until_end=True)
+    other.run(until_end=True)
+    assert got == list(range(20_000))
+    assert [number for batch in kept for number in numbers_in(batch)] == got
+    assert len(kept) > 300
+    assert mapped() == 2, "the bodies that are kept lie in the publisher's memory"
+    kept.clear()
+    assert mapped() == 0
+
+
+def test_a_block_larger_than_a_place_of_usual_size_is_read_too() -> None:
+    feed = shared_feed(block_bytes=4_096)
+    subscriber, got = Subscriber(feed), Collector()
+    subscriber.on(b"")(got.message)
+    payloads = [bytes([n]) * (1 << 20) for n in range(20)]
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        for payload in payloads:
+            publisher.publish(b"T", payload)
+    subscriber.run(until_end=True)
+    assert got.payloads == payloads
+    assert came_by(subscriber) == "shm"
+
+
+def test_a_lost_bell_delays_a_block_and_loses_none() -> None:
+    feed, deaf = shared_feed(heartbeat_ns=3_600 * 10**9), Pipe()
+    subscriber, got = Subscriber(feed), Collector()
+    subscriber.on(b"")(got.message)
+    with Publisher(feed) as publisher:
+        subscriber.start()
+        bells = shared_state(publisher).bells
+        rung, bells[0] = bells[0], deaf.writer
+        for number in range(3):
+            publisher.publish(b"T", b"%d" % number)
+            got.wait(number + 1)
+        bells[0] = rung
+        assert os.read(deaf.reader, 100)
+    subscriber.run(until_end=True)
+    assert numbers_of(got) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("when_full", ["wait", "drop"])
+def test_a_killed_reader_gives_back_what_it_had(when_full: Any) -> None:
+    feed = shared_feed(block_bytes=4_096)
+    survivor, got = Subscriber(feed), list[int]()
+    survivor.on_batch(b"")(lambda batch: got.extend(numbers_in(batch)))
+    with Publisher(feed, when_full=when_full) as publisher, Script(STUCK, feed) as script:
+        survivor.start()
+        script.expect("shm")
+        publisher.wait_for_subscribers(count=2, timeout=60)
+        publish_numbers(publisher, 0, 1)
+        script.expect("stuck")
+        publishing = threading.Thread(target=publish_numbers, args=(publisher, 1, 100_000, 128))
+        publishing.start()
+        if when_full == "wait":
+            wait_until(lambda: publisher.statistics().waits > 2)
+        script.kill()
+        publishing.join(60)
+        assert not publishing.is_alive()
+        wait_until(lambda: shared_state(publisher).readers == 1)
+    survivor.run(until_end=True)
+    assert survivor.statistics().received.gaps == 100_000 - len(got)
+    assert got == list(range(100_000)) or when_full == "drop"
+
+
+def test_a_stopped_reader_is_not_dead_and_goes_on_where_it_was() -> None:
+    feed = shared_feed(block_bytes=4_096)
+    code = """
+        subscriber, got = Subscriber(feed, workers=0), 0
+        @subscriber.on_batch(b"")
+        def count(batch):
+            global got
+            got += len(batch)
+        subscriber.start(timeout=60)
+        say("started")
+        subscriber.run(until_end=True)
+        say(got, subscriber.statistics().received.gaps, subscriber.statistics().received.transport)
+    """
+    with Publisher(feed, when_full="wait", hwm_blocks=4) as publisher, Script(code, feed) as script:
+        script.expect("started")
+        publisher.wait_for_subscribers(timeout=60)
+        script.process.send_signal(signal.SIGSTOP)
+        publishing = threading.Thread(target=publish_numbers, args=(publisher, 0, 100_000, 128))
+        publishing.start()
+        wait_until(lambda: publisher.statistics().waits > 2)
+        script.process.send_signal(signal.SIGCONT)
+        publishing.join(60)
+        publisher.close()
+        script.expect("100000 0 shm")
+
+
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "closed"])
+def test_readers_take_all_of_a_publisher_that_has_gone_and_share_the_next_ones_memory(killed: bool) -> None:
+    feed = shared_feed()
+    code = """
+        with Publisher(feed) as publisher:
+            publisher.wait_for_subscribers(timeout=60)
+            for number in range(100):
+                publisher.publish(b"T", b"%d" % number)
+            publisher.flush()
+            say("published")
+            input()
+    """
+    subscriber, got = Subscriber(feed), Collector()
+    subscriber.on(b"")(got.message)
+    for run in range(3):
+        with Script(code, feed) as script:
+            if run == 0:
+                subscriber.start(timeout=60)
+            script.expect("published")
+            script.kill() if killed else script.tell("")
+            if not killed:
+                script.finish()
+        got.wait(100 * (run + 1))
+        assert came_by(subscriber) == "shm"
+    subscriber.stop()
+    assert numbers_of(got) == [*range(100)] * 3
+    received = subscriber.statistics().received
+    assert (received.gaps, received.duplicates, received.epochs) == (0, 0, 3)
+
+
+@pytest.mark.own_process
+def test_nothing_is_left_behind() -> None:
+    feed = shared_feed()
+    before = 0, 0
+    for _ in range(3):
+        subscriber, got = Subscriber(feed), Collector()
+        subscriber.on(b"")(got.message)
+        publisher = Publisher(feed)
+        with publisher:
+            subscriber.start(60)
+            publisher.publish(b"T", b"1")
+        subscriber.run(until_end=True)
+        assert got.payloads == [b"1"]
+        before = before if any(before) else held()
+    assert mapped() == 0
+    assert held() == before
+    with pytest.raises(ConnectionRefusedError):
+        attach(feed.slices[0].shared_memory, Pipe())
+
+
+def test_a_process_that_says_nothing_of_use_gets_nothing() -> None:
+    feed = shared_feed()
+    subscriber, got = Subscriber(feed), Collector()
+    subscriber.on(b"")(got.message)
+    with Publisher(feed) as publisher, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.connect(address_of(feed.slices[0].shared_memory))
+        stranger.send(b"GET / HTTP/1.0")
+        assert stranger.recv(100) == b""
+        subscriber.start()
+        assert shared_state(publisher).readers == 1
+        publisher.publish(b"T", b"1")
+    subscriber.run(until_end=True)
+    assert came_by(subscriber) == "shm"
+
+
+def test_slices_in_processes_of_their_own_read_it() -> None:
+    feed = msgspec.structs.replace(Feed.local("shared", slices=2, transport="shm"), max_lag_ns=_PATIENT_NS)
+    subscriber = Subscriber(feed, processes=True)
+    subscriber.on_batch(b"")(nothing)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start(60)
+        for number in range(10_000):
+            publisher.publish(b"S%d" % (number % 100), b"")
+    subscriber.run(until_end=True)
+    statistics = subscriber.statistics()
+    assert statistics.delivery.delivered == 10_000
+    assert statistics.received.transport == "shm"
+    assert statistics.received.gaps == 0
+
+
+def test_both_lines_have_one_memory() -> None:
+    feed = shared_feed(lines=2)
+    subscriber, got = Subscriber(feed), Collector()
+    subscriber.on(b"")(got.message)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        for number in range(10_000):
+            publisher.publish(b"T", b"%d" % number)
+    subscriber.run(until_end=True)
+    assert numbers_of(got) == list(range(10_000))
+    received = subscriber.statistics().received
+    assert (received.gaps, received.duplicates, received.transport) == (0, 0, "shm")
+
+
+def test_a_recorder_records_from_it_what_was_sent(tmp_path: Path) -> None:
+    feed = shared_feed()
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path) as recorder:
+        publisher.wait_for_subscribers(timeout=60)
+        publish_numbers(publisher, 0, 100_000)
+        publisher.flush()
+        wait_until(lambda: recorder.statistics().received.messages == 100_000)
+        assert recorder.statistics().received.transport == "shm"
+    (day,) = days(tmp_path, feed)
+    recording = Recording.open(day)
+    assert [n for batch in recording.batches() for n in numbers_in(batch)] == list(range(100_000))
+
+
+def test_new_prefixes_and_removed_ones_take_effect() -> None:
+    feed = shared_feed(key_bytes=1)
+    subscriber, a, b = Subscriber(feed), Collector(), Collector()
+    subscriber.on(b"A")(a.message)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        publisher.publish(b"B", b"0")
+        subscriber.on(b"B")(b.message)
+        subscriber.wait_confirmed()
+        for number in range(1, 100):
+            publisher.publish(b"AB"[number % 2 :][:1], b"%d" % number)
+        b.wait(50)
+        subscriber.off(b.message)
+        subscriber.wait_confirmed()
+        publisher.publish(b"B", b"100")
+        publisher.publish(b"A", b"101")
+    subscriber.run(until_end=True)
+    assert numbers_of(a) == [*range(2, 100, 2), 101]
+    assert numbers_of(b) == list(range(1, 100, 2))
+    assert subscriber.statistics().received.gaps == 0
+
+
+def test_a_message_that_outlives_its_subscriber_stays_as_it_was() -> None:
+    feed = shared_feed(block_bytes=4_096)
+    subscriber, got = Subscriber(feed), list[Message]()
+    subscriber.on(b"")(got.append)
+    with Publisher(feed) as publisher:
+        subscriber.start()
+        publisher.publish(b"T", b"kept")
+        wait_until(lambda: got)
+        subscriber.stop()
+        for _ in range(2_000):
+            publisher.publish(b"T", b"other")
+        assert got[0].payload == b"kept"
+
+
+def test_a_reader_that_closes_with_places_pinned_keeps_them_from_being_overwritten() -> None:
+    feed = shared_feed(block_bytes=4_096)
+    subscriber, other, kept = Subscriber(feed, workers=0), Subscriber(feed), list[Batch]()
+    subscriber.on_batch(b"")(kept.append)
+    other.on_batch(b"")(nothing)
+    with Publisher(feed, when_full="wait", hwm_blocks=4) as publisher:
+        subscriber.start()
+        other.start()
+        publisher.wait_for_subscribers(count=2)
+        publish_numbers(publisher, 0, 1_000)
+        wait_until(lambda: sum(map(len, kept)) == 1_000)
+        subscriber.stop()
+        assert shared_state(publisher).readers == 2, "it is one as long as it keeps places"
+        publish_numbers(publisher, 1_000, 500_000)
+        publisher.flush(60)
+        assert [n for batch in kept for n in numbers_in(batch)] == list(range(1_000))
+        kept.clear()
+        wait_until(lambda: shared_state(publisher).readers == 1)
+    other.run(until_end=True)
+
+
+@pytest.mark.own_process
+def test_a_reader_that_closes_maps_nothing_any_more() -> None:
+    feed, bell = shared_feed(), Pipe()
+    with Publisher(feed):
+        reader: SharedReader = attach(feed.slices[0].shared_memory, bell)
+        assert mapped() == 3, "the publisher's, the reader's, and once more the reader's slot"
+        reader.close()
+        assert mapped() == 1
