@@ -342,6 +342,22 @@ def test_books_of_two_feeds_of_one_schema_are_refused(session: Recording, tmp_pa
         subscriber.replay([session, twin])
 
 
+def test_conflated_block_marks_only_the_books_of_its_symbols(tmp_path: Path) -> None:
+    """What came between its messages is not known: of these symbols, and of no other."""
+    day = Day(tmp_path, feed_of())
+    day.put(0, Put((Row(b"A.A", order(1, b"B", 5)), Row(b"B.A", order(1, b"B", 5))), schema=ITCH))
+    day.put(0, Put((Row(b"A.A", order(2, b"B", 6)), Row(b"A.A", order(3, b"B", 7))), sequence=2, schema=ITCH))
+    whole, conflated = Recording.open(tmp_path).batches()
+    book = Books("itch50")
+    book.apply(whole)
+    assert book.synced
+    assert conflated.opened is not None
+    conflated.opened.conflated = True
+    book.apply(conflated)
+    assert not book.synced
+    assert (book.counters(b"A")["unsynced"], book.counters(b"B")["unsynced"]) == (1, 0)
+
+
 def _span(recording: Recording) -> tuple[int, int]:
     times = numpy.concatenate([batch.ts_event for batch in recording.batches()])
     return int(times.min()), int(times.max())
