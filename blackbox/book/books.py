@@ -252,7 +252,7 @@ class Books:
         rows = _ALL_ROWS if batch.rows is None else read_only(batch.rows)
         opened, last = batch.opened, start + count
         with self._lock:
-            if opened.feeds is not self._feeds:
+            if opened.feeds is not self._feeds and opened.feeds != self._feeds:  # recorded batches each bring a tuple
                 self._choose(opened.feeds)
             self._state.conflated = int(opened.conflated)
             if batch.block.topic_count > len(self._places):

@@ -342,6 +342,27 @@ def test_books_of_two_feeds_of_one_schema_are_refused(session: Recording, tmp_pa
         subscriber.replay([session, twin])
 
 
+def test_books_applied_by_hand_choose_their_feed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    day = Day(tmp_path, feed_of(schema="itch50"))
+    for number in range(3):
+        day.put(0, Put((Row(b"A.A", order(number, b"B", 5)),), sequence=number, schema=ITCH, ts_out=number))
+    batches = list(Recording.open(tmp_path).batches())
+    assert len({id(batch.opened.feeds) for batch in batches}) == len(batches) > 1
+    chosen: list[Any] = []
+    choose = Books._choose
+
+    def note_choice(books: Books, feeds: Any) -> None:
+        chosen.append(feeds)
+        choose(books, feeds)
+
+    monkeypatch.setattr(Books, "_choose", note_choice)
+    book = Books("itch50")
+    for batch in batches:
+        book.apply(batch)
+    assert book.levels(b"A", 9).bids == [Level(5, 3, 3)]
+    assert len(chosen) == 1
+
+
 def test_conflated_block_marks_only_the_books_of_its_symbols(tmp_path: Path) -> None:
     """What came between its messages is not known: of these symbols, and of no other."""
     day = Day(tmp_path, feed_of())
