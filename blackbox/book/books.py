@@ -42,7 +42,7 @@ from blackbox.book.feed import COMPLETE, load_book_feed
 from blackbox.book.orders import BUY, SELL
 from blackbox.errors import ConfigError
 from blackbox.feed.compiled_symbol import CompiledSymbolRule, separator_at
-from blackbox.feed.schema import load_schema
+from blackbox.feed.schema import RAW, load_schema
 from blackbox.feed.symbol import SymbolRule
 from blackbox.native.interrupts import interrupts_held
 from blackbox.native.intrinsics import bytes_at, call_for_integer, inner, int32s_at, int64s_at
@@ -216,6 +216,7 @@ class Books:
         max_bytes: int = MAX_BYTES,
     ) -> None:
         """Empty books for the messages of a schema. Raises ConfigError when none are registered for it."""
+        self._schema = schema
         self._feed = feed = load_book_feed(schema)  # kept: the loop calls into it
         self.decimals = feed.decimals
         self._max_bytes, self._bytes = max_bytes, 0
@@ -266,12 +267,20 @@ class Books:
     def _choose(self, feeds: Sequence[BatchFeed]) -> None:
         """Choose the slices of the books' schema, where there are several feeds.
 
-        Raises ConfigError when several are of it: an order of one could be taken for an order of the other.
+        Raises ConfigError when several are of it: an order of one could be taken for an order of the other. Also when
+        none of several is: which of them carries it as plain bytes is not known.
         """
         mine = [feed.schema is not None and feed.schema.schema_id == self._state.schema_id for feed in feeds]
         names = sorted(self._names | {feed.name for feed, is_mine in zip(feeds, mine, strict=True) if is_mine})
         if len(names) > 1:
             raise ConfigError(f"books were given messages of the feeds {names}, expected one: replay them apart")
+        if len(feeds) > 1 and not any(mine):
+            found = sorted({(feed.name, feed.schema.name if feed.schema else RAW.name) for feed in feeds})
+            told = ", ".join(f"{name!r} ({schema})" for name, schema in found)
+            raise ConfigError(
+                f"books of schema {self._schema!r} were given messages of the feeds {told}, expected one of that "
+                "schema: replay a feed of plain bytes alone"
+            )
         self._feeds, self._names = feeds, set(names)
         self._chosen = numpy.array(mine, numpy.uint8)
         self._state.chosen = self._chosen.ctypes.data if len(feeds) > 1 else 0

@@ -342,6 +342,21 @@ def test_books_of_two_feeds_of_one_schema_are_refused(session: Recording, tmp_pa
         subscriber.replay([session, twin])
 
 
+def test_books_of_a_raw_feed_beside_others_in_a_replay_are_refused(session: Recording, tmp_path: Path) -> None:
+    """Alone, its payloads are taken for the schema's; of several, which one carries it is unknown."""
+    day = datetime.date(2026, 1, 5)
+    columns = {"topic": [b"AAPL.A"], "ts_event": [_span(session)[0]], "payload": [order(1, b"B", 50)]}
+    raw = Recording.create(tmp_path, Feed.local("raw"), columns, date=day)
+    schema = Schema("beside", 1_003, {"A": numpy.dtype([("type", "S1"), ("rest", "V35")])})
+    other = Recording.create(tmp_path, Feed.local("other", schema=schema), columns, date=day)
+    subscriber = Subscriber(raw.feed)
+    book = subscriber.book(b"", schema="itch50")
+    subscriber.replay(raw)
+    assert book.levels(b"AAPL", 9).bids == [Level(50, 1, 1)]
+    with pytest.raises(CallbackError, match=r"'other' \(beside\), 'raw' \(raw\), expected one of that schema"):
+        subscriber.replay([raw, other])
+
+
 def test_books_applied_by_hand_choose_their_feed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     day = Day(tmp_path, feed_of(schema="itch50"))
     for number in range(3):
