@@ -38,8 +38,8 @@ _TRADES: Final = 5_000_000
 _EVENTS: Final = 2_000_000
 _INSTRUMENT_AND_SIZE: Final = struct.Struct("<4xI16xI")
 _PAGE: Final = 1_000_000
-_RECORD: Final = "on(prefix), message.record"
-"""Fields by name, as DBNStore gives them."""
+_FIELDS: Final = "on(prefix, fields=...)"
+"""Fields by name, as DBNStore's records give them."""
 
 
 class _Counts:
@@ -58,6 +58,20 @@ def _rate(messages: int, run: Callable[[], object], state: Callable[[], NDArray[
     seconds = time.perf_counter() - started
     expect_trades(state(), messages)
     return messages / seconds / 1e6
+
+
+def _fields(recording: Recording) -> float:
+    totals = _Counts()
+    counts, digests, sums = totals.rows
+    subscriber = Subscriber(recording.feed)
+
+    @subscriber.on(b"", fields=("instrument_id", "size"))
+    def trade(number: int, size: int) -> None:
+        counts[number] += 1
+        digests[number] = (digests[number] * DIGEST_FACTOR + size) & DIGEST_MASK
+        sums[number] += size
+
+    return _rate(_CALLS, lambda: subscriber.replay(recording), totals.state)
 
 
 def _each(recording: Recording, typed: bool) -> float:
@@ -147,13 +161,14 @@ def test_replay_calls(benchmark: BenchmarkFixture) -> None:
     recording = record_trades(_CALLS)
     contest = Contest("Replay in process, a Python call a trade", "M calls/s", topology=__doc__)
     contest.add("on(prefix), payload unpacked", lambda: _each(recording, typed=False))
-    contest.add(_RECORD, lambda: _each(recording, typed=True))
+    contest.add("on(prefix), message.record", lambda: _each(recording, typed=True))
+    contest.add(_FIELDS, lambda: _fields(recording))
     try:
         store = _dbn_store(_CALLS)
     except Missing as why:
         contest.skip("DBNStore.replay", str(why))
     else:
-        contest.add("DBNStore.replay, decoded records", lambda: _store_replay(store), "rival", versus=_RECORD)
+        contest.add("DBNStore.replay, decoded records", lambda: _store_replay(store), "rival", versus=_FIELDS)
     contest.bound("an empty Python call")
     contest.run(benchmark)
 

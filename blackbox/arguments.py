@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 
 
 def check_integers(*settings: tuple[str, object, int, int]) -> None:
@@ -24,6 +25,16 @@ def check_prefix(prefix: object, decorator: str) -> None:
 def name_of(function: object) -> str:
     """How a function is called, for messages to people."""
     return getattr(function, "__qualname__", None) or repr(function)
+
+
+def names_of(setting: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Return some names. Raises TypeError when they are one text, or anything else; ValueError when there are none."""
+    found = () if isinstance(names, str | bytes) else tuple(names)
+    if not all(isinstance(name, str) for name in found) or isinstance(names, str | bytes):
+        raise TypeError(f"{setting} was {names!r}, expected names, such as ('ts_event', 'price')")
+    if not found:
+        raise ValueError(f"{setting} was {names!r}, expected at least one name")
+    return found
 
 
 def check_function(function: object, *arguments: str) -> None:

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from numpy.typing import NDArray
 
-from blackbox.arguments import check_function, check_integers, check_prefix
-from blackbox.block.batch import Batch, Message
+from blackbox.arguments import check_function, check_integers, check_prefix, names_of
+from blackbox.block.batch import Batch
 from blackbox.errors import ConfigError, SubscriberError
 from blackbox.feed.feed import Feed, check_is_feed
+from blackbox.feed.schema import load_schema
 from blackbox.subscribe.callbacks import IN_SLICE, Callback, CompiledCallback
 from blackbox.subscribe.compiled_callback import compile_callback
 from blackbox.subscribe.match_table import MAX_WORKERS
 from blackbox.subscribe.options import Options
+from blackbox.subscribe.plain_values import PlainCallback
 from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.subscribe.statistics import Statistics
 from blackbox.subscribe.supervisor import State, Supervisor, slices_of_callbacks
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from blackbox.replay.replay import Replay, ReplayStatistics
     from blackbox.replay.to_callbacks import CallbackPlayer
 
-MessageFunction = TypeVar("MessageFunction", bound=Callable[[Message], object])
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., object])
 BatchFunction = TypeVar("BatchFunction", bound=Callable[[Batch], object])
 
 _DEFAULT_POLICY = SlowPolicy()
@@ -98,19 +100,40 @@ class Subscriber:
     # Callbacks
 
     def on(
-        self, prefix: bytes, *, independent: bool = False, group: str | None = None
-    ) -> Callable[[MessageFunction], MessageFunction]:
+        self,
+        prefix: bytes,
+        *,
+        fields: Iterable[str] | None = None,
+        types: str | Iterable[str] | None = None,
+        independent: bool = False,
+        group: str | None = None,
+    ) -> Callable[[AnyFunction], AnyFunction]:
         """Decorate `f(message)`, called for every message whose topic starts with `prefix`.
+
+        With `fields` it is called with their values in place of the message, which is several times as fast:
+        `@on(b"AAPL.", fields=("ts_event", "price", "shares"))` decorates `f(ts_event, price, shares)`. A field is one
+        of the message's own (`topic`, `symbol`, `payload`, `sequence`, `epoch`, `slice_id`, `ts_event`, `ts_out`,
+        `ts_in`, `ts_recv`), or of its record (see `Message.record`; `"record.sequence"` where both have it); None where
+        a message's type has no such field, or it has no value. `types` names the message types that are wanted: `"P"`,
+        `"PQ"`, `("mbo", "trade")`. Names that no schema of the feed has are a ConfigError at `start` or `replay`.
 
         Each message reaches all such callbacks of a worker (in a replay: all callbacks), in the order in which they
         were registered, before the next one reaches any. One that is `independent` does not need that, and gets its
         messages block by block. Callbacks of one `group` live on one worker of each slice, so they need no lock.
         """
         check_prefix(prefix, "on")
+        names = None if fields is None else names_of("fields", fields)
+        wanted = types if types is None or (types and isinstance(types, str)) else names_of("types", types)
 
-        def register(function: MessageFunction) -> MessageFunction:
-            check_function(function, "message")
-            self._add(lambda worker: Callback("message", prefix, function, worker, independent), prefix, group)
+        def register(function: AnyFunction) -> AnyFunction:
+            check_function(function, *(names or ("message",)))
+
+            def make(worker: int) -> Callback:
+                if names is None:
+                    return Callback("message", prefix, function, worker, independent, types=wanted)
+                return PlainCallback(names, prefix, function, worker, independent, types=wanted)
+
+            self._add(make, prefix, group)
             return function
 
         return register
@@ -255,6 +278,8 @@ class Subscriber:
             least = self._loads.index(min(self._loads)) if self._loads else IN_SLICE
             callback = make(next((c.worker for c in self._callbacks if group is not None and c.group == group), least))
             callback.group = group
+            if self.state is State.RUNNING or self._replay is not None:
+                self._check([callback])
             if callback.worker != IN_SLICE:
                 self._loads[callback.worker] += 1
             self._callbacks.append(callback)
@@ -298,8 +323,16 @@ class Subscriber:
         NotConfirmedError naming the slices without a publisher, EndpointError when a slice cannot connect.
         """
         self._leave_replays()
+        self._check(self._callbacks)
         self._supervisor.start(timeout)
         return self
+
+    def _check(self, callbacks: Iterable[Callback]) -> None:
+        """Raise ConfigError unless what comes, or is replayed, has the fields and types that callbacks ask for."""
+        replay = self._replay
+        schemas = [load_schema(self.feed.schema)] if replay is None else [feed.schema for feed in replay.feeds.of_slice]
+        for callback in callbacks:
+            callback.check(schemas)
 
     def _leave_replays(self) -> None:
         with self._supervisor.lock:
@@ -346,6 +379,7 @@ class Subscriber:
             )
             self._player, self._replay = player, replay
         try:
+            self._check(self._callbacks)
             return replay.run(player, player.ticks)
         finally:
             player.close()  # first: its workers may still play, and another replay would share their tables
@@ -370,6 +404,8 @@ class Subscriber:
         SubscriberError when one of these ended it; SubscriberError when there are no callbacks. `timeout` is `start`'s.
         """
         self._leave_replays()
+        if self.state is State.NEW:
+            self._check(self._callbacks)
         if not self._callbacks and self.state in (State.NEW, State.RUNNING):
             raise SubscriberError(
                 'run was called without callbacks, expected some: @subscriber.on(b"") gets all topics'

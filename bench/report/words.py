@@ -54,7 +54,7 @@ WHY: Final = {
     " Zenoh) spares it the kernel; of ours, columns, checksum and topics are checked, and two threads read it",
     "rivals-live-live-messages": "ours numbers, packs, checks and unpacks what comes one by one; its gain is in"
     " columns, the last rows of that table",
-    "rivals-replay-replay-calls": "DBNStore makes its records in Rust, `message.record` makes them in Python",
+    "rivals-replay-replay-calls": "DBNStore makes a record of each message in Rust, `fields=` the values asked for",
     "spark-asof-asof": "polars and DuckDB join columns in the process that asks; ours hands rows to Spark",
     "spark-query-payloads-group-by-symbol": _SPARK,
     "spark-query-records-all-columns": _SPARK,

@@ -380,7 +380,7 @@ class Recording(Frames):
             return {}, Damage(self.path / CLOSED, 0, 0, str(error))
 
     def _batches(self, wanted: Filter, slices: list[list[Segment]]) -> Iterator[Batch]:
-        feed = BatchFeed(self.feed.name, self.schema if self.schema.records else None)
+        feed = BatchFeed(self.feed.name, self.schema if self.schema.records else None, self.feed.symbol_rule)
         select = RowFilter(wanted)
         for run in read_runs(slices, wanted, self.note):
             for block, ts_recv, first_row, header, body in blocks_of(run, wanted.key_bytes):

@@ -94,18 +94,39 @@ class Batch:
 
     def messages(self, places: Iterator[int]) -> Iterator[Message]:
         """Make the messages, and use up `places`, 0, 1, 2 ...; of several feeds, each is in a batch of its own."""
+        parts = self.feeds_apart()
+        if len(parts) == 1:
+            return map(Message, self.payload_list(), repeat(self), places)
+        own_places, part_of = numpy.empty(len(self), numpy.int64), numpy.empty(len(self), numpy.int64)
+        for number, (mine, _) in enumerate(parts):
+            own_places[mine], part_of[mine] = numpy.arange(len(mine)), number
+        batch_of = map([part for _, part in parts].__getitem__, part_of.tolist())
+        return map(Message, self.payload_list(), batch_of, map(own_places.tolist().__getitem__, places))
+
+    def feeds_apart(self) -> list[tuple[NDArray[numpy.int64], Batch]]:
+        """Return a batch of each feed, and the places of its messages in this one; itself, where all are of one."""
         feeds = self._feed_numbers()
         if feeds is None:
-            return map(Message, self.payload_list(), repeat(self), places)
-        rows = self._all_rows()
-        own_places = numpy.empty(len(self), numpy.int64)
-        batches: dict[int, Batch] = {}
+            return [(numpy.arange(len(self)), self)]
+        rows, parts = self._all_rows(), []
         for feed in numpy.unique(feeds).tolist():
             mine = numpy.flatnonzero(feeds == feed)
-            own_places[mine] = numpy.arange(len(mine))
-            batches[feed] = Batch(self.block, rows[mine], self._opened, self.end_of_batch)
-        batch_of = map(batches.__getitem__, feeds.tolist())
-        return map(Message, self.payload_list(), batch_of, map(own_places.tolist().__getitem__, places))
+            parts.append((mine, Batch(self.block, rows[mine], self._opened, self.end_of_batch)))
+        return parts
+
+    def of_types(self, types: str | Sequence[str]) -> Batch:
+        """Return the messages of some types of their schemas: names, or characters; of a text that is no name, each.
+
+        What has no value, or is too short to have a type, is of none.
+        """
+        rows = self._all_rows()
+        found = [
+            rows[places[part.indices(kind)]]
+            for places, part in self.feeds_apart()
+            if part.schema is not None
+            for kind in part.schema.types_in(types)
+        ]
+        return Batch(self.block, numpy.sort(numpy.concatenate([rows[:0], *found])), self._opened, self.end_of_batch)
 
     def _feed_numbers(self) -> NDArray[numpy.int64] | None:
         """int64[n]: a number for the feed of each message; None: all are of one."""
@@ -223,6 +244,11 @@ class Batch:
         if self._message_topics is None:
             self._message_topics = list(map(self.topics.__getitem__, self.topic_index.tolist()))
         return self._message_topics
+
+    def symbols_per_message(self) -> list[bytes]:
+        """The symbol of each message, by its feed's symbol rule. Of a batch of one feed, as callbacks get them."""
+        symbols = list(map(self._feed().symbol_rule.symbol_of, self.topics))
+        return list(map(symbols.__getitem__, self.topic_index.tolist()))
 
     def payload(self, i: int) -> bytes | Any:
         """The payload of message `i` of the batch; None: it has no value."""
@@ -356,6 +382,11 @@ class Message(msgspec.Struct, gc=False):
         """What it was published as."""
         topics = self.batch._message_topics
         return (self.batch.topics_per_message() if topics is None else topics)[self.index]
+
+    @property
+    def symbol(self) -> bytes:
+        """The symbol in its topic, by the feed's symbol rule."""
+        return self.batch._feed().symbol_rule.symbol_of(self.topic)
 
     @property
     def ts_event(self) -> int:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from blackbox.block.block import Block
 from blackbox.block.envelope import TOPICS_AT, Envelope
 from blackbox.block.format import HEADER_BYTES
+from blackbox.feed.symbol import SymbolRule
 from blackbox.native.memory import foreign_array
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class BatchFeed(NamedTuple):
     name: str
     schema: Schema | None
     """None when payloads are plain bytes."""
+    symbol_rule: SymbolRule = SymbolRule()
 
 
 NO_FEED: Final = BatchFeed("", None)

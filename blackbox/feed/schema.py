@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -250,6 +250,12 @@ class Schema:
         if len(found) != 1:
             raise self._unknown(type)
         return found
+
+    def types_in(self, types: str | Iterable[str]) -> list[str]:
+        """Return those of some types that this schema has. A text is one type, or a character for each of several."""
+        known = {*self.names, *self.records}
+        each = [types] if isinstance(types, str) and types in known else types
+        return [type_ for type_ in dict.fromkeys(each) if type_ in known]
 
     def _unknown(self, type: str) -> ConfigError:  # noqa: A002
         known = " ".join(self.names or self.records) or "none: its payloads are plain bytes"

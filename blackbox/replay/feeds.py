@@ -44,7 +44,8 @@ class ReplayedFeeds:
             self._first |= {recording.path: len(numbers) for recording in mine}
             schema = mine[-1].schema
             slices = max(len(recording.feed.slices) for recording in mine)
-            self.of_slice += [BatchFeed(name, schema if schema.schema_id else None)] * slices
+            rule = mine[-1].feed.symbol_rule
+            self.of_slice += [BatchFeed(name, schema if schema.schema_id else None, rule)] * slices
             self.max_topics += [mine[-1].feed.max_topics] * slices
             numbers += [number] * slices
             recorded += range(slices)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from operator import length_hint
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy
 from numpy.typing import NDArray
 
 from blackbox.arguments import name_of
 from blackbox.block.batch import Batch
-from blackbox.errors import CallbackError
+from blackbox.errors import CallbackError, ConfigError
 from blackbox.native.memory import shared_array
+
+if TYPE_CHECKING:
+    from blackbox.feed.schema import Schema
 
 Kind = Literal["message", "batch", "compiled", "book"]
 """A book is called with a batch, the first of its messages that it is to take, and how many."""
@@ -42,7 +45,7 @@ class Callback:
 
     `active` turns False once and for all when it is removed: no batch begins after that. One that is `independent` does
     not care what others have seen: it takes no turns with them. Those of one `group` are on one worker. Batches are cut
-    at multiples of `interval_ns`.
+    at multiples of `interval_ns`. It gets messages of some `types` alone (see `Batch.of_types`), or of any.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Callback:
         worker: int,
         independent: bool = False,
         interval_ns: int | None = None,
+        types: str | Sequence[str] | None = None,
     ) -> None:
         self.kind = kind
         self.prefix = prefix
@@ -61,6 +65,7 @@ class Callback:
         self.independent = independent
         self.group: str | None = None
         self.interval_ns = interval_ns
+        self.types = types
         self.active = True
 
     @property
@@ -70,6 +75,24 @@ class Callback:
 
     def reset(self, slice_id: int | None = None) -> None:
         """Forget what it keeps itself of one slice, or of all, since time goes back."""
+
+    def check(self, schemas: Sequence[Schema | None]) -> None:
+        """Raise ConfigError unless these schemas have what it asks for by name."""
+        if self.types is None:
+            return
+        known = [schema for schema in schemas if schema is not None]
+        found = {type_ for schema in known for type_ in schema.types_in(self.types)}
+        for type_ in (self.types,) if self.types in found else self.types:
+            if type_ not in found:
+                names = {name for schema in known for name in schema.names or schema.records}
+                raise ConfigError(
+                    f"callback {self.name} for {self.prefix!r}: type was {type_!r}, expected one of: "
+                    f"{' '.join(sorted(names)) or 'none, as payloads are plain bytes'}"
+                )
+
+    def calls(self, batch: Batch, places: Iterator[int]) -> Iterator[object]:
+        """Make the calls for a batch's messages, one each time that it is asked, and use up `places`, 0, 1, 2 ..."""
+        return map(self.function, batch.messages(places))
 
     def give(
         self, batch: Batch, on_error: Callable[[Callback, BaseException, Batch, int], bool], is_over: Callable[[], bool]
@@ -82,7 +105,7 @@ class Callback:
         if self.kind != "message":
             return self._give_batch(batch, on_error, is_over)
         rows = iter(range(len(batch)))
-        calls = map(self.function, batch.messages(rows))
+        calls = self.calls(batch, rows)
         failed = 0
         while length_hint(rows) and not is_over():
             try:

@@ -194,8 +194,9 @@ class Delivery:
             [(slot, callback_number, rows, count, _)] = entries
             opened = self._open(burst, *places[slot])
             batch = Batch(opened.block, self._rows_of(burst, rows, count, opened.block.count), opened)
+            part = self._part(0, self._table.callbacks[callback_number], batch)
             self._counters.busy_since_ns = time.monotonic_ns()
-            self._give(Part(0, self._table.callbacks[callback_number], batch))
+            self._give(part)
             self._counters.busy_since_ns = 0
             return
         last = {callback: number for number, (_, callback, *_) in enumerate(entries)}
@@ -207,8 +208,18 @@ class Delivery:
             for number, (_, callback_number, rows, count, _) in group:
                 batch_rows = self._rows_of(burst, rows, count, opened.block.count)
                 batch = Batch(opened.block, batch_rows, opened, last[callback_number] == number)
-                parts.append((callback_number, Part(number, self._table.callbacks[callback_number], batch)))
+                parts.append((callback_number, self._part(number, self._table.callbacks[callback_number], batch)))
             self._deliver_block([part for _, part in sorted(parts, key=itemgetter(0))], opened)
+
+    def _part(self, number: int, callback: Callback, batch: Batch) -> Part:
+        """What a callback gets of a block: all that its prefix asks for, or of that the types that it wants."""
+        if callback.types is not None:
+            chosen = batch.of_types(callback.types)
+            assert chosen.rows is not None
+            self._counters.unwanted += len(batch) - len(chosen)
+            self._entries[number]["rows"], self._entries[number]["count"] = chosen.rows.ctypes.data, len(chosen)
+            batch = chosen
+        return Part(number, callback, batch)
 
     def _open(self, burst: BlockBurst, envelope: int, body: int, body_bytes: int, origins: int) -> Opened:
         return Opened(burst, envelope, body, body_bytes, origins, self._feeds)
@@ -217,6 +228,8 @@ class Delivery:
         """Give callbacks, in the order in which they were registered, what they get of a block."""
         active = []
         for part in parts:
+            if not len(part.batch):
+                continue
             if part.callback.active:
                 active.append(part)
             else:
@@ -237,7 +250,7 @@ class Delivery:
         self._counters.busy_since_ns = 0
 
     def _give(self, part: Part) -> None:
-        if not part.callback.active:
+        if not part.callback.active or not len(part.batch):
             self._counters.unwanted += len(part.batch)
         elif part.callback.kind == "compiled":
             self._call_compiled(part.entry, 0, len(part.batch))

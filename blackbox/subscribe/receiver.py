@@ -107,7 +107,7 @@ class SliceThread:
         self.topics = Numbering(feed.max_topics, _MEAN_TOPIC_BYTES, shared_array)
         self.error: BlackBoxError | None = None
         self._error_text: NDArray[numpy.uint8] = shared_array((_ERROR_TEXT_BYTES,), numpy.uint8)
-        self._batch_feed = BatchFeed(feed.name, schema if schema.schema_id else None)
+        self._batch_feed = BatchFeed(feed.name, schema if schema.schema_id else None, feed.symbol_rule)
         self._news = news
         self._handler, self._on_reset = handler, on_reset
         self._table = table

@@ -134,7 +134,7 @@ class Taker:
         self.taken = self.unwanted = 0
         self.calls: Iterator[object] = iter(())
         if part.callback.kind == "message":
-            self.calls = map(part.callback.function, part.batch.messages(self._rows))
+            self.calls = part.callback.calls(part.batch, self._rows)
         elif part.callback.kind == "book":
             self.calls = map(part.callback.function, repeat(part.batch), self._rows, repeat(1))
 

@@ -1,0 +1,166 @@
+"""Callbacks that get plain Python values: columns of a batch, a value a message, and no object for each."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, Final
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.block.batch import Batch, Message
+from blackbox.errors import ConfigError
+from blackbox.feed.schema import Schema
+from blackbox.subscribe.callbacks import Callback
+
+RECORD: Final = "record."
+"""In front of a field of the schema whose name is also one of the message's own."""
+
+
+def _origins(place: int, of_batch: Callable[[Batch], int]) -> Callable[[Batch], list[int]]:
+    def column(batch: Batch) -> list[int]:
+        if batch.origins is None:
+            return [of_batch(batch)] * len(batch)
+        origins = batch.origins[place]
+        return list((origins if batch.rows is None else origins[batch.rows]).tolist())
+
+    return column
+
+
+OWN: Final[dict[str, Callable[[Batch], list[Any]]]] = {
+    "topic": Batch.topics_per_message,
+    "symbol": Batch.symbols_per_message,
+    "payload": Batch.payload_list,
+    "ts_event": lambda batch: batch.ts_event.tolist(),
+    "sequence": lambda batch: batch.sequence.tolist(),
+    "ts_out": _origins(0, lambda batch: batch.ts_out),
+    "ts_in": _origins(1, lambda batch: batch.ts_in),
+    "ts_recv": _origins(2, lambda batch: batch.ts_recv),
+    "slice_id": _origins(3, lambda batch: batch.block.slice_id),
+    "epoch": _origins(4, lambda batch: batch.block.epoch),
+}
+"""What a message has of its own: its name, and what makes the values of a batch of one feed."""
+
+
+class PlainCallback(Callback):
+    """A callback for each message that gets the values of `fields`, in that order, in place of a `Message`."""
+
+    def __init__(
+        self,
+        fields: Sequence[str],
+        prefix: bytes,
+        function: Callable[..., Any],
+        worker: int,
+        independent: bool = False,
+        types: str | Sequence[str] | None = None,
+    ) -> None:
+        super().__init__("message", prefix, function, worker, independent, types=types)
+        self.fields = tuple(fields)
+        self._of_record = tuple(name.removeprefix(RECORD) for name in fields if name not in OWN)
+
+    def check(self, schemas: Sequence[Schema | None]) -> None:
+        """Raise ConfigError unless each field is the message's own, or one of a type of these schemas."""
+        super().check(schemas)
+        known = {
+            name for schema in schemas if schema for dtype in schema.records.values() for name in dtype.names or ()
+        }
+        for name in self.fields:
+            if name in OWN or name.removeprefix(RECORD) in known:
+                continue
+            near = difflib.get_close_matches(name, [*OWN, *sorted(known)], n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise ConfigError(
+                f"callback {self.name} for {self.prefix!r}: field was {name!r}, expected one of the message's own: "
+                f"{', '.join(OWN)}; or of a record's{'' if known else ', of which this feed has none'}{hint}"
+            )
+
+    def calls(self, batch: Batch, places: Iterator[int]) -> Iterator[object]:
+        """Make the calls for a batch's messages, one each time that it is asked, and use up `places`, 0, 1, 2 ..."""
+        try:
+            columns = self._columns(batch)
+        except (ValueError, ConfigError):  # one cannot be read: the others come first, and its error in its place
+            return map(self._call, batch.messages(places))
+        first, *others = columns
+        return map(self.function, map(first.__getitem__, places), *others)
+
+    def _columns(self, batch: Batch) -> list[list[Any]]:
+        parts = batch.feeds_apart()
+        if len(parts) == 1:
+            return self._columns_of_feed(batch)
+        order = numpy.concatenate([places for places, _ in parts])
+        columns = zip(*(self._columns_of_feed(part) for _, part in parts), strict=True)
+        return [in_place(chain.from_iterable(column), order) for column in columns]
+
+    def _columns_of_feed(self, batch: Batch) -> list[list[Any]]:
+        record = iter(record_columns(batch, self._of_record) if self._of_record else ())
+        return [OWN[name](batch) if name in OWN else next(record) for name in self.fields]
+
+    def _call(self, message: Message) -> object:
+        """Call it as the columns would have, one value at a time."""
+        record = message.record if self._of_record and message.payload is not None else None
+        had = () if record is None else record._names_
+        values = []
+        for name in self.fields:
+            field = name.removeprefix(RECORD)
+            if name in OWN:
+                values.append(getattr(message, name))
+            else:
+                values.append(getattr(record, field) if field in had else None)
+        return self.function(*values)
+
+
+def in_place(values: Iterable[Any], places: NDArray[Any]) -> list[Any]:
+    """Return values in the order of their places, 0, 1, 2 ..."""
+    if (places[1:] > places[:-1]).all():
+        return list(values)
+    return list(map(list(values).__getitem__, numpy.argsort(places).tolist()))
+
+
+def record_columns(batch: Batch, fields: Sequence[str]) -> list[list[Any]]:
+    """Return, for each field, its value in each message of a batch of one feed; None where its type has no such field.
+
+    The values are those of `Message.record`. Raises ValueError or ConfigError when a message is not of a type of the
+    schema, or a field's values are no plain ones: read it message by message.
+    """
+    schema: Any = batch.schema
+    if schema is None or batch.block.validity is not None:
+        raise ValueError("there is no schema, or a message without a value")
+    found = [(batch.indices(kind), kind) for kind in types_of(batch, schema)]
+    order = numpy.concatenate([places for places, _ in found])
+    if len(order) != len(batch):
+        raise ValueError("a message is of no type")
+    columns: list[list[Any]] = [[] for _ in fields]
+    for places, kind in found:
+        records = batch.records(kind)
+        for column, name in zip(columns, fields, strict=True):
+            column.extend(values_of(records[name]) if name in (records.dtype.names or ()) else [None] * len(places))
+    return [in_place(column, order) for column in columns]
+
+
+def types_of(batch: Batch, schema: Schema) -> list[str]:
+    """Return the types of a batch's messages, each once; those of one type are found at once."""
+    block = batch.block
+    if block.is_fixed and block.stride > schema.type_offset:
+        characters = numpy.unique(batch.payloads()[:, schema.type_offset])
+    else:
+        starts = block.payload_offsets[:-1] if batch.rows is None else block.payload_offsets[batch.rows]
+        if (starts + schema.type_offset >= len(block.payloads)).any():
+            raise ValueError("a message has no type")
+        characters = numpy.unique(block.payloads[starts + schema.type_offset])
+    return list(map(chr, characters.tolist()))
+
+
+def values_of(column: NDArray[Any]) -> list[Any]:
+    """Return a field's values as `Message.record` gives them. Raises ValueError where they are no plain ones."""
+    dtype = column.dtype
+    if dtype.kind in "iufb" and column.ndim == 1:
+        return list(column.astype(dtype.newbyteorder("="), copy=False).tolist())
+    if dtype.kind == "S" and column.ndim == 1:
+        texts: list[bytes] = column.tolist()
+        return texts if b"".join(texts).find(0) < 0 else [text.partition(b"\0")[0] for text in texts]
+    if dtype == numpy.uint8 or (dtype.kind == "V" and dtype.names is None):
+        size = column[0:1].nbytes
+        return numpy.ascontiguousarray(column).reshape(-1).view(numpy.uint8).view(f"V{size}").tolist()
+    raise ValueError(f"values of {dtype} are no plain ones")
