@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from random import Random
+from typing import Literal
 
 import msgspec
 
@@ -27,7 +28,13 @@ HOUR_NS = 3_600 * 10**9
 
 def attack(random: Random, seconds: float) -> Outcome:
     """Run one publisher after another, each killed after a number of messages."""
-    feed = msgspec.structs.replace(Feed.local("killed-publishers", slices=1), heartbeat_ns=50_000_000)
+    return attack_over("tcp", random, seconds)
+
+
+def attack_over(transport: Literal["tcp", "shm"], random: Random, seconds: float) -> Outcome:
+    """The same over a transport."""
+    feed = Feed.local("killed-publishers", slices=1, transport=transport)
+    feed = msgspec.structs.replace(feed, heartbeat_ns=50_000_000)
     got = Numbers()
     subscriber = Subscriber(feed, workers=1, slow=SlowPolicy(max_lag_ns=HOUR_NS))
     subscriber.on_batch(b"")(got.batch)
@@ -50,6 +57,8 @@ def attack(random: Random, seconds: float) -> Outcome:
         publisher.wait_for_subscribers(timeout=60)
         publish_numbered(publisher, runs, 0, 1)
     subscriber.run(until_end=True)
+    if (came_by := subscriber.statistics().received.transport) != transport:
+        got.defects.append(f"blocks came by {came_by}, expected {transport}")
     received, gaps = sum(got.received.values()), subscriber.statistics().received.gaps
     found = got.defects
     if not got.missing <= gaps <= offered + 1 - received:

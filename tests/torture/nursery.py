@@ -76,6 +76,10 @@ class Nursery:
         print(*words, "", file=self._process.stdin, flush=True)
         self._pid = int(self._read())
 
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        os.kill(self._pid, number)
+
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
         os.kill(self._pid, signal.SIGKILL)
