@@ -1,6 +1,6 @@
 """Live, from the publisher's first call to the last callback: ours beside what else carries messages between processes.
 
-    ours        PUB process ==blocks, TCP or a Unix socket==> SUB process: on(), on_batch(), on_compiled()
+    ours        PUB process ==blocks, TCP, Unix socket, memory==> SUB process: on(), on_batch(), on_compiled()
     pyzmq       PUB process --a message a frame, TCP--> SUB process: f(topic, data)      plain, asyncio, compiled
     pynng       PUSH process --TCP--> PULL process: f(topic, data)
     zenoh       peer process --TCP--> peer process: f(topic, data)
@@ -13,7 +13,7 @@ may be lost: a digest differs where an order does. Each side is a process of its
 documentation says is fastest: see its file in bench/rivals. In the first table rivals, which take a
 call a message, are compared with `publish()`, which takes one too; what `publish_many` does with columns stands below.
 In the second the rivals carry blocks packed by hand, and all work is compiled; those of shared memory, which end at
-the host, are compared with ours over a Unix socket.
+the host, are compared with ours in shared memory.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ pytestmark = pytest.mark.timeout(600)
 QUEUED: Final = "nothing lost: queues are longer than a run"
 _ONE_BY_ONE: Final = "publish() one by one, on(prefix)"
 _BATCH: Final = "publish_many(columns), on_batch(prefix)"
-_BATCH_IPC: Final = f"{_BATCH}, ipc"
 _COMPILED: Final = "publish_many(columns), on_compiled(prefix)"
+_COMPILED_SHM: Final = f"{_COMPILED}, shm"
 _ZENOH: Final = ("eclipse-zenoh:zenoh",)
 
 RIVALS: Final = (
@@ -99,7 +99,7 @@ def _ours(
     messages: int,
     *,
     at_once: int = 0,
-    transport: Literal["tcp", "ipc"] = "tcp",
+    transport: Literal["tcp", "ipc", "shm"] = "tcp",
 ) -> None:
     feed = Feed.local(f"bench-{form}-{at_once}", slices=1, transport=transport)
     pair = stack.enter_context(Pair.ours(feed, when_full="wait"))
@@ -137,8 +137,10 @@ def test_live_blocks(benchmark: BenchmarkFixture) -> None:
     with ExitStack() as stack:
         _ours(contest, stack, _BATCH, "batch", 6_000_000)
         _ours(contest, stack, _COMPILED, "compiled", 6_000_000)
-        _ours(contest, stack, _BATCH_IPC, "batch", 6_000_000, transport="ipc")
+        _ours(contest, stack, f"{_COMPILED}, ipc", "compiled", 6_000_000, transport="ipc")
+        _ours(contest, stack, _COMPILED_SHM, "compiled", 10_000_000, transport="shm")
+        _ours(contest, stack, f"{_BATCH}, shm", "batch", 10_000_000, transport="shm")
         for rival in RIVALS:
             if rival.more:
-                _enter(contest, stack, rival, "blocks", _BATCH_IPC if rival.is_local else _BATCH)
+                _enter(contest, stack, rival, "blocks", _COMPILED_SHM if rival.is_local else _COMPILED)
         contest.run(benchmark)
