@@ -33,7 +33,9 @@ from blackbox.publish.ring import (
     commit_block,
     put_count,
 )
-from blackbox.transport.libzmq import msg_close, msg_data, msg_init_size
+from blackbox.publish.sender_state import SHARED
+from blackbox.transport.libzmq import msg_close, msg_data, msg_init_on, msg_init_size
+from blackbox.transport.shared_memory_writer import NO_WRITER, WriterAt, accept_place, offered_place
 
 OUT_OF_MEMORY = -1
 LOST_PAGES = -2
@@ -67,6 +69,7 @@ class Encoder(NamedTuple):
     block_bytes: int
     checksum: bool
     origin: Origin
+    shared: WriterAt = NO_WRITER
 
 
 def make_selection(rows: int, max_keys: int) -> Selection:
@@ -149,9 +152,21 @@ def plan_next(encoder: Encoder, rows: Rows, at: int, stop: int) -> Plan:
 
 
 @inner
-def encode_planned(encoder: Encoder, rows: Rows, plan: Plan, message: int, header: int, ts_in: int) -> bool:
-    """Encode the block just planned: its body into a new message, and the template of its header. False: no memory."""
-    if msg_init_size(message, plan_bytes(plan)) != 0:
+def _init_body(message: int, size: int, place: int) -> bool:
+    """Make the message of a body, in a place of shared memory unless that is 0. False: no memory."""
+    if place != 0:
+        msg_init_on(message, place, size)
+        return True
+    return msg_init_size(message, size) == 0
+
+
+@inner
+def encode_planned(encoder: Encoder, rows: Rows, plan: Plan, message: int, header: int, ts_in: int, place: int) -> bool:
+    """Encode the block just planned: its body into a new message, and the template of its header. False: no memory.
+
+    `place`: where to put the body, or 0.
+    """
+    if not _init_body(message, plan_bytes(plan), place):
         return False
     body = msg_data(message)
     selection = encoder.selection
@@ -187,11 +202,14 @@ def put_blocks(
                 return at
             header = record + RECORD_BYTES
             lost = lost_pages()
-            if not encode_planned(encoder, rows, plan, header + HEADER_BYTES, header, ts_in):
+            place = offered_place(encoder.shared, body_bytes) if wanted[key] >= SHARED else numpy.int64(0)
+            if not encode_planned(encoder, rows, plan, header + HEADER_BYTES, header, ts_in, place):
                 return OUT_OF_MEMORY
             if lost_pages() != lost:
                 msg_close(header + HEADER_BYTES)
                 return LOST_PAGES
+            if place != 0:
+                accept_place(encoder.shared)
             commit_block(ring, record, key, body_bytes, ts_in)
             at = plan.stop
     return at
@@ -212,7 +230,13 @@ class Stored(NamedTuple):
 
 @njit(nogil=True, cache=True)
 def put_stored(
-    ring: RingAt, origin: Origin, stored: Stored, start: int, wanted: NDArray[numpy.uint16], ts_in: int
+    ring: RingAt,
+    origin: Origin,
+    stored: Stored,
+    start: int,
+    wanted: NDArray[numpy.uint16],
+    ts_in: int,
+    shared: WriterAt,
 ) -> int:
     """Put copies of blocks from `start` on into the ring; return where it stopped, as `put_blocks`.
 
@@ -244,13 +268,16 @@ def put_stored(
             return block
         new_header = record + RECORD_BYTES
         message = new_header + HEADER_BYTES
-        if msg_init_size(message, body_bytes) != 0:
+        place = offered_place(shared, body_bytes) if wanted[key] >= SHARED else numpy.int64(0)
+        if not _init_body(message, body_bytes, place):
             return OUT_OF_MEMORY
         copy_bytes(msg_data(message), bodies[block], body_bytes)
         copy_bytes(new_header, heads[block], HEADER_BYTES)
         if lost_pages() != lost:
             msg_close(message)
             return LOST_PAGES
+        if place != 0:
+            accept_place(shared)
         restamp(new_header, origin, ts_in)
         commit_block(ring, record, key, body_bytes, ts_in)
     return stored.count

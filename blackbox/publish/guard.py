@@ -17,7 +17,7 @@ from blackbox.native.limits import Needs, start_thread
 from blackbox.publish.sender_state import SenderState
 from blackbox.publish.subscriptions import MOST_USELESS, Subscriptions
 from blackbox.transport.connections import Connection, Connections
-from blackbox.transport.shared_memory_writer import SharedWriter
+from blackbox.transport.shared_memory_writer import NO_WRITER, SharedWriter, WriterAt
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
 log = logging.getLogger("blackbox")
@@ -122,6 +122,11 @@ class Guard:
             self.shared = None
         for connections in self._watched.values():
             connections.close()
+
+    @property
+    def shared_at(self) -> WriterAt:
+        """Where the shared memory is."""
+        return NO_WRITER if self.shared is None else self.shared.at
 
     def look_now(self) -> None:
         """Have a look before it is time: somebody is unwelcome."""

@@ -214,7 +214,8 @@ class Publisher:
     def warm_up_stored(self) -> None:
         """Compile what `publish_stored` runs, before there is something to send."""
         sender = self._running()[0]
-        warm_up(put_stored, sender.ring.at, sender.origin, Stored(0, 0, 0, 0, 0), 0, sender.wanted, 0)
+        nothing, shared = Stored(0, 0, 0, 0, 0), sender.guard.shared_at
+        warm_up(put_stored, sender.ring.at, sender.origin, nothing, 0, sender.wanted, 0, shared)
 
     def publish(self, topic: bytes, payload: bytes | None, ts_event: int = 0) -> None:
         """Publish one message. It is sent as soon as the sender is free; what piles up meanwhile shares a block.
@@ -323,7 +324,7 @@ class Publisher:
             while at < stored.count:
                 sender.check()
                 try:
-                    at = put_stored(ring.at, sender.origin, stored, at, sender.wanted, ts_in)
+                    at = put_stored(ring.at, sender.origin, stored, at, sender.wanted, ts_in, sender.guard.shared_at)
                 finally:  # as in `_put`
                     ring.forget_limit()
                 _check_put(at, slice_id, "a recorded block")

@@ -56,6 +56,7 @@ from blackbox.publish.sender_state import (
     Sender,
     sender_state_at,
 )
+from blackbox.publish.share import place_to_encode, share
 from blackbox.transport.libzmq import (
     DONTWAIT,
     EAGAIN,
@@ -76,16 +77,7 @@ from blackbox.transport.libzmq import (
     wait_readable,
     zmq_errno,
 )
-from blackbox.transport.shared_memory_writer import (
-    NO_PLACE,
-    claim_place,
-    has_readers,
-    place_address,
-    publish_place,
-    ring_bells,
-    set_waiting,
-    writer_state_at,
-)
+from blackbox.transport.shared_memory_writer import has_readers
 
 SUBSCRIPTIONS: Final = 1
 """`send_until` returned because a subscriber subscribed or unsubscribed."""
@@ -101,7 +93,6 @@ EPOCH: Final = 5
 SUBSCRIPTION_HEAD_BYTES: Final = 12
 KEPT_BYTES: Final = 64
 """Bytes of a subscription that Python looks at; what is longer is none of ours."""
-_SHARED_WAIT_MS: Final = numpy.int64(20)
 _HEARTBEAT = numpy.frombuffer(HEARTBEAT_KEY, numpy.uint8)
 
 GATHER_ROWS: Final = 16_384
@@ -154,34 +145,6 @@ def _send_on(
 
 
 @inner
-def _share(sender: Sender, ring: RingAt, key: int, header: int, body: int, sequence: int) -> bool:
-    """Write a block to shared memory, waiting for slow readers where told to. False: closing."""
-    shared = sender.shared
-    body_bytes = uint32_at(header + OFFSET_BODY_BYTES)
-    place = claim_place(shared, body_bytes)
-    if place == NO_PLACE:
-        writer = writer_state_at(shared.state)
-        if writer.waits == 0:
-            writer.dropped += 1
-            return True
-        set_waiting(shared, numpy.int64(1))
-        place = claim_place(shared, body_bytes)
-        while place == NO_PLACE and load_shared(ring_state_at(ring.state), "closing") != ENDING:
-            sender_state_at(sender.state).waits += 1
-            wait_readable(numpy.int64(0), numpy.int64(0), sender.wake_fd, _SHARED_WAIT_MS, sender.scratch.ctypes.data)
-            place = claim_place(shared, body_bytes)
-        set_waiting(shared, numpy.int64(0))
-        if place == NO_PLACE:
-            return False
-    copy_bytes(place_address(shared, place), msg_data(body), body_bytes)
-    finish_header(header, sequence, now_ns(), numpy.int64(0))
-    name = sender.keys.text.ctypes.data + sender.keys.offsets[key]
-    publish_place(shared, place, body_bytes, name, numpy.int64(sender.keys.sizes[key]), header)
-    ring_bells(shared, sender.scratch.ctypes.data)
-    return True
-
-
-@inner
 def _send_block(sender: Sender, ring: RingAt, key: int, header: int, body: int) -> bool:
     """Send a block on every line and count it. Takes the body message over."""
     count = uint32_at(header + OFFSET_COUNT)
@@ -192,8 +155,8 @@ def _send_block(sender: Sender, ring: RingAt, key: int, header: int, body: int) 
     sent = True
     wanted = sender.wanted[key]
     shared = wanted >= SHARED and has_readers(sender.shared)
-    if shared:
-        sent = _share(sender, ring, key, header, body, sequence)
+    if sender.shared.state != 0:
+        sent = share(sender, ring, key, header, body, sequence, shared, wanted % SHARED != 0)
     if wanted % SHARED and sent:
         if sender.socket_b != 0:
             second = sender.scratch.ctypes.data + COPY_AT
@@ -263,7 +226,10 @@ def _send_gathered(sender: Sender, ring: RingAt, encoder: Encoder, taken: int, t
             at = stop
         while at < stop:
             plan = plan_next(encoder, rows, at, stop)
-            if not encode_planned(encoder, rows, plan, body, header, ts_in):
+            place = numpy.int64(0)
+            if sender.wanted[key] >= SHARED:
+                place = place_to_encode(sender.shared, plan_bytes(plan))
+            if not encode_planned(encoder, rows, plan, body, header, ts_in, place):
                 state.errno = zmq_errno()
                 return False
             if not _send_block(sender, ring, key, header, body):

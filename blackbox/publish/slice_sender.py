@@ -27,7 +27,7 @@ from blackbox.publish.sender_state import SCRATCH_WORDS, Sender, SenderState
 from blackbox.publish.subscriptions import Subscriptions, cover, split_changes
 from blackbox.transport.context import CONTEXT_NEEDS, close_context, open_context, pin_thread, wake_on_time
 from blackbox.transport.shared_memory import is_supported
-from blackbox.transport.shared_memory_writer import NO_WRITER, SharedWriter
+from blackbox.transport.shared_memory_writer import SharedWriter
 from blackbox.transport.wakeup import PIPE_NEEDS
 
 log = logging.getLogger("blackbox")
@@ -258,6 +258,7 @@ class SliceSender:
             warm_up(send.send_control, sender, self.origin, 0, 0, 0, 0, 0, 0)
             warm_up(cover, 0, 0, 0, 0, 0, 0, 0)
             self._share()
+            encoder = encoder._replace(shared=self.guard.shared_at)
             self._bind(context, sockets)
             self.guard.start()
             second = sockets[1].underlying if len(sockets) > 1 else 0
@@ -286,15 +287,10 @@ class SliceSender:
 
     def _share(self) -> None:
         """Have shared memory before the sockets: who hears of this publisher there finds it."""
-        if self.part.shared_memory and is_supported():
-            self.guard.shared = SharedWriter(
-                self.part.shared_memory,
-                f"feed {self.feed.name!r} slice {self.slice_id}: endpoint shm://{self.part.shared_memory}",
-                self.feed.block_bytes,
-                self._wait,
-                self._hwm_blocks,
-                self.ring.wake_pipe,
-            )
+        if (name := self.part.shared_memory) and is_supported():
+            what = f"feed {self.feed.name!r} slice {self.slice_id}: endpoint shm://{name}"
+            sizes = self.feed.block_bytes, self._wait, self._hwm_blocks
+            self.guard.shared = SharedWriter(name, what, *sizes, self.ring.wake_pipe)
 
     def _bind(self, context: zmq.Context[zmq.Socket[bytes]], sockets: list[zmq.Socket[bytes]]) -> None:
         for line, endpoint in enumerate(self.part.lines):
@@ -329,6 +325,7 @@ class SliceSender:
             self.feed.block_bytes,
             self.feed.checksum,
             self.origin,
+            self.guard.shared_at,
         )
 
     def _sender(self, socket_a: int, socket_b: int) -> Sender:
@@ -346,7 +343,7 @@ class SliceSender:
             numpy.zeros(send.GATHER_ROWS, numpy.int32),
             numpy.zeros(send.GATHER_ROWS, numpy.int64),
             numpy.zeros(SCRATCH_WORDS, numpy.int64),
-            NO_WRITER if self.guard.shared is None else self.guard.shared.at,
+            self.guard.shared_at,
         )
 
     def _serve(self, sender: Sender, encoder: Encoder, sockets: list[zmq.Socket[bytes]]) -> None:

@@ -37,7 +37,6 @@ MOST_WAITING: Final = 512
 MOST_PINNED: Final = 384
 """Places that readers may keep, all of them together; each one more for the moment in which it copies."""
 MOST_PINNED_BY_ONE: Final = 64
-assert MOST_WAITING + MOST_PINNED + READERS <= SMALL_PLACES
 assert DESCRIPTORS >= MOST_WAITING
 
 
@@ -52,7 +51,8 @@ class Head(SharedRecord):
     tail = Field(own_line=True)
     """Blocks written so far: the position of the next one."""
     waiting = Field(own_line=True)
-    """1 while the publisher waits for a place: whoever gives one back rings its bell."""
+    """Unless 0 the publisher waits: for readers, who ring its bell when their cursor comes to this position; -1: for a
+    place, and whoever gives one back rings."""
     place_positions = Fields(PLACES, own_line=True)
     """Of each place the position of the block that lies there; -1: none, or it is being overwritten."""
 

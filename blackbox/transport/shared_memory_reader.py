@@ -121,7 +121,7 @@ NO_READER: Final = ReaderAt(0, Layout(0, 0, 0, 0, 0, 0, 0))
 @inner
 def _unpin(state: ReaderState, place: int) -> None:
     fetch_and(state.slot + PINS_AT + 8 * (place >> 6), ~bit_of(place))
-    if load_shared(head_at(state.memory), "waiting") != 0:
+    if load_shared(head_at(state.memory), "waiting") < 0:
         poke(state.bell, state.memory)
 
 
@@ -159,7 +159,8 @@ def _advance(state: ReaderState, cursor: int) -> None:
     state.cursor = cursor
     store_shared(slot_at(state.slot), "cursor", cursor)
     fence()  # the publisher says that it waits and then looks once more who has taken what
-    if load_shared(head_at(state.memory), "waiting") != 0:
+    waiting = load_shared(head_at(state.memory), "waiting")
+    if waiting != 0 and cursor >= waiting:
         poke(state.bell, state.memory)
 
 

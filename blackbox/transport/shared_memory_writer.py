@@ -33,6 +33,7 @@ from blackbox.transport.shared_memory import (
     PLACE_POSITIONS_AT,
     PLACES,
     READERS,
+    SMALL_PLACES,
     WELCOME,
     Head,
     Layout,
@@ -54,6 +55,9 @@ from blackbox.transport.wakeup import Pipe
 NO_PLACE: Final = -1
 _LARGE_BITS: Final = numpy.int64(-1 << (64 - LARGE_PLACES))
 """The large places, in the last word of a bitmap."""
+OFFERED: Final = 4
+"""Blocks that may be encoded ahead in places of their own."""
+assert MOST_WAITING + MOST_PINNED + READERS + OFFERED <= SMALL_PLACES
 _PATIENCE_S: Final = 1.0
 """How long somebody who has connected may take to say who it is."""
 
@@ -63,6 +67,8 @@ class WriterState(SharedRecord):
 
     memory = Field()
     """Its address."""
+    places = Field()
+    """Address of the small places."""
     following = Field()
     """The position of the next block."""
     kept_from = Field()
@@ -87,6 +93,12 @@ class WriterState(SharedRecord):
     """What to write to, to wake each reader."""
     ringing = Field(own_line=True)
     """1 while bells are rung: none may be closed."""
+    offered = Fields(OFFERED)
+    """Places for who encodes blocks before the writer gets them; after the last comes the first."""
+    offered_to = Field(own_line=True)
+    """How many were offered so far; written by the writer."""
+    offered_from = Field(own_line=True)
+    """How many of these were accepted; written by who encodes."""
 
 
 class WriterAt(NamedTuple):
@@ -133,12 +145,18 @@ def _let_go(at: WriterAt) -> None:
 
 
 @inner
+def has_room(at: WriterAt) -> Any:
+    """Whether no reader is too far behind for one more block."""
+    state = writer_state_at(at.state)
+    _let_go(at)
+    return state.following - state.kept_from < state.most_waiting
+
+
+@inner
 def claim_place(at: WriterAt, body_bytes: int) -> Any:
     """Take the first place that nobody reads, and let no reader begin to; NO_PLACE: there is none now."""
     state = writer_state_at(at.state)
     _let_go(at)
-    if state.following - state.kept_from >= state.most_waiting:
-        return NO_PLACE
     large = body_bytes > at.layout.small_bytes
     for word in range(PIN_WORDS - 1 if large else 0, PIN_WORDS):
         free: Any = state.idle[word]
@@ -162,6 +180,50 @@ def claim_place(at: WriterAt, body_bytes: int) -> Any:
 def place_address(at: WriterAt, place: int) -> Any:
     """Where the body of a claimed place is to be written."""
     return writer_state_at(at.state).memory + place_offset(at.layout, place)
+
+
+@inner
+def place_of(at: WriterAt, body: int) -> Any:
+    """The place that a body lies in; NO_PLACE: it lies elsewhere."""
+    offset = body - writer_state_at(at.state).places
+    return offset // at.layout.small_bytes if 0 <= offset < SMALL_PLACES * at.layout.small_bytes else NO_PLACE
+
+
+@inner
+def give_back(at: WriterAt, place: int) -> None:
+    """Publish nothing in a place that was claimed."""
+    writer_state_at(at.state).idle[place >> 6] |= bit_of(place)
+
+
+@inner
+def offer_places(at: WriterAt) -> None:
+    """Claim places for who encodes the next blocks."""
+    state = writer_state_at(at.state)
+    accepted = load_shared(state, "offered_from")
+    while state.offered_to - accepted < OFFERED:
+        place = claim_place(at, numpy.int64(0))
+        if place == NO_PLACE:
+            return
+        state.offered[state.offered_to % OFFERED] = place
+        store_shared(state, "offered_to", state.offered_to + 1)
+
+
+@inner
+def offered_place(at: WriterAt, body_bytes: int) -> Any:
+    """The address of a place to encode a body in; 0: none is offered. For one thread at a time."""
+    if at.state == 0:
+        return numpy.int64(0)
+    state = writer_state_at(at.state)
+    if body_bytes > at.layout.small_bytes or load_shared(state, "offered_to") == state.offered_from:
+        return numpy.int64(0)
+    return state.places + state.offered[state.offered_from % OFFERED] * at.layout.small_bytes
+
+
+@inner
+def accept_place(at: WriterAt) -> None:
+    """Take the place that was offered: a block in it goes to the writer."""
+    state = writer_state_at(at.state)
+    store_shared(state, "offered_from", state.offered_from + 1)
 
 
 @inner
@@ -208,10 +270,18 @@ def has_readers(at: WriterAt) -> bool:
 
 
 @inner
-def set_waiting(at: WriterAt, waiting: int) -> None:
-    """Say whether readers are to ring when they give a place back."""
-    store_shared(head_at(writer_state_at(at.state).memory), "waiting", waiting)
-    fence()
+def begin_to_wait(at: WriterAt) -> None:
+    """Ask readers to ring: when half of what waits for them is taken, or when they give a place back."""
+    state = writer_state_at(at.state)
+    waiting = -1 if has_room(at) else max(1, state.following - state.most_waiting // 2)
+    store_shared(head_at(state.memory), "waiting", waiting)
+    fence()  # readers move on and then look whether they are waited for
+
+
+@inner
+def end_waiting(at: WriterAt) -> None:
+    """Ask readers to ring no more."""
+    store_shared(head_at(writer_state_at(at.state).memory), "waiting", 0)
 
 
 @njit(nogil=True, cache=True)
@@ -268,7 +338,7 @@ class SharedWriter:
         self._head = Head(numpy.frombuffer(self._memory, numpy.uint8, Head.dtype.itemsize))
         self._head.magic, self._head.page_bytes, self._head.small_bytes = MAGIC, mmap.PAGESIZE, layout.small_bytes
         self._head.place_positions[:] = numpy.full(PLACES, -1).data
-        self.state.memory = address
+        self.state.memory, self.state.places = address, address + layout.small
         self.state.most_waiting = min(hwm_blocks, MOST_WAITING)
         self.state.waits = wait
         self.state.idle[:] = numpy.full(PIN_WORDS, -1).data

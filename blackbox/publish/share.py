@@ -1,0 +1,114 @@
+"""Write blocks to a slice's shared memory: compiled, in the sender's thread."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy
+
+from blackbox.block.encode import finish_header
+from blackbox.block.format import OFFSET_BODY_BYTES
+from blackbox.native.intrinsics import copy_bytes, inner, uint32_at
+from blackbox.native.posix import now_ns
+from blackbox.native.records import load_shared
+from blackbox.publish.ring import ENDING, RingAt, ring_state_at
+from blackbox.publish.sender_state import COPY_AT, Sender, sender_state_at
+from blackbox.transport.libzmq import msg_close, msg_data, msg_init_size, msg_move, msg_size, wait_readable, zmq_errno
+from blackbox.transport.shared_memory_writer import (
+    NO_PLACE,
+    WriterAt,
+    begin_to_wait,
+    claim_place,
+    end_waiting,
+    give_back,
+    has_readers,
+    has_room,
+    offer_places,
+    place_address,
+    place_of,
+    publish_place,
+    ring_bells,
+    writer_state_at,
+)
+
+_WAIT_MS: Final = numpy.int64(20)
+_NO: Final = numpy.int64(0)
+
+
+@inner
+def place_to_encode(shared: WriterAt, body_bytes: int) -> Any:
+    """The address of a place in which the sender may encode a body; 0: it is to encode it elsewhere."""
+    if not has_readers(shared) or body_bytes > shared.layout.small_bytes:
+        return _NO
+    place = claim_place(shared, body_bytes)
+    return _NO if place == NO_PLACE else place_address(shared, place)
+
+
+@inner
+def _find(shared: WriterAt, place: int, body_bytes: int) -> Any:
+    """A place for a body, its own if it lies in one; NO_PLACE: not now."""
+    if not has_room(shared):
+        return NO_PLACE
+    return claim_place(shared, body_bytes) if place == NO_PLACE else place
+
+
+@inner
+def _wait_for_place(sender: Sender, ring: RingAt, own: int, body_bytes: int) -> Any:
+    """Wait for slow readers, until the publisher ends."""
+    shared = sender.shared
+    begin_to_wait(shared)
+    place = _find(shared, own, body_bytes)
+    while place == NO_PLACE and load_shared(ring_state_at(ring.state), "closing") != ENDING:
+        sender_state_at(sender.state).waits += 1
+        wait_readable(_NO, _NO, sender.wake_fd, _WAIT_MS, sender.scratch.ctypes.data)
+        begin_to_wait(shared)
+        place = _find(shared, own, body_bytes)
+    end_waiting(shared)
+    return place
+
+
+@inner
+def _leave_place(sender: Sender, body: int) -> bool:
+    """Copy a body out of its place: sockets hold it for longer. False: no memory."""
+    size = msg_size(body)
+    copy = sender.scratch.ctypes.data + COPY_AT
+    if msg_init_size(copy, size) != 0:
+        sender_state_at(sender.state).errno = zmq_errno()
+        return False
+    copy_bytes(msg_data(copy), msg_data(body), size)
+    msg_move(body, copy)
+    msg_close(copy)
+    return True
+
+
+@inner
+def share(
+    sender: Sender, ring: RingAt, key: int, header: int, body: int, sequence: int, is_wanted: bool, on_sockets: bool
+) -> bool:
+    """Let readers have a block, if they want it, waiting for slow ones where told to. False: closing, or an error."""
+    shared = sender.shared
+    body_bytes = uint32_at(header + OFFSET_BODY_BYTES)
+    own = place_of(shared, msg_data(body))
+    if own != NO_PLACE and on_sockets and not _leave_place(sender, body):
+        return False
+    if not is_wanted:
+        if own != NO_PLACE:
+            give_back(shared, own)
+        return True
+    place = _find(shared, own, body_bytes)
+    if place == NO_PLACE:
+        writer = writer_state_at(shared.state)
+        if writer.waits == 0:
+            writer.dropped += 1
+            return True
+        place = _wait_for_place(sender, ring, own, body_bytes)
+        if place == NO_PLACE:
+            return False
+    if own == NO_PLACE:
+        copy_bytes(place_address(shared, place), msg_data(body), body_bytes)
+    finish_header(header, sequence, now_ns(), _NO)
+    name = sender.keys.text.ctypes.data + sender.keys.offsets[key]
+    publish_place(shared, place, body_bytes, name, numpy.int64(sender.keys.sizes[key]), header)
+    ring_bells(shared, sender.scratch.ctypes.data)
+    offer_places(shared)
+    return True
