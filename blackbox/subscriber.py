@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -20,6 +21,7 @@ from blackbox.subscribe.options import Options
 from blackbox.subscribe.plain_values import PlainCallback
 from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.subscribe.statistics import Statistics
+from blackbox.subscribe.stream import Stream, WhenFull
 from blackbox.subscribe.supervisor import State, Supervisor, slices_of_callbacks
 from blackbox.subscribe.ticks import Ticker
 
@@ -90,7 +92,10 @@ class Subscriber:
         self._tickers: list[Ticker] = []
         plan = slices_of_callbacks(feed, self._callbacks, self._tickers, workers)
         self._on_reset: list[Callable[[], object]] = []
-        self._supervisor = Supervisor(feed, self._options, plan, processes=processes, on_reset=self._on_reset)
+        self._streams: list[Stream] = []
+        self._supervisor = Supervisor(
+            feed, self._options, plan, processes=processes, on_reset=self._on_reset, streams=self._streams
+        )
         self._loads = [0] * workers
         """Callbacks of each worker, counted as they are added: counting all anew each time would be quadratic."""
         self._player: CallbackPlayer | None = None
@@ -200,6 +205,41 @@ class Subscriber:
             return made
 
         return register
+
+    def stream(
+        self,
+        prefix: bytes,
+        *,
+        limit: int = 10_000,
+        when_full: WhenFull = "wait",
+        batches: bool = False,
+        group: str | None = None,
+    ) -> Stream:
+        """Return a `Stream` of messages (or `batches`) to take in a loop, by `get`, or in asyncio; see `Stream`.
+
+        Of more than `limit` messages that wait: "wait" holds its worker up, which is lag of the subscriber; or the
+        oldest are dropped and counted; or it ends as by an error in a callback ("stop"). Raises SubscriberError with
+        `processes=True`.
+        """
+        if self._processes:
+            raise SubscriberError("stream was called with processes=True, where callbacks run in other processes")
+        weak = weakref.ref(self)  # a subscriber that refers to itself would keep its descriptors
+
+        def raise_failure() -> None:
+            if (owner := weak()) is not None:
+                owner._supervisor.raise_failure()
+
+        def remove(stream: Stream) -> None:
+            if (owner := weak()) is not None and stream in owner._streams:
+                owner._streams.remove(stream)
+                if owner.state in (State.NEW, State.RUNNING):
+                    owner.off(stream.put)
+
+        stream = Stream(prefix, limit, when_full, batches, raise_failure, remove)
+        with self._supervisor.lock:
+            self.on_batch(prefix, group=group)(stream.put)
+            self._streams.append(stream)
+        return stream
 
     def book(
         self, prefix: bytes, *, schema: str | None = None, group: str | None = None, max_bytes: int = 1 << 30
@@ -380,8 +420,12 @@ class Subscriber:
             self._player, self._replay = player, replay
         try:
             self._check(self._callbacks)
+            for stream in self._streams:
+                stream.begin()
             return replay.run(player, player.ticks)
         finally:
+            for stream in self._streams:
+                stream.end()
             player.close()  # first: its workers may still play, and another replay would share their tables
             self._replay = None
 
@@ -442,6 +486,8 @@ class Subscriber:
         replay = self._replay
         if replay is not None:
             replay.controls.stop()
+            for stream in self._streams:
+                stream.end(at_once=False)
         return replay is not None
 
     def __enter__(self) -> Self:

@@ -29,6 +29,7 @@ from blackbox.subscribe.receiver import SliceThread
 from blackbox.subscribe.slow_subscriber import Alerts, end_process
 from blackbox.subscribe.state import TERMINATE
 from blackbox.subscribe.statistics import Counted, Counters, Statistics, statistics_of
+from blackbox.subscribe.stream import Stream
 from blackbox.subscribe.ticks import Ticker
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
@@ -104,10 +105,11 @@ class Supervisor:
         processes: bool = False,
         block_handler: Callable[[int], BlockHandlerAt] | None = None,
         on_reset: Sequence[Callable[[], object]] = (),
+        streams: Sequence[Stream] = (),
     ) -> None:
         """Settings; nothing is opened before `start`. `block_handler(slice_id)` gets every block of a slice.
 
-        `on_reset`: called for each slice when its publisher goes back in time.
+        `on_reset`: called for each slice when its publisher goes back in time. `streams` are told of the end.
         """
         self.feed = feed
         self.lock = threading.RLock()
@@ -115,7 +117,7 @@ class Supervisor:
         self._options = options
         self._plan = plan
         self._processes = processes
-        self._block_handler, self._on_reset = block_handler, on_reset
+        self._block_handler, self._on_reset, self._streams = block_handler, on_reset, streams
         self._alerts = Alerts(feed, options.slow)
         self._notices = Notices()
         self._changed = threading.Condition()
@@ -142,6 +144,8 @@ class Supervisor:
             if _ORDER.index(state) > _ORDER.index(self._state):
                 log.debug("subscriber of feed %r: %s -> %s", self.feed.name, self._state.value, state.value)
                 self._state = state
+                for stream in self._streams if state in (State.STOPPING, State.ENDED) else ():
+                    stream.end(at_once=state is State.ENDED)
 
     def start(self, timeout: float = 10.0) -> None:
         """Start the slices, and return when every publisher has confirmed their filters.
@@ -177,7 +181,7 @@ class Supervisor:
         ready = False
         with self._changed:
             while not all(thread.is_confirmed for thread in self._slices.values()):
-                self._raise_failure()
+                self.raise_failure()
                 if self._state is not State.RUNNING:
                     raise SubscriberError("the subscriber ended before its subscriptions were confirmed")
                 if not ready and all(thread.is_ready for thread in self._slices.values()):
@@ -233,7 +237,7 @@ class Supervisor:
                 except SilentPublisherError:
                     self.stop()
                     raise
-        self._raise_failure()
+        self.raise_failure()
         if signal.SIGTERM in came:
             raise SystemExit(128 + signal.SIGTERM)
 
@@ -262,7 +266,7 @@ class Supervisor:
         elif not self._wait_ended(timeout):
             self.terminate()
             raise SubscriberError(f"stop was not done in {timeout} s: a callback did not keep up")
-        self._raise_failure()
+        self.raise_failure()
 
     def request_stop(self) -> None:
         """Stop as `stop` does, but return at once."""
@@ -312,7 +316,8 @@ class Supervisor:
                 self._changed.wait(_TICK_S)
         return True
 
-    def _raise_failure(self) -> None:
+    def raise_failure(self) -> None:
+        """Raise what ended it, if something did."""
         if self._error is not None:
             raise self._error
 

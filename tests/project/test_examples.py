@@ -18,6 +18,10 @@ SAYS = {
     "back_test_two_symbols": ["the same live: True"],
     "change_what_i_want": ["[b'first', b'second', b'third']"],
     "count_without_the_gil": ["messages: 1000000"],
+    "fan_out_to_websockets": [
+        "['AAPL.trade 189.98', 'AAPL.trade 189.99']",
+        "['AAPL.trade 189.98', 'MSFT.trade 370.10', 'AAPL.trade 189.99']",
+    ],
     "hear_of_a_slow_callback": ["alert: slow subscriber: feed 'busy'", "ended: slow subscriber: feed 'busy'"],
     "publish_my_own_messages": ["AAPL.bid 189.98 at 1700000000000000000", "AAPL.ask 190.02 at 1700000000000000500"],
     "read_trades_as_columns": ["AAPL: 218 trades, mean 154.44", "MSFT: 113 trades, mean 527.53"],

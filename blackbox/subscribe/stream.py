@@ -1,0 +1,206 @@
+"""A stream: messages that wait until they are asked for, in a loop, one by one, or in asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, Literal, Self, get_args
+
+from blackbox.arguments import check_integers
+from blackbox.block.batch import Batch
+from blackbox.errors import SubscriberError
+from blackbox.transport.wakeup import Pipe
+
+log = logging.getLogger("blackbox")
+
+WhenFull = Literal["wait", "drop_oldest", "stop"]
+_NOTHING: Final = object()
+
+
+class Stream:
+    """Messages, or batches, in the order in which a batch callback gets them, until they are taken. For one reader.
+
+    `for message in stream` and `async for message in stream` end with the subscriber, or the replay, after what is
+    left; they raise what ended it. What is left after a `break` comes next time. `dropped`: messages that were not
+    taken in time, with "drop_oldest".
+    """
+
+    def __init__(
+        self,
+        prefix: bytes,
+        limit: int,
+        when_full: WhenFull,
+        batches: bool,
+        raise_failure: Callable[[], None],
+        remove: Callable[[Stream], None],
+    ) -> None:
+        """`raise_failure` raises what ended the subscriber; `remove` takes the stream's callback away."""
+        check_integers(("limit", limit, 1, 1 << 40))
+        if when_full not in get_args(WhenFull):
+            raise ValueError(f"when_full was {when_full!r}, expected one of: {', '.join(get_args(WhenFull))}")
+        self.prefix, self.limit, self.when_full, self.batches = prefix, limit, when_full, batches
+        self.dropped = 0
+        self._raise_failure, self._remove = raise_failure, remove
+        self._changed = threading.Condition()
+        self._waiting: deque[Batch] = deque()
+        self._messages = 0
+        self._current: Iterator[Any] = iter(())
+        self._ends = self._is_over = False
+        self._pipe: Pipe | None = None
+        self._sleeps = self._is_awaited = False
+
+    def __repr__(self) -> str:
+        return f"Stream({self.prefix!r}, {self._messages} of {self.limit} messages waiting)"
+
+    # In the threads of callbacks.
+
+    def put(self, batch: Batch) -> None:
+        """Take a batch from the subscriber. Raises SubscriberError when there is no room, and that is to end it."""
+        with self._changed:
+            # What an ending subscriber still delivers is bounded by its own queues, and nobody may be left to wait for.
+            while self._waiting and self._messages + len(batch) > self.limit and not self._ends:
+                if self.when_full == "wait":
+                    self._changed.wait()
+                elif self.when_full == "drop_oldest":
+                    self._drop_oldest()
+                else:
+                    raise SubscriberError(
+                        f"stream of {self.prefix!r} was full: {self._messages} messages waited and {len(batch)} came, "
+                        f"expected at most limit = {self.limit}"
+                    )
+            if not self._is_over:
+                self._waiting.append(batch)
+                self._messages += len(batch)
+                self._wake()
+
+    def _drop_oldest(self) -> None:
+        if not self.dropped:
+            log.warning("stream of %r is full: the oldest of %d messages are dropped", self.prefix, self._messages)
+        oldest = self._waiting.popleft()
+        self._messages -= len(oldest)
+        self.dropped += len(oldest)
+
+    def _wake(self) -> None:
+        self._changed.notify_all()
+        if self._sleeps and self._pipe is not None:
+            self._sleeps = False
+            self._pipe.poke()
+
+    # Life, told by the subscriber.
+
+    def begin(self) -> None:
+        """Messages may come: another replay begins."""
+        with self._changed:
+            self._ends = self._is_over = False
+
+    def end(self, *, at_once: bool = True) -> None:
+        """Nothing comes any more; or not `at_once`: what comes now is the rest, and is taken without a limit."""
+        with self._changed:
+            self._ends = True
+            self._is_over |= at_once
+            self._wake()
+
+    # For its reader.
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Return the next message, or batch.
+
+        Raises TimeoutError when none came in `timeout` seconds (None: no bound); SubscriberError when the stream has
+        ended, or what ended it.
+        """
+        item = next(self._current, _NOTHING)
+        if item is not _NOTHING:
+            return item
+        if not self._turn_over(timeout):
+            self._raise_failure()
+            raise SubscriberError(f"stream of {self.prefix!r}: get was called at its end, expected one that goes on")
+        return next(self._current)
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from self._current
+            if not self._turn_over(None):
+                self._raise_failure()
+                return
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        item = next(self._current, _NOTHING)
+        if item is not _NOTHING:
+            return item
+        await asyncio.sleep(0)  # between batches others have their turn, however many wait
+        if self._pipe is None:
+            self._pipe = Pipe()
+        while not self._has_next():
+            await self._wait_readable(self._pipe.reader)
+        if not self._turn_over(0):
+            self._raise_failure()
+            raise StopAsyncIteration
+        return next(self._current)
+
+    def close(self) -> None:
+        """End the stream and remove its callback; what waits is gone."""
+        self.end()
+        self._remove(self)
+        with self._changed:
+            self._waiting.clear()
+            self._messages = 0
+        self._current = iter(())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _turn_over(self, timeout: float | None) -> bool:
+        """Make the batch that waits longest the current one; wait for one if there is none. False: none comes."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while not self._waiting:
+                if self._is_over:
+                    return False
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimeoutError(f"stream of {self.prefix!r}: nothing came in {timeout} s")
+                self._changed.wait(left)
+            batch = self._waiting.popleft()
+            self._messages -= len(batch)
+            self._changed.notify_all()
+        self._current = iter((batch,)) if self.batches else iter(batch)
+        return True
+
+    def _has_next(self) -> bool:
+        """Whether `_turn_over` has something to tell now; if not, the pipe is poked when it has."""
+        with self._changed:
+            self._sleeps = not (self._waiting or self._is_over)
+            return not self._sleeps
+
+    async def _wait_readable(self, fd: int) -> None:
+        if self._is_awaited:
+            raise SubscriberError(f"stream of {self.prefix!r} was read by two tasks at once, expected one")
+        loop = asyncio.get_running_loop()
+        woken = loop.create_future()
+
+        def wake() -> None:
+            with suppress(BlockingIOError):
+                os.read(fd, 4096)
+            if not woken.done():
+                woken.set_result(None)
+
+        loop.add_reader(fd, wake)
+        self._is_awaited = True
+        try:
+            await woken
+        finally:
+            self._is_awaited = False
+            loop.remove_reader(fd)

@@ -1,0 +1,378 @@
+"""Streams: messages that are taken rather than given, in a loop, one by one and in asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blackbox import CallbackError, Feed, Publisher, SlowPolicy, SlowSubscriberError, Subscriber, SubscriberError
+from blackbox.subscribe.stream import Stream
+from blackbox.testing import RawPublisher, wait_until
+from tests.journals import Day, Put, Row, feed_of
+from tests.subscribe.subscribers import one_slice
+
+ENOUGH_S = 30.0
+LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
+on_both_loops = pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "uvloop"])
+
+
+def run(main: Any, loop: Callable[[], asyncio.AbstractEventLoop]) -> Any:
+    with asyncio.Runner(loop_factory=loop) as runner:
+        return runner.run(main)
+
+
+def open_descriptors() -> int:
+    gc.collect()  # what earlier tests left to it
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def numbers(stream: Any) -> list[int]:
+    return [int(message.payload) for message in stream]
+
+
+def publish(publisher: Publisher, many: int) -> None:
+    for number in range(many):
+        publisher.publish(b"T", b"%d" % number)
+
+
+def send(publisher: RawPublisher, *blocks: range) -> None:
+    for block in blocks:
+        publisher.send(publisher.encode([(b"T", b"%d" % number) for number in block]))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_gets_all_messages_in_order_and_ends_with_the_subscriber(workers: int) -> None:
+    subscriber = Subscriber(feed := one_slice(), workers=workers)
+    stream = subscriber.stream(b"T", limit=10)
+    with Publisher(feed, when_full="wait") as publisher, subscriber:
+        sending = threading.Thread(target=publish, args=(publisher, 5_000))
+        sending.start()
+        got = [int(stream.get(ENOUGH_S).payload) for _ in range(5_000)]
+        sending.join()
+    assert got == list(range(5_000))
+    assert numbers(stream) == []
+    with pytest.raises(SubscriberError, match="stream of b'T': get was called at its end"):
+        stream.get()
+
+
+def test_what_is_left_after_the_end_or_a_break_can_be_taken() -> None:
+    subscriber = Subscriber(feed := one_slice())
+    stream = subscriber.stream(b"")
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        send(publisher, range(3), range(3, 7))
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    for message in stream:
+        if message.payload == b"1":
+            break
+    assert stream.get().payload == b"2"
+    assert numbers(stream) == [3, 4, 5, 6]
+
+
+def test_batches_come_as_batches() -> None:
+    subscriber = Subscriber(feed := one_slice())
+    stream = subscriber.stream(b"", batches=True)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        send(publisher, range(3), range(3, 7))
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert [numbers(batch) for batch in stream] == [[0, 1, 2], [3, 4, 5, 6]]
+
+
+def test_get_gives_up_after_its_time() -> None:
+    subscriber = Subscriber(feed := one_slice())
+    stream = subscriber.stream(b"")
+    with RawPublisher(feed), subscriber, pytest.raises(TimeoutError, match=r"nothing came in 0\.01 s"):
+        stream.get(0.01)
+
+
+def test_a_full_stream_that_waits_is_lag_and_ends_a_subscriber_that_may_not_be_slow() -> None:
+    policy = SlowPolicy("terminate", max_lag_ns=50_000_000)
+    subscriber = Subscriber(feed := one_slice(), slow=policy)
+    stream = subscriber.stream(b"", limit=1)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        send(publisher, *(range(n, n + 1) for n in range(10)))
+        with pytest.raises(SlowSubscriberError):
+            subscriber.run()
+    with pytest.raises(SlowSubscriberError):
+        numbers(stream)
+
+
+def test_a_full_stream_drops_the_oldest_and_counts_them(caplog: pytest.LogCaptureFixture) -> None:
+    subscriber = Subscriber(feed := one_slice())
+    stream = subscriber.stream(b"", limit=4, when_full="drop_oldest")
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        send(publisher, range(2), range(2, 4), range(4, 7), range(7, 8))
+        wait_until(lambda: subscriber.statistics().delivery.delivered == 8)
+        assert numbers([stream.get() for _ in range(4)]) == [4, 5, 6, 7]
+        subscriber.stop()
+    assert (stream.dropped, numbers(stream)) == (4, [])
+    assert caplog.text.count("stream of b'' is full: the oldest of 4 messages are dropped") == 1
+
+
+def test_a_full_stream_may_end_the_subscriber() -> None:
+    subscriber = Subscriber(feed := one_slice())
+    stream = subscriber.stream(b"", limit=2, when_full="stop")
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        send(publisher, range(2), range(2, 4))
+        with pytest.raises(CallbackError, match="stream of b'' was full: 2 messages waited and 2 came"):
+            subscriber.run()
+    assert [stream.get().payload, stream.get().payload] == [b"0", b"1"]
+    with pytest.raises(CallbackError, match="was full"):
+        stream.get()
+
+
+@pytest.mark.parametrize("end", ["stop", "terminate"])
+def test_a_subscriber_ends_though_nobody_reads_a_full_stream(end: str) -> None:
+    subscriber = Subscriber(feed := one_slice())
+    stream = subscriber.stream(b"", limit=1)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        send(publisher, *(range(n, n + 1) for n in range(5)))
+        wait_until(lambda: subscriber.statistics().received.blocks == 5)
+        getattr(subscriber, end)()
+    left = numbers(stream)
+    assert left == list(range(len(left)))
+    assert end == "terminate" or len(left) == 5
+
+
+def test_a_closed_stream_gets_nothing_more_and_its_subscriber_goes_on() -> None:
+    subscriber = Subscriber(feed := one_slice())
+    kept: list[int] = []
+    subscriber.on(b"")(lambda message: kept.append(int(message.payload)))
+    with RawPublisher(feed) as publisher, subscriber:
+        with subscriber.stream(b"", limit=1) as stream:
+            send(publisher, range(1), range(1, 2), range(2, 3))
+            assert stream.get(ENOUGH_S).payload == b"0"
+        wait_until(lambda: kept == [0, 1, 2], what="a worker that waited for room goes on")
+        send(publisher, range(3, 4))
+        wait_until(lambda: len(kept) == 4)
+        assert len(subscriber.callbacks) == 1
+        stream.close()
+    assert numbers(stream) == []
+
+
+def test_a_reader_in_another_thread_is_woken_by_the_end() -> None:
+    subscriber = Subscriber(feed := one_slice())
+    stream = subscriber.stream(b"")
+    got: list[int] = []
+    reader = threading.Thread(target=lambda: got.extend(numbers(stream)))
+    with RawPublisher(feed) as publisher:
+        with subscriber:
+            reader.start()
+            send(publisher, range(5))
+        reader.join(ENOUGH_S)
+    assert (reader.is_alive(), got) == (False, list(range(5)))
+
+
+@on_both_loops
+def test_asyncio_gets_all_messages_of_several_streams(loop: Any) -> None:
+    subscriber = Subscriber(feed := Feed.local("streams", slices=2), slow=SlowPolicy(max_lag_ns=60 * 10**9))
+    names = (b"A", b"B", b"")
+    streams = [subscriber.stream(name, limit=50) for name in names]
+
+    async def take(stream: Stream) -> list[bytes]:
+        return [message.topic async for message in stream]
+
+    async def main() -> list[list[bytes]]:
+        return await asyncio.gather(*map(take, streams))
+
+    def feed_it() -> None:
+        with Publisher(feed, when_full="wait") as publisher:
+            subscriber.start()
+            for number in range(6_000):
+                publisher.publish(b"%c.%d" % (b"AB"[number % 2], number % 100), b"")
+            publisher.flush()
+        subscriber.run(until_end=True)
+
+    sending = threading.Thread(target=feed_it)
+    sending.start()
+    found = run(main(), loop)
+    sending.join()
+    assert [len(each) for each in found] == [3_000, 3_000, 6_000]
+    for name, topics in zip(names, found, strict=True):
+        assert all(topic.startswith(name) for topic in topics)
+
+
+@on_both_loops
+def test_a_cancelled_task_leaves_nothing_behind_and_loses_nothing(loop: Any) -> None:
+    subscriber = Subscriber(feed := one_slice())
+    stream = subscriber.stream(b"")
+
+    async def main(publisher: RawPublisher) -> int:
+        descriptors = 0
+        for number in range(30):
+            task = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            descriptors = descriptors or open_descriptors()
+            send(publisher, range(number, number + 1))
+            assert int((await asyncio.wait_for(anext(stream), ENOUGH_S)).payload) == number
+        return open_descriptors() - descriptors
+
+    with RawPublisher(feed) as publisher, subscriber:
+        assert run(main(publisher), loop) == 0
+        send(publisher, range(30, 31))
+        assert stream.get(ENOUGH_S).payload == b"30"  # its loop is closed; the stream is not
+
+
+@on_both_loops
+def test_two_tasks_cannot_read_one_stream(loop: Any) -> None:
+    subscriber = Subscriber(feed := one_slice())
+    stream = subscriber.stream(b"")
+
+    async def main() -> list[Any]:
+        tasks = [asyncio.ensure_future(anext(stream)) for _ in range(2)]
+        done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=ENOUGH_S)
+        for task in waiting:
+            task.cancel()
+        return [task.exception() for task in done]
+
+    with RawPublisher(feed), subscriber:
+        [error] = run(main(), loop)
+    assert "was read by two tasks at once" in str(error)
+
+
+@on_both_loops
+def test_a_task_is_woken_by_the_end_and_told_what_it_was(loop: Any) -> None:
+    subscriber = Subscriber(feed := one_slice())
+    stream = subscriber.stream(b"A")
+
+    @subscriber.on(b"B")
+    def fail(message: object) -> None:
+        raise RuntimeError("no")
+
+    async def main(publisher: RawPublisher) -> list[bytes]:
+        async def take() -> list[bytes]:
+            return [message.topic async for message in stream]
+
+        task = asyncio.ensure_future(take())
+        await asyncio.sleep(0)
+        publisher.send(publisher.encode([(b"B", b"")]))
+        return await asyncio.wait_for(task, ENOUGH_S)
+
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        with pytest.raises(CallbackError, match="RuntimeError: no"):
+            run(main(publisher), loop)
+
+
+def test_streams_leave_no_descriptors_behind() -> None:
+    subscriber = Subscriber(one_slice())
+
+    async def wait(stream: Stream) -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(stream), 0.01)
+
+    before = open_descriptors()
+    for _ in range(5):
+        with subscriber.stream(b"") as stream:
+            asyncio.run(wait(stream))
+        del stream
+    assert open_descriptors() == before
+    assert subscriber.callbacks == ()
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(st.integers(1, 20), max_size=12),
+    st.integers(1, 30),
+    st.lists(st.sampled_from(["get", "loop", "anext"]), min_size=1, max_size=5),
+)
+def test_any_way_of_taking_gives_the_recorded_order(
+    tmp_path_factory: Any, of: list[int], limit: int, ways: Any
+) -> None:
+    day = Day(tmp_path_factory.mktemp("streams") / "2026-11-20", feed_of(), date="2026-11-20")
+    number = 0
+    for count in of:
+        rows = tuple(Row(b"T", b"%d" % n, 1_000 + n) for n in range(number, number + count))
+        day.put(0, Put(rows, sequence=number, ts_out=5_000 + number))
+        number += count
+    assert replayed(day.path, limit, ways) == list(range(number))
+
+
+def replayed(path: Path, limit: int, ways: list[str]) -> list[int]:
+    """What a reader in another thread takes of a replay, each message in the next one of these ways."""
+    from blackbox import Recording
+
+    recording = Recording.open(path)
+    subscriber = Subscriber(recording.feed)
+    stream = subscriber.stream(b"", limit=limit)
+    playing = threading.Thread(target=subscriber.replay, args=(recording,))
+    got: list[int] = []
+    if not sum(1 for _ in recording.batches()):
+        return got
+
+    async def one() -> Any:
+        return await anext(stream)
+
+    with asyncio.Runner() as runner:
+        playing.start()
+        total = sum(len(batch) for batch in recording.batches())
+        while len(got) < total:
+            way = ways[len(got) % len(ways)]
+            if way == "get":
+                message = stream.get(ENOUGH_S)
+            elif way == "anext":
+                message = runner.run(one())
+            else:
+                message = next(iter(stream))
+            got.append(int(message.payload))
+    playing.join()
+    return got + numbers(stream)
+
+
+def test_stopping_a_replay_lets_go_of_a_full_stream(tmp_path: Path) -> None:
+    from blackbox import Recording
+
+    day = Day(tmp_path / "2026-11-20", feed_of(), date="2026-11-20")
+    for number in range(20):
+        day.put(0, Put((Row(b"T", b"%d" % number, 1_000 + number),), sequence=number, ts_out=5_000 + number))
+    recording = Recording.open(day.path)
+    subscriber = Subscriber(recording.feed)
+    stream = subscriber.stream(b"", limit=1)
+    playing = threading.Thread(target=subscriber.replay, args=(recording,))
+    playing.start()
+    assert stream.get(ENOUGH_S).payload == b"0"
+    subscriber.stop()
+    playing.join(ENOUGH_S)
+    assert not playing.is_alive()
+    left = numbers(stream)
+    assert left == list(range(1, 1 + len(left)))
+
+
+def test_streams_of_processes_are_refused() -> None:
+    subscriber = Subscriber(one_slice(), processes=True)
+    with pytest.raises(SubscriberError, match="stream was called with processes=True"):
+        subscriber.stream(b"")
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"limit": 0}, "limit was 0, expected 1 to"),
+        ({"when_full": "drop"}, "when_full was 'drop', expected one of: wait, drop_oldest, stop"),
+    ],
+)
+def test_wrong_settings_of_a_stream_are_refused(settings: dict[str, Any], error: str) -> None:
+    subscriber = Subscriber(one_slice())
+    with pytest.raises(ValueError, match=error):
+        subscriber.stream(b"", **settings)
+    assert subscriber.callbacks == ()
