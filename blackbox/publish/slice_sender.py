@@ -72,8 +72,8 @@ def needs_of(part: Slice) -> tuple[Needs, ...]:
 
 
 def _sockets_of(part: Slice) -> Needs:
-    # Beside each XPUB a probe, and what watches its connections, at both ends.
-    return Needs(descriptors=6 * len(part.lines))
+    # Beside each XPUB a probe, and what watches its connections, at both ends. Shared memory: itself, and one reader.
+    return Needs(descriptors=6 * len(part.lines) + 7 * bool(part.shared_memory))
 
 
 class SliceSender:

@@ -42,8 +42,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def needs_of(feed_slice: Slice, options: Options) -> tuple[Needs, ...]:
-    """What a `SliceThread` opens and starts: ROUTER, a DEALER a worker, SUB, a connection a line, and its guard."""
-    lines = len(feed_slice.lines)
+    """What a `SliceThread` opens and starts: ROUTER, a DEALER a worker, SUB, a connection a line, and its guard.
+
+    In shared memory: a connection, a watch on the publisher, its bell, and for a moment the memory.
+    """
+    lines = len(feed_slice.lines) + 5 * bool(feed_slice.shared_memory)
     threads = 1 + options.workers
     return (
         PIPE_NEEDS,

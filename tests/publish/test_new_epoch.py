@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy
@@ -36,8 +37,12 @@ def publish(publisher: Publisher, start: int = 0, count: int = COUNT) -> None:
 
 @pytest.mark.parametrize("lines", [1, 2])
 @pytest.mark.parametrize("key_bytes", [0, 1])
-def test_all_kinds_of_callback_are_told_once_for_each_slice_and_lose_nothing(lines: int, key_bytes: int) -> None:
-    feed = msgspec.structs.replace(Feed.local("back", slices=2, lines=lines), key_bytes=key_bytes)
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_all_kinds_of_callback_are_told_once_for_each_slice_and_lose_nothing(
+    lines: int, key_bytes: int, transport: Literal["tcp", "shm"]
+) -> None:
+    local = Feed.local("back", slices=2, lines=lines, transport=transport)
+    feed = msgspec.structs.replace(local, key_bytes=key_bytes)
     audience = Audience(feed)
     with Publisher(feed, when_full="wait") as publisher:
         audience.subscriber.start()

@@ -40,8 +40,9 @@ Sent = tuple[bytes, bytes, int]
 """Topic, payload, ts_event."""
 
 
-def feed_with(slices: int = 1, key_bytes: int = 0, **settings: Any) -> Feed:
-    return msgspec.structs.replace(Feed.local("again", slices=slices, key_bytes=key_bytes), **settings)
+def feed_with(slices: int = 1, key_bytes: int = 0, transport: Any = "tcp", **settings: Any) -> Feed:
+    local = Feed.local("again", slices=slices, key_bytes=key_bytes, transport=transport)
+    return msgspec.structs.replace(local, **settings)
 
 
 class Heard:
@@ -116,8 +117,9 @@ def gappy_day(path: Path, feed: Feed, size: int, codec: int = 0) -> Day:
 @pytest.mark.parametrize("codec", [0, 2])
 @pytest.mark.parametrize("size", [1, LEAST_STORED_BYTES])
 @pytest.mark.parametrize("key_bytes", [0, 1, 8])
-def test_gaps_are_kept_or_not(tmp_path: Path, key_bytes: int, size: int, codec: int) -> None:
-    feed = feed_with(key_bytes=key_bytes)
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_gaps_are_kept_or_not(tmp_path: Path, key_bytes: int, size: int, codec: int, transport: str) -> None:
+    feed = feed_with(key_bytes=key_bytes, transport=transport)
     day = gappy_day(tmp_path, feed, size, codec)
     missing = sum(gap.count for gap in Recording.open(tmp_path).gaps())
     assert missing > 0

@@ -1,82 +1,31 @@
-"""Slices with an endpoint in shared memory: who reads there, what is lost and what is not, and what is left behind."""
+"""Slices with an endpoint in shared memory: who reads there, and what is lost and what is not."""
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
 import threading
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import numpy
 import pytest
 
-from blackbox import Batch, EndpointError, Feed, Message, Publisher, Recorder, Recording, Subscriber
+from blackbox import Batch, EndpointError, Feed, Publisher, Recorder, Recording, Subscriber
 from blackbox.feed.feed import Slice
-from blackbox.publish.slice_sender import SliceSender
 from blackbox.testing import Collector, wait_until
-from blackbox.transport.shared_memory import READERS, address_of
-from blackbox.transport.shared_memory_reader import SharedReader, attach
-from blackbox.transport.wakeup import Pipe
 from tests.archive.recorders import days
-from tests.process_state import held, linux_only
+from tests.process_state import linux_only
+from tests.subscribe.shared import (
+    by_sockets,
+    came_by,
+    mapped,
+    numbers_in,
+    publish_numbers,
+    sender_of,
+    shared_feed,
+    shared_state,
+)
 from tests.subscribe.subscribers import _PATIENT_NS, nothing, numbers_of
-from tests.support import Script
 
 pytestmark = linux_only
-
-STUCK = """
-    subscriber = Subscriber(feed, workers=0)
-    @subscriber.on(b"")
-    def stuck(message):
-        say("stuck")
-        time.sleep(1000)
-    subscriber.start(timeout=60)
-    say(subscriber.statistics().received.transport)
-    subscriber.run()
-"""
-
-
-def shared_feed(**settings: Any) -> Feed:
-    feed = Feed.local("shared", slices=1, transport="shm", lines=settings.pop("lines", 1))
-    return msgspec.structs.replace(feed, **{"max_lag_ns": _PATIENT_NS, "heartbeat_ns": 50_000_000} | settings)
-
-
-def by_sockets(feed: Feed) -> Feed:
-    """The same feed as seen by who has no shared memory in the feed file."""
-    slices = tuple(msgspec.structs.replace(each, endpoints=each.lines) for each in feed.slices)
-    return msgspec.structs.replace(feed, slices=slices)
-
-
-def sender_of(publisher: Publisher) -> SliceSender:
-    return publisher._senders[0]
-
-
-def shared_state(publisher: Publisher) -> Any:
-    shared = sender_of(publisher).guard.shared
-    assert shared is not None
-    return shared.state
-
-
-def came_by(subscriber: Subscriber) -> str:
-    return subscriber.statistics().received.transport
-
-
-def mapped() -> int:
-    return Path("/proc/self/maps").read_text().count("memfd:blackbox")
-
-
-def publish_numbers(publisher: Publisher, first: int, stop: int, size: int = 8) -> None:
-    rows = numpy.zeros((stop - first, size // 8), numpy.int64)
-    rows[:, 0] = numpy.arange(first, stop)
-    publisher.publish_many((b"T",), numpy.zeros(stop - first, numpy.int32), rows.view(numpy.uint8))
-
-
-def numbers_in(batch: Batch) -> list[int]:
-    found: list[int] = batch.payloads().view(numpy.int64)[:, 0].tolist()
-    return found
 
 
 def test_readers_with_other_keys_get_theirs_and_nothing_is_sent_on_sockets() -> None:
@@ -146,22 +95,6 @@ def test_a_subscriber_that_starts_first_reads_shared_memory() -> None:
     subscriber.run(until_end=True)
     assert got.payloads == [b"1"]
     assert came_by(subscriber) == "shm"
-
-
-def test_the_reader_that_finds_no_slot_is_served_on_sockets() -> None:
-    feed = shared_feed()
-    subscriber, got, bell = Subscriber(feed), Collector(), Pipe()
-    subscriber.on(b"")(got.message)
-    with Publisher(feed, when_full="wait") as publisher:
-        readers = [attach(feed.slices[0].shared_memory, bell) for _ in range(READERS)]
-        assert sum(reader.state.kept_most for reader in readers) <= 384
-        subscriber.start()
-        for reader in readers:
-            reader.close()
-        publisher.publish(b"T", b"1")
-    subscriber.run(until_end=True)
-    assert got.payloads == [b"1"]
-    assert came_by(subscriber) == "tcp"
 
 
 def test_a_name_that_another_publisher_has_is_refused() -> None:
@@ -258,138 +191,6 @@ def test_a_block_larger_than_a_place_of_usual_size_is_read_too() -> None:
     assert came_by(subscriber) == "shm"
 
 
-def test_a_lost_bell_delays_a_block_and_loses_none() -> None:
-    feed, deaf = shared_feed(heartbeat_ns=3_600 * 10**9), Pipe()
-    subscriber, got = Subscriber(feed), Collector()
-    subscriber.on(b"")(got.message)
-    with Publisher(feed) as publisher:
-        subscriber.start()
-        bells = shared_state(publisher).bells
-        rung, bells[0] = bells[0], deaf.writer
-        for number in range(3):
-            publisher.publish(b"T", b"%d" % number)
-            got.wait(number + 1)
-        bells[0] = rung
-        assert os.read(deaf.reader, 100)
-    subscriber.run(until_end=True)
-    assert numbers_of(got) == [0, 1, 2]
-
-
-@pytest.mark.parametrize("when_full", ["wait", "drop"])
-def test_a_killed_reader_gives_back_what_it_had(when_full: Any) -> None:
-    feed = shared_feed(block_bytes=4_096)
-    survivor, got = Subscriber(feed), list[int]()
-    survivor.on_batch(b"")(lambda batch: got.extend(numbers_in(batch)))
-    with Publisher(feed, when_full=when_full) as publisher, Script(STUCK, feed) as script:
-        survivor.start()
-        script.expect("shm")
-        publisher.wait_for_subscribers(count=2, timeout=60)
-        publish_numbers(publisher, 0, 1)
-        script.expect("stuck")
-        publishing = threading.Thread(target=publish_numbers, args=(publisher, 1, 100_000, 128))
-        publishing.start()
-        if when_full == "wait":
-            wait_until(lambda: publisher.statistics().waits > 2)
-        script.kill()
-        publishing.join(60)
-        assert not publishing.is_alive()
-        wait_until(lambda: shared_state(publisher).readers == 1)
-    survivor.run(until_end=True)
-    assert survivor.statistics().received.gaps == 100_000 - len(got)
-    assert got == list(range(100_000)) or when_full == "drop"
-
-
-def test_a_stopped_reader_is_not_dead_and_goes_on_where_it_was() -> None:
-    feed = shared_feed(block_bytes=4_096)
-    code = """
-        subscriber, got = Subscriber(feed, workers=0), 0
-        @subscriber.on_batch(b"")
-        def count(batch):
-            global got
-            got += len(batch)
-        subscriber.start(timeout=60)
-        say("started")
-        subscriber.run(until_end=True)
-        say(got, subscriber.statistics().received.gaps, subscriber.statistics().received.transport)
-    """
-    with Publisher(feed, when_full="wait", hwm_blocks=4) as publisher, Script(code, feed) as script:
-        script.expect("started")
-        publisher.wait_for_subscribers(timeout=60)
-        script.process.send_signal(signal.SIGSTOP)
-        publishing = threading.Thread(target=publish_numbers, args=(publisher, 0, 100_000, 128))
-        publishing.start()
-        wait_until(lambda: publisher.statistics().waits > 2)
-        script.process.send_signal(signal.SIGCONT)
-        publishing.join(60)
-        publisher.close()
-        script.expect("100000 0 shm")
-
-
-@pytest.mark.parametrize("killed", [True, False], ids=["killed", "closed"])
-def test_readers_take_all_of_a_publisher_that_has_gone_and_share_the_next_ones_memory(killed: bool) -> None:
-    feed = shared_feed()
-    code = """
-        with Publisher(feed) as publisher:
-            publisher.wait_for_subscribers(timeout=60)
-            for number in range(100):
-                publisher.publish(b"T", b"%d" % number)
-            publisher.flush()
-            say("published")
-            input()
-    """
-    subscriber, got = Subscriber(feed), Collector()
-    subscriber.on(b"")(got.message)
-    for run in range(3):
-        with Script(code, feed) as script:
-            if run == 0:
-                subscriber.start(timeout=60)
-            script.expect("published")
-            script.kill() if killed else script.tell("")
-            if not killed:
-                script.finish()
-        got.wait(100 * (run + 1))
-        assert came_by(subscriber) == "shm"
-    subscriber.stop()
-    assert numbers_of(got) == [*range(100)] * 3
-    received = subscriber.statistics().received
-    assert (received.gaps, received.duplicates, received.epochs) == (0, 0, 3)
-
-
-@pytest.mark.own_process
-def test_nothing_is_left_behind() -> None:
-    feed = shared_feed()
-    before = 0, 0
-    for _ in range(3):
-        subscriber, got = Subscriber(feed), Collector()
-        subscriber.on(b"")(got.message)
-        publisher = Publisher(feed)
-        with publisher:
-            subscriber.start(60)
-            publisher.publish(b"T", b"1")
-        subscriber.run(until_end=True)
-        assert got.payloads == [b"1"]
-        before = before if any(before) else held()
-    assert mapped() == 0
-    assert held() == before
-    with pytest.raises(ConnectionRefusedError):
-        attach(feed.slices[0].shared_memory, Pipe())
-
-
-def test_a_process_that_says_nothing_of_use_gets_nothing() -> None:
-    feed = shared_feed()
-    subscriber, got = Subscriber(feed), Collector()
-    subscriber.on(b"")(got.message)
-    with Publisher(feed) as publisher, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
-        stranger.connect(address_of(feed.slices[0].shared_memory))
-        stranger.send(b"GET / HTTP/1.0")
-        assert stranger.recv(100) == b""
-        subscriber.start()
-        assert shared_state(publisher).readers == 1
-        publisher.publish(b"T", b"1")
-    subscriber.run(until_end=True)
-    assert came_by(subscriber) == "shm"
-
-
 def test_slices_in_processes_of_their_own_read_it() -> None:
     feed = msgspec.structs.replace(Feed.local("shared", slices=2, transport="shm"), max_lag_ns=_PATIENT_NS)
     subscriber = Subscriber(feed, processes=True)
@@ -452,48 +253,3 @@ def test_new_prefixes_and_removed_ones_take_effect() -> None:
     assert numbers_of(a) == [*range(2, 100, 2), 101]
     assert numbers_of(b) == list(range(1, 100, 2))
     assert subscriber.statistics().received.gaps == 0
-
-
-def test_a_message_that_outlives_its_subscriber_stays_as_it_was() -> None:
-    feed = shared_feed(block_bytes=4_096)
-    subscriber, got = Subscriber(feed), list[Message]()
-    subscriber.on(b"")(got.append)
-    with Publisher(feed) as publisher:
-        subscriber.start()
-        publisher.publish(b"T", b"kept")
-        wait_until(lambda: got)
-        subscriber.stop()
-        for _ in range(2_000):
-            publisher.publish(b"T", b"other")
-        assert got[0].payload == b"kept"
-
-
-def test_a_reader_that_closes_with_places_pinned_keeps_them_from_being_overwritten() -> None:
-    feed = shared_feed(block_bytes=4_096)
-    subscriber, other, kept = Subscriber(feed, workers=0), Subscriber(feed), list[Batch]()
-    subscriber.on_batch(b"")(kept.append)
-    other.on_batch(b"")(nothing)
-    with Publisher(feed, when_full="wait", hwm_blocks=4) as publisher:
-        subscriber.start()
-        other.start()
-        publisher.wait_for_subscribers(count=2)
-        publish_numbers(publisher, 0, 1_000)
-        wait_until(lambda: sum(map(len, kept)) == 1_000)
-        subscriber.stop()
-        assert shared_state(publisher).readers == 2, "it is one as long as it keeps places"
-        publish_numbers(publisher, 1_000, 500_000)
-        publisher.flush(60)
-        assert [n for batch in kept for n in numbers_in(batch)] == list(range(1_000))
-        kept.clear()
-        wait_until(lambda: shared_state(publisher).readers == 1)
-    other.run(until_end=True)
-
-
-@pytest.mark.own_process
-def test_a_reader_that_closes_maps_nothing_any_more() -> None:
-    feed, bell = shared_feed(), Pipe()
-    with Publisher(feed):
-        reader: SharedReader = attach(feed.slices[0].shared_memory, bell)
-        assert mapped() == 3, "the publisher's, the reader's, and once more the reader's slot"
-        reader.close()
-        assert mapped() == 1
