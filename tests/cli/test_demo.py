@@ -185,7 +185,7 @@ def children_of(process: subprocess.Popen[str]) -> list[int]:
     return [int(pid) for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-RUNS = ("live", "recorded", "replayed on the wire", "replayed in process")
+RUNS = ("live", "live, over TCP", "recorded", "replayed on the wire", "replayed in process")
 
 
 @pytest.mark.long

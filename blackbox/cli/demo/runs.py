@@ -1,4 +1,4 @@
-"""The demo's runs of one session: live, recorded, replayed three ways; and what came of each."""
+"""The demo's runs of one session: live twice, recorded, replayed three ways; and what came of each."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ _START_S: Final = 240.0
 """How long the other process may take to confirm: it may have to compile first."""
 
 LIVE: Final = "live"
+"""In shared memory, where this machine allows it."""
+OVER_TCP: Final = "live, over TCP"
 RECORDED: Final = "recorded"
 PACED: Final = f"replayed at {PACE:g} x"
 ON_THE_WIRE: Final = "replayed on the wire"
@@ -86,7 +88,7 @@ class DemoResult(NamedTuple):
     live: Received
     runs: list[Run]
     differences: dict[str, str]
-    """By the name of a replay: the first difference from the live run's results."""
+    """By the name of a run: the first difference from the live run's results."""
     stored_bytes: int
     """Size of the recording on disk."""
     days: list[Path]
@@ -109,7 +111,7 @@ class DemoRunner:
 
     def __init__(self, spec: str, options: list[str], messages: int | None, schema: str) -> None:
         trading_of(schema)
-        feed = Feed.local("demo", slices=2, schema=schema)
+        feed = Feed.local("demo", slices=2, schema=schema, transport="shm")
         self.feed = msgspec.structs.replace(feed, block_bytes=BLOCK_BYTES, max_topics=MAX_TOPICS)
         self._spec = spec
         self._setup = PublisherSetup(self.feed, spec, options, messages)
@@ -128,19 +130,20 @@ class DemoRunner:
             storage.check_room(session)
             runs = Runs(self.feed, session, process, spinner)
             live = runs.receive(LIVE, PublishTask())
+            over_tcp = runs.receive(OVER_TCP, PublishTask(), over_tcp=True)
             recorded = runs.record(storage)
             days = storage.days()
             moment = _moment(session, days)
             paced = runs.receive(PACED, moment)
             wire = runs.receive(ON_THE_WIRE, ReplayTask([str(day) for day in days]))
             here = runs.replay(moment)
-        differences = {each.run.name: live.results.difference(each.results) for each in (wire, here)}
+        differences = {each.run.name: live.results.difference(each.results) for each in (over_tcp, wire, here)}
         return DemoResult(
             self._spec,
             self.feed,
             session,
             live,
-            [live.run, recorded, paced.run, wire.run, here.run],
+            [live.run, over_tcp.run, recorded, paced.run, wire.run, here.run],
             {name: difference for name, difference in differences.items() if difference},
             storage.stored_bytes(),
             days,
@@ -156,10 +159,10 @@ class Runs:
         self._process = process
         self._spinner = spinner
 
-    def receive(self, name: str, task: PublishTask | ReplayTask) -> Received:
+    def receive(self, name: str, task: PublishTask | ReplayTask, *, over_tcp: bool = False) -> Received:
         """Let the other process publish to callbacks in this one."""
         self._say(name, 0)
-        subscriber, callbacks = self._callbacks()
+        subscriber, callbacks = self._callbacks(_lines_alone(self._feed) if over_tcp else self._feed)
 
         def show() -> None:
             self._say(name, subscriber.statistics().received.messages)
@@ -200,7 +203,7 @@ class Runs:
     def replay(self, moment: ReplayTask) -> Received:
         """Drive callbacks in this process from all of the recording; `moment` is played first, to warm up."""
         self._say(IN_PROCESS, 0)
-        subscriber, callbacks = self._callbacks()
+        subscriber, callbacks = self._callbacks(self._feed)
         recordings = [Recording.open(day) for day in moment.days]
         warm_up(recordings, moment.start, moment.stop)
         replay = Replay(recordings)
@@ -220,9 +223,9 @@ class Runs:
         )
         return Received(run, statistics, callbacks.results())
 
-    def _callbacks(self) -> tuple[Subscriber, DemoCallbacks]:
+    def _callbacks(self, feed: Feed) -> tuple[Subscriber, DemoCallbacks]:
         subscriber = Subscriber(
-            self._feed,
+            feed,
             workers=1,
             slow=SlowPolicy("warn", max_lag_ns=_NO_LIMIT_NS),
             queue_blocks=QUEUE_BLOCKS,
@@ -246,6 +249,12 @@ class Runs:
 
     def _say(self, name: str, messages: int) -> None:
         self._spinner.update(f"{name}: {count(messages)} messages")
+
+
+def _lines_alone(feed: Feed) -> Feed:
+    """The same feed, without its endpoints in shared memory."""
+    slices = tuple(msgspec.structs.replace(part, endpoints=part.lines) for part in feed.slices)
+    return msgspec.structs.replace(feed, slices=slices)
 
 
 def lost_of(sent: int, gaps: int, arrived: int, dropped: int = 0) -> int:

@@ -9,6 +9,7 @@ from blackbox.cli.ui.terminal import LAG, bad_if, columns_table, stdout, titled,
 from blackbox.report.numbers import NOTHING, byte_rate, count, counted, duration, factor, long_time, rate
 
 _TOP_SYMBOLS = 10
+_WAYS = {"shm": "in shared memory", "tcp": "over loopback TCP"}
 
 
 def print_tables(result: DemoResult) -> None:
@@ -28,7 +29,7 @@ def print_outcome(result: DemoResult, is_kept: bool) -> None:
         symbols = len(result.live.results.symbols)
         stdout.print(
             f"results are equal: VWAP and last price of {counted(symbols, 'symbol')} and message "
-            "mix, live, replayed on the wire, and replayed in process",
+            "mix, live both ways, replayed on the wire, and replayed in process",
             style="bold green",
             highlight=False,
         )
@@ -54,7 +55,8 @@ def _delivery(result: DemoResult) -> RenderableType:
             ("lag p99", duration(received.lag.p99_ns), "at full speed it is the time in queues"),
         ]
     )
-    return titled(f"{result.spec} live, {len(result.feed.slices)} slices over loopback TCP", table)
+    way = received.received.transport
+    return titled(f"{result.spec} live, {len(result.feed.slices)} slices, {_WAYS.get(way, way)}", table)
 
 
 def _runs(result: DemoResult) -> RenderableType:
