@@ -217,10 +217,14 @@ class Subscriber:
     ) -> Stream:
         """Return a `Stream` of messages (or `batches`) to take in a loop, by `get`, or in asyncio; see `Stream`.
 
-        Of more than `limit` messages that wait: "wait" holds its worker up, which is lag of the subscriber; or the
-        oldest are dropped and counted; or it ends as by an error in a callback ("stop"). Raises SubscriberError with
-        `processes=True`.
+        Of more than `limit` messages, or 64 MiB of their blocks, that wait: "wait" holds its worker up, which is lag of
+        the subscriber; or the oldest are dropped and counted; or it ends as by an error in a callback ("stop"). Raises
+        SubscriberError with `processes=True`, ValueError for "stop" where errors are only logged.
         """
+        if when_full == "stop" and self._options.on_error != "stop":
+            raise ValueError(
+                f"when_full was 'stop', which on_error={self._options.on_error!r} would log; expected 'stop'"
+            )
         if self._processes:
             raise SubscriberError("stream was called with processes=True, where callbacks run in other processes")
         weak = weakref.ref(self)  # a subscriber that refers to itself would keep its descriptors
@@ -420,11 +424,15 @@ class Subscriber:
             self._player, self._replay = player, replay
         try:
             self._check(self._callbacks)
-            for stream in self._streams:
+            for stream in tuple(self._streams):
                 stream.begin()
             return replay.run(player, player.ticks)
+        except BaseException as error:
+            for stream in tuple(self._streams):
+                stream.end(failure=error)
+            raise
         finally:
-            for stream in self._streams:
+            for stream in tuple(self._streams):
                 stream.end()
             player.close()  # first: its workers may still play, and another replay would share their tables
             self._replay = None
@@ -486,7 +494,7 @@ class Subscriber:
         replay = self._replay
         if replay is not None:
             replay.controls.stop()
-            for stream in self._streams:
+            for stream in tuple(self._streams):
                 stream.end(at_once=False)
         return replay is not None
 

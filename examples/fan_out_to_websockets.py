@@ -17,7 +17,8 @@ async def send_on(client: ServerConnection) -> None:
     assert client.request is not None
     prefix = client.request.path[1:].encode()
     with subscriber.stream(prefix, limit=1_000, when_full="drop_oldest") as stream:
-        asyncio.ensure_future(client.wait_closed()).add_done_callback(lambda _: stream.close())
+        closed = asyncio.ensure_future(client.wait_closed())
+        closed.add_done_callback(lambda _: stream.close())
         await asyncio.to_thread(subscriber.wait_confirmed)
         await client.send("ready")
         async for message in stream:

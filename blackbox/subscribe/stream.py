@@ -22,6 +22,8 @@ log = logging.getLogger("blackbox")
 
 WhenFull = Literal["wait", "drop_oldest", "stop"]
 _NOTHING: Final = object()
+_MOST_BYTES: Final = 64 << 20
+"""Of blocks that wait: a message keeps the block that it came in."""
 
 
 class Stream:
@@ -50,11 +52,14 @@ class Stream:
         self._raise_failure, self._remove = raise_failure, remove
         self._changed = threading.Condition()
         self._waiting: deque[Batch] = deque()
-        self._messages = 0
+        self._messages = self._bytes = 0
         self._current: Iterator[Any] = iter(())
         self._ends = self._is_over = False
+        self._failure: BaseException | None = None
         self._pipe: Pipe | None = None
-        self._sleeps = self._is_awaited = False
+        self._sleeps = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """In which a task waits."""
 
     def __repr__(self) -> str:
         return f"Stream({self.prefix!r}, {self._messages} of {self.limit} messages waiting)"
@@ -65,27 +70,36 @@ class Stream:
         """Take a batch from the subscriber. Raises SubscriberError when there is no room, and that is to end it."""
         with self._changed:
             # What an ending subscriber still delivers is bounded by its own queues, and nobody may be left to wait for.
-            while self._waiting and self._messages + len(batch) > self.limit and not self._ends:
+            while not self._ends and self._has_no_room(batch):
                 if self.when_full == "wait":
                     self._changed.wait()
                 elif self.when_full == "drop_oldest":
                     self._drop_oldest()
                 else:
                     raise SubscriberError(
-                        f"stream of {self.prefix!r} was full: {self._messages} messages waited and {len(batch)} came, "
-                        f"expected at most limit = {self.limit}"
+                        f"stream of {self.prefix!r} was full: {self._messages} messages waited in {self._bytes} bytes "
+                        f"and {len(batch)} came, expected at most limit = {self.limit} in {_MOST_BYTES} bytes of blocks"
                     )
             if not self._is_over:
                 self._waiting.append(batch)
                 self._messages += len(batch)
+                self._bytes += batch.block.body.nbytes
                 self._wake()
+
+    def _has_no_room(self, batch: Batch) -> bool:
+        is_full = self._messages + len(batch) > self.limit or self._bytes + batch.block.body.nbytes > _MOST_BYTES
+        return is_full and len(self._waiting) > 0
+
+    def _take_oldest(self) -> Batch:
+        oldest = self._waiting.popleft()
+        self._messages -= len(oldest)
+        self._bytes -= oldest.block.body.nbytes
+        return oldest
 
     def _drop_oldest(self) -> None:
         if not self.dropped:
             log.warning("stream of %r is full: the oldest of %d messages are dropped", self.prefix, self._messages)
-        oldest = self._waiting.popleft()
-        self._messages -= len(oldest)
-        self.dropped += len(oldest)
+        self.dropped += len(self._take_oldest())
 
     def _wake(self) -> None:
         self._changed.notify_all()
@@ -99,12 +113,14 @@ class Stream:
         """Messages may come: another replay begins."""
         with self._changed:
             self._ends = self._is_over = False
+            self._failure = None
 
-    def end(self, *, at_once: bool = True) -> None:
-        """Nothing comes any more; or not `at_once`: what comes now is the rest, and is taken without a limit."""
+    def end(self, *, at_once: bool = True, failure: BaseException | None = None) -> None:
+        """Nothing comes any more, for a `failure`; or not `at_once`: what comes now is the rest, without a limit."""
         with self._changed:
             self._ends = True
             self._is_over |= at_once
+            self._failure = self._failure or failure
             self._wake()
 
     # For its reader.
@@ -119,7 +135,7 @@ class Stream:
         if item is not _NOTHING:
             return item
         if not self._turn_over(timeout):
-            self._raise_failure()
+            self._raise_what_ended_it()
             raise SubscriberError(f"stream of {self.prefix!r}: get was called at its end, expected one that goes on")
         return next(self._current)
 
@@ -127,7 +143,7 @@ class Stream:
         while True:
             yield from self._current
             if not self._turn_over(None):
-                self._raise_failure()
+                self._raise_what_ended_it()
                 return
 
     def __aiter__(self) -> AsyncIterator[Any]:
@@ -140,12 +156,13 @@ class Stream:
         await asyncio.sleep(0)  # between batches others have their turn, however many wait
         if self._pipe is None:
             self._pipe = Pipe()
-        while not self._has_next():
-            await self._wait_readable(self._pipe.reader)
-        if not self._turn_over(0):
-            self._raise_failure()
-            raise StopAsyncIteration
-        return next(self._current)
+        while (item := next(self._current, _NOTHING)) is _NOTHING:  # another task may have turned over meanwhile
+            if not self._has_next():
+                await self._wait_readable(self._pipe.reader)
+            elif not self._turn_over(0):
+                self._raise_what_ended_it()
+                raise StopAsyncIteration
+        return item
 
     def close(self) -> None:
         """End the stream and remove its callback; what waits is gone."""
@@ -153,7 +170,7 @@ class Stream:
         self._remove(self)
         with self._changed:
             self._waiting.clear()
-            self._messages = 0
+            self._messages = self._bytes = 0
         self._current = iter(())
 
     def __enter__(self) -> Self:
@@ -161,6 +178,11 @@ class Stream:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+    def _raise_what_ended_it(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        self._raise_failure()
 
     def _turn_over(self, timeout: float | None) -> bool:
         """Make the batch that waits longest the current one; wait for one if there is none. False: none comes."""
@@ -173,8 +195,7 @@ class Stream:
                 if left is not None and left <= 0:
                     raise TimeoutError(f"stream of {self.prefix!r}: nothing came in {timeout} s")
                 self._changed.wait(left)
-            batch = self._waiting.popleft()
-            self._messages -= len(batch)
+            batch = self._take_oldest()
             self._changed.notify_all()
         self._current = iter((batch,)) if self.batches else iter(batch)
         return True
@@ -186,7 +207,7 @@ class Stream:
             return not self._sleeps
 
     async def _wait_readable(self, fd: int) -> None:
-        if self._is_awaited:
+        if self._loop is not None and not self._loop.is_closed():
             raise SubscriberError(f"stream of {self.prefix!r} was read by two tasks at once, expected one")
         loop = asyncio.get_running_loop()
         woken = loop.create_future()
@@ -198,9 +219,9 @@ class Stream:
                 woken.set_result(None)
 
         loop.add_reader(fd, wake)
-        self._is_awaited = True
+        self._loop = loop
         try:
             await woken
         finally:
-            self._is_awaited = False
+            self._loop = None
             loop.remove_reader(fd)

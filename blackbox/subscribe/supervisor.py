@@ -144,7 +144,7 @@ class Supervisor:
             if _ORDER.index(state) > _ORDER.index(self._state):
                 log.debug("subscriber of feed %r: %s -> %s", self.feed.name, self._state.value, state.value)
                 self._state = state
-                for stream in self._streams if state in (State.STOPPING, State.ENDED) else ():
+                for stream in tuple(self._streams) if state in (State.STOPPING, State.ENDED) else ():
                     stream.end(at_once=state is State.ENDED)
 
     def start(self, timeout: float = 10.0) -> None:

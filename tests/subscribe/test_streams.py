@@ -14,7 +14,16 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox import CallbackError, Feed, Publisher, SlowPolicy, SlowSubscriberError, Subscriber, SubscriberError
+from blackbox import (
+    CallbackError,
+    Feed,
+    Publisher,
+    Recording,
+    SlowPolicy,
+    SlowSubscriberError,
+    Subscriber,
+    SubscriberError,
+)
 from blackbox.subscribe.stream import Stream
 from blackbox.testing import RawPublisher, wait_until
 from tests.journals import Day, Put, Row, feed_of
@@ -129,7 +138,7 @@ def test_a_full_stream_may_end_the_subscriber() -> None:
     with RawPublisher(feed) as publisher:
         subscriber.start()
         send(publisher, range(2), range(2, 4))
-        with pytest.raises(CallbackError, match="stream of b'' was full: 2 messages waited and 2 came"):
+        with pytest.raises(CallbackError, match="stream of b'' was full: 2 messages waited .* and 2 came"):
             subscriber.run()
     assert [stream.get().payload, stream.get().payload] == [b"0", b"1"]
     with pytest.raises(CallbackError, match="was full"):
@@ -175,6 +184,7 @@ def test_a_reader_in_another_thread_is_woken_by_the_end() -> None:
         with subscriber:
             reader.start()
             send(publisher, range(5))
+            wait_until(lambda: subscriber.statistics().received.messages == 5)
         reader.join(ENOUGH_S)
     assert (reader.is_alive(), got) == (False, list(range(5)))
 
@@ -231,6 +241,48 @@ def test_a_cancelled_task_leaves_nothing_behind_and_loses_nothing(loop: Any) -> 
         assert run(main(publisher), loop) == 0
         send(publisher, range(30, 31))
         assert stream.get(ENOUGH_S).payload == b"30"  # its loop is closed; the stream is not
+
+
+@on_both_loops
+def test_tasks_that_take_turns_share_a_stream_without_a_loss(loop: Any) -> None:
+    subscriber = Subscriber(feed := one_slice())
+    stream = subscriber.stream(b"")
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        send(publisher, *(range(n, n + 2) for n in range(0, 12, 2)))
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    got: list[int] = []
+
+    async def take() -> None:
+        async for message in stream:
+            await asyncio.sleep(0)
+            got.append(int(message.payload))
+
+    async def main() -> None:
+        await asyncio.gather(take(), take())
+
+    run(main(), loop)
+    assert sorted(got) == list(range(12))
+
+
+@on_both_loops
+def test_a_loop_that_was_closed_with_a_waiting_task_does_not_lock_the_stream(loop: Any) -> None:
+    subscriber = Subscriber(feed := one_slice())
+    stream = subscriber.stream(b"")
+    with RawPublisher(feed) as publisher, subscriber:
+        forgetful = loop()
+        left = forgetful.create_task(anext(stream))  # kept, so that nothing cleans it up
+        forgetful.run_until_complete(asyncio.sleep(0.001))
+        forgetful.close()
+        send(publisher, range(1))
+
+        async def take() -> Any:
+            return await asyncio.wait_for(anext(stream), ENOUGH_S)
+
+        assert run(take(), loop).payload == b"0"
+        assert not left.done()
+        left.get_coro().close()  # type: ignore[union-attr]
 
 
 @on_both_loops
@@ -310,8 +362,6 @@ def test_any_way_of_taking_gives_the_recorded_order(
 
 def replayed(path: Path, limit: int, ways: list[str]) -> list[int]:
     """What a reader in another thread takes of a replay, each message in the next one of these ways."""
-    from blackbox import Recording
-
     recording = Recording.open(path)
     subscriber = Subscriber(recording.feed)
     stream = subscriber.stream(b"", limit=limit)
@@ -340,8 +390,6 @@ def replayed(path: Path, limit: int, ways: list[str]) -> list[int]:
 
 
 def test_stopping_a_replay_lets_go_of_a_full_stream(tmp_path: Path) -> None:
-    from blackbox import Recording
-
     day = Day(tmp_path / "2026-11-20", feed_of(), date="2026-11-20")
     for number in range(20):
         day.put(0, Put((Row(b"T", b"%d" % number, 1_000 + number),), sequence=number, ts_out=5_000 + number))
@@ -356,6 +404,45 @@ def test_stopping_a_replay_lets_go_of_a_full_stream(tmp_path: Path) -> None:
     assert not playing.is_alive()
     left = numbers(stream)
     assert left == list(range(1, 1 + len(left)))
+
+
+def test_a_replay_that_fails_tells_the_readers_of_streams(tmp_path: Path) -> None:
+    day = Day(tmp_path / "2026-11-20", feed_of(), date="2026-11-20")
+    for number in range(20):
+        day.put(0, Put((Row(b"T", b"%d" % number, 1_000 + number),), sequence=number, ts_out=5_000 + number))
+    recording = Recording.open(day.path)
+    subscriber = Subscriber(recording.feed)
+
+    @subscriber.on(b"")
+    def fail(message: Any) -> None:
+        if message.payload == b"5":
+            raise RuntimeError("no")
+
+    stream = subscriber.stream(b"")
+    with pytest.raises(CallbackError, match="RuntimeError: no"):
+        subscriber.replay(recording)
+    with pytest.raises(CallbackError, match="RuntimeError: no"):
+        numbers(stream)
+
+
+def test_what_waits_is_bounded_by_its_blocks_too() -> None:
+    subscriber = Subscriber(feed := one_slice())
+    stream = subscriber.stream(b"A", when_full="drop_oldest")
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for number in range(9):
+            publisher.send(publisher.encode([(b"A", b"%d" % number), *[(b"B", bytes(60_000))] * 170]))
+        wait_until(lambda: subscriber.statistics().delivery.delivered == 9)
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert numbers(stream) == [3, 4, 5, 6, 7, 8]
+    assert stream.dropped == 3
+
+
+def test_a_stream_that_is_to_end_a_subscriber_that_logs_is_refused() -> None:
+    subscriber = Subscriber(one_slice(), on_error="log")
+    with pytest.raises(ValueError, match="when_full was 'stop', which on_error='log' would log; expected 'stop'"):
+        subscriber.stream(b"", when_full="stop")
 
 
 def test_streams_of_processes_are_refused() -> None:
