@@ -198,6 +198,7 @@ def test_recorded_join_is_the_join_of_frames(spark: SparkSession, tops: Path) ->
     assert_frame_equal(from_spark(fast, *keys), from_spark(slow, *keys))
 
 
+@pytest.mark.long
 def test_recorded_join_has_a_tolerance(spark: SparkSession, tops: Path, shared_data: Path) -> None:
     tolerance = 30 * 10**9
     found = asof_recorded(spark, tops, "T", "Q", columns=["bid_price", "ts_event"], tolerance_ns=tolerance).collect()

@@ -86,8 +86,8 @@ def whole(quotes: list[dict[str, Any]]) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("esh4-glbx-mdp3-20231225.mbo", "mbo"),
-        pytest.param("futures_mbp-1_2024-07-01T23-58", "mbp-1", marks=pytest.mark.long),
+        pytest.param("esh4-glbx-mdp3-20231225.mbo", "mbo", marks=pytest.mark.long),
+        ("futures_mbp-1_2024-07-01T23-58", "mbp-1"),
     ],
 )
 def test_dbn_counts_the_trades_of_one_type(

@@ -142,6 +142,7 @@ def test_executions_of_unknown_orders_are_counted(shared_data: Path) -> None:
     assert callbacks.unpriced() > 0
 
 
+@pytest.mark.long
 def test_figures_of_a_real_iex_day_are_right(shared_data: Path) -> None:
     assert_right(Iex(shared_data / "iex" / "goiex_TOPS16.pcapng.gz"), [b"SPY"])
 

@@ -146,6 +146,7 @@ def test_times_are_instants_in_any_time_zone(spark: SparkSession, tmp_path: Path
         spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
+@pytest.mark.long
 def test_streams_are_the_engine_in_pythons(spark: SparkSession, written: Day) -> None:
     def rows_of(name: str) -> list[Told]:
         stream = spark.readStream.format("blackbox").load(str(written.path))
