@@ -38,7 +38,7 @@ log = logging.getLogger("blackbox")
 _TICK_S = 0.1
 _END_TICK_S = 0.01
 """The same while a publisher has said that it ends, and that has to settle."""
-_COMPILE_S = 120.0
+_COMPILE_S = 300.0
 """How long the first start on a machine may take before its timeout begins to count."""
 
 
@@ -188,6 +188,8 @@ class Supervisor:
                     ready = True
                     deadline = time.monotonic() + timeout
                 if time.monotonic() >= deadline:
+                    if not ready:
+                        raise SubscriberError(f"a slice was not ready after {_COMPILE_S:g} s: it may still compile")
                     self._check_lines(timeout)
                     return
                 self._changed.wait(_TICK_S)

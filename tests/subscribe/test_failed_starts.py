@@ -22,6 +22,7 @@ from blackbox import (
     Subscriber,
     SubscriberError,
 )
+from blackbox.subscribe import supervisor
 from blackbox.subscribe.supervisor import State
 from blackbox.testing import Collector, wait_until
 from tests.process_state import held, linux_only
@@ -232,6 +233,17 @@ def test_a_subscriber_whose_process_cannot_fork_leaves_nothing(monkeypatch: pyte
         assert not multiprocessing.active_children()
         # At most: a fork ends OpenBLAS's threads. multiprocessing itself leaves its pipes open when it cannot fork.
         wait_until(lambda: held()[0] <= before[0])
+
+
+def test_a_slice_that_is_not_ready_in_time_is_not_told_as_a_publisher_that_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor, "_COMPILE_S", 0.0)
+    subscriber = Subscriber(Feed.local("slow-start"))
+    subscriber.on(b"")(nothing)
+    with pytest.raises(SubscriberError, match="a slice was not ready after 0 s: it may still compile"):
+        subscriber.start()
+    wait_until(lambda: subscriber.is_done)
 
 
 def test_a_subscriber_that_nobody_confirms_leaves_nothing() -> None:
