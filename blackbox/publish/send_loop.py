@@ -389,8 +389,30 @@ def _send_heartbeat(sender: Sender, origin: Origin) -> None:
 
 
 @inner
+def _events(sender: Sender) -> int:
+    """ZMQ_EVENTS of any line; -1: the context is ending."""
+    scratch = sender.scratch.ctypes.data
+    events_a = socket_events(sender.socket_a, scratch)
+    events_b = socket_events(sender.socket_b, scratch) if sender.socket_b != 0 else 0
+    return events_a | events_b
+
+
+@inner
+def _spin(sender: Sender, ring: RingAt) -> None:
+    """Look on until a writer or a subscriber has something, or nothing was sent for long enough."""
+    state = ring_state_at(ring.state)
+    until = sender_state_at(sender.state).sent_at + sender.spin_ns
+    while monotonic_ns() < until and load_shared(state, "tail") == state.head:
+        events = _events(sender)
+        if events < 0 or events & POLLIN or load_shared(state, "closing") != OPEN:
+            return
+
+
+@inner
 def _sleep(sender: Sender, ring: RingAt, wait_ns: int) -> None:
     """Sleep until a writer or a subscriber has something, or that long, if the ring is still empty."""
+    if sender.spin_ns != 0:
+        _spin(sender, ring)
     state = ring_state_at(ring.state)
     now = now_ns()  # before the ring is looked at: what comes into it later is not older
     if load_shared(state, "tail") != state.head:
@@ -402,15 +424,6 @@ def _sleep(sender: Sender, ring: RingAt, wait_ns: int) -> None:
         wait_ms = wait_ns // 1_000_000 + 1
         wait_readable(sender.socket_a, sender.socket_b, sender.wake_fd, wait_ms, sender.scratch.ctypes.data)
     store_shared(state, "sleeping", 0)
-
-
-@inner
-def _events(sender: Sender) -> int:
-    """ZMQ_EVENTS of any line; -1: the context is ending."""
-    scratch = sender.scratch.ctypes.data
-    events_a = socket_events(sender.socket_a, scratch)
-    events_b = socket_events(sender.socket_b, scratch) if sender.socket_b != 0 else 0
-    return events_a | events_b
 
 
 @njit(nogil=True, cache=True)

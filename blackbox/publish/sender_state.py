@@ -70,6 +70,8 @@ class Sender(NamedTuple):
     ts_event: NDArray[numpy.int64]
     scratch: NDArray[numpy.int64]
     shared: WriterAt
+    spin_ns: int
+    """For how long the thread looks on, after what it sent last, before it sleeps."""
 
 
 KEY_AT: Final = EVENTS_SCRATCH_WORDS * 8

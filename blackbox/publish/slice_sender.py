@@ -344,6 +344,7 @@ class SliceSender:
             numpy.zeros(send.GATHER_ROWS, numpy.int64),
             numpy.zeros(SCRATCH_WORDS, numpy.int64),
             self.guard.shared_at,
+            self.part.spin_ns,
         )
 
     def _serve(self, sender: Sender, encoder: Encoder, sockets: list[zmq.Socket[bytes]]) -> None:

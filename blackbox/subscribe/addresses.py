@@ -93,6 +93,8 @@ class SliceAt(NamedTuple):
     own_table: WorkerTableAt
     ask: int
     shared: ReaderAt
+    spin_ns: int
+    """For how long the thread looks on, after what came last, before it sleeps."""
 
 
 class TableAt(NamedTuple):

@@ -54,6 +54,7 @@ from blackbox.transport.libzmq import (
     DONTWAIT,
     EAGAIN,
     MESSAGE_BYTES,
+    POLLIN,
     is_descriptor_readable,
     msg_close,
     msg_data,
@@ -62,6 +63,7 @@ from blackbox.transport.libzmq import (
     msg_move,
     msg_recv,
     msg_size,
+    socket_events,
     wait_readable,
     zmq_errno,
 )
@@ -137,8 +139,26 @@ def _receive(at: SliceAt, keys: Trie) -> int:
 
 
 @inner
+def _spin(at: SliceAt) -> bool:
+    """Look on until something has come, or nothing came for long enough: False."""
+    state = slice_state_at(at.state)
+    now = now_ns()
+    until = min(slice_counters_at(at.counters).last_received_ns, now) + at.spin_ns
+    while now <= now_ns() < until:
+        if at.shared.state != 0 and written(at.shared) != reader_state_at(at.shared.state).cursor:
+            return True
+        if socket_events(at.sub, at.scratch) & POLLIN:
+            return True
+        if load_shared(state, "asked") != 0 or load_shared(state, "stopping") != 0:
+            return True
+    return False
+
+
+@inner
 def _sleep(at: SliceAt, wait_ms: int) -> int:
     """Sleep until something may have come: 0, COMMAND when the publisher that shared its memory has gone, or FAILED."""
+    if at.spin_ns != 0 and _spin(at):
+        return 0
     shared = at.shared.state != 0
     if shared and not may_sleep(at.shared):
         return 0

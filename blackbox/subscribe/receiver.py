@@ -410,6 +410,7 @@ class SliceThread:
             self._table.workers[IN_SLICE].at,
             in_slice.ask,
             self._subscription.shared,
+            self.feed_slice.spin_ns,
         )
 
     def _worker_table(self, number: int) -> Callable[[int], WorkerTable]:

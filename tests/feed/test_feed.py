@@ -115,7 +115,7 @@ def test_every_setting_is_loaded(tmp_path: Path) -> None:
         ),
         (
             "name = 'x'\n" + ONE_SLICE + "zzz = 1",
-            ("unknown key 'slices[0].zzz', expected one of endpoints, prefixes, share, cpus, io_cpus, interface"),
+            ("unknown key 'slices[0].zzz', expected one of endpoints, prefixes, share, cpus, io_cpus, idle, interface"),
         ),
         ("name = 'x'\n[[slice]]\n", "unknown key 'slice', did you mean 'slices'?"),
         (ONE_SLICE, "key 'name' was missing"),
@@ -229,6 +229,7 @@ def test_malformed_topic_template_is_refused(topic: str) -> None:
         ({"cpus": (-1,)}, "cpus had CPU -1, expected 0 to 65535"),
         ({"io_cpus": (2**64,)}, f"io_cpus had CPU {2**64}, expected 0 to 65535"),
         ({"cpus": (1, 1)}, "cpus were (1, 1), expected each CPU once"),
+        ({"idle": "sleep"}, "idle was 'sleep', expected 'park' or 'spin'"),
         ({"interface": "eth0"}, "interface was 'eth0', expected an IP address"),
         ({"interface": "0.0.0.0"}, "expected the address of one interface"),
         (

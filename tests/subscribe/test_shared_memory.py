@@ -128,7 +128,7 @@ def test_a_slow_reader_loses_what_is_overwritten_and_counts_it_as_a_gap() -> Non
     assert got[0] == 0
     assert got[-1] == 999
     assert got == sorted(got)
-    assert subscriber.statistics().received.gaps == 1_000 - len(got) > 900
+    assert subscriber.statistics().received.gaps == 1_000 - len(got) > 500
 
 
 def test_a_publisher_that_waits_loses_nothing_to_a_slow_reader() -> None:
