@@ -166,6 +166,12 @@ def open_socket() -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
 
 
+def hang_up(end: socket.socket) -> None:
+    """Close a socket for the other side, too, where a process that was forked has it open."""
+    end.shutdown(socket.SHUT_RDWR)
+    end.close()
+
+
 def make_memory(layout: Layout) -> int:
     """Return the descriptor of new memory whose size nobody can change."""
     if sys.platform != "linux":
@@ -212,6 +218,11 @@ class Peer:
         for fd in self.descriptors:
             poller.register(fd, select.POLLIN)
         return bool(poller.poll(0))
+
+    def hang_up(self) -> None:
+        """End the connection, and watch no longer."""
+        hang_up(self.connection)
+        self.close_watch()
 
     def close_watch(self) -> None:
         """Watch its process no longer."""

@@ -66,6 +66,7 @@ assert PLACES <= _RECORD_BYTES
 
 _munmap = external("munmap", types.int32, types.int64, types.int64)
 _close = external("close", types.int32, types.int32)
+_shutdown = external("shutdown", types.int32, types.int32, types.int32)
 
 
 class ReaderState(SharedRecord):
@@ -130,6 +131,7 @@ def _let_go(address: int) -> None:
     """Take a reference off; without any left, give memory and descriptors back."""
     if fetch_add(address + _REFERENCES_AT, -1) == 1:
         state = reader_state_at(address)
+        _shutdown(state.connection, numpy.int64(socket.SHUT_RDWR))  # a process that was forked may have it, too
         _close(state.connection)
         _close(state.bell_reader)
         _close(state.bell)
@@ -139,8 +141,13 @@ def _let_go(address: int) -> None:
 
 
 def _release(_body: int, hint: int) -> None:
-    """Give a place back: libzmq calls this when the last copy of a message goes, in whatever thread that happens."""
+    """Give a place back: libzmq calls this when the last copy of a message goes, in whatever thread that happens.
+
+    Not in a process that was forked, whose copies go while this one still reads: there the record is empty.
+    """
     address = hint & -_RECORD_BYTES
+    if load_acquire(address + _REFERENCES_AT) == 0:
+        return
     _unpin(reader_state_at(address), hint & (_RECORD_BYTES - 1))
     _let_go(address)
 
@@ -274,6 +281,9 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_int64
 _libc.mmap.argtypes = (ctypes.c_int64, ctypes.c_int64, *[ctypes.c_int] * 3, ctypes.c_int64)
 _libc.munmap.argtypes = (ctypes.c_int64, ctypes.c_int64)
+_libc.madvise.argtypes = (ctypes.c_int64, ctypes.c_int64, ctypes.c_int)
+_WIPE_ON_FORK: Final = 18
+"""MADV_WIPEONFORK, which Python does not know."""
 
 
 def _map(fd: int, size: int, access: int, start: int) -> int:
@@ -301,6 +311,9 @@ class SharedReader:
             mapped.append((_map(memory_fd, layout.end, mmap.PROT_READ, 0), layout.end))
             mapped.append((_map(memory_fd, layout.page_bytes, _TO_WRITE, start), layout.page_bytes))
             own = _map(-1, _RECORD_BYTES, _TO_WRITE, 0)
+            mapped.append((own, _RECORD_BYTES))
+            if _libc.madvise(own, _RECORD_BYTES, _WIPE_ON_FORK) != 0:
+                raise OSError(ctypes.get_errno(), "memory that processes do not inherit could not be had")
         except OSError:
             for address, size in mapped:
                 _libc.munmap(address, size)

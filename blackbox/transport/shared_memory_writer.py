@@ -42,6 +42,7 @@ from blackbox.transport.shared_memory import (
     address_of,
     bit_of,
     descriptor_at,
+    hang_up,
     head_at,
     layout_of,
     make_memory,
@@ -422,8 +423,7 @@ class SharedWriter:
             self.state.live[reader.slot] = 0
             self.state.readers -= 1
             self._wake_pipe.poke()
-        reader.peer.connection.close()
-        reader.peer.close_watch()
+        reader.peer.hang_up()
         self._old_bells += reader.bell
         self._close_bells()
 
@@ -440,7 +440,7 @@ class SharedWriter:
         for reader in set(self._readers.values()):
             self._forget(reader)
         self._close_bells()
-        self._socket.close()
+        hang_up(self._socket)
         if self._memory_fd >= 0:
             os.close(self._memory_fd)
             self._memory_fd = -1

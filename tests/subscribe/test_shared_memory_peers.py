@@ -23,6 +23,7 @@ from tests.subscribe.shared import (
     mapped,
     numbers_in,
     publish_numbers,
+    sender_of,
     shared_feed,
     shared_state,
 )
@@ -224,6 +225,55 @@ def test_a_reader_that_closes_with_places_pinned_keeps_them_from_being_overwritt
         kept.clear()
         wait_until(lambda: shared_state(publisher).readers == 1)
     other.run(until_end=True)
+
+
+def test_a_forked_process_gives_back_no_place_that_its_parent_keeps() -> None:
+    feed = shared_feed(block_bytes=4_096)
+    subscriber, kept = Subscriber(feed, workers=0), list[Batch]()
+    subscriber.on_batch(b"")(kept.append)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        publish_numbers(publisher, 0, 1_000)
+        wait_until(lambda: sum(map(len, kept)) == 1_000)
+        assert in_child(kept.clear) == ""
+        publish_numbers(publisher, 1_000, 10_000)
+        wait_until(lambda: sum(map(len, kept)) == 10_000)
+        subscriber.stop()
+    assert [n for batch in kept for n in numbers_in(batch)] == list(range(10_000))
+
+
+def test_a_reader_that_closes_hangs_up_though_a_forked_process_has_its_connection() -> None:
+    feed, bell = shared_feed(), Pipe()
+    with Publisher(feed) as publisher:
+        reader = attach(feed.slices[0].shared_memory, bell)
+        inherited = os.dup(reader.state.connection)
+        reader.close()
+        wait_until(lambda: shared_state(publisher).readers == 0)
+        os.close(inherited)
+
+
+def test_a_publisher_that_closes_hangs_up_though_a_forked_process_has_its_connections() -> None:
+    feed = shared_feed()
+    subscriber, got = Subscriber(feed), Collector()
+    subscriber.on(b"")(got.message)
+    with Publisher(feed) as publisher:
+        subscriber.start()
+        shared = sender_of(publisher).guard.shared
+        assert shared is not None
+        inherited = [os.dup(reader.peer.connection.fileno()) for reader in set(shared._readers.values())]
+        publisher.publish(b"T", b"1")
+        got.wait(1)
+    with Publisher(feed) as publisher:
+        wait_until(lambda: shared_state(publisher).readers == 1)
+        publisher.wait_for_subscribers()
+        publisher.publish(b"T", b"2")
+        got.wait(2)
+    assert inherited
+    for fd in inherited:
+        os.close(fd)
+    subscriber.run(until_end=True)
+    assert got.payloads == [b"1", b"2"]
+    assert came_by(subscriber) == "shm"
 
 
 @pytest.mark.own_process
