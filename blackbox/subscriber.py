@@ -234,10 +234,13 @@ class Subscriber:
                 owner._supervisor.raise_failure()
 
         def remove(stream: Stream) -> None:
-            if (owner := weak()) is not None and stream in owner._streams:
-                owner._streams.remove(stream)
-                if owner.state in (State.NEW, State.RUNNING):
-                    owner.off(stream.put)
+            if (owner := weak()) is None:
+                return
+            with owner._supervisor.lock:  # its state stays what it is
+                if stream in owner._streams:
+                    owner._streams.remove(stream)
+                    if owner.state in (State.NEW, State.RUNNING):
+                        owner.off(stream.put)
 
         stream = Stream(prefix, limit, when_full, batches, raise_failure, remove)
         with self._supervisor.lock:

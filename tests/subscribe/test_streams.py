@@ -445,6 +445,27 @@ def test_a_stream_that_is_to_end_a_subscriber_that_logs_is_refused() -> None:
         subscriber.stream(b"", when_full="stop")
 
 
+def test_a_stream_may_be_closed_while_its_subscriber_begins_to_end() -> None:
+    subscriber = Subscriber(feed := one_slice())
+    stream = subscriber.stream(b"")
+    raised: list[BaseException] = []
+
+    def close() -> None:
+        try:
+            stream.close()
+        except SubscriberError as error:
+            raised.append(error)
+
+    closing = threading.Thread(target=close)
+    with RawPublisher(feed), subscriber:
+        with subscriber._supervisor.lock:
+            closing.start()
+            closing.join(0.2)  # as far as it comes
+            subscriber.request_stop()
+        closing.join(ENOUGH_S)
+    assert (closing.is_alive(), raised) == (False, [])
+
+
 def test_streams_of_processes_are_refused() -> None:
     subscriber = Subscriber(one_slice(), processes=True)
     with pytest.raises(SubscriberError, match="stream was called with processes=True"):
