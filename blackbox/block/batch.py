@@ -124,7 +124,7 @@ class Batch:
             rows[places[part.indices(kind)]]
             for places, part in self.feeds_apart()
             if part.schema is not None
-            for kind in part.schema.types_in(types)
+            for kind in dict.fromkeys(map(part.schema.character, part.schema.types_in(types)))  # one has two names
         ]
         return Batch(self.block, numpy.sort(numpy.concatenate([rows[:0], *found])), self._opened, self.end_of_batch)
 

@@ -144,6 +144,20 @@ def test_values_and_errors_are_those_of_messages_read_one_by_one(
         assert found == replayed(recordings, recording.feed, wishes, plain=True)
 
 
+def test_a_type_that_is_named_twice_comes_once() -> None:
+    feed = Feed.local("plain", slices=1, schema=MADE)
+    subscriber, seen = Subscriber(feed), list[int]()
+    subscriber.on(b"", fields=("sequence",), types=("trade", "T"))(seen.append)
+    trade = numpy.zeros(1, TRADE)
+    trade["kind"] = b"T"
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode([(b"A.x", trade.tobytes())] * 2))
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert seen == [0, 1]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_live_values_come_with_their_types(workers: int) -> None:
     feed = Feed.local("plain", slices=1, schema=MADE)
