@@ -94,9 +94,10 @@ class Batch:
 
     def messages(self, places: Iterator[int]) -> Iterator[Message]:
         """Make the messages, and use up `places`, 0, 1, 2 ...; of several feeds, each is in a batch of its own."""
-        parts = self.feeds_apart()
-        if len(parts) == 1:
+        feeds = self._feed_numbers()
+        if feeds is None:
             return map(Message, self.payload_list(), repeat(self), places)
+        parts = self._parts(feeds)
         own_places, part_of = numpy.empty(len(self), numpy.int64), numpy.empty(len(self), numpy.int64)
         for number, (mine, _) in enumerate(parts):
             own_places[mine], part_of[mine] = numpy.arange(len(mine)), number
@@ -106,8 +107,9 @@ class Batch:
     def feeds_apart(self) -> list[tuple[NDArray[numpy.int64], Batch]]:
         """Return a batch of each feed, and the places of its messages in this one; itself, where all are of one."""
         feeds = self._feed_numbers()
-        if feeds is None:
-            return [(numpy.arange(len(self)), self)]
+        return [(numpy.arange(len(self)), self)] if feeds is None else self._parts(feeds)
+
+    def _parts(self, feeds: NDArray[numpy.int64]) -> list[tuple[NDArray[numpy.int64], Batch]]:
         rows, parts = self._all_rows(), []
         for feed in numpy.unique(feeds).tolist():
             mine = numpy.flatnonzero(feeds == feed)
