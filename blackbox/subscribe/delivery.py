@@ -21,11 +21,11 @@ from blackbox.native.memory import foreign_array
 from blackbox.subscribe import worker_loop as collect
 from blackbox.subscribe.callbacks import Callback, CompiledCallback, Kind, callback_error
 from blackbox.subscribe.match_table import WorkerTable
-from blackbox.subscribe.returns import goes_back
+from blackbox.subscribe.returns import Returns, goes_back
 from blackbox.subscribe.state import SliceCounters, SliceState, WorkerCounters
 from blackbox.subscribe.ticks import Ticks
 from blackbox.subscribe.turns import Part, Taker, call_entry, give_in_turn, give_message_by_message, list_turns
-from blackbox.subscribe.worker_state import ALL_ROWS, BatchEntry, BlockPlace, CallbackCall, WorkerAt, WorkerState
+from blackbox.subscribe.worker_state import ALL_ROWS, NEVER, BatchEntry, BlockPlace, CallbackCall, WorkerAt, WorkerState
 from blackbox.transport.libzmq import close_messages
 
 _FIRST_ROWS = 1 << 16
@@ -90,6 +90,7 @@ class Delivery:
         """
         self._in_turn, self._slices = in_turn, slices
         self.state = WorkerState()
+        self.state.tick_ns = NEVER
         self.scratch = numpy.zeros(collect.SCRATCH_WORDS, numpy.int64)
         self.burst = BlockBurst()
         self.quit = False
@@ -155,13 +156,22 @@ class Delivery:
         close_messages(self.burst.address, 2 * self.state.blocks)
         self.state.blocks = 0
 
-    def enter_epoch(self, epoch: int, worker: int, slice_id: int) -> None:
+    def enter_epoch(self, epoch: int, worker: int, slice_id: int, returns: Returns) -> None:
         """Go on with blocks of another epoch; when time goes back, `worker`'s callbacks as if none had come before."""
+        try:
+            returns.enter(worker, epoch, self.is_over)
+        except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
+            self.quit = not self._on_error(callback_error(f"slice {slice_id}: on_reset", error))
         if goes_back(self.state.epoch, epoch):
             for callback in self._table.callbacks:
                 if callback.worker == worker:
                     callback.reset(slice_id)
         self.state.epoch = epoch
+
+    def begin_ticks(self, ticks: Ticks) -> None:
+        """Let tickers be called from now on."""
+        ticks.begin(time.time_ns())
+        self.state.tick_ns, self.state.tick_within_ns = ticks.next_ns, ticks.least_ns
 
     def tick(self, ticks: Ticks) -> None:
         """Call the tickers whose time has come; of times that went by meanwhile, the last."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from blackbox.block.opened import BatchFeed
 from blackbox.errors import CallbackError, SubscriberError
-from blackbox.subscribe.callbacks import IN_SLICE, callback_error
+from blackbox.subscribe.callbacks import IN_SLICE
 from blackbox.subscribe.delivery import Delivery
 from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.returns import Returns
@@ -17,7 +17,7 @@ from blackbox.subscribe.state import TERMINATE, SliceState
 from blackbox.subscribe.ticks import Ticks
 from blackbox.subscribe.turns import warm_up_python_callbacks
 from blackbox.subscribe.worker_loop import DELIVER, EPOCH, GROW, TICK
-from blackbox.subscribe.worker_state import NEVER, WorkerAt
+from blackbox.subscribe.worker_state import WorkerAt
 
 if TYPE_CHECKING:
     from blackbox.subscribe.statistics import Counters
@@ -44,10 +44,9 @@ class InSlice:
         returns: Returns,
     ) -> None:
         self._slice_id, self._slice_state, self._counters = slice_id, slice_state, counters
-        self._on_error, self._report, self._returns = on_error, report, returns
+        self._report, self._returns = report, returns
         self._own_counters = counters.workers[IN_SLICE]
         self._delivery = Delivery([feed], self._own_counters, on_error, self._is_terminated)
-        self._delivery.state.tick_ns = NEVER
         self._ticks = Ticks(table.workers[IN_SLICE].tickers, on_error)
         self._function = _ASK(self._answer)
         self.ask = ctypes.cast(self._function, ctypes.c_void_p).value or 0
@@ -67,13 +66,11 @@ class InSlice:
     def begin(self) -> None:
         """Begin to call: all that is compiled for it is there, and its clock runs."""
         warm_up_python_callbacks()
-        self._ticks.begin(time.time_ns())
-        state = self._delivery.state
-        state.tick_ns, state.tick_within_ns = self._ticks.next_ns, self._ticks.least_ns
+        self._delivery.begin_ticks(self._ticks)
 
     def close(self) -> None:
         """Let go of what leads back to the slice thread: no compiled code asks any more."""
-        del self._function, self._delivery, self._ticks, self._on_error, self._report, self._returns
+        del self._function, self._delivery, self._ticks, self._report, self._returns
 
     def _answer(self, reason: int) -> None:
         delivery = self._delivery
@@ -99,12 +96,8 @@ class InSlice:
 
     def _enter_epoch(self, epoch: int) -> None:
         self._own_counters.busy_since_ns = time.monotonic_ns()  # a hook may hang, or a worker that is waited for
-        try:
-            self._returns.enter(IN_SLICE, epoch, self._delivery.is_over)
-        except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
-            self._delivery.quit = not self._on_error(callback_error(f"slice {self._slice_id}: on_reset", error))
+        self._delivery.enter_epoch(epoch, IN_SLICE, self._slice_id, self._returns)
         self._own_counters.busy_since_ns = 0
-        self._delivery.enter_epoch(epoch, IN_SLICE, self._slice_id)
 
     def _is_terminated(self) -> bool:
         return self._slice_state.stopping == TERMINATE

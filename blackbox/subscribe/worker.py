@@ -15,7 +15,6 @@ from blackbox.block.opened import BatchFeed
 from blackbox.errors import CallbackError, SubscriberError
 from blackbox.native.jit import warm_up
 from blackbox.subscribe import worker_loop as collect
-from blackbox.subscribe.callbacks import callback_error
 from blackbox.subscribe.delivery import Delivery
 from blackbox.subscribe.match_table import WorkerTable
 from blackbox.subscribe.returns import Returns
@@ -82,8 +81,7 @@ class Worker:
         self._delivery = Delivery([feed], self._counters, on_error, self._is_terminated)
         self._ticks = Ticks(table.tickers, on_error)
         self._state = self._delivery.state
-        self._state.tick_ns = NEVER
-        self._on_error, self._returns = on_error, returns
+        self._returns = returns
         self.thread = threading.Thread(target=self._run, name=f"blackbox-worker-{slice_id}.{number}", daemon=True)
 
     @property
@@ -116,7 +114,7 @@ class Worker:
                 socket.close()
             self._enter(WorkerLife.ENDED)
             # These lead back to the slice thread: without the circle its memory and pipes go with the subscriber.
-            del self._report, self._delivery, self._table_of_version, self._ticks, self._on_error, self._returns
+            del self._report, self._delivery, self._table_of_version, self._ticks, self._returns
 
     def _work(self, socket: zmq.Socket[bytes]) -> None:
         slot = self._delivery.scratch.ctypes.data + collect.SLOT_AT
@@ -134,8 +132,7 @@ class Worker:
     def _loop(self, dealer: int) -> None:
         at = self._addresses(dealer)
         delivery = self._delivery
-        self._ticks.begin(time.time_ns())
-        delivery.state.tick_ns, delivery.state.tick_within_ns = self._ticks.next_ns, self._ticks.least_ns
+        delivery.begin_ticks(self._ticks)
         while not delivery.quit:
             reason = collect.collect(at, self._table.at)
             if delivery.state.raised:
@@ -150,7 +147,7 @@ class Worker:
                 self._table = self._table_of_version(delivery.state.next_version)
                 at = self._addresses(dealer)
             elif reason == collect.EPOCH:
-                self._enter_epoch(delivery.state.next_epoch)
+                delivery.enter_epoch(delivery.state.next_epoch, self.number, self.slice_id, self._returns)
             elif reason == collect.GROW:
                 delivery.grow()
             elif reason == collect.FAILED:
@@ -163,14 +160,6 @@ class Worker:
         took_all = self._counters.blocks >= self._counters.sent
         is_busy = self._state.blocks > 0 or self._counters.busy_since_ns > 0
         return (took_all and not is_busy) or self.life is WorkerLife.ENDED
-
-    def _enter_epoch(self, epoch: int) -> None:
-        """Go on with blocks of another epoch; when time goes back, as if none had come before."""
-        try:
-            self._returns.enter(self.number, epoch, self._delivery.is_over)
-        except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
-            self._delivery.quit = not self._on_error(callback_error(f"slice {self.slice_id}: on_reset", error))
-        self._delivery.enter_epoch(epoch, self.number, self.slice_id)
 
     def _addresses(self, dealer: int) -> WorkerAt:
         return self._delivery.addresses(
