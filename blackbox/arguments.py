@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 def check_integers(*settings: tuple[str, object, int, int]) -> None:
@@ -25,6 +26,12 @@ def check_prefix(prefix: object, decorator: str) -> None:
 def name_of(function: object) -> str:
     """How a function is called, for messages to people."""
     return getattr(function, "__qualname__", None) or repr(function)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean ...?)" with the nearest of the known names; nothing where none is near."""
+    near = get_close_matches(name, known, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def names_of(setting: str, names: Iterable[str]) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ Third parties register a schema in the entry-point group `blackbox.schemas`.
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from blackbox.arguments import did_you_mean
 from blackbox.errors import ConfigError
 from blackbox.feed.typed_record import record_type
 
@@ -374,8 +374,7 @@ def load_registered(group: str, name: str, noun: str) -> object:
     values = {entry.value: entry for entry in entries if entry.name == name}
     if not values:
         known = sorted({entry.name for entry in entries})
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        hint = did_you_mean(name, known)
         raise ConfigError(f"{noun} was {name!r}, expected one of: {', '.join(known) or 'none registered'}{hint}")
     if len(values) > 1:
         raise ConfigError(f"{noun} {name!r} is registered more than once: {', '.join(map(_origin, values.values()))}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final
@@ -10,6 +9,7 @@ from typing import Any, Final
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.arguments import did_you_mean
 from blackbox.block.batch import Batch, Message
 from blackbox.errors import ConfigError
 from blackbox.feed.schema import Schema
@@ -69,8 +69,7 @@ class PlainCallback(Callback):
         for name in self.fields:
             if name in OWN or name.removeprefix(RECORD) in known:
                 continue
-            near = difflib.get_close_matches(name, [*OWN, *sorted(known)], n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            hint = did_you_mean(name, [*OWN, *sorted(known)])
             raise ConfigError(
                 f"callback {self.name} for {self.prefix!r}: field was {name!r}, expected one of the message's own: "
                 f"{', '.join(OWN)}; or of a record's{'' if known else ', of which this feed has none'}{hint}"
