@@ -71,7 +71,7 @@ class Table:
         """What `callbacks` want of the topics that start with `within`."""
         self.version = version
         self.upstream = upstream
-        worker_of = [callback.worker % workers if workers else 0 for callback in callbacks]
+        worker_of = [callback.worker % workers for callback in callbacks]
         self.keys: Trie = build_trie(sorted(upstream))
         by_prefix: dict[bytes, list[int]] = {}
         for number, callback in enumerate(callbacks):
