@@ -369,8 +369,7 @@ class Subscriber:
         Of two lines one is enough, after `timeout` seconds (not counted: compiling, on the first start ever). Raises
         NotConfirmedError naming the slices without a publisher, EndpointError when a slice cannot connect.
         """
-        self._leave_replays()
-        self._check(self._callbacks)
+        self._begin_live()
         self._supervisor.start(timeout)
         return self
 
@@ -381,12 +380,14 @@ class Subscriber:
         for callback in callbacks:
             callback.check(schemas)
 
-    def _leave_replays(self) -> None:
+    def _begin_live(self) -> None:
+        """Leave replays behind, and check what callbacks ask for. Raises SubscriberError, ConfigError."""
         with self._supervisor.lock:
             if self._replay is not None:
                 raise SubscriberError("start was called during a replay, expected it to end first")
             if self.state is State.NEW:
                 self._player = None  # what it counts from here on is live
+                self._check(self._callbacks)
 
     def replay(self, recordings: Recording | Iterable[Recording] | Replay, **settings: Any) -> ReplayStatistics:
         """Drive the callbacks from recordings, without sockets, instead of `start`; Python ones in this thread.
@@ -458,9 +459,7 @@ class Subscriber:
         Raises SlowSubscriberError, CallbackError (the callback's exception is its cause), SilentPublisherError or
         SubscriberError when one of these ended it; SubscriberError when there are no callbacks. `timeout` is `start`'s.
         """
-        self._leave_replays()
-        if self.state is State.NEW:
-            self._check(self._callbacks)
+        self._begin_live()
         if not self._callbacks and self.state in (State.NEW, State.RUNNING):
             raise SubscriberError(
                 'run was called without callbacks, expected some: @subscriber.on(b"") gets all topics'
