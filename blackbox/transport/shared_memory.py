@@ -13,6 +13,7 @@ import select
 import socket
 import struct
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -193,6 +194,14 @@ def is_memory(fd: int, layout: Layout) -> bool:
     return os.fstat(fd).st_size == layout.end and fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
 
 
+def is_any_readable(descriptors: Iterable[int]) -> bool:
+    """Whether something can be read on one of them now, an end among it."""
+    poller = select.poll()
+    for fd in descriptors:
+        poller.register(fd, select.POLLIN)
+    return bool(poller.poll(0))
+
+
 class Peer:
     """The process at the other end of a connection: whether it is of this user, and whether it still runs."""
 
@@ -214,10 +223,7 @@ class Peer:
 
     def is_gone(self) -> bool:
         """Whether it has ended, or hung up. Neither says anything once they have met."""
-        poller = select.poll()
-        for fd in self.descriptors:
-            poller.register(fd, select.POLLIN)
-        return bool(poller.poll(0))
+        return is_any_readable(self.descriptors)
 
     def hang_up(self) -> None:
         """End the connection, and watch no longer."""

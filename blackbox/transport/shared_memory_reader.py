@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import select
 import socket
 from typing import Any, Final, NamedTuple
 
@@ -47,6 +46,7 @@ from blackbox.transport.shared_memory import (
     bit_of,
     descriptor_at,
     head_at,
+    is_any_readable,
     is_memory,
     is_supported,
     layout_of,
@@ -337,11 +337,8 @@ class SharedReader:
 
     def is_gone(self) -> bool:
         """Whether the publisher has ended."""
-        poller = select.poll()
-        for fd in (self.state.connection, self._peer.watch):
-            if fd >= 0:
-                poller.register(fd, select.POLLIN)
-        return bool(self.state.is_over or poller.poll(0))
+        watched = [fd for fd in (self.state.connection, self._peer.watch) if fd >= 0]
+        return bool(self.state.is_over) or is_any_readable(watched)
 
     def close(self) -> None:
         """Take no more blocks. Bodies that are still kept stay where they are until they are let go."""
