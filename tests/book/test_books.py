@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import signal
 import struct
 from collections.abc import Iterator
@@ -11,8 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import msgspec
-import numpy
 import pytest
 from blackbox_feeds.iex import Iex
 from blackbox_feeds.itch50 import Itch50
@@ -21,26 +18,17 @@ from blackbox_feeds.synthetic import Synthetic
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blackbox import Batch, CallbackError, ConfigError, Feed, Message, Publisher, Recording, Replay, Schema, Subscriber
+from blackbox import Batch, ConfigError, Feed, Message, Publisher, Recording, Replay, Subscriber
 from blackbox.book.book import Level, levels, new_book
 from blackbox.book.books import Best, Books
 from blackbox.book.orders import BUY, SELL
+from tests.book.sessions import ITCH, gone, made_up, order
 from tests.feeds.build import messages_of
 from tests.feeds.test_itch50_book import all_levels, slow_book
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import recorded
 
 SYMBOLS = (b"A", b"B", b"C")
-ITCH = 1
-"""The number of the schema."""
-
-
-def order(reference: int, side: bytes, price: int, shares: int = 1) -> bytes:
-    return struct.pack(">cHH6xQcI8sI", b"A", 1, 0, reference, side, shares, b"", price)
-
-
-def gone(reference: int) -> bytes:
-    return struct.pack(">cHH6xQ", b"D", 1, 0, reference)
 
 
 class SlowBooks:
@@ -130,15 +118,6 @@ def replayed(recording: Recording, kinds: list[str]) -> list[tuple[str, bytes, l
         register(kind)
     subscriber.replay(recording)
     return found
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    return recorded(tmp_path_factory.mktemp("books"), made_up, key_bytes=1)
-
-
-def made_up() -> Synthetic:
-    return Synthetic(30_000, symbols=25)
 
 
 def updates_of(source: Any) -> int:
@@ -275,19 +254,6 @@ def test_books_that_find_no_memory_after_clear_touch_none_of_those_before(sessio
     assert book.counters()["left_out"] > 0
 
 
-def test_books_of_two_feeds_of_one_schema_applied_by_hand_are_refused(session: Recording, tmp_path: Path) -> None:
-    Day(tmp_path / "day", feed_of(schema="itch50")).put(0, Put((Row(b"A.x", order(1, b"B", 50)),)))
-    other = Recording.open(tmp_path / "day")
-    assert other.feed.name != session.feed.name
-    book = Books("itch50")
-    book.apply(next(iter(session.batches())))
-    with pytest.raises(ConfigError, match="expected one: replay them apart"):
-        book.apply(next(iter(other.batches())))
-    book.clear()
-    book.apply(next(iter(other.batches())))
-    assert book.symbols == [b"A"]
-
-
 def test_book_that_may_not_grow_forgets_orders(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of())
     day.put(0, Put(tuple(Row(b"A.A", order(n, b"B", 1_000 + n)) for n in range(1, 400)), schema=ITCH))
@@ -310,74 +276,6 @@ def test_messages_of_another_schema_and_of_no_value_change_no_book(tmp_path: Pat
     assert book.levels(b"A", 9).bids == [Level(5, 1, 1)]
 
 
-def test_books_of_one_of_two_feeds_in_a_replay(session: Recording, tmp_path: Path) -> None:
-    """Merged with a feed of another schema, whose messages are of the same types and symbols."""
-    schema = Schema("other", 1_002, {"A": numpy.dtype([("type", "S1"), ("rest", "V35")])})
-    other = Feed.local("other", schema=schema, key_bytes=1)
-    noise = Recording.create(
-        tmp_path,
-        other,
-        {
-            "topic": [b"AAPL.A"] * 5_000,
-            "ts_event": numpy.linspace(*_span(session), 5_000).astype(numpy.int64),
-            "payload": [order(number, b"B", 1) for number in range(5_000)],
-        },
-        date=datetime.date(2026, 1, 5),
-    )
-    both, alone = Subscriber(session.feed), Subscriber(session.feed)
-    merged, expected = both.book(b"", schema="itch50"), alone.book(b"", schema="itch50")
-    assert both.replay([session, noise]).messages == alone.replay(session).messages + 5_000
-    assert numpy.array_equal(merged.tops(5), expected.tops(5))
-    assert merged.counters() == expected.counters()
-
-
-def test_books_of_two_feeds_of_one_schema_are_refused(session: Recording, tmp_path: Path) -> None:
-    """One's order could be taken for the other's."""
-    other = msgspec.structs.replace(session.feed, name="other")
-    columns = {"topic": [b"AAPL.A"], "ts_event": [_span(session)[0]], "payload": [order(1, b"B", 1)]}
-    twin = Recording.create(tmp_path, other, columns, date=datetime.date(2026, 1, 5))
-    subscriber = Subscriber(session.feed)
-    subscriber.book(b"", schema="itch50")
-    with pytest.raises(CallbackError, match="expected one: replay them apart"):
-        subscriber.replay([session, twin])
-
-
-def test_books_of_a_raw_feed_beside_others_in_a_replay_are_refused(session: Recording, tmp_path: Path) -> None:
-    """Alone, its payloads are taken for the schema's; of several, which one carries it is unknown."""
-    day = datetime.date(2026, 1, 5)
-    columns = {"topic": [b"AAPL.A"], "ts_event": [_span(session)[0]], "payload": [order(1, b"B", 50)]}
-    raw = Recording.create(tmp_path, Feed.local("raw"), columns, date=day)
-    schema = Schema("beside", 1_003, {"A": numpy.dtype([("type", "S1"), ("rest", "V35")])})
-    other = Recording.create(tmp_path, Feed.local("other", schema=schema), columns, date=day)
-    subscriber = Subscriber(raw.feed)
-    book = subscriber.book(b"", schema="itch50")
-    subscriber.replay(raw)
-    assert book.levels(b"AAPL", 9).bids == [Level(50, 1, 1)]
-    with pytest.raises(CallbackError, match=r"'other' \(beside\), 'raw' \(raw\), expected one of that schema"):
-        subscriber.replay([raw, other])
-
-
-def test_books_applied_by_hand_choose_their_feed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    day = Day(tmp_path, feed_of(schema="itch50"))
-    for number in range(3):
-        day.put(0, Put((Row(b"A.A", order(number, b"B", 5)),), sequence=number, schema=ITCH, ts_out=number))
-    batches = list(Recording.open(tmp_path).batches())
-    assert len({id(batch.opened.feeds) for batch in batches}) == len(batches) > 1
-    chosen: list[Any] = []
-    choose = Books._choose
-
-    def note_choice(books: Books, feeds: Any) -> None:
-        chosen.append(feeds)
-        choose(books, feeds)
-
-    monkeypatch.setattr(Books, "_choose", note_choice)
-    book = Books("itch50")
-    for batch in batches:
-        book.apply(batch)
-    assert book.levels(b"A", 9).bids == [Level(5, 3, 3)]
-    assert len(chosen) == 1
-
-
 def test_conflated_block_marks_only_the_books_of_its_symbols(tmp_path: Path) -> None:
     """What came between its messages is not known: of these symbols, and of no other."""
     day = Day(tmp_path, feed_of())
@@ -392,11 +290,6 @@ def test_conflated_block_marks_only_the_books_of_its_symbols(tmp_path: Path) -> 
     book.apply(conflated)
     assert not book.synced
     assert (book.counters(b"A")["unsynced"], book.counters(b"B")["unsynced"]) == (1, 0)
-
-
-def _span(recording: Recording) -> tuple[int, int]:
-    times = numpy.concatenate([batch.ts_event for batch in recording.batches()])
-    return int(times.min()), int(times.max())
 
 
 def test_another_run_of_the_publisher_is_told(tmp_path: Path) -> None:

@@ -106,8 +106,8 @@ def test_a_name_that_another_publisher_has_is_refused() -> None:
     Publisher(feed).start().close()
 
 
-def test_a_slow_reader_loses_what_is_overwritten_and_counts_it_as_a_gap() -> None:
-    feed = shared_feed(block_bytes=4_096)
+def slow_reader(feed: Feed) -> tuple[Subscriber, list[int], threading.Event]:
+    """One that stays in each batch until it may go on; and the numbers that it got."""
     subscriber, got, go_on = Subscriber(feed, workers=0), list[int](), threading.Event()
 
     @subscriber.on_batch(b"")
@@ -115,6 +115,12 @@ def test_a_slow_reader_loses_what_is_overwritten_and_counts_it_as_a_gap() -> Non
         got.extend(numbers_in(batch))
         go_on.wait(60)
 
+    return subscriber, got, go_on
+
+
+def test_a_slow_reader_loses_what_is_overwritten_and_counts_it_as_a_gap() -> None:
+    feed = shared_feed(block_bytes=4_096)
+    subscriber, got, go_on = slow_reader(feed)
     with Publisher(feed, when_full="drop", hwm_blocks=4) as publisher:
         subscriber.start()
         publisher.wait_for_subscribers()
@@ -133,13 +139,7 @@ def test_a_slow_reader_loses_what_is_overwritten_and_counts_it_as_a_gap() -> Non
 
 def test_a_publisher_that_waits_loses_nothing_to_a_slow_reader() -> None:
     feed = shared_feed(block_bytes=4_096)
-    subscriber, got, go_on = Subscriber(feed, workers=0), list[int](), threading.Event()
-
-    @subscriber.on_batch(b"")
-    def slow(batch: Batch) -> None:
-        got.extend(numbers_in(batch))
-        go_on.wait(60)
-
+    subscriber, got, go_on = slow_reader(feed)
     with Publisher(feed, when_full="wait", hwm_blocks=4) as publisher:
         subscriber.start()
         publishing = threading.Thread(target=publish_numbers, args=(publisher, 0, 20_000, 1_024))

@@ -351,18 +351,23 @@ def test_streams_leave_no_descriptors_behind() -> None:
 def test_any_way_of_taking_gives_the_recorded_order(
     tmp_path_factory: Any, of: list[int], limit: int, ways: Any
 ) -> None:
-    day = Day(tmp_path_factory.mktemp("streams") / "2026-11-20", feed_of(), date="2026-11-20")
+    recording = recorded(tmp_path_factory.mktemp("streams"), of)
+    assert replayed(recording, limit, ways) == list(range(sum(of)))
+
+
+def recorded(path: Path, of: list[int]) -> Recording:
+    """A day of blocks of so many messages, numbered on."""
+    day = Day(path / "2026-11-20", feed_of(), date="2026-11-20")
     number = 0
     for count in of:
         rows = tuple(Row(b"T", b"%d" % n, 1_000 + n) for n in range(number, number + count))
         day.put(0, Put(rows, sequence=number, ts_out=5_000 + number))
         number += count
-    assert replayed(day.path, limit, ways) == list(range(number))
+    return Recording.open(day.path)
 
 
-def replayed(path: Path, limit: int, ways: list[str]) -> list[int]:
+def replayed(recording: Recording, limit: int, ways: list[str]) -> list[int]:
     """What a reader in another thread takes of a replay, each message in the next one of these ways."""
-    recording = Recording.open(path)
     subscriber = Subscriber(recording.feed)
     stream = subscriber.stream(b"", limit=limit)
     playing = threading.Thread(target=subscriber.replay, args=(recording,))
@@ -390,10 +395,7 @@ def replayed(path: Path, limit: int, ways: list[str]) -> list[int]:
 
 
 def test_stopping_a_replay_lets_go_of_a_full_stream(tmp_path: Path) -> None:
-    day = Day(tmp_path / "2026-11-20", feed_of(), date="2026-11-20")
-    for number in range(20):
-        day.put(0, Put((Row(b"T", b"%d" % number, 1_000 + number),), sequence=number, ts_out=5_000 + number))
-    recording = Recording.open(day.path)
+    recording = recorded(tmp_path, [1] * 20)
     subscriber = Subscriber(recording.feed)
     stream = subscriber.stream(b"", limit=1)
     playing = threading.Thread(target=subscriber.replay, args=(recording,))
@@ -407,10 +409,7 @@ def test_stopping_a_replay_lets_go_of_a_full_stream(tmp_path: Path) -> None:
 
 
 def test_a_replay_that_fails_tells_the_readers_of_streams(tmp_path: Path) -> None:
-    day = Day(tmp_path / "2026-11-20", feed_of(), date="2026-11-20")
-    for number in range(20):
-        day.put(0, Put((Row(b"T", b"%d" % number, 1_000 + number),), sequence=number, ts_out=5_000 + number))
-    recording = Recording.open(day.path)
+    recording = recorded(tmp_path, [1] * 20)
     subscriber = Subscriber(recording.feed)
 
     @subscriber.on(b"")

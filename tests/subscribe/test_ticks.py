@@ -88,9 +88,10 @@ def test_of_ticks_that_a_busy_worker_missed_the_last_is_called() -> None:
     assert [ts_ns for ts_ns in called if ts_ns > busy_ns[1] - 10 * MS]
 
 
-def test_messages_have_their_turn_beside_ticks_that_are_always_due() -> None:
+@pytest.mark.parametrize("workers", [2, 0])
+def test_messages_have_their_turn_beside_ticks_that_are_always_due(workers: int) -> None:
     feed = Feed.local("ticks", slices=1)
-    subscriber = Subscriber(feed, workers=2)
+    subscriber = Subscriber(feed, workers=workers)
     come: list[bytes] = []
     ticks: list[int] = []
 
@@ -109,9 +110,10 @@ def test_messages_have_their_turn_beside_ticks_that_are_always_due() -> None:
     assert ticks
 
 
-def test_a_tick_that_raises_ends_the_subscriber() -> None:
+@pytest.mark.parametrize("workers", [2, 0])
+def test_a_tick_that_raises_ends_the_subscriber(workers: int) -> None:
     feed = Feed.local("ticks", slices=1)
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, workers=workers)
     subscriber.on(b"")(lambda message: None)
 
     @subscriber.at(MS)

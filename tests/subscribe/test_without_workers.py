@@ -264,34 +264,6 @@ def test_ticks_come_in_silence_and_between_messages_in_the_slice_thread() -> Non
     assert all(later > earlier for earlier, later in zip(ticks, ticks[1:], strict=False))
 
 
-def test_messages_have_their_turn_beside_ticks_that_are_always_due() -> None:
-    subscriber = Subscriber(feed := one_slice(), workers=0)
-    come: list[bytes] = []
-    ticks: list[int] = []
-    subscriber.on(b"")(lambda message: come.append(bytes(message.payload)))
-    subscriber.at(1)(ticks.append)
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
-        for number in range(100):
-            publisher.publish(b"T", b"%d" % number)
-        publisher.flush()
-    subscriber.run(until_end=True, timeout=ENOUGH_S)
-    assert come == [b"%d" % number for number in range(100)]
-    assert ticks
-
-
-def test_a_tick_that_raises_ends_the_subscriber() -> None:
-    subscriber = Subscriber(feed := one_slice(), workers=0)
-    subscriber.on(b"")(lambda message: None)
-
-    @subscriber.at(1_000_000)
-    def fail(ts_ns: int) -> None:
-        raise RuntimeError("no")
-
-    with Publisher(feed), pytest.raises(CallbackError, match=r"fail at \d+ ns raised RuntimeError: no"):
-        subscriber.run(timeout=ENOUGH_S)
-
-
 def test_processes_without_workers_deliver_all() -> None:
     subscriber = Subscriber(feed := one_slice(), workers=0, processes=True)
     counted = subscriber.on_compiled(b"", state=numpy.zeros(1))(_count)
