@@ -52,9 +52,7 @@ FLAG_SEQUENCES: Final = 32
 """Data only: each message's sequence number stands in a column of its own."""
 FLAG_NULLS: Final = 64
 """Data only: some messages have no value; the column `validity` says which."""
-FLAG_ELSEWHERE: Final = 128
-"""The body frame says where the body lies in shared memory: `ELSEWHERE_BYTES` bytes."""
-KNOWN_FLAGS: Final = 255
+KNOWN_FLAGS: Final = 127
 MOST_RETURNS: Final = 1_000_000
 """A publisher that goes back in time begins its next epoch, one above; an epoch further above is of another run."""
 
@@ -75,9 +73,6 @@ OFFSET_BODY_BYTES: Final = 56
 OFFSET_STRIDE: Final = 60
 OFFSET_BODY_CHECKSUM: Final = 64
 OFFSET_HEADER_CHECKSUM: Final = 68
-
-ELSEWHERE_BYTES: Final = 24
-"""Bytes of the body frame when FLAG_ELSEWHERE: int64 `place`, `bytes` and `lap`."""
 
 MAX_BODY_BYTES: Final = 64 << 20
 MAX_TOPIC_BYTES: Final = 65_535

@@ -9,7 +9,6 @@ import numpy
 from blackbox.block.format import (
     FLAG_CHECKSUM,
     FLAG_CONTROL,
-    FLAG_ELSEWHERE,
     FLAG_FIXED,
     FLAG_NULLS,
     FLAG_SEQUENCES,
@@ -58,8 +57,7 @@ class Fault(IntEnum):
     NUMBERS = 17
     SEQUENCES = 18
     VALIDITY = 19
-    ELSEWHERE = 20
-    EPOCH = 21
+    EPOCH = 20
 
 
 KEY_OF_TOPICS = -1
@@ -85,11 +83,10 @@ FAULT_TEXT = {
     Fault.NUMBERS: "epoch, sequence or a time was out of range",
     Fault.SEQUENCES: "sequence numbers were not ascending from the header's on",
     Fault.VALIDITY: "a message without a value had a payload, or the validity had bits behind the last message",
-    Fault.ELSEWHERE: "the body lies in shared memory, which this receiver does not read",
     Fault.EPOCH: "the publisher's run began in the future: one of the two clocks is wrong",
 }
 
-_DATA_ONLY = FLAG_SEQUENCES | FLAG_NULLS | FLAG_ELSEWHERE
+_DATA_ONLY = FLAG_SEQUENCES | FLAG_NULLS
 _NONE = int(Fault.NONE)
 _HEADER_SIZE = int(Fault.HEADER_SIZE)
 _MAGIC = int(Fault.MAGIC)
@@ -107,7 +104,6 @@ _KEY_BYTES = int(Fault.KEY_BYTES)
 _NUMBERS = int(Fault.NUMBERS)
 _SEQUENCES = int(Fault.SEQUENCES)
 _VALIDITY = int(Fault.VALIDITY)
-_ELSEWHERE = int(Fault.ELSEWHERE)
 
 
 @njit(nogil=True, cache=True)
@@ -144,7 +140,7 @@ def _check_fields(header: Header) -> int:
     # Further away, a lag would overflow.
     if header.ts_out < 0 or header.ts_out > MAX_SEQUENCE or header.ts_in < 0 or header.ts_in > MAX_SEQUENCE:
         return _NUMBERS
-    return _ELSEWHERE if header.flags & FLAG_ELSEWHERE else _NONE
+    return _NONE
 
 
 @inner

@@ -80,10 +80,19 @@ def test_the_checksums_stand_at_the_end_of_the_header() -> None:
     assert header == xxhash.xxh3_64_intdigest(block.header[:68]) & 0xFFFFFFFF
 
 
+@pytest.mark.parametrize("bit", range(7, 16))
+def test_a_flag_that_nobody_knows_is_refused(bit: int) -> None:
+    block = example()
+    header = bytearray(block.header)
+    struct.pack_into("<H", header, places.OFFSET_FLAGS, block.flags | 1 << bit)
+    struct.pack_into("<I", header, places.OFFSET_HEADER_CHECKSUM, wire.checksum(bytes(header[:68])))
+    with pytest.raises(BlockError, match="flags were set that version 2 does not have"):
+        Block.decode(b"AB", bytes(header), block.body)
+
+
 def test_the_reserved_numbers_are_those_of_the_document() -> None:
-    names = ("CHECKSUM", "FIXED", "CONTROL", "LINE_B", "END", "SEQUENCES", "NULLS", "ELSEWHERE")
-    assert [getattr(places, f"FLAG_{name}") for name in names] == [1, 2, 4, 8, 16, 32, 64, 128]
-    assert places.ELSEWHERE_BYTES == 24
+    names = ("CHECKSUM", "FIXED", "CONTROL", "LINE_B", "END", "SEQUENCES", "NULLS")
+    assert [getattr(places, f"FLAG_{name}") for name in names] == [1, 2, 4, 8, 16, 32, 64]
     assert places.MAX_BODY_BYTES == wire.MAX_BODY
     assert (places.HEARTBEAT_KEY, places.CONFIRM_KEY, places.NONCE_BYTES) == (b"\0H", b"\0C", 8)
     assert (places.MAX_KEY_BYTES, places.MAX_TOPIC_BYTES) == (8, 65_535)

@@ -48,8 +48,7 @@ final class Layout {
     static final int CONTROL = 4;
     static final int SEQUENCES = 32;
     static final int NULLS = 64;
-    static final int ELSEWHERE = 128;
-    static final int KNOWN_FLAGS = 255;
+    static final int KNOWN_FLAGS = 127;
 
     static final long MAX_BODY = 64L << 20;
     static final long MAX_NUMBER = 1L << 62;

@@ -84,7 +84,7 @@ final class Records {
             return false;
         }
         int flags = u16(record + Layout.AT_FLAGS);
-        if ((flags & ~Layout.KNOWN_FLAGS) != 0 || (flags & (Layout.CONTROL | Layout.ELSEWHERE)) != 0) {
+        if ((flags & ~Layout.KNOWN_FLAGS) != 0 || (flags & Layout.CONTROL) != 0) {
             return false;
         }
         if (u8(record + Layout.AT_KEY_BYTES) > Layout.MAX_KEY) {
