@@ -10,7 +10,7 @@ import xxhash
 
 HEADER = struct.Struct("<4sBBHHHIQQQQIIIIII")
 """Epoch, sequence and times are signed, but valid only from 0 on."""
-CHECKSUM, FIXED, CONTROL, LINE_B, END, SEQUENCES, NULLS, ELSEWHERE = (1 << bit for bit in range(8))
+CHECKSUM, FIXED, CONTROL, LINE_B, END, SEQUENCES, NULLS = (1 << bit for bit in range(7))
 MAX_BODY = 64 * 1024 * 1024
 
 
@@ -165,7 +165,7 @@ def _check_fields(fields: Fields, header: bytes) -> None:
     _require(fields.magic == b"BBOX", "magic")
     _require(fields.version == 2, "version")
     _require(fields.header_checksum == checksum(header[:68]), "header checksum")
-    _require(fields.flags < 256 and not fields.flags & ELSEWHERE, "flags")
+    _require(fields.flags < 128, "flags")
     _require(not (fields.flags & CONTROL and fields.flags & (SEQUENCES | NULLS)), "flags of control")
     _require(fields.key_bytes <= 8, "key bytes")
     control, fixed = bool(fields.flags & CONTROL), bool(fields.flags & FIXED)

@@ -13,14 +13,15 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from blackbox.native.inner_compiler import InnerCompiler
 from blackbox.native.jit import njit
 
 _WORD = ir.IntType(64)
 _BYTE_POINTER = ir.IntType(8).as_pointer()
 _WORD_POINTER = _WORD.as_pointer()
 
-inner = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-"""Compile a function that only compiled code calls: half the work, and cached as part of its callers."""
+inner = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, pipeline_class=InnerCompiler)
+"""Compile a function that only compiled code calls: a part of the work, and cached as part of its callers."""
 
 
 @intrinsic

@@ -66,7 +66,7 @@ def _in_turn(function: Any) -> Any:
 def _tell() -> None:
     if not _told.is_set():
         _told.set()
-        text = "compiling what runs for the first time: up to 20 s, longer on a busy machine; then cached in %s"
+        text = "compiling what runs for the first time: up to a minute, longer on a busy machine; then cached in %s"
         log.warning(text, cache_root())
 
 
