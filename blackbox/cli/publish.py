@@ -143,6 +143,11 @@ def print_summary(source: Source, publisher: SourcePublisher, elapsed_s: float) 
                         bad_if(done.discarded > 0, count(done.discarded)),
                         "not sent: a subscriber did not take them in time",
                     ),
+                    (
+                        "dropped",
+                        bad_if(done.shared_memory_dropped > 0, count(done.shared_memory_dropped)),
+                        "not written to shared memory: slow subscribers held every place",
+                    ),
                     ("elapsed", duration(elapsed_s * 1e9)),
                     ("rate", rate(done.messages, elapsed_s)),
                     ("bodies", byte_rate(done.body_bytes, elapsed_s)),

@@ -183,6 +183,21 @@ def load_shared(typingctx: Any, record: Any, name: Any) -> Any:
 
 
 @intrinsic(prefer_literal=True)
+def swap_shared(typingctx: Any, record: Any, name: Any, expected: Any, value: Any) -> Any:
+    """Write a field in one step if it is `expected`, and return whether it was; a fence for all before and after."""
+    offset = _offset(record, name)
+    if offset is None:
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _pointer(builder, args[0], offset)
+        swapped = builder.cmpxchg(pointer, args[2], args[3], "seq_cst", "seq_cst")
+        return builder.extract_value(swapped, 1)
+
+    return types.boolean(record, name, types.int64, types.int64), codegen
+
+
+@intrinsic(prefer_literal=True)
 def store_shared(typingctx: Any, record: Any, name: Any, value: Any) -> Any:
     """Write a field that other threads read with `load_shared`, after all that was written before (release)."""
     offset = _offset(record, name)

@@ -72,6 +72,8 @@ class PublisherStatistics(msgspec.Struct, frozen=True):
     """Messages of keys that nobody had subscribed to, hence not sent."""
     waits: int
     """Times a sender waited up to 20 ms for a slow subscriber (`when_full="wait"`)."""
+    shared_memory_dropped: int
+    """Messages sent that readers of shared memory missed: every place for them was held (`when_full="drop"`)."""
     discarded: int
     """Messages that `close` gave up on because a subscriber did not take them in time."""
     topics: int
@@ -220,7 +222,8 @@ class Publisher:
     def publish(self, topic: bytes, payload: bytes | None, ts_event: int = 0) -> None:
         """Publish one message. It is sent as soon as the sender is free; what piles up meanwhile shares a block.
 
-        A payload of None says that the topic has no value any more.
+        A payload of None says that the topic has no value any more. With `when_full="drop"` a message after a silence
+        is sent before this returns; other threads' may be sent here, too.
 
         Raises ConfigError when no slice covers the topic, PublisherError when the publisher is not running or its topic
         table is full, ValueError when `ts_event` (ns since the epoch) is no int64. Bytes are the fastest payload; other
@@ -439,6 +442,7 @@ class Publisher:
             body_bytes=total.body_bytes,
             unwanted=total.unwanted,
             waits=total.waits,
+            shared_memory_dropped=total.shared_memory_dropped,
             discarded=sum(sender.discarded for sender in self._senders),
             topics=sum(len(sender.topics) for sender in self._senders),
             subscribers=max((sender.subscriptions.subscriber_count() for sender in self._senders), default=0),

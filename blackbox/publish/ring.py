@@ -53,6 +53,12 @@ DRAINING: Final = 1
 ENDING: Final = 2
 """The reader ends now."""
 
+AWAKE: Final = 0
+ASLEEP: Final = 1
+"""The reader sleeps: a writer pokes the wake pipe, or stands in."""
+STOOD_IN: Final = 2
+"""The reader sleeps, and a writer takes records out in its place."""
+
 _WAIT_SLICE_MS: Final = 100
 
 
@@ -74,7 +80,7 @@ class RingState(SharedRecord):
     closing = Field(own_line=True)
     """OPEN, DRAINING or ENDING."""
     sleeping = Field(own_line=True)
-    """1 while the reader sleeps: the writer then pokes the wake pipe. Set before `asked`, so one look is enough."""
+    """AWAKE, ASLEEP or STOOD_IN: only who has made AWAKE or STOOD_IN of ASLEEP takes records out, and sends."""
     answer_ns = Field(own_line=True)
     """When the first message since `asked` was set was handed over, ns since the epoch."""
 
@@ -124,7 +130,8 @@ class Ring:
 
     `limit` is the end of the room known to be free behind the tail: one comparison on the hot path covers a full ring
     and the end of its memory. All attributes are used with `lock` held. `check_reader` raises when the reader has
-    ended. The pipes live as long as the ring: a late wake-up can never hit a file descriptor of others.
+    ended; `rouse` is for a reader that sleeps. The pipes live as long as the ring: a late wake-up can never hit a file
+    descriptor of others.
     """
 
     __slots__ = (
@@ -135,14 +142,18 @@ class Ring:
         "lock",
         "memory",
         "room_pipe",
+        "rouse",
         "shared",
         "state",
         "view",
         "wake_pipe",
     )
 
-    def __init__(self, capacity: int, bodies_limit: int, check_reader: Callable[[], None]) -> None:
+    def __init__(
+        self, capacity: int, bodies_limit: int, check_reader: Callable[[], None], rouse: Callable[[], None]
+    ) -> None:
         self.check_reader = check_reader
+        self.rouse = rouse
         self.memory = numpy.zeros(capacity, numpy.uint8)
         self.view = self.memory.data
         self.state = RingState()
@@ -207,7 +218,7 @@ class Ring:
         self.check_reader()
 
     def answer(self, handed_over_ns: int = 0) -> None:
-        """Tell the reader when its next message was handed over, default: now; wake it if it sleeps.
+        """Tell the reader when its next message was handed over, default: now; rouse it if it sleeps.
 
         Call after the message was put in, when the reader has asked.
         """
@@ -215,9 +226,8 @@ class Ring:
             if self.shared[ASKED]:  # else another has answered, for a message that came earlier
                 self.state.answer_ns = handed_over_ns or time.time_ns()
                 self.shared[ASKED] = 0
-        if self.state.sleeping:
-            self.state.sleeping = 0
-            self.wake()
+        if self.state.sleeping == ASLEEP:
+            self.rouse()
 
     def wake(self) -> None:
         """Wake the reader."""
@@ -280,8 +290,7 @@ def commit(ring: RingAt, end: int, ts_in: int) -> None:
         store_shared(state, "answer_ns", ts_in)
         store_shared(state, "asked", 0)
         fence()
-        if load_shared(state, "sleeping") != 0:
-            store_shared(state, "sleeping", 0)
+        if load_shared(state, "sleeping") == ASLEEP:
             poke(ring.wake_fd, ring.state)
 
 

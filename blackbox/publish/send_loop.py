@@ -23,19 +23,22 @@ from blackbox.block.format import (
     OFFSET_BODY_BYTES,
     OFFSET_COUNT,
 )
-from blackbox.native.intrinsics import bytes_at, copy_bytes, inner, int32s_at, uint32_at
+from blackbox.native.intrinsics import bytes_at, copy_bytes, fence, inner, int32s_at, uint32_at
 from blackbox.native.jit import njit
-from blackbox.native.posix import monotonic_ns, now_ns, sleep_microseconds
-from blackbox.native.records import load_shared, store_shared
+from blackbox.native.posix import monotonic_ns, now_ns, poke, sleep_microseconds
+from blackbox.native.records import load_shared, store_shared, swap_shared
 from blackbox.publish.batcher import Encoder, encode_planned, group_by_key, plan_next
 from blackbox.publish.ring import (
     ABSENT,
+    ASLEEP,
+    AWAKE,
     BLOCK,
     DRAINING,
     ENDING,
     OPEN,
     PAD,
     RECORD_BYTES,
+    STOOD_IN,
     UNWANTED,
     RingAt,
     ask,
@@ -86,7 +89,7 @@ RETRY: Final = 2
 CLOSED: Final = 3
 """`send_until` returned because the ring is closing and empty, or must end now."""
 FAILED: Final = 4
-"""`send_until` returned because libzmq refused a message; `SenderState.errno` says why."""
+"""`send_until` returned because libzmq refused a message, here or of who stood in; `SenderState.errno` says why."""
 EPOCH: Final = 5
 """`send_until` returned because all was sent, and `SenderState.next_epoch` is to begin."""
 
@@ -260,6 +263,8 @@ def _send_record(sender: Sender, ring: RingAt, record: int) -> bool:
 def _drain(sender: Sender, ring: RingAt, encoder: Encoder) -> bool:
     """Send what is in the ring now. False: closing, or an error."""
     state = sender_state_at(sender.state)
+    if state.errno != 0:
+        return False  # who stood in has failed
     ring_state = ring_state_at(ring.state)
     head = ring_state.head
     now = now_ns()
@@ -409,21 +414,53 @@ def _spin(sender: Sender, ring: RingAt) -> None:
 
 
 @inner
+def _fall_asleep(sender: Sender, ring: RingAt) -> bool:
+    """Let writers stand in for who sends now, and ask them when the next message comes. False: it has come."""
+    state = ring_state_at(ring.state)
+    now = now_ns()  # before the ring is looked at: what comes into it later is not older
+    if load_shared(state, "tail") == state.head:
+        ask(ring, now)
+        sender_state_at(sender.state).asked_at = now
+    store_shared(state, "sleeping", ASLEEP)
+    fence()
+    return load_shared(state, "tail") == state.head
+
+
+@inner
 def _sleep(sender: Sender, ring: RingAt, wait_ns: int) -> None:
     """Sleep until a writer or a subscriber has something, or that long, if the ring is still empty."""
     if sender.spin_ns != 0:
         _spin(sender, ring)
     state = ring_state_at(ring.state)
-    now = now_ns()  # before the ring is looked at: what comes into it later is not older
-    if load_shared(state, "tail") != state.head:
+    # What libzmq told by a descriptor, a heartbeat may have read: it would not tell it again.
+    if load_shared(state, "tail") != state.head or _events(sender) & POLLIN:
         return
-    store_shared(state, "sleeping", 1)
-    ask(ring, now)
-    sender_state_at(sender.state).asked_at = now
-    if load_shared(state, "tail") == state.head:
+    if _fall_asleep(sender, ring):
         wait_ms = wait_ns // 1_000_000 + 1
-        wait_readable(sender.socket_a, sender.socket_b, sender.wake_fd, wait_ms, sender.scratch.ctypes.data)
-    store_shared(state, "sleeping", 0)
+        wait_readable(sender.readable_a, sender.readable_b, sender.wake_fd, wait_ms, sender.sleep_scratch.ctypes.data)
+    while not swap_shared(state, "sleeping", ASLEEP, AWAKE):
+        sleep_microseconds(numpy.int64(10))
+
+
+@njit(nogil=True, cache=True)
+def stand_in(sender: Sender, ring: RingAt, encoder: Encoder) -> None:
+    """Send in the place of a sender that sleeps; wake it if more has come meanwhile.
+
+    For any thread, behind what it put into the ring. libzmq's sockets may go from thread to thread behind a fence.
+    """
+    ring_state = ring_state_at(ring.state)
+    if not swap_shared(ring_state, "sleeping", ASLEEP, STOOD_IN):
+        return  # whoever sends looks at the ring once more
+    state = sender_state_at(sender.state)
+    done = load_shared(ring_state, "tail") == ring_state.head
+    if not done and state.epoch == encoder.origin.epoch:
+        done = _drain(sender, ring, encoder)
+        state.passes += 1
+        state.sent_at = monotonic_ns()
+        # What libzmq told by a descriptor it may have told to this thread.
+        done = done and not _events(sender) & POLLIN
+    if not (_fall_asleep(sender, ring) and done):
+        poke(ring.wake_fd, ring.state)
 
 
 @njit(nogil=True, cache=True)

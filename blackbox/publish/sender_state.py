@@ -28,6 +28,8 @@ class SenderState(SharedRecord):
     """Messages of keys that nobody had subscribed to."""
     waits = Field()
     """Times a send waited for a slow subscriber."""
+    shared_memory_dropped = Field()
+    """Messages for which shared memory had no place."""
     errno = Field()
     """Why libzmq refused a message; 0: it did not."""
     handled = Field()
@@ -42,6 +44,8 @@ class SenderState(SharedRecord):
     """Times that all was sent which was in the ring."""
     read_at = Field()
     """When subscriptions may be read again while there is something to send, by the monotonic clock."""
+    epoch = Field()
+    """Of what is sent now."""
     next_epoch = Field()
     """The epoch that is to begin before anything else is published; 0: none."""
     keys = Field(own_line=True)
@@ -56,6 +60,9 @@ class Sender(NamedTuple):
 
     socket_a: int
     socket_b: int
+    readable_a: int
+    """As `wait_readable` takes the descriptor that tells of `socket_a`: it may not touch one that others use."""
+    readable_b: int
     wake_fd: int
     linger_ns: int
     heartbeat_ns: int
@@ -69,6 +76,8 @@ class Sender(NamedTuple):
     lengths: NDArray[numpy.int32]
     ts_event: NDArray[numpy.int64]
     scratch: NDArray[numpy.int64]
+    sleep_scratch: NDArray[numpy.int64]
+    """Of the thread that sleeps, while another uses `scratch`."""
     shared: WriterAt
     spin_ns: int
     """For how long the thread looks on, after what it sent last, before it sleeps."""

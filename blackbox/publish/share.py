@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy
 
 from blackbox.block.encode import finish_header
-from blackbox.block.format import OFFSET_BODY_BYTES
+from blackbox.block.format import OFFSET_BODY_BYTES, OFFSET_COUNT
 from blackbox.native.intrinsics import copy_bytes, inner, uint32_at
 from blackbox.native.posix import now_ns
 from blackbox.native.records import load_shared
@@ -97,9 +97,8 @@ def share(
         return True
     place = _find(shared, own, body_bytes)
     if place == NO_PLACE:
-        writer = writer_state_at(shared.state)
-        if writer.waits == 0:
-            writer.dropped += 1
+        if writer_state_at(shared.state).waits == 0:
+            sender_state_at(sender.state).shared_memory_dropped += uint32_at(header + OFFSET_COUNT)
             return True
         place = _wait_for_place(sender, ring, own, body_bytes)
         if place == NO_PLACE:

@@ -22,10 +22,11 @@ from blackbox.publish import send_loop as send
 from blackbox.publish.batcher import Encoder, make_selection
 from blackbox.publish.guard import GUARD_NEEDS, Guard
 from blackbox.publish.line_socket import open_xpub
-from blackbox.publish.ring import DRAINING, ENDING, Ring, discard
+from blackbox.publish.ring import DRAINING, ENDING, Ring, RingAt, discard
 from blackbox.publish.sender_state import SCRATCH_WORDS, Sender, SenderState
 from blackbox.publish.subscriptions import Subscriptions, cover, split_changes
 from blackbox.transport.context import CONTEXT_NEEDS, close_context, open_context, pin_thread, wake_on_time
+from blackbox.transport.libzmq import EVENTS_SCRATCH_WORDS
 from blackbox.transport.shared_memory import is_supported
 from blackbox.transport.shared_memory_writer import SharedWriter
 from blackbox.transport.wakeup import PIPE_NEEDS
@@ -79,9 +80,9 @@ def _sockets_of(part: Slice) -> Needs:
 class SliceSender:
     """One slice of a publisher: its topics and keys, its ring, and the thread that sends.
 
-    Life: NEW, `start`, RUNNING, `ask_to_close`, CLOSING, ENDED; an error ends it at once. Sockets are created, used and
-    closed in its thread. Topics are added by publishing threads that hold `ring.lock`; the set of subscriptions is
-    guarded by `changed`.
+    Life: NEW, `start`, RUNNING, `ask_to_close`, CLOSING, ENDED; an error ends it at once. Sockets are created and
+    closed in its thread, and used by it, or while it sleeps by the one that stands in. Topics are added by publishing
+    threads that hold `ring.lock`; the set of subscriptions is guarded by `changed`.
     """
 
     def __init__(self, feed: Feed, slice_id: int, schema_id: int, epoch: int, wait: bool, hwm_blocks: int) -> None:
@@ -93,7 +94,10 @@ class SliceSender:
         def check() -> None:
             sender.check()
 
-        self.ring = Ring(RING_BYTES, max(_PENDING_BLOCKS * feed.block_bytes, 1 << 20), check)
+        def rouse() -> None:
+            sender.rouse()
+
+        self.ring = Ring(RING_BYTES, max(_PENDING_BLOCKS * feed.block_bytes, 1 << 20), check, rouse)
         self.state = State.NEW
         self.topics: dict[bytes, int] = {}
         self.error: BlackBoxError | None = None
@@ -104,6 +108,7 @@ class SliceSender:
         self._deadline = 0.0
         self._received = numpy.zeros(_RECEIVED_BYTES, numpy.uint8)
         self._answer_at = 0
+        self._stand_in: tuple[Sender, RingAt, Encoder] | None = None
         self._probes: list[zmq.Socket[bytes]] = []
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"blackbox-sender-{slice_id}", daemon=True)
@@ -183,6 +188,14 @@ class SliceSender:
         if self.state is State.ENDED:
             raise PublisherError(f"slice {self.slice_id}: the publisher was closed")
 
+    def rouse(self) -> None:
+        """Have what is in the ring sent while the thread sleeps: here if the line is idle, else by waking it."""
+        stand_in = self._stand_in
+        if stand_in is None or time.monotonic_ns() - self.sent.sent_at < self.feed.linger_ns:
+            self.ring.wake()
+        else:
+            send.stand_in(*stand_in)
+
     def flush(self, deadline: float, next_epoch: int = 0) -> None:
         """Wait until the ring is empty: everything published before is with ZeroMQ. Raises PublisherError in time.
 
@@ -252,8 +265,9 @@ class SliceSender:
             pin_thread(self.part.cpus)
             wake_on_time()
             encoder = self.make_encoder(send.GATHER_ROWS)
-            sender = self._sender(0, 0)
+            sender = self._sender([])
             warm_up(send.send_until, sender, self.ring.at, encoder, 0)
+            warm_up(send.stand_in, sender, self.ring.at, encoder)
             warm_up(send.read_subscriptions, sender, 0, 0, 0)
             warm_up(send.send_control, sender, self.origin, 0, 0, 0, 0, 0, 0)
             warm_up(cover, 0, 0, 0, 0, 0, 0, 0)
@@ -261,8 +275,7 @@ class SliceSender:
             encoder = encoder._replace(shared=self.guard.shared_at)
             self._bind(context, sockets)
             self.guard.start()
-            second = sockets[1].underlying if len(sockets) > 1 else 0
-            sender = self._sender(sockets[0].underlying, second)
+            sender = self._sender(sockets)
             self._enter(State.RUNNING)
             self._ready.set()
             self._serve(sender, encoder, sockets)
@@ -328,10 +341,13 @@ class SliceSender:
             self.guard.shared_at,
         )
 
-    def _sender(self, socket_a: int, socket_b: int) -> Sender:
+    def _sender(self, sockets: list[zmq.Socket[bytes]]) -> Sender:
+        first, second = (*((socket.underlying, -1 - int(socket.FD)) for socket in sockets), (0, 0), (0, 0))[:2]
         return Sender(
-            socket_a,
-            socket_b,
+            first[0],
+            second[0],
+            first[1],
+            second[1],
             self.ring.wake_pipe.reader,
             self.feed.linger_ns,
             self.feed.heartbeat_ns,
@@ -343,12 +359,14 @@ class SliceSender:
             numpy.zeros(send.GATHER_ROWS, numpy.int32),
             numpy.zeros(send.GATHER_ROWS, numpy.int64),
             numpy.zeros(SCRATCH_WORDS, numpy.int64),
+            numpy.zeros(EVENTS_SCRATCH_WORDS, numpy.int64),
             self.guard.shared_at,
             self.part.spin_ns,
         )
 
     def _serve(self, sender: Sender, encoder: Encoder, sockets: list[zmq.Socket[bytes]]) -> None:
         self.sent.heartbeat_at = time.monotonic_ns() + self.feed.heartbeat_ns
+        self._let_stand_in(sender, encoder)
         while True:
             retry_ns = self._answer_at if self.subscriptions.asked else _NEVER_NS
             reason = send.send_until(sender, self.ring.at, encoder, retry_ns)
@@ -359,9 +377,15 @@ class SliceSender:
             elif reason == send.EPOCH:
                 self._begin_epoch(sender, sockets)
                 encoder = encoder._replace(origin=self.origin)
+                self._let_stand_in(sender, encoder)
             elif reason == send.CLOSED:
                 return
             self._check_sender()
+
+    def _let_stand_in(self, sender: Sender, encoder: Encoder) -> None:
+        """Let publishing threads send while this one sleeps, unless they could wait for a slow subscriber there."""
+        self.sent.epoch = self.origin.epoch
+        self._stand_in = None if self._wait else (sender, self.ring.at, encoder)
 
     def _begin_epoch(self, sender: Sender, sockets: list[zmq.Socket[bytes]]) -> None:
         """Tell what the epoch before has reached, then that another one goes on: twice, as once is not believed."""

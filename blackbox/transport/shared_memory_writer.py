@@ -78,8 +78,6 @@ class WriterState(SharedRecord):
     """Blocks that may wait for a reader."""
     waits = Field()
     """1: wait for the slowest reader, 0: let it lose blocks."""
-    dropped = Field()
-    """Blocks for which there was no place."""
     idle = Fields(PIN_WORDS)
     """A bit for each place whose block nobody has yet to take."""
     place_of = Fields(DESCRIPTORS)

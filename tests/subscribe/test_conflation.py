@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Literal
 
-from blackbox import Batch, Message, SlowPolicy, Subscriber
+import pytest
+
+from blackbox import Batch, Feed, Message, Publisher, SlowPolicy, Subscriber
 from blackbox.testing import RawPublisher, wait_until
 from tests.gate import Gate
+from tests.process_state import linux_only
 from tests.subscribe.late import SECOND_NS, one_slice
 
 
@@ -41,8 +45,9 @@ def test_conflate_delivers_the_newest_of_each_topic_and_counts_the_rest() -> Non
     assert (statistics.delivery.dropped, statistics.received.gaps, statistics.lag.slow_blocks) == (0, 0, 1)
 
 
-def test_conflate_keeps_a_blocked_subscriber_up_to_date() -> None:
-    feed = one_slice()
+@pytest.mark.parametrize("transport", ["tcp", pytest.param("shm", marks=linux_only)])
+def test_conflate_keeps_a_blocked_subscriber_up_to_date(transport: Literal["tcp", "shm"]) -> None:
+    feed = Feed.local("slow", slices=1, transport=transport)
     subscriber = Subscriber(feed, slow=SlowPolicy("conflate"), queue_blocks=2)
     newest: dict[bytes, int] = {}
     order: dict[bytes, list[int]] = {}
@@ -51,26 +56,30 @@ def test_conflate_keeps_a_blocked_subscriber_up_to_date() -> None:
     @subscriber.on(b"")
     def note(message: Message) -> None:
         gate.wait()
-        newest[message.topic] = int(message.payload)
-        order.setdefault(message.topic, []).append(int(message.payload))
+        number = int(message.payload)
+        newest[message.topic] = number
+        order.setdefault(message.topic, []).append(number)
+        assert message.sequence == number
 
     total = 20_000
-    with RawPublisher(feed) as publisher:
+    with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
-        for first in range(0, total, 100):
-            publisher.send(publisher.encode([(b"T%d" % (n % 13), b"%d" % n) for n in range(first, first + 100)]))
+        for number in range(total):
+            publisher.publish(b"T%d" % (number % 13), b"%d" % number)
+            if number % 100 == 99:
+                publisher.flush()
         assert gate.entered.wait(10)
         wait_until(lambda: subscriber.statistics().received.messages == total)
         gate.open.set()
-        publisher.heartbeat(end=True)
-        subscriber.run(until_end=True)
+    subscriber.run(until_end=True)
     assert newest == {b"T%d" % (n % 13): n for n in range(total - 13, total)}
     for numbers in order.values():
         assert numbers == sorted(set(numbers))
     statistics = subscriber.statistics()
     assert statistics.delivery.delivered + statistics.delivery.conflated == total
     assert statistics.delivery.delivered < total // 2
-    assert statistics.delivery.dropped == 0
+    assert (statistics.delivery.dropped, statistics.received.gaps) == (0, 0)
+    assert statistics.received.transport == transport
 
 
 def test_what_was_conflated_keeps_its_run_its_order_and_its_age() -> None:

@@ -240,10 +240,18 @@ def test_a_compiled_callback_that_hangs_in_its_process_does_not_keep_the_parent(
     with RawPublisher(feed) as publisher:
         subscriber.start(timeout=30)
         topic = next(b"S%d" % n for n in range(50) if feed.slice_of(b"S%d" % n) == 0)
-        for _ in range(2):
-            publisher.send(publisher.encode([(topic, b"")]))
+        is_over = threading.Event()
+
+        def send_on() -> None:
+            while not is_over.wait(0.02):  # one of them waits behind the one that hangs
+                publisher.send(publisher.encode([(topic, b"")]))
+
+        sending = threading.Thread(target=send_on)
+        sending.start()
         with pytest.raises(SlowSubscriberError, match="slice 0 lags"):
             subscriber.run()
+        is_over.set()
+        sending.join()
     assert children_of(subscriber) == []
 
 

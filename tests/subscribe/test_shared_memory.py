@@ -11,6 +11,7 @@ import pytest
 from blackbox import Batch, EndpointError, Feed, Publisher, Recorder, Recording, Subscriber
 from blackbox.feed.feed import Slice
 from blackbox.testing import Collector, wait_until
+from blackbox.transport.shared_memory import LARGE_PLACES
 from tests.archive.recorders import days
 from tests.process_state import linux_only
 from tests.subscribe.shared import (
@@ -21,7 +22,6 @@ from tests.subscribe.shared import (
     publish_numbers,
     sender_of,
     shared_feed,
-    shared_state,
 )
 from tests.subscribe.subscribers import _PATIENT_NS, nothing, numbers_of
 
@@ -128,13 +128,33 @@ def test_a_slow_reader_loses_what_is_overwritten_and_counts_it_as_a_gap() -> Non
         wait_until(lambda: got)
         publish_numbers(publisher, 1, 1_000, 1_024)
         publisher.flush()  # which it could not, if it waited
-        assert shared_state(publisher).dropped == 0
+        assert publisher.statistics().shared_memory_dropped == 0
         go_on.set()
     subscriber.run(until_end=True)
     assert got[0] == 0
     assert got[-1] == 999
     assert got == sorted(got)
     assert subscriber.statistics().received.gaps == 1_000 - len(got) > 500
+
+
+def test_a_publisher_that_has_no_place_for_large_blocks_counts_their_messages() -> None:
+    feed = shared_feed(block_bytes=4_096)
+    subscriber, got, go_on = slow_reader(feed)
+    with Publisher(feed, when_full="drop") as publisher:
+        subscriber.start()
+        publisher.wait_for_subscribers()
+        publish_numbers(publisher, 0, 1, 8_192)
+        wait_until(lambda: got)
+        publish_numbers(publisher, 1, 11, 8_192)
+        publisher.flush()
+        assert publisher.statistics().shared_memory_dropped == 10 - LARGE_PLACES
+        assert publisher.statistics().messages == 11, "they have their numbers"
+        go_on.set()
+        wait_until(lambda: got[-1] == LARGE_PLACES)
+        publish_numbers(publisher, 11, 12, 8_192)
+    subscriber.run(until_end=True)
+    assert got == [*range(LARGE_PLACES + 1), 11]
+    assert subscriber.statistics().received.gaps == 10 - LARGE_PLACES
 
 
 def test_a_publisher_that_waits_loses_nothing_to_a_slow_reader() -> None:
@@ -166,7 +186,7 @@ def test_a_reader_that_keeps_its_batches_has_them_whole_and_takes_no_memory_of_o
         for first in range(0, 20_000, 1_000):
             publish_numbers(publisher, first, first + 1_000, 64)
             wait_until(lambda so_far=first + 1_000: len(got) >= so_far)  # type: ignore[misc]
-        assert shared_state(publisher).dropped == 0
+        assert publisher.statistics().shared_memory_dropped == 0
     keeper.run(until_end=True)
     other.run(until_end=True)
     assert got == list(range(20_000))

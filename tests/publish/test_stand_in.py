@@ -1,0 +1,135 @@
+"""A publisher whose line is idle sends from the calling thread, in the place of a sender that sleeps."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Literal
+
+import msgspec
+import pytest
+
+from blackbox import Feed, Message, Publisher, Subscriber
+from blackbox.publish.ring import ASLEEP
+from blackbox.testing import Collector, wait_until
+from tests.subscribe.shared import sender_of
+from tests.subscribe.subscribers import _PATIENT_NS, numbers_of
+
+Transport = Literal["tcp", "ipc", "shm"]
+_NO_BEAT_NS = 60_000_000_000
+"""A sender that nobody wakes sleeps on: what waits for a heartbeat fails here."""
+TRANSPORTS = ("tcp", "ipc", "shm")
+
+
+def idle_feed(transport: Transport = "tcp", linger_ns: int = 0) -> Feed:
+    feed = Feed.local("idle", slices=1, transport=transport)
+    return msgspec.structs.replace(feed, linger_ns=linger_ns, heartbeat_ns=_NO_BEAT_NS, max_lag_ns=_PATIENT_NS)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_message_after_a_silence_is_sent_when_publish_returns(transport: Transport) -> None:
+    feed = idle_feed(transport)
+    subscriber, got = Subscriber(feed), Collector()
+    subscriber.on(b"")(got.message)
+    with Publisher(feed) as publisher:
+        subscriber.start()
+        sender = sender_of(publisher)
+        sent_at_once = 0
+        for number in range(100):
+            got.wait(number)
+            wait_until(lambda: sender.ring.state.sleeping == ASLEEP, what="the sender sleeps")
+            publisher.publish(b"T", b"%d" % number)
+            sent_at_once += publisher.statistics().messages == number + 1
+        assert sent_at_once > 50  # not of those for which the thread has just woken, as for a subscription
+    subscriber.run(until_end=True)
+    assert numbers_of(got) == list(range(100))
+    assert subscriber.statistics().received.gaps == 0
+
+
+def test_a_line_that_was_busy_within_linger_is_left_to_its_thread() -> None:
+    feed = idle_feed(linger_ns=500_000_000)
+    subscriber, got = Subscriber(feed), Collector()
+    subscriber.on(b"")(got.message)
+    with Publisher(feed) as publisher:
+        subscriber.start()
+        sender = sender_of(publisher)
+        wait_until(lambda: sender.ring.state.sleeping == ASLEEP, what="the sender sleeps")
+        publisher.publish(b"T", b"0")
+        for number in range(1, 50):
+            publisher.publish(b"T", b"%d" % number)
+        got.wait(50)
+        assert publisher.statistics().blocks < 10
+    subscriber.run(until_end=True)
+    assert numbers_of(got) == list(range(50))
+
+
+def test_a_publisher_that_may_wait_for_a_slow_subscriber_never_does_so_in_publish() -> None:
+    with Publisher(idle_feed(), when_full="wait") as publisher:
+        assert sender_of(publisher)._stand_in is None
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_threads_that_stand_in_by_turns_keep_order_and_lose_nothing(transport: Transport) -> None:
+    """Four threads with pauses, while subscribers come and go and the sender's own thread beats and answers."""
+    threads, each = 4, 1_500
+    feed = idle_feed(transport)
+    subscriber = Subscriber(feed)
+    got: dict[bytes, list[int]] = {b"%d" % thread: [] for thread in range(threads)}
+
+    @subscriber.on(b"")
+    def message(message: Message) -> None:
+        assert message.payload is not None
+        got[bytes(message.topic)].append(int(message.payload))
+
+    def publish(thread: int) -> None:
+        rng = random.Random(thread)
+        for number in range(each):
+            publisher.publish(b"%d" % thread, b"%d" % number)
+            if rng.random() < 0.5:
+                time.sleep(rng.choice((0.0, 0.00005, 0.0005)))  # so that the sender falls asleep at all moments
+
+    with Publisher(feed) as publisher:
+        subscriber.start()
+        running = [threading.Thread(target=publish, args=(thread,)) for thread in range(threads)]
+        for thread in running:
+            thread.start()
+        while any(thread.is_alive() for thread in running):
+            other = Subscriber(feed)
+            other.on(b"1")(Collector().message)
+            with other:
+                pass
+        for thread in running:
+            thread.join()
+        wait_until(lambda: publisher.statistics().messages == threads * each, what="all is sent")
+    subscriber.run(until_end=True)
+    assert got == {b"%d" % thread: list(range(each)) for thread in range(threads)}
+    assert subscriber.statistics().received.gaps == 0
+
+
+def test_epochs_that_begin_between_messages_of_threads_that_stand_in() -> None:
+    """No message is sent with numbers of an epoch that has ended: it would be lost as old."""
+    feed = idle_feed()
+    subscriber, got = Subscriber(feed), Collector()
+    subscriber.on(b"")(got.message)
+    done = threading.Event()
+    published = 0
+
+    def publish() -> None:
+        nonlocal published
+        while not done.is_set():
+            publisher.publish(b"T", b"%d" % published)
+            published += 1
+            time.sleep(0.0001)  # so that the sender falls asleep
+
+    with Publisher(feed) as publisher:
+        subscriber.start()
+        thread = threading.Thread(target=publish)
+        thread.start()
+        for _ in range(30):
+            publisher.new_epoch()
+        done.set()
+        thread.join()
+    subscriber.run(until_end=True)
+    assert numbers_of(got) == list(range(published))
+    assert subscriber.statistics().received.gaps == 0
