@@ -9,8 +9,9 @@ the time of the first of its messages has come::
         ...
         unit.release()
 
-A message without a time takes that of the latest one before it in its slice. The index tells no least time of an entry
-with such a message. So it is read when the time of what stands before it has come, and a late message in it comes then.
+A message without a time takes that of the latest one before it in its slice; before the first, that of the next one in
+its unit, at the latest the largest `ts_out` of its slice so far. The index tells no least time of an entry with such a
+message. So it is read when the time of what stands before it has come, and a late message in it comes then.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class ByTime:
 
     @cached_property
     def is_in_order(self) -> bool:
-        """Whether `ts_event` never runs back in what is wanted of any slice of a recording."""
-        return not any(part.is_apart[part.chosen].any() for part in self._parts())
+        """Whether the order of the market is the recorded one in what is wanted of any slice of a recording."""
+        return not any((part.is_apart | part.is_timed_late)[part.chosen].any() for part in self._parts())
 
     @cached_property
     def units(self) -> list[Unit]:
@@ -115,17 +116,25 @@ class _Part(NamedTuple):
         apart: NDArray[numpy.bool_] = (entries["late"] > 0) | (entries["min_ts_event"] < self.events[:-1])
         return apart
 
+    @property
+    def is_timed_late(self) -> NDArray[numpy.bool_]:
+        """bool[n]: whether an entry holds the first time of its slice, and may hold messages without one before it."""
+        entries = self.segment.entries
+        is_first: NDArray[numpy.bool_] = (self.events[:-1] <= _NO_TIME) & (entries["max_ts_event"] > _NO_TIME)
+        return is_first & ((entries["min_ts_event"] <= _NO_TIME) | (self.sent[:-1] > 0))
+
     def units(self) -> Iterator[Unit]:
         """Yield what is to be read, in the order of the slice."""
         entries, before = self.segment.entries, self.events[:-1]
-        # Before the first time of a slice, messages without one have that of their sending, more or less.
+        # Entries without any time before the first of their slice come when they were sent.
         untimed = (before <= _NO_TIME) & (entries["max_ts_event"] <= _NO_TIME)
-        before = numpy.where(untimed, entries["min_ts_out"], before)
-        for group in _groups(entries, self.chosen, self.is_apart | untimed):
+        sent = numpy.maximum(entries["min_ts_out"], self.sent[:-1])
+        known = entries["min_ts_event"] > _NO_TIME
+        low = numpy.where(known, entries["min_ts_event"], numpy.where(untimed, sent, before))
+        for group in _groups(entries, self.chosen, self.is_apart):
             first, last = group[0], group[-1]
-            low = int(entries["min_ts_event"][first])
             span = Span(self.segment, int(entries["start"][first]), int(entries["stop"][last]), int(self.sent[first]))
-            yield Unit(low if low > _NO_TIME else int(before[first]), self.stream, int(before[first]), span)
+            yield Unit(int(low[group].min()), self.stream, int(before[first]), span)
 
 
 def _groups(

@@ -94,10 +94,11 @@ def hold(
     """Write HeldBlock[n] of those valid blocks of one slice that have wanted messages, and count them.
 
     `feed` is the number of theirs, or ONE_FEED. `sent` and `places` are `latest_out` and `place` of each.
-    `latest_ns` is the largest time of the slice before them:
-    a message without a time takes the latest one before it.
+    `latest_ns` is the largest time of the slice before them, 0: none. A message without a time takes the latest one
+    before it; before the first, that of the next one here, but none later than when it was sent.
     """
     found = topics = messages = late = numpy.int64(0)
+    first_ns = _first_time(blocks) if latest_ns <= _NO_TIME else latest_ns
     for number in range(blocks.count):
         row = block_row_at(blocks.address + BLOCK_ROW_BYTES * number)
         if row.fault != 0:
@@ -107,7 +108,9 @@ def hold(
         if not _number_topics(header, row.body, blocks.wanted, numbering, feed, numbers):
             return Holding(NO_ROOM, latest_ns, late)
         rows, times = arena.rows[messages:], arena.times[messages:]
-        count, is_plain, latest_ns, more = _list_wanted(header, row, start_ns, stop_ns, latest_ns, numbers, rows, times)
+        count, is_plain, latest_ns, more = _list_wanted(
+            header, row, start_ns, stop_ns, latest_ns, min(first_ns, sent[number]), numbers, rows, times
+        )
         late += more
         if count == 0:
             continue
@@ -162,17 +165,32 @@ def _number_topics(
 
 
 @inner
+def _first_time(blocks: BlockTableAt) -> int:
+    """The first time in blocks; END: there is none."""
+    for number in range(blocks.count):
+        block = block_row_at(blocks.address + BLOCK_ROW_BYTES * number)
+        if block.fault == 0:
+            header = read_header(block.header)
+            ts_event = int64s_at(block.body, header.count)
+            for row in range(block.first_row, numpy.int64(header.count)):
+                if ts_event[row] > _NO_TIME:
+                    return ts_event[row]
+    return numpy.int64(END)
+
+
+@inner
 def _list_wanted(
     header: Header,
     block: BlockRow,
     start_ns: int,
     stop_ns: int,
     latest_ns: int,
+    opening_ns: int,
     numbers: NDArray[numpy.int32],
     rows: NDArray[numpy.int32],
     times: NDArray[numpy.int64],
 ) -> tuple[int, bool, int, int]:
-    """List the wanted rows of a block and their times.
+    """List the wanted rows of a block and their times, `opening_ns` before the first of the slice.
 
     Returns how many, whether they are all, with a time and in order, the latest time, and how many are late.
     """
@@ -184,9 +202,11 @@ def _list_wanted(
     is_plain = True
     for row in range(numpy.uint64(block.first_row), numpy.uint64(header.count)):
         own = min(ts_event[row], END - 1)
-        time = own if own > _NO_TIME else latest_ns
-        is_late = time < latest_ns
-        latest_ns = max(latest_ns, time)
+        is_late = _NO_TIME < own < latest_ns
+        latest_ns = max(latest_ns, own)
+        time = own
+        if own <= _NO_TIME:
+            time = latest_ns if latest_ns > _NO_TIME else opening_ns
         if numbers[unsigned(topic_index[row])] >= 0 and start_ns <= own and own < stop_ns:
             rows[taken] = row
             times[taken] = time

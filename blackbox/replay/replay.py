@@ -108,8 +108,8 @@ class Replay:
     Run it as often as you like, each time from the beginning, unless its controls were told to stop.
 
     Messages come in the order of the market (`ts_event`), over all slices and recordings; those of one time as they
-    were recorded. One without a time keeps its place behind the one before it. Used by one thread at a time; the
-    controls by any.
+    were recorded. One without a time keeps its place behind the one before it; before the first time of its slice, it
+    comes at the latest when it was sent. Used by one thread at a time; the controls by any.
     """
 
     def __init__(

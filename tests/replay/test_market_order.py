@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from blackbox import Batch, Message, Recording, Subscriber
@@ -37,7 +37,8 @@ class Recorded(NamedTuple):
     place: tuple[int, int, int, int]
     """The recording's order: largest `ts_out` of the slice so far, slice, record, row."""
     time: int
-    """`ts_event`, or the latest of the slice before it."""
+    """`ts_event`, or the latest of the slice before it; before the first, that of the next one, at the latest the
+    largest `ts_out` of the slice so far."""
 
 
 class Wish(NamedTuple):
@@ -70,16 +71,14 @@ def write_day(
     day = Day(path, msgspec.structs.replace(feed_of(slices), **settings))
     found: list[Recorded] = []
     sequence, sent, time = [0] * slices, [0] * slices, [0] * slices
+    first_times = [[time for of, _, rows in blocks if of == each for _, time in rows if time] for each in range(slices)]
     for record, (slice_id, ts_out, messages) in enumerate(blocks):
         rows = []
         sent[slice_id] = max(sent[slice_id], ts_out)
         first = sequence[slice_id]
         for row, (topic, ts_event) in enumerate(messages):
-            own = ts_event or time[slice_id]
-            if not time[slice_id] and not any(each for _, each in messages):
-                own = ts_out  # none has had a time so far
-            else:
-                time[slice_id] = max(time[slice_id], own)
+            time[slice_id] = max(time[slice_id], ts_event)
+            own = ts_event or time[slice_id] or min([sent[slice_id], *first_times[slice_id][:1]])
             text = payload_of(len(found))
             rows.append(Row(topic, text, ts_event))
             place = sent[slice_id], slice_id, record, row
@@ -150,8 +149,9 @@ def replayed(path: Path, wishes: list[Wish], **how: Any) -> tuple[list[Seen], An
 @st.composite
 def days(draw: st.DrawFn) -> tuple[int, Blocks]:
     slices = draw(st.integers(1, 3))
-    is_timed = draw(st.booleans())
+    is_timed, untimed = draw(st.booleans()), draw(st.sampled_from([-10, 4]))
     blocks: Blocks = []
+    begun: set[int] = set()  # how messages without a time come before the first one depends on where segments end
     sent = time = 1_000
     for _ in range(draw(st.integers(0, 12))):
         slice_id = draw(st.integers(0, slices - 1))
@@ -161,7 +161,9 @@ def days(draw: st.DrawFn) -> tuple[int, Blocks]:
         messages = []
         for topic, step in draw(st.lists(rows, min_size=1, max_size=9)):
             time = max(1, sent + step) if is_timed else max(time, sent + step)
-            messages.append((topic, 0 if not is_timed and step < -10 else time))
+            has_time = is_timed or step >= untimed or slice_id not in begun
+            messages.append((topic, time if has_time else 0))
+            begun.add(slice_id)
         blocks.append((slice_id, sent, messages))
     return slices, blocks
 
@@ -181,6 +183,12 @@ wishes_strategy = st.lists(
 @pytest.mark.usefixtures("run_lengths")
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(days(), wishes_strategy, st.sampled_from([None, 1000.0, 100.0, 10.0]))
+@example((1, [(0, 1000, [(b"A.x", 0)]), (0, 999, [(b"A.x", 0)])]), [Wish("message", b"")], None)
+@example(
+    (2, [(0, 1000, [(b"A.x", 0)]), (1, 1002, [(b"B.x", 0)]), (0, 1005, [(b"A.x", 0), (b"A.x", 1004)])]),
+    [Wish("message", b"")],
+    None,
+)
 def test_each_message_reaches_all_callbacks_before_the_next(
     day: tuple[int, Blocks], wishes: list[Wish], speed: float | None
 ) -> None:
