@@ -16,6 +16,7 @@ from blackbox.errors import BlockError, EndpointError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.native.limits import Needs
 from blackbox.transport.context import allow_ipv6, new_context
+from blackbox.transport.pings import send_pings
 
 _SILENT_AFTER_HEARTBEATS = 3
 
@@ -108,6 +109,7 @@ class Heartbeats:
         socket.linger = 0
         socket.maxmsgsize = MAX_BODY_BYTES
         allow_ipv6(socket, endpoint)
+        send_pings(socket, endpoint, self.feed.heartbeat_ns, expects_answers=True)
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:

@@ -17,6 +17,7 @@ from blackbox.native.limits import Needs, start_thread
 from blackbox.publish.sender_state import SenderState
 from blackbox.publish.subscriptions import MOST_USELESS, Subscriptions
 from blackbox.transport.connections import Connection, Connections
+from blackbox.transport.pings import PING_BYTES_PER_S
 from blackbox.transport.shared_memory_writer import NO_WRITER, SharedWriter, WriterAt
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
@@ -66,7 +67,9 @@ class _Record:
         self.was_behind = False
         self.doubted: tuple[int, int] | None = None
         """The sender's pass in which too much was unheard, and what had been received by then."""
-        self.received = self.taken = self.heard = self.unheard_from = 0
+        self.received = self.taken = self.heard = 0
+        self.unheard_from = 0.0
+        """Bytes that need no whole message any more: those before the last one, and pings."""
 
 
 class Guard:
@@ -167,7 +170,7 @@ class Guard:
     def look(self) -> None:
         """Judge every connection by what it has sent and taken since the last look."""
         now = time.monotonic()
-        refill = _BYTES_PER_S * (now - self._looked_at)
+        seconds = now - self._looked_at
         self._looked_at = now
         judges_taken = now - self._judged_taken_at >= _LOOK_S
         if judges_taken:
@@ -182,7 +185,7 @@ class Guard:
             for connection in found:
                 record = self._records.get(connection) or _Record(self._burst, now)
                 records[connection] = record
-                self._judge_sent(connection, record, refill)
+                self._judge_sent(connection, record, seconds)
                 if judges_taken:
                     self._judge_taken(connection, record, now)
                 # What a connection that is gone has sent may be read when another has its descriptor.
@@ -218,13 +221,15 @@ class Guard:
                 over -= held[connection]
                 self._end(connection, f"there were more than {most} distinct filters, up to {held[connection]} its own")
 
-    def _judge_sent(self, connection: Connection, record: _Record, refill: float) -> None:
+    def _judge_sent(self, connection: Connection, record: _Record, seconds: float) -> None:
         sent = connection.received - record.received
-        record.burst = min(self._burst, record.burst + refill) - sent
+        record.burst = min(self._burst, record.burst + _BYTES_PER_S * seconds) - sent
         heard = self._subscriptions.heard.get(connection.fd, 0)
         if heard != record.heard:
             record.heard, record.unheard_from = heard, record.received
         record.received = connection.received
+        # Pings are never heard: in some days they would add up to too much.
+        record.unheard_from = min(record.received, record.unheard_from + PING_BYTES_PER_S * seconds)
         if record.burst < 0:
             self._end(connection, f"it sent {connection.received} bytes of subscriptions, too many at a time")
         else:
@@ -241,7 +246,9 @@ class Guard:
         is_settled = self._sent.passes > passes + 1 and not self._subscriptions.is_behind
         sent = received if is_settled else record.received - _UNSETTLED_BYTES
         if sent - record.unheard_from > most:
-            self._end(connection, f"it sent {record.received - record.unheard_from} bytes without a whole subscription")
+            self._end(
+                connection, f"it sent {record.received - record.unheard_from:.0f} bytes without a whole subscription"
+            )
         if is_settled:
             record.doubted = None
         self._wake_sender()

@@ -35,6 +35,7 @@ from blackbox.subscribe.receive_loop import hand_control
 from blackbox.subscribe.state import SliceState
 from blackbox.transport.context import MAX_SUBSCRIPTIONS, allow_ipv6
 from blackbox.transport.libzmq import message_bytes
+from blackbox.transport.pings import send_pings
 from blackbox.transport.shared_memory_reader import NO_READER, ReaderAt, SharedReader, attach
 from blackbox.transport.wakeup import Pipe
 
@@ -97,6 +98,7 @@ class Subscription:
         for endpoint in self._feed_slice.lines:
             address = self._address(endpoint)
             allow_ipv6(sub, address)
+            send_pings(sub, address, self._feed.heartbeat_ns)
             try:
                 sub.connect(address)
             except zmq.ZMQError as error:
@@ -204,6 +206,7 @@ class Subscription:
         address = self._address(self._feed_slice.lines[line])
         with suppress(zmq.ZMQError):
             self._sub.disconnect(address)
+        send_pings(self._sub, address, self._feed.heartbeat_ns)
         self._sub.connect(address)
 
     def _ask_to_confirm(self) -> None:

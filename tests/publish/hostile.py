@@ -20,7 +20,8 @@ OLD_GREETINGS = {
 """Of SUB sockets that speak earlier versions of the protocol, without a name."""
 READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB"
 MORE = 1
-_LONG, _COMMAND = 2, 4
+COMMAND = 4
+_LONG = 2
 
 
 def frame(content: bytes, flags: int = 0) -> bytes:
@@ -62,7 +63,7 @@ class Peer:
         self.socket.connect((place.hostname, place.port))
         host, port = self.socket.getsockname()
         self.address = f"{host}:{port}"
-        self.socket.sendall(GREETING + frame(READY, _COMMAND))
+        self.socket.sendall(GREETING + frame(READY, COMMAND))
         self.read(64)
         self.read_frame()
 
