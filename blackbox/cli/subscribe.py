@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from blackbox.cli.ui.feeds import FeedOption, feed_text, load_feed
 from blackbox.cli.ui.live import Rates, follow, live_screen
 from blackbox.cli.ui.status import exit_statuses, lose
-from blackbox.cli.ui.terminal import LAG, bad_if, columns_table, say, stdout, titled, values_table
+from blackbox.cli.ui.terminal import AGE, LAG, bad_if, columns_table, say, stdout, titled, values_table
 from blackbox.feed.schema import schema_of
 from blackbox.report.numbers import byte_rate, count, counted, duration, rate
 
@@ -176,14 +176,16 @@ class _SubscriberView:
             f"received {counted(now.received.messages, 'message')}, "
             f"{rate(rates.per_second('messages', now.received.messages))}, "
             f"{byte_rate(rates.per_second('bytes', now.received.body_bytes))}, lost {count(now.received.gaps)}, "
-            f"lag p99 {duration(now.lag.p99_ns)}"
+            f"lag p99 {duration(now.lag.p99_ns)}, age p99 {duration(now.lag.age_p99_ns)}"
         )
 
     def tables(self, rates: Rates) -> RenderableType:
         return Group(self._slices(rates), self._callbacks(rates))
 
     def _slices(self, rates: Rates) -> RenderableType:
-        table = columns_table(("slice", "received", "rate", "lost", "duplicated", "dropped", "queue", "lag p99"))
+        table = columns_table(
+            ("slice", "received", "rate", "lost", "duplicated", "dropped", "queue", "lag p99", "age p99")
+        )
         for feed_slice in self._subscriber.statistics().slices:
             table.add_row(
                 str(feed_slice.slice_id),
@@ -194,8 +196,9 @@ class _SubscriberView:
                 bad_if(feed_slice.delivery.dropped > 0, count(feed_slice.delivery.dropped)),
                 count(feed_slice.delivery.queue_blocks),
                 duration(feed_slice.lag.p99_ns),
+                duration(feed_slice.lag.age_p99_ns),
             )
-        table.caption = f"queue: blocks that wait for callbacks; {LAG}"
+        table.caption = f"queue: blocks that wait for callbacks; {LAG}; {AGE}"
         return titled("slices", table)
 
     def _callbacks(self, rates: Rates) -> RenderableType:
@@ -255,6 +258,9 @@ class _SubscriberView:
                         ("lag p50", duration(now.lag.p50_ns), LAG),
                         ("lag p99", duration(now.lag.p99_ns), "99 of 100 messages had no more than this"),
                         ("lag max", duration(now.lag.max_ns)),
+                        ("age p50", duration(now.lag.age_p50_ns), AGE),
+                        ("age p99", duration(now.lag.age_p99_ns)),
+                        ("age max", duration(now.lag.age_max_ns)),
                     ]
                 ),
             )

@@ -86,6 +86,7 @@ class SliceAt(NamedTuple):
     conflation: ConflationAt | None
     """None: the policy is another, and nothing of conflation is compiled."""
     max_lag_ns: int
+    max_age_ns: int
     grace_ns: int
     handler: BlockHandlerAt
     own: WorkerAt

@@ -26,7 +26,7 @@ from blackbox.native.posix import now_ns
 from blackbox.native.prefix_trie import Trie, longest_prefix
 from blackbox.subscribe.addresses import COPY_AT, ENVELOPE_AT, SliceAt, TableAt
 from blackbox.subscribe.block_handler import BLOCK, IDLE, handed_block_at
-from blackbox.subscribe.slow_subscriber import DROP, PROCEED, act_on_lag, corrected, is_over
+from blackbox.subscribe.slow_subscriber import DROP, PROCEED, act_on_lag, age_of, corrected, is_over
 from blackbox.subscribe.state import (
     FAILED,
     WORKER_COUNTERS_BYTES,
@@ -66,7 +66,7 @@ def fail(at: SliceAt) -> int:
 
 
 @inner
-def _hand_over(at: SliceAt, worker: int, ts_out: int, body_message: int) -> int:
+def _hand_over(at: SliceAt, worker: int, ts_out: int, ts_in: int, body_message: int) -> int:
     """Send copies of envelope and body to a worker, unless it is over: 0, FAILED or GIVEN_UP."""
     if is_over(at):
         return 0
@@ -81,7 +81,8 @@ def _hand_over(at: SliceAt, worker: int, ts_out: int, body_message: int) -> int:
         if error != EAGAIN:
             slice_state_at(at.state).errno = error
             return FAILED
-        action = act_on_lag(at, corrected(at, now_ns() - ts_out))
+        now = now_ns()
+        action = act_on_lag(at, corrected(at, now - ts_out), age_of(at, ts_in, now))
         if action == DROP:
             return GIVEN_UP
         if action != PROCEED and is_over(at):
@@ -253,7 +254,7 @@ def dispatch(
             wanted = 0
         for worker in range(at.workers):
             if (wanted >> worker) & 1:
-                result = _hand_over(at, worker, header.ts_out, body_message)
+                result = _hand_over(at, worker, header.ts_out, header.ts_in, body_message)
                 if result == GIVEN_UP:
                     counters.dropped += due_of(table, header, frame, first_row, worker + 1)
                     result = 0

@@ -48,7 +48,7 @@ from blackbox.subscribe.gaps import (
     settle,
 )
 from blackbox.subscribe.held import NONE
-from blackbox.subscribe.slow_subscriber import CONFLATE, DROP, PROCEED, act_on_lag, is_over, lag_of
+from blackbox.subscribe.slow_subscriber import CONFLATE, DROP, PROCEED, act_on_lag, age_of, is_over, lag_of
 from blackbox.subscribe.state import FAILED, HELD_MS, slice_counters_at, slice_state_at
 from blackbox.transport.libzmq import msg_close, msg_data, msg_init, msg_init_size, msg_move, msg_size
 
@@ -68,7 +68,8 @@ def _deliver(at: SliceAt, table: TableAt, trie: Trie, first_row: int, now: int) 
     head, body_message = at.scratch + HEAD_AT, at.scratch + BODY_AT
     if is_over(at):
         return dispatch(at, table, trie, head, body_message, first_row, now, _NO, _NO)
-    action = act_on_lag(at, lag_of(at, read_header(head).ts_out, now))
+    header = read_header(head)
+    action = act_on_lag(at, lag_of(at, header.ts_out, now), age_of(at, header.ts_in, now))
     if action != PROCEED:
         slice_counters_at(at.counters).slow += 1
     if action == DROP:

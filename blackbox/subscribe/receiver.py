@@ -51,7 +51,7 @@ from blackbox.subscribe.notices import CallbackErrors
 from blackbox.subscribe.options import Options, needs_of
 from blackbox.subscribe.receive_loop import finish, hand_control, renumber, run_slice
 from blackbox.subscribe.returns import Returns
-from blackbox.subscribe.slow_subscriber import ACTIONS
+from blackbox.subscribe.slow_subscriber import ACTIONS, NO_LIMIT_NS
 from blackbox.subscribe.state import SliceLife, SliceState
 from blackbox.subscribe.statistics import Counters
 from blackbox.subscribe.subscription import Subscription, open_sub
@@ -256,19 +256,19 @@ class SliceThread:
     def _wake(self) -> None:
         self._wake_pipe.poke()
 
-    def take_alert(self) -> int:
-        """Return and reset the worst lag (ns) for which the slow-subscriber policy applied; 0 if it did not.
+    def take_alert(self) -> tuple[int, int]:
+        """Return and reset the worst lag and age (ns) for which the slow-subscriber policy applied; 0, 0: it did not.
 
         A callback that is for so long in the slice thread is noticed here: that thread cannot.
         """
         busy_ns = self.busy_ns()
         if busy_ns > self.options.slow.limit_ns(self.feed) and self.state.stopping != codes.TERMINATE:
-            return busy_ns
+            return busy_ns, 0
         if not self.state.alert:
-            return 0
-        lag_ns = self.state.alert_lag_ns
-        self.state.alert_lag_ns = self.state.alert = 0
-        return lag_ns
+            return 0, 0
+        worst_ns = self.state.alert_lag_ns, self.state.alert_age_ns
+        self.state.alert_lag_ns = self.state.alert_age_ns = self.state.alert = 0
+        return worst_ns
 
     def busy_ns(self) -> int:
         """For how long a callback has been running in the slice thread; 0: none runs."""
@@ -404,6 +404,7 @@ class SliceThread:
             self.options.queue_blocks,
             self._conflation.at if self._conflation else None,
             self.options.slow.limit_ns(self.feed),
+            self.options.slow.max_age_ns or NO_LIMIT_NS,
             self.options.slow.grace_ns,
             self._handler,
             in_slice.addresses(self._table),

@@ -30,6 +30,7 @@ from blackbox.subscribe.state import (
 )
 from blackbox.transport.context import new_context
 from blackbox.transport.libzmq import wait_readable
+from blackbox.transport.pings import send_pings
 
 log = logging.getLogger("blackbox")
 
@@ -45,12 +46,15 @@ EXIT_SLOW: Final = 3
 """Status with which a process ends itself, and with which the command line ends, when its subscriber was too slow."""
 _ALERT_S = 1.0
 """Time between two alerts of one slice, at least."""
+NO_LIMIT_NS: Final = (1 << 63) - 1
 _QUEUE_FRAMES = 100
 _LINGER_MS = 500
 
 
 class SlowPolicy(msgspec.Struct, frozen=True):
-    """What a subscriber does when its lag (now - `ts_out`) exceeds a limit. Every case is counted, and alerted first.
+    """What a subscriber does when lag (now - `ts_out`) or age (now - `ts_in`) exceeds a limit.
+
+    Every case is counted, and alerted first.
 
     Raises ValueError when a value is out of range.
     """
@@ -66,12 +70,16 @@ class SlowPolicy(msgspec.Struct, frozen=True):
     """Endpoint (tcp or ipc) of an operator console: a PULL socket that gets the text of each alert as one frame."""
     on_alert: Callable[[str], object] | None = None
     """Called with the text of each alert, in the supervising thread, before the action."""
+    max_age_ns: int | None = None
+    """Age above which the action applies too, whoever made the messages wait: the publisher, or this subscriber by
+    holding it up. Default: none."""
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
             raise ValueError(f"action was {self.action!r}, expected one of {', '.join(ACTIONS)}")
         check_integers(
             ("max_lag_ns", 1 if self.max_lag_ns is None else self.max_lag_ns, 1, 1 << 62),
+            ("max_age_ns", 1 if self.max_age_ns is None else self.max_age_ns, 1, 1 << 62),
             ("grace_ns", self.grace_ns, 0, 1 << 50),
         )
         if not isinstance(self.console, str | None):
@@ -107,6 +115,7 @@ class Alerts:
             self._socket = self._context.socket(zmq.PUSH)
             self._socket.sndhwm = _QUEUE_FRAMES
             self._socket.linger = _LINGER_MS
+            send_pings(self._socket, endpoint, self._feed.heartbeat_ns, expects_answers=True)
             try:
                 self._socket.connect(endpoint)
             except zmq.ZMQError as error:
@@ -114,21 +123,22 @@ class Alerts:
                 text = f"cannot connect to operator console {endpoint}: {error.strerror}"
                 raise EndpointError(error.errno, text) from error
 
-    def check(self, slice_id: int, take_lag_ns: Callable[[], int]) -> SlowSubscriberError | None:
+    def check(self, slice_id: int, take_worst_ns: Callable[[], tuple[int, int]]) -> SlowSubscriberError | None:
         """Send an alert if a slice lags, at most once a second; return the error if the subscriber is to end.
 
-        `take_lag_ns` returns and resets the slice's worst lag for which the policy applied; 0: it did not.
+        `take_worst_ns` returns and resets the slice's worst lag and age for which the policy applied; 0, 0: it did not.
         """
         if time.monotonic() < self._next.get(slice_id, 0.0):
             return None
-        lag_ns = take_lag_ns()
-        if not lag_ns:
+        lag_ns, age_ns = take_worst_ns()
+        if not lag_ns and not age_ns:
             return None
+        limit_ns = self._policy.limit_ns(self._feed)
+        how = f"lags {lag_ns / 1e9:.3f} s, limit {limit_ns / 1e9:.3f} s"
+        if lag_ns <= limit_ns:
+            how = f"gets messages {age_ns / 1e9:.3f} s old, limit {(self._policy.max_age_ns or 0) / 1e9:.3f} s"
         self._next[slice_id] = time.monotonic() + _ALERT_S
-        text = (
-            f"slow subscriber: feed {self._feed.name!r} slice {slice_id} lags {lag_ns / 1e9:.3f} s, "
-            f"limit {self._policy.limit_ns(self._feed) / 1e9:.3f} s, policy {self._policy.action}"
-        )
+        text = f"slow subscriber: feed {self._feed.name!r} slice {slice_id} {how}, policy {self._policy.action}"
         self._send(text)
         return SlowSubscriberError(text) if self._policy.action == "terminate" else None
 
@@ -185,15 +195,22 @@ def lag_of(at: SliceAt, ts_out: int, now: int) -> int:
 
 
 @inner
-def act_on_lag(at: SliceAt, lag_ns: int) -> int:
-    """Apply the policy to a lag: PROCEED if it is within the limit, else the policy's action, after an alert.
+def age_of(at: SliceAt, ts_in: int, now: int) -> int:
+    """Return the corrected age of a block in ns; 0 if it is not known."""
+    return 0 if ts_in == 0 else corrected(at, now - ts_in)
+
+
+@inner
+def act_on_lag(at: SliceAt, lag_ns: int, age_ns: int) -> int:
+    """Apply the policy: PROCEED if lag and age are within their limits, else the policy's action, after an alert.
 
     END: the workers have been ended. What is delivered after that is only counted: see `dispatch`.
     """
-    if lag_ns <= at.max_lag_ns:
+    if lag_ns <= at.max_lag_ns and age_ns <= at.max_age_ns:
         return PROCEED
     state = slice_state_at(at.state)
     state.alert_lag_ns = max(state.alert_lag_ns, lag_ns)
+    state.alert_age_ns = max(state.alert_age_ns, age_ns)
     if state.alert == 0:
         store_shared(state, "alert", 1)
         poke(at.news_fd, at.state)
@@ -228,6 +245,6 @@ def act_on_stuck(at: SliceAt, tick: int) -> bool:
     for worker in range(at.workers):
         counters = worker_counters_at(at.worker_counters + WORKER_COUNTERS_BYTES * worker)
         since = load_shared(counters, "busy_since_ns")
-        if counters.sent != counters.blocks and since > 0 and act_on_lag(at, tick - since) == END:
+        if counters.sent != counters.blocks and since > 0 and act_on_lag(at, tick - since, 0) == END:
             return True
     return False

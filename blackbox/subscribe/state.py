@@ -51,6 +51,7 @@ class SliceState(SharedRecord):
     alert = Field(own_line=True)
     """1 once the slow-subscriber policy has applied; written by the loop."""
     alert_lag_ns = Field()
+    alert_age_ns = Field()
     errno = Field()
     life = Field(own_line=True)
     """A `SliceLife`."""

@@ -117,7 +117,7 @@ class LagStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """How late messages were at delivery. Units: ns, unless said otherwise.
 
     Lag is now - `ts_out`. Age is now - `ts_in`: it holds the time in the publisher too, and is that of a block's oldest
-    message. The slow-subscriber policy looks at lag.
+    message. The slow-subscriber policy looks at lag, and at age where `max_age_ns` is set.
     """
 
     last_ns: int
@@ -131,7 +131,7 @@ class LagStatistics(msgspec.Struct, frozen=True, kw_only=True):
     age_p99_ns: int
     age_max_ns: int
     slow_blocks: int
-    """Blocks whose lag was above the limit."""
+    """Blocks whose lag or age was above its limit."""
     negative: int
     """Blocks that seemed to come from the future: the clocks of the two hosts differ."""
     clock_offset_ns: int

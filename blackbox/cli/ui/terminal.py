@@ -26,6 +26,7 @@ stderr = _console(stderr=True)
 """Progress, warnings and errors."""
 
 LAG: Final = "lag: time from the publisher's sending to the callback"
+AGE: Final = "age: the same, from when it was handed to the publisher"
 """The explanation that every table with a lag gives."""
 
 

@@ -1,0 +1,110 @@
+"""The slow-subscriber policy bounds age too: the time since `publish`, which lag does not hold."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from blackbox import Publisher, SlowPolicy, SlowSubscriberError, Subscriber
+from blackbox.testing import Collector, RawPublisher, wait_until
+from tests.publish.subscribers import held_up
+from tests.subscribe.late import SECOND_NS, one_slice
+
+_FOREVER_NS = 3_600 * SECOND_NS
+_STALLED_NS = 3 * SECOND_NS
+
+
+def old(publisher: RawPublisher, text: bytes, age_ns: int = 5 * SECOND_NS) -> None:
+    """Send a message that seems to have waited in the publisher: its lag is small."""
+    publisher.send(publisher.encode([(b"T", text)], ts_in=time.time_ns() - age_ns))
+
+
+def test_an_old_block_ends_the_subscriber_though_it_does_not_lag() -> None:
+    feed = one_slice(max_lag_ns=_FOREVER_NS)
+    subscriber, got = Subscriber(feed, slow=SlowPolicy(max_age_ns=2 * SECOND_NS)), Collector()
+    subscriber.on(b"")(got.message)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        old(publisher, b"young", age_ns=0)
+        got.wait(1)
+        old(publisher, b"old")
+        with pytest.raises(SlowSubscriberError, match=r"messages 5\.0\d\d s old, limit 2\.000 s, policy terminate"):
+            subscriber.run()
+    assert got.payloads == [b"young"]
+    assert subscriber.statistics().lag.slow_blocks == 1
+
+
+def test_old_blocks_are_dropped_and_young_ones_are_not() -> None:
+    feed = one_slice(max_lag_ns=_FOREVER_NS)
+    alerts: list[str] = []
+    slow = SlowPolicy("drop", max_age_ns=2 * SECOND_NS, on_alert=alerts.append)
+    subscriber, got = Subscriber(feed, slow=slow), Collector()
+    subscriber.on(b"")(got.message)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        old(publisher, b"old")
+        old(publisher, b"young", age_ns=0)
+        got.wait(1)
+        wait_until(lambda: alerts, what="the alert")
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert got.payloads == [b"young"]
+    assert subscriber.statistics().delivery.dropped == 1
+    assert "messages 5.0" in alerts[0]
+
+
+def test_without_a_limit_old_blocks_are_delivered() -> None:
+    feed = one_slice(max_lag_ns=_FOREVER_NS)
+    subscriber, got = Subscriber(feed), Collector()
+    subscriber.on(b"")(got.message)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        old(publisher, b"old")
+        got.wait(1)
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    lag = subscriber.statistics().lag
+    assert lag.slow_blocks == 0
+    assert lag.max_ns < 5 * SECOND_NS <= lag.age_max_ns
+
+
+@pytest.mark.parametrize("value", [0, -1])
+def test_an_age_below_one_is_refused(value: int) -> None:
+    with pytest.raises(ValueError, match=f"max_age_ns was {value}"):
+        SlowPolicy(max_age_ns=value)
+
+
+def test_a_publisher_whose_ring_is_full_makes_age_grow_while_lag_stays_small() -> None:
+    """Another subscriber holds the publisher up: what the quick one gets is old, but was sent just now."""
+    feed = one_slice(max_lag_ns=_FOREVER_NS, block_bytes=65_536)
+    alerts: list[str] = []
+    quick = Subscriber(feed, slow=SlowPolicy("warn", max_age_ns=_STALLED_NS, on_alert=alerts.append))
+    got = Collector()
+    quick.on_batch(b"")(got.batch)
+    slow, gate = held_up(feed)
+    payload = bytes(10_000)
+
+    def publish() -> None:
+        for _ in range(6_000):
+            publisher.publish(b"T", payload)
+
+    with Publisher(feed, when_full="wait", hwm_blocks=2) as publisher:
+        quick.start()
+        slow.start()
+        thread = threading.Thread(target=publish)
+        thread.start()
+        wait_until(lambda: publisher.statistics().waits > 2, 60, "the publisher waits")
+        since_ns = time.time_ns()
+        wait_until(lambda: time.time_ns() - since_ns > _STALLED_NS, 60, "it has waited for long")
+        gate.open.set()
+        thread.join()
+        wait_until(lambda: alerts, what="the alert")
+    slow.run(until_end=True)
+    quick.run(until_end=True)
+    lag = quick.statistics().lag
+    assert len(got) == 6_000
+    assert lag.max_ns < _STALLED_NS < lag.age_max_ns
+    assert lag.slow_blocks > 0
+    assert "s old, limit 3.000 s, policy warn" in alerts[0]
