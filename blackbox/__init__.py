@@ -10,9 +10,11 @@ if TYPE_CHECKING:
     from blackbox.archive.recorder import Recorder
     from blackbox.archive.recording import Recording
     from blackbox.archive.recordings import Recordings
+    from blackbox.archive.serve.client import ArchiveClient
     from blackbox.block.batch import Batch, Message
     from blackbox.block.block import Block
     from blackbox.errors import (
+        ArchiveError,
         BlackBoxError,
         BlockError,
         CallbackError,
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ArchiveClient",
+    "ArchiveError",
     "Batch",
     "BlackBoxError",
     "Block",
@@ -74,6 +78,7 @@ __all__ = [
 ]
 
 _MODULE_OF = {
+    "ArchiveClient": "archive.serve.client",
     "Batch": "block.batch",
     "Block": "block.block",
     "Controls": "replay.controls",

@@ -67,3 +67,7 @@ class JournalError(BlackBoxError):
 
 class ControlError(BlackBoxError):
     """A replay refused a command, or did not answer."""
+
+
+class ArchiveError(BlackBoxError):
+    """An archive refused a request, or no archive answered it."""

@@ -27,6 +27,7 @@ from blackbox.archive.format import SEGMENT_BYTES
 from blackbox.archive.journal_state import JournalState
 from blackbox.archive.journal_writer import WRITER_NEEDS, JournalWriter
 from blackbox.archive.recovery import recover_day
+from blackbox.archive.serve.server import ArchiveStatistics, archive_of
 from blackbox.errors import BlackBoxError, JournalError, SubscriberError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.native.limits import Needs, check_limits, start_thread
@@ -105,6 +106,7 @@ class Recorder:
         max_lag_ns: int | None = None,
         hwm_blocks: int = 128,
         line_wait_ns: int = 50_000_000,
+        serve: bool | str = False,
     ) -> None:
         """Settings; nothing is opened before `start`.
 
@@ -122,6 +124,8 @@ class Recorder:
             max_lag_ns: lag above which the recorder alerts; it records all the same. Default: the feed's.
             hwm_blocks: as `Subscriber`.
             line_wait_ns: as `Subscriber`.
+            serve: whether to answer who asks for recorded blocks, in a thread of its own, at the feed's first archive,
+                or at this endpoint. Whoever can reach it may read all of the feed's recordings there.
         """
         check_is_feed(feed)
         for name, value, low, high in (
@@ -146,6 +150,7 @@ class Recorder:
             whole_feed(feed),
             block_handler=self._block_handler,
         )
+        self._archive = archive_of(self.directory, feed, serve) if serve else None
         self._pipe = Pipe()
         self._lock: Lock | None = None
         self._writers: dict[int, JournalWriter] = {}
@@ -186,6 +191,11 @@ class Recorder:
     def stop(self, timeout: float = 30.0) -> None:
         """Record what was received until now, then end. Raises what `run` raises, each time that it is called."""
         self._end_with(lambda: self._supervisor.stop(timeout))
+
+    @property
+    def archive_statistics(self) -> ArchiveStatistics | None:
+        """What it has answered so far; None: it does not serve."""
+        return self._archive.statistics() if self._archive else None
 
     @property
     def state(self) -> State:
@@ -251,6 +261,8 @@ class Recorder:
             for slice_id in slices:
                 self._writers = {**self._writers, slice_id: self._make_writer(slice_id)}
             start_thread(self._keeper)
+            if self._archive is not None:
+                self._archive.open()
         except BaseException as error:
             self._close()
             if isinstance(error, OSError) and not isinstance(error, BlackBoxError):
@@ -299,6 +311,8 @@ class Recorder:
             self._is_closed = True
             if self.state is not State.ENDED:
                 self._supervisor.terminate()  # `start` or `stop` was interrupted
+            if self._archive is not None:
+                self._archive.close()
             self._ending = True
             self._pipe.poke()
             if self._keeper.is_alive():

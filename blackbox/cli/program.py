@@ -27,6 +27,7 @@ from blackbox.cli.publish import publish
 from blackbox.cli.record import record
 from blackbox.cli.repair import repair
 from blackbox.cli.replay import replay
+from blackbox.cli.serve import serve
 from blackbox.cli.stat import stat
 from blackbox.cli.subscribe import subscribe
 from blackbox.cli.ui.status import STATUS_HELP
@@ -56,6 +57,7 @@ for _command in (
     record,
     import_,
     replay,
+    serve,
     inspect,
     verify,
     repair,

@@ -64,6 +64,12 @@ def record(
     segment_mib: Annotated[
         int, typer.Option(metavar="N", min=1, max=1 << 20, help="Begin a new file at this size, in MiB.")
     ] = 256,
+    serve: Annotated[
+        bool,
+        typer.Option(
+            "--serve", help="Answer who asks for recorded blocks, at the first of the feed's `archives`; see `serve`."
+        ),
+    ] = False,
     until_end: Annotated[
         bool, typer.Option("--until-end", help="End when every publisher has closed and all it sent was recorded.")
     ] = False,
@@ -102,7 +108,7 @@ def record(
 
         shape = load_feed(feed)
         recorder = Recorder(
-            shape, out, fsync=fsync.value, compression=compression.value, segment_bytes=segment_mib << 20
+            shape, out, fsync=fsync.value, compression=compression.value, segment_bytes=segment_mib << 20, serve=serve
         )
         say(f"waiting for the publishers of {feed_text(shape)}")
         with ExitStack() as stack:

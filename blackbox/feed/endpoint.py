@@ -60,6 +60,13 @@ def check_endpoint(endpoint: str) -> None:
             )
 
 
+def check_archive(endpoint: str) -> None:
+    """Raise ConfigError unless an archive can answer at `endpoint`, and other processes can ask there."""
+    check_endpoint(endpoint)
+    if transport_of(endpoint) not in ("tcp", "ipc"):
+        raise ConfigError(f"archive was {endpoint!r}, expected tcp:// or ipc://")
+
+
 def check_interface(interface: str) -> None:
     """Raise ConfigError unless `interface` is an IPv4 or IPv6 address of one host."""
     try:

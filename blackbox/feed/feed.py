@@ -12,7 +12,14 @@ from typing import Any, Literal, Self
 import msgspec
 
 from blackbox.errors import ConfigError
-from blackbox.feed.endpoint import SHARED_MEMORY, check_endpoint, check_interface, free_endpoints, transport_of
+from blackbox.feed.endpoint import (
+    SHARED_MEMORY,
+    check_archive,
+    check_endpoint,
+    check_interface,
+    free_endpoints,
+    transport_of,
+)
 from blackbox.feed.routing import PrefixRouting, ShareRouting, check_prefix, check_topic
 from blackbox.feed.schema import Schema
 from blackbox.feed.symbol import SymbolRule
@@ -184,6 +191,11 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     slices: tuple[Slice, ...]
     """The slices, 1 to 65,536; the position is the slice id. No default."""
 
+    archives: tuple[str, ...] = ()
+    """Where archives of the feed answer, `tcp://HOST:PORT` or `ipc://PATH`. Default: none.
+
+    Readers ask them in this order. Each archive is told which of them it is, or answers at the first one."""
+
     block_bytes: int = 262_144
     """Body size at which a block is sent without waiting. Unit: bytes. Default: 256 KiB.
 
@@ -192,9 +204,9 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     linger_ns: int = 100_000
     """Least time between the blocks that single messages are gathered in. Unit: ns. Default: 100 µs.
 
-    A message after a silence goes at once; when more follow, they share a block that goes when this time has passed
-    since the last one, or when it is full. 0 sends what is there as soon as the line is free, which costs subscribers
-    more work per message; at most 1 s. Applies to the publisher."""
+    A message after a silence goes at once, from the thread that publishes it; when more follow, they share a block that
+    goes when this time has passed since the last one, or when it is full. 0 sends what is there as soon as the line is
+    free, which costs subscribers more work per message; at most 1 s. Applies to the publisher."""
 
     heartbeat_ns: int = 1_000_000_000
     """Time between heartbeats of one slice. Unit: ns. Default: 1 s; 1 ms to 1 hour.
@@ -237,6 +249,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             check_ranges(self, _FEED_RANGES)
             _check_session(self.time_zone, self.day_start)
             _check_endpoints_differ(self.slices)
+            _check_archives(self.archives)
             _ = self._routing
         except ConfigError as error:
             raise ConfigError(f"feed {self.name!r}: {error}") from None
@@ -428,6 +441,13 @@ def _check_session(time_zone: str, day_start: str) -> None:
         raise ConfigError(f"day_start was {day_start!r}, expected HH:MM or HH:MM:SS") from None
     if start.tzinfo is not None or start.microsecond:
         raise ConfigError(f"day_start was {day_start!r}, expected HH:MM or HH:MM:SS")
+
+
+def _check_archives(archives: tuple[str, ...]) -> None:
+    for place, endpoint in enumerate(archives):
+        check_archive(endpoint)
+        if endpoint in archives[:place]:
+            raise ConfigError(f"archive {endpoint!r} was named twice, expected each once")
 
 
 def _check_endpoints_differ(slices: tuple[Slice, ...]) -> None:

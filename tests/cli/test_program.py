@@ -45,6 +45,8 @@ def examples_of(command: str) -> list[list[str]]:
         (["publish", "itch50:nothing.bin", "-o", "date=2020-01-30", "--wait-for", "0"], "nothing.bin"),
         (["publish", "synthetic:10", "--feed", "no.toml"], "feed file 'no.toml' was not found"),
         (["subscribe", "--feed", "no.toml"], "feed file 'no.toml' was not found"),
+        (["record", "--serve"], "feed 'local' had no archives, expected endpoints such as"),
+        (["serve", "nowhere"], "nowhere/local was no directory, expected the recordings of feed 'local'"),
         (["stat", "--feed", "no.toml"], "feed file 'no.toml' was not found"),
         (["demo", "--source", "iex:nothing.pcap"], "nothing.pcap"),
         (["control", "ipc:///nobody/here", "pause", "--timeout", "0"], "no replay answered at ipc:///nobody/here"),

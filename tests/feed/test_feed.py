@@ -48,7 +48,8 @@ def test_local_config_names_every_setting_with_its_default() -> None:
             continue
         line = next(line for line in text.splitlines() if line.startswith(f"{field.name} = "))
         value = line.partition("=")[2].partition(" #")[0].strip()
-        assert msgspec.toml.decode(f"value = {value}") == {"value": field.default}, line
+        default = list(field.default) if isinstance(field.default, tuple) else field.default
+        assert msgspec.toml.decode(f"value = {value}") == {"value": default}, line
 
 
 def test_every_setting_is_loaded(tmp_path: Path) -> None:
@@ -58,6 +59,7 @@ def test_every_setting_is_loaded(tmp_path: Path) -> None:
         name = "full"
         schema = "itch50"
         key_bytes = 4
+        archives = ["tcp://10.0.0.1:6000"]
         topic = "{symbol}.x.{type}"
         symbol = "before_first"
         separator = "/"
@@ -82,6 +84,7 @@ def test_every_setting_is_loaded(tmp_path: Path) -> None:
         name="full",
         schema="itch50",
         key_bytes=4,
+        archives=("tcp://10.0.0.1:6000",),
         topic="{symbol}.x.{type}",
         symbol="before_first",
         separator="/",

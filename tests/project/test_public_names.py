@@ -9,6 +9,8 @@ import pytest
 import blackbox
 
 NAMES = {
+    "ArchiveClient": "blackbox.archive.serve.client",
+    "ArchiveError": "blackbox.errors",
     "Batch": "blackbox.block.batch",
     "BlackBoxError": "blackbox.errors",
     "Block": "blackbox.block.block",

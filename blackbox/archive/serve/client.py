@@ -1,0 +1,294 @@
+"""Ask archives for recorded blocks, one after the other until one answers."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Final, NamedTuple, Self
+
+import msgspec
+import numpy
+import zmq
+
+from blackbox.archive.serve.protocol import (
+    ANSWERS,
+    ENCODER,
+    FRAMES_OF_BLOCK,
+    About,
+    AskAbout,
+    AskBlocks,
+    Gone,
+    Piece,
+    Position,
+    Refusal,
+)
+from blackbox.block.block import Block
+from blackbox.errors import ArchiveError, BlockError, ConfigError, EndpointError
+from blackbox.feed.feed import Feed, check_is_feed
+from blackbox.native.limits import Needs
+from blackbox.transport.context import allow_ipv6, new_context
+from blackbox.transport.pings import send_pings
+
+_LATER_S: Final = 0.02
+"""Time until what is still being written is asked for again; it doubles while nothing comes."""
+_MOST_LATER_S: Final = 0.32
+_MOST_BYTES: Final = 64 << 20
+_HEAD_FRAMES: Final = 2
+_NEEDS: Final = Needs(descriptors=3)
+
+
+class Fetched(NamedTuple):
+    """A recorded block, checked, with the header that its publisher gave it."""
+
+    block: Block
+    ts_recv: int
+    """When the recorder received it, ns since 1970."""
+    first_row: int
+    """Rows before this one were not asked for, or came before."""
+    stop_row: int
+    """Rows from this one on were not asked for."""
+
+
+class _StaleError(Exception):
+    """The archive was started anew: begin again at it."""
+
+
+class ArchiveClient:
+    """Reads what the archives of a feed have. Any number of threads may ask: each answer has a socket of its own.
+
+    Archives are asked in the order of the feed file; when one does not answer, or refuses, the next one goes on from
+    where it was: nothing comes twice.
+    """
+
+    def __init__(self, feed: Feed, *, timeout: float = 10.0) -> None:
+        """`timeout`: how long to wait for one answer of one archive. Raises ConfigError if the feed has no archive."""
+        check_is_feed(feed)
+        if not feed.archives:
+            raise ConfigError(f"feed {feed.name!r} had no archives, expected endpoints such as tcp://host:5600")
+        if not timeout > 0:
+            raise ValueError(f"timeout was {timeout}, expected more than 0 s")
+        self.feed = feed
+        self._timeout = timeout
+
+    def about(self, day: str | None = None) -> About:
+        """Return what the first archive that answers holds; `day`: the one to tell more of, default the last.
+
+        Raises ArchiveError saying of each archive why it gave no answer.
+        """
+        failures: list[str] = []
+        for endpoint in self.feed.archives:
+            try:
+                with _Asking(endpoint, self._timeout) as asking:
+                    answer, _ = asking.ask(AskAbout(day))
+                if not isinstance(answer, About):
+                    raise ArchiveError(f"{endpoint}: answer was {type(answer).__name__}, expected About")
+                self._check(answer, endpoint)
+                return answer
+            except ArchiveError as error:
+                failures.append(str(error))
+        raise self._none(failures)
+
+    def blocks(
+        self,
+        slice_id: int,
+        prefix: bytes = b"",
+        *,
+        key: bytes | None = None,
+        start: Position | tuple[int, int] | None = None,
+        stop: Position | tuple[int, int] | None = None,
+        start_ns: int | None = None,
+        stop_ns: int | None = None,
+        timeout: float = 10.0,
+    ) -> Iterator[Fetched | Gone]:
+        """Yield the recorded blocks of a slice, in their order, and in their place what is missing.
+
+        While the recording is still being written this waits for more, until `stop`, `stop_ns`, or its recorder's end.
+
+        Args:
+            slice_id: the slice.
+            prefix: blocks with a topic that begins with this; they come whole, with the other topics in them.
+            key: blocks of this key alone; b"" when the feed's `key_bytes` is 0.
+            start: (epoch, sequence): the first message wanted, and then all that follow, in this epoch and later ones.
+                Needs a key. What the archive lacks of them is told as Gone, with its numbers.
+            stop: (epoch, sequence): the end, not wanted itself. Needs a key.
+            start_ns: blocks that were received at this time or later, ns since 1970.
+            stop_ns: the end: before the first block that was received at this time or later.
+            timeout: how long to wait for more of a recording that is still being written.
+
+        Raises ArchiveError when no archive answers, or nothing more comes in time.
+        """
+        ask = AskBlocks(
+            slice_id=slice_id,
+            prefix=prefix,
+            key=key,
+            start=None if start is None else Position(*_pair(start)),
+            stop=None if stop is None else Position(*_pair(stop)),
+            start_ns=start_ns,
+            stop_ns=stop_ns,
+        )
+        if key is None and (start is not None or stop is not None):
+            raise ConfigError("start or stop was a position without a key, expected the key that it counts")
+        if not 0 <= slice_id < len(self.feed.slices):
+            raise ConfigError(f"slice was {slice_id}, expected 0 to {len(self.feed.slices) - 1}")
+        return self._blocks(_Rows(ask), timeout)
+
+    def _blocks(self, rows: _Rows, timeout: float) -> Iterator[Fetched | Gone]:
+        failures: list[str] = []
+        endpoints = list(self.feed.archives)
+        while endpoints:
+            try:
+                with _Asking(endpoints[0], self._timeout) as asking:
+                    about, _ = asking.ask(AskAbout())
+                    self._check(about, asking.endpoint)
+                    yield from self._from(asking, rows, timeout)
+                return
+            except _StaleError:
+                continue
+            except ArchiveError as error:
+                failures.append(str(error))
+                del endpoints[0]
+        raise self._none(failures)
+
+    def _from(self, asking: _Asking, rows: _Rows, timeout: float) -> Iterator[Fetched | Gone]:
+        """Yield what one archive has, from where the one before ended."""
+        ask, heard, pause_s = rows.begin(), time.monotonic(), _LATER_S
+        while True:
+            answer, frames = asking.ask(ask)
+            if isinstance(answer, Refusal) and ask.cursor is not None:
+                raise _StaleError
+            if not isinstance(answer, Piece) or len(frames) != FRAMES_OF_BLOCK * len(answer.blocks):
+                raise ArchiveError(f"{asking.endpoint}: answer was no piece of blocks, or lacked some of them")
+            for found in _in_place(asking.endpoint, answer, frames):
+                if (wanted := rows.take(found)) is not None:
+                    yield wanted
+            if answer.state == "done":
+                return
+            ask = msgspec.structs.replace(ask, cursor=answer.cursor, start=answer.start)
+            if answer.state == "more" or answer.blocks:
+                heard, pause_s = time.monotonic(), _LATER_S
+            elif time.monotonic() - heard > timeout:
+                raise ArchiveError(f"{asking.endpoint}: nothing more was recorded within {timeout:g} s, and no end")
+            else:
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _MOST_LATER_S)
+
+    def _check(self, about: object, endpoint: str) -> None:
+        if not isinstance(about, About) or (about.feed, about.key_bytes) != (self.feed.name, self.feed.key_bytes):
+            what = f"feed {about.feed!r}, key_bytes {about.key_bytes}" if isinstance(about, About) else repr(about)
+            raise ArchiveError(
+                f"{endpoint}: archive was of {what}, expected feed {self.feed.name!r}, key_bytes {self.feed.key_bytes}"
+            )
+
+    def _none(self, failures: list[str]) -> ArchiveError:
+        return ArchiveError(f"no archive of feed {self.feed.name!r} answered: {'; '.join(failures)}")
+
+
+class _Rows:
+    """Which rows of what comes are wanted and new, also where another archive goes on."""
+
+    def __init__(self, ask: AskBlocks) -> None:
+        self._ask = ask
+        self._next: dict[bytes, Position] = {}
+        self._skipped: dict[bytes, Position] = {}
+        self._told: set[Gone] = set()
+        if ask.key is not None and ask.start is not None:
+            self._next[ask.key] = ask.start
+
+    def begin(self) -> AskBlocks:
+        """Return what to ask an archive that was not asked before; what came until now is skipped from then on."""
+        self._skipped = dict(self._next)
+        key = self._ask.key
+        if key is None or self._ask.start is None:
+            return self._ask
+        return msgspec.structs.replace(self._ask, start=self._next[key])
+
+    def take(self, found: Fetched | Gone) -> Fetched | Gone | None:
+        """Return what is new of it; None: nothing."""
+        if isinstance(found, Gone):
+            if found in self._told:
+                return None
+            self._told.add(found)
+            return found
+        block, numbers = found.block, found.block.sequences
+        first, stop, at = found.first_row, block.count, self._skipped.get(block.key)
+        if at is not None and block.epoch < at.epoch:
+            return None
+        if at is not None and block.epoch == at.epoch:
+            first = max(first, int(numpy.searchsorted(numbers, at.sequence)))
+        if (end := self._ask.stop) is not None and block.epoch == end.epoch:
+            stop = int(numpy.searchsorted(numbers, end.sequence))
+        if first >= stop:
+            return None
+        following = Position(block.epoch, int(numbers[stop - 1]) + 1)
+        self._next[block.key] = max(following, self._next.get(block.key, following))
+        return Fetched(block, found.ts_recv, first, stop)
+
+
+class _Asking:
+    """A socket to one archive, for one answer after the other."""
+
+    def __init__(self, endpoint: str, timeout: float) -> None:
+        self.endpoint = endpoint
+        self._timeout = timeout
+        self._numbers = itertools.count(1)
+
+    def __enter__(self) -> Self:
+        self._context = new_context("archive client", _NEEDS)
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
+        allow_ipv6(self._socket, self.endpoint)
+        send_pings(self._socket, self.endpoint)
+        try:
+            self._socket.connect(self.endpoint)
+        except zmq.ZMQError as error:
+            self.__exit__()
+            raise EndpointError(error.errno, f"cannot connect to archive {self.endpoint}: {error.strerror}") from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+        self._context.term()
+
+    def ask(self, request: AskAbout | AskBlocks) -> tuple[Piece | About | Refusal, list[bytes]]:
+        """Send a request and return its answer. Raises ArchiveError when none comes in time, or it is refused."""
+        number = next(self._numbers).to_bytes(8, "little")
+        try:
+            self._socket.send_multipart([number, ENCODER.encode(request)], zmq.NOBLOCK)
+        except zmq.Again:
+            raise ArchiveError(f"{self.endpoint}: took no request") from None
+        until = time.monotonic() + self._timeout
+        while self._socket.poll(max(0, round(1e3 * (until - time.monotonic())))):
+            frames = self._socket.recv_multipart()
+            if len(frames) < _HEAD_FRAMES or frames[0] != number:
+                continue
+            try:
+                answer = ANSWERS.decode(frames[1])
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise ArchiveError(f"{self.endpoint} did not answer as an archive does: {error}") from error
+            if isinstance(answer, Refusal) and not answer.is_stale:
+                raise ArchiveError(f"{self.endpoint}: {answer.why}")
+            return answer, frames[_HEAD_FRAMES:]
+        raise ArchiveError(f"{self.endpoint} did not answer within {self._timeout:g} s")
+
+
+def _in_place(endpoint: str, piece: Piece, frames: list[bytes]) -> Iterator[Fetched | Gone]:
+    """Yield the blocks of a piece, checked, and what is missing between them."""
+    gone = iter([*piece.gone, (len(piece.blocks) + 1, None)])
+    place, missing = next(gone)
+    for number, (ts_recv, first_row) in enumerate([*piece.blocks, (0, 0)]):
+        while place <= number and missing is not None:
+            yield missing
+            place, missing = next(gone)
+        if number < len(piece.blocks):
+            start = FRAMES_OF_BLOCK * number
+            try:
+                block = Block.decode(frames[start], frames[start + 1], frames[start + 2])
+            except BlockError as error:
+                raise ArchiveError(f"{endpoint}: a block of its answer is damaged: {error}") from error
+            yield Fetched(block, ts_recv, first_row, block.count)
+
+
+def _pair(position: Position | tuple[int, int]) -> tuple[int, int]:
+    return (position.epoch, position.sequence) if isinstance(position, Position) else position

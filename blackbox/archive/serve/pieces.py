@@ -1,0 +1,346 @@
+"""Read the recorded days of a feed a piece at a time, each from where the one before ended."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.archive.day import MANIFEST, recorded_days, segment_path
+from blackbox.archive.filter import Filter
+from blackbox.archive.format import FILE_HEAD_BYTES, OFFSET_BLOCK_HEADER, record_bytes
+from blackbox.archive.marks import Totals, end_of
+from blackbox.archive.reader import Recorded, Span, blocks_of, read_spans
+from blackbox.archive.recording import Recording
+from blackbox.archive.segment import NO_GOOD_RECORD, Damage, Segment
+from blackbox.archive.serve.protocol import About, AskBlocks, Cursor, Gone, Piece, Position, SliceAbout
+from blackbox.block.block import Block
+from blackbox.block.format import FLAG_SEQUENCES
+from blackbox.errors import ArchiveError
+from blackbox.feed.schema_document import SchemaDocument
+
+PIECE_BYTES: Final = 1 << 20
+"""A piece gets no more blocks once they have so many bytes."""
+PIECE_BLOCKS: Final = 1_024
+_EVERYTHING: Final = 1 << 62
+_DAYS_OPEN: Final = 16
+_NOT_RECORDED: Final = "not recorded"
+
+State = Literal["more", "later", "done"]
+
+
+class StaleCursorError(ArchiveError):
+    """A cursor was not made by this archive."""
+
+
+class Read(NamedTuple):
+    """A piece, and its blocks."""
+
+    piece: Piece
+    blocks: list[Block]
+
+
+class Pieces:
+    """The days of one feed. From one thread at a time; keeps maps of the files of the last days read."""
+
+    def __init__(self, directory: Path) -> None:
+        """`directory`: the feed's, with a directory for each day."""
+        self._directory = directory
+        self._archive = secrets.randbits(63)
+        self._open: dict[str, tuple[int, Recording]] = {}
+
+    def about(self, name: str | None) -> About:
+        """Return what is there. Raises ArchiveError when there is no such day, JournalError when it cannot be read."""
+        days = self._days()
+        if not days:
+            raise ArchiveError(f"{self._directory} had no recorded day, expected at least one")
+        if name is not None and name not in days:
+            raise ArchiveError(f"day was {name!r}, expected one of {days[0]} to {days[-1]}, {len(days)} in all")
+        last, day = self._fresh(days[-1]), self._fresh(name or days[-1])
+        open_epochs = [
+            int(segments[-1].entries["epoch"].max())
+            for _, segments in _with_entries(last)
+            if not _is_closed(segments[-1])
+        ]
+        return About(
+            feed=day.feed.name,
+            key_bytes=day.feed.key_bytes,
+            schema=msgspec.to_builtins(SchemaDocument.of(day.schema)),
+            days=days,
+            day=name or days[-1],
+            slices={slice_id: _about(segments) for slice_id, segments in _with_entries(day)},
+            live_epoch=max(open_epochs, default=None),
+        )
+
+    def read(self, ask: AskBlocks) -> Read:
+        """Return the next piece. What is on disk and whole is in it, or in one of those after it, in order.
+
+        Raises ArchiveError naming what of the request cannot be, JournalError when files cannot be read.
+        """
+        if ask.key is None and (ask.start or ask.stop):
+            raise ArchiveError("start or stop was a position without a key, expected the key that it counts")
+        days = self._days()
+        cursor = ask.cursor
+        if cursor is None or (not cursor.day and cursor.archive == self._archive):
+            cursor = self._begin(days[0]) if days else Cursor(self._archive, "", 0, FILE_HEAD_BYTES)
+        elif cursor.day not in days or cursor.archive != self._made(cursor.day):
+            raise StaleCursorError("cursor was of another archive or day, expected one that this archive has made")
+        if not cursor.day:
+            return Read(Piece(blocks=[], gone=[], state="later", cursor=cursor, start=ask.start), [])
+        day = self._known(cursor.day)
+        found = _next(day, ask.slice_id, cursor)
+        if found is None:
+            day = self._fresh(cursor.day)
+            found = _next(day, ask.slice_id, cursor)
+        if found is None:
+            return self._at_end(day, ask, cursor, days)
+        segment, is_open = found
+        start = cursor.offset if segment.number == cursor.segment else FILE_HEAD_BYTES
+        reading = _Reading(ask, day.feed.key_bytes, _missing(day, ask.slice_id, cursor.segment, segment.number))
+        stop = reading.take(segment, start, torn=not is_open)
+        number = segment.number
+        if stop < 0:
+            number, stop = (number, segment.whole_bytes) if is_open else (number + 1, FILE_HEAD_BYTES)
+        return reading.answer("done" if reading.is_done else "more", Cursor(cursor.archive, cursor.day, number, stop))
+
+    def _at_end(self, day: Recording, ask: AskBlocks, cursor: Cursor, days: list[str]) -> Read:
+        """Answer where nothing more of a day is known: go on to the next one, or say whether anything follows."""
+        is_begun = _is_begun(day, ask.slice_id)
+        for name in days[days.index(cursor.day) + 1 :]:
+            following = self._fresh(name)
+            is_begun |= _is_begun(following, ask.slice_id)
+            if _of_slice(following, ask.slice_id):
+                # Only now is what was known of this day all that there is of it.
+                day = self._fresh(cursor.day)
+                if _next(day, ask.slice_id, cursor) is not None:
+                    return Read(Piece(blocks=[], gone=[], state="more", cursor=cursor, start=ask.start), [])
+                reading = _Reading(ask, day.feed.key_bytes, _missing(day, ask.slice_id, cursor.segment))
+                return reading.answer("more", self._begin(name))
+        segments = _of_slice(day, ask.slice_id)
+        is_closed = bool(segments) and _is_closed(segments[-1])
+        missing = _missing(day, ask.slice_id, cursor.segment)
+        if is_begun or (not is_closed and not missing):
+            return Read(Piece(blocks=[], gone=[], state="later", cursor=cursor, start=ask.start), [])
+        reading = _Reading(ask, day.feed.key_bytes, missing)
+        reading.end()
+        return reading.answer("done", cursor)
+
+    def _days(self) -> list[str]:
+        return [day.name for day in recorded_days(self._directory)]
+
+    def _begin(self, name: str) -> Cursor:
+        return Cursor(self._made(name), name, 0, FILE_HEAD_BYTES)
+
+    def _made(self, name: str) -> int:
+        """Return a number of this archive and a day, another once the day is replaced; 0: it is gone."""
+        try:
+            manifest = (self._directory / name / MANIFEST).stat()
+        except FileNotFoundError:
+            return 0
+        return (self._archive + manifest.st_ino + manifest.st_mtime_ns) % (1 << 63)
+
+    def _known(self, name: str) -> Recording:
+        """Return a day as it was known; the one used longest ago is let go."""
+        made, was = self._made(name), self._open.pop(name, None)
+        day = was[1] if was and was[0] == made else Recording.open(self._directory / name)
+        self._open[name] = made, day
+        if len(self._open) > _DAYS_OPEN:
+            del self._open[next(iter(self._open))]
+        return day
+
+    def _fresh(self, name: str) -> Recording:
+        day = self._known(name)
+        day.refresh()
+        return day
+
+
+class _Reading:
+    """What one piece is made of."""
+
+    def __init__(self, ask: AskBlocks, key_bytes: int, missing: list[Damage]) -> None:
+        self.is_done = False
+        self._ask, self._key_bytes = ask, key_bytes
+        self._damage = missing
+        self._start = ask.start
+        self._bytes = 0
+        self._blocks: list[Block] = []
+        self._told: list[tuple[int, int]] = []
+        self._gone: list[tuple[int, Gone]] = []
+
+    def take(self, segment: Segment, start: int, *, torn: bool) -> int:
+        """Take blocks of the segment from an offset on; return where the next piece begins, -1: there is no more.
+
+        `torn`: nothing is appended to it any more, so that what is not whole is lost.
+        """
+        ask = self._ask
+        entries = segment.entries[int(numpy.searchsorted(segment.entries["stop"], start, side="right")) :]
+        # With a start, what was received before `start_ns` is read too: else it would be told as gone.
+        start_ns = ask.start_ns if ask.start is None else None
+        wanted = Filter(self._key_bytes, ask.prefix, ask.key, start_ns, None, "ts_recv")
+        may = wanted.entries(entries)
+        if ask.start is not None:
+            epochs = entries["epoch"]
+            reaches = entries["max_sequence"] >= ask.start.sequence
+            may &= (epochs > ask.start.epoch) | ((epochs == ask.start.epoch) & reaches)
+        if ask.stop_ns is not None:
+            may |= entries["max_ts_recv"] >= ask.stop_ns  # the block that ends the answer may be of any topic
+        chosen = entries[may & (entries["records"] > 0)]
+        many = int(numpy.searchsorted(numpy.cumsum(chosen["stop"] - chosen["start"]), PIECE_BYTES)) + 1
+        until = int(chosen["stop"][many - 1]) if many < len(chosen) else -1
+        chosen = chosen[:many]
+        spans = [
+            Span(segment, max(start, low), high)
+            for low, high in zip(chosen["start"].tolist(), chosen["stop"].tolist(), strict=True)
+        ]
+        limit = until if until >= 0 else _EVERYTHING
+        self._damage += [each for each in segment.damage if start <= each.offset < limit]
+        for recorded, after in self._blocks_in(segment, spans):
+            if not self._add(recorded):
+                return after
+            if self._bytes >= PIECE_BYTES or len(self._blocks) == PIECE_BLOCKS:
+                return after
+        if torn and until < 0 and segment.torn_bytes:
+            self._damage.append(Damage(segment.path, segment.whole_bytes, segment.torn_bytes, NO_GOOD_RECORD))
+        return until
+
+    def _blocks_in(self, segment: Segment, spans: list[Span]) -> Iterator[tuple[Recorded, int]]:
+        """Yield the good blocks of spans, and where each record ends."""
+        for run in read_spans([spans], self._may, self._key_bytes, self._damage.append):
+            sizes = run.heads["stored_bytes"].tolist()
+            for recorded, stored in zip(blocks_of(run, self._key_bytes), sizes, strict=True):
+                begin = recorded.header - OFFSET_BLOCK_HEADER - segment.address
+                yield recorded, begin + int(record_bytes(stored))
+
+    def _may(self, heads: NDArray[Any]) -> NDArray[numpy.bool_]:
+        may = numpy.ones(len(heads), bool)
+        if self._ask.start_ns is not None and self._ask.start is None:
+            may &= heads["ts_recv"] >= self._ask.start_ns
+        if (start := self._ask.start) is not None:
+            reaches = (heads["sequence"] + heads["count"] > start.sequence) | (heads["flags"] & FLAG_SEQUENCES != 0)
+            may &= (heads["epoch"] > start.epoch) | ((heads["epoch"] == start.epoch) & reaches)
+        if self._ask.stop_ns is not None:
+            may |= heads["ts_recv"] >= self._ask.stop_ns
+        return may
+
+    def _add(self, recorded: Recorded) -> bool:
+        """Take a block if it is wanted; return False when the answer ends before it, or with it."""
+        block, ask = recorded.block, self._ask
+        if ask.stop_ns is not None and recorded.ts_recv >= ask.stop_ns:
+            self.end()
+            return False
+        if ask.key is not None and block.key != ask.key:
+            return True
+        sequences = block.sequences
+        first, last = int(sequences[recorded.first_row]), int(sequences[-1])
+        if ask.stop is not None and Position(block.epoch, first) >= ask.stop:
+            self.end()
+            return False
+        if self._start is not None:
+            if Position(block.epoch, last) < self._start:
+                return True
+            at = self._start.sequence if block.epoch == self._start.epoch else 0
+            if first > at:
+                self._miss(block.epoch, at, first - at)
+            self._start = Position(block.epoch, last + 1)
+        is_early = ask.start_ns is not None and recorded.ts_recv < ask.start_ns
+        if not is_early and (not ask.prefix or any(topic.startswith(ask.prefix) for topic in block.topics)):
+            self._blocks.append(block)
+            self._bytes += block.body.nbytes
+            self._told.append((recorded.ts_recv, recorded.first_row))
+        if ask.stop is not None and Position(block.epoch, last + 1) >= ask.stop:
+            self.is_done = True
+            return False
+        return True
+
+    def end(self) -> None:
+        """Note that nothing follows, and what is missing up to where the answer was to end."""
+        self.is_done = True
+        stop, start = self._ask.stop, self._start
+        if stop is None or start is None:
+            return
+        at = start.sequence if start.epoch == stop.epoch else 0
+        if start.epoch <= stop.epoch and at < stop.sequence:
+            self._miss(stop.epoch, at, stop.sequence - at)
+
+    def _miss(self, epoch: int, first: int, count: int) -> None:
+        why = "; ".join(sorted({_words(each) for each in self._damage})) or _NOT_RECORDED
+        self._damage.clear()
+        self._gone.append((len(self._blocks), Gone(epoch, first, count, why)))
+
+    def answer(self, state: State, cursor: Cursor) -> Read:
+        """Return the piece."""
+        for damage in sorted(set(self._damage)):
+            self._gone.append((len(self._blocks), Gone(0, -1, damage.messages, _words(damage))))
+        piece = Piece(blocks=self._told, gone=self._gone, state=state, cursor=cursor, start=self._start)
+        return Read(piece, self._blocks)
+
+
+def _words(damage: Damage) -> str:
+    """Return what is damaged, without saying where the archive has its files."""
+    path = damage.path
+    return f"{path.parent.parent.name}/{path.parent.name}/{path.name}: {damage.what} (at {damage.offset})"
+
+
+def _of_slice(day: Recording, slice_id: int) -> list[Segment]:
+    """Return the segments of a slice that hold something. Raises ArchiveError when the day has no such slice."""
+    if slice_id >= len(day.feed.slices):
+        raise ArchiveError(f"slice was {slice_id}, expected 0 to {len(day.feed.slices) - 1}")
+    return [each for _, segments in day.segments([slice_id]) for each in segments if len(each.entries)]
+
+
+def _is_begun(day: Recording, slice_id: int) -> bool:
+    """Whether a recorder has begun a segment that holds nothing yet: when it ends, it removes it."""
+    return any(not len(segments[-1].entries) for _, segments in day.segments([slice_id]) if segments)
+
+
+def _with_entries(day: Recording) -> list[tuple[int, list[Segment]]]:
+    found = [(slice_id, _of_slice(day, slice_id)) for slice_id, _ in day.segments()]
+    return [(slice_id, segments) for slice_id, segments in found if segments]
+
+
+def _next(day: Recording, slice_id: int, cursor: Cursor) -> tuple[Segment, bool] | None:
+    """Return the segment to read on in, and whether more may be appended to it; None: nothing more is known."""
+    segments = _of_slice(day, slice_id)
+    for segment in segments:
+        is_last = segment is segments[-1]
+        unread = segment.number > cursor.segment or segment.whole_bytes > cursor.offset or not is_last
+        if segment.number >= cursor.segment and unread:
+            return segment, is_last
+    return None
+
+
+def _missing(day: Recording, slice_id: int, first: int, stop: int | None = None) -> list[Damage]:
+    """Return the segments, of numbers from `first` on, that the day should have, and of which nothing can be read."""
+    readable = {each.path for each in _of_slice(day, slice_id)}
+    low = segment_path(day.path, slice_id, first)
+    high = None if stop is None else segment_path(day.path, slice_id, stop)
+    return [
+        each
+        for each in day.damage
+        if each.path.parent == low.parent and each.path >= low and (high is None or each.path < high)
+        if each.path.suffix == low.suffix and each.path not in readable
+    ]
+
+
+def _is_closed(segment: Segment) -> bool:
+    return end_of(segment, Totals())[1]
+
+
+def _about(segments: list[Segment]) -> SliceAbout:
+    entries = numpy.concatenate([each.entries[each.entries["records"] > 0] for each in segments])
+    epochs = list(dict.fromkeys(entries["epoch"].tolist()))
+    each = [entries[entries["epoch"] == epoch] for epoch in epochs]
+    return SliceAbout(
+        messages=int(entries["messages"].sum()),
+        epochs=epochs,
+        first_sequences=[int(some["min_sequence"].min()) for some in each],
+        last_sequences=[int(some["max_sequence"].max()) for some in each],
+        first_ns=int(entries["min_ts_recv"].min()) if len(entries) else 0,
+        last_ns=int(entries["max_ts_recv"].max()) if len(entries) else 0,
+        is_closed=_is_closed(segments[-1]),
+    )

@@ -1,0 +1,140 @@
+"""What archive and reader say to each other: msgpack, in one frame; blocks in three frames each behind an answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+MOST_REQUEST_BYTES: Final = 65_536 * 2
+"""Of one frame of a request: two topics, and some numbers."""
+FRAMES_OF_BLOCK: Final = 3
+
+_Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Time = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+_Name = Annotated[bytes, msgspec.Meta(max_length=65_535)]
+
+
+class Position(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """A place in the messages of one (slice, key)."""
+
+    epoch: _Number
+    """The publisher's run."""
+    sequence: _Number
+    """The number of the next message."""
+
+
+class Gone(msgspec.Struct, frozen=True, array_like=True):
+    """Messages that were asked for and are not in the archive."""
+
+    epoch: int
+    """The publisher's run; 0: not known."""
+    first: int
+    """The first of their sequence numbers; -1: not known, a part of a file cannot be read."""
+    count: int
+    """How many; 0: not known."""
+    why: str
+    """Why they are not there."""
+
+
+class Cursor(msgspec.Struct, frozen=True, array_like=True):
+    """How far an archive has read. Only the archive that made it understands it, until it ends."""
+
+    archive: _Number
+    """Drawn by each archive when it starts."""
+    day: Annotated[str, msgspec.Meta(max_length=255)]
+    segment: _Number
+    offset: _Number
+
+
+class Request(msgspec.Struct, frozen=True, tag_field="do", forbid_unknown_fields=True):
+    """A request; its name is in the key `do`."""
+
+
+class AskAbout(Request, frozen=True, tag="about"):
+    """Ask what the archive holds."""
+
+    day: str | None = None
+    """The day that `slices` shall tell of; None: the last one."""
+
+
+class AskBlocks(Request, frozen=True, tag="blocks", kw_only=True, omit_defaults=True):
+    """Ask for the next piece of the blocks of a slice."""
+
+    slice_id: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = msgspec.field(name="slice")
+    prefix: _Name = b""
+    """Blocks with a topic that begins with this."""
+    key: _Name | None = None
+    """Blocks of this key alone."""
+    start: Position | None = None
+    """Where to begin. Needs a key."""
+    stop: Position | None = None
+    """Where to end; not asked for itself. Needs a key."""
+    start_ns: _Time | None = None
+    """Blocks received at this time or later, ns since 1970."""
+    stop_ns: _Time | None = None
+    """End before the first block received at this time or later, ns since 1970."""
+    cursor: Cursor | None = None
+    """Where the piece before this one ended; None: this is the first one."""
+
+
+class Piece(msgspec.Struct, frozen=True, tag_field="is", tag="blocks", kw_only=True):
+    """Some blocks of an answer; they stand in the frames behind it, key, header and body of each."""
+
+    blocks: list[tuple[int, int]]
+    """(`ts_recv`, first row) of each block: rows before the first one are no part of the recording."""
+    gone: list[tuple[int, Gone]]
+    """What is missing, and before which of the blocks."""
+    state: Literal["more", "later", "done"]
+    """Whether to ask on at once, or later, as it is still being written; or nothing follows."""
+    cursor: Cursor
+    """For the next request."""
+    start: Position | None = None
+    """For the next request, where a start was asked for."""
+
+
+class SliceAbout(msgspec.Struct, frozen=True, kw_only=True):
+    """What a slice holds of a day, by its indexes; messages that are still in the recorder's memory are not in it."""
+
+    messages: int
+    epochs: list[int]
+    """The publisher's runs, in the order of their first blocks."""
+    first_sequences: list[int]
+    """Of each epoch, the least sequence number over all keys."""
+    last_sequences: list[int]
+    """Of each epoch, the largest sequence number over all keys."""
+    first_ns: int
+    """The least `ts_recv`, 0: there is no message."""
+    last_ns: int
+    """The largest `ts_recv`."""
+    is_closed: bool
+    """Whether its recorder has closed the journal: nothing follows."""
+
+
+class About(msgspec.Struct, frozen=True, tag_field="is", tag="about", kw_only=True):
+    """What an archive holds."""
+
+    feed: str
+    key_bytes: int
+    schema: dict[str, Any]
+    """Of the day's payloads, as the manifest has it."""
+    days: list[str]
+    """All days, in order."""
+    day: str
+    """The one that `slices` tells of."""
+    slices: dict[int, SliceAbout]
+    live_epoch: int | None
+    """The publisher's latest run, when a journal of the last day is not closed; else None."""
+
+
+class Refusal(msgspec.Struct, frozen=True, tag_field="is", tag="error"):
+    """A request that was not answered."""
+
+    why: str
+    is_stale: bool = False
+    """Whether only its cursor is not of this archive: ask again without it."""
+
+
+REQUESTS: Final = msgspec.msgpack.Decoder(AskAbout | AskBlocks)
+ANSWERS: Final = msgspec.msgpack.Decoder(Piece | About | Refusal)
+ENCODER: Final = msgspec.msgpack.Encoder()

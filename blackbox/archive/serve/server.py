@@ -1,0 +1,168 @@
+"""Answer who asks for recorded blocks: a ROUTER socket, and one thread that reads for one request after the other."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+import zmq
+
+from blackbox.archive.serve.pieces import Pieces, StaleCursorError
+from blackbox.archive.serve.protocol import ENCODER, MOST_REQUEST_BYTES, REQUESTS, AskAbout, Refusal
+from blackbox.errors import BlackBoxError, ConfigError, EndpointError
+from blackbox.feed.endpoint import check_archive
+from blackbox.feed.feed import Feed
+from blackbox.native.limits import Needs, start_thread
+from blackbox.transport.context import allow_ipv6, new_context
+from blackbox.transport.pings import send_pings
+from blackbox.transport.wakeup import Pipe
+
+log = logging.getLogger("blackbox")
+
+QUEUE_PIECES: Final = 2
+"""Answers that wait for one reader: a piece has some MiB at most, so this bounds what a reader that hangs can hold."""
+QUEUE_REQUESTS: Final = 64
+"""Requests of one reader that wait for the archive; more wait on the reader's side."""
+_REQUEST_FRAMES: Final = 3
+_LINGER_MS: Final = 500
+_PATIENCE_S: Final = 10.0
+_NEEDS: Final = Needs(descriptors=64)
+
+
+class ArchiveStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What an archive has done so far."""
+
+    answered: int
+    """Requests that were answered."""
+    refused: int
+    """Requests that were answered with an error."""
+    dropped: int
+    """Requests without an answer: they were none, or their reader took no more answers, or was gone."""
+
+
+class ArchiveServer:
+    """Answers for the recordings of one feed, in a thread of its own, from `with` to its end.
+
+    Whoever can reach an endpoint may read all of the recordings.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], endpoints: tuple[str, ...]) -> None:
+        """`directory`: the feed's, which has a directory for each day. Raises ConfigError for a wrong endpoint."""
+        self.directory = Path(directory)
+        self.endpoints = endpoints
+        if not endpoints:
+            raise ConfigError("archives were none, expected at least one endpoint to answer at")
+        for endpoint in endpoints:
+            check_archive(endpoint)
+        self._end = Pipe()
+        self._bound: Future[None] = Future()
+        self._counts = {"answered": 0, "refused": 0, "dropped": 0}
+        self._thread = threading.Thread(target=self._run, name="blackbox-archive", daemon=True)
+
+    def open(self) -> None:
+        """Bind the endpoints and answer. Raises EndpointError when one cannot be bound."""
+        start_thread(self._thread)
+        self._bound.result()
+
+    def close(self) -> None:
+        """End the thread and its sockets, once the request that is being answered is, or the disk takes too long."""
+        self._end.poke()
+        if self._thread.ident is not None:
+            self._thread.join(_PATIENCE_S)
+            if self._thread.is_alive():
+                log.error("archive %s is still answering: the disk does not answer", self.directory)
+
+    def __enter__(self) -> Self:
+        """As `open`."""
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def statistics(self) -> ArchiveStatistics:
+        """A snapshot."""
+        return ArchiveStatistics(**self._counts)
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # `__enter__` waits for this thread, and must not wait for ever
+            if self._bound.done():
+                log.exception("archive %s failed", self.directory)
+            else:
+                self._bound.set_exception(error)
+
+    def _serve(self) -> None:
+        with new_context("archive", _NEEDS) as context, context.socket(zmq.ROUTER) as socket:
+            socket.setsockopt(zmq.MAXMSGSIZE, MOST_REQUEST_BYTES)
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what a slow reader does not take vanishes uncounted
+            socket.sndhwm, socket.rcvhwm = QUEUE_PIECES, QUEUE_REQUESTS
+            socket.linger = _LINGER_MS
+            for endpoint in self.endpoints:
+                allow_ipv6(socket, endpoint)
+                send_pings(socket, endpoint, expects_answers=True)
+                try:
+                    socket.bind(endpoint)
+                except zmq.ZMQError as error:
+                    what = "is in use" if error.errno == zmq.EADDRINUSE else f"could not be bound: {error.strerror}"
+                    raise EndpointError(error.errno, f"archive endpoint {endpoint} {what}") from error
+            self._bound.set_result(None)
+            pieces = Pieces(self.directory)
+            poller = zmq.Poller()
+            poller.register(socket, zmq.POLLIN)
+            poller.register(self._end.reader, zmq.POLLIN)
+            while self._end.reader not in dict(poller.poll()):
+                self._answer(socket, pieces, socket.recv_multipart())
+
+    def _answer(self, socket: zmq.Socket[bytes], pieces: Pieces, frames: list[bytes]) -> None:
+        """Answer one request: reader, number, request."""
+        if len(frames) != _REQUEST_FRAMES:
+            self._counts["dropped"] += 1
+            return
+        what, answer = "answered", []
+        try:
+            answer = _answer_to(pieces, frames[2])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            refusal = Refusal(f"request was not understood: {error}")
+        except (BlackBoxError, OSError, ValueError) as error:
+            refusal = Refusal(str(error), isinstance(error, StaleCursorError))
+        except Exception as error:  # one request must not end the answers to all others
+            log.exception("archive %s could not answer", self.directory)
+            refusal = Refusal(f"the archive failed: {error!r}")
+        if not answer:
+            why = refusal.why.encode(errors="backslashreplace").decode()  # a path need not be UTF-8
+            what, answer = "refused", [ENCODER.encode(msgspec.structs.replace(refusal, why=why))]
+        try:
+            socket.send_multipart([*frames[:2], *answer], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                raise
+            what = "dropped"
+        self._counts[what] += 1
+
+
+def archive_of(directory: Path, feed: Feed, serve: bool | str) -> ArchiveServer:
+    """Return the archive of a feed's directory, at the feed's first archive, or at the endpoint `serve`.
+
+    Raises ConfigError when the feed has none, or the endpoint is none.
+    """
+    if not isinstance(serve, str) and not feed.archives:
+        raise ConfigError(f"feed {feed.name!r} had no archives, expected endpoints such as tcp://host:5600")
+    return ArchiveServer(directory, (serve if isinstance(serve, str) else feed.archives[0],))
+
+
+def _answer_to(pieces: Pieces, text: bytes) -> list[bytes | memoryview]:
+    request = REQUESTS.decode(text)
+    if isinstance(request, AskAbout):
+        return [ENCODER.encode(pieces.about(request.day))]
+    found = pieces.read(request)
+    return [ENCODER.encode(found.piece), *(frame for block in found.blocks for frame in block.frames)]
