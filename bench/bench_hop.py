@@ -81,7 +81,7 @@ def _hand_over_all(at: SliceAt, blocks: int) -> int:
     for number in range(blocks):
         _begin(at.scratch, number)
         for worker in range(at.workers):
-            if _hand_over(at, worker, now_ns(), at.scratch + BODY_AT) != 0:
+            if _hand_over(at, worker, now_ns(), 0, at.scratch + BODY_AT) != 0:
                 return -1
         msg_close(at.scratch + ENVELOPE_AT)
     return 0
@@ -142,7 +142,7 @@ def _slice(router: int, workers: int, scratch: NDArray[numpy.int64]) -> tuple[Sl
         *(counters.workers_address, workers, topics.at, sets.ctypes.data, sequences.at, 0, 0),
         0,
         0,
-        *(WARN, QUEUE_BLOCKS, conflation.at, 10**18, 10**9, NO_HANDLER),
+        *(WARN, QUEUE_BLOCKS, conflation.at, 10**18, 10**18, 10**9, NO_HANDLER),
         *(WorkerAt(*[0] * len(WorkerAt._fields)), WorkerTableAt(*[0] * len(WorkerTableAt._fields)), 0, NO_READER, 0),
     )
     return at, (state, counters, topics, sets, conflation, sequences)

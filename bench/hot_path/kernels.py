@@ -224,7 +224,7 @@ class Subject:
             self.sequences.at,
             *(0, 0, 0, 0, 0, 0),
             self._conflation.at,
-            *(0, 0),
+            *(0, 0, 0),
             NO_HANDLER,
             WorkerAt(*[0] * len(WorkerAt._fields)),
             WorkerTableAt(*[0] * len(WorkerTableAt._fields)),

@@ -26,6 +26,7 @@ _LEAST_REACHED: Final = 0.9
 
 Form = Literal[
     "compiled", "together", "batch", "each", "digest", "python", "nothing", "blocks", "messages",
+    "stream", "stream of batches", "stream in asyncio",
     "late", "late compiled", "late batches", "stages",
 ]  # fmt: skip
 """What a receiver does with messages: see `bench.processes.receiver` and `bench.rivals.plain_pyzmq`."""

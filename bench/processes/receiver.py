@@ -6,6 +6,7 @@
     "batch"     a pass over columns     "each"  a call       "late batches"   on_batch(prefix), may be slow
     "digest"    a call: digest only                          "stages"         a call a block, median µs a stage
     "python"    a batch callback that looks at each message
+    "stream", "stream of batches", "stream in asyncio"       who takes them from a stream calls: digest only
     "nothing"   SUB socket, compiled loop that drops all it gets: a limit
 
 An order is answered twice: once it has subscribed; and, when it was told when the run began, with what it found.
@@ -13,12 +14,15 @@ An order is answered twice: once it has subscribed; and, when it was told when t
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import multiprocessing
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -50,6 +54,7 @@ from blackbox import Batch, Feed, Message, SlowPolicy, SlowSubscriberError, Subs
 from blackbox.block.format import CONFIRM_KEY, FLAG_CONTROL, HEADER_BYTES, NONCE_BYTES, read_header
 from blackbox.native.memory import shared_array
 from blackbox.native.posix import now_ns
+from blackbox.subscribe.stream import Stream
 from blackbox.transport.libzmq import MESSAGE_BYTES, init_messages, msg_data, msg_recv, msg_size
 
 FOREVER_NS: Final = 10**15
@@ -68,6 +73,8 @@ _MOST_NOTED: Final = 200_000
 
 Findings = Callable[[int], dict[str, Any]]
 """Given when the run began: check what came, and return fields of `Heard`. Raises Lost."""
+Take = Callable[[bytes], None]
+"""Given a payload: what is done with each message of a stream."""
 
 
 def receive() -> None:
@@ -270,6 +277,68 @@ def _digest(subscriber: Subscriber, order: Order) -> Findings:
     return check
 
 
+def _from_stream(
+    read: Callable[[Stream, int, Take], None], *, batches: bool = False
+) -> Callable[[Subscriber, Order], Findings]:
+    """The form in which a thread of its own takes the messages from a stream, with a call for each payload.
+
+    CPU time is told without the last messages, at most as many as a stream holds: they are delivered, not yet taken.
+    """
+
+    def begin(subscriber: Subscriber, order: Order) -> Findings:
+        stream = subscriber.stream(b"", batches=batches)
+        so_far = ended = 0
+
+        def take(payload: bytes) -> None:
+            nonlocal so_far
+            so_far = (so_far * DIGEST_FACTOR + payload[8]) & DIGEST_MASK
+
+        def run() -> None:
+            nonlocal ended
+            read(stream, order.load.messages, take)
+            ended = time.time_ns()
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+
+        def check(_began: int) -> dict[str, Any]:
+            thread.join(_LIMIT_S)
+            expect("reader of the stream still running", thread.is_alive(), False)
+            expect("digest of the payloads", so_far, digest_of(order.load))
+            return {"ended": ended}
+
+        return check
+
+    return begin
+
+
+def _iterate(stream: Stream, messages: int, take: Take) -> None:
+    for message in islice(stream, messages):
+        take(message.payload)
+
+
+def _iterate_batches(stream: Stream, messages: int, take: Take) -> None:
+    left = messages
+    for batch in stream:
+        for payload in batch.payload_list():
+            take(payload)
+        left -= len(batch)
+        if not left:
+            return
+
+
+def _iterate_in_asyncio(stream: Stream, messages: int, take: Take) -> None:
+    async def iterate() -> None:
+        left = messages
+        async for message in stream:
+            take(message.payload)
+            left -= 1
+            if not left:
+                return
+
+    asyncio.run(iterate())
+
+
 def digest_of(load: Load, prefix: bytes = b"") -> int:
     """Digest of byte 8 of the payloads, in their order, of topics with that prefix."""
     pool = load.pool
@@ -411,6 +480,9 @@ FORMS: Final[dict[Form, Callable[[Subscriber, Order], Findings]]] = {
     "each": each,
     "digest": _digest,
     "python": _python,
+    "stream": _from_stream(_iterate),
+    "stream of batches": _from_stream(_iterate_batches, batches=True),
+    "stream in asyncio": _from_stream(_iterate_in_asyncio),
     "late": _late,
     "late compiled": _late_compiled,
     "late batches": _late_batches,

@@ -6,10 +6,12 @@ run, and nobody waits. For blocks 8, as ours, since more only leaves the cache: 
 
     "messages"  f(topic, data)    "nothing"  recv() alone       "late"  recv(), and when; may be slow
     "blocks"    f(block)          "digest"   f(frame): digest of a byte of each
+    "asyncio"   the same with zmq.asyncio, which awaits recv_multipart() of each
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import suppress
 from functools import partial
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy
 import zmq
+import zmq.asyncio
 
 from bench.measure.contest import Lost, expect
 from bench.processes.child import has_order
@@ -71,8 +74,9 @@ def receive(address: str, form: str = "messages", mark: int = 0, drops: bool = F
     receiving: dict[str, Callable[[zmq.Socket[bytes], Runs, Load], None]] = {
         "messages": _receive_messages,
         "blocks": _receive_blocks,
-        "nothing": partial(_receive_frames, digests=False),
-        "digest": partial(_receive_frames, digests=True),
+        "nothing": partial(_receive_frames, form=form),
+        "digest": partial(_receive_frames, form=form),
+        "asyncio": partial(_receive_frames, form=form),
         "late": _receive_late,
     }
     runs = Runs()
@@ -100,7 +104,7 @@ def _receive_blocks(socket: zmq.Socket[bytes], runs: Runs, load: Load) -> None:
     runs.received(tally.ended, tally.state())
 
 
-def _receive_frames(socket: zmq.Socket[bytes], runs: Runs, load: Load, digests: bool) -> None:
+def _receive_frames(socket: zmq.Socket[bytes], runs: Runs, load: Load, form: str) -> None:
     """Receive all, hand each on if there is a digest to make of them, and look at the last one."""
     socket.rcvtimeo = _TIMEOUT_MS
     receive, last, so_far = socket.recv, b"", 0
@@ -110,8 +114,19 @@ def _receive_frames(socket: zmq.Socket[bytes], runs: Runs, load: Load, digests: 
         nonlocal so_far
         so_far = (so_far * DIGEST_FACTOR + frame[digest_at]) & DIGEST_MASK
 
-    with suppress(zmq.Again):
-        if digests:
+    async def receive_in_asyncio() -> None:
+        nonlocal last
+        receive = zmq.asyncio.Socket.from_socket(socket).recv_multipart
+        async with asyncio.timeout(_TIMEOUT_MS / 1e3):
+            for _ in range(load.messages):
+                (last,) = await receive()
+                count(last)
+
+    with suppress(zmq.Again, TimeoutError):
+        if form == "asyncio":
+            socket.rcvtimeo = -1  # else each of them sets a timer
+            asyncio.run(receive_in_asyncio())
+        elif form == "digest":
             for _ in range(load.messages):
                 last = receive()
                 count(last)
@@ -123,7 +138,7 @@ def _receive_frames(socket: zmq.Socket[bytes], runs: Runs, load: Load, digests: 
     def findings(_began: int) -> dict[str, Any]:
         pool = frames(load)
         expect("last message", last, pool[(load.messages - 1) % len(pool)])
-        if digests:
+        if form != "nothing":
             expect("digest of the payloads", so_far, digest_of(load))
         return {"ended": ended, "messages": load.messages}
 
