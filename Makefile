@@ -24,8 +24,8 @@ demo: $(VENV)/.ready-demo  ## a day live, recorded, replayed and analysed [SOURC
 test: $(VENV)/.ready-test  ## check style and types, run the tests
 	$(RUN)/ruff check
 	$(RUN)/ruff format --check
-	$(RUN)/mypy
-	$(RUN)/python -m pytest -q -n 3 -m "not long"
+	@# Types beside the tests, whose processes often wait.
+	$(RUN)/mypy & types=$$!; $(RUN)/python -m pytest -q -n 3 -m "not long"; tests=$$?; wait $$types && exit $$tests
 
 test-long: $(VENV)/.ready-long  ## run the tests that are left out of `make test` as they take long: clusters, browsers, twins
 	$(RUN)/python -m pytest -q -m long
