@@ -342,7 +342,7 @@ def of_numbers(numbers: list[int]) -> Block:
 @pytest.mark.parametrize("lines", [1, 2])
 def test_numbers_that_a_block_leaves_out_are_neither_lost_nor_delivered_twice(lines: int) -> None:
     feed = Feed.local("gaps", slices=1, lines=lines)
-    subscriber = Subscriber(feed, slow=SlowPolicy("warn"))
+    subscriber = Subscriber(feed, slow=SlowPolicy("warn"), line_wait_ns=1 << 40)
     got = Collector()
     subscriber.on(b"")(got.message)
     held = [[50, 60]] if lines == 2 else []

@@ -33,11 +33,16 @@ SIGNALLED = """
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_run_and_what_was_received_is_delivered(number: signal.Signals) -> None:
     feed = one_slice()
-    with RawPublisher(feed) as publisher, Script(SIGNALLED.format(extra=""), feed) as script:
+    extra = """
+    wait_until(lambda: subscriber.statistics().received.messages == 50)
+    say("received")
+    """
+    with RawPublisher(feed) as publisher, Script(SIGNALLED.format(extra=extra), feed) as script:
         script.expect("started")
         for _ in range(50):
             publisher.send(publisher.encode([(b"T", b"x")]))
         publisher.heartbeat()
+        script.expect("received")
         # The script says nothing more until it is stopped: it has installed its handlers once signals are not fatal.
         wait_until(lambda: _handles(script.process.pid, number), what="run() handles signals")
         script.process.send_signal(number)
