@@ -260,6 +260,7 @@ def test_new_prefixes_and_removed_ones_take_effect() -> None:
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
         publisher.publish(b"B", b"0")
+        publisher.flush()
         subscriber.on(b"B")(b.message)
         subscriber.wait_confirmed()
         for number in range(1, 100):
