@@ -29,8 +29,8 @@ from blackbox.native.posix import now_ns
 from blackbox.subscribe.addresses import BODY_AT, COPY_AT, ENVELOPE_AT, SCRATCH_WORDS, SliceAt
 from blackbox.subscribe.block_handler import NO_HANDLER
 from blackbox.subscribe.conflation import Conflation
-from blackbox.subscribe.dispatch import _hand_over
 from blackbox.subscribe.gaps import Sequences
+from blackbox.subscribe.hand_over import hand_over
 from blackbox.subscribe.slow_subscriber import WARN
 from blackbox.subscribe.state import SliceState
 from blackbox.subscribe.statistics import Counters
@@ -81,7 +81,7 @@ def _hand_over_all(at: SliceAt, blocks: int) -> int:
     for number in range(blocks):
         _begin(at.scratch, number)
         for worker in range(at.workers):
-            if _hand_over(at, worker, now_ns(), 0, at.scratch + BODY_AT) != 0:
+            if hand_over(at, worker, now_ns(), 0, at.scratch + ENVELOPE_AT, at.scratch + BODY_AT) != 0:
                 return -1
         msg_close(at.scratch + ENVELOPE_AT)
     return 0
@@ -143,7 +143,8 @@ def _slice(router: int, workers: int, scratch: NDArray[numpy.int64]) -> tuple[Sl
         0,
         0,
         *(WARN, QUEUE_BLOCKS, conflation.at, 10**18, 10**18, 10**9, NO_HANDLER),
-        *(WorkerAt(*[0] * len(WorkerAt._fields)), WorkerTableAt(*[0] * len(WorkerTableAt._fields)), 0, NO_READER, 0),
+        *(WorkerAt(*[0] * len(WorkerAt._fields)), WorkerTableAt(*[0] * len(WorkerTableAt._fields)), 0, NO_READER),
+        *(0, 0),
     )
     return at, (state, counters, topics, sets, conflation, sequences)
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from blackbox.archive.serve.client import ArchiveClient
     from blackbox.block.batch import Batch, Message
     from blackbox.block.block import Block
+    from blackbox.block.gap import Gap
     from blackbox.errors import (
         ArchiveError,
         BlackBoxError,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         ConfigError,
         ControlError,
         EndpointError,
+        GapError,
         JournalError,
         LimitError,
         NoSubscriberError,
@@ -55,6 +57,8 @@ __all__ = [
     "Controls",
     "EndpointError",
     "Feed",
+    "Gap",
+    "GapError",
     "JournalError",
     "LimitError",
     "Message",
@@ -83,6 +87,7 @@ _MODULE_OF = {
     "Block": "block.block",
     "Controls": "replay.controls",
     "Feed": "feed.feed",
+    "Gap": "block.gap",
     "Message": "block.batch",
     "Publisher": "publish.publisher",
     "Recorder": "archive.recorder",

@@ -57,6 +57,10 @@ class SlowSubscriberError(SubscriberError):
     """A subscriber did not keep up and data would have been lost without notice."""
 
 
+class GapError(SubscriberError):
+    """Messages were lost, and the subscriber was to end then."""
+
+
 class CallbackError(SubscriberError):
     """A callback raised; the original exception is the cause."""
 

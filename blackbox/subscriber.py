@@ -11,11 +11,14 @@ from numpy.typing import NDArray
 
 from blackbox.arguments import check_function, check_integers, check_prefix, names_of
 from blackbox.block.batch import Batch
+from blackbox.block.gap import Gap
 from blackbox.errors import ConfigError, SubscriberError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema import load_schema
+from blackbox.subscribe.beginnings import EpochHooks
 from blackbox.subscribe.callbacks import IN_SLICE, Callback, CompiledCallback
 from blackbox.subscribe.compiled_callback import compile_callback
+from blackbox.subscribe.gap_hooks import GapHook
 from blackbox.subscribe.match_table import MAX_WORKERS
 from blackbox.subscribe.options import Options
 from blackbox.subscribe.plain_values import PlainCallback
@@ -57,6 +60,7 @@ class Subscriber:
         queue_blocks: int = 16,
         hwm_blocks: int = 128,
         line_wait_ns: int = 50_000_000,
+        on_gap: Literal["tell", "stop"] = "tell",
         processes: bool = False,
     ) -> None:
         """Settings; nothing is opened before `start`. Raises ValueError when one is out of range.
@@ -72,6 +76,8 @@ class Subscriber:
             hwm_blocks: blocks that ZeroMQ queues for a slice at the receiver; then it stops reading, and queues at the
                 publisher.
             line_wait_ns: with two lines, how long a block waits for what the other line may still bring.
+            on_gap: messages that were lost: "tell" counts them, and tells callbacks in their place: see the method
+                `on_gap`; "stop" delivers what came before, then ends the subscriber: `run` and `stop` raise GapError.
             processes: run each slice in a process of its own, forked at `start`, so that Python callbacks of several
                 slices run in parallel. What callbacks change stays in their process, but for states of compiled ones;
                 callbacks cannot then be added or removed while running.
@@ -86,15 +92,17 @@ class Subscriber:
             queue_blocks=queue_blocks,
             hwm_blocks=hwm_blocks,
             line_wait_ns=line_wait_ns,
+            on_gap=on_gap,
         )
         self._processes = processes
         self._callbacks: list[Callback] = []
         self._tickers: list[Ticker] = []
-        plan = slices_of_callbacks(feed, self._callbacks, self._tickers, workers)
-        self._on_reset: list[Callable[[], object]] = []
+        self._gap_hooks: list[GapHook] = []
+        plan = slices_of_callbacks(feed, self._callbacks, self._tickers, self._gap_hooks, workers)
+        self._epoch_hooks = EpochHooks([], [])
         self._streams: list[Stream] = []
         self._supervisor = Supervisor(
-            feed, self._options, plan, processes=processes, on_reset=self._on_reset, streams=self._streams
+            feed, self._options, plan, processes=processes, hooks=self._epoch_hooks, streams=self._streams
         )
         self._loads = [0] * workers
         """Callbacks of each worker, counted as they are added: counting all anew each time would be quadratic."""
@@ -288,15 +296,49 @@ class Subscriber:
 
         return register
 
-    def on_reset(self, hook: Callable[[], object]) -> Callable[[], object]:
-        """Decorate `f()`, called when time goes back: what a callback keeps is then void.
+    def on_gap(
+        self, prefix: bytes, *, group: str | None = None
+    ) -> Callable[[Callable[[Gap], object]], Callable[[Gap], object]]:
+        """Decorate `f(gap)`, called when messages were lost that may have had topics that start with `prefix`.
 
-        A replay in this process calls it once. A publisher that goes back, as a replay on the wire, makes each slice
-        call it once, in a thread of its own, while no callback of that slice runs. In both cases it comes between the
-        messages before and after, and compiled callbacks get the state back that they began with.
+        It is called in the place of what is missing: on each worker with callbacks (of a `group`: with one of its
+        callbacks) that may have got some of them, between their messages before and after. With the feed's `key_bytes`
+        0 nobody knows whose messages were lost, so that all callbacks of the slice may. Compiled callbacks find the
+        number in `batch.lost`, order books are not `synced` any more. A gap behind the last message is told as soon as
+        a heartbeat shows it. What the policies "drop" and "conflate" leave out: see `Gap.sequence` and
+        `Batch.conflated`. Of a replay: nothing is lost on its way.
+        """
+        check_prefix(prefix, "on_gap")
+
+        def register(function: Callable[[Gap], object]) -> Callable[[Gap], object]:
+            check_function(function, "gap")
+            with self._supervisor.lock:
+                self._check_may_change()
+                self._gap_hooks.append(GapHook(prefix, function, group))
+                self._renew()
+            return function
+
+        return register
+
+    def on_epoch(self, hook: Callable[[int, int], object]) -> Callable[[int, int], object]:
+        """Decorate `f(slice_id, epoch)`, called when a publisher begins an epoch: for its first one, too.
+
+        Live it is called once for each slice, in one of its threads, between the messages before and after: no callback
+        of the slice runs meanwhile. What came in between nobody knows: see `on_reset`.
+        """
+        check_function(hook, "slice_id", "epoch")
+        self._epoch_hooks.on_epoch.append(hook)
+        return hook
+
+    def on_reset(self, hook: Callable[[], object]) -> Callable[[], object]:
+        """Decorate `f()`, called when what a callback keeps is void: time goes back, or a publisher begins anew.
+
+        A replay in this process calls it once when it goes back. Live each slice calls it once for an epoch that
+        follows another, behind `on_epoch`. In both cases compiled callbacks get the state back that they began with,
+        and order books are emptied.
         """
         check_function(hook)
-        self._on_reset.append(hook)
+        self._epoch_hooks.on_reset.append(hook)
         return hook
 
     def off(self, function: Callable[..., Any] | Callback) -> None:
@@ -307,11 +349,14 @@ class Subscriber:
         with self._supervisor.lock:
             gone = [c for c in self._callbacks if c is function or c.function == function]
             tickers = [ticker for ticker in self._tickers if ticker.function == function]
+            hooks = [hook for hook in self._gap_hooks if hook.function == function]
             self._check_may_change()
             for ticker in tickers:
                 ticker.active = False
                 self._tickers.remove(ticker)
-            if not gone and not tickers:
+            for hook in hooks:
+                self._gap_hooks.remove(hook)
+            if not gone and not tickers and not hooks:
                 raise ValueError(f"{function!r} was not registered as a callback")
             for callback in gone:
                 self._forget(callback)
@@ -420,7 +465,7 @@ class Subscriber:
                 replay.feeds,
                 tuple(self._callbacks),
                 self._options.on_error,
-                self._on_reset,
+                self._epoch_hooks.on_reset,
                 replay.prefix,
                 self._player,
                 self._tickers,

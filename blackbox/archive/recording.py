@@ -35,7 +35,6 @@ from blackbox.archive.segment import Damage, Segment, open_end
 from blackbox.archive.segments import Segments
 from blackbox.archive.summary import (
     Examined,
-    Gap,
     KeyBegin,
     Rate,
     Summary,
@@ -45,6 +44,7 @@ from blackbox.archive.summary import (
     topic_counts,
 )
 from blackbox.block.batch import Batch
+from blackbox.block.gap import Gap
 from blackbox.block.opened import BatchFeed, Opened
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed, check_is_feed

@@ -16,8 +16,8 @@ from blackbox.archive.frames import Frames, TicksOfDays
 from blackbox.archive.reader import Bodies, RecordRun, Report, read_runs
 from blackbox.archive.recording import Recording
 from blackbox.archive.segment import Damage, Segment
-from blackbox.archive.summary import Gap
 from blackbox.block.batch import Batch
+from blackbox.block.gap import Gap
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.schema_document import SchemaDocument
 

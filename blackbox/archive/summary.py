@@ -14,6 +14,7 @@ from blackbox.archive.filter import Filter
 from blackbox.archive.reader import Recorded, Report, read_runs
 from blackbox.archive.rows import count_topics
 from blackbox.archive.segment import NO_TIME, Damage, Segment, open_end
+from blackbox.block.gap import Gap
 from blackbox.native.name_table import Numbering
 
 _TOPICS_AT_ONCE = 65_536
@@ -60,20 +61,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     damage: tuple[Damage, ...]
     """What was found to be unreadable so far; `verify` looks at everything."""
     slices: tuple[SliceSummary, ...]
-
-
-class Gap(msgspec.Struct, frozen=True, order=True):
-    """Messages of one key that were published, but not recorded, or are damaged."""
-
-    slice_id: int
-    epoch: int
-    key: bytes
-    sequence: int
-    """The first that is missing."""
-    count: int
-    """How many are."""
-    ts_out: int
-    """Of the block behind the gap. Unit: ns since the epoch."""
 
 
 class KeyBegin(msgspec.Struct, frozen=True, order=True):

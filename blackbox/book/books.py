@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from blackbox.block.batch import Batch
 from blackbox.block.format import FLAG_FIXED, BodyLayout, Header, has_value, layout_of, read_header
+from blackbox.block.gap import Gap
 from blackbox.block.opened import BatchFeed
 from blackbox.block.pick import read_only
 from blackbox.book.book import (
@@ -231,6 +232,8 @@ class Books:
         self._feeds: Sequence[BatchFeed] = ()
         self._names: set[str] = set()
         """The feed that the books are of, once it is known."""
+        self._is_whole = True
+        """Whether no message may have been lost of symbols without a book."""
         rule = CompiledSymbolRule.of(symbol_rule or SymbolRule())
         self._state = state = _BooksState()
         state.apply, state.schema_id, state.type_offset = feed.address, load_schema(schema).schema_id, feed.type_offset
@@ -301,6 +304,8 @@ class Books:
         if has_memory:
             self._bytes += more
             self._put(number, book)
+        if old is None and not self._is_whole:
+            lose_sync(book.ctypes.data)
 
     def _put(self, number: int, book: NDArray[numpy.int64]) -> None:
         self._books[number] = book
@@ -312,7 +317,7 @@ class Books:
             if slice_id is None:
                 self._addresses[: self._state.made] = 0
                 self._state.made = self._state.left_out = self._bytes = 0
-                self._feeds, self._names = (), set()
+                self._feeds, self._names, self._is_whole = (), set(), True
                 self._numbering.clear()
                 self._numbers.clear()
                 self._books.clear()
@@ -322,11 +327,18 @@ class Books:
                     self._bytes += fresh.nbytes - book.nbytes
                     self._put(number, fresh)
 
-    def lose_sync(self, slice_id: int | None = None) -> None:
-        """Note that messages of one slice, or of any, may have been lost."""
+    def lose_sync(self, slice_id: int | None = None, key: bytes = b"") -> None:
+        """Note that messages may have been lost: of one slice, or of any; of a key, or of all.
+
+        Books that are begun later may lack messages, too.
+        """
         with self._lock:
-            for book in self._kept():
-                if slice_id in (None, head_of(book).slice_id):
+            self._is_whole = False
+            for symbol, number in self._numbers.items():
+                book = self._books[number]
+                if book is None or not head_of(book).messages or slice_id not in (None, head_of(book).slice_id):
+                    continue
+                if symbol.startswith(key) or key.startswith(symbol):
                     lose_sync(book.ctypes.data)
 
     def _kept(self) -> list[NDArray[numpy.int64]]:
@@ -421,6 +433,10 @@ class BookCallback(Callback):
 
     def __init__(self, prefix: bytes, books: Books, worker: int) -> None:
         super().__init__("book", prefix, books, worker)
+
+    def lose(self, gap: Gap) -> None:
+        """Note that books may lack messages."""
+        self.function.lose_sync(gap.slice_id, gap.key)
 
     def reset(self, slice_id: int | None = None) -> None:
         """Empty the books of one slice, or all."""

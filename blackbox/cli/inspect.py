@@ -18,7 +18,8 @@ from blackbox.report.numbers import byte_size, count, counted
 if TYPE_CHECKING:
     from blackbox.archive.recording import Recording
     from blackbox.archive.segment import Damage
-    from blackbox.archive.summary import Gap, KeyBegin, Summary
+    from blackbox.archive.summary import KeyBegin, Summary
+    from blackbox.block.gap import Gap
 
 _EPOCHS_SHOWN: Final = 4
 _MARKS_SHOWN: Final = 20

@@ -22,7 +22,7 @@ from blackbox.report.numbers import byte_size, count
 if TYPE_CHECKING:
     from blackbox.archive.recording import Recording
     from blackbox.archive.segment import Damage
-    from blackbox.archive.summary import Gap
+    from blackbox.block.gap import Gap
 
 _GAPS_SHOWN = 20
 

@@ -71,14 +71,14 @@ def _played_slice(words: int) -> PlayedSlice:
 
 @inner
 def _table(words: int) -> TableAt:
-    w = int64s_at(words + 8 * _TABLE, 5)
-    return TableAt(w[0], w[1], w[2], w[3], w[4])
+    w = int64s_at(words + 8 * _TABLE, 6)
+    return TableAt(w[0], w[1], w[2], w[3], w[4], w[5])
 
 
 @inner
 def _worker_table(words: int) -> WorkerTableAt:
-    w = int64s_at(words + 8 * _WORKER_TABLE, 7)
-    return WorkerTableAt(w[0], w[1], w[2], w[3], w[4], w[5], w[6])
+    w = int64s_at(words + 8 * _WORKER_TABLE, 12)
+    return WorkerTableAt(w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11])
 
 
 @inner

@@ -19,7 +19,7 @@ from blackbox.report.ticks import rate_ticks, time_ticks
 
 if TYPE_CHECKING:
     from blackbox.archive.recording import Recording
-    from blackbox.archive.summary import Gap
+    from blackbox.block.gap import Gap
 
 BINS: Final = 420
 SUFFIXES: Final = (".svg", ".png")

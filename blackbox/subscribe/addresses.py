@@ -25,7 +25,9 @@ NEWEST_AT: Final = COPY_AT + MESSAGE_BYTES
 """The body of a conflated block."""
 WAITING_AT: Final = NEWEST_AT + MESSAGE_BYTES
 """Three frames that came on a socket, and wait until the blocks in shared memory before them are taken."""
-MESSAGES: Final = 9
+NOTICE_AT: Final = WAITING_AT + 3 * MESSAGE_BYTES
+"""A gap that a worker is told of."""
+MESSAGES: Final = 10
 """How many messages lie side by side from KEY_AT on."""
 HEAD_AT: Final = KEY_AT + MESSAGES * MESSAGE_BYTES
 """The header of the block at hand, aligned."""
@@ -94,6 +96,8 @@ class SliceAt(NamedTuple):
     own_table: WorkerTableAt
     ask: int
     shared: ReaderAt
+    stops_at_gaps: int
+    """1: lost messages are an error."""
     spin_ns: int
     """For how long the thread looks on, after what came last, before it sleeps."""
 
@@ -108,3 +112,5 @@ class TableAt(NamedTuple):
     callbacks_of_set: int
     """int64[1 + workers, sets]: how many callbacks a match set means, on all workers and on each."""
     sets: int
+    listeners: int
+    """A bit for each worker with callbacks or hooks that are told of gaps; behind them, for the slice's own."""

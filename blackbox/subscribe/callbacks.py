@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from blackbox.arguments import name_of
 from blackbox.block.batch import Batch
+from blackbox.block.gap import Gap
 from blackbox.errors import CallbackError, ConfigError
 from blackbox.native.memory import shared_array
 
@@ -74,7 +75,10 @@ class Callback:
         return name_of(self.function)
 
     def reset(self, slice_id: int | None = None) -> None:
-        """Forget what it keeps itself of one slice, or of all, since time goes back."""
+        """Forget what it keeps itself of one slice, or of all, since time goes back, or a publisher begins anew."""
+
+    def lose(self, gap: Gap) -> None:
+        """Take note that messages were lost that may have been for it."""
 
     def check(self, schemas: Sequence[Schema | None]) -> None:
         """Raise ConfigError unless these schemas have what it asks for by name."""
@@ -154,6 +158,7 @@ class CompiledCallback(Callback):
         self._initial = state.copy()
         self._entry = entry
         self.states: dict[int, NDArray[Any]] = {}
+        self._lost: dict[int, NDArray[numpy.int64]] = {}
 
     @property
     def address(self) -> int:
@@ -167,6 +172,10 @@ class CompiledCallback(Callback):
             state[...] = self._initial
             self.states[slice_id] = state
         return self.states[slice_id]
+
+    def lost_of(self, slice_id: int) -> NDArray[numpy.int64]:
+        """int64[1]: how many messages of one slice were lost since its last batch; made on first use."""
+        return self._lost.setdefault(slice_id, numpy.zeros(1, numpy.int64))
 
     def reset(self, slice_id: int | None = None) -> None:
         """Give the state of one slice, or of all, what it began with."""

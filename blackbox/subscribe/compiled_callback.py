@@ -63,6 +63,8 @@ class CompiledBatch(NamedTuple):
     origins: NDArray[numpy.int64]
     """Of a block that a replay gathered from several: `ts_out` of each row, then `ts_in`, `ts_recv`, slice and epoch of
     each. Else empty. See `ts_out_of`."""
+    lost: int
+    """How many messages were lost since the callback's last batch that may have had topics of its prefix."""
 
 
 @njit(inline="always")
@@ -149,6 +151,7 @@ def _batch(call: CallbackCall) -> CompiledBatch:
         int64s_at(body + layout.sequences, count if call.flags & FLAG_SEQUENCES else 0),
         bytes_at(body + layout.validity, (count + 7) >> 3 if call.flags & FLAG_NULLS else 0),
         int64s_at(call.origins, ORIGINS * count if call.origins != 0 else 0),
+        call.lost,
     )
 
 

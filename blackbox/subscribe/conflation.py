@@ -28,7 +28,9 @@ from blackbox.native.name_table import FULL, number_of
 from blackbox.native.prefix_trie import Trie
 from blackbox.native.records import Field, SharedRecord, record_at
 from blackbox.subscribe.addresses import ENVELOPE_AT, NEWEST_AT, NEWEST_HEAD_AT, ConflationAt, SliceAt, TableAt
-from blackbox.subscribe.dispatch import dispatch, fail, match_topics
+from blackbox.subscribe.dispatch import dispatch, match_topics
+from blackbox.subscribe.gaps import has_losses
+from blackbox.subscribe.hand_over import fail, tell_losses
 from blackbox.subscribe.state import slice_counters_at
 from blackbox.transport.libzmq import msg_close, msg_data, msg_init_size
 
@@ -283,6 +285,10 @@ def _put_in_order(
 def _flush(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
     newest: Any = at.conflation
     state = _state_at(newest.state)
+    if has_losses(at.sequences):
+        told = tell_losses(at, table, state.ts_out)
+        if told != 0:
+            return told
     count = state.pending
     topics = at.topics.capacity
     order = int32s_at(newest.pending, count)

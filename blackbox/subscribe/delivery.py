@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 import time
@@ -13,19 +14,31 @@ from typing import Final
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.arguments import name_of
 from blackbox.block.batch import Batch, Message
 from blackbox.block.format import LEAST_ROW_BYTES, MAX_BODY_BYTES
+from blackbox.block.gap import Gap
 from blackbox.block.opened import BatchFeed, Opened
 from blackbox.errors import CallbackError
 from blackbox.native.memory import foreign_array
 from blackbox.subscribe import worker_loop as collect
+from blackbox.subscribe.beginnings import Beginnings
 from blackbox.subscribe.callbacks import Callback, CompiledCallback, Kind, callback_error
 from blackbox.subscribe.match_table import WorkerTable
-from blackbox.subscribe.returns import Returns, goes_back
 from blackbox.subscribe.state import SliceCounters, SliceState, WorkerCounters
 from blackbox.subscribe.ticks import Ticks
 from blackbox.subscribe.turns import Part, Taker, call_entry, give_in_turn, give_message_by_message, list_turns
-from blackbox.subscribe.worker_state import ALL_ROWS, NEVER, BatchEntry, BlockPlace, CallbackCall, WorkerAt, WorkerState
+from blackbox.subscribe.worker_state import (
+    ALL_ROWS,
+    GAP_NOTICE_BYTES,
+    NEVER,
+    BatchEntry,
+    BlockPlace,
+    CallbackCall,
+    GapNotice,
+    WorkerAt,
+    WorkerState,
+)
 from blackbox.transport.libzmq import close_messages
 
 _FIRST_ROWS = 1 << 16
@@ -156,17 +169,34 @@ class Delivery:
         close_messages(self.burst.address, 2 * self.state.blocks)
         self.state.blocks = 0
 
-    def enter_epoch(self, epoch: int, worker: int, slice_id: int, returns: Returns) -> None:
-        """Go on with blocks of another epoch; when time goes back, `worker`'s callbacks as if none had come before."""
+    def enter_epoch(self, worker: int, slice_id: int, beginnings: Beginnings) -> None:
+        """Go on with blocks of another epoch, with `worker`'s callbacks as if none had come before."""
+        epoch = self.state.next_epoch
         try:
-            returns.enter(worker, epoch, self.is_over)
-        except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
-            self.quit = not self._on_error(callback_error(f"slice {slice_id}: on_reset", error))
-        if goes_back(self.state.epoch, epoch):
-            for callback in self._table.callbacks:
-                if callback.worker == worker:
-                    callback.reset(slice_id)
+            beginnings.enter(worker, epoch, self.is_over)
+        except CallbackError as failure:
+            self.quit = not self._on_error(failure)
+        if self.state.epoch:
+            for callback in self._table.gap_hooks.callbacks:
+                callback.reset(slice_id)
         self.state.epoch = epoch
+
+    def tell_of_gap(self, slice_id: int) -> None:
+        """Call what is told of the gap that a notice tells of, and be done with it."""
+        notice = GapNotice(numpy.frombuffer(ctypes.string_at(self.state.notice, GAP_NOTICE_BYTES), GapNotice.dtype))
+        key = ctypes.string_at(self.state.notice + GAP_NOTICE_BYTES, notice.key_bytes)
+        gap = Gap(slice_id, notice.epoch, key, notice.sequence, notice.count, notice.ts_out)
+        for function in self._table.gap_hooks.told(key):
+            if self.is_over():
+                break
+            self._counters.busy_since_ns = time.monotonic_ns()
+            try:
+                function(gap)
+            except BaseException as error:  # noqa: BLE001
+                self._counters.errors += 1
+                self.quit = not self._on_error(callback_error(f"{name_of(function)}, told of a gap,", error, str(gap)))
+        self._counters.busy_since_ns = 0
+        self.state.notice = 0
 
     def begin_ticks(self, ticks: Ticks) -> None:
         """Let tickers be called from now on."""

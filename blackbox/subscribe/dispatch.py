@@ -5,14 +5,11 @@ Compiled; runs in the slice thread.
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy
 
 from blackbox.block.envelope import TOPICS_AT, envelope_at, envelope_bytes, row_group, rows_at
 from blackbox.block.format import HEADER_BYTES, Header, layout_of, read_header
 from blackbox.native.intrinsics import (
-    bytes_at,
     call_with_address,
     copy_bytes,
     inner,
@@ -22,79 +19,14 @@ from blackbox.native.intrinsics import (
     unsigned,
 )
 from blackbox.native.name_table import FULL, number_of
-from blackbox.native.posix import now_ns
 from blackbox.native.prefix_trie import Trie, longest_prefix
-from blackbox.subscribe.addresses import COPY_AT, ENVELOPE_AT, SliceAt, TableAt
+from blackbox.subscribe.addresses import ENVELOPE_AT, SliceAt, TableAt
 from blackbox.subscribe.block_handler import BLOCK, IDLE, handed_block_at
-from blackbox.subscribe.slow_subscriber import DROP, PROCEED, act_on_lag, age_of, corrected, is_over
-from blackbox.subscribe.state import (
-    FAILED,
-    WORKER_COUNTERS_BYTES,
-    WorkerCounters,
-    slice_counters_at,
-    slice_state_at,
-    worker_counters_at,
-)
+from blackbox.subscribe.hand_over import GIVEN_UP, fail, hand_over, leave_untold, tell_dropped, worker_counters
+from blackbox.subscribe.slow_subscriber import is_over
+from blackbox.subscribe.state import slice_counters_at
 from blackbox.subscribe.worker_loop import run_block
-from blackbox.transport.libzmq import (
-    EAGAIN,
-    SNDMORE,
-    msg_close,
-    msg_copy,
-    msg_data,
-    msg_init,
-    msg_init_size,
-    msg_send,
-    msg_size,
-    zmq_errno,
-)
-
-GIVEN_UP: Final = -1
-
-
-@inner
-def worker_counters(at: SliceAt, worker: int) -> WorkerCounters:
-    """A worker's counters."""
-    return worker_counters_at(at.worker_counters + WORKER_COUNTERS_BYTES * worker)
-
-
-@inner
-def fail(at: SliceAt) -> int:
-    """Keep what libzmq refused; return FAILED."""
-    slice_state_at(at.state).errno = zmq_errno()
-    return FAILED
-
-
-@inner
-def _hand_over(at: SliceAt, worker: int, ts_out: int, ts_in: int, body_message: int) -> int:
-    """Send copies of envelope and body to a worker, unless it is over: 0, FAILED or GIVEN_UP."""
-    if is_over(at):
-        return 0
-    name = at.scratch + COPY_AT
-    msg_init_size(name, 1)
-    bytes_at(msg_data(name), 1)[0] = worker + 1
-    while msg_send(name, at.router, SNDMORE) < 0:
-        error = zmq_errno()
-        slice_counters_at(at.counters).waits += 1
-        if is_over(at):
-            return 0
-        if error != EAGAIN:
-            slice_state_at(at.state).errno = error
-            return FAILED
-        now = now_ns()
-        action = act_on_lag(at, corrected(at, now - ts_out), age_of(at, ts_in, now))
-        if action == DROP:
-            return GIVEN_UP
-        if action != PROCEED and is_over(at):
-            return 0
-    msg_init(name)
-    msg_copy(name, at.scratch + ENVELOPE_AT)
-    msg_send(name, at.router, SNDMORE)
-    msg_init(name)
-    msg_copy(name, body_message)
-    msg_send(name, at.router, 0)
-    worker_counters(at, worker).sent += 1
-    return 0
+from blackbox.transport.libzmq import msg_close, msg_data, msg_init_size, msg_size
 
 
 @inner
@@ -208,6 +140,13 @@ def hand_idle(at: SliceAt) -> bool:
 
 
 @inner
+def _leave_all_untold(at: SliceAt, table: TableAt, wanted: int, count: int) -> None:
+    for worker in range(at.workers + 1):
+        if (wanted >> worker) & 1:
+            leave_untold(at, table, worker, count)
+
+
+@inner
 def dispatch(
     at: SliceAt,
     table: TableAt,
@@ -251,16 +190,21 @@ def dispatch(
         counters.due += due
         if drop != 0:
             counters.dropped += due
+            _leave_all_untold(at, table, wanted, header.count - first_row)
             wanted = 0
         for worker in range(at.workers):
             if (wanted >> worker) & 1:
-                result = _hand_over(at, worker, header.ts_out, header.ts_in, body_message)
+                result = tell_dropped(at, table, worker, header.epoch, header.ts_out)
+                if result == 0:
+                    result = hand_over(at, worker, header.ts_out, header.ts_in, envelope_message, body_message)
                 if result == GIVEN_UP:
                     counters.dropped += due_of(table, header, frame, first_row, worker + 1)
+                    leave_untold(at, table, worker, header.count - first_row)
                     result = 0
                 elif result != 0:
                     break
         if result == 0 and (wanted >> at.workers) & 1 and not is_over(at):
+            tell_dropped(at, table, at.workers, header.epoch, header.ts_out)
             run_block(at.own, at.own_table, at.ask, envelope_message, body_message)
     msg_close(envelope_message)
     return result

@@ -16,7 +16,7 @@ from blackbox.native.intrinsics import inner, int32s_at, int64s_at, saturated
 from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
 from blackbox.native.prefix_trie import Trie, longest_prefix
-from blackbox.native.records import Field, Fields, record_at
+from blackbox.native.records import Field, Fields, SharedRecord, record_at
 from blackbox.subscribe.epochs import EpochState, epoch_state_at, judge_epoch
 from blackbox.subscribe.held import (
     HELD_BLOCKS,
@@ -59,9 +59,23 @@ class KeyState(KeyQueue):
     """The number behind the block that told it."""
     doubted_place = Fields(2)
     """Where that block is kept; NONE: a heartbeat told it, or there was no room."""
+    lost = Field()
+    """Messages that are missing, of which nobody has been told yet."""
+    lost_from = Field()
+    """The number of the first of them."""
+    next_lost = Field()
+    """The number, plus 1, of the next key of which messages are missing; 0: there is none."""
+
+
+class Losses(SharedRecord):
+    """The keys of which messages are missing that nobody has been told of."""
+
+    first_key = Field()
+    """The number of the first of them, plus 1; 0: there is none. They are linked by `next_lost`."""
 
 
 _KEY_BYTES: Final = KeyState.dtype.itemsize
+_losses_at = record_at(Losses)
 _held_state_at = record_at(HeldState)
 _key_state_at = record_at(KeyState)
 
@@ -74,6 +88,7 @@ class SequencesAt(NamedTuple):
     held: int
     held_state: int
     state: int
+    losses: int
     counters: int
     lines: int
     line_wait_ns: int
@@ -103,6 +118,7 @@ class Sequences:
         self._held = numpy.zeros(HELD_BLOCKS + 1, HeldBlock.dtype)
         self._held_state = HeldState()
         self._state = EpochState()
+        self._losses = Losses()
         self.line_dead_ns = line_dead_ns
         self.at = SequencesAt(
             self.keys.at,
@@ -110,6 +126,7 @@ class Sequences:
             self._held.ctypes.data,
             self._held_state.address,
             self._state.address,
+            self._losses.address,
             counters.address,
             lines,
             line_wait_ns,
@@ -181,6 +198,53 @@ def _believe(at: SequencesAt, state: KeyState, line: int, now_ns: int) -> None:
         _held(at, place).since_ns = now_ns
         enqueue(_held_state_at(at.held_state), state, at.held, place)
         slice_counters_at(at.counters).held += 1
+
+
+@inner
+def _lose(at: SequencesAt, key: int, count: int) -> None:
+    """Count messages that are missing from the expected one on; `next_loss` tells of them."""
+    state = _key(at, key)
+    counters = slice_counters_at(at.counters)
+    counters.gaps = saturated(counters.gaps, count)
+    if state.lost == 0:
+        losses = _losses_at(at.losses)
+        state.next_lost = losses.first_key
+        losses.first_key = key + 1
+        state.lost_from = state.expected
+    state.lost += count
+
+
+@inner
+def has_losses(at: SequencesAt) -> bool:
+    """Whether messages are missing that nobody has been told of."""
+    return _losses_at(at.losses).first_key != 0
+
+
+class Loss(NamedTuple):
+    """Messages of one key that are missing."""
+
+    number: int
+    """Of the key."""
+    epoch: int
+    sequence: int
+    """The first of them."""
+    count: int
+    key: int
+    """Address of the key."""
+    key_bytes: int
+
+
+@inner
+def next_loss(at: SequencesAt) -> Loss:
+    """Return what is missing of one key, and take it for told. For when `has_losses`."""
+    losses = _losses_at(at.losses)
+    key = losses.first_key - 1
+    state = _key(at, key)
+    losses.first_key = state.next_lost
+    count = state.lost
+    state.lost = 0
+    starts = int64s_at(at.keys.starts, key + 2)
+    return Loss(key, state.epoch, state.lost_from, count, at.keys.text + starts[key], starts[key + 1] - starts[key])
 
 
 @inner
@@ -284,7 +348,7 @@ def judge(
         return HOLD if held_state.taken < HELD_BLOCKS and body_bytes <= room else MAKE_ROOM
     if state.first != NONE and _held(at, state.first).sequence < sequence:
         return MAKE_ROOM  # what is held before it goes first
-    counters.gaps = saturated(counters.gaps, sequence - state.expected)
+    _lose(at, key, sequence - state.expected)
     state.expected = end
     return 0
 
@@ -378,7 +442,8 @@ def release(at: SequencesAt, place: int) -> int:
         return DUPLICATE
     first = max(0, state.expected - sequence)
     counters.duplicates = saturated(counters.duplicates, first)
-    counters.gaps = saturated(counters.gaps, max(0, sequence - state.expected))
+    if sequence > state.expected:
+        _lose(at, held.key, sequence - state.expected)
     state.expected = end
     return first
 
@@ -422,8 +487,7 @@ def settle(at: SequencesAt, key: int, now_ns: int, until: int) -> None:
             reached = min(reached, state.line_next[line])
     reached = min(reached, until)
     if reached > state.expected:
-        counters = slice_counters_at(at.counters)
-        counters.gaps = saturated(counters.gaps, reached - state.expected)
+        _lose(at, key, reached - state.expected)
         state.expected = reached
 
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from blackbox.block.opened import BatchFeed
 from blackbox.errors import CallbackError, SubscriberError
+from blackbox.subscribe.beginnings import Beginnings
 from blackbox.subscribe.callbacks import IN_SLICE
 from blackbox.subscribe.delivery import Delivery
 from blackbox.subscribe.match_table import Table
-from blackbox.subscribe.returns import Returns
 from blackbox.subscribe.state import TERMINATE, SliceState
 from blackbox.subscribe.ticks import Ticks
 from blackbox.subscribe.turns import warm_up_python_callbacks
-from blackbox.subscribe.worker_loop import DELIVER, EPOCH, GROW, TICK
+from blackbox.subscribe.worker_loop import DELIVER, EPOCH, GAP, GROW, TICK
 from blackbox.subscribe.worker_state import WorkerAt
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ class InSlice:
         table: Table,
         on_error: Callable[[CallbackError], bool],
         report: Callable[[SubscriberError], None],
-        returns: Returns,
+        beginnings: Beginnings,
     ) -> None:
         self._slice_id, self._slice_state, self._counters = slice_id, slice_state, counters
-        self._report, self._returns = report, returns
+        self._report, self._beginnings = report, beginnings
         self._own_counters = counters.workers[IN_SLICE]
         self._delivery = Delivery([feed], self._own_counters, on_error, self._is_terminated)
         self._ticks = Ticks(table.workers[IN_SLICE].tickers, on_error)
@@ -70,7 +70,7 @@ class InSlice:
 
     def close(self) -> None:
         """Let go of what leads back to the slice thread: no compiled code asks any more."""
-        del self._function, self._delivery, self._ticks, self._report, self._returns
+        del self._function, self._delivery, self._ticks, self._report, self._beginnings
 
     def _answer(self, reason: int) -> None:
         delivery = self._delivery
@@ -78,7 +78,9 @@ class InSlice:
             if reason == GROW:
                 delivery.grow()
             elif reason == EPOCH:
-                self._enter_epoch(delivery.state.next_epoch)
+                self._enter_epoch()
+            elif reason == GAP:
+                delivery.tell_of_gap(self._slice_id)
             elif reason == TICK:
                 delivery.tick(self._ticks)
             else:
@@ -94,9 +96,9 @@ class InSlice:
         if delivery.quit:
             self._slice_state.stopping = TERMINATE
 
-    def _enter_epoch(self, epoch: int) -> None:
+    def _enter_epoch(self) -> None:
         self._own_counters.busy_since_ns = time.monotonic_ns()  # a hook may hang, or a worker that is waited for
-        self._delivery.enter_epoch(epoch, IN_SLICE, self._slice_id, self._returns)
+        self._delivery.enter_epoch(IN_SLICE, self._slice_id, self._beginnings)
         self._own_counters.busy_since_ns = 0
 
     def _is_terminated(self) -> bool:

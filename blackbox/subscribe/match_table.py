@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from blackbox.native.prefix_trie import Trie, build_trie
 from blackbox.subscribe.addresses import TableAt
 from blackbox.subscribe.callbacks import Callback, CompiledCallback
+from blackbox.subscribe.gap_hooks import GapHook, GapHooks
 from blackbox.subscribe.ticks import Ticker
 from blackbox.subscribe.worker_state import WorkerTableAt
 
@@ -18,21 +19,39 @@ REMOVED = -1
 
 
 class WorkerTable:
-    """One worker's part of a `Table`: match set s means callbacks `members[starts[s]:starts[s + 1]]`."""
+    """One worker's part of a `Table`: match set s means callbacks `members[starts[s]:starts[s + 1]]`.
 
-    def __init__(self, version: int, callbacks: Sequence[Callback], sets: list[list[int]], slice_id: int) -> None:
+    `mine` are the callbacks that live on it, `gap_hooks` the hooks for what they may miss.
+    """
+
+    def __init__(
+        self,
+        version: int,
+        callbacks: Sequence[Callback],
+        mine: Sequence[Callback],
+        gap_hooks: Sequence[GapHook],
+        sets: list[list[int]],
+        slice_id: int,
+    ) -> None:
         self.version = version
         self.callbacks = callbacks
+        self.gap_hooks = GapHooks(mine, gap_hooks)
         self.tickers: Sequence[Ticker] = ()
         self._starts = numpy.zeros(len(sets) + 1, numpy.int64)
         numpy.cumsum([len(each) for each in sets], out=self._starts[1:])
         self._members = numpy.array([c for each in sets for c in each] or [0], numpy.int32)
         self._functions = numpy.zeros(len(callbacks) + 1, numpy.int64)
         self._states = numpy.zeros(len(callbacks) + 1, numpy.int64)
+        self._lost = numpy.zeros(len(callbacks) + 1, numpy.int64)
+        self._prefix_ends = numpy.zeros(len(callbacks) + 1, numpy.int64)
+        numpy.cumsum([len(callback.prefix) for callback in callbacks], out=self._prefix_ends[1:])
+        self._prefixes = numpy.frombuffer(b"".join(callback.prefix for callback in callbacks) or b"\0", numpy.uint8)
+        own = set(mine)
         for number, callback in enumerate(callbacks):
             if isinstance(callback, CompiledCallback):
                 self._functions[number] = callback.address
                 self._states[number] = callback.state_for(slice_id).ctypes.data
+                self._lost[number] = callback.lost_of(slice_id).ctypes.data if callback in own else 0
         self.at = WorkerTableAt(
             version,
             self._starts.ctypes.data,
@@ -41,7 +60,17 @@ class WorkerTable:
             self._functions.ctypes.data,
             self._states.ctypes.data,
             len(self._members),
+            len(callbacks),
+            self._prefixes.ctypes.data,
+            self._prefix_ends.ctypes.data,
+            self._lost.ctypes.data,
+            int(self.gap_hooks.listens),
         )
+
+    @property
+    def is_told(self) -> bool:
+        """Whether it is to be told of gaps."""
+        return self.gap_hooks.listens or any(isinstance(each, CompiledCallback) for each in self.gap_hooks.callbacks)
 
     def remove(self, callback: Callback) -> None:
         """Let no further batch reach a callback, also of blocks that were matched before it was removed."""
@@ -67,8 +96,9 @@ class Table:
         workers: int,
         slice_id: int,
         within: bytes = b"",
+        gap_hooks: Sequence[GapHook] = (),
     ) -> None:
-        """What `callbacks` want of the topics that start with `within`."""
+        """What `callbacks` want of the topics that start with `within`; `gap_hooks` hear of what they miss."""
         self.version = version
         self.upstream = upstream
         worker_of = [callback.worker % workers for callback in callbacks]
@@ -90,6 +120,8 @@ class Table:
             WorkerTable(
                 version,
                 callbacks,
+                [callback for n, callback in enumerate(callbacks) if worker_of[n] == worker],
+                gap_hooks,
                 [[n for n in s if worker_of[n] == worker] for s in sets],
                 slice_id,
             )
@@ -101,10 +133,12 @@ class Table:
                 self._callbacks_of_set[1 + worker_of[number], place] += 1
         self._callbacks_of_set[0] = self._callbacks_of_set[1:].sum(axis=0)
         self._set_counts = numpy.zeros(len(sets), numpy.int64)
+        listeners = sum(1 << number for number, worker in enumerate(self.workers) if worker.is_told)
         self.at = TableAt(
             version,
             self.set_workers.ctypes.data,
             self._set_counts.ctypes.data,
             self._callbacks_of_set.ctypes.data,
             len(sets),
+            int(numpy.uint64(listeners).astype(numpy.int64)),
         )

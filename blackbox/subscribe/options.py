@@ -27,6 +27,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     hwm_blocks: int = 128
     on_error: Literal["stop", "log"] = "stop"
     line_wait_ns: int = 50_000_000
+    on_gap: Literal["tell", "stop"] = "tell"
 
     def __post_init__(self) -> None:
         check_integers(
@@ -39,6 +40,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise TypeError(f"slow was {self.slow!r}, expected a SlowPolicy, such as SlowPolicy('terminate')")
         if self.on_error not in ("stop", "log"):
             raise ValueError(f"on_error was {self.on_error!r}, expected 'stop' or 'log'")
+        if self.on_gap not in ("tell", "stop"):
+            raise ValueError(f"on_gap was {self.on_gap!r}, expected 'tell' or 'stop'")
 
 
 def needs_of(feed_slice: Slice, options: Options) -> tuple[Needs, ...]:

@@ -26,7 +26,7 @@ from blackbox.subscribe.addresses import (
 )
 from blackbox.subscribe.clocks import clock_state_at, note_clocks
 from blackbox.subscribe.conflation import absorb, flush, pending
-from blackbox.subscribe.dispatch import any_full, dispatch, fail
+from blackbox.subscribe.dispatch import any_full, dispatch
 from blackbox.subscribe.epochs import DOUBTED, NEW, SAME, STALE, epoch_state_at
 from blackbox.subscribe.gaps import (
     DUPLICATE,
@@ -35,6 +35,7 @@ from blackbox.subscribe.gaps import (
     MAKE_ROOM,
     came_at,
     enter_epoch,
+    has_losses,
     hold,
     judge,
     keep_doubted,
@@ -47,6 +48,7 @@ from blackbox.subscribe.gaps import (
     release,
     settle,
 )
+from blackbox.subscribe.hand_over import fail, tell_losses
 from blackbox.subscribe.held import NONE
 from blackbox.subscribe.slow_subscriber import CONFLATE, DROP, PROCEED, act_on_lag, age_of, is_over, lag_of
 from blackbox.subscribe.state import FAILED, HELD_MS, slice_counters_at, slice_state_at
@@ -81,7 +83,19 @@ def _deliver(at: SliceAt, table: TableAt, trie: Trie, first_row: int, now: int) 
             result = flush(at, table, trie, now)
             if result != 0:
                 return result
+    if has_losses(at.sequences):
+        result = tell_losses(at, table, header.ts_out)
+        if result != 0:
+            return result
     return dispatch(at, table, trie, head, body_message, first_row, now, _NO, _NO)
+
+
+@inner
+def _tell_losses(at: SliceAt, table: TableAt) -> int:
+    """Tell of what the block at hand shows to be missing, unless older messages still wait: 0 or FAILED."""
+    if not has_losses(at.sequences) or (at.action == CONFLATE and pending(at) > 0):
+        return 0
+    return tell_losses(at, table, read_header(at.scratch + HEAD_AT).ts_out)
 
 
 @inner
@@ -142,7 +156,7 @@ def _deliver_held(at: SliceAt, table: TableAt, trie: Trie, key: int, force: int,
         place = next_ready(at.sequences, key, tick, force, until)
         if place == NONE:
             settle(at.sequences, key, tick, until)
-            return 0
+            return _tell_losses(at, table)
         came = came_at(at.sequences, place)
         first = release(at.sequences, place)
         _take_back(at, place)
@@ -190,8 +204,14 @@ def _held_first(at: SliceAt, table: TableAt, trie: Trie, key: int, force: int, u
 
 @njit(nogil=True, cache=True)
 def deliver_held_first(at: SliceAt, table: TableAt, trie: Trie, force: int) -> int:
-    """As `deliver_all_held`, for when a received block is still being read: it comes back."""
+    """As `deliver_all_held`, for when a received block is still being read: it comes back.
+
+    Before that it tells of what the block shows to be missing.
+    """
     _drop_refuted(at)
+    result = _tell_losses(at, table)
+    if result != 0:
+        return result
     if slice_counters_at(at.counters).held == 0:
         return 0
     return _held_first(at, table, trie, _ALL_KEYS, force, _END)

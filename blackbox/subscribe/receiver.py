@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy
@@ -21,6 +21,7 @@ from blackbox.errors import (
     CallbackError,
     ConfigError,
     EndpointError,
+    GapError,
     SlowSubscriberError,
     SubscriberError,
 )
@@ -39,6 +40,7 @@ from blackbox.subscribe.addresses import (
     SCRATCH_WORDS,
     SliceAt,
 )
+from blackbox.subscribe.beginnings import NO_HOOKS, Beginnings, EpochHooks
 from blackbox.subscribe.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.subscribe.callbacks import IN_SLICE, Callback
 from blackbox.subscribe.clocks import ClockState
@@ -50,7 +52,6 @@ from blackbox.subscribe.match_table import Table, WorkerTable
 from blackbox.subscribe.notices import CallbackErrors
 from blackbox.subscribe.options import Options, needs_of
 from blackbox.subscribe.receive_loop import finish, hand_control, renumber, run_slice
-from blackbox.subscribe.returns import Returns
 from blackbox.subscribe.slow_subscriber import ACTIONS, NO_LIMIT_NS
 from blackbox.subscribe.state import SliceLife, SliceState
 from blackbox.subscribe.statistics import Counters
@@ -72,9 +73,10 @@ _MEAN_TOPIC_BYTES = 32
 _KEPT_TABLES = 64
 _DEAD_AFTER_HEARTBEATS = 3
 _ERROR_TEXT_BYTES = 16_384
-_KINDS = {kind.__name__: kind for kind in (CallbackError, ConfigError, SlowSubscriberError, SubscriberError)}
+_KINDS = {kind.__name__: kind for kind in (CallbackError, ConfigError, GapError, SlowSubscriberError, SubscriberError)}
 """Errors that keep their kind on their way out of a process."""
 _RELEASE_TICK_S = 0.001
+_WORKER_END_S = 0.05
 _END_SETTLES_NS = 50_000_000
 """What a publisher sends goes on within this time, or it has ended as it said."""
 
@@ -98,7 +100,7 @@ class SliceThread:
         table: Table,
         news: Pipe,
         handler: BlockHandlerAt = NO_HANDLER,
-        on_reset: Sequence[Callable[[], object]] = (),
+        hooks: EpochHooks = NO_HOOKS,
     ) -> None:
         self.feed, self.slice_id, self.options = feed, slice_id, options
         self.feed_slice = feed.slices[slice_id]
@@ -109,7 +111,7 @@ class SliceThread:
         self._error_text: NDArray[numpy.uint8] = shared_array((_ERROR_TEXT_BYTES,), numpy.uint8)
         self._batch_feed = BatchFeed(feed.name, schema if schema.schema_id else None, feed.symbol_rule)
         self._news = news
-        self._handler, self._on_reset = handler, on_reset
+        self._handler, self._hooks = handler, hooks
         self._table = table
         self._tables: dict[int, Table] = {table.version: table}
         self._started_ns = time.monotonic_ns()
@@ -310,7 +312,7 @@ class SliceThread:
 
     def _open(self, context: zmq.Context[zmq.Socket[bytes]], sockets: list[zmq.Socket[bytes]]) -> None:
         endpoint = f"inproc://blackbox-slice-{id(self)}"
-        returns = Returns(self._on_reset, self.workers)
+        beginnings = Beginnings(self.slice_id, self._hooks, self.workers)
         router = context.socket(zmq.ROUTER)
         sockets.append(router)
         router.router_mandatory = True
@@ -333,7 +335,7 @@ class SliceThread:
                 self.feed_slice.cpus,
                 self.report,
                 self._callback_raised,
-                returns,
+                beginnings,
             )
             start_thread(worker.thread)
             self.workers.append(worker)  # those in the list can be joined
@@ -345,7 +347,7 @@ class SliceThread:
             self._table,
             self._callback_raised,
             self.report,
-            returns,
+            beginnings,
         )
         self._await_workers(router)
         self._router = router
@@ -411,6 +413,7 @@ class SliceThread:
             self._table.workers[IN_SLICE].at,
             in_slice.ask,
             self._subscription.shared,
+            int(self.options.on_gap == "stop"),
             self.feed_slice.spin_ns,
         )
 
@@ -433,6 +436,10 @@ class SliceThread:
                 self._at = self._at._replace(shared=self._subscription.shared)
                 if time.monotonic_ns() > self.state.look_again_at_ns:
                     self._subscription.reconnect_silent_lines()
+            elif reason == codes.FAILED and self.state.gap_count:
+                self._end_workers()
+                self._await_end_of_workers()
+                raise self._gap_error()
             elif reason == codes.FAILED and self.error is None:
                 raise SubscriberError(f"slice {self.slice_id}: libzmq failed: {zmq.strerror(self.state.errno)}")
             elif reason == codes.DRAINED:
@@ -469,6 +476,19 @@ class SliceThread:
                     if error.errno != zmq.EAGAIN:
                         raise
                     continue  # a worker that still has a full queue; a slow one is watched by the subscriber
+
+    def _await_end_of_workers(self) -> None:
+        while self.state.stopping != codes.TERMINATE and any(worker.thread.is_alive() for worker in self.workers):
+            for worker in self.workers:
+                worker.thread.join(_WORKER_END_S)
+
+    def _gap_error(self) -> GapError:
+        state = self.state
+        key = self._sequences.keys.names(state.gap_key)[0]
+        return GapError(
+            f"feed {self.feed.name!r} slice {self.slice_id}: {state.gap_count} messages of key {key!r} were lost, from "
+            f"sequence {state.gap_sequence} of epoch {state.gap_epoch:016x} on, expected none with on_gap='stop'"
+        )
 
     def _close(self, context: zmq.Context[zmq.Socket[bytes]] | None, sockets: list[zmq.Socket[bytes]]) -> None:
         if self.error is not None:

@@ -53,6 +53,12 @@ class SliceState(SharedRecord):
     alert_lag_ns = Field()
     alert_age_ns = Field()
     errno = Field()
+    gap_epoch = Field()
+    """Of the messages whose loss ends the subscriber; `gap_count` is 0 as long as there are none."""
+    gap_sequence = Field()
+    gap_count = Field()
+    gap_key = Field()
+    """The number of their key."""
     life = Field(own_line=True)
     """A `SliceLife`."""
     confirmed_lines = Field()
@@ -154,6 +160,8 @@ class WorkerCounters(SharedRecord):
     """Deliveries on which the callback raised."""
     unwanted = Field()
     """Deliveries not made: the callback had been removed."""
+    untold = Field()
+    """Messages of blocks that it did not get, since it was last told; written by the slice thread."""
 
 
 WORKER_COUNTERS_BYTES: Final = WorkerCounters.dtype.itemsize

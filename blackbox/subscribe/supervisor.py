@@ -19,8 +19,10 @@ from blackbox.errors import BlackBoxError, NotConfirmedError, SilentPublisherErr
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.native.limits import Needs, check_limits, start_thread
+from blackbox.subscribe.beginnings import NO_HOOKS, EpochHooks
 from blackbox.subscribe.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.subscribe.callbacks import Callback
+from blackbox.subscribe.gap_hooks import GapHook
 from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.notices import Notices
 from blackbox.subscribe.options import Options, needs_of
@@ -66,7 +68,9 @@ def whole_feed(feed: Feed) -> Plan:
     return plan
 
 
-def slices_of_callbacks(feed: Feed, callbacks: list[Callback], tickers: list[Ticker], workers: int) -> Plan:
+def slices_of_callbacks(
+    feed: Feed, callbacks: list[Callback], tickers: list[Ticker], gap_hooks: list[GapHook], workers: int
+) -> Plan:
     """Return the plan that brings each callback what its prefix asks for; it reads the lists anew each time.
 
     Tickers are on a worker of the first slice, that of their group. It holds the lists alone, not its owner: a
@@ -79,7 +83,7 @@ def slices_of_callbacks(feed: Feed, callbacks: list[Callback], tickers: list[Tic
         for slice_id in sorted({n for slices in slices_of.values() for n in slices} | set(running)):
             of_slice = [callback for callback, slices in slices_of.items() if slice_id in slices]
             upstream = frozenset(feed.subscription_of(callback.prefix) for callback in of_slice)
-            tables[slice_id] = Table(version, of_slice, upstream, workers + 1, slice_id)
+            tables[slice_id] = Table(version, of_slice, upstream, workers + 1, slice_id, gap_hooks=gap_hooks)
         for ticker in tickers if tables and not running else ():
             group = [c.worker for c in callbacks if ticker.group is not None and c.group == ticker.group]
             worker = tables[min(tables)].workers[group[0] if group else 0]
@@ -104,12 +108,12 @@ class Supervisor:
         *,
         processes: bool = False,
         block_handler: Callable[[int], BlockHandlerAt] | None = None,
-        on_reset: Sequence[Callable[[], object]] = (),
+        hooks: EpochHooks = NO_HOOKS,
         streams: Sequence[Stream] = (),
     ) -> None:
         """Settings; nothing is opened before `start`. `block_handler(slice_id)` gets every block of a slice.
 
-        `on_reset`: called for each slice when its publisher goes back in time. `streams` are told of the end.
+        `hooks`: called for each slice when its publisher begins an epoch. `streams` are told of the end.
         """
         self.feed = feed
         self.lock = threading.RLock()
@@ -117,7 +121,7 @@ class Supervisor:
         self._options = options
         self._plan = plan
         self._processes = processes
-        self._block_handler, self._on_reset, self._streams = block_handler, on_reset, streams
+        self._block_handler, self._hooks, self._streams = block_handler, hooks, streams
         self._alerts = Alerts(feed, options.slow)
         self._notices = Notices()
         self._changed = threading.Condition()
@@ -386,7 +390,7 @@ class Supervisor:
             table,
             self._news,
             NO_HANDLER if self._block_handler is None else self._block_handler(slice_id),
-            self._on_reset,
+            self._hooks,
         )
         child = SliceProcess(thread, self._renew_locks) if self._processes else None
         before = self._children, self._slices

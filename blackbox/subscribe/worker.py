@@ -15,9 +15,9 @@ from blackbox.block.opened import BatchFeed
 from blackbox.errors import CallbackError, SubscriberError
 from blackbox.native.jit import warm_up
 from blackbox.subscribe import worker_loop as collect
+from blackbox.subscribe.beginnings import Beginnings
 from blackbox.subscribe.delivery import Delivery
 from blackbox.subscribe.match_table import WorkerTable
-from blackbox.subscribe.returns import Returns
 from blackbox.subscribe.state import TERMINATE, SliceState
 from blackbox.subscribe.ticks import Ticks
 from blackbox.subscribe.turns import warm_up_python_callbacks
@@ -62,7 +62,7 @@ class Worker:
         cpus: tuple[int, ...],
         report: Callable[[SubscriberError], None],
         on_error: Callable[[CallbackError], bool],
-        returns: Returns,
+        beginnings: Beginnings,
     ) -> None:
         self.number = number
         self.slice_id = slice_id
@@ -81,7 +81,7 @@ class Worker:
         self._delivery = Delivery([feed], self._counters, on_error, self._is_terminated)
         self._ticks = Ticks(table.tickers, on_error)
         self._state = self._delivery.state
-        self._returns = returns
+        self._beginnings = beginnings
         self.thread = threading.Thread(target=self._run, name=f"blackbox-worker-{slice_id}.{number}", daemon=True)
 
     @property
@@ -114,7 +114,7 @@ class Worker:
                 socket.close()
             self._enter(WorkerLife.ENDED)
             # These lead back to the slice thread: without the circle its memory and pipes go with the subscriber.
-            del self._report, self._delivery, self._table_of_version, self._ticks, self._returns
+            del self._report, self._delivery, self._table_of_version, self._ticks, self._beginnings
 
     def _work(self, socket: zmq.Socket[bytes]) -> None:
         slot = self._delivery.scratch.ctypes.data + collect.SLOT_AT
@@ -147,7 +147,10 @@ class Worker:
                 self._table = self._table_of_version(delivery.state.next_version)
                 at = self._addresses(dealer)
             elif reason == collect.EPOCH:
-                delivery.enter_epoch(delivery.state.next_epoch, self.number, self.slice_id, self._returns)
+                delivery.enter_epoch(self.number, self.slice_id, self._beginnings)
+            elif reason == collect.GAP:
+                delivery.tell_of_gap(self.slice_id)
+                self._counters.blocks += 1
             elif reason == collect.GROW:
                 delivery.grow()
             elif reason == collect.FAILED:

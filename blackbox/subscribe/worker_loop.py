@@ -11,6 +11,7 @@ from blackbox.block.envelope import TOPICS_AT, envelope_at, row_group, rows_at
 from blackbox.block.format import FLAG_FIXED, layout_of, read_header
 from blackbox.native.histogram import record
 from blackbox.native.intrinsics import (
+    bytes_at,
     call_with_address,
     inner,
     int32s_at,
@@ -24,6 +25,7 @@ from blackbox.subscribe.state import IDLE_MS, TERMINATE, slice_counters_at, slic
 from blackbox.subscribe.worker_state import (
     ALL_ROWS,
     ENTRY_BYTES,
+    GAP_NOTICE_BYTES,
     NEVER,
     PLACE_BYTES,
     BatchEntry,
@@ -33,6 +35,7 @@ from blackbox.subscribe.worker_state import (
     batch_entry_at,
     block_place_at,
     callback_call_at,
+    gap_notice_at,
     worker_state_at,
 )
 from blackbox.transport.libzmq import (
@@ -69,6 +72,8 @@ EPOCH: Final = 6
 """The next block is of another epoch: `next_epoch`."""
 RAISED: Final = 8
 """Compiled callbacks raised, in a slice thread."""
+GAP: Final = 9
+"""Hooks or books are to hear of the gap in `notice`."""
 
 BURST_BLOCKS: Final = 32
 _READ_AHEAD_BYTES: Final = 256
@@ -84,15 +89,18 @@ SLOT_AT: Final = EVENTS_SCRATCH_WORDS * 8
 
 @inner
 def _receive(at: WorkerAt) -> int:
-    """Receive envelope and body into scratch: 1; 0: nothing there; ENDED; -1: libzmq failed."""
+    """Receive envelope and body into scratch: 1; 0: nothing there; GAP; ENDED; -1: libzmq failed."""
     envelope = at.scratch + SLOT_AT
     if msg_recv(envelope, at.dealer, DONTWAIT) < 0:
         return 0 if zmq_errno() == EAGAIN else -1
     if msg_recv(envelope + MESSAGE_BYTES, at.dealer, DONTWAIT) < 0:
         return -1
+    if msg_size(envelope + MESSAGE_BYTES) != 0:
+        return 1
     if msg_size(envelope) == 0:
         return ENDED
-    return 1
+    worker_state_at(at.state).notice = msg_data(envelope)
+    return GAP
 
 
 @inner
@@ -239,6 +247,52 @@ def _merge_rows(out: NDArray[numpy.int32], used: int, rows: NDArray[numpy.int32]
 
 
 @inner
+def _lost_of(table: WorkerTableAt, callback: int) -> NDArray[numpy.int64]:
+    """Return a compiled callback's count of messages lost, int64[1]."""
+    return int64s_at(int64s_at(table.lost + 8 * callback, 1)[0], 1)
+
+
+@inner
+def _may_share_topics(prefix: int, prefix_bytes: int, key: int, key_bytes: int) -> bool:
+    """Whether topics of a key may start with a prefix."""
+    many = min(prefix_bytes, key_bytes)
+    left, right = bytes_at(prefix, many), bytes_at(key, many)
+    is_same = True
+    for i in range(many):
+        is_same &= left[i] == right[i]
+    return is_same
+
+
+@inner
+def _note_gap(at: WorkerAt, table: WorkerTableAt) -> None:
+    """Tell compiled callbacks, with their next batch, of the gap in `notice`."""
+    place = worker_state_at(at.state).notice
+    notice = gap_notice_at(place)
+    ends = int64s_at(table.prefix_ends, table.many + 1)
+    lost = int64s_at(table.lost, table.many)
+    for callback in range(table.many):
+        if lost[callback] != 0:
+            start, size = ends[callback], ends[callback + 1] - ends[callback]
+            if _may_share_topics(table.prefixes + start, size, place + GAP_NOTICE_BYTES, notice.key_bytes):
+                _lost_of(table, callback)[0] += notice.count
+
+
+@njit(nogil=True, cache=True)
+def run_notice(at: WorkerAt, table: WorkerTableAt, ask: int, message: int) -> None:
+    """Tell the callbacks of the slice thread of the gap in a message; `ask` as in `run_block`."""
+    state = worker_state_at(at.state)
+    state.notice = msg_data(message)
+    state.next_epoch = gap_notice_at(state.notice).epoch
+    if state.next_epoch != state.epoch:
+        call_with_address(ask, EPOCH)
+    if load_shared(slice_state_at(at.slice_state), "stopping") != TERMINATE:
+        _note_gap(at, table)
+        if table.listens != 0:
+            call_with_address(ask, GAP)
+    state.notice = 0
+
+
+@inner
 def call_compiled(at: WorkerAt, table: WorkerTableAt, entry: BatchEntry, start: int, count: int, origins: int) -> None:
     """Run a compiled callback on `count` rows of its batch, from place `start` on."""
     state = worker_state_at(at.state)
@@ -272,6 +326,9 @@ def call_compiled(at: WorkerAt, table: WorkerTableAt, entry: BatchEntry, start: 
     call.error = 0
     call.flags = header.flags
     call.origins = origins
+    lost = _lost_of(table, entry.callback)
+    call.lost = lost[0]
+    lost[0] = 0
     call_with_address(function, at.call)
     if callback_call_at(at.call).error != 0:
         raises = int64s_at(at.raises + 8 * entry.callback, 1)
@@ -441,6 +498,25 @@ def idle_ms(state: WorkerState) -> int:
     return min(numpy.int64(IDLE_MS), max(numpy.int64(0), (left_ns + 999_999) // 1_000_000))
 
 
+@inner
+def _take_notice(at: WorkerAt, table: WorkerTableAt) -> int:
+    """Take the gap that came behind the burst: 0; SWITCH or EPOCH first; or GAP, Python sees to the rest."""
+    state = worker_state_at(at.state)
+    state.next_version = gap_notice_at(state.notice).version
+    if state.next_version != table.version:
+        return SWITCH
+    state.next_epoch = gap_notice_at(state.notice).epoch
+    if state.next_epoch != state.epoch:
+        return EPOCH
+    _note_gap(at, table)
+    if table.listens != 0:
+        return GAP
+    state.notice = 0
+    counters = worker_counters_at(at.counters)
+    store_shared(counters, "blocks", counters.blocks + 1)
+    return 0
+
+
 @njit(nogil=True, cache=True)
 def collect(at: WorkerAt, table: WorkerTableAt) -> int:
     """Work until Python is needed; returns why. Bursts without Python callbacks never come back.
@@ -452,6 +528,11 @@ def collect(at: WorkerAt, table: WorkerTableAt) -> int:
     slice_state = slice_state_at(at.slice_state)
     while load_shared(slice_state, "stopping") != TERMINATE and state.last == 0:
         close_messages(state.burst, 2 * state.blocks)
+        if state.notice != 0:
+            state.blocks = 0
+            status = _take_notice(at, table)
+            if status != 0:
+                return status
         status = _fill_burst(at, table)
         # An end mark that came behind the burst is kept until the burst has been delivered.
         state.last = numpy.int64(status == ENDED)

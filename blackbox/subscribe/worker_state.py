@@ -43,6 +43,23 @@ class WorkerState(SharedRecord):
     next_epoch = Field()
     """Of the pending block."""
 
+    notice = Field()
+    """Address of a `GapNotice` that came behind the burst; 0: none did."""
+
+
+class GapNotice(SharedRecord):
+    """What a worker is told of messages that will not come; the text of their key stands behind it."""
+
+    version = Field()
+    """Of the match table that is in force."""
+    epoch = Field()
+    sequence = Field()
+    """The number of the first one; -1: not known, the slow-subscriber policy dropped them."""
+    count = Field()
+    ts_out = Field()
+    """Of what told of it."""
+    key_bytes = Field()
+
 
 class BatchEntry(SharedRecord):
     """Which rows of which block of the burst one callback gets."""
@@ -92,12 +109,16 @@ class CallbackCall(SharedRecord):
     """Of the block's header."""
     origins = Field()
     """Address of where each message came from; 0: all came with this block."""
+    lost = Field()
+    """Messages lost since the callback's last batch that may have been for it."""
 
 
 worker_state_at = record_at(WorkerState)
 batch_entry_at = record_at(BatchEntry)
 block_place_at = record_at(BlockPlace)
 callback_call_at = record_at(CallbackCall)
+gap_notice_at = record_at(GapNotice)
+GAP_NOTICE_BYTES: Final = GapNotice.dtype.itemsize
 ENTRY_BYTES: Final = BatchEntry.dtype.itemsize
 PLACE_BYTES: Final = BlockPlace.dtype.itemsize
 
@@ -135,3 +156,13 @@ class WorkerTableAt(NamedTuple):
     functions: int
     states: int
     total: int
+    many: int
+    """How many callbacks the slice has; those of other workers have no function here."""
+    prefixes: int
+    """Address of their prefixes, one behind the other."""
+    prefix_ends: int
+    """Address of int64[many + 1]: where each begins, and where the last one ends."""
+    lost: int
+    """Address of int64[many]: the address of each own compiled callback's count of messages lost; else 0."""
+    listens: int
+    """1: Python is to hear of gaps, for hooks or books."""

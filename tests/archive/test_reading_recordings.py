@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from blackbox import Recording
 from blackbox.archive.filter import Selection
 from blackbox.archive.reader import blocks_of
-from blackbox.archive.summary import Gap
+from blackbox.block.gap import Gap
 from tests.archive.written_days import CLOCKS, EPOCHS, days, few, made, many, told
 from tests.journals import Day, Put, Row, feed_of
 from tests.process_state import resident_bytes

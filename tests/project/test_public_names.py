@@ -23,6 +23,8 @@ NAMES = {
     "JournalError": "blackbox.errors",
     "LimitError": "blackbox.errors",
     "Feed": "blackbox.feed.feed",
+    "Gap": "blackbox.block.gap",
+    "GapError": "blackbox.errors",
     "Message": "blackbox.block.batch",
     "NoSubscriberError": "blackbox.errors",
     "NotConfirmedError": "blackbox.errors",

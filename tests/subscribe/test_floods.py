@@ -20,7 +20,7 @@ from tests.subscribe.subscribers import nothing, one_slice
 from tests.zmtp import MORE, PlainPublisher, frame
 
 PART = frame(bytes(1 << 20), MORE)
-MOST_MIB = 4_000
+MOST_MIB = 8_000
 
 
 def send_without_end(publisher: PlainPublisher) -> int:

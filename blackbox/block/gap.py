@@ -1,0 +1,19 @@
+"""Messages that are missing, by the numbers that their publisher gave them."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Gap(msgspec.Struct, frozen=True, order=True):
+    """Messages of one key that were published, but not received, or not recorded, or are damaged."""
+
+    slice_id: int
+    epoch: int
+    key: bytes
+    sequence: int
+    """The first that is missing; -1: not known, as this subscriber's own policy dropped messages of any key."""
+    count: int
+    """How many are."""
+    ts_out: int
+    """Of the block behind the gap, or of the heartbeat that told of it. Unit: ns since the epoch."""

@@ -1,0 +1,59 @@
+"""Who is told, between the messages before and after, that messages of a key will not come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from blackbox.block.gap import Gap
+from blackbox.subscribe.callbacks import Callback
+
+_MOST_KEYS: Final = 4_096
+"""Keys for which it is kept who is told; with more it is found out anew."""
+
+
+class GapHook(NamedTuple):
+    """A function of the user that is told of gaps."""
+
+    prefix: bytes
+    function: Callable[[Gap], object]
+    group: str | None
+
+
+class GapHooks:
+    """The callbacks of one worker of a slice, and the hooks that are told there of what they may miss."""
+
+    def __init__(self, callbacks: Sequence[Callback], hooks: Sequence[GapHook]) -> None:
+        self.callbacks = callbacks
+        self._hooks = [hook for hook in hooks if any(_is_of(hook, callback) for callback in callbacks)]
+        self._told: dict[bytes, list[Callable[[Gap], object]]] = {}
+
+    @property
+    def listens(self) -> bool:
+        """Whether Python is to hear of gaps: for hooks, or for callbacks that keep more than compiled code knows of."""
+        return bool(self._hooks) or any(callback.kind == "book" for callback in self.callbacks)
+
+    def told(self, key: bytes) -> list[Callable[[Gap], object]]:
+        """Return what is to be called when messages of a key are lost: callbacks' own, then hooks."""
+        found = self._told.get(key)
+        if found is None:
+            concerned = [callback for callback in self.callbacks if may_share_topics(callback.prefix, key)]
+            hooks = [
+                hook.function
+                for hook in self._hooks
+                if may_share_topics(hook.prefix, key) and any(_is_of(hook, callback) for callback in concerned)
+            ]
+            found = [*(callback.lose for callback in concerned if callback.kind == "book"), *hooks]
+            if len(self._told) == _MOST_KEYS:
+                self._told.clear()
+            self._told[key] = found
+        return found
+
+
+def may_share_topics(prefix: bytes, other: bytes) -> bool:
+    """Return whether there are topics that start with both."""
+    return prefix.startswith(other) or other.startswith(prefix)
+
+
+def _is_of(hook: GapHook, callback: Callback) -> bool:
+    return may_share_topics(hook.prefix, callback.prefix) and hook.group in (None, callback.group)

@@ -1,0 +1,173 @@
+"""Hand frames to a worker, compiled: blocks, and what it is told of messages that will not come."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from blackbox.native.intrinsics import bytes_at, copy_bytes, inner
+from blackbox.native.jit import njit
+from blackbox.native.posix import now_ns
+from blackbox.subscribe.addresses import COPY_AT, NOTICE_AT, SliceAt, TableAt
+from blackbox.subscribe.gaps import has_losses, next_loss
+from blackbox.subscribe.slow_subscriber import DROP, PROCEED, act_on_lag, age_of, corrected, is_over
+from blackbox.subscribe.state import (
+    FAILED,
+    WORKER_COUNTERS_BYTES,
+    WorkerCounters,
+    slice_counters_at,
+    slice_state_at,
+    worker_counters_at,
+)
+from blackbox.subscribe.worker_loop import run_notice
+from blackbox.subscribe.worker_state import GAP_NOTICE_BYTES, gap_notice_at
+from blackbox.transport.libzmq import (
+    EAGAIN,
+    SNDMORE,
+    msg_close,
+    msg_copy,
+    msg_data,
+    msg_init,
+    msg_init_size,
+    msg_send,
+    zmq_errno,
+)
+
+GIVEN_UP: Final = -1
+_NO_BODY: Final = 0
+_UNKNOWN: Final = -1
+
+
+@inner
+def worker_counters(at: SliceAt, worker: int) -> WorkerCounters:
+    """A worker's counters."""
+    return worker_counters_at(at.worker_counters + WORKER_COUNTERS_BYTES * worker)
+
+
+@inner
+def fail(at: SliceAt) -> int:
+    """Keep what libzmq refused; return FAILED."""
+    slice_state_at(at.state).errno = zmq_errno()
+    return FAILED
+
+
+@njit(nogil=True, cache=True)
+def hand_over(at: SliceAt, worker: int, ts_out: int, ts_in: int, head_message: int, body_message: int) -> int:
+    """Send copies of two messages to a worker, unless it is over: 0, FAILED or GIVEN_UP. `body_message` 0: it is empty.
+
+    While the worker's queue is full the slow-subscriber policy looks at the times.
+    """
+    if is_over(at):
+        return 0
+    name = at.scratch + COPY_AT
+    msg_init_size(name, 1)
+    bytes_at(msg_data(name), 1)[0] = worker + 1
+    while msg_send(name, at.router, SNDMORE) < 0:
+        error = zmq_errno()
+        slice_counters_at(at.counters).waits += 1
+        if is_over(at):
+            return 0
+        if error != EAGAIN:
+            slice_state_at(at.state).errno = error
+            return FAILED
+        now = now_ns()
+        action = act_on_lag(at, corrected(at, now - ts_out), age_of(at, ts_in, now))
+        if action == DROP:
+            return GIVEN_UP
+        if action != PROCEED and is_over(at):
+            return 0
+    msg_init(name)
+    msg_copy(name, head_message)
+    msg_send(name, at.router, SNDMORE)
+    msg_init(name)
+    if body_message != _NO_BODY:
+        msg_copy(name, body_message)
+    msg_send(name, at.router, 0)
+    worker_counters(at, worker).sent += 1
+    return 0
+
+
+@inner
+def _make_notice(
+    at: SliceAt, version: int, epoch: int, sequence: int, count: int, ts_out: int, key: int, key_bytes: int
+) -> int:
+    """Write a notice into a fresh message; return the message, 0 when there is no memory: see `fail`."""
+    message: int = at.scratch + NOTICE_AT
+    if msg_init_size(message, GAP_NOTICE_BYTES + key_bytes) != 0:
+        fail(at)
+        return 0
+    place: int = msg_data(message)
+    notice = gap_notice_at(place)
+    notice.version = version
+    notice.epoch = epoch
+    notice.sequence = sequence
+    notice.count = count
+    notice.ts_out = ts_out
+    notice.key_bytes = key_bytes
+    copy_bytes(place + GAP_NOTICE_BYTES, key, key_bytes)
+    return message
+
+
+@inner
+def _tell(at: SliceAt, worker: int, ts_out: int, message: int) -> int:
+    """Tell a worker, or the slice's own callbacks: 0, FAILED or GIVEN_UP."""
+    if worker < at.workers:
+        result: int = hand_over(at, worker, ts_out, 0, message, _NO_BODY)
+        return result
+    if not is_over(at):
+        run_notice(at.own, at.own_table, at.ask, message)
+    return 0
+
+
+@inner
+def leave_untold(at: SliceAt, table: TableAt, worker: int, count: int) -> None:
+    """Note that a worker, or the slice's own callbacks, did not get messages: `tell_dropped` tells of them."""
+    if (table.listeners >> worker) & 1:
+        worker_counters(at, worker).untold += count
+
+
+@inner
+def tell_dropped(at: SliceAt, table: TableAt, worker: int, epoch: int, ts_out: int) -> int:
+    """Tell a worker, before what comes next, that messages were dropped: 0, FAILED or GIVEN_UP."""
+    counters = worker_counters(at, worker)
+    if counters.untold == 0:
+        return 0
+    message: int = _make_notice(at, table.version, epoch, _UNKNOWN, counters.untold, ts_out, 0, 0)
+    if message == 0:
+        return FAILED
+    result: int = _tell(at, worker, ts_out, message)
+    msg_close(message)
+    if result == 0:
+        counters.untold = 0
+    return result
+
+
+@njit(nogil=True, cache=True)
+def tell_losses(at: SliceAt, table: TableAt, ts_out: int) -> int:
+    """Tell workers of all messages that are missing: 0 or FAILED. `ts_out`: of the block that told of it."""
+    result: int = 0
+    while result == 0 and has_losses(at.sequences):
+        loss = next_loss(at.sequences)
+        if is_over(at):
+            continue
+        if at.stops_at_gaps != 0:
+            state = slice_state_at(at.state)
+            state.gap_epoch = loss.epoch
+            state.gap_sequence = loss.sequence
+            state.gap_key = loss.number
+            state.gap_count = loss.count
+            return FAILED
+        if table.listeners == 0:
+            continue
+        message = _make_notice(
+            at, table.version, loss.epoch, loss.sequence, loss.count, ts_out, loss.key, loss.key_bytes
+        )
+        if message == 0:
+            return FAILED
+        for worker in range(at.workers + 1):
+            if result == 0 and (table.listeners >> worker) & 1:
+                result = _tell(at, worker, ts_out, message)
+                if result == GIVEN_UP:
+                    leave_untold(at, table, worker, loss.count)
+                    result = 0
+        msg_close(message)
+    return result

@@ -1,0 +1,356 @@
+"""Gaps and epochs are told between the messages before and after: to hooks, compiled callbacks and books."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from blackbox import Batch, CallbackError, Feed, Gap, GapError, Message, SlowPolicy, Subscriber
+from blackbox.subscribe.compiled_callback import sequence_of
+from blackbox.testing import Collector, RawPublisher, wait_until
+from tests.book.sessions import order
+from tests.subscribe.subscribers import in_both_places, nothing, numbers_of, one_slice
+
+KEYS = (b"A", b"B")
+TOPICS = (b"A.x", b"A.y", b"B.x", b"C.x")
+LOG_WORDS = 3
+"""Of what a compiled callback notes of a batch: its first number, how many messages, how many were lost."""
+
+
+class Sent(NamedTuple):
+    """A block: its topics, all of one key, and whether it is lost on the way."""
+
+    topics: tuple[bytes, ...]
+    is_lost: bool
+
+
+class Missed(NamedTuple):
+    """What a gap hook is told."""
+
+    key: bytes
+    sequence: int
+    many: int
+
+
+def log_batch(batch: Any, state: Any) -> None:
+    place = 1 + 3 * state[0]
+    state[place] = sequence_of(batch, batch.rows[0])
+    state[place + 1] = len(batch.rows)
+    state[place + 2] = batch.lost
+    state[0] += 1
+
+
+def logged(state: Any) -> list[tuple[int, int, int]]:
+    rows = state[1 : 1 + LOG_WORDS * state[0]].reshape(-1, LOG_WORDS)
+    return [(int(first), int(count), int(lost)) for first, count, lost in rows]
+
+
+def share(one: bytes, other: bytes) -> bool:
+    return one.startswith(other) or other.startswith(one)
+
+
+def expected(blocks: list[Sent], key_bytes: int, prefixes: list[bytes], hook: bytes) -> list[object]:
+    """What the callbacks of one worker, for these prefixes, and a gap hook see there: a plain loop."""
+    seen: list[object] = []
+    following: dict[bytes, int] = defaultdict(int)
+    known: dict[bytes, int] = defaultdict(int)
+
+    def miss(key: bytes) -> None:
+        if following[key] > known[key]:
+            gap = Missed(key, known[key], following[key] - known[key])
+            known[key] = following[key]
+            if share(hook, key) and any(share(prefix, key) and share(prefix, hook) for prefix in prefixes):
+                seen.append(gap)
+
+    for block in blocks:
+        key = block.topics[0][:key_bytes]
+        if not block.is_lost:
+            miss(key)
+            known[key] += len(block.topics)
+            for row, topic in enumerate(block.topics):
+                seen += [(topic, following[key] + row) for prefix in prefixes if topic.startswith(prefix)]
+        following[key] += len(block.topics)
+    for key in sorted(following):
+        miss(key)
+    return seen
+
+
+def in_order(events: list[object]) -> list[object]:
+    """Gaps next to each other sorted by key: of those that one heartbeat tells, any may come first."""
+    runs = groupby(events, key=lambda event: isinstance(event, Missed))
+    return [event for is_gap, run in runs for event in (sorted(run) if is_gap else run)]  # type: ignore[type-var]
+
+
+def expected_log(blocks: list[Sent], key_bytes: int, prefix: bytes) -> list[tuple[int, int, int]]:
+    """What a compiled callback notes: a plain loop."""
+    found, lost = [], 0
+    following: dict[bytes, int] = defaultdict(int)
+    pending: dict[bytes, int] = defaultdict(int)
+    for block in blocks:
+        key = block.topics[0][:key_bytes]
+        rows = [row for row, topic in enumerate(block.topics) if topic.startswith(prefix)]
+        if block.is_lost:
+            pending[key] += len(block.topics)
+        else:
+            lost += pending.pop(key, 0) if share(prefix, key) else 0
+            if rows:
+                found.append((following[key] + rows[0], len(rows), lost))
+                lost = 0
+        following[key] += len(block.topics)
+    return found
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> tuple[int, list[Sent]]:
+    key_bytes = draw(st.sampled_from([0, 1]))
+    one_key = st.sampled_from(KEYS).flatmap(
+        lambda key: st.lists(st.sampled_from([t for t in TOPICS if t.startswith(key)]), min_size=1, max_size=4)
+    )
+    any_key = st.lists(st.sampled_from(TOPICS), min_size=1, max_size=4)
+    topics = st.tuples(one_key if key_bytes else any_key, st.integers(0, 2))
+    return key_bytes, [Sent(tuple(each), chance == 0) for each, chance in draw(st.lists(topics, max_size=25))]
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(schedules(), st.sampled_from([b"", b"A.", b"B", b"A.x"]), st.sampled_from([0, 2]), st.booleans())
+def test_gaps_are_told_between_the_messages_before_and_after(
+    schedule: tuple[int, list[Sent]], hook: bytes, workers: int, compiled_on_worker: bool
+) -> None:
+    key_bytes, blocks = schedule
+    subscriber = Subscriber(feed := one_slice(key_bytes=key_bytes), workers=workers)
+    seen: dict[int, list[object]] = defaultdict(list)  # by thread
+
+    @subscriber.on(b"A.")
+    def _(message: Message) -> None:
+        seen[threading.get_ident()].append((message.topic, message.sequence))
+
+    @subscriber.on_batch(b"B" if workers else b"A.", independent=True)
+    def _(batch: Batch) -> None:
+        seen[threading.get_ident()].extend(zip(batch.topics_per_message(), batch.sequence.tolist(), strict=True))
+
+    @subscriber.on_gap(hook)
+    def _(gap: Gap) -> None:
+        seen[threading.get_ident()].append(Missed(gap.key, gap.sequence, gap.count))
+
+    compiled = subscriber.on_compiled(
+        b"A.", state=numpy.zeros(100, numpy.int64), worker=bool(compiled_on_worker and workers)
+    )(log_batch)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for block in blocks:
+            encoded = publisher.encode([(topic, b"") for topic in block.topics])
+            if not block.is_lost:
+                publisher.send(encoded)
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert logged(compiled.total()) == expected_log(blocks, key_bytes, b"A.")
+    if workers:
+        each = [expected(blocks, key_bytes, prefixes, hook) for prefixes in ([b"A."], [b"B"])]
+        in_slice = [gap for gap in each[0] if isinstance(gap, Missed) and not compiled_on_worker]
+        wanted: list[list[object]] = [*each, [*in_slice]]
+        found = sorted(repr(in_order(events)) for events in seen.values())
+        assert found == sorted(repr(in_order(events)) for events in wanted if events)
+
+
+def lose(publisher: RawPublisher, topic: bytes = b"A.x", count: int = 1) -> None:
+    publisher.encode([(topic, b"lost")] * count)
+
+
+def send(publisher: RawPublisher, *payloads: bytes, topic: bytes = b"A.x") -> None:
+    publisher.send(publisher.encode([(topic, payload) for payload in payloads]))
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_gap_ends_a_subscriber_that_stops_at_gaps(processes: bool) -> None:
+    subscriber = Subscriber(feed := one_slice(), on_gap="stop", processes=processes)
+    counted = subscriber.on_compiled(b"", state=numpy.zeros(100, numpy.int64))(log_batch)
+    on_worker = subscriber.on_compiled(b"", state=numpy.zeros(100, numpy.int64), worker=True)(log_batch)
+    with RawPublisher(feed) as publisher:
+        subscriber.start(timeout=60)
+        send(publisher, b"1", b"2")
+        lose(publisher, count=3)
+        send(publisher, b"3")
+        with pytest.raises(
+            GapError, match=r"slice 0: 3 messages of key b'' were lost, from sequence 2 of epoch 0+1 on"
+        ):
+            subscriber.run()
+    assert logged(counted.total()) == logged(on_worker.total()) == [(0, 2, 0)]
+    assert subscriber.statistics().received.gaps == 3
+
+
+def test_what_came_before_a_gap_is_delivered_before_the_end() -> None:
+    subscriber, got, may_go_on = Subscriber(feed := one_slice(), on_gap="stop"), Collector(), threading.Event()
+
+    @subscriber.on(b"")
+    def _(message: Message) -> None:
+        may_go_on.wait(30)
+        got.message(message)
+
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for number in range(5):
+            send(publisher, b"%d" % number)
+        lose(publisher)
+        send(publisher, b"9")
+        wait_until(lambda: subscriber.statistics().received.gaps == 1)
+        may_go_on.set()
+        with pytest.raises(GapError):
+            subscriber.run()
+    assert numbers_of(got) == [0, 1, 2, 3, 4]
+
+
+def test_a_hook_of_a_group_is_called_on_the_worker_of_the_group_alone() -> None:
+    subscriber = Subscriber(feed := one_slice(), workers=3)
+    threads: dict[str, int] = {}
+    told: list[int] = []
+    for name in ("one", "other", "third"):
+        subscriber.on(b"", group=name)(lambda _, name=name: threads.update({name: threading.get_ident()}))
+    subscriber.on_gap(b"", group="other")(lambda _: told.append(threading.get_ident()))
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        lose(publisher)
+        send(publisher, b"1")
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert told == [threads["other"]]
+    assert len(set(threads.values())) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_hooks_come_and_go_while_it_runs(workers: int) -> None:
+    subscriber, got = Subscriber(feed := one_slice(), workers=workers), Collector()
+    subscriber.on(b"")(got.message)
+    told: list[Gap] = []
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        subscriber.on_gap(b"A")(told.append)
+        subscriber.wait_confirmed()
+        lose(publisher)
+        send(publisher, b"1")
+        wait_until(lambda: told)
+        subscriber.off(told.append)
+        subscriber.wait_confirmed()
+        lose(publisher)
+        send(publisher, b"2")
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert [(gap.slice_id, gap.epoch, gap.key, gap.sequence, gap.count) for gap in told] == [(0, 1, b"", 0, 1)]
+    assert subscriber.statistics().received.gaps == 2
+
+
+def test_a_hook_without_a_callback_to_miss_anything_is_not_called() -> None:
+    subscriber, told = Subscriber(feed := one_slice()), list[Gap]()
+    subscriber.on(b"A")(nothing)
+    subscriber.on_gap(b"B")(told.append)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        lose(publisher)
+        send(publisher, b"1")
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert (told, subscriber.statistics().received.gaps) == ([], 1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_gap_hook_that_raises_ends_the_subscriber_as_a_callback_does(workers: int) -> None:
+    subscriber, got = Subscriber(feed := one_slice(), workers=workers), Collector()
+    subscriber.on(b"")(got.message)
+
+    @subscriber.on_gap(b"")
+    def hook(gap: Gap) -> None:
+        raise ValueError(f"{gap.count} are too many")
+
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        send(publisher, b"1")
+        lose(publisher)
+        send(publisher, b"2")
+        with pytest.raises(CallbackError, match="hook, told of a gap, raised ValueError: 1 are too many"):
+            subscriber.run()
+    assert numbers_of(got) == [1]
+
+
+@in_both_places
+def test_what_two_lines_have_lost_both_is_told_once(worker: bool) -> None:
+    feed = Feed.local("lines", slices=1, lines=2)
+    subscriber, told = Subscriber(feed), list[Gap]()
+    counted = subscriber.on_compiled(b"", state=numpy.zeros(100, numpy.int64), worker=worker)(log_batch)
+    subscriber.on_gap(b"")(told.append)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for number in range(6):
+            block = publisher.encode([(b"A", b"")])
+            if number != 3:
+                publisher.send(block, lines=[0] if number == 1 else [1] if number == 2 else [0, 1])
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert [(gap.sequence, gap.count) for gap in told] == [(3, 1)]
+    assert logged(counted.total()) == [(0, 1, 0), (1, 1, 0), (2, 1, 0), (4, 1, 1), (5, 1, 0)]
+
+
+@in_both_places
+def test_what_the_policy_drops_is_told_before_the_next_messages(worker: bool) -> None:
+    feed = one_slice(max_lag_ns=1_000_000_000)
+    subscriber, got, told = Subscriber(feed, slow=SlowPolicy("drop")), Collector(), list[tuple[int, Gap]]()
+    subscriber.on(b"", group="same")(got.message)
+    group = "same" if worker else None
+    counted = subscriber.on_compiled(b"", state=numpy.zeros(100, numpy.int64), group=group)(log_batch)
+    subscriber.on_gap(b"", group="same")(lambda gap: told.append((len(got), gap)))
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        send(publisher, b"1")
+        late = time.time_ns() - 2_000_000_000
+        for _ in range(2):
+            publisher.send(publisher.encode([(b"A.x", b"late")] * 3, ts_out=late))
+        send(publisher, b"2")
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert numbers_of(got) == [1, 2]
+    ((before, gap),) = told
+    assert (before, gap.sequence, gap.count, gap.key) == (1, -1, 6, b"")
+    assert logged(counted.total()) == [(0, 1, 0), (7, 1, 6)]
+
+
+@in_both_places
+def test_another_run_of_a_publisher_voids_what_callbacks_keep(worker: bool) -> None:
+    subscriber, seen = Subscriber(feed := one_slice()), list[object]()
+    subscriber.on(b"")(lambda message: seen.append(message.payload))
+    counted = subscriber.on_compiled(b"", state=numpy.zeros(100, numpy.int64), worker=worker)(log_batch)
+    subscriber.on_epoch(lambda slice_id, epoch: seen.append((slice_id, epoch)))
+    subscriber.on_reset(lambda: seen.append("void"))
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        send(publisher, b"1")
+        publisher.epoch, publisher.sequences = 1 << 40, [{}]
+        send(publisher, b"2")
+        send(publisher, b"3")
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert seen == [(0, 1), b"1", (0, 1 << 40), "void", b"2", b"3"]
+    assert logged(counted.total()) == [(0, 1, 0), (1, 1, 0)]
+
+
+def test_books_that_may_lack_messages_say_so() -> None:
+    feed = one_slice(schema="itch50", key_bytes=1)
+    subscriber = Subscriber(feed)
+    book = subscriber.book(b"")
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        send(publisher, order(1, b"B", 100), topic=b"A.A")
+        send(publisher, order(2, b"B", 100), topic=b"B.A")
+        lose(publisher, b"A.A")
+        send(publisher, order(3, b"B", 101), topic=b"B.A")
+        send(publisher, order(4, b"B", 101), topic=b"A.A")
+        send(publisher, order(5, b"B", 101), topic=b"A2.A")
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert [book.counters(symbol)["unsynced"] for symbol in (b"A", b"B", b"A2")] == [1, 0, 1]
+    assert not book.synced
