@@ -144,7 +144,7 @@ def _slice(router: int, workers: int, scratch: NDArray[numpy.int64]) -> tuple[Sl
         0,
         *(WARN, QUEUE_BLOCKS, conflation.at, 10**18, 10**18, 10**9, NO_HANDLER),
         *(WorkerAt(*[0] * len(WorkerAt._fields)), WorkerTableAt(*[0] * len(WorkerTableAt._fields)), 0, NO_READER),
-        *(0, 0),
+        *(0, 0, 0),
     )
     return at, (state, counters, topics, sets, conflation, sequences)
 

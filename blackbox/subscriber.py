@@ -22,6 +22,7 @@ from blackbox.subscribe.gap_hooks import GapHook
 from blackbox.subscribe.match_table import MAX_WORKERS
 from blackbox.subscribe.options import Options
 from blackbox.subscribe.plain_values import PlainCallback
+from blackbox.subscribe.repair import Fetch
 from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.subscribe.statistics import Statistics
 from blackbox.subscribe.stream import Stream, WhenFull
@@ -60,7 +61,8 @@ class Subscriber:
         queue_blocks: int = 16,
         hwm_blocks: int = 128,
         line_wait_ns: int = 50_000_000,
-        on_gap: Literal["tell", "stop"] = "tell",
+        on_gap: Literal["tell", "stop", "repair"] = "tell",
+        repair_wait_ns: int = 2_000_000_000,
         processes: bool = False,
     ) -> None:
         """Settings; nothing is opened before `start`. Raises ValueError when one is out of range.
@@ -78,6 +80,9 @@ class Subscriber:
             line_wait_ns: with two lines, how long a block waits for what the other line may still bring.
             on_gap: messages that were lost: "tell" counts them, and tells callbacks in their place: see the method
                 `on_gap`; "stop" delivers what came before, then ends the subscriber: `run` and `stop` raise GapError.
+                "repair" fetches them from the feed's archives and delivers them in their place; what is behind waits,
+                up to `hwm_blocks` times the feed's `block_bytes`. What no archive has is told.
+            repair_wait_ns: how long what is behind a gap waits for archives, all of them together.
             processes: run each slice in a process of its own, forked at `start`, so that Python callbacks of several
                 slices run in parallel. What callbacks change stays in their process, but for states of compiled ones;
                 callbacks cannot then be added or removed while running.
@@ -93,6 +98,7 @@ class Subscriber:
             hwm_blocks=hwm_blocks,
             line_wait_ns=line_wait_ns,
             on_gap=on_gap,
+            repair_wait_ns=repair_wait_ns,
         )
         self._processes = processes
         self._callbacks: list[Callback] = []
@@ -102,13 +108,27 @@ class Subscriber:
         self._epoch_hooks = EpochHooks([], [])
         self._streams: list[Stream] = []
         self._supervisor = Supervisor(
-            feed, self._options, plan, processes=processes, hooks=self._epoch_hooks, streams=self._streams
+            feed,
+            self._options,
+            plan,
+            processes=processes,
+            hooks=self._epoch_hooks,
+            fetch=self._fetch(),
+            streams=self._streams,
         )
         self._loads = [0] * workers
         """Callbacks of each worker, counted as they are added: counting all anew each time would be quadratic."""
         self._player: CallbackPlayer | None = None
         self._replay: Replay | None = None
         """The replay that runs."""
+
+    def _fetch(self) -> Fetch | None:
+        if self._options.on_gap != "repair":
+            return None
+        from blackbox.archive.serve.client import ArchiveClient
+
+        wait_s = self._options.repair_wait_ns / 1e9
+        return ArchiveClient(self.feed, timeout=wait_s / (len(self.feed.archives) + 1)).missing
 
     # Callbacks
 

@@ -230,7 +230,7 @@ class Subject:
             WorkerTableAt(*[0] * len(WorkerTableAt._fields)),
             0,
             NO_READER,
-            *(0, 0),
+            *(0, 0, 0),
         )
         self._head = numpy.frombuffer(bytearray(self.block.header), numpy.uint8)
         self._copy = numpy.empty_like(self.block.body)

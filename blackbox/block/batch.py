@@ -168,6 +168,11 @@ class Batch:
         return self._opened is not None and self._opened.conflated
 
     @property
+    def is_recorded(self) -> bool:
+        """Whether it was missed live, and an archive has brought it."""
+        return self._opened is not None and self._opened.is_recorded
+
+    @property
     def opened(self) -> Opened:
         """The block, and what is known of it beside its bytes."""
         return Opened.of_block(self.block, NO_FEED, 0) if self._opened is None else self._opened

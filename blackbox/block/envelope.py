@@ -29,6 +29,8 @@ class Envelope(SharedRecord):
     ts_recv = Field()
     conflated = Field()
     """1: the newest message of each topic of several blocks, with its own sequence number."""
+    recorded = Field()
+    """1: an archive has brought the block, as it was missed."""
     groups = Field()
     """How many match sets the rows are grouped by; 0: all topics have the same."""
 

@@ -53,6 +53,8 @@ FLAG_SEQUENCES: Final = 32
 FLAG_NULLS: Final = 64
 """Data only: some messages have no value; the column `validity` says which."""
 KNOWN_FLAGS: Final = 127
+FLAG_RECORDED: Final = 128
+"""Never travels: a subscriber notes with it in its copy of a header that an archive has brought the block."""
 MOST_RETURNS: Final = 1_000_000
 """A publisher that goes back in time begins its next epoch, one above; an epoch further above is of another run."""
 

@@ -24,6 +24,7 @@ ORIGINS: Final = 5
 _ENVELOPE: Final = struct.Struct(f"<{Envelope.dtype.itemsize // 8}q")
 _TS_RECV: Final = Envelope.ts_recv.start
 _CONFLATED: Final = Envelope.conflated.start
+_RECORDED: Final = Envelope.recorded.start
 NO_NUMBERS: Final = "this batch did not come from a subscriber: topics have no numbers"
 
 
@@ -51,6 +52,7 @@ class Opened:
         "block",
         "conflated",
         "feeds",
+        "is_recorded",
         "origins",
         "ts_recv",
     )
@@ -70,6 +72,7 @@ class Opened:
         self.feeds = feeds
         self.ts_recv: int = words[_TS_RECV]
         self.conflated = bool(words[_CONFLATED])
+        self.is_recorded = bool(words[_RECORDED])
         self.origins: NDArray[numpy.int64] | None = None
         if origins:
             self.origins = foreign_array(owner, origins, ORIGINS * self.block.count, "<i8").reshape(ORIGINS, -1)
@@ -84,7 +87,7 @@ class Opened:
         opened = cls.__new__(cls)
         opened.block, opened.feeds, opened.ts_recv = block, (feed,), ts_recv
         opened.addresses = numpy.frombuffer(block.header, numpy.uint8).ctypes.data, block.body.ctypes.data, 0
-        opened.conflated, opened.origins = False, None
+        opened.conflated, opened.is_recorded, opened.origins = False, False, None
         opened._owner, opened._envelope = None, 0
         opened._topics = opened._numbers = None
         return opened

@@ -68,6 +68,10 @@ class Numbering:
         self._slots[: self._used[1] + 1] = 0
         self._used[:2] = 0, _LEAST_SLOTS - 1
 
+    def name(self, number: int) -> bytes:
+        """Return one name."""
+        return self.text[self.starts[number] : self.starts[number + 1]].tobytes()
+
     def names(self, first: int = 0) -> list[bytes]:
         """Return the names from number `first` on."""
         starts = self.starts[first : len(self) + 1]

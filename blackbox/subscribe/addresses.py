@@ -96,6 +96,8 @@ class SliceAt(NamedTuple):
     own_table: WorkerTableAt
     ask: int
     shared: ReaderAt
+    repair_socket: int
+    """Where archives' blocks come; 0: they are not asked."""
     stops_at_gaps: int
     """1: lost messages are an error."""
     spin_ns: int

@@ -8,13 +8,14 @@ from __future__ import annotations
 import numpy
 
 from blackbox.block.envelope import TOPICS_AT, envelope_at, envelope_bytes, row_group, rows_at
-from blackbox.block.format import HEADER_BYTES, Header, layout_of, read_header
+from blackbox.block.format import FLAG_RECORDED, HEADER_BYTES, KNOWN_FLAGS, OFFSET_FLAGS, Header, layout_of, read_header
 from blackbox.native.intrinsics import (
     call_with_address,
     copy_bytes,
     inner,
     int32s_at,
     int64s_at,
+    uint16s_at,
     uint64s_at,
     unsigned,
 )
@@ -180,6 +181,8 @@ def dispatch(
     envelope.ts_recv = now
     envelope.conflated = conflated
     envelope.groups = 0
+    envelope.recorded = numpy.int64(header.flags & FLAG_RECORDED != 0)
+    uint16s_at(frame + OFFSET_FLAGS, 1)[0] &= numpy.uint16(KNOWN_FLAGS)
     body = msg_data(body_message)
     wanted = match_topics(at, table, trie, header, body, frame)
     result = 0

@@ -30,6 +30,7 @@ from blackbox.subscribe.held import (
     held_at,
     take_place,
 )
+from blackbox.subscribe.repair_queue import ask_archive
 from blackbox.subscribe.state import SliceCounters, slice_counters_at
 
 DUPLICATE: Final = -1
@@ -39,6 +40,8 @@ MAKE_ROOM: Final = -4
 IMPLAUSIBLE: Final = -6
 """Its number is too far ahead to be believed at once: `keep_doubted`."""
 
+ARCHIVE: Final = 2
+"""In place of a line: blocks that archives have brought."""
 PLAUSIBLE_JUMP: Final = 1 << 24
 """Numbers that a key may be ahead of what is known. What is further is believed when its line tells it once more."""
 _UNKNOWN: Final = -1
@@ -51,8 +54,10 @@ class KeyState(KeyQueue):
     epoch = Field()
     expected = Field()
     """The next sequence number to deliver, or _UNKNOWN."""
-    line_next = Fields(2)
-    """The sequence number after the last one that each line has brought or passed."""
+    line_next = Fields(3)
+    """The sequence number after the last one that each line has brought or passed; behind them that of archives."""
+    asked_to = Field()
+    """Archives were asked for what is missing before this number."""
     doubted = Fields(2)
     """A number too far ahead that each line has told once; 0: none."""
     doubted_end = Fields(2)
@@ -95,6 +100,8 @@ class SequencesAt(NamedTuple):
     line_dead_ns: int
     held_limit: int
     """Bytes of the blocks that may wait."""
+    repair: int
+    """Address of a `RepairQueue`; 0: archives are not asked."""
 
 
 class Sequences:
@@ -111,6 +118,7 @@ class Sequences:
         line_dead_ns: int,
         held_limit: int,
         counters: SliceCounters,
+        repair: int = 0,
     ) -> None:
         self.keys = Numbering(max_keys, 8)
         self._key_states = numpy.zeros(max_keys, KeyState.dtype)
@@ -132,6 +140,7 @@ class Sequences:
             line_wait_ns,
             line_dead_ns,
             held_limit,
+            repair,
         )
 
     @property
@@ -265,6 +274,8 @@ def _begin_key(at: SequencesAt, key: int, epoch: int, sequence: int) -> None:
     for line in range(2):
         state.line_next[line] = 0
         _refute(at, state, line)
+    state.line_next[ARCHIVE] = 0
+    state.asked_to = 0
 
 
 @njit(nogil=True, cache=True)
@@ -280,14 +291,43 @@ def is_current(at: SequencesAt, epoch: int) -> bool:
 
 
 @inner
-def _passed(at: SequencesAt, key: int, sequence: int, now_ns: int) -> bool:
-    """Whether no line that is alive can still bring `sequence`, or anything before it."""
+def _passed(at: SequencesAt, key: int, since: int, sequence: int, now_ns: int) -> bool:
+    """Whether no line that is alive can still bring `sequence`, or anything before it, nor archives.
+
+    These are then asked for what is missing from `since` on.
+    """
     state = _key(at, key)
     for line in range(at.lines):
         can_bring = is_alive(at, line, now_ns) and state.line_next[line] <= sequence
         if can_bring:
             return False
-    return True
+    return at.repair == 0 or _archives_passed(at, key, since, sequence + 1) > sequence
+
+
+@inner
+def _archives_passed(at: SequencesAt, key: int, since: int, stop: int) -> int:
+    """Return how far archives have brought what they have; ask them for what is missing from `since` to `stop`."""
+    state = _key(at, key)
+    if state.line_next[ARCHIVE] < stop and state.asked_to < stop:
+        first = max(since, state.asked_to)
+        if first < stop and not ask_archive(at.repair, key, state.epoch, first, stop):
+            state.line_next[ARCHIVE] = stop
+        state.asked_to = stop
+    return state.line_next[ARCHIVE]
+
+
+@inner
+def is_wanted(at: SequencesAt, key: int, epoch: int) -> bool:
+    """Whether numbers of a key go on in this epoch."""
+    return is_current(at, epoch) and _is_known(at, key, epoch)
+
+
+@inner
+def pass_by(at: SequencesAt, key: int, epoch: int, sequence: int) -> None:
+    """Note that archives have nothing more of a key before a number."""
+    if is_wanted(at, key, epoch):
+        state = _key(at, key)
+        state.line_next[ARCHIVE] = max(state.line_next[ARCHIVE], sequence)
 
 
 @inner
@@ -305,6 +345,16 @@ def _is_plausible(at: SequencesAt, state: KeyState, line: int, sequence: int, en
     state.doubted[line] = sequence
     state.doubted_end[line] = end
     return False
+
+
+@inner
+def _end_of_held(at: SequencesAt, state: KeyState, sequence: int) -> int:
+    """Return the number from which on all before `sequence` is missing, or as far back as archives were not asked."""
+    if state.first == NONE or state.asked_to < _held(at, state.first).sequence:
+        return state.expected
+    last = _held(at, state.last)
+    end = last.sequence + last.count
+    return end if end <= sequence else state.expected
 
 
 @inner
@@ -329,7 +379,7 @@ def judge(
         _begin_key(at, key, epoch, sequence)
     state = _key(at, key)
     end = sequence + count
-    if not _is_plausible(at, state, line, sequence, end, now_ns):
+    if line != ARCHIVE and not _is_plausible(at, state, line, sequence, end, now_ns):
         return IMPLAUSIBLE
     counters = slice_counters_at(at.counters)
     state.line_next[line] = max(state.line_next[line], end)
@@ -342,7 +392,7 @@ def judge(
         state.expected = end
         return first
     # A gap. The other line may still bring what is missing.
-    if force == 0 and not _passed(at, key, sequence - 1, now_ns):
+    if force == 0 and not _passed(at, key, _end_of_held(at, state, sequence), sequence - 1, now_ns):
         held_state = _held_state_at(at.held_state)
         room = at.held_limit - held_state.held_bytes
         return HOLD if held_state.taken < HELD_BLOCKS and body_bytes <= room else MAKE_ROOM
@@ -366,12 +416,12 @@ def _place_for(at: SequencesAt, key: int, sequence: int, count: int, body_bytes:
 
 
 @inner
-def hold(at: SequencesAt, key: int, sequence: int, count: int, body_bytes: int, now_ns: int) -> int:
-    """Take a place for a block that `judge` said to HOLD; return its number."""
+def hold(at: SequencesAt, key: int, sequence: int, count: int, body_bytes: int, now_ns: int, came_ns: int) -> int:
+    """Take a place for a block that `judge` said to HOLD; return its number. `came_ns`: see `came_at`."""
     place = _place_for(at, key, sequence, count, body_bytes)
     held = _held(at, place)
     held.since_ns = now_ns
-    held.came_ns = 0
+    held.came_ns = came_ns
     enqueue(_held_state_at(at.held_state), _key(at, key), at.held, place)
     slice_counters_at(at.counters).held += 1
     return place
@@ -422,7 +472,11 @@ def next_ready(at: SequencesAt, key: int, now_ns: int, force: int, until: int) -
         return NONE
     waited = now_ns - held.since_ns >= at.line_wait_ns
     is_next = held.sequence <= _key(at, key).expected
-    return place if is_next or force != 0 or waited or _passed(at, key, held.sequence - 1, now_ns) else NONE
+    return (
+        place
+        if is_next or force != 0 or waited or _passed(at, key, _key(at, key).expected, held.sequence - 1, now_ns)
+        else NONE
+    )
 
 
 @inner
@@ -465,7 +519,7 @@ def next_of_another_key(at: SequencesAt, place: int) -> int:
 
 @inner
 def came_at(at: SequencesAt, place: int) -> int:
-    """Return when a held block came that was doubted, ns since the epoch; 0: it was not."""
+    """Return when a held block came, ns since the epoch, whose waiting is no lag; else 0."""
     return _held(at, place).came_ns
 
 
@@ -477,15 +531,20 @@ def key_at(at: SequencesAt, place: int) -> int:
 
 @inner
 def settle(at: SequencesAt, key: int, now_ns: int, until: int) -> None:
-    """Count as lost what every live line has passed before sequence number `until`, as far as nothing is held."""
+    """Count as lost what every live line has passed before sequence number `until`, as far as nothing is held.
+
+    Archives are asked for it first.
+    """
     state = _key(at, key)
-    if state.expected == _UNKNOWN or state.first != NONE or not _passed(at, key, state.expected, now_ns):
+    if state.expected == _UNKNOWN or state.first != NONE:
         return
     reached = max(state.line_next[0], state.line_next[1])
     for line in range(at.lines):
         if is_alive(at, line, now_ns):
             reached = min(reached, state.line_next[line])
     reached = min(reached, until)
+    if reached > state.expected and at.repair != 0:
+        reached = min(reached, _archives_passed(at, key, state.expected, reached))
     if reached > state.expected:
         _lose(at, key, reached - state.expected)
         state.expected = reached

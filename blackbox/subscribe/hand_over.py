@@ -69,7 +69,7 @@ def hand_over(at: SliceAt, worker: int, ts_out: int, ts_in: int, head_message: i
         if error != EAGAIN:
             slice_state_at(at.state).errno = error
             return FAILED
-        now = now_ns()
+        now = now_ns() - slice_state_at(at.state).excused_ns
         action = act_on_lag(at, corrected(at, now - ts_out), age_of(at, ts_in, now))
         if action == DROP:
             return GIVEN_UP

@@ -45,7 +45,7 @@ class HeldBlock(SharedRecord):
     held_bytes = Field()
     since_ns = Field()
     came_ns = Field()
-    """When it came, ns since the epoch, if it was doubted: what it waited until it was believed is no lag. Else 0."""
+    """When it came, ns since the epoch, if what it waited is no lag: it was doubted, or archives were asked. Else 0."""
     before = Field()
     """The place before, of the same key."""
     behind = Field()

@@ -12,6 +12,7 @@ from blackbox.native.jit import WARM_UP_NEEDS
 from blackbox.native.limits import Needs
 from blackbox.subscribe.flood_guard import GUARD_NEEDS
 from blackbox.subscribe.match_table import MAX_WORKERS
+from blackbox.subscribe.repair import REPAIR_NEEDS
 from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.transport.context import CONTEXT_NEEDS
 from blackbox.transport.wakeup import PIPE_NEEDS
@@ -27,7 +28,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     hwm_blocks: int = 128
     on_error: Literal["stop", "log"] = "stop"
     line_wait_ns: int = 50_000_000
-    on_gap: Literal["tell", "stop"] = "tell"
+    on_gap: Literal["tell", "stop", "repair"] = "tell"
+    repair_wait_ns: int = 2_000_000_000
 
     def __post_init__(self) -> None:
         check_integers(
@@ -35,13 +37,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             ("queue_blocks", self.queue_blocks, 1, 1 << 20),
             ("hwm_blocks", self.hwm_blocks, 1, 1 << 20),
             ("line_wait_ns", self.line_wait_ns, 0, 1 << 40),
+            ("repair_wait_ns", self.repair_wait_ns, 1_000_000, 1 << 40),
         )
         if not isinstance(self.slow, SlowPolicy):
             raise TypeError(f"slow was {self.slow!r}, expected a SlowPolicy, such as SlowPolicy('terminate')")
         if self.on_error not in ("stop", "log"):
             raise ValueError(f"on_error was {self.on_error!r}, expected 'stop' or 'log'")
-        if self.on_gap not in ("tell", "stop"):
-            raise ValueError(f"on_gap was {self.on_gap!r}, expected 'tell' or 'stop'")
+        if self.on_gap not in ("tell", "stop", "repair"):
+            raise ValueError(f"on_gap was {self.on_gap!r}, expected 'tell', 'stop' or 'repair'")
 
 
 def needs_of(feed_slice: Slice, options: Options) -> tuple[Needs, ...]:
@@ -57,4 +60,5 @@ def needs_of(feed_slice: Slice, options: Options) -> tuple[Needs, ...]:
         *[WARM_UP_NEEDS] * threads,
         Needs(2 + options.workers + lines, threads),
         GUARD_NEEDS,
+        *(REPAIR_NEEDS if options.on_gap == "repair" else ()),
     )

@@ -7,8 +7,17 @@ from __future__ import annotations
 
 import numpy
 
-from blackbox.block.format import FLAG_LINE_B, FLAG_SEQUENCES, HEADER_BYTES, Header, read_header, row_from, span_of
-from blackbox.native.intrinsics import copy_bytes, inner
+from blackbox.block.format import (
+    FLAG_LINE_B,
+    FLAG_RECORDED,
+    FLAG_SEQUENCES,
+    HEADER_BYTES,
+    Header,
+    read_header,
+    row_from,
+    span_of,
+)
+from blackbox.native.intrinsics import copy_bytes, inner, int64s_at
 from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, number_of
 from blackbox.native.posix import monotonic_ns, now_ns
@@ -29,6 +38,7 @@ from blackbox.subscribe.conflation import absorb, flush, pending
 from blackbox.subscribe.dispatch import any_full, dispatch
 from blackbox.subscribe.epochs import DOUBTED, NEW, SAME, STALE, epoch_state_at
 from blackbox.subscribe.gaps import (
+    ARCHIVE,
     DUPLICATE,
     HOLD,
     IMPLAUSIBLE,
@@ -37,6 +47,7 @@ from blackbox.subscribe.gaps import (
     enter_epoch,
     has_losses,
     hold,
+    is_wanted,
     judge,
     keep_doubted,
     key_at,
@@ -44,6 +55,7 @@ from blackbox.subscribe.gaps import (
     next_ready,
     next_refuted,
     oldest_held,
+    pass_by,
     refute_all,
     release,
     settle,
@@ -71,7 +83,9 @@ def _deliver(at: SliceAt, table: TableAt, trie: Trie, first_row: int, now: int) 
     if is_over(at):
         return dispatch(at, table, trie, head, body_message, first_row, now, _NO, _NO)
     header = read_header(head)
-    action = act_on_lag(at, lag_of(at, header.ts_out, now), age_of(at, header.ts_in, now))
+    action = PROCEED
+    if header.flags & FLAG_RECORDED == 0:
+        action = act_on_lag(at, lag_of(at, header.ts_out, now), age_of(at, header.ts_in, now))
     if action != PROCEED:
         slice_counters_at(at.counters).slow += 1
     if action == DROP:
@@ -162,7 +176,10 @@ def _deliver_held(at: SliceAt, table: TableAt, trie: Trie, key: int, force: int,
         _take_back(at, place)
         first_row = _row_of(at, first)
         if first_row != DUPLICATE:
+            state = slice_state_at(at.state)
+            state.excused_ns = now - came if came != 0 else 0
             result = _deliver(at, table, trie, first_row, came if came != 0 else now)
+            state.excused_ns = 0
             if result != 0:
                 return result
 
@@ -219,7 +236,9 @@ def deliver_held_first(at: SliceAt, table: TableAt, trie: Trie, force: int) -> i
 
 @inner
 def line_of(at: SliceAt, header: Header) -> int:
-    """The line that a block came on."""
+    """The line that a block came on, or ARCHIVE."""
+    if header.flags & FLAG_RECORDED:
+        return ARCHIVE
     return 1 if header.flags & FLAG_LINE_B and at.sequences.lines > 1 else 0
 
 
@@ -335,6 +354,45 @@ def _doubt(at: SliceAt, key: int, header: Header, span: int, now: int) -> int:
 
 
 @inner
+def order_recorded(at: SliceAt, table: TableAt, trie: Trie, now: int, tick: int) -> int:
+    """Deliver what is missing of the block at hand, which an archive has brought, and what waited for it: 0 or FAILED.
+
+    One of another epoch is of no use any more.
+    """
+    header = read_header(at.scratch + HEAD_AT)
+    key = number_of(at.sequences.keys, msg_data(at.scratch + KEY_AT), msg_size(at.scratch + KEY_AT))
+    if key == FULL or not is_wanted(at.sequences, key, header.epoch):
+        slice_counters_at(at.counters).stale += header.count
+        return 0
+    verdict = _judge(at, table, trie, key, header, span_of(header, msg_data(at.scratch + BODY_AT)), tick)
+    if verdict == _FAILED:
+        return FAILED
+    if verdict == HOLD:  # a line that is alive may bring what is missing here
+        _put_aside(at, hold(at.sequences, key, header.sequence, header.count, header.body_bytes, tick, now))
+        return 0
+    result = 0
+    first_row = _row_of(at, verdict)
+    if first_row != DUPLICATE:
+        slice_counters_at(at.counters).repaired += header.count - first_row
+        state = slice_state_at(at.state)
+        state.excused_ns = now - min(header.ts_out, header.ts_in)
+        result = _deliver(at, table, trie, first_row, now)
+        state.excused_ns = 0
+    return result if result != 0 else _deliver_held(at, table, trie, key, _NO, _END)
+
+
+@inner
+def take_pass(at: SliceAt, table: TableAt, trie: Trie) -> int:
+    """Take the note at hand that archives have nothing more of a key before a number: 0 or FAILED."""
+    key = number_of(at.sequences.keys, msg_data(at.scratch + KEY_AT), msg_size(at.scratch + KEY_AT))
+    place = int64s_at(msg_data(at.scratch + BODY_AT), 2)
+    if key == FULL:
+        return 0
+    pass_by(at.sequences, key, place[0], place[1])
+    return _deliver_held(at, table, trie, key, _NO, _END)
+
+
+@inner
 def order(at: SliceAt, table: TableAt, trie: Trie, now: int, tick: int) -> int:
     """Judge the checked block at hand by its sequence; deliver what may go: 0 or FAILED."""
     counters = slice_counters_at(at.counters)
@@ -365,7 +423,8 @@ def order(at: SliceAt, table: TableAt, trie: Trie, now: int, tick: int) -> int:
     if verdict == HOLD:
         if not _leave_shared_buffer(at):
             return fail(at)
-        _put_aside(at, hold(at.sequences, key, header.sequence, span, header.body_bytes, tick))
+        came = now if at.sequences.repair != 0 else 0
+        _put_aside(at, hold(at.sequences, key, header.sequence, span, header.body_bytes, tick, came))
     elif verdict == IMPLAUSIBLE:
         result = _doubt(at, key, header, span, now)
     else:

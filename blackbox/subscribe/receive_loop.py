@@ -7,14 +7,16 @@ import numpy
 from blackbox.block.format import (
     FLAG_CONTROL,
     FLAG_END,
+    FLAG_RECORDED,
     HEADER_BYTES,
     HEARTBEAT_KEY,
     MAX_KEY_BYTES,
+    OFFSET_FLAGS,
     Header,
     read_header,
 )
 from blackbox.block.validate import Fault, check_block
-from blackbox.native.intrinsics import bytes_at, call_with_address, copy_bytes, inner, int32s_at, int64s_at
+from blackbox.native.intrinsics import bytes_at, call_with_address, copy_bytes, inner, int32s_at, int64s_at, uint16s_at
 from blackbox.native.jit import njit
 from blackbox.native.posix import monotonic_ns, now_ns
 from blackbox.native.prefix_trie import Trie, longest_prefix
@@ -36,7 +38,10 @@ from blackbox.subscribe.order import (
     line_of,
     look_at_held,
     order,
+    order_recorded,
+    take_pass,
 )
+from blackbox.subscribe.repair_queue import has_repairs, repair_queue_at
 from blackbox.subscribe.slow_subscriber import CONFLATE, act_on_stuck
 from blackbox.subscribe.state import (
     COMMAND,
@@ -90,16 +95,16 @@ _YES = numpy.int64(1)
 
 
 @inner
-def _receive_from_socket(at: SliceAt, first: int) -> int:
+def _receive_from_socket(socket: int, first: int) -> int:
     """Receive one block into three messages; returns its frames, 0 when there is none, -1 when libzmq failed."""
     message = first
-    if msg_recv(message, at.sub, DONTWAIT) < 0:
+    if msg_recv(message, socket, DONTWAIT) < 0:
         return 0 if zmq_errno() == EAGAIN else -1
     frames = 1
     while msg_more(message):
         # Frames behind the third overwrite it: the caller refuses the block.
         message = first + min(frames, 2) * MESSAGE_BYTES
-        if msg_recv(message, at.sub, DONTWAIT) < 0:
+        if msg_recv(message, socket, DONTWAIT) < 0:
             return -1
         frames += 1
     return frames
@@ -114,7 +119,7 @@ def _receive_shared(at: SliceAt, keys: Trie) -> int:
     state = reader_state_at(at.shared.state)
     waiting = at.scratch + WAITING_AT
     if state.frames == 0 and (state.turn % _SOCKET_EVERY == 0 or written(at.shared) == state.cursor):
-        state.frames = _receive_from_socket(at, waiting)
+        state.frames = _receive_from_socket(at.sub, waiting)
         if state.frames < 0:
             state.frames = 0
             return -1
@@ -136,7 +141,7 @@ def _receive(at: SliceAt, keys: Trie) -> int:
     """Receive one block into the scratch messages; returns its frames, 0 when there is none, -1 when libzmq failed."""
     if at.shared.state != 0:
         return _receive_shared(at, keys)
-    return _receive_from_socket(at, at.scratch + KEY_AT)
+    return _receive_from_socket(at.sub, at.scratch + KEY_AT)
 
 
 @inner
@@ -308,6 +313,35 @@ def hand_control(at: SliceAt, now: int) -> None:
 
 
 @inner
+def _receive_repair(at: SliceAt) -> int:
+    """As `_receive`, what archives have brought."""
+    if at.repair_socket == 0 or not has_repairs(at.sequences.repair):
+        return 0
+    frames = _receive_from_socket(at.repair_socket, at.scratch + KEY_AT)
+    repair_queue_at(at.sequences.repair).taken += frames > 0
+    return frames
+
+
+@inner
+def _accept_repair(at: SliceAt, table: TableAt, trie: Trie, frames: int) -> int:
+    """Order what archives have brought: a block, or a note that there is nothing more. Return 0 or FAILED."""
+    if frames == 3 and msg_size(at.scratch + HEADER_AT) == 0:
+        return take_pass(at, table, trie)
+    now = now_ns()
+    if not _align(at):
+        return fail(at)
+    fault = _fault(at, frames, now)
+    header = read_header(at.scratch + HEAD_AT)
+    if fault != 0 or header.flags & FLAG_CONTROL != 0:
+        counters = slice_counters_at(at.counters)
+        counters.malformed += 1
+        counters.faults[fault] += 1
+        return 0
+    uint16s_at(at.scratch + HEAD_AT + OFFSET_FLAGS, 1)[0] |= numpy.uint16(FLAG_RECORDED)
+    return order_recorded(at, table, trie, now, monotonic_ns())
+
+
+@inner
 def _accept(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, frames: int) -> int:
     """Check the block at hand, count it and order it: 0, CONTROL or FAILED."""
     counters = slice_counters_at(at.counters)
@@ -347,11 +381,15 @@ def run_slice(at: SliceAt, table: TableAt, trie: Trie, keys: Trie) -> int:
         if load_shared(state, "asked") != 0:
             return COMMAND
         state.reads += 1
-        frames = _receive(at, keys)
+        frames = _receive_repair(at)
+        if frames > 0:
+            result = _accept_repair(at, table, trie, frames)
+        elif frames == 0:
+            frames = _receive(at, keys)
+            if frames > 0:
+                result = _accept(at, table, trie, keys, frames)
         if frames < 0:
             return fail(at)
-        if frames > 0:
-            result = _accept(at, table, trie, keys, frames)
         if stopping != 0 and _drained(at, table, trie, frames == 0):
             return DRAINED
         if own.tick_ns != NEVER and stopping == 0 and idle_ms(own) == 0:

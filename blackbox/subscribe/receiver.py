@@ -52,6 +52,8 @@ from blackbox.subscribe.match_table import Table, WorkerTable
 from blackbox.subscribe.notices import CallbackErrors
 from blackbox.subscribe.options import Options, needs_of
 from blackbox.subscribe.receive_loop import finish, hand_control, renumber, run_slice
+from blackbox.subscribe.repair import Fetch, Repairer
+from blackbox.subscribe.repair_queue import RepairQueue
 from blackbox.subscribe.slow_subscriber import ACTIONS, NO_LIMIT_NS
 from blackbox.subscribe.state import SliceLife, SliceState
 from blackbox.subscribe.statistics import Counters
@@ -101,6 +103,7 @@ class SliceThread:
         news: Pipe,
         handler: BlockHandlerAt = NO_HANDLER,
         hooks: EpochHooks = NO_HOOKS,
+        fetch: Fetch | None = None,
     ) -> None:
         self.feed, self.slice_id, self.options = feed, slice_id, options
         self.feed_slice = feed.slices[slice_id]
@@ -119,13 +122,16 @@ class SliceThread:
         self._newest = table.version
         self._wake_pipe = Pipe()
         lines = len(self.feed_slice.lines)
+        self._fetch, self._repairs = fetch, RepairQueue()
+        self._repairer: Repairer | None = None
         self._sequences = Sequences(
             feed.max_topics if feed.key_bytes else 1,
             lines,
-            options.line_wait_ns,
+            options.line_wait_ns if fetch is None else max(options.line_wait_ns, options.repair_wait_ns),
             _DEAD_AFTER_HEARTBEATS * feed.heartbeat_ns,
             options.hwm_blocks * feed.block_bytes,
             counters.slice,
+            self._repairs.address if fetch else 0,
         )
         self._clock = ClockState()
         self._subscription = Subscription(feed, slice_id, self.state, self._sequences, news, self._wake_pipe)
@@ -163,6 +169,7 @@ class SliceThread:
         now_ns = time.monotonic_ns()
         lines = range(len(self.feed_slice.lines))
         settled = bool(finished) and now_ns - self.state.finished_ns >= _END_SETTLES_NS
+        settled &= self._repairs.asked == self._repairs.answered and self._repairs.sent == self._repairs.taken
         return settled and all(finished >> n & 1 or self._sequences.is_dead(n, now_ns) for n in lines)
 
     def silence_s(self) -> float:
@@ -351,6 +358,10 @@ class SliceThread:
         )
         self._await_workers(router)
         self._router = router
+        if self._fetch is not None:
+            self._repairer = Repairer(
+                self.slice_id, self._fetch, self._repairs, self._sequences.keys, context, self._wake_pipe.poke
+            )
         sub = open_sub(context, self.options.hwm_blocks)
         sockets.append(sub)
         self._at = self._addresses(sub, router, self._in_slice)
@@ -371,6 +382,8 @@ class SliceThread:
         init_messages(self._scratch.ctypes.data + KEY_AT, MESSAGES)
         self._switch(self._table)
         self._in_slice.begin()
+        if self._repairer is not None:
+            self._repairer.start()
         self._enter(SliceLife.RUNNING)
 
     def _await_workers(self, router: zmq.Socket[bytes]) -> None:
@@ -413,6 +426,7 @@ class SliceThread:
             self._table.workers[IN_SLICE].at,
             in_slice.ask,
             self._subscription.shared,
+            0 if self._repairer is None else self._repairer.socket.underlying,
             int(self.options.on_gap == "stop"),
             self.feed_slice.spin_ns,
         )
@@ -484,7 +498,7 @@ class SliceThread:
 
     def _gap_error(self) -> GapError:
         state = self.state
-        key = self._sequences.keys.names(state.gap_key)[0]
+        key = self._sequences.keys.name(state.gap_key)
         return GapError(
             f"feed {self.feed.name!r} slice {self.slice_id}: {state.gap_count} messages of key {key!r} were lost, from "
             f"sequence {state.gap_sequence} of epoch {state.gap_epoch:016x} on, expected none with on_gap='stop'"
@@ -496,6 +510,9 @@ class SliceThread:
         if self.state.stopping == codes.TERMINATE and self.state.life == SliceLife.RUNNING:
             finish(self._at, self._table.at, self._table.topics)
         self._enter(SliceLife.CLOSING)
+        if self._repairer is not None:
+            self._repairer.close()
+            self._repairer = None
         for worker in self.workers:
             worker.thread.join()
         if self._in_slice is not None:

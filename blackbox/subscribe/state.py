@@ -75,6 +75,8 @@ class SliceState(SharedRecord):
     """Bytes of the largest body that has come."""
     reads = Field()
     """Times the loop has looked for a block. It does not while it waits for a worker."""
+    excused_ns = Field()
+    """How much of the lag of the block at hand is none: archives were asked meanwhile."""
     look_at_held_ns = Field()
     """When all blocks that wait for the other line are looked at again; by the monotonic clock."""
     is_shared = Field()
@@ -101,6 +103,8 @@ class SliceCounters(SharedRecord):
     malformed = Field()
     """Blocks."""
     gaps = Field()
+    repaired = Field()
+    """Brought by archives."""
     duplicates = Field()
     stale = Field()
     """Of an epoch that had already been followed by another."""

@@ -56,6 +56,8 @@ class ReceivedStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """`malformed` by what was wrong: name of `blackbox.block.validate.Fault` in small letters, to numbers of blocks."""
     gaps: int
     """Sequence numbers that never came."""
+    repaired: int
+    """Messages that archives have brought; they are not in `messages`."""
     duplicates: int
     """Received again, from the other line."""
     stale: int
@@ -185,6 +187,7 @@ def _slice_statistics(counted: Sequence[Counted], slice_id: int, has_ended: bool
             malformed=count.malformed,
             faults={fault.name.lower(): count.faults[fault] for fault in Fault if count.faults[fault]},
             gaps=count.gaps,
+            repaired=count.repaired,
             duplicates=count.duplicates,
             stale=count.stale,
             implausible=count.implausible,

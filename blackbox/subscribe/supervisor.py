@@ -28,6 +28,7 @@ from blackbox.subscribe.notices import Notices
 from blackbox.subscribe.options import Options, needs_of
 from blackbox.subscribe.processes import PROCESS_NEEDS, SliceProcess
 from blackbox.subscribe.receiver import SliceThread
+from blackbox.subscribe.repair import Fetch
 from blackbox.subscribe.slow_subscriber import Alerts, end_process
 from blackbox.subscribe.state import TERMINATE
 from blackbox.subscribe.statistics import Counted, Counters, Statistics, statistics_of
@@ -109,11 +110,13 @@ class Supervisor:
         processes: bool = False,
         block_handler: Callable[[int], BlockHandlerAt] | None = None,
         hooks: EpochHooks = NO_HOOKS,
+        fetch: Fetch | None = None,
         streams: Sequence[Stream] = (),
     ) -> None:
         """Settings; nothing is opened before `start`. `block_handler(slice_id)` gets every block of a slice.
 
-        `hooks`: called for each slice when its publisher begins an epoch. `streams` are told of the end.
+        `hooks`: called for each slice when its publisher begins an epoch. `fetch`
+        gives what was missed, if anybody does. `streams` are told of the end.
         """
         self.feed = feed
         self.lock = threading.RLock()
@@ -122,6 +125,7 @@ class Supervisor:
         self._plan = plan
         self._processes = processes
         self._block_handler, self._hooks, self._streams = block_handler, hooks, streams
+        self._fetch = fetch
         self._alerts = Alerts(feed, options.slow)
         self._notices = Notices()
         self._changed = threading.Condition()
@@ -391,6 +395,7 @@ class Supervisor:
             self._news,
             NO_HANDLER if self._block_handler is None else self._block_handler(slice_id),
             self._hooks,
+            self._fetch,
         )
         child = SliceProcess(thread, self._renew_locks) if self._processes else None
         before = self._children, self._slices

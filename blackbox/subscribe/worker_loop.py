@@ -345,8 +345,10 @@ def call_compiled(at: WorkerAt, table: WorkerTableAt, entry: BatchEntry, start: 
 
 @inner
 def _note_lag(at: WorkerAt, frame: int) -> None:
-    """Record the lag and the age of a block's messages, less what is known of the two clocks."""
+    """Record lag and age of a block's messages, less what is known of the clocks; not of what archives have brought."""
     header = read_header(frame)
+    if envelope_at(frame).recorded != 0:
+        return
     now = now_ns() - slice_counters_at(at.slice_counters).clock_offset_ns
     messages = header.count - envelope_at(frame).first_row
     record(at.lags, now - header.ts_out, messages)

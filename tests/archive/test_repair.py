@@ -1,162 +1,242 @@
-"""A day whose manifest is damaged or missing is whole again after a repair, as far as anything says what was there."""
+"""A subscriber that repairs: what it missed comes back from archives, once and in its place, or is told to be gone."""
 
 from __future__ import annotations
 
-import random
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from blackbox import Feed, JournalError, Recording
-from blackbox.archive.day import Manifest
-from blackbox.archive.repair import repair
-from tests.archive.written_days import told
-from tests.cli.commands import assert_one_line, invoke, write_feed
-from tests.journals import Day, Put, Row, Totals, feed_of
-from tests.recorded import record
+from blackbox import Batch, ConfigError, Feed, Gap, Publisher, Recorder, SlowPolicy, Subscriber
+from blackbox.archive.serve.server import ArchiveServer
+from blackbox.testing import RawPublisher, wait_until
+from tests.archive.recorders import feed_of, wait_recorded
+from tests.archive.test_archive_answers import archived_feed, free_endpoint
+from tests.lossy_proxy import LossyProxy
+from tests.subscribe.subscribers import nothing
 
-
-class Numbers:
-    """Some messages of many symbols."""
-
-    def __init__(self) -> None:
-        from blackbox.feed.schema import RAW
-
-        self.schema = RAW
-
-    def publish(self, publisher: object) -> None:
-        for number in range(500):
-            publisher.publish(b"%c%c.t" % (65 + number % 26, 65 + number % 7), b"%d" % number)  # type: ignore[attr-defined]
+KEYS = (b"A", b"B")
+Events = dict[bytes, list[tuple[int, int]]]
+"""By key: the numbers that came, each as (number, 0), and what was told to be missing, as (first, count)."""
 
 
-def recorded_day(directory: Path, slices: int = 2, key_bytes: int = 1) -> Path:
-    """A day that a recorder has written."""
-    feed = record(directory, "tape", Numbers, slices, key_bytes=key_bytes)  # type: ignore[arg-type]
-    (path,) = feed.glob("*/manifest.json")
-    return path.parent
+class Sent(NamedTuple):
+    """A block of one key, and what becomes of it."""
+
+    key: bytes
+    messages: int
+    is_lost: bool
+    is_archived: bool
 
 
-def flip(path: Path, place: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[place] ^= 1
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize("damage", ["a bit", "emptied", "missing"])
-def test_a_day_is_repaired_with_the_feeds_file(tmp_path: Path, damage: str) -> None:
-    day = recorded_day(tmp_path)
-    before, recording = Manifest.read(day), Recording.open(day)
-    messages = told(recording.batches())
-    path = day / "manifest.json"
-    choice = random.Random(1)
-    for _ in range(8 if damage == "a bit" else 1):
-        whole = path.read_bytes()
-        if damage == "a bit":
-            flip(path, choice.randrange(len(whole)))
-        elif damage == "emptied":
-            path.write_bytes(b"")
+def expected(blocks: list[Sent], key_bytes: int) -> Events:
+    """What a callback sees: a plain loop."""
+    seen: Events = defaultdict(list)
+    following: dict[bytes, int] = defaultdict(int)
+    for block in blocks:
+        key = block.key[:key_bytes]
+        first = following[key]
+        following[key] += block.messages
+        if block.is_lost and not block.is_archived:
+            add_gap(seen[key], first, block.messages)
         else:
-            path.unlink()
-        done = repair(day, before.feed)
-        assert (done.messages, done.unknown) == (len(messages), ())
-        assert Manifest.read(day) == before
-        again = Recording.open(day)
-        assert again.verify() == again.gaps() == []
-        assert told(again.batches()) == messages
-        if done.kept is not None:
-            assert done.kept.name == "manifest.json.damaged"
+            seen[key] += [(number, 0) for number in range(first, following[key])]
+    return seen
 
 
-def test_a_feed_of_one_slice_is_repaired_from_its_segments_alone(tmp_path: Path) -> None:
-    day = recorded_day(tmp_path, slices=1, key_bytes=2)
-    before, messages = Manifest.read(day), told(Recording.open(day).batches())
-    (day / "manifest.json").unlink()
-    done = repair(day)
-    assert len(done.unknown) == 1
-    assert "endpoints" in done.unknown[0]
-    made = Manifest.read(day)
-    assert (made.feed.name, made.feed.key_bytes, made.date) == ("tape", 2, before.date)
-    assert made.created_ns == before.created_ns
-    assert told(Recording.open(day).batches()) == messages
-    assert Recording.open(day).verify() == []
+def add_gap(events: list[tuple[int, int]], first: int, count: int) -> None:
+    """Add what is missing, to that before it if it follows it."""
+    if events and events[-1][1] and sum(events[-1]) == first:
+        first, count = events[-1][0], events[-1][1] + count
+        del events[-1]
+    events.append((first, count))
 
 
-def test_a_feed_of_several_slices_needs_its_file_or_another_day(tmp_path: Path) -> None:
-    day = recorded_day(tmp_path)
-    before = Manifest.read(day)
-    (day / "manifest.json").unlink()
-    with pytest.raises(JournalError, match="which topics fall into which is not in them: expected the feed's file"):
-        repair(day)
-    other = msgspec.structs.replace(before, date=before.date.replace(year=2020), created_ns=7)
-    (day.parent / str(other.date)).mkdir()
-    other.write(day.parent / str(other.date))
-    done = repair(day)
-    assert (done.source, done.unknown) == (f"the day {other.date}", ())
-    assert Manifest.read(day) == before
+def send_all(publisher: RawPublisher, blocks: list[Sent], which: list[bool]) -> None:
+    for block, wanted in zip(blocks, which, strict=True):
+        encoded = publisher.encode([(block.key + b".x", b"payload")] * block.messages)
+        if wanted:
+            publisher.send(encoded)
 
 
-def test_a_feed_that_does_not_fit_is_refused_and_nothing_changes(tmp_path: Path) -> None:
-    day = recorded_day(tmp_path)
-    feed = Manifest.read(day).feed
-    path = day / "manifest.json"
-    with pytest.raises(JournalError, match="is sound, expected one that is damaged"):
-        repair(day, feed)
-    flip(path, 40)
-    damaged = path.read_bytes()
-    swapped = msgspec.structs.replace(feed, slices=feed.slices[::-1])
-    for wrong, what in (
-        (msgspec.structs.replace(feed, key_bytes=3), "has key_bytes 1 in its segments, and feed 'tape' has 3"),
-        (Feed.local("tape", 3, key_bytes=1), "has slices 2 in its segments, and feed 'tape' has 3"),
-        (swapped, "expected the feed that was recorded"),
+@contextmanager
+def archive_of(feed: Feed, blocks: list[Sent]) -> Iterator[ArchiveServer]:
+    """An archive with those blocks that are to be there."""
+    with TemporaryDirectory() as directory:
+        elsewhere = feed_of(key_bytes=feed.key_bytes)
+        with RawPublisher(elsewhere) as publisher, Recorder(elsewhere, directory) as recorder:
+            send_all(publisher, blocks, [block.is_archived for block in blocks])
+            wait_recorded(recorder, sum(block.messages for block in blocks if block.is_archived))
+            publisher.heartbeat(end=True)
+        with ArchiveServer(Path(directory) / feed.name, feed.archives) as archive:
+            yield archive
+
+
+def listen(subscriber: Subscriber) -> Events:
+    """Note what comes, on one worker."""
+    seen: Events = defaultdict(list)
+    size = subscriber.feed.key_bytes
+
+    @subscriber.on_batch(b"")
+    def _(batch: Batch) -> None:
+        seen[batch.topics[0][:size]] += [(number, 0) for number in batch.sequence.tolist()]
+
+    @subscriber.on_gap(b"")
+    def _(gap: Gap) -> None:
+        add_gap(seen[gap.key], gap.sequence, gap.count)
+
+    return seen
+
+
+blocks_strategy = st.lists(
+    st.builds(Sent, st.sampled_from(KEYS), st.integers(1, 4), st.booleans(), st.sampled_from([True, True, False])),
+    min_size=1,
+    max_size=20,
+)
+
+
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@given(blocks_strategy, st.sampled_from([0, 1]))
+def test_what_was_missed_comes_in_its_place_or_is_told(blocks: list[Sent], key_bytes: int) -> None:
+    feed = archived_feed(key_bytes=key_bytes)
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=60_000_000_000)
+    seen = listen(subscriber)
+    with archive_of(feed, blocks), RawPublisher(feed) as publisher:
+        subscriber.start()
+        send_all(publisher, blocks, [not block.is_lost for block in blocks])
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert seen == expected(blocks, key_bytes)
+    received = subscriber.statistics().received
+    assert received.repaired == sum(block.messages for block in blocks if block.is_lost and block.is_archived)
+    assert received.gaps == sum(block.messages for block in blocks if block.is_lost and not block.is_archived)
+
+
+def test_repair_without_archives_is_refused() -> None:
+    with pytest.raises(ConfigError, match="feed 'tape' had no archives"):
+        Subscriber(feed_of(), on_gap="repair")
+
+
+def test_gaps_are_told_when_no_archive_answers(caplog: pytest.LogCaptureFixture) -> None:
+    feed = archived_feed()
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=300_000_000)
+    seen = listen(subscriber)
+    blocks = [Sent(b"A", 2, lost, False) for lost in (False, True, False, True, False, True)]
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        send_all(publisher, blocks, [not block.is_lost for block in blocks])
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert seen == expected(blocks, 0)
+    assert "slice 0: missing messages could not be fetched: no archive of feed 'tape' answered" in caplog.text
+
+
+def test_the_next_archive_is_asked_when_the_first_does_not_answer() -> None:
+    feed = archived_feed()
+    two = msgspec.structs.replace(feed, archives=(free_endpoint(), *feed.archives))
+    subscriber = Subscriber(two, on_gap="repair", repair_wait_ns=6_000_000_000)
+    seen = listen(subscriber)
+    blocks = [Sent(b"A", 2, lost, True) for lost in (False, True, False)]
+    with archive_of(feed, blocks), RawPublisher(two) as publisher:
+        subscriber.start()
+        send_all(publisher, blocks, [not block.is_lost for block in blocks])
+        publisher.heartbeat()
+        wait_until(lambda: len(seen[b""]) == 6)
+        subscriber.stop()
+    assert seen == expected(blocks, 0)
+
+
+def test_what_waits_for_archives_is_no_lag_and_ends_nobody() -> None:
+    """The archive answers only once more than `max_lag_ns` has passed; the policy would end the subscriber."""
+    feed = archived_feed(max_lag_ns=50_000_000)
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=20_000_000_000, slow=SlowPolicy("terminate"))
+    seen = listen(subscriber)
+    blocks = [Sent(b"A", 2, lost, True) for lost in (False, True, *[False] * 40)]
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        send_all(publisher, blocks, [not block.is_lost for block in blocks])
+        wait_until(lambda: subscriber.statistics().received.held == 40)
+        with archive_of(feed, blocks):
+            wait_until(lambda: len(seen[b""]) == 84, timeout=30)
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert seen == expected(blocks, 0)
+    statistics = subscriber.statistics()
+    assert statistics.lag.slow_blocks == 0
+    assert statistics.lag.max_ns > 50_000_000, "the statistics tell how late messages were all the same"
+
+
+def test_more_than_may_wait_goes_on_with_a_gap() -> None:
+    feed = archived_feed(block_bytes=4_096)
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=30_000_000_000, hwm_blocks=1)
+    seen = listen(subscriber)
+    blocks = [Sent(b"A", 4, lost, False) for lost in (False, True, *[False] * 60)]
+    with RawPublisher(feed) as publisher:  # nobody answers
+        subscriber.start()
+        for part in (blocks[:2], blocks[2:]):
+            send_all(publisher, part, [not block.is_lost for block in part])
+        wait_until(lambda: (4, 4) in seen[b""])
+        subscriber.terminate()
+    assert subscriber.statistics().received.gaps == 4
+
+
+def test_a_subscriber_that_is_stopped_while_archives_are_asked_ends() -> None:
+    feed = archived_feed()
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=1_000_000_000)
+    subscriber.on(b"")(nothing)
+    blocks = [Sent(b"A", 2, lost, False) for lost in (False, True, False)]
+    with RawPublisher(feed) as publisher:  # nobody answers
+        subscriber.start()
+        send_all(publisher, blocks, [not block.is_lost for block in blocks])
+        wait_until(lambda: subscriber.statistics().received.held == 1)
+        subscriber.stop()
+    received = subscriber.statistics().received
+    assert (received.messages, received.gaps) == (4, 2)
+    assert subscriber.statistics().delivery.delivered == 4
+
+
+@pytest.mark.parametrize("share", [0, 0.3, 0.8])
+@pytest.mark.parametrize("key_bytes", [0, 1])
+def test_a_line_that_loses_blocks_loses_no_messages(tmp_path: Path, share: float, key_bytes: int) -> None:
+    feed = archived_feed(key_bytes=key_bytes)
+    with (
+        Publisher(feed, when_full="wait") as publisher,
+        Recorder(feed, tmp_path, serve=True),
+        LossyProxy(feed, share) as proxy,
     ):
-        with pytest.raises(JournalError, match=what):
-            repair(day, wrong)
-        assert path.read_bytes() == damaged
-    assert not path.with_name("manifest.json.damaged").exists()
+        subscriber = Subscriber(proxy.feed, on_gap="repair", repair_wait_ns=30_000_000_000)
+        seen = listen(subscriber)
+        subscriber.start()
+        for number in range(600):
+            publisher.publish(KEYS[number % 2] + b".x", b"%d" % number)
+            if number % 3 == 0:
+                publisher.flush()
+        publisher.close()
+        subscriber.run(until_end=True)
+    many = {b"": 600} if key_bytes == 0 else {b"A": 300, b"B": 300}
+    assert seen == {key: [(number, 0) for number in range(count)] for key, count in many.items()}
+    assert (subscriber.statistics().received.repaired > 0) == (proxy.lost > 0) == (share > 0)
 
 
-def test_what_is_no_day_is_refused(tmp_path: Path) -> None:
-    for day in (tmp_path, tmp_path / "not there"):
-        with pytest.raises(JournalError, match="has no segment with a record|was not found|cannot be repaired"):
-            repair(day)
-
-
-@pytest.mark.parametrize("begun", ["in the damaged file", "unknown"])
-def test_when_a_day_was_begun_long_before_its_first_segment_is_in_the_damaged_manifest_or_not_known(
-    tmp_path: Path, begun: str
-) -> None:
-    created_ns = 1_700_000_000_000_000_001
-    day = Day(tmp_path / "tape" / "2026-11-20", feed_of())
-    path = day.path / "manifest.json"
-    before = msgspec.structs.replace(Manifest.read(day.path), created_ns=created_ns)
-    before.write(day.path)
-    day.totals[0] = Totals.of_slice(0, created_ns)
-    segment = day.segment()
-    segment.append(Put((Row(b"A", b"x"),)))
-    segment.close()
-    assert Recording.open(day.path).verify() == []
-    path.write_bytes(path.read_bytes()[:-20] if begun == "in the damaged file" else b"{")
-    unknown = repair(day.path, feed_of()).unknown
-    if begun == "in the damaged file":
-        assert unknown == ()
-        assert Recording.open(day.path).verify() == []
-    else:
-        assert len(unknown) == 1
-        assert "when the day was begun" in unknown[0]
-        assert told(Recording.open(day.path).batches()) == day.told()
-
-
-def test_the_command_says_what_it_did(tmp_path: Path) -> None:
-    day = recorded_day(tmp_path)
-    feed = Manifest.read(day).feed
-    path = write_feed(feed, tmp_path / "feed.toml")
-    path.write_text(f"key_bytes = 1\n{path.read_text()}")
-    (day / "manifest.json").write_bytes(b"[" * 1000)
-    assert_one_line(invoke("repair", day), "expected the feed's file")
-    ended = invoke("repair", day, "--feed", path)
-    assert ended.status == 0
-    assert "manifest.json was made anew for 500 messages, settings from the feed that was given" in ended.errors
-    assert "the damaged one is manifest.json.damaged" in ended.errors
-    assert invoke("verify", day).status == 0
-    assert_one_line(invoke("repair", day), "is sound, expected one that is damaged or missing")
+@pytest.mark.parametrize("lines_lost", [(0,), (0, 1)])
+def test_archives_bring_what_both_lines_have_lost(lines_lost: tuple[int, ...]) -> None:
+    feed = msgspec.structs.replace(archived_feed(), slices=Feed.local("tape", slices=1, lines=2).slices)
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=30_000_000_000)
+    seen = listen(subscriber)
+    blocks = [Sent(b"A", 2, False, True)] * 9
+    with archive_of(feed, blocks), RawPublisher(feed) as publisher:
+        subscriber.start()
+        for number in range(9):
+            lines = [0, 1] if number % 4 else [line for line in (0, 1) if line not in lines_lost]
+            publisher.send(publisher.encode([(b"A.x", b"payload")] * 2), lines)
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert seen == expected(blocks, 0)
+    assert subscriber.statistics().received.repaired == (6 if lines_lost == (0, 1) else 0)

@@ -88,7 +88,7 @@ def drive(at: SequencesAt, filters: Trie, events: Any, heartbeats: Any, body_byt
                 used = _release(at, now, force, sequence, out, used, counts)
                 verdict = judge(at, 0, line, EPOCH, sequence, count, body_bytes, now, force)
         if verdict == HOLD:
-            place = hold(at, 0, sequence, count, body_bytes, now)
+            place = hold(at, 0, sequence, count, body_bytes, now, 0)
             counts[place, 0] = sequence
             counts[place, 1] = count
         elif verdict == IMPLAUSIBLE:
@@ -263,14 +263,14 @@ def fill_all_places(at: SequencesAt, far: int, now: int) -> None:
     keep_doubted(at, 0, A, far, 1, 0, now)
     for number in range(1, HELD_BLOCKS):
         if judge(at, 1, A, EPOCH, 2 * number, 1, 0, now, 0) == HOLD:
-            hold(at, 1, 2 * number, 1, 0, now)
+            hold(at, 1, 2 * number, 1, 0, now, 0)
 
 
 @njit(nogil=True)
 def take_one_more(at: SequencesAt, sequence: int, now: int) -> Any:
     verdict = judge(at, 0, A, EPOCH, sequence, 1, 0, now, 0)
     if verdict == HOLD:
-        return hold(at, 0, sequence, 1, 0, now)
+        return hold(at, 0, sequence, 1, 0, now, 0)
     return keep_doubted(at, 0, A, sequence, 1, 0, now) if verdict == IMPLAUSIBLE else numpy.int64(NONE)
 
 

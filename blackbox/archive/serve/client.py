@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, Self
 
 import msgspec
@@ -27,12 +27,15 @@ from blackbox.block.block import Block
 from blackbox.errors import ArchiveError, BlockError, ConfigError, EndpointError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.native.limits import Needs
+from blackbox.subscribe.repair import Missing
 from blackbox.transport.context import allow_ipv6, new_context
 from blackbox.transport.pings import send_pings
 
 _LATER_S: Final = 0.02
 """Time until what is still being written is asked for again; it doubles while nothing comes."""
 _MOST_LATER_S: Final = 0.32
+_LOOK_S: Final = 0.05
+"""Between two looks at whether it is over."""
 _MOST_BYTES: Final = 64 << 20
 _HEAD_FRAMES: Final = 2
 _NEEDS: Final = Needs(descriptors=3)
@@ -57,8 +60,8 @@ class _StaleError(Exception):
 class ArchiveClient:
     """Reads what the archives of a feed have. Any number of threads may ask: each answer has a socket of its own.
 
-    Archives are asked in the order of the feed file; when one does not answer, or refuses, the next one goes on from
-    where it was: nothing comes twice.
+    Archives are asked in the order of the feed file, those that failed behind the others; when one does not answer, or
+    refuses, the next one goes on from where it was: nothing comes twice.
     """
 
     def __init__(self, feed: Feed, *, timeout: float = 10.0) -> None:
@@ -70,6 +73,7 @@ class ArchiveClient:
             raise ValueError(f"timeout was {timeout}, expected more than 0 s")
         self.feed = feed
         self._timeout = timeout
+        self._order = feed.archives
 
     def about(self, day: str | None = None) -> About:
         """Return what the first archive that answers holds; `day`: the one to tell more of, default the last.
@@ -77,15 +81,16 @@ class ArchiveClient:
         Raises ArchiveError saying of each archive why it gave no answer.
         """
         failures: list[str] = []
-        for endpoint in self.feed.archives:
+        for endpoint in self._order:
             try:
-                with _Asking(endpoint, self._timeout) as asking:
+                with _Asking(endpoint, self._timeout, lambda: False) as asking:
                     answer, _ = asking.ask(AskAbout(day))
                 if not isinstance(answer, About):
                     raise ArchiveError(f"{endpoint}: answer was {type(answer).__name__}, expected About")
                 self._check(answer, endpoint)
                 return answer
             except ArchiveError as error:
+                self._put_last(endpoint)
                 failures.append(str(error))
         raise self._none(failures)
 
@@ -133,12 +138,29 @@ class ArchiveClient:
             raise ConfigError(f"slice was {slice_id}, expected 0 to {len(self.feed.slices) - 1}")
         return self._blocks(_Rows(ask), timeout)
 
-    def _blocks(self, rows: _Rows, timeout: float) -> Iterator[Fetched | Gone]:
+    def missing(self, asked: Missing, is_over: Callable[[], bool]) -> Iterator[Block]:
+        """Yield the recorded blocks that hold some of the numbers that a subscriber misses, until `is_over`.
+
+        Raises ArchiveError as `blocks`, and when it is over.
+        """
+        ask = AskBlocks(
+            slice_id=asked.slice_id,
+            key=asked.key,
+            start=Position(asked.epoch, asked.first),
+            stop=Position(asked.epoch, asked.stop),
+        )
+        for found in self._blocks(_Rows(ask), self._timeout, is_over):
+            if isinstance(found, Fetched):
+                yield found.block
+
+    def _blocks(
+        self, rows: _Rows, timeout: float, is_over: Callable[[], bool] = lambda: False
+    ) -> Iterator[Fetched | Gone]:
         failures: list[str] = []
-        endpoints = list(self.feed.archives)
+        endpoints = list(self._order)
         while endpoints:
             try:
-                with _Asking(endpoints[0], self._timeout) as asking:
+                with _Asking(endpoints[0], self._timeout, is_over) as asking:
                     about, _ = asking.ask(AskAbout())
                     self._check(about, asking.endpoint)
                     yield from self._from(asking, rows, timeout)
@@ -146,9 +168,14 @@ class ArchiveClient:
             except _StaleError:
                 continue
             except ArchiveError as error:
+                self._put_last(endpoints[0])
                 failures.append(str(error))
                 del endpoints[0]
         raise self._none(failures)
+
+    def _put_last(self, endpoint: str) -> None:
+        """Ask others before an archive that has failed."""
+        self._order = (*(each for each in self._order if each != endpoint), endpoint)
 
     def _from(self, asking: _Asking, rows: _Rows, timeout: float) -> Iterator[Fetched | Gone]:
         """Yield what one archive has, from where the one before ended."""
@@ -228,8 +255,9 @@ class _Rows:
 class _Asking:
     """A socket to one archive, for one answer after the other."""
 
-    def __init__(self, endpoint: str, timeout: float) -> None:
+    def __init__(self, endpoint: str, timeout: float, is_over: Callable[[], bool]) -> None:
         self.endpoint = endpoint
+        self._is_over = is_over
         self._timeout = timeout
         self._numbers = itertools.count(1)
 
@@ -259,7 +287,9 @@ class _Asking:
         except zmq.Again:
             raise ArchiveError(f"{self.endpoint}: took no request") from None
         until = time.monotonic() + self._timeout
-        while self._socket.poll(max(0, round(1e3 * (until - time.monotonic())))):
+        while not self._is_over() and (left_s := until - time.monotonic()) > 0:
+            if not self._socket.poll(round(1e3 * min(left_s, _LOOK_S))):
+                continue
             frames = self._socket.recv_multipart()
             if len(frames) < _HEAD_FRAMES or frames[0] != number:
                 continue

@@ -1,0 +1,154 @@
+"""Fetch what a slice has missed from archives, in a thread of its own, and give it to the slice thread."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import select
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import numpy
+import zmq
+
+from blackbox.block.block import Block
+from blackbox.errors import BlackBoxError
+from blackbox.native.limits import Needs, start_thread
+from blackbox.native.name_table import Numbering
+from blackbox.subscribe.repair_queue import MOST_REQUESTS, RepairQueue, RepairRequest
+from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
+
+log = logging.getLogger("blackbox")
+
+REPAIR_NEEDS: Final = (PIPE_NEEDS, Needs(descriptors=2, threads=1))
+_GATHER_S: Final = 0.002
+_JITTER_S: Final = 0.004
+"""Many subscribers that have lost the same messages should not ask at the same moment."""
+_QUEUE_BLOCKS: Final = 64
+_SEND_MS: Final = 20
+_CLOSE_S: Final = 10.0
+_REST_S: Final = 1.0
+"""For so long nothing is asked for, and gaps are told at once, when no archive has answered."""
+_NOTICE_S: Final = 10.0
+_PASS: Final = struct.Struct("<qq")
+
+
+class Missing(NamedTuple):
+    """Numbers of one key of a slice that are missing: from `first` to before `stop`."""
+
+    slice_id: int
+    key: bytes
+    epoch: int
+    first: int
+    stop: int
+
+
+Fetch = Callable[[Missing, Callable[[], bool]], Iterator[Block]]
+"""Yields the blocks that hold missing numbers, in order. Raises BlackBoxError when no archive answers.
+
+The second argument says whether it is over: what is not there yet is then not waited for."""
+
+
+class Repairer:
+    """Answers the requests of a slice thread: the blocks that archives have, and how far they have been asked.
+
+    Made and closed in the slice thread. `queue` is what compiled code asks by; `socket` where blocks come for it.
+    """
+
+    def __init__(
+        self,
+        slice_id: int,
+        fetch: Fetch,
+        queue: RepairQueue,
+        keys: Numbering,
+        context: zmq.Context[zmq.Socket[bytes]],
+        wake: Callable[[], None],
+    ) -> None:
+        self._slice_id, self._fetch, self._keys, self._wake = slice_id, fetch, keys, wake
+        self._queue = queue
+        self._requests = numpy.zeros(MOST_REQUESTS, RepairRequest.dtype)
+        self._pipe = Pipe()
+        queue.requests, queue.wake_fd = self._requests.ctypes.data, self._pipe.writer
+        endpoint = f"inproc://blackbox-repair-{id(self)}"
+        self.socket = context.socket(zmq.PAIR)
+        self.socket.rcvhwm, self.socket.linger = _QUEUE_BLOCKS, 0
+        self.socket.bind(endpoint)
+        self._context, self._endpoint = context, endpoint
+        self._over = threading.Event()
+        self._rests_until = self._told_at = 0.0
+        self._thread = threading.Thread(target=self._run, name=f"blackbox-repair-{slice_id}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        start_thread(self._thread)
+
+    def close(self) -> None:
+        """End the thread, once the archive that is asked has answered, or its time is over; close the socket."""
+        self._over.set()
+        self._pipe.poke()
+        if self._thread.ident is not None:
+            self._thread.join(_CLOSE_S)
+            if self._thread.is_alive():
+                log.error("slice %d: an archive is still being asked", self._slice_id)
+        self.socket.close()
+
+    def _run(self) -> None:
+        with self._context.socket(zmq.PAIR) as out:
+            out.sndhwm, out.linger, out.sndtimeo = _QUEUE_BLOCKS, 0, _SEND_MS
+            out.connect(self._endpoint)
+            while not self._over.is_set():
+                select.select([self._pipe.reader], [], [])
+                self._over.wait(_GATHER_S + random.random() * _JITTER_S)
+                with suppress(BlockingIOError):
+                    os.read(self._pipe.reader, MOST_REQUESTS)
+                while not self._over.is_set() and (found := self._take()):
+                    self._answer(out, found)
+
+    def _take(self) -> list[Missing]:
+        """Return what is asked for now; of one key what follows each other as one."""
+        first, stop = self._queue.answered, self._queue.asked
+        found: dict[tuple[bytes, int], list[Missing]] = {}
+        for number in range(first, stop):
+            request = RepairRequest(self._requests[number % MOST_REQUESTS : number % MOST_REQUESTS + 1])
+            key = self._keys.name(request.key)
+            known = found.setdefault((key, request.epoch), [])
+            if known and known[-1].stop == request.first:
+                known[-1] = known[-1]._replace(stop=request.stop)
+            else:
+                known.append(Missing(self._slice_id, key, request.epoch, request.first, request.stop))
+        self._taken = stop
+        return [missing for each in found.values() for missing in each]
+
+    def _answer(self, out: zmq.Socket[bytes], found: list[Missing]) -> None:
+        for missing in found:
+            if time.monotonic() >= self._rests_until:
+                self._bring(out, missing)
+            self._send(out, [missing.key, b"", _PASS.pack(missing.epoch, missing.stop)])
+        self._queue.answered = self._taken
+
+    def _bring(self, out: zmq.Socket[bytes], missing: Missing) -> None:
+        try:
+            for block in self._fetch(missing, self._over.is_set):
+                self._send(out, [block.key, block.header, block.body.data])
+                if self._over.is_set():
+                    return
+        except BlackBoxError as error:
+            self._rests_until = time.monotonic() + _REST_S
+            if time.monotonic() >= self._told_at:
+                self._told_at = time.monotonic() + _NOTICE_S
+                log.warning("slice %d: missing messages could not be fetched: %s", self._slice_id, error)
+
+    def _send(self, out: zmq.Socket[bytes], frames: list[bytes | memoryview]) -> None:
+        while not self._over.is_set():
+            try:
+                out.send_multipart(frames)
+            except zmq.Again:
+                continue
+            self._queue.sent += 1
+            self._wake()
+            return

@@ -1,0 +1,71 @@
+"""A proxy between a publisher and its subscribers that loses blocks, as a bad line would."""
+
+from __future__ import annotations
+
+import random
+import threading
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import zmq
+
+from blackbox import Feed
+from blackbox.transport.wakeup import Pipe
+
+
+class LossyProxy:
+    """Forwards one line of each slice; of the blocks with data it loses a share, at random by a seed.
+
+    `feed`: what subscribers behind it use. Heartbeats and confirmations pass.
+    """
+
+    def __init__(self, feed: Feed, share: float, seed: int = 1) -> None:
+        fresh = Feed.local(feed.name, slices=len(feed.slices), key_bytes=feed.key_bytes)
+        self.feed = msgspec.structs.replace(feed, slices=fresh.slices)
+        self.lost = 0
+        self._above, self._share, self._random = feed, share, random.Random(seed)
+        self._end = Pipe()
+        self._bound = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lossy-proxy", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._bound.wait(10)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.poke()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with zmq.Context() as context:
+            pairs = []
+            for above, below in zip(self._above.slices, self.feed.slices, strict=True):
+                xsub, xpub = context.socket(zmq.XSUB), context.socket(zmq.XPUB)
+                xsub.rcvhwm = xpub.sndhwm = 0
+                xpub.setsockopt(zmq.XPUB_VERBOSER, 1)
+                xsub.connect(above.lines[0])
+                xpub.bind(below.lines[0])
+                pairs.append((xsub, xpub))
+            self._bound.set()
+            poller = zmq.Poller()
+            for socket in (self._end.reader, *(socket for pair in pairs for socket in pair)):
+                poller.register(socket, zmq.POLLIN)
+            while self._end.reader not in (ready := dict(poller.poll())):
+                for xsub, xpub in pairs:
+                    if xpub in ready:
+                        xsub.send_multipart(xpub.recv_multipart())
+                    if xsub in ready:
+                        self._forward(xpub, xsub.recv_multipart())
+            for pair in pairs:
+                for socket in pair:
+                    socket.close(linger=0)
+
+    def _forward(self, xpub: zmq.Socket[bytes], frames: list[bytes]) -> None:
+        if not frames[0].startswith(b"\0") and self._random.random() < self._share:
+            self.lost += 1
+        else:
+            xpub.send_multipart(frames)
