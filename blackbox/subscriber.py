@@ -39,6 +39,8 @@ AnyFunction = TypeVar("AnyFunction", bound=Callable[..., object])
 BatchFunction = TypeVar("BatchFunction", bound=Callable[[Batch], object])
 
 _DEFAULT_POLICY = SlowPolicy()
+_ANSWER_S = 1.0
+"""For so long a subscriber that repairs waits for one answer of one archive: then it asks the next one."""
 
 
 class Subscriber:
@@ -128,7 +130,7 @@ class Subscriber:
         from blackbox.archive.serve.client import ArchiveClient
 
         wait_s = self._options.repair_wait_ns / 1e9
-        return ArchiveClient(self.feed, timeout=wait_s / (len(self.feed.archives) + 1)).missing
+        return ArchiveClient(self.feed, timeout=min(_ANSWER_S, wait_s / (len(self.feed.archives) + 1))).missing
 
     # Callbacks
 

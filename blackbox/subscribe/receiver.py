@@ -360,7 +360,13 @@ class SliceThread:
         self._router = router
         if self._fetch is not None:
             self._repairer = Repairer(
-                self.slice_id, self._fetch, self._repairs, self._sequences.keys, context, self._wake_pipe.poke
+                self.slice_id,
+                self._fetch,
+                self.options.repair_wait_ns,
+                self._repairs,
+                self._sequences.keys,
+                context,
+                self._wake_pipe.poke,
             )
         sub = open_sub(context, self.options.hwm_blocks)
         sockets.append(sub)

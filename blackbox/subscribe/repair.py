@@ -51,7 +51,7 @@ class Missing(NamedTuple):
 Fetch = Callable[[Missing, Callable[[], bool]], Iterator[Block]]
 """Yields the blocks that hold missing numbers, in order. Raises BlackBoxError when no archive answers.
 
-The second argument says whether it is over: what is not there yet is then not waited for."""
+The second argument says whether it is over: nobody waits for it any more."""
 
 
 class Repairer:
@@ -64,12 +64,14 @@ class Repairer:
         self,
         slice_id: int,
         fetch: Fetch,
+        wait_ns: int,
         queue: RepairQueue,
         keys: Numbering,
         context: zmq.Context[zmq.Socket[bytes]],
         wake: Callable[[], None],
     ) -> None:
         self._slice_id, self._fetch, self._keys, self._wake = slice_id, fetch, keys, wake
+        self._wait_s = wait_ns / 1e9
         self._queue = queue
         self._requests = numpy.zeros(MOST_REQUESTS, RepairRequest.dtype)
         self._pipe = Pipe()
@@ -132,8 +134,9 @@ class Repairer:
         self._queue.answered = self._taken
 
     def _bring(self, out: zmq.Socket[bytes], missing: Missing) -> None:
+        until = time.monotonic() + self._wait_s
         try:
-            for block in self._fetch(missing, self._over.is_set):
+            for block in self._fetch(missing, lambda: self._over.is_set() or time.monotonic() >= until):
                 self._send(out, [block.key, block.header, block.body.data])
                 if self._over.is_set():
                     return

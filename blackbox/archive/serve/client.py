@@ -139,9 +139,9 @@ class ArchiveClient:
         return self._blocks(_Rows(ask), timeout)
 
     def missing(self, asked: Missing, is_over: Callable[[], bool]) -> Iterator[Block]:
-        """Yield the recorded blocks that hold some of the numbers that a subscriber misses, until `is_over`.
+        """Yield the recorded blocks that hold some of the numbers that a subscriber misses.
 
-        Raises ArchiveError as `blocks`, and when it is over.
+        Archives are asked again and again until one has answered. Raises ArchiveError once `is_over`.
         """
         ask = AskBlocks(
             slice_id=asked.slice_id,
@@ -149,9 +149,17 @@ class ArchiveClient:
             start=Position(asked.epoch, asked.first),
             stop=Position(asked.epoch, asked.stop),
         )
-        for found in self._blocks(_Rows(ask), self._timeout, is_over):
-            if isinstance(found, Fetched):
-                yield found.block
+        rows = _Rows(ask)
+        while True:
+            try:
+                for found in self._blocks(rows, self._timeout, is_over):
+                    if isinstance(found, Fetched):
+                        yield found.block
+                return
+            except ArchiveError:
+                if is_over():
+                    raise
+                time.sleep(_LATER_S)
 
     def _blocks(
         self, rows: _Rows, timeout: float, is_over: Callable[[], bool] = lambda: False

@@ -1,0 +1,116 @@
+"""Lose blocks, and stop or kill the archive meanwhile: each message comes once, in its place, or is told to be lost."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import defaultdict
+from random import Random
+from tempfile import TemporaryDirectory
+
+import msgspec
+import numpy
+
+from blackbox import Batch, Feed, Gap, Publisher, Subscriber
+from blackbox.feed.endpoint import free_endpoints
+from blackbox.testing import wait_until
+from tests.lossy_proxy import LossyProxy
+from tests.torture.nursery import Nursery
+from tests.torture.outcome import Outcome
+
+RECORD = """
+def work(directory):
+    with Recorder(feed, directory, serve=True, max_lag_ns=1 << 60) as recorder:
+        notes[0] = 1
+        wait_until(lambda: False, 3600)
+"""
+MESSAGES = 2_000
+TOPICS = (b"A.x", b"B.x")
+
+
+class Heard:
+    """What callbacks and a gap hook heard of each key, in the order in which they did."""
+
+    def __init__(self, subscriber: Subscriber) -> None:
+        self.defects: list[str] = []
+        self.delivered = self.lost = 0
+        self._next: dict[bytes, int] = defaultdict(int)
+        self._key_bytes = subscriber.feed.key_bytes
+        subscriber.on_batch(b"")(self.batch)
+        subscriber.on_gap(b"")(self.gap)
+
+    def batch(self, batch: Batch) -> None:
+        """Take in messages."""
+        self._add("message", batch.topics[0][: self._key_bytes], batch.sequence.tolist())
+        self.delivered += len(batch)
+
+    def gap(self, gap: Gap) -> None:
+        """Take in what is lost."""
+        self._add("gap", gap.key, list(range(gap.sequence, gap.sequence + gap.count)))
+        self.lost += gap.count
+
+    def _add(self, what: str, key: bytes, numbers: list[int]) -> None:
+        first = self._next[key]
+        if numbers != list(range(first, first + len(numbers))):
+            self.defects.append(f"{what} {numbers[0]} to {numbers[-1]} of key {key!r} came where {first} was next")
+        self._next[key] = numbers[-1] + 1
+
+
+def attack(random: Random, seconds: float) -> Outcome:
+    """Publish one run after another over a line that loses none, some or most of its blocks."""
+    outcome = Outcome(0, "runs over lossy lines")
+    for key_bytes in (0, 1):
+        feed = msgspec.structs.replace(
+            Feed.local(f"lossy-lines-{key_bytes}", slices=1, key_bytes=key_bytes),
+            archives=free_endpoints("tcp", "archive", 1, 1)[0],
+            heartbeat_ns=200_000_000,
+        )
+        with TemporaryDirectory() as directory, Nursery(feed, RECORD, notes=1) as nursery:
+            before, until = outcome.tried, time.monotonic() + seconds / 2
+            while outcome.tried == before or time.monotonic() < until:
+                _run(random, feed, directory, nursery, outcome)
+                outcome.tried += 1
+    return outcome
+
+
+def _begin(nursery: Nursery, directory: str) -> None:
+    nursery.notes[0] = 0
+    nursery.begin((directory,))
+    wait_until(lambda: nursery.notes[0], 60, "an archive answers")
+
+
+def _run(random: Random, feed: Feed, directory: str, nursery: Nursery, outcome: Outcome) -> None:
+    share, harm = random.choice((0.0, 0.3, 0.8)), random.choice(("no harm", "stopped", "killed"))
+    harmed_at, published, is_stopped = random.randrange(MESSAGES), 0, False
+    with Publisher(feed, when_full="wait") as publisher:
+        if not nursery.notes[0]:
+            _begin(nursery, directory)
+        publisher.wait_for_subscribers(timeout=60)
+        with LossyProxy(feed, share, random.randrange(1 << 30)) as proxy:
+            subscriber = Subscriber(proxy.feed, on_gap="repair", repair_wait_ns=20_000_000_000)
+            heard = Heard(subscriber)
+            subscriber.start(timeout=60)
+            while published < MESSAGES:
+                count = min(random.randrange(1, 60), MESSAGES - published)
+                index = numpy.array([random.randrange(2) for _ in range(count)])
+                publisher.publish_many(TOPICS, index, numpy.zeros((count, 8), numpy.uint8))
+                publisher.flush()
+                if is_stopped:
+                    nursery.signal(signal.SIGCONT)
+                is_stopped = harm == "stopped" and published <= harmed_at < published + count
+                if is_stopped:
+                    nursery.signal(signal.SIGSTOP)
+                if harm == "killed" and published <= harmed_at < published + count:
+                    nursery.kill()
+                    _begin(nursery, directory)
+                published += count
+            if is_stopped:
+                nursery.signal(signal.SIGCONT)
+            publisher.close()
+            subscriber.run(until_end=True)
+    how = f"run {outcome.tried} ({share:.0%} lost, key_bytes {feed.key_bytes}, archive: {harm})"
+    outcome.found += [f"{how}: {defect}" for defect in heard.defects]
+    if heard.delivered + heard.lost != MESSAGES:
+        outcome.found.append(f"{how}: {heard.delivered} came and {heard.lost} were told lost of {MESSAGES}")
+    if heard.lost and harm != "killed":
+        outcome.found.append(f"{how}: {heard.lost} were told lost, which the archive had")
