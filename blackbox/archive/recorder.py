@@ -311,31 +311,36 @@ class Recorder:
             self._is_closed = True
             if self.state is not State.ENDED:
                 self._supervisor.terminate()  # `start` or `stop` was interrupted
-            if self._archive is not None:
-                self._archive.close()
-            self._ending = True
-            self._pipe.poke()
-            if self._keeper.is_alive():
-                self._keeper.join(_KEEPER_PATIENCE_S)
-            if self._keeper.is_alive():
-                _left_behind.extend(self._writers.values())
-                self._fail("the disk does not answer")
-                return
-            if not self._supervisor.is_done:
-                _left_behind.extend(self._writers.values())
-                self._fail("a slice thread hangs: its disk did not answer")
-                return
-            for writer in self._writers.values():
-                try:
-                    if not writer.is_there:
-                        self._fail(_gone(writer))
-                    writer.close()
-                except OSError as error:
-                    self._fail(self._in_words(error))
-                if writer.error:
-                    self._fail(writer.error)
-            if self._lock is not None:
-                self._lock.close()
+            try:
+                self._close_journals()
+            finally:
+                if self._archive is not None:
+                    self._archive.close()  # last: who asks meanwhile hears that the journals are closed
+
+    def _close_journals(self) -> None:
+        self._ending = True
+        self._pipe.poke()
+        if self._keeper.is_alive():
+            self._keeper.join(_KEEPER_PATIENCE_S)
+        if self._keeper.is_alive():
+            _left_behind.extend(self._writers.values())
+            self._fail("the disk does not answer")
+            return
+        if not self._supervisor.is_done:
+            _left_behind.extend(self._writers.values())
+            self._fail("a slice thread hangs: its disk did not answer")
+            return
+        for writer in self._writers.values():
+            try:
+                if not writer.is_there:
+                    self._fail(_gone(writer))
+                writer.close()
+            except OSError as error:
+                self._fail(self._in_words(error))
+            if writer.error:
+                self._fail(writer.error)
+        if self._lock is not None:
+            self._lock.close()
 
     def _fail(self, why: str) -> None:
         """Keep the first thing that went wrong."""

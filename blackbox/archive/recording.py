@@ -143,14 +143,14 @@ class Recording(Frames):
     def __repr__(self) -> str:
         return f"Recording({self.feed.name!r}, {self.date}, {str(self.path)!r})"
 
-    def refresh(self) -> None:
-        """Look for what was recorded since. Runs and batches that are being read go on as they were.
+    def refresh(self, slice_id: int | None = None) -> None:
+        """Look for what was recorded since, of all slices or of one. What is being read goes on as it was.
 
         Raises JournalError when the day cannot be read, or has lost a segment.
         """
         # First: what is recorded in between it must not miss in the segments.
         self._closed = self._read_closed()
-        self._segments.refresh({slice_id: each.segments for slice_id, each in self._closed[0].items()})
+        self._segments.refresh({number: each.segments for number, each in self._closed[0].items()}, slice_id)
 
     def runs(
         self, prefix: bytes = b"", *, bodies: Bodies = "checked", ahead: int = 0, **selection: Unpack[Selection]

@@ -52,8 +52,8 @@ class Segments:
                 high = max(high, int(known[f"max_{by}"].max()))
         return (low, high) if high >= low else (0, -1)
 
-    def refresh(self, begun: dict[int, int]) -> None:
-        """Look for what was recorded since; `begun` says how many segments of each slice there are at least.
+    def refresh(self, begun: dict[int, int], only: int | None = None) -> None:
+        """Look for what was recorded since, of all slices or of one; `begun`: how many segments each has at least.
 
         Raises JournalError when the day cannot be read, or has lost a segment.
         """
@@ -63,7 +63,7 @@ class Segments:
                 slice_id = slice_of(name)
                 if slice_id is None or slice_id >= self._slices:
                     self._report(Damage(self._day / name, 0, 0, "the manifest has no such slice"))
-                else:
+                elif only in (None, slice_id):
                     self._refresh_slice(slice_id, begun.get(slice_id, 0))
         except OSError as error:
             raise as_journal_error(error, f"recording {self._day} cannot be read") from error

@@ -26,6 +26,7 @@ from blackbox.archive.serve.protocol import ANSWERS, ENCODER, AskAbout, AskBlock
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.testing import wait_until
 from tests.archive.recorders import MIB, ROW_BYTES, feed_of, publish_numbered, segments, wait_recorded
+from tests.archive.recorders import days as days_of
 from tests.archive.written_days import days, few, made
 from tests.cli.commands import Command
 from tests.journals import Told
@@ -270,6 +271,94 @@ def test_each_damaged_place_is_told(tmp_path: Path) -> None:
     assert [(each.epoch, each.first) for each in gone] == 2 * [(0, -1)]
     came = [n for each in found if isinstance(each, Fetched) for n in numbers(each)]
     assert len(came) + sum(each.count for each in gone) == 10_000
+
+
+def test_damage_is_told_once_and_in_its_place_to_who_reads_piece_by_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = archived_feed()
+    recorded(tmp_path, feed, 10_000)
+    path = segments(tmp_path, feed)[0]
+    data = bytearray(path.read_bytes())
+    for part in (1, 2):
+        data[part * len(data) // 3] ^= 0xFF
+    path.write_bytes(data)
+    for blocks in (1, 3, 1_000):
+        monkeypatch.setattr(pieces_module, "PIECE_BLOCKS", blocks)
+        archive, cursor, state = Pieces(tmp_path / feed.name), None, "more"
+        told: list[int | None] = []
+        while state == "more":
+            piece, found = archive.read(AskBlocks(slice_id=0, cursor=cursor))
+            gone = dict(piece.gone)
+            for place in range(len(found) + 1):
+                told += [None] * (place in gone)
+                told += [int(found[place].sequences[0])] if place < len(found) else []
+            cursor, state = piece.cursor, piece.state
+        assert told.count(None) == 2
+        places = [place for place, number in enumerate(told) if number is None]
+        before_and_after = [(told[place - 1], told[place + 1]) for place in places]
+        assert all(a is not None and b is not None and b - a > PART for a, b in before_and_after), before_and_after
+
+
+def test_a_reader_that_waits_hears_of_the_recorders_end(tmp_path: Path) -> None:
+    feed = archived_feed()
+    found: list[int] = []
+    with Publisher(feed) as publisher:
+        with Recorder(feed, tmp_path, serve=True) as recorder:
+            publish_parts(publisher, 0, 1_000)
+            wait_recorded(recorder, 1_000)
+            reader = threading.Thread(target=lambda: found.extend(all_numbers(ArchiveClient(feed).blocks(0))))
+            reader.start()
+            # The first answers have blocks; what comes behind them is "ask later".
+            wait_until(lambda: recorder.archive_statistics.answered >= 5)  # type: ignore[union-attr]
+        reader.join(10)
+    assert found == list(range(1_000))
+
+
+def test_an_answer_goes_over_two_days(tmp_path: Path) -> None:
+    feed = archived_feed()
+    first = recorded(tmp_path, feed, 1_000)
+    (day,) = days_of(tmp_path, feed)
+    day.rename(day.with_name("2020-01-02"))
+    second = recorded(tmp_path, feed, 700)
+    with ArchiveServer(tmp_path / feed.name, feed.archives):
+        client = ArchiveClient(feed)
+        about = client.about()
+        assert len(about.days) == 2
+        assert all_numbers(client.blocks(0)) == [*range(1_000), *range(700)]
+        asked = client.blocks(0, key=b"", start=(first, 900), stop=(second, 100))
+        assert all_numbers(asked) == [*range(900, 1_000), *range(100)]
+
+
+def test_record_serves_what_it_records(tmp_path: Path) -> None:
+    feed = archived_feed()
+    path = tmp_path / "feed.toml"
+    path.write_text(
+        f'name = "{feed.name}"\narchives = {list(feed.archives)}\n'
+        f"[[slices]]\nendpoints = {list(feed.slices[0].endpoints)}\nshare = [0, 1]\n"
+    )
+    with (
+        Publisher(feed) as publisher,
+        Command("record", "--feed", path, "--out", tmp_path, "--serve", "--until-end") as recorder,
+    ):
+        publisher.wait_for_subscribers(timeout=60)
+        publish_parts(publisher, 0, 2_000)
+        asked = ArchiveClient(feed, timeout=60).blocks(
+            0, key=b"", start=(publisher.epoch, 0), stop=(publisher.epoch, 2_000)
+        )
+        assert all_numbers(asked) == list(range(2_000))
+        publisher.close()
+        assert recorder.end().status == 0
+
+
+def test_a_refusal_does_not_say_where_the_files_are(tmp_path: Path) -> None:
+    feed = archived_feed()
+    with (
+        ArchiveServer(tmp_path / feed.name, feed.archives),
+        pytest.raises(ArchiveError, match="tape had no recorded day") as refused,
+    ):
+        ArchiveClient(feed).about()
+    assert str(tmp_path) not in str(refused.value)
 
 
 def test_a_segment_of_which_nothing_is_left_is_gone(tmp_path: Path) -> None:

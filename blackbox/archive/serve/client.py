@@ -109,6 +109,7 @@ class ArchiveClient:
         """Yield the recorded blocks of a slice, in their order, and in their place what is missing.
 
         While the recording is still being written this waits for more, until `stop`, `stop_ns`, or its recorder's end.
+        Its end comes to those who wait then; who asks later hears of it from another archive, or from none.
 
         Args:
             slice_id: the slice.

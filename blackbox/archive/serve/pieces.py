@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
+from bisect import bisect
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -95,7 +97,7 @@ class Pieces:
         day = self._known(cursor.day)
         found = _next(day, ask.slice_id, cursor)
         if found is None:
-            day = self._fresh(cursor.day)
+            day = self._fresh(cursor.day, ask.slice_id)
             found = _next(day, ask.slice_id, cursor)
         if found is None:
             return self._at_end(day, ask, cursor, days)
@@ -112,11 +114,11 @@ class Pieces:
         """Answer where nothing more of a day is known: go on to the next one, or say whether anything follows."""
         is_begun = _is_begun(day, ask.slice_id)
         for name in days[days.index(cursor.day) + 1 :]:
-            following = self._fresh(name)
+            following = self._fresh(name, ask.slice_id)
             is_begun |= _is_begun(following, ask.slice_id)
             if _of_slice(following, ask.slice_id):
                 # Only now is what was known of this day all that there is of it.
-                day = self._fresh(cursor.day)
+                day = self._fresh(cursor.day, ask.slice_id)
                 if _next(day, ask.slice_id, cursor) is not None:
                     return Read(Piece(blocks=[], gone=[], state="more", cursor=cursor, start=ask.start), [])
                 reading = _Reading(ask, day.feed.key_bytes, _missing(day, ask.slice_id, cursor.segment))
@@ -153,9 +155,9 @@ class Pieces:
             del self._open[next(iter(self._open))]
         return day
 
-    def _fresh(self, name: str) -> Recording:
+    def _fresh(self, name: str, slice_id: int | None = None) -> Recording:
         day = self._known(name)
-        day.refresh()
+        day.refresh(slice_id)
         return day
 
 
@@ -165,11 +167,13 @@ class _Reading:
     def __init__(self, ask: AskBlocks, key_bytes: int, missing: list[Damage]) -> None:
         self.is_done = False
         self._ask, self._key_bytes = ask, key_bytes
-        self._damage = missing
+        self._damage, self._missing = missing, set(missing)
         self._start = ask.start
         self._bytes = 0
         self._blocks: list[Block] = []
         self._told: list[tuple[int, int]] = []
+        self._offsets: list[int] = []
+        """Where each block's record begins, in the segment that is read."""
         self._gone: list[tuple[int, Gone]] = []
 
     def take(self, segment: Segment, start: int, *, torn: bool) -> int:
@@ -199,22 +203,23 @@ class _Reading:
         ]
         limit = until if until >= 0 else _EVERYTHING
         self._damage += [each for each in segment.damage if start <= each.offset < limit]
-        for recorded, after in self._blocks_in(segment, spans):
-            if not self._add(recorded):
-                return after
-            if self._bytes >= PIECE_BYTES or len(self._blocks) == PIECE_BLOCKS:
+        for recorded, offset, after in self._blocks_in(segment, spans):
+            is_last = not self._add(recorded, offset)
+            if is_last or self._bytes >= PIECE_BYTES or len(self._blocks) == PIECE_BLOCKS:
+                # What is damaged behind it is told by the next piece.
+                self._damage = [each for each in self._damage if each.path != segment.path or each.offset < after]
                 return after
         if torn and until < 0 and segment.torn_bytes:
             self._damage.append(Damage(segment.path, segment.whole_bytes, segment.torn_bytes, NO_GOOD_RECORD))
         return until
 
-    def _blocks_in(self, segment: Segment, spans: list[Span]) -> Iterator[tuple[Recorded, int]]:
-        """Yield the good blocks of spans, and where each record ends."""
+    def _blocks_in(self, segment: Segment, spans: list[Span]) -> Iterator[tuple[Recorded, int, int]]:
+        """Yield the good blocks of spans, and where each record begins and ends."""
         for run in read_spans([spans], self._may, self._key_bytes, self._damage.append):
             sizes = run.heads["stored_bytes"].tolist()
             for recorded, stored in zip(blocks_of(run, self._key_bytes), sizes, strict=True):
                 begin = recorded.header - OFFSET_BLOCK_HEADER - segment.address
-                yield recorded, begin + int(record_bytes(stored))
+                yield recorded, begin, begin + int(record_bytes(stored))
 
     def _may(self, heads: NDArray[Any]) -> NDArray[numpy.bool_]:
         may = numpy.ones(len(heads), bool)
@@ -227,7 +232,7 @@ class _Reading:
             may |= heads["ts_recv"] >= self._ask.stop_ns
         return may
 
-    def _add(self, recorded: Recorded) -> bool:
+    def _add(self, recorded: Recorded, offset: int) -> bool:
         """Take a block if it is wanted; return False when the answer ends before it, or with it."""
         block, ask = recorded.block, self._ask
         if ask.stop_ns is not None and recorded.ts_recv >= ask.stop_ns:
@@ -252,6 +257,7 @@ class _Reading:
             self._blocks.append(block)
             self._bytes += block.body.nbytes
             self._told.append((recorded.ts_recv, recorded.first_row))
+            self._offsets.append(offset)
         if ask.stop is not None and Position(block.epoch, last + 1) >= ask.stop:
             self.is_done = True
             return False
@@ -275,7 +281,9 @@ class _Reading:
     def answer(self, state: State, cursor: Cursor) -> Read:
         """Return the piece."""
         for damage in sorted(set(self._damage)):
-            self._gone.append((len(self._blocks), Gone(0, -1, damage.messages, _words(damage))))
+            place = 0 if damage in self._missing else bisect(self._offsets, damage.offset)
+            self._gone.append((place, Gone(0, -1, damage.messages, _words(damage))))
+        self._gone.sort(key=itemgetter(0))
         piece = Piece(blocks=self._told, gone=self._gone, state=state, cursor=cursor, start=self._start)
         return Read(piece, self._blocks)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +33,10 @@ QUEUE_REQUESTS: Final = 64
 _REQUEST_FRAMES: Final = 3
 _LINGER_MS: Final = 500
 _PATIENCE_S: Final = 10.0
+_WAITS_S: Final = 1.0
+"""A reader that was told to ask later does so within this time."""
+_GOODBYE_S: Final = 0.5
+"""For so long the archive goes on at its end when readers wait, so that they hear that nothing follows."""
 _NEEDS: Final = Needs(descriptors=64)
 
 
@@ -62,6 +67,8 @@ class ArchiveServer:
             check_archive(endpoint)
         self._end = Pipe()
         self._bound: Future[None] = Future()
+        self._later_at = -_WAITS_S
+        """When a reader was last told to ask later."""
         self._counts = {"answered": 0, "refused": 0, "dropped": 0}
         self._thread = threading.Thread(target=self._run, name="blackbox-archive", daemon=True)
 
@@ -122,6 +129,10 @@ class ArchiveServer:
             poller.register(self._end.reader, zmq.POLLIN)
             while self._end.reader not in dict(poller.poll()):
                 self._answer(socket, pieces, socket.recv_multipart())
+            poller.unregister(self._end.reader)
+            until = time.monotonic() + (_GOODBYE_S if time.monotonic() - self._later_at < _WAITS_S else 0)
+            while (left_s := until - time.monotonic()) > 0 and poller.poll(round(1e3 * left_s)):
+                self._answer(socket, pieces, socket.recv_multipart())
 
     def _answer(self, socket: zmq.Socket[bytes], pieces: Pieces, frames: list[bytes]) -> None:
         """Answer one request: reader, number, request."""
@@ -130,7 +141,7 @@ class ArchiveServer:
             return
         what, answer = "answered", []
         try:
-            answer = _answer_to(pieces, frames[2])
+            answer = self._answer_to(pieces, frames[2])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             refusal = Refusal(f"request was not understood: {error}")
         except (BlackBoxError, OSError, ValueError) as error:
@@ -139,7 +150,10 @@ class ArchiveServer:
             log.exception("archive %s could not answer", self.directory)
             refusal = Refusal(f"the archive failed: {error!r}")
         if not answer:
-            why = refusal.why.encode(errors="backslashreplace").decode()  # a path need not be UTF-8
+            why = refusal.why.replace(
+                f"{self.directory.parent}{os.sep}", ""
+            )  # where the files are is nobody's business
+            why = why.encode(errors="backslashreplace").decode()  # a path need not be UTF-8
             what, answer = "refused", [ENCODER.encode(msgspec.structs.replace(refusal, why=why))]
         try:
             socket.send_multipart([*frames[:2], *answer], zmq.NOBLOCK)
@@ -148,6 +162,15 @@ class ArchiveServer:
                 raise
             what = "dropped"
         self._counts[what] += 1
+
+    def _answer_to(self, pieces: Pieces, text: bytes) -> list[bytes | memoryview]:
+        request = REQUESTS.decode(text)
+        if isinstance(request, AskAbout):
+            return [ENCODER.encode(pieces.about(request.day))]
+        found = pieces.read(request)
+        if found.piece.state == "later":
+            self._later_at = time.monotonic()
+        return [ENCODER.encode(found.piece), *(frame for block in found.blocks for frame in block.frames)]
 
 
 def archive_of(directory: Path, feed: Feed, serve: bool | str) -> ArchiveServer:
@@ -158,11 +181,3 @@ def archive_of(directory: Path, feed: Feed, serve: bool | str) -> ArchiveServer:
     if not isinstance(serve, str) and not feed.archives:
         raise ConfigError(f"feed {feed.name!r} had no archives, expected endpoints such as tcp://host:5600")
     return ArchiveServer(directory, (serve if isinstance(serve, str) else feed.archives[0],))
-
-
-def _answer_to(pieces: Pieces, text: bytes) -> list[bytes | memoryview]:
-    request = REQUESTS.decode(text)
-    if isinstance(request, AskAbout):
-        return [ENCODER.encode(pieces.about(request.day))]
-    found = pieces.read(request)
-    return [ENCODER.encode(found.piece), *(frame for block in found.blocks for frame in block.frames)]
