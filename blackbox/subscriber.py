@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -22,7 +22,7 @@ from blackbox.subscribe.gap_hooks import GapHook
 from blackbox.subscribe.match_table import MAX_WORKERS
 from blackbox.subscribe.options import Options
 from blackbox.subscribe.plain_values import PlainCallback
-from blackbox.subscribe.repair import Fetch
+from blackbox.subscribe.repair import Since
 from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.subscribe.statistics import Statistics
 from blackbox.subscribe.stream import Stream, WhenFull
@@ -31,6 +31,7 @@ from blackbox.subscribe.ticks import Ticker
 
 if TYPE_CHECKING:
     from blackbox.archive.recording import Recording
+    from blackbox.archive.serve.client import ArchiveClient
     from blackbox.book.books import Books
     from blackbox.replay.replay import Replay, ReplayStatistics
     from blackbox.replay.to_callbacks import CallbackPlayer
@@ -84,7 +85,8 @@ class Subscriber:
                 `on_gap`; "stop" delivers what came before, then ends the subscriber: `run` and `stop` raise GapError.
                 "repair" fetches them from the feed's archives and delivers them in their place; what is behind waits,
                 up to `hwm_blocks` times the feed's `block_bytes`. What no archive has is told.
-            repair_wait_ns: how long what is behind a gap waits for archives, all of them together.
+            repair_wait_ns: how long what is behind a gap waits for archives, all of them together; and how long `start`
+                with `since` goes on without a block from them.
             processes: run each slice in a process of its own, forked at `start`, so that Python callbacks of several
                 slices run in parallel. What callbacks change stays in their process, but for states of compiled ones;
                 callbacks cannot then be added or removed while running.
@@ -115,7 +117,7 @@ class Subscriber:
             plan,
             processes=processes,
             hooks=self._epoch_hooks,
-            fetch=self._fetch(),
+            archives=self._archives(),
             streams=self._streams,
         )
         self._loads = [0] * workers
@@ -124,13 +126,13 @@ class Subscriber:
         self._replay: Replay | None = None
         """The replay that runs."""
 
-    def _fetch(self) -> Fetch | None:
-        if self._options.on_gap != "repair":
+    def _archives(self) -> ArchiveClient | None:
+        if not self.feed.archives and self._options.on_gap != "repair":
             return None
         from blackbox.archive.serve.client import ArchiveClient
 
         wait_s = self._options.repair_wait_ns / 1e9
-        return ArchiveClient(self.feed, timeout=min(_ANSWER_S, wait_s / (len(self.feed.archives) + 1))).missing
+        return ArchiveClient(self.feed, timeout=min(_ANSWER_S, wait_s / (len(self.feed.archives) + 1)))
 
     # Callbacks
 
@@ -430,15 +432,45 @@ class Subscriber:
         """Where it is in its life."""
         return self._supervisor.state
 
-    def start(self, timeout: float = 10.0) -> Self:
+    def start(self, timeout: float = 10.0, *, since: int | Mapping[int, tuple[int, int]] | None = None) -> Self:
         """Begin, and return when every publisher has confirmed the subscriptions: nothing sent after that is missed.
+
+        `since`: begin in the past, with what the feed's archives recorded at this time (ns since 1970) or later, or
+        from (epoch, sequence) of each slice on; then go over to what comes live, with nothing twice and nothing
+        between. `wait_live` waits for that, `statistics().received.catching_up` tells how many slices have yet to. What
+        comes so is no lag. Only for feeds with `key_bytes` 0.
 
         Of two lines one is enough, after `timeout` seconds (not counted: compiling, on the first start ever). Raises
         NotConfirmedError naming the slices without a publisher, EndpointError when a slice cannot connect.
         """
         self._begin_live()
-        self._supervisor.start(timeout)
+        self._supervisor.start(timeout, None if since is None else self._since(since))
         return self
+
+    def _since(self, since: int | Mapping[int, tuple[int, int]]) -> Callable[[int], Since]:
+        if not self.feed.archives:
+            raise ConfigError(f"feed {self.feed.name!r} had no archives, expected endpoints such as tcp://host:5600")
+        if self.feed.key_bytes:
+            raise ConfigError(
+                f"since was given for feed {self.feed.name!r} with key_bytes {self.feed.key_bytes}, expected 0"
+            )
+        if isinstance(since, Mapping):
+            positions = {slice_id: Since(epoch, sequence, 0) for slice_id, (epoch, sequence) in since.items()}
+            wanted = set(range(len(self.feed.slices)))
+            if positions.keys() != wanted:
+                raise ConfigError(
+                    f"since was for slices {sorted(positions)}, expected a position for each of {sorted(wanted)}"
+                )
+            return positions.__getitem__
+        check_integers(("since", since, 0, 1 << 62))
+        return lambda _slice_id: Since(0, 0, since)
+
+    def wait_live(self, timeout: float = 60.0) -> None:
+        """Wait until all slices have gone over to what comes live: see `start`.
+
+        Raises what ended the subscriber meanwhile; TimeoutError.
+        """
+        self._supervisor.wait_live(timeout)
 
     def _check(self, callbacks: Iterable[Callback]) -> None:
         """Raise ConfigError unless what comes, or is replayed, has the fields and types that callbacks ask for."""

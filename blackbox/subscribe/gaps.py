@@ -30,6 +30,7 @@ from blackbox.subscribe.held import (
     held_at,
     take_place,
 )
+from blackbox.subscribe.join import JoinState, is_joining, note_live
 from blackbox.subscribe.repair_queue import ask_archive
 from blackbox.subscribe.state import SliceCounters, slice_counters_at
 
@@ -101,7 +102,11 @@ class SequencesAt(NamedTuple):
     held_limit: int
     """Bytes of the blocks that may wait."""
     repair: int
-    """Address of a `RepairQueue`; 0: archives are not asked."""
+    """Address of a `RepairQueue`."""
+    asks: int
+    """1: archives are asked for what is missing."""
+    join: int
+    """Address of a `JoinState`."""
 
 
 class Sequences:
@@ -119,6 +124,8 @@ class Sequences:
         held_limit: int,
         counters: SliceCounters,
         repair: int = 0,
+        asks: bool = False,
+        join: JoinState | None = None,
     ) -> None:
         self.keys = Numbering(max_keys, 8)
         self._key_states = numpy.zeros(max_keys, KeyState.dtype)
@@ -127,6 +134,7 @@ class Sequences:
         self._held_state = HeldState()
         self._state = EpochState()
         self._losses = Losses()
+        self._join = join or JoinState()
         self.line_dead_ns = line_dead_ns
         self.at = SequencesAt(
             self.keys.at,
@@ -141,6 +149,8 @@ class Sequences:
             line_dead_ns,
             held_limit,
             repair,
+            int(asks),
+            self._join.address,
         )
 
     @property
@@ -155,6 +165,12 @@ class Sequences:
     def heard_ns(self, line: int) -> int:
         """When a line was last heard, by the monotonic clock."""
         return self._state.heard_ns[line]
+
+    def begin_at(self, epoch: int, sequence: int) -> None:
+        """Expect this number of the one key of a slice whose feed has no keys, in this epoch."""
+        number_of(self.keys.at, 0, 0)
+        state = KeyState(self._key_states[:1])
+        state.epoch, state.expected = epoch, sequence
 
     def set_all_told(self, told: bool) -> None:
         """Note whether the publisher has told the sequences of all its keys since the present filters are in force."""
@@ -301,7 +317,7 @@ def _passed(at: SequencesAt, key: int, since: int, sequence: int, now_ns: int) -
         can_bring = is_alive(at, line, now_ns) and state.line_next[line] <= sequence
         if can_bring:
             return False
-    return at.repair == 0 or _archives_passed(at, key, since, sequence + 1) > sequence
+    return at.asks == 0 or _archives_passed(at, key, since, sequence + 1) > sequence
 
 
 @inner
@@ -314,6 +330,46 @@ def _archives_passed(at: SequencesAt, key: int, since: int, stop: int) -> int:
             state.line_next[ARCHIVE] = stop
         state.asked_to = stop
     return state.line_next[ARCHIVE]
+
+
+@inner
+def begin_recorded(at: SequencesAt, key: int, epoch: int, sequence: int) -> bool:
+    """Go on with a block that an archive has brought to who joins; False: it is of an epoch that is over.
+
+    What an archive has first of the first epoch is where it begins; later ones begin at 0.
+    """
+    state = _key(at, key)
+    if state.expected != _UNKNOWN and epoch <= state.epoch:
+        return epoch == state.epoch
+    state.expected = sequence if state.expected == _UNKNOWN else 0
+    state.epoch = epoch
+    state.asked_to = 0
+    for line in range(3):
+        state.line_next[line] = 0
+    return True
+
+
+@inner
+def reaches(at: SequencesAt, key: int, epoch: int, sequence: int) -> bool:
+    """Whether all before a number of a key has come, in the epoch that goes on."""
+    return is_wanted(at, key, epoch) and _key(at, key).expected >= sequence
+
+
+@inner
+def has_room(at: SequencesAt, body_bytes: int) -> bool:
+    """Whether one more block may wait."""
+    held_state = _held_state_at(at.held_state)
+    return held_state.taken < HELD_BLOCKS and body_bytes <= at.held_limit - held_state.held_bytes
+
+
+@inner
+def let_go(at: SequencesAt, place: int) -> int:
+    """Free the place of a held block that nobody waits for any more; return how many numbers it had."""
+    held = _held(at, place)
+    count = held.count
+    dequeue(_held_state_at(at.held_state), _key(at, held.key), at.held, place)
+    slice_counters_at(at.counters).held -= 1
+    return count
 
 
 @inner
@@ -393,9 +449,7 @@ def judge(
         return first
     # A gap. The other line may still bring what is missing.
     if force == 0 and not _passed(at, key, _end_of_held(at, state, sequence), sequence - 1, now_ns):
-        held_state = _held_state_at(at.held_state)
-        room = at.held_limit - held_state.held_bytes
-        return HOLD if held_state.taken < HELD_BLOCKS and body_bytes <= room else MAKE_ROOM
+        return HOLD if has_room(at, body_bytes) else MAKE_ROOM
     if state.first != NONE and _held(at, state.first).sequence < sequence:
         return MAKE_ROOM  # what is held before it goes first
     _lose(at, key, sequence - state.expected)
@@ -472,6 +526,8 @@ def next_ready(at: SequencesAt, key: int, now_ns: int, force: int, until: int) -
         return NONE
     waited = now_ns - held.since_ns >= at.line_wait_ns
     is_next = held.sequence <= _key(at, key).expected
+    if is_joining(at.join):
+        return place if is_next or force != 0 else NONE
     return (
         place
         if is_next or force != 0 or waited or _passed(at, key, _key(at, key).expected, held.sequence - 1, now_ns)
@@ -536,14 +592,14 @@ def settle(at: SequencesAt, key: int, now_ns: int, until: int) -> None:
     Archives are asked for it first.
     """
     state = _key(at, key)
-    if state.expected == _UNKNOWN or state.first != NONE:
+    if state.expected == _UNKNOWN or state.first != NONE or is_joining(at.join):
         return
     reached = max(state.line_next[0], state.line_next[1])
     for line in range(at.lines):
         if is_alive(at, line, now_ns):
             reached = min(reached, state.line_next[line])
     reached = min(reached, until)
-    if reached > state.expected and at.repair != 0:
+    if reached > state.expected and at.asks != 0:
         reached = min(reached, _archives_passed(at, key, state.expected, reached))
     if reached > state.expected:
         _lose(at, key, reached - state.expected)
@@ -552,6 +608,9 @@ def settle(at: SequencesAt, key: int, now_ns: int, until: int) -> None:
 
 @inner
 def _note_next(at: SequencesAt, key: int, line: int, epoch: int, following: int, baseline: int, now_ns: int) -> None:
+    if is_joining(at.join):
+        note_live(at.join, following)
+        return
     if not _is_known(at, key, epoch):
         if not epoch_state_at(at.state).all_told and baseline == 0:
             return
@@ -581,6 +640,8 @@ def note_sequences(
     """
     header = read_header(header_at)
     layout = layout_of(header)
+    if is_joining(at.join):
+        note_live(at.join, 0)  # a publisher that has sent nothing tells of no key
     offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
     following = int64s_at(body + layout.payloads, header.count)
     for row in range(header.count):

@@ -20,8 +20,9 @@ from blackbox.block.format import (
 from blackbox.native.intrinsics import copy_bytes, inner, int64s_at
 from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, number_of
-from blackbox.native.posix import monotonic_ns, now_ns
+from blackbox.native.posix import monotonic_ns, now_ns, poke
 from blackbox.native.prefix_trie import Trie
+from blackbox.native.records import store_shared
 from blackbox.subscribe.addresses import (
     BODY_AT,
     COPY_AT,
@@ -43,25 +44,30 @@ from blackbox.subscribe.gaps import (
     HOLD,
     IMPLAUSIBLE,
     MAKE_ROOM,
+    begin_recorded,
     came_at,
     enter_epoch,
     has_losses,
+    has_room,
     hold,
     is_wanted,
     judge,
     keep_doubted,
     key_at,
+    let_go,
     next_of_another_key,
     next_ready,
     next_refuted,
     oldest_held,
     pass_by,
+    reaches,
     refute_all,
     release,
     settle,
 )
 from blackbox.subscribe.hand_over import fail, tell_losses
 from blackbox.subscribe.held import NONE
+from blackbox.subscribe.join import LIVE, REPLAYING, SWITCHING, forget_live, is_joining, join_state_at, note_live
 from blackbox.subscribe.slow_subscriber import CONFLATE, DROP, PROCEED, act_on_lag, age_of, is_over, lag_of
 from blackbox.subscribe.state import FAILED, HELD_MS, slice_counters_at, slice_state_at
 from blackbox.transport.libzmq import msg_close, msg_data, msg_init, msg_init_size, msg_move, msg_size
@@ -226,6 +232,9 @@ def deliver_held_first(at: SliceAt, table: TableAt, trie: Trie, force: int) -> i
     Before that it tells of what the block shows to be missing.
     """
     _drop_refuted(at)
+    if is_joining(at.sequences.join):
+        _go_over(at, 0)
+        return 0
     result = _tell_losses(at, table)
     if result != 0:
         return result
@@ -292,6 +301,11 @@ def _deliver_doubted(at: SliceAt, table: TableAt, trie: Trie) -> int:
 @njit(nogil=True, cache=True)
 def begin_epoch(at: SliceAt, table: TableAt, trie: Trie) -> int:
     """Deliver what is held of the epoch before, then the doubted block of this one: 0 or FAILED."""
+    if is_joining(at.sequences.join):
+        drop_doubted(at)
+        _let_all_go(at)
+        forget_live(at.sequences.join)
+        return 0
     if slice_counters_at(at.counters).held == 0 and epoch_state_at(at.sequences.state).doubted_key == 0:
         return 0
     _put_aside(at, numpy.int64(PARKED))
@@ -354,6 +368,91 @@ def _doubt(at: SliceAt, key: int, header: Header, span: int, now: int) -> int:
 
 
 @inner
+def _let_all_go(at: SliceAt) -> None:
+    """Let go of all live blocks that wait: archives bring them."""
+    place = oldest_held(at.sequences)
+    while place != NONE:
+        slice_counters_at(at.counters).let_go += let_go(at.sequences, place)
+        msg_close(at.held_messages + HELD_MESSAGE_BYTES * place + HEADER_BYTES)
+        place = oldest_held(at.sequences)
+
+
+@inner
+def _go_over(at: SliceAt, key: int) -> None:
+    """Go over to what comes live, if all before it has come."""
+    join = join_state_at(at.sequences.join)
+    epoch = epoch_state_at(at.sequences.state).epoch
+    if join.is_told != 0 and reaches(at.sequences, key, epoch, join.live_next):
+        store_shared(join, "phase", LIVE)
+        poke(at.news_fd, at.state)
+
+
+@inner
+def _order_joining(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Header, now: int, tick: int) -> int:
+    """Deliver the live block at hand if all before it has come; else let it wait, or go: 0 or FAILED."""
+    join = join_state_at(at.sequences.join)
+    span = span_of(header, msg_data(at.scratch + BODY_AT))
+    note_live(at.sequences.join, header.sequence + span)
+    result = 0
+    if reaches(at.sequences, key, header.epoch, header.sequence):
+        line, size = line_of(at, header), header.body_bytes
+        verdict = judge(at.sequences, key, line, header.epoch, header.sequence, span, size, tick, _YES)
+        first_row = _row_of(at, verdict)
+        if first_row != DUPLICATE:
+            result = _deliver(at, table, trie, first_row, now)
+        if result == 0:
+            result = _deliver_held(at, table, trie, key, _NO, _END)
+    elif join.phase == SWITCHING and has_room(at.sequences, header.body_bytes):
+        if not _leave_shared_buffer(at):
+            return fail(at)
+        _put_aside(at, hold(at.sequences, key, header.sequence, span, header.body_bytes, tick, now))
+    else:
+        _let_all_go(at)
+        join.phase = REPLAYING
+        slice_counters_at(at.counters).let_go += span
+    _go_over(at, key)
+    return result
+
+
+@inner
+def _order_replayed(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Header, now: int, tick: int) -> int:
+    """Deliver the block at hand, which an archive has brought to who joins: 0 or FAILED."""
+    if not begin_recorded(at.sequences, key, header.epoch, header.sequence):
+        slice_counters_at(at.counters).stale += header.count
+        return 0
+    span = span_of(header, msg_data(at.scratch + BODY_AT))
+    verdict = MAKE_ROOM
+    while verdict == MAKE_ROOM:
+        verdict = judge(at.sequences, key, ARCHIVE, header.epoch, header.sequence, span, header.body_bytes, tick, _YES)
+        if verdict == MAKE_ROOM and _held_first(at, table, trie, key, _YES, header.sequence) != 0:
+            return FAILED
+    result = 0
+    first_row = _row_of(at, verdict)
+    if first_row != DUPLICATE:
+        slice_counters_at(at.counters).repaired += header.count - first_row
+        state = slice_state_at(at.state)
+        state.excused_ns = now - min(header.ts_out, header.ts_in)
+        result = _deliver(at, table, trie, first_row, now)
+        state.excused_ns = 0
+    if result == 0:
+        result = _deliver_held(at, table, trie, key, _NO, _END)
+    _go_over(at, key)
+    return result
+
+
+@inner
+def note_reached(at: SliceAt) -> None:
+    """Take note that archives have brought all that they have: let what comes live wait from now on."""
+    join = join_state_at(at.sequences.join)
+    if join.phase == REPLAYING:
+        join.phase = SWITCHING
+    epoch = epoch_state_at(at.sequences.state).epoch
+    if join.is_told != 0 and join.live_next == 0 and epoch != 0:
+        begin_recorded(at.sequences, 0, epoch, 0)  # the publisher's run has not begun to send
+        _go_over(at, 0)
+
+
+@inner
 def order_recorded(at: SliceAt, table: TableAt, trie: Trie, now: int, tick: int) -> int:
     """Deliver what is missing of the block at hand, which an archive has brought, and what waited for it: 0 or FAILED.
 
@@ -361,6 +460,8 @@ def order_recorded(at: SliceAt, table: TableAt, trie: Trie, now: int, tick: int)
     """
     header = read_header(at.scratch + HEAD_AT)
     key = number_of(at.sequences.keys, msg_data(at.scratch + KEY_AT), msg_size(at.scratch + KEY_AT))
+    if key != FULL and is_joining(at.sequences.join):
+        return _order_replayed(at, table, trie, key, header, now, tick)
     if key == FULL or not is_wanted(at.sequences, key, header.epoch):
         slice_counters_at(at.counters).stale += header.count
         return 0
@@ -386,10 +487,41 @@ def take_pass(at: SliceAt, table: TableAt, trie: Trie) -> int:
     """Take the note at hand that archives have nothing more of a key before a number: 0 or FAILED."""
     key = number_of(at.sequences.keys, msg_data(at.scratch + KEY_AT), msg_size(at.scratch + KEY_AT))
     place = int64s_at(msg_data(at.scratch + BODY_AT), 2)
+    if is_joining(at.sequences.join):
+        note_reached(at)
+        return 0
     if key == FULL:
         return 0
     pass_by(at.sequences, key, place[0], place[1])
     return _deliver_held(at, table, trie, key, _NO, _END)
+
+
+@inner
+def _order_live(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Header, now: int, tick: int) -> int:
+    """Judge the block at hand, whose epoch goes on; deliver what may go: 0 or FAILED."""
+    counters = slice_counters_at(at.counters)
+    span = span_of(header, msg_data(at.scratch + BODY_AT))
+    verdict = _judge(at, table, trie, key, header, span, tick)
+    if verdict == _FAILED:
+        return FAILED
+    result = 0
+    if verdict == HOLD:
+        if not _leave_shared_buffer(at):
+            return fail(at)
+        came = now if at.sequences.asks != 0 else 0
+        _put_aside(at, hold(at.sequences, key, header.sequence, span, header.body_bytes, tick, came))
+    elif verdict == IMPLAUSIBLE:
+        result = _doubt(at, key, header, span, now)
+    else:
+        first_row = _row_of(at, verdict)
+        if first_row != DUPLICATE:
+            result = _deliver(at, table, trie, first_row, now)
+    _drop_refuted(at)
+    if result == 0 and counters.held > 0:
+        result = _deliver_held(at, table, trie, key, _NO, _END)
+    if result == 0:
+        result = look_at_held(at, table, trie, tick)
+    return result
 
 
 @inner
@@ -415,25 +547,6 @@ def order(at: SliceAt, table: TableAt, trie: Trie, now: int, tick: int) -> int:
         state.finished_lines &= ~untrue_end
         state.confirmed_lines &= ~untrue_end  # the end has withdrawn our acceptance: the next heartbeat asks again
     note_clocks(clock_state_at(at.clock), counters, epoch, line, header.ts_out, now)
-    span = span_of(header, msg_data(at.scratch + BODY_AT))
-    verdict = _judge(at, table, trie, key, header, span, tick)
-    if verdict == _FAILED:
-        return FAILED
-    result = 0
-    if verdict == HOLD:
-        if not _leave_shared_buffer(at):
-            return fail(at)
-        came = now if at.sequences.repair != 0 else 0
-        _put_aside(at, hold(at.sequences, key, header.sequence, span, header.body_bytes, tick, came))
-    elif verdict == IMPLAUSIBLE:
-        result = _doubt(at, key, header, span, now)
-    else:
-        first_row = _row_of(at, verdict)
-        if first_row != DUPLICATE:
-            result = _deliver(at, table, trie, first_row, now)
-    _drop_refuted(at)
-    if result == 0 and counters.held > 0:
-        result = _deliver_held(at, table, trie, key, _NO, _END)
-    if result == 0:
-        result = look_at_held(at, table, trie, tick)
-    return result
+    if is_joining(at.sequences.join):
+        return _order_joining(at, table, trie, key, header, now, tick)
+    return _order_live(at, table, trie, key, header, now, tick)

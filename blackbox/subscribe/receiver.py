@@ -48,11 +48,12 @@ from blackbox.subscribe.conflation import Conflation
 from blackbox.subscribe.flood_guard import FloodGuard
 from blackbox.subscribe.gaps import Sequences, forget_uncovered
 from blackbox.subscribe.in_slice import InSlice
+from blackbox.subscribe.join import JoinPhase, JoinState
 from blackbox.subscribe.match_table import Table, WorkerTable
 from blackbox.subscribe.notices import CallbackErrors
 from blackbox.subscribe.options import Options, needs_of
 from blackbox.subscribe.receive_loop import finish, hand_control, renumber, run_slice
-from blackbox.subscribe.repair import Fetch, Repairer
+from blackbox.subscribe.repair import Archives, Repairer, Since
 from blackbox.subscribe.repair_queue import RepairQueue
 from blackbox.subscribe.slow_subscriber import ACTIONS, NO_LIMIT_NS
 from blackbox.subscribe.state import SliceLife, SliceState
@@ -103,7 +104,8 @@ class SliceThread:
         news: Pipe,
         handler: BlockHandlerAt = NO_HANDLER,
         hooks: EpochHooks = NO_HOOKS,
-        fetch: Fetch | None = None,
+        archives: Archives | None = None,
+        since: Since | None = None,
     ) -> None:
         self.feed, self.slice_id, self.options = feed, slice_id, options
         self.feed_slice = feed.slices[slice_id]
@@ -122,17 +124,25 @@ class SliceThread:
         self._newest = table.version
         self._wake_pipe = Pipe()
         lines = len(self.feed_slice.lines)
-        self._fetch, self._repairs = fetch, RepairQueue()
+        asks = options.on_gap == "repair"
+        self._archives, self._since = archives if asks or since is not None else None, since
+        self._repairs, self.join = RepairQueue(), JoinState()
         self._repairer: Repairer | None = None
         self._sequences = Sequences(
             feed.max_topics if feed.key_bytes else 1,
             lines,
-            options.line_wait_ns if fetch is None else max(options.line_wait_ns, options.repair_wait_ns),
+            max(options.line_wait_ns, options.repair_wait_ns) if asks else options.line_wait_ns,
             _DEAD_AFTER_HEARTBEATS * feed.heartbeat_ns,
             options.hwm_blocks * feed.block_bytes,
             counters.slice,
-            self._repairs.address if fetch else 0,
+            self._repairs.address,
+            asks,
+            self.join,
         )
+        if since is not None:
+            self.join.phase = JoinPhase.REPLAYING
+            if since.epoch:
+                self._sequences.begin_at(since.epoch, since.sequence)
         self._clock = ClockState()
         self._subscription = Subscription(feed, slice_id, self.state, self._sequences, news, self._wake_pipe)
         self._conflation = Conflation(feed.max_topics) if options.slow.action == "conflate" else None
@@ -169,6 +179,7 @@ class SliceThread:
         now_ns = time.monotonic_ns()
         lines = range(len(self.feed_slice.lines))
         settled = bool(finished) and now_ns - self.state.finished_ns >= _END_SETTLES_NS
+        settled &= self.join.phase == JoinPhase.LIVE
         settled &= self._repairs.asked == self._repairs.answered and self._repairs.sent == self._repairs.taken
         return settled and all(finished >> n & 1 or self._sequences.is_dead(n, now_ns) for n in lines)
 
@@ -358,15 +369,18 @@ class SliceThread:
         )
         self._await_workers(router)
         self._router = router
-        if self._fetch is not None:
+        if self._archives is not None:
             self._repairer = Repairer(
                 self.slice_id,
-                self._fetch,
+                self._archives,
                 self.options.repair_wait_ns,
                 self._repairs,
+                self.join,
+                self._since,
                 self._sequences.keys,
                 context,
                 self._wake_pipe.poke,
+                self.report,
             )
         sub = open_sub(context, self.options.hwm_blocks)
         sockets.append(sub)

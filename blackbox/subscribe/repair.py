@@ -11,15 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy
 import zmq
 
 from blackbox.block.block import Block
-from blackbox.errors import BlackBoxError
+from blackbox.errors import BlackBoxError, SubscriberError
 from blackbox.native.limits import Needs, start_thread
 from blackbox.native.name_table import Numbering
+from blackbox.subscribe.join import JoinPhase, JoinState
 from blackbox.subscribe.repair_queue import MOST_REQUESTS, RepairQueue, RepairRequest
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
@@ -48,10 +49,30 @@ class Missing(NamedTuple):
     stop: int
 
 
-Fetch = Callable[[Missing, Callable[[], bool]], Iterator[Block]]
-"""Yields the blocks that hold missing numbers, in order. Raises BlackBoxError when no archive answers.
+class Since(NamedTuple):
+    """Where a slice begins: at a position, or with what was recorded at some time or later."""
 
-The second argument says whether it is over: nobody waits for it any more."""
+    epoch: int
+    """0: at a time."""
+    sequence: int
+    start_ns: int
+    """ns since 1970, by the recorder's clock."""
+
+
+class Archives(Protocol):
+    """What is asked for recorded blocks."""
+
+    def missing(self, asked: Missing, is_over: Callable[[], bool]) -> Iterator[Block]:
+        """Yield the blocks that hold missing numbers, in order.
+
+        Raises BlackBoxError once it `is_over`, when no archive has answered.
+        """
+
+    def since(self, slice_id: int, since: Since, wait_s: float, is_over: Callable[[], bool]) -> Iterator[Block | None]:
+        """Yield all blocks of a slice of a feed without keys, in order, and None whenever there are no more for now.
+
+        Ends once it `is_over`. Raises BlackBoxError when for `wait_s` no archive answers, or nothing more comes.
+        """
 
 
 class Repairer:
@@ -63,14 +84,18 @@ class Repairer:
     def __init__(
         self,
         slice_id: int,
-        fetch: Fetch,
+        archives: Archives,
         wait_ns: int,
         queue: RepairQueue,
+        join: JoinState,
+        since: Since | None,
         keys: Numbering,
         context: zmq.Context[zmq.Socket[bytes]],
         wake: Callable[[], None],
+        report: Callable[[SubscriberError], None],
     ) -> None:
-        self._slice_id, self._fetch, self._keys, self._wake = slice_id, fetch, keys, wake
+        self._slice_id, self._archives, self._keys, self._wake = slice_id, archives, keys, wake
+        self._join, self._since, self._report = join, since, report
         self._wait_s = wait_ns / 1e9
         self._queue = queue
         self._requests = numpy.zeros(MOST_REQUESTS, RepairRequest.dtype)
@@ -103,6 +128,8 @@ class Repairer:
         with self._context.socket(zmq.PAIR) as out:
             out.sndhwm, out.linger, out.sndtimeo = _QUEUE_BLOCKS, 0, _SEND_MS
             out.connect(self._endpoint)
+            if self._since is not None:
+                self._replay(out, self._since)
             while not self._over.is_set():
                 select.select([self._pipe.reader], [], [])
                 self._over.wait(_GATHER_S + random.random() * _JITTER_S)
@@ -110,6 +137,23 @@ class Repairer:
                     os.read(self._pipe.reader, MOST_REQUESTS)
                 while not self._over.is_set() and (found := self._take()):
                     self._answer(out, found)
+
+    def _replay(self, out: zmq.Socket[bytes], since: Since) -> None:
+        """Bring all there is, until the slice has gone over to what comes live."""
+        try:
+            for block in self._archives.since(self._slice_id, since, self._wait_s, self._has_joined):
+                if block is None:
+                    self._send(out, [b"", b"", _PASS.pack(0, 0)])
+                else:
+                    self._send(out, [block.key, block.header, block.body.data])
+        except BlackBoxError as error:
+            if not self._has_joined():
+                failure = SubscriberError(f"slice {self._slice_id} could not catch up: {error}")
+                failure.__cause__ = error
+                self._report(failure)
+
+    def _has_joined(self) -> bool:
+        return self._over.is_set() or self._join.phase == JoinPhase.LIVE
 
     def _take(self) -> list[Missing]:
         """Return what is asked for now; of one key what follows each other as one."""
@@ -136,7 +180,7 @@ class Repairer:
     def _bring(self, out: zmq.Socket[bytes], missing: Missing) -> None:
         until = time.monotonic() + self._wait_s
         try:
-            for block in self._fetch(missing, lambda: self._over.is_set() or time.monotonic() >= until):
+            for block in self._archives.missing(missing, lambda: self._over.is_set() or time.monotonic() >= until):
                 self._send(out, [block.key, block.header, block.body.data])
                 if self._over.is_set():
                     return

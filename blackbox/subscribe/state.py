@@ -105,6 +105,8 @@ class SliceCounters(SharedRecord):
     gaps = Field()
     repaired = Field()
     """Brought by archives."""
+    let_go = Field()
+    """Live, but not delivered: the slice was still catching up, and archives brought them."""
     duplicates = Field()
     stale = Field()
     """Of an epoch that had already been followed by another."""

@@ -35,6 +35,7 @@ class Counted(NamedTuple):
     subscriptions: int
     topics: int
     transport: str = ""
+    is_catching_up: bool = False
 
 
 class ReceivedStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +59,10 @@ class ReceivedStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Sequence numbers that never came."""
     repaired: int
     """Messages that archives have brought; they are not in `messages`."""
+    let_go: int
+    """Of `messages`: those that were not delivered, as archives brought them to a slice that was catching up."""
+    catching_up: int
+    """Slices that have not yet gone over to what comes live."""
     duplicates: int
     """Received again, from the other line."""
     stale: int
@@ -188,6 +193,8 @@ def _slice_statistics(counted: Sequence[Counted], slice_id: int, has_ended: bool
             faults={fault.name.lower(): count.faults[fault] for fault in Fault if count.faults[fault]},
             gaps=count.gaps,
             repaired=count.repaired,
+            let_go=count.let_go,
+            catching_up=sum(each.is_catching_up for each in counted),
             duplicates=count.duplicates,
             stale=count.stale,
             implausible=count.implausible,

@@ -23,12 +23,13 @@ from blackbox.subscribe.beginnings import NO_HOOKS, EpochHooks
 from blackbox.subscribe.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.subscribe.callbacks import Callback
 from blackbox.subscribe.gap_hooks import GapHook
+from blackbox.subscribe.join import JoinPhase
 from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.notices import Notices
 from blackbox.subscribe.options import Options, needs_of
 from blackbox.subscribe.processes import PROCESS_NEEDS, SliceProcess
 from blackbox.subscribe.receiver import SliceThread
-from blackbox.subscribe.repair import Fetch
+from blackbox.subscribe.repair import Archives, Since
 from blackbox.subscribe.slow_subscriber import Alerts, end_process
 from blackbox.subscribe.state import TERMINATE
 from blackbox.subscribe.statistics import Counted, Counters, Statistics, statistics_of
@@ -110,13 +111,13 @@ class Supervisor:
         processes: bool = False,
         block_handler: Callable[[int], BlockHandlerAt] | None = None,
         hooks: EpochHooks = NO_HOOKS,
-        fetch: Fetch | None = None,
+        archives: Archives | None = None,
         streams: Sequence[Stream] = (),
     ) -> None:
         """Settings; nothing is opened before `start`. `block_handler(slice_id)` gets every block of a slice.
 
-        `hooks`: called for each slice when its publisher begins an epoch. `fetch`
-        gives what was missed, if anybody does. `streams` are told of the end.
+        `hooks`: called for each slice when its publisher begins an epoch. `archives`
+        give what was missed, if any do. `streams` are told of the end.
         """
         self.feed = feed
         self.lock = threading.RLock()
@@ -125,7 +126,9 @@ class Supervisor:
         self._plan = plan
         self._processes = processes
         self._block_handler, self._hooks, self._streams = block_handler, hooks, streams
-        self._fetch = fetch
+        self._archives = archives
+        self._since: Callable[[int], Since] | None = None
+
         self._alerts = Alerts(feed, options.slow)
         self._notices = Notices()
         self._changed = threading.Condition()
@@ -155,8 +158,10 @@ class Supervisor:
                 for stream in tuple(self._streams) if state in (State.STOPPING, State.ENDED) else ():
                     stream.end(at_once=state is State.ENDED)
 
-    def start(self, timeout: float = 10.0) -> None:
+    def start(self, timeout: float = 10.0, since: Callable[[int], Since] | None = None) -> None:
         """Start the slices, and return when every publisher has confirmed their filters.
+
+        `since` says where in the past each begins.
 
         Of two lines one is enough, after `timeout` seconds (not counted: compiling, on the first start ever). Raises
         NotConfirmedError naming the slices without a publisher, or whose publisher has another `key_bytes`;
@@ -165,6 +170,7 @@ class Supervisor:
         with self.lock:
             if self._state is not State.NEW:
                 raise SubscriberError(f"start was called when {self._state.value}; a subscriber is used once")
+            self._since = since
             self._schema = load_schema(self.feed.schema)
             self._pid = os.getpid()
             self._enter(State.RUNNING)
@@ -200,6 +206,18 @@ class Supervisor:
                         raise SubscriberError(f"a slice was not ready after {_COMPILE_S:g} s: it may still compile")
                     self._check_lines(timeout)
                     return
+                self._changed.wait(_TICK_S)
+
+    def wait_live(self, timeout: float) -> None:
+        """Wait until all slices have caught up. Raises what ended it, TimeoutError."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while behind := [n for n, thread in self._slices.items() if thread.join.phase != JoinPhase.LIVE]:
+                self.raise_failure()
+                if self._state is not State.RUNNING:
+                    raise SubscriberError("the subscriber ended before it had caught up")
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(f"slices {behind} had not caught up in {timeout} s")
                 self._changed.wait(_TICK_S)
 
     def _check_lines(self, timeout: float) -> None:
@@ -395,7 +413,8 @@ class Supervisor:
             self._news,
             NO_HANDLER if self._block_handler is None else self._block_handler(slice_id),
             self._hooks,
-            self._fetch,
+            self._archives,
+            None if self._since is None else self._since(slice_id),
         )
         child = SliceProcess(thread, self._renew_locks) if self._processes else None
         before = self._children, self._slices
@@ -421,7 +440,14 @@ class Supervisor:
     def statistics(self) -> Statistics:
         """Return a snapshot of all counters; exact once it has ended."""
         counted = [
-            Counted(slice_id, thread.counters, thread.state.subscriptions, len(thread.topics), thread.transport)
+            Counted(
+                slice_id,
+                thread.counters,
+                thread.state.subscriptions,
+                len(thread.topics),
+                thread.transport,
+                thread.join.phase != JoinPhase.LIVE,
+            )
             for slice_id, thread in sorted(self._slices.items())
         ]
         return statistics_of(counted, self._state is State.ENDED)

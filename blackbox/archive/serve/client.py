@@ -27,7 +27,7 @@ from blackbox.block.block import Block
 from blackbox.errors import ArchiveError, BlockError, ConfigError, EndpointError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.native.limits import Needs
-from blackbox.subscribe.repair import Missing
+from blackbox.subscribe.repair import Missing, Since
 from blackbox.transport.context import allow_ipv6, new_context
 from blackbox.transport.pings import send_pings
 
@@ -137,7 +137,7 @@ class ArchiveClient:
             raise ConfigError("start or stop was a position without a key, expected the key that it counts")
         if not 0 <= slice_id < len(self.feed.slices):
             raise ConfigError(f"slice was {slice_id}, expected 0 to {len(self.feed.slices) - 1}")
-        return self._blocks(_Rows(ask), timeout)
+        return (found for found in self._blocks(_Rows(ask), timeout) if found is not None)
 
     def missing(self, asked: Missing, is_over: Callable[[], bool]) -> Iterator[Block]:
         """Yield the recorded blocks that hold some of the numbers that a subscriber misses.
@@ -162,9 +162,40 @@ class ArchiveClient:
                     raise
                 time.sleep(_LATER_S)
 
+    def since(self, slice_id: int, since: Since, wait_s: float, is_over: Callable[[], bool]) -> Iterator[Block | None]:
+        """Yield the recorded blocks of a slice of a feed without keys, and None whenever there are no more for now.
+
+        Until `is_over`. Raises ArchiveError when for `wait_s` no archive answers, or nothing more comes.
+        """
+        ask = AskBlocks(
+            slice_id=slice_id,
+            key=b"",
+            start=Position(since.epoch, since.sequence) if since.epoch else None,
+            start_ns=None if since.epoch else since.start_ns,
+        )
+        rows, heard = _Rows(ask, tells_later=True), time.monotonic()
+        why = ArchiveError(f"the recording of feed {self.feed.name!r} slice {slice_id} has ended")
+        while not is_over():
+            failure = why
+            try:
+                for found in self._blocks(rows, wait_s, is_over):
+                    if isinstance(found, Fetched):
+                        heard = time.monotonic()
+                        yield found.block
+                    elif found is None:
+                        yield None
+                    if is_over():
+                        return
+                yield None
+            except ArchiveError as error:
+                failure = error
+            if time.monotonic() - heard > wait_s:
+                raise failure
+            time.sleep(_MOST_LATER_S)
+
     def _blocks(
         self, rows: _Rows, timeout: float, is_over: Callable[[], bool] = lambda: False
-    ) -> Iterator[Fetched | Gone]:
+    ) -> Iterator[Fetched | Gone | None]:
         failures: list[str] = []
         endpoints = list(self._order)
         while endpoints:
@@ -186,7 +217,7 @@ class ArchiveClient:
         """Ask others before an archive that has failed."""
         self._order = (*(each for each in self._order if each != endpoint), endpoint)
 
-    def _from(self, asking: _Asking, rows: _Rows, timeout: float) -> Iterator[Fetched | Gone]:
+    def _from(self, asking: _Asking, rows: _Rows, timeout: float) -> Iterator[Fetched | Gone | None]:
         """Yield what one archive has, from where the one before ended."""
         ask, heard, pause_s = rows.begin(), time.monotonic(), _LATER_S
         while True:
@@ -206,6 +237,8 @@ class ArchiveClient:
             elif time.monotonic() - heard > timeout:
                 raise ArchiveError(f"{asking.endpoint}: nothing more was recorded within {timeout:g} s, and no end")
             else:
+                if rows.tells_later:
+                    yield None
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _MOST_LATER_S)
 
@@ -223,8 +256,9 @@ class ArchiveClient:
 class _Rows:
     """Which rows of what comes are wanted and new, also where another archive goes on."""
 
-    def __init__(self, ask: AskBlocks) -> None:
-        self._ask = ask
+    def __init__(self, ask: AskBlocks, *, tells_later: bool = False) -> None:
+        """`tells_later`: who asks wants to know when there are no more blocks for now."""
+        self._ask, self.tells_later = ask, tells_later
         self._next: dict[bytes, Position] = {}
         self._skipped: dict[bytes, Position] = {}
         self._told: set[Gone] = set()
@@ -235,9 +269,9 @@ class _Rows:
         """Return what to ask an archive that was not asked before; what came until now is skipped from then on."""
         self._skipped = dict(self._next)
         key = self._ask.key
-        if key is None or self._ask.start is None:
+        if key is None or key not in self._next:
             return self._ask
-        return msgspec.structs.replace(self._ask, start=self._next[key])
+        return msgspec.structs.replace(self._ask, start=self._next[key], start_ns=None)
 
     def take(self, found: Fetched | Gone) -> Fetched | Gone | None:
         """Return what is new of it; None: nothing."""

@@ -1,0 +1,64 @@
+"""How a slice that begins in the past goes over to what comes live, compiled.
+
+REPLAYING: archives bring what was recorded, and what comes live is let go, as archives bring that too. Once they have
+brought all there is, SWITCHING: what comes live waits. LIVE when archives have brought all up to what waits. When more
+would wait than may, it is let go, and archives go on. The numbers decide, never the time.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+from blackbox.native.intrinsics import inner
+from blackbox.native.records import Field, SharedRecord, load_shared, record_at
+
+
+class JoinPhase(IntEnum):
+    """Where a slice is on its way from the past to what comes live."""
+
+    LIVE = 0
+    REPLAYING = 1
+    SWITCHING = 2
+
+
+LIVE: Final = int(JoinPhase.LIVE)
+REPLAYING: Final = int(JoinPhase.REPLAYING)
+SWITCHING: Final = int(JoinPhase.SWITCHING)
+
+
+class JoinState(SharedRecord):
+    """What the slice thread knows of what comes live while archives bring what was before. Written by it alone."""
+
+    phase = Field(own_line=True)
+    """A `JoinPhase`."""
+    live_next = Field()
+    """The number that follows all that the publisher's present run has sent, as far as it is known."""
+    is_told = Field()
+    """1 once the publisher has told it, or a block has shown it."""
+
+
+join_state_at = record_at(JoinState)
+
+
+@inner
+def is_joining(join: int) -> bool:
+    """Whether archives still bring what was before."""
+    joining: bool = load_shared(join_state_at(join), "phase") != LIVE
+    return joining
+
+
+@inner
+def note_live(join: int, following: int) -> None:
+    """Take note of the number that follows what the publisher has sent."""
+    state = join_state_at(join)
+    state.live_next = max(state.live_next, following)
+    state.is_told = 1
+
+
+@inner
+def forget_live(join: int) -> None:
+    """Begin anew with another run of the publisher."""
+    state = join_state_at(join)
+    state.live_next = 0
+    state.is_told = 0

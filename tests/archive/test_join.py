@@ -1,0 +1,194 @@
+"""A subscriber that begins in the past: archives bring what was, then it goes over to live, without a seam."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from blackbox import Batch, ConfigError, Publisher, Recorder, Subscriber, SubscriberError
+from blackbox.archive.serve.server import ArchiveServer
+from blackbox.testing import RawPublisher, wait_until
+from tests.archive.recorders import MIB, feed_of, publish_numbered, wait_recorded
+from tests.archive.test_archive_answers import archived_feed, recorded
+from tests.lossy_proxy import LossyProxy
+from tests.subscribe.subscribers import nothing
+
+
+class Heard:
+    """The epoch and number of all messages that a batch callback got."""
+
+    def __init__(self, subscriber: Subscriber) -> None:
+        self.epochs: list[int] = []
+        self.numbers: list[int] = []
+        self.resets: list[int] = []
+        self.gaps: list[tuple[int, int]] = []
+        subscriber.on_batch(b"")(self._batch)
+        subscriber.on_reset(lambda: self.resets.append(len(self.numbers)))
+        subscriber.on_gap(b"")(lambda gap: self.gaps.append((gap.sequence, gap.count)))
+
+    def _batch(self, batch: Batch) -> None:
+        self.epochs += [batch.block.epoch] * len(batch)
+        self.numbers += batch.sequence.tolist()
+
+
+@pytest.mark.parametrize("on_gap", ["tell", "repair"])
+def test_a_day_from_its_beginning_then_live(tmp_path: Path, on_gap: str) -> None:
+    feed = archived_feed()
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        for start in range(0, 5_000, 500):
+            publish_numbered(publisher, start, 500)
+            publisher.flush()
+        wait_recorded(recorder, 5_000)
+        subscriber = Subscriber(feed, on_gap=on_gap)  # type: ignore[arg-type]
+        heard = Heard(subscriber)
+        subscriber.start(since=0)
+        subscriber.wait_live()
+        assert len(heard.numbers) <= 5_000
+        publish_numbered(publisher, 5_000, 500)
+        publisher.close()
+        subscriber.run(until_end=True)
+    assert heard.numbers == list(range(5_500))
+    assert (heard.resets, heard.gaps) == ([], [])
+    received = subscriber.statistics().received
+    assert (received.repaired, received.gaps, received.catching_up) == (5_000, 0, 0)
+
+
+@pytest.mark.parametrize(("share", "hwm_blocks"), [(0, 16), (0.3, 2_000)])
+def test_joining_while_the_feed_goes_on(tmp_path: Path, share: float, hwm_blocks: int) -> None:
+    """With 16 blocks less may wait than comes while the archive is asked: live is let go, and tried again."""
+    feed = archived_feed(block_bytes=8_192)
+    ending, published = threading.Event(), 0
+
+    def publish() -> None:
+        nonlocal published
+        while not ending.wait(0.001):
+            publish_numbered(publisher, published, 50)
+            published += 50
+            publisher.flush()
+
+    with (
+        Publisher(feed, when_full="wait") as publisher,
+        Recorder(feed, tmp_path, serve=True, segment_bytes=MIB),
+        LossyProxy(feed, share) as proxy,
+    ):
+        thread = threading.Thread(target=publish)
+        thread.start()
+        wait_until(lambda: published > 20_000, 60)
+        subscriber = Subscriber(proxy.feed, on_gap="repair", hwm_blocks=hwm_blocks, repair_wait_ns=30_000_000_000)
+        heard = Heard(subscriber)
+        subscriber.start(since=0, timeout=60)
+        subscriber.wait_live(60)
+        wait_until(lambda: subscriber.statistics().received.held == 0 and len(heard.numbers) > 0)
+        ending.set()
+        thread.join()
+        publisher.close()
+        subscriber.run(until_end=True)
+    assert heard.numbers == list(range(published))
+    assert heard.gaps == []
+    assert subscriber.statistics().received.let_go > 0
+
+
+def test_epochs_before_the_live_one_come_first(tmp_path: Path) -> None:
+    feed = archived_feed()
+    epochs = [recorded(tmp_path, feed, 1_000) for _ in range(2)]
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        publish_numbered(publisher, 0, 700)
+        publisher.flush()
+        wait_recorded(recorder, 700)
+        subscriber = Subscriber(feed)
+        heard = Heard(subscriber)
+        subscriber.start(since=0)
+        publish_numbered(publisher, 700, 300)
+        publisher.close()
+        subscriber.run(until_end=True)
+        epochs.append(publisher.epoch)
+    assert heard.numbers == [*range(1_000)] * 3
+    assert heard.epochs == [epoch for epoch in epochs for _ in range(1_000)]
+    assert heard.resets == [1_000, 2_000]
+    assert heard.gaps == []
+
+
+def test_from_a_position(tmp_path: Path) -> None:
+    feed = archived_feed()
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        for start in range(0, 2_000, 500):
+            publish_numbered(publisher, start, 500)
+            publisher.flush()
+        wait_recorded(recorder, 2_000)
+        subscriber = Subscriber(feed)
+        heard = Heard(subscriber)
+        subscriber.start(since={0: (publisher.epoch, 777)})
+        publish_numbered(publisher, 2_000, 500)
+        publisher.close()
+        subscriber.run(until_end=True)
+    assert heard.numbers == list(range(777, 2_500))
+
+
+def test_a_publisher_that_has_sent_nothing_yet(tmp_path: Path) -> None:
+    feed = archived_feed()
+    recorded(tmp_path, feed, 1_000)
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True):
+        subscriber = Subscriber(feed)
+        heard = Heard(subscriber)
+        subscriber.start(since=0)
+        subscriber.wait_live()
+        publish_numbered(publisher, 0, 500)
+        publisher.close()
+        subscriber.run(until_end=True)
+    assert heard.numbers == [*range(1_000), *range(500)]
+
+
+def test_the_first_live_block_after_the_archived_ones_is_lost(tmp_path: Path) -> None:
+    """The archive ends where live begins, and what is between is in neither: it is told, once."""
+    feed = archived_feed()
+    elsewhere = feed_of()
+    with RawPublisher(elsewhere) as publisher, Recorder(elsewhere, tmp_path) as recorder:
+        for _ in range(4):
+            publisher.send(publisher.encode([(b"A", b"")] * 5))
+        wait_recorded(recorder, 20)
+    subscriber = Subscriber(feed)
+    heard = Heard(subscriber)
+    with ArchiveServer(tmp_path / feed.name, feed.archives), RawPublisher(feed) as publisher:
+        for _ in range(4):
+            publisher.send(publisher.encode([(b"A", b"")] * 5))  # to nobody
+        subscriber.start(since=0)
+        subscriber.wait_live()
+        publisher.encode([(b"A", b"lost")] * 3)
+        publisher.send(publisher.encode([(b"A", b"")] * 5))
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert heard.numbers == [*range(20), *range(23, 28)]
+    assert heard.gaps == [(20, 3)]
+
+
+def test_what_archives_lack_ends_a_subscriber_that_cannot_catch_up(tmp_path: Path) -> None:
+    feed = archived_feed()
+    recorded(tmp_path, feed, 100)
+    subscriber = Subscriber(feed, repair_wait_ns=400_000_000)
+    subscriber.on(b"")(nothing)
+    with ArchiveServer(tmp_path / feed.name, feed.archives), RawPublisher(feed, epoch=time.time_ns()) as publisher:
+        publisher.send(publisher.encode([(b"A", b"")]))
+        with pytest.raises(SubscriberError, match="slice 0 could not catch up: .* has ended"):
+            subscriber.start(since=0).wait_live()
+
+
+def test_no_archive_ends_a_subscriber_that_cannot_catch_up() -> None:
+    subscriber = Subscriber(feed := archived_feed(), repair_wait_ns=400_000_000)
+    subscriber.on(b"")(nothing)
+    with (
+        RawPublisher(feed),
+        pytest.raises(SubscriberError, match="slice 0 could not catch up: no archive of feed 'tape' answered"),
+    ):
+        subscriber.start(since=0).wait_live()
+
+
+def test_beginnings_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigError, match="had no archives"):
+        Subscriber(feed_of()).start(since=0)
+    with pytest.raises(ConfigError, match="key_bytes 2, expected 0"):
+        Subscriber(archived_feed(key_bytes=2)).start(since=0)
+    with pytest.raises(ConfigError, match=r"since was for slices \[1\], expected a position for each of \[0\]"):
+        Subscriber(archived_feed()).start(since={1: (1, 1)})
