@@ -439,12 +439,13 @@ def judge(
         return IMPLAUSIBLE
     counters = slice_counters_at(at.counters)
     state.line_next[line] = max(state.line_next[line], end)
+    from_line = numpy.int64(line != ARCHIVE)  # archives bring more than they were asked for
     if end <= state.expected:
-        counters.duplicates = saturated(counters.duplicates, count)
+        counters.duplicates = saturated(counters.duplicates, count * from_line)
         return DUPLICATE
     if sequence <= state.expected:
         first = state.expected - sequence
-        counters.duplicates = saturated(counters.duplicates, first)
+        counters.duplicates = saturated(counters.duplicates, first * from_line)
         state.expected = end
         return first
     # A gap. The other line may still bring what is missing.

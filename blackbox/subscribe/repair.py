@@ -30,6 +30,8 @@ REPAIR_NEEDS: Final = (PIPE_NEEDS, Needs(descriptors=2, threads=1))
 _GATHER_S: Final = 0.002
 _JITTER_S: Final = 0.004
 """Many subscribers that have lost the same messages should not ask at the same moment."""
+_NEAR: Final = 10_000
+"""To fetch so many messages that are not missing costs less than to ask twice."""
 _QUEUE_BLOCKS: Final = 64
 _SEND_MS: Final = 20
 _CLOSE_S: Final = 10.0
@@ -156,14 +158,14 @@ class Repairer:
         return self._over.is_set() or self._join.phase == JoinPhase.LIVE
 
     def _take(self) -> list[Missing]:
-        """Return what is asked for now; of one key what follows each other as one."""
+        """Return what is asked for now; of one key what lies near each other as one."""
         first, stop = self._queue.answered, self._queue.asked
         found: dict[tuple[bytes, int], list[Missing]] = {}
         for number in range(first, stop):
             request = RepairRequest(self._requests[number % MOST_REQUESTS : number % MOST_REQUESTS + 1])
             key = self._keys.name(request.key)
             known = found.setdefault((key, request.epoch), [])
-            if known and known[-1].stop == request.first:
+            if known and 0 <= request.first - known[-1].stop <= _NEAR:
                 known[-1] = known[-1]._replace(stop=request.stop)
             else:
                 known.append(Missing(self._slice_id, key, request.epoch, request.first, request.stop))

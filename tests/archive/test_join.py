@@ -81,7 +81,6 @@ def test_joining_while_the_feed_goes_on(tmp_path: Path, share: float, hwm_blocks
         heard = Heard(subscriber)
         subscriber.start(since=0, timeout=60)
         subscriber.wait_live(60)
-        wait_until(lambda: subscriber.statistics().received.held == 0 and len(heard.numbers) > 0)
         ending.set()
         thread.join()
         publisher.close()

@@ -29,6 +29,8 @@ from blackbox.feed.schema_document import SchemaDocument
 PIECE_BYTES: Final = 1 << 20
 """A piece gets no more blocks once they have so many bytes."""
 PIECE_BLOCKS: Final = 1_024
+_PASSED_SEGMENTS: Final = 64
+"""Segments without a wanted block that one answer passes over, at most: others wait for theirs."""
 _EVERYTHING: Final = 1 << 62
 _DAYS_OPEN: Final = 16
 _NOT_RECORDED: Final = "not recorded"
@@ -84,6 +86,14 @@ class Pieces:
 
         Raises ArchiveError naming what of the request cannot be, JournalError when files cannot be read.
         """
+        found = self._read(ask)
+        for _ in range(_PASSED_SEGMENTS):
+            if found.blocks or found.piece.gone or found.piece.state != "more":
+                break
+            found = self._read(msgspec.structs.replace(ask, cursor=found.piece.cursor, start=found.piece.start))
+        return found
+
+    def _read(self, ask: AskBlocks) -> Read:
         if ask.key is None and (ask.start or ask.stop):
             raise ArchiveError("start or stop was a position without a key, expected the key that it counts")
         days = self._days()
