@@ -232,8 +232,8 @@ class Books:
         self._feeds: Sequence[BatchFeed] = ()
         self._names: set[str] = set()
         """The feed that the books are of, once it is known."""
-        self._is_whole = True
-        """Whether no message may have been lost of symbols without a book."""
+        self._unsure: set[int | None] = set()
+        """Slices of which messages may have been lost, also of symbols without a book; None: of any."""
         rule = CompiledSymbolRule.of(symbol_rule or SymbolRule())
         self._state = state = _BooksState()
         state.apply, state.schema_id, state.type_offset = feed.address, load_schema(schema).schema_id, feed.type_offset
@@ -304,7 +304,7 @@ class Books:
         if has_memory:
             self._bytes += more
             self._put(number, book)
-        if old is None and not self._is_whole:
+        if old is None and self._unsure:
             lose_sync(book.ctypes.data)
 
     def _put(self, number: int, book: NDArray[numpy.int64]) -> None:
@@ -314,10 +314,12 @@ class Books:
     def clear(self, slice_id: int | None = None) -> None:
         """Empty the books of one slice, or forget all symbols: as if no message had come."""
         with self._lock, interrupts_held():
+            self._unsure.discard(slice_id)
             if slice_id is None:
                 self._addresses[: self._state.made] = 0
                 self._state.made = self._state.left_out = self._bytes = 0
-                self._feeds, self._names, self._is_whole = (), set(), True
+                self._feeds, self._names = (), set()
+                self._unsure.clear()
                 self._numbering.clear()
                 self._numbers.clear()
                 self._books.clear()
@@ -333,7 +335,7 @@ class Books:
         Books that are begun later may lack messages, too.
         """
         with self._lock:
-            self._is_whole = False
+            self._unsure.add(slice_id)
             for symbol, number in self._numbers.items():
                 book = self._books[number]
                 if book is None or not head_of(book).messages or slice_id not in (None, head_of(book).slice_id):

@@ -465,6 +465,11 @@ def order_recorded(at: SliceAt, table: TableAt, trie: Trie, now: int, tick: int)
     if key == FULL or not is_wanted(at.sequences, key, header.epoch):
         slice_counters_at(at.counters).stale += header.count
         return 0
+    if slice_counters_at(at.counters).held > 0:
+        # Archives have nothing more before it: what waited for that goes first, of which it may be a copy.
+        pass_by(at.sequences, key, header.epoch, header.sequence)
+        if _held_first(at, table, trie, key, _NO, _END) != 0:
+            return FAILED
     verdict = _judge(at, table, trie, key, header, span_of(header, msg_data(at.scratch + BODY_AT)), tick)
     if verdict == _FAILED:
         return FAILED

@@ -313,9 +313,15 @@ def hand_control(at: SliceAt, now: int) -> None:
 
 
 @inner
+def _repairs_wait(at: SliceAt) -> bool:
+    """Whether archives have brought something that is not taken yet."""
+    return at.repair_socket != 0 and has_repairs(at.sequences.repair)
+
+
+@inner
 def _receive_repair(at: SliceAt) -> int:
     """As `_receive`, what archives have brought."""
-    if at.repair_socket == 0 or not has_repairs(at.sequences.repair):
+    if not _repairs_wait(at):
         return 0
     frames = _receive_from_socket(at.repair_socket, at.scratch + KEY_AT)
     repair_queue_at(at.sequences.repair).taken += frames > 0
@@ -395,7 +401,7 @@ def run_slice(at: SliceAt, table: TableAt, trie: Trie, keys: Trie) -> int:
             return DRAINED
         if own.tick_ns != NEVER and stopping == 0 and idle_ms(own) == 0:
             call_with_address(at.ask, TICK)
-        if frames == 0:
+        if frames == 0 and not _repairs_wait(at):
             result = _idle(at, table, trie)
     return result
 
