@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -19,19 +20,28 @@ from blackbox.transport.connections import Connection
 from tests.subscribe.subscribers import nothing, one_slice
 from tests.zmtp import MORE, PlainPublisher, frame
 
-PART = frame(bytes(1 << 20), MORE)
-MOST_MIB = 8_000
+PART = memoryview(frame(bytes(1 << 20), MORE))
+MOST_MIB = 4_000
 
 
 def send_without_end(publisher: PlainPublisher) -> int:
-    """Send one message that never ends to the next subscriber; return how many MiB left until it hung up."""
+    """Send one message that never ends to the next subscriber; return how many MiB left until it hung up.
+
+    It is listened to: a peer that hung up with a full window may otherwise be noticed only a minute later.
+    """
     with publisher.accept() as peer:
-        for sent in range(MOST_MIB):
+        peer.setblocking(False)
+        sent = 0
+        while sent < MOST_MIB * len(PART):
+            readable, writable, _ = select.select([peer], [peer], [], 60)
             try:
-                peer.sendall(PART)
+                if readable and not peer.recv(1 << 16):
+                    break
+                if writable:
+                    sent += peer.send(PART[sent % len(PART) :])
             except OSError:
-                return sent
-    return MOST_MIB
+                break
+    return sent // len(PART)
 
 
 def start(subscriber: Subscriber) -> None:
