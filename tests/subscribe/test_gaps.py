@@ -348,9 +348,13 @@ def test_numbers_that_a_block_leaves_out_are_neither_lost_nor_delivered_twice(li
     held = [[50, 60]] if lines == 2 else []
     with RawPublisher(feed) as publisher:
         subscriber.start()
+        blocks = [[0, 10, 20], [21, 30], [25, 30, 40], [5, 30], *held, [41, 49], [61, 70]]
         for line in range(lines):
-            for numbers in [[0, 10, 20], [21, 30], [25, 30, 40], [5, 30], *held, [41, 49], [61, 70]]:
+            for numbers in blocks:
                 publisher.send(of_numbers(numbers), [line])
+            # One line after the other: what both have passed is lost.
+            many = len(blocks) * (line + 1)
+            wait_until(lambda many=many: subscriber.statistics().received.blocks == many)  # type: ignore[misc]
         publisher.sequences[0][b""] = 75
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
