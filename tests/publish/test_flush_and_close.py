@@ -89,9 +89,11 @@ def test_close_says_when_a_subscriber_had_not_read_everything(caplog: pytest.Log
     subscriber.on_batch(b"")(gate.batch)
     publisher = Publisher(feed, when_full="wait", hwm_blocks=1_000).start()
     subscriber.start()
+    rows = numpy.zeros((40, 80), numpy.uint8)
+    publisher.publish_many((b"T",), numpy.zeros(40, int), rows)
+    assert gate.entered.wait(30)  # a worker that has yet to come takes all that waits
     for _ in range(20):
-        publisher.publish_many((b"T",), numpy.zeros(40, int), numpy.zeros((40, 80), numpy.uint8))
-    assert gate.entered.wait(30)
+        publisher.publish_many((b"T",), numpy.zeros(40, int), rows)
     with caplog.at_level(logging.WARNING, "blackbox"):
         publisher.close(timeout=0.2)
         wait_until(lambda: "slice 0: closed before 1 subscribers had everything" in caplog.text, what="it said so")

@@ -68,7 +68,7 @@ def test_conflate_keeps_a_blocked_subscriber_up_to_date(transport: Literal["tcp"
             publisher.publish(b"T%d" % (number % 13), b"%d" % number)
             if number % 100 == 99:
                 publisher.flush()
-        assert gate.entered.wait(10)
+                assert gate.entered.wait(10)  # a worker that has yet to come takes all that waits
         wait_until(lambda: subscriber.statistics().received.messages == total)
         gate.open.set()
     subscriber.run(until_end=True)

@@ -116,7 +116,7 @@ def test_terminate_while_conflating_counts_the_newest_that_were_not_delivered() 
         subscriber.start()
         for _ in range(50):
             publisher.send(publisher.encode(rows))
-        gate.entered.wait(10)
+            assert gate.entered.wait(10)  # a worker that has yet to come takes all that waits
         wait_until(lambda: subscriber.statistics().received.messages == 5_000)
         terminate_behind(gate, subscriber)
     statistics = subscriber.statistics()

@@ -265,7 +265,7 @@ def test_drop_gives_up_what_a_full_queue_has_no_room_for() -> None:
         subscriber.start()
         for number in range(200):
             publisher.send(publisher.encode([(b"T", b"%d" % number)]))
-        assert gate.entered.wait(10)
+            assert gate.entered.wait(10)  # a worker that has yet to come takes all that waits
         wait_until(lambda: subscriber.statistics().received.messages == 200)
         wait_until(lambda: subscriber.statistics().delivery.dropped > 0)
         gate.open.set()
