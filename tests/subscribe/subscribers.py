@@ -7,10 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from blackbox import Feed
+from blackbox import Feed, SlowPolicy
 from blackbox.testing import Collector
 
-_PATIENT_NS = 60_000_000_000  # what stalls a busy machine ends no subscriber of a test that is not about lag
+_PATIENT_NS = 60_000_000_000
+PATIENT = SlowPolicy(max_lag_ns=_PATIENT_NS)
+"""What stalls a busy machine ends no subscriber of a test that is not about lag."""
 
 
 in_both_places = pytest.mark.parametrize("worker", [False, True], ids=["in the slice thread", "on a worker"])

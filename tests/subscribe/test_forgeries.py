@@ -13,11 +13,11 @@ from blackbox.block.block import Block
 from blackbox.block.format import ACCEPT_KEY
 from blackbox.subscribe.epochs import AHEAD_NS
 from blackbox.testing import Collector, RawPublisher, wait_until
-from tests.subscribe.subscribers import one_slice
+from tests.subscribe.subscribers import PATIENT, one_slice
 
 
 def subscribed(feed: Feed) -> tuple[Subscriber, Collector]:
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=PATIENT)
     got = Collector()
     subscriber.on(b"")(got.message)
     return subscriber, got

@@ -13,11 +13,12 @@ import pytest
 from blackbox import Feed, Message, Publisher, SlowPolicy, Subscriber
 from blackbox.block.block import Block
 from blackbox.testing import Collector, RawPublisher, Received, wait_until
+from tests.subscribe.subscribers import PATIENT
 from tests.support import Script
 
 
 def subscribed(feed: Feed, *prefixes: bytes) -> tuple[Subscriber, Collector]:
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=PATIENT)
     got = Collector()
     for prefix in prefixes:
         subscriber.on(prefix)(got.message)

@@ -14,7 +14,7 @@ from blackbox import Feed, Publisher, SlowPolicy, Subscriber, SubscriberError
 from blackbox.feed.feed import Slice
 from blackbox.subscribe import subscription
 from blackbox.testing import Collector, RawPublisher, wait_until
-from tests.subscribe.subscribers import nothing, one_slice
+from tests.subscribe.subscribers import PATIENT, nothing, one_slice
 from tests.support import Script
 from tests.zmtp import PlainPublisher
 
@@ -24,7 +24,7 @@ TOPICS = [b"%08d" % number for number in range(2_000)]
 def subscribed_to_topics(slices: int) -> tuple[Feed, Subscriber, Collector]:
     """Return a feed, and a subscriber with a subscription to each of TOPICS."""
     feed = Feed.local("subscriber", slices=slices, key_bytes=8)
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=PATIENT)
     got = Collector()
     for topic in TOPICS:
         subscriber.on(topic)(got.message)

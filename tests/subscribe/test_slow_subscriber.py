@@ -202,8 +202,12 @@ def test_a_process_whose_compiled_callback_hangs_ends_itself(worker: bool) -> No
     """
     with RawPublisher(feed) as publisher, Script(code, feed) as script:
         script.expect("started")
-        for _ in range(2):
+
+        def has_ended() -> bool:
             publisher.send(publisher.encode([(b"T", b"")]))
+            return script.process.poll() is not None
+
+        wait_until(has_ended, 20)
         status, _, errors = script.finish(timeout=20)
     assert status == HUNG_STATUS
     assert "a callback did not return in the grace time, the process ends itself" in errors
