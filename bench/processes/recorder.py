@@ -18,36 +18,43 @@ from bench.processes.receiver import FORMS
 from bench.workload.recorded import wait_until_recorded
 from blackbox import Recorder, Recording, Subscriber
 
+EARLIER = "2020-01-02"
 _LOOK_S = {True: 0.1, False: 0.001}
 """How often the recorder is asked, by whether it is paced: there its CPU time is the figure."""
 
 
-def receive(directory: str, fsync: Any = "interval") -> None:
-    """Record what is ordered into `directory`; read it back when the clock has stopped, and remove it."""
+def receive(directory: str, fsync: Any = "interval", before: str = "") -> None:
+    """Record what is ordered into `directory`; read it back when the clock has stopped, and remove it.
+
+    If the feed has an archive, it answers there, with the day `before` as an earlier one.
+    """
     told = orders()
     for said in told:
         try:
-            heard = _record(msgspec.convert(said, Order), told, directory, fsync)
+            heard = _record(msgspec.convert(said, Order), told, directory, fsync, before)
         except Lost as lost:
             heard = Heard(lost=str(lost))
         answer(**msgspec.structs.asdict(heard))
 
 
-def _record(order: Order, told: Iterator[Any], directory: str, fsync: Any) -> Heard:
+def _record(order: Order, told: Iterator[Any], directory: str, fsync: Any, before: str) -> Heard:
     load = order.load
     assert load.feed is not None
     with TemporaryDirectory(dir=directory) as place:
-        recorder = Recorder(load.feed, place, fsync=fsync)
+        recorder = Recorder(load.feed, place, fsync=fsync, serve=bool(load.feed.archives))
+        if before and load.feed.archives:
+            recorder.directory.mkdir()
+            (recorder.directory / EARLIER).symlink_to(before)
         try:
             with recorder:
-                before = cpu_seconds()
+                began_s = cpu_seconds()
                 answer()
                 wait_until_recorded(recorder, load.messages, every_s=_LOOK_S[bool(load.rate)])
-                ended, cpu_s = time.time_ns(), cpu_seconds() - before
+                ended, cpu_s = time.time_ns(), cpu_seconds() - began_s
         finally:
             next(told)
         statistics = recorder.statistics()
-        (day,) = (path for path in Path(recorder.directory).iterdir() if path.is_dir())
+        (day,) = (path for path in Path(recorder.directory).iterdir() if path.is_dir() and path.name != EARLIER)
         found = (statistics.messages, statistics.lost, statistics.received.gaps)
         expect("messages recorded, lost, missing", found, (load.messages, 0, 0))
         recording = Recording.open(day)

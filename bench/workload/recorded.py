@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -49,15 +49,15 @@ def record(feed: Feed, messages: int, publish: Callable[[Publisher], None]) -> P
 def recording_of(messages: int, slices: int = 2) -> Path:
     """The day's directory of a recording of that many messages."""
     feed = Feed.local(f"bench-{messages}-{slices}", slices=slices)
-    load = Load(messages=messages)
+    return record(feed, messages, partial(publish_columns, Load(messages=messages)))
+
+
+def publish_columns(load: Load, publisher: Publisher) -> None:
+    """Publish all messages of a load, as fast as they are taken."""
     pool = load.pool
-
-    def publish(publisher: Publisher) -> None:
-        for start, rows in column_rows(load):
-            times = pool.ts_event[: rows.stop - rows.start] + start + 1
-            publisher.publish_many(pool.topics, pool.topic_index[rows], pool.payloads[rows], times)
-
-    return record(feed, messages, publish)
+    for start, rows in column_rows(load):
+        times = pool.ts_event[: rows.stop - rows.start] + start + 1
+        publisher.publish_many(pool.topics, pool.topic_index[rows], pool.payloads[rows], times)
 
 
 def open_recording(messages: int) -> Recording:

@@ -34,7 +34,7 @@ from blackbox.archive.recovery import file_head, remove_empty
 from blackbox.archive.segment import Segment
 from blackbox.errors import JournalError
 from blackbox.native.limits import Needs
-from blackbox.subscribe.block_handler import BlockHandlerAt
+from blackbox.subscribe.block_handler import IDLE, BlockHandlerAt
 from blackbox.transport.wakeup import Pipe
 
 if TYPE_CHECKING:
@@ -151,6 +151,11 @@ class JournalWriter:
     def unheard(self) -> int:
         """Messages that were published before this recorder heard of their key."""
         return self._keys.unheard
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the slice thread has something to record at this moment."""
+        return self._is_open and self.state.kind != IDLE
 
     @property
     def error(self) -> str:

@@ -150,7 +150,7 @@ class Recorder:
             whole_feed(feed),
             block_handler=self._block_handler,
         )
-        self._archive = archive_of(self.directory, feed, serve) if serve else None
+        self._archive = archive_of(self.directory, feed, serve, self._is_recording) if serve else None
         self._pipe = Pipe()
         self._lock: Lock | None = None
         self._writers: dict[int, JournalWriter] = {}
@@ -268,6 +268,9 @@ class Recorder:
             if isinstance(error, OSError) and not isinstance(error, BlackBoxError):
                 raise JournalError(self._in_words(error)) from error
             raise
+
+    def _is_recording(self) -> bool:
+        return any(writer.is_recording for writer in self._writers.values())
 
     def _make_writer(self, slice_id: int) -> JournalWriter:
         return JournalWriter(

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -37,6 +38,10 @@ _WAITS_S: Final = 1.0
 """A reader that was told to ask later does so within this time."""
 _GOODBYE_S: Final = 0.5
 """For so long the archive goes on at its end when readers wait, so that they hear that nothing follows."""
+_WAIT_TIMES: Final = 9
+"""While the recorder has more to record, the archive waits this many times as long as it took for an answer."""
+_MOST_WAIT_S: Final = 0.05
+_LOOK_S: Final = 0.001
 _NEEDS: Final = Needs(descriptors=64)
 
 
@@ -57,10 +62,25 @@ class ArchiveServer:
     Whoever can reach an endpoint may read all of the recordings.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], endpoints: tuple[str, ...]) -> None:
-        """`directory`: the feed's, which has a directory for each day. Raises ConfigError for a wrong endpoint."""
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        endpoints: tuple[str, ...],
+        is_recording: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Settings; nothing is opened before `open`.
+
+        Args:
+            directory: the feed's, which has a directory for each day.
+            endpoints: where to answer.
+            is_recording: whether a recorder beside it has something to record at this moment. While it has, the archive
+                works a tenth of the time, so that readers cannot hold the recorder up.
+
+        Raises ConfigError for a wrong endpoint.
+        """
         self.directory = Path(directory)
         self.endpoints = endpoints
+        self._is_recording = is_recording
         if not endpoints:
             raise ConfigError("archives were none, expected at least one endpoint to answer at")
         for endpoint in endpoints:
@@ -128,11 +148,19 @@ class ArchiveServer:
             poller.register(socket, zmq.POLLIN)
             poller.register(self._end.reader, zmq.POLLIN)
             while self._end.reader not in dict(poller.poll()):
+                began = time.monotonic()
                 self._answer(socket, pieces, socket.recv_multipart())
+                self._give_way(time.monotonic() - began)
             poller.unregister(self._end.reader)
             until = time.monotonic() + (_GOODBYE_S if time.monotonic() - self._later_at < _WAITS_S else 0)
             while (left_s := until - time.monotonic()) > 0 and poller.poll(round(1e3 * left_s)):
                 self._answer(socket, pieces, socket.recv_multipart())
+
+    def _give_way(self, worked_s: float) -> None:
+        """Leave the cores to a recorder that has something to record, for nine times as long as an answer took."""
+        until = time.monotonic() + min(_WAIT_TIMES * worked_s, _MOST_WAIT_S)
+        while self._is_recording() and time.monotonic() < until:
+            time.sleep(_LOOK_S)
 
     def _answer(self, socket: zmq.Socket[bytes], pieces: Pieces, frames: list[bytes]) -> None:
         """Answer one request: reader, number, request."""
@@ -173,11 +201,13 @@ class ArchiveServer:
         return [ENCODER.encode(found.piece), *(frame for block in found.blocks for frame in block.frames)]
 
 
-def archive_of(directory: Path, feed: Feed, serve: bool | str) -> ArchiveServer:
+def archive_of(
+    directory: Path, feed: Feed, serve: bool | str, is_recording: Callable[[], bool] = lambda: False
+) -> ArchiveServer:
     """Return the archive of a feed's directory, at the feed's first archive, or at the endpoint `serve`.
 
     Raises ConfigError when the feed has none, or the endpoint is none.
     """
     if not isinstance(serve, str) and not feed.archives:
         raise ConfigError(f"feed {feed.name!r} had no archives, expected endpoints such as tcp://host:5600")
-    return ArchiveServer(directory, (serve if isinstance(serve, str) else feed.archives[0],))
+    return ArchiveServer(directory, (serve if isinstance(serve, str) else feed.archives[0],), is_recording)
