@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket as sockets
 import threading
 from collections.abc import Iterator
@@ -22,12 +23,12 @@ from blackbox.archive.recorder import Recorder
 from blackbox.archive.serve import pieces as pieces_module
 from blackbox.archive.serve.client import Fetched
 from blackbox.archive.serve.pieces import Pieces
-from blackbox.archive.serve.protocol import ANSWERS, ENCODER, AskAbout, AskBlocks, Gone, Piece, Position, Refusal
+from blackbox.archive.serve.protocol import ANSWERS, ENCODER, AskAbout, AskBlocks, Gone, Piece, Position, Range, Refusal
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.testing import wait_until
 from tests.archive.recorders import MIB, ROW_BYTES, feed_of, publish_numbered, segments, wait_recorded
 from tests.archive.recorders import days as days_of
-from tests.archive.written_days import days, few, made
+from tests.archive.written_days import EPOCHS, days, few, made
 from tests.cli.commands import Command
 from tests.journals import Told
 
@@ -133,6 +134,153 @@ def test_an_answer_is_what_a_plain_read_gives(day: Any, prefix: bytes, piece_byt
                 for b in wanted
                 for m, sequence in zip(b, b.sequence.tolist(), strict=True)
             ]
+
+
+Number = tuple[bytes, int, int]
+"""Key, epoch and sequence number of a message."""
+
+
+def fate(number: Number, puts: list[Any], key_bytes: int) -> str:
+    """Whether a plain walk through a slice's blocks meets a message before one that comes after it."""
+    key, *at = number
+    for put in puts:
+        if put.rows[0].topic[:key_bytes] == key:
+            first, last = put.sequence + put.first_row, put.sequence + len(put.rows) - 1
+            if [put.epoch, first] > at:
+                return "gone"
+            if [put.epoch, last] >= at:
+                return "found"
+    return "open"
+
+
+def all_of(ranges: list[Range]) -> set[Number]:
+    return {(each.key, each.epoch, number) for each in ranges for number in range(each.first, each.stop)}
+
+
+@few
+@given(
+    days(),
+    st.lists(
+        st.tuples(
+            st.sampled_from([b"A", b"AX", b"AXYZ.q", b"AY.trade.of.more", b"AY.quote.of.more"]),
+            st.sampled_from(EPOCHS),
+            st.integers(0, 12),
+            st.integers(1, 9),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.sampled_from([1, 60, 1 << 20]),
+)
+def test_ranges_are_what_a_plain_walk_finds_of_each_message(day: Any, drawn: Any, piece_bytes: int) -> None:
+    key_bytes, puts = day[1], [put for slice_id, _, segment in day[2] if slice_id == 0 for put in segment]
+    ranges = [Range(key[:key_bytes], epoch, first, first + count) for key, epoch, first, count in drawn]
+    with TemporaryDirectory() as path, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces_module, "PIECE_BYTES", piece_bytes)
+        made(Path(path) / "day", day)
+        archive, ask = Pieces(Path(path)), AskBlocks(slice_id=0, ranges=ranges)
+        blocks: list[Number] = []
+        came: set[Number] = set()
+        gone: set[Number] = set()
+        while True:
+            piece, found = archive.read(ask)
+            for block, (_, first_row) in zip(found, piece.blocks, strict=True):
+                blocks.append((block.key, block.epoch, block.sequence + first_row))
+                came |= {(block.key, block.epoch, number) for number in block.sequences[first_row:].tolist()}
+            gone |= all_of([Range(each.key, each.epoch, each.first, each.first + each.count) for _, each in piece.gone])
+            if piece.state != "more":
+                break
+            ask = msgspec.structs.replace(ask, cursor=piece.cursor, ranges=piece.ranges)
+        expected = {number: fate(number, puts, key_bytes) for number in all_of(ranges)}
+        assert came & set(expected) == {number for number, what in expected.items() if what == "found"}
+        assert gone == {number for number, what in expected.items() if what == "gone"}
+        assert all_of(piece.ranges) == {number for number, what in expected.items() if what == "open"}
+        assert (piece.state == "done") == (not piece.ranges)
+        assert len(blocks) == len(set(blocks))
+
+
+def test_many_ranges_are_one_request(tmp_path: Path) -> None:
+    feed = archived_feed()
+    epoch = recorded(tmp_path, feed, 50_000)
+    ranges = [(b"", epoch, first, first + 20) for first in range(0, 50_000, 100)]
+    with ArchiveServer(tmp_path / feed.name, feed.archives) as archive:
+        found = [n for each in ArchiveClient(feed).ranges(0, ranges) for n in numbers(each)]  # type: ignore[arg-type]
+        assert archive.statistics().answered < len(ranges) // 10
+    assert len(found) == len(set(found))
+    assert {n for n in range(50_000) if n % 100 < 20} <= set(found)
+
+
+def test_what_one_archive_lacks_is_asked_of_the_next_one(tmp_path: Path) -> None:
+    feed = archived_feed(2)
+    places = [tmp_path / "a", tmp_path / "b"]
+    with Publisher(feed) as publisher, Recorder(feed, places[0], segment_bytes=MIB) as recorder:
+        epoch, count = publisher.epoch, publish_over_segments(publisher, recorder, least=5)
+    shutil.copytree(places[0], places[1])
+    for place, lost in zip(places, ((1, 3), (2, 3)), strict=True):
+        for number in lost:
+            segments(place, feed)[number].write_bytes(b"")
+    ranges = [(b"", epoch, first, first + 10) for first in range(0, count, 1_000)]
+    with (
+        ArchiveServer(places[0] / feed.name, feed.archives[:1]),
+        ArchiveServer(places[1] / feed.name, feed.archives[1:]),
+    ):
+        found = list(ArchiveClient(feed).ranges(0, ranges))
+        alone = [
+            list(ArchiveClient(msgspec.structs.replace(feed, archives=(archive,))).ranges(0, ranges))
+            for archive in feed.archives
+        ]
+    wanted = {n for _, _, first, stop in ranges for n in range(first, stop)}
+    came = [{n for each in some if isinstance(each, Fetched) for n in numbers(each)} for some in (found, *alone)]
+    assert came[0] & wanted == (came[1] | came[2]) & wanted
+    gone = [each for each in found if isinstance(each, Gone)]
+    assert {n for each in gone for n in range(each.first, each.first + each.count)} == wanted - came[0]
+    assert all("000003" in each.why for each in gone)
+    assert min(len(wanted - some) for some in came[1:]) > len(wanted - came[0]) > 0
+
+
+def test_a_range_that_is_not_recorded_yet_is_waited_for(tmp_path: Path) -> None:
+    feed = archived_feed()
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        publish_parts(publisher, 0, 1_000)
+        wait_recorded(recorder, 1_000)
+        asked = ArchiveClient(feed).ranges(0, [(b"", publisher.epoch, 10, 20), (b"", publisher.epoch, 1_200, 1_210)])
+        found = numbers(next(asked))  # type: ignore[arg-type]
+        publish_parts(publisher, 1_000, 2_000)
+        found += all_numbers(asked)
+    assert found == [*range(10, 20), *range(1_200, 1_210)]
+
+
+@pytest.mark.parametrize("by", ["time", "position", "ranges"])
+def test_days_before_what_is_asked_for_are_not_walked(tmp_path: Path, by: str) -> None:
+    feed = archived_feed()
+    epochs = []
+    for day in range(1, 6):
+        epochs.append(recorded(tmp_path, feed, 1_000))
+        days_of(tmp_path, feed)[-1].rename(tmp_path / feed.name / f"2020-01-0{day}")
+    archive = Pieces(tmp_path / feed.name)
+    for place, epoch in enumerate(epochs):
+        about = archive.about(f"2020-01-0{place + 1}").slices[0]
+        ask = {
+            "time": AskBlocks(slice_id=0, start_ns=about.first_ns),
+            "position": AskBlocks(slice_id=0, key=b"", start=Position(epoch, 0)),
+            "ranges": AskBlocks(slice_id=0, ranges=[Range(b"", epoch, 0, 1_000)]),
+        }[by]
+        piece, found = archive.read(ask)
+        if place < 4:  # of the last two the first one may still be written
+            assert found[0].epoch == epoch
+        if by == "time":
+            came = [block.epoch for block in found]
+            while piece.state == "more":
+                piece, found = archive.read(msgspec.structs.replace(ask, cursor=piece.cursor))
+                came += [block.epoch for block in found]
+            assert came == [each for each in epochs[place:] for _ in range(2)]
+
+
+def test_a_recorder_that_is_never_idle_leaves_its_readers_their_answers(tmp_path: Path) -> None:
+    feed = archived_feed()
+    recorded(tmp_path, feed, 30_000)
+    with ArchiveServer(tmp_path / feed.name, feed.archives, lambda: True):
+        assert all_numbers(ArchiveClient(feed).blocks(0)) == list(range(30_000))
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
@@ -492,5 +640,9 @@ def test_settings_that_cannot_be_are_refused_at_once(tmp_path: Path) -> None:
         ArchiveClient(archived_feed()).blocks(0, start=(1, 1))
     with pytest.raises(ArchiveError, match="a position without a key"):
         Pieces(tmp_path).read(AskBlocks(slice_id=0, start=Position(1, 1)))
+    with pytest.raises(ArchiveError, match="ranges came with another choice"):
+        Pieces(tmp_path).read(AskBlocks(slice_id=0, prefix=b"A", ranges=[Range(b"", 1, 0, 1)]))
+    with pytest.raises(ArchiveError, match="range was 5 to 5"):
+        Pieces(tmp_path).read(AskBlocks(slice_id=0, ranges=[Range(b"", 1, 5, 5)]))
     with pytest.raises(ArchiveError, match="had no recorded day"):
         Pieces(tmp_path).about(AskAbout().day)

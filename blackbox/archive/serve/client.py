@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple, Self
 
 import msgspec
@@ -15,12 +15,14 @@ from blackbox.archive.serve.protocol import (
     ANSWERS,
     ENCODER,
     FRAMES_OF_BLOCK,
+    MOST_RANGES,
     About,
     AskAbout,
     AskBlocks,
     Gone,
     Piece,
     Position,
+    Range,
     Refusal,
 )
 from blackbox.block.block import Block
@@ -135,9 +137,31 @@ class ArchiveClient:
         )
         if key is None and (start is not None or stop is not None):
             raise ConfigError("start or stop was a position without a key, expected the key that it counts")
-        if not 0 <= slice_id < len(self.feed.slices):
-            raise ConfigError(f"slice was {slice_id}, expected 0 to {len(self.feed.slices) - 1}")
+        self._check_slice(slice_id)
         return (found for found in self._blocks(_Rows(ask), timeout) if found is not None)
+
+    def ranges(
+        self, slice_id: int, ranges: Iterable[Range | tuple[bytes, int, int, int]], *, timeout: float = 10.0
+    ) -> Iterator[Fetched | Gone]:
+        """Yield the recorded blocks that hold some of many ranges of messages, asking for up to 1,024 ranges at once.
+
+        What one archive lacks is asked of the next one; what none of those that answer has comes at the end, as Gone.
+        A block comes once, with its rows from the first to the last that was asked for. A range is answered once a
+        block behind it is recorded.
+
+        Args:
+            slice_id: the slice.
+            ranges: (key, epoch, first, stop) of each: sequence numbers from `first` to before `stop`.
+            timeout: how long to wait for more of a recording that is still being written.
+
+        Raises ArchiveError when no archive answers, or nothing more comes in time.
+        """
+        self._check_slice(slice_id)
+        wanted = [each if isinstance(each, Range) else Range(*each) for each in ranges]
+        wanted.sort(key=lambda each: (each.epoch, each.first))
+        parts = (wanted[start : start + MOST_RANGES] for start in range(0, len(wanted), MOST_RANGES))
+        answers = (self._blocks(_RowsOfRanges(slice_id, part), timeout) for part in parts)
+        return (found for answer in answers for found in answer if found is not None)
 
     def missing(self, asked: Missing, is_over: Callable[[], bool]) -> Iterator[Block]:
         """Yield the recorded blocks that hold some of the numbers that a subscriber misses.
@@ -194,9 +218,10 @@ class ArchiveClient:
             time.sleep(_MOST_LATER_S)
 
     def _blocks(
-        self, rows: _Rows, timeout: float, is_over: Callable[[], bool] = lambda: False
+        self, rows: _Rows | _RowsOfRanges, timeout: float, is_over: Callable[[], bool] = lambda: False
     ) -> Iterator[Fetched | Gone | None]:
         failures: list[str] = []
+        lacking: list[Gone] | None = None
         endpoints = list(self._order)
         while endpoints:
             try:
@@ -204,20 +229,24 @@ class ArchiveClient:
                     about, _ = asking.ask(AskAbout())
                     self._check(about, asking.endpoint)
                     yield from self._from(asking, rows, timeout)
-                return
+                if not (lacking := rows.lacking()):
+                    return
+                del endpoints[0]
             except _StaleError:
                 continue
             except ArchiveError as error:
                 self._put_last(endpoints[0])
                 failures.append(str(error))
                 del endpoints[0]
-        raise self._none(failures)
+        if lacking is None:
+            raise self._none(failures)
+        yield from lacking
 
     def _put_last(self, endpoint: str) -> None:
         """Ask others before an archive that has failed."""
         self._order = (*(each for each in self._order if each != endpoint), endpoint)
 
-    def _from(self, asking: _Asking, rows: _Rows, timeout: float) -> Iterator[Fetched | Gone | None]:
+    def _from(self, asking: _Asking, rows: _Rows | _RowsOfRanges, timeout: float) -> Iterator[Fetched | Gone | None]:
         """Yield what one archive has, from where the one before ended."""
         ask, heard, pause_s = rows.begin(), time.monotonic(), _LATER_S
         while True:
@@ -231,7 +260,7 @@ class ArchiveClient:
                     yield wanted
             if answer.state == "done":
                 return
-            ask = msgspec.structs.replace(ask, cursor=answer.cursor, start=answer.start)
+            ask = msgspec.structs.replace(ask, cursor=answer.cursor, start=answer.start, ranges=answer.ranges)
             if answer.state == "more" or answer.blocks:
                 heard, pause_s = time.monotonic(), _LATER_S
             elif time.monotonic() - heard > timeout:
@@ -241,6 +270,10 @@ class ArchiveClient:
                     yield None
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _MOST_LATER_S)
+
+    def _check_slice(self, slice_id: int) -> None:
+        if not 0 <= slice_id < len(self.feed.slices):
+            raise ConfigError(f"slice was {slice_id}, expected 0 to {len(self.feed.slices) - 1}")
 
     def _check(self, about: object, endpoint: str) -> None:
         if not isinstance(about, About) or (about.feed, about.key_bytes) != (self.feed.name, self.feed.key_bytes):
@@ -293,6 +326,51 @@ class _Rows:
         following = Position(block.epoch, int(numbers[stop - 1]) + 1)
         self._next[block.key] = max(following, self._next.get(block.key, following))
         return Fetched(block, found.ts_recv, first, stop)
+
+    def lacking(self) -> list[Gone]:
+        """Return what other archives are to be asked for: nothing, as what is gone is told in its place."""
+        return []
+
+
+class _RowsOfRanges:
+    """What is left of ranges, whichever archive brought the rest."""
+
+    tells_later = False
+
+    def __init__(self, slice_id: int, ranges: list[Range]) -> None:
+        self._slice_id = slice_id
+        self._left = ranges
+        self._why: dict[tuple[bytes, int], str] = {}
+
+    def begin(self) -> AskBlocks:
+        """Return what to ask the next archive."""
+        return AskBlocks(slice_id=self._slice_id, ranges=self._left)
+
+    def take(self, found: Fetched | Gone) -> Fetched | None:
+        """Return what is wanted of it; None: nothing."""
+        if isinstance(found, Gone):
+            self._why[found.key, found.epoch] = found.why
+            return None
+        block, numbers = found.block, found.block.sequences
+        low, high = int(numbers[found.first_row]), int(numbers[-1]) + 1
+        left, rows = [], []
+        for each in self._left:
+            first, stop = max(each.first, low), min(each.stop, high)
+            if (each.key, each.epoch) != (block.key, block.epoch) or first >= stop:
+                left.append(each)
+                continue
+            rows += numpy.searchsorted(numbers, (first, stop)).tolist()
+            rests = ((each.first, first), (stop, each.stop))
+            left += [Range(each.key, each.epoch, *rest) for rest in rests if rest[0] < rest[1]]
+        self._left = left
+        return Fetched(block, found.ts_recv, min(rows), max(rows)) if rows else None
+
+    def lacking(self) -> list[Gone]:
+        """Return what an archive that has told all it has did not bring."""
+        return [
+            Gone(each.epoch, each.first, each.stop - each.first, self._why.get((each.key, each.epoch), ""), each.key)
+            for each in self._left
+        ]
 
 
 class _Asking:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import secrets
 from bisect import bisect
+from collections import deque
 from collections.abc import Iterator
-from operator import itemgetter
+from itertools import groupby
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -20,7 +22,7 @@ from blackbox.archive.marks import Totals, end_of
 from blackbox.archive.reader import Recorded, Span, blocks_of, read_spans
 from blackbox.archive.recording import Recording
 from blackbox.archive.segment import NO_GOOD_RECORD, Damage, Segment
-from blackbox.archive.serve.protocol import About, AskBlocks, Cursor, Gone, Piece, Position, SliceAbout
+from blackbox.archive.serve.protocol import About, AskBlocks, Cursor, Gone, Piece, Position, Range, SliceAbout
 from blackbox.block.block import Block
 from blackbox.block.format import FLAG_SEQUENCES
 from blackbox.errors import ArchiveError
@@ -33,6 +35,8 @@ _PASSED_SEGMENTS: Final = 64
 """Segments without a wanted block that one answer passes over, at most: others wait for theirs."""
 _EVERYTHING: Final = 1 << 62
 _DAYS_OPEN: Final = 16
+_DAYS_GROWING: Final = 2
+"""The newest days, which may still be written."""
 _NOT_RECORDED: Final = "not recorded"
 
 State = Literal["more", "later", "done"]
@@ -49,6 +53,15 @@ class Read(NamedTuple):
     blocks: list[Block]
 
 
+class _End(NamedTuple):
+    """How far a slice's day goes."""
+
+    last_ns: int
+    """The largest `ts_recv`."""
+    position: Position
+    """The largest sequence number of the last epoch, over all keys."""
+
+
 class Pieces:
     """The days of one feed. From one thread at a time; keeps maps of the files of the last days read."""
 
@@ -57,10 +70,13 @@ class Pieces:
         self._directory = directory
         self._archive = secrets.randbits(63)
         self._open: dict[str, tuple[int, Recording]] = {}
+        self._days: list[str] = []
+        """As they were listed last."""
+        self._ends: dict[tuple[str, int], tuple[int, _End | None]] = {}
 
     def about(self, name: str | None) -> About:
         """Return what is there. Raises ArchiveError when there is no such day, JournalError when it cannot be read."""
-        days = self._days()
+        days = self._list_days()
         if not days:
             raise ArchiveError(f"{self._directory} had no recorded day, expected at least one")
         if name is not None and name not in days:
@@ -86,31 +102,35 @@ class Pieces:
 
         Raises ArchiveError naming what of the request cannot be, JournalError when files cannot be read.
         """
+        _check(ask)
         found = self._read(ask)
         for _ in range(_PASSED_SEGMENTS):
             if found.blocks or found.piece.gone or found.piece.state != "more":
                 break
-            found = self._read(msgspec.structs.replace(ask, cursor=found.piece.cursor, start=found.piece.start))
+            piece = found.piece
+            ask = msgspec.structs.replace(ask, cursor=piece.cursor, start=piece.start, ranges=piece.ranges)
+            found = self._read(ask)
         return found
 
     def _read(self, ask: AskBlocks) -> Read:
-        if ask.key is None and (ask.start or ask.stop):
-            raise ArchiveError("start or stop was a position without a key, expected the key that it counts")
-        days = self._days()
         cursor = ask.cursor
+        if cursor is None or cursor.day not in self._days:
+            self._list_days()
         if cursor is None or (not cursor.day and cursor.archive == self._archive):
-            cursor = self._begin(days[0]) if days else Cursor(self._archive, "", 0, FILE_HEAD_BYTES)
-        elif cursor.day not in days or cursor.archive != self._made(cursor.day):
+            cursor = self._begin(self._days[0]) if self._days else Cursor(self._archive, "", 0, FILE_HEAD_BYTES)
+        elif cursor.day not in self._days or cursor.archive != self._made(cursor.day):
             raise StaleCursorError("cursor was of another archive or day, expected one that this archive has made")
         if not cursor.day:
-            return Read(Piece(blocks=[], gone=[], state="later", cursor=cursor, start=ask.start), [])
+            return _nothing("later", ask, cursor)
+        if (cursor.segment, cursor.offset) == (0, FILE_HEAD_BYTES):
+            cursor = self._begin(self._first_wanted(cursor.day, ask))
         day = self._known(cursor.day)
         found = _next(day, ask.slice_id, cursor)
         if found is None:
             day = self._fresh(cursor.day, ask.slice_id)
             found = _next(day, ask.slice_id, cursor)
         if found is None:
-            return self._at_end(day, ask, cursor, days)
+            return self._at_end(day, ask, cursor)
         segment, is_open = found
         start = cursor.offset if segment.number == cursor.segment else FILE_HEAD_BYTES
         reading = _Reading(ask, day.feed.key_bytes, _missing(day, ask.slice_id, cursor.segment, segment.number))
@@ -120,30 +140,56 @@ class Pieces:
             number, stop = (number, segment.whole_bytes) if is_open else (number + 1, FILE_HEAD_BYTES)
         return reading.answer("done" if reading.is_done else "more", Cursor(cursor.archive, cursor.day, number, stop))
 
-    def _at_end(self, day: Recording, ask: AskBlocks, cursor: Cursor, days: list[str]) -> Read:
+    def _at_end(self, day: Recording, ask: AskBlocks, cursor: Cursor) -> Read:
         """Answer where nothing more of a day is known: go on to the next one, or say whether anything follows."""
         is_begun = _is_begun(day, ask.slice_id)
-        for name in days[days.index(cursor.day) + 1 :]:
+        days = self._list_days()
+        for name in days[bisect(days, cursor.day) :]:
             following = self._fresh(name, ask.slice_id)
             is_begun |= _is_begun(following, ask.slice_id)
             if _of_slice(following, ask.slice_id):
                 # Only now is what was known of this day all that there is of it.
                 day = self._fresh(cursor.day, ask.slice_id)
                 if _next(day, ask.slice_id, cursor) is not None:
-                    return Read(Piece(blocks=[], gone=[], state="more", cursor=cursor, start=ask.start), [])
+                    return _nothing("more", ask, cursor)
                 reading = _Reading(ask, day.feed.key_bytes, _missing(day, ask.slice_id, cursor.segment))
                 return reading.answer("more", self._begin(name))
         segments = _of_slice(day, ask.slice_id)
         is_closed = bool(segments) and _is_closed(segments[-1])
         missing = _missing(day, ask.slice_id, cursor.segment)
         if is_begun or (not is_closed and not missing):
-            return Read(Piece(blocks=[], gone=[], state="later", cursor=cursor, start=ask.start), [])
+            return _nothing("later", ask, cursor)
         reading = _Reading(ask, day.feed.key_bytes, missing)
         reading.end()
         return reading.answer("done", cursor)
 
-    def _days(self) -> list[str]:
-        return [day.name for day in recorded_days(self._directory)]
+    def _list_days(self) -> list[str]:
+        self._days = [day.name for day in recorded_days(self._directory)]
+        return self._days
+
+    def _first_wanted(self, name: str, ask: AskBlocks) -> str:
+        """Return the first day, from one on, that may hold what is asked for; no more than some are opened for it."""
+        opened = len(self._ends)
+        start = min((Position(each.epoch, each.first) for each in ask.ranges), default=ask.start)
+        for day in self._days[self._days.index(name) : -_DAYS_GROWING]:
+            end = self._end_of(day, ask.slice_id)
+            if end is None or len(self._ends) - opened == _DAYS_OPEN:
+                return day
+            if start is not None:
+                if end.position >= start:
+                    return day
+            elif ask.start_ns is None or end.last_ns >= ask.start_ns:
+                return day
+        return max(name, self._days[-_DAYS_GROWING:][0])
+
+    def _end_of(self, name: str, slice_id: int) -> _End | None:
+        """Return how far a day goes that is not written any more; None: damage has left that unknown."""
+        made = self._made(name)
+        known = self._ends.get((name, slice_id))
+        if known is None or known[0] != made:
+            day = self._fresh(name, slice_id)
+            self._ends[name, slice_id] = known = made, _end_of(day, slice_id)
+        return known[1]
 
     def _begin(self, name: str) -> Cursor:
         return Cursor(self._made(name), name, 0, FILE_HEAD_BYTES)
@@ -179,6 +225,10 @@ class _Reading:
         self._ask, self._key_bytes = ask, key_bytes
         self._damage, self._missing = missing, set(missing)
         self._start = ask.start
+        self._ranges: dict[bytes, deque[Range]] = {}
+        """Those that are not answered yet, in order."""
+        for each in sorted(ask.ranges):
+            self._ranges.setdefault(each.key, deque()).append(each)
         self._bytes = 0
         self._blocks: list[Block] = []
         self._told: list[tuple[int, int]] = []
@@ -201,11 +251,15 @@ class _Reading:
             epochs = entries["epoch"]
             reaches = entries["max_sequence"] >= ask.start.sequence
             may &= (epochs > ask.start.epoch) | ((epochs == ask.start.epoch) & reaches)
+        if ask.ranges:
+            may &= self._in_ranges(entries)
         if ask.stop_ns is not None:
             may |= entries["max_ts_recv"] >= ask.stop_ns  # the block that ends the answer may be of any topic
         chosen = entries[may & (entries["records"] > 0)]
         many = int(numpy.searchsorted(numpy.cumsum(chosen["stop"] - chosen["start"]), PIECE_BYTES)) + 1
         until = int(chosen["stop"][many - 1]) if many < len(chosen) else -1
+        if ask.ranges and until < 0 and len(chosen):
+            until = int(chosen["stop"][-1])  # what ends a range may stand further on, where keys share a bit
         chosen = chosen[:many]
         spans = [
             Span(segment, max(start, low), high)
@@ -222,6 +276,23 @@ class _Reading:
         if torn and until < 0 and segment.torn_bytes:
             self._damage.append(Damage(segment.path, segment.whole_bytes, segment.torn_bytes, NO_GOOD_RECORD))
         return until
+
+    def _in_ranges(self, entries: NDArray[Any]) -> NDArray[numpy.bool_]:
+        """Return bool[n]: which entries may hold some of the ranges, or be the first behind the last of their keys."""
+        may = numpy.zeros(len(entries), bool)
+        low, high, epochs = entries["min_sequence"], entries["max_sequence"], entries["epoch"]
+        for key, ranges in self._ranges.items():
+            of_key = Filter(self._key_bytes, key=key).entries(entries) & (entries["records"] > 0)
+            for epoch, some in groupby(ranges, key=attrgetter("epoch")):
+                firsts, stops = numpy.array([(each.first, each.stop) for each in some]).T
+                here = of_key & (epochs == epoch)
+                # Ranges may overlap: those that begin by an entry's end reach into it if one ends behind its begin.
+                begun = numpy.searchsorted(firsts, high, side="right")
+                reach = numpy.concatenate(([0], numpy.maximum.accumulate(stops)))[begun]
+                may |= here & (reach > low)
+                behind = numpy.flatnonzero((here & (high >= stops.max() - 1)) | (of_key & (epochs > epoch)))
+                may[behind[:1]] = True
+        return may
 
     def _blocks_in(self, segment: Segment, spans: list[Span]) -> Iterator[tuple[Recorded, int, int]]:
         """Yield the good blocks of spans, and where each record begins and ends."""
@@ -252,6 +323,11 @@ class _Reading:
             return True
         sequences = block.sequences
         first, last = int(sequences[recorded.first_row]), int(sequences[-1])
+        if ask.ranges:
+            if self._takes_of_ranges(block.key, block.epoch, first, last):
+                self._take(recorded, offset)
+            self.is_done = not self._ranges
+            return not self.is_done
         if ask.stop is not None and Position(block.epoch, first) >= ask.stop:
             self.end()
             return False
@@ -260,42 +336,85 @@ class _Reading:
                 return True
             at = self._start.sequence if block.epoch == self._start.epoch else 0
             if first > at:
-                self._miss(block.epoch, at, first - at)
+                self._miss(block.epoch, at, first - at, block.key)
             self._start = Position(block.epoch, last + 1)
         is_early = ask.start_ns is not None and recorded.ts_recv < ask.start_ns
         if not is_early and (not ask.prefix or any(topic.startswith(ask.prefix) for topic in block.topics)):
-            self._blocks.append(block)
-            self._bytes += block.body.nbytes
-            self._told.append((recorded.ts_recv, recorded.first_row))
-            self._offsets.append(offset)
+            self._take(recorded, offset)
         if ask.stop is not None and Position(block.epoch, last + 1) >= ask.stop:
             self.is_done = True
             return False
         return True
 
+    def _take(self, recorded: Recorded, offset: int) -> None:
+        self._blocks.append(recorded.block)
+        self._bytes += recorded.block.body.nbytes
+        self._told.append((recorded.ts_recv, recorded.first_row))
+        self._offsets.append(offset)
+
+    def _takes_of_ranges(self, key: bytes, epoch: int, first: int, last: int) -> bool:
+        """Go on in the ranges of a key up to a block's last number; return whether it holds some of them."""
+        ranges, rests, holds = self._ranges.get(key, deque()), [], False
+        while ranges and (ranges[0].epoch, ranges[0].first) <= (epoch, last):
+            each = ranges.popleft()
+            come = min(first, each.stop) if each.epoch == epoch else each.stop
+            if come > each.first:
+                self._miss(each.epoch, each.first, come - each.first, key)
+            holds |= come < each.stop
+            if come < each.stop and last + 1 < each.stop:
+                rests.append(msgspec.structs.replace(each, first=last + 1))
+        ranges.extendleft(reversed(rests))
+        if not ranges:
+            self._ranges.pop(key, None)
+        return holds
+
     def end(self) -> None:
         """Note that nothing follows, and what is missing up to where the answer was to end."""
         self.is_done = True
+        for each in self._left():
+            self._miss(each.epoch, each.first, each.stop - each.first, each.key)
+        self._ranges.clear()
         stop, start = self._ask.stop, self._start
         if stop is None or start is None:
             return
         at = start.sequence if start.epoch == stop.epoch else 0
         if start.epoch <= stop.epoch and at < stop.sequence:
-            self._miss(stop.epoch, at, stop.sequence - at)
+            self._miss(stop.epoch, at, stop.sequence - at, self._ask.key or b"")
 
-    def _miss(self, epoch: int, first: int, count: int) -> None:
+    def _left(self) -> list[Range]:
+        return [each for ranges in self._ranges.values() for each in ranges]
+
+    def _miss(self, epoch: int, first: int, count: int, key: bytes) -> None:
         why = "; ".join(sorted({_words(each) for each in self._damage})) or _NOT_RECORDED
-        self._damage.clear()
-        self._gone.append((len(self._blocks), Gone(epoch, first, count, why)))
+        if not self._ask.ranges:  # several of them may have been lost with the same
+            self._damage.clear()
+        self._gone.append((len(self._blocks), Gone(epoch, first, count, why, key)))
 
     def answer(self, state: State, cursor: Cursor) -> Read:
         """Return the piece."""
-        for damage in sorted(set(self._damage)):
+        for damage in sorted(set() if self._ask.ranges else set(self._damage)):
             place = 0 if damage in self._missing else bisect(self._offsets, damage.offset)
             self._gone.append((place, Gone(0, -1, damage.messages, _words(damage))))
         self._gone.sort(key=itemgetter(0))
-        piece = Piece(blocks=self._told, gone=self._gone, state=state, cursor=cursor, start=self._start)
+        piece = Piece(
+            blocks=self._told, gone=self._gone, state=state, cursor=cursor, start=self._start, ranges=self._left()
+        )
         return Read(piece, self._blocks)
+
+
+def _check(ask: AskBlocks) -> None:
+    if ask.key is None and (ask.start or ask.stop):
+        raise ArchiveError("start or stop was a position without a key, expected the key that it counts")
+    alone = AskBlocks(slice_id=ask.slice_id, ranges=ask.ranges, cursor=ask.cursor)
+    if ask.ranges and ask != alone:
+        raise ArchiveError("ranges came with another choice of blocks, expected them alone")
+    for each in ask.ranges:
+        if each.first >= each.stop:
+            raise ArchiveError(f"range was {each.first} to {each.stop}, expected an end behind its beginning")
+
+
+def _nothing(state: State, ask: AskBlocks, cursor: Cursor) -> Read:
+    return Read(Piece(blocks=[], gone=[], state=state, cursor=cursor, start=ask.start, ranges=ask.ranges), [])
 
 
 def _words(damage: Damage) -> str:
@@ -309,6 +428,20 @@ def _of_slice(day: Recording, slice_id: int) -> list[Segment]:
     if slice_id >= len(day.feed.slices):
         raise ArchiveError(f"slice was {slice_id}, expected 0 to {len(day.feed.slices) - 1}")
     return [each for _, segments in day.segments([slice_id]) for each in segments if len(each.entries)]
+
+
+def _end_of(day: Recording, slice_id: int) -> _End | None:
+    if day.damage:
+        return None
+    segments = _of_slice(day, slice_id)
+    if not segments:
+        return _End(-_EVERYTHING, Position(0, 0))
+    entries = numpy.concatenate([each.entries for each in segments])
+    epoch = int(entries["epoch"].max())
+    return _End(
+        int(entries["max_ts_recv"].max()),
+        Position(epoch, int(entries["max_sequence"][entries["epoch"] == epoch].max())),
+    )
 
 
 def _is_begun(day: Recording, slice_id: int) -> bool:

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 MOST_REQUEST_BYTES: Final = 65_536 * 2
-"""Of one frame of a request: two topics, and some numbers."""
+"""Of one frame of a request: two topics, and some numbers, or MOST_RANGES."""
+MOST_RANGES: Final = 1_024
 FRAMES_OF_BLOCK: Final = 3
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -24,6 +25,18 @@ class Position(msgspec.Struct, frozen=True, array_like=True, order=True):
     """The number of the next message."""
 
 
+class Range(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """Messages of one key, of one run of its publisher."""
+
+    key: _Name
+    """b"" where the feed has no keys."""
+    epoch: _Number
+    first: _Number
+    """The first of their sequence numbers."""
+    stop: _Number
+    """The number behind the last one."""
+
+
 class Gone(msgspec.Struct, frozen=True, array_like=True):
     """Messages that were asked for and are not in the archive."""
 
@@ -35,6 +48,8 @@ class Gone(msgspec.Struct, frozen=True, array_like=True):
     """How many; 0: not known."""
     why: str
     """Why they are not there."""
+    key: bytes = b""
+    """Their key; b"" where `first` is not known."""
 
 
 class Cursor(msgspec.Struct, frozen=True, array_like=True):
@@ -70,6 +85,8 @@ class AskBlocks(Request, frozen=True, tag="blocks", kw_only=True, omit_defaults=
     """Where to begin. Needs a key."""
     stop: Position | None = None
     """Where to end; not asked for itself. Needs a key."""
+    ranges: Annotated[list[Range], msgspec.Meta(max_length=MOST_RANGES)] = []
+    """Blocks that hold some of these; then none of what else narrows them."""
     start_ns: _Time | None = None
     """Blocks received at this time or later, ns since 1970."""
     stop_ns: _Time | None = None
@@ -91,6 +108,8 @@ class Piece(msgspec.Struct, frozen=True, tag_field="is", tag="blocks", kw_only=T
     """For the next request."""
     start: Position | None = None
     """For the next request, where a start was asked for."""
+    ranges: list[Range] = []
+    """For the next request, where ranges were asked for: what is left of them."""
 
 
 class SliceAbout(msgspec.Struct, frozen=True, kw_only=True):
