@@ -73,7 +73,8 @@ class Archives(Protocol):
     def since(self, slice_id: int, since: Since, wait_s: float, is_over: Callable[[], bool]) -> Iterator[Block | None]:
         """Yield all blocks of a slice of a feed without keys, in order, and None whenever there are no more for now.
 
-        Ends once it `is_over`. Raises BlackBoxError when for `wait_s` no archive answers, or nothing more comes.
+        After `wait_s` without more the next archive is asked. Ends once it `is_over`. Raises BlackBoxError when no
+        archive answers.
         """
 
 
@@ -142,12 +143,19 @@ class Repairer:
 
     def _replay(self, out: zmq.Socket[bytes], since: Since) -> None:
         """Bring all there is, until the slice has gone over to what comes live."""
+        since_s = time.monotonic()
         try:
             for block in self._archives.since(self._slice_id, since, self._wait_s, self._has_joined):
-                if block is None:
-                    self._send(out, [b"", b"", _PASS.pack(0, 0)])
-                else:
+                if block is not None:
                     self._send(out, [block.key, block.header, block.body.data])
+                elif self._join.is_told and time.monotonic() - since_s > self._wait_s and not self._has_joined():
+                    raise SubscriberError(
+                        f"for {self._wait_s:g} s archives had no more, expected what came before {self._join.live_next}"
+                    )
+                else:
+                    self._send(out, [b"", b"", _PASS.pack(0, 0)])
+                    continue
+                since_s = time.monotonic()
         except BlackBoxError as error:
             if not self._has_joined():
                 failure = SubscriberError(f"slice {self._slice_id} could not catch up: {error}")

@@ -170,7 +170,7 @@ def test_what_archives_lack_ends_a_subscriber_that_cannot_catch_up(tmp_path: Pat
     subscriber.on(b"")(nothing)
     with ArchiveServer(tmp_path / feed.name, feed.archives), RawPublisher(feed, epoch=time.time_ns()) as publisher:
         publisher.send(publisher.encode([(b"A", b"")]))
-        with pytest.raises(SubscriberError, match="slice 0 could not catch up: .* has ended"):
+        with pytest.raises(SubscriberError, match="for 0.4 s archives had no more, expected what came before 1"):
             subscriber.start(since=0).wait_live()
 
 
@@ -189,5 +189,5 @@ def test_beginnings_that_cannot_be_are_refused() -> None:
         Subscriber(feed_of()).start(since=0)
     with pytest.raises(ConfigError, match="key_bytes 2, expected 0"):
         Subscriber(archived_feed(key_bytes=2)).start(since=0)
-    with pytest.raises(ConfigError, match=r"since was for slices \[1\], expected a position for each of \[0\]"):
+    with pytest.raises(ConfigError, match=r"since was for slices \[1\], expected some of 0 to 0"):
         Subscriber(archived_feed()).start(since={1: (1, 1)})

@@ -36,6 +36,8 @@ from blackbox.transport.pings import send_pings
 _LATER_S: Final = 0.02
 """Time until what is still being written is asked for again; it doubles while nothing comes."""
 _MOST_LATER_S: Final = 0.32
+_MOST_WAITS: Final = 10
+"""So many times as long as it waits for more, who joins asks archives again of which none answers."""
 _LOOK_S: Final = 0.05
 """Between two looks at whether it is over."""
 _MOST_BYTES: Final = 64 << 20
@@ -189,7 +191,8 @@ class ArchiveClient:
     def since(self, slice_id: int, since: Since, wait_s: float, is_over: Callable[[], bool]) -> Iterator[Block | None]:
         """Yield the recorded blocks of a slice of a feed without keys, and None whenever there are no more for now.
 
-        Until `is_over`. Raises ArchiveError when for `wait_s` no archive answers, or nothing more comes.
+        Until `is_over`. After `wait_s` without more it goes on at the next archive. Raises ArchiveError when for ten
+        times as long none answers.
         """
         ask = AskBlocks(
             slice_id=slice_id,
@@ -198,23 +201,19 @@ class ArchiveClient:
             start_ns=None if since.epoch else since.start_ns,
         )
         rows, heard = _Rows(ask, tells_later=True), time.monotonic()
-        why = ArchiveError(f"the recording of feed {self.feed.name!r} slice {slice_id} has ended")
         while not is_over():
-            failure = why
             try:
                 for found in self._blocks(rows, wait_s, is_over):
-                    if isinstance(found, Fetched):
-                        heard = time.monotonic()
-                        yield found.block
-                    elif found is None:
-                        yield None
+                    heard = time.monotonic()
+                    if not isinstance(found, Gone):
+                        yield None if found is None else found.block
                     if is_over():
                         return
+                heard = time.monotonic()
                 yield None
-            except ArchiveError as error:
-                failure = error
-            if time.monotonic() - heard > wait_s:
-                raise failure
+            except ArchiveError:
+                if time.monotonic() - heard > _MOST_WAITS * wait_s:
+                    raise
             time.sleep(_MOST_LATER_S)
 
     def _blocks(
