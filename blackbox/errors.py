@@ -61,6 +61,10 @@ class GapError(SubscriberError):
     """Messages were lost, and the subscriber was to end then."""
 
 
+class PositionError(BlackBoxError):
+    """Positions of a named consumer cannot be read or kept, go back, or another process has the name."""
+
+
 class CallbackError(SubscriberError):
     """A callback raised; the original exception is the cause."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -15,9 +17,11 @@ from blackbox.block.gap import Gap
 from blackbox.errors import ConfigError, SubscriberError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema import load_schema
+from blackbox.recovery.consumer import consumer_of
 from blackbox.subscribe.beginnings import EpochHooks
 from blackbox.subscribe.callbacks import IN_SLICE, Callback, CompiledCallback
 from blackbox.subscribe.compiled_callback import compile_callback
+from blackbox.subscribe.cut import Position
 from blackbox.subscribe.gap_hooks import GapHook
 from blackbox.subscribe.match_table import MAX_WORKERS
 from blackbox.subscribe.options import Options
@@ -40,6 +44,7 @@ AnyFunction = TypeVar("AnyFunction", bound=Callable[..., object])
 BatchFunction = TypeVar("BatchFunction", bound=Callable[[Batch], object])
 
 _DEFAULT_POLICY = SlowPolicy()
+_A_MS = 1_000_000
 _ANSWER_S = 1.0
 """For so long a subscriber that repairs waits for one answer of one archive: then it asks the next one."""
 
@@ -67,6 +72,10 @@ class Subscriber:
         on_gap: Literal["tell", "stop", "repair"] = "tell",
         repair_wait_ns: int = 2_000_000_000,
         processes: bool = False,
+        name: str | None = None,
+        positions: str | os.PathLike[str] | None = None,
+        checkpoint_interval_ns: int | None = None,
+        name_wait_ns: int = 0,
     ) -> None:
         """Settings; nothing is opened before `start`. Raises ValueError when one is out of range.
 
@@ -85,11 +94,18 @@ class Subscriber:
                 `on_gap`; "stop" delivers what came before, then ends the subscriber: `run` and `stop` raise GapError.
                 "repair" fetches them from the feed's archives and delivers them in their place; what is behind waits,
                 up to `hwm_blocks` times the feed's `block_bytes`. What no archive has is told.
-            repair_wait_ns: how long what is behind a gap waits for archives, all of them together; and how long `start`
-                with `since` goes on without a block from them.
+            repair_wait_ns: how long what is behind a gap waits for archives, all of them together. With `since`: how
+                long they may have nothing more while something is missing before what comes live; and, ten times as
+                long, how long none may answer.
             processes: run each slice in a process of its own, forked at `start`, so that Python callbacks of several
                 slices run in parallel. What callbacks change stays in their process, but for states of compiled ones;
                 callbacks cannot then be added or removed while running.
+            name: a name for what this subscriber does, such as "strategy-1". At `start` it goes on from its last
+                checkpoint, with what the feed's archives recorded since. One process at a time has a name.
+            positions: the directory where positions are kept by name.
+            checkpoint_interval_ns: make a checkpoint so often, and at the end. What was delivered after the last one
+                comes again: each message at least once. Default: only where you call `checkpoint`.
+            name_wait_ns: how long `start` waits for another process of this name to end.
         """
         check_is_feed(feed)
         check_integers(("workers", workers, 0, MAX_WORKERS))
@@ -105,6 +121,16 @@ class Subscriber:
             repair_wait_ns=repair_wait_ns,
         )
         self._processes = processes
+        check_integers(
+            (
+                "checkpoint_interval_ns",
+                _A_MS if checkpoint_interval_ns is None else checkpoint_interval_ns,
+                _A_MS,
+                1 << 50,
+            ),
+            ("name_wait_ns", name_wait_ns, 0, 1 << 60),
+        )
+        self._consumer = consumer_of(feed, name, positions, name_wait_ns, checkpoint_interval_ns)
         self._callbacks: list[Callback] = []
         self._tickers: list[Ticker] = []
         self._gap_hooks: list[GapHook] = []
@@ -436,18 +462,53 @@ class Subscriber:
         """Begin, and return when every publisher has confirmed the subscriptions: nothing sent after that is missed.
 
         `since`: begin in the past, with what the feed's archives recorded at this time (ns since 1970) or later, or
-        from (epoch, sequence) of each slice on; then go over to what comes live, with nothing twice and nothing
-        between. `wait_live` waits for that, `statistics().received.catching_up` tells how many slices have yet to. What
-        comes so is no lag. Only for feeds with `key_bytes` 0.
+        from (epoch, sequence) of each slice on (those that it does not name begin live); then go over to what comes
+        live, with nothing twice and nothing between. `wait_live` waits for that, `statistics().received.catching_up`
+        tells how many slices have yet to. What comes so is no lag. Only for feeds with `key_bytes` 0.
 
         Of two lines one is enough, after `timeout` seconds (not counted: compiling, on the first start ever). Raises
         NotConfirmedError naming the slices without a publisher, EndpointError when a slice cannot connect.
         """
         self._begin_live()
-        self._supervisor.start(timeout, None if since is None else self._since(since))
+        if self._consumer is not None:
+            since = self._consumer.begin(since)
+        try:
+            self._supervisor.start(timeout, None if since is None else self._since(since))
+            if self._consumer is not None:
+                self._consumer.keep_by_itself(self._supervisor.checkpoint)
+        except BaseException:
+            self._leave()
+            raise
         return self
 
-    def _since(self, since: int | Mapping[int, tuple[int, int]]) -> Callable[[int], Since]:
+    @contextmanager
+    def checkpoint(self, timeout: float = 10.0) -> Iterator[dict[int, Position]]:
+        """In a `with` block: let no callback run, and get by slice the (epoch, sequence) of what will come next.
+
+        All callbacks have then had each message before, none a later one. Keep your own state in the block, with the
+        positions in the same transaction, and give them to `start(since=...)`; or let them be kept by `name`: when the
+        block ends without an exception, they are. Other blocks wait meanwhile, which is lag, so be quick. May be used
+        after the end too, but for `terminate`. Messages that archives still bring come after it.
+
+        Raises TimeoutError when callbacks do not return in time; SubscriberError in a callback, with streams, with
+        `processes`, for the policy "conflate", for feeds with `key_bytes`, and while a slice has no position, as
+        nothing has come yet; PositionError when positions cannot be kept; what ended the subscriber.
+        """
+        if self.feed.key_bytes:
+            raise SubscriberError(f"checkpoint was called for key_bytes {self.feed.key_bytes}, expected 0")
+        if self._streams:
+            raise SubscriberError("checkpoint was called with streams, of which nobody knows what was done with them")
+        with self._supervisor.checkpoint(timeout) as positions:
+            yield positions
+            if self._consumer is not None:
+                self._consumer.keep(positions)
+
+    def _leave(self) -> None:
+        """Once it has ended: keep where it ended, if it keeps positions by itself, and let its name go."""
+        if self._consumer is not None and self.state is State.ENDED:
+            self._consumer.end(self._supervisor.checkpoint)
+
+    def _since(self, since: int | Mapping[int, tuple[int, int]]) -> Callable[[int], Since | None]:
         if not self.feed.archives:
             raise ConfigError(f"feed {self.feed.name!r} had no archives, expected endpoints such as tcp://host:5600")
         if self.feed.key_bytes:
@@ -456,12 +517,10 @@ class Subscriber:
             )
         if isinstance(since, Mapping):
             positions = {slice_id: Since(epoch, sequence, 0) for slice_id, (epoch, sequence) in since.items()}
-            wanted = set(range(len(self.feed.slices)))
-            if positions.keys() != wanted:
-                raise ConfigError(
-                    f"since was for slices {sorted(positions)}, expected a position for each of {sorted(wanted)}"
-                )
-            return positions.__getitem__
+            slices = range(len(self.feed.slices))
+            if not positions.keys() <= set(slices):
+                raise ConfigError(f"since was for slices {sorted(positions)}, expected some of 0 to {slices[-1]}")
+            return positions.get
         check_integers(("since", since, 0, 1 << 62))
         return lambda _slice_id: Since(0, 0, since)
 
@@ -563,7 +622,10 @@ class Subscriber:
             raise SubscriberError(
                 'run was called without callbacks, expected some: @subscriber.on(b"") gets all topics'
             )
-        self._supervisor.run(until_end=until_end, timeout=timeout, silence_timeout=silence_timeout)
+        try:
+            self._supervisor.run(self.start, until_end=until_end, timeout=timeout, silence_timeout=silence_timeout)
+        finally:
+            self._leave()
 
     def check_silence(self, silence_timeout: float | None) -> None:
         """Raise SilentPublisherError when nothing has come from a slice for so many seconds, and no end."""
@@ -576,7 +638,10 @@ class Subscriber:
         are not done in `timeout` seconds (it then terminates).
         """
         if not self._stop_replay():
-            self._supervisor.stop(timeout)
+            try:
+                self._supervisor.stop(timeout)
+            finally:
+                self._leave()
 
     def terminate(self, timeout: float = 5.0) -> None:
         """End now: the callback that runs is finished, what is queued is lost. See `stop` to lose nothing.
@@ -585,6 +650,7 @@ class Subscriber:
         """
         if not self._stop_replay():
             self._supervisor.terminate(timeout)
+            self._leave()
 
     def request_stop(self) -> None:
         """As `stop`, but return at once: `run` then ends by itself."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import fcntl
 import os
 import re
 from pathlib import Path
@@ -18,6 +17,7 @@ from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.feed.schema_document import SchemaDocument
+from blackbox.native.file_lock import FileLock, OwnedError
 from blackbox.native.xxh3 import xxh3
 from blackbox.regular_file import read_regular
 from blackbox.timestamps import date_of, ns_on
@@ -261,33 +261,16 @@ def recorded_days(directory: Path) -> list[Path]:
     return sorted(path.parent for path in directory.glob(f"*/{MANIFEST}"))
 
 
-class Lock:
+class Lock(FileLock):
     """Ownership of a feed's recordings: held while open, and let go by the system when its process dies."""
 
     def __init__(self, directory: Path, *, importing: bool = False) -> None:
         """Take it, to record or to import. Raises JournalError naming the owner when another has it."""
-        path = directory / (IMPORT_LOCK if importing else LOCK)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, b"process %d\n" % os.getpid(), 0)
-        except BlockingIOError:
-            owner = os.pread(self._fd, 64, 0).decode(errors="replace").strip() or "another process"
-            os.close(self._fd)
+            super().__init__(directory / (IMPORT_LOCK if importing else LOCK))
+        except OwnedError as owned:
             what, who = ("imported into", "import") if importing else ("recorded", "recorder")
-            raise JournalError(f"{directory} is being {what} by {owner}, expected no other {who}") from None
-        except BaseException as error:
-            os.close(self._fd)
-            if isinstance(error, OSError):
-                raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
-            raise
-
-    def close(self) -> None:
-        """Let go."""
-        os.ftruncate(self._fd, 0)
-        fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing alone would not do while a forked process has the file too
-        os.close(self._fd)
+            raise JournalError(f"{directory} is being {what} by {owned}, expected no other {who}") from None
 
 
 def as_journal_error(error: OSError, what: str) -> JournalError:

@@ -241,7 +241,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Check all settings and that the slices fit together; ConfigError names what does not."""
         try:
             check_types(self)
-            _check_name(self.name)
+            check_name(self.name)
             if not self.schema_name:
                 raise ConfigError("schema was empty, expected the name of a schema")
             _check_template(self.topic)
@@ -299,7 +299,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Raises:
             ConfigError: a setting is out of its range.
         """
-        _check_name(name)
+        check_name(name)
         if not 1 <= slices <= MAX_SLICES:
             raise ConfigError(f"slices were {slices}, expected 1 to {MAX_SLICES}")
         if not 1 <= lines <= MAX_LINES:
@@ -392,7 +392,8 @@ def _check_schema(named: str | Schema, given: Schema | None) -> None:
         raise ConfigError(f"schema was {named!r}, expected {given.name!r}, the name of the one that was given")
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """Raise ConfigError unless this can be the name of a feed, or of who receives it, and of files."""
     if len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
         raise ConfigError(
             f"name was {name!r}, expected 1 to {MAX_NAME_LENGTH} letters, digits, '.', '_' or "

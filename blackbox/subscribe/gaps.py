@@ -17,6 +17,7 @@ from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
 from blackbox.native.prefix_trie import Trie, longest_prefix
 from blackbox.native.records import Field, Fields, SharedRecord, record_at
+from blackbox.subscribe.cut import Position
 from blackbox.subscribe.epochs import EpochState, epoch_state_at, judge_epoch
 from blackbox.subscribe.held import (
     HELD_BLOCKS,
@@ -171,6 +172,13 @@ class Sequences:
         number_of(self.keys.at, 0, 0)
         state = KeyState(self._key_states[:1])
         state.epoch, state.expected = epoch, sequence
+
+    def position(self) -> Position | None:
+        """Return what comes next of the one key of a slice whose feed has no keys; None: it is not known."""
+        state = KeyState(self._key_states[:1])
+        if state.expected != _UNKNOWN:
+            return Position(state.epoch, state.expected)
+        return Position(self._state.epoch, 0) if self._state.epoch and self._state.all_told else None
 
     def set_all_told(self, told: bool) -> None:
         """Note whether the publisher has told the sequences of all its keys since the present filters are in force."""

@@ -88,6 +88,7 @@ _BAD_KEY_BYTES = int(Fault.KEY_BYTES)
 _BAD_SLICE = int(Fault.SLICE)
 _BAD_EPOCH = int(Fault.EPOCH)
 _SOCKET_EVERY = 8
+_TURNS = 32
 """Blocks taken from shared memory between two looks at the sockets."""
 # As arguments these are int64 rather than literals: numba would compile the callee once for each literal.
 _NO = numpy.int64(0)
@@ -379,12 +380,14 @@ def run_slice(at: SliceAt, table: TableAt, trie: Trie, keys: Trie) -> int:
     """Receive and hand on until Python is needed; returns why: COMMAND, CONTROL, DRAINED, TERMINATED or FAILED."""
     state = slice_state_at(at.state)
     own = worker_state_at(at.own.state)
-    result = numpy.int64(0)
+    result, frames = numpy.int64(0), numpy.int64(1)
+    turns = state.reads + _TURNS
     while result == 0:
         stopping = load_shared(state, "stopping")
         if stopping == TERMINATE:
             return TERMINATED
-        if load_shared(state, "asked") != 0:
+        # Who asks without a pause must not keep blocks from their turn.
+        if load_shared(state, "asked") != 0 and (frames == 0 or state.reads >= turns):
             return COMMAND
         state.reads += 1
         # What comes live takes turns with it: else its queue would run over.

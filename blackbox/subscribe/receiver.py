@@ -45,6 +45,7 @@ from blackbox.subscribe.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.subscribe.callbacks import IN_SLICE, Callback
 from blackbox.subscribe.clocks import ClockState
 from blackbox.subscribe.conflation import Conflation
+from blackbox.subscribe.cut import Cut, Position
 from blackbox.subscribe.flood_guard import FloodGuard
 from blackbox.subscribe.gaps import Sequences, forget_uncovered
 from blackbox.subscribe.in_slice import InSlice
@@ -225,6 +226,17 @@ class SliceThread:
         for table in list(self._tables.values()):
             for worker in table.workers:
                 worker.remove(callback)
+
+    @property
+    def position(self) -> Position | None:
+        """What comes next, of a feed without keys, once all before it has been handed over; None: nobody knows."""
+        return self._sequences.position()
+
+    def come_to(self, cut: Cut) -> None:
+        """Come to a cut, and stay there until it is released."""
+        self._commands.append(lambda: self._hold(cut))
+        self.state.asked = 1
+        self._wake()
 
     def ask_to_stop(self) -> None:
         """Finish what was received, then end."""
@@ -464,7 +476,7 @@ class SliceThread:
                 continue
             if reason == codes.COMMAND:
                 self.state.asked = 0
-                while self._commands:
+                for _ in range(len(self._commands)):  # not what comes meanwhile: blocks have their turn
                     self._commands.popleft()()
                 self._subscription.look_at_shared()
                 self._at = self._at._replace(shared=self._subscription.shared)
@@ -497,6 +509,22 @@ class SliceThread:
             if version < min(in_use, default=table.version):
                 del self._tables[version]
         self._subscription.ask(table)
+
+    def _hold(self, cut: Cut) -> None:
+        """Hand nothing over, and let no ticker be called, until the cut is released, or it is over."""
+
+        def is_idle() -> bool:
+            if self.state.stopping == codes.TERMINATE or self.error is not None:
+                raise SubscriberError("the subscriber ended meanwhile")
+            return all(worker.is_idle() and worker.hold_ticks() for worker in self.workers)
+
+        try:
+            cut.hold(self.slice_id, is_idle, lambda: self.position)
+        except SubscriberError:
+            log.debug("slice %d: it ended before the checkpoint did", self.slice_id)
+        finally:
+            for worker in self.workers:
+                worker.release_ticks()
 
     def _end_workers(self) -> None:
         for number in range(len(self.workers)):

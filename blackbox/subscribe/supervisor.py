@@ -22,6 +22,7 @@ from blackbox.native.limits import Needs, check_limits, start_thread
 from blackbox.subscribe.beginnings import NO_HOOKS, EpochHooks
 from blackbox.subscribe.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.subscribe.callbacks import Callback
+from blackbox.subscribe.cut import Cut, Position
 from blackbox.subscribe.gap_hooks import GapHook
 from blackbox.subscribe.join import JoinPhase
 from blackbox.subscribe.match_table import Table
@@ -127,11 +128,12 @@ class Supervisor:
         self._processes = processes
         self._block_handler, self._hooks, self._streams = block_handler, hooks, streams
         self._archives = archives
-        self._since: Callable[[int], Since] | None = None
+        self._since: Callable[[int], Since | None] | None = None
 
         self._alerts = Alerts(feed, options.slow)
         self._notices = Notices()
         self._changed = threading.Condition()
+        self._one_cut = threading.Lock()
         self._version = 0
         self._slices: dict[int, SliceThread] = {}
         self._children: dict[int, SliceProcess] = {}
@@ -158,10 +160,10 @@ class Supervisor:
                 for stream in tuple(self._streams) if state in (State.STOPPING, State.ENDED) else ():
                     stream.end(at_once=state is State.ENDED)
 
-    def start(self, timeout: float = 10.0, since: Callable[[int], Since] | None = None) -> None:
+    def start(self, timeout: float = 10.0, since: Callable[[int], Since | None] | None = None) -> None:
         """Start the slices, and return when every publisher has confirmed their filters.
 
-        `since` says where in the past each begins.
+        `since` says where in the past each begins, if it does.
 
         Of two lines one is enough, after `timeout` seconds (not counted: compiling, on the first start ever). Raises
         NotConfirmedError naming the slices without a publisher, or whose publisher has another `key_bytes`;
@@ -220,6 +222,42 @@ class Supervisor:
                     raise TimeoutError(f"slices {behind} had not caught up in {timeout} s")
                 self._changed.wait(_TICK_S)
 
+    @contextmanager
+    def checkpoint(self, timeout: float) -> Iterator[dict[int, Position]]:
+        """Let no callback run, and yield what each slice will deliver next; where it has ended, would have.
+
+        Raises TimeoutError when callbacks do not return in time, SubscriberError when it is not known what was
+        delivered; what ended it.
+        """
+        if self._processes:
+            raise SubscriberError("checkpoint was called with processes=True, where callbacks run in other processes")
+        if self._options.slow.action == "conflate":
+            raise SubscriberError("checkpoint was called with the policy 'conflate', which delivers out of order")
+        if self._is_own_thread():
+            raise SubscriberError("checkpoint was called by a callback, expected a thread that is none of its own")
+        if self._state is State.NEW:
+            raise SubscriberError("checkpoint was called before start")
+        if not self._one_cut.acquire(timeout=timeout):
+            raise TimeoutError(f"another checkpoint had not ended in {timeout} s")
+        slices = self._slices
+        cut = Cut(slices)
+        try:
+            for thread in slices.values():
+                thread.come_to(cut)
+
+            def look(missing: set[int]) -> None:
+                self.raise_failure()
+                for slice_id in missing:
+                    if slices[slice_id].is_done:
+                        if slices[slice_id].state.stopping == TERMINATE:
+                            raise SubscriberError("the subscriber was terminated: what was queued was not delivered")
+                        cut.note(slice_id, slices[slice_id].position)
+
+            yield cut.wait(timeout, look)
+        finally:
+            cut.release()
+            self._one_cut.release()
+
     def _check_lines(self, timeout: float) -> None:
         for slice_id, thread in self._slices.items():
             endpoints = thread.feed_slice.lines
@@ -247,7 +285,14 @@ class Supervisor:
                 return f": {counters.faults[fault]} blocks were refused: {FAULT_TEXT[fault]}"
         return ": it sent blocks and did not answer" if counters.blocks + counters.control else ""
 
-    def run(self, *, until_end: bool = False, timeout: float = 10.0, silence_timeout: float | None = None) -> None:
+    def run(
+        self,
+        start: Callable[[float], object] | None = None,
+        *,
+        until_end: bool = False,
+        timeout: float = 10.0,
+        silence_timeout: float | None = None,
+    ) -> None:
         """Start (unless it runs), wait, stop. In the main thread SIGINT and SIGTERM stop; a second one terminates.
 
         Ends when `stop` or `terminate` is called elsewhere; with `until_end` also when every publisher has closed and
@@ -257,7 +302,7 @@ class Supervisor:
         self._check_process()
         with self._signals() as came:
             if self._state is State.NEW:
-                self.start(timeout)
+                (start or self.start)(timeout)
             self._stop_at_end = until_end
             while not self._wait_ended(_TICK_S):
                 try:

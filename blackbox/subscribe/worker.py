@@ -82,6 +82,7 @@ class Worker:
         self._ticks = Ticks(table.tickers, on_error)
         self._state = self._delivery.state
         self._beginnings = beginnings
+        self._turn, self._holds_ticks = threading.Lock(), False
         self.thread = threading.Thread(target=self._run, name=f"blackbox-worker-{slice_id}.{number}", daemon=True)
 
     @property
@@ -140,9 +141,9 @@ class Worker:
             if reason == collect.DELIVER:
                 delivery.deliver()
                 if not delivery.is_over() and self._ticks.next_ns != NEVER and self._ticks.is_due(time.time_ns()):
-                    delivery.tick(self._ticks)
+                    self._tick()
             elif reason == collect.TICK:
-                delivery.tick(self._ticks)
+                self._tick()
             elif reason == collect.SWITCH:
                 self._table = self._table_of_version(delivery.state.next_version)
                 at = self._addresses(dealer)
@@ -157,6 +158,21 @@ class Worker:
                 raise SubscriberError(zmq.strerror(delivery.state.errno))
             else:
                 return
+
+    def hold_ticks(self) -> bool:
+        """Let tickers wait from now on; return whether none of them runs. For one other thread."""
+        self._holds_ticks = self._holds_ticks or self._turn.acquire(blocking=False)
+        return self._holds_ticks
+
+    def release_ticks(self) -> None:
+        """Let tickers be called again. For the thread that held them."""
+        if self._holds_ticks:
+            self._holds_ticks = False
+            self._turn.release()
+
+    def _tick(self) -> None:
+        with self._turn:
+            self._delivery.tick(self._ticks)
 
     def is_idle(self) -> bool:
         """Whether it has delivered all that it was sent."""

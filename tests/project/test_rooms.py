@@ -21,6 +21,7 @@ ORDER = (
     "subscribe",
     "book",
     "archive",
+    "recovery",
     "replay",
     "subscriber",
     "testing",

@@ -1,0 +1,126 @@
+"""A named consumer: it begins where it was, and its positions are kept at each checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Final
+
+from blackbox.errors import BlackBoxError, ConfigError, PositionError
+from blackbox.feed.feed import Feed
+from blackbox.native.limits import start_thread
+from blackbox.recovery.positions import PositionFile
+from blackbox.subscribe.cut import Position
+
+log = logging.getLogger("blackbox")
+
+Checkpoint = Callable[[float], AbstractContextManager[Mapping[int, Position]]]
+
+_PATIENCE_S: Final = 10.0
+
+
+class Consumer:
+    """Owns a name from `begin` to `end`, and keeps positions under it; by itself too, if it is given an interval."""
+
+    def __init__(self, feed: Feed, file: PositionFile, wait_ns: int, interval_ns: int | None) -> None:
+        """Settings. `wait_ns`: how long to wait for the process that has the name."""
+        self._feed, self._file = feed, file
+        self._wait_s = wait_ns / 1e9
+        self._interval_s = None if interval_ns is None else interval_ns / 1e9
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._last: Mapping[int, Position] = {}
+
+    def begin(self, since: int | Mapping[int, tuple[int, int]] | None) -> int | Mapping[int, tuple[int, int]] | None:
+        """Take the name; return where to begin: where it was, or at `since`.
+
+        Raises PositionError when another process has the name, what is kept is of another feed, or `since` is behind.
+        """
+        self._file.own(self._wait_s)
+        try:
+            kept = self._file.read()
+            if kept is None:
+                return since
+            slices = range(len(self._feed.slices))
+            if kept.feed != self._feed.name or not kept.slices.keys() <= set(slices):
+                raise PositionError(
+                    f"{self._file.path} was of feed {kept.feed!r} and slices {sorted(kept.slices)}, expected "
+                    f"{self._feed.name!r} and slices up to {slices[-1]}"
+                )
+            self._last = kept.positions
+            if since is None:
+                return self._last
+            if not isinstance(since, Mapping):
+                raise PositionError(
+                    f"since was a time, but consumer {self._file.name!r} has been further: expected positions, or "
+                    f"`blackbox positions {self._file.directory} --forget {self._file.name}` first"
+                )
+            self._check_forward({slice_id: Position(*each) for slice_id, each in since.items()})
+        except BaseException:
+            self._file.close()
+            raise
+        return since
+
+    def keep_by_itself(self, checkpoint: Checkpoint) -> None:
+        """Keep positions at each interval, if there is one, in a thread."""
+        if self._interval_s is not None:
+            self._thread = threading.Thread(
+                target=self._run, args=(checkpoint, self._interval_s), name="blackbox-positions", daemon=True
+            )
+            start_thread(self._thread)
+
+    def keep(self, positions: Mapping[int, Position]) -> None:
+        """Keep where it is. Raises PositionError when that cannot be written."""
+        positions = {**self._last, **positions}
+        if positions != self._last:
+            self._file.keep(self._feed.name, positions)
+            self._last = positions
+
+    def end(self, checkpoint: Checkpoint) -> None:
+        """Let the name go; if it keeps positions by itself, keep where it ended."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._keep_now(checkpoint)
+            self._thread = None
+        self._file.close()
+
+    def _run(self, checkpoint: Checkpoint, interval_s: float) -> None:
+        while not self._over.wait(interval_s):
+            self._keep_now(checkpoint)
+
+    def _keep_now(self, checkpoint: Checkpoint) -> None:
+        try:
+            with checkpoint(_PATIENCE_S) as positions:
+                self.keep(positions)
+        except (BlackBoxError, TimeoutError) as error:
+            log.warning("consumer %r: positions were not kept: %s", self._file.name, error)
+
+    def _check_forward(self, positions: Mapping[int, Position]) -> None:
+        for slice_id, position in self._last.items():
+            if slice_id in positions and positions[slice_id] < position:
+                raise PositionError(
+                    f"consumer {self._file.name!r} slice {slice_id}: position was {_text(positions[slice_id])}, "
+                    f"expected {_text(position)} or later, where it has been"
+                )
+
+
+def consumer_of(
+    feed: Feed, name: str | None, positions: object, wait_ns: int, interval_ns: int | None
+) -> Consumer | None:
+    """Return the consumer that settings name, if they do. Raises ConfigError when they do not fit together."""
+    if name is None or positions is None:
+        if name is not None or positions is not None or interval_ns is not None:
+            raise ConfigError(f"name was {name!r} and positions {positions!r}, expected both or none of them")
+        return None
+    if not feed.archives:
+        raise ConfigError(f"feed {feed.name!r} had no archives, which a named consumer goes on from")
+    if feed.key_bytes:
+        raise ConfigError(f"name was {name!r} for a feed with key_bytes {feed.key_bytes}, expected 0")
+    return Consumer(feed, PositionFile(positions, name), wait_ns, interval_ns)  # type: ignore[arg-type]
+
+
+def _text(position: Position) -> str:
+    return f"{position.sequence} of epoch {position.epoch:016x}"

@@ -1,0 +1,125 @@
+"""The positions of named consumers: a directory with a file for each, which is replaced as a whole."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+
+from blackbox.archive.day import make_directory, sync_directory
+from blackbox.errors import ConfigError, PositionError
+from blackbox.feed.feed import check_name
+from blackbox.native.file_lock import FileLock, OwnedError
+from blackbox.regular_file import read_regular
+from blackbox.subscribe.cut import Position
+
+_SUFFIX: Final = ".positions"
+_LOCK_SUFFIX: Final = ".lock"
+_MOST_BYTES: Final = 1 << 20
+_LOOK_S: Final = 0.05
+
+_Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a file says."""
+
+    feed: str
+    """The name of the feed."""
+    kept_ns: _Number
+    """When, ns since 1970."""
+    slices: dict[_Number, tuple[_Number, _Number]]
+    """By slice: the epoch, and the sequence number of the message that comes next."""
+
+    @property
+    def positions(self) -> dict[int, Position]:
+        """By slice."""
+        return {slice_id: Position(*each) for slice_id, each in self.slices.items()}
+
+
+class PositionFile:
+    """One consumer's. Whoever changes it owns the name meanwhile: see `own`."""
+
+    def __init__(self, directory: str | os.PathLike[str], name: str) -> None:
+        """Settings; nothing is opened. Raises ConfigError for a name that no consumer may have."""
+        check_name(name)
+        self.directory, self.name = Path(directory), name
+        self.path = self.directory / f"{name}{_SUFFIX}"
+        self._lock: FileLock | None = None
+
+    def own(self, wait_s: float) -> None:
+        """Take the name, and wait so long for a process that has it. Raises PositionError naming that process."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                make_directory(self.directory)
+                self._lock = FileLock(self.directory / f"{self.name}{_LOCK_SUFFIX}")
+                return
+            except OwnedError as owned:
+                if time.monotonic() >= deadline:
+                    waited = f" for {wait_s:g} s" if wait_s else ""
+                    raise PositionError(
+                        f"consumer {self.name!r} of {self.directory} was {owned}'s{waited}, expected no other"
+                    ) from None
+            except OSError as error:
+                raise self._refused("be kept", error) from error
+            time.sleep(_LOOK_S)
+
+    def close(self) -> None:
+        """Let the name go."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def read(self) -> Kept | None:
+        """Return what is kept; None: nothing. Raises PositionError for a file that is none."""
+        try:
+            return msgspec.json.decode(read_regular(self.path, _MOST_BYTES), type=Kept)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._refused("be read", error) from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise PositionError(f"{self.path} is damaged: {error}") from error
+
+    def keep(self, feed: str, positions: Mapping[int, Position]) -> None:
+        """Replace what is kept, durably. Raises PositionError; what was kept before is then kept still."""
+        slices = {slice_id: tuple(each) for slice_id, each in sorted(positions.items())}
+        kept = Kept(feed, time.time_ns(), slices)  # type: ignore[arg-type]
+        fresh = self.path.with_suffix(".new")
+        try:
+            with fresh.open("wb") as file:
+                file.write(msgspec.json.encode(kept) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self.path)
+            sync_directory(self.directory)
+        except OSError as error:
+            raise self._refused("be kept", error) from error
+
+    def forget(self) -> None:
+        """Keep nothing any more. Raises PositionError when nothing was kept."""
+        try:
+            self.path.unlink()
+            sync_directory(self.directory)
+        except OSError as error:
+            raise self._refused("be forgotten", error) from error
+
+    def _refused(self, what: str, error: OSError) -> PositionError:
+        return PositionError(f"positions {self.path} cannot {what}: {error.strerror}")
+
+
+def consumers(directory: str | os.PathLike[str]) -> list[PositionFile]:
+    """Return the consumers that a directory has something of, by name. Raises PositionError when there is none."""
+    place = Path(directory)
+    if not place.is_dir():
+        raise PositionError(f"{str(place)!r} was no directory, expected the positions of consumers")
+    found = sorted(path for path in place.iterdir() if path.suffix == _SUFFIX)
+    try:
+        return [PositionFile(place, path.stem) for path in found]
+    except ConfigError as error:
+        raise PositionError(f"{place}: {error}") from error

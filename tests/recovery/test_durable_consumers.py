@@ -1,0 +1,257 @@
+"""Named consumers: each begins where it was, whoever was killed meanwhile, and one process has a name."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blackbox import ConfigError, Feed, PositionError, Publisher, Recorder, Subscriber
+from blackbox.recovery.positions import PositionFile
+from blackbox.subscribe.cut import Position
+from blackbox.testing import wait_until
+from tests.archive.recorders import MIB, publish_numbered, wait_recorded
+from tests.archive.test_archive_answers import archived_feed
+from tests.support import Script
+
+
+def consumer(feed: Feed, positions: Path, **settings: Any) -> tuple[Subscriber, list[tuple[int, int]]]:
+    """Return a subscriber with a name, and the epochs and numbers that its callback gets."""
+    subscriber = Subscriber(feed, name="strategy-1", positions=positions, **settings)
+    got: list[tuple[int, int]] = []
+    subscriber.on(b"", fields=("epoch", "sequence"))(lambda epoch, sequence: got.append((epoch, sequence)))
+    return subscriber, got
+
+
+def test_it_goes_on_after_its_last_checkpoint_over_epochs_and_segments(tmp_path: Path) -> None:
+    feed = archived_feed()
+    came: list[tuple[int, int]] = []
+    sent: list[tuple[int, int]] = []
+    recorder = Recorder(feed, tmp_path / "days", serve=True, segment_bytes=MIB)
+    for run in range(4):
+        with Publisher(feed, when_full="wait") as publisher:
+            if run == 0:
+                recorder.start()
+            publisher.wait_for_subscribers()
+            if run == 2:  # that run of the publisher comes and goes without it
+                publish_numbered(publisher, 0, 15_050)
+            else:
+                subscriber, got = consumer(feed, tmp_path / "positions")
+                subscriber.start(since=0 if run == 0 else None)
+                publish_numbered(publisher, 0, 15_000)
+                publisher.flush()
+                wait_until(lambda: got[-1:] == [(publisher.epoch, 14_999)], 30)
+                with subscriber.checkpoint() as positions:
+                    assert positions == {0: (publisher.epoch, 15_000)}
+                    came += got
+                publish_numbered(publisher, 15_000, 50)  # it is gone before it keeps what it did with these
+                subscriber.terminate()
+            sent += [(publisher.epoch, number) for number in range(15_050)]
+            wait_recorded(recorder, len(sent))
+    recorder.stop()
+    assert came == sent[: len(came)]
+    assert len(came) == len(sent) - 50
+
+
+def test_positions_are_kept_by_themselves_and_at_the_end(tmp_path: Path) -> None:
+    feed = archived_feed()
+    file = PositionFile(tmp_path, "strategy-1")
+
+    def kept() -> int:
+        found = file.read()
+        return 0 if found is None else found.positions[0].sequence
+
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber, got = consumer(feed, tmp_path, checkpoint_interval_ns=10_000_000)
+        subscriber.start()
+        publish_numbered(publisher, 0, 500)
+        wait_until(lambda: kept() == 500)
+        publish_numbered(publisher, 500, 500)
+        publisher.close()
+        subscriber.run(until_end=True)
+    assert len(got) == 1_000
+    assert kept() == 1_000
+
+
+def test_a_killed_consumer_goes_on_exactly_once(tmp_path: Path) -> None:
+    """Its state and positions are one transaction of a database; it is killed at any moment."""
+    feed = archived_feed(block_bytes=4_096)
+    code = f"""
+        import sqlite3
+        database = sqlite3.connect({str(tmp_path / "state.db")!r}, isolation_level=None)
+        database.execute("CREATE TABLE IF NOT EXISTS heard (number INTEGER)")
+        database.execute("CREATE TABLE IF NOT EXISTS positions (slice PRIMARY KEY, epoch INTEGER, next INTEGER)")
+        since = {{s: (e, n) for s, e, n in database.execute("SELECT * FROM positions")}} or 0
+        heard = []
+        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=10**11), on_gap="repair", repair_wait_ns=10**10)
+        subscriber.on(b"", fields=("payload",))(lambda payload: heard.append(int.from_bytes(payload[:8], "little")))
+        subscriber.start(since=since)
+        say("started")
+        while True:
+            with subscriber.checkpoint() as positions:
+                database.execute("BEGIN IMMEDIATE")
+                database.executemany("INSERT INTO heard VALUES (?)", [(number,) for number in heard])
+                database.executemany("REPLACE INTO positions VALUES (?, ?, ?)", [(s, *p) for s, p in positions.items()])
+                database.execute("COMMIT")
+                heard.clear()
+            say("kept", positions[0].sequence)
+    """
+    with Publisher(feed, when_full="drop") as publisher, Recorder(feed, tmp_path / "days", serve=True) as recorder:
+        published = 0
+        for round_ in range(5):
+            with Script(code, feed) as script:
+                script.expect("started")
+                for _ in range(20):
+                    publish_numbered(publisher, published, 25)
+                    published += 25
+                    publisher.flush()
+                    if round_ % 2:
+                        script.read()
+                if round_ == 4:
+                    wait_recorded(recorder, published)
+                    while script.read() != f"kept {published}":
+                        pass
+                script.kill()
+    import sqlite3
+
+    with sqlite3.connect(tmp_path / "state.db") as database:
+        heard = [number for (number,) in database.execute("SELECT number FROM heard ORDER BY rowid")]
+    assert heard == list(range(published))
+
+
+def test_a_name_that_another_process_has_is_refused_or_waited_for(tmp_path: Path) -> None:
+    feed = archived_feed()
+    code = f"""
+        subscriber = Subscriber(feed, name="strategy-1", positions={str(tmp_path)!r})
+        subscriber.on(b"")(print)
+        subscriber.start()
+        say("started")
+        input()
+    """
+    with Publisher(feed), Script(code, feed) as script:
+        script.expect("started")
+        refused, _ = consumer(feed, tmp_path)
+        with pytest.raises(PositionError, match=rf"'strategy-1' .* was process {script.process.pid}'s, expected"):
+            refused.start()
+        waited, _ = consumer(feed, tmp_path, name_wait_ns=50_000_000)
+        with pytest.raises(PositionError, match=r"for 0\.05 s, expected no other"):
+            waited.start()
+        patient, _ = consumer(feed, tmp_path, name_wait_ns=30_000_000_000)
+        script.tell("go")
+        patient.start()
+        patient.stop()
+        again, _ = consumer(feed, tmp_path)
+        with again:
+            pass
+
+
+@pytest.mark.parametrize("how", ["stop", "terminate", "fail"])
+def test_the_name_is_free_again_however_it_ends(tmp_path: Path, how: str) -> None:
+    feed = archived_feed()
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber, _ = consumer(feed, tmp_path)
+        if how == "fail":
+            subscriber.on_batch(b"")(lambda batch: 1 / 0)
+        subscriber.start()
+        if how == "fail":
+            publish_numbered(publisher, 0, 50)
+            with pytest.raises(Exception, match="ZeroDivisionError"):
+                subscriber.run()
+        else:
+            getattr(subscriber, how)()
+        again, _ = consumer(feed, tmp_path)
+        with again:
+            pass
+
+
+def test_the_name_is_free_again_when_no_publisher_answers(tmp_path: Path) -> None:
+    feed = archived_feed()
+    for _ in range(2):
+        subscriber, _ = consumer(feed, tmp_path)
+        with pytest.raises(TimeoutError, match="confirmed the subscription"):
+            subscriber.start(timeout=0.1)
+
+
+def kept_at(directory: Path, feed: Feed, sequence: int) -> PositionFile:
+    file = PositionFile(directory, "strategy-1")
+    file.own(0)
+    file.keep(feed.name, {0: Position(5, sequence)})
+    file.close()
+    return file
+
+
+def test_positions_going_back_are_refused(tmp_path: Path) -> None:
+    feed = archived_feed()
+    kept_at(tmp_path, feed, 100)
+    for since in ({0: (5, 99)}, {0: (4, 1_000)}):
+        subscriber, _ = consumer(feed, tmp_path)
+        with pytest.raises(PositionError, match="expected 100 of epoch 0000000000000005 or later, where it has been"):
+            subscriber.start(since=since)
+    subscriber, _ = consumer(feed, tmp_path)
+    with pytest.raises(PositionError, match="since was a time, but consumer 'strategy-1' has been further"):
+        subscriber.start(since=time.time_ns())
+
+
+def test_positions_of_another_feed_are_refused(tmp_path: Path) -> None:
+    feed = archived_feed()
+    file = PositionFile(tmp_path, "strategy-1")
+    file.own(0)
+    file.keep("other", {0: Position(5, 1)})
+    file.close()
+    subscriber, _ = consumer(feed, tmp_path)
+    with pytest.raises(PositionError, match=r"was of feed 'other' and slices \[0\], expected 'tape' and"):
+        subscriber.start()
+    file.own(0)
+    file.keep(feed.name, {3: Position(5, 1)})
+    file.close()
+    with pytest.raises(PositionError, match=r"slices \[3\]"):
+        subscriber.start()
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b'{"feed": "tape", "kept_ns": 1, "slices": {"0": [1]}}', b"\xff"])
+def test_a_damaged_file_of_positions_is_refused(tmp_path: Path, text: bytes) -> None:
+    feed = archived_feed()
+    kept_at(tmp_path, feed, 100).path.write_bytes(text)
+    subscriber, _ = consumer(feed, tmp_path)
+    with pytest.raises(PositionError, match=r"strategy-1\.positions is damaged"):
+        subscriber.start()
+
+
+def test_positions_that_cannot_be_written_are_an_error_and_the_old_ones_stay(tmp_path: Path) -> None:
+    feed = archived_feed()
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber, _ = consumer(feed, tmp_path)
+        subscriber.start()
+        with subscriber.checkpoint():
+            pass
+        publish_numbered(publisher, 0, 50)
+        (tmp_path / "strategy-1.new").mkdir()
+        with pytest.raises(PositionError, match="cannot be kept: Is a directory"):
+            while True:
+                with subscriber.checkpoint():
+                    pass
+        subscriber.stop()
+    kept = PositionFile(tmp_path, "strategy-1").read()
+    assert kept is not None
+    assert kept.positions == {0: (publisher.epoch, 0)}
+
+
+def test_settings_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+    feed = archived_feed()
+    with pytest.raises(ConfigError, match="name was 'a' and positions None, expected both or none"):
+        Subscriber(feed, name="a")
+    with pytest.raises(ConfigError, match="name was None and positions None, expected both or none"):
+        Subscriber(feed, checkpoint_interval_ns=10**9)
+    with pytest.raises(ConfigError, match="had no archives"):
+        Subscriber(Feed.local("tape", slices=1), name="a", positions=tmp_path)
+    with pytest.raises(ConfigError, match="key_bytes 2, expected 0"):
+        Subscriber(archived_feed(key_bytes=2), name="a", positions=tmp_path)
+    with pytest.raises(ConfigError, match=r"name was '\.\./a'"):
+        Subscriber(feed, name="../a", positions=tmp_path)
+    with pytest.raises(ValueError, match="checkpoint_interval_ns was 1"):
+        Subscriber(feed, name="a", positions=tmp_path, checkpoint_interval_ns=1)
+    with suppress(PositionError):
+        PositionFile(tmp_path, "none").forget()
