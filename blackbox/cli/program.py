@@ -23,6 +23,7 @@ from blackbox.cli.dump import dump
 from blackbox.cli.export import export
 from blackbox.cli.import_ import import_
 from blackbox.cli.inspect import inspect
+from blackbox.cli.positions import positions
 from blackbox.cli.publish import publish
 from blackbox.cli.record import record
 from blackbox.cli.repair import repair
@@ -58,6 +59,7 @@ for _command in (
     import_,
     replay,
     serve,
+    positions,
     inspect,
     verify,
     repair,

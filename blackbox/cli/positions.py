@@ -1,0 +1,92 @@
+"""`blackbox positions`: what named consumers have done up to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from blackbox.cli.ui.status import exit_statuses
+from blackbox.cli.ui.terminal import columns_table, say, stdout
+from blackbox.errors import ConfigError, PositionError
+from blackbox.report.numbers import count
+from blackbox.subscribe.cut import Position
+from blackbox.timestamps import clock_text, date_of
+
+if TYPE_CHECKING:
+    from blackbox.recovery.positions import Kept, PositionFile
+
+
+_ZONE: Final = "UTC"
+
+
+def positions(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where consumers keep their positions.")],
+    move: Annotated[str | None, typer.Option(metavar="NAME", help="The consumer to move.")] = None,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SLICE:EPOCH:SEQUENCE", help="Where to; EPOCH in hexadecimal, as listed. Repeat it."),
+    ] = None,
+    forget: Annotated[str | None, typer.Option(metavar="NAME", help="The consumer to forget.")] = None,
+) -> None:
+    """List what named consumers have done up to, or move one, or forget it.
+
+    The message with the sequence number shown comes next when that consumer starts. One that is moved back gets
+    messages again; one that is forgotten begins anew. A consumer that runs cannot be changed.
+
+    For example:
+
+    blackbox positions positions
+
+    blackbox positions positions --move strategy-1 --to 0:18ead45481153800:1000
+
+    blackbox positions positions --forget strategy-1
+    """
+    with exit_statuses():
+        from blackbox.recovery.positions import PositionFile, consumers
+
+        if forget is not None and move is not None:
+            raise ConfigError("forget and move were both given, expected one of them")
+        if (move is None) != (not to):
+            raise ConfigError(f"move was {move!r} and to {to}, expected both or none of them")
+        if forget is not None:
+            _change(PositionFile(directory, forget), None)
+        elif move is not None:
+            _change(PositionFile(directory, move), to or [])
+        else:
+            _list([(file, file.read()) for file in consumers(directory)])
+
+
+def _list(found: list[tuple[PositionFile, Kept | None]]) -> None:
+    table = columns_table(("consumer", "feed", "kept", "slice", "epoch", "next message"), left=3)
+    for file, kept in found:
+        for slice_id, position in () if kept is None else sorted(kept.positions.items()):
+            assert kept is not None
+            when = f"{date_of(kept.kept_ns, _ZONE)} {clock_text(kept.kept_ns, _ZONE, 0)} {_ZONE}"
+            table.add_row(file.name, kept.feed, when, str(slice_id), f"{position.epoch:016x}", count(position.sequence))
+    stdout.print(table)
+
+
+def _change(file: PositionFile, to: list[str] | None) -> None:
+    kept = file.read()
+    if kept is None:
+        raise PositionError(f"{file.path} was not found, expected the positions of consumer {file.name!r}")
+    file.own(0)
+    try:
+        if to is None:
+            file.forget()
+            say(f"forgot consumer {file.name!r}")
+        else:
+            file.keep(kept.feed, kept.positions | dict(map(_place, to)))
+            say(f"moved consumer {file.name!r} to {', '.join(to)}")
+    finally:
+        file.close()
+
+
+def _place(text: str) -> tuple[int, Position]:
+    try:
+        slice_id, epoch, sequence = text.split(":")
+        return int(slice_id), Position(int(epoch, 16), int(sequence))
+    except ValueError:
+        raise ConfigError(f"to was {text!r}, expected SLICE:EPOCH:SEQUENCE such as 0:18ead45481153800:1000") from None

@@ -1,0 +1,80 @@
+"""`blackbox positions`: list, move and forget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from blackbox.recovery.positions import PositionFile
+from blackbox.subscribe.cut import Position
+from tests.cli.commands import invoke
+
+EPOCH = 0x18EAD45481153800
+
+
+def kept(directory: Path) -> PositionFile:
+    file = PositionFile(directory, "strategy-1")
+    file.own(0)
+    file.keep("tape", {0: Position(EPOCH, 1_234), 1: Position(EPOCH + 1, 5)})
+    file.close()
+    return file
+
+
+def test_positions_lists_consumers(tmp_path: Path) -> None:
+    kept(tmp_path)
+    ended = invoke("positions", tmp_path)
+    assert ended.status == 0, ended.errors
+    lines = [line.split("│") for line in ended.out.splitlines() if "strategy-1" in line]
+    assert [[cell.strip() for cell in line[1:-1]] for line in lines] == [
+        ["strategy-1", "tape", lines[0][3].strip(), "0", "18ead45481153800", "1,234"],
+        ["strategy-1", "tape", lines[0][3].strip(), "1", "18ead45481153801", "5"],
+    ]
+
+
+def test_positions_moves_and_forgets_a_consumer(tmp_path: Path) -> None:
+    file = kept(tmp_path)
+    ended = invoke("positions", tmp_path, "--move", "strategy-1", "--to", "1:18ead45481153800:7")
+    assert ended.status == 0, ended.errors
+    now = file.read()
+    assert now is not None
+    assert now.positions == {0: Position(EPOCH, 1_234), 1: Position(EPOCH, 7)}
+    assert invoke("positions", tmp_path, "--forget", "strategy-1").status == 0
+    assert file.read() is None
+
+
+def test_positions_leaves_a_consumer_that_runs_alone(tmp_path: Path) -> None:
+    file = kept(tmp_path)
+    file.own(0)
+    try:
+        ended = invoke("positions", tmp_path, "--forget", "strategy-1")
+    finally:
+        file.close()
+    assert ended.status != 0
+    assert "expected no other" in ended.errors
+    assert file.read() is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--move", "strategy-1"], "expected both or none"),
+        (["--to", "0:1:2"], "expected both or none"),
+        (["--move", "strategy-1", "--to", "0:1"], "to was '0:1', expected SLICE:EPOCH:SEQUENCE"),
+        (["--move", "strategy-1", "--forget", "strategy-1"], "expected one of them"),
+        (["--forget", "nobody"], "expected the positions of consumer 'nobody'"),
+        (["--forget", "../x"], "name was '../x'"),
+    ],
+)
+def test_positions_refuses(tmp_path: Path, words: list[str], text: str) -> None:
+    file = kept(tmp_path)
+    ended = invoke("positions", tmp_path, *words)
+    assert ended.status != 0
+    assert text in ended.errors
+    assert file.read() is not None
+
+
+def test_positions_of_no_directory(tmp_path: Path) -> None:
+    ended = invoke("positions", tmp_path / "none")
+    assert ended.status != 0
+    assert "was no directory, expected the positions of consumers" in ended.errors
