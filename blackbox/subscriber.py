@@ -94,9 +94,9 @@ class Subscriber:
                 `on_gap`; "stop" delivers what came before, then ends the subscriber: `run` and `stop` raise GapError.
                 "repair" fetches them from the feed's archives and delivers them in their place; what is behind waits,
                 up to `hwm_blocks` times the feed's `block_bytes`. What no archive has is told.
-            repair_wait_ns: how long what is behind a gap waits for archives, all of them together. With `since`: how
-                long they may have nothing more while something is missing before what comes live; and, ten times as
-                long, how long none may answer.
+            repair_wait_ns: how long what is behind a gap waits for archives, all of them together. With `since`: after
+                which time without anything more what they lack before what comes live is a gap; and ten times as long,
+                how long none may answer.
             processes: run each slice in a process of its own, forked at `start`, so that Python callbacks of several
                 slices run in parallel. What callbacks change stays in their process, but for states of compiled ones;
                 callbacks cannot then be added or removed while running.

@@ -358,6 +358,14 @@ def begin_recorded(at: SequencesAt, key: int, epoch: int, sequence: int) -> bool
 
 
 @inner
+def come_to(at: SequencesAt, key: int, sequence: int) -> None:
+    """Note that all lines have passed what is before a number, as have archives."""
+    state = _key(at, key)
+    for line in range(3):
+        state.line_next[line] = max(state.line_next[line], sequence)
+
+
+@inner
 def reaches(at: SequencesAt, key: int, epoch: int, sequence: int) -> bool:
     """Whether all before a number of a key has come, in the epoch that goes on."""
     return is_wanted(at, key, epoch) and _key(at, key).expected >= sequence

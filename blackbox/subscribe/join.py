@@ -25,6 +25,8 @@ class JoinPhase(IntEnum):
 LIVE: Final = int(JoinPhase.LIVE)
 REPLAYING: Final = int(JoinPhase.REPLAYING)
 SWITCHING: Final = int(JoinPhase.SWITCHING)
+GIVE_UP: Final = -1
+"""In a note of what archives have brought: they lack some of what was before, so go over all the same."""
 
 
 class JoinState(SharedRecord):

@@ -46,6 +46,7 @@ from blackbox.subscribe.gaps import (
     MAKE_ROOM,
     begin_recorded,
     came_at,
+    come_to,
     enter_epoch,
     has_losses,
     has_room,
@@ -67,7 +68,16 @@ from blackbox.subscribe.gaps import (
 )
 from blackbox.subscribe.hand_over import fail, tell_losses
 from blackbox.subscribe.held import NONE
-from blackbox.subscribe.join import LIVE, REPLAYING, SWITCHING, forget_live, is_joining, join_state_at, note_live
+from blackbox.subscribe.join import (
+    GIVE_UP,
+    LIVE,
+    REPLAYING,
+    SWITCHING,
+    forget_live,
+    is_joining,
+    join_state_at,
+    note_live,
+)
 from blackbox.subscribe.slow_subscriber import CONFLATE, DROP, PROCEED, act_on_lag, age_of, is_over, lag_of
 from blackbox.subscribe.state import FAILED, HELD_MS, slice_counters_at, slice_state_at
 from blackbox.transport.libzmq import msg_close, msg_data, msg_init, msg_init_size, msg_move, msg_size
@@ -488,13 +498,26 @@ def order_recorded(at: SliceAt, table: TableAt, trie: Trie, now: int, tick: int)
 
 
 @inner
+def _go_over_with_gap(at: SliceAt, table: TableAt, trie: Trie) -> int:
+    """Go over to what comes live though archives lack some of what was before: 0 or FAILED."""
+    join, epoch = join_state_at(at.sequences.join), epoch_state_at(at.sequences.state).epoch
+    if join.phase == LIVE or join.is_told == 0 or epoch == 0:
+        return 0
+    begin_recorded(at.sequences, 0, epoch, join.live_next)
+    come_to(at.sequences, 0, join.live_next)
+    store_shared(join, "phase", LIVE)
+    poke(at.news_fd, at.state)
+    return _deliver_held(at, table, trie, numpy.int64(0), _YES, _END)
+
+
+@inner
 def take_pass(at: SliceAt, table: TableAt, trie: Trie) -> int:
     """Take the note at hand that archives have nothing more of a key before a number: 0 or FAILED."""
     key = number_of(at.sequences.keys, msg_data(at.scratch + KEY_AT), msg_size(at.scratch + KEY_AT))
     place = int64s_at(msg_data(at.scratch + BODY_AT), 2)
     if is_joining(at.sequences.join):
         note_reached(at)
-        return 0
+        return _go_over_with_gap(at, table, trie) if place[1] == GIVE_UP else 0
     if key == FULL:
         return 0
     pass_by(at.sequences, key, place[0], place[1])

@@ -20,7 +20,7 @@ from blackbox.block.block import Block
 from blackbox.errors import BlackBoxError, SubscriberError
 from blackbox.native.limits import Needs, start_thread
 from blackbox.native.name_table import Numbering
-from blackbox.subscribe.join import JoinPhase, JoinState
+from blackbox.subscribe.join import GIVE_UP, JoinPhase, JoinState
 from blackbox.subscribe.repair_queue import MOST_REQUESTS, RepairQueue, RepairRequest
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
@@ -148,14 +148,12 @@ class Repairer:
             for block in self._archives.since(self._slice_id, since, self._wait_s, self._has_joined):
                 if block is not None:
                     self._send(out, [block.key, block.header, block.body.data])
-                elif self._join.is_told and time.monotonic() - since_s > self._wait_s and not self._has_joined():
-                    raise SubscriberError(
-                        f"for {self._wait_s:g} s archives had no more, expected what came before {self._join.live_next}"
-                    )
-                else:
-                    self._send(out, [b"", b"", _PASS.pack(0, 0)])
+                    since_s = time.monotonic()
                     continue
-                since_s = time.monotonic()
+                gives_up = self._join.is_told and time.monotonic() - since_s > self._wait_s
+                if gives_up and not self._has_joined():
+                    log.warning("slice %d: archives lack some of what came before it is live", self._slice_id)
+                self._send(out, [b"", b"", _PASS.pack(0, GIVE_UP if gives_up else 0)])
         except BlackBoxError as error:
             if not self._has_joined():
                 failure = SubscriberError(f"slice {self._slice_id} could not catch up: {error}")

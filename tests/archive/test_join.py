@@ -163,15 +163,23 @@ def test_the_first_live_block_after_the_archived_ones_is_lost(tmp_path: Path) ->
     assert heard.gaps == [(20, 3)]
 
 
-def test_what_archives_lack_ends_a_subscriber_that_cannot_catch_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", [0, 100])
+def test_what_archives_lack_before_it_is_live_is_told_as_a_gap(tmp_path: Path, before: int) -> None:
+    """They have an earlier run of the publisher, or nothing, and no recorder adds to it."""
     feed = archived_feed()
-    recorded(tmp_path, feed, 100)
+    recorded(tmp_path, feed, before)
     subscriber = Subscriber(feed, repair_wait_ns=400_000_000)
-    subscriber.on(b"")(nothing)
+    heard = Heard(subscriber)
     with ArchiveServer(tmp_path / feed.name, feed.archives), RawPublisher(feed, epoch=time.time_ns()) as publisher:
-        publisher.send(publisher.encode([(b"A", b"")]))
-        with pytest.raises(SubscriberError, match="for 0.4 s archives had no more, expected what came before 1"):
-            subscriber.start(since=0).wait_live()
+        publisher.send(publisher.encode([(b"A", b"")] * 3))
+        subscriber.start(since=0)
+        publisher.heartbeat()
+        subscriber.wait_live()
+        publisher.send(publisher.encode([(b"A", b"")] * 2))
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert heard.numbers == [*range(before), 3, 4]
+    assert heard.gaps == ([(0, 3)] if before else [])
 
 
 def test_no_archive_ends_a_subscriber_that_cannot_catch_up() -> None:
