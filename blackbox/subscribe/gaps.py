@@ -15,8 +15,9 @@ from blackbox.block.format import MAX_KEY_BYTES, MAX_SEQUENCE, layout_of, read_h
 from blackbox.native.intrinsics import inner, int32s_at, int64s_at, saturated
 from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
+from blackbox.native.posix import poke
 from blackbox.native.prefix_trie import Trie, longest_prefix
-from blackbox.native.records import Field, Fields, SharedRecord, record_at
+from blackbox.native.records import Field, Fields, SharedRecord, load_shared, record_at, store_shared
 from blackbox.subscribe.cut import Position
 from blackbox.subscribe.epochs import EpochState, epoch_state_at, judge_epoch
 from blackbox.subscribe.held import (
@@ -31,8 +32,8 @@ from blackbox.subscribe.held import (
     held_at,
     take_place,
 )
-from blackbox.subscribe.join import JoinState, is_joining, note_live
-from blackbox.subscribe.repair_queue import ask_archive
+from blackbox.subscribe.join import FALLEN_BACK, JoinState, forget_live, is_joining, join_state_at, note_live
+from blackbox.subscribe.repair_queue import ask_archive, repair_queue_at
 from blackbox.subscribe.state import SliceCounters, slice_counters_at
 
 DUPLICATE: Final = -1
@@ -355,6 +356,27 @@ def begin_recorded(at: SequencesAt, key: int, epoch: int, sequence: int) -> bool
     for line in range(3):
         state.line_next[line] = 0
     return True
+
+
+@inner
+def can_fall_back(at: SequencesAt, key: int) -> bool:
+    """Whether archives can go on with a key from what comes next, as far as is known."""
+    if at.asks == 0 or _key(at, key).expected == _UNKNOWN:
+        return False
+    answers: int = load_shared(repair_queue_at(at.repair), "answers")
+    return answers != 0
+
+
+@inner
+def fall_back(at: SequencesAt, key: int) -> None:
+    """Have archives go on with a key from what comes next."""
+    join, state = join_state_at(at.join), _key(at, key)
+    join.from_epoch = state.epoch
+    join.from_sequence = state.expected
+    join.falls += 1
+    forget_live(at.join)
+    store_shared(join, "phase", FALLEN_BACK)
+    poke(repair_queue_at(at.repair).wake_fd, at.state)
 
 
 @inner

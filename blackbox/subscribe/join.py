@@ -3,6 +3,10 @@
 REPLAYING: archives bring what was recorded, and what comes live is let go, as archives bring that too. Once they have
 brought all there is, SWITCHING: what comes live waits. LIVE when archives have brought all up to what waits. When more
 would wait than may, it is let go, and archives go on. The numbers decide, never the time.
+
+A slice that repairs goes back from LIVE when more would wait for archives than may, and when another run of its
+publisher begins: they have the rest of the one before. It has FALLEN_BACK until what they had been asked for before has
+come.
 """
 
 from __future__ import annotations
@@ -20,11 +24,15 @@ class JoinPhase(IntEnum):
     LIVE = 0
     REPLAYING = 1
     SWITCHING = 2
+    FALLEN_BACK = 3
 
 
 LIVE: Final = int(JoinPhase.LIVE)
 REPLAYING: Final = int(JoinPhase.REPLAYING)
 SWITCHING: Final = int(JoinPhase.SWITCHING)
+FALLEN_BACK: Final = int(JoinPhase.FALLEN_BACK)
+BEGIN: Final = -2
+"""In a note of what archives have brought: what follows begins where the slice fell back. It has the fall's number."""
 GIVE_UP: Final = -1
 """In a note of what archives have brought: they lack some of what was before, so go over all the same."""
 
@@ -38,6 +46,11 @@ class JoinState(SharedRecord):
     """The number that follows all that the publisher's present run has sent, as far as it is known."""
     is_told = Field()
     """1 once the publisher has told it, or a block has shown it."""
+    from_epoch = Field()
+    """Where archives are to begin, when a slice that was live has fallen behind."""
+    from_sequence = Field()
+    falls = Field()
+    """How often it has fallen back."""
 
 
 join_state_at = record_at(JoinState)

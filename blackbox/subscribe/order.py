@@ -46,8 +46,10 @@ from blackbox.subscribe.gaps import (
     MAKE_ROOM,
     begin_recorded,
     came_at,
+    can_fall_back,
     come_to,
     enter_epoch,
+    fall_back,
     has_losses,
     has_room,
     hold,
@@ -69,6 +71,8 @@ from blackbox.subscribe.gaps import (
 from blackbox.subscribe.hand_over import fail, tell_losses
 from blackbox.subscribe.held import NONE
 from blackbox.subscribe.join import (
+    BEGIN,
+    FALLEN_BACK,
     GIVE_UP,
     LIVE,
     REPLAYING,
@@ -88,6 +92,7 @@ _NO = numpy.int64(0)
 _YES = numpy.int64(1)
 _END = numpy.int64(numpy.iinfo(numpy.int64).max)
 _FAILED = -7
+_FELL_BACK = -8
 _SHARED_BYTES = 8_192
 """Bodies up to this size may lie in a buffer of libzmq's that others share; one that waits would keep all of it."""
 
@@ -310,11 +315,17 @@ def _deliver_doubted(at: SliceAt, table: TableAt, trie: Trie) -> int:
 
 @njit(nogil=True, cache=True)
 def begin_epoch(at: SliceAt, table: TableAt, trie: Trie) -> int:
-    """Deliver what is held of the epoch before, then the doubted block of this one: 0 or FAILED."""
-    if is_joining(at.sequences.join):
+    """Deliver what is held of the epoch before, then the doubted block of this one: 0 or FAILED.
+
+    Archives do both when they can: they have the rest of the one before.
+    """
+    falls_back = at.key_bytes == 0 and can_fall_back(at.sequences, 0)
+    if falls_back or is_joining(at.sequences.join):
         drop_doubted(at)
         _let_all_go(at)
         forget_live(at.sequences.join)
+        if falls_back and not is_joining(at.sequences.join):
+            fall_back(at.sequences, 0)
         return 0
     if slice_counters_at(at.counters).held == 0 and epoch_state_at(at.sequences.state).doubted_key == 0:
         return 0
@@ -354,6 +365,11 @@ def _judge(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Header, sp
     """Judge the numbers of the block at hand; make room for it, if need be, by delivering held ones. Or _FAILED."""
     line, size = line_of(at, header), header.body_bytes
     verdict = judge(at.sequences, key, line, header.epoch, header.sequence, span, size, tick, _NO)
+    is_full = verdict == MAKE_ROOM and line != ARCHIVE and not has_room(at.sequences, size)
+    if is_full and at.key_bytes == 0 and can_fall_back(at.sequences, key):
+        _let_all_go(at)
+        fall_back(at.sequences, key)
+        return _FELL_BACK
     for force in range(2):
         if verdict != MAKE_ROOM:
             return verdict
@@ -418,7 +434,8 @@ def _order_joining(at: SliceAt, table: TableAt, trie: Trie, key: int, header: He
         _put_aside(at, hold(at.sequences, key, header.sequence, span, header.body_bytes, tick, now))
     else:
         _let_all_go(at)
-        join.phase = REPLAYING
+        if join.phase == SWITCHING:
+            join.phase = REPLAYING
         slice_counters_at(at.counters).let_go += span
     _go_over(at, key)
     return result
@@ -471,6 +488,8 @@ def order_recorded(at: SliceAt, table: TableAt, trie: Trie, now: int, tick: int)
     header = read_header(at.scratch + HEAD_AT)
     key = number_of(at.sequences.keys, msg_data(at.scratch + KEY_AT), msg_size(at.scratch + KEY_AT))
     if key != FULL and is_joining(at.sequences.join):
+        if join_state_at(at.sequences.join).phase == FALLEN_BACK:
+            return 0  # archives bring it once more
         return _order_replayed(at, table, trie, key, header, now, tick)
     if key == FULL or not is_wanted(at.sequences, key, header.epoch):
         slice_counters_at(at.counters).stale += header.count
@@ -516,6 +535,11 @@ def take_pass(at: SliceAt, table: TableAt, trie: Trie) -> int:
     key = number_of(at.sequences.keys, msg_data(at.scratch + KEY_AT), msg_size(at.scratch + KEY_AT))
     place = int64s_at(msg_data(at.scratch + BODY_AT), 2)
     if is_joining(at.sequences.join):
+        join = join_state_at(at.sequences.join)
+        if join.phase == FALLEN_BACK:
+            if place[1] == BEGIN and place[0] == join.falls:
+                join.phase = REPLAYING
+            return 0
         note_reached(at)
         return _go_over_with_gap(at, table, trie) if place[1] == GIVE_UP else 0
     if key == FULL:
@@ -532,6 +556,10 @@ def _order_live(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Heade
     verdict = _judge(at, table, trie, key, header, span, tick)
     if verdict == _FAILED:
         return FAILED
+    if verdict == _FELL_BACK:
+        note_live(at.sequences.join, header.sequence + span)
+        counters.let_go += span
+        return 0
     result = 0
     if verdict == HOLD:
         if not _leave_shared_buffer(at):

@@ -20,7 +20,7 @@ from blackbox.block.block import Block
 from blackbox.errors import BlackBoxError, SubscriberError
 from blackbox.native.limits import Needs, start_thread
 from blackbox.native.name_table import Numbering
-from blackbox.subscribe.join import GIVE_UP, JoinPhase, JoinState
+from blackbox.subscribe.join import BEGIN, GIVE_UP, JoinPhase, JoinState
 from blackbox.subscribe.repair_queue import MOST_REQUESTS, RepairQueue, RepairRequest
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
@@ -70,6 +70,9 @@ class Archives(Protocol):
         Raises BlackBoxError once it `is_over`, when no archive has answered.
         """
 
+    def answers(self) -> bool:
+        """Whether an archive answers now."""
+
     def since(self, slice_id: int, since: Since, wait_s: float, is_over: Callable[[], bool]) -> Iterator[Block | None]:
         """Yield all blocks of a slice of a feed without keys, in order, and None whenever there are no more for now.
 
@@ -109,13 +112,15 @@ class Repairer:
         self.socket.rcvhwm, self.socket.linger = _QUEUE_BLOCKS, 0
         self.socket.bind(endpoint)
         self._context, self._endpoint = context, endpoint
-        self._over = threading.Event()
+        self._over, self._has_begun = threading.Event(), threading.Event()
         self._rests_until = self._told_at = 0.0
+        self._falls = 0
         self._thread = threading.Thread(target=self._run, name=f"blackbox-repair-{slice_id}", daemon=True)
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Begin to answer, once it is known whether archives do; or to bring what was before."""
         start_thread(self._thread)
+        self._has_begun.wait()
 
     def close(self) -> None:
         """End the thread, once the archive that is asked has answered, or its time is over; close the socket."""
@@ -131,13 +136,21 @@ class Repairer:
         with self._context.socket(zmq.PAIR) as out:
             out.sndhwm, out.linger, out.sndtimeo = _QUEUE_BLOCKS, 0, _SEND_MS
             out.connect(self._endpoint)
+            if self._since is None:
+                self._queue.answers = int(self._archives.answers())
+            self._has_begun.set()
             if self._since is not None:
                 self._replay(out, self._since)
+                self._queue.answers = 1
             while not self._over.is_set():
                 select.select([self._pipe.reader], [], [])
                 self._over.wait(_GATHER_S + random.random() * _JITTER_S)
                 with suppress(BlockingIOError):
                     os.read(self._pipe.reader, MOST_REQUESTS)
+                while not self._over.is_set() and self._join.phase != JoinPhase.LIVE:
+                    self._falls = self._join.falls
+                    self._send(out, [b"", b"", _PASS.pack(self._falls, BEGIN)])
+                    self._replay(out, Since(self._join.from_epoch, self._join.from_sequence, 0))
                 while not self._over.is_set() and (found := self._take()):
                     self._answer(out, found)
 
@@ -155,13 +168,21 @@ class Repairer:
                     log.warning("slice %d: archives lack some of what came before it is live", self._slice_id)
                 self._send(out, [b"", b"", _PASS.pack(0, GIVE_UP if gives_up else 0)])
         except BlackBoxError as error:
-            if not self._has_joined():
+            if since is not self._since:
+                self._queue.answers = 0
+                self._notice(error)
+                while not self._has_joined():
+                    self._send(out, [b"", b"", _PASS.pack(0, GIVE_UP)])
+                    self._over.wait(_JITTER_S)
+            elif not self._has_joined():
                 failure = SubscriberError(f"slice {self._slice_id} could not catch up: {error}")
                 failure.__cause__ = error
                 self._report(failure)
 
     def _has_joined(self) -> bool:
-        return self._over.is_set() or self._join.phase == JoinPhase.LIVE
+        """Whether what is replayed is not wanted any more."""
+        has_fallen_again = self._join.falls != self._falls
+        return self._over.is_set() or has_fallen_again or self._join.phase == JoinPhase.LIVE
 
     def _take(self) -> list[Missing]:
         """Return what is asked for now; of one key what lies near each other as one."""
@@ -194,9 +215,15 @@ class Repairer:
                     return
         except BlackBoxError as error:
             self._rests_until = time.monotonic() + _REST_S
-            if time.monotonic() >= self._told_at:
-                self._told_at = time.monotonic() + _NOTICE_S
-                log.warning("slice %d: missing messages could not be fetched: %s", self._slice_id, error)
+            self._queue.answers = 0
+            self._notice(error)
+        else:
+            self._queue.answers = 1
+
+    def _notice(self, error: BlackBoxError) -> None:
+        if time.monotonic() >= self._told_at:
+            self._told_at = time.monotonic() + _NOTICE_S
+            log.warning("slice %d: missing messages could not be fetched: %s", self._slice_id, error)
 
     def _send(self, out: zmq.Socket[bytes], frames: list[bytes | memoryview]) -> None:
         while not self._over.is_set():

@@ -25,6 +25,8 @@ class RepairQueue(SharedRecord):
     """Where the thread that fetches is woken."""
     answered = Field(own_line=True)
     """Requests that are done with: brought, or told to be gone."""
+    answers = Field()
+    """1 while there is an archive that answers, as far as is known."""
     sent = Field()
     """Blocks, and notes of how far archives were asked, that were sent to the slice thread."""
 

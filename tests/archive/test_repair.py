@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from blackbox import Batch, ConfigError, Feed, Gap, Publisher, Recorder, SlowPolicy, Subscriber
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.testing import RawPublisher, wait_until
-from tests.archive.recorders import feed_of, wait_recorded
+from tests.archive.recorders import feed_of, publish_numbered, wait_recorded
 from tests.archive.test_archive_answers import archived_feed, free_endpoint
 from tests.lossy_proxy import LossyProxy
 from tests.subscribe.subscribers import nothing
@@ -244,3 +244,54 @@ def test_archives_bring_what_both_lines_have_lost(lines_lost: tuple[int, ...]) -
         subscriber.run(until_end=True)
     assert seen == expected(blocks, 0)
     assert subscriber.statistics().received.repaired == (6 if lines_lost == (0, 1) else 0)
+
+
+def test_more_than_may_wait_falls_back_to_the_archive(tmp_path: Path) -> None:
+    """All that waits is let go, and comes from the archive: nothing twice, nothing missing."""
+    feed = archived_feed(block_bytes=4_096)
+    with (
+        Publisher(feed, when_full="wait") as publisher,
+        Recorder(feed, tmp_path, serve=True),
+        LossyProxy(feed, 0.3) as proxy,
+    ):
+        subscriber = Subscriber(proxy.feed, on_gap="repair", repair_wait_ns=60_000_000_000, hwm_blocks=2)
+        numbers: list[int] = []
+        subscriber.on_batch(b"")(lambda batch: numbers.extend(batch.sequence.tolist()))
+        subscriber.start()
+        for start in range(0, 20_000, 20):
+            publish_numbered(publisher, start, 20)
+            publisher.flush()
+        publisher.close()
+        subscriber.run(until_end=True)
+    assert numbers == list(range(20_000))
+    received = subscriber.statistics().received
+    assert (received.gaps, received.catching_up) == (0, 0)
+    assert received.let_go > 0
+
+
+def test_what_was_lost_of_a_run_of_the_publisher_comes_before_the_next_run(tmp_path: Path) -> None:
+    feed = archived_feed()
+    recorder = Recorder(feed, tmp_path, serve=True)
+    heard: list[tuple[int, int]] = []
+    begun: list[tuple[int, int]] = []
+    sent: list[tuple[int, int]] = []
+    with LossyProxy(feed, 0.8) as proxy:
+        subscriber = Subscriber(proxy.feed, on_gap="repair", repair_wait_ns=20_000_000_000)
+        subscriber.on_batch(b"")(lambda batch: heard.extend((batch.block.epoch, n) for n in batch.sequence.tolist()))
+        subscriber.on_epoch(lambda _slice_id, epoch: begun.append((epoch, len(heard))))
+        for run in range(4):
+            with Publisher(feed, when_full="wait") as publisher:
+                if run == 0:
+                    recorder.start()
+                    subscriber.start()
+                publisher.wait_for_subscribers(count=2)
+                for start in range(0, 600, 20):
+                    publish_numbered(publisher, start, 20)
+                    publisher.flush()
+                sent += [(publisher.epoch, number) for number in range(600)]
+                wait_recorded(recorder, len(sent))
+        subscriber.run(until_end=True)
+    recorder.stop()
+    assert heard == sent
+    assert begun == [(epoch, 600 * run) for run, epoch in enumerate(dict.fromkeys(epoch for epoch, _ in sent))]
+    assert subscriber.statistics().received.gaps == 0

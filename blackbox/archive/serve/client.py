@@ -165,6 +165,14 @@ class ArchiveClient:
         answers = (self._blocks(_RowsOfRanges(slice_id, part), timeout) for part in parts)
         return (found for answer in answers for found in answer if found is not None)
 
+    def answers(self) -> bool:
+        """Return whether an archive answers now."""
+        try:
+            self.about()
+        except (ArchiveError, EndpointError):
+            return False
+        return True
+
     def missing(self, asked: Missing, is_over: Callable[[], bool]) -> Iterator[Block]:
         """Yield the recorded blocks that hold some of the numbers that a subscriber misses.
 
