@@ -368,7 +368,7 @@ class Recorder:
         poller.register(self._pipe.reader, select.POLLIN)
         self._synced = self._looked = time.monotonic()
         while not self._ending:
-            if poller.poll(_TICK_S * 1000):
+            if poller.poll(self._tick_s() * 1000):
                 os.read(self._pipe.reader, 4096)
             try:
                 if self._error is None:
@@ -384,6 +384,12 @@ class Recorder:
                 for writer in self._writers.values():
                     writer.refuse()
                 self._supervisor.request_stop()  # each time: it may not have been started yet
+
+    def _tick_s(self) -> float:
+        """How long it may sleep: until a sync is due at most."""
+        if self._fsync != "interval":
+            return _TICK_S
+        return min(_TICK_S, max(0.0, self._synced + self._fsync_interval_s - time.monotonic()))
 
     def _tend(self) -> None:
         writers = self._writers.values()
