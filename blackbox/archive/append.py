@@ -37,12 +37,14 @@ from blackbox.archive.journal_state import (
     seal,
     write_all,
 )
-from blackbox.archive.key_positions import keys_that_differ, note_key
+from blackbox.archive.key_positions import NO_KEY, begin_whole, keys_that_differ, note_key, total_of
 from blackbox.archive.marks import EPOCH_END, HEARD
 from blackbox.archive.record import chain_after, write_head
+from blackbox.block.acknowledgement import NOTHING_MISSING, TOO_MANY_KEYS
 from blackbox.block.format import FLAG_CHECKSUM, FLAG_END, read_header
-from blackbox.native.intrinsics import bytes_at, call_with_address, copy_bytes, inner
+from blackbox.native.intrinsics import bytes_at, call_with_address, copy_bytes, fence, inner, int64s_at
 from blackbox.native.jit import cfunc, check_memory, njit
+from blackbox.native.name_table import FULL
 from blackbox.native.posix import now_ns, sleep_microseconds, sync_file
 from blackbox.native.records import load_shared, store_shared
 from blackbox.native.xxh3 import checksum_32
@@ -193,6 +195,41 @@ def _append(at: int) -> None:
 
 
 @inner
+def _note_position(at: int) -> None:
+    """Note how far all is recorded, if the control block at hand tells; what waits in memory is written before.
+
+    It counts from the beginning of the epoch, or from where the publisher has confirmed that all will come.
+    """
+    state = journal_at(at)
+    epoch = read_header(state.head).epoch
+    total, lacking = total_of(keys_of(at), state.head, state.body)
+    begin, position, missing = state.position_begin, state.position, numpy.int64(NOTHING_MISSING)
+    is_new = state.position_epoch != epoch
+    if lacking == FULL:
+        missing = numpy.int64(TOO_MANY_KEYS)
+        if is_new:
+            begin = position = numpy.int64(0)
+    elif lacking == NO_KEY:
+        begin = numpy.int64(0) if is_new else begin
+        position = total if is_new else max(position, total)
+    elif not is_new:
+        missing = int64s_at(keys_of(at).whole, lacking + 1)[lacking]
+    elif state.in_force != 0 and begin_whole(keys_of(at), state.head, state.body):
+        begin = position = total
+    else:
+        return
+    is_same = position == state.position and missing == state.position_missing
+    if (is_same and not is_new) or not flush(at):
+        return
+    store_shared(state, "position_version", state.position_version + 1)
+    fence()
+    state.position_epoch, state.position_begin, state.position = epoch, begin, position
+    state.position_missing, state.position_key = missing, lacking
+    store_shared(state, "position_version", state.position_version + 1)
+    notify(at, AT_WANTED)
+
+
+@inner
 def _hear(at: int) -> None:
     """Mark what a control block says beyond what the records show."""
     state = journal_at(at)
@@ -205,6 +242,8 @@ def _hear(at: int) -> None:
     if not _make_ready(at, state.ts_recv):
         return
     begin_epoch(at, epoch, state.ts_recv, header.ts_out)
+    if state.held == 0:
+        _note_position(at)
     if is_end:
         if state.held == 0 and epoch != state.ended_epoch:
             state.ended_epoch = epoch

@@ -45,7 +45,7 @@ _MARK_BODY_BYTES: Final = BUFFER_BYTES // 2
 def keys_of(at: int) -> KeysAt:
     """Return where the numbers of the keys lie."""
     keys = journal_at(at).keys
-    return KeysAt(keys[0], keys[1], keys[2], keys[3], keys[4], keys[5], keys[6], keys[7])
+    return KeysAt(keys[0], keys[1], keys[2], keys[3], keys[4], keys[5], keys[6], keys[7], keys[8])
 
 
 @inner

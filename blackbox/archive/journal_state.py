@@ -95,6 +95,19 @@ class JournalState(HandedBlock):
     link = Fields(2)
     """Scratch of `chain_after`."""
 
+    # Written by the slice thread, read by the maintenance thread.
+    position_version = Field(own_line=True)
+    """Odd while the next fields change."""
+    position_epoch = Field()
+    position_begin = Field()
+    """Messages that the publisher had numbered in the epoch, over all keys, when those that are recorded began."""
+    position = Field()
+    """The same, when they were all recorded last: these are with the system, without a gap."""
+    position_missing = Field()
+    """The number of a message that is not there and holds `position` back; NOTHING_MISSING, TOO_MANY_KEYS."""
+    position_key = Field()
+    """The number of its key."""
+
     # Exchanged by the slice thread and the maintenance thread.
     wanted = Field(own_line=True)
     """Set by the slice thread: MORE_ROOM or NEW_DAY; 0: nothing."""

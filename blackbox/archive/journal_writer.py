@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from ctypes import CFUNCTYPE, c_int64, c_void_p, cast, string_at
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy
 
@@ -98,6 +98,16 @@ class SegmentFiles:
                 setattr(self, name, _NOTHING_FD)
 
 
+class JournalPosition(NamedTuple):
+    """How far a slice is recorded, as `Acknowledgement` has it."""
+
+    epoch: int
+    begin: int
+    recorded: int
+    missing: int
+    key: bytes
+
+
 WRITER_NEEDS = Needs(descriptors=6)
 """A journal's segment and index: those that are written, those made ahead, and those not yet closed."""
 
@@ -151,6 +161,17 @@ class JournalWriter:
     def unheard(self) -> int:
         """Messages that were published before this recorder heard of their key."""
         return self._keys.unheard
+
+    def position(self) -> JournalPosition:
+        """Return how far it is recorded: that is with the system. The epoch is 0 while nothing can be said."""
+        state = self.state
+        while True:
+            version = state.position_version
+            missing = state.position_missing
+            key = self._keys.name(state.position_key) if missing >= 0 and state.position_epoch else b""
+            read = JournalPosition(state.position_epoch, state.position_begin, state.position, missing, key)
+            if version % 2 == 0 and version == state.position_version:
+                return read
 
     @property
     def is_recording(self) -> bool:

@@ -13,6 +13,7 @@ from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
 _MOST_KEYS: Final = 65_536
 _MEAN_KEY_BYTES: Final = 8
 _UNKNOWN: Final = -1
+NO_KEY: Final = -2
 
 
 class KeysAt(NamedTuple):
@@ -28,6 +29,8 @@ class KeysAt(NamedTuple):
     """int64[capacity]: the next number; -1: not known in this epoch."""
     unheard: int
     """int64[1]: messages that are numbered before the first ones known, over all keys and epochs."""
+    whole: int
+    """int64[capacity]: the number up to which nothing is missing in this epoch, from 0 or from `begin_whole` on."""
 
 
 class Keys:
@@ -38,12 +41,18 @@ class Keys:
         self._names = Numbering(_MOST_KEYS, _MEAN_KEY_BYTES)
         self._following = numpy.zeros(_MOST_KEYS, numpy.int64)
         self._unheard = numpy.zeros(1, numpy.int64)
-        self.at = KeysAt(*self._names.at, self._following.ctypes.data, self._unheard.ctypes.data)
+        self._whole = numpy.zeros(_MOST_KEYS, numpy.int64)
+        numbers = self._following, self._unheard, self._whole
+        self.at = KeysAt(*self._names.at, *(column.ctypes.data for column in numbers))
 
     @property
     def unheard(self) -> int:
         """Messages that were published before anything was known of their key, over all epochs."""
         return int(self._unheard[0])
+
+    def name(self, number: int) -> bytes:
+        """Return the key of a number."""
+        return self._names.name(number)
 
 
 @inner
@@ -58,13 +67,16 @@ def _number(keys: KeysAt, key: int, size: int) -> int:
     number = number_of(_numbering(keys), key, size)
     if number == known:
         int64s_at(keys.following, keys.capacity)[number] = _UNKNOWN
+        int64s_at(keys.whole, keys.capacity)[number] = 0
     return number
 
 
 @inner
 def forget_keys(keys: KeysAt) -> None:
     """Begin another epoch: nothing is known of any key."""
-    int64s_at(keys.following, int64s_at(keys.used, 1)[0])[:] = _UNKNOWN
+    known = int64s_at(keys.used, 1)[0]
+    int64s_at(keys.following, known)[:] = _UNKNOWN
+    int64s_at(keys.whole, known)[:] = 0
 
 
 @inner
@@ -75,10 +87,58 @@ def note_key(keys: KeysAt, header: int, body: int, first_row: int, key_bytes: in
     size = min(key_bytes, numpy.int64(int32s_at(body + layout.topic_offsets, 2)[1]))
     number = _number(keys, body + layout.topics, size)
     if number != FULL:
-        following = int64s_at(keys.following, keys.capacity)
+        following, whole = int64s_at(keys.following, keys.capacity), int64s_at(keys.whole, keys.capacity)
+        first, end = sequence_of(block, layout, body, first_row), sequence_of(block, layout, body, block.count - 1) + 1
         if following[number] == _UNKNOWN:
-            int64s_at(keys.unheard, 1)[0] += sequence_of(block, layout, body, first_row)
-        following[number] = max(following[number], sequence_of(block, layout, body, block.count - 1) + 1)
+            int64s_at(keys.unheard, 1)[0] += first
+        following[number] = max(following[number], end)
+        if first <= whole[number]:
+            whole[number] = max(whole[number], end)
+
+
+@inner
+def total_of(keys: KeysAt, header: int, body: int) -> tuple[int, int]:
+    """Return the messages that a control block counts over all keys, and the number of a key that lacks some.
+
+    In place of that number, NO_KEY: none lacks any; FULL: there is no room to know.
+    """
+    block = read_header(header)
+    layout = layout_of(block)
+    offsets = int32s_at(body + layout.topic_offsets, block.topics + 1)
+    numbers = int64s_at(body + layout.payloads, block.topics)
+    total, lacking = numpy.int64(0), numpy.int64(NO_KEY)
+    for topic in range(block.topics):
+        start = numpy.int64(offsets[topic])
+        number = _number(keys, body + layout.topics + start, numpy.int64(offsets[topic + 1]) - start)
+        total += numbers[topic]
+        if number == FULL or int64s_at(keys.whole, keys.capacity)[number] < numbers[topic]:
+            lacking = number
+    return total, lacking
+
+
+@inner
+def begin_whole(keys: KeysAt, header: int, body: int) -> bool:
+    """Take all that a control block counts for there. False: more is recorded already, and nothing was changed."""
+    block = read_header(header)
+    layout = layout_of(block)
+    offsets = int32s_at(body + layout.topic_offsets, block.topics + 1)
+    numbers = int64s_at(body + layout.payloads, block.topics)
+    following = int64s_at(keys.following, keys.capacity)
+    known = int64s_at(keys.used, 1)[0]
+    recorded = covered = numpy.int64(0)
+    for number in range(known):
+        recorded += max(0, following[number])
+    for topic in range(block.topics):
+        start = numpy.int64(offsets[topic])
+        number = _number(keys, body + layout.topics + start, numpy.int64(offsets[topic + 1]) - start)
+        covered += max(0, min(following[number], numbers[topic]))
+    if covered != recorded:
+        return False
+    for topic in range(block.topics):
+        start = numpy.int64(offsets[topic])
+        number = _number(keys, body + layout.topics + start, numpy.int64(offsets[topic + 1]) - start)
+        int64s_at(keys.whole, keys.capacity)[number] = numbers[topic]
+    return True
 
 
 @inner

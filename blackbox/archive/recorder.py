@@ -14,6 +14,7 @@ from typing import Literal, Self
 
 import msgspec
 
+from blackbox.archive.acknowledge import Acknowledger
 from blackbox.archive.day import (
     MANIFEST,
     Lock,
@@ -154,6 +155,7 @@ class Recorder:
         self._pipe = Pipe()
         self._lock: Lock | None = None
         self._writers: dict[int, JournalWriter] = {}
+        self._acknowledgers: list[Acknowledger] = []
         self._cut_bytes = 0
         self._error: JournalError | None = None
         self._guard = threading.Lock()
@@ -260,6 +262,9 @@ class Recorder:
                 self._cut_bytes += recover_day(day)
             for slice_id in slices:
                 self._writers = {**self._writers, slice_id: self._make_writer(slice_id)}
+            self._acknowledgers = [
+                Acknowledger(writer, self._fsync, self._supervisor.acknowledge) for writer in self._writers.values()
+            ]
             start_thread(self._keeper)
             if self._archive is not None:
                 self._archive.open()
@@ -393,14 +398,18 @@ class Recorder:
 
     def _tend(self) -> None:
         writers = self._writers.values()
+        for acknowledger in self._acknowledgers:
+            acknowledger.tell_recorded()
         for writer in writers:
-            writer.tend()
+            writer.tend()  # behind it: what has been told is in segments that are synced now
         now = time.monotonic()
         is_due = self._fsync == "interval" and now - self._synced >= self._fsync_interval_s
         for writer in writers:
             writer.sync(what_is_written=is_due)
         if is_due:
             self._synced = now
+            for acknowledger in self._acknowledgers:
+                acknowledger.tell_synced()
         if now - self._looked >= _LOOK_S:
             self._looked = now
             for writer in writers:

@@ -91,6 +91,8 @@ ACCEPT_KEY: Final = b"\0A"
 """Followed by the nonce, the publisher's epoch and the line: subscribed to from the answer to the last block."""
 SHARED_KEY: Final = b"\0S"
 """Followed by a prefix of keys: asked for by who reads their blocks in the slice's shared memory."""
+RECORDED_KEY: Final = b"\0R"
+"""Followed by how far a recorder is: see `blackbox.block.acknowledgement`."""
 
 
 class Header(NamedTuple):

@@ -36,6 +36,8 @@ class HandedBlock(SharedRecord):
     """When the block came, ns since the epoch."""
     held = Field()
     """Blocks that wait for the other line. Of CONTROL: unless 0, what it tells of may still be on its way here."""
+    in_force = Field()
+    """Of CONTROL: 1 when its line's publisher has confirmed that what follows is sent here, all of it."""
     again = Field()
     """Set by a handler that was called with IDLE: 1, call it again within `AGAIN_MS`, if nothing comes."""
 

@@ -22,7 +22,7 @@ from blackbox.native.posix import monotonic_ns, now_ns
 from blackbox.native.prefix_trie import Trie, longest_prefix
 from blackbox.native.records import load_shared
 from blackbox.subscribe.addresses import BODY_AT, COPY_AT, HEAD_AT, HEADER_AT, KEY_AT, WAITING_AT, SliceAt, TableAt
-from blackbox.subscribe.block_handler import AGAIN_MS
+from blackbox.subscribe.block_handler import AGAIN_MS, handed_block_at
 from blackbox.subscribe.block_handler import CONTROL as CONTROL_BLOCK
 from blackbox.subscribe.clocks import clock_state_at, note_clocks, note_own_clock
 from blackbox.subscribe.conflation import flush, pending
@@ -302,14 +302,15 @@ def _heartbeat(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, header: Head
     note_sequences(at.sequences, keys, at.scratch + HEAD_AT, body, line, epoch, _NO, tick)
     result = deliver_held_first(at, table, trie, _NO)
     if result == 0:
-        hand_control(at, now)
+        hand_control(at, now, _YES)
     return result
 
 
 @njit(nogil=True, cache=True)
-def hand_control(at: SliceAt, now: int) -> None:
+def hand_control(at: SliceAt, now: int, in_force: int) -> None:
     """Give the control block at hand to the block handler, if there is one."""
     if at.handler.function != 0:
+        handed_block_at(at.handler.record).in_force = in_force
         hand_block(at, numpy.int64(CONTROL_BLOCK), at.scratch + HEAD_AT, at.scratch + BODY_AT, _NO, now)
 
 

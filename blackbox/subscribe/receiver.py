@@ -238,6 +238,12 @@ class SliceThread:
         self.state.asked = 1
         self._wake()
 
+    def acknowledge(self, said: bytes) -> None:
+        """Tell the publishers how far what they sent is recorded."""
+        self._commands.append(lambda: self._subscription.acknowledge(said))
+        self.state.asked = 1
+        self._wake()
+
     def ask_to_stop(self) -> None:
         """Finish what was received, then end."""
         if self.state.stopping == 0:
@@ -398,7 +404,7 @@ class SliceThread:
         sockets.append(sub)
         self._at = self._addresses(sub, router, self._in_slice)
         warm_up(run_slice, self._at, self._table.at, self._table.topics, self._table.keys)
-        warm_up(hand_control, self._at, 0)
+        warm_up(hand_control, self._at, 0, 0)
         warm_up(finish, self._at, self._table.at, self._table.topics)
         self._guard = FloodGuard(
             sub,

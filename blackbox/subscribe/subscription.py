@@ -80,6 +80,7 @@ class Subscription:
         self._filters: frozenset[bytes] = frozenset()
         self._nonce = b""
         self._accepted: list[bytes] = []
+        self._said = b""
         self._confirmed = 0
         """A bit for each line."""
         self._epoch_of_line: dict[int, int] = {}
@@ -221,6 +222,13 @@ class Subscription:
         self._state.confirmed_version = self._table.version
         self._sub.subscribe(CONFIRM_KEY + self._nonce)
 
+    def acknowledge(self, said: bytes) -> None:
+        """Tell the publishers how far what they sent is recorded, in place of what was told before."""
+        self._sub.subscribe(said)
+        if self._said:
+            self._sub.unsubscribe(self._said)
+        self._said = said
+
     def _accept(self, epoch: int, line: int) -> None:
         """Tell a publisher that its answer came: from now on it counts this subscriber, and waits for it at its end."""
         accepted = ACCEPT_KEY + self._nonce + _of_line(epoch, line)
@@ -268,7 +276,7 @@ class Subscription:
         note_sequences(self._sequences.at, self._table.keys, scratch + HEAD_AT, body, line, epoch, baseline, tick_ns)
         result = int(deliver_held_first(at, self._table.at, self._table.topics, 0))
         if result == 0:
-            hand_control(at, now_ns)
+            hand_control(at, now_ns, baseline)
         if reconnected or unconfirmed:
             # libzmq sends filters again in an order of its own, the nonce first: this answer proves nothing.
             self._ask_to_confirm()

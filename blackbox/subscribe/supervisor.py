@@ -480,6 +480,10 @@ class Supervisor:
     def _runner(self, slice_id: int) -> SliceProcess | SliceThread:
         return self._children.get(slice_id, self._slices[slice_id])
 
+    def acknowledge(self, slice_id: int, said: bytes) -> None:
+        """Tell the publishers of a slice how far what they sent is recorded."""
+        self._slices[slice_id].acknowledge(said)
+
     # What it knows
 
     def statistics(self) -> Statistics:

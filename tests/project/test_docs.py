@@ -12,6 +12,7 @@ import pytest
 
 from blackbox import Block
 from blackbox.block import format as layout
+from blackbox.block.acknowledgement import Acknowledgement
 from blackbox.block.format import HEARTBEAT_KEY, body_layout
 from blackbox.cli.ui.status import STATUS_HELP, Status
 from blackbox.feed.schema import QuoteFields, TradeFields, load_schema
@@ -73,7 +74,7 @@ def example_block() -> Block:
 
 
 def test_header_table_has_every_offset_and_no_hole() -> None:
-    rows = re.findall(r"^\| (\d+) \| (\d+) \| \w+ \| (\w+) \|", WIRE, re.MULTILINE)
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| \w+ \| (\w+) \|", WIRE.split("## Body")[0], re.MULTILINE)
     assert {field: int(place) for place, _, field in rows} == {
         field: getattr(layout, f"OFFSET_{name}") for field, name in HEADER_FIELDS.items()
     }
@@ -139,7 +140,23 @@ def test_limits_and_reserved_keys() -> None:
     assert layout.CONFIRM_KEY == b"\x00\x43"
     assert "`00 41`" in WIRE
     assert layout.ACCEPT_KEY == b"\x00\x41"
+    assert "`00 52`" in WIRE
+    assert layout.RECORDED_KEY == b"\x00\x52"
     assert layout.NONCE_BYTES == 8
+
+
+def test_what_a_recorder_tells_is_where_the_table_says() -> None:
+    rows = re.findall(r"^\| (\d+) \| \S+ \| \S+ \| (\w+) \|", WIRE.split("## How far recorders are")[1], re.MULTILINE)
+    what = Acknowledgement(b"nonce678", 2, 3, 5, 4, 6, b"KEY", "a recorder")
+    said = what.encode()
+    for place, name in rows:
+        value = getattr(what, name, None)
+        if isinstance(value, int):
+            assert int.from_bytes(said[int(place) :][:8], "little") == value, name
+        elif isinstance(value, bytes):
+            assert said[int(place) :].startswith(value), name
+    assert said[50:] == b"\3KEYa recorder"
+    assert len(rows) == 8
 
 
 def test_exit_statuses_are_documented_in_operations_and_in_help() -> None:
