@@ -41,6 +41,10 @@ class NoSubscriberError(PublisherError, TimeoutError):
     """Nobody subscribed within the timeout."""
 
 
+class NotRecordedError(PublisherError, TimeoutError):
+    """Recorders did not acknowledge within the timeout what was published."""
+
+
 class SubscriberError(BlackBoxError):
     """The subscriber cannot do what was asked, or one of its threads or processes has failed."""
 

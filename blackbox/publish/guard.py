@@ -13,6 +13,7 @@ from typing import Final
 
 import zmq
 
+from blackbox.block.acknowledgement import MOST_BYTES
 from blackbox.native.limits import Needs, start_thread
 from blackbox.publish.sender_state import SenderState
 from blackbox.publish.subscriptions import MOST_USELESS, Subscriptions
@@ -25,7 +26,9 @@ log = logging.getLogger("blackbox")
 
 GUARD_NEEDS: Final = Needs(descriptors=PIPE_NEEDS.descriptors, threads=1)
 UPSTREAM_BYTES: Final = 512
-"""The largest frame that a subscriber may send: ZeroMQ's handshake; of ours the longest has some 30 bytes."""
+"""The largest frame that a subscriber may send: ZeroMQ's handshake; of ours the longest has some 100 bytes."""
+_ANSWER_BYTES: Final = 2 * (MOST_BYTES + 16)
+"""What a recorder sends when it is asked how far it is: it subscribes to that, and withdraws what it told before."""
 UPSTREAM_QUEUE: Final = 256
 """Subscriptions of one connection that may wait for the sender; more wait at the subscriber."""
 UPSTREAM_BUFFER_BYTES: Final = 256 << 10
@@ -100,6 +103,7 @@ class Guard:
         self._watched: dict[int, Connections] = {}
         """By line."""
         self._records: dict[Connection, _Record] = {}
+        self._times_asked = self._answer_bytes = 0
         self._looked_at = self._judged_taken_at = self._made_room_at = time.monotonic()
         self.shared: SharedWriter | None = None
         """Shared memory whose readers are to be met, if there is any; set before the start, closed with this."""
@@ -172,6 +176,9 @@ class Guard:
         now = time.monotonic()
         seconds = now - self._looked_at
         self._looked_at = now
+        times_asked = self._subscriptions.times_asked
+        self._answer_bytes = _ANSWER_BYTES * (times_asked - self._times_asked)
+        self._times_asked = times_asked
         judges_taken = now - self._judged_taken_at >= _LOOK_S
         if judges_taken:
             self._judged_taken_at = now
@@ -223,7 +230,7 @@ class Guard:
 
     def _judge_sent(self, connection: Connection, record: _Record, seconds: float) -> None:
         sent = connection.received - record.received
-        record.burst = min(self._burst, record.burst + _BYTES_PER_S * seconds) - sent
+        record.burst = min(self._burst, record.burst + _BYTES_PER_S * seconds + self._answer_bytes) - sent
         heard = self._subscriptions.heard.get(connection.fd, 0)
         if heard != record.heard:
             record.heard, record.unheard_from = heard, record.received

@@ -25,6 +25,7 @@ from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema import load_schema
 from blackbox.native.jit import warm_up
 from blackbox.native.limits import check_limits
+from blackbox.publish.acknowledgements import RecorderPosition, What
 from blackbox.publish.batcher import (
     LOST_PAGES,
     OUT_OF_MEMORY,
@@ -82,6 +83,8 @@ class PublisherStatistics(msgspec.Struct, frozen=True):
     """Confirmed subscribers of the slice that has most."""
     put_out: int
     """Peers disconnected because they sent what no subscriber sends, or took nothing for too long."""
+    recorders: tuple[RecorderPosition, ...] = ()
+    """How far each recorder of each slice is."""
 
 
 def _bytes_of(payload: object) -> bytes:
@@ -420,6 +423,36 @@ class Publisher:
         for sender in self._running():
             sender.flush(deadline)
 
+    def wait_recorded(self, timeout: float = 10.0, by: int = 1) -> None:
+        """Wait until `by` recorders have all that was published before this call: it survives their being killed.
+
+        It is in the page cache of their hosts then, and in the journal that the next recorder goes on with. What was
+        published before the last `new_epoch` is not waited for.
+
+        Raises NotRecordedError after `timeout` seconds, or when `new_epoch` is called meanwhile. It says how far each
+        recorder is. Ask again, and the same messages are waited for; but those that nobody has who could still bring
+        them, as they were published before a recorder was there, are told of once and given up.
+        """
+        self._wait_acknowledged("recorded", timeout, by)
+
+    def wait_synced(self, timeout: float = 10.0, by: int = 1) -> None:
+        """As `wait_recorded`, until it is on the disks of `by` recorders: it survives a power cut.
+
+        A recorder syncs as its `fsync` says. "interval" syncs once a second, so this takes that long; "never" does not
+        count here.
+        """
+        self._wait_acknowledged("synced", timeout, by)
+
+    def _wait_acknowledged(self, what: What, timeout: float, by: int) -> None:
+        if by < 1:
+            raise ValueError(f"by was {by}, expected 1 or more")
+        deadline = time.monotonic() + timeout
+        self.flush(timeout)
+        senders = self._running()
+        asked = [sender.ask_recorders() for sender in senders]
+        for sender, (epoch, goal) in zip(senders, asked, strict=True):
+            sender.wait_acknowledged(what, by, epoch, goal, timeout, deadline)
+
     def new_epoch(self, timeout: float = 60.0) -> None:
         """Tell subscribers that what is published from now on goes back in time: `on_reset` is called there.
 
@@ -447,6 +480,7 @@ class Publisher:
             topics=sum(len(sender.topics) for sender in self._senders),
             subscribers=max((sender.subscriptions.subscriber_count() for sender in self._senders), default=0),
             put_out=sum(sender.guard.put_out for sender in self._senders),
+            recorders=tuple(position for sender in self._senders for position in sender.recorders()),
         )
 
     def close(self, timeout: float = 30.0) -> None:

@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy
 
+from blackbox.block.acknowledgement import MOST_BYTES
 from blackbox.block.encode import (
     Origin,
     Rows,
@@ -94,7 +95,7 @@ EPOCH: Final = 5
 """`send_until` returned because all was sent, and `SenderState.next_epoch` is to begin."""
 
 SUBSCRIPTION_HEAD_BYTES: Final = 12
-KEPT_BYTES: Final = 64
+KEPT_BYTES: Final = 1 + MOST_BYTES
 """Bytes of a subscription that Python looks at; what is longer is none of ours."""
 _HEARTBEAT = numpy.frombuffer(HEARTBEAT_KEY, numpy.uint8)
 

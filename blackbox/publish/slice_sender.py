@@ -14,11 +14,12 @@ import zmq
 from blackbox.block.block import distinct_scratch
 from blackbox.block.encode import Origin, TopicTable
 from blackbox.block.format import FLAG_END, HEARTBEAT_KEY, MAX_KEY_BYTES
-from blackbox.errors import BlackBoxError, EndpointError, PublisherError
+from blackbox.errors import BlackBoxError, EndpointError, NotRecordedError, PublisherError
 from blackbox.feed.feed import Feed, Slice
 from blackbox.native.jit import WARM_UP_NEEDS, warm_up
 from blackbox.native.limits import Needs, start_thread
 from blackbox.publish import send_loop as send
+from blackbox.publish.acknowledgements import RecorderPosition, What, in_words
 from blackbox.publish.batcher import Encoder, make_selection
 from blackbox.publish.guard import GUARD_NEEDS, Guard
 from blackbox.publish.line_socket import open_xpub
@@ -52,6 +53,8 @@ _ANSWER_SURELY_S = 1.0
 """How long a confirmation waits for room at its subscriber, and at others that listen in; then it goes to who has."""
 _ACCEPT_S = 1.0
 _REPEAT_S = 0.1
+_ASK_AGAIN_S = 0.25
+"""Time after which a heartbeat is sent again that recorders did not answer."""
 _NEVER_NS = (1 << 63) - 1
 
 
@@ -229,6 +232,52 @@ class SliceSender:
                 lambda: self.subscriptions.subscriber_count(of_this_epoch=True) >= before or self.error, _ACCEPT_S
             )
 
+    def ask_recorders(self) -> tuple[int, int]:
+        """Send a heartbeat at once: recorders tell how far they are. Return epoch and position of what was sent."""
+        with self.changed:
+            asked = self.origin.epoch, self._position()
+            self.subscriptions.times_asked += 1
+        self.sent.heartbeat_at = 0
+        self.ring.wake()
+        return asked
+
+    def wait_acknowledged(self, what: What, by: int, epoch: int, goal: int, timeout: float, deadline: float) -> None:
+        """Wait until `by` recorders have told that all up to a position is recorded, or synced.
+
+        Raises NotRecordedError at the deadline, which was `timeout` seconds off, or when another epoch began.
+        """
+        told = self.subscriptions.acknowledgements
+        with self.changed:
+            while (reached := told.reached(what, by, goal)) < goal:
+                self.check()
+                left = deadline - time.monotonic()
+                if told.epoch != epoch:
+                    raise NotRecordedError(
+                        f"feed {self.feed.name!r} slice {self.slice_id}: epoch {epoch:016x} was ended by `new_epoch` "
+                        f"while it was waited for {goal - reached} of its messages to be {what}"
+                    )
+                if left <= 0:
+                    raise self._not_recorded(what, by, reached, goal, timeout)
+                if not self.changed.wait(min(left, _ASK_AGAIN_S)):
+                    self.ask_recorders()
+
+    def _not_recorded(self, what: What, by: int, reached: int, goal: int, timeout: float) -> NotRecordedError:
+        told = self.subscriptions.acknowledgements
+        given_up = "; they are given up" if told.give_up(what, by, goal) else ""
+        recorders = "; ".join(map(in_words, self.recorders())) or "no recorder has told anything"
+        return NotRecordedError(
+            f"feed {self.feed.name!r} slice {self.slice_id}: messages {reached} to {goal - 1} were not {what} by {by} "
+            f"{'recorder' if by == 1 else 'recorders'} in {timeout} s{given_up}: {recorders}"
+        )
+
+    def recorders(self) -> list[RecorderPosition]:
+        """Return how far each recorder is that has told."""
+        with self.changed:
+            return self.subscriptions.acknowledgements.positions(self.slice_id, self._position())
+
+    def _position(self) -> int:
+        return int(self.next_sequence[: len(self.keys)].sum())
+
     def ask_to_close(self, deadline: float) -> None:
         """Let the thread send what the ring holds, then end. ZeroMQ keeps sending until the deadline at most."""
         self._deadline = deadline
@@ -392,9 +441,10 @@ class SliceSender:
         patience = time.monotonic() + _ANSWER_SURELY_S
         for next_epoch in (0, self.sent.next_epoch, 0):
             if next_epoch:
-                self.origin = self.origin._replace(epoch=next_epoch)
-                self.next_sequence[:] = 0
-                self.subscriptions.begin_epoch(next_epoch)
+                with self.changed:
+                    self.origin = self.origin._replace(epoch=next_epoch)
+                    self.next_sequence[:] = 0
+                    self.subscriptions.begin_epoch(next_epoch)
             for line, socket in enumerate(sockets):
                 while not self._send_heartbeat(sender, line, socket, surely=True):
                     if time.monotonic() >= patience or self.ring.state.closing == ENDING:

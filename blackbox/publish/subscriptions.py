@@ -12,11 +12,21 @@ from typing import Any, Final, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.block.acknowledgement import Acknowledgement
 from blackbox.block.encode import TopicTable
-from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY, HEARTBEAT_KEY, MAX_KEY_BYTES, NONCE_BYTES, SHARED_KEY
+from blackbox.block.format import (
+    ACCEPT_KEY,
+    CONFIRM_KEY,
+    HEARTBEAT_KEY,
+    MAX_KEY_BYTES,
+    NONCE_BYTES,
+    RECORDED_KEY,
+    SHARED_KEY,
+)
 from blackbox.feed.feed import Feed
 from blackbox.native.intrinsics import int32s_at, int64s_at, uint16s_at
 from blackbox.native.jit import njit
+from blackbox.publish.acknowledgements import Acknowledgements
 from blackbox.publish.send_loop import SUBSCRIPTION_HEAD_BYTES
 from blackbox.publish.sender_state import SHARED
 
@@ -93,7 +103,8 @@ class Subscriptions:
     Attributes: `wanted`, for each key how many filters let it through, those of readers of shared memory
     each as SHARED; `doubts`; `unwelcome`, descriptors of
     connections to be ended, and why; `heard`, how many changes came on each descriptor; `is_behind`, whether changes
-    wait to be read; `most_filters`, how many a line may have.
+    wait to be read; `most_filters`, how many a line may have; `times_asked`, how often recorders were asked how far
+    they are.
     """
 
     def __init__(self, feed: Feed, lines: int, epoch: int, key_table: TopicTable) -> None:
@@ -115,6 +126,8 @@ class Subscriptions:
         self._askers: dict[int, _Asker] = {}
         self._useless: dict[int, int] = {}
         self.is_behind = False
+        self.acknowledgements = Acknowledgements()
+        self.times_asked = 0
         self.most_filters = max_keys + _MORE_FILTERS
         self._feed = feed
         self._key_table = key_table
@@ -123,6 +136,7 @@ class Subscriptions:
     def begin_epoch(self, epoch: int) -> None:
         """Expect acceptances of another epoch. Those of the one before count as long as they stand."""
         self._mine = [epoch.to_bytes(8, "little") + bytes([line]) for line in range(len(self._filters))]
+        self.acknowledgements.begin_epoch(epoch)
 
     def add_key(self, key: bytes, number: int) -> None:
         """Note a new key, and whether it is wanted."""
@@ -151,6 +165,8 @@ class Subscriptions:
                 self._ask(Asked(line, prefix, fd, after, time.monotonic()))
             elif prefix.startswith(ACCEPT_KEY) and prefix.endswith(self._mine[line]):
                 self._accept(line, prefix)
+            elif prefix.startswith(RECORDED_KEY) and (told := Acknowledgement.decode(prefix)):
+                self.acknowledgements.note(line, prefix, told)
             elif fd >= 0 and not self._is_of_other_line(prefix):
                 self._useless[fd] = self._useless.get(fd, 0) + size
                 if self._useless[fd] > MOST_USELESS:
@@ -192,7 +208,9 @@ class Subscriptions:
 
     def _withdraw(self, line: int, fd: int, prefix: bytes) -> None:
         place = line, prefix
-        if prefix.startswith(CONFIRM_KEY):
+        if prefix.startswith(RECORDED_KEY):
+            self.acknowledgements.withdraw(line, prefix)
+        elif prefix.startswith(CONFIRM_KEY):
             if place in self.asked and fd in (-1, self.asked[place].fd):
                 del self.asked[place]
             if fd in (-1, self.answered.get(place)):

@@ -28,6 +28,7 @@ NAMES = {
     "Message": "blackbox.block.batch",
     "NoSubscriberError": "blackbox.errors",
     "NotConfirmedError": "blackbox.errors",
+    "NotRecordedError": "blackbox.errors",
     "PositionError": "blackbox.errors",
     "Publisher": "blackbox.publish.publisher",
     "PublisherError": "blackbox.errors",

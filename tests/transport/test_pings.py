@@ -8,6 +8,7 @@ import numpy
 import zmq
 
 from blackbox import Publisher, SlowPolicy
+from blackbox.block.acknowledgement import MOST_BYTES
 from blackbox.block.encode import TopicTable
 from blackbox.monitor.heartbeats import Heartbeats, LineState
 from blackbox.publish.guard import Guard, _Record
@@ -120,4 +121,20 @@ def test_pings_of_months_are_no_bytes_without_a_subscription() -> None:
         connection.received += 1 << 20
         guard._judge_sent(connection, record, 4.0)
     assert record.doubted is not None
+    guard.close()
+
+
+def test_answers_that_were_asked_for_are_no_flood() -> None:
+    key = TopicTable(numpy.zeros(8, numpy.uint8), numpy.zeros(1, numpy.int64), numpy.zeros(1, numpy.int32))
+    subscriptions = Subscriptions(one_slice(), 1, 1, key)
+    guard = Guard(0, subscriptions, SenderState(), lambda: None, drop=True)
+    connection, record = Connection(-1, (), ("127.0.0.1", 1)), _Record(1 << 20, 0.0)
+    for _ in range(100):
+        subscriptions.times_asked += 2_000
+        guard.look()
+        connection.received += 2_000 * 2 * MOST_BYTES
+        subscriptions.heard[-1] = subscriptions.times_asked
+        guard._judge_sent(connection, record, 0.0)
+    assert guard.put_out == 0
+    assert record.burst > 0
     guard.close()

@@ -1,0 +1,355 @@
+"""Publishers wait until what they published is recorded, and synced: it is never told before it is so."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import threading
+from pathlib import Path
+
+import msgspec
+import numpy
+import pytest
+
+from blackbox import Feed, NotRecordedError, Publisher, Recording
+from blackbox.archive.recorder import Recorder
+from blackbox.block.acknowledgement import Acknowledgement
+from blackbox.block.format import RECORDED_KEY
+from blackbox.publish.acknowledgements import RecorderPosition
+from blackbox.testing import RawPublisher, wait_until
+from tests.archive.recorders import MIB, days, feed_of, numbers_of, payloads, publish_numbered, records, segments
+from tests.journals import stored
+from tests.lossy_proxy import LossyProxy
+from tests.support import Script
+
+RECORD = """
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        parent = os.getppid()
+        end = lambda: (wait_until(lambda: os.getppid() != parent, 300), os._exit(1))
+        threading.Thread(target=end, daemon=True).start()
+        recorder = Recorder(feed, line.strip(), segment_bytes=1 << 20).start()
+        say(os.getpid())
+        recorder.run()
+    os.waitpid(pid, 0)
+    say("killed")
+"""
+SOON_S = 0.3
+"""For waits that cannot succeed."""
+
+
+def positions(publisher: Publisher, *, gone: bool = False) -> list[RecorderPosition]:
+    return [each for each in publisher.statistics().recorders if gone or each.is_connected]
+
+
+def published(feed: Feed, directory: Path) -> list[int]:
+    return [int(number) for record in records(directory, feed) for number in numbers_of(record)]
+
+
+@pytest.mark.parametrize("fsync", ["interval", "block"])
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_what_was_published_is_recorded_then_synced(tmp_path: Path, fsync: str, key_bytes: int) -> None:
+    feed = feed_of(slices=2, lines=2, key_bytes=key_bytes)
+    topics = [b"%c%c.t" % (65 + number % 5, 65 + number % 7) for number in range(300)]
+    settings = {"fsync": fsync, "fsync_interval_ns": 1_000_000}
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, **settings):  # type: ignore[arg-type]
+        for wait in (publisher.wait_recorded, publisher.wait_synced) * 5:
+            for topic in topics:
+                publisher.publish(topic, topic)
+            wait(20)
+        told = positions(publisher)
+    assert sum(each.recorded for each in told) == sum(each.sent for each in told) == 10 * len(topics)
+    assert [(each.begin, each.synced, each.lacks) for each in told] == [(0, each.sent, "") for each in told]
+    assert sorted(payloads(tmp_path, feed, 0) + payloads(tmp_path, feed, 1)) == sorted(10 * topics)
+
+
+def test_what_is_recorded_survives_the_recorder_being_killed(tmp_path: Path) -> None:
+    feed = feed_of()
+    choice = random.Random(5)
+    with Publisher(feed) as publisher, Script(RECORD, feed) as script:
+        at = 0
+        for _ in range(8):
+            script.tell(str(tmp_path))
+            pid = int(script.read())
+            for _ in range(choice.randrange(1, 5)):
+                count = choice.choice([1, 100, 20_000])
+                publish_numbered(publisher, at, count)
+                at += count
+                publisher.wait_recorded(20)
+            os.kill(pid, 9)
+            script.expect("killed")
+            # Of a segment that was being made there may be less than its head.
+            paths = [path for path in segments(tmp_path, feed) if path.stat().st_size > 64]
+            assert [int(n) for path in paths for record in stored(path)[0] for n in numbers_of(record)] == [*range(at)]
+            wait_until(lambda: not positions(publisher), 10, "the publisher knows that its recorder has gone")
+        assert len(positions(publisher, gone=True)) == 8
+
+
+def test_what_was_published_while_no_recorder_was_there_is_told_once(tmp_path: Path) -> None:
+    feed = feed_of()
+    with Publisher(feed) as publisher:
+        publish_numbered(publisher, 0, 100)
+        with pytest.raises(NotRecordedError, match="messages 0 to 99 were not recorded by 1 recorder in .* told any"):
+            publisher.wait_recorded(SOON_S)
+        with Recorder(feed, tmp_path):
+            publish_numbered(publisher, 100, 10)
+            wait_until(lambda: [p.begin for p in positions(publisher)] == [100], 10, "the recorder tells")
+            publisher.flush()
+            with pytest.raises(
+                NotRecordedError,
+                match=r"messages 0 to 109 were not recorded .* given up: .* recorded 110, .* began at 100",
+            ):
+                publisher.wait_recorded(SOON_S + 2)
+            publish_numbered(publisher, 110, 10)
+            publisher.wait_recorded(20)
+    assert published(feed, tmp_path) == [*range(100, 120)]
+
+
+def test_two_recorders_are_waited_for(tmp_path: Path) -> None:
+    feed = feed_of()
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path / "a"), Script(RECORD, feed) as script:
+        script.tell(str(tmp_path / "b"))
+        pid = int(script.read())
+        publish_numbered(publisher, 0, 1_000)
+        publisher.wait_recorded(20, by=2)
+        assert published(feed, tmp_path / "a") == published(feed, tmp_path / "b") == [*range(1_000)]
+        with pytest.raises(NotRecordedError, match="by 3 recorders"):
+            publisher.wait_recorded(SOON_S, by=3)
+        os.kill(pid, 9)
+        script.expect("killed")
+        publish_numbered(publisher, 1_000, 1)
+        publisher.wait_recorded(20)
+        with pytest.raises(NotRecordedError, match=rf"messages 1000 to 1000 .*{pid}@\S+ has recorded 1000.* is gone"):
+            publisher.wait_recorded(SOON_S, by=2)
+        script.tell(str(tmp_path / "b"))
+        script.read()
+        publish_numbered(publisher, 1_001, 1)
+        with pytest.raises(NotRecordedError, match=r"messages 1000 to 1001 .* given up.* began at 1001"):
+            publisher.wait_recorded(SOON_S + 2, by=2)
+        publish_numbered(publisher, 1_002, 1)
+        publisher.wait_recorded(20, by=2)
+
+
+def test_a_gap_holds_the_position_back_and_is_named(tmp_path: Path) -> None:
+    feed = feed_of()
+    with Publisher(feed) as publisher, LossyProxy(feed, 0.2) as proxy, Recorder(proxy.feed, tmp_path):
+        publisher.wait_for_subscribers()
+        at = 0
+        with pytest.raises(NotRecordedError) as raised:
+            while True:
+                publish_numbered(publisher, at, 10)
+                at += 10
+                publisher.wait_recorded(5 * SOON_S)
+                assert published(feed, tmp_path) == [*range(at)]
+        whole = at - 10
+        assert re.search(rf"has recorded {whole}, .* lacks a gap at sequence {whole} of key b''", str(raised.value))
+        publish_numbered(publisher, at, 10)
+        with pytest.raises(NotRecordedError, match=f"messages {whole} to "):
+            publisher.wait_recorded(SOON_S)
+        assert publisher.statistics().recorders[0].recorded == whole
+
+
+def test_a_line_that_loses_blocks_holds_nothing_back_beside_another(tmp_path: Path) -> None:
+    feed = feed_of(lines=2)
+    with Publisher(feed) as publisher, LossyProxy(feed, 0.3) as proxy:
+        lines = (proxy.feed.slices[0].lines[0], feed.slices[0].lines[1])
+        both = msgspec.structs.replace(feed, slices=(msgspec.structs.replace(feed.slices[0], endpoints=lines),))
+        with Recorder(both, tmp_path):
+            for at in range(0, 2_000, 10):
+                publish_numbered(publisher, at, 10)
+                publisher.wait_recorded(20)
+                assert published(feed, tmp_path) == [*range(at + 10)]
+        assert proxy.lost > 10
+
+
+def test_a_new_epoch_is_counted_anew(tmp_path: Path) -> None:
+    feed = feed_of()
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, fsync_interval_ns=1_000_000):
+        for at in range(0, 500, 100):
+            publish_numbered(publisher, at, 100)
+            (publisher.wait_recorded if at % 200 else publisher.wait_synced)(20)
+            assert [p.recorded for p in positions(publisher)] == [100]
+            assert published(feed, tmp_path) == [*range(at + 100)]
+            publisher.new_epoch()
+
+
+def test_an_epoch_that_ends_ends_waits(tmp_path: Path) -> None:
+    feed = feed_of()
+    failed: list[str] = []
+
+    def wait() -> None:
+        try:
+            publisher.wait_recorded(60)
+        except NotRecordedError as error:
+            failed.append(str(error))
+
+    with Publisher(feed) as publisher:
+        publish_numbered(publisher, 0, 100)
+        thread = threading.Thread(target=wait)
+        thread.start()
+        sender = publisher._senders[0]
+        wait_until(lambda: sender.subscriptions.times_asked)
+        publisher.new_epoch()
+        thread.join()
+    assert "was ended by `new_epoch` while it was waited for 100 of its messages to be recorded" in failed[0]
+
+
+def test_who_never_syncs_is_named(tmp_path: Path) -> None:
+    feed = feed_of()
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, fsync="never"):
+        publish_numbered(publisher, 0, 10)
+        publisher.wait_recorded(20)
+        with pytest.raises(NotRecordedError, match=r'not synced .* recorded 10, never syncs \(fsync="never"\), of 10'):
+            publisher.wait_synced(SOON_S)
+        assert [p.synced for p in positions(publisher)] == [None]
+
+
+def test_nothing_published_is_not_waited_for() -> None:
+    with Publisher(feed_of(slices=3)) as publisher:
+        publisher.wait_synced(0.0, by=2)
+        with pytest.raises(ValueError, match="by was 0, expected 1 or more"):
+            publisher.wait_recorded(by=0)
+
+
+CUTS = 1_000
+
+
+def test_what_is_synced_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut leaves of each file what was in it when a sync began that has returned. At any moment, that holds all
+    that was acknowledged as synced by then.
+    """
+    feed = feed_of(slices=2)
+    choice = random.Random(3)
+    on_disk: dict[str, int] = {}
+
+    def sync(fd: int) -> None:
+        path, size = str(Path(f"/proc/self/fd/{fd}").readlink()), os.fstat(fd).st_size
+        os.fsync(fd)
+        on_disk[path] = max(size, on_disk.get(path, 0))
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    cuts: list[tuple[list[int], dict[str, int]]] = []
+    with (
+        Publisher(feed, when_full="wait") as publisher,
+        Recorder(feed, tmp_path / "now", fsync_interval_ns=1_000_000, segment_bytes=MIB),
+    ):
+        is_over = threading.Event()
+
+        def cut() -> None:
+            while len(cuts) < CUTS:
+                acknowledged = [0, 0]
+                for told in publisher.statistics().recorders:
+                    acknowledged[told.slice_id] = told.synced or 0
+                cuts.append((acknowledged, dict(on_disk)))
+                is_over.wait(choice.random() / 500)
+
+        thread = threading.Thread(target=cut)
+        thread.start()
+        topics = tuple(b"%c.t" % letter for letter in range(65, 75))
+        while thread.is_alive():
+            count = choice.choice([1, 50, 5_000])
+            index = numpy.array([choice.randrange(10) for _ in range(count)], numpy.int32)
+            publisher.publish_many(topics, index, numpy.zeros((count, 100), numpy.uint8))
+            if choice.random() < 0.3:
+                publisher.wait_synced(20)
+        thread.join()
+    assert len(segments(tmp_path / "now", feed, 0)) > 1
+    stops = {slice_id: _stops(tmp_path / "now", feed, slice_id) for slice_id in (0, 1)}
+    for acknowledged, sizes in cuts:
+        for slice_id in (0, 1):
+            assert acknowledged[slice_id] <= _messages(stops[slice_id], sizes)
+    assert len({tuple(acknowledged) for acknowledged, _ in cuts}) > 20
+    for acknowledged, sizes in choice.sample(cuts, 10):
+        shutil.copytree(tmp_path / "now", tmp_path / "cut")
+        for path in (tmp_path / "cut").rglob("*.journal"):
+            os.truncate(path, sizes.get(str(tmp_path / "now" / path.relative_to(tmp_path / "cut")), 0))
+            path.with_suffix(".index").unlink(missing_ok=True)
+        with Publisher(feed), Recorder(feed, tmp_path / "cut"):
+            pass
+        for slice_id, count in enumerate(acknowledged):
+            recording = Recording.open(days(tmp_path / "cut", feed)[0])
+            assert sum(len(batch) for batch in recording.batches(slices=[slice_id])) >= count
+        shutil.rmtree(tmp_path / "cut")
+
+
+def _stops(directory: Path, feed: Feed, slice_id: int) -> list[tuple[str, int, int]]:
+    """Of each record in order: its segment, where it ends there, and its messages."""
+    found = []
+    for path in segments(directory, feed, slice_id):
+        found += [(str(path), record.stop, record.fields.count - record.first_row) for record in stored(path)[0]]
+    return found
+
+
+def _messages(stops: list[tuple[str, int, int]], sizes: dict[str, int]) -> int:
+    """How many messages are there, up to the first record that is not whole."""
+    total = 0
+    for path, stop, count in stops:
+        if stop > sizes.get(path, 0):
+            break
+        total += count
+    return total
+
+
+class Counted:
+    """What a recorder is to say of one slice: each number of each key that has come, by itself."""
+
+    def __init__(self) -> None:
+        self.begin = self.recorded = 0
+        self.lacks = False
+        self._came: set[tuple[bytes, int]] = set()
+        self._next: dict[bytes, int] = {}
+
+    def come(self, key: bytes, first: int, end: int) -> None:
+        """A block has come; what is before the next number of its key was repeated, or is too late."""
+        self._came |= {(key, number) for number in range(max(first, self._next.get(key, 0)), end)}
+        self._next[key] = max(end, self._next.get(key, 0))
+
+    def beat(self, told: dict[bytes, int]) -> None:
+        """A heartbeat has come."""
+        self.lacks = not {(key, number) for key, end in told.items() for number in range(end)} <= self._came
+        self._next |= told
+        if not self.lacks:
+            self.recorded = sum(told.values())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_positions_are_those_of_a_count_of_messages(tmp_path: Path, seed: int) -> None:
+    """Blocks of some keys, lost, repeated and overlapping: the position is that before the first loss was told."""
+    feed, counted = feed_of(key_bytes=2), Counted()
+    choice = random.Random(seed)
+    topics = [b"A1", b"A2", b"B1", b"B2"]
+    with RawPublisher(feed) as publisher:
+        numbers = publisher.sequences[0]
+        for topic in topics[: choice.randrange(3)]:
+            publisher.send(publisher.encode([(topic, b"early")] * choice.randrange(1, 4)))
+            counted.come(topic, 0, numbers[topic])
+        counted.beat(numbers)
+        counted.begin = counted.recorded
+        with Recorder(feed, tmp_path):
+            for step in range(60):
+                topic, count = choice.choice(topics), choice.randrange(1, 5)
+                following, what = numbers.get(topic, 0), choice.random()
+                if what < 0.2 or step == 59:
+                    publisher.heartbeat()
+                    counted.beat(numbers)
+                elif what < 0.22:
+                    publisher.encode([(topic, b"lost")] * count)
+                else:
+                    first = following - choice.randrange(min(3, following + 1))
+                    publisher.send(publisher.encode([(topic, b"")] * (following + count - first), sequence=first))
+                    counted.come(topic, first, following + count)
+                assert all(told.recorded <= counted.recorded for told in _told(publisher))
+
+            def is_told() -> bool:
+                said = {(told.begin, told.recorded, told.missing >= 0) for told in _told(publisher)}
+                return said == {(counted.begin, counted.recorded, counted.lacks)}
+
+            wait_until(is_told, 10, f"the position is {counted.recorded}, something lacks: {counted.lacks}")
+
+
+def _told(publisher: RawPublisher) -> list[Acknowledgement]:
+    said = [Acknowledgement.decode(key) for key in publisher.subscriptions() if key.startswith(RECORDED_KEY)]
+    return [told for told in said if told is not None]
