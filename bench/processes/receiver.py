@@ -108,7 +108,8 @@ def _receive(order: Order, told: Iterator[Any]) -> Heard:
             if not work.on_slow:
                 _settle(subscriber, due)
         else:
-            wait_for(subscriber, due)
+            with _checkpoints(subscriber, work.checkpoints_per_s):
+                wait_for(subscriber, due)
         ended, cpu_s = time.time_ns(), _cpu_s(children) - before
     finally:
         has_terminated = _end(subscriber, work)
@@ -119,6 +120,27 @@ def _receive(order: Order, told: Iterator[Any]) -> Heard:
         expect("gaps, dropped, malformed", (received.gaps, delivery.dropped, received.malformed), (0, 0, 0))
     found = {"ended": ended, "messages": load.messages, **findings(began)}
     return Heard(cpu_s=cpu_s, has_terminated=has_terminated, blocks=received.blocks, **found)
+
+
+@contextmanager
+def _checkpoints(subscriber: Subscriber, per_s: int) -> Iterator[None]:
+    """Make checkpoints meanwhile, if any are wanted."""
+    over = threading.Event()
+
+    def make() -> None:
+        while not over.wait(1 / per_s):
+            with subscriber.checkpoint():
+                pass
+
+    threads = [threading.Thread(target=make)] if per_s else []
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
 
 
 def _cpu_s(children: list[int]) -> float:
