@@ -8,6 +8,7 @@ limits off.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from functools import partial
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import nats
 import uvloop
 
+from bench.processes.acknowledged import PAYLOAD_BYTES
+from bench.processes.child import answer, orders
 from bench.rivals.runs import Runs, expect_stored
 from bench.workload.load import POOL, topics_and_data
 from bench.workload.tally import Tally
@@ -47,6 +50,29 @@ async def _record(address: str) -> None:
         ended = time.time_ns()
         stored = (await stream.stream_info(STREAM)).state.messages
         runs.verified(began, ended, partial(expect_stored, stored, load.messages))
+    await client.close()
+
+
+def acknowledge(address: str) -> None:
+    """Publish `calls` times `at_once` messages, waiting each time until all are acknowledged."""
+    uvloop.run(_acknowledge(address))
+
+
+async def _acknowledge(address: str) -> None:
+    client = await nats.connect(address)
+    stream = client.jetstream(publish_async_max_pending=_UNACKNOWLEDGED)
+    await stream.add_stream(name=STREAM, subjects=["day.>"], storage="file")
+    data = os.urandom(PAYLOAD_BYTES)
+    told = orders()
+    while (order := await asyncio.to_thread(next, told, None)) is not None:
+        await stream.purge_stream(STREAM)
+        began = time.perf_counter()
+        for _ in range(order["calls"]):
+            for _ in range(order["at_once"]):
+                await stream.publish_async("day.AAPL.trade", data)
+            await stream.publish_async_completed()
+        seconds = time.perf_counter() - began
+        answer(seconds=seconds, stored=(await stream.stream_info(STREAM)).state.messages)
     await client.close()
 
 
