@@ -171,6 +171,7 @@ def _append(at: int) -> None:
             state.lost += count
             return
         state.offset += stored
+        state.writes += 1
         rest = size - RECORD_HEAD_BYTES - stored
         bytes_at(state.buffer, rest)[:] = 0
         state.buffered = rest

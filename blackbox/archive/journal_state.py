@@ -57,6 +57,8 @@ class JournalState(HandedBlock):
     """When the buffer was last written since the line was idle, ns since 1970."""
     buffered = Field()
     """Bytes in the buffer."""
+    writes = Field()
+    """Times something was written to segments. It only grows, from segment to segment."""
     safe = Field()
     """Where the last record that is written ends: a refused write cuts the segment back to here."""
     sealed = Field()
@@ -213,6 +215,7 @@ def flush(at: int) -> bool:
     if not write_all(state.fd, state.buffer, state.buffered):
         return bool(fail(at))
     state.offset += state.buffered
+    state.writes += 1
     state.buffered = 0
     if state.sync_each == 0:
         commit(at)

@@ -147,6 +147,8 @@ class JournalWriter:
         self._packer = self._make_packer(compression)
         self._switches = 0
         self._noted: SegmentFiles | None = None
+        self._synced_writes = 0
+        """Writes when the last sync of the present segment began; -1: it was not synced yet."""
         self._before: list[tuple[SegmentFiles, Totals]] = []
         self._next: SegmentFiles | None = None
         finish(state.address, False, 0)  # there is nothing yet: so that it is compiled before it is needed
@@ -218,8 +220,10 @@ class JournalWriter:
             with suppress(OSError):  # it is tried again; what is wrong with the files is told elsewhere
                 note_segments(self._files.day, self.slice_id, self._files.number + 1)
                 self._noted = self._files
-        if what_is_written:
+        writes = self.state.writes
+        if what_is_written and writes != self._synced_writes:
             self._files.sync()
+            self._synced_writes = writes
 
     @property
     def is_there(self) -> bool:
@@ -257,6 +261,7 @@ class JournalWriter:
             self._switches = self.state.switches
             self._before.append((self._files, self._ended()))
             self._files, self._next = self._next, None
+            self._synced_writes = -1  # what is counted may be in this one, while the one before was synced
 
     def _open_first(self, now_ns: int) -> SegmentFiles:
         """Open the first segment of this recorder, behind what others have recorded of the day."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -46,3 +47,29 @@ def test_each_block_is_synced_when_told(tmp_path: Path, sync_each: bool, stored_
     assert given.lost == 2 - stored_messages
     assert given.error == (errno.EINVAL if sync_each else 0)
     writer.close()
+
+
+def test_what_is_synced_is_not_synced_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+
+    def sync(fd: int) -> None:
+        os.fsync(fd)
+        synced.append(fd)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    day = (journals.Day(tmp_path, journals.feed_of()).path, FOREVER_NS * 10**6)
+    writer = JournalWriter(0, 0, MIB, False, "none", Pipe(), lambda _: day)
+    function = ctypes.CFUNCTYPE(None, ctypes.c_int64)(writer.at.function)
+    header, body = (numpy.frombuffer(part, numpy.uint8) for part in Put((Row(b"T", b"1"),)).block(0))
+    given = writer.state
+    given.head, given.body, given.body_bytes, given.ts_recv = header.ctypes.data, body.ctypes.data, len(body), 1
+    for blocks in range(3):
+        for _ in range(3):
+            writer.sync(what_is_written=True)
+            assert len(synced) == blocks
+        given.flushed = 0  # as if the line had been idle for long
+        for kind in (BLOCK, IDLE):
+            given.kind = kind
+            function(writer.at.record)
+    writer.close()
+    assert len(synced) == 3
