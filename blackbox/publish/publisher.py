@@ -429,9 +429,9 @@ class Publisher:
         It is in the page cache of their hosts then, and in the journal that the next recorder goes on with. What was
         published before the last `new_epoch` is not waited for.
 
-        Raises NotRecordedError after `timeout` seconds, or when `new_epoch` is called meanwhile. It says how far each
-        recorder is. Ask again, and the same messages are waited for; but those that nobody has who could still bring
-        them, as they were published before a recorder was there, are told of once and given up.
+        Raises as `flush`, and NotRecordedError after `timeout` seconds or when `new_epoch` is called meanwhile. It says
+        how far each recorder is. Ask again, and the same messages are waited for; but those that were published before
+        a recorder was there, so that nobody can still bring them, are told of once and given up.
         """
         self._wait_acknowledged("recorded", timeout, by)
 

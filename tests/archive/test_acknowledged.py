@@ -22,6 +22,7 @@ from blackbox.testing import RawPublisher, wait_until
 from tests.archive.recorders import MIB, days, feed_of, numbers_of, payloads, publish_numbered, records, segments
 from tests.journals import stored
 from tests.lossy_proxy import LossyProxy
+from tests.subscribe.shared import shared_feed
 from tests.support import Script
 
 RECORD = """
@@ -174,6 +175,15 @@ def test_a_new_epoch_is_counted_anew(tmp_path: Path) -> None:
             assert [p.recorded for p in positions(publisher)] == [100]
             assert published(feed, tmp_path) == [*range(at + 100)]
             publisher.new_epoch()
+
+
+def test_what_came_by_shared_memory_is_recorded(tmp_path: Path) -> None:
+    feed = shared_feed()
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path):
+        for at in range(0, 5_000, 500):
+            publish_numbered(publisher, at, 500)
+            publisher.wait_recorded(20)
+            assert published(feed, tmp_path) == [*range(at + 500)]
 
 
 def test_an_epoch_that_ends_ends_waits(tmp_path: Path) -> None:
