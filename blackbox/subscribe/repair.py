@@ -136,9 +136,11 @@ class Repairer:
         with self._context.socket(zmq.PAIR) as out:
             out.sndhwm, out.linger, out.sndtimeo = _QUEUE_BLOCKS, 0, _SEND_MS
             out.connect(self._endpoint)
-            if self._since is None:
-                self._queue.answers = int(self._archives.answers())
-            self._has_begun.set()
+            try:
+                if self._since is None:
+                    self._queue.answers = int(self._archives.answers())
+            finally:
+                self._has_begun.set()
             if self._since is not None:
                 self._replay(out, self._since)
                 self._queue.answers = 1

@@ -134,6 +134,8 @@ class Supervisor:
         self._notices = Notices()
         self._changed = threading.Condition()
         self._one_cut = threading.Lock()
+        self._cutting = 0
+        """The thread that has a checkpoint."""
         self._version = 0
         self._slices: dict[int, SliceThread] = {}
         self._children: dict[int, SliceProcess] = {}
@@ -241,6 +243,7 @@ class Supervisor:
             raise TimeoutError(f"another checkpoint had not ended in {timeout} s")
         slices = self._slices
         cut = Cut(slices)
+        self._cutting = threading.get_ident()
         try:
             for thread in slices.values():
                 thread.come_to(cut)
@@ -256,6 +259,7 @@ class Supervisor:
             yield cut.wait(timeout, look)
         finally:
             cut.release()
+            self._cutting = 0
             self._one_cut.release()
 
     def _check_lines(self, timeout: float) -> None:
@@ -331,6 +335,8 @@ class Supervisor:
 
         Raises what ended it; SubscriberError when callbacks are not done in `timeout` seconds (it then terminates).
         """
+        if self._cutting == threading.get_ident():
+            raise SubscriberError("stop was called in a checkpoint, where all callbacks wait; expected it behind")
         self.request_stop()
         if self._thread.ident is None:
             self._enter(State.ENDED)

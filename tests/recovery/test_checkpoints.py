@@ -217,3 +217,13 @@ def test_checkpoints_without_a_pause_leave_messages_their_turn() -> None:
             with subscriber.checkpoint() as positions:
                 assert positions[0].sequence >= sequence
                 sequence = positions[0].sequence
+
+
+def test_stop_in_the_block_of_a_checkpoint_is_refused_at_once() -> None:
+    feed = Feed.local("cut", slices=1)
+    subscriber = Subscriber(feed, slow=PATIENT)
+    subscriber.on(b"")(nothing)
+    with Publisher(feed), subscriber, subscriber.checkpoint():
+        with pytest.raises(SubscriberError, match="in a checkpoint, where all callbacks wait"):
+            subscriber.stop()
+        subscriber.request_stop()

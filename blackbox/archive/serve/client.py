@@ -26,7 +26,7 @@ from blackbox.archive.serve.protocol import (
     Refusal,
 )
 from blackbox.block.block import Block
-from blackbox.errors import ArchiveError, BlockError, ConfigError, EndpointError
+from blackbox.errors import ArchiveError, BlackBoxError, BlockError, ConfigError, EndpointError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.native.limits import Needs
 from blackbox.subscribe.repair import Missing, Since
@@ -169,7 +169,7 @@ class ArchiveClient:
         """Return whether an archive answers now."""
         try:
             self.about()
-        except (ArchiveError, EndpointError):
+        except BlackBoxError:
             return False
         return True
 
