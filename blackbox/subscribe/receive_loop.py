@@ -42,7 +42,7 @@ from blackbox.subscribe.order import (
     take_pass,
 )
 from blackbox.subscribe.repair_queue import has_repairs, repair_queue_at
-from blackbox.subscribe.slow_subscriber import CONFLATE, act_on_stuck
+from blackbox.subscribe.slow_subscriber import CONFLATE, act_on_stuck, may_call_python
 from blackbox.subscribe.state import (
     COMMAND,
     CONTROL,
@@ -250,7 +250,7 @@ def _idle(at: SliceAt, table: TableAt, trie: Trie) -> int:
     if act_on_stuck(at, tick):
         return 0
     wait_ms = AGAIN_MS if hand_idle(at) else IDLE_MS
-    if tick > slice_state_at(at.state).look_again_at_ns:
+    if tick > slice_state_at(at.state).look_again_at_ns and may_call_python(at, tick):
         return COMMAND
     if counters.held > 0 or (at.action == CONFLATE and pending(at) > 0):
         wait_ms = min(wait_ms, HELD_MS)

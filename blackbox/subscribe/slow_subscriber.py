@@ -165,6 +165,8 @@ class Alerts:
 
 # The compiled half, which runs in the slice thread.
 
+_LONG_NS: Final = 10_000_000
+
 _LAST_WORDS = numpy.frombuffer(
     b"blackbox: slow subscriber: a callback did not return in the grace time, the process ends itself\n",
     numpy.uint8,
@@ -237,6 +239,16 @@ def end_process() -> None:
     """End the process as the slice thread does, where that is itself in the callback that does not return."""
     os.write(2, _LAST_WORDS.tobytes())
     os._exit(EXIT_SLOW)
+
+
+@inner
+def may_call_python(at: SliceAt, tick: int) -> bool:
+    """Whether no callback has been running for long: it may hold the interpreter, and never let it go."""
+    is_free = True
+    for worker in range(at.workers):
+        since = load_shared(worker_counters_at(at.worker_counters + WORKER_COUNTERS_BYTES * worker), "busy_since_ns")
+        is_free &= since <= 0 or tick - since < _LONG_NS
+    return is_free
 
 
 @inner

@@ -175,6 +175,9 @@ def test_a_process_whose_callback_hangs_ends_itself(how: str) -> None:
     ):
         console.bind(endpoint)
         script.expect("started")
+        # The slice thread looks after lines that are silent while the callback hangs, which needs the interpreter.
+        looks_at = time.monotonic() + 3 * feed.heartbeat_ns / 1e9
+        wait_until(lambda: time.monotonic() > looks_at - 0.1)
         publisher.send(publisher.encode([(b"T", b"0")]))
         script.expect("hangs")
         publisher.send(publisher.encode([(b"T", b"1")]))
