@@ -15,7 +15,7 @@ import msgspec
 import numpy
 import pytest
 import zmq
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from blackbox import ArchiveClient, ArchiveError, ConfigError, EndpointError, Feed, Publisher, Recording
@@ -30,7 +30,7 @@ from tests.archive.recorders import MIB, ROW_BYTES, feed_of, publish_numbered, s
 from tests.archive.recorders import days as days_of
 from tests.archive.written_days import EPOCHS, days, few, made
 from tests.cli.commands import Command
-from tests.journals import Told
+from tests.journals import Put, Row, Told
 
 PART = 500
 
@@ -171,6 +171,11 @@ def all_of(ranges: list[Range]) -> set[Number]:
         max_size=8,
     ),
     st.sampled_from([1, 60, 1 << 20]),
+)
+@example(
+    (1, 2, [(0, False, [Put((Row(b"AX", b""),), sequence=2), Put((Row(b"A", b""),), sequence=5)])]),
+    [(b"AX", 1, 0, 1), (b"AX", 1, 6, 1)],
+    1,
 )
 def test_ranges_are_what_a_plain_walk_finds_of_each_message(day: Any, drawn: Any, piece_bytes: int) -> None:
     key_bytes, puts = day[1], [put for slice_id, _, segment in day[2] if slice_id == 0 for put in segment]

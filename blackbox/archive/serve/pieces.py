@@ -278,7 +278,7 @@ class _Reading:
         return until
 
     def _in_ranges(self, entries: NDArray[Any]) -> NDArray[numpy.bool_]:
-        """Return bool[n]: which entries may hold some of the ranges, or be the first behind the last of their keys."""
+        """Return bool[n]: which entries may hold some of the ranges, or be the first behind one of them."""
         may = numpy.zeros(len(entries), bool)
         low, high, epochs = entries["min_sequence"], entries["max_sequence"], entries["epoch"]
         for key, ranges in self._ranges.items():
@@ -290,8 +290,9 @@ class _Reading:
                 begun = numpy.searchsorted(firsts, high, side="right")
                 reach = numpy.concatenate(([0], numpy.maximum.accumulate(stops)))[begun]
                 may |= here & (reach > low)
-                behind = numpy.flatnonzero((here & (high >= stops.max() - 1)) | (of_key & (epochs > epoch)))
-                may[behind[:1]] = True
+                reached = numpy.where(of_key & (epochs > epoch), _EVERYTHING, numpy.where(here, high, -1))
+                behind = numpy.searchsorted(numpy.maximum.accumulate(reached), stops - 1)
+                may[behind[behind < len(may)]] = True
         return may
 
     def _blocks_in(self, segment: Segment, spans: list[Span]) -> Iterator[tuple[Recorded, int, int]]:
