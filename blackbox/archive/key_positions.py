@@ -100,7 +100,7 @@ def note_key(keys: KeysAt, header: int, body: int, first_row: int, key_bytes: in
 def total_of(keys: KeysAt, header: int, body: int) -> tuple[int, int]:
     """Return the messages that a control block counts over all keys, and the number of a key that lacks some.
 
-    In place of that number, NO_KEY: none lacks any; FULL: there is no room to know.
+    In place of that number, NO_KEY: none lacks any; FULL: there is no room to know, and they are not all counted.
     """
     block = read_header(header)
     layout = layout_of(block)
@@ -110,8 +110,10 @@ def total_of(keys: KeysAt, header: int, body: int) -> tuple[int, int]:
     for topic in range(block.topics):
         start = numpy.int64(offsets[topic])
         number = _number(keys, body + layout.topics + start, numpy.int64(offsets[topic + 1]) - start)
+        if number == FULL:
+            return total, number
         total += numbers[topic]
-        if number == FULL or int64s_at(keys.whole, keys.capacity)[number] < numbers[topic]:
+        if int64s_at(keys.whole, keys.capacity)[number] < numbers[topic]:
             lacking = number
     return total, lacking
 
