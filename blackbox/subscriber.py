@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from blackbox.arguments import check_function, check_integers, check_prefix, names_of
 from blackbox.block.batch import Batch
 from blackbox.block.gap import Gap
+from blackbox.block.position import Position
 from blackbox.errors import ConfigError, SubscriberError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema import load_schema
@@ -21,7 +22,6 @@ from blackbox.recovery.consumer import consumer_of
 from blackbox.subscribe.beginnings import EpochHooks
 from blackbox.subscribe.callbacks import IN_SLICE, Callback, CompiledCallback
 from blackbox.subscribe.compiled_callback import compile_callback
-from blackbox.subscribe.cut import Position
 from blackbox.subscribe.gap_hooks import GapHook
 from blackbox.subscribe.match_table import MAX_WORKERS
 from blackbox.subscribe.options import Options
@@ -44,7 +44,6 @@ AnyFunction = TypeVar("AnyFunction", bound=Callable[..., object])
 BatchFunction = TypeVar("BatchFunction", bound=Callable[[Batch], object])
 
 _DEFAULT_POLICY = SlowPolicy()
-_A_MS = 1_000_000
 _ANSWER_S = 1.0
 """For so long a subscriber that repairs waits for one answer of one archive: then it asks the next one."""
 
@@ -121,15 +120,6 @@ class Subscriber:
             repair_wait_ns=repair_wait_ns,
         )
         self._processes = processes
-        check_integers(
-            (
-                "checkpoint_interval_ns",
-                _A_MS if checkpoint_interval_ns is None else checkpoint_interval_ns,
-                _A_MS,
-                1 << 50,
-            ),
-            ("name_wait_ns", name_wait_ns, 0, 1 << 60),
-        )
         self._consumer = consumer_of(feed, name, positions, name_wait_ns, checkpoint_interval_ns)
         self._callbacks: list[Callback] = []
         self._tickers: list[Ticker] = []

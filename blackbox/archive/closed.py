@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from blackbox.archive.day import MOST_JSON_BYTES, sync_directory
+from blackbox.archive.day import MOST_JSON_BYTES, replace_file
 from blackbox.archive.marks import Totals
 from blackbox.errors import JournalError
 from blackbox.regular_file import read_regular
@@ -81,12 +81,5 @@ def _known(day: Path) -> dict[int, ClosedSlice]:
 
 
 def _write(day: Path, document: dict[int, ClosedSlice], *, is_durable: bool) -> None:
-    fresh = day / f"{CLOSED}.{os.getpid()}.new"
-    with fresh.open("wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(dict(sorted(document.items()))), indent=2) + b"\n")
-        file.flush()
-        if is_durable:
-            os.fsync(file.fileno())
-    fresh.replace(day / CLOSED)
-    if is_durable:
-        sync_directory(day)
+    text = msgspec.json.format(msgspec.json.encode(dict(sorted(document.items()))), indent=2) + b"\n"
+    replace_file(day / CLOSED, day / f"{CLOSED}.{os.getpid()}.new", text, is_durable=is_durable)

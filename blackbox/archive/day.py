@@ -138,13 +138,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             make_directory(slice_directory(directory, slice_id))
         document = msgspec.to_builtins(self)
         document["checksum"] = _checksum(document)
-        fresh = directory / f"{MANIFEST}.{os.getpid()}.new"
-        with fresh.open("wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(directory / MANIFEST)
-        sync_directory(directory)
+        text = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+        replace_file(directory / MANIFEST, directory / f"{MANIFEST}.{os.getpid()}.new", text)
 
     def check_feed(self, feed: Feed, directory: Path) -> None:
         """Raise JournalError when another feed than this one is recorded here."""
@@ -246,6 +241,18 @@ def sync_directory(directory: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def replace_file(path: Path, fresh: Path, data: bytes, *, is_durable: bool = True) -> None:
+    """Put data in the place of a file, whole or not at all, by way of a fresh one beside it. Raises OSError."""
+    with fresh.open("wb") as file:
+        file.write(data)
+        file.flush()
+        if is_durable:
+            os.fsync(file.fileno())
+    fresh.replace(path)
+    if is_durable:
+        sync_directory(path.parent)
 
 
 def make_directory(path: Path) -> None:

@@ -13,6 +13,7 @@ from blackbox.archive.closed import note_segments, read_closed
 from blackbox.archive.day import (
     Manifest,
     index_path,
+    replace_file,
     segment_numbers,
     segment_path,
     slice_directories,
@@ -116,6 +117,5 @@ def _complete_index(segment: Segment) -> None:
     entries = table.tobytes()
     if not segment.damage and path.exists() and path.read_bytes()[FILE_HEAD_BYTES:] == entries:
         return
-    fresh = path.with_suffix(".index.new")
-    fresh.write_bytes(file_head(INDEX_MAGIC, segment.slice_id, segment.number, time.time_ns()) + entries)
-    fresh.replace(path)
+    data = file_head(INDEX_MAGIC, segment.slice_id, segment.number, time.time_ns()) + entries
+    replace_file(path, path.with_suffix(".index.new"), data, is_durable=False)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from blackbox.block.position import Position
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import columns_table, say, stdout
 from blackbox.errors import ConfigError, PositionError
 from blackbox.report.numbers import count
-from blackbox.subscribe.cut import Position
 from blackbox.timestamps import clock_text, date_of
 
 if TYPE_CHECKING:
@@ -61,10 +61,11 @@ def positions(
 def _list(found: list[tuple[PositionFile, Kept | None]]) -> None:
     table = columns_table(("consumer", "feed", "kept", "slice", "epoch", "next message"), left=3)
     for file, kept in found:
-        for slice_id, position in () if kept is None else sorted(kept.positions.items()):
-            assert kept is not None
-            when = f"{date_of(kept.kept_ns, _ZONE)} {clock_text(kept.kept_ns, _ZONE, 0)} {_ZONE}"
-            table.add_row(file.name, kept.feed, when, str(slice_id), f"{position.epoch:016x}", count(position.sequence))
+        if kept is None:
+            continue
+        when = f"{date_of(kept.kept_ns, _ZONE)} {clock_text(kept.kept_ns, _ZONE, 0)} {_ZONE}"
+        for slice_id, (epoch, sequence) in sorted(kept.positions.items()):
+            table.add_row(file.name, kept.feed, when, str(slice_id), f"{epoch:016x}", count(sequence))
     stdout.print(table)
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Final
 
+from blackbox.arguments import check_integers
+from blackbox.block.position import Position
 from blackbox.errors import BlackBoxError, ConfigError, PositionError
 from blackbox.feed.feed import Feed
 from blackbox.native.limits import start_thread
 from blackbox.recovery.positions import PositionFile
-from blackbox.subscribe.cut import Position
 
 log = logging.getLogger("blackbox")
 
@@ -44,9 +46,9 @@ class Consumer:
             if kept is None:
                 return since
             slices = range(len(self._feed.slices))
-            if kept.feed != self._feed.name or not kept.slices.keys() <= set(slices):
+            if kept.feed != self._feed.name or not kept.positions.keys() <= set(slices):
                 raise PositionError(
-                    f"{self._file.path} was of feed {kept.feed!r} and slices {sorted(kept.slices)}, expected "
+                    f"{self._file.path} was of feed {kept.feed!r} and slices {sorted(kept.positions)}, expected "
                     f"{self._feed.name!r} and slices up to {slices[-1]}"
                 )
             self._last = kept.positions
@@ -108,9 +110,12 @@ class Consumer:
 
 
 def consumer_of(
-    feed: Feed, name: str | None, positions: object, wait_ns: int, interval_ns: int | None
+    feed: Feed, name: str | None, positions: str | os.PathLike[str] | None, wait_ns: int, interval_ns: int | None
 ) -> Consumer | None:
-    """Return the consumer that settings name, if they do. Raises ConfigError when they do not fit together."""
+    """Return the consumer that settings name, if they do. Raises ConfigError or ValueError when one cannot be."""
+    check_integers(("name_wait_ns", wait_ns, 0, 1 << 60))
+    if interval_ns is not None:
+        check_integers(("checkpoint_interval_ns", interval_ns, 1_000_000, 1 << 50))
     if name is None or positions is None:
         if name is not None or positions is not None or interval_ns is not None:
             raise ConfigError(f"name was {name!r} and positions {positions!r}, expected both or none of them")
@@ -119,7 +124,7 @@ def consumer_of(
         raise ConfigError(f"feed {feed.name!r} had no archives, which a named consumer goes on from")
     if feed.key_bytes:
         raise ConfigError(f"name was {name!r} for a feed with key_bytes {feed.key_bytes}, expected 0")
-    return Consumer(feed, PositionFile(positions, name), wait_ns, interval_ns)  # type: ignore[arg-type]
+    return Consumer(feed, PositionFile(positions, name), wait_ns, interval_ns)
 
 
 def _text(position: Position) -> str:

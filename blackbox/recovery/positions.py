@@ -6,23 +6,21 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 
-from blackbox.archive.day import make_directory, sync_directory
+from blackbox.archive.day import make_directory, replace_file, sync_directory
+from blackbox.block.position import Number, Position
 from blackbox.errors import ConfigError, PositionError
 from blackbox.feed.feed import check_name
 from blackbox.native.file_lock import FileLock, OwnedError
 from blackbox.regular_file import read_regular
-from blackbox.subscribe.cut import Position
 
 _SUFFIX: Final = ".positions"
 _LOCK_SUFFIX: Final = ".lock"
 _MOST_BYTES: Final = 1 << 20
 _LOOK_S: Final = 0.05
-
-_Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,15 +28,10 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     feed: str
     """The name of the feed."""
-    kept_ns: _Number
+    kept_ns: Number
     """When, ns since 1970."""
-    slices: dict[_Number, tuple[_Number, _Number]]
-    """By slice: the epoch, and the sequence number of the message that comes next."""
-
-    @property
-    def positions(self) -> dict[int, Position]:
-        """By slice."""
-        return {slice_id: Position(*each) for slice_id, each in self.slices.items()}
+    positions: dict[Number, Position] = msgspec.field(name="slices")
+    """By slice."""
 
 
 class PositionFile:
@@ -88,16 +81,9 @@ class PositionFile:
 
     def keep(self, feed: str, positions: Mapping[int, Position]) -> None:
         """Replace what is kept, durably. Raises PositionError; what was kept before is then kept still."""
-        slices = {slice_id: tuple(each) for slice_id, each in sorted(positions.items())}
-        kept = Kept(feed, time.time_ns(), slices)  # type: ignore[arg-type]
-        fresh = self.path.with_suffix(".new")
+        kept = Kept(feed, time.time_ns(), dict(sorted(positions.items())))
         try:
-            with fresh.open("wb") as file:
-                file.write(msgspec.json.encode(kept) + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self.path)
-            sync_directory(self.directory)
+            replace_file(self.path, self.path.with_suffix(".new"), msgspec.json.encode(kept) + b"\n")
         except OSError as error:
             raise self._refused("be kept", error) from error
 

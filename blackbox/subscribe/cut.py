@@ -5,21 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
+from blackbox.block.position import Position
 from blackbox.errors import SubscriberError
 
 _TICK_S: Final = 0.0005
 """How soon it is seen that a worker has delivered what it was sent."""
-
-
-class Position(NamedTuple):
-    """How far a slice is: what comes next."""
-
-    epoch: int
-    """The run of its publisher."""
-    sequence: int
-    """The number of the next message."""
+_LOOK_S: Final = 0.05
+"""How soon that all is over, where nobody says so."""
 
 
 class Cut:
@@ -45,7 +39,7 @@ class Cut:
             self.note(slice_id, position())
             while not self._is_released:
                 is_idle()
-                self._changed.wait(_TICK_S)
+                self._changed.wait(_LOOK_S)
 
     def note(self, slice_id: int, position: Position | None) -> None:
         """Note where a slice is that stays there."""
@@ -64,7 +58,7 @@ class Cut:
             while self._missing:
                 if time.monotonic() >= deadline:
                     raise TimeoutError(f"callbacks of slices {sorted(self._missing)} had not returned in {timeout} s")
-                self._changed.wait(0.05)
+                self._changed.wait(_LOOK_S)
                 look(set(self._missing))
             unknown = sorted(slice_id for slice_id, position in self._positions.items() if position is None)
             if unknown:

@@ -12,13 +12,13 @@ from typing import Final, NamedTuple
 import numpy
 
 from blackbox.block.format import MAX_KEY_BYTES, MAX_SEQUENCE, layout_of, read_header
+from blackbox.block.position import Position
 from blackbox.native.intrinsics import inner, int32s_at, int64s_at, saturated
 from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
 from blackbox.native.posix import poke
 from blackbox.native.prefix_trie import Trie, longest_prefix
 from blackbox.native.records import Field, Fields, SharedRecord, load_shared, record_at, store_shared
-from blackbox.subscribe.cut import Position
 from blackbox.subscribe.epochs import EpochState, epoch_state_at, judge_epoch
 from blackbox.subscribe.held import (
     HELD_BLOCKS,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from blackbox.block.format import HEADER_BYTES
 from blackbox.block.opened import BatchFeed
+from blackbox.block.position import Position
 from blackbox.errors import (
     BlackBoxError,
     CallbackError,
@@ -45,7 +46,7 @@ from blackbox.subscribe.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.subscribe.callbacks import IN_SLICE, Callback
 from blackbox.subscribe.clocks import ClockState
 from blackbox.subscribe.conflation import Conflation
-from blackbox.subscribe.cut import Cut, Position
+from blackbox.subscribe.cut import Cut
 from blackbox.subscribe.flood_guard import FloodGuard
 from blackbox.subscribe.gaps import Sequences, forget_uncovered
 from blackbox.subscribe.in_slice import InSlice

@@ -23,8 +23,9 @@ from blackbox.archive.recorder import Recorder
 from blackbox.archive.serve import pieces as pieces_module
 from blackbox.archive.serve.client import Fetched
 from blackbox.archive.serve.pieces import Pieces
-from blackbox.archive.serve.protocol import ANSWERS, ENCODER, AskAbout, AskBlocks, Gone, Piece, Position, Range, Refusal
+from blackbox.archive.serve.protocol import ANSWERS, ENCODER, AskAbout, AskBlocks, Gone, Piece, Range, Refusal
 from blackbox.archive.serve.server import ArchiveServer
+from blackbox.block.position import Position
 from blackbox.testing import wait_until
 from tests.archive.recorders import MIB, ROW_BYTES, feed_of, publish_numbered, segments, wait_recorded
 from tests.archive.recorders import days as days_of

@@ -21,11 +21,11 @@ from blackbox.archive.serve.protocol import (
     AskBlocks,
     Gone,
     Piece,
-    Position,
     Range,
     Refusal,
 )
 from blackbox.block.block import Block
+from blackbox.block.position import Position
 from blackbox.errors import ArchiveError, BlackBoxError, BlockError, ConfigError, EndpointError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.native.limits import Needs
@@ -104,8 +104,8 @@ class ArchiveClient:
         prefix: bytes = b"",
         *,
         key: bytes | None = None,
-        start: Position | tuple[int, int] | None = None,
-        stop: Position | tuple[int, int] | None = None,
+        start: tuple[int, int] | None = None,
+        stop: tuple[int, int] | None = None,
         start_ns: int | None = None,
         stop_ns: int | None = None,
         timeout: float = 10.0,
@@ -132,8 +132,8 @@ class ArchiveClient:
             slice_id=slice_id,
             prefix=prefix,
             key=key,
-            start=None if start is None else Position(*_pair(start)),
-            stop=None if stop is None else Position(*_pair(stop)),
+            start=None if start is None else Position(*start),
+            stop=None if stop is None else Position(*stop),
             start_ns=start_ns,
             stop_ns=stop_ns,
         )
@@ -446,7 +446,3 @@ def _in_place(endpoint: str, piece: Piece, frames: list[bytes]) -> Iterator[Fetc
             except BlockError as error:
                 raise ArchiveError(f"{endpoint}: a block of its answer is damaged: {error}") from error
             yield Fetched(block, ts_recv, first_row, block.count)
-
-
-def _pair(position: Position | tuple[int, int]) -> tuple[int, int]:
-    return (position.epoch, position.sequence) if isinstance(position, Position) else position

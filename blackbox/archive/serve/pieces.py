@@ -22,9 +22,10 @@ from blackbox.archive.marks import Totals, end_of
 from blackbox.archive.reader import Recorded, Span, blocks_of, read_spans
 from blackbox.archive.recording import Recording
 from blackbox.archive.segment import NO_GOOD_RECORD, Damage, Segment
-from blackbox.archive.serve.protocol import About, AskBlocks, Cursor, Gone, Piece, Position, Range, SliceAbout
+from blackbox.archive.serve.protocol import About, AskBlocks, Cursor, Gone, Piece, Range, SliceAbout
 from blackbox.block.block import Block
 from blackbox.block.format import FLAG_SEQUENCES
+from blackbox.block.position import Position
 from blackbox.errors import ArchiveError
 from blackbox.feed.schema_document import SchemaDocument
 

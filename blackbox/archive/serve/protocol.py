@@ -6,23 +6,15 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from blackbox.block.position import Number, Position
+
 MOST_REQUEST_BYTES: Final = 65_536 * 2
 """Of one frame of a request: two topics, and some numbers, or MOST_RANGES."""
 MOST_RANGES: Final = 1_024
 FRAMES_OF_BLOCK: Final = 3
 
-_Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Time = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Name = Annotated[bytes, msgspec.Meta(max_length=65_535)]
-
-
-class Position(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """A place in the messages of one (slice, key)."""
-
-    epoch: _Number
-    """The publisher's run."""
-    sequence: _Number
-    """The number of the next message."""
 
 
 class Range(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -30,10 +22,10 @@ class Range(msgspec.Struct, frozen=True, array_like=True, order=True):
 
     key: _Name
     """b"" where the feed has no keys."""
-    epoch: _Number
-    first: _Number
+    epoch: Number
+    first: Number
     """The first of their sequence numbers."""
-    stop: _Number
+    stop: Number
     """The number behind the last one."""
 
 
@@ -55,11 +47,11 @@ class Gone(msgspec.Struct, frozen=True, array_like=True):
 class Cursor(msgspec.Struct, frozen=True, array_like=True):
     """How far an archive has read. Only the archive that made it understands it, until it ends."""
 
-    archive: _Number
+    archive: Number
     """Drawn by each archive when it starts."""
     day: Annotated[str, msgspec.Meta(max_length=255)]
-    segment: _Number
-    offset: _Number
+    segment: Number
+    offset: Number
 
 
 class Request(msgspec.Struct, frozen=True, tag_field="do", forbid_unknown_fields=True):
