@@ -232,14 +232,7 @@ class Supervisor:
         Raises TimeoutError when callbacks do not return in time, SubscriberError when it is not known what was
         delivered; what ended it.
         """
-        if self._processes:
-            raise SubscriberError("checkpoint was called with processes=True, where callbacks run in other processes")
-        if self._options.slow.action == "conflate":
-            raise SubscriberError("checkpoint was called with the policy 'conflate', which delivers out of order")
-        if self._is_own_thread():
-            raise SubscriberError("checkpoint was called by a callback, expected a thread that is none of its own")
-        if self._state is State.NEW:
-            raise SubscriberError("checkpoint was called before start")
+        self._check_checkpoint()
         if not self._one_cut.acquire(timeout=timeout):
             raise TimeoutError(f"another checkpoint had not ended in {timeout} s")
         slices = self._slices
@@ -262,6 +255,20 @@ class Supervisor:
             cut.release()
             self._cutting = 0
             self._one_cut.release()
+
+    def _check_checkpoint(self) -> None:
+        if self.feed.key_bytes:
+            raise SubscriberError(f"checkpoint was called for key_bytes {self.feed.key_bytes}, expected 0")
+        if self._streams:
+            raise SubscriberError("checkpoint was called with streams, of which nobody knows what was done with them")
+        if self._processes:
+            raise SubscriberError("checkpoint was called with processes=True, where callbacks run in other processes")
+        if self._options.slow.action == "conflate":
+            raise SubscriberError("checkpoint was called with the policy 'conflate', which delivers out of order")
+        if self._is_own_thread():
+            raise SubscriberError("checkpoint was called by a callback, expected a thread that is none of its own")
+        if self._state is State.NEW:
+            raise SubscriberError("checkpoint was called before start")
 
     def _check_lines(self, timeout: float) -> None:
         for slice_id, thread in self._slices.items():
