@@ -34,10 +34,15 @@ def replay(address: str) -> None:
     uvloop.run(_replay(address))
 
 
-async def _record(address: str) -> None:
+async def _open_stream(address: str) -> tuple[Any, Any]:
     client = await nats.connect(address)
     stream = client.jetstream(publish_async_max_pending=_UNACKNOWLEDGED)
     await stream.add_stream(name=STREAM, subjects=["day.>"], storage="file")
+    return client, stream
+
+
+async def _record(address: str) -> None:
+    client, stream = await _open_stream(address)
     pool = [(f"day.{topic.decode()}", data) for topic, data in topics_and_data(POOL)]
     runs = Runs()
     while (load := await asyncio.to_thread(runs.next)) is not None:
@@ -59,9 +64,7 @@ def acknowledge(address: str) -> None:
 
 
 async def _acknowledge(address: str) -> None:
-    client = await nats.connect(address)
-    stream = client.jetstream(publish_async_max_pending=_UNACKNOWLEDGED)
-    await stream.add_stream(name=STREAM, subjects=["day.>"], storage="file")
+    client, stream = await _open_stream(address)
     data = os.urandom(PAYLOAD_BYTES)
     told = orders()
     while (order := await asyncio.to_thread(next, told, None)) is not None:

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 import numpy
 
-from blackbox.block.format import FLAG_FIXED, body_layout, layout_of, read_header, sequence_of
+from blackbox.block.format import FLAG_FIXED, BodyLayout, body_layout, layout_of, read_header, sequence_of
 from blackbox.native.intrinsics import copy_bytes, inner, int32s_at, int64s_at
 from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
 
@@ -97,6 +97,14 @@ def note_key(keys: KeysAt, header: int, body: int, first_row: int, key_bytes: in
 
 
 @inner
+def _number_of_topic(keys: KeysAt, layout: BodyLayout, body: int, topic: int) -> int:
+    """The number of a key that a control block names."""
+    offsets = int32s_at(body + layout.topic_offsets + 4 * topic, 2)
+    start = numpy.int64(offsets[0])
+    return _number(keys, body + layout.topics + start, numpy.int64(offsets[1]) - start)
+
+
+@inner
 def total_of(keys: KeysAt, header: int, body: int) -> tuple[int, int]:
     """Return the messages that a control block counts over all keys, and the number of a key that lacks some.
 
@@ -104,12 +112,10 @@ def total_of(keys: KeysAt, header: int, body: int) -> tuple[int, int]:
     """
     block = read_header(header)
     layout = layout_of(block)
-    offsets = int32s_at(body + layout.topic_offsets, block.topics + 1)
     numbers = int64s_at(body + layout.payloads, block.topics)
     total, lacking = numpy.int64(0), numpy.int64(NO_KEY)
     for topic in range(block.topics):
-        start = numpy.int64(offsets[topic])
-        number = _number(keys, body + layout.topics + start, numpy.int64(offsets[topic + 1]) - start)
+        number = _number_of_topic(keys, layout, body, topic)
         if number == FULL:
             return total, number
         total += numbers[topic]
@@ -123,7 +129,6 @@ def begin_whole(keys: KeysAt, header: int, body: int) -> bool:
     """Take all that a control block counts for there. False: more is recorded already, and nothing was changed."""
     block = read_header(header)
     layout = layout_of(block)
-    offsets = int32s_at(body + layout.topic_offsets, block.topics + 1)
     numbers = int64s_at(body + layout.payloads, block.topics)
     following = int64s_at(keys.following, keys.capacity)
     known = int64s_at(keys.used, 1)[0]
@@ -131,14 +136,12 @@ def begin_whole(keys: KeysAt, header: int, body: int) -> bool:
     for number in range(known):
         recorded += max(0, following[number])
     for topic in range(block.topics):
-        start = numpy.int64(offsets[topic])
-        number = _number(keys, body + layout.topics + start, numpy.int64(offsets[topic + 1]) - start)
+        number = _number_of_topic(keys, layout, body, topic)
         covered += max(0, min(following[number], numbers[topic]))
     if covered != recorded:
         return False
     for topic in range(block.topics):
-        start = numpy.int64(offsets[topic])
-        number = _number(keys, body + layout.topics + start, numpy.int64(offsets[topic + 1]) - start)
+        number = _number_of_topic(keys, layout, body, topic)
         int64s_at(keys.whole, keys.capacity)[number] = numbers[topic]
     return True
 

@@ -319,12 +319,13 @@ def begin_epoch(at: SliceAt, table: TableAt, trie: Trie) -> int:
 
     Archives do both when they can: they have the rest of the one before.
     """
-    falls_back = at.key_bytes == 0 and can_fall_back(at.sequences, 0)
-    if falls_back or is_joining(at.sequences.join):
+    joins = is_joining(at.sequences.join)
+    if joins or (at.key_bytes == 0 and can_fall_back(at.sequences, 0)):
         drop_doubted(at)
         _let_all_go(at)
-        forget_live(at.sequences.join)
-        if falls_back and not is_joining(at.sequences.join):
+        if joins:
+            forget_live(at.sequences.join)
+        else:
             fall_back(at.sequences, 0)
         return 0
     if slice_counters_at(at.counters).held == 0 and epoch_state_at(at.sequences.state).doubted_key == 0:

@@ -88,8 +88,9 @@ _BAD_KEY_BYTES = int(Fault.KEY_BYTES)
 _BAD_SLICE = int(Fault.SLICE)
 _BAD_EPOCH = int(Fault.EPOCH)
 _SOCKET_EVERY = 8
-_TURNS = 32
 """Blocks taken from shared memory between two looks at the sockets."""
+_TURNS = 32
+"""Blocks taken before Python has its turn again."""
 # As arguments these are int64 rather than literals: numba would compile the callee once for each literal.
 _NO = numpy.int64(0)
 _YES = numpy.int64(1)

@@ -218,9 +218,7 @@ class SliceThread:
     def set_table(self, table: Table) -> None:
         """Put a new version in force, filters and all; it is then confirmed anew."""
         self._newest = table.version
-        self._commands.append(lambda: self._switch(table))
-        self.state.asked = 1
-        self._wake()
+        self._command(lambda: self._switch(table))
 
     def remove(self, callback: Callback) -> None:
         """Let no further batch reach a callback."""
@@ -235,13 +233,15 @@ class SliceThread:
 
     def come_to(self, cut: Cut) -> None:
         """Come to a cut, and stay there until it is released."""
-        self._commands.append(lambda: self._hold(cut))
-        self.state.asked = 1
-        self._wake()
+        self._command(lambda: self._hold(cut))
 
     def acknowledge(self, said: bytes) -> None:
         """Tell the publishers how far what they sent is recorded."""
-        self._commands.append(lambda: self._subscription.acknowledge(said))
+        self._command(lambda: self._subscription.acknowledge(said))
+
+    def _command(self, command: Callable[[], None]) -> None:
+        """Have the slice thread do something between two blocks."""
+        self._commands.append(command)
         self.state.asked = 1
         self._wake()
 

@@ -142,44 +142,53 @@ class Repairer:
             finally:
                 self._has_begun.set()
             if self._since is not None:
-                self._replay(out, self._since)
-                self._queue.answers = 1
+                self._begin(out, self._since)
             while not self._over.is_set():
                 select.select([self._pipe.reader], [], [])
                 self._over.wait(_GATHER_S + random.random() * _JITTER_S)
                 with suppress(BlockingIOError):
                     os.read(self._pipe.reader, MOST_REQUESTS)
                 while not self._over.is_set() and self._join.phase != JoinPhase.LIVE:
-                    self._falls = self._join.falls
-                    self._send(out, [b"", b"", _PASS.pack(self._falls, BEGIN)])
-                    self._replay(out, Since(self._join.from_epoch, self._join.from_sequence, 0))
+                    self._catch_up(out)
                 while not self._over.is_set() and (found := self._take()):
                     self._answer(out, found)
 
-    def _replay(self, out: zmq.Socket[bytes], since: Since) -> None:
-        """Bring all there is, until the slice has gone over to what comes live."""
-        since_s = time.monotonic()
+    def _begin(self, out: zmq.Socket[bytes], since: Since) -> None:
+        """Bring what was before the slice began."""
         try:
-            for block in self._archives.since(self._slice_id, since, self._wait_s, self._has_joined):
-                if block is not None:
-                    self._send(out, [block.key, block.header, block.body.data])
-                    since_s = time.monotonic()
-                    continue
-                gives_up = self._join.is_told and time.monotonic() - since_s > self._wait_s
-                if gives_up and not self._has_joined():
-                    log.warning("slice %d: archives lack some of what came before it is live", self._slice_id)
-                self._send(out, [b"", b"", _PASS.pack(0, GIVE_UP if gives_up else 0)])
+            self._replay(out, since)
+            self._queue.answers = 1
         except BlackBoxError as error:
-            if since is not self._since:
-                self._queue.answers = 0
-                self._notice(error)
-                while not self._has_joined():
-                    self._send(out, [b"", b"", _PASS.pack(0, GIVE_UP)])
-                    self._over.wait(_JITTER_S)
-            elif not self._has_joined():
+            if not self._has_joined():
                 failure = SubscriberError(f"slice {self._slice_id} could not catch up: {error}")
                 failure.__cause__ = error
                 self._report(failure)
+
+    def _catch_up(self, out: zmq.Socket[bytes]) -> None:
+        """Bring what followed when the slice fell back; if no archive answers, have it go over with a gap."""
+        self._falls = self._join.falls
+        self._send(out, [b"", b"", _PASS.pack(self._falls, BEGIN)])
+        try:
+            self._replay(out, Since(self._join.from_epoch, self._join.from_sequence, 0))
+        except BlackBoxError as error:
+            self._queue.answers = 0
+            self._notice(error)
+            while not self._has_joined():
+                self._send(out, [b"", b"", _PASS.pack(0, GIVE_UP)])
+                self._over.wait(_JITTER_S)
+
+    def _replay(self, out: zmq.Socket[bytes], since: Since) -> None:
+        """Bring all there is, until the slice has gone over to what comes live. Raises BlackBoxError."""
+        came = time.monotonic()
+        for block in self._archives.since(self._slice_id, since, self._wait_s, self._has_joined):
+            if block is not None:
+                self._send(out, [block.key, block.header, block.body.data])
+                came = time.monotonic()
+                continue
+            gives_up = self._join.is_told and time.monotonic() - came > self._wait_s
+            if gives_up and not self._has_joined():
+                log.warning("slice %d: archives lack some of what came before it is live", self._slice_id)
+            self._send(out, [b"", b"", _PASS.pack(0, GIVE_UP if gives_up else 0)])
 
     def _has_joined(self) -> bool:
         """Whether what is replayed is not wanted any more."""

@@ -166,6 +166,7 @@ class Alerts:
 # The compiled half, which runs in the slice thread.
 
 _LONG_NS: Final = 10_000_000
+"""A callback that runs for so long may never return."""
 
 _LAST_WORDS = numpy.frombuffer(
     b"blackbox: slow subscriber: a callback did not return in the grace time, the process ends itself\n",

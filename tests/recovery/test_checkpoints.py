@@ -22,6 +22,14 @@ def publish(publisher: Publisher, first: int, count: int) -> None:
         publisher.flush()
 
 
+def subscribed() -> tuple[Feed, Subscriber]:
+    """Return a feed of one slice, and a subscriber whose callback does nothing."""
+    feed = Feed.local("cut", slices=1)
+    subscriber = Subscriber(feed, slow=PATIENT)
+    subscriber.on(b"")(nothing)
+    return feed, subscriber
+
+
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_a_cut_is_the_same_for_all_callbacks_of_all_workers(workers: int) -> None:
     """Each cut, taken while messages come: callbacks of every kind have had all before it, and nothing behind it."""
@@ -70,9 +78,7 @@ def test_a_cut_is_the_same_for_all_callbacks_of_all_workers(workers: int) -> Non
 
 
 def test_after_the_end_a_checkpoint_is_where_it_ended() -> None:
-    feed = Feed.local("cut", slices=1)
-    subscriber = Subscriber(feed, slow=PATIENT)
-    subscriber.on(b"")(nothing)
+    feed, subscriber = subscribed()
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
         publish(publisher, 0, 500)
@@ -90,9 +96,7 @@ def test_before_anything_was_sent_a_checkpoint_is_the_beginning() -> None:
 
 
 def test_tickers_wait_for_a_checkpoint() -> None:
-    feed = Feed.local("cut", slices=1)
-    subscriber = Subscriber(feed, slow=PATIENT)
-    subscriber.on(b"")(nothing)
+    feed, subscriber = subscribed()
     calls: list[int] = []
     subscriber.at(1_000_000)(calls.append)
     with Publisher(feed), subscriber:
@@ -139,9 +143,7 @@ def test_an_exception_in_the_block_lets_all_go_on() -> None:
 
 def test_a_subscriber_that_ends_lets_a_checkpoint_go() -> None:
     """Terminated while the block runs: its positions stay true, and no later checkpoint says any."""
-    feed = Feed.local("cut", slices=1)
-    subscriber = Subscriber(feed, slow=PATIENT)
-    subscriber.on(b"")(nothing)
+    feed, subscriber = subscribed()
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
         publish(publisher, 0, 50)
@@ -207,9 +209,7 @@ def test_what_a_checkpoint_refuses() -> None:
 
 
 def test_checkpoints_without_a_pause_leave_messages_their_turn() -> None:
-    feed = Feed.local("cut", slices=1)
-    subscriber = Subscriber(feed, slow=PATIENT)
-    subscriber.on(b"")(nothing)
+    feed, subscriber = subscribed()
     with Publisher(feed, when_full="wait") as publisher, subscriber:
         publish(publisher, 0, 5_000)
         sequence = -1
@@ -220,9 +220,7 @@ def test_checkpoints_without_a_pause_leave_messages_their_turn() -> None:
 
 
 def test_stop_in_the_block_of_a_checkpoint_is_refused_at_once() -> None:
-    feed = Feed.local("cut", slices=1)
-    subscriber = Subscriber(feed, slow=PATIENT)
-    subscriber.on(b"")(nothing)
+    feed, subscriber = subscribed()
     with Publisher(feed), subscriber, subscriber.checkpoint():
         with pytest.raises(SubscriberError, match="in a checkpoint, where all callbacks wait"):
             subscriber.stop()
