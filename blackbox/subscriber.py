@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -18,6 +18,7 @@ from blackbox.block.position import Position
 from blackbox.errors import ConfigError, SubscriberError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema import load_schema
+from blackbox.recovery.beginning import Positions, Time, beginning_of
 from blackbox.recovery.consumer import consumer_of
 from blackbox.subscribe.beginnings import EpochHooks
 from blackbox.subscribe.callbacks import IN_SLICE, Callback, CompiledCallback
@@ -26,7 +27,6 @@ from blackbox.subscribe.gap_hooks import GapHook
 from blackbox.subscribe.match_table import MAX_WORKERS
 from blackbox.subscribe.options import Options
 from blackbox.subscribe.plain_values import PlainCallback
-from blackbox.subscribe.repair import Since
 from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.subscribe.statistics import Statistics
 from blackbox.subscribe.stream import Stream, WhenFull
@@ -127,13 +127,14 @@ class Subscriber:
         plan = slices_of_callbacks(feed, self._callbacks, self._tickers, self._gap_hooks, workers)
         self._epoch_hooks = EpochHooks([], [])
         self._streams: list[Stream] = []
+        self._client = self._archives()
         self._supervisor = Supervisor(
             feed,
             self._options,
             plan,
             processes=processes,
             hooks=self._epoch_hooks,
-            archives=self._archives(),
+            archives=self._client,
             streams=self._streams,
         )
         self._loads = [0] * workers
@@ -448,22 +449,29 @@ class Subscriber:
         """Where it is in its life."""
         return self._supervisor.state
 
-    def start(self, timeout: float = 10.0, *, since: int | Mapping[int, tuple[int, int]] | None = None) -> Self:
+    def start(self, timeout: float = 10.0, *, since: Time | Positions | None = None, back: int | None = None) -> Self:
         """Begin, and return when every publisher has confirmed the subscriptions: nothing sent after that is missed.
 
-        `since`: begin in the past, with what the feed's archives recorded at this time (ns since 1970) or later, or
-        from (epoch, sequence) of each slice on (those that it does not name begin live); then go over to what comes
-        live, with nothing twice and nothing between. `wait_live` waits for that, `statistics().received.catching_up`
-        tells how many slices have yet to. What comes so is no lag. Only for feeds with `key_bytes` 0.
+        With `since` or `back` it begins in the past, then goes over to what comes live, with nothing twice and nothing
+        between. `on_live` is told of that, `wait_live` waits for it, `statistics().received.catching_up` tells how many
+        slices have yet to. What comes so is no lag. Only for feeds with `key_bytes` 0.
+
+        Args:
+            timeout: how long publishers may take to confirm, in seconds.
+            since: with what the feed's archives recorded at this time or later: ns since 1970, a datetime, or text such
+                as "2019-12-30T14:30:00Z", "14:30" (of the session that goes on now, in the feed's time zone) or
+                "session", when that began. Or from (epoch, sequence) of each slice on; those without begin live.
+            back: with so many of the messages of each slice that archives have recorded last; more if some are recorded
+                meanwhile.
 
         Of two lines one is enough, after `timeout` seconds (not counted: compiling, on the first start ever). Raises
         NotConfirmedError naming the slices without a publisher, EndpointError when a slice cannot connect.
         """
         self._begin_live()
         if self._consumer is not None:
-            since = self._consumer.begin(since)
+            since, back = self._consumer.begin(since, back)
         try:
-            self._supervisor.start(timeout, None if since is None else self._since(since))
+            self._supervisor.start(timeout, beginning_of(self.feed, self._client, since, back))
             if self._consumer is not None:
                 self._consumer.keep_by_itself(self._supervisor.checkpoint)
         except BaseException:
@@ -493,22 +501,6 @@ class Subscriber:
         """Once it has ended: keep where it ended, if it keeps positions by itself, and let its name go."""
         if self._consumer is not None and self.state is State.ENDED:
             self._consumer.end(self._supervisor.checkpoint)
-
-    def _since(self, since: int | Mapping[int, tuple[int, int]]) -> Callable[[int], Since | None]:
-        if not self.feed.archives:
-            raise ConfigError(f"feed {self.feed.name!r} had no archives, expected endpoints such as tcp://host:5600")
-        if self.feed.key_bytes:
-            raise ConfigError(
-                f"since was given for feed {self.feed.name!r} with key_bytes {self.feed.key_bytes}, expected 0"
-            )
-        if isinstance(since, Mapping):
-            positions = {slice_id: Since(epoch, sequence, 0) for slice_id, (epoch, sequence) in since.items()}
-            slices = range(len(self.feed.slices))
-            if not positions.keys() <= set(slices):
-                raise ConfigError(f"since was for slices {sorted(positions)}, expected some of 0 to {slices[-1]}")
-            return positions.get
-        check_integers(("since", since, 0, 1 << 62))
-        return lambda _slice_id: Since(0, 0, since)
 
     def wait_live(self, timeout: float = 60.0) -> None:
         """Wait until all slices have gone over to what comes live: see `start`.

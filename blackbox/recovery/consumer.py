@@ -14,6 +14,7 @@ from blackbox.block.position import Position
 from blackbox.errors import BlackBoxError, ConfigError, PositionError
 from blackbox.feed.feed import Feed
 from blackbox.native.limits import start_thread
+from blackbox.recovery.beginning import Positions, Time
 from blackbox.recovery.positions import PositionFile
 
 log = logging.getLogger("blackbox")
@@ -35,8 +36,8 @@ class Consumer:
         self._thread: threading.Thread | None = None
         self._last: Mapping[int, Position] = {}
 
-    def begin(self, since: int | Mapping[int, tuple[int, int]] | None) -> int | Mapping[int, tuple[int, int]] | None:
-        """Take the name; return where to begin: where it was, or at `since`.
+    def begin(self, since: Time | Positions | None, back: int | None) -> tuple[Time | Positions | None, int | None]:
+        """Take the name; return where to begin: where it was, or at `since`, or `back`.
 
         Raises PositionError when another process has the name, what is kept is of another feed, or `since` is behind.
         """
@@ -44,7 +45,7 @@ class Consumer:
         try:
             kept = self._file.read()
             if kept is None:
-                return since
+                return since, back
             slices = range(len(self._feed.slices))
             if kept.feed != self._feed.name or not kept.positions.keys() <= set(slices):
                 raise PositionError(
@@ -52,18 +53,19 @@ class Consumer:
                     f"{self._feed.name!r} and slices up to {slices[-1]}"
                 )
             self._last = kept.positions
-            if since is None:
-                return self._last
+            if since is None and back is None:
+                return self._last, None
             if not isinstance(since, Mapping):
+                said = "back was given" if since is None else "since was a time"
                 raise PositionError(
-                    f"since was a time, but consumer {self._file.name!r} has been further: expected positions, or "
+                    f"{said}, but consumer {self._file.name!r} has been further: expected positions, or "
                     f"`blackbox positions {self._file.directory} --forget {self._file.name}` first"
                 )
             self._check_forward({slice_id: Position(*each) for slice_id, each in since.items()})
         except BaseException:
             self._file.close()
             raise
-        return since
+        return since, back
 
     def keep_by_itself(self, checkpoint: Checkpoint) -> None:
         """Keep positions at each interval, if there is one, in a thread."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from blackbox import Batch, ConfigError, Publisher, Recorder, Subscriber, SubscriberError
+from blackbox import ArchiveError, Batch, ConfigError, Publisher, Recorder, Subscriber, SubscriberError
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.recorders import MIB, feed_of, publish_numbered, wait_recorded
@@ -126,6 +127,48 @@ def test_from_a_position(tmp_path: Path) -> None:
     assert heard.numbers == list(range(777, 2_500))
 
 
+@pytest.mark.parametrize("back", [1, 300, 700, 1_500, 9_000])
+def test_a_number_of_messages_back_over_epochs(tmp_path: Path, back: int) -> None:
+    feed = archived_feed()
+    epochs = [recorded(tmp_path, feed, 1_000)]
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        publish_numbered(publisher, 0, 700)
+        publisher.flush()
+        wait_recorded(recorder, 700)
+        epochs.append(publisher.epoch)
+        subscriber = Subscriber(feed)
+        heard = Heard(subscriber)
+        subscriber.start(back=back)
+        publish_numbered(publisher, 700, 300)
+        publisher.close()
+        subscriber.run(until_end=True)
+    published = [*((epochs[0], n) for n in range(1_000)), *((epochs[1], n) for n in range(1_000))]
+    assert list(zip(heard.epochs, heard.numbers, strict=True)) == published[-300 - back :]
+    assert heard.gaps == []
+
+
+@pytest.mark.parametrize(
+    "since",
+    [
+        "session",
+        "00:00Z",
+        datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1),
+    ],
+)
+def test_times_as_people_write_them(tmp_path: Path, since: str | datetime.datetime) -> None:
+    feed = archived_feed()
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        publish_numbered(publisher, 0, 700)
+        publisher.flush()
+        wait_recorded(recorder, 700)
+        subscriber = Subscriber(feed)
+        heard = Heard(subscriber)
+        subscriber.start(since=since)
+        publisher.close()
+        subscriber.run(until_end=True)
+    assert heard.numbers == list(range(700))
+
+
 def test_a_publisher_that_has_sent_nothing_yet(tmp_path: Path) -> None:
     feed = archived_feed()
     recorded(tmp_path, feed, 1_000)
@@ -199,3 +242,11 @@ def test_beginnings_that_cannot_be_are_refused() -> None:
         Subscriber(archived_feed(key_bytes=2)).start(since=0)
     with pytest.raises(ConfigError, match=r"since was for slices \[1\], expected some of 0 to 0"):
         Subscriber(archived_feed()).start(since={1: (1, 1)})
+    with pytest.raises(ConfigError, match="since was 0 and back 5, expected one of them"):
+        Subscriber(archived_feed()).start(since=0, back=5)
+    with pytest.raises(ValueError, match="back was 0, expected 1 to"):
+        Subscriber(archived_feed()).start(back=0)
+    with pytest.raises(ValueError, match="time was 'yesterday', expected ns since 1970"):
+        Subscriber(archived_feed()).start(since="yesterday")
+    with pytest.raises(ArchiveError, match="did not answer"):
+        Subscriber(archived_feed(), repair_wait_ns=10_000_000).start(back=5)

@@ -1,0 +1,88 @@
+"""Where a subscriber begins: what its user says, as a time or position of each slice."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from blackbox.archive.day import day_end_ns, session_date
+from blackbox.arguments import check_integers
+from blackbox.errors import ConfigError
+from blackbox.feed.feed import Feed
+from blackbox.subscribe.repair import Since
+from blackbox.timestamps import ns_of, parse_time
+
+if TYPE_CHECKING:
+    from blackbox.archive.serve.client import ArchiveClient
+
+Time = int | str | datetime.datetime
+Positions = Mapping[int, tuple[int, int]]
+
+SESSION: Final = "session"
+"""For `since`: when the session that goes on now began."""
+
+
+def beginning_of(
+    feed: Feed, archives: ArchiveClient | None, since: Time | Positions | None, back: int | None
+) -> Callable[[int], Since | None] | None:
+    """Return where each slice begins; None: all begin live. See `Subscriber.start`.
+
+    Raises ConfigError, ValueError or TypeError for a beginning that cannot be, ArchiveError when it is a count of
+    messages and no archive answers.
+    """
+    if since is None and back is None:
+        return None
+    if since is not None and back is not None:
+        raise ConfigError(f"since was {since!r} and back {back}, expected one of them")
+    if archives is None:
+        raise ConfigError(f"feed {feed.name!r} had no archives, expected endpoints such as tcp://host:5600")
+    if feed.key_bytes:
+        raise ConfigError(f"since was given for feed {feed.name!r} with key_bytes {feed.key_bytes}, expected 0")
+    if back is not None:
+        check_integers(("back", back, 1, 1 << 62))
+        return _counted_back(archives, back)
+    if isinstance(since, Mapping):
+        positions = {slice_id: Since(epoch, sequence, 0) for slice_id, (epoch, sequence) in since.items()}
+        slices = range(len(feed.slices))
+        if not positions.keys() <= set(slices):
+            raise ConfigError(f"since was for slices {sorted(positions)}, expected some of 0 to {slices[-1]}")
+        return positions.get
+    at = Since(0, 0, _ns_of(feed, since))
+    return lambda _slice_id: at
+
+
+def _ns_of(feed: Feed, since: Time | None) -> int:
+    """Return a time, ns since 1970; a time of day is that of the session that goes on now."""
+    if isinstance(since, datetime.datetime):
+        return ns_of(since)
+    if isinstance(since, str):
+        now_ns = time.time_ns()
+        today = session_date(feed, now_ns)
+        begin_ns = day_end_ns(feed, today - datetime.timedelta(1))
+        if since == SESSION:
+            return begin_ns
+        return parse_time(since, feed.time_zone, begin_ns, day_end_ns(feed, today) - 1)
+    check_integers(("since", since, 0, 1 << 62))
+    assert isinstance(since, int)
+    return since
+
+
+def _counted_back(archives: ArchiveClient, count: int) -> Callable[[int], Since]:
+    """Return where the last `count` recorded messages of each slice begin, over epochs and days; or its first one."""
+    newest = archives.about()
+    found: dict[int, Since] = {}
+    left = dict.fromkeys(range(len(archives.feed.slices)), count)
+    for day in reversed(newest.days):
+        about = newest if day == newest.day else archives.about(day)
+        for slice_id, held in about.slices.items():
+            epochs = zip(held.epochs, held.first_sequences, held.last_sequences, strict=True)
+            for epoch, first, last in reversed(list(epochs)):
+                if left.get(slice_id, 0) > 0:
+                    many = min(left[slice_id], last + 1 - first)
+                    left[slice_id] -= many
+                    found[slice_id] = Since(epoch, last + 1 - many, 0)
+        if not any(left.values()):
+            break
+    return lambda slice_id: found.get(slice_id, Since(0, 0, 0))
