@@ -20,7 +20,7 @@ from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema import load_schema
 from blackbox.recovery.beginning import Positions, Time, beginning_of
 from blackbox.recovery.consumer import consumer_of
-from blackbox.subscribe.beginnings import EpochHooks
+from blackbox.subscribe.beginnings import SliceHooks
 from blackbox.subscribe.callbacks import IN_SLICE, Callback, CompiledCallback
 from blackbox.subscribe.compiled_callback import compile_callback
 from blackbox.subscribe.gap_hooks import GapHook
@@ -124,8 +124,8 @@ class Subscriber:
         self._callbacks: list[Callback] = []
         self._tickers: list[Ticker] = []
         self._gap_hooks: list[GapHook] = []
-        plan = slices_of_callbacks(feed, self._callbacks, self._tickers, self._gap_hooks, workers)
-        self._epoch_hooks = EpochHooks([], [])
+        self._hooks = SliceHooks([], [], [])
+        plan = slices_of_callbacks(feed, self._callbacks, self._tickers, self._gap_hooks, self._hooks, workers)
         self._streams: list[Stream] = []
         self._client = self._archives()
         self._supervisor = Supervisor(
@@ -133,7 +133,7 @@ class Subscriber:
             self._options,
             plan,
             processes=processes,
-            hooks=self._epoch_hooks,
+            hooks=self._hooks,
             archives=self._client,
             streams=self._streams,
         )
@@ -368,7 +368,7 @@ class Subscriber:
         of the slice runs meanwhile. What came in between nobody knows: see `on_reset`.
         """
         check_function(hook, "slice_id", "epoch")
-        self._epoch_hooks.on_epoch.append(hook)
+        self._hooks.on_epoch.append(hook)
         return hook
 
     def on_reset(self, hook: Callable[[], object]) -> Callable[[], object]:
@@ -379,7 +379,21 @@ class Subscriber:
         and order books are emptied.
         """
         check_function(hook)
-        self._epoch_hooks.on_reset.append(hook)
+        self._hooks.on_reset.append(hook)
+        return hook
+
+    def on_live(self, hook: Callable[[int], object]) -> Callable[[int], object]:
+        """Decorate `f(slice_id)`, called when a slice that began in the past goes over to what comes live: see `start`.
+
+        It is called in one of the slice's threads, between two messages, while no callback of the slice runs: callbacks
+        have had all that was before, and from now on what comes live is not held back. And again each time after a
+        slice had fallen back to archives. Of a slice that begins live, and of a replay: never.
+        """
+        check_function(hook, "slice_id")
+        with self._supervisor.lock:
+            self._check_may_change()
+            self._hooks.on_live.append(hook)
+            self._renew()
         return hook
 
     def off(self, function: Callable[..., Any] | Callback) -> None:
@@ -556,7 +570,7 @@ class Subscriber:
                 replay.feeds,
                 tuple(self._callbacks),
                 self._options.on_error,
-                self._epoch_hooks.on_reset,
+                self._hooks.on_reset,
                 replay.prefix,
                 self._player,
                 self._tickers,

@@ -1,9 +1,9 @@
-"""Epochs that begin: tell a subscriber's hooks, between the messages before and after."""
+"""Epochs that begin, and slices that go over to live: tell hooks, between the messages before and after."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from blackbox.subscribe.callbacks import callback_error
@@ -14,59 +14,88 @@ if TYPE_CHECKING:
 _TICK_S: Final = 0.001
 
 
-class EpochHooks(NamedTuple):
-    """What a user wants to be called when an epoch begins. Both lists may grow."""
+class SliceHooks(NamedTuple):
+    """What a user wants to be called at a turn of a slice. All lists may grow."""
 
     on_epoch: list[Callable[[int, int], object]]
     """Called with the slice and the epoch."""
     on_reset: list[Callable[[], object]]
     """Not called for the first epoch that comes."""
+    on_live: list[Callable[[int], object]]
+    """Called with the slice, once archives have brought all that was before what comes live."""
 
 
-NO_HOOKS: Final = EpochHooks([], [])
+NO_HOOKS: Final = SliceHooks([], [], [])
+
+
+class _Gate:
+    """Lets the workers of a slice through once all have come: then something is done, while no callback runs."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self._workers = workers
+        self._changed = threading.Condition()
+        self._reached: dict[int, int] = {}
+        """What each worker has come to; it grows."""
+        self._passed = 0
+
+    def pass_through(
+        self, number: int, turn: int, *, waits: bool, is_over: Callable[[], bool], do: Callable[[int], None]
+    ) -> None:
+        """Come to a turn in the thread of a worker, or IN_SLICE, and wait for all others that have something to do yet.
+
+        One of them does it, with the turn that was before as its argument. Returns also when it is over.
+        """
+        with self._changed:
+            self._reached[number] = turn
+            while waits and self._passed != turn and not self._have_all_come(turn):
+                if is_over():
+                    return
+                self._changed.wait(_TICK_S)
+            before, self._passed = self._passed, turn
+            self._changed.notify_all()
+            if before != turn:
+                do(before)
+
+    def _have_all_come(self, turn: int) -> bool:
+        return all(self._reached.get(each.number, 0) >= turn or each.is_idle() for each in self._workers)
 
 
 class Beginnings:
-    """Calls the hooks when the publisher of a slice begins an epoch: once, while none of its callbacks runs.
+    """Calls the hooks when the publisher of a slice begins an epoch, or the slice goes over to live.
 
-    The first worker that comes to the new epoch waits until all others have, or have nothing left of the one before.
+    Once, while none of its callbacks runs: the first worker that comes there waits until all others have, or have
+    nothing left of what was before.
     """
 
-    def __init__(self, slice_id: int, hooks: EpochHooks, workers: Sequence[Worker]) -> None:
+    def __init__(self, slice_id: int, hooks: SliceHooks, workers: Sequence[Worker]) -> None:
         """For the workers of one slice, a list that may grow."""
-        self._slice_id, self._hooks, self._workers = slice_id, hooks, workers
-        self._changed = threading.Condition()
-        self._reached: dict[int, int] = {}
-        """The epoch that each worker has come to."""
-        self._epoch = 0
+        self._slice_id, self._hooks = slice_id, hooks
+        self._epochs, self._lives = _Gate(workers), _Gate(workers)
 
     def enter(self, number: int, epoch: int, is_over: Callable[[], bool]) -> None:
         """Come to an epoch in the thread of worker `number`, or IN_SLICE; return when it may deliver, or it is over.
 
         Raises CallbackError when a hook raises.
         """
-        with self._changed:
-            self._reached[number] = epoch
-            while any(self._hooks) and self._epoch != epoch and not self._have_all_come(epoch):
-                if is_over():
-                    return
-                self._changed.wait(_TICK_S)
-            before, self._epoch = self._epoch, epoch
-            self._changed.notify_all()
-            if before == epoch:
-                return
-            self._tell(epoch, is_first=before == 0)
+        waits = any((self._hooks.on_epoch, self._hooks.on_reset))
+        self._epochs.pass_through(
+            number, epoch, waits=waits, is_over=is_over, do=lambda before: self._tell_epoch(epoch, is_first=before == 0)
+        )
 
-    def _tell(self, epoch: int, *, is_first: bool) -> None:
-        which = "on_epoch"
-        try:
-            for hook in self._hooks.on_epoch:
-                hook(self._slice_id, epoch)
-            which = "on_reset"
-            for reset in () if is_first else self._hooks.on_reset:
-                reset()
-        except BaseException as error:  # a user's function may raise anything, also SystemExit
-            raise callback_error(f"slice {self._slice_id}: {which}", error) from error
+    def go_live(self, number: int, turn: int, is_over: Callable[[], bool]) -> None:
+        """As `enter`, for when the slice goes over to live. `turn`: counts how often it has."""
+        self._lives.pass_through(number, turn, waits=True, is_over=is_over, do=lambda _: self._tell_live())
 
-    def _have_all_come(self, epoch: int) -> bool:
-        return all(self._reached.get(each.number, 0) >= epoch or each.is_idle() for each in self._workers)
+    def _tell_epoch(self, epoch: int, *, is_first: bool) -> None:
+        self._call("on_epoch", self._hooks.on_epoch, self._slice_id, epoch)
+        self._call("on_reset", () if is_first else self._hooks.on_reset)
+
+    def _tell_live(self) -> None:
+        self._call("on_live", self._hooks.on_live, self._slice_id)
+
+    def _call(self, which: str, hooks: Iterable[Callable[..., object]], *arguments: int) -> None:
+        for hook in hooks:
+            try:
+                hook(*arguments)
+            except BaseException as error:  # a user's function may raise anything, also SystemExit
+                raise callback_error(f"slice {self._slice_id}: {which}", error) from error

@@ -181,9 +181,24 @@ class Delivery:
                 callback.reset(slice_id)
         self.state.epoch = epoch
 
-    def tell_of_gap(self, slice_id: int) -> None:
-        """Call what is told of the gap that a notice tells of, and be done with it."""
+    def take_notice(self, worker: int, slice_id: int, beginnings: Beginnings) -> None:
+        """Call what is to hear of the gap that a notice tells of, or of going over to live; be done with it."""
         notice = GapNotice(numpy.frombuffer(ctypes.string_at(self.state.notice, GAP_NOTICE_BYTES), GapNotice.dtype))
+        if notice.count == 0:
+            self._go_live(worker, notice.sequence, beginnings)
+        else:
+            self._tell_of_gap(slice_id, notice)
+        self._counters.busy_since_ns = 0
+        self.state.notice = 0
+
+    def _go_live(self, worker: int, turn: int, beginnings: Beginnings) -> None:
+        try:
+            beginnings.go_live(worker, turn, self.is_over)
+        except CallbackError as failure:
+            self._counters.errors += 1
+            self.quit = not self._on_error(failure)
+
+    def _tell_of_gap(self, slice_id: int, notice: GapNotice) -> None:
         key = ctypes.string_at(self.state.notice + GAP_NOTICE_BYTES, notice.key_bytes)
         gap = Gap(slice_id, notice.epoch, key, notice.sequence, notice.count, notice.ts_out)
         for function in self._table.gap_hooks.told(key):
@@ -195,8 +210,6 @@ class Delivery:
             except BaseException as error:  # noqa: BLE001
                 self._counters.errors += 1
                 self.quit = not self._on_error(callback_error(f"{name_of(function)}, told of a gap,", error, str(gap)))
-        self._counters.busy_since_ns = 0
-        self.state.notice = 0
 
     def begin_ticks(self, ticks: Ticks) -> None:
         """Let tickers be called from now on."""

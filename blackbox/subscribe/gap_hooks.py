@@ -23,15 +23,17 @@ class GapHook(NamedTuple):
 class GapHooks:
     """The callbacks of one worker of a slice, and the hooks that are told there of what they may miss."""
 
-    def __init__(self, callbacks: Sequence[Callback], hooks: Sequence[GapHook]) -> None:
+    def __init__(self, callbacks: Sequence[Callback], hooks: Sequence[GapHook], hears_live: bool = False) -> None:
+        """`hears_live`: a hook wants to hear when the slice goes over to live, between the callbacks' messages."""
         self.callbacks = callbacks
+        self._hears_live = hears_live and bool(callbacks)
         self._hooks = [hook for hook in hooks if any(_is_of(hook, callback) for callback in callbacks)]
         self._told: dict[bytes, list[Callable[[Gap], object]]] = {}
 
     @property
     def listens(self) -> bool:
-        """Whether Python is to hear of gaps: for hooks, or for callbacks that keep more than compiled code knows of."""
-        return bool(self._hooks) or any(callback.kind == "book" for callback in self.callbacks)
+        """Whether Python is to hear of notices: for hooks, or callbacks that keep more than compiled code knows of."""
+        return self._hears_live or bool(self._hooks) or any(callback.kind == "book" for callback in self.callbacks)
 
     def told(self, key: bytes) -> list[Callable[[Gap], object]]:
         """Return what is to be called when messages of a key are lost: callbacks' own, then hooks."""

@@ -8,7 +8,9 @@ from blackbox.native.intrinsics import bytes_at, copy_bytes, inner
 from blackbox.native.jit import njit
 from blackbox.native.posix import now_ns
 from blackbox.subscribe.addresses import COPY_AT, NOTICE_AT, SliceAt, TableAt
+from blackbox.subscribe.epochs import epoch_state_at
 from blackbox.subscribe.gaps import has_losses, next_loss
+from blackbox.subscribe.join import join_state_at
 from blackbox.subscribe.slow_subscriber import DROP, PROCEED, act_on_lag, age_of, corrected, is_over
 from blackbox.subscribe.state import (
     FAILED,
@@ -138,6 +140,26 @@ def tell_dropped(at: SliceAt, table: TableAt, worker: int, epoch: int, ts_out: i
     msg_close(message)
     if result == 0:
         counters.untold = 0
+    return result
+
+
+@njit(nogil=True, cache=True)
+def tell_live(at: SliceAt, table: TableAt) -> int:
+    """Tell workers that the slice goes over to what comes live: 0 or FAILED."""
+    if table.listeners == 0:
+        return 0
+    epoch, turn = epoch_state_at(at.sequences.state).epoch, join_state_at(at.sequences.join).lives
+    message = _make_notice(at, table.version, epoch, turn, 0, now_ns(), 0, 0)
+    if message == 0:
+        return FAILED
+    result: int = 0
+    for worker in range(at.workers + 1):
+        while result == 0 and (table.listeners >> worker) & 1:
+            result = _tell(at, worker, now_ns(), message)
+            if result != GIVEN_UP:
+                break
+            result = 0  # it does not belong to what may be dropped
+    msg_close(message)
     return result
 
 

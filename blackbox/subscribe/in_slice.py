@@ -80,7 +80,8 @@ class InSlice:
             elif reason == EPOCH:
                 self._enter_epoch()
             elif reason == GAP:
-                delivery.tell_of_gap(self._slice_id)
+                self._own_counters.busy_since_ns = time.monotonic_ns()
+                delivery.take_notice(IN_SLICE, self._slice_id, self._beginnings)
             elif reason == TICK:
                 delivery.tick(self._ticks)
             else:

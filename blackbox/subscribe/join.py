@@ -51,6 +51,8 @@ class JoinState(SharedRecord):
     from_sequence = Field()
     falls = Field()
     """How often it has fallen back."""
+    lives = Field()
+    """How often it has gone over to what comes live."""
 
 
 join_state_at = record_at(JoinState)

@@ -32,10 +32,11 @@ class WorkerTable:
         gap_hooks: Sequence[GapHook],
         sets: list[list[int]],
         slice_id: int,
+        hears_live: bool,
     ) -> None:
         self.version = version
         self.callbacks = callbacks
-        self.gap_hooks = GapHooks(mine, gap_hooks)
+        self.gap_hooks = GapHooks(mine, gap_hooks, hears_live)
         self.tickers: Sequence[Ticker] = ()
         self._starts = numpy.zeros(len(sets) + 1, numpy.int64)
         numpy.cumsum([len(each) for each in sets], out=self._starts[1:])
@@ -97,8 +98,12 @@ class Table:
         slice_id: int,
         within: bytes = b"",
         gap_hooks: Sequence[GapHook] = (),
+        hears_live: bool = False,
     ) -> None:
-        """What `callbacks` want of the topics that start with `within`; `gap_hooks` hear of what they miss."""
+        """What `callbacks` want of the topics that start with `within`; `gap_hooks` hear of what they miss.
+
+        `hears_live`: a hook wants to hear when the slice goes over to live.
+        """
         self.version = version
         self.upstream = upstream
         worker_of = [callback.worker % workers for callback in callbacks]
@@ -124,6 +129,7 @@ class Table:
                 gap_hooks,
                 [[n for n in s if worker_of[n] == worker] for s in sets],
                 slice_id,
+                hears_live,
             )
             for worker in range(workers)
         ]

@@ -68,7 +68,7 @@ from blackbox.subscribe.gaps import (
     release,
     settle,
 )
-from blackbox.subscribe.hand_over import fail, tell_losses
+from blackbox.subscribe.hand_over import fail, tell_live, tell_losses
 from blackbox.subscribe.held import NONE
 from blackbox.subscribe.join import (
     BEGIN,
@@ -248,8 +248,7 @@ def deliver_held_first(at: SliceAt, table: TableAt, trie: Trie, force: int) -> i
     """
     _drop_refuted(at)
     if is_joining(at.sequences.join):
-        _go_over(at, 0)
-        return 0
+        return _go_over(at, table, 0)
     result = _tell_losses(at, table)
     if result != 0:
         return result
@@ -405,13 +404,24 @@ def _let_all_go(at: SliceAt) -> None:
 
 
 @inner
-def _go_over(at: SliceAt, key: int) -> None:
-    """Go over to what comes live, if all before it has come."""
+def _be_live(at: SliceAt, table: TableAt) -> int:
+    """Take what comes live from now on, and tell who wants to know: 0 or FAILED."""
+    join = join_state_at(at.sequences.join)
+    join.lives += 1
+    result: int = tell_live(at, table)
+    store_shared(join, "phase", LIVE)
+    poke(at.news_fd, at.state)
+    return result
+
+
+@inner
+def _go_over(at: SliceAt, table: TableAt, key: int) -> int:
+    """Go over to what comes live, if all before it has come: 0 or FAILED."""
     join = join_state_at(at.sequences.join)
     epoch = epoch_state_at(at.sequences.state).epoch
-    if join.is_told != 0 and reaches(at.sequences, key, epoch, join.live_next):
-        store_shared(join, "phase", LIVE)
-        poke(at.news_fd, at.state)
+    if join.phase == LIVE or join.is_told == 0 or not reaches(at.sequences, key, epoch, join.live_next):
+        return 0
+    return _be_live(at, table)
 
 
 @inner
@@ -438,8 +448,7 @@ def _order_joining(at: SliceAt, table: TableAt, trie: Trie, key: int, header: He
         if join.phase == SWITCHING:
             join.phase = REPLAYING
         slice_counters_at(at.counters).let_go += span
-    _go_over(at, key)
-    return result
+    return result if result != 0 else _go_over(at, table, key)
 
 
 @inner
@@ -464,20 +473,20 @@ def _order_replayed(at: SliceAt, table: TableAt, trie: Trie, key: int, header: H
         state.excused_ns = 0
     if result == 0:
         result = _deliver_held(at, table, trie, key, _NO, _END)
-    _go_over(at, key)
-    return result
+    return result if result != 0 else _go_over(at, table, key)
 
 
 @inner
-def note_reached(at: SliceAt) -> None:
-    """Take note that archives have brought all that they have: let what comes live wait from now on."""
+def note_reached(at: SliceAt, table: TableAt) -> int:
+    """Take note that archives have brought all that they have, and let what comes live wait: 0 or FAILED."""
     join = join_state_at(at.sequences.join)
     if join.phase == REPLAYING:
         join.phase = SWITCHING
     epoch = epoch_state_at(at.sequences.state).epoch
     if join.is_told != 0 and join.live_next == 0 and epoch != 0:
         begin_recorded(at.sequences, 0, epoch, 0)  # the publisher's run has not begun to send
-        _go_over(at, 0)
+        return _go_over(at, table, 0)
+    return 0
 
 
 @inner
@@ -525,9 +534,9 @@ def _go_over_with_gap(at: SliceAt, table: TableAt, trie: Trie) -> int:
         return 0
     begin_recorded(at.sequences, 0, epoch, join.live_next)
     come_to(at.sequences, 0, join.live_next)
-    store_shared(join, "phase", LIVE)
-    poke(at.news_fd, at.state)
-    return _deliver_held(at, table, trie, numpy.int64(0), _YES, _END)
+    join.phase = LIVE  # from here on what is missing is lost
+    result = _deliver_held(at, table, trie, numpy.int64(0), _YES, _END)
+    return result if result != 0 else _be_live(at, table)
 
 
 @inner
@@ -541,8 +550,8 @@ def take_pass(at: SliceAt, table: TableAt, trie: Trie) -> int:
             if place[1] == BEGIN and place[0] == join.falls:
                 join.phase = REPLAYING
             return 0
-        note_reached(at)
-        return _go_over_with_gap(at, table, trie) if place[1] == GIVE_UP else 0
+        result = note_reached(at, table)
+        return _go_over_with_gap(at, table, trie) if result == 0 and place[1] == GIVE_UP else result
     if key == FULL:
         return 0
     pass_by(at.sequences, key, place[0], place[1])

@@ -41,7 +41,7 @@ from blackbox.subscribe.addresses import (
     SCRATCH_WORDS,
     SliceAt,
 )
-from blackbox.subscribe.beginnings import NO_HOOKS, Beginnings, EpochHooks
+from blackbox.subscribe.beginnings import NO_HOOKS, Beginnings, SliceHooks
 from blackbox.subscribe.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.subscribe.callbacks import IN_SLICE, Callback
 from blackbox.subscribe.clocks import ClockState
@@ -105,7 +105,7 @@ class SliceThread:
         table: Table,
         news: Pipe,
         handler: BlockHandlerAt = NO_HANDLER,
-        hooks: EpochHooks = NO_HOOKS,
+        hooks: SliceHooks = NO_HOOKS,
         archives: Archives | None = None,
         since: Since | None = None,
     ) -> None:

@@ -20,7 +20,7 @@ from blackbox.errors import BlackBoxError, NotConfirmedError, SilentPublisherErr
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.native.limits import Needs, check_limits, start_thread
-from blackbox.subscribe.beginnings import NO_HOOKS, EpochHooks
+from blackbox.subscribe.beginnings import NO_HOOKS, SliceHooks
 from blackbox.subscribe.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.subscribe.callbacks import Callback
 from blackbox.subscribe.cut import Cut
@@ -73,7 +73,12 @@ def whole_feed(feed: Feed) -> Plan:
 
 
 def slices_of_callbacks(
-    feed: Feed, callbacks: list[Callback], tickers: list[Ticker], gap_hooks: list[GapHook], workers: int
+    feed: Feed,
+    callbacks: list[Callback],
+    tickers: list[Ticker],
+    gap_hooks: list[GapHook],
+    hooks: SliceHooks,
+    workers: int,
 ) -> Plan:
     """Return the plan that brings each callback what its prefix asks for; it reads the lists anew each time.
 
@@ -87,7 +92,15 @@ def slices_of_callbacks(
         for slice_id in sorted({n for slices in slices_of.values() for n in slices} | set(running)):
             of_slice = [callback for callback, slices in slices_of.items() if slice_id in slices]
             upstream = frozenset(feed.subscription_of(callback.prefix) for callback in of_slice)
-            tables[slice_id] = Table(version, of_slice, upstream, workers + 1, slice_id, gap_hooks=gap_hooks)
+            tables[slice_id] = Table(
+                version,
+                of_slice,
+                upstream,
+                workers + 1,
+                slice_id,
+                gap_hooks=gap_hooks,
+                hears_live=bool(hooks.on_live),
+            )
         for ticker in tickers if tables and not running else ():
             group = [c.worker for c in callbacks if ticker.group is not None and c.group == ticker.group]
             worker = tables[min(tables)].workers[group[0] if group else 0]
@@ -112,13 +125,13 @@ class Supervisor:
         *,
         processes: bool = False,
         block_handler: Callable[[int], BlockHandlerAt] | None = None,
-        hooks: EpochHooks = NO_HOOKS,
+        hooks: SliceHooks = NO_HOOKS,
         archives: Archives | None = None,
         streams: Sequence[Stream] = (),
     ) -> None:
         """Settings; nothing is opened before `start`. `block_handler(slice_id)` gets every block of a slice.
 
-        `hooks`: called for each slice when its publisher begins an epoch. `archives`
+        `hooks`: called at the turns of each slice. `archives`
         give what was missed, if any do. `streams` are told of the end.
         """
         self.feed = feed

@@ -150,7 +150,7 @@ class Worker:
             elif reason == collect.EPOCH:
                 delivery.enter_epoch(self.number, self.slice_id, self._beginnings)
             elif reason == collect.GAP:
-                delivery.tell_of_gap(self.slice_id)
+                delivery.take_notice(self.number, self.slice_id, self._beginnings)
                 self._counters.blocks += 1
             elif reason == collect.GROW:
                 delivery.grow()

@@ -56,6 +56,7 @@ class GapNotice(SharedRecord):
     sequence = Field()
     """The number of the first one; -1: not known, the slow-subscriber policy dropped them."""
     count = Field()
+    """0: the slice goes over to live, for the time of number `sequence`."""
     ts_out = Field()
     """Of what told of it."""
     key_bytes = Field()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from blackbox import ArchiveError, Batch, ConfigError, Publisher, Recorder, Subscriber, SubscriberError
+from blackbox import ArchiveError, Batch, CallbackError, ConfigError, Publisher, Recorder, Subscriber, SubscriberError
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.recorders import MIB, feed_of, publish_numbered, wait_recorded
@@ -145,6 +146,62 @@ def test_a_number_of_messages_back_over_epochs(tmp_path: Path, back: int) -> Non
     published = [*((epochs[0], n) for n in range(1_000)), *((epochs[1], n) for n in range(1_000))]
     assert list(zip(heard.epochs, heard.numbers, strict=True)) == published[-300 - back :]
     assert heard.gaps == []
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_hooks_are_told_between_messages_that_it_is_live(tmp_path: Path, workers: int) -> None:
+    feed = archived_feed()
+    live: list[tuple[int, int]] = []
+    running = 0
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        publish_numbered(publisher, 0, 5_000)
+        publisher.flush()
+        wait_recorded(recorder, 5_000)
+        subscriber = Subscriber(feed, workers=workers)
+        heard = [0] * 6
+
+        def count(number: int) -> Callable[[Batch], None]:
+            def take(batch: Batch) -> None:
+                nonlocal running
+                running += 1
+                heard[number] += len(batch)
+                running -= 1
+
+            return take
+
+        for number in range(len(heard)):
+            subscriber.on_batch(b"")(count(number))
+
+        @subscriber.on_live
+        def _(slice_id: int) -> None:
+            live.append((slice_id, running))
+            assert heard == [5_000] * len(heard)
+
+        subscriber.start(back=5_000)
+        subscriber.wait_live()
+        publish_numbered(publisher, 5_000, 500)
+        publisher.close()
+        subscriber.run(until_end=True)
+    assert heard == [5_500] * len(heard)
+    assert live == [(0, 0)]
+
+
+def test_a_hook_that_raises_when_it_is_live_ends_the_subscriber(tmp_path: Path) -> None:
+    feed = archived_feed()
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        publish_numbered(publisher, 0, 500)
+        publisher.flush()
+        wait_recorded(recorder, 500)
+        subscriber = Subscriber(feed)
+        subscriber.on_batch(b"")(nothing)
+
+        @subscriber.on_live
+        def _(slice_id: int) -> None:
+            raise ValueError(f"not slice {slice_id}")
+
+        with pytest.raises(CallbackError, match="slice 0: on_live raised ValueError: not slice 0"):
+            subscriber.start(since=0)
+            subscriber.run()
 
 
 @pytest.mark.parametrize(
