@@ -9,9 +9,9 @@ import select
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, suppress
+from typing import Final, NamedTuple, Protocol, Self
 
 import numpy
 import zmq
@@ -42,9 +42,8 @@ _PASS: Final = struct.Struct("<qq")
 
 
 class Missing(NamedTuple):
-    """Numbers of one key of a slice that are missing: from `first` to before `stop`."""
+    """Numbers of one key that are missing: from `first` to before `stop`."""
 
-    slice_id: int
     key: bytes
     epoch: int
     first: int
@@ -64,8 +63,11 @@ class Since(NamedTuple):
 class Archives(Protocol):
     """What is asked for recorded blocks."""
 
-    def missing(self, asked: Missing, is_over: Callable[[], bool]) -> Iterator[Block]:
-        """Yield the blocks that hold missing numbers, in order.
+    def kept(self) -> AbstractContextManager[Self]:
+        """Return what one thread asks again and again, and its end."""
+
+    def missing(self, slice_id: int, asked: Iterable[Missing], is_over: Callable[[], bool]) -> Iterator[Block]:
+        """Yield the blocks that hold missing numbers, of each key in order; up to MOST_REQUESTS of what is asked.
 
         Raises BlackBoxError once it `is_over`, when no archive has answered.
         """
@@ -133,7 +135,7 @@ class Repairer:
         self.socket.close()
 
     def _run(self) -> None:
-        with self._context.socket(zmq.PAIR) as out:
+        with self._context.socket(zmq.PAIR) as out, self._archives.kept() as self._archives:
             out.sndhwm, out.linger, out.sndtimeo = _QUEUE_BLOCKS, 0, _SEND_MS
             out.connect(self._endpoint)
             try:
@@ -206,21 +208,25 @@ class Repairer:
             if known and 0 <= request.first - known[-1].stop <= _NEAR:
                 known[-1] = known[-1]._replace(stop=request.stop)
             else:
-                known.append(Missing(self._slice_id, key, request.epoch, request.first, request.stop))
+                known.append(Missing(key, request.epoch, request.first, request.stop))
         self._taken = stop
         return [missing for each in found.values() for missing in each]
 
     def _answer(self, out: zmq.Socket[bytes], found: list[Missing]) -> None:
+        if time.monotonic() >= self._rests_until:
+            self._bring(out, found)
         for missing in found:
-            if time.monotonic() >= self._rests_until:
-                self._bring(out, missing)
             self._send(out, [missing.key, b"", _PASS.pack(missing.epoch, missing.stop)])
         self._queue.answered = self._taken
 
-    def _bring(self, out: zmq.Socket[bytes], missing: Missing) -> None:
+    def _bring(self, out: zmq.Socket[bytes], found: list[Missing]) -> None:
         until = time.monotonic() + self._wait_s
+
+        def is_over() -> bool:
+            return self._over.is_set() or time.monotonic() >= until
+
         try:
-            for block in self._archives.missing(missing, lambda: self._over.is_set() or time.monotonic() >= until):
+            for block in self._archives.missing(self._slice_id, found, is_over):
                 self._send(out, [block.key, block.header, block.body.data])
                 if self._over.is_set():
                     return

@@ -154,6 +154,38 @@ def test_the_next_archive_is_asked_when_the_first_does_not_answer() -> None:
     assert seen == expected(blocks, 0)
 
 
+def test_many_gaps_are_asked_for_at_once() -> None:
+    """They all show in one heartbeat: a key each, of which nothing came."""
+    feed = archived_feed(key_bytes=3, block_bytes=8_192)
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=60_000_000_000)
+    seen = listen(subscriber)
+    blocks = [Sent(b"%03d" % number, 2, True, True) for number in range(500)]
+    with archive_of(feed, blocks) as archive, RawPublisher(feed) as publisher:
+        subscriber.start()
+        before = archive.statistics().answered
+        send_all(publisher, blocks, [False] * len(blocks))
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+        asked = archive.statistics().answered - before
+    assert seen == expected(blocks, 3)
+    assert asked < 10
+
+
+def test_what_one_archive_lacks_the_next_one_brings() -> None:
+    feed, other = archived_feed(), archived_feed()
+    two = msgspec.structs.replace(feed, archives=(*feed.archives, *other.archives))
+    subscriber = Subscriber(two, on_gap="repair", repair_wait_ns=60_000_000_000)
+    seen = listen(subscriber)
+    blocks = [Sent(b"A", 2, number % 2 == 1, number < 5) for number in range(9)]
+    rest = [block._replace(is_archived=block.is_archived is False) for block in blocks]
+    with archive_of(feed, blocks), archive_of(other, rest), RawPublisher(two) as publisher:
+        subscriber.start()
+        send_all(publisher, blocks, [not block.is_lost for block in blocks])
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert seen == {b"": [(number, 0) for number in range(18)]}
+
+
 def test_what_waits_for_archives_is_no_lag_and_ends_nobody() -> None:
     """The archive answers only once more than `max_lag_ns` has passed; the policy would end the subscriber."""
     limit_ns = 1_000_000_000

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple, Self
+from contextlib import contextmanager
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy
@@ -78,6 +79,37 @@ class ArchiveClient:
         self.feed = feed
         self._timeout = timeout
         self._order = feed.archives
+        self._kept: dict[str, _Asking] | None = None
+        """Connections that wait for the next question; None: each answer has one of its own."""
+
+    @contextmanager
+    def kept(self) -> Iterator[ArchiveClient]:
+        """Yield a client for one thread, which keeps its connections until the block ends: it is answered sooner."""
+        client = ArchiveClient(self.feed, timeout=self._timeout)
+        client._kept = {}
+        try:
+            yield client
+        finally:
+            for asking in client._kept.values():
+                asking.close()
+
+    @contextmanager
+    def _asking(self, endpoint: str, is_over: Callable[[], bool] = lambda: False) -> Iterator[_Asking]:
+        """Yield a connection to an archive of this feed."""
+        asking = (self._kept or {}).pop(endpoint, None) or _Asking(endpoint, self._timeout)
+        asking.is_over = is_over
+        try:
+            if not asking.is_known:
+                self._check(asking.ask(AskAbout())[0], endpoint)
+                asking.is_known = True
+            yield asking
+        except BaseException:
+            asking.close()
+            raise
+        if self._kept is None:
+            asking.close()
+        else:
+            self._kept[endpoint] = asking
 
     def about(self, day: str | None = None) -> About:
         """Return what the first archive that answers holds; `day`: the one to tell more of, default the last.
@@ -87,12 +119,8 @@ class ArchiveClient:
         failures: list[str] = []
         for endpoint in self._order:
             try:
-                with _Asking(endpoint, self._timeout, lambda: False) as asking:
-                    answer, _ = asking.ask(AskAbout(day))
-                if not isinstance(answer, About):
-                    raise ArchiveError(f"{endpoint}: answer was {type(answer).__name__}, expected About")
-                self._check(answer, endpoint)
-                return answer
+                with self._asking(endpoint) as asking:
+                    return self._check(asking.ask(AskAbout(day))[0], endpoint)
             except ArchiveError as error:
                 self._put_last(endpoint)
                 failures.append(str(error))
@@ -173,18 +201,13 @@ class ArchiveClient:
             return False
         return True
 
-    def missing(self, asked: Missing, is_over: Callable[[], bool]) -> Iterator[Block]:
-        """Yield the recorded blocks that hold some of the numbers that a subscriber misses.
+    def missing(self, slice_id: int, asked: Iterable[Missing], is_over: Callable[[], bool]) -> Iterator[Block]:
+        """Yield the recorded blocks that hold some of the numbers that a subscriber misses, up to 1,024 ranges of them.
 
-        Archives are asked again and again until one has answered. Raises ArchiveError once `is_over`.
+        What one archive lacks is asked of the next one. They are asked again and again until one has answered. Raises
+        ArchiveError once `is_over`.
         """
-        ask = AskBlocks(
-            slice_id=asked.slice_id,
-            key=asked.key,
-            start=Position(asked.epoch, asked.first),
-            stop=Position(asked.epoch, asked.stop),
-        )
-        rows = _Rows(ask)
+        rows = _RowsOfRanges(slice_id, [Range(*each) for each in asked])
         while True:
             try:
                 for found in self._blocks(rows, self._timeout, is_over):
@@ -232,9 +255,7 @@ class ArchiveClient:
         endpoints = list(self._order)
         while endpoints:
             try:
-                with _Asking(endpoints[0], self._timeout, is_over) as asking:
-                    about, _ = asking.ask(AskAbout())
-                    self._check(about, asking.endpoint)
+                with self._asking(endpoints[0], is_over) as asking:
                     yield from self._from(asking, rows, timeout)
                 if not (lacking := rows.lacking()):
                     return
@@ -282,12 +303,13 @@ class ArchiveClient:
         if not 0 <= slice_id < len(self.feed.slices):
             raise ConfigError(f"slice was {slice_id}, expected 0 to {len(self.feed.slices) - 1}")
 
-    def _check(self, about: object, endpoint: str) -> None:
+    def _check(self, about: object, endpoint: str) -> About:
         if not isinstance(about, About) or (about.feed, about.key_bytes) != (self.feed.name, self.feed.key_bytes):
             what = f"feed {about.feed!r}, key_bytes {about.key_bytes}" if isinstance(about, About) else repr(about)
             raise ArchiveError(
                 f"{endpoint}: archive was of {what}, expected feed {self.feed.name!r}, key_bytes {self.feed.key_bytes}"
             )
+        return about
 
     def _none(self, failures: list[str]) -> ArchiveError:
         return ArchiveError(f"no archive of feed {self.feed.name!r} answered: {'; '.join(failures)}")
@@ -383,13 +405,15 @@ class _RowsOfRanges:
 class _Asking:
     """A socket to one archive, for one answer after the other."""
 
-    def __init__(self, endpoint: str, timeout: float, is_over: Callable[[], bool]) -> None:
+    def __init__(self, endpoint: str, timeout: float) -> None:
+        """Raises EndpointError when it cannot connect."""
         self.endpoint = endpoint
-        self._is_over = is_over
+        self.is_known = False
+        """Whether the archive was seen to be one of the feed."""
+        self.is_over: Callable[[], bool] = lambda: False
+        """Whether no answer is waited for any more."""
         self._timeout = timeout
         self._numbers = itertools.count(1)
-
-    def __enter__(self) -> Self:
         self._context = new_context("archive client", _NEEDS)
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
@@ -399,11 +423,11 @@ class _Asking:
         try:
             self._socket.connect(self.endpoint)
         except zmq.ZMQError as error:
-            self.__exit__()
+            self.close()
             raise EndpointError(error.errno, f"cannot connect to archive {self.endpoint}: {error.strerror}") from error
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the connection."""
         self._socket.close()
         self._context.term()
 
@@ -415,7 +439,7 @@ class _Asking:
         except zmq.Again:
             raise ArchiveError(f"{self.endpoint}: took no request") from None
         until = time.monotonic() + self._timeout
-        while not self._is_over() and (left_s := until - time.monotonic()) > 0:
+        while not self.is_over() and (left_s := until - time.monotonic()) > 0:
             if not self._socket.poll(round(1e3 * min(left_s, _LOOK_S))):
                 continue
             frames = self._socket.recv_multipart()
