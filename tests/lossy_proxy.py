@@ -1,9 +1,10 @@
-"""A proxy between a publisher and its subscribers that loses blocks, as a bad line would."""
+"""A proxy between a publisher and its subscribers that loses blocks, as bad lines would, or lets one lag."""
 
 from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
@@ -15,16 +16,19 @@ from blackbox.transport.wakeup import Pipe
 
 
 class LossyProxy:
-    """Forwards one line of each slice; of the blocks with data it loses a share, at random by a seed.
+    """Forwards all lines of each slice; of the blocks with data it loses a share, at random by a seed.
 
-    `feed`: what subscribers behind it use. Heartbeats and confirmations pass.
+    A share of what a line brings `lags`: it waits for the next one that does not, or for a control block, so that lines
+    overtake each other. `feed`: what subscribers behind it use. Heartbeats and confirmations pass.
     """
 
-    def __init__(self, feed: Feed, share: float, seed: int = 1) -> None:
-        fresh = Feed.local(feed.name, slices=len(feed.slices), key_bytes=feed.key_bytes)
+    def __init__(self, feed: Feed, share: float, seed: int = 1, lags: float = 0.0) -> None:
+        lines = len(feed.slices[0].lines)
+        fresh = Feed.local(feed.name, slices=len(feed.slices), key_bytes=feed.key_bytes, lines=lines)
         self.feed = msgspec.structs.replace(feed, slices=fresh.slices)
         self.lost = 0
-        self._above, self._share, self._random = feed, share, random.Random(seed)
+        self._above, self._share, self._lags, self._random = feed, share, lags, random.Random(seed)
+        self._waiting: dict[zmq.Socket[bytes], list[list[bytes]]] = {}
         self._end = Pipe()
         self._bound = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lossy-proxy", daemon=True)
@@ -43,12 +47,13 @@ class LossyProxy:
     def _run(self) -> None:
         with zmq.Context() as context:
             pairs = []
-            for above, below in zip(self._above.slices, self.feed.slices, strict=True):
+            for above, below in self._lines():
                 xsub, xpub = context.socket(zmq.XSUB), context.socket(zmq.XPUB)
                 xsub.rcvhwm = xpub.sndhwm = 0
                 xpub.setsockopt(zmq.XPUB_VERBOSER, 1)
-                xsub.connect(above.lines[0])
-                xpub.bind(below.lines[0])
+                xsub.connect(above)
+                xpub.bind(below)
+                self._waiting[xpub] = []
                 pairs.append((xsub, xpub))
             self._bound.set()
             poller = zmq.Poller()
@@ -64,8 +69,19 @@ class LossyProxy:
                 for socket in pair:
                     socket.close(linger=0)
 
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        for above, below in zip(self._above.slices, self.feed.slices, strict=True):
+            yield from zip(above.lines, below.lines, strict=True)
+
     def _forward(self, xpub: zmq.Socket[bytes], frames: list[bytes]) -> None:
-        if not frames[0].startswith(b"\0") and self._random.random() < self._share:
+        is_data = not frames[0].startswith(b"\0")
+        if is_data and self._random.random() < self._share:
             self.lost += 1
-        else:
-            xpub.send_multipart(frames)
+            return
+        waiting = self._waiting[xpub]
+        waiting.append(frames)
+        if is_data and self._random.random() < self._lags:
+            return
+        for each in waiting:
+            xpub.send_multipart(each)
+        waiting.clear()

@@ -1,28 +1,60 @@
-"""Kill consumers again and again, behind lossy lines: what each commits is every message once, or told to be lost."""
+"""Kill and stop publishers, archives and consumers behind lossy lines: each message is committed once, or told lost.
+
+What a killed publisher had sent last may be known to nobody: such a run ends anywhere behind what archives have of it.
+"""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
 import msgspec
-import numpy
 
-from blackbox import Feed, Publisher
+from blackbox import Feed, Recording
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.testing import wait_until
 from tests.lossy_proxy import LossyProxy
-from tests.torture.lossy_lines import RECORD, TOPICS
 from tests.torture.nursery import Nursery
 from tests.torture.outcome import Outcome
 
-CONSUME = """
-def work(shape, path):
+PUBLISH: Final = """
+def work(seed):
+    import random
+    chance, index = random.Random(int(seed)), numpy.zeros(60, int)
+    with Publisher(feed, when_full="wait") as publisher:
+        publisher.wait_for_subscribers(timeout=60, count=1)
+        notes[EPOCH] = publisher.epoch
+        while not notes[ENDS]:
+            count = min(chance.randrange(1, 60), notes[WANTED] - notes[SENT])
+            if count == 0:
+                threading.Event().wait(0.0005)
+                continue
+            notes[BEGUN] += count
+            publisher.publish_many((b"A.x",), index[:count], numpy.zeros((count, 8), numpy.uint8))
+            publisher.flush()
+            notes[SENT] += count
+"""
+EPOCH, WANTED, BEGUN, SENT, ENDS = range(5)
+"""What a publisher notes: its epoch, how many messages are wanted of it, begun with, sent, and that it is to end."""
+NOTES: Final = "EPOCH, WANTED, BEGUN, SENT, ENDS = range(5)\n"
+RECORD: Final = """
+def work(directory, most_bytes):
+    import logging, resource
+    logging.disable()  # full disks are no news here
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(most_bytes), resource.RLIM_INFINITY))
+    with suppress(JournalError), Recorder(feed, directory, serve=True, max_lag_ns=1 << 60) as recorder:
+        notes[0] = 1
+        recorder.run()
+    notes[0] = 2
+"""
+CONSUME: Final = """
+def work(shape, path, slow_s):
     feed = msgspec.json.decode(shape, type=Feed)
     with open(path, "rb") as file:
         since, heard = msgspec.json.decode(file.read(), type=tuple[dict[int, tuple[int, int]], list[list]])
@@ -34,11 +66,16 @@ def work(shape, path):
             heard.append([what, epoch, first, stop])
 
     def batch(batch):
+        threading.Event().wait(float(slow_s))
         for number in batch.sequence.tolist():
             add("message", batch.block.epoch, number, number + 1)
 
     subscriber = Subscriber(
-        feed, workers=1, on_gap="repair", repair_wait_ns=20_000_000_000, slow=SlowPolicy(max_lag_ns=1 << 60)
+        feed,
+        workers=1,
+        on_gap="repair",
+        repair_wait_ns=20_000_000_000,
+        slow=SlowPolicy(max_lag_ns=1 << 60),
     )
     subscriber.on_batch(b"")(batch)
     subscriber.on_gap(b"")(lambda gap: add("gap", gap.epoch, gap.sequence, gap.sequence + gap.count))
@@ -52,144 +89,198 @@ def work(shape, path):
         threading.Event().wait(0.002)
 """
 MESSAGES: Final = 1_000
+SCHEDULES: Final = 25
+"""After so many all begins anew, in another place."""
 _PATIENCE_S: Final = 90.0
+_NO_LIMIT: Final = 1 << 40
+_HARMS: Final = (
+    *("consumer killed", "consumer stopped", "archive killed", "archive stopped", "archive's disk full"),
+    *("publisher killed", "publisher stopped", "publisher ended"),
+)
 
 
 class _House:
     """A publisher, an archive and a consumer that go on from one schedule to the next."""
 
-    def __init__(self, stack: ExitStack, feed: Feed, place: Path) -> None:
-        self.feed, self.state = feed, place / "state"
-        self.state.write_bytes(b"[{}, []]")
-        self.published: dict[int, int] = {}
-        """By epoch."""
-        self.lacked = 0
-        """Messages told lost in the schedules before."""
-        self.archive = stack.enter_context(Nursery(feed, RECORD, notes=1))
-        self.consumer = stack.enter_context(Nursery(feed, CONSUME, notes=2))
-        self._place = place
-        self.open_publisher()
-        self.begin_archive()
-
-    def open_publisher(self) -> None:
-        """Begin another epoch."""
-        self.publisher = Publisher(self.feed, when_full="wait").start()
-        self.published[self.publisher.epoch] = 0
-
-    def begin_archive(self) -> None:
-        """Record and answer."""
-        self.archive.notes[0] = 0
-        self.archive.begin((self._place / "days",))
-        wait_until(lambda: self.archive.notes[0], _PATIENCE_S, "an archive answers")
-
-    def publish(self, random: Random, count: int) -> None:
-        """Publish some blocks."""
-        index = numpy.array([random.randrange(2) for _ in range(count)])
-        self.publisher.publish_many(TOPICS, index, numpy.zeros((count, 8), numpy.uint8))
-        self.publisher.flush()
-        self.published[self.publisher.epoch] += count
-
-    def has_committed(self) -> bool:
-        """Whether the consumer has committed all that was published."""
-        now = self.publisher.epoch
-        return bool(self.consumer.notes.tolist() == [now, self.published[now]])
-
-    def defects(self, may_lack: bool) -> list[str]:
-        """Return what is wrong with what the consumer has committed. `may_lack`: the archive was killed of late."""
-        heard: list[tuple[str, int, int, int]] = msgspec.json.decode(self.state.read_bytes())[1]
-        found, following, lacks, came = list[str](), 0, 0, dict.fromkeys(self.published, 0)
-        epochs = list(self.published)
-        for what, epoch, first, stop in heard:
-            if epoch != epochs[0]:
-                if epoch not in epochs or following != self.published[epochs[0]]:
-                    return [*found, f"epoch {epoch} came when {following} of {epochs[0]} had come"]
-                while epochs[0] != epoch:
-                    del epochs[0]
-                following = 0
-            if first != following:
-                found.append(f"{what} {first} to {stop} of epoch {epoch} was committed, expected {following} next")
-            lacks += (stop - first) * (what == "gap")
-            following = stop
-            came[epoch] += stop - first
-        if lacks != self.lacked and not may_lack:
-            found.append(f"{lacks - self.lacked} messages were told lost, which the archive had")
-        self.lacked = lacks
-        if came != self.published:
-            found.append(f"committed were {came}, expected {self.published}")
-        return found
-
-
-def attack(random: Random, seconds: float) -> Outcome:
-    """Run schedules: messages are published, processes killed meanwhile, and in the end all must be committed."""
-    outcome, until = Outcome(0, "schedules of killed consumers"), monotonic() + seconds
-    while outcome.tried == 0 or monotonic() < until:
-        feed = msgspec.structs.replace(
-            Feed.local("killed-consumers", slices=1),
+    def __init__(self, stack: ExitStack, random: Random, place: Path) -> None:
+        lines = random.choice((1, 2))
+        self.feed = feed = msgspec.structs.replace(
+            Feed.local("killed-consumers", slices=1, lines=lines),
             archives=free_endpoints("tcp", "archive", 1, 1)[0],
             heartbeat_ns=200_000_000,
         )
+        self.state, self._days, self._random = place / "state", place / "days", random
+        self.state.write_bytes(b"[{}, []]")
+        self.runs: dict[int, range] = {}
+        """By epoch, how many messages it may have had, in the end."""
+        self.archive = stack.enter_context(Nursery(feed, "from contextlib import suppress\n" + RECORD, notes=1))
+        self.consumer = stack.enter_context(Nursery(feed, CONSUME, notes=2))
+        self.publisher = stack.enter_context(Nursery(feed, NOTES + PUBLISH, notes=5))
+        self.stopped: list[Nursery] = []
+        self.known: set[str] = set()
+        """Defects that were told before."""
+        self._open_publisher()
+        self.begin_archive()
+        self._await_publisher()
+
+    def _open_publisher(self) -> None:
+        self.publisher.notes[:] = 0
+        self.publisher.begin((self._random.randrange(1 << 30),))
+
+    def _await_publisher(self) -> None:
+        wait_until(lambda: self.publisher.notes[EPOCH], _PATIENCE_S, "a publisher has a subscriber")
+        self.runs[int(self.publisher.notes[EPOCH])] = range(0)
+
+    def begin_archive(self, most_bytes: int = _NO_LIMIT) -> None:
+        """Record and answer; no file may grow beyond so many bytes."""
+        self.go_on()  # it waits for the publisher
+        self.archive.notes[0] = 0
+        self.archive.begin((self._days, most_bytes))
+        wait_until(lambda: self.archive.notes[0], _PATIENCE_S, "an archive answers")
+
+    def begin_consumer(self, feed: Feed, slow_s: float) -> None:
+        """Go on from what was committed."""
+        self._words = msgspec.json.encode(feed).decode(), self.state, slow_s
+        self.consumer.begin(self._words)
+
+    def want(self, count: int) -> None:
+        """Have so many more messages published."""
+        self.publisher.notes[WANTED] += count
+
+    def has_sent(self) -> bool:
+        """Whether all that was wanted of the publisher is sent."""
+        return bool(self.publisher.notes[SENT] == self.publisher.notes[WANTED])
+
+    def go_on(self) -> None:
+        """Let all go on that were stopped."""
+        for nursery in self.stopped:
+            nursery.signal(signal.SIGCONT)
+        self.stopped.clear()
+
+    def mend_archive(self) -> None:
+        """Give a recorder whose disk was full, or is to be, another one with room."""
+        self.archive.kill()
+        self.begin_archive()
+
+    def harm(self, harm: str) -> None:
+        """Do one of the harms."""
+        who: Nursery = getattr(self, harm.split(maxsplit=1)[0].removesuffix("'s"))
+        if harm.endswith("stopped"):
+            who.signal(signal.SIGSTOP)
+            self.stopped.append(who)
+            return
+        if who in self.stopped:
+            self.go_on()
+        if harm == "consumer killed":
+            who.kill()
+            who.begin(self._words)
+        elif harm == "archive killed":
+            self.mend_archive()
+        elif harm == "archive's disk full":
+            self.archive.kill()
+            sizes = [path.stat().st_size for path in self._days.rglob("*") if path.is_file()]
+            self.begin_archive(max(sizes) + self._random.randrange(40_000))
+        elif harm == "publisher killed":
+            who.kill()
+            _, _, begun, _, _ = self.publisher.notes.tolist()
+            self._end_run(range(begun + 1))
+        elif harm == "publisher ended":
+            self.go_on()  # it waits for them
+            wait_until(self.has_sent, _PATIENCE_S, "the publisher has sent what was wanted")
+            self.publisher.notes[ENDS] = 1
+            self.publisher.wait()
+            self._end_run(range(self.publisher.notes[SENT], self.publisher.notes[SENT] + 1))
+
+    def _end_run(self, may_have_had: range) -> None:
+        left = int(self.publisher.notes[WANTED] - self.publisher.notes[SENT])
+        self.runs[int(self.publisher.notes[EPOCH])] = may_have_had
+        self.go_on()
+        self._open_publisher()
+        self._await_publisher()
+        self.want(left)
+
+    def has_committed(self) -> bool:
+        """Whether the consumer has committed all that was published."""
+        epoch, _, _, sent, _ = self.publisher.notes.tolist()
+        return bool(self.consumer.notes.tolist() == [epoch, sent])
+
+    def defects(self) -> Iterator[str]:
+        """Yield what is wrong with what the consumer has committed."""
+        epoch, _, _, sent, _ = self.publisher.notes.tolist()
+        self.runs[epoch] = range(sent, sent + 1)
+        heard: list[tuple[str, int, int, int]] = msgspec.json.decode(self.state.read_bytes())[1]
+        recorded, following, last = self._recorded(), dict.fromkeys(self.runs, 0), 0
+        for what, epoch, first, stop in heard:
+            if epoch not in self.runs or epoch < last:
+                yield f"epoch {epoch} came behind {last}"
+                return
+            last = epoch
+            if first != following[epoch]:
+                yield f"{what} {first} to {stop} of epoch {epoch} was committed, expected {following[epoch]} next"
+            following[epoch] = stop
+            there = recorded.get(epoch, set()) & set(range(first, stop)) if what == "gap" else ()
+            if there:
+                yield f"{what} {first} to {stop} of epoch {epoch} was told, but the archive had {len(there)} of it"
+        for epoch, may_have_had in self.runs.items():
+            least = max(may_have_had.start, max(recorded.get(epoch, {-1})) + 1)
+            if not least <= following[epoch] < may_have_had.stop:
+                yield f"of epoch {epoch} {following[epoch]} were committed, expected {least} to {may_have_had.stop - 1}"
+
+    def _recorded(self) -> dict[int, set[int]]:
+        """Return the numbers of each epoch that the archive has."""
+        recorded: dict[int, set[int]] = {}
+        for day in sorted(path.parent for path in self._days.glob("*/*/manifest.json")):
+            for batch in Recording.open(day).batches():
+                recorded.setdefault(batch.block.epoch, set()).update(batch.sequence.tolist())
+        return recorded
+
+
+def attack(random: Random, seconds: float) -> Outcome:
+    """Run schedules: messages are published, processes harmed meanwhile, and in the end all must be committed."""
+    outcome, until = Outcome(0, "schedules of killed consumers"), monotonic() + seconds
+    while outcome.tried == 0 or monotonic() < until:
         with TemporaryDirectory() as place, ExitStack() as stack:
-            house = _House(stack, feed, Path(place))
-            for _ in range(25):
+            house = _House(stack, random, Path(place))
+            for _ in range(SCHEDULES):
                 if outcome.tried == 0 or monotonic() < until:
                     _run(random, house, outcome)
                     outcome.tried += 1
-            house.publisher.close(timeout=1)
     return outcome
 
 
 def _run(random: Random, house: _House, outcome: Outcome) -> None:
-    share = random.choice((0.0, 0.3, 0.8))
+    share, lags, slow_s = random.choice((0.0, 0.3, 0.8)), random.choice((0.0, 0.5)), random.choice((0.0, 0.0, 0.002))
     harms: dict[int, list[str]] = {}
-    for harm in ("consumer killed", random.choice(("", "consumer killed", "consumer stopped")), _other_harm(random)):
+    for harm in ("consumer killed", *random.choices(_HARMS, k=random.randrange(4))):
         harms.setdefault(random.randrange(MESSAGES - 60), []).append(harm)
-    told = [harm for each in harms.values() for harm in each if harm]
-    how = f"schedule {outcome.tried} ({share:.0%} lost, {', '.join(told)})"
-    stopped: list[Nursery] = []
-    with LossyProxy(house.feed, share, random.randrange(1 << 30)) as proxy:
-        words = msgspec.json.encode(proxy.feed).decode(), house.state
-        house.consumer.begin(words)
-        published = 0
-        while published < MESSAGES:
-            count = min(random.randrange(1, 60), MESSAGES - published)
-            house.publish(random, count)
-            for nursery in stopped:
-                nursery.signal(signal.SIGCONT)
-            stopped.clear()
-            for place in range(published, published + count):
+    told = ", ".join(harm for each in harms.values() for harm in each)
+    lines = len(house.feed.slices[0].lines)
+    how = f"schedule {outcome.tried} ({lines} lines, {share:.0%} lost, {lags:.0%} lag, slow {slow_s} s, {told})"
+    with LossyProxy(house.feed, share, random.randrange(1 << 30), lags) as proxy:
+        house.begin_consumer(proxy.feed, slow_s)
+        wanted = 0
+        while wanted < MESSAGES:
+            count = min(random.randrange(1, 60), MESSAGES - wanted)
+            house.want(count)
+            for place in range(wanted, wanted + count):
                 for harm in harms.pop(place, ()):
-                    _harm(harm, house, words, stopped)
-            published += count
-        for nursery in stopped:
-            nursery.signal(signal.SIGCONT)
+                    house.harm(harm)
+            if not house.stopped or random.random() < 0.5:
+                house.go_on()
+                wait_until(house.has_sent, _PATIENCE_S, "the publisher has sent what was wanted")
+            wanted += count
+        house.go_on()
+        if "disk full" in told:
+            house.mend_archive()
         try:
+            wait_until(house.has_sent, _PATIENCE_S, "the publisher has sent what was wanted")
             wait_until(house.has_committed, _PATIENCE_S, "all was committed")
         except TimeoutError:
-            outcome.found.append(f"{how}: at {house.consumer.notes.tolist()}, published were {house.published}")
+            outcome.found.append(
+                f"{how}: at {house.consumer.notes.tolist()}, published were {house.publisher.notes.tolist()}"
+            )
         house.consumer.kill()
-    outcome.found += [f"{how}: {defect}" for defect in house.defects("archive killed" in told)]
-
-
-def _other_harm(random: Random) -> str:
-    return random.choice(("", "archive stopped", "archive killed", "publisher ended"))
-
-
-def _harm(harm: str, house: _House, words: tuple[Any, ...], stopped: list[Nursery]) -> None:
-    if harm == "consumer killed":
-        house.consumer.kill()
-        house.consumer.begin(words)
-    elif harm == "consumer stopped":
-        house.consumer.signal(signal.SIGSTOP)
-        stopped.append(house.consumer)
-    elif harm == "archive stopped":
-        house.archive.signal(signal.SIGSTOP)
-        stopped.append(house.archive)
-    elif harm == "archive killed":
-        house.archive.kill()
-        house.begin_archive()
-    elif harm == "publisher ended":
-        for nursery in stopped:  # it waits for them
-            nursery.signal(signal.SIGCONT)
-        house.publisher.close()
-        house.open_publisher()
-        house.publisher.wait_for_subscribers(timeout=60, count=1)
+    for defect in house.defects():
+        if defect not in house.known:
+            outcome.found.append(f"{how}: {defect}")
+            house.known.add(defect)
