@@ -278,6 +278,39 @@ def test_archives_bring_what_both_lines_have_lost(lines_lost: tuple[int, ...]) -
     assert subscriber.statistics().received.repaired == (6 if lines_lost == (0, 1) else 0)
 
 
+def test_archives_are_asked_for_a_gap_between_blocks_of_which_each_came_on_one_line() -> None:
+    feed = msgspec.structs.replace(archived_feed(), slices=Feed.local("tape", slices=1, lines=2).slices)
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=30_000_000_000)
+    seen = listen(subscriber)
+    blocks = [Sent(b"A", 2, False, True)] * 6
+    lines = ([0, 1], [], [0, 1], [], [0], [1])
+    held = (0, 0, 2, 2, 3, 4)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for on, waiting in zip(lines, held, strict=True):
+            publisher.send(publisher.encode([(b"A.x", b"payload")] * 2), on)
+            wait_until(lambda waiting=waiting: subscriber.statistics().received.held == waiting)  # type: ignore[misc]
+        with archive_of(feed, blocks):
+            publisher.heartbeat(end=True)
+            subscriber.run(until_end=True)
+    assert seen == expected(blocks, 0)
+
+
+def test_what_one_archive_lacks_amid_others_the_next_one_brings_in_its_place() -> None:
+    feed, other = archived_feed(), archived_feed()
+    two = msgspec.structs.replace(feed, archives=(*feed.archives, *other.archives))
+    subscriber = Subscriber(two, on_gap="repair", repair_wait_ns=60_000_000_000)
+    seen = listen(subscriber)
+    blocks = [Sent(b"A", 2, number not in (0, 9), number % 2 == 0) for number in range(10)]
+    rest = [block._replace(is_archived=not block.is_archived) for block in blocks]
+    with archive_of(feed, blocks), archive_of(other, rest), RawPublisher(two) as publisher:
+        subscriber.start()
+        send_all(publisher, blocks, [not block.is_lost for block in blocks])
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert seen == {b"": [(number, 0) for number in range(20)]}
+
+
 def test_more_than_may_wait_falls_back_to_the_archive(tmp_path: Path) -> None:
     """All that waits is let go, and comes from the archive: nothing twice, nothing missing."""
     feed = archived_feed(block_bytes=4_096)

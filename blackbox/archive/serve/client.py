@@ -208,11 +208,17 @@ class ArchiveClient:
         ArchiveError once `is_over`.
         """
         rows = _RowsOfRanges(slice_id, [Range(*each) for each in asked])
+        waiting, size = list[Block](), 0
         while True:
             try:
                 for found in self._blocks(rows, self._timeout, is_over):
                     if isinstance(found, Fetched):
-                        yield found.block
+                        waiting.append(found.block)
+                        size += found.block.body.nbytes
+                    if len(self.feed.archives) == 1 or size > _MOST_BYTES:
+                        yield from waiting
+                        waiting, size = [], 0
+                yield from sorted(waiting, key=lambda block: (block.epoch, block.sequence))
                 return
             except ArchiveError:
                 if is_over():
