@@ -291,11 +291,13 @@ def _is_known(at: SequencesAt, key: int, epoch: int) -> bool:
 def _begin_key(at: SequencesAt, key: int, epoch: int, sequence: int) -> None:
     """Expect `sequence` of a key that was not known in this epoch.
 
-    A publisher that has told all its keys since we subscribed cannot have sent this one before: it begins at 0.
+    A publisher that has told all its keys since we subscribed cannot have sent this one before: it begins at 0. So does
+    a key that was known in another epoch: what was sent before we were connected again is missing.
     """
     state = _key(at, key)
+    is_followed = state.expected != _UNKNOWN and state.epoch != epoch
+    state.expected = 0 if is_followed or epoch_state_at(at.state).all_told else sequence
     state.epoch = epoch
-    state.expected = 0 if epoch_state_at(at.state).all_told else sequence
     for line in range(2):
         state.line_next[line] = 0
         _refute(at, state, line)
@@ -444,9 +446,11 @@ def _is_plausible(at: SequencesAt, state: KeyState, line: int, sequence: int, en
 @inner
 def _end_of_held(at: SequencesAt, state: KeyState, sequence: int) -> int:
     """Return the number from which on all before `sequence` is missing, or as far back as archives were not asked."""
-    if state.first == NONE or state.asked_to < _held(at, state.first).sequence:
+    if state.first == NONE:
         return state.expected
     last = _held(at, state.last)
+    if state.asked_to < last.sequence:
+        return state.expected
     end = last.sequence + last.count
     return end if end <= sequence else state.expected
 

@@ -283,7 +283,7 @@ def test_archives_are_asked_for_a_gap_between_blocks_of_which_each_came_on_one_l
     subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=30_000_000_000)
     seen = listen(subscriber)
     blocks = [Sent(b"A", 2, False, True)] * 6
-    lines = ([0, 1], [], [0, 1], [], [0], [1])
+    lines: tuple[list[int], ...] = ([0, 1], [], [0, 1], [], [0], [1])
     held = (0, 0, 2, 2, 3, 4)
     with RawPublisher(feed) as publisher:
         subscriber.start()

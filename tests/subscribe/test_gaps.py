@@ -295,7 +295,7 @@ def test_a_publisher_that_is_killed_and_started_again_is_a_new_epoch_and_no_gap(
         assert all(b == a + 1 for a, b in pairwise(part))
 
 
-def test_a_restart_amid_a_busy_feed_counts_no_false_gaps() -> None:
+def test_what_a_restarted_publisher_sends_before_filters_are_in_force_is_a_gap() -> None:
     """libzmq sends filters again in an order of its own, so keys come into force at different times."""
     feed = Feed.local("gaps", slices=1, key_bytes=4)
     keys = [b"%04d" % number for number in range(500)]
@@ -319,8 +319,10 @@ def test_a_restart_amid_a_busy_feed_counts_no_false_gaps() -> None:
                 for topic in topics:
                     publisher.publish(topic, b"x")
                 publisher.flush()
+            if run == 0:
+                began_late = sum(numbers[0] for numbers in seen.values())
     subscriber.run(until_end=True)
-    assert subscriber.statistics().received.gaps == 0
+    assert subscriber.statistics().received.gaps == sum(numbers[0] for numbers in seen.values()) - began_late
     for numbers in seen.values():
         assert all(b == a + 1 for a, b in pairwise(numbers))
 

@@ -338,6 +338,24 @@ def test_another_run_of_a_publisher_voids_what_callbacks_keep(worker: bool) -> N
     assert logged(counted.total()) == [(0, 1, 0), (1, 1, 0)]
 
 
+@pytest.mark.parametrize("key_bytes", [0, 1])
+def test_the_first_messages_of_another_run_that_are_lost_are_told(key_bytes: int) -> None:
+    subscriber, seen = Subscriber(feed := one_slice(key_bytes=key_bytes)), list[object]()
+    subscriber.on(b"")(lambda message: seen.append(message.payload))
+    subscriber.on_gap(b"")(lambda gap: seen.append((gap.epoch, gap.sequence, gap.count)))
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        send(publisher, b"1")
+        publisher.epoch, publisher.sequences = 1 << 40, [{}]
+        lose(publisher)
+        lose(publisher)
+        send(publisher, b"2")
+        send(publisher, b"3")
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert seen == [b"1", (1 << 40, 0, 2), b"2", b"3"]
+
+
 def test_books_that_may_lack_messages_say_so() -> None:
     feed = one_slice(schema="itch50", key_bytes=1)
     subscriber = Subscriber(feed)
