@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from blackbox.archive.recorder import Recorder
     from blackbox.archive.recording import Recording
     from blackbox.archive.recordings import Recordings
+    from blackbox.archive.retention import Retention
     from blackbox.archive.serve.client import ArchiveClient
     from blackbox.block.batch import Batch, Message
     from blackbox.block.block import Block
@@ -74,6 +75,7 @@ __all__ = [
     "Recording",
     "Recordings",
     "Replay",
+    "Retention",
     "Schema",
     "SilentPublisherError",
     "SlowPolicy",
@@ -98,6 +100,7 @@ _MODULE_OF = {
     "Recording": "archive.recording",
     "Recordings": "archive.recordings",
     "Replay": "replay.replay",
+    "Retention": "archive.retention",
     "Schema": "feed.schema",
     "SlowPolicy": "subscribe.slow_subscriber",
     "Source": "feed.source",

@@ -28,6 +28,7 @@ from blackbox.archive.format import SEGMENT_BYTES
 from blackbox.archive.journal_state import JournalState
 from blackbox.archive.journal_writer import WRITER_NEEDS, JournalWriter
 from blackbox.archive.recovery import recover_day
+from blackbox.archive.retention import EVERYTHING, Deleter, Retention
 from blackbox.archive.serve.server import ArchiveStatistics, archive_of
 from blackbox.errors import BlackBoxError, JournalError, SubscriberError
 from blackbox.feed.feed import Feed, check_is_feed
@@ -108,6 +109,7 @@ class Recorder:
         hwm_blocks: int = 128,
         line_wait_ns: int = 50_000_000,
         serve: bool | str = False,
+        retention: Retention = EVERYTHING,
     ) -> None:
         """Settings; nothing is opened before `start`.
 
@@ -127,6 +129,8 @@ class Recorder:
             line_wait_ns: as `Subscriber`.
             serve: whether to answer who asks for recorded blocks, in a thread of its own, at the feed's first archive,
                 or at this endpoint. Whoever can reach it may read all of the feed's recordings there.
+            retention: how much of the feed's recordings to keep. What is over is deleted, once a minute, whole days,
+                never the newest.
         """
         check_is_feed(feed)
         for name, value, low, high in (
@@ -151,7 +155,11 @@ class Recorder:
             whole_feed(feed),
             block_handler=self._block_handler,
         )
-        self._archive = archive_of(self.directory, feed, serve, self._is_recording) if serve else None
+        retention.check()
+        self._deleter = Deleter(self.directory, feed, retention) if retention.is_bound else None
+        self._archive = (
+            archive_of(self.directory, feed, serve, self._is_recording, retention.is_bound) if serve else None
+        )
         self._pipe = Pipe()
         self._lock: Lock | None = None
         self._writers: dict[int, JournalWriter] = {}
@@ -266,6 +274,8 @@ class Recorder:
                 Acknowledger(writer, self._fsync, self._supervisor.acknowledge) for writer in self._writers.values()
             ]
             start_thread(self._keeper)
+            if self._deleter is not None:
+                self._deleter.open()
             if self._archive is not None:
                 self._archive.open()
         except BaseException as error:
@@ -320,6 +330,8 @@ class Recorder:
             if self.state is not State.ENDED:
                 self._supervisor.terminate()  # `start` or `stop` was interrupted
             try:
+                if self._deleter is not None:
+                    self._deleter.close()
                 self._close_journals()
             finally:
                 if self._archive is not None:

@@ -70,6 +70,27 @@ def record(
             "--serve", help="Answer who asks for recorded blocks, at the first of the feed's `archives`; see `serve`."
         ),
     ] = False,
+    keep_days: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Delete older days, unless a named consumer still needs them. Today is one. Default: keep all.",
+            show_default=False,
+        ),
+    ] = None,
+    keep_gib: Annotated[
+        float | None,
+        typer.Option(metavar="N", min=0.001, help="The same for the oldest of what has more.", show_default=False),
+    ] = None,
+    most_days: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Delete older days, whoever needs them.", show_default=False),
+    ] = None,
+    most_gib: Annotated[
+        float | None,
+        typer.Option(metavar="N", min=0.001, help="The same for the oldest of what has more.", show_default=False),
+    ] = None,
     until_end: Annotated[
         bool, typer.Option("--until-end", help="End when every publisher has closed and all it sent was recorded.")
     ] = False,
@@ -105,10 +126,17 @@ def record(
     """
     with exit_statuses():
         from blackbox.archive.recorder import Recorder
+        from blackbox.archive.retention import Retention
 
         shape = load_feed(feed)
         recorder = Recorder(
-            shape, out, fsync=fsync.value, compression=compression.value, segment_bytes=segment_mib << 20, serve=serve
+            shape,
+            out,
+            fsync=fsync.value,
+            compression=compression.value,
+            segment_bytes=segment_mib << 20,
+            serve=serve,
+            retention=Retention(keep_days, _bytes_of(keep_gib), most_days, _bytes_of(most_gib)),
         )
         say(f"waiting for the publishers of {feed_text(shape)}")
         with ExitStack() as stack:
@@ -120,6 +148,10 @@ def record(
         gaps = recorder.statistics().received.gaps
         if until_end and gaps:
             lose(f"{counted(gaps, 'message')} never came")
+
+
+def _bytes_of(gib: float | None) -> int | None:
+    return None if gib is None else round(gib * (1 << 30))
 
 
 class _RecorderView:

@@ -7,34 +7,44 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from blackbox.archive.positions import PositionFile
 from blackbox.arguments import check_integers
 from blackbox.block.position import Position
 from blackbox.errors import BlackBoxError, ConfigError, PositionError
 from blackbox.feed.feed import Feed
 from blackbox.native.limits import start_thread
 from blackbox.recovery.beginning import Positions, Time
-from blackbox.recovery.positions import PositionFile
+
+if TYPE_CHECKING:
+    from blackbox.archive.serve.client import ArchiveClient
 
 log = logging.getLogger("blackbox")
 
 Checkpoint = Callable[[float], AbstractContextManager[Mapping[int, Position]]]
 
 _PATIENCE_S: Final = 10.0
+_TELL_S: Final = 5.0
+_ANSWER_S: Final = 1.0
 
 
 class Consumer:
     """Owns a name from `begin` to `end`, and keeps positions under it; by itself too, if it is given an interval."""
 
-    def __init__(self, feed: Feed, file: PositionFile, wait_ns: int, interval_ns: int | None) -> None:
-        """Settings. `wait_ns`: how long to wait for the process that has the name."""
+    def __init__(
+        self, feed: Feed, file: PositionFile, wait_ns: int, interval_ns: int | None, archives: ArchiveClient
+    ) -> None:
+        """Settings. `wait_ns`: how long to wait for the process that has the name. `archives` are told of it."""
         self._feed, self._file = feed, file
         self._wait_s = wait_ns / 1e9
         self._interval_s = None if interval_ns is None else interval_ns / 1e9
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
+        self._archives = archives
+        self._teller = threading.Thread(target=self._tell, name="blackbox-consumer", daemon=True)
         self._last: Mapping[int, Position] = {}
+        self._told: Mapping[int, Position] = {}
 
     def begin(self, since: Time | Positions | None, back: int | None) -> tuple[Time | Positions | None, int | None]:
         """Take the name; return where to begin: where it was, or at `since`, or `back`.
@@ -68,7 +78,8 @@ class Consumer:
         return since, back
 
     def keep_by_itself(self, checkpoint: Checkpoint) -> None:
-        """Keep positions at each interval, if there is one, in a thread."""
+        """Keep positions at each interval, if there is one, in a thread; tell archives of them, in another."""
+        start_thread(self._teller)
         if self._interval_s is not None:
             self._thread = threading.Thread(
                 target=self._run, args=(checkpoint, self._interval_s), name="blackbox-positions", daemon=True
@@ -89,7 +100,25 @@ class Consumer:
             self._thread.join()
             self._keep_now(checkpoint)
             self._thread = None
+        if self._teller.ident is not None:
+            self._teller.join()
+            self._tell_now()
         self._file.close()
+
+    def _tell(self) -> None:
+        while True:
+            self._tell_now()
+            if self._over.wait(_TELL_S):
+                return
+
+    def _tell_now(self) -> None:
+        last = self._last
+        if last != self._told:
+            self._told = last
+            try:
+                self._archives.tell(self._file.name, last)
+            except BlackBoxError as error:
+                log.info("%s", error)  # they may delete nothing; or what it needs, if they are never told
 
     def _run(self, checkpoint: Checkpoint, interval_s: float) -> None:
         while not self._over.wait(interval_s):
@@ -126,7 +155,10 @@ def consumer_of(
         raise ConfigError(f"feed {feed.name!r} had no archives, which a named consumer goes on from")
     if feed.key_bytes:
         raise ConfigError(f"name was {name!r} for a feed with key_bytes {feed.key_bytes}, expected 0")
-    return Consumer(feed, PositionFile(positions, name), wait_ns, interval_ns)
+    from blackbox.archive.serve.client import ArchiveClient
+
+    archives = ArchiveClient(feed, timeout=_ANSWER_S)
+    return Consumer(feed, PositionFile(positions, name), wait_ns, interval_ns, archives)
 
 
 def _text(position: Position) -> str:

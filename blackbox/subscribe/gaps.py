@@ -382,6 +382,15 @@ def fall_back(at: SequencesAt, key: int) -> None:
 
 
 @inner
+def lose_before(at: SequencesAt, key: int, stop: int) -> None:
+    """Count as lost what is expected before a number of a key."""
+    state = _key(at, key)
+    if stop > state.expected:
+        _lose(at, key, stop - state.expected)
+        state.expected = stop
+
+
+@inner
 def come_to(at: SequencesAt, key: int, sequence: int) -> None:
     """Note that all lines have passed what is before a number, as have archives."""
     state = _key(at, key)

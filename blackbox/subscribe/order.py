@@ -58,6 +58,7 @@ from blackbox.subscribe.gaps import (
     keep_doubted,
     key_at,
     let_go,
+    lose_before,
     next_of_another_key,
     next_ready,
     next_refuted,
@@ -540,6 +541,14 @@ def _go_over_with_gap(at: SliceAt, table: TableAt, trie: Trie) -> int:
 
 
 @inner
+def _pass_deleted(at: SliceAt, table: TableAt, key: int, epoch: int, stop: int) -> int:
+    """Lose what archives have no more before a number: 0 or FAILED."""
+    if begin_recorded(at.sequences, key, epoch, 0):
+        lose_before(at.sequences, key, stop)
+    return tell_losses(at, table, now_ns()) if has_losses(at.sequences) else 0
+
+
+@inner
 def take_pass(at: SliceAt, table: TableAt, trie: Trie) -> int:
     """Take the note at hand that archives have nothing more of a key before a number: 0 or FAILED."""
     key = number_of(at.sequences.keys, msg_data(at.scratch + KEY_AT), msg_size(at.scratch + KEY_AT))
@@ -550,6 +559,8 @@ def take_pass(at: SliceAt, table: TableAt, trie: Trie) -> int:
             if place[1] == BEGIN and place[0] == join.falls:
                 join.phase = REPLAYING
             return 0
+        if place[0] != 0:
+            return _pass_deleted(at, table, numpy.int64(0), place[0], place[1])
         result = note_reached(at, table)
         return _go_over_with_gap(at, table, trie) if result == 0 and place[1] == GIVE_UP else result
     if key == FULL:

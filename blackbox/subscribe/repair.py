@@ -75,8 +75,12 @@ class Archives(Protocol):
     def answers(self) -> bool:
         """Whether an archive answers now."""
 
-    def since(self, slice_id: int, since: Since, wait_s: float, is_over: Callable[[], bool]) -> Iterator[Block | None]:
-        """Yield all blocks of a slice of a feed without keys, in order, and None whenever there are no more for now.
+    def since(
+        self, slice_id: int, since: Since, wait_s: float, is_over: Callable[[], bool]
+    ) -> Iterator[Block | Missing | None]:
+        """Yield all blocks of a slice of a feed without keys, in order, and what is known to be missing between them.
+
+        And None whenever there are no more for now.
 
         After `wait_s` without more the next archive is asked. Ends once it `is_over`. Raises BlackBoxError when no
         archive answers.
@@ -183,6 +187,9 @@ class Repairer:
         """Bring all there is, until the slice has gone over to what comes live. Raises BlackBoxError."""
         came = time.monotonic()
         for block in self._archives.since(self._slice_id, since, self._wait_s, self._has_joined):
+            if isinstance(block, Missing):
+                self._send(out, [b"", b"", _PASS.pack(block.epoch, block.stop)])
+                continue
             if block is not None:
                 self._send(out, [block.key, block.header, block.body.data])
                 came = time.monotonic()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from blackbox.archive.positions import PositionFile
 from blackbox.block.position import Position
-from blackbox.recovery.positions import PositionFile
 from tests.cli.commands import invoke
 
 EPOCH = 0x18EAD45481153800

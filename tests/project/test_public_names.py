@@ -36,6 +36,7 @@ NAMES = {
     "Recording": "blackbox.archive.recording",
     "Recordings": "blackbox.archive.recordings",
     "Replay": "blackbox.replay.replay",
+    "Retention": "blackbox.archive.retention",
     "Schema": "blackbox.feed.schema",
     "SilentPublisherError": "blackbox.errors",
     "SlowSubscriberError": "blackbox.errors",

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from blackbox import ConfigError, Feed, PositionError, Publisher, Recorder, Subscriber
+from blackbox.archive.positions import PositionFile
 from blackbox.block.position import Position
-from blackbox.recovery.positions import PositionFile
 from blackbox.testing import wait_until
 from tests.archive.recorders import MIB, publish_numbered, wait_recorded
 from tests.archive.test_archive_answers import archived_feed

@@ -80,6 +80,7 @@ def work(shape, path, slow_s):
     subscriber.on_batch(b"")(batch)
     subscriber.on_gap(b"")(lambda gap: add("gap", gap.epoch, gap.sequence, gap.sequence + gap.count))
     subscriber.start(timeout=60, since=since or 0)
+    wait_until(lambda: heard, 3600)  # there is no position before
     while True:
         with subscriber.checkpoint(60) as positions:
             with open(path + ".new", "wb") as file:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -21,9 +21,11 @@ from blackbox.archive.serve.protocol import (
     AskAbout,
     AskBlocks,
     Gone,
+    Noted,
     Piece,
     Range,
     Refusal,
+    TellConsumer,
 )
 from blackbox.block.block import Block
 from blackbox.block.position import Position
@@ -193,6 +195,23 @@ class ArchiveClient:
         answers = (self._blocks(_RowsOfRanges(slice_id, part), timeout) for part in parts)
         return (found for answer in answers for found in answer if found is not None)
 
+    def tell(self, name: str, positions: Mapping[int, Position]) -> None:
+        """Tell all archives how far a named consumer is: they keep what it still needs, within their bounds.
+
+        Raises ArchiveError naming those that have not noted it.
+        """
+        failures: list[str] = []
+        for endpoint in self._order:
+            try:
+                with self._asking(endpoint) as asking:
+                    answer, _ = asking.ask(TellConsumer(name, dict(positions)))
+                if not isinstance(answer, Noted):
+                    raise ArchiveError(f"{endpoint}: answer was {type(answer).__name__}, expected Noted")
+            except ArchiveError as error:
+                failures.append(str(error))
+        if failures:
+            raise ArchiveError(f"consumer {name!r} was not noted: {'; '.join(failures)}")
+
     def answers(self) -> bool:
         """Return whether an archive answers now."""
         try:
@@ -225,8 +244,12 @@ class ArchiveClient:
                     raise
                 time.sleep(_LATER_S)
 
-    def since(self, slice_id: int, since: Since, wait_s: float, is_over: Callable[[], bool]) -> Iterator[Block | None]:
-        """Yield the recorded blocks of a slice of a feed without keys, and None whenever there are no more for now.
+    def since(
+        self, slice_id: int, since: Since, wait_s: float, is_over: Callable[[], bool]
+    ) -> Iterator[Block | Missing | None]:
+        """Yield the recorded blocks of a slice of a feed without keys, and what is known to be missing between them.
+
+        And None whenever there are no more for now.
 
         Until `is_over`. After `wait_s` without more it goes on at the next archive. Raises ArchiveError when for ten
         times as long none answers.
@@ -244,6 +267,8 @@ class ArchiveClient:
                     heard = time.monotonic()
                     if not isinstance(found, Gone):
                         yield None if found is None else found.block
+                    elif found.epoch > 0 and found.first >= 0:
+                        yield Missing(b"", found.epoch, found.first, found.first + found.count)
                     if is_over():
                         return
                 heard = time.monotonic()
@@ -437,7 +462,7 @@ class _Asking:
         self._socket.close()
         self._context.term()
 
-    def ask(self, request: AskAbout | AskBlocks) -> tuple[Piece | About | Refusal, list[bytes]]:
+    def ask(self, request: AskAbout | AskBlocks | TellConsumer) -> tuple[Piece | About | Noted | Refusal, list[bytes]]:
         """Send a request and return its answer. Raises ArchiveError when none comes in time, or it is refused."""
         number = next(self._numbers).to_bytes(8, "little")
         try:

@@ -21,6 +21,7 @@ from blackbox.archive.format import FILE_HEAD_BYTES, OFFSET_BLOCK_HEADER, record
 from blackbox.archive.marks import Totals, end_of
 from blackbox.archive.reader import Recorded, Span, blocks_of, read_spans
 from blackbox.archive.recording import Recording
+from blackbox.archive.retention import Deleted
 from blackbox.archive.segment import NO_GOOD_RECORD, Damage, Segment
 from blackbox.archive.serve.protocol import About, AskBlocks, Cursor, Gone, Piece, Range, SliceAbout
 from blackbox.block.block import Block
@@ -39,6 +40,7 @@ _DAYS_OPEN: Final = 16
 _DAYS_GROWING: Final = 2
 """The newest days, which may still be written."""
 _NOT_RECORDED: Final = "not recorded"
+_DELETED: Final = "deleted"
 
 State = Literal["more", "later", "done"]
 
@@ -95,6 +97,7 @@ class Pieces:
             days=days,
             day=name or days[-1],
             slices={slice_id: _about(segments) for slice_id, segments in _with_entries(day)},
+            deleted=Deleted.read(self._directory).last_day,
             live_epoch=max(open_epochs, default=None),
         )
 
@@ -134,7 +137,7 @@ class Pieces:
             return self._at_end(day, ask, cursor)
         segment, is_open = found
         start = cursor.offset if segment.number == cursor.segment else FILE_HEAD_BYTES
-        reading = _Reading(ask, day.feed.key_bytes, _missing(day, ask.slice_id, cursor.segment, segment.number))
+        reading = self._reading(ask, day, _missing(day, ask.slice_id, cursor.segment, segment.number))
         stop = reading.take(segment, start, torn=not is_open)
         number = segment.number
         if stop < 0:
@@ -153,16 +156,20 @@ class Pieces:
                 day = self._fresh(cursor.day, ask.slice_id)
                 if _next(day, ask.slice_id, cursor) is not None:
                     return _nothing("more", ask, cursor)
-                reading = _Reading(ask, day.feed.key_bytes, _missing(day, ask.slice_id, cursor.segment))
+                reading = self._reading(ask, day, _missing(day, ask.slice_id, cursor.segment))
                 return reading.answer("more", self._begin(name))
         segments = _of_slice(day, ask.slice_id)
         is_closed = bool(segments) and _is_closed(segments[-1])
         missing = _missing(day, ask.slice_id, cursor.segment)
         if is_begun or (not is_closed and not missing):
             return _nothing("later", ask, cursor)
-        reading = _Reading(ask, day.feed.key_bytes, missing)
+        reading = self._reading(ask, day, missing)
         reading.end()
         return reading.answer("done", cursor)
+
+    def _reading(self, ask: AskBlocks, day: Recording, missing: list[Damage]) -> _Reading:
+        deleted = Deleted.read(self._directory).slices.get(ask.slice_id, [])
+        return _Reading(ask, day.feed.key_bytes, missing, deleted)
 
     def _list_days(self) -> list[str]:
         self._days = [day.name for day in recorded_days(self._directory)]
@@ -221,8 +228,10 @@ class Pieces:
 class _Reading:
     """What one piece is made of."""
 
-    def __init__(self, ask: AskBlocks, key_bytes: int, missing: list[Damage]) -> None:
+    def __init__(self, ask: AskBlocks, key_bytes: int, missing: list[Damage], deleted: list[Position]) -> None:
+        """`deleted`: of each epoch of the days that were deleted, the largest position."""
         self.is_done = False
+        self._deleted = deleted
         self._ask, self._key_bytes = ask, key_bytes
         self._damage, self._missing = missing, set(missing)
         self._start = ask.start
@@ -337,6 +346,7 @@ class _Reading:
             if Position(block.epoch, last) < self._start:
                 return True
             at = self._start.sequence if block.epoch == self._start.epoch else 0
+            self._miss_deleted(self._start, block.epoch)
             if first > at:
                 self._miss(block.epoch, at, first - at, block.key)
             self._start = Position(block.epoch, last + 1)
@@ -387,10 +397,22 @@ class _Reading:
         return [each for ranges in self._ranges.values() for each in ranges]
 
     def _miss(self, epoch: int, first: int, count: int, key: bytes) -> None:
-        why = "; ".join(sorted({_words(each) for each in self._damage})) or _NOT_RECORDED
+        why = "; ".join(sorted({_words(each) for each in self._damage})) or self._why(epoch, first + count)
         if not self._ask.ranges:  # several of them may have been lost with the same
             self._damage.clear()
         self._gone.append((len(self._blocks), Gone(epoch, first, count, why, key)))
+
+    def _why(self, epoch: int, stop: int) -> str:
+        is_deleted = any(epoch == last.epoch and stop - 1 <= last.sequence for last in self._deleted)
+        return _DELETED if is_deleted else _NOT_RECORDED
+
+    def _miss_deleted(self, start: Position, before: int) -> None:
+        """Tell what was deleted of whole epochs, from a position on and before an epoch."""
+        if self._key_bytes == 0:  # else nobody knows of which keys that was
+            for epoch, last in self._deleted:
+                at = start.sequence if epoch == start.epoch else 0
+                if start.epoch <= epoch < before and at <= last:
+                    self._miss(epoch, at, last + 1 - at, b"")
 
     def answer(self, state: State, cursor: Cursor) -> Read:
         """Return the piece."""

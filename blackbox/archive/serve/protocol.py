@@ -87,6 +87,17 @@ class AskBlocks(Request, frozen=True, tag="blocks", kw_only=True, omit_defaults=
     """Where the piece before this one ended; None: this is the first one."""
 
 
+class TellConsumer(Request, frozen=True, tag="consumer"):
+    """Tell how far a named consumer is: the archive keeps what it still needs, within its bounds."""
+
+    name: Annotated[str, msgspec.Meta(max_length=255)]
+    slices: Annotated[dict[Number, Position], msgspec.Meta(max_length=65_536)]
+
+
+class Noted(msgspec.Struct, frozen=True, tag_field="is", tag="noted"):
+    """What was told is kept."""
+
+
 class Piece(msgspec.Struct, frozen=True, tag_field="is", tag="blocks", kw_only=True):
     """Some blocks of an answer; they stand in the frames behind it, key, header and body of each."""
 
@@ -134,6 +145,8 @@ class About(msgspec.Struct, frozen=True, tag_field="is", tag="about", kw_only=Tr
     day: str
     """The one that `slices` tells of."""
     slices: dict[int, SliceAbout]
+    deleted: str
+    """All days up to this one were deleted; empty: none."""
     live_epoch: int | None
     """The publisher's latest run, when a journal of the last day is not closed; else None."""
 
@@ -146,6 +159,6 @@ class Refusal(msgspec.Struct, frozen=True, tag_field="is", tag="error"):
     """Whether only its cursor is not of this archive: ask again without it."""
 
 
-REQUESTS: Final = msgspec.msgpack.Decoder(AskAbout | AskBlocks)
-ANSWERS: Final = msgspec.msgpack.Decoder(Piece | About | Refusal)
+REQUESTS: Final = msgspec.msgpack.Decoder(AskAbout | AskBlocks | TellConsumer)
+ANSWERS: Final = msgspec.msgpack.Decoder(Piece | About | Noted | Refusal)
 ENCODER: Final = msgspec.msgpack.Encoder()

@@ -15,9 +15,18 @@ from typing import Final, Self
 import msgspec
 import zmq
 
+from blackbox.archive.retention import note_consumer
 from blackbox.archive.serve.pieces import Pieces, StaleCursorError
-from blackbox.archive.serve.protocol import ENCODER, MOST_REQUEST_BYTES, REQUESTS, AskAbout, Refusal
-from blackbox.errors import BlackBoxError, ConfigError, EndpointError
+from blackbox.archive.serve.protocol import (
+    ENCODER,
+    MOST_REQUEST_BYTES,
+    REQUESTS,
+    AskAbout,
+    Noted,
+    Refusal,
+    TellConsumer,
+)
+from blackbox.errors import ArchiveError, BlackBoxError, ConfigError, EndpointError
 from blackbox.feed.endpoint import check_archive
 from blackbox.feed.feed import Feed
 from blackbox.native.limits import Needs, start_thread
@@ -67,6 +76,7 @@ class ArchiveServer:
         directory: str | os.PathLike[str],
         endpoints: tuple[str, ...],
         is_recording: Callable[[], bool] = lambda: False,
+        keeps_for_consumers: bool = False,
     ) -> None:
         """Settings; nothing is opened before `open`.
 
@@ -75,12 +85,13 @@ class ArchiveServer:
             endpoints: where to answer.
             is_recording: whether a recorder beside it has something to record at this moment. While it has, the archive
                 works a tenth of the time, so that readers cannot hold the recorder up.
+            keeps_for_consumers: whether to note how far named consumers are, for who deletes days.
 
         Raises ConfigError for a wrong endpoint.
         """
         self.directory = Path(directory)
         self.endpoints = endpoints
-        self._is_recording = is_recording
+        self._is_recording, self._keeps_for_consumers = is_recording, keeps_for_consumers
         if not endpoints:
             raise ConfigError("archives were none, expected at least one endpoint to answer at")
         for endpoint in endpoints:
@@ -195,6 +206,11 @@ class ArchiveServer:
         request = REQUESTS.decode(text)
         if isinstance(request, AskAbout):
             return [ENCODER.encode(pieces.about(request.day))]
+        if isinstance(request, TellConsumer):
+            if not self._keeps_for_consumers:
+                raise ArchiveError("consumers were told to an archive that deletes nothing")
+            note_consumer(self.directory, self.directory.name, request.name, request.slices)
+            return [ENCODER.encode(Noted())]
         found = pieces.read(request)
         if found.piece.state == "later":
             self._later_at = time.monotonic()
@@ -202,7 +218,11 @@ class ArchiveServer:
 
 
 def archive_of(
-    directory: Path, feed: Feed, serve: bool | str, is_recording: Callable[[], bool] = lambda: False
+    directory: Path,
+    feed: Feed,
+    serve: bool | str,
+    is_recording: Callable[[], bool] = lambda: False,
+    keeps_for_consumers: bool = False,
 ) -> ArchiveServer:
     """Return the archive of a feed's directory, at the feed's first archive, or at the endpoint `serve`.
 
@@ -210,4 +230,5 @@ def archive_of(
     """
     if not isinstance(serve, str) and not feed.archives:
         raise ConfigError(f"feed {feed.name!r} had no archives, expected endpoints such as tcp://host:5600")
-    return ArchiveServer(directory, (serve if isinstance(serve, str) else feed.archives[0],), is_recording)
+    endpoints = (serve if isinstance(serve, str) else feed.archives[0],)
+    return ArchiveServer(directory, endpoints, is_recording, keeps_for_consumers)

@@ -1,0 +1,226 @@
+"""Delete recorded days that are not to be kept: the oldest first, each as a whole, never the newest.
+
+In: a feed's directory, with the positions that named consumers have told. Out: what was deleted, in `deleted.json`. A
+thread of its own, as deleting large files takes time.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from blackbox.archive.day import make_directory, recorded_days, replace_file, session_date, sync_directory
+from blackbox.archive.positions import PositionFile, consumers
+from blackbox.archive.recording import Recording
+from blackbox.arguments import check_integers
+from blackbox.block.position import Number, Position
+from blackbox.errors import BlackBoxError, ConfigError, JournalError, PositionError
+from blackbox.feed.feed import Feed
+from blackbox.native.limits import start_thread
+from blackbox.regular_file import read_regular
+
+log = logging.getLogger("blackbox")
+
+CONSUMERS: Final = "consumers"
+"""The directory, beside the days, of what named consumers have told."""
+MOST_CONSUMERS: Final = 1_024
+_DELETED: Final = "deleted.json"
+_GOING: Final = ".deleted"
+"""Where days are while their files are removed."""
+_MOST_BYTES: Final = 64 << 20
+_MOST_EPOCHS: Final = 1_024
+_LOOK_S: Final = 60.0
+_PATIENCE_S: Final = 10.0
+
+
+class Retention(msgspec.Struct, frozen=True):
+    """How much of a feed's recordings to keep; None: there is no such bound.
+
+    Days are session dates, the present one among them. What a named consumer has passed goes once it is over `days` or
+    `bytes`; what one still needs, once it is over `most_days` or `most_bytes`.
+    """
+
+    days: int | None = None
+    """Older days are deleted, unless a consumer still needs them."""
+    bytes: int | None = None
+    """The same for the oldest of those that have more than this together."""
+    most_days: int | None = None
+    """Older days are deleted, whoever needs them."""
+    most_bytes: int | None = None
+
+    def check(self) -> None:
+        """Raise ValueError for a bound that is none, ConfigError for one that says nothing."""
+        for name, least, most in (("days", self.days, self.most_days), ("bytes", self.bytes, self.most_bytes)):
+            for what, bound in ((name, least), (f"most_{name}", most)):
+                if bound is not None:
+                    check_integers((what, bound, 1, 1 << 62))
+            if least is not None and most is not None and most < least:
+                raise ConfigError(f"most_{name} was {most}, expected at least {name}, {least}")
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether anything is ever deleted."""
+        return any(bound is not None for bound in (self.days, self.bytes, self.most_days, self.most_bytes))
+
+
+EVERYTHING: Final = Retention()
+
+
+class Deleted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was deleted of a feed's recordings, as its directory says in `deleted.json`."""
+
+    last_day: str = ""
+    """All days up to this one; empty: none."""
+    slices: dict[Number, list[Position]] = {}
+    """By slice, of each epoch that was in them the largest (epoch, sequence), in order; of many the latest."""
+
+    @classmethod
+    def read(cls, directory: Path) -> Deleted:
+        """Return what is noted in a feed's directory. Raises JournalError when that cannot be read."""
+        path = directory / _DELETED
+        try:
+            return msgspec.json.decode(read_regular(path, _MOST_BYTES), type=cls)
+        except FileNotFoundError:
+            return cls()
+        except OSError as error:
+            raise JournalError(f"{path} cannot be read: {error.strerror}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise JournalError(f"{path} is damaged: {error}") from error
+
+
+def note_consumer(directory: Path, feed: str, name: str, positions: Mapping[int, Position]) -> None:
+    """Note, for the archive in a feed's directory, how far a named consumer is. Raises PositionError, ConfigError."""
+    place = directory / CONSUMERS
+    file = PositionFile(place, name)
+    try:
+        make_directory(place)
+    except OSError as error:
+        raise PositionError(f"{place} cannot be made: {error.strerror}") from error
+    if not file.path.exists() and len(consumers(place)) >= MOST_CONSUMERS:
+        raise PositionError(f"consumer {name!r} was one too many, expected at most {MOST_CONSUMERS}")
+    file.own(0.0)
+    try:
+        file.keep(feed, positions)
+    finally:
+        file.close()
+
+
+class Deleter:
+    """Keeps the days of one feed within bounds, in a thread, from `open` to `close`."""
+
+    def __init__(self, directory: Path, feed: Feed, keep: Retention) -> None:
+        self._directory, self._feed, self._keep = directory, feed, keep
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="blackbox-retention", daemon=True)
+
+    def open(self) -> None:
+        """Begin."""
+        start_thread(self._thread)
+
+    def close(self) -> None:
+        """End, once a day that is being deleted is."""
+        self._ending.set()
+        if self._thread.ident is not None:
+            self._thread.join(_PATIENCE_S)
+
+    def look(self) -> list[str]:
+        """Delete what is to be deleted now; return the days' names."""
+        self._clear()
+        days = recorded_days(self._directory)
+        sizes = [sum(path.stat().st_size for path in day.rglob("*") if path.is_file()) for day in days]
+        gone = []
+        for number, day in enumerate(days[:-1]):
+            age, size = self._age_of(day), sum(sizes[number:])
+            is_over = _exceeds(age, self._keep.days) or _exceeds(size, self._keep.bytes)
+            is_too_much = _exceeds(age, self._keep.most_days) or _exceeds(size, self._keep.most_bytes)
+            if not is_over and not is_too_much:
+                break
+            ends = _ends_of(day)
+            needing = [name for name, positions in self._consumers().items() if _needs(positions, ends)]
+            if needing and not is_too_much:
+                break
+            if needing:
+                log.warning("%s is deleted, which consumers still need: %s", day, ", ".join(needing))
+            self._delete(day, ends)
+            gone.append(day.name)
+        return gone
+
+    def _run(self) -> None:
+        while True:
+            try:
+                for day in self.look():
+                    log.info("%s of %s was deleted", day, self._directory)
+            except (BlackBoxError, OSError) as error:
+                log.error("what is not to be kept of %s could not be deleted: %s", self._directory, error)
+            except Exception:  # what is deleted too late is no reason to end anything
+                log.exception("what is not to be kept of %s could not be deleted", self._directory)
+            if self._ending.wait(_LOOK_S):
+                return
+
+    def _age_of(self, day: Path) -> int:
+        """Return which of the last session dates a day is, from 1 on."""
+        try:
+            date = datetime.date.fromisoformat(day.name)
+        except ValueError:
+            return 1
+        return (session_date(self._feed, time.time_ns()) - date).days + 1
+
+    def _consumers(self) -> dict[str, Mapping[int, Position]]:
+        place = self._directory / CONSUMERS
+        found = [(file.name, file.read()) for file in consumers(place)] if place.is_dir() else []
+        return {name: kept.positions for name, kept in found if kept is not None}
+
+    def _delete(self, day: Path, ends: Mapping[int, list[Position]]) -> None:
+        """Note what goes, then let it go: who is killed in between deletes it the next time."""
+        slices = dict(Deleted.read(self._directory).slices)
+        for slice_id, positions in ends.items():
+            last = dict(slices.get(slice_id, []))
+            for epoch, sequence in positions:
+                last[epoch] = max(sequence, last.get(epoch, 0))
+            slices[slice_id] = [Position(*each) for each in sorted(last.items())[-_MOST_EPOCHS:]]
+        path = self._directory / _DELETED
+        replace_file(path, path.with_suffix(".new"), msgspec.json.encode(Deleted(day.name, slices)) + b"\n")
+        make_directory(self._directory / _GOING)
+        day.rename(self._directory / _GOING / day.name)
+        sync_directory(self._directory)
+        self._clear()
+
+    def _clear(self) -> None:
+        if (self._directory / _GOING).is_dir():
+            shutil.rmtree(self._directory / _GOING)
+
+
+def _exceeds(value: int, bound: int | None) -> bool:
+    return bound is not None and value > bound
+
+
+def _ends_of(day: Path) -> dict[int, list[Position]]:
+    """Return by slice the largest (epoch, sequence) of each epoch of a day, as far as that can be read."""
+    ends: dict[int, list[Position]] = {}
+    try:
+        recording = Recording.open(day)
+    except JournalError:
+        return ends  # nobody can read it
+    for slice_id, segments in recording.segments():
+        last: dict[int, int] = {}
+        for segment in segments:
+            for entry in segment.entries[segment.entries["records"] > 0]:
+                epoch = int(entry["epoch"])
+                last[epoch] = max(int(entry["max_sequence"]), last.get(epoch, 0))
+        ends[slice_id] = [Position(*each) for each in sorted(last.items())]
+    return ends
+
+
+def _needs(positions: Mapping[int, Position], ends: Mapping[int, list[Position]]) -> bool:
+    """Whether a consumer has not yet passed all of a day, as far as it has the slices."""
+    return any(
+        slice_id in positions and bool(last) and positions[slice_id] <= last[-1] for slice_id, last in ends.items()
+    )

@@ -1,0 +1,220 @@
+"""Recordings within bounds: what is deleted, what consumers keep, and what is told of what is gone."""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blackbox import ArchiveClient, ArchiveError, ConfigError, Feed, PositionError, Publisher, Recorder, Retention
+from blackbox.archive.day import MANIFEST, Manifest, session_date
+from blackbox.archive.positions import PositionFile
+from blackbox.archive.retention import CONSUMERS, Deleted, Deleter, note_consumer
+from blackbox.archive.serve.protocol import Gone
+from blackbox.archive.serve.server import ArchiveServer
+from blackbox.block.position import Position
+from blackbox.testing import wait_until
+from tests.archive.recorders import publish_numbered, wait_recorded
+from tests.archive.test_archive_answers import archived_feed, recorded
+from tests.recovery.test_durable_consumers import consumer
+
+COUNT = 1_000
+
+
+def aged(place: Path, feed: Feed, ago: int) -> tuple[str, int]:
+    """Record a day that ended so many days ago, before those that are there; return its name and epoch."""
+    epoch = recorded(place, feed, COUNT)
+    today = session_date(feed, time.time_ns())
+    date = today - datetime.timedelta(ago)
+    day = (place / feed.name / today.isoformat()).rename(place / feed.name / date.isoformat())
+    manifest = msgspec.structs.replace(Manifest.read(day), date=date)
+    (day / MANIFEST).unlink()
+    manifest.write(day)
+    return day.name, epoch
+
+
+def days_of(place: Path) -> list[str]:
+    return sorted(path.parent.name for path in place.glob("*/manifest.json"))
+
+
+def size_of(day: Path) -> int:
+    return sum(path.stat().st_size for path in day.rglob("*") if path.is_file())
+
+
+def begin_at(place: Path, feed: Feed, epoch: int) -> None:
+    """Have the consumer go on at the 500th message of an epoch, and its archive know that."""
+    for directory in (place / "positions", place / feed.name / CONSUMERS):
+        file = PositionFile(directory, "strategy-1")
+        file.own(0)
+        file.keep(feed.name, {0: Position(epoch, 500)})
+        file.close()
+
+
+AGES = (9, 5, 4, 1, 0)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> tuple[Feed, Path, list[int]]:
+    """A feed with some days, and the epoch of each."""
+    place, feed = tmp_path_factory.mktemp("days"), archived_feed()
+    return feed, place / feed.name, [aged(place, feed, ago)[1] for ago in AGES]
+
+
+bound = st.none() | st.integers(1, 11)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    bound,
+    bound,
+    st.none() | st.integers(1, 6),
+    st.none() | st.integers(1, 6),
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, COUNT)), max_size=2),
+)
+def test_what_remains_is_what_a_plain_rule_says(
+    house: tuple[Feed, Path, list[int]],
+    days: int | None,
+    most_days: int | None,
+    sizes: int | None,
+    most_sizes: int | None,
+    at: list[tuple[int, int]],
+) -> None:
+    feed, recordings, epochs = house
+    with TemporaryDirectory() as path:
+        place = Path(shutil.copytree(recordings, Path(path, feed.name)))
+        for number, (day, sequence) in enumerate(at):
+            note_consumer(place, feed.name, f"strategy-{number}", {0: Position(epochs[day], sequence)})
+        names = days_of(place)
+        each = size_of(place / names[0])
+        retention = Retention(days, sizes and sizes * each + 100, most_days, most_sizes and most_sizes * each + 100)
+        remain = list(names)
+        for ago, epoch, name in zip(AGES[:-1], epochs, names, strict=False):
+            needed = any((epochs[day], sequence) <= (epoch, COUNT - 1) for day, sequence in at)
+            size = sum(size_of(place / name) for name in remain)
+
+            def over(low: int | None, high: int | None, ago: int = ago, size: int = size) -> bool:
+                return (low is not None and ago + 1 > low) or (high is not None and size > high)
+
+            if over(most_days, retention.most_bytes) or (over(days, retention.bytes) and not needed):
+                remain.remove(name)
+            else:
+                break
+        assert Deleter(place, feed, retention).look() == names[: len(names) - len(remain)]
+        assert days_of(place) == remain
+        assert Deleter(place, feed, retention).look() == []
+
+
+def test_a_deletion_that_was_cut_short_is_finished_the_next_time(tmp_path: Path) -> None:
+    feed = archived_feed()
+    for ago in (5, 4, 0):
+        aged(tmp_path, feed, ago)
+    place = tmp_path / feed.name
+    names = days_of(place)
+    (place / ".deleted").mkdir()
+    (place / names[0]).rename(place / ".deleted" / names[0])  # as one that is killed leaves it
+    with ArchiveServer(place, feed.archives):
+        assert ArchiveClient(feed).about().days == names[1:]
+    assert Deleter(place, feed, Retention(days=2)).look() == [names[1]]
+    assert not (place / ".deleted").exists()
+    assert days_of(place) == names[2:]
+
+
+def test_the_archive_says_what_was_deleted(tmp_path: Path) -> None:
+    feed = archived_feed()
+    (_, first), (second_day, second), (_, last) = (aged(tmp_path, feed, ago) for ago in (5, 4, 0))
+    place = tmp_path / feed.name
+    Deleter(place, feed, Retention(days=1)).look()
+    with ArchiveServer(place, feed.archives):
+        client = ArchiveClient(feed)
+        found = list(client.blocks(0, key=b"", start=(first, 300)))
+        assert client.about().deleted == second_day
+    gone = [each for each in found if isinstance(each, Gone)]
+    assert gone == [Gone(first, 300, COUNT - 300, "deleted"), Gone(second, 0, COUNT, "deleted")]
+    assert [each.block.epoch for each in found if not isinstance(each, Gone)] == [last] * (len(found) - 2)
+
+
+def test_a_consumer_keeps_what_it_needs_until_it_has_it(tmp_path: Path) -> None:
+    feed = archived_feed()
+    (old_day, epoch), days = aged(tmp_path, feed, 3), tmp_path / feed.name
+    begin_at(tmp_path, feed, epoch)
+    with Publisher(feed, when_full="wait") as publisher:
+        with Recorder(feed, tmp_path, serve=True, retention=Retention(days=1)) as recorder:
+            publish_numbered(publisher, 0, COUNT)
+            publisher.flush()
+            wait_recorded(recorder, COUNT)
+            assert Deleter(days, feed, Retention(days=1)).look() == []
+            subscriber, got = consumer(feed, tmp_path / "positions")
+            subscriber.start()
+            wait_until(lambda: got[-1:] == [(publisher.epoch, COUNT - 1)])
+            with subscriber.checkpoint():
+                pass
+            subscriber.stop()
+            told = PositionFile(days / CONSUMERS, "strategy-1").read()
+        assert got == [*((epoch, n) for n in range(500, COUNT)), *((publisher.epoch, n) for n in range(COUNT))]
+        assert told is not None
+        assert told.positions == {0: (publisher.epoch, COUNT)}
+        assert Deleter(days, feed, Retention(days=1)).look() == [old_day]
+
+
+def test_a_consumer_is_told_of_what_was_deleted_all_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    feed = archived_feed()
+    (_, first), (_, second), days = aged(tmp_path, feed, 5), aged(tmp_path, feed, 4), tmp_path / feed.name
+    begin_at(tmp_path, feed, first)
+    with (
+        Publisher(feed, when_full="wait") as publisher,
+        Recorder(feed, tmp_path, serve=True, retention=Retention(most_days=1)) as recorder,
+    ):
+        wait_until(lambda: len(Deleted.read(days).slices.get(0, [])) == 2)
+        assert "which consumers still need: strategy-1" in caplog.text
+        publish_numbered(publisher, 0, COUNT)
+        publisher.flush()
+        wait_recorded(recorder, COUNT)
+        subscriber, got = consumer(feed, tmp_path / "positions")
+        gaps: list[tuple[int, int, int]] = []
+        subscriber.on_gap(b"")(lambda gap: gaps.append((gap.epoch, gap.sequence, gap.count)))
+        subscriber.start()
+        wait_until(lambda: got[-1:] == [(publisher.epoch, COUNT - 1)])
+        subscriber.stop()
+    assert gaps == [(first, 500, COUNT - 500), (second, 0, COUNT)]
+    assert got == [(publisher.epoch, n) for n in range(COUNT)]
+
+
+def test_archives_that_delete_nothing_note_no_consumers(tmp_path: Path) -> None:
+    feed = archived_feed()
+    recorded(tmp_path, feed, COUNT)
+    place = tmp_path / feed.name
+    with ArchiveServer(place, feed.archives), pytest.raises(ArchiveError, match="an archive that deletes nothing"):
+        ArchiveClient(feed).tell("strategy-1", {0: Position(1, 1)})
+    assert not (place / CONSUMERS).exists()
+
+
+def test_names_and_numbers_of_consumers_are_bounded(tmp_path: Path) -> None:
+    feed = archived_feed()
+    recorded(tmp_path, feed, COUNT)
+    place = tmp_path / feed.name
+    with ArchiveServer(place, feed.archives, keeps_for_consumers=True):
+        client = ArchiveClient(feed)
+        with pytest.raises(ArchiveError, match="name was '../evil'"):
+            client.tell("../evil", {0: Position(1, 1)})
+        for number in range(1_024):
+            note_consumer(place, feed.name, f"c{number}", {0: Position(1, 1)})
+        with pytest.raises(ArchiveError, match="consumer 'c1024' was one too many, expected at most 1024"):
+            client.tell("c1024", {0: Position(1, 1)})
+        client.tell("c5", {0: Position(1, 2)})
+    with pytest.raises(PositionError, match="one too many"):
+        note_consumer(place, feed.name, "c1024", {})
+
+
+def test_bounds_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    feed = archived_feed()
+    with pytest.raises(ValueError, match="days was 0, expected 1 to"):
+        Recorder(feed, tmp_path, retention=Retention(days=0))
+    with pytest.raises(ConfigError, match="most_bytes was 5, expected at least bytes, 6"):
+        Recorder(feed, tmp_path, retention=Retention(bytes=6, most_bytes=5))
