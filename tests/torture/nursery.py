@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -77,12 +78,13 @@ class Nursery:
         self._pid = int(self._read())
 
     def signal(self, number: int) -> None:
-        """Send it a signal."""
-        os.kill(self._pid, number)
+        """Send it a signal; none, when it has ended by itself."""
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, number)
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
-        os.kill(self._pid, signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         self.wait()
 
     def wait(self) -> tuple[int, list[str]]:
