@@ -15,6 +15,7 @@ from typing import Any
 
 import nats
 import uvloop
+from nats.js.api import AckPolicy, ConsumerConfig
 
 from bench.processes.acknowledged import PAYLOAD_BYTES
 from bench.processes.child import answer, orders
@@ -24,6 +25,7 @@ from bench.workload.tally import Tally
 
 STREAM = "day"
 _UNACKNOWLEDGED = 10_000
+_BATCH = 1_000
 
 
 def record(address: str) -> None:
@@ -76,6 +78,56 @@ async def _acknowledge(address: str) -> None:
             await stream.publish_async_completed()
         seconds = time.perf_counter() - began
         answer(seconds=seconds, stored=(await stream.stream_info(STREAM)).state.messages)
+    await client.close()
+
+
+def give_back(address: str) -> None:
+    """Give a message back, and wait until it comes again: `times` times."""
+    uvloop.run(_give_back(address))
+
+
+async def _give_back(address: str) -> None:
+    client, stream = await _open_stream(address)
+    subscription = await stream.subscribe("day.>", stream=STREAM, manual_ack=True)
+    data, told = os.urandom(PAYLOAD_BYTES), orders()
+    while (order := await asyncio.to_thread(next, told, None)) is not None:
+        took = []
+        for _ in range(order["times"]):
+            await stream.publish("day.AAPL.trade", data)
+            message = await subscription.next_msg(10)
+            began = time.monotonic_ns()
+            await message.nak()
+            message = await subscription.next_msg(10)
+            took.append(time.monotonic_ns() - began)
+            await message.ack_sync()
+        answer(took=took)
+    await client.close()
+
+
+def consume(address: str) -> None:
+    """Read all with a durable consumer, and acknowledge batch by batch."""
+    uvloop.run(_consume(address))
+
+
+async def _consume(address: str) -> None:
+    client, stream = await _open_stream(address)
+    told, stored = orders(), 0
+    while (order := await asyncio.to_thread(next, told, None)) is not None:
+        while stored < order["messages"]:
+            await stream.publish_async("day.AAPL.trade", bytes(PAYLOAD_BYTES))
+            stored += 1
+        await stream.publish_async_completed()
+        settings = ConsumerConfig(ack_policy=AckPolicy.ALL, max_ack_pending=-1)
+        consumer = await stream.pull_subscribe("day.>", durable="strategy", stream=STREAM, config=settings)
+        messages, began = 0, time.perf_counter()
+        while messages < order["messages"]:
+            batch = await consumer.fetch(_BATCH, timeout=10)
+            messages += len(batch)
+            await batch[-1].ack_sync()
+        seconds = time.perf_counter() - began
+        reached = (await consumer.consumer_info()).ack_floor.stream_seq
+        answer(seconds=seconds, messages=messages, reached=reached)
+        await stream.delete_consumer(STREAM, "strategy")
     await client.close()
 
 

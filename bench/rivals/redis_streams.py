@@ -13,6 +13,8 @@ from typing import Any
 
 import redis
 
+from bench.processes.acknowledged import PAYLOAD_BYTES
+from bench.processes.child import answer, orders
 from bench.rivals.runs import Runs, expect_stored
 from bench.workload.load import POOL, many, topics_and_data
 from bench.workload.tally import Tally
@@ -21,6 +23,7 @@ STREAM = "day"
 _PIPELINE = 1_000
 _PAGE = 5_000
 _READ_BYTES = 1 << 20
+_ACKNOWLEDGED = 1_000
 
 
 def record(address: str) -> None:
@@ -40,6 +43,26 @@ def record(address: str) -> None:
         ended = time.time_ns()
         stored: Any = client.xlen(STREAM)
         runs.verified(began, ended, partial(expect_stored, stored, load.messages))
+
+
+def consume(address: str) -> None:
+    """Read all as the consumer of a group, and acknowledge page by page."""
+    client = redis.Redis.from_url(address, socket_read_size=_READ_BYTES)
+    for order in orders():
+        if not client.exists(STREAM):
+            pipeline = client.pipeline(transaction=False)
+            for _ in range(order["messages"]):
+                pipeline.xadd(STREAM, {b"t": b"AAPL.trade", b"d": bytes(PAYLOAD_BYTES)})
+            pipeline.execute()
+        client.xgroup_create(STREAM, "strategy", id="0")
+        messages, reached, began = 0, 0, time.perf_counter()
+        while messages < order["messages"]:
+            [(_, entries)] = client.xreadgroup("strategy", "one", {STREAM: ">"}, count=_ACKNOWLEDGED)
+            messages += len(entries)
+            reached += client.xack(STREAM, "strategy", *(name for name, _ in entries))
+        seconds = time.perf_counter() - began
+        answer(seconds=seconds, messages=messages, reached=reached)
+        client.xgroup_destroy(STREAM, "strategy")
 
 
 def replay(address: str) -> None:

@@ -1,0 +1,56 @@
+"""A message that was lost, or given back, comes once more: how long that takes.
+
+ours        PUB ==line B==> recorder ==archive, TCP loopback==> SUB, whose line A lost the block
+            from sending the block behind it, to the callback that has the lost one
+JetStream   nats-server ==TCP loopback==> a push consumer that gives a message back (nak)
+            from giving it back, to having it again: the server is told at once, ours has to see that it is missing
+
+One at a time.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from bench.measure.contest import Contest, expect
+from bench.processes.child import Child
+from bench.rivals.rival import need, tcp
+from bench.rivals.servers import Missing, nats_server
+from blackbox import Feed
+
+TIMES: Final = 300
+
+
+def _repaired(contest: Contest, name: str, child: Child) -> float:
+    told = child.ask({"times": TIMES})
+    expect("messages lost", told.get("gaps", 0), 0)
+    took = numpy.array(told["took"]) / 1e3
+    contest.percentiles(name, {f"p{at:g}": float(numpy.percentile(took, at)) for at in (50, 99, 100)})
+    return float(numpy.median(took))
+
+
+def test_repair(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    """µs, median of 300 losses."""
+    contest = Contest("One lost message comes again", "µs", lower=True, topology=__doc__)
+    with ExitStack() as stack:
+        feed = msgspec.structs.replace(Feed.local("repair", slices=1, lines=2), archives=(tcp(),))
+        child = stack.enter_context(Child("bench.processes.recovered:repair", feed=feed, directory=str(tmp_path)))
+        name = 'on_gap="repair"'
+        contest.add(name, partial(_repaired, contest, name, child))
+        try:
+            need("nats-py:nats", "uvloop")
+            server = stack.enter_context(nats_server("-js", "-sd", "{data}"))
+            child = stack.enter_context(Child("bench.rivals.nats_jetstream:give_back", address=server.url))
+        except Missing as why:
+            contest.skip("NATS JetStream", str(why))
+        else:
+            name = f"NATS JetStream nak(), nats-server {server.version}"
+            contest.add(name, partial(_repaired, contest, name, child), "rival")
+        contest.run(benchmark)

@@ -1,0 +1,165 @@
+"""Processes for what comes back from an archive: who publishes and records, and who joins, repairs or goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import msgspec
+import numpy
+
+from bench.measure.contest import expect
+from bench.processes.child import answer, orders
+from bench.workload.load import Load
+from bench.workload.recorded import publish_columns, wait_until_recorded
+from blackbox import Batch, Feed, Publisher, Recorder, Subscriber
+from blackbox.testing import RawPublisher, wait_until
+
+_STEP_S: Final = 0.005
+_LOST: Final = (b"AAPL.trade", bytes(100))
+
+
+def publish(feed: Any, messages: int, rate: int) -> None:
+    """Publish so many messages, then go on at a rate to the end; answer with what was published."""
+    with Publisher(msgspec.convert(feed, Feed), when_full="wait") as publisher, _going_on(publisher, rate) as begin:
+        told = orders()
+        next(told)
+        publisher.wait_for_subscribers()
+        publish_columns(Load(messages=messages), publisher)
+        publisher.flush()
+        begin.set()
+        answer()
+        for _ in told:
+            answer(published=publisher.statistics().messages)
+
+
+@contextmanager
+def _going_on(publisher: Publisher, rate: int) -> Iterator[threading.Event]:
+    """Publish at a rate once the event is set, until the end of the block."""
+    begin, over = threading.Event(), threading.Event()
+    pool = Load(messages=1).pool
+    step = round(rate * _STEP_S)
+
+    def run() -> None:
+        begin.wait()
+        due = time.monotonic()
+        while not over.is_set():
+            due += _STEP_S
+            if step:
+                publisher.publish_many(pool.topics, pool.topic_index[:step], pool.payloads[:step])
+            over.wait(max(0.0, due - time.monotonic()))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield begin
+    finally:
+        over.set()
+        begin.set()
+        thread.join()
+
+
+def record(feed: Any, directory: str) -> None:
+    """Record and answer readers; answer an order once so many messages are recorded."""
+    with Recorder(msgspec.convert(feed, Feed), directory, serve=True, fsync="never") as recorder:
+        for order in orders():
+            wait_until_recorded(recorder, order["messages"])
+            answer()
+
+
+def join(feed: Any) -> None:
+    """Begin so many messages back, and answer with how many came, in what time, until it was live."""
+    for order in orders():
+        subscriber = Subscriber(msgspec.convert(feed, Feed), workers=1)
+        came = numpy.zeros(2, numpy.int64)
+        """The first number, the one that follows."""
+
+        @subscriber.on_batch(b"")
+        def _(batch: Batch, came: Any = came) -> None:
+            first = int(batch.sequence[0])
+            expect("the next number", first, came[1] or first)
+            came[:] = came[0] or first, first + len(batch)
+
+        live: list[float] = []
+        subscriber.on_live(lambda _, live=live: live.append(time.perf_counter()))  # type: ignore[misc]
+        began = time.perf_counter()
+        subscriber.start(back=order["back"], timeout=60.0)
+        subscriber.wait_live(90.0)
+        wait_until(partial(bool, live), 30)
+        messages, seconds = int(came[1] - came[0]), live[0] - began
+        subscriber.terminate()
+        answer(messages=messages, seconds=seconds, gaps=subscriber.statistics().received.gaps)
+
+
+def listen(feed: Any) -> None:
+    """Take all that comes live; answer an order with percentiles of how late it was since the one before."""
+    late_ns: list[tuple[int, int]] = []
+    subscriber = Subscriber(msgspec.convert(feed, Feed), workers=1)
+    subscriber.on_batch(b"")(lambda batch: late_ns.append((time.time_ns() - batch.ts_out, len(batch))))
+    with subscriber:
+        for _ in orders():
+            found, late_ns[:] = numpy.array(late_ns or [(0, 1)]), []
+            each = numpy.repeat(found[:, 0], found[:, 1]) / 1e3
+            values = {f"p{at:g}": float(numpy.percentile(each, at)) for at in (50, 99, 99.9)}
+            answer(**values, gaps=subscriber.statistics().received.gaps)
+
+
+def repair(feed: Any, directory: str) -> None:
+    """Lose a block on line A, of which B's recorder has it, so often; answer with how long each took to come (ns)."""
+    both = msgspec.convert(feed, Feed)
+    one = msgspec.structs.replace(
+        both, slices=tuple(msgspec.structs.replace(part, endpoints=part.lines[:1]) for part in both.slices)
+    )
+    with RawPublisher(both) as publisher, Recorder(both, directory, serve=True, line_wait_ns=1_000_000):
+        subscriber = Subscriber(one, on_gap="repair", workers=1)
+        came: list[tuple[int, int]] = []
+        subscriber.on_batch(b"")(lambda batch: came.append((int(batch.sequence[0]), time.monotonic_ns())))
+        with subscriber:
+            for order in orders():
+                took = [_lose_one(publisher, came) for _ in range(order["times"])]
+                answer(took=took, gaps=subscriber.statistics().received.gaps)
+
+
+def _lose_one(publisher: RawPublisher, came: list[tuple[int, int]]) -> int:
+    came.clear()
+    publisher.send(publisher.encode([_LOST]))
+    wait_until(lambda: len(came) == 1)
+    publisher.send(publisher.encode([_LOST]), [1])
+    behind = publisher.encode([_LOST])
+    began = time.monotonic_ns()
+    publisher.send(behind)
+    wait_until(lambda: len(came) == 3)
+    expect("numbers", [number - came[0][0] for number, _ in came], [0, 1, 2])
+    return came[1][1] - began
+
+
+def consume(feed: Any, messages: int) -> None:
+    """Go on under a fresh name from the beginning; answer once all is delivered and kept, with the seconds."""
+    for number, _ in enumerate(orders()):
+        with TemporaryDirectory() as positions:
+            subscriber = Subscriber(
+                msgspec.convert(feed, Feed),
+                workers=1,
+                name=f"consumer-{number}",
+                positions=positions,
+                checkpoint_interval_ns=100_000_000,
+            )
+            came: list[int] = []
+            subscriber.on_batch(b"")(partial(_count, came))
+            began = time.perf_counter()
+            subscriber.start(since=0)
+            wait_until(lambda came=came: sum(came) >= messages, 100)  # type: ignore[misc]
+            with subscriber.checkpoint() as reached:
+                pass
+            seconds = time.perf_counter() - began
+            subscriber.terminate()
+            answer(seconds=seconds, messages=sum(came), reached=reached[0].sequence)
+
+
+def _count(came: list[int], batch: Batch) -> None:
+    came.append(len(batch))
