@@ -27,9 +27,9 @@ from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 log = logging.getLogger("blackbox")
 
 REPAIR_NEEDS: Final = (PIPE_NEEDS, Needs(descriptors=2, threads=1))
-_GATHER_S: Final = 0.002
-_JITTER_S: Final = 0.004
-"""Many subscribers that have lost the same messages should not ask at the same moment."""
+_AGAIN_S: Final = 0.1
+_MOST_JITTER_S: Final = 0.05
+_REPEAT_S: Final = 0.004
 _NEAR: Final = 10_000
 """To fetch so many messages that are not missing costs less than to ask twice."""
 _QUEUE_BLOCKS: Final = 64
@@ -119,7 +119,7 @@ class Repairer:
         self.socket.bind(endpoint)
         self._context, self._endpoint = context, endpoint
         self._over, self._has_begun = threading.Event(), threading.Event()
-        self._rests_until = self._told_at = 0.0
+        self._rests_until = self._told_at = self._asked_at = self._took_s = 0.0
         self._falls = 0
         self._thread = threading.Thread(target=self._run, name=f"blackbox-repair-{slice_id}", daemon=True)
 
@@ -151,7 +151,7 @@ class Repairer:
                 self._begin(out, self._since)
             while not self._over.is_set():
                 select.select([self._pipe.reader], [], [])
-                self._over.wait(_GATHER_S + random.random() * _JITTER_S)
+                self._spread()
                 with suppress(BlockingIOError):
                     os.read(self._pipe.reader, MOST_REQUESTS)
                 while not self._over.is_set() and self._join.phase != JoinPhase.LIVE:
@@ -181,7 +181,7 @@ class Repairer:
             self._notice(error)
             while not self._has_joined():
                 self._send(out, [b"", b"", _PASS.pack(0, GIVE_UP)])
-                self._over.wait(_JITTER_S)
+                self._over.wait(_REPEAT_S)
 
     def _replay(self, out: zmq.Socket[bytes], since: Since) -> None:
         """Bring all there is, until the slice has gone over to what comes live. Raises BlackBoxError."""
@@ -203,6 +203,14 @@ class Repairer:
         """Whether what is replayed is not wanted any more."""
         has_fallen_again = self._join.falls != self._falls
         return self._over.is_set() or has_fallen_again or self._join.phase == JoinPhase.LIVE
+
+    def _spread(self) -> None:
+        """Wait, when the last request was just now, up to as long as its answer took.
+
+        Many who have lost the same do not go on asking at the same moments, and more is asked for at once.
+        """
+        if time.monotonic() < self._asked_at + _AGAIN_S:
+            self._over.wait(random.random() * min(self._took_s, _MOST_JITTER_S))
 
     def _take(self) -> list[Missing]:
         """Return what is asked for now; of one key what lies near each other as one."""
@@ -232,6 +240,7 @@ class Repairer:
         def is_over() -> bool:
             return self._over.is_set() or time.monotonic() >= until
 
+        self._asked_at = time.monotonic()
         try:
             for block in self._archives.missing(self._slice_id, found, is_over):
                 self._send(out, [block.key, block.header, block.body.data])
@@ -243,6 +252,7 @@ class Repairer:
             self._notice(error)
         else:
             self._queue.answers = 1
+        self._took_s = time.monotonic() - self._asked_at
 
     def _notice(self, error: BlackBoxError) -> None:
         if time.monotonic() >= self._told_at:

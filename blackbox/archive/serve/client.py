@@ -36,7 +36,7 @@ from blackbox.subscribe.repair import Missing, Since
 from blackbox.transport.context import allow_ipv6, new_context
 from blackbox.transport.pings import send_pings
 
-_LATER_S: Final = 0.02
+_LATER_S: Final = 0.001
 """Time until what is still being written is asked for again; it doubles while nothing comes."""
 _MOST_LATER_S: Final = 0.32
 _MOST_WAITS: Final = 10
