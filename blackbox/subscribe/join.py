@@ -31,10 +31,17 @@ LIVE: Final = int(JoinPhase.LIVE)
 REPLAYING: Final = int(JoinPhase.REPLAYING)
 SWITCHING: Final = int(JoinPhase.SWITCHING)
 FALLEN_BACK: Final = int(JoinPhase.FALLEN_BACK)
-BEGIN: Final = -2
-"""In a note of what archives have brought: what follows begins where the slice fell back. It has the fall's number."""
-GIVE_UP: Final = -1
-"""In a note of what archives have brought: they lack some of what was before, so go over all the same."""
+# What a note says that comes between what archives have brought: three int64, this first, then an epoch and a number.
+PASSED: Final = 0
+"""They have nothing more of a key before that number."""
+GONE: Final = 1
+"""The same, while they bring what was before."""
+BEGIN: Final = 2
+"""What follows begins where the slice fell back, for the time of that number."""
+REACHED: Final = 3
+"""This was all, for now. Their recorder has heard of that epoch, 0: of none."""
+GIVE_UP: Final = 4
+"""They lack some of what was before, so go over all the same."""
 
 
 class JoinState(SharedRecord):

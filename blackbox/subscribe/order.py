@@ -75,7 +75,10 @@ from blackbox.subscribe.join import (
     BEGIN,
     FALLEN_BACK,
     GIVE_UP,
+    GONE,
     LIVE,
+    PASSED,
+    REACHED,
     REPLAYING,
     SWITCHING,
     forget_live,
@@ -478,13 +481,16 @@ def _order_replayed(at: SliceAt, table: TableAt, trie: Trie, key: int, header: H
 
 
 @inner
-def note_reached(at: SliceAt, table: TableAt) -> int:
-    """Take note that archives have brought all that they have, and let what comes live wait: 0 or FAILED."""
+def note_reached(at: SliceAt, table: TableAt, heard: int) -> int:
+    """Take note that archives have brought all that they have, and let what comes live wait: 0 or FAILED.
+
+    `heard`: the last epoch that they have heard of.
+    """
     join = join_state_at(at.sequences.join)
     if join.phase == REPLAYING:
         join.phase = SWITCHING
     epoch = epoch_state_at(at.sequences.state).epoch
-    if join.is_told != 0 and join.live_next == 0 and epoch != 0:
+    if join.is_told != 0 and join.live_next == 0 and epoch != 0 and heard == epoch:
         begin_recorded(at.sequences, 0, epoch, 0)  # the publisher's run has not begun to send
         return _go_over(at, table, 0)
     return 0
@@ -541,7 +547,7 @@ def _go_over_with_gap(at: SliceAt, table: TableAt, trie: Trie) -> int:
 
 
 @inner
-def _pass_deleted(at: SliceAt, table: TableAt, key: int, epoch: int, stop: int) -> int:
+def _pass_gone(at: SliceAt, table: TableAt, key: int, epoch: int, stop: int) -> int:
     """Lose what archives have no more before a number: 0 or FAILED."""
     if begin_recorded(at.sequences, key, epoch, 0):
         lose_before(at.sequences, key, stop)
@@ -550,23 +556,26 @@ def _pass_deleted(at: SliceAt, table: TableAt, key: int, epoch: int, stop: int) 
 
 @inner
 def take_pass(at: SliceAt, table: TableAt, trie: Trie) -> int:
-    """Take the note at hand that archives have nothing more of a key before a number: 0 or FAILED."""
+    """Take the note at hand, which comes between what archives have brought: 0 or FAILED."""
     key = number_of(at.sequences.keys, msg_data(at.scratch + KEY_AT), msg_size(at.scratch + KEY_AT))
-    place = int64s_at(msg_data(at.scratch + BODY_AT), 2)
-    if is_joining(at.sequences.join):
-        join = join_state_at(at.sequences.join)
-        if join.phase == FALLEN_BACK:
-            if place[1] == BEGIN and place[0] == join.falls:
-                join.phase = REPLAYING
-            return 0
-        if place[0] != 0:
-            return _pass_deleted(at, table, numpy.int64(0), place[0], place[1])
-        result = note_reached(at, table)
-        return _go_over_with_gap(at, table, trie) if result == 0 and place[1] == GIVE_UP else result
-    if key == FULL:
-        return 0
-    pass_by(at.sequences, key, place[0], place[1])
-    return _deliver_held(at, table, trie, key, _NO, _END)
+    note = int64s_at(msg_data(at.scratch + BODY_AT), 3)
+    what, epoch, number = note[0], note[1], note[2]
+    join = join_state_at(at.sequences.join)
+    result = 0
+    if join.phase == FALLEN_BACK:
+        if what == BEGIN and number == join.falls:
+            join.phase = REPLAYING
+    elif join.phase == LIVE:
+        if what == PASSED and key != FULL:
+            pass_by(at.sequences, key, epoch, number)
+            result = _deliver_held(at, table, trie, key, _NO, _END)
+    elif what == GONE:
+        result = _pass_gone(at, table, numpy.int64(0), epoch, number)
+    elif what == REACHED:
+        result = note_reached(at, table, epoch)
+    elif what == GIVE_UP:
+        result = _go_over_with_gap(at, table, trie)
+    return result
 
 
 @inner

@@ -20,7 +20,7 @@ from blackbox.block.block import Block
 from blackbox.errors import BlackBoxError, SubscriberError
 from blackbox.native.limits import Needs, start_thread
 from blackbox.native.name_table import Numbering
-from blackbox.subscribe.join import BEGIN, GIVE_UP, JoinPhase, JoinState
+from blackbox.subscribe.join import BEGIN, GIVE_UP, GONE, PASSED, REACHED, JoinPhase, JoinState
 from blackbox.subscribe.repair_queue import MOST_REQUESTS, RepairQueue, RepairRequest
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
@@ -38,7 +38,7 @@ _CLOSE_S: Final = 10.0
 _REST_S: Final = 1.0
 """For so long nothing is asked for, and gaps are told at once, when no archive has answered."""
 _NOTICE_S: Final = 10.0
-_PASS: Final = struct.Struct("<qq")
+_NOTE: Final = struct.Struct("<qqq")
 
 
 class Missing(NamedTuple):
@@ -48,6 +48,13 @@ class Missing(NamedTuple):
     epoch: int
     first: int
     stop: int
+
+
+class Later(NamedTuple):
+    """There are no more blocks for now."""
+
+    epoch: int
+    """The publisher's last run of which the archive's recorder has heard; 0: none, as far as is known."""
 
 
 class Since(NamedTuple):
@@ -77,10 +84,10 @@ class Archives(Protocol):
 
     def since(
         self, slice_id: int, since: Since, wait_s: float, is_over: Callable[[], bool]
-    ) -> Iterator[Block | Missing | None]:
+    ) -> Iterator[Block | Missing | Later]:
         """Yield all blocks of a slice of a feed without keys, in order, and what is known to be missing between them.
 
-        And None whenever there are no more for now.
+        And Later whenever there are no more for now.
 
         After `wait_s` without more the next archive is asked. Ends once it `is_over`. Raises BlackBoxError when no
         archive answers.
@@ -163,7 +170,6 @@ class Repairer:
         """Bring what was before the slice began."""
         try:
             self._replay(out, since)
-            self._queue.answers = 1
         except BlackBoxError as error:
             if not self._has_joined():
                 failure = SubscriberError(f"slice {self._slice_id} could not catch up: {error}")
@@ -173,31 +179,32 @@ class Repairer:
     def _catch_up(self, out: zmq.Socket[bytes]) -> None:
         """Bring what followed when the slice fell back; if no archive answers, have it go over with a gap."""
         self._falls = self._join.falls
-        self._send(out, [b"", b"", _PASS.pack(self._falls, BEGIN)])
+        self._note(out, BEGIN, 0, self._falls)
         try:
             self._replay(out, Since(self._join.from_epoch, self._join.from_sequence, 0))
         except BlackBoxError as error:
             self._queue.answers = 0
             self._notice(error)
             while not self._has_joined():
-                self._send(out, [b"", b"", _PASS.pack(0, GIVE_UP)])
+                self._note(out, GIVE_UP, 0, 0)
                 self._over.wait(_REPEAT_S)
 
     def _replay(self, out: zmq.Socket[bytes], since: Since) -> None:
         """Bring all there is, until the slice has gone over to what comes live. Raises BlackBoxError."""
         came = time.monotonic()
-        for block in self._archives.since(self._slice_id, since, self._wait_s, self._has_joined):
-            if isinstance(block, Missing):
-                self._send(out, [b"", b"", _PASS.pack(block.epoch, block.stop)])
-                continue
-            if block is not None:
-                self._send(out, [block.key, block.header, block.body.data])
+        for found in self._archives.since(self._slice_id, since, self._wait_s, self._has_joined):
+            self._queue.answers = 1
+            if isinstance(found, Missing):
+                self._note(out, GONE, found.epoch, found.stop)
+            elif isinstance(found, Block):
+                self._send(out, [found.key, found.header, found.body.data])
                 came = time.monotonic()
-                continue
-            gives_up = self._join.is_told and time.monotonic() - came > self._wait_s
-            if gives_up and not self._has_joined():
-                log.warning("slice %d: archives lack some of what came before it is live", self._slice_id)
-            self._send(out, [b"", b"", _PASS.pack(0, GIVE_UP if gives_up else 0)])
+            elif self._join.is_told and time.monotonic() - came > self._wait_s:
+                if not self._has_joined():
+                    log.warning("slice %d: archives lack some of what came before it is live", self._slice_id)
+                self._note(out, GIVE_UP, 0, 0)
+            else:
+                self._note(out, REACHED, found.epoch, 0)
 
     def _has_joined(self) -> bool:
         """Whether what is replayed is not wanted any more."""
@@ -231,7 +238,7 @@ class Repairer:
         if time.monotonic() >= self._rests_until:
             self._bring(out, found)
         for missing in found:
-            self._send(out, [missing.key, b"", _PASS.pack(missing.epoch, missing.stop)])
+            self._note(out, PASSED, missing.epoch, missing.stop, missing.key)
         self._queue.answered = self._taken
 
     def _bring(self, out: zmq.Socket[bytes], found: list[Missing]) -> None:
@@ -258,6 +265,9 @@ class Repairer:
         if time.monotonic() >= self._told_at:
             self._told_at = time.monotonic() + _NOTICE_S
             log.warning("slice %d: missing messages could not be fetched: %s", self._slice_id, error)
+
+    def _note(self, out: zmq.Socket[bytes], what: int, epoch: int, number: int, key: bytes = b"") -> None:
+        self._send(out, [key, b"", _NOTE.pack(what, epoch, number)])
 
     def _send(self, out: zmq.Socket[bytes], frames: list[bytes | memoryview]) -> None:
         while not self._over.is_set():

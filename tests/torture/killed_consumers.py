@@ -211,6 +211,8 @@ class _House:
         self.runs[epoch] = range(sent, sent + 1)
         heard: list[tuple[str, int, int, int]] = msgspec.json.decode(self.state.read_bytes())[1]
         recorded, following, last = self._recorded(), dict.fromkeys(self.runs, 0), 0
+        if heard and not recorded.get(heard[0][1], set()) & set(range(heard[0][2])):
+            following[heard[0][1]] = heard[0][2]  # it has begun with what the archive had
         for what, epoch, first, stop in heard:
             if epoch not in self.runs or epoch < last:
                 yield f"epoch {epoch} came behind {last}"

@@ -59,14 +59,14 @@ class Heard:
 def attack(random: Random, seconds: float) -> Outcome:
     """Publish one run after another over a line that loses none, some or most of its blocks."""
     outcome = Outcome(0, "runs over lossy lines")
-    for key_bytes in (0, 1):
+    for key_bytes, lines in ((0, 1), (1, 1), (0, 2), (1, 2)):
         feed = msgspec.structs.replace(
-            Feed.local(f"lossy-lines-{key_bytes}", slices=1, key_bytes=key_bytes),
+            Feed.local(f"lossy-lines-{key_bytes}-{lines}", slices=1, key_bytes=key_bytes, lines=lines),
             archives=free_endpoints("tcp", "archive", 1, 1)[0],
             heartbeat_ns=200_000_000,
         )
         with TemporaryDirectory() as directory, Nursery(feed, RECORD, notes=1) as nursery:
-            before, until = outcome.tried, time.monotonic() + seconds / 2
+            before, until = outcome.tried, time.monotonic() + seconds / 4
             while outcome.tried == before or time.monotonic() < until:
                 _run(random, feed, directory, nursery, outcome)
                 outcome.tried += 1
@@ -81,12 +81,13 @@ def _begin(nursery: Nursery, directory: str) -> None:
 
 def _run(random: Random, feed: Feed, directory: str, nursery: Nursery, outcome: Outcome) -> None:
     share, harm = random.choice((0.0, 0.3, 0.8)), random.choice(("no harm", "stopped", "killed"))
+    lags = random.choice((0.0, 0.5))
     harmed_at, published, is_stopped = random.randrange(MESSAGES), 0, False
     with Publisher(feed, when_full="wait") as publisher:
         if not nursery.notes[0]:
             _begin(nursery, directory)
         publisher.wait_for_subscribers(timeout=60)
-        with LossyProxy(feed, share, random.randrange(1 << 30)) as proxy:
+        with LossyProxy(feed, share, random.randrange(1 << 30), lags) as proxy:
             subscriber = Subscriber(proxy.feed, on_gap="repair", repair_wait_ns=20_000_000_000)
             heard = Heard(subscriber)
             subscriber.start(timeout=60)
@@ -108,7 +109,8 @@ def _run(random: Random, feed: Feed, directory: str, nursery: Nursery, outcome: 
                 nursery.signal(signal.SIGCONT)
             publisher.close()
             subscriber.run(until_end=True)
-    how = f"run {outcome.tried} ({share:.0%} lost, key_bytes {feed.key_bytes}, archive: {harm})"
+    shape = f"{len(feed.slices[0].lines)} lines, {share:.0%} lost, {lags:.0%} lag"
+    how = f"run {outcome.tried} ({shape}, key_bytes {feed.key_bytes}, archive: {harm})"
     outcome.found += [f"{how}: {defect}" for defect in heard.defects]
     if heard.delivered + heard.lost != MESSAGES:
         outcome.found.append(f"{how}: {heard.delivered} came and {heard.lost} were told lost of {MESSAGES}")

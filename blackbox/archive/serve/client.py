@@ -32,7 +32,7 @@ from blackbox.block.position import Position
 from blackbox.errors import ArchiveError, BlackBoxError, BlockError, ConfigError, EndpointError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.native.limits import Needs
-from blackbox.subscribe.repair import Missing, Since
+from blackbox.subscribe.repair import Later, Missing, Since
 from blackbox.transport.context import allow_ipv6, new_context
 from blackbox.transport.pings import send_pings
 
@@ -170,7 +170,7 @@ class ArchiveClient:
         if key is None and (start is not None or stop is not None):
             raise ConfigError("start or stop was a position without a key, expected the key that it counts")
         self._check_slice(slice_id)
-        return (found for found in self._blocks(_Rows(ask), timeout) if found is not None)
+        return (found for found in self._blocks(_Rows(ask), timeout) if not isinstance(found, Later))
 
     def ranges(
         self, slice_id: int, ranges: Iterable[Range | tuple[bytes, int, int, int]], *, timeout: float = 10.0
@@ -193,7 +193,7 @@ class ArchiveClient:
         wanted.sort(key=lambda each: (each.epoch, each.first))
         parts = (wanted[start : start + MOST_RANGES] for start in range(0, len(wanted), MOST_RANGES))
         answers = (self._blocks(_RowsOfRanges(slice_id, part), timeout) for part in parts)
-        return (found for answer in answers for found in answer if found is not None)
+        return (found for answer in answers for found in answer if not isinstance(found, Later))
 
     def tell(self, name: str, positions: Mapping[int, Position]) -> None:
         """Tell all archives how far a named consumer is: they keep what it still needs, within their bounds.
@@ -246,10 +246,10 @@ class ArchiveClient:
 
     def since(
         self, slice_id: int, since: Since, wait_s: float, is_over: Callable[[], bool]
-    ) -> Iterator[Block | Missing | None]:
+    ) -> Iterator[Block | Missing | Later]:
         """Yield the recorded blocks of a slice of a feed without keys, and what is known to be missing between them.
 
-        And None whenever there are no more for now.
+        And Later whenever there are no more for now.
 
         Until `is_over`. After `wait_s` without more it goes on at the next archive. Raises ArchiveError when for ten
         times as long none answers.
@@ -266,13 +266,13 @@ class ArchiveClient:
                 for found in self._blocks(rows, wait_s, is_over):
                     heard = time.monotonic()
                     if not isinstance(found, Gone):
-                        yield None if found is None else found.block
+                        yield found if isinstance(found, Later) else found.block
                     elif found.epoch > 0 and found.first >= 0:
                         yield Missing(b"", found.epoch, found.first, found.first + found.count)
                     if is_over():
                         return
                 heard = time.monotonic()
-                yield None
+                yield Later(0)
             except ArchiveError:
                 if time.monotonic() - heard > _MOST_WAITS * wait_s:
                     raise
@@ -280,7 +280,7 @@ class ArchiveClient:
 
     def _blocks(
         self, rows: _Rows | _RowsOfRanges, timeout: float, is_over: Callable[[], bool] = lambda: False
-    ) -> Iterator[Fetched | Gone | None]:
+    ) -> Iterator[Fetched | Gone | Later]:
         failures: list[str] = []
         lacking: list[Gone] | None = None
         endpoints = list(self._order)
@@ -305,7 +305,7 @@ class ArchiveClient:
         """Ask others before an archive that has failed."""
         self._order = (*(each for each in self._order if each != endpoint), endpoint)
 
-    def _from(self, asking: _Asking, rows: _Rows | _RowsOfRanges, timeout: float) -> Iterator[Fetched | Gone | None]:
+    def _from(self, asking: _Asking, rows: _Rows | _RowsOfRanges, timeout: float) -> Iterator[Fetched | Gone | Later]:
         """Yield what one archive has, from where the one before ended."""
         ask, heard, pause_s = rows.begin(), time.monotonic(), _LATER_S
         while True:
@@ -326,7 +326,7 @@ class ArchiveClient:
                 raise ArchiveError(f"{asking.endpoint}: nothing more was recorded within {timeout:g} s, and no end")
             else:
                 if rows.tells_later:
-                    yield None
+                    yield Later(answer.epoch)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _MOST_LATER_S)
 

@@ -162,7 +162,9 @@ class Pieces:
         is_closed = bool(segments) and _is_closed(segments[-1])
         missing = _missing(day, ask.slice_id, cursor.segment)
         if is_begun or (not is_closed and not missing):
-            return _nothing("later", ask, cursor)
+            read = _nothing("later", ask, cursor)
+            heard = int(segments[-1].entries["epoch"][-1]) if segments else 0
+            return read._replace(piece=msgspec.structs.replace(read.piece, epoch=heard))
         reading = self._reading(ask, day, missing)
         reading.end()
         return reading.answer("done", cursor)

@@ -113,6 +113,8 @@ class Piece(msgspec.Struct, frozen=True, tag_field="is", tag="blocks", kw_only=T
     """For the next request, where a start was asked for."""
     ranges: list[Range] = []
     """For the next request, where ranges were asked for: what is left of them."""
+    epoch: int = 0
+    """With `later`, the publisher's last run of which the recorder has heard; 0: none, as far as is known."""
 
 
 class SliceAbout(msgspec.Struct, frozen=True, kw_only=True):
