@@ -150,8 +150,8 @@ class Repairer:
             out.sndhwm, out.linger, out.sndtimeo = _QUEUE_BLOCKS, 0, _SEND_MS
             out.connect(self._endpoint)
             try:
-                if self._since is None:
-                    self._queue.answers = int(self._archives.answers())
+                # Who begins in the past needs them: if they do not answer, that ends it.
+                self._queue.answers = int(self._since is not None or self._archives.answers())
             finally:
                 self._has_begun.set()
             if self._since is not None:
@@ -193,7 +193,6 @@ class Repairer:
         """Bring all there is, until the slice has gone over to what comes live. Raises BlackBoxError."""
         came = time.monotonic()
         for found in self._archives.since(self._slice_id, since, self._wait_s, self._has_joined):
-            self._queue.answers = 1
             if isinstance(found, Missing):
                 self._note(out, GONE, found.epoch, found.stop)
             elif isinstance(found, Block):
