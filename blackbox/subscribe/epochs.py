@@ -50,6 +50,13 @@ epoch_state_at = record_at(EpochState)
 
 
 @inner
+def epoch_before(state: EpochState) -> int:
+    """Return the run that was before the present one."""
+    before: int = state.retired[(state.retired_count - 1) % _RETIRED]
+    return before
+
+
+@inner
 def _is_over(state: EpochState, epoch: int, proven: int) -> bool:
     """Whether an epoch came before the present one. A clock that was stepped back may have made a later one smaller."""
     over = epoch < state.epoch and proven == 0

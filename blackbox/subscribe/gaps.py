@@ -382,6 +382,29 @@ def fall_back(at: SequencesAt, key: int) -> None:
 
 
 @inner
+def is_behind(at: SequencesAt, key: int, epoch: int) -> bool:
+    """Whether a key is in this epoch, or an earlier one."""
+    state = _key(at, key)
+    return state.expected != _UNKNOWN and state.epoch <= epoch
+
+
+@inner
+def known_end(at: SequencesAt, key: int) -> int:
+    """Return the number that follows all that lines are known to have had of a key, in its epoch."""
+    state = _key(at, key)
+    return max(state.expected, state.line_next[0], state.line_next[1])
+
+
+@njit(nogil=True, cache=True)
+def lose_rests(at: SequencesAt) -> None:
+    """Count as lost what is known to have been sent of keys in epochs that are over, and has not come."""
+    for key in range(int64s_at(at.keys.used, 1)[0]):
+        state = _key(at, key)
+        if state.expected != _UNKNOWN and state.epoch != epoch_state_at(at.state).epoch and state.first == NONE:
+            lose_before(at, key, known_end(at, key))
+
+
+@inner
 def lose_before(at: SequencesAt, key: int, stop: int) -> None:
     """Count as lost what is expected before a number of a key."""
     state = _key(at, key)
@@ -502,7 +525,7 @@ def judge(
     # A gap. The other line may still bring what is missing.
     if force == 0 and not _passed(at, key, _end_of_held(at, state, sequence), sequence - 1, now_ns):
         return HOLD if has_room(at, body_bytes) else MAKE_ROOM
-    if state.first != NONE and _held(at, state.first).sequence < sequence:
+    if state.first != NONE and is_current(at, epoch) and _held(at, state.first).sequence < sequence:
         return MAKE_ROOM  # what is held before it goes first
     _lose(at, key, sequence - state.expected)
     state.expected = end
@@ -578,8 +601,9 @@ def next_ready(at: SequencesAt, key: int, now_ns: int, force: int, until: int) -
         return NONE
     waited = now_ns - held.since_ns >= at.line_wait_ns
     is_next = held.sequence <= _key(at, key).expected
-    if is_joining(at.join):
-        return place if is_next or force != 0 else NONE
+    if is_joining(at.join):  # archives may be at a run before the one of what is held
+        is_next |= force != 0
+        return place if is_next and is_current(at, _key(at, key).epoch) else NONE
     return (
         place
         if is_next or force != 0 or waited or _passed(at, key, _key(at, key).expected, held.sequence - 1, now_ns)

@@ -15,7 +15,7 @@ from enum import IntEnum
 from typing import Final
 
 from blackbox.native.intrinsics import inner
-from blackbox.native.records import Field, SharedRecord, load_shared, record_at
+from blackbox.native.records import Field, Fields, SharedRecord, load_shared, record_at
 
 
 class JoinPhase(IntEnum):
@@ -27,6 +27,7 @@ class JoinPhase(IntEnum):
     FALLEN_BACK = 3
 
 
+MOST_ENDED: Final = 8
 LIVE: Final = int(JoinPhase.LIVE)
 REPLAYING: Final = int(JoinPhase.REPLAYING)
 SWITCHING: Final = int(JoinPhase.SWITCHING)
@@ -60,6 +61,12 @@ class JoinState(SharedRecord):
     """How often it has fallen back."""
     lives = Field()
     """How often it has gone over to what comes live."""
+    ended = Field()
+    """Runs of the publisher that have ended while archives brought what was before."""
+    ended_epoch = Fields(MOST_ENDED)
+    """The last of them, used in a circle."""
+    ended_next = Fields(MOST_ENDED)
+    """The numbers that follow what they are known to have sent."""
 
 
 join_state_at = record_at(JoinState)
@@ -78,6 +85,15 @@ def note_live(join: int, following: int) -> None:
     state = join_state_at(join)
     state.live_next = max(state.live_next, following)
     state.is_told = 1
+
+
+@inner
+def end_run(join: int, epoch: int, following: int) -> None:
+    """Take note that a run of the publisher has ended, and how far it is known to have come."""
+    state = join_state_at(join)
+    state.ended_epoch[state.ended % MOST_ENDED] = epoch
+    state.ended_next[state.ended % MOST_ENDED] = following
+    state.ended += 1
 
 
 @inner

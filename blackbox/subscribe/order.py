@@ -37,7 +37,7 @@ from blackbox.subscribe.addresses import (
 from blackbox.subscribe.clocks import clock_state_at, note_clocks
 from blackbox.subscribe.conflation import absorb, flush, pending
 from blackbox.subscribe.dispatch import any_full, dispatch
-from blackbox.subscribe.epochs import DOUBTED, NEW, SAME, STALE, epoch_state_at
+from blackbox.subscribe.epochs import DOUBTED, NEW, SAME, STALE, epoch_before, epoch_state_at
 from blackbox.subscribe.gaps import (
     ARCHIVE,
     DUPLICATE,
@@ -53,12 +53,15 @@ from blackbox.subscribe.gaps import (
     has_losses,
     has_room,
     hold,
+    is_behind,
     is_wanted,
     judge,
     keep_doubted,
     key_at,
+    known_end,
     let_go,
     lose_before,
+    lose_rests,
     next_of_another_key,
     next_ready,
     next_refuted,
@@ -77,10 +80,12 @@ from blackbox.subscribe.join import (
     GIVE_UP,
     GONE,
     LIVE,
+    MOST_ENDED,
     PASSED,
     REACHED,
     REPLAYING,
     SWITCHING,
+    end_run,
     forget_live,
     is_joining,
     join_state_at,
@@ -326,15 +331,19 @@ def begin_epoch(at: SliceAt, table: TableAt, trie: Trie) -> int:
     if joins or (at.key_bytes == 0 and can_fall_back(at.sequences, 0)):
         drop_doubted(at)
         _let_all_go(at)
+        before = epoch_before(epoch_state_at(at.sequences.state))
         if joins:
+            end_run(at.sequences.join, before, join_state_at(at.sequences.join).live_next)
             forget_live(at.sequences.join)
         else:
+            end_run(at.sequences.join, before, known_end(at.sequences, 0))
             fall_back(at.sequences, 0)
-        return 0
-    if slice_counters_at(at.counters).held == 0 and epoch_state_at(at.sequences.state).doubted_key == 0:
         return 0
     _put_aside(at, numpy.int64(PARKED))
     result = deliver_all_held(at, table, trie, _YES)
+    if result == 0:
+        lose_rests(at.sequences)
+        result = tell_losses(at, table, now_ns()) if has_losses(at.sequences) else 0
     if result == 0:
         result = _deliver_doubted(at, table, trie)
     _take_back(at, numpy.int64(PARKED))
@@ -456,8 +465,31 @@ def _order_joining(at: SliceAt, table: TableAt, trie: Trie, key: int, header: He
 
 
 @inner
+def _pass_gone(at: SliceAt, table: TableAt, key: int, epoch: int, stop: int) -> int:
+    """Lose what archives have no more before a number: 0 or FAILED."""
+    if begin_recorded(at.sequences, key, epoch, 0):
+        lose_before(at.sequences, key, stop)
+    return tell_losses(at, table, now_ns()) if has_losses(at.sequences) else 0
+
+
+@inner
+def _end_runs(at: SliceAt, table: TableAt, key: int, epoch: int) -> int:
+    """Lose what runs before an epoch are known to have sent, and archives have not brought: 0 or FAILED."""
+    join = join_state_at(at.sequences.join)
+    for number in range(max(0, join.ended - MOST_ENDED), join.ended):
+        ended, following = join.ended_epoch[number % MOST_ENDED], join.ended_next[number % MOST_ENDED]
+        if ended < epoch and is_behind(at.sequences, key, ended):
+            result = _pass_gone(at, table, key, ended, following)
+            if result != 0:
+                return result
+    return 0
+
+
+@inner
 def _order_replayed(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Header, now: int, tick: int) -> int:
     """Deliver the block at hand, which an archive has brought to who joins: 0 or FAILED."""
+    if _end_runs(at, table, key, header.epoch) != 0:
+        return FAILED
     if not begin_recorded(at.sequences, key, header.epoch, header.sequence):
         slice_counters_at(at.counters).stale += header.count
         return 0
@@ -491,6 +523,8 @@ def note_reached(at: SliceAt, table: TableAt, heard: int) -> int:
         join.phase = SWITCHING
     epoch = epoch_state_at(at.sequences.state).epoch
     if join.is_told != 0 and join.live_next == 0 and epoch != 0 and heard == epoch:
+        if _end_runs(at, table, numpy.int64(0), epoch) != 0:
+            return FAILED
         begin_recorded(at.sequences, 0, epoch, 0)  # the publisher's run has not begun to send
         return _go_over(at, table, 0)
     return 0
@@ -539,19 +573,13 @@ def _go_over_with_gap(at: SliceAt, table: TableAt, trie: Trie) -> int:
     join, epoch = join_state_at(at.sequences.join), epoch_state_at(at.sequences.state).epoch
     if join.phase == LIVE or join.is_told == 0 or epoch == 0:
         return 0
+    if _end_runs(at, table, numpy.int64(0), epoch) != 0:
+        return FAILED
     begin_recorded(at.sequences, 0, epoch, join.live_next)
     come_to(at.sequences, 0, join.live_next)
     join.phase = LIVE  # from here on what is missing is lost
     result = _deliver_held(at, table, trie, numpy.int64(0), _YES, _END)
     return result if result != 0 else _be_live(at, table)
-
-
-@inner
-def _pass_gone(at: SliceAt, table: TableAt, key: int, epoch: int, stop: int) -> int:
-    """Lose what archives have no more before a number: 0 or FAILED."""
-    if begin_recorded(at.sequences, key, epoch, 0):
-        lose_before(at.sequences, key, stop)
-    return tell_losses(at, table, now_ns()) if has_losses(at.sequences) else 0
 
 
 @inner

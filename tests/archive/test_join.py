@@ -240,6 +240,70 @@ def test_a_publisher_that_has_sent_nothing_yet(tmp_path: Path) -> None:
     assert heard.numbers == [*range(1_000), *range(500)]
 
 
+def test_what_waits_of_a_run_is_not_taken_for_a_part_of_the_run_before(tmp_path: Path) -> None:
+    feed = archived_feed(heartbeat_ns=50_000_000)
+    first = recorded(tmp_path, feed, 33)
+    place = tmp_path / feed.name
+    elsewhere = feed_of()
+    with ArchiveServer(place, feed.archives), RawPublisher(feed) as publisher:
+        publisher.epoch = first + 1
+        subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=60_000_000_000)
+        heard = Heard(subscriber)
+        subscriber.start(since=0)
+        wait_until(lambda: len(heard.numbers) == 33)
+        block = publisher.encode([(b"A.x", b"payload")] * 80)
+
+        def is_waiting() -> bool:
+            publisher.send(block)
+            return subscriber.statistics().received.held > 0
+
+        wait_until(is_waiting)
+        with RawPublisher(elsewhere) as other, Recorder(elsewhere, tmp_path) as recorder:
+            other.epoch = publisher.epoch
+            other.send(other.encode([(b"A.x", b"payload")] * 80))
+            wait_recorded(recorder, 80)
+        subscriber.wait_live()
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert heard.numbers == [*range(33), *range(80)]
+    assert heard.epochs == [first] * 33 + [first + 1] * 80
+    assert heard.gaps == []
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_what_a_run_has_sent_last_and_archives_lack_is_told(tmp_path: Path, is_live: bool) -> None:
+    """Its last heartbeat told of it; then the next run begins, and archives bring what they have."""
+    feed, elsewhere = archived_feed(), feed_of()
+    with RawPublisher(feed) as publisher, RawPublisher(elsewhere) as other:
+        other.epoch = publisher.epoch
+        with Recorder(elsewhere, tmp_path) as recorder, ArchiveServer(tmp_path / feed.name, feed.archives):
+            other.send(other.encode([(b"A.x", b"payload")] * 10))
+            wait_recorded(recorder, 10)
+            subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=60_000_000_000)
+            heard = Heard(subscriber)
+            ten = publisher.encode([(b"A.x", b"payload")] * 10)
+            subscriber.start(since=0)
+            wait_until(lambda: len(heard.numbers) == 10)
+            if is_live:
+                publisher.send(ten)
+                subscriber.wait_live()
+            publisher.encode([(b"A.x", b"payload")] * 5)
+            before = subscriber.statistics().received.control_blocks
+            publisher.heartbeat()
+            wait_until(lambda: subscriber.statistics().received.control_blocks > before)
+            for each in (publisher, other):
+                each.epoch, each.sequences = 1 << 40, [{}]
+                each.send(each.encode([(b"A.x", b"payload")] * 3))
+                each.send(each.encode([(b"A.x", b"payload")] * 3))
+            wait_recorded(recorder, 16)
+            publisher.heartbeat()
+            wait_until(lambda: len(heard.numbers) == 16)
+            publisher.heartbeat(end=True)
+            subscriber.run(until_end=True)
+    assert heard.numbers == [*range(10), *range(6)]
+    assert heard.gaps == [(10, 5)]
+
+
 def test_the_first_live_block_after_the_archived_ones_is_lost(tmp_path: Path) -> None:
     """The archive ends where live begins, and what is between is in neither: it is told, once."""
     feed = archived_feed()
