@@ -26,17 +26,15 @@ from blackbox.subscribe.block_handler import AGAIN_MS, handed_block_at
 from blackbox.subscribe.block_handler import CONTROL as CONTROL_BLOCK
 from blackbox.subscribe.clocks import clock_state_at, note_clocks, note_own_clock
 from blackbox.subscribe.conflation import flush, pending
+from blackbox.subscribe.deliver_in_order import deliver_all_held, line_of, look_at_held
 from blackbox.subscribe.dispatch import any_full, hand_block, hand_idle
 from blackbox.subscribe.epochs import AHEAD_NS, REFUTED
 from blackbox.subscribe.gaps import enter_epoch, is_current, note_sequences
 from blackbox.subscribe.hand_over import fail
 from blackbox.subscribe.order import (
-    deliver_all_held,
     deliver_held_first,
     drop_all_doubted,
     drop_doubted,
-    line_of,
-    look_at_held,
     order,
     order_recorded,
     take_pass,

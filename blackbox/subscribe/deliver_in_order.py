@@ -1,0 +1,235 @@
+"""Deliver the block at hand, and held ones whose turn has come, as the slow-subscriber policy has it.
+
+Compiled; runs in the slice thread. What the numbers mean is in `gaps`.
+"""
+
+from __future__ import annotations
+
+import numpy
+
+from blackbox.block.format import (
+    FLAG_LINE_B,
+    FLAG_RECORDED,
+    FLAG_SEQUENCES,
+    HEADER_BYTES,
+    Header,
+    read_header,
+    row_from,
+    span_of,
+)
+from blackbox.native.intrinsics import copy_bytes, inner
+from blackbox.native.jit import njit
+from blackbox.native.posix import monotonic_ns, now_ns
+from blackbox.native.prefix_trie import Trie
+from blackbox.subscribe.addresses import (
+    BODY_AT,
+    COPY_AT,
+    HEAD_AT,
+    HELD_MESSAGE_BYTES,
+    PARKED,
+    SliceAt,
+    TableAt,
+)
+from blackbox.subscribe.conflation import absorb, flush, pending
+from blackbox.subscribe.dispatch import any_full, dispatch
+from blackbox.subscribe.gaps import (
+    ARCHIVE,
+    DUPLICATE,
+    came_at,
+    has_losses,
+    key_at,
+    let_go,
+    next_of_another_key,
+    next_ready,
+    next_refuted,
+    oldest_held,
+    release,
+    settle,
+)
+from blackbox.subscribe.hand_over import tell_losses
+from blackbox.subscribe.held import NONE
+from blackbox.subscribe.slow_subscriber import CONFLATE, DROP, PROCEED, act_on_lag, age_of, is_over, lag_of
+from blackbox.subscribe.state import HELD_MS, slice_counters_at, slice_state_at
+from blackbox.transport.libzmq import msg_close, msg_data, msg_init, msg_init_size, msg_move, msg_size
+
+# As arguments these are int64 rather than literals: numba would compile the callee once for each literal.
+ALL_KEYS = numpy.int64(-1)
+NO = numpy.int64(0)
+YES = numpy.int64(1)
+END = numpy.int64(numpy.iinfo(numpy.int64).max)
+_SHARED_BYTES = 8_192
+"""Bodies up to this size may lie in a buffer of libzmq's that others share; one that waits would keep all of it."""
+
+
+@inner
+def deliver_block(at: SliceAt, table: TableAt, trie: Trie, first_row: int, now: int) -> int:
+    """Deliver the block at hand as the slow-subscriber policy has it: 0 or FAILED."""
+    head, body_message = at.scratch + HEAD_AT, at.scratch + BODY_AT
+    if is_over(at):
+        return dispatch(at, table, trie, head, body_message, first_row, now, NO, NO)
+    header = read_header(head)
+    action = PROCEED
+    if header.flags & FLAG_RECORDED == 0:
+        action = act_on_lag(at, lag_of(at, header.ts_out, now), age_of(at, header.ts_in, now))
+    if action != PROCEED:
+        slice_counters_at(at.counters).slow += 1
+    if action == DROP:
+        return dispatch(at, table, trie, head, body_message, first_row, now, NO, YES)
+    if at.action == CONFLATE:
+        if action == CONFLATE or any_full(at):
+            return absorb(at, table, trie, head, body_message, first_row, now)
+        if pending(at) > 0:
+            result = flush(at, table, trie, now)
+            if result != 0:
+                return result
+    if has_losses(at.sequences):
+        result = tell_losses(at, table, header.ts_out)
+        if result != 0:
+            return result
+    return dispatch(at, table, trie, head, body_message, first_row, now, NO, NO)
+
+
+@inner
+def tell_shown_losses(at: SliceAt, table: TableAt) -> int:
+    """Tell of what the block at hand shows to be missing, unless older messages still wait: 0 or FAILED."""
+    if not has_losses(at.sequences) or (at.action == CONFLATE and pending(at) > 0):
+        return 0
+    return tell_losses(at, table, read_header(at.scratch + HEAD_AT).ts_out)
+
+
+@inner
+def put_aside(at: SliceAt, place: int) -> None:
+    """Move the block at hand to a place for held ones."""
+    held = at.held_messages + HELD_MESSAGE_BYTES * place
+    copy_bytes(held, at.scratch + HEAD_AT, HEADER_BYTES)
+    msg_init(held + HEADER_BYTES)
+    msg_move(held + HEADER_BYTES, at.scratch + BODY_AT)
+
+
+@inner
+def leave_shared_buffer(at: SliceAt) -> bool:
+    """Move a small body into memory of its own. False: there is none."""
+    body, fresh = at.scratch + BODY_AT, at.scratch + COPY_AT
+    size = msg_size(body)
+    if size > _SHARED_BYTES:
+        return True
+    if msg_init_size(fresh, size) != 0:
+        return False
+    copy_bytes(msg_data(fresh), msg_data(body), size)
+    msg_move(body, fresh)
+    msg_close(fresh)
+    return True
+
+
+@inner
+def take_back(at: SliceAt, place: int) -> None:
+    """Move a held block back: it is at hand."""
+    held = at.held_messages + HELD_MESSAGE_BYTES * place
+    copy_bytes(at.scratch + HEAD_AT, held, HEADER_BYTES)
+    msg_move(at.scratch + BODY_AT, held + HEADER_BYTES)
+    msg_close(held + HEADER_BYTES)
+
+
+@inner
+def row_of(at: SliceAt, first: int) -> int:
+    """Return the first row to deliver of the block at hand, from what was judged by its numbers.
+
+    What was counted as duplicates are numbers: those that the block leaves out are taken off.
+    """
+    header = read_header(at.scratch + HEAD_AT)
+    if header.flags & FLAG_SEQUENCES == 0:
+        return first
+    body = msg_data(at.scratch + BODY_AT)
+    counters = slice_counters_at(at.counters)
+    if first == DUPLICATE:
+        counters.duplicates += header.count - span_of(header, body)
+        return first
+    row = row_from(header, body, first)
+    counters.duplicates += row - first
+    return row
+
+
+@inner
+def deliver_held(at: SliceAt, table: TableAt, trie: Trie, key: int, force: int, until: int) -> int:
+    """Deliver the held blocks of a key, before sequence `until`, whose turn has come: 0 or FAILED."""
+    now, tick = now_ns(), monotonic_ns()
+    while True:
+        place = next_ready(at.sequences, key, tick, force, until)
+        if place == NONE:
+            settle(at.sequences, key, tick, until)
+            return tell_shown_losses(at, table)
+        came = came_at(at.sequences, place)
+        first = release(at.sequences, place)
+        take_back(at, place)
+        first_row = row_of(at, first)
+        if first_row != DUPLICATE:
+            state = slice_state_at(at.state)
+            state.excused_ns = now - came if came != 0 else 0
+            result = deliver_block(at, table, trie, first_row, came if came != 0 else now)
+            state.excused_ns = 0
+            if result != 0:
+                return result
+
+
+@njit(nogil=True, cache=True)
+def deliver_all_held(at: SliceAt, table: TableAt, trie: Trie, force: int) -> int:
+    """The same for every key. `force`: all of them, gaps or not."""
+    place = oldest_held(at.sequences)
+    while place != NONE:
+        key = key_at(at.sequences, place)
+        place = next_of_another_key(at.sequences, place)  # before blocks of this key go
+        result = deliver_held(at, table, trie, key, force, END)
+        if result != 0:
+            return result
+    return 0
+
+
+@inner
+def look_at_held(at: SliceAt, table: TableAt, trie: Trie, tick: int) -> int:
+    """Now and then deliver of every key what has waited long enough, or for a line that is dead: 0 or FAILED."""
+    state = slice_state_at(at.state)
+    if slice_counters_at(at.counters).held == 0 or tick < state.look_at_held_ns:
+        return 0
+    state.look_at_held_ns = tick + HELD_MS * 1_000_000
+    return deliver_all_held(at, table, trie, NO)
+
+
+@inner
+def deliver_held_before(at: SliceAt, table: TableAt, trie: Trie, key: int, force: int, until: int) -> int:
+    """Deliver held blocks (of all keys: ALL_KEYS) before the one at hand, of sequence `until`, which comes back."""
+    put_aside(at, numpy.int64(PARKED))
+    if key == ALL_KEYS:
+        result = deliver_all_held(at, table, trie, force)
+    else:
+        result = deliver_held(at, table, trie, key, force, until)
+    take_back(at, numpy.int64(PARKED))
+    return result
+
+
+@inner
+def line_of(at: SliceAt, header: Header) -> int:
+    """The line that a block came on, or ARCHIVE."""
+    if header.flags & FLAG_RECORDED:
+        return ARCHIVE
+    return 1 if header.flags & FLAG_LINE_B and at.sequences.lines > 1 else 0
+
+
+@inner
+def drop_refuted(at: SliceAt) -> None:
+    """Drop kept blocks of numbers that turned out not to be true."""
+    place = next_refuted(at.sequences)
+    while place != NONE:
+        held = at.held_messages + HELD_MESSAGE_BYTES * place
+        slice_counters_at(at.counters).implausible += read_header(held).count
+        msg_close(held + HEADER_BYTES)
+        place = next_refuted(at.sequences)
+
+
+@inner
+def let_all_go(at: SliceAt) -> None:
+    """Let go of all live blocks that wait: archives bring them."""
+    place = oldest_held(at.sequences)
+    while place != NONE:
+        slice_counters_at(at.counters).let_go += let_go(at.sequences, place)
+        msg_close(at.held_messages + HELD_MESSAGE_BYTES * place + HEADER_BYTES)
+        place = oldest_held(at.sequences)
