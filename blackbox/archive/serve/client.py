@@ -308,19 +308,25 @@ class ArchiveClient:
     def _from(self, asking: _Asking, rows: _Rows | _RowsOfRanges, timeout: float) -> Iterator[Fetched | Gone | Later]:
         """Yield what one archive has, from where the one before ended."""
         ask, heard, pause_s = rows.begin(), time.monotonic(), _LATER_S
+        asking.send(ask)
         while True:
-            answer, frames = asking.ask(ask)
+            answer, frames = asking.answer()
             if isinstance(answer, Refusal) and ask.cursor is not None:
                 raise _StaleError
             if not isinstance(answer, Piece) or len(frames) != FRAMES_OF_BLOCK * len(answer.blocks):
                 raise ArchiveError(f"{asking.endpoint}: answer was no piece of blocks, or lacked some of them")
+            ask = msgspec.structs.replace(ask, cursor=answer.cursor, start=answer.start, ranges=answer.ranges)
+            if answer.state == "more":
+                asking.send(ask)  # the archive reads on while this is taken
             for found in _in_place(asking.endpoint, answer, frames):
                 if (wanted := rows.take(found)) is not None:
                     yield wanted
             if answer.state == "done":
                 return
-            ask = msgspec.structs.replace(ask, cursor=answer.cursor, start=answer.start, ranges=answer.ranges)
-            if answer.state == "more" or answer.blocks:
+            if answer.state == "more":
+                heard, pause_s = time.monotonic(), _LATER_S
+                continue
+            if answer.blocks:
                 heard, pause_s = time.monotonic(), _LATER_S
             elif time.monotonic() - heard > timeout:
                 raise ArchiveError(f"{asking.endpoint}: nothing more was recorded within {timeout:g} s, and no end")
@@ -329,6 +335,7 @@ class ArchiveClient:
                     yield Later(answer.epoch)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _MOST_LATER_S)
+            asking.send(ask)
 
     def _check_slice(self, slice_id: int) -> None:
         if not 0 <= slice_id < len(self.feed.slices):
@@ -445,6 +452,7 @@ class _Asking:
         """Whether no answer is waited for any more."""
         self._timeout = timeout
         self._numbers = itertools.count(1)
+        self._number = b""
         self._context = new_context("archive client", _NEEDS)
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
@@ -463,18 +471,26 @@ class _Asking:
         self._context.term()
 
     def ask(self, request: AskAbout | AskBlocks | TellConsumer) -> tuple[Piece | About | Noted | Refusal, list[bytes]]:
-        """Send a request and return its answer. Raises ArchiveError when none comes in time, or it is refused."""
-        number = next(self._numbers).to_bytes(8, "little")
+        """Send a request and return its answer. Raises as `send` and `answer`."""
+        self.send(request)
+        return self.answer()
+
+    def send(self, request: AskAbout | AskBlocks | TellConsumer) -> None:
+        """Send a request. Raises ArchiveError when it is not taken."""
+        self._number = next(self._numbers).to_bytes(8, "little")
         try:
-            self._socket.send_multipart([number, ENCODER.encode(request)], zmq.NOBLOCK)
+            self._socket.send_multipart([self._number, ENCODER.encode(request)], zmq.NOBLOCK)
         except zmq.Again:
             raise ArchiveError(f"{self.endpoint}: took no request") from None
+
+    def answer(self) -> tuple[Piece | About | Noted | Refusal, list[bytes]]:
+        """Return the answer to the last request. Raises ArchiveError when none comes in time, or it is refused."""
         until = time.monotonic() + self._timeout
         while not self.is_over() and (left_s := until - time.monotonic()) > 0:
             if not self._socket.poll(round(1e3 * min(left_s, _LOOK_S))):
                 continue
             frames = self._socket.recv_multipart()
-            if len(frames) < _HEAD_FRAMES or frames[0] != number:
+            if len(frames) < _HEAD_FRAMES or frames[0] != self._number:
                 continue
             try:
                 answer = ANSWERS.decode(frames[1])
