@@ -18,7 +18,7 @@ import zmq
 
 from blackbox.block.block import Block
 from blackbox.errors import BlackBoxError, SubscriberError
-from blackbox.native.limits import Needs, start_thread
+from blackbox.native.limits import Needs, let_others_go_first, start_thread
 from blackbox.native.name_table import Numbering
 from blackbox.subscribe.join import BEGIN, GIVE_UP, GONE, PASSED, REACHED, JoinPhase, JoinState
 from blackbox.subscribe.repair_queue import MOST_REQUESTS, RepairQueue, RepairRequest
@@ -155,6 +155,7 @@ class Repairer:
             finally:
                 self._has_begun.set()
             if self._since is not None:
+                let_others_go_first()
                 self._begin(out, self._since)
             while not self._over.is_set():
                 select.select([self._pipe.reader], [], [])

@@ -29,7 +29,7 @@ from blackbox.archive.serve.protocol import (
 from blackbox.errors import ArchiveError, BlackBoxError, ConfigError, EndpointError
 from blackbox.feed.endpoint import check_archive
 from blackbox.feed.feed import Feed
-from blackbox.native.limits import Needs, start_thread
+from blackbox.native.limits import Needs, let_others_go_first, start_thread
 from blackbox.transport.context import allow_ipv6, new_context
 from blackbox.transport.pings import send_pings
 from blackbox.transport.wakeup import Pipe
@@ -154,6 +154,7 @@ class ArchiveServer:
                     what = "is in use" if error.errno == zmq.EADDRINUSE else f"could not be bound: {error.strerror}"
                     raise EndpointError(error.errno, f"archive endpoint {endpoint} {what}") from error
             self._bound.set_result(None)
+            let_others_go_first()
             pieces = Pieces(self.directory)
             poller = zmq.Poller()
             poller.register(socket, zmq.POLLIN)
