@@ -261,6 +261,26 @@ def marks_of(segments: Iterable[Segment]) -> Iterator[Mark]:
                 at += RECORD_ALIGNMENT if mark is None else mark.size
 
 
+def last_mark(segment: Segment) -> Mark | None:
+    """Return the last mark of a segment; None when it has none, or that one is not good."""
+    marked = segment.entries[segment.entries["marks"] > 0]
+    if not len(marked):
+        return None
+    at = _last_mark(segment.address, int(marked["stop"][-1]), int(marked["start"][-1]))
+    return read_mark(segment, at) if at >= 0 else None
+
+
+@njit(nogil=True, cache=True)
+def _last_mark(memory: int, stop: int, start: int) -> int:
+    """As `next_mark`, the last one."""
+    last = numpy.int64(-1)
+    at = next_mark(memory, stop, start)
+    while at >= 0:
+        last = at
+        at = next_mark(memory, stop, at + size_at(memory + at, stop - at))
+    return int(last)
+
+
 def end_of(segment: Segment, start: Totals) -> tuple[Totals, bool]:
     """Return the totals at the end of a segment, and whether a recorder closed the journal there.
 

@@ -304,6 +304,59 @@ def test_what_a_run_has_sent_last_and_archives_lack_is_told(tmp_path: Path, is_l
     assert heard.gaps == [(10, 5)]
 
 
+def test_it_is_not_live_with_a_silent_run_before_the_run_before_is_recorded(tmp_path: Path) -> None:
+    feed, elsewhere = archived_feed(), feed_of()
+    with (
+        RawPublisher(feed) as publisher,
+        RawPublisher(elsewhere) as other,
+        Recorder(elsewhere, tmp_path) as recorder,
+        ArchiveServer(tmp_path / feed.name, feed.archives) as archive,
+    ):
+        publisher.epoch = 1 << 40
+        other.send(other.encode([(b"A.x", b"payload")] * 10))
+        wait_recorded(recorder, 10)
+        subscriber = Subscriber(feed, repair_wait_ns=60_000_000_000)
+        heard = Heard(subscriber)
+        subscriber.start(since=0)
+        wait_until(lambda: len(heard.numbers) == 10)
+        answered = archive.statistics().answered
+        wait_until(lambda: archive.statistics().answered > answered + 3)
+        assert subscriber.statistics().received.catching_up == 1
+        other.send(other.encode([(b"A.x", b"payload")] * 5))
+        wait_recorded(recorder, 15)
+        other.epoch, other.sequences = publisher.epoch, [{}]
+        other.heartbeat()
+        other.heartbeat()
+        subscriber.wait_live()
+        publisher.send(publisher.encode([(b"A.x", b"payload")] * 3))
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert heard.numbers == [*range(15), *range(3)]
+    assert heard.gaps == []
+
+
+def test_a_run_that_ends_before_an_archive_has_first_answered_comes_whole(tmp_path: Path) -> None:
+    feed, elsewhere = archived_feed(), feed_of()
+    with RawPublisher(feed) as publisher, RawPublisher(elsewhere) as other:
+        publisher.encode([(b"A.x", b"payload")] * 10)
+        subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=60_000_000_000)
+        heard = Heard(subscriber)
+        subscriber.start(since={0: (publisher.epoch, 10)})
+        subscriber.wait_live()
+        publisher.encode([(b"A.x", b"payload")] * 10)
+        with Recorder(elsewhere, tmp_path) as recorder, ArchiveServer(tmp_path / feed.name, feed.archives):
+            other.send(other.encode([(b"A.x", b"payload")] * 20))
+            for each in (other, publisher):
+                each.epoch, each.sequences = 1 << 40, [{}]
+                for _ in range(2):
+                    each.send(each.encode([(b"A.x", b"payload")] * 3))
+            wait_recorded(recorder, 26)
+            publisher.heartbeat(end=True)
+            subscriber.run(until_end=True)
+    assert heard.numbers == [*range(10, 20), *range(6)]
+    assert heard.gaps == []
+
+
 def test_the_first_live_block_after_the_archived_ones_is_lost(tmp_path: Path) -> None:
     """The archive ends where live begins, and what is between is in neither: it is told, once."""
     feed = archived_feed()

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from blackbox.archive.day import MANIFEST, recorded_days, segment_path
 from blackbox.archive.filter import Filter
 from blackbox.archive.format import FILE_HEAD_BYTES, OFFSET_BLOCK_HEADER, record_bytes
-from blackbox.archive.marks import Totals, end_of
+from blackbox.archive.marks import Totals, end_of, last_mark
 from blackbox.archive.reader import Recorded, Span, blocks_of, read_spans
 from blackbox.archive.recording import Recording
 from blackbox.archive.retention import Deleted
@@ -163,8 +163,8 @@ class Pieces:
         missing = _missing(day, ask.slice_id, cursor.segment)
         if is_begun or (not is_closed and not missing):
             read = _nothing("later", ask, cursor)
-            heard = int(segments[-1].entries["epoch"][-1]) if segments else 0
-            return read._replace(piece=msgspec.structs.replace(read.piece, epoch=heard))
+            last = last_mark(segments[-1]) if segments else None
+            return read._replace(piece=msgspec.structs.replace(read.piece, epoch=last.epoch if last else 0))
         reading = self._reading(ask, day, missing)
         reading.end()
         return reading.answer("done", cursor)
