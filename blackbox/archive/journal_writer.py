@@ -273,8 +273,8 @@ class JournalWriter:
             state.after_kill = 1
             try:
                 path = segment_path(day, self.slice_id, numbers[-1])
-                totals, was_closed = end_of(Segment(path, self.slice_id, numbers[-1], self._key_bytes), totals)
-                state.after_kill = not was_closed
+                end = end_of(Segment(path, self.slice_id, numbers[-1], self._key_bytes), totals)
+                totals, state.after_kill = end.totals, not end.is_closed
             except JournalError as error:
                 log.warning("%s", error)  # readers say the same; `verify` finds that totals do not go on
         state.started = now_ns

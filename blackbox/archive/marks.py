@@ -261,42 +261,34 @@ def marks_of(segments: Iterable[Segment]) -> Iterator[Mark]:
                 at += RECORD_ALIGNMENT if mark is None else mark.size
 
 
-def last_mark(segment: Segment) -> Mark | None:
-    """Return the last mark of a segment; None when it has none, or that one is not good."""
-    marked = segment.entries[segment.entries["marks"] > 0]
-    if not len(marked):
-        return None
-    at = _last_mark(segment.address, int(marked["stop"][-1]), int(marked["start"][-1]))
-    return read_mark(segment, at) if at >= 0 else None
+class End(NamedTuple):
+    """What stands at the end of a segment."""
+
+    totals: Totals
+    """What stands before it."""
+    is_closed: bool
+    """Whether a recorder has closed the journal there."""
+    epoch: int
+    """The publisher's last run of which the recorder has heard; 0: none, or its marks are not good."""
 
 
-@njit(nogil=True, cache=True)
-def _last_mark(memory: int, stop: int, start: int) -> int:
-    """As `next_mark`, the last one."""
-    last = numpy.int64(-1)
-    at = next_mark(memory, stop, start)
-    while at >= 0:
-        last = at
-        at = next_mark(memory, stop, at + size_at(memory + at, stop - at))
-    return int(last)
+def end_of(segment: Segment, start: Totals) -> End:
+    """Return what stands at the end of a segment.
 
-
-def end_of(segment: Segment, start: Totals) -> tuple[Totals, bool]:
-    """Return the totals at the end of a segment, and whether a recorder closed the journal there.
-
-    They are counted from the last mark whose place the index knows; without any, from `start`.
+    Totals are counted from the last mark whose place the index knows; without any, from `start`.
     """
     marked = segment.entries[segment.entries["marks"] > 0]
     at = int(marked["start"][-1]) if len(marked) else FILE_HEAD_BYTES
-    totals, kinds = start, [MarkKind.SEGMENT_BEGIN]
+    totals, kinds, epoch = start, [MarkKind.SEGMENT_BEGIN], 0
     while True:
         at, is_here, totals = tally(segment, at, totals)
         mark = read_mark(segment, at) if is_here else None
         if mark is not None:
             totals, at = behind(segment.address + at, mark.totals), at + mark.size
             kinds.append(mark.kind)
+            epoch = mark.epoch
         else:
             at = next_record(segment.address, segment.whole_bytes, at + 1) if at < segment.whole_bytes else -1
             if at < 0:
-                return totals, kinds[-2:] == [MarkKind.RECORDER_END, MarkKind.SEGMENT_END]
+                return End(totals, kinds[-2:] == [MarkKind.RECORDER_END, MarkKind.SEGMENT_END], epoch)
             kinds.append(MarkKind.SEGMENT_BEGIN)

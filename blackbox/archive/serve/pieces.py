@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from blackbox.archive.day import MANIFEST, recorded_days, segment_path
 from blackbox.archive.filter import Filter
 from blackbox.archive.format import FILE_HEAD_BYTES, OFFSET_BLOCK_HEADER, record_bytes
-from blackbox.archive.marks import Totals, end_of, last_mark
+from blackbox.archive.marks import End, Totals, end_of
 from blackbox.archive.reader import Recorded, Span, blocks_of, read_spans
 from blackbox.archive.recording import Recording
 from blackbox.archive.retention import Deleted
@@ -88,7 +88,7 @@ class Pieces:
         open_epochs = [
             int(segments[-1].entries["epoch"].max())
             for _, segments in _with_entries(last)
-            if not _is_closed(segments[-1])
+            if not _end_of_segment(segments[-1]).is_closed
         ]
         return About(
             feed=day.feed.name,
@@ -159,12 +159,10 @@ class Pieces:
                 reading = self._reading(ask, day, _missing(day, ask.slice_id, cursor.segment))
                 return reading.answer("more", self._begin(name))
         segments = _of_slice(day, ask.slice_id)
-        is_closed = bool(segments) and _is_closed(segments[-1])
+        end = _end_of_segment(segments[-1]) if segments else End(Totals(), is_closed=False, epoch=0)
         missing = _missing(day, ask.slice_id, cursor.segment)
-        if is_begun or (not is_closed and not missing):
-            read = _nothing("later", ask, cursor)
-            last = last_mark(segments[-1]) if segments else None
-            return read._replace(piece=msgspec.structs.replace(read.piece, epoch=last.epoch if last else 0))
+        if is_begun or (not end.is_closed and not missing):
+            return _nothing("later", ask, cursor, end.epoch)
         reading = self._reading(ask, day, missing)
         reading.end()
         return reading.answer("done", cursor)
@@ -439,8 +437,9 @@ def _check(ask: AskBlocks) -> None:
             raise ArchiveError(f"range was {each.first} to {each.stop}, expected an end behind its beginning")
 
 
-def _nothing(state: State, ask: AskBlocks, cursor: Cursor) -> Read:
-    return Read(Piece(blocks=[], gone=[], state=state, cursor=cursor, start=ask.start, ranges=ask.ranges), [])
+def _nothing(state: State, ask: AskBlocks, cursor: Cursor, epoch: int = 0) -> Read:
+    piece = Piece(blocks=[], gone=[], state=state, cursor=cursor, start=ask.start, ranges=ask.ranges, epoch=epoch)
+    return Read(piece, [])
 
 
 def _words(damage: Damage) -> str:
@@ -504,8 +503,8 @@ def _missing(day: Recording, slice_id: int, first: int, stop: int | None = None)
     ]
 
 
-def _is_closed(segment: Segment) -> bool:
-    return end_of(segment, Totals())[1]
+def _end_of_segment(segment: Segment) -> End:
+    return end_of(segment, Totals())
 
 
 def _about(segments: list[Segment]) -> SliceAbout:
@@ -519,5 +518,5 @@ def _about(segments: list[Segment]) -> SliceAbout:
         last_sequences=[int(some["max_sequence"].max()) for some in each],
         first_ns=int(entries["min_ts_recv"].min()) if len(entries) else 0,
         last_ns=int(entries["max_ts_recv"].max()) if len(entries) else 0,
-        is_closed=_is_closed(segments[-1]),
+        is_closed=_end_of_segment(segments[-1]).is_closed,
     )
