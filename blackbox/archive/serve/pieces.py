@@ -75,6 +75,8 @@ class Pieces:
         self._open: dict[str, tuple[int, Recording]] = {}
         self._days: list[str] = []
         """As they were listed last."""
+        self._deleted = Deleted()
+        """What was, when they were."""
         self._ends: dict[tuple[str, int], tuple[int, _End | None]] = {}
 
     def about(self, name: str | None) -> About:
@@ -97,7 +99,7 @@ class Pieces:
             days=days,
             day=name or days[-1],
             slices={slice_id: _about(segments) for slice_id, segments in _with_entries(day)},
-            deleted=Deleted.read(self._directory).last_day,
+            deleted=self._deleted.last_day,
             live_epoch=max(open_epochs, default=None),
         )
 
@@ -168,11 +170,11 @@ class Pieces:
         return reading.answer("done", cursor)
 
     def _reading(self, ask: AskBlocks, day: Recording, missing: list[Damage]) -> _Reading:
-        deleted = Deleted.read(self._directory).slices.get(ask.slice_id, [])
-        return _Reading(ask, day.feed.key_bytes, missing, deleted)
+        return _Reading(ask, day.feed.key_bytes, missing, self._deleted.slices.get(ask.slice_id, []))
 
     def _list_days(self) -> list[str]:
         self._days = [day.name for day in recorded_days(self._directory)]
+        self._deleted = Deleted.read(self._directory)  # behind it: a day that is not listed is noted there before
         return self._days
 
     def _first_wanted(self, name: str, ask: AskBlocks) -> str:
