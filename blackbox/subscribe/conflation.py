@@ -28,7 +28,7 @@ from blackbox.native.name_table import FULL, number_of
 from blackbox.native.prefix_trie import Trie
 from blackbox.native.records import Field, SharedRecord, record_at
 from blackbox.subscribe.addresses import ENVELOPE_AT, NEWEST_AT, NEWEST_HEAD_AT, ConflationAt, SliceAt, TableAt
-from blackbox.subscribe.dispatch import dispatch, match_topics
+from blackbox.subscribe.dispatch import any_full, dispatch, match_topics
 from blackbox.subscribe.gaps import has_losses
 from blackbox.subscribe.hand_over import fail, tell_losses
 from blackbox.subscribe.state import slice_counters_at
@@ -37,6 +37,7 @@ from blackbox.transport.libzmq import msg_close, msg_data, msg_init_size
 ARENA_BYTES: Final = 64 << 20
 """Payload bytes that one slice may keep while it conflates."""
 _BLOCK_BYTES: Final = 256 << 10
+_YES = numpy.int64(1)
 
 
 class ConflationState(SharedRecord):
@@ -101,8 +102,11 @@ def absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int
     raise NotImplementedError
 
 
-def flush(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
-    """Deliver the newest message of every waiting topic: 0 or FAILED."""
+def flush(at: SliceAt, table: TableAt, trie: Trie, now: int, may_wait: int) -> int:
+    """Deliver the newest message of every waiting topic, and unless it `may_wait` leave what workers have no room for.
+
+    Returns 0 or FAILED.
+    """
     raise NotImplementedError
 
 
@@ -123,7 +127,7 @@ def _absorb_nothing(
     return 0
 
 
-def _flush_nothing(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
+def _flush_nothing(at: SliceAt, table: TableAt, trie: Trie, now: int, may_wait: int) -> int:
     return 0
 
 
@@ -138,7 +142,7 @@ def _choose_absorb(at: Any, table: Any, trie: Any, head: Any, body_message: Any,
 
 
 @overload(flush, strict=False)
-def _choose_flush(at: Any, table: Any, trie: Any, now: Any) -> Any:
+def _choose_flush(at: Any, table: Any, trie: Any, now: Any, may_wait: Any) -> Any:
     return _flush if _conflates(at) else _flush_nothing
 
 
@@ -199,7 +203,7 @@ def _absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: in
     newest: Any = at.conflation
     state = _state_at(newest.state)
     if state.pending > 0 and state.epoch != header.epoch:
-        result = flush(at, table, trie, now)
+        result = flush(at, table, trie, now, _YES)
         if result != 0:
             return result
     envelope_message = at.scratch + ENVELOPE_AT
@@ -240,7 +244,7 @@ def _absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: in
         size = numpy.int64(topic_offsets[topic + 1] - topic_offsets[topic])
         sequence = sequence_of(header, layout, body, row)
         if not _keep(at, number, place, length, ts_event[row], sequence, size, wanted):
-            result = flush(at, table, trie, now)
+            result = flush(at, table, trie, now, _YES)
             if result != 0:
                 return result
             if not _keep(at, number, place, length, ts_event[row], sequence, size, wanted):
@@ -282,9 +286,11 @@ def _put_in_order(
         _sort_by(topics, numbers)
 
 
-def _flush(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
+def _flush(at: SliceAt, table: TableAt, trie: Trie, now: int, may_wait: int) -> int:
     newest: Any = at.conflation
     state = _state_at(newest.state)
+    if may_wait == 0 and any_full(at):
+        return 0
     if has_losses(at.sequences):
         told = tell_losses(at, table, state.ts_out)
         if told != 0:
@@ -311,7 +317,7 @@ def _flush(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
     done = numpy.int64(0)
     result = 0
     stop = numpy.int64(0)
-    while done < count and result == 0:
+    while done < count and result == 0 and (may_wait != 0 or not any_full(at)):
         key = _key_of(at, sizes, numpy.int64(order[done]))
         while stop < count and _key_of(at, sizes, numpy.int64(order[stop])) == key:
             stop += 1
@@ -325,10 +331,14 @@ def _flush(at: SliceAt, table: TableAt, trie: Trie, now: int) -> int:
         result = dispatch(at, table, trie, head, message, numpy.int64(0), now, numpy.int64(1), numpy.int64(0))
         msg_close(message)
         done = plan.stop
-    for i in range(count):
+    if result != 0:
+        done = count
+    for i in range(done):
         int32s_at(newest.topic_sizes + 4 * order[i], 1)[0] = 0
-    state.pending = 0
-    if 2 * state.arena_end > newest.arena_bytes:
+    for i in range(done, count):
+        order[i - done] = order[i]
+    state.pending = count - done
+    if state.pending == 0 and 2 * state.arena_end > newest.arena_bytes:
         int32s_at(newest.rooms, topics)[: int64s_at(at.topics.used, 1)[0]] = 0
         state.arena_end = 0
     return result

@@ -76,12 +76,12 @@ def deliver_block(at: SliceAt, table: TableAt, trie: Trie, first_row: int, now: 
     if action == DROP:
         return dispatch(at, table, trie, head, body_message, first_row, now, NO, YES)
     if at.action == CONFLATE:
-        if action == CONFLATE or any_full(at):
-            return absorb(at, table, trie, head, body_message, first_row, now)
-        if pending(at) > 0:
-            result = flush(at, table, trie, now)
+        if action != CONFLATE and pending(at) > 0:
+            result = flush(at, table, trie, now, NO)
             if result != 0:
                 return result
+        if action == CONFLATE or pending(at) > 0 or any_full(at):
+            return absorb(at, table, trie, head, body_message, first_row, now)
     if has_losses(at.sequences):
         result = tell_losses(at, table, header.ts_out)
         if result != 0:

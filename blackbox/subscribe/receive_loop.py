@@ -27,7 +27,7 @@ from blackbox.subscribe.block_handler import CONTROL as CONTROL_BLOCK
 from blackbox.subscribe.clocks import clock_state_at, note_clocks, note_own_clock
 from blackbox.subscribe.conflation import flush, pending
 from blackbox.subscribe.deliver_in_order import deliver_all_held, line_of, look_at_held
-from blackbox.subscribe.dispatch import any_full, hand_block, hand_idle
+from blackbox.subscribe.dispatch import hand_block, hand_idle
 from blackbox.subscribe.epochs import AHEAD_NS, REFUTED
 from blackbox.subscribe.gaps import enter_epoch, is_current, note_sequences
 from blackbox.subscribe.hand_over import fail
@@ -242,8 +242,8 @@ def _idle(at: SliceAt, table: TableAt, trie: Trie) -> int:
     result = look_at_held(at, table, trie, tick)
     if result != 0:
         return result
-    if at.action == CONFLATE and pending(at) > 0 and not any_full(at):
-        result = flush(at, table, trie, now_ns())
+    if at.action == CONFLATE and pending(at) > 0:
+        result = flush(at, table, trie, now_ns(), _NO)
         if result != 0:
             return result
     if act_on_stuck(at, tick):
@@ -263,7 +263,7 @@ def finish(at: SliceAt, table: TableAt, trie: Trie) -> None:
     deliver_all_held(at, table, trie, _YES)
     drop_all_doubted(at)
     if at.action == CONFLATE and pending(at) > 0:
-        flush(at, table, trie, now_ns())
+        flush(at, table, trie, now_ns(), _YES)
 
 
 @inner

@@ -354,6 +354,11 @@ class SliceThread:
         sockets.append(router)
         router.router_mandatory = True
         router.sndhwm = 1  # the rest of the queue is the worker's
+        queue_blocks = self.options.queue_blocks
+        if self.options.slow.action == "conflate":
+            # libzmq tells of what a worker took as late as after half of the queue. Conflation counts for itself, and
+            # must not be made to wait while there is room by its count.
+            queue_blocks = 2 * queue_blocks + 2
         router.sndtimeo = _ROUTER_WAIT_MS
         router.linger = 0
         router.bind(endpoint)
@@ -368,7 +373,7 @@ class SliceThread:
                 self._table.workers[number],
                 self._worker_table(number),
                 self._batch_feed,
-                self.options.queue_blocks,
+                queue_blocks,
                 self.feed_slice.cpus,
                 self.report,
                 self._callback_raised,

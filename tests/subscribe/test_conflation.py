@@ -171,3 +171,39 @@ def test_a_conflated_batch_is_of_one_key() -> None:
         [(b"A1", 22, b"11"), (b"A2", 23, b"11")],
         [(b"B1", 22, b"11"), (b"B2", 23, b"11")],
     ]
+
+
+def test_what_is_conflated_does_not_wait_for_a_worker_that_has_room_for_a_part() -> None:
+    feed = one_slice(key_bytes=1)
+    subscriber = Subscriber(feed, slow=SlowPolicy("conflate", max_lag_ns=3_600 * SECOND_NS), queue_blocks=1, workers=1)
+    calls, steps = threading.Semaphore(0), threading.Semaphore(0)
+    newest: dict[bytes, list[bytes]] = {}
+
+    @subscriber.on_batch(b"")
+    def note(batch: Batch) -> None:
+        calls.release()
+        steps.acquire(timeout=30)
+        for topic, payload in zip(batch.topics_per_message(), batch.payload_list(), strict=True):
+            newest.setdefault(topic, []).append(payload)
+
+    keys = [b"%c" % letter for letter in range(ord("A"), ord("Z") + 1)]
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode([(b"first", b"")]))
+        assert calls.acquire(timeout=30)
+        publisher.send(publisher.encode([(b"second", b"")]))
+        for number in range(3):
+            for key in keys:
+                publisher.send(publisher.encode([(key, b"%d" % number)]))
+        wait_until(lambda: subscriber.statistics().received.messages == 2 + 3 * 26)
+        steps.release()
+        assert calls.acquire(timeout=30)  # it has taken the second block: there is room for one of 26
+        for key in keys:
+            publisher.send(publisher.encode([(key, b"3")]))
+        wait_until(lambda: subscriber.statistics().received.messages == 2 + 4 * 26)
+        steps.release(1_000)
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert {payloads[-1] for topic, payloads in newest.items() if topic in keys} == {b"3"}
+    assert all(payloads in ([b"3"], [b"2", b"3"]) for topic, payloads in newest.items() if topic in keys)
+    assert sorted(newest) == [*keys, b"first", b"second"]
