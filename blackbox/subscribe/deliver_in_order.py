@@ -171,6 +171,21 @@ def deliver_held(at: SliceAt, table: TableAt, trie: Trie, key: int, force: int, 
                 return result
 
 
+@inner
+def deliver_recorded(at: SliceAt, table: TableAt, trie: Trie, key: int, verdict: int, now: int) -> int:
+    """Deliver the block at hand, which an archive has brought, and what waited for it: 0 or FAILED."""
+    header = read_header(at.scratch + HEAD_AT)
+    result = 0
+    first_row = row_of(at, verdict)
+    if first_row != DUPLICATE:
+        slice_counters_at(at.counters).repaired += header.count - first_row
+        state = slice_state_at(at.state)
+        state.excused_ns = now - min(header.ts_out, header.ts_in)
+        result = deliver_block(at, table, trie, first_row, now)
+        state.excused_ns = 0
+    return result if result != 0 else deliver_held(at, table, trie, key, NO, END)
+
+
 @njit(nogil=True, cache=True)
 def deliver_all_held(at: SliceAt, table: TableAt, trie: Trie, force: int) -> int:
     """The same for every key. `force`: all of them, gaps or not."""

@@ -27,6 +27,7 @@ from blackbox.subscribe.deliver_in_order import (
     deliver_block,
     deliver_held,
     deliver_held_before,
+    deliver_recorded,
     leave_shared_buffer,
     let_all_go,
     line_of,
@@ -57,7 +58,7 @@ from blackbox.subscribe.join import (
     join_state_at,
     note_live,
 )
-from blackbox.subscribe.state import FAILED, slice_counters_at, slice_state_at
+from blackbox.subscribe.state import FAILED, slice_counters_at
 from blackbox.transport.libzmq import msg_data
 
 
@@ -144,16 +145,7 @@ def order_replayed(at: SliceAt, table: TableAt, trie: Trie, key: int, header: He
         verdict = judge(at.sequences, key, ARCHIVE, header.epoch, header.sequence, span, header.body_bytes, tick, YES)
         if verdict == MAKE_ROOM and deliver_held_before(at, table, trie, key, YES, header.sequence) != 0:
             return FAILED
-    result = 0
-    first_row = row_of(at, verdict)
-    if first_row != DUPLICATE:
-        slice_counters_at(at.counters).repaired += header.count - first_row
-        state = slice_state_at(at.state)
-        state.excused_ns = now - min(header.ts_out, header.ts_in)
-        result = deliver_block(at, table, trie, first_row, now)
-        state.excused_ns = 0
-    if result == 0:
-        result = deliver_held(at, table, trie, key, NO, END)
+    result = deliver_recorded(at, table, trie, key, verdict, now)
     return result if result != 0 else go_over(at, table, key)
 
 

@@ -38,6 +38,7 @@ from blackbox.subscribe.deliver_in_order import (
     deliver_block,
     deliver_held,
     deliver_held_before,
+    deliver_recorded,
     drop_refuted,
     leave_shared_buffer,
     let_all_go,
@@ -259,25 +260,18 @@ def order_recorded(at: SliceAt, table: TableAt, trie: Trie, now: int, tick: int)
         pass_by(at.sequences, key, header.epoch, header.sequence)
         if deliver_held_before(at, table, trie, key, NO, END) != 0:
             return FAILED
-    verdict = _judge(at, table, trie, key, header, span_of(header, msg_data(at.scratch + BODY_AT)), tick)
+    span = span_of(header, msg_data(at.scratch + BODY_AT))
+    verdict = _judge(at, table, trie, key, header, span, tick)
     if verdict == _FAILED:
         return FAILED
     if verdict == HOLD:  # a line that is alive may bring what is missing here
-        put_aside(at, hold(at.sequences, key, header.sequence, header.count, header.body_bytes, tick, now))
+        put_aside(at, hold(at.sequences, key, header.sequence, span, header.body_bytes, tick, now))
         return 0
-    result = 0
-    first_row = row_of(at, verdict)
-    if first_row != DUPLICATE:
-        slice_counters_at(at.counters).repaired += header.count - first_row
-        state = slice_state_at(at.state)
-        state.excused_ns = now - min(header.ts_out, header.ts_in)
-        result = deliver_block(at, table, trie, first_row, now)
-        state.excused_ns = 0
-    return result if result != 0 else deliver_held(at, table, trie, key, NO, END)
+    return deliver_recorded(at, table, trie, key, verdict, now)
 
 
 @inner
-def take_pass(at: SliceAt, table: TableAt, trie: Trie) -> int:
+def take_note(at: SliceAt, table: TableAt, trie: Trie) -> int:
     """Take the note at hand, which comes between what archives have brought: 0 or FAILED."""
     key = number_of(at.sequences.keys, msg_data(at.scratch + KEY_AT), msg_size(at.scratch + KEY_AT))
     note = int64s_at(msg_data(at.scratch + BODY_AT), 3)

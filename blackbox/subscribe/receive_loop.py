@@ -37,7 +37,7 @@ from blackbox.subscribe.order import (
     drop_doubted,
     order,
     order_recorded,
-    take_pass,
+    take_note,
 )
 from blackbox.subscribe.repair_queue import has_repairs, repair_queue_at
 from blackbox.subscribe.slow_subscriber import CONFLATE, act_on_stuck, may_call_python
@@ -333,7 +333,7 @@ def _receive_repair(at: SliceAt) -> int:
 def _accept_repair(at: SliceAt, table: TableAt, trie: Trie, frames: int) -> int:
     """Order what archives have brought: a block, or a note that there is nothing more. Return 0 or FAILED."""
     if frames == 3 and msg_size(at.scratch + HEADER_AT) == 0:
-        return take_pass(at, table, trie)
+        return take_note(at, table, trie)
     now = now_ns()
     if not _align(at):
         return fail(at)
