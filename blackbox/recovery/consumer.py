@@ -114,9 +114,9 @@ class Consumer:
     def _tell_now(self) -> None:
         last = self._last
         if last != self._told:
-            self._told = last
             try:
                 self._archives.tell(self._file.name, last)
+                self._told = last
             except BlackBoxError as error:
                 log.info("%s", error)  # they may delete nothing; or what it needs, if they are never told
 
