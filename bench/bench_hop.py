@@ -23,11 +23,11 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.measure.contest import Contest, Figure, Spent, expect
 from bench.measure.cost import cpu_seconds
+from blackbox.block.block_handler import NO_HANDLER
 from blackbox.native.intrinsics import int64s_at
 from blackbox.native.name_table import Numbering
 from blackbox.native.posix import now_ns
 from blackbox.subscribe.addresses import BODY_AT, COPY_AT, ENVELOPE_AT, SCRATCH_WORDS, SliceAt
-from blackbox.subscribe.block_handler import NO_HANDLER
 from blackbox.subscribe.conflation import Conflation
 from blackbox.subscribe.gaps import Sequences
 from blackbox.subscribe.hand_over import hand_over

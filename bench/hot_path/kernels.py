@@ -18,6 +18,7 @@ from bench.workload.messages import TOPICS, make_pool
 from bench.workload.tally import tally
 from blackbox import Block
 from blackbox.block.block import as_rows, distinct_scratch, topic_table
+from blackbox.block.block_handler import NO_HANDLER
 from blackbox.block.encode import (
     Distinct,
     Origin,
@@ -35,7 +36,6 @@ from blackbox.native.intrinsics import bytes_at, copy_bytes
 from blackbox.native.name_table import Numbering, number_of
 from blackbox.native.prefix_trie import Trie
 from blackbox.subscribe.addresses import SliceAt, TableAt
-from blackbox.subscribe.block_handler import NO_HANDLER
 from blackbox.subscribe.callbacks import Callback
 from blackbox.subscribe.conflation import Conflation
 from blackbox.subscribe.dispatch import group_by_set, match_topics

@@ -41,6 +41,7 @@ from blackbox.archive.key_positions import NO_KEY, begin_whole, keys_that_differ
 from blackbox.archive.marks import EPOCH_END, HEARD
 from blackbox.archive.record import chain_after, write_head
 from blackbox.block.acknowledgement import NOTHING_MISSING, TOO_MANY_KEYS
+from blackbox.block.block_handler import BLOCK, IDLE
 from blackbox.block.format import FLAG_CHECKSUM, FLAG_END, read_header
 from blackbox.native.intrinsics import bytes_at, call_with_address, copy_bytes, fence, inner, int64s_at
 from blackbox.native.jit import cfunc, check_memory, njit
@@ -48,7 +49,6 @@ from blackbox.native.name_table import FULL
 from blackbox.native.posix import now_ns, sleep_microseconds, sync_file
 from blackbox.native.records import load_shared, store_shared
 from blackbox.native.xxh3 import checksum_32
-from blackbox.subscribe.block_handler import BLOCK, IDLE
 
 MORE_ROOM: Final = 1
 NEW_DAY: Final = 2

@@ -24,6 +24,7 @@ from blackbox.archive.format import SEGMENT_BYTES
 from blackbox.archive.journal_writer import WRITER_NEEDS, JournalWriter
 from blackbox.archive.put_rows import Journal, put_rows
 from blackbox.block.block import Block, as_rows, as_topic_index, distinct_scratch
+from blackbox.block.block_handler import CONTROL
 from blackbox.block.encode import Origin, Rows, TopicTable
 from blackbox.block.format import FLAG_END, HEADER_BYTES, HEARTBEAT_KEY
 from blackbox.errors import ConfigError, JournalError
@@ -31,7 +32,6 @@ from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.native.limits import check_limits
 from blackbox.publish.batcher import Encoder, group_by_key, make_selection, select_rows
-from blackbox.subscribe.block_handler import CONTROL
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
 _ROWS: Final = 1 << 17

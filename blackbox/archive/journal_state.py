@@ -10,11 +10,11 @@ import numpy
 from blackbox.archive.entry import seal_entry
 from blackbox.archive.format import ENTRY_BYTES, entry_at
 from blackbox.archive.key_positions import KeysAt
+from blackbox.block.block_handler import HandedBlock
 from blackbox.native.intrinsics import bytes_at, copy_bytes, inner
 from blackbox.native.jit import njit
 from blackbox.native.posix import cut_file, poke, write_file
 from blackbox.native.records import Field, Fields, record_at
-from blackbox.subscribe.block_handler import HandedBlock
 from blackbox.transport.libzmq import zmq_errno
 
 COUNTERS: Final = 7

@@ -32,9 +32,9 @@ from blackbox.archive.key_positions import Keys
 from blackbox.archive.marks import Totals, chain_start, end_of
 from blackbox.archive.recovery import file_head, remove_empty
 from blackbox.archive.segment import Segment
+from blackbox.block.block_handler import IDLE, BlockHandlerAt
 from blackbox.errors import JournalError
 from blackbox.native.limits import Needs
-from blackbox.subscribe.block_handler import IDLE, BlockHandlerAt
 from blackbox.transport.wakeup import Pipe
 
 if TYPE_CHECKING:

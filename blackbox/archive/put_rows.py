@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from blackbox.archive.append import append
 from blackbox.archive.journal_state import journal_at
+from blackbox.block.block_handler import BLOCK
 from blackbox.block.encode import Rows, finish_header, plan_bytes, write_body, write_template
 from blackbox.block.format import HEADER_BYTES
 from blackbox.native.intrinsics import int64s_at
 from blackbox.native.jit import njit
 from blackbox.publish.batcher import Encoder, plan_next
-from blackbox.subscribe.block_handler import BLOCK
 
 
 class Journal(NamedTuple):

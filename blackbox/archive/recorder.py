@@ -30,10 +30,10 @@ from blackbox.archive.journal_writer import WRITER_NEEDS, JournalWriter
 from blackbox.archive.recovery import recover_day
 from blackbox.archive.retention import EVERYTHING, Deleter, Retention
 from blackbox.archive.serve.server import ArchiveStatistics, archive_of
+from blackbox.block.block_handler import BlockHandlerAt
 from blackbox.errors import BlackBoxError, JournalError, SubscriberError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.native.limits import Needs, check_limits, start_thread
-from blackbox.subscribe.block_handler import BlockHandlerAt
 from blackbox.subscribe.options import Options
 from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.subscribe.statistics import LagStatistics, ReceivedStatistics, SliceStatistics

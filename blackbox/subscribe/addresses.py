@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from blackbox.block.block_handler import BlockHandlerAt
 from blackbox.block.format import HEADER_BYTES
 from blackbox.native.name_table import NumberingAt
-from blackbox.subscribe.block_handler import BlockHandlerAt
 from blackbox.subscribe.gaps import SequencesAt
 from blackbox.subscribe.held import HELD_BLOCKS
 from blackbox.subscribe.worker_state import WorkerAt, WorkerTableAt

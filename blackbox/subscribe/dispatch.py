@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy
 
+from blackbox.block.block_handler import BLOCK, IDLE, handed_block_at
 from blackbox.block.envelope import TOPICS_AT, envelope_at, envelope_bytes, row_group, rows_at
 from blackbox.block.format import FLAG_RECORDED, HEADER_BYTES, KNOWN_FLAGS, OFFSET_FLAGS, Header, layout_of, read_header
 from blackbox.native.intrinsics import (
@@ -22,7 +23,6 @@ from blackbox.native.intrinsics import (
 from blackbox.native.name_table import FULL, number_of
 from blackbox.native.prefix_trie import Trie, longest_prefix
 from blackbox.subscribe.addresses import ENVELOPE_AT, SliceAt, TableAt
-from blackbox.subscribe.block_handler import BLOCK, IDLE, handed_block_at
 from blackbox.subscribe.hand_over import GIVEN_UP, fail, hand_over, leave_untold, tell_dropped, worker_counters
 from blackbox.subscribe.slow_subscriber import is_over
 from blackbox.subscribe.state import slice_counters_at

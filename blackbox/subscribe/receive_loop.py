@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy
 
+from blackbox.block.block_handler import AGAIN_MS, handed_block_at
+from blackbox.block.block_handler import CONTROL as CONTROL_BLOCK
 from blackbox.block.format import (
     FLAG_CONTROL,
     FLAG_END,
@@ -22,8 +24,6 @@ from blackbox.native.posix import monotonic_ns, now_ns
 from blackbox.native.prefix_trie import Trie, longest_prefix
 from blackbox.native.records import load_shared
 from blackbox.subscribe.addresses import BODY_AT, COPY_AT, HEAD_AT, HEADER_AT, KEY_AT, WAITING_AT, SliceAt, TableAt
-from blackbox.subscribe.block_handler import AGAIN_MS, handed_block_at
-from blackbox.subscribe.block_handler import CONTROL as CONTROL_BLOCK
 from blackbox.subscribe.clocks import clock_state_at, note_clocks, note_own_clock
 from blackbox.subscribe.conflation import flush, pending
 from blackbox.subscribe.deliver_in_order import deliver_all_held, line_of, look_at_held

@@ -14,6 +14,7 @@ import numpy
 import zmq
 from numpy.typing import NDArray
 
+from blackbox.block.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.block.format import HEADER_BYTES
 from blackbox.block.opened import BatchFeed
 from blackbox.block.position import Position
@@ -42,7 +43,6 @@ from blackbox.subscribe.addresses import (
     SliceAt,
 )
 from blackbox.subscribe.beginnings import NO_HOOKS, Beginnings, SliceHooks
-from blackbox.subscribe.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.subscribe.callbacks import IN_SLICE, Callback
 from blackbox.subscribe.clocks import ClockState
 from blackbox.subscribe.conflation import Conflation

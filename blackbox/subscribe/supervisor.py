@@ -14,6 +14,7 @@ from enum import Enum
 from itertools import chain
 from types import FrameType
 
+from blackbox.block.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.block.position import Position
 from blackbox.block.validate import FAULT_TEXT, Fault
 from blackbox.errors import BlackBoxError, NotConfirmedError, SilentPublisherError, SlowSubscriberError, SubscriberError
@@ -21,7 +22,6 @@ from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.native.limits import Needs, check_limits, start_thread
 from blackbox.subscribe.beginnings import NO_HOOKS, SliceHooks
-from blackbox.subscribe.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.subscribe.callbacks import Callback
 from blackbox.subscribe.cut import Cut
 from blackbox.subscribe.gap_hooks import GapHook

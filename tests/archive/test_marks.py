@@ -20,8 +20,8 @@ from blackbox.archive.marks import AFTER_KILL, Mark, MarkKind, Totals
 from blackbox.archive.recovery import recover_day
 from blackbox.archive.segment import NO_GOOD_RECORD
 from blackbox.archive.summary import KeyBegin
+from blackbox.block.block_handler import BLOCK, CONTROL, IDLE
 from blackbox.block.format import FLAG_CONTROL, FLAG_END, FLAG_FIXED
-from blackbox.subscribe.block_handler import BLOCK, CONTROL, IDLE
 from blackbox.transport.wakeup import Pipe
 from tests import wire
 from tests.journals import Day, Put, Row, Segment, check_index, feed_of, read_segment, stored_marks

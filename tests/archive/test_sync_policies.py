@@ -12,7 +12,7 @@ import numpy
 import pytest
 
 from blackbox.archive.journal_writer import JournalWriter
-from blackbox.subscribe.block_handler import BLOCK, IDLE
+from blackbox.block.block_handler import BLOCK, IDLE
 from blackbox.transport.wakeup import Pipe
 from tests import journals
 from tests.archive.recorders import FOREVER_NS, MIB, one_slice, payloads, wait_recorded

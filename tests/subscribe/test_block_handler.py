@@ -10,9 +10,9 @@ import pytest
 from numba import cfunc, types
 
 from blackbox import Feed, SlowPolicy
+from blackbox.block.block_handler import BLOCK, CONTROL, BlockHandlerAt, HandedBlock
 from blackbox.block.format import read_header
 from blackbox.native.records import Field, Fields, record_at
-from blackbox.subscribe.block_handler import BLOCK, CONTROL, BlockHandlerAt, HandedBlock
 from blackbox.subscribe.options import Options
 from blackbox.subscribe.supervisor import Supervisor, whole_feed
 from blackbox.testing import RawPublisher, wait_until
