@@ -4,56 +4,26 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import threading
-import time
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
 import msgspec
 
-from blackbox.archive.acknowledge import Acknowledger
-from blackbox.archive.day import (
-    MANIFEST,
-    Lock,
-    Manifest,
-    day_end_ns,
-    make_directory,
-    recorded_days,
-    session_date,
-)
 from blackbox.archive.format import SEGMENT_BYTES
-from blackbox.archive.journal_state import JournalState
-from blackbox.archive.journal_writer import WRITER_NEEDS, JournalWriter
-from blackbox.archive.recovery import recover_day
-from blackbox.archive.retention import EVERYTHING, Deleter, Retention
-from blackbox.archive.serve.server import ArchiveStatistics, archive_of
+from blackbox.archive.journals import Journals
+from blackbox.archive.retention import EVERYTHING, Retention
+from blackbox.archive.serve.server import ArchiveStatistics
 from blackbox.block.block_handler import BlockHandlerAt
 from blackbox.errors import BlackBoxError, JournalError, SubscriberError
 from blackbox.feed.feed import Feed, check_is_feed
-from blackbox.native.limits import Needs, check_limits, start_thread
 from blackbox.subscribe.options import Options
 from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.subscribe.statistics import LagStatistics, ReceivedStatistics, SliceStatistics
 from blackbox.subscribe.supervisor import State, Supervisor, whole_feed
-from blackbox.transport.wakeup import Pipe
 
 log = logging.getLogger("blackbox")
-
-_KEEPER_PATIENCE_S = 10.0
-"""How long a sync that runs may take at the end."""
-_TICK_S = 0.25
-_LOOK_S = 1.0
-"""Time between two looks at whether the files still have their names."""
-
-
-_DAYS_TO_RECOVER = 2
-"""The newest days of the feed: a recorder may have been killed before midnight and be started after it."""
-
-_left_behind: list[JournalWriter] = []
-"""Journals of slice threads that hang, in a disk that does not answer: their memory must stay."""
 
 
 class RecorderStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,43 +103,28 @@ class Recorder:
                 never the newest.
         """
         check_is_feed(feed)
-        for name, value, low, high in (
-            ("segment_bytes", segment_bytes, 1 << 20, 1 << 40),
-            ("fsync_interval_ns", fsync_interval_ns, 1_000_000, 3_600 * 10**9),
-        ):
-            if not low <= value <= high:
-                raise ValueError(f"{name} was {value}, expected {low} to {high}")
-        if fsync not in ("never", "interval", "block"):
-            raise ValueError(f"fsync was {fsync!r}, expected never, interval or block")
-        if compression not in ("none", "lz4", "zstd"):
-            raise ValueError(f"compression was {compression!r}, expected none, lz4 or zstd")
         self.feed = feed
-        self.directory = Path(directory) / feed.name
-        self._fsync = fsync
-        self._fsync_interval_s = fsync_interval_ns / 1e9
-        self._segment_bytes = segment_bytes
-        self._compression = compression
         self._supervisor = Supervisor(
             feed,
             Options(workers=0, slow=SlowPolicy("warn", max_lag_ns), hwm_blocks=hwm_blocks, line_wait_ns=line_wait_ns),
             whole_feed(feed),
             block_handler=self._block_handler,
         )
-        retention.check()
-        self._deleter = Deleter(self.directory, feed, retention) if retention.is_bound else None
-        self._archive = (
-            archive_of(self.directory, feed, serve, self._is_recording, retention.is_bound) if serve else None
+        self._journals = Journals(
+            feed,
+            directory,
+            self._supervisor.request_stop,
+            fsync=fsync,
+            fsync_interval_ns=fsync_interval_ns,
+            segment_bytes=segment_bytes,
+            compression=compression,
+            serve=serve,
+            retention=retention,
+            acknowledge=self._supervisor.acknowledge,
         )
-        self._pipe = Pipe()
-        self._lock: Lock | None = None
-        self._writers: dict[int, JournalWriter] = {}
-        self._acknowledgers: list[Acknowledger] = []
-        self._cut_bytes = 0
-        self._error: JournalError | None = None
+        self.directory = self._journals.directory
         self._guard = threading.Lock()
-        self._is_opened = self._is_closed = self._ending = False
-        self._synced = self._looked = 0.0
-        self._keeper = threading.Thread(target=self._keep, name="blackbox-recorder", daemon=True)
+        self._is_opened = self._is_closed = False
 
     def start(self, timeout: float = 10.0) -> Self:
         """Begin, and return when every publisher has confirmed: nothing sent after that is missed.
@@ -205,7 +160,7 @@ class Recorder:
     @property
     def archive_statistics(self) -> ArchiveStatistics | None:
         """What it has answered so far; None: it does not serve."""
-        return self._archive.statistics() if self._archive else None
+        return self._journals.archive_statistics
 
     @property
     def state(self) -> State:
@@ -223,17 +178,16 @@ class Recorder:
 
     def statistics(self) -> RecorderStatistics:
         """A snapshot; exact once it has ended."""
-        writers = list(self._writers.values())
-        total = JournalState.sum_of([writer.state for writer in writers]) if writers else JournalState()
+        total = self._journals.total()
         subscribed = self._supervisor.statistics()
         return RecorderStatistics(
             messages=total.messages,
             blocks=total.records,
             stored_bytes=total.stored_bytes,
             lost=total.lost,
-            unheard=sum(writer.unheard for writer in writers),
-            cut_bytes=self._cut_bytes,
-            segments=len(writers) + total.switches,
+            unheard=self._journals.unheard,
+            cut_bytes=self._journals.cut_bytes,
+            segments=self._journals.segments,
             received=subscribed.received,
             lag=subscribed.lag,
             slices=subscribed.slices,
@@ -255,6 +209,9 @@ class Recorder:
     def __repr__(self) -> str:
         return f"Recorder({self.feed!r}, {str(self.directory)!r})"
 
+    def _block_handler(self, slice_id: int) -> BlockHandlerAt:
+        return self._journals.at(slice_id)
+
     def _open(self) -> None:
         """Take hold of the files, and be ready to record."""
         with self._guard:
@@ -262,54 +219,10 @@ class Recorder:
                 raise JournalError(f"start was called when {self.state.value}; a recorder is used once")
             self._is_opened = True
         try:
-            slices = self.feed.slices_for(b"")
-            check_limits(f"recorder of feed {self.feed.name!r}", Needs(1, 1), *[WRITER_NEEDS] * len(slices))
-            make_directory(self.directory)
-            self._lock = Lock(self.directory)
-            for day in recorded_days(self.directory)[-_DAYS_TO_RECOVER:]:
-                self._cut_bytes += recover_day(day)
-            for slice_id in slices:
-                self._writers = {**self._writers, slice_id: self._make_writer(slice_id)}
-            self._acknowledgers = [
-                Acknowledger(writer, self._fsync, self._supervisor.acknowledge) for writer in self._writers.values()
-            ]
-            start_thread(self._keeper)
-            if self._deleter is not None:
-                self._deleter.open()
-            if self._archive is not None:
-                self._archive.open()
-        except BaseException as error:
+            self._journals.open()
+        except BaseException:
             self._close()
-            if isinstance(error, OSError) and not isinstance(error, BlackBoxError):
-                raise JournalError(self._in_words(error)) from error
             raise
-
-    def _is_recording(self) -> bool:
-        return any(writer.is_recording for writer in self._writers.values())
-
-    def _make_writer(self, slice_id: int) -> JournalWriter:
-        return JournalWriter(
-            slice_id,
-            self.feed.key_bytes,
-            self._segment_bytes,
-            self._fsync == "block",
-            self._compression,
-            self._pipe,
-            self._day,
-        )
-
-    def _block_handler(self, slice_id: int) -> BlockHandlerAt:
-        return self._writers[slice_id].at
-
-    def _day(self, now_ns: int) -> tuple[Path, int]:
-        date = session_date(self.feed, now_ns)
-        day = self.directory / date.isoformat()
-        make_directory(day)
-        if (day / MANIFEST).exists():
-            Manifest.read(day).check_feed(self.feed, day)
-        else:
-            Manifest.new(self.feed, date, now_ns).write(day)
-        return day, day_end_ns(self.feed, date)
 
     def _end_with(self, end: Callable[[], None]) -> None:
         try:
@@ -329,108 +242,11 @@ class Recorder:
             self._is_closed = True
             if self.state is not State.ENDED:
                 self._supervisor.terminate()  # `start` or `stop` was interrupted
-            try:
-                if self._deleter is not None:
-                    self._deleter.close()
-                self._close_journals()
-            finally:
-                if self._archive is not None:
-                    self._archive.close()  # last: who asks meanwhile hears that the journals are closed
-
-    def _close_journals(self) -> None:
-        self._ending = True
-        self._pipe.poke()
-        if self._keeper.is_alive():
-            self._keeper.join(_KEEPER_PATIENCE_S)
-        if self._keeper.is_alive():
-            _left_behind.extend(self._writers.values())
-            self._fail("the disk does not answer")
-            return
-        if not self._supervisor.is_done:
-            _left_behind.extend(self._writers.values())
-            self._fail("a slice thread hangs: its disk did not answer")
-            return
-        for writer in self._writers.values():
-            try:
-                if not writer.is_there:
-                    self._fail(_gone(writer))
-                writer.close()
-            except OSError as error:
-                self._fail(self._in_words(error))
-            if writer.error:
-                self._fail(writer.error)
-        if self._lock is not None:
-            self._lock.close()
-
-    def _fail(self, why: str) -> None:
-        """Keep the first thing that went wrong."""
-        if self._error is None:
-            self._error = JournalError(f"recording of feed {self.feed.name!r} ended: {why}")
-            log.error("%s", self._error)
+            self._journals.close(lambda: self._supervisor.is_done)
 
     def _raise_failure(self, cause: BaseException | None = None) -> None:
-        if self._error is None or not isinstance(cause, SubscriberError | None):
+        if self._journals.error is None or not isinstance(cause, SubscriberError | None):
             return
         lost = self.statistics().lost
-        text = f"{self._error}; {lost} messages were received and not recorded, what was recorded is whole"
+        text = f"{self._journals.error}; {lost} messages were received and not recorded, what was recorded is whole"
         raise JournalError(text) from cause
-
-    def _in_words(self, error: OSError) -> str:
-        return f"{error.filename or self.directory}: {error.strerror or error}"
-
-    # The keeper's thread
-
-    def _keep(self) -> None:
-        poller = select.poll()
-        poller.register(self._pipe.reader, select.POLLIN)
-        self._synced = self._looked = time.monotonic()
-        while not self._ending:
-            if poller.poll(self._tick_s() * 1000):
-                os.read(self._pipe.reader, 4096)
-            try:
-                if self._error is None:
-                    self._tend()
-            except JournalError as error:
-                self._fail(str(error))
-            except OSError as error:
-                self._fail(self._in_words(error))
-            except Exception as error:  # without a keeper nothing would be recorded from the next day on
-                log.exception("the keeper failed")
-                self._fail(f"its keeper failed: {error}")
-            if self._error is not None:
-                for writer in self._writers.values():
-                    writer.refuse()
-                self._supervisor.request_stop()  # each time: it may not have been started yet
-
-    def _tick_s(self) -> float:
-        """How long it may sleep: until a sync is due at most."""
-        if self._fsync != "interval":
-            return _TICK_S
-        return min(_TICK_S, max(0.0, self._synced + self._fsync_interval_s - time.monotonic()))
-
-    def _tend(self) -> None:
-        writers = self._writers.values()
-        for acknowledger in self._acknowledgers:
-            acknowledger.tell_recorded()
-        for writer in writers:
-            writer.tend()  # behind it: what has been told is in segments that are synced now
-        now = time.monotonic()
-        is_due = self._fsync == "interval" and now - self._synced >= self._fsync_interval_s
-        for writer in writers:
-            writer.sync(what_is_written=is_due)
-        if is_due:
-            self._synced = now
-            for acknowledger in self._acknowledgers:
-                acknowledger.tell_synced()
-        if now - self._looked >= _LOOK_S:
-            self._looked = now
-            for writer in writers:
-                if not writer.is_there:
-                    raise JournalError(_gone(writer))
-        for writer in writers:
-            if writer.error:
-                raise JournalError(writer.error)
-
-
-def _gone(writer: JournalWriter) -> str:
-    return f"{writer.path} has been removed or replaced while it was recorded"

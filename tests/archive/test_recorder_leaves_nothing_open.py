@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from blackbox.archive.journal_writer import JournalWriter
+from blackbox.archive.journals import Journals
 from blackbox.archive.recorder import Recorder
 from blackbox.errors import JournalError, NotConfirmedError
 from blackbox.testing import RawPublisher, wait_until
@@ -59,14 +60,14 @@ def test_it_leaves_no_thread_and_no_file_open(tmp_path: Path) -> None:
 def test_a_start_that_fails_halfway_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     feed = feed_of(slices=2)
     before = held()
-    make = Recorder._make_writer
+    make = Journals._make_writer
 
-    def second_fails(recorder: Recorder, slice_id: int) -> JournalWriter:
+    def second_fails(journals: Journals, slice_id: int) -> JournalWriter:
         if slice_id:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "some file")
-        return make(recorder, slice_id)
+        return make(journals, slice_id)
 
-    monkeypatch.setattr(Recorder, "_make_writer", second_fails)
+    monkeypatch.setattr(Journals, "_make_writer", second_fails)
     with pytest.raises(JournalError, match="some file: Too many open files"):
         Recorder(feed, tmp_path).start()
     assert held() == before
