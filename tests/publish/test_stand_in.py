@@ -89,7 +89,7 @@ def test_threads_that_stand_in_by_turns_keep_order_and_lose_nothing(transport: T
             if rng.random() < 0.5:
                 time.sleep(rng.choice((0.0, 0.00005, 0.0005)))  # so that the sender falls asleep at all moments
 
-    with Publisher(feed) as publisher:
+    with Publisher(feed, hwm_blocks=threads * each) as publisher:  # however slow the subscriber is, nothing is dropped
         subscriber.start()
         running = [threading.Thread(target=publish, args=(thread,)) for thread in range(threads)]
         for thread in running:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from random import Random
 
-from blackbox import Feed, Subscriber
+from blackbox import Feed, SlowPolicy, Subscriber
 from blackbox.testing import Collector, RawPublisher
 from tests import wire
 from tests.damage import cases
@@ -20,7 +20,7 @@ def attack(random: Random, seconds: float) -> Outcome:
     """Send damaged blocks between good ones; check others in a process that dies of one byte read too many."""
     found: list[str] = []
     feed = Feed.local("hostile-blocks", slices=1)
-    subscriber, got = Subscriber(feed), Collector()
+    subscriber, got = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9)), Collector()
     subscriber.on(b"good")(got.message)
     refused = sent = checked = 0
     with RawPublisher(feed) as publisher:
