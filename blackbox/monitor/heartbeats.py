@@ -16,7 +16,7 @@ from blackbox.errors import BlockError, EndpointError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.native.limits import Needs
 from blackbox.transport.context import allow_ipv6, new_context
-from blackbox.transport.pings import send_pings
+from blackbox.transport.keep_alive import keep_alive
 
 _SILENT_AFTER_HEARTBEATS = 3
 
@@ -109,7 +109,7 @@ class Heartbeats:
         socket.linger = 0
         socket.maxmsgsize = MAX_BODY_BYTES
         allow_ipv6(socket, endpoint)
-        send_pings(socket, endpoint, self.feed.heartbeat_ns, expects_answers=True)
+        keep_alive(socket)
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:

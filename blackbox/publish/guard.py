@@ -18,7 +18,7 @@ from blackbox.native.limits import Needs, start_thread
 from blackbox.publish.sender_state import SenderState
 from blackbox.publish.subscriptions import MOST_USELESS, Subscriptions
 from blackbox.transport.connections import Connection, Connections
-from blackbox.transport.pings import PING_BYTES_PER_S
+from blackbox.transport.keep_alive import GIVEN_UP_S
 from blackbox.transport.shared_memory_writer import NO_WRITER, SharedWriter, WriterAt
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
@@ -46,6 +46,8 @@ _LEAST_FILTER_BYTES: Final = 4
 """Of a subscription on the wire, at least."""
 _UNSETTLED_BYTES: Final = 16 << 20
 """What it may send on top of that while the sender has yet to hear what others asked for."""
+_PING_BYTES_PER_S: Final = 16
+"""What ZMTP's pings take on the wire, at most: a plain SUB socket may send them."""
 _DOUBT_S: Final = 0.02
 """Time between two looks while it is not yet known whether that is so."""
 _REMOVAL_S: Final = 1.0
@@ -63,10 +65,22 @@ PATIENCE_S: Final = 10.0
 class _Record:
     """What the guard remembers of a connection."""
 
-    __slots__ = ("burst", "doubted", "heard", "moved_at", "received", "taken", "unheard_from", "was_behind")
+    __slots__ = (
+        "answered_at",
+        "burst",
+        "doubted",
+        "heard",
+        "moved_at",
+        "received",
+        "segments",
+        "taken",
+        "unheard_from",
+        "was_behind",
+    )
 
     def __init__(self, burst: float, now: float) -> None:
-        self.burst, self.moved_at = burst, now
+        self.burst, self.moved_at, self.answered_at = burst, now, now
+        self.segments = 0
         self.was_behind = False
         self.doubted: tuple[int, int] | None = None
         """The sender's pass in which too much was unheard, and what had been received by then."""
@@ -195,6 +209,7 @@ class Guard:
                 self._judge_sent(connection, record, seconds)
                 if judges_taken:
                     self._judge_taken(connection, record, now)
+                    self._judge_answered(connection, record, now)
                 # What a connection that is gone has sent may be read when another has its descriptor.
                 if connection.fd in unwelcome and connection.received > MOST_USELESS:
                     self._end(connection, unwelcome[connection.fd])
@@ -236,7 +251,7 @@ class Guard:
             record.heard, record.unheard_from = heard, record.received
         record.received = connection.received
         # Pings are never heard: in some days they would add up to too much.
-        record.unheard_from = min(record.received, record.unheard_from + PING_BYTES_PER_S * seconds)
+        record.unheard_from = min(record.received, record.unheard_from + _PING_BYTES_PER_S * seconds)
         if record.burst < 0:
             self._end(connection, f"it sent {connection.received} bytes of subscriptions, too many at a time")
         else:
@@ -259,6 +274,13 @@ class Guard:
         if is_settled:
             record.doubted = None
         self._wake_sender()
+
+    def _judge_answered(self, connection: Connection, record: _Record, now: float) -> None:
+        """End whose host is gone: TCP itself goes on trying for a quarter of an hour."""
+        if connection.segments != record.segments or not connection.unanswered:
+            record.segments, record.answered_at = connection.segments, now
+        elif now - record.answered_at >= GIVEN_UP_S:
+            self._end(connection, f"its host has answered nothing for {now - record.answered_at:.1f} s")
 
     def _judge_taken(self, connection: Connection, record: _Record, now: float) -> None:
         taken = connection.taken - record.taken

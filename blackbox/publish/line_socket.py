@@ -6,6 +6,7 @@ import zmq
 
 from blackbox.publish.guard import UPSTREAM_BUFFER_BYTES, UPSTREAM_BYTES, UPSTREAM_QUEUE
 from blackbox.transport.context import allow_ipv6
+from blackbox.transport.keep_alive import keep_alive
 
 
 def open_xpub(
@@ -18,7 +19,7 @@ def open_xpub(
     socket.rcvbuf = UPSTREAM_BUFFER_BYTES
     socket.maxmsgsize = UPSTREAM_BYTES
     socket.linger = 0
-    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    keep_alive(socket)
     # Whoever would be authenticated must speak ZMTP 3: libzmq tells no descriptor of what comes by older
     # versions. There is no authenticator, so those that do are let in.
     socket.setsockopt(zmq.ZAP_DOMAIN, b"blackbox")

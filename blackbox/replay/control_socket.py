@@ -25,7 +25,7 @@ from blackbox.native.limits import Needs, start_thread
 from blackbox.replay.status import ReplayStatus
 from blackbox.timestamps import parse_time
 from blackbox.transport.context import new_context
-from blackbox.transport.pings import send_pings
+from blackbox.transport.keep_alive import keep_alive
 from blackbox.transport.wakeup import Pipe
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class ControlSocket:
             socket.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
             socket.set_hwm(_QUEUE_REQUESTS)
             socket.linger = _LINGER_MS  # for the answer to a stop
-            send_pings(socket, self.endpoint, expects_answers=True)
+            keep_alive(socket, must_take=True)
             try:
                 socket.bind(self.endpoint)
             except zmq.ZMQError as error:

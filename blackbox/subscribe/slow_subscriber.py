@@ -29,8 +29,8 @@ from blackbox.subscribe.state import (
     worker_counters_at,
 )
 from blackbox.transport.context import new_context
+from blackbox.transport.keep_alive import keep_alive
 from blackbox.transport.libzmq import wait_readable
-from blackbox.transport.pings import send_pings
 
 log = logging.getLogger("blackbox")
 
@@ -115,7 +115,7 @@ class Alerts:
             self._socket = self._context.socket(zmq.PUSH)
             self._socket.sndhwm = _QUEUE_FRAMES
             self._socket.linger = _LINGER_MS
-            send_pings(self._socket, endpoint, self._feed.heartbeat_ns, expects_answers=True)
+            keep_alive(self._socket, must_take=True)
             try:
                 self._socket.connect(endpoint)
             except zmq.ZMQError as error:

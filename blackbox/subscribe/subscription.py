@@ -34,8 +34,8 @@ from blackbox.subscribe.order import begin_epoch, deliver_held_first, drop_doubt
 from blackbox.subscribe.receive_loop import hand_control
 from blackbox.subscribe.state import SliceState
 from blackbox.transport.context import MAX_SUBSCRIPTIONS, allow_ipv6
+from blackbox.transport.keep_alive import keep_alive
 from blackbox.transport.libzmq import message_bytes
-from blackbox.transport.pings import send_pings
 from blackbox.transport.shared_memory_reader import NO_READER, ReaderAt, SharedReader, attach
 from blackbox.transport.wakeup import Pipe
 
@@ -60,7 +60,7 @@ def open_sub(context: zmq.Context[zmq.Socket[bytes]], hwm_blocks: int) -> zmq.So
     sub.linger = 0
     sub.reconnect_ivl = 50
     sub.reconnect_ivl_max = 1000
-    sub.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    keep_alive(sub)
     return sub
 
 
@@ -99,7 +99,6 @@ class Subscription:
         for endpoint in self._feed_slice.lines:
             address = self._address(endpoint)
             allow_ipv6(sub, address)
-            send_pings(sub, address, self._feed.heartbeat_ns)
             try:
                 sub.connect(address)
             except zmq.ZMQError as error:
@@ -207,7 +206,6 @@ class Subscription:
         address = self._address(self._feed_slice.lines[line])
         with suppress(zmq.ZMQError):
             self._sub.disconnect(address)
-        send_pings(self._sub, address, self._feed.heartbeat_ns)
         self._sub.connect(address)
 
     def _ask_to_confirm(self) -> None:

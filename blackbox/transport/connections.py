@@ -18,15 +18,17 @@ from zmq.utils.monitor import parse_monitor_message
 
 _MOST_EVENTS: Final = 100_000
 """Connections that may come between two looks; libzmq's I/O thread then waits for the next look."""
-_TCP_INFO: Final = struct.Struct("=Q Q 8x I")
-"""Of Linux's `struct tcp_info`, from `_INFO_AT`: bytes_acked, bytes_received, notsent_bytes."""
+_TCP_INFO: Final = struct.Struct("=Q Q 4x I I")
+"""Of Linux's `struct tcp_info`, from `_INFO_AT`: bytes_acked, bytes_received, segs_in, notsent_bytes."""
+_TRIES_AT: Final = 2
+"""Of `tcpi_retransmits` and `tcpi_probes`, a byte each."""
 _INFO_AT: Final = 120
 
 
 class Connection:
     """One TCP connection: its descriptor, the address of its peer, and what the last look found."""
 
-    __slots__ = ("ended", "fd", "local", "peer", "received", "taken", "unsent")
+    __slots__ = ("ended", "fd", "local", "peer", "received", "segments", "taken", "unanswered", "unsent")
 
     def __init__(self, fd: int, local: tuple[Any, ...], peer: tuple[Any, ...]) -> None:
         self.fd, self.local, self.peer = fd, local, peer
@@ -38,6 +40,10 @@ class Connection:
         """Bytes that the peer has acknowledged, ever."""
         self.unsent = 0
         """Bytes that the kernel holds because the peer has no room for them now."""
+        self.segments = 0
+        """Segments that came from the peer's host, ever: answers of its kernel among them."""
+        self.unanswered = 0
+        """How often the kernel has tried again since the last answer."""
 
     @property
     def address(self) -> str:
@@ -56,7 +62,8 @@ class Connection:
             if sys.platform == "linux":
                 info = ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_AT + _TCP_INFO.size)
                 if len(info) >= _INFO_AT + _TCP_INFO.size:
-                    self.taken, self.received, self.unsent = _TCP_INFO.unpack_from(info, _INFO_AT)
+                    self.taken, self.received, self.segments, self.unsent = _TCP_INFO.unpack_from(info, _INFO_AT)
+                    self.unanswered = sum(info[_TRIES_AT : _TRIES_AT + 2])
         except OSError:
             return False
         finally:

@@ -34,7 +34,7 @@ from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.native.limits import Needs
 from blackbox.subscribe.repair import Later, Missing, Since
 from blackbox.transport.context import allow_ipv6, new_context
-from blackbox.transport.pings import send_pings
+from blackbox.transport.keep_alive import keep_alive
 
 _LATER_S: Final = 0.001
 """Time until what is still being written is asked for again; it doubles while nothing comes."""
@@ -458,7 +458,7 @@ class _Asking:
         self._socket.linger = 0
         self._socket.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
         allow_ipv6(self._socket, self.endpoint)
-        send_pings(self._socket, self.endpoint)
+        keep_alive(self._socket)
         try:
             self._socket.connect(self.endpoint)
         except zmq.ZMQError as error:

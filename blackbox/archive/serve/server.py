@@ -31,7 +31,7 @@ from blackbox.feed.endpoint import check_archive
 from blackbox.feed.feed import Feed
 from blackbox.native.limits import Needs, let_others_go_first, start_thread
 from blackbox.transport.context import allow_ipv6, new_context
-from blackbox.transport.pings import send_pings
+from blackbox.transport.keep_alive import keep_alive
 from blackbox.transport.wakeup import Pipe
 
 log = logging.getLogger("blackbox")
@@ -145,9 +145,9 @@ class ArchiveServer:
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what a slow reader does not take vanishes uncounted
             socket.sndhwm, socket.rcvhwm = QUEUE_PIECES, QUEUE_REQUESTS
             socket.linger = _LINGER_MS
+            keep_alive(socket, must_take=True)
             for endpoint in self.endpoints:
                 allow_ipv6(socket, endpoint)
-                send_pings(socket, endpoint, expects_answers=True)
                 try:
                     socket.bind(endpoint)
                 except zmq.ZMQError as error:

@@ -1,0 +1,285 @@
+"""The journals of a feed while it is recorded: one a slice, in a directory a day, and the thread that keeps them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from blackbox.archive.acknowledge import Acknowledger
+from blackbox.archive.day import (
+    MANIFEST,
+    Lock,
+    Manifest,
+    day_end_ns,
+    make_directory,
+    recorded_days,
+    session_date,
+)
+from blackbox.archive.format import SEGMENT_BYTES
+from blackbox.archive.journal_state import JournalState
+from blackbox.archive.journal_writer import WRITER_NEEDS, JournalWriter
+from blackbox.archive.recovery import recover_day
+from blackbox.archive.retention import EVERYTHING, Deleter, Retention
+from blackbox.archive.serve.server import ArchiveStatistics, archive_of
+from blackbox.block.block_handler import BlockHandlerAt
+from blackbox.errors import BlackBoxError, JournalError
+from blackbox.feed.feed import Feed
+from blackbox.native.limits import Needs, check_limits, start_thread
+from blackbox.transport.wakeup import Pipe
+
+log = logging.getLogger("blackbox")
+
+_KEEPER_PATIENCE_S = 10.0
+"""How long a sync that runs may take at the end."""
+_TICK_S = 0.25
+_LOOK_S = 1.0
+"""Time between two looks at whether the files still have their names."""
+_DAYS_TO_RECOVER = 2
+"""The newest days of the feed: a recorder may have been killed before midnight and be started after it."""
+
+_left_behind: list[JournalWriter] = []
+"""Journals of threads that hang, in a disk that does not answer: their memory must stay."""
+
+
+class Journals:
+    """A feed's journals, its keeper thread, and beside them an archive that answers and who deletes old days.
+
+    Whoever has blocks hands them to `at(slice_id)`, one thread at a time for each slice, without the GIL. The keeper
+    makes segments and days, syncs, and calls `on_failure` when something is wrong with the files: again and again,
+    until it is closed. Nothing is recorded from then on.
+
+    Attributes: `cut_bytes`, of torn tails that were cut off; `error`, the first thing that went wrong.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        directory: str | os.PathLike[str],
+        on_failure: Callable[[], object],
+        *,
+        fsync: Literal["never", "interval", "block"],
+        fsync_interval_ns: int,
+        segment_bytes: int = SEGMENT_BYTES,
+        compression: Literal["none", "lz4", "zstd"] = "none",
+        serve: bool | str = False,
+        retention: Retention = EVERYTHING,
+        acknowledge: Callable[[int, bytes], None] | None = None,
+    ) -> None:
+        """Settings, as of `Recorder`; nothing is opened before `open`.
+
+        `acknowledge` gets slice and what its publisher is to be told of how far it is recorded.
+        """
+        for name, value, low, high in (
+            ("segment_bytes", segment_bytes, 1 << 20, 1 << 40),
+            ("fsync_interval_ns", fsync_interval_ns, 1_000_000, 3_600 * 10**9),
+        ):
+            if not low <= value <= high:
+                raise ValueError(f"{name} was {value}, expected {low} to {high}")
+        if fsync not in ("never", "interval", "block"):
+            raise ValueError(f"fsync was {fsync!r}, expected never, interval or block")
+        if compression not in ("none", "lz4", "zstd"):
+            raise ValueError(f"compression was {compression!r}, expected none, lz4 or zstd")
+        retention.check()
+        self.feed = feed
+        self.directory = Path(directory) / feed.name
+        self.cut_bytes = 0
+        self.error: JournalError | None = None
+        self._on_failure, self._acknowledge = on_failure, acknowledge
+        self._fsync: Literal["never", "interval", "block"] = fsync
+        self._fsync_interval_s = fsync_interval_ns / 1e9
+        self._segment_bytes = segment_bytes
+        self._compression = compression
+        self._deleter = Deleter(self.directory, feed, retention) if retention.is_bound else None
+        self._archive = (
+            archive_of(self.directory, feed, serve, self._is_recording, retention.is_bound) if serve else None
+        )
+        self._pipe = Pipe()
+        self._lock: Lock | None = None
+        self._writers: dict[int, JournalWriter] = {}
+        self._acknowledgers: list[Acknowledger] = []
+        self._ending = False
+        self._synced = self._looked = 0.0
+        self._keeper = threading.Thread(target=self._keep, name="blackbox-recorder", daemon=True)
+
+    def open(self) -> None:
+        """Take hold of the files, and be ready to record; after an error `close` is to be called.
+
+        Raises JournalError naming file and reason when they cannot be opened or another recorder has them, LimitError,
+        and EndpointError when the archive cannot be bound.
+        """
+        try:
+            slices = self.feed.slices_for(b"")
+            check_limits(f"recorder of feed {self.feed.name!r}", Needs(1, 1), *[WRITER_NEEDS] * len(slices))
+            make_directory(self.directory)
+            self._lock = Lock(self.directory)
+            for day in recorded_days(self.directory)[-_DAYS_TO_RECOVER:]:
+                self.cut_bytes += recover_day(day)
+            for slice_id in slices:
+                self._writers = {**self._writers, slice_id: self._make_writer(slice_id)}
+            if self._acknowledge is not None:
+                self._acknowledgers = [
+                    Acknowledger(writer, self._fsync, self._acknowledge) for writer in self._writers.values()
+                ]
+            start_thread(self._keeper)
+            if self._deleter is not None:
+                self._deleter.open()
+            if self._archive is not None:
+                self._archive.open()
+        except BlackBoxError:
+            raise
+        except OSError as error:
+            raise JournalError(self._in_words(error)) from error
+
+    def at(self, slice_id: int) -> BlockHandlerAt:
+        """Return what takes the blocks of a slice."""
+        return self._writers[slice_id].at
+
+    def total(self) -> JournalState:
+        """Return the counters of all slices, summed."""
+        return JournalState.sum_of([writer.state for writer in self._writers.values()] or [JournalState()])
+
+    @property
+    def segments(self) -> int:
+        """Segments begun."""
+        return len(self._writers) + self.total().switches
+
+    @property
+    def unheard(self) -> int:
+        """Messages that their publishers had numbered before the first ones that came here of their keys."""
+        return sum(writer.unheard for writer in self._writers.values())
+
+    @property
+    def archive_statistics(self) -> ArchiveStatistics | None:
+        """What the archive has answered so far; None: there is none."""
+        return self._archive.statistics() if self._archive else None
+
+    def close(self, are_threads_done: Callable[[], bool]) -> None:
+        """End the threads, then close the files. `are_threads_done`: of those that have handed blocks."""
+        try:
+            if self._deleter is not None:
+                self._deleter.close()
+            self._close_journals(are_threads_done)
+        finally:
+            if self._archive is not None:
+                self._archive.close()  # last: who asks meanwhile hears that the journals are closed
+
+    def _is_recording(self) -> bool:
+        return any(writer.is_recording for writer in self._writers.values())
+
+    def _make_writer(self, slice_id: int) -> JournalWriter:
+        return JournalWriter(
+            slice_id,
+            self.feed.key_bytes,
+            self._segment_bytes,
+            self._fsync == "block",
+            self._compression,
+            self._pipe,
+            self._day,
+        )
+
+    def _day(self, now_ns: int) -> tuple[Path, int]:
+        date = session_date(self.feed, now_ns)
+        day = self.directory / date.isoformat()
+        make_directory(day)
+        if (day / MANIFEST).exists():
+            Manifest.read(day).check_feed(self.feed, day)
+        else:
+            Manifest.new(self.feed, date, now_ns).write(day)
+        return day, day_end_ns(self.feed, date)
+
+    def _close_journals(self, are_threads_done: Callable[[], bool]) -> None:
+        self._ending = True
+        self._pipe.poke()
+        if self._keeper.is_alive():
+            self._keeper.join(_KEEPER_PATIENCE_S)
+        if self._keeper.is_alive():
+            _left_behind.extend(self._writers.values())
+            self._fail("the disk does not answer")
+            return
+        if not are_threads_done():
+            _left_behind.extend(self._writers.values())
+            self._fail("a slice thread hangs: its disk did not answer")
+            return
+        for writer in self._writers.values():
+            try:
+                if not writer.is_there:
+                    self._fail(_gone(writer))
+                writer.close()
+            except OSError as error:
+                self._fail(self._in_words(error))
+            if writer.error:
+                self._fail(writer.error)
+        if self._lock is not None:
+            self._lock.close()
+
+    def _fail(self, why: str) -> None:
+        """Keep the first thing that went wrong."""
+        if self.error is None:
+            self.error = JournalError(f"recording of feed {self.feed.name!r} ended: {why}")
+            log.error("%s", self.error)
+
+    def _in_words(self, error: OSError) -> str:
+        return f"{error.filename or self.directory}: {error.strerror or error}"
+
+    # The keeper's thread
+
+    def _keep(self) -> None:
+        poller = select.poll()
+        poller.register(self._pipe.reader, select.POLLIN)
+        self._synced = self._looked = time.monotonic()
+        while not self._ending:
+            if poller.poll(self._tick_s() * 1000):
+                os.read(self._pipe.reader, 4096)
+            try:
+                if self.error is None:
+                    self._tend()
+            except JournalError as error:
+                self._fail(str(error))
+            except OSError as error:
+                self._fail(self._in_words(error))
+            except Exception as error:  # without a keeper nothing would be recorded from the next day on
+                log.exception("the keeper failed")
+                self._fail(f"its keeper failed: {error}")
+            if self.error is not None:
+                for writer in self._writers.values():
+                    writer.refuse()
+                self._on_failure()
+
+    def _tick_s(self) -> float:
+        """How long it may sleep: until a sync is due at most."""
+        if self._fsync != "interval":
+            return _TICK_S
+        return min(_TICK_S, max(0.0, self._synced + self._fsync_interval_s - time.monotonic()))
+
+    def _tend(self) -> None:
+        writers = self._writers.values()
+        for acknowledger in self._acknowledgers:
+            acknowledger.tell_recorded()
+        for writer in writers:
+            writer.tend()  # behind it: what has been told is in segments that are synced now
+        now = time.monotonic()
+        is_due = self._fsync == "interval" and now - self._synced >= self._fsync_interval_s
+        for writer in writers:
+            writer.sync(what_is_written=is_due)
+        if is_due:
+            self._synced = now
+            for acknowledger in self._acknowledgers:
+                acknowledger.tell_synced()
+        if now - self._looked >= _LOOK_S:
+            self._looked = now
+            for writer in writers:
+                if not writer.is_there:
+                    raise JournalError(_gone(writer))
+        for writer in writers:
+            if writer.error:
+                raise JournalError(writer.error)
+
+
+def _gone(writer: JournalWriter) -> str:
+    return f"{writer.path} has been removed or replaced while it was recorded"

@@ -1,0 +1,178 @@
+"""Hosts that vanish close nothing: TCP's probes tell them from peers that are slow."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+
+import numpy
+import pytest
+
+from blackbox.block.acknowledgement import MOST_BYTES
+from blackbox.block.encode import TopicTable
+from blackbox.publish.guard import Guard, _Record
+from blackbox.publish.sender_state import SenderState
+from blackbox.publish.subscriptions import Subscriptions
+from blackbox.testing import RawPublisher, wait_until
+from blackbox.transport.connections import Connection
+from tests.publish.subscribers import one_slice
+from tests.support import Script
+
+_PING_BYTES = 9
+_A_HOST_OF_ITS_OWN = ("unshare", "-n")
+_LOOPBACK = """
+import subprocess
+def let_loopback_be(state):
+    subprocess.run(["ip", "link", "set", "lo", state], check=True)
+let_loopback_be("up")
+"""
+"""While it is down every packet is lost, and nobody is told."""
+
+needs_namespaces = pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="only root makes network namespaces, on Linux"
+)
+
+
+def a_guard() -> tuple[Guard, Subscriptions]:
+    key = TopicTable(numpy.zeros(8, numpy.uint8), numpy.zeros(1, numpy.int64), numpy.zeros(1, numpy.int32))
+    subscriptions = Subscriptions(one_slice(), 1, 1, key)
+    return Guard(0, subscriptions, SenderState(), lambda: None, drop=True), subscriptions
+
+
+@needs_namespaces
+def test_a_vanished_subscriber_holds_up_a_waiting_publisher_for_seconds_only() -> None:
+    code = """
+        subscriber, got = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9)), Collector()
+        subscriber.on_batch(b"")(got.batch)
+        more_than_fits = numpy.zeros((60_000, 1_000), numpy.uint8)
+        with Publisher(feed, when_full="wait", hwm_blocks=2) as publisher:
+            subscriber.start(timeout=120)
+            let_loopback_be("down")
+            publisher.publish_many((b"T",), numpy.zeros(len(more_than_fits), int), more_than_fits)
+            publisher.flush()
+            say(publisher.statistics().put_out, publisher.statistics().subscribers)
+            let_loopback_be("up")
+            publisher.wait_for_subscribers(b"", timeout=60)
+            publisher.publish(b"T", b"after")
+            wait_until(lambda: got.payloads[-1:] == [b"after"], 60, "the subscriber is back")
+        subscriber.run(until_end=True)
+        say(subscriber.statistics().received.gaps > 0)
+    """
+    with Script(_LOOPBACK + textwrap.dedent(code), one_slice(block_bytes=65_536), _A_HOST_OF_ITS_OWN) as script:
+        script.expect("1 0")
+        script.expect("True")
+
+
+@needs_namespaces
+def test_a_vanished_host_is_given_up_by_who_sends_to_it() -> None:
+    code = """
+        import zmq
+        from blackbox.transport.keep_alive import keep_alive
+        with zmq.Context() as context, context.socket(zmq.PUSH) as push, context.socket(zmq.PULL) as pull:
+            push.linger = pull.linger = 0
+            keep_alive(push, must_take=True)
+            news = push.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+            push.connect(f"tcp://127.0.0.1:{pull.bind_to_random_port('tcp://127.0.0.1')}")
+            say(news.poll(60_000) and len(news.recv_multipart()))
+            let_loopback_be("down")
+            push.send(b"not taken")
+            say(news.poll(60_000) and len(news.recv_multipart()))
+            push.disable_monitor()
+    """
+    with Script(_LOOPBACK + textwrap.dedent(code), one_slice(), _A_HOST_OF_ITS_OWN) as script:
+        script.expect("2")
+        script.expect("2")
+
+
+def test_a_host_that_answers_is_not_given_up_however_slow_the_peer_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard, _ = a_guard()
+    connection, record = Connection(-1, (), ("127.0.0.1", 1)), _Record(1 << 20, 0.0)
+    ended: list[str] = []
+    monkeypatch.setattr(guard, "_end", lambda _, why: ended.append(why))
+    for second in range(100):
+        connection.unsent, connection.unanswered = 1 << 20, second % 2
+        connection.segments += 1
+        guard._judge_answered(connection, record, float(second))
+    connection.unanswered = 0
+    guard._judge_answered(connection, record, 200.0)
+    assert ended == []
+    connection.unanswered = 1
+    for second in range(200, 205):
+        guard._judge_answered(connection, record, float(second))
+    assert ended == []
+    guard._judge_answered(connection, record, 205.0)
+    assert ended == ["its host has answered nothing for 5.0 s"]
+    guard.close()
+
+
+def test_a_publisher_that_is_killed_does_not_end_a_subscriber_whose_queues_are_full() -> None:
+    """libzmq ends the process here when it is to send pings: https://github.com/zeromq/libzmq/issues/4364."""
+    feed = one_slice(block_bytes=4_096, heartbeat_ns=100_000_000)
+    code = """
+        subscriber = Subscriber(
+            feed, workers=1, queue_blocks=1, hwm_blocks=1, slow=SlowPolicy(max_lag_ns=3_600 * 10**9)
+        )
+        opened = threading.Event()
+        @subscriber.on_batch(b"")
+        def held_up(batch):
+            say("held up") if not opened.is_set() else None
+            opened.wait()
+        subscriber.start(timeout=120)
+        say("started")
+        input()
+        opened.set()
+        input()
+        subscriber.stop()
+        say("stopped")
+    """
+    publishing = """
+        payloads = numpy.zeros((20_000, 1_000), numpy.uint8)
+        with Publisher(feed, when_full="wait", hwm_blocks=1) as publisher:
+            publisher.wait_for_subscribers(b"", timeout=120)
+            threading.Thread(
+                target=publisher.publish_many, args=((b"T",), numpy.zeros(len(payloads), int), payloads), daemon=True
+            ).start()
+            wait_until(lambda: publisher.statistics().waits > 3, 60, "the queues are full")
+            say("full")
+            input()
+    """
+    with Script(publishing, feed) as publisher, Script(code, feed) as subscriber:
+        subscriber.expect("started")
+        subscriber.expect("held up")
+        publisher.expect("full")
+        publisher.kill()
+        with pytest.raises(TimeoutError):
+            wait_until(lambda: subscriber.process.poll() is not None, 3.0, "the subscriber has ended")
+        subscriber.tell("open")
+        with RawPublisher(feed):
+            subscriber.tell("stop")
+            subscriber.expect("stopped")
+
+
+def test_pings_of_months_are_no_bytes_without_a_subscription() -> None:
+    guard, _ = a_guard()
+    connection, record = Connection(-1, (), ("127.0.0.1", 1)), _Record(1 << 20, 0.0)
+    for _ in range(90 * 24):
+        connection.received += 3_600 * _PING_BYTES
+        guard._judge_sent(connection, record, 3_600.0)
+    assert record.doubted is None
+    for _ in range(3):
+        connection.received += 1 << 20
+        guard._judge_sent(connection, record, 4.0)
+    assert record.doubted is not None
+    guard.close()
+
+
+def test_answers_that_were_asked_for_are_no_flood() -> None:
+    guard, subscriptions = a_guard()
+    connection, record = Connection(-1, (), ("127.0.0.1", 1)), _Record(1 << 20, 0.0)
+    for _ in range(100):
+        subscriptions.times_asked += 2_000
+        guard.look()
+        connection.received += 2_000 * 2 * MOST_BYTES
+        subscriptions.heard[-1] = subscriptions.times_asked
+        guard._judge_sent(connection, record, 0.0)
+    assert guard.put_out == 0
+    assert record.burst > 0
+    guard.close()
