@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator
-from socket import create_connection
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -34,7 +32,6 @@ from blackbox.replay.controls import Action, Controls
 from blackbox.replay.status import ReplayStatus
 from blackbox.testing import wait_until
 from tests.process_state import held, linux_only
-from tests.publish.hostile import COMMAND, GREETING, READY, frame
 
 S = 1_000_000_000
 START = 1_577_716_200 * S
@@ -226,15 +223,6 @@ def test_something_else_answers(answer: bytes) -> None:
         with pytest.raises(ControlError, match="did not answer as a replay does"):
             ask(endpoint, GetStatus())
         thread.join()
-
-
-def test_a_client_that_vanished_is_disconnected(socket: ControlSocket) -> None:
-    """It answers no pings, and closes nothing."""
-    place = urlsplit(socket.endpoint)
-    with create_connection((place.hostname, place.port), timeout=60) as client:
-        client.sendall(GREETING + frame(READY.replace(b"SUB", b"REQ"), COMMAND))
-        while client.recv(4_096):
-            pass
 
 
 @pytest.mark.own_process
