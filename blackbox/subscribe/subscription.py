@@ -165,6 +165,8 @@ class Subscription:
     def ask(self, table: Table) -> None:
         """Ask for what a table needs, and no more; it is then to be confirmed anew."""
         kind = SHARED_KEY if self._tries_left else b""
+        if table.upstream - self._filters:
+            self._sequences.set_all_told(False)
         for prefix in table.upstream - self._filters:
             self._sub.subscribe(kind + prefix)
         for prefix in self._filters - table.upstream:
@@ -215,7 +217,6 @@ class Subscription:
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._beats_without_answer = 0
         self._confirmed = 0
-        self._sequences.set_all_told(False)
         self._state.confirmed_lines = 0
         self._state.confirmed_version = self._table.version
         self._sub.subscribe(CONFIRM_KEY + self._nonce)

@@ -159,3 +159,24 @@ def test_both_lines_are_connected_anew_when_neither_was_ever_heard(monkeypatch: 
 def start_in_vain(subscriber: Subscriber) -> None:
     with pytest.raises(SubscriberError, match="ended before its subscriptions were confirmed"):
         subscriber.start(60)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_the_first_messages_of_a_key_that_are_lost_with_their_connection_are_missing(is_killed: bool) -> None:
+    """The publisher had sent nothing when it confirmed: who is confirmed expects its first message."""
+    feed = one_slice()
+    subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
+    subscriber.on(b"")(got.message)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        epoch = publisher.epoch
+    with RawPublisher(feed) as publisher:
+        publisher.epoch = epoch + is_killed
+        wait_until(lambda: b"" in publisher.subscriptions(), 30, "the subscriber is back")
+        publisher.sequences[0][b""] = 5
+        publisher.send(publisher.encode([(b"T", b"sixth")]))
+        publisher.send(publisher.encode([(b"T", b"seventh")]))
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert got.payloads == [b"sixth", b"seventh"]
+    assert subscriber.statistics().received.gaps == 5
