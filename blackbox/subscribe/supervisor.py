@@ -430,8 +430,9 @@ class Supervisor:
             return
 
         def handle(number: int, _frame: FrameType | None) -> None:
+            is_first = not came
             came.add(number)
-            if self._state is State.RUNNING:
+            if is_first and self._state is State.RUNNING:
                 log.info("%s: stopping", signal.Signals(number).name)
                 self.request_stop()
             else:

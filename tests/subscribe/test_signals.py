@@ -79,6 +79,28 @@ def test_a_second_signal_terminates() -> None:
     assert time.monotonic() - started < 10
 
 
+def test_two_signals_at_once_terminate() -> None:
+    feed = one_slice()
+    extra = """
+    @subscriber.on(b"")
+    def block(message):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(1.5)
+    subscriber.wait_confirmed()
+    say("ready")
+    """
+    code = SIGNALLED.format(extra=extra).replace("got.message)", "lambda message: None)")
+    with RawPublisher(feed) as publisher, Script(code, feed) as script:
+        script.expect("started")
+        script.expect("ready")
+        wait_until(lambda: _handles(script.process.pid, signal.SIGINT), what="run() handles signals")
+        for _ in range(100):
+            publisher.send(publisher.encode([(b"T", b"x")]))
+        status, _, errors = script.finish()
+    assert status == 143, errors
+
+
 def _handles(pid: int, number: int) -> bool:
     """Whether a process has a handler for a signal, as Linux tells it."""
     with open(f"/proc/{pid}/status") as status:  # noqa: PTH123
