@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -53,12 +55,14 @@ def test_a_signal_stops_run_and_what_was_received_is_delivered(number: signal.Si
         assert (status, out.strip()) == (0, "ended 50 ended True"), errors
 
 
-def test_a_second_signal_terminates() -> None:
+@contextmanager
+def blocking(signals: str) -> Iterator[tuple[Script, RawPublisher]]:
+    """Give a script whose callback does `signals`, then takes 1.5 s for each message; and who sends them."""
     feed = one_slice()
-    extra = """
+    extra = f"""
     @subscriber.on(b"")
     def block(message):
-        say("blocks")
+        {signals}
         threading.Event().wait(1.5)
     subscriber.wait_confirmed()
     say("ready")
@@ -67,6 +71,11 @@ def test_a_second_signal_terminates() -> None:
     with RawPublisher(feed) as publisher, Script(code, feed) as script:
         script.expect("started")
         script.expect("ready")
+        yield script, publisher
+
+
+def test_a_second_signal_terminates() -> None:
+    with blocking('say("blocks")') as (script, publisher):
         for _ in range(100):
             publisher.send(publisher.encode([(b"T", b"x")]))
         script.expect("blocks")
@@ -80,20 +89,8 @@ def test_a_second_signal_terminates() -> None:
 
 
 def test_two_signals_at_once_terminate() -> None:
-    feed = one_slice()
-    extra = """
-    @subscriber.on(b"")
-    def block(message):
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGTERM)
-        threading.Event().wait(1.5)
-    subscriber.wait_confirmed()
-    say("ready")
-    """
-    code = SIGNALLED.format(extra=extra).replace("got.message)", "lambda message: None)")
-    with RawPublisher(feed) as publisher, Script(code, feed) as script:
-        script.expect("started")
-        script.expect("ready")
+    kill = "os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGTERM)"
+    with blocking(kill) as (script, publisher):
         wait_until(lambda: _handles(script.process.pid, signal.SIGINT), what="run() handles signals")
         for _ in range(100):
             publisher.send(publisher.encode([(b"T", b"x")]))
