@@ -145,9 +145,9 @@ class Journals:
         return JournalState.sum_of([writer.state for writer in self._writers.values()] or [JournalState()])
 
     @property
-    def segments(self) -> int:
-        """Segments begun."""
-        return len(self._writers) + self.total().switches
+    def slices(self) -> int:
+        """Slices that have a journal."""
+        return len(self._writers)
 
     @property
     def unheard(self) -> int:

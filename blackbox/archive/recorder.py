@@ -187,7 +187,7 @@ class Recorder:
             lost=total.lost,
             unheard=self._journals.unheard,
             cut_bytes=self._journals.cut_bytes,
-            segments=self._journals.segments,
+            segments=self._journals.slices + total.switches,
             received=subscribed.received,
             lag=subscribed.lag,
             slices=subscribed.slices,

@@ -165,9 +165,10 @@ class Subscription:
     def ask(self, table: Table) -> None:
         """Ask for what a table needs, and no more; it is then to be confirmed anew."""
         kind = SHARED_KEY if self._tries_left else b""
-        if table.upstream - self._filters:
+        added = table.upstream - self._filters
+        if added:
             self._sequences.set_all_told(False)
-        for prefix in table.upstream - self._filters:
+        for prefix in added:
             self._sub.subscribe(kind + prefix)
         for prefix in self._filters - table.upstream:
             self._sub.unsubscribe(kind + prefix)
