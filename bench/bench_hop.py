@@ -27,13 +27,13 @@ from blackbox.block.block_handler import NO_HANDLER
 from blackbox.native.intrinsics import int64s_at
 from blackbox.native.name_table import Numbering
 from blackbox.native.posix import now_ns
-from blackbox.subscribe.addresses import BODY_AT, COPY_AT, ENVELOPE_AT, SCRATCH_WORDS, SliceAt
 from blackbox.subscribe.conflation import Conflation
 from blackbox.subscribe.gaps import Sequences
-from blackbox.subscribe.hand_over import hand_over
+from blackbox.subscribe.slice_memory import BODY_AT, COPY_AT, ENVELOPE_AT, SCRATCH_WORDS, SliceAt
 from blackbox.subscribe.slow_subscriber import WARN
 from blackbox.subscribe.state import SliceState
 from blackbox.subscribe.statistics import Counters
+from blackbox.subscribe.worker_queues import hand_over
 from blackbox.subscribe.worker_state import WorkerAt, WorkerTableAt
 from blackbox.transport.libzmq import (
     MESSAGE_BYTES,

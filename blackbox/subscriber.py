@@ -20,13 +20,13 @@ from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema import load_schema
 from blackbox.recovery.beginning import Positions, Time, beginning_of
 from blackbox.recovery.consumer import consumer_of
-from blackbox.subscribe.beginnings import SliceHooks
 from blackbox.subscribe.callbacks import IN_SLICE, Callback, CompiledCallback
 from blackbox.subscribe.compiled_callback import compile_callback
 from blackbox.subscribe.gap_hooks import GapHook
 from blackbox.subscribe.match_table import MAX_WORKERS
 from blackbox.subscribe.options import Options
 from blackbox.subscribe.plain_values import PlainCallback
+from blackbox.subscribe.slice_hooks import SliceHooks
 from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.subscribe.statistics import Statistics
 from blackbox.subscribe.stream import Stream, WhenFull

@@ -35,12 +35,12 @@ from blackbox.block.validate import check_block
 from blackbox.native.intrinsics import bytes_at, copy_bytes
 from blackbox.native.name_table import Numbering, number_of
 from blackbox.native.prefix_trie import Trie
-from blackbox.subscribe.addresses import SliceAt, TableAt
 from blackbox.subscribe.callbacks import Callback
 from blackbox.subscribe.conflation import Conflation
 from blackbox.subscribe.dispatch import group_by_set, match_topics
 from blackbox.subscribe.gaps import Sequences, enter_epoch, judge
 from blackbox.subscribe.match_table import Table
+from blackbox.subscribe.slice_memory import SliceAt, TableAt
 from blackbox.subscribe.state import SliceCounters
 from blackbox.subscribe.worker_state import WorkerAt, WorkerTableAt
 from blackbox.transport.libzmq import (

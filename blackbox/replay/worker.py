@@ -15,12 +15,12 @@ from blackbox.native.jit import warm_up
 from blackbox.native.prefix_trie import Trie
 from blackbox.replay.measure import NO_BLOCKS, BlockTableAt
 from blackbox.replay.worker_loop import DELIVER, GROW, NO_MEMORY, play
+from blackbox.subscribe.callback_turns import warm_up_turns
 from blackbox.subscribe.callbacks import Kind
 from blackbox.subscribe.delivery import Delivery
 from blackbox.subscribe.match_table import WorkerTable
 from blackbox.subscribe.state import TERMINATE, SliceState
 from blackbox.subscribe.statistics import Counters
-from blackbox.subscribe.turns import warm_up_turns
 
 log = logging.getLogger("blackbox")
 

@@ -22,12 +22,12 @@ from blackbox.block.opened import BatchFeed, Opened
 from blackbox.errors import CallbackError
 from blackbox.native.memory import foreign_array
 from blackbox.subscribe import worker_loop as collect
-from blackbox.subscribe.beginnings import Beginnings
+from blackbox.subscribe.callback_turns import Part, Taker, call_entry, give_in_turn, give_message_by_message, list_turns
 from blackbox.subscribe.callbacks import Callback, CompiledCallback, Kind, callback_error
 from blackbox.subscribe.match_table import WorkerTable
+from blackbox.subscribe.slice_hooks import SliceHookCaller
 from blackbox.subscribe.state import SliceCounters, SliceState, WorkerCounters
 from blackbox.subscribe.ticks import Ticks
-from blackbox.subscribe.turns import Part, Taker, call_entry, give_in_turn, give_message_by_message, list_turns
 from blackbox.subscribe.worker_state import (
     ALL_ROWS,
     GAP_NOTICE_BYTES,
@@ -169,11 +169,11 @@ class Delivery:
         close_messages(self.burst.address, 2 * self.state.blocks)
         self.state.blocks = 0
 
-    def enter_epoch(self, worker: int, slice_id: int, beginnings: Beginnings) -> None:
+    def enter_epoch(self, worker: int, slice_id: int, hook_caller: SliceHookCaller) -> None:
         """Go on with blocks of another epoch, with `worker`'s callbacks as if none had come before."""
         epoch = self.state.next_epoch
         try:
-            beginnings.enter(worker, epoch, self.is_over)
+            hook_caller.enter(worker, epoch, self.is_over)
         except CallbackError as failure:
             self.quit = not self._on_error(failure)
         if self.state.epoch:
@@ -181,19 +181,19 @@ class Delivery:
                 callback.reset(slice_id)
         self.state.epoch = epoch
 
-    def take_notice(self, worker: int, slice_id: int, beginnings: Beginnings) -> None:
+    def take_notice(self, worker: int, slice_id: int, hook_caller: SliceHookCaller) -> None:
         """Call what is to hear of the gap that a notice tells of, or of going over to live; be done with it."""
         notice = GapNotice(numpy.frombuffer(ctypes.string_at(self.state.notice, GAP_NOTICE_BYTES), GapNotice.dtype))
         if notice.count == 0:
-            self._go_live(worker, notice.sequence, beginnings)
+            self._go_live(worker, notice.sequence, hook_caller)
         else:
             self._tell_of_gap(slice_id, notice)
         self._counters.busy_since_ns = 0
         self.state.notice = 0
 
-    def _go_live(self, worker: int, turn: int, beginnings: Beginnings) -> None:
+    def _go_live(self, worker: int, turn: int, hook_caller: SliceHookCaller) -> None:
         try:
-            beginnings.go_live(worker, turn, self.is_over)
+            hook_caller.go_live(worker, turn, self.is_over)
         except CallbackError as failure:
             self._counters.errors += 1
             self.quit = not self._on_error(failure)

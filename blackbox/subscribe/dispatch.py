@@ -22,11 +22,11 @@ from blackbox.native.intrinsics import (
 )
 from blackbox.native.name_table import FULL, number_of
 from blackbox.native.prefix_trie import Trie, longest_prefix
-from blackbox.subscribe.addresses import ENVELOPE_AT, SliceAt, TableAt
-from blackbox.subscribe.hand_over import GIVEN_UP, fail, hand_over, leave_untold, tell_dropped, worker_counters
+from blackbox.subscribe.slice_memory import ENVELOPE_AT, SliceAt, TableAt
 from blackbox.subscribe.slow_subscriber import is_over
 from blackbox.subscribe.state import slice_counters_at
 from blackbox.subscribe.worker_loop import run_block
+from blackbox.subscribe.worker_queues import GIVEN_UP, fail, hand_over, leave_untold, tell_dropped, worker_counters
 from blackbox.transport.libzmq import msg_close, msg_data, msg_init_size, msg_size
 
 

@@ -20,7 +20,7 @@ from blackbox.native.posix import poke
 from blackbox.native.prefix_trie import Trie, longest_prefix
 from blackbox.native.records import Field, Fields, SharedRecord, load_shared, record_at, store_shared
 from blackbox.subscribe.epochs import EpochState, epoch_state_at, judge_epoch
-from blackbox.subscribe.held import (
+from blackbox.subscribe.held_blocks import (
     HELD_BLOCKS,
     NONE,
     HeldBlock,
@@ -32,7 +32,7 @@ from blackbox.subscribe.held import (
     held_at,
     take_place,
 )
-from blackbox.subscribe.join import FALLEN_BACK, JoinState, forget_live, is_joining, join_state_at, note_live
+from blackbox.subscribe.join_state import FALLEN_BACK, JoinState, forget_live, is_joining, join_state_at, note_live
 from blackbox.subscribe.repair_queue import ask_archive, repair_queue_at
 from blackbox.subscribe.state import SliceCounters, slice_counters_at
 

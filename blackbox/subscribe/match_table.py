@@ -8,9 +8,9 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.native.prefix_trie import Trie, build_trie
-from blackbox.subscribe.addresses import TableAt
 from blackbox.subscribe.callbacks import Callback, CompiledCallback
 from blackbox.subscribe.gap_hooks import GapHook, GapHooks
+from blackbox.subscribe.slice_memory import TableAt
 from blackbox.subscribe.ticks import Ticker
 from blackbox.subscribe.worker_state import WorkerTableAt
 

@@ -23,15 +23,7 @@ from blackbox.native.jit import njit
 from blackbox.native.posix import monotonic_ns, now_ns
 from blackbox.native.prefix_trie import Trie, longest_prefix
 from blackbox.native.records import load_shared
-from blackbox.subscribe.addresses import BODY_AT, COPY_AT, HEAD_AT, HEADER_AT, KEY_AT, WAITING_AT, SliceAt, TableAt
-from blackbox.subscribe.clocks import clock_state_at, note_clocks, note_own_clock
-from blackbox.subscribe.conflation import flush, pending
-from blackbox.subscribe.deliver_in_order import deliver_all_held, line_of, look_at_held
-from blackbox.subscribe.dispatch import hand_block, hand_idle
-from blackbox.subscribe.epochs import AHEAD_NS, REFUTED
-from blackbox.subscribe.gaps import enter_epoch, is_current, note_sequences
-from blackbox.subscribe.hand_over import fail
-from blackbox.subscribe.order import (
+from blackbox.subscribe.arbitration import (
     deliver_held_first,
     drop_all_doubted,
     drop_doubted,
@@ -39,7 +31,14 @@ from blackbox.subscribe.order import (
     order_recorded,
     take_note,
 )
+from blackbox.subscribe.clocks import clock_state_at, note_clocks, note_own_clock
+from blackbox.subscribe.conflation import flush, pending
+from blackbox.subscribe.dispatch import hand_block, hand_idle
+from blackbox.subscribe.epochs import AHEAD_NS, REFUTED
+from blackbox.subscribe.gaps import enter_epoch, is_current, note_sequences
+from blackbox.subscribe.release import deliver_all_held, line_of, look_at_held
 from blackbox.subscribe.repair_queue import has_repairs, repair_queue_at
+from blackbox.subscribe.slice_memory import BODY_AT, COPY_AT, HEAD_AT, HEADER_AT, KEY_AT, WAITING_AT, SliceAt, TableAt
 from blackbox.subscribe.slow_subscriber import CONFLATE, act_on_stuck, may_call_python
 from blackbox.subscribe.state import (
     COMMAND,
@@ -53,6 +52,7 @@ from blackbox.subscribe.state import (
     slice_state_at,
 )
 from blackbox.subscribe.worker_loop import TICK, idle_ms
+from blackbox.subscribe.worker_queues import fail
 from blackbox.subscribe.worker_state import NEVER, worker_state_at
 from blackbox.transport.libzmq import (
     DONTWAIT,

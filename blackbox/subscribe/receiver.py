@@ -34,7 +34,22 @@ from blackbox.native.limits import start_thread
 from blackbox.native.memory import shared_array
 from blackbox.native.name_table import Numbering
 from blackbox.subscribe import state as codes
-from blackbox.subscribe.addresses import (
+from blackbox.subscribe.callbacks import IN_SLICE, Callback
+from blackbox.subscribe.checkpoint import Checkpoint
+from blackbox.subscribe.clocks import ClockState
+from blackbox.subscribe.conflation import Conflation
+from blackbox.subscribe.flood_guard import FloodGuard
+from blackbox.subscribe.gaps import Sequences, forget_uncovered
+from blackbox.subscribe.join_state import JoinPhase, JoinState
+from blackbox.subscribe.log_warnings import CallbackErrors
+from blackbox.subscribe.match_table import Table, WorkerTable
+from blackbox.subscribe.options import Options, needs_of
+from blackbox.subscribe.receive_loop import finish, hand_control, renumber, run_slice
+from blackbox.subscribe.repair import Archives, Repairer, Since
+from blackbox.subscribe.repair_queue import RepairQueue
+from blackbox.subscribe.slice_callbacks import SliceCallbacks
+from blackbox.subscribe.slice_hooks import NO_HOOKS, SliceHookCaller, SliceHooks
+from blackbox.subscribe.slice_memory import (
     HELD_MESSAGE_BYTES,
     HELD_MESSAGES,
     KEY_AT,
@@ -42,21 +57,6 @@ from blackbox.subscribe.addresses import (
     SCRATCH_WORDS,
     SliceAt,
 )
-from blackbox.subscribe.beginnings import NO_HOOKS, Beginnings, SliceHooks
-from blackbox.subscribe.callbacks import IN_SLICE, Callback
-from blackbox.subscribe.clocks import ClockState
-from blackbox.subscribe.conflation import Conflation
-from blackbox.subscribe.cut import Cut
-from blackbox.subscribe.flood_guard import FloodGuard
-from blackbox.subscribe.gaps import Sequences, forget_uncovered
-from blackbox.subscribe.in_slice import InSlice
-from blackbox.subscribe.join import JoinPhase, JoinState
-from blackbox.subscribe.match_table import Table, WorkerTable
-from blackbox.subscribe.notices import CallbackErrors
-from blackbox.subscribe.options import Options, needs_of
-from blackbox.subscribe.receive_loop import finish, hand_control, renumber, run_slice
-from blackbox.subscribe.repair import Archives, Repairer, Since
-from blackbox.subscribe.repair_queue import RepairQueue
 from blackbox.subscribe.slow_subscriber import ACTIONS, NO_LIMIT_NS
 from blackbox.subscribe.state import SliceLife, SliceState
 from blackbox.subscribe.statistics import Counters
@@ -152,7 +152,7 @@ class SliceThread:
         self._held = numpy.zeros(HELD_MESSAGES * HELD_MESSAGE_BYTES // 8, numpy.int64)
         self._scratch = numpy.zeros(SCRATCH_WORDS, numpy.int64)
         self.workers: list[Worker] = []
-        self._in_slice: InSlice | None = None
+        self._slice_callbacks: SliceCallbacks | None = None
         self._guard: FloodGuard | None = None
         self._callback_errors = CallbackErrors(slice_id)
         self._thread = threading.Thread(target=self._run, name=f"blackbox-slice-{slice_id}", daemon=True)
@@ -231,9 +231,9 @@ class SliceThread:
         """What comes next, of a feed without keys, once all before it has been handed over; None: nobody knows."""
         return self._sequences.position()
 
-    def come_to(self, cut: Cut) -> None:
-        """Come to a cut, and stay there until it is released."""
-        self._command(lambda: self._hold(cut))
+    def come_to(self, checkpoint: Checkpoint) -> None:
+        """Come to a checkpoint, and stay there until it is released."""
+        self._command(lambda: self._hold(checkpoint))
 
     def acknowledge(self, said: bytes) -> None:
         """Tell the publishers how far what they sent is recorded."""
@@ -349,7 +349,7 @@ class SliceThread:
 
     def _open(self, context: zmq.Context[zmq.Socket[bytes]], sockets: list[zmq.Socket[bytes]]) -> None:
         endpoint = f"inproc://blackbox-slice-{id(self)}"
-        beginnings = Beginnings(self.slice_id, self._hooks, self.workers)
+        hook_caller = SliceHookCaller(self.slice_id, self._hooks, self.workers)
         router = context.socket(zmq.ROUTER)
         sockets.append(router)
         router.router_mandatory = True
@@ -377,11 +377,11 @@ class SliceThread:
                 self.feed_slice.cpus,
                 self.report,
                 self._callback_raised,
-                beginnings,
+                hook_caller,
             )
             start_thread(worker.thread)
             self.workers.append(worker)  # those in the list can be joined
-        self._in_slice = InSlice(
+        self._slice_callbacks = SliceCallbacks(
             self.slice_id,
             self._batch_feed,
             self.state,
@@ -389,7 +389,7 @@ class SliceThread:
             self._table,
             self._callback_raised,
             self.report,
-            beginnings,
+            hook_caller,
         )
         self._await_workers(router)
         self._router = router
@@ -408,7 +408,7 @@ class SliceThread:
             )
         sub = open_sub(context, self.options.hwm_blocks)
         sockets.append(sub)
-        self._at = self._addresses(sub, router, self._in_slice)
+        self._at = self._addresses(sub, router, self._slice_callbacks)
         warm_up(run_slice, self._at, self._table.at, self._table.topics, self._table.keys)
         warm_up(hand_control, self._at, 0, 0)
         warm_up(finish, self._at, self._table.at, self._table.topics)
@@ -425,7 +425,7 @@ class SliceThread:
         self._subscription.connect(sub)
         init_messages(self._scratch.ctypes.data + KEY_AT, MESSAGES)
         self._switch(self._table)
-        self._in_slice.begin()
+        self._slice_callbacks.begin()
         if self._repairer is not None:
             self._repairer.start()
         self._enter(SliceLife.RUNNING)
@@ -441,7 +441,7 @@ class SliceThread:
                     raise SubscriberError(f"slice {self.slice_id}: a worker did not start in {_WORKER_START_S} s")
             router.recv_multipart()
 
-    def _addresses(self, sub: zmq.Socket[bytes], router: zmq.Socket[bytes], in_slice: InSlice) -> SliceAt:
+    def _addresses(self, sub: zmq.Socket[bytes], router: zmq.Socket[bytes], slice_callbacks: SliceCallbacks) -> SliceAt:
         return SliceAt(
             sub.underlying,
             router.underlying,
@@ -466,9 +466,9 @@ class SliceThread:
             self.options.slow.max_age_ns or NO_LIMIT_NS,
             self.options.slow.grace_ns,
             self._handler,
-            in_slice.addresses(self._table),
+            slice_callbacks.addresses(self._table),
             self._table.workers[IN_SLICE].at,
-            in_slice.ask,
+            slice_callbacks.ask,
             self._subscription.shared,
             0 if self._repairer is None else self._repairer.socket.underlying,
             int(self.options.on_gap == "stop"),
@@ -508,8 +508,8 @@ class SliceThread:
 
     def _switch(self, table: Table) -> None:
         self._table = self._tables[table.version] = table
-        assert self._in_slice is not None
-        self._at = self._at._replace(own=self._in_slice.addresses(table), own_table=table.workers[IN_SLICE].at)
+        assert self._slice_callbacks is not None
+        self._at = self._at._replace(own=self._slice_callbacks.addresses(table), own_table=table.workers[IN_SLICE].at)
         renumber(self._at, table.topics)
         forget_uncovered(self._sequences.at, table.keys)
         in_use = [
@@ -522,8 +522,8 @@ class SliceThread:
                 del self._tables[version]
         self._subscription.ask(table)
 
-    def _hold(self, cut: Cut) -> None:
-        """Hand nothing over, and let no ticker be called, until the cut is released, or it is over."""
+    def _hold(self, checkpoint: Checkpoint) -> None:
+        """Hand nothing over, and let no ticker be called, until the checkpoint is released, or it is over."""
 
         def is_idle() -> bool:
             if self.state.stopping == codes.TERMINATE or self.error is not None:
@@ -531,7 +531,7 @@ class SliceThread:
             return all(worker.is_idle() and worker.hold_ticks() for worker in self.workers)
 
         try:
-            cut.hold(self.slice_id, is_idle, lambda: self.position)
+            checkpoint.hold(self.slice_id, is_idle, lambda: self.position)
         except SubscriberError:
             log.debug("slice %d: it ended before the checkpoint did", self.slice_id)
         finally:
@@ -575,9 +575,9 @@ class SliceThread:
             self._repairer = None
         for worker in self.workers:
             worker.thread.join()
-        if self._in_slice is not None:
-            self._in_slice.close()
-            self._in_slice = None
+        if self._slice_callbacks is not None:
+            self._slice_callbacks.close()
+            self._slice_callbacks = None
         self._callback_errors.close()
         if self._guard is not None:
             self._guard.close()

@@ -20,7 +20,7 @@ from blackbox.block.block import Block
 from blackbox.errors import BlackBoxError, SubscriberError
 from blackbox.native.limits import Needs, let_others_go_first, start_thread
 from blackbox.native.name_table import Numbering
-from blackbox.subscribe.join import BEGIN, GIVE_UP, GONE, PASSED, REACHED, JoinPhase, JoinState
+from blackbox.subscribe.join_state import BEGIN, GIVE_UP, GONE, PASSED, REACHED, JoinPhase, JoinState
 from blackbox.subscribe.repair_queue import MOST_REQUESTS, RepairQueue, RepairRequest
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 

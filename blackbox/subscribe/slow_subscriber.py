@@ -19,7 +19,7 @@ from blackbox.native.intrinsics import inner
 from blackbox.native.limits import Needs
 from blackbox.native.posix import exit_process, monotonic_ns, poke, write_file
 from blackbox.native.records import load_shared, store_shared
-from blackbox.subscribe.addresses import SliceAt
+from blackbox.subscribe.slice_memory import SliceAt
 from blackbox.subscribe.state import (
     IDLE_MS,
     TERMINATE,

@@ -21,17 +21,17 @@ from blackbox.errors import BlackBoxError, NotConfirmedError, SilentPublisherErr
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.native.limits import Needs, check_limits, start_thread
-from blackbox.subscribe.beginnings import NO_HOOKS, SliceHooks
 from blackbox.subscribe.callbacks import Callback
-from blackbox.subscribe.cut import Cut
+from blackbox.subscribe.checkpoint import Checkpoint
 from blackbox.subscribe.gap_hooks import GapHook
-from blackbox.subscribe.join import JoinPhase
+from blackbox.subscribe.join_state import JoinPhase
+from blackbox.subscribe.log_warnings import LogWarnings
 from blackbox.subscribe.match_table import Table
-from blackbox.subscribe.notices import Notices
 from blackbox.subscribe.options import Options, needs_of
 from blackbox.subscribe.processes import PROCESS_NEEDS, SliceProcess
 from blackbox.subscribe.receiver import SliceThread
 from blackbox.subscribe.repair import Archives, Since
+from blackbox.subscribe.slice_hooks import NO_HOOKS, SliceHooks
 from blackbox.subscribe.slow_subscriber import Alerts, end_process
 from blackbox.subscribe.state import TERMINATE
 from blackbox.subscribe.statistics import Counted, Counters, Statistics, statistics_of
@@ -145,7 +145,7 @@ class Supervisor:
         self._since: Callable[[int], Since | None] | None = None
 
         self._alerts = Alerts(feed, options.slow)
-        self._notices = Notices()
+        self._warnings = LogWarnings()
         self._changed = threading.Condition()
         self._one_cut = threading.Lock()
         self._cutting = 0
@@ -249,11 +249,11 @@ class Supervisor:
         if not self._one_cut.acquire(timeout=timeout):
             raise TimeoutError(f"another checkpoint had not ended in {timeout} s")
         slices = self._slices
-        cut = Cut(slices)
+        checkpoint = Checkpoint(slices)
         self._cutting = threading.get_ident()
         try:
             for thread in slices.values():
-                thread.come_to(cut)
+                thread.come_to(checkpoint)
 
             def look(missing: set[int]) -> None:
                 self.raise_failure()
@@ -261,11 +261,11 @@ class Supervisor:
                     if slices[slice_id].is_done:
                         if slices[slice_id].state.stopping == TERMINATE:
                             raise SubscriberError("the subscriber was terminated: what was queued was not delivered")
-                        cut.note(slice_id, slices[slice_id].position)
+                        checkpoint.note(slice_id, slices[slice_id].position)
 
-            yield cut.wait(timeout, look)
+            yield checkpoint.wait(timeout, look)
         finally:
-            cut.release()
+            checkpoint.release()
             self._cutting = 0
             self._one_cut.release()
 
@@ -564,7 +564,7 @@ class Supervisor:
             with self.lock:
                 threads = dict(self._slices)
             for slice_id, thread in threads.items():
-                self._notices.check(slice_id, thread.counters.slice)
+                self._warnings.check(slice_id, thread.counters.slice)
                 failure = self._runner(slice_id).failure() or self._alerts.check(slice_id, thread.take_alert)
                 if failure is not None:
                     self._give_up(failure)

@@ -15,12 +15,12 @@ from blackbox.block.opened import BatchFeed
 from blackbox.errors import CallbackError, SubscriberError
 from blackbox.native.jit import warm_up
 from blackbox.subscribe import worker_loop as collect
-from blackbox.subscribe.beginnings import Beginnings
+from blackbox.subscribe.callback_turns import warm_up_python_callbacks
 from blackbox.subscribe.delivery import Delivery
 from blackbox.subscribe.match_table import WorkerTable
+from blackbox.subscribe.slice_hooks import SliceHookCaller
 from blackbox.subscribe.state import TERMINATE, SliceState
 from blackbox.subscribe.ticks import Ticks
-from blackbox.subscribe.turns import warm_up_python_callbacks
 from blackbox.subscribe.worker_state import NEVER, WorkerAt
 from blackbox.transport.context import pin_thread
 from blackbox.transport.libzmq import close_messages, init_messages
@@ -62,7 +62,7 @@ class Worker:
         cpus: tuple[int, ...],
         report: Callable[[SubscriberError], None],
         on_error: Callable[[CallbackError], bool],
-        beginnings: Beginnings,
+        hook_caller: SliceHookCaller,
     ) -> None:
         self.number = number
         self.slice_id = slice_id
@@ -81,7 +81,7 @@ class Worker:
         self._delivery = Delivery([feed], self._counters, on_error, self._is_terminated)
         self._ticks = Ticks(table.tickers, on_error)
         self._state = self._delivery.state
-        self._beginnings = beginnings
+        self._hook_caller = hook_caller
         self._turn, self._holds_ticks = threading.Lock(), False
         self.thread = threading.Thread(target=self._run, name=f"blackbox-worker-{slice_id}.{number}", daemon=True)
 
@@ -115,7 +115,7 @@ class Worker:
                 socket.close()
             self._enter(WorkerLife.ENDED)
             # These lead back to the slice thread: without the circle its memory and pipes go with the subscriber.
-            del self._report, self._delivery, self._table_of_version, self._ticks, self._beginnings
+            del self._report, self._delivery, self._table_of_version, self._ticks, self._hook_caller
 
     def _work(self, socket: zmq.Socket[bytes]) -> None:
         slot = self._delivery.scratch.ctypes.data + collect.SLOT_AT
@@ -148,9 +148,9 @@ class Worker:
                 self._table = self._table_of_version(delivery.state.next_version)
                 at = self._addresses(dealer)
             elif reason == collect.EPOCH:
-                delivery.enter_epoch(self.number, self.slice_id, self._beginnings)
+                delivery.enter_epoch(self.number, self.slice_id, self._hook_caller)
             elif reason == collect.GAP:
-                delivery.take_notice(self.number, self.slice_id, self._beginnings)
+                delivery.take_notice(self.number, self.slice_id, self._hook_caller)
                 self._counters.blocks += 1
             elif reason == collect.GROW:
                 delivery.grow()

@@ -30,7 +30,7 @@ from blackbox.subscribe.gaps import (
     release,
     settle,
 )
-from blackbox.subscribe.held import HELD_BLOCKS, NONE
+from blackbox.subscribe.held_blocks import HELD_BLOCKS, NONE
 from blackbox.subscribe.state import SliceCounters
 
 A, B = 0, 1

@@ -1,4 +1,4 @@
-"""Put what archives bring before what comes live, and go over to that without a seam: see `join`.
+"""Put what archives bring before what comes live, and go over to that without a seam: see `join_state`.
 
 Compiled; runs in the slice thread.
 """
@@ -15,25 +15,6 @@ from blackbox.native.intrinsics import inner
 from blackbox.native.posix import now_ns, poke
 from blackbox.native.prefix_trie import Trie
 from blackbox.native.records import store_shared
-from blackbox.subscribe.addresses import (
-    BODY_AT,
-    SliceAt,
-    TableAt,
-)
-from blackbox.subscribe.deliver_in_order import (
-    END,
-    NO,
-    YES,
-    deliver_block,
-    deliver_held,
-    deliver_held_before,
-    deliver_recorded,
-    leave_shared_buffer,
-    let_all_go,
-    line_of,
-    put_aside,
-    row_of,
-)
 from blackbox.subscribe.epochs import epoch_state_at
 from blackbox.subscribe.gaps import (
     ARCHIVE,
@@ -49,8 +30,7 @@ from blackbox.subscribe.gaps import (
     lose_before,
     reaches,
 )
-from blackbox.subscribe.hand_over import fail, tell_live, tell_losses
-from blackbox.subscribe.join import (
+from blackbox.subscribe.join_state import (
     LIVE,
     MOST_ENDED,
     REPLAYING,
@@ -58,7 +38,27 @@ from blackbox.subscribe.join import (
     join_state_at,
     note_live,
 )
+from blackbox.subscribe.release import (
+    END,
+    NO,
+    YES,
+    deliver_block,
+    deliver_held,
+    deliver_held_before,
+    deliver_recorded,
+    leave_shared_buffer,
+    let_all_go,
+    line_of,
+    put_aside,
+    row_of,
+)
+from blackbox.subscribe.slice_memory import (
+    BODY_AT,
+    SliceAt,
+    TableAt,
+)
 from blackbox.subscribe.state import FAILED, slice_counters_at
+from blackbox.subscribe.worker_queues import fail, tell_live, tell_losses
 from blackbox.transport.libzmq import msg_data
 
 

@@ -60,7 +60,7 @@ class _Gate:
         return all(self._reached.get(each.number, 0) >= turn or each.is_idle() for each in self._workers)
 
 
-class Beginnings:
+class SliceHookCaller:
     """Calls the hooks when the publisher of a slice begins an epoch, or the slice goes over to live.
 
     Once, while none of its callbacks runs: the first worker that comes there waits until all others have, or have

@@ -11,7 +11,7 @@ from blackbox.block.block_handler import BlockHandlerAt
 from blackbox.block.format import HEADER_BYTES
 from blackbox.native.name_table import NumberingAt
 from blackbox.subscribe.gaps import SequencesAt
-from blackbox.subscribe.held import HELD_BLOCKS
+from blackbox.subscribe.held_blocks import HELD_BLOCKS
 from blackbox.subscribe.worker_state import WorkerAt, WorkerTableAt
 from blackbox.transport.libzmq import EVENTS_SCRATCH_WORDS, MESSAGE_BYTES
 from blackbox.transport.shared_memory_reader import ReaderAt

@@ -50,7 +50,7 @@ class CallbackErrors:
         self._count = 0
 
 
-class Notices:
+class LogWarnings:
     """What was told of each slice, and when. Used by one thread."""
 
     def __init__(self) -> None:

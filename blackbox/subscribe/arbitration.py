@@ -18,37 +18,7 @@ from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, number_of
 from blackbox.native.posix import monotonic_ns, now_ns
 from blackbox.native.prefix_trie import Trie
-from blackbox.subscribe.addresses import (
-    BODY_AT,
-    DOUBTED_AT,
-    HEAD_AT,
-    HELD_MESSAGE_BYTES,
-    KEY_AT,
-    PARKED,
-    SliceAt,
-    TableAt,
-)
 from blackbox.subscribe.clocks import clock_state_at, note_clocks
-from blackbox.subscribe.deliver_in_order import (
-    ALL_KEYS,
-    END,
-    NO,
-    YES,
-    deliver_all_held,
-    deliver_block,
-    deliver_held,
-    deliver_held_before,
-    deliver_recorded,
-    drop_refuted,
-    leave_shared_buffer,
-    let_all_go,
-    line_of,
-    look_at_held,
-    put_aside,
-    row_of,
-    take_back,
-    tell_shown_losses,
-)
 from blackbox.subscribe.epochs import DOUBTED, NEW, SAME, STALE, epoch_before, epoch_state_at
 from blackbox.subscribe.gaps import (
     ARCHIVE,
@@ -70,7 +40,8 @@ from blackbox.subscribe.gaps import (
     pass_by,
     refute_all,
 )
-from blackbox.subscribe.going_live import (
+from blackbox.subscribe.held_blocks import NONE
+from blackbox.subscribe.join_live import (
     go_over,
     go_over_with_gap,
     note_reached,
@@ -78,9 +49,7 @@ from blackbox.subscribe.going_live import (
     order_replayed,
     pass_gone,
 )
-from blackbox.subscribe.hand_over import fail, tell_losses
-from blackbox.subscribe.held import NONE
-from blackbox.subscribe.join import (
+from blackbox.subscribe.join_state import (
     BEGIN,
     FALLEN_BACK,
     GIVE_UP,
@@ -95,7 +64,38 @@ from blackbox.subscribe.join import (
     join_state_at,
     note_live,
 )
+from blackbox.subscribe.release import (
+    ALL_KEYS,
+    END,
+    NO,
+    YES,
+    deliver_all_held,
+    deliver_block,
+    deliver_held,
+    deliver_held_before,
+    deliver_recorded,
+    drop_refuted,
+    leave_shared_buffer,
+    let_all_go,
+    line_of,
+    look_at_held,
+    put_aside,
+    row_of,
+    take_back,
+    tell_shown_losses,
+)
+from blackbox.subscribe.slice_memory import (
+    BODY_AT,
+    DOUBTED_AT,
+    HEAD_AT,
+    HELD_MESSAGE_BYTES,
+    KEY_AT,
+    PARKED,
+    SliceAt,
+    TableAt,
+)
 from blackbox.subscribe.state import FAILED, slice_counters_at, slice_state_at
+from blackbox.subscribe.worker_queues import fail, tell_losses
 from blackbox.transport.libzmq import msg_close, msg_data, msg_size
 
 _FAILED = -7

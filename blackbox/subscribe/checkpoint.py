@@ -16,7 +16,7 @@ _LOOK_S: Final = 0.05
 """How soon that all is over, where nobody says so."""
 
 
-class Cut:
+class Checkpoint:
     """Slice threads come to it, each once its workers have delivered all that they were sent, and stay until release.
 
     Any thread may wait for them.

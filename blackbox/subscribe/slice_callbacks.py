@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from blackbox.block.opened import BatchFeed
 from blackbox.errors import CallbackError, SubscriberError
-from blackbox.subscribe.beginnings import Beginnings
+from blackbox.subscribe.callback_turns import warm_up_python_callbacks
 from blackbox.subscribe.callbacks import IN_SLICE
 from blackbox.subscribe.delivery import Delivery
 from blackbox.subscribe.match_table import Table
+from blackbox.subscribe.slice_hooks import SliceHookCaller
 from blackbox.subscribe.state import TERMINATE, SliceState
 from blackbox.subscribe.ticks import Ticks
-from blackbox.subscribe.turns import warm_up_python_callbacks
 from blackbox.subscribe.worker_loop import DELIVER, EPOCH, GAP, GROW, TICK
 from blackbox.subscribe.worker_state import WorkerAt
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _ASK: Final = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 
 
-class InSlice:
+class SliceCallbacks:
     """Delivers to the callbacks of a table's last place, in the slice thread. Compiled code asks for what Python does.
 
     `ask`: address of the C function by which it does. What a callback raised goes to `on_error`, which says whether to
@@ -41,10 +41,10 @@ class InSlice:
         table: Table,
         on_error: Callable[[CallbackError], bool],
         report: Callable[[SubscriberError], None],
-        beginnings: Beginnings,
+        hook_caller: SliceHookCaller,
     ) -> None:
         self._slice_id, self._slice_state, self._counters = slice_id, slice_state, counters
-        self._report, self._beginnings = report, beginnings
+        self._report, self._hook_caller = report, hook_caller
         self._own_counters = counters.workers[IN_SLICE]
         self._delivery = Delivery([feed], self._own_counters, on_error, self._is_terminated)
         self._ticks = Ticks(table.workers[IN_SLICE].tickers, on_error)
@@ -70,7 +70,7 @@ class InSlice:
 
     def close(self) -> None:
         """Let go of what leads back to the slice thread: no compiled code asks any more."""
-        del self._function, self._delivery, self._ticks, self._report, self._beginnings
+        del self._function, self._delivery, self._ticks, self._report, self._hook_caller
 
     def _answer(self, reason: int) -> None:
         delivery = self._delivery
@@ -81,7 +81,7 @@ class InSlice:
                 self._enter_epoch()
             elif reason == GAP:
                 self._own_counters.busy_since_ns = time.monotonic_ns()
-                delivery.take_notice(IN_SLICE, self._slice_id, self._beginnings)
+                delivery.take_notice(IN_SLICE, self._slice_id, self._hook_caller)
             elif reason == TICK:
                 delivery.tick(self._ticks)
             else:
@@ -99,7 +99,7 @@ class InSlice:
 
     def _enter_epoch(self) -> None:
         self._own_counters.busy_since_ns = time.monotonic_ns()  # a hook may hang, or a worker that is waited for
-        self._delivery.enter_epoch(IN_SLICE, self._slice_id, self._beginnings)
+        self._delivery.enter_epoch(IN_SLICE, self._slice_id, self._hook_caller)
         self._own_counters.busy_since_ns = 0
 
     def _is_terminated(self) -> bool:

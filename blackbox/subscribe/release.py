@@ -21,15 +21,6 @@ from blackbox.native.intrinsics import copy_bytes, inner
 from blackbox.native.jit import njit
 from blackbox.native.posix import monotonic_ns, now_ns
 from blackbox.native.prefix_trie import Trie
-from blackbox.subscribe.addresses import (
-    BODY_AT,
-    COPY_AT,
-    HEAD_AT,
-    HELD_MESSAGE_BYTES,
-    PARKED,
-    SliceAt,
-    TableAt,
-)
 from blackbox.subscribe.conflation import absorb, flush, pending
 from blackbox.subscribe.dispatch import any_full, dispatch
 from blackbox.subscribe.gaps import (
@@ -46,10 +37,19 @@ from blackbox.subscribe.gaps import (
     release,
     settle,
 )
-from blackbox.subscribe.hand_over import tell_losses
-from blackbox.subscribe.held import NONE
+from blackbox.subscribe.held_blocks import NONE
+from blackbox.subscribe.slice_memory import (
+    BODY_AT,
+    COPY_AT,
+    HEAD_AT,
+    HELD_MESSAGE_BYTES,
+    PARKED,
+    SliceAt,
+    TableAt,
+)
 from blackbox.subscribe.slow_subscriber import CONFLATE, DROP, PROCEED, act_on_lag, age_of, is_over, lag_of
 from blackbox.subscribe.state import HELD_MS, slice_counters_at, slice_state_at
+from blackbox.subscribe.worker_queues import tell_losses
 from blackbox.transport.libzmq import msg_close, msg_data, msg_init, msg_init_size, msg_move, msg_size
 
 # As arguments these are int64 rather than literals: numba would compile the callee once for each literal.
