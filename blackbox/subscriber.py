@@ -18,8 +18,8 @@ from blackbox.block.position import Position
 from blackbox.errors import ConfigError, SubscriberError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema import load_schema
-from blackbox.recovery.beginning import Positions, Time, beginning_of
 from blackbox.recovery.consumer import consumer_of
+from blackbox.recovery.start_position import Positions, Time, beginning_of
 from blackbox.subscribe.callbacks import IN_SLICE, Callback, CompiledCallback
 from blackbox.subscribe.compiled_callback import compile_callback
 from blackbox.subscribe.gap_hooks import GapHook
@@ -31,7 +31,7 @@ from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.subscribe.statistics import Statistics
 from blackbox.subscribe.stream import Stream, WhenFull
 from blackbox.subscribe.supervisor import State, Supervisor, slices_of_callbacks
-from blackbox.subscribe.ticks import Ticker
+from blackbox.subscribe.timers import Timer
 
 if TYPE_CHECKING:
     from blackbox.archive.recording import Recording
@@ -122,10 +122,10 @@ class Subscriber:
         self._processes = processes
         self._consumer = consumer_of(feed, name, positions, name_wait_ns, checkpoint_interval_ns)
         self._callbacks: list[Callback] = []
-        self._tickers: list[Ticker] = []
+        self._timers: list[Timer] = []
         self._gap_hooks: list[GapHook] = []
         self._hooks = SliceHooks([], [], [])
-        plan = slices_of_callbacks(feed, self._callbacks, self._tickers, self._gap_hooks, self._hooks, workers)
+        plan = slices_of_callbacks(feed, self._callbacks, self._timers, self._gap_hooks, self._hooks, workers)
         self._streams: list[Stream] = []
         self._client = self._archives()
         self._supervisor = Supervisor(
@@ -332,7 +332,7 @@ class Subscriber:
             with self._supervisor.lock:
                 if self.state is not State.NEW or self._replay is not None:
                     raise SubscriberError("at was called while running, expected it before start or replay")
-                self._tickers.append(Ticker(interval_ns, function, group))
+                self._timers.append(Timer(interval_ns, function, group))
             return function
 
         return register
@@ -403,15 +403,15 @@ class Subscriber:
         """
         with self._supervisor.lock:
             gone = [c for c in self._callbacks if c is function or c.function == function]
-            tickers = [ticker for ticker in self._tickers if ticker.function == function]
+            timers = [timer for timer in self._timers if timer.function == function]
             hooks = [hook for hook in self._gap_hooks if hook.function == function]
             self._check_may_change()
-            for ticker in tickers:
-                ticker.active = False
-                self._tickers.remove(ticker)
+            for timer in timers:
+                timer.active = False
+                self._timers.remove(timer)
             for hook in hooks:
                 self._gap_hooks.remove(hook)
-            if not gone and not tickers and not hooks:
+            if not gone and not timers and not hooks:
                 raise ValueError(f"{function!r} was not registered as a callback")
             for callback in gone:
                 self._forget(callback)
@@ -573,14 +573,14 @@ class Subscriber:
                 self._hooks.on_reset,
                 replay.prefix,
                 self._player,
-                self._tickers,
+                self._timers,
             )
             self._player, self._replay = player, replay
         try:
             self._check(self._callbacks)
             for stream in tuple(self._streams):
                 stream.begin()
-            return replay.run(player, player.ticks)
+            return replay.run(player, player.timers)
         except BaseException as error:
             for stream in tuple(self._streams):
                 stream.end(failure=error)

@@ -8,11 +8,11 @@ from html import escape
 from itertools import cycle
 from typing import Final, NamedTuple
 
+from blackbox.report.axis import lag_ticks, rate_ticks
 from blackbox.report.charts import Axis, Tick, line, path
 from blackbox.report.numbers import short
 from blackbox.report.picture import caption
 from blackbox.report.style import COLOURS, PALETTE
-from blackbox.report.ticks import lag_ticks, rate_ticks
 
 _WIDTH: Final = 880
 _EDGE: Final = 20

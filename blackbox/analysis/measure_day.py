@@ -22,8 +22,8 @@ from blackbox.archive.recording import Recording
 from blackbox.book.feed import load_book_feed
 from blackbox.errors import ConfigError
 from blackbox.feed.schema import QuoteFields, TradeFields
+from blackbox.report.axis import STEPS_NS
 from blackbox.report.day_report import Bar, DayReport, Instrument, Lag, Missing, Mix, SpreadPoint
-from blackbox.report.ticks import STEPS_NS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,8 +16,9 @@ import numpy
 from numba import types
 
 from blackbox.archive.append_marks import begin_epoch, begin_segment, finish, keys_of, put_mark
-from blackbox.archive.entry import add_to_entry
 from blackbox.archive.format import CODEC_NONE, ENTRY_BYTES, FILE_HEAD_BYTES, RECORD_HEAD_BYTES, record_bytes
+from blackbox.archive.index_entry import add_to_entry
+from blackbox.archive.journal_record import chain_after, write_head
 from blackbox.archive.journal_state import (
     AT_BEGUN,
     AT_BUFFERED,
@@ -39,7 +40,6 @@ from blackbox.archive.journal_state import (
 )
 from blackbox.archive.key_positions import NO_KEY, begin_whole, keys_that_differ, note_key, total_of
 from blackbox.archive.marks import EPOCH_END, HEARD
-from blackbox.archive.record import chain_after, write_head
 from blackbox.block.acknowledgement import NOTHING_MISSING, TOO_MANY_KEYS
 from blackbox.block.block_handler import BLOCK, IDLE
 from blackbox.block.format import FLAG_CHECKSUM, FLAG_END, read_header

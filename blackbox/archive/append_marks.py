@@ -6,8 +6,9 @@ from typing import Final
 
 import numpy
 
-from blackbox.archive.entry import add_mark_to_entry
 from blackbox.archive.format import ENTRY_BYTES, FILE_HEAD_BYTES, mark_bytes
+from blackbox.archive.index_entry import add_mark_to_entry
+from blackbox.archive.journal_record import chain_after
 from blackbox.archive.journal_state import (
     AT_ENDED,
     AT_LINK,
@@ -33,7 +34,6 @@ from blackbox.archive.marks import (
     Totals,
     write_mark,
 )
-from blackbox.archive.record import chain_after
 from blackbox.native.intrinsics import bytes_at, copy_bytes, inner
 from blackbox.native.jit import njit
 

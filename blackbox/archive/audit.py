@@ -11,11 +11,11 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.archive.closed import CLOSED
-from blackbox.archive.entry import add_to_entries
 from blackbox.archive.format import ENTRY, FILE_HEAD_BYTES, RECORD_ALIGNMENT
+from blackbox.archive.index_entry import add_to_entries
+from blackbox.archive.journal_record import next_record
 from blackbox.archive.marks import Mark, MarkKind, Totals, behind, chain_start, read_mark, tally
 from blackbox.archive.reader import Recorded, RecordRun
-from blackbox.archive.record import next_record
 from blackbox.archive.segment import Damage, Segment
 from blackbox.archive.summary import KeyBegin
 from blackbox.block.format import FLAG_SEQUENCES

@@ -15,12 +15,10 @@ import msgspec
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.archive.block_merger import BlockMerger
 from blackbox.archive.closed import note_closed
 from blackbox.archive.codec import BLOCK_BYTES, CODECS, Compression, check_packing, compress
 from blackbox.archive.day import Manifest, as_journal_error, recorded_files, slice_directory, sync_directory
 from blackbox.archive.digest import Digest
-from blackbox.archive.entry import add_mark_to_entry, add_to_entry, seal_entry
 from blackbox.archive.filter import Filter
 from blackbox.archive.format import (
     CODEC_NONE,
@@ -32,10 +30,12 @@ from blackbox.archive.format import (
     mark_bytes,
     record_bytes,
 )
+from blackbox.archive.index_entry import add_mark_to_entry, add_to_entry, seal_entry
+from blackbox.archive.journal_record import write_head
 from blackbox.archive.journal_writer import SegmentFiles
 from blackbox.archive.marks import Mark, MarkKind, Totals, behind, chain_start, marks_of, write_mark
+from blackbox.archive.merge_blocks import BlockMerger
 from blackbox.archive.reader import Recorded, RecordRun, blocks_of, read_runs
-from blackbox.archive.record import write_head
 from blackbox.archive.recording import Recording
 from blackbox.archive.segment import SegmentFile
 from blackbox.block.format import FLAG_NULLS, FLAG_SEQUENCES

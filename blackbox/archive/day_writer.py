@@ -18,11 +18,11 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.archive.append import append
+from blackbox.archive.append_rows import Journal, put_rows
 from blackbox.archive.codec import BLOCK_BYTES, Compression, check_packing
 from blackbox.archive.day import Manifest, day_end_ns
 from blackbox.archive.format import SEGMENT_BYTES
 from blackbox.archive.journal_writer import WRITER_NEEDS, JournalWriter
-from blackbox.archive.put_rows import Journal, put_rows
 from blackbox.block.block import Block, as_rows, as_topic_index, distinct_scratch
 from blackbox.block.block_handler import CONTROL
 from blackbox.block.encode import Origin, Rows, TopicTable

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple, TypedDict
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.archive.entry import bit_of
+from blackbox.archive.index_entry import bit_of
 from blackbox.archive.rows import select_rows
 from blackbox.block.block import Block
 from blackbox.block.format import FLAG_SEQUENCES

@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy
 
-from blackbox.archive.entry import seal_entry
 from blackbox.archive.format import ENTRY_BYTES, entry_at
+from blackbox.archive.index_entry import seal_entry
 from blackbox.archive.key_positions import KeysAt
 from blackbox.block.block_handler import HandedBlock
 from blackbox.native.intrinsics import bytes_at, copy_bytes, inner

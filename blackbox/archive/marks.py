@@ -27,7 +27,7 @@ from blackbox.archive.format import (
     mark_bytes,
     record_head_at,
 )
-from blackbox.archive.record import CHAIN_BYTES, chain_after, next_record, size_at
+from blackbox.archive.journal_record import CHAIN_BYTES, chain_after, next_record, size_at
 from blackbox.archive.segment import Segment, SegmentFile
 from blackbox.block.format import FLAG_FIXED, body_layout
 from blackbox.native.intrinsics import inner, uint32_at
@@ -76,7 +76,7 @@ class Totals(NamedTuple):
     messages: int = 0
     marks: int = 0
     chain: int = 0
-    """The chain of checksums, int64; see `blackbox.archive.record.chain_after`."""
+    """The chain of checksums, int64; see `blackbox.archive.journal_record.chain_after`."""
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):

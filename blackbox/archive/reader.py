@@ -8,7 +8,7 @@ This is the one reader of segments. Whoever wants recorded blocks takes them fro
 
 `read_runs` reads segments through their indexes; `read_spans` reads byte ranges that somebody planned before.
 
-- Order: of one slice, that of its journal; of several, see `blackbox.archive.merge`. It is the same every time.
+- Order: of one slice, that of its journal; of several, see `blackbox.archive.merge_slices`. It is the same every time.
 - Choice: index entries that cannot match are never looked at, records whose heads cannot match are left out. Rows are
   not chosen here: see `blackbox.archive.filter.RowFilter`, `blackbox.archive.rows`.
 - Damage: bytes that are no record are reported and passed over. A record that cannot be unpacked or does not hold what
@@ -43,9 +43,9 @@ from blackbox.archive.format import (
     RECORD_HEAD_BYTES,
     record_bytes,
 )
-from blackbox.archive.merge import Target, merge, streams_of
+from blackbox.archive.journal_record import is_whole, next_record, walk
+from blackbox.archive.merge_slices import Target, merge, streams_of
 from blackbox.archive.read_ahead import read_ahead
-from blackbox.archive.record import is_whole, next_record, walk
 from blackbox.archive.rows import check_records
 from blackbox.archive.segment import NO_GOOD_RECORD, Damage, Segment, SegmentFile
 from blackbox.block.block import Block

@@ -45,7 +45,7 @@ from blackbox.archive.summary import (
 )
 from blackbox.block.batch import Batch
 from blackbox.block.gap import Gap
-from blackbox.block.opened import BatchFeed, Opened
+from blackbox.block.received_block import BatchFeed, ReceivedBlock
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema import RAW, load_schema, schema_of
@@ -127,7 +127,7 @@ class Recording(Frames):
         """
         from blackbox.archive.day_writer import DayWriter
         from blackbox.archive.fresh_day import FreshDays, check_whole, fresh_day
-        from blackbox.archive.own_columns import columns_of
+        from blackbox.archive.user_columns import columns_of
 
         check_is_feed(feed)
         columns = columns_of(table, load_schema(feed.schema), kind)
@@ -388,7 +388,7 @@ class Recording(Frames):
                     continue
                 rows = select.rows(block, first_row, header, body)
                 if rows is None or len(rows):
-                    yield Batch(block, rows, Opened.of_block(block, feed, ts_recv))
+                    yield Batch(block, rows, ReceivedBlock.of_block(block, feed, ts_recv))
 
     def _filter(self, prefix: bytes, selection: Selection) -> Filter:
         check_options(selection, Selection.__optional_keys__)

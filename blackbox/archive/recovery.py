@@ -20,7 +20,6 @@ from blackbox.archive.day import (
     slice_directory,
     slice_of,
 )
-from blackbox.archive.entry import seal_entry
 from blackbox.archive.format import (
     ENTRY_BYTES,
     FILE_HEAD,
@@ -28,6 +27,7 @@ from blackbox.archive.format import (
     FORMAT_VERSION,
     INDEX_MAGIC,
 )
+from blackbox.archive.index_entry import seal_entry
 from blackbox.archive.segment import Segment
 from blackbox.errors import JournalError
 from blackbox.native.xxh3 import xxh3

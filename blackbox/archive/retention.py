@@ -17,8 +17,8 @@ from typing import Final
 
 import msgspec
 
+from blackbox.archive.consumer_positions import PositionFile, consumers
 from blackbox.archive.day import make_directory, recorded_days, replace_file, session_date, sync_directory
-from blackbox.archive.positions import PositionFile, consumers
 from blackbox.archive.recording import Recording
 from blackbox.arguments import check_integers
 from blackbox.block.position import Number, Position

@@ -13,7 +13,7 @@ from blackbox.archive.format import (
     OFFSET_CODEC,
     OFFSET_STORED_CHECKSUM,
 )
-from blackbox.archive.record import is_whole
+from blackbox.archive.journal_record import is_whole
 from blackbox.block.format import FLAG_CHECKSUM, HEADER_BYTES, BodyLayout, layout_of, read_header
 from blackbox.block.validate import KEY_OF_TOPICS, Fault, check_block
 from blackbox.native.intrinsics import bytes_at, inner, int32s_at, int64s_at, unsigned

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from blackbox.archive.codec import decompress
 from blackbox.archive.day import as_journal_error, index_path
-from blackbox.archive.entry import NO_RECORD, NO_ROOM, PACKED, good_entries, note, scan, seal_entry
 from blackbox.archive.format import (
     ENTRY,
     ENTRY_BYTES,
@@ -25,8 +24,9 @@ from blackbox.archive.format import (
     SEGMENT_MAGIC,
     record_bytes,
 )
+from blackbox.archive.index_entry import NO_RECORD, NO_ROOM, PACKED, good_entries, note, scan, seal_entry
+from blackbox.archive.journal_record import next_record
 from blackbox.archive.mapping import Mapping
-from blackbox.archive.record import next_record
 from blackbox.block.format import HEADER_BYTES
 from blackbox.block.validate import KEY_OF_TOPICS, check_block
 from blackbox.errors import JournalError

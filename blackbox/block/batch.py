@@ -11,9 +11,9 @@ import msgspec
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.block.batch_rows import find_type, pick_payloads
 from blackbox.block.block import Block
-from blackbox.block.opened import NO_FEED, NO_NUMBERS, BatchFeed, Opened
-from blackbox.block.pick import find_type, pick_payloads
+from blackbox.block.received_block import NO_FEED, NO_NUMBERS, BatchFeed, ReceivedBlock
 
 if TYPE_CHECKING:
     import pyarrow
@@ -40,8 +40,8 @@ class Batch:
         "_message_records",
         "_message_times",
         "_message_topics",
-        "_opened",
         "_payload_list",
+        "_received",
         "block",
         "end_of_batch",
         "rows",
@@ -51,13 +51,13 @@ class Batch:
         self,
         block: Block,
         rows: NDArray[numpy.int32] | None = None,
-        opened: Opened | None = None,
+        received: ReceivedBlock | None = None,
         end_of_batch: bool = True,
     ) -> None:
         self.block = block
         self.rows = rows
         self.end_of_batch = end_of_batch
-        self._opened = opened
+        self._received = received
         self._payload_list: list[bytes | Any] | None = None
         self._message_topics: list[bytes] | None = None
         self._message_times: list[int] | None = None
@@ -113,7 +113,7 @@ class Batch:
         rows, parts = self._all_rows(), []
         for feed in numpy.unique(feeds).tolist():
             mine = numpy.flatnonzero(feeds == feed)
-            parts.append((mine, Batch(self.block, rows[mine], self._opened, self.end_of_batch)))
+            parts.append((mine, Batch(self.block, rows[mine], self._received, self.end_of_batch)))
         return parts
 
     def of_types(self, types: str | Sequence[str]) -> Batch:
@@ -128,29 +128,29 @@ class Batch:
             if part.schema is not None
             for kind in dict.fromkeys(map(part.schema.character, part.schema.types_in(types)))  # one has two names
         ]
-        return Batch(self.block, numpy.sort(numpy.concatenate([rows[:0], *found])), self._opened, self.end_of_batch)
+        return Batch(self.block, numpy.sort(numpy.concatenate([rows[:0], *found])), self._received, self.end_of_batch)
 
     def _feed_numbers(self) -> NDArray[numpy.int64] | None:
         """int64[n]: a number for the feed of each message; None: all are of one."""
-        opened = self._opened
-        if opened is None or opened.origins is None or len(opened.feeds) == 1:
+        received = self._received
+        if received is None or received.origins is None or len(received.feeds) == 1:
             return None
-        numbers = {feed.name: number for number, feed in enumerate(opened.feeds)}
-        found = numpy.array([numbers[feed.name] for feed in opened.feeds])[self._column(opened.origins[3])]
+        numbers = {feed.name: number for number, feed in enumerate(received.feeds)}
+        found = numpy.array([numbers[feed.name] for feed in received.feeds])[self._column(received.origins[3])]
         return None if (found == found[0]).all() else found
 
     def _cut(self, cuts: NDArray[numpy.int64]) -> list[Batch]:
         parts = numpy.split(self._all_rows(), cuts)
         last = len(parts) - 1
         return [
-            Batch(self.block, part, self._opened, self.end_of_batch and place == last)
+            Batch(self.block, part, self._received, self.end_of_batch and place == last)
             for place, part in enumerate(parts)
         ]
 
     def _feed(self) -> BatchFeed:
-        if self._opened is None:
+        if self._received is None:
             return NO_FEED
-        return self._opened.feed_of(0 if self.rows is None else int(self.rows[0]))
+        return self._received.feed_of(0 if self.rows is None else int(self.rows[0]))
 
     @property
     def feed(self) -> str:
@@ -165,17 +165,17 @@ class Batch:
     @property
     def conflated(self) -> bool:
         """Whether the slow-subscriber policy kept only the newest message of each topic."""
-        return self._opened is not None and self._opened.conflated
+        return self._received is not None and self._received.conflated
 
     @property
     def is_recorded(self) -> bool:
         """Whether it was missed live, and an archive has brought it."""
-        return self._opened is not None and self._opened.is_recorded
+        return self._received is not None and self._received.is_recorded
 
     @property
-    def opened(self) -> Opened:
+    def received(self) -> ReceivedBlock:
         """The block, and what is known of it beside its bytes."""
-        return Opened.of_block(self.block, NO_FEED, 0) if self._opened is None else self._opened
+        return ReceivedBlock.of_block(self.block, NO_FEED, 0) if self._received is None else self._received
 
     @property
     def origins(self) -> NDArray[numpy.int64] | None:
@@ -183,7 +183,7 @@ class Batch:
 
         Such a block holds messages of several recorded ones, in the order of the market. None for any other.
         """
-        return None if self._opened is None else self._opened.origins
+        return None if self._received is None else self._received.origins
 
     @property
     def slice_ids(self) -> NDArray[numpy.int64]:
@@ -202,7 +202,7 @@ class Batch:
     @property
     def ts_recv(self) -> int:
         """When the block was received, ns since the epoch; 0 when it was not. Of several blocks, the latest time."""
-        return 0 if self._opened is None else self._opened.ts_recv
+        return 0 if self._received is None else self._received.ts_recv
 
     @property
     def ts_out(self) -> int:
@@ -222,7 +222,7 @@ class Batch:
     @property
     def topics(self) -> list[bytes]:
         """The block's distinct topics; `topic_index` points into them."""
-        return self.block.topics if self._opened is None else self._opened.topics()
+        return self.block.topics if self._received is None else self._received.topics()
 
     @property
     def topic_index(self) -> NDArray[numpy.int32]:
@@ -232,9 +232,9 @@ class Batch:
     @property
     def topic_numbers(self) -> NDArray[numpy.int32]:
         """int32[len(topics)]: number of each topic, the same in all batches of a slice (see `Subscriber.topics`)."""
-        if self._opened is None:
+        if self._received is None:
             raise ValueError(NO_NUMBERS)
-        return self._opened.numbers()
+        return self._received.numbers()
 
     @property
     def ts_event(self) -> NDArray[numpy.int64]:

@@ -17,10 +17,10 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.block.batch import Batch
+from blackbox.block.batch_rows import read_only
 from blackbox.block.format import FLAG_FIXED, BodyLayout, Header, has_value, layout_of, read_header
 from blackbox.block.gap import Gap
-from blackbox.block.opened import BatchFeed
-from blackbox.block.pick import read_only
+from blackbox.block.received_block import BatchFeed
 from blackbox.book.book import (
     COUNTERS,
     Level,
@@ -254,16 +254,18 @@ class Books:
     def __call__(self, batch: Batch, start: int, count: int) -> None:
         """Apply `count` messages of a batch from `start` on: for callers that give messages in turn."""
         rows = _ALL_ROWS if batch.rows is None else read_only(batch.rows)
-        opened, last = batch.opened, start + count
+        received, last = batch.received, start + count
         with self._lock:
-            if opened.feeds is not self._feeds and opened.feeds != self._feeds:  # recorded batches each bring a tuple
-                self._choose(opened.feeds)
-            self._state.conflated = int(opened.conflated)
+            if (
+                received.feeds is not self._feeds and received.feeds != self._feeds
+            ):  # each recorded batch has a tuple
+                self._choose(received.feeds)
+            self._state.conflated = int(received.conflated)
             if batch.block.topic_count > len(self._places):
                 with interrupts_held():  # the old memory would be gone, and its address kept
                     self._places = numpy.empty(2 * batch.block.topic_count, numpy.int32)
                     self._state.places = self._places.ctypes.data
-            while (start := _apply_rows(self._state.address, *opened.addresses, rows, start, last)) < last:
+            while (start := _apply_rows(self._state.address, *received.addresses, rows, start, last)) < last:
                 with interrupts_held():
                     self._make_room()
 

@@ -15,7 +15,7 @@ from blackbox.report.numbers import count
 from blackbox.timestamps import clock_text, date_of
 
 if TYPE_CHECKING:
-    from blackbox.archive.positions import Kept, PositionFile
+    from blackbox.archive.consumer_positions import Kept, PositionFile
 
 
 _ZONE: Final = "UTC"
@@ -44,7 +44,7 @@ def positions(
     blackbox positions positions --forget strategy-1
     """
     with exit_statuses():
-        from blackbox.archive.positions import PositionFile, consumers
+        from blackbox.archive.consumer_positions import PositionFile, consumers
 
         if forget is not None and move is not None:
             raise ConfigError("forget and move were both given, expected one of them")

@@ -39,7 +39,7 @@ def repair(
     blackbox repair recordings/nasdaq/2026-11-20 --feed configs/nasdaq.toml
     """
     with exit_statuses():
-        from blackbox.archive.repair import repair as repair_day
+        from blackbox.archive.manifest_repair import repair as repair_day
 
         done = repair_day(day.resolve(), None if feed is None else load_feed(feed))
         say(f"{day}: manifest.json was made anew for {counted(done.messages, 'message')}, settings from {done.source}")

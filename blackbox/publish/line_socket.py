@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zmq
 
-from blackbox.publish.guard import UPSTREAM_BUFFER_BYTES, UPSTREAM_BYTES, UPSTREAM_QUEUE
+from blackbox.publish.peer_guard import UPSTREAM_BUFFER_BYTES, UPSTREAM_BYTES, UPSTREAM_QUEUE
 from blackbox.transport.context import allow_ipv6
 from blackbox.transport.keep_alive import keep_alive
 

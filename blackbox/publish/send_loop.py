@@ -50,6 +50,7 @@ from blackbox.publish.ring import (
     release,
     ring_state_at,
 )
+from blackbox.publish.send_shared import place_to_encode, share
 from blackbox.publish.sender_state import (
     BODY_AT,
     COPY_AT,
@@ -60,7 +61,6 @@ from blackbox.publish.sender_state import (
     Sender,
     sender_state_at,
 )
-from blackbox.publish.share import place_to_encode, share
 from blackbox.transport.libzmq import (
     DONTWAIT,
     EAGAIN,

@@ -21,8 +21,8 @@ from blackbox.native.limits import Needs, start_thread
 from blackbox.publish import send_loop as send
 from blackbox.publish.acknowledgements import RecorderPosition, What, in_words
 from blackbox.publish.batcher import Encoder, make_selection
-from blackbox.publish.guard import GUARD_NEEDS, Guard
 from blackbox.publish.line_socket import open_xpub
+from blackbox.publish.peer_guard import GUARD_NEEDS, Guard
 from blackbox.publish.ring import DRAINING, ENDING, Ring, RingAt, discard
 from blackbox.publish.sender_state import SCRATCH_WORDS, Sender, SenderState
 from blackbox.publish.subscriptions import Subscriptions, cover, split_changes

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
-from blackbox.archive.positions import PositionFile
+from blackbox.archive.consumer_positions import PositionFile
 from blackbox.arguments import check_integers
 from blackbox.block.position import Position
 from blackbox.errors import BlackBoxError, ConfigError, PositionError
 from blackbox.feed.feed import Feed
 from blackbox.native.limits import start_thread
-from blackbox.recovery.beginning import Positions, Time
+from blackbox.recovery.start_position import Positions, Time
 
 if TYPE_CHECKING:
     from blackbox.archive.serve.client import ArchiveClient

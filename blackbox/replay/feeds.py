@@ -10,7 +10,7 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.archive.recordings import Recordings, by_feed
-from blackbox.block.opened import BatchFeed
+from blackbox.block.received_block import BatchFeed
 from blackbox.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from blackbox.block.encode import (
     write_template,
 )
 from blackbox.block.format import FLAG_FIXED, BodyLayout, Header, has_value, layout_of, read_header, sequence_of
-from blackbox.block.opened import ORIGINS
+from blackbox.block.received_block import ORIGINS
 from blackbox.native.intrinsics import bytes_at, inner, int32s_at, int64s_at
 from blackbox.native.jit import njit
 from blackbox.replay.feeds import SEVERAL_SLICES

@@ -1,8 +1,8 @@
 """Tables of blocks in the order of the market: by `ts_event`, over all slices, equal times as they were recorded.
 
-Slices are read in units by the least time in them (`blackbox.archive.by_time`). Blocks whose turn has come are held;
-what is earlier than anything not yet read is played. A long run of messages of one block is played where it lies. Short
-ones, as slices take turns, are gathered into new blocks, which keep where each message came from.
+Slices are read in units by the least time in them (`blackbox.archive.read_by_time`). Blocks whose turn has come are
+held; what is earlier than anything not yet read is played. A long run of messages of one block is played where it lies.
+Short ones, as slices take turns, are gathered into new blocks, which keep where each message came from.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.archive.by_time import ByTime, Unit
 from blackbox.archive.format import OFFSET_BLOCK_HEADER, RECORD, RECORD_HEAD_BYTES
+from blackbox.archive.read_by_time import ByTime, Unit
 from blackbox.archive.reader import RecordRun
 from blackbox.block.block import distinct_scratch
 from blackbox.block.encode import Origin, TopicTable

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 import msgspec
 import numpy
 
-from blackbox.archive.by_time import ByTime
 from blackbox.archive.filter import Time, check_range
 from blackbox.archive.read_ahead import DEPTH, read_ahead
+from blackbox.archive.read_by_time import ByTime
 from blackbox.archive.reader import UNCHECKED
 from blackbox.archive.recording import Recording
 from blackbox.archive.recordings import (
@@ -32,7 +32,7 @@ from blackbox.replay.feeds import ReplayedFeeds
 from blackbox.replay.market_order import MarketOrder, OutOfOrder
 from blackbox.replay.schedule import NO_LIMIT
 from blackbox.replay.to_wire import PublisherPlayer
-from blackbox.subscribe.ticks import Ticks
+from blackbox.subscribe.timers import Timers
 from blackbox.subscribe.worker_state import NEVER
 from blackbox.timestamps import is_time_of_day
 
@@ -207,9 +207,9 @@ class Replay:
         check_one_schema(self.recordings)
         return self.run(player)
 
-    def run(self, player: Player, ticks: Ticks | None = None) -> ReplayStatistics:
-        """Play it to any player; `ticks` are called between messages, by market time."""
-        self._ticks = ticks or Ticks((), lambda _: True)
+    def run(self, player: Player, timers: Timers | None = None) -> ReplayStatistics:
+        """Play it to any player; `timers` are called between messages, by market time."""
+        self._timers = timers or Timers((), lambda _: True)
         warm_up_tables()
         first_ns, last_ns = self._market_range()
         self._messages = self._blocks = self._body_bytes = self._damaged = 0
@@ -303,7 +303,7 @@ class Replay:
 
     def _play_from(self, player: Player, start: int) -> Grant | None:
         """Play from a time on; return the grant that says not to go on, or None at the end."""
-        self._ticks.reset()
+        self._timers.reset()
         tables = self._tables(player, start)
         # Closed at once also when an error's traceback keeps this frame.
         with closing(read_ahead(tables) if player.reads_ahead else tables) as found:
@@ -360,11 +360,11 @@ class Replay:
             grant = self.controls.wait(next_ns)
             if grant.action is not Action.PLAY:
                 return grant
-            if next_ns >= self._ticks.next_ns:
-                self._ticks.advance(next_ns, self.controls.is_held_up)
+            if next_ns >= self._timers.next_ns:
+                self._timers.advance(next_ns, self.controls.is_held_up)
                 self.controls.played(0, self._position_ns)
                 continue  # a tick may have steered
-            until_ns = min(grant.until_ns, self._ticks.next_ns - 1)
+            until_ns = min(grant.until_ns, self._timers.next_ns - 1)
             stop = len(rows)
             is_limited = until_ns != _TO_THE_END or grant.messages != NO_LIMIT
             if is_limited or not player.checks_blocks:

@@ -24,7 +24,7 @@ from blackbox.subscribe.callbacks import Callback, CompiledCallback
 from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.state import TERMINATE, SliceState
 from blackbox.subscribe.statistics import Counted, Counters, Statistics, statistics_of
-from blackbox.subscribe.ticks import Ticker, Ticks
+from blackbox.subscribe.timers import Timer, Timers
 
 _VERSION: Final = 1
 _MEAN_TOPIC_BYTES: Final = 32
@@ -50,7 +50,7 @@ class CallbackPlayer:
         on_reset: Sequence[Callable[[], object]] = (),
         within: bytes = b"",
         before: CallbackPlayer | None = None,
-        tickers: Sequence[Ticker] = (),
+        timers: Sequence[Timer] = (),
     ) -> None:
         """For recordings of these feeds; only topics that start with `within` are played.
 
@@ -84,8 +84,8 @@ class CallbackPlayer:
             ReplayWorker(n, workers, self._counters[n], self._slice_state, feeds.of_slice, on_error, 1)
             for n in range(workers)
         ]
-        self.ticks = Ticks(tickers, self._tick_raised)
-        self._has_tickers = bool(tickers)
+        self.timers = Timers(timers, self._timer_raised)
+        self._has_timers = bool(timers)
         self._threads: ThreadPoolExecutor | None = None
         self._set_callbacks(callbacks)
         self._workers[0].warm_up()
@@ -181,7 +181,7 @@ class CallbackPlayer:
         counted = [Counted(-1, counters, 0, 0 if n else topics) for n, counters in enumerate(self._counters)]
         return msgspec.structs.replace(statistics_of(counted, has_ended=True), slices=())
 
-    def _tick_raised(self, failure: CallbackError) -> bool:
+    def _timer_raised(self, failure: CallbackError) -> bool:
         if not self._one.raised(failure):
             raise failure
         return True
@@ -191,7 +191,7 @@ class CallbackPlayer:
         upstream = frozenset((b"",))
         self._tables = [Table(_VERSION, self._callbacks, upstream, 1, n, self._within) for n in range(len(self.topics))]
         self._sets = [self._match_known(numbering) for numbering in self.topics]
-        self._is_compiled = not self._has_tickers and all(
+        self._is_compiled = not self._has_timers and all(
             isinstance(callback, CompiledCallback) for callback in self._callbacks
         )
         self._workers = self._many if self._is_compiled else [self._one]

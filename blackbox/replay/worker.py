@@ -9,7 +9,7 @@ from typing import Any, Final, get_args
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.block.opened import BatchFeed
+from blackbox.block.received_block import BatchFeed
 from blackbox.errors import CallbackError
 from blackbox.native.jit import warm_up
 from blackbox.native.prefix_trie import Trie

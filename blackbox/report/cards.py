@@ -6,8 +6,8 @@ from html import escape
 from typing import Final
 
 from blackbox.report import charts
+from blackbox.report.axis import time_ticks
 from blackbox.report.day_report import DayReport
-from blackbox.report.ticks import time_ticks
 from blackbox.timestamps import SECOND_NS, clock_text
 
 _UNITS: Final = (

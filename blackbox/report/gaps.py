@@ -6,10 +6,10 @@ from html import escape
 from typing import Final
 
 from blackbox.report import charts
+from blackbox.report.axis import time_ticks
 from blackbox.report.cards import card, dim, nothing
 from blackbox.report.day_report import DayReport
 from blackbox.report.numbers import count, counted
-from blackbox.report.ticks import time_ticks
 from blackbox.timestamps import clock_text
 
 _GAPS_SHOWN: Final = 12

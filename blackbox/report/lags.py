@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import Final
 
 from blackbox.report import charts
+from blackbox.report.axis import lag_ticks
 from blackbox.report.cards import card, dim, nothing
 from blackbox.report.day_report import DayReport, Lag
 from blackbox.report.numbers import count, duration
-from blackbox.report.ticks import lag_ticks
 
 _LEAST_NS: Final = 1
 _NINES: Final = 6

@@ -5,11 +5,11 @@ from __future__ import annotations
 from html import escape
 
 from blackbox.report import charts
+from blackbox.report.axis import rate_ticks
 from blackbox.report.cards import at, card, dim, interval, nothing, times
 from blackbox.report.day_report import DayReport, Mix
 from blackbox.report.numbers import count, scaled
 from blackbox.report.style import COLOURS
-from blackbox.report.ticks import rate_ticks
 from blackbox.timestamps import SECOND_NS
 
 

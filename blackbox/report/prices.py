@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from html import escape
 
 from blackbox.report import charts
+from blackbox.report.axis import rate_ticks, span_ticks
 from blackbox.report.cards import at, card, dim, interval, times
 from blackbox.report.day_report import DayReport, Instrument
 from blackbox.report.numbers import counted, scaled
-from blackbox.report.ticks import rate_ticks, span_ticks
 
 
 def instrument(report: DayReport, each: Instrument) -> str:

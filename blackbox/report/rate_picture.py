@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from blackbox.archive.day import as_journal_error
 from blackbox.errors import ConfigError
+from blackbox.report.axis import rate_ticks, time_ticks
 from blackbox.report.charts import Axis, line, path, steps
 from blackbox.report.picture import EDGE, HEAD, WIDTH, axes, caption, picture
 from blackbox.report.style import LIGHT
-from blackbox.report.ticks import rate_ticks, time_ticks
 
 if TYPE_CHECKING:
     from blackbox.archive.recording import Recording

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from blackbox.archive.entry import bit_of
+from blackbox.archive.index_entry import bit_of
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.feed.symbol import SymbolRule

@@ -16,8 +16,8 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.block.batch import Batch
-from blackbox.block.opened import Opened
-from blackbox.block.pick import warm_up_batches
+from blackbox.block.batch_rows import warm_up_batches
+from blackbox.block.received_block import ReceivedBlock
 from blackbox.native.intrinsics import inner, int32s_at
 from blackbox.native.jit import njit, warm_up
 from blackbox.subscribe.callbacks import Callback
@@ -126,9 +126,11 @@ class Taker:
     `unwanted`: how many came after it was removed.
     """
 
-    def __init__(self, part: Part, opened: Opened, on_error: OnError, call: Callable[[int, int, int], None]) -> None:
+    def __init__(
+        self, part: Part, received: ReceivedBlock, on_error: OnError, call: Callable[[int, int, int], None]
+    ) -> None:
         """`call(entry, start, count)` runs a compiled callback, and counts what it took."""
-        self._part, self._opened, self._on_error, self._call = part, opened, on_error, call
+        self._part, self._received, self._on_error, self._call = part, received, on_error, call
         self._rows = iter(range(len(part.batch)))
         self._at = 0
         self.taken = self.unwanted = 0
@@ -161,7 +163,7 @@ class Taker:
             return True
         rows = numpy.arange(start, self._at, dtype=numpy.int32) if batch.rows is None else batch.rows[start : self._at]
         is_last = self._at == len(batch)
-        piece = Batch(batch.block, rows, self._opened, batch.end_of_batch and is_last)
+        piece = Batch(batch.block, rows, self._received, batch.end_of_batch and is_last)
         self.taken += self._part.callback.give(piece, self._on_error, lambda: False)  # who gives turns asks, too
         return True
 

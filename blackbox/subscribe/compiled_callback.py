@@ -23,7 +23,7 @@ from numba.core.errors import NumbaError
 from numpy.typing import NDArray
 
 from blackbox.block.format import FLAG_NULLS, FLAG_SEQUENCES, body_layout
-from blackbox.block.opened import ORIGINS
+from blackbox.block.received_block import ORIGINS
 from blackbox.errors import CallbackError
 from blackbox.native.intrinsics import _pointer, bytes_at, int32s_at, int64s_at
 from blackbox.native.jit import cfunc, check_memory, njit

@@ -18,7 +18,7 @@ from blackbox.arguments import name_of
 from blackbox.block.batch import Batch, Message
 from blackbox.block.format import LEAST_ROW_BYTES, MAX_BODY_BYTES
 from blackbox.block.gap import Gap
-from blackbox.block.opened import BatchFeed, Opened
+from blackbox.block.received_block import BatchFeed, ReceivedBlock
 from blackbox.errors import CallbackError
 from blackbox.native.memory import foreign_array
 from blackbox.subscribe import worker_loop as collect
@@ -27,7 +27,7 @@ from blackbox.subscribe.callbacks import Callback, CompiledCallback, Kind, callb
 from blackbox.subscribe.match_table import WorkerTable
 from blackbox.subscribe.slice_hooks import SliceHookCaller
 from blackbox.subscribe.state import SliceCounters, SliceState, WorkerCounters
-from blackbox.subscribe.ticks import Ticks
+from blackbox.subscribe.timers import Timers
 from blackbox.subscribe.worker_state import (
     ALL_ROWS,
     GAP_NOTICE_BYTES,
@@ -211,19 +211,19 @@ class Delivery:
                 self._counters.errors += 1
                 self.quit = not self._on_error(callback_error(f"{name_of(function)}, told of a gap,", error, str(gap)))
 
-    def begin_ticks(self, ticks: Ticks) -> None:
-        """Let tickers be called from now on."""
-        ticks.begin(time.time_ns())
-        self.state.tick_ns, self.state.tick_within_ns = ticks.next_ns, ticks.least_ns
+    def begin_timers(self, timers: Timers) -> None:
+        """Let timers be called from now on."""
+        timers.begin(time.time_ns())
+        self.state.tick_ns, self.state.tick_within_ns = timers.next_ns, timers.least_ns
 
-    def tick(self, ticks: Ticks) -> None:
-        """Call the tickers whose time has come; of times that went by meanwhile, the last."""
+    def call_timers(self, timers: Timers) -> None:
+        """Call the timers whose time has come; of times that went by meanwhile, the last."""
         now_ns = time.time_ns()
-        ticks.skip_to(now_ns)
+        timers.skip_to(now_ns)
         self._counters.busy_since_ns = time.monotonic_ns()
-        self.quit = not ticks.advance(now_ns)
+        self.quit = not timers.advance(now_ns)
         self._counters.busy_since_ns = 0
-        self.state.tick_ns = ticks.next_ns
+        self.state.tick_ns = timers.next_ns
 
     def deliver(self) -> None:
         """Give the burst's batches to their callbacks."""
@@ -245,8 +245,8 @@ class Delivery:
         places = self._block_places[: self.state.blocks].tolist()
         if len(entries) == 1 and not self.is_over():  # one block for one callback: what is below takes as long as it
             [(slot, callback_number, rows, count, _)] = entries
-            opened = self._open(burst, *places[slot])
-            batch = Batch(opened.block, self._rows_of(burst, rows, count, opened.block.count), opened)
+            received = self._open(burst, *places[slot])
+            batch = Batch(received.block, self._rows_of(burst, rows, count, received.block.count), received)
             part = self._part(0, self._table.callbacks[callback_number], batch)
             self._counters.busy_since_ns = time.monotonic_ns()
             self._give(part)
@@ -256,13 +256,13 @@ class Delivery:
         for slot, group in groupby(enumerate(entries), lambda each: each[1][0]):
             if self.is_over():
                 return
-            opened = self._open(burst, *places[slot])
+            received = self._open(burst, *places[slot])
             parts = []
             for number, (_, callback_number, rows, count, _) in group:
-                batch_rows = self._rows_of(burst, rows, count, opened.block.count)
-                batch = Batch(opened.block, batch_rows, opened, last[callback_number] == number)
+                batch_rows = self._rows_of(burst, rows, count, received.block.count)
+                batch = Batch(received.block, batch_rows, received, last[callback_number] == number)
                 parts.append((callback_number, self._part(number, self._table.callbacks[callback_number], batch)))
-            self._deliver_block([part for _, part in sorted(parts, key=itemgetter(0))], opened)
+            self._deliver_block([part for _, part in sorted(parts, key=itemgetter(0))], received)
 
     def _part(self, number: int, callback: Callback, batch: Batch) -> Part:
         """What a callback gets of a block: all that its prefix asks for, or of that the types that it wants."""
@@ -274,10 +274,10 @@ class Delivery:
             batch = chosen
         return Part(number, callback, batch)
 
-    def _open(self, burst: BlockBurst, envelope: int, body: int, body_bytes: int, origins: int) -> Opened:
-        return Opened(burst, envelope, body, body_bytes, origins, self._feeds)
+    def _open(self, burst: BlockBurst, envelope: int, body: int, body_bytes: int, origins: int) -> ReceivedBlock:
+        return ReceivedBlock(burst, envelope, body, body_bytes, origins, self._feeds)
 
-    def _deliver_block(self, parts: list[Part], opened: Opened) -> None:
+    def _deliver_block(self, parts: list[Part], received: ReceivedBlock) -> None:
         """Give callbacks, in the order in which they were registered, what they get of a block."""
         active = []
         for part in parts:
@@ -293,7 +293,7 @@ class Delivery:
         given = {part.entry for part in in_turn}
         self._counters.busy_since_ns = time.monotonic_ns()
         if in_turn:
-            self._give_in_turn(in_turn, opened)
+            self._give_in_turn(in_turn, received)
         for part in active:
             if self.is_over():
                 break
@@ -311,12 +311,12 @@ class Delivery:
             self._counters.delivered += part.callback.give(part.batch, self._raised, self.is_over)
             self._counters.batches += 1
 
-    def _give_in_turn(self, parts: list[Part], opened: Opened) -> None:
+    def _give_in_turn(self, parts: list[Part], received: ReceivedBlock) -> None:
         many = sum(len(part.batch) for part in parts)
         turns, counts = numpy.empty(many, numpy.int64), numpy.empty(many, numpy.int64)
         chosen = numpy.array([part.entry for part in parts], numpy.int64)
-        found = list_turns(self._entries.ctypes.data, chosen, opened.block.count, turns, counts)
-        takers = [Taker(part, opened, self._raised, self._call_compiled) for part in parts]
+        found = list_turns(self._entries.ctypes.data, chosen, received.block.count, turns, counts)
+        takers = [Taker(part, received, self._raised, self._call_compiled) for part in parts]
         kinds = {part.callback.kind for part in parts}
         if kinds == {"message"} or (kinds <= _MESSAGES and 2 * found > many):
             give_message_by_message(takers, numpy.repeat(turns[:found], counts[:found]).tolist(), self.is_over)

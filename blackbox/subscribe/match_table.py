@@ -11,7 +11,7 @@ from blackbox.native.prefix_trie import Trie, build_trie
 from blackbox.subscribe.callbacks import Callback, CompiledCallback
 from blackbox.subscribe.gap_hooks import GapHook, GapHooks
 from blackbox.subscribe.slice_memory import TableAt
-from blackbox.subscribe.ticks import Ticker
+from blackbox.subscribe.timers import Timer
 from blackbox.subscribe.worker_state import WorkerTableAt
 
 MAX_WORKERS = 63
@@ -37,7 +37,7 @@ class WorkerTable:
         self.version = version
         self.callbacks = callbacks
         self.gap_hooks = GapHooks(mine, gap_hooks, hears_live)
-        self.tickers: Sequence[Ticker] = ()
+        self.timers: Sequence[Timer] = ()
         self._starts = numpy.zeros(len(sets) + 1, numpy.int64)
         numpy.cumsum([len(each) for each in sets], out=self._starts[1:])
         self._members = numpy.array([c for each in sets for c in each] or [0], numpy.int32)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from blackbox.block.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.block.format import HEADER_BYTES
-from blackbox.block.opened import BatchFeed
 from blackbox.block.position import Position
+from blackbox.block.received_block import BatchFeed
 from blackbox.errors import (
     BlackBoxError,
     CallbackError,
@@ -523,12 +523,12 @@ class SliceThread:
         self._subscription.ask(table)
 
     def _hold(self, checkpoint: Checkpoint) -> None:
-        """Hand nothing over, and let no ticker be called, until the checkpoint is released, or it is over."""
+        """Hand nothing over, and let no timer be called, until the checkpoint is released, or it is over."""
 
         def is_idle() -> bool:
             if self.state.stopping == codes.TERMINATE or self.error is not None:
                 raise SubscriberError("the subscriber ended meanwhile")
-            return all(worker.is_idle() and worker.hold_ticks() for worker in self.workers)
+            return all(worker.is_idle() and worker.hold_timers() for worker in self.workers)
 
         try:
             checkpoint.hold(self.slice_id, is_idle, lambda: self.position)
@@ -536,7 +536,7 @@ class SliceThread:
             log.debug("slice %d: it ended before the checkpoint did", self.slice_id)
         finally:
             for worker in self.workers:
-                worker.release_ticks()
+                worker.release_timers()
 
     def _end_workers(self) -> None:
         for number in range(len(self.workers)):

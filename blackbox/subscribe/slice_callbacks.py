@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from blackbox.block.opened import BatchFeed
+from blackbox.block.received_block import BatchFeed
 from blackbox.errors import CallbackError, SubscriberError
 from blackbox.subscribe.callback_turns import warm_up_python_callbacks
 from blackbox.subscribe.callbacks import IN_SLICE
@@ -15,7 +15,7 @@ from blackbox.subscribe.delivery import Delivery
 from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.slice_hooks import SliceHookCaller
 from blackbox.subscribe.state import TERMINATE, SliceState
-from blackbox.subscribe.ticks import Ticks
+from blackbox.subscribe.timers import Timers
 from blackbox.subscribe.worker_loop import DELIVER, EPOCH, GAP, GROW, TICK
 from blackbox.subscribe.worker_state import WorkerAt
 
@@ -47,7 +47,7 @@ class SliceCallbacks:
         self._report, self._hook_caller = report, hook_caller
         self._own_counters = counters.workers[IN_SLICE]
         self._delivery = Delivery([feed], self._own_counters, on_error, self._is_terminated)
-        self._ticks = Ticks(table.workers[IN_SLICE].tickers, on_error)
+        self._timers = Timers(table.workers[IN_SLICE].timers, on_error)
         self._function = _ASK(self._answer)
         self.ask = ctypes.cast(self._function, ctypes.c_void_p).value or 0
 
@@ -66,11 +66,11 @@ class SliceCallbacks:
     def begin(self) -> None:
         """Begin to call: all that is compiled for it is there, and its clock runs."""
         warm_up_python_callbacks()
-        self._delivery.begin_ticks(self._ticks)
+        self._delivery.begin_timers(self._timers)
 
     def close(self) -> None:
         """Let go of what leads back to the slice thread: no compiled code asks any more."""
-        del self._function, self._delivery, self._ticks, self._report, self._hook_caller
+        del self._function, self._delivery, self._timers, self._report, self._hook_caller
 
     def _answer(self, reason: int) -> None:
         delivery = self._delivery
@@ -83,7 +83,7 @@ class SliceCallbacks:
                 self._own_counters.busy_since_ns = time.monotonic_ns()
                 delivery.take_notice(IN_SLICE, self._slice_id, self._hook_caller)
             elif reason == TICK:
-                delivery.tick(self._ticks)
+                delivery.call_timers(self._timers)
             else:
                 if delivery.state.raised:
                     delivery.compiled_raised()

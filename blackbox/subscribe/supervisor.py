@@ -36,7 +36,7 @@ from blackbox.subscribe.slow_subscriber import Alerts, end_process
 from blackbox.subscribe.state import TERMINATE
 from blackbox.subscribe.statistics import Counted, Counters, Statistics, statistics_of
 from blackbox.subscribe.stream import Stream
-from blackbox.subscribe.ticks import Ticker
+from blackbox.subscribe.timers import Timer
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
 log = logging.getLogger("blackbox")
@@ -75,7 +75,7 @@ def whole_feed(feed: Feed) -> Plan:
 def slices_of_callbacks(
     feed: Feed,
     callbacks: list[Callback],
-    tickers: list[Ticker],
+    timers: list[Timer],
     gap_hooks: list[GapHook],
     hooks: SliceHooks,
     workers: int,
@@ -101,10 +101,10 @@ def slices_of_callbacks(
                 gap_hooks=gap_hooks,
                 hears_live=bool(hooks.on_live),
             )
-        for ticker in tickers if tables and not running else ():
-            group = [c.worker for c in callbacks if ticker.group is not None and c.group == ticker.group]
+        for timer in timers if tables and not running else ():
+            group = [c.worker for c in callbacks if timer.group is not None and c.group == timer.group]
             worker = tables[min(tables)].workers[group[0] if group else 0]
-            worker.tickers = (*worker.tickers, ticker)
+            worker.timers = (*worker.timers, timer)
         return tables
 
     return plan

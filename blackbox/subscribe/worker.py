@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from blackbox.block.opened import BatchFeed
+from blackbox.block.received_block import BatchFeed
 from blackbox.errors import CallbackError, SubscriberError
 from blackbox.native.jit import warm_up
 from blackbox.subscribe import worker_loop as collect
@@ -20,7 +20,7 @@ from blackbox.subscribe.delivery import Delivery
 from blackbox.subscribe.match_table import WorkerTable
 from blackbox.subscribe.slice_hooks import SliceHookCaller
 from blackbox.subscribe.state import TERMINATE, SliceState
-from blackbox.subscribe.ticks import Ticks
+from blackbox.subscribe.timers import Timers
 from blackbox.subscribe.worker_state import NEVER, WorkerAt
 from blackbox.transport.context import pin_thread
 from blackbox.transport.libzmq import close_messages, init_messages
@@ -79,10 +79,10 @@ class Worker:
         self._report = report
         self._counters = counters.workers[number]
         self._delivery = Delivery([feed], self._counters, on_error, self._is_terminated)
-        self._ticks = Ticks(table.tickers, on_error)
+        self._timers = Timers(table.timers, on_error)
         self._state = self._delivery.state
         self._hook_caller = hook_caller
-        self._turn, self._holds_ticks = threading.Lock(), False
+        self._turn, self._holds_timers = threading.Lock(), False
         self.thread = threading.Thread(target=self._run, name=f"blackbox-worker-{slice_id}.{number}", daemon=True)
 
     @property
@@ -115,7 +115,7 @@ class Worker:
                 socket.close()
             self._enter(WorkerLife.ENDED)
             # These lead back to the slice thread: without the circle its memory and pipes go with the subscriber.
-            del self._report, self._delivery, self._table_of_version, self._ticks, self._hook_caller
+            del self._report, self._delivery, self._table_of_version, self._timers, self._hook_caller
 
     def _work(self, socket: zmq.Socket[bytes]) -> None:
         slot = self._delivery.scratch.ctypes.data + collect.SLOT_AT
@@ -133,14 +133,14 @@ class Worker:
     def _loop(self, dealer: int) -> None:
         at = self._addresses(dealer)
         delivery = self._delivery
-        delivery.begin_ticks(self._ticks)
+        delivery.begin_timers(self._timers)
         while not delivery.quit:
             reason = collect.collect(at, self._table.at)
             if delivery.state.raised:
                 delivery.compiled_raised()
             if reason == collect.DELIVER:
                 delivery.deliver()
-                if not delivery.is_over() and self._ticks.next_ns != NEVER and self._ticks.is_due(time.time_ns()):
+                if not delivery.is_over() and self._timers.next_ns != NEVER and self._timers.is_due(time.time_ns()):
                     self._tick()
             elif reason == collect.TICK:
                 self._tick()
@@ -159,20 +159,20 @@ class Worker:
             else:
                 return
 
-    def hold_ticks(self) -> bool:
-        """Let tickers wait from now on; return whether none of them runs. For one other thread."""
-        self._holds_ticks = self._holds_ticks or self._turn.acquire(blocking=False)
-        return self._holds_ticks
+    def hold_timers(self) -> bool:
+        """Let timers wait from now on; return whether none of them runs. For one other thread."""
+        self._holds_timers = self._holds_timers or self._turn.acquire(blocking=False)
+        return self._holds_timers
 
-    def release_ticks(self) -> None:
-        """Let tickers be called again. For the thread that held them."""
-        if self._holds_ticks:
-            self._holds_ticks = False
+    def release_timers(self) -> None:
+        """Let timers be called again. For the thread that held them."""
+        if self._holds_timers:
+            self._holds_timers = False
             self._turn.release()
 
     def _tick(self) -> None:
         with self._turn:
-            self._delivery.tick(self._ticks)
+            self._delivery.call_timers(self._timers)
 
     def is_idle(self) -> bool:
         """Whether it has delivered all that it was sent."""

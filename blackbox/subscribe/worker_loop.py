@@ -63,7 +63,7 @@ SWITCH: Final = 2
 ENDED: Final = 3
 """The slice thread has said that nothing follows, or the end is now."""
 TICK: Final = 7
-"""A ticker is due."""
+"""A timer is due."""
 GROW: Final = 4
 """`rows` must hold `rows_needed` for the block at hand."""
 FAILED: Final = 5
@@ -491,7 +491,7 @@ def _fill_burst(at: WorkerAt, table: WorkerTableAt) -> int:
 
 @inner
 def idle_ms(state: WorkerState) -> int:
-    """Return how long to wait for blocks before the next look, rounded up; 0: a ticker is due."""
+    """Return how long to wait for blocks before the next look, rounded up; 0: a timer is due."""
     if state.tick_ns == NEVER:
         return numpy.int64(IDLE_MS)
     left_ns = state.tick_ns - now_ns()
@@ -554,7 +554,7 @@ def collect(at: WorkerAt, table: WorkerTableAt) -> int:
             return SWITCH
         elif status == 1 and taken == 0:
             return GROW if state.next_epoch == state.epoch else EPOCH
-        # Behind the burst: tickers that take longer than their interval leave the blocks their turn.
+        # Behind the burst: timers that take longer than their interval leave the blocks their turn.
         if idle_ms(state) == 0:
             return TICK
     return ENDED

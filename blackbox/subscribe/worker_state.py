@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from blackbox.native.records import Field, SharedRecord, record_at
 
 NEVER: Final = (1 << 63) - 1
-"""In place of the time at which a ticker is due."""
+"""In place of the time at which a timer is due."""
 ALL_ROWS: Final = 0
 """In place of the address of row numbers: every row that was not delivered before."""
 
@@ -35,7 +35,7 @@ class WorkerState(SharedRecord):
     last = Field()
     """1: the slice thread has said that nothing follows."""
     tick_ns = Field()
-    """When a ticker is due, unix ns; or NEVER."""
+    """When a timer is due, unix ns; or NEVER."""
     tick_within_ns = Field()
     """Where `tick_ns` is further away than this, the clock was set back."""
     epoch = Field()

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox import JournalError, Recording
-from blackbox.archive import block_merger
+from blackbox.archive import merge_blocks
 from blackbox.archive.compact import Compacted, compact
 from blackbox.archive.digest import Digest
 from tests.archive.test_export import ITCH
@@ -153,13 +153,13 @@ def test_damaged_blocks_become_gaps_and_are_counted(tmp_path: Path) -> None:
 
 def test_what_was_written_is_read_again_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     day = day_of(tmp_path / "day", 20)
-    right = block_merger.write_merge
+    right = merge_blocks.write_merge
 
     def wrong(headers: Any, bodies: Any, first_rows: Any, tables: Any, plan: Any, target: int) -> None:
         right(headers, bodies, first_rows, tables, plan, target)
         ctypes.memset(target, 1, 1)
 
-    monkeypatch.setattr(block_merger, "write_merge", wrong)
+    monkeypatch.setattr(merge_blocks, "write_merge", wrong)
     with pytest.raises(JournalError, match="200 messages of checksum [0-9a-f]{16}, expected 200 of"):
         compact(Recording.open(day.path), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["day"]

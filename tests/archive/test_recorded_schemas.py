@@ -196,7 +196,7 @@ def test_a_feed_that_holds_a_schema_is_no_manifest(tmp_path: Path) -> None:
 def test_a_day_is_repaired_with_the_schema_of_its_neighbour(ticks: Path, tmp_path: Path) -> None:
     import shutil
 
-    from blackbox.archive.repair import repair
+    from blackbox.archive.manifest_repair import repair
 
     near, hurt = tmp_path / "ticks" / ticks.name, tmp_path / "ticks" / "2026-01-02"
     shutil.copytree(ticks, near)

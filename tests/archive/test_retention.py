@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox import ArchiveClient, ArchiveError, ConfigError, Feed, PositionError, Publisher, Recorder, Retention
+from blackbox.archive.consumer_positions import PositionFile
 from blackbox.archive.day import MANIFEST, Manifest, session_date
-from blackbox.archive.positions import PositionFile
 from blackbox.archive.retention import CONSUMERS, Deleted, Deleter, note_consumer
 from blackbox.archive.serve.protocol import Gone
 from blackbox.archive.serve.server import ArchiveServer

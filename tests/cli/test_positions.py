@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from blackbox.archive.positions import PositionFile
+from blackbox.archive.consumer_positions import PositionFile
 from blackbox.block.position import Position
 from tests.cli.commands import invoke
 

@@ -18,7 +18,7 @@ import zmq
 
 from blackbox import Feed, NoSubscriberError, Publisher
 from blackbox.block.format import CONFIRM_KEY, HEARTBEAT_KEY
-from blackbox.publish import guard
+from blackbox.publish import peer_guard
 from blackbox.testing import wait_until
 from tests.publish.hostile import (
     MORE,
@@ -187,7 +187,7 @@ def test_forged_acceptances_are_no_subscribers_and_hold_up_no_close(caplog: pyte
 def test_who_never_reads_does_not_hold_close_for_its_whole_timeout(
     when_full: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(guard, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(peer_guard, "PATIENCE_S", 0.5)
     feed = one_slice(block_bytes=65_536)
     publisher = Publisher(feed, when_full=when_full, hwm_blocks=8).start()  # type: ignore[arg-type]
     with Peer(feed) as peer:
@@ -206,8 +206,8 @@ def test_who_never_reads_does_not_hold_close_for_its_whole_timeout(
 def test_of_many_deaf_peers_those_deaf_longest_are_put_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(guard, "_DEAF_S", 0.5)
-    monkeypatch.setattr(guard, "_MOST_DEAF", 2)
+    monkeypatch.setattr(peer_guard, "_DEAF_S", 0.5)
+    monkeypatch.setattr(peer_guard, "_MOST_DEAF", 2)
     feed = one_slice(block_bytes=65_536)
     quick, got = collected(feed)
     with Publisher(feed, hwm_blocks=200) as publisher:
@@ -351,7 +351,7 @@ def test_what_is_read_late_of_a_connection_is_not_held_against_who_has_its_descr
 
 def test_a_guard_that_fails_once_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     failed = threading.Event()
-    judge = guard.Guard._judge_taken
+    judge = peer_guard.Guard._judge_taken
 
     def fail_once(*of: Any) -> None:
         if not failed.is_set():
@@ -359,7 +359,7 @@ def test_a_guard_that_fails_once_goes_on(monkeypatch: pytest.MonkeyPatch, caplog
             raise OSError("no more today")
         judge(*of)
 
-    monkeypatch.setattr(guard.Guard, "_judge_taken", fail_once)
+    monkeypatch.setattr(peer_guard.Guard, "_judge_taken", fail_once)
     feed = one_slice(key_bytes=2)
     with Publisher(feed) as publisher, Peer(feed) as peer:
         assert failed.wait(30)
@@ -370,7 +370,7 @@ def test_a_guard_that_fails_once_goes_on(monkeypatch: pytest.MonkeyPatch, caplog
 
 
 def test_who_was_deaf_before_the_publisher_closes_still_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "_DEAF_S", 0.5)
+    monkeypatch.setattr(peer_guard, "_DEAF_S", 0.5)
     feed = one_slice(block_bytes=65_536)
     with Publisher(feed, hwm_blocks=8) as publisher, Peer(feed) as peer:
         looks = publisher._senders[0].guard

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from blackbox import ConfigError, Feed, PositionError, Publisher, Recorder, Subscriber
-from blackbox.archive.positions import PositionFile
+from blackbox.archive.consumer_positions import PositionFile
 from blackbox.block.position import Position
 from blackbox.testing import wait_until
 from tests.archive.recorders import MIB, publish_numbered, wait_recorded

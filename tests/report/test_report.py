@@ -15,10 +15,10 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from blackbox.report.axis import lag_ticks, span_ticks
 from blackbox.report.cards import interval
 from blackbox.report.day_report import DayReport, Lag
 from blackbox.report.page import page
-from blackbox.report.ticks import lag_ticks, span_ticks
 from tests.report.reports import SECOND, empty_report, full_report, raw_report
 from tests.support import ROOT
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from blackbox import JournalError, Recording
 from blackbox.archive.closed import note_closed
+from blackbox.archive.manifest_repair import repair
 from blackbox.archive.marks import Totals
-from blackbox.archive.repair import repair
 from tests.journals import Day, Put, Row, feed_of
 from tests.torture.outcome import Outcome
 

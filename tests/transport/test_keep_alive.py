@@ -11,7 +11,7 @@ import pytest
 
 from blackbox.block.acknowledgement import MOST_BYTES
 from blackbox.block.encode import TopicTable
-from blackbox.publish.guard import Guard, _Record
+from blackbox.publish.peer_guard import Guard, _Record
 from blackbox.publish.sender_state import SenderState
 from blackbox.publish.subscriptions import Subscriptions
 from blackbox.testing import RawPublisher, wait_until

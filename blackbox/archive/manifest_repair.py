@@ -26,9 +26,9 @@ from blackbox.archive.day import (
     slice_of,
 )
 from blackbox.archive.format import FILE_HEAD, FILE_HEAD_BYTES, FORMAT_VERSION, MARK, MARK_HEAD_BYTES, MARK_MAGIC
+from blackbox.archive.journal_record import CHAIN_BYTES
 from blackbox.archive.marks import chain_start
 from blackbox.archive.reader import blocks_of, read_spans, whole_spans
-from blackbox.archive.record import CHAIN_BYTES
 from blackbox.archive.recording import Recording
 from blackbox.archive.segment import Segment
 from blackbox.archive.summary import topic_counts

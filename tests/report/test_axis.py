@@ -6,7 +6,7 @@ import datetime
 
 import pytest
 
-from blackbox.report.ticks import rate_ticks, time_ticks
+from blackbox.report.axis import rate_ticks, time_ticks
 
 SECOND = 10**9
 OPEN = int(datetime.datetime(2026, 11, 20, 14, 30, tzinfo=datetime.UTC).timestamp()) * SECOND

@@ -10,7 +10,7 @@ from blackbox.subscribe.callbacks import callback_error
 from blackbox.subscribe.worker_state import NEVER
 
 
-class Ticker:
+class Timer:
     """A function to call at each multiple of an interval, ns since 1970; `active` until it is removed."""
 
     def __init__(self, interval_ns: int, function: Callable[[int], object], group: str | None) -> None:
@@ -24,26 +24,26 @@ class Ticker:
         return (ts_ns // self.interval_ns + 1) * self.interval_ns
 
 
-class Ticks:
-    """Calls tickers when their times come. What one raised goes to `on_error`, which says whether to go on."""
+class Timers:
+    """Calls timers when their times come. What one raised goes to `on_error`, which says whether to go on."""
 
-    def __init__(self, tickers: Sequence[Ticker], on_error: Callable[[CallbackError], bool]) -> None:
-        self._tickers = tuple(tickers)
+    def __init__(self, timers: Sequence[Timer], on_error: Callable[[CallbackError], bool]) -> None:
+        self._timers = tuple(timers)
         self._on_error = on_error
         self.next_ns = NEVER
         """The next time at which one is due. Before it has begun: at any, to begin with."""
-        self.least_ns = min((ticker.interval_ns for ticker in self._tickers), default=NEVER)
+        self.least_ns = min((timer.interval_ns for timer in self._timers), default=NEVER)
         """The shortest interval. Where the next time is further away, a live clock was set back."""
         self.reset()
 
     def reset(self) -> None:
         """Begin anew with the time that comes next."""
         self._due: list[int] = []
-        self.next_ns = 1 if self._tickers else NEVER
+        self.next_ns = 1 if self._timers else NEVER
 
     def begin(self, ts_ns: int) -> None:
         """Begin with the first multiples after a time."""
-        self._due = [ticker.first_after(ts_ns) if ticker.active else NEVER for ticker in self._tickers]
+        self._due = [timer.first_after(ts_ns) if timer.active else NEVER for timer in self._timers]
         self.next_ns = min(self._due, default=NEVER)
 
     def advance(self, to_ns: int, is_over: Callable[[], bool] = lambda: False) -> bool:
@@ -55,11 +55,11 @@ class Ticks:
             self.begin(to_ns)
         while self.next_ns <= to_ns and not is_over():
             now_ns = self.next_ns
-            for number, ticker in enumerate(self._tickers):
+            for number, timer in enumerate(self._timers):
                 if self._due[number] != now_ns:
                     continue
-                self._due[number] = now_ns + ticker.interval_ns if ticker.active else NEVER
-                if ticker.active and not self._call(ticker, now_ns):
+                self._due[number] = now_ns + timer.interval_ns if timer.active else NEVER
+                if timer.active and not self._call(timer, now_ns):
                     return False
             self.next_ns = min(self._due)
         return True
@@ -75,14 +75,14 @@ class Ticks:
         """Leave out what was due up to a time, but for the last of each. Begin anew on a clock that was set back."""
         if self._was_set_back(to_ns):
             self.begin(to_ns)
-        for number, ticker in enumerate(self._tickers):
+        for number, timer in enumerate(self._timers):
             if self._due[number] <= to_ns:
-                self._due[number] = ticker.first_after(to_ns) - ticker.interval_ns
+                self._due[number] = timer.first_after(to_ns) - timer.interval_ns
         self.next_ns = min(self._due, default=NEVER)
 
-    def _call(self, ticker: Ticker, now_ns: int) -> bool:
+    def _call(self, timer: Timer, now_ns: int) -> bool:
         try:
-            ticker.function(now_ns)
+            timer.function(now_ns)
         except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
-            return self._on_error(callback_error(f"callback {name_of(ticker.function)} at {now_ns} ns", error))
+            return self._on_error(callback_error(f"callback {name_of(timer.function)} at {now_ns} ns", error))
         return True

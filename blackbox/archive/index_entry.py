@@ -20,7 +20,7 @@ from blackbox.archive.format import (
     record_bytes,
     record_head_at,
 )
-from blackbox.archive.record import is_mark, is_record
+from blackbox.archive.journal_record import is_mark, is_record
 from blackbox.block.format import HEADER_BYTES, layout_of, read_header, sequence_of
 from blackbox.block.validate import KEY_OF_TOPICS, check_block
 from blackbox.native.intrinsics import bytes_at, inner, int32s_at, int64s_at

@@ -40,7 +40,7 @@ class BatchFeed(NamedTuple):
 NO_FEED: Final = BatchFeed("", None)
 
 
-class Opened:
+class ReceivedBlock:
     """A block that a worker took off its queue, and what came beside it. Columns of it are made when first used."""
 
     __slots__ = (
@@ -84,13 +84,13 @@ class Opened:
     @classmethod
     def of_block(cls, block: Block, feed: BatchFeed, ts_recv: int) -> Self:
         """Wrap a block that no worker took off a queue, such as a recorded one: its topics have no numbers."""
-        opened = cls.__new__(cls)
-        opened.block, opened.feeds, opened.ts_recv = block, (feed,), ts_recv
-        opened.addresses = numpy.frombuffer(block.header, numpy.uint8).ctypes.data, block.body.ctypes.data, 0
-        opened.conflated, opened.is_recorded, opened.origins = False, False, None
-        opened._owner, opened._envelope = None, 0
-        opened._topics = opened._numbers = None
-        return opened
+        received = cls.__new__(cls)
+        received.block, received.feeds, received.ts_recv = block, (feed,), ts_recv
+        received.addresses = numpy.frombuffer(block.header, numpy.uint8).ctypes.data, block.body.ctypes.data, 0
+        received.conflated, received.is_recorded, received.origins = False, False, None
+        received._owner, received._envelope = None, 0
+        received._topics = received._numbers = None
+        return received
 
     def feed_of(self, row: int) -> BatchFeed:
         """The feed of a row."""
