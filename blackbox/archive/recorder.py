@@ -19,9 +19,10 @@ from blackbox.block.block_handler import BlockHandlerAt
 from blackbox.errors import BlackBoxError, JournalError, SubscriberError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.subscribe.options import Options
+from blackbox.subscribe.slice_plan import whole_feed
 from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.subscribe.statistics import LagStatistics, ReceivedStatistics, SliceStatistics
-from blackbox.subscribe.supervisor import State, Supervisor, whole_feed
+from blackbox.subscribe.supervisor import State, Supervisor
 
 log = logging.getLogger("blackbox")
 

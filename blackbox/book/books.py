@@ -256,9 +256,7 @@ class Books:
         rows = _ALL_ROWS if batch.rows is None else read_only(batch.rows)
         received, last = batch.received, start + count
         with self._lock:
-            if (
-                received.feeds is not self._feeds and received.feeds != self._feeds
-            ):  # each recorded batch has a tuple
+            if received.feeds is not self._feeds and received.feeds != self._feeds:  # each recorded batch has a tuple
                 self._choose(received.feeds)
             self._state.conflated = int(received.conflated)
             if batch.block.topic_count > len(self._places):

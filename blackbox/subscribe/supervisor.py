@@ -8,22 +8,20 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from itertools import chain
-from types import FrameType
 
 from blackbox.block.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.block.position import Position
-from blackbox.block.validate import FAULT_TEXT, Fault
-from blackbox.errors import BlackBoxError, NotConfirmedError, SilentPublisherError, SlowSubscriberError, SubscriberError
+from blackbox.errors import BlackBoxError, SilentPublisherError, SlowSubscriberError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.native.limits import Needs, check_limits, start_thread
 from blackbox.subscribe.callbacks import Callback
 from blackbox.subscribe.checkpoint import Checkpoint
-from blackbox.subscribe.gap_hooks import GapHook
+from blackbox.subscribe.confirmation import check_lines
 from blackbox.subscribe.join_state import JoinPhase
 from blackbox.subscribe.log_warnings import LogWarnings
 from blackbox.subscribe.match_table import Table
@@ -32,11 +30,12 @@ from blackbox.subscribe.processes import PROCESS_NEEDS, SliceProcess
 from blackbox.subscribe.receiver import SliceThread
 from blackbox.subscribe.repair import Archives, Since
 from blackbox.subscribe.slice_hooks import NO_HOOKS, SliceHooks
+from blackbox.subscribe.slice_plan import Plan
 from blackbox.subscribe.slow_subscriber import Alerts, end_process
 from blackbox.subscribe.state import TERMINATE
 from blackbox.subscribe.statistics import Counted, Counters, Statistics, statistics_of
+from blackbox.subscribe.stop_signals import stopping_at_signals
 from blackbox.subscribe.stream import Stream
-from blackbox.subscribe.timers import Timer
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
 log = logging.getLogger("blackbox")
@@ -58,56 +57,6 @@ class State(Enum):
 
 
 _ORDER = tuple(State)
-
-Plan = Callable[[int, Iterable[int]], dict[int, Table]]
-"""`plan(version, running)`: the table of each slice that is wanted now, and of each that runs."""
-
-
-def whole_feed(feed: Feed) -> Plan:
-    """Return the plan that takes every block of every slice, for a block handler."""
-
-    def plan(version: int, _running: Iterable[int]) -> dict[int, Table]:
-        return {n: Table(version, (), frozenset({b""}), 1, n) for n in feed.slices_for(b"")}
-
-    return plan
-
-
-def slices_of_callbacks(
-    feed: Feed,
-    callbacks: list[Callback],
-    timers: list[Timer],
-    gap_hooks: list[GapHook],
-    hooks: SliceHooks,
-    workers: int,
-) -> Plan:
-    """Return the plan that brings each callback what its prefix asks for; it reads the lists anew each time.
-
-    Tickers are on a worker of the first slice, that of their group. It holds the lists alone, not its owner: a
-    subscriber that refers to itself would keep its descriptors.
-    """
-
-    def plan(version: int, running: Iterable[int]) -> dict[int, Table]:
-        slices_of = {callback: feed.slices_for(callback.prefix) for callback in callbacks}
-        tables = {}
-        for slice_id in sorted({n for slices in slices_of.values() for n in slices} | set(running)):
-            of_slice = [callback for callback, slices in slices_of.items() if slice_id in slices]
-            upstream = frozenset(feed.subscription_of(callback.prefix) for callback in of_slice)
-            tables[slice_id] = Table(
-                version,
-                of_slice,
-                upstream,
-                workers + 1,
-                slice_id,
-                gap_hooks=gap_hooks,
-                hears_live=bool(hooks.on_live),
-            )
-        for timer in timers if tables and not running else ():
-            group = [c.worker for c in callbacks if timer.group is not None and c.group == timer.group]
-            worker = tables[min(tables)].workers[group[0] if group else 0]
-            worker.timers = (*worker.timers, timer)
-        return tables
-
-    return plan
 
 
 class Supervisor:
@@ -131,8 +80,8 @@ class Supervisor:
     ) -> None:
         """Settings; nothing is opened before `start`. `block_handler(slice_id)` gets every block of a slice.
 
-        `hooks`: called at the turns of each slice. `archives`
-        give what was missed, if any do. `streams` are told of the end.
+        `hooks`: called when a slice begins an epoch or goes live. `archives`: give what was missed. `streams`: are told
+        of the end.
         """
         self.feed = feed
         self.lock = threading.RLock()
@@ -222,7 +171,7 @@ class Supervisor:
                 if time.monotonic() >= deadline:
                     if not ready:
                         raise SubscriberError(f"a slice was not ready after {_COMPILE_S:g} s: it may still compile")
-                    self._check_lines(timeout)
+                    check_lines(self.feed, self._slices, timeout)
                     return
                 self._changed.wait(_TICK_S)
 
@@ -283,33 +232,6 @@ class Supervisor:
         if self._state is State.NEW:
             raise SubscriberError("checkpoint was called before start")
 
-    def _check_lines(self, timeout: float) -> None:
-        for slice_id, thread in self._slices.items():
-            endpoints = thread.feed_slice.lines
-            if thread.confirmed_lines == 0:
-                raise NotConfirmedError(
-                    f"feed {self.feed.name!r} slice {slice_id}: no publisher at {' or '.join(endpoints)} "
-                    f"confirmed the subscription in {timeout} s{self._heard(thread)}"
-                )
-            if thread.confirmed_lines < len(endpoints):
-                log.warning(
-                    "slice %d: only %d of %d lines have a publisher", slice_id, thread.confirmed_lines, len(endpoints)
-                )
-
-    def _heard(self, thread: SliceThread) -> str:
-        """Say what came in place of a confirmation, if anything did."""
-        state, counters = thread.state, thread.counters.slice
-        if state.other_key_bytes:
-            theirs, ours = state.other_key_bytes - 1, self.feed.key_bytes
-            return f": its blocks have key_bytes = {theirs}, expected {ours} as in the feed file"
-        if state.other_slice:
-            theirs = state.other_slice - 1
-            return f": what came from there is slice {theirs}, expected {thread.slice_id}; compare the two feed files"
-        for fault in Fault:
-            if counters.faults[fault]:
-                return f": {counters.faults[fault]} blocks were refused: {FAULT_TEXT[fault]}"
-        return ": it sent blocks and did not answer" if counters.blocks + counters.control else ""
-
     def run(
         self,
         start: Callable[[float], object] | None = None,
@@ -325,7 +247,7 @@ class Supervisor:
         anything from a slice; SystemExit(143) after SIGTERM. `timeout` is `start`'s.
         """
         self._check_process()
-        with self._signals() as came:
+        with stopping_at_signals(self._stop_at_signal, self._ask_to_terminate) as came:
             if self._state is State.NEW:
                 (start or self.start)(timeout)
             self._stop_at_end = until_end
@@ -338,6 +260,13 @@ class Supervisor:
         self.raise_failure()
         if signal.SIGTERM in came:
             raise SystemExit(128 + signal.SIGTERM)
+
+    def _stop_at_signal(self, number: int) -> None:
+        if self._state is State.RUNNING:
+            log.info("%s: stopping", signal.Signals(number).name)
+            self.request_stop()
+        else:
+            self._ask_to_terminate()
 
     def check_silence(self, silence_timeout: float | None) -> None:
         """Raise SilentPublisherError when nothing has come from a slice for so many seconds, and no end."""
@@ -420,30 +349,6 @@ class Supervisor:
         """Raise what ended it, if something did."""
         if self._error is not None:
             raise self._error
-
-    @contextmanager
-    def _signals(self) -> Iterator[set[int]]:
-        """Stop at signals; yield the set of those that have come."""
-        came: set[int] = set()
-        if threading.current_thread() is not threading.main_thread():
-            yield came
-            return
-
-        def handle(number: int, _frame: FrameType | None) -> None:
-            is_first = not came
-            came.add(number)
-            if is_first and self._state is State.RUNNING:
-                log.info("%s: stopping", signal.Signals(number).name)
-                self.request_stop()
-            else:
-                self._ask_to_terminate()
-
-        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield came
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     # Slices
 

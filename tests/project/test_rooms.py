@@ -23,6 +23,7 @@ ORDER = (
     "archive",
     "recovery",
     "replay",
+    "registration",
     "subscriber",
     "testing",
     "monitor",

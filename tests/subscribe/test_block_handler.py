@@ -14,7 +14,8 @@ from blackbox.block.block_handler import BLOCK, CONTROL, BlockHandlerAt, HandedB
 from blackbox.block.format import read_header
 from blackbox.native.records import Field, Fields, record_at
 from blackbox.subscribe.options import Options
-from blackbox.subscribe.supervisor import Supervisor, whole_feed
+from blackbox.subscribe.slice_plan import whole_feed
+from blackbox.subscribe.supervisor import Supervisor
 from blackbox.testing import RawPublisher, wait_until
 
 ENTRY = 4

@@ -1,0 +1,62 @@
+"""Which slices a subscriber wants, and what of each: a table a slice, made anew whenever callbacks come or go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from blackbox.feed.feed import Feed
+from blackbox.subscribe.callbacks import Callback
+from blackbox.subscribe.gap_hooks import GapHook
+from blackbox.subscribe.match_table import Table
+from blackbox.subscribe.slice_hooks import SliceHooks
+from blackbox.subscribe.timers import Timer
+
+Plan = Callable[[int, Iterable[int]], dict[int, Table]]
+"""`plan(version, running)`: the table of each slice that is wanted now, and of each that runs."""
+
+
+def whole_feed(feed: Feed) -> Plan:
+    """Return the plan that takes every block of every slice, for a block handler."""
+
+    def plan(version: int, _running: Iterable[int]) -> dict[int, Table]:
+        return {n: Table(version, (), frozenset({b""}), 1, n) for n in feed.slices_for(b"")}
+
+    return plan
+
+
+def slices_of_callbacks(
+    feed: Feed,
+    callbacks: list[Callback],
+    timers: list[Timer],
+    gap_hooks: list[GapHook],
+    hooks: SliceHooks,
+    workers: int,
+) -> Plan:
+    """Return the plan that brings each callback what its prefix asks for; it reads the lists anew each time.
+
+    Timers run on a worker of the first slice, that of their group. The plan holds the lists alone, not their owner: a
+    subscriber that refers to itself would keep its descriptors.
+    """
+
+    def plan(version: int, running: Iterable[int]) -> dict[int, Table]:
+        slices_of = {callback: feed.slices_for(callback.prefix) for callback in callbacks}
+        tables = {}
+        for slice_id in sorted({n for slices in slices_of.values() for n in slices} | set(running)):
+            of_slice = [callback for callback, slices in slices_of.items() if slice_id in slices]
+            upstream = frozenset(feed.subscription_of(callback.prefix) for callback in of_slice)
+            tables[slice_id] = Table(
+                version,
+                of_slice,
+                upstream,
+                workers + 1,
+                slice_id,
+                gap_hooks=gap_hooks,
+                hears_live=bool(hooks.on_live),
+            )
+        for timer in timers if tables and not running else ():
+            group = [c.worker for c in callbacks if timer.group is not None and c.group == timer.group]
+            worker = tables[min(tables)].workers[group[0] if group else 0]
+            worker.timers = (*worker.timers, timer)
+        return tables
+
+    return plan

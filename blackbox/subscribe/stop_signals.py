@@ -1,0 +1,35 @@
+"""SIGINT and SIGTERM while a subscriber runs in the main thread: a first one stops it, a further one terminates it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def stopping_at_signals(stop: Callable[[int], None], terminate: Callable[[], None]) -> Iterator[set[int]]:
+    """Call `stop` with the first SIGINT or SIGTERM, `terminate` for each further one; yield the set of those that came.
+
+    Only in the main thread: elsewhere signals are left alone.
+    """
+    came: set[int] = set()
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if came:
+            terminate()
+        else:
+            stop(number)
+        came.add(number)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
