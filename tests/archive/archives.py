@@ -1,0 +1,68 @@
+"""Archives for tests: a feed with archives, days recorded for them, and what an answer holds."""
+
+from __future__ import annotations
+
+import socket as sockets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from blackbox import Feed, Publisher
+from blackbox.archive.recorder import Recorder
+from blackbox.archive.serve.client import Fetched
+from blackbox.archive.serve.protocol import Gone
+from tests.archive.recorders import MIB, ROW_BYTES, feed_of, publish_numbered, wait_recorded
+
+PART = 500
+
+
+def free_endpoint() -> str:
+    with sockets.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{free.getsockname()[1]}"
+
+
+def archived_feed(archives: int = 1, **settings: Any) -> Feed:
+    return feed_of(archives=tuple(free_endpoint() for _ in range(archives)), **settings)
+
+
+def numbers(found: Fetched) -> list[int]:
+    """The numbers that `numbered` gave the messages that were asked for."""
+    rows = found.block.payloads[: found.block.count * ROW_BYTES].reshape(-1, ROW_BYTES)
+    wanted: list[int] = rows[found.first_row : found.stop_row, :8].copy().view(numpy.int64)[:, 0].tolist()
+    return wanted
+
+
+def all_numbers(found: Iterator[Fetched | Gone]) -> list[int]:
+    wanted: list[int] = []
+    for each in found:
+        assert isinstance(each, Fetched), each
+        wanted += numbers(each)
+    return wanted
+
+
+def publish_parts(publisher: Publisher, first: int, stop: int) -> None:
+    for start in range(first, stop, PART):
+        publish_numbered(publisher, start, min(PART, stop - start))
+        publisher.flush()
+
+
+def publish_over_segments(publisher: Publisher, recorder: Recorder, least: int = 3) -> int:
+    """Publish until there are so many segments; return how many messages that were."""
+    count = 0
+    while recorder.statistics().segments < least or count == 0:
+        publish_parts(publisher, count, count + 10_000)
+        count += 10_000
+        wait_recorded(recorder, count)
+        assert count < 10_000_000
+    return count
+
+
+def recorded(tmp_path: Path, feed: Feed, count: int, **settings: Any) -> int:
+    """Record so many messages of slice 0 in segments of 1 MiB; return their epoch."""
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, segment_bytes=MIB, **settings) as recorder:
+        publish_parts(publisher, 0, count)
+        wait_recorded(recorder, count)
+        return publisher.epoch

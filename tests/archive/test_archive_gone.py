@@ -1,0 +1,119 @@
+"""What an archive says of what it does not have any more: damaged, missing, never recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from blackbox import ArchiveClient, Publisher
+from blackbox.archive.recorder import Recorder
+from blackbox.archive.serve import pieces as pieces_module
+from blackbox.archive.serve.client import Fetched
+from blackbox.archive.serve.pieces import Pieces
+from blackbox.archive.serve.protocol import AskBlocks, Gone
+from blackbox.archive.serve.server import ArchiveServer
+from tests.archive.archives import (
+    PART,
+    archived_feed,
+    numbers,
+    publish_over_segments,
+    recorded,
+)
+from tests.archive.recorders import MIB, segments
+
+
+def test_a_missing_segment_is_told_as_gone_with_its_numbers(tmp_path: Path) -> None:
+    feed = archived_feed()
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, segment_bytes=MIB) as recorder:
+        epoch, count = publisher.epoch, publish_over_segments(publisher, recorder)
+    lost = segments(tmp_path, feed)[1]
+    lost.unlink()
+    with ArchiveServer(tmp_path / feed.name, feed.archives):
+        found = list(ArchiveClient(feed).blocks(0, key=b"", start=(epoch, 0), stop=(epoch, count)))
+    (gone,) = [each for each in found if isinstance(each, Gone)]
+    came = [n for each in found if isinstance(each, Fetched) for n in numbers(each)]
+    assert came == [n for n in range(count) if not gone.first <= n < gone.first + gone.count]
+    assert gone.epoch == epoch
+    assert gone.count > 0
+    assert lost.name in gone.why
+
+
+def test_a_damaged_record_is_told_as_gone_with_its_numbers(tmp_path: Path) -> None:
+    feed = archived_feed()
+    epoch = recorded(tmp_path, feed, 10_000)
+    path = segments(tmp_path, feed)[0]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+    with ArchiveServer(tmp_path / feed.name, feed.archives):
+        found = list(ArchiveClient(feed).blocks(0, key=b"", start=(epoch, 0), stop=(epoch, 10_000)))
+    (gone,) = [each for each in found if isinstance(each, Gone)]
+    came = [n for each in found if isinstance(each, Fetched) for n in numbers(each)]
+    assert came == [n for n in range(10_000) if not gone.first <= n < gone.first + gone.count]
+    assert (gone.epoch, gone.count > 0, path.name in gone.why) == (epoch, True, True)
+
+
+def test_each_damaged_place_is_told(tmp_path: Path) -> None:
+    feed = archived_feed()
+    recorded(tmp_path, feed, 10_000)
+    path = segments(tmp_path, feed)[0]
+    data = bytearray(path.read_bytes())
+    for part in (1, 2):
+        data[part * len(data) // 3] ^= 0xFF
+    path.write_bytes(data)
+    with ArchiveServer(tmp_path / feed.name, feed.archives):
+        found = list(ArchiveClient(feed).blocks(0))
+    gone = [each for each in found if isinstance(each, Gone)]
+    assert [(each.epoch, each.first) for each in gone] == 2 * [(0, -1)]
+    came = [n for each in found if isinstance(each, Fetched) for n in numbers(each)]
+    assert len(came) + sum(each.count for each in gone) == 10_000
+
+
+def test_damage_is_told_once_and_in_its_place_to_who_reads_piece_by_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = archived_feed()
+    recorded(tmp_path, feed, 10_000)
+    path = segments(tmp_path, feed)[0]
+    data = bytearray(path.read_bytes())
+    for part in (1, 2):
+        data[part * len(data) // 3] ^= 0xFF
+    path.write_bytes(data)
+    for blocks in (1, 3, 1_000):
+        monkeypatch.setattr(pieces_module, "PIECE_BLOCKS", blocks)
+        archive, cursor, state = Pieces(tmp_path / feed.name), None, "more"
+        told: list[int | None] = []
+        while state == "more":
+            piece, found = archive.read(AskBlocks(slice_id=0, cursor=cursor))
+            gone = dict(piece.gone)
+            for place in range(len(found) + 1):
+                told += [None] * (place in gone)
+                told += [int(found[place].sequences[0])] if place < len(found) else []
+            cursor, state = piece.cursor, piece.state
+        assert told.count(None) == 2
+        places = [place for place, number in enumerate(told) if number is None]
+        before_and_after = [(told[place - 1], told[place + 1]) for place in places]
+        assert all(a is not None and b is not None and b - a > PART for a, b in before_and_after), before_and_after
+
+
+def test_a_segment_of_which_nothing_is_left_is_gone(tmp_path: Path) -> None:
+    feed = archived_feed()
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, segment_bytes=MIB) as recorder:
+        epoch, count = publisher.epoch, publish_over_segments(publisher, recorder)
+    lost = segments(tmp_path, feed)[1]
+    lost.write_bytes(b"")
+    with ArchiveServer(tmp_path / feed.name, feed.archives):
+        found = list(ArchiveClient(feed).blocks(0, key=b"", start=(epoch, 0), stop=(epoch, count)))
+    (gone,) = [each for each in found if isinstance(each, Gone)]
+    came = [n for each in found if isinstance(each, Fetched) for n in numbers(each)]
+    assert came == [n for n in range(count) if not gone.first <= n < gone.first + gone.count]
+    assert lost.name in gone.why
+
+
+def test_what_was_never_recorded_is_told_as_gone_at_the_end(tmp_path: Path) -> None:
+    feed = archived_feed()
+    epoch = recorded(tmp_path, feed, 1_000)
+    with ArchiveServer(tmp_path / feed.name, feed.archives):
+        found = list(ArchiveClient(feed).blocks(0, key=b"", start=(epoch, 999), stop=(epoch, 1_005)))
+    assert found[1:] == [Gone(epoch, 1_000, 5, "not recorded")]
