@@ -19,8 +19,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from bench.bench_delivery import PREFIXES, WIRE_BYTES
 from bench.measure.contest import WAITS, Contest, expect
 from bench.processes.child import Child
+from bench.processes.forms import batch
 from bench.processes.pair import Order, Pair, Work
-from bench.processes.receiver import batch
 from bench.workload.load import Load
 from bench.workload.messages import PAYLOAD_BYTES, TOPICS
 from bench.workload.recorded import drop_page_cache, open_recording, read_whole, recording_of

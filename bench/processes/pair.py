@@ -29,7 +29,7 @@ Form = Literal[
     "stream", "stream of batches", "stream in asyncio",
     "late", "late compiled", "late batches", "stages",
 ]  # fmt: skip
-"""What a receiver does with messages: see `bench.processes.receiver` and `bench.rivals.plain_pyzmq`."""
+"""What a receiver does with messages: see `bench.processes.forms` and `bench.rivals.plain_pyzmq`."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,8 +13,8 @@ import msgspec
 from bench.measure.contest import Lost, expect
 from bench.measure.cost import cpu_seconds
 from bench.processes.child import answer, orders
+from bench.processes.forms import FORMS
 from bench.processes.pair import Heard, Order, Work
-from bench.processes.receiver import FORMS
 from bench.workload.recorded import wait_until_recorded
 from blackbox import Recorder, Recording, Subscriber
 

@@ -23,8 +23,8 @@ import zmq.asyncio
 
 from bench.measure.contest import Lost, expect
 from bench.processes.child import has_order
+from bench.processes.forms import digest_of
 from bench.processes.late import check_late
-from bench.processes.receiver import digest_of
 from bench.rivals.records import blocks, tally_of
 from bench.rivals.runs import Runs
 from bench.workload.load import LEAD_NS, POOL, TIME_BYTES, Load, due_ns, frames, many, when_due

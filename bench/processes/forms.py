@@ -1,0 +1,330 @@
+"""What a subscriber does with a run, in each form: register callbacks, then check what they found.
+
+as fast as it comes                                      each message late by
+"compiled"  count, digest, sum of each topic             "late"           on(prefix)
+"together"  of all topics, for many callbacks            "late compiled"  on_compiled(prefix)
+"batch"     a pass over columns     "each"  a call       "late batches"   on_batch(prefix), may be slow
+"digest"    a call: digest only                          "stages"         a call a block, median µs a stage
+"python"    a batch callback that looks at each message
+"stream", "stream of batches", "stream in asyncio"       who takes them from a stream calls: digest only
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, Final
+
+import numpy
+from numba import njit
+from numpy.typing import NDArray
+
+from bench.measure.contest import expect
+from bench.processes.late import check_late
+from bench.processes.pair import Form, Order
+from bench.workload.load import Load
+from bench.workload.tally import (
+    DIGEST_FACTOR,
+    DIGEST_MASK,
+    EVERY_ROW,
+    Tally,
+    count_compiled,
+    count_together,
+    expect_tally,
+    state_of,
+    sum_of,
+    tally,
+)
+from blackbox import Batch, Message, Subscriber
+from blackbox.native.memory import shared_array
+from blackbox.native.posix import now_ns
+from blackbox.subscribe.stream import Stream
+
+LIMIT_S: Final = 60.0
+"""How long a run may take."""
+_SLEEP_S: Final = 0.05
+_MOST_NOTED: Final = 200_000
+"""Messages of a run that "late compiled" has room for: one size, compiled once."""
+
+Findings = Callable[[int], dict[str, Any]]
+"""Given when the run began: check what came, and return fields of `Heard`. Raises Lost."""
+Take = Callable[[bytes], None]
+"""Given a payload: what is done with each message of a stream."""
+
+
+# Work on messages as fast as they come
+
+
+def compiled(subscriber: Subscriber, order: Order) -> Findings:
+    """`on_compiled` for each prefix."""
+    load, prefixes = order.load, order.work.prefixes
+    state = numpy.zeros((load.topics, 3), numpy.int64)
+    callbacks = [subscriber.on_compiled(prefix, state=state)(count_compiled) for prefix in prefixes]
+    return lambda _: _checked(state_of(callbacks), order)
+
+
+def _together(subscriber: Subscriber, order: Order) -> Findings:
+    state = numpy.zeros((1, 4), numpy.int64)
+    callbacks = [subscriber.on_compiled(prefix, state=state)(count_together) for prefix in order.work.prefixes]
+    return lambda _: _summed(numpy.sum([callback.total() for callback in callbacks], axis=(0, 1)), order)
+
+
+def batch(subscriber: Subscriber, order: Order) -> Findings:
+    """`on_batch` for each prefix: numpy views, and one compiled pass."""
+    load, prefixes = order.load, order.work.prefixes
+    states = numpy.zeros((len(prefixes), len(subscriber.feed.slices), load.topics, 3), numpy.int64)
+    for place, prefix in enumerate(prefixes):
+
+        @subscriber.on_batch(prefix)
+        def count(batch: Batch, by_slice: NDArray[numpy.int64] = states[place]) -> None:
+            block = batch.block
+            rows = EVERY_ROW[: len(batch)] if batch.rows is None else batch.rows
+            state = by_slice[block.slice_id]
+            tally(batch.topic_numbers, block.topic_index, rows, block.payloads, block.stride, state)
+
+    return lambda _: _checked(states.sum(axis=0).reshape(-1, 3), order)
+
+
+def each(subscriber: Subscriber, order: Order) -> Findings:
+    """`on` for all messages: count, digest and sum of each topic, in Python."""
+    totals = Tally(skip=0).begin(order.load.messages)
+    count = totals.count
+
+    @subscriber.on(b"")
+    def take(message: Message) -> None:
+        count(message.topic, message.payload)
+
+    return lambda _: _checked(totals.state(), order)
+
+
+def _digest(subscriber: Subscriber, order: Order) -> Findings:
+    """`on` for each prefix: a digest of byte 8 of the payloads, in their order."""
+    prefixes = order.work.prefixes
+    digests = [0] * len(prefixes)  # one place a callback: a callback runs in one thread of a slice
+    for place, prefix in enumerate(prefixes):
+
+        @subscriber.on(prefix)
+        def count(message: Message, place: int = place) -> None:
+            digests[place] = (digests[place] * DIGEST_FACTOR + message.payload[8]) & DIGEST_MASK
+
+    def check(_began: int) -> dict[str, Any]:
+        expect("digests of the payloads, by prefix", digests, [digest_of(order.load, prefix) for prefix in prefixes])
+        return {}
+
+    return check
+
+
+def _from_stream(
+    read: Callable[[Stream, int, Take], None], *, batches: bool = False
+) -> Callable[[Subscriber, Order], Findings]:
+    """The form in which a thread of its own takes the messages from a stream, with a call for each payload.
+
+    CPU time is told without the last messages, at most as many as a stream holds: they are delivered, not yet taken.
+    """
+
+    def begin(subscriber: Subscriber, order: Order) -> Findings:
+        stream = subscriber.stream(b"", batches=batches)
+        so_far = ended = 0
+
+        def take(payload: bytes) -> None:
+            nonlocal so_far
+            so_far = (so_far * DIGEST_FACTOR + payload[8]) & DIGEST_MASK
+
+        def run() -> None:
+            nonlocal ended
+            read(stream, order.load.messages, take)
+            ended = time.time_ns()
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+
+        def check(_began: int) -> dict[str, Any]:
+            thread.join(LIMIT_S)
+            expect("reader of the stream still running", thread.is_alive(), False)
+            expect("digest of the payloads", so_far, digest_of(order.load))
+            return {"ended": ended}
+
+        return check
+
+    return begin
+
+
+def _iterate(stream: Stream, messages: int, take: Take) -> None:
+    for message in islice(stream, messages):
+        take(message.payload)
+
+
+def _iterate_batches(stream: Stream, messages: int, take: Take) -> None:
+    left = messages
+    for batch in stream:
+        for payload in batch.payload_list():
+            take(payload)
+        left -= len(batch)
+        if not left:
+            return
+
+
+def _iterate_in_asyncio(stream: Stream, messages: int, take: Take) -> None:
+    async def iterate() -> None:
+        left = messages
+        async for message in stream:
+            take(message.payload)
+            left -= 1
+            if not left:
+                return
+
+    asyncio.run(iterate())
+
+
+def digest_of(load: Load, prefix: bytes = b"") -> int:
+    """Digest of byte 8 of the payloads, in their order, of topics with that prefix."""
+    pool = load.pool
+    has_prefix = numpy.array([topic.startswith(prefix) for topic in pool.topics])
+    rows = numpy.arange(load.messages) % len(pool.topic_index)
+    so_far = 0
+    for value in pool.payloads[rows[has_prefix[pool.topic_index[rows]]], 8].tolist():
+        so_far = (so_far * DIGEST_FACTOR + value) & DIGEST_MASK
+    return so_far
+
+
+def _python(subscriber: Subscriber, order: Order) -> Findings:
+    """`on_batch` for each prefix, with a Python step for each message; also in processes of the slices."""
+    prefixes = order.work.prefixes
+    totals = shared_array((len(prefixes), len(subscriber.feed.slices), 4), numpy.int64)
+    for place, prefix in enumerate(prefixes):
+
+        @subscriber.on_batch(prefix)
+        def count(batch: Batch, by_slice: NDArray[numpy.int64] = totals[place]) -> None:
+            total = calls = 0
+            for payload in batch.payload_list():
+                calls += 1
+                total += payload[0]
+            times, mine = batch.ts_event, by_slice[batch.block.slice_id]
+            mine += (calls, 0, total, int(times[0] <= mine[1]) + int((numpy.diff(times) <= 0).sum()))
+            mine[1] = times[-1]
+
+    return lambda _: _summed(totals.sum(axis=(0, 1)), order)
+
+
+def _checked(state: NDArray[Any], order: Order) -> dict[str, Any]:
+    expect_tally(state, order.load, order.work.prefixes)
+    return {}
+
+
+def _summed(totals: NDArray[numpy.int64], order: Order) -> dict[str, Any]:
+    """Check what was summed over all topics: count, last time, sum, out of order."""
+    expect("count", int(totals[0]), order.load.messages)
+    expect("messages out of order", int(totals[3]), 0)
+    expect("checksum", int(totals[2]), sum_of(order.load))
+    return {}
+
+
+# How late paced messages come
+
+
+def _late(subscriber: Subscriber, order: Order) -> Findings:
+    seen: list[int] = []
+    dues: list[int] = []
+    payloads: list[bytes] = []
+    clock = time.time_ns
+
+    @subscriber.on(b"")
+    def note(message: Message) -> None:
+        payloads.append(message.payload)
+        dues.append(message.ts_event)
+        seen.append(clock())
+
+    def check(began: int) -> dict[str, Any]:
+        firsts = numpy.fromiter((payload[0] for payload in payloads), numpy.int64, len(payloads))
+        return check_late(order.load, began, numpy.array(seen, numpy.int64), numpy.array(dues, numpy.int64), firsts)
+
+    return check
+
+
+@njit(nogil=True, boundscheck=True)
+def _note_compiled(batch: Any, state: Any) -> None:
+    """Row 0 of the state counts; then, for each message, when it came, when it was due, its first byte."""
+    now = now_ns()
+    for row in batch.rows:
+        state[0, 0] += 1
+        place = state[0, 0]
+        state[place, 0] = now
+        state[place, 1] = batch.ts_event[row]
+        state[place, 2] = batch.payloads[row * batch.stride]
+
+
+def _late_compiled(subscriber: Subscriber, order: Order) -> Findings:
+    callback = subscriber.on_compiled(b"", state=numpy.zeros((_MOST_NOTED + 1, 3), numpy.int64))(_note_compiled)
+
+    def check(began: int) -> dict[str, Any]:
+        state = callback.total()
+        seen, dues, firsts = state[1 : 1 + int(state[0, 0])].T
+        return check_late(order.load, began, seen, dues, firsts)
+
+    return check
+
+
+def _late_batches(subscriber: Subscriber, order: Order) -> Findings:
+    seen: list[Any] = [numpy.empty(0, numpy.int64)]
+    dues: list[Any] = [numpy.empty(0, numpy.int64)]
+    firsts: list[Any] = [numpy.empty(0, numpy.uint8)]
+    is_slow = order.work.on_slow is not None
+
+    @subscriber.on_batch(b"")
+    def note(batch: Batch) -> None:
+        seen.append(numpy.full(len(batch), time.time_ns()))
+        dues.append(batch.ts_event.copy())
+        firsts.append(batch.payloads()[:, 0].copy())
+        if is_slow:
+            time.sleep(_SLEEP_S)
+
+    return lambda began: check_late(order.load, began, *map(numpy.concatenate, (seen, dues, firsts)))
+
+
+def _stages(subscriber: Subscriber, order: Order) -> Findings:
+    """Median µs that messages, one Python call a block, spend in each stage."""
+    load = order.load
+    dues: list[NDArray[numpy.int64]] = [numpy.empty(0, numpy.int64)]
+    passed: list[tuple[int, int, int, int]] = []
+
+    @subscriber.on_batch(b"")
+    def note(batch: Batch) -> None:
+        passed.append((batch.ts_out, batch.ts_recv, time.time_ns(), len(batch)))
+        dues.append(batch.ts_event.copy())
+
+    def check(_began: int) -> dict[str, Any]:
+        due = numpy.concatenate(dues)
+        expect("messages lost", load.messages - len(due), 0)
+        *times, counts = numpy.array(passed, numpy.int64).T
+        sent, received, called = (numpy.repeat(time, counts) for time in times)
+        stages = {
+            "due until its block is sent": sent - due,
+            "sent until received: two I/O threads, TCP": received - sent,
+            "received until the callback: slice thread to worker": called - received,
+        }
+        return {
+            "ended": int(called[-1]),
+            "stages": {name: float(numpy.median(spent)) / 1e3 for name, spent in stages.items()},
+        }
+
+    return check
+
+
+FORMS: Final[dict[Form, Callable[[Subscriber, Order], Findings]]] = {
+    "compiled": compiled,
+    "together": _together,
+    "batch": batch,
+    "each": each,
+    "digest": _digest,
+    "python": _python,
+    "stream": _from_stream(_iterate),
+    "stream of batches": _from_stream(_iterate_batches, batches=True),
+    "stream in asyncio": _from_stream(_iterate_in_asyncio),
+    "late": _late,
+    "late compiled": _late_compiled,
+    "late batches": _late_batches,
+    "stages": _stages,
+}
