@@ -28,7 +28,7 @@ from blackbox.native.intrinsics import int64s_at
 from blackbox.native.name_table import Numbering
 from blackbox.native.posix import now_ns
 from blackbox.subscribe.conflation import Conflation
-from blackbox.subscribe.gaps import Sequences
+from blackbox.subscribe.sequences import Sequences
 from blackbox.subscribe.slice_memory import BODY_AT, COPY_AT, ENVELOPE_AT, SCRATCH_WORDS, SliceAt
 from blackbox.subscribe.slow_subscriber import WARN
 from blackbox.subscribe.state import SliceState

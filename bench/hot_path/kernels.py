@@ -38,8 +38,9 @@ from blackbox.native.prefix_trie import Trie
 from blackbox.subscribe.callbacks import Callback
 from blackbox.subscribe.conflation import Conflation
 from blackbox.subscribe.dispatch import group_by_set, match_topics
-from blackbox.subscribe.gaps import Sequences, enter_epoch, judge
+from blackbox.subscribe.gaps import enter_epoch, judge
 from blackbox.subscribe.match_table import Table
+from blackbox.subscribe.sequences import Sequences
 from blackbox.subscribe.slice_memory import SliceAt, TableAt
 from blackbox.subscribe.state import SliceCounters
 from blackbox.subscribe.worker_state import WorkerAt, WorkerTableAt

@@ -19,9 +19,9 @@ from blackbox.native.name_table import FULL, number_of
 from blackbox.native.posix import monotonic_ns, now_ns
 from blackbox.native.prefix_trie import Trie
 from blackbox.subscribe.clocks import clock_state_at, note_clocks
+from blackbox.subscribe.doubt import keep_doubted, refute_all
 from blackbox.subscribe.epochs import DOUBTED, NEW, SAME, STALE, epoch_before, epoch_state_at
 from blackbox.subscribe.gaps import (
-    ARCHIVE,
     DUPLICATE,
     HOLD,
     IMPLAUSIBLE,
@@ -29,16 +29,12 @@ from blackbox.subscribe.gaps import (
     can_fall_back,
     enter_epoch,
     fall_back,
-    has_losses,
     has_room,
     hold,
-    is_wanted,
     judge,
-    keep_doubted,
     known_end,
     lose_rests,
     pass_by,
-    refute_all,
 )
 from blackbox.subscribe.held_blocks import NONE
 from blackbox.subscribe.join_live import (
@@ -84,6 +80,7 @@ from blackbox.subscribe.release import (
     take_back,
     tell_shown_losses,
 )
+from blackbox.subscribe.sequences import ARCHIVE, has_losses, is_wanted
 from blackbox.subscribe.slice_memory import (
     BODY_AT,
     DOUBTED_AT,

@@ -7,34 +7,48 @@ been silent for `line_dead_ns`. Times are those of the monotonic clock.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy
 
 from blackbox.block.format import MAX_KEY_BYTES, MAX_SEQUENCE, layout_of, read_header
-from blackbox.block.position import Position
 from blackbox.native.intrinsics import inner, int32s_at, int64s_at, saturated
 from blackbox.native.jit import njit
-from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
+from blackbox.native.name_table import FULL, number_of
 from blackbox.native.posix import poke
 from blackbox.native.prefix_trie import Trie, longest_prefix
-from blackbox.native.records import Field, Fields, SharedRecord, load_shared, record_at, store_shared
-from blackbox.subscribe.epochs import EpochState, epoch_state_at, judge_epoch
+from blackbox.native.records import load_shared, store_shared
+from blackbox.subscribe.doubt import (
+    PLAUSIBLE_JUMP,
+    believe,
+    is_plausible,
+    place_for,
+    refute,
+)
+from blackbox.subscribe.epochs import epoch_state_at, judge_epoch
 from blackbox.subscribe.held_blocks import (
     HELD_BLOCKS,
     NONE,
-    HeldBlock,
-    HeldState,
-    KeyQueue,
     dequeue,
     enqueue,
-    give_place,
-    held_at,
-    take_place,
 )
-from blackbox.subscribe.join_state import FALLEN_BACK, JoinState, forget_live, is_joining, join_state_at, note_live
+from blackbox.subscribe.join_state import FALLEN_BACK, forget_live, is_joining, join_state_at, note_live
 from blackbox.subscribe.repair_queue import ask_archive, repair_queue_at
-from blackbox.subscribe.state import SliceCounters, slice_counters_at
+from blackbox.subscribe.sequences import (
+    ARCHIVE,
+    UNKNOWN,
+    KeyState,
+    SequencesAt,
+    held_block,
+    held_state_at,
+    is_alive,
+    is_current,
+    is_known,
+    is_wanted,
+    key_state,
+    lose,
+)
+from blackbox.subscribe.state import slice_counters_at
 
 DUPLICATE: Final = -1
 HOLD: Final = -2
@@ -42,249 +56,7 @@ MAKE_ROOM: Final = -4
 """There is no room to hold a block: release those of this key, gaps and all, and judge again."""
 IMPLAUSIBLE: Final = -6
 """Its number is too far ahead to be believed at once: `keep_doubted`."""
-
-ARCHIVE: Final = 2
-"""In place of a line: blocks that archives have brought."""
-PLAUSIBLE_JUMP: Final = 1 << 24
-"""Numbers that a key may be ahead of what is known. What is further is believed when its line tells it once more."""
-_UNKNOWN: Final = -1
 _NO_LIMIT: Final = (1 << 63) - 1
-
-
-class KeyState(KeyQueue):
-    """What a slice knows of one key, and which of its blocks wait."""
-
-    epoch = Field()
-    expected = Field()
-    """The next sequence number to deliver, or _UNKNOWN."""
-    line_next = Fields(3)
-    """The sequence number after the last one that each line has brought or passed; behind them that of archives."""
-    asked_to = Field()
-    """Archives were asked for what is missing before this number."""
-    doubted = Fields(2)
-    """A number too far ahead that each line has told once; 0: none."""
-    doubted_end = Fields(2)
-    """The number behind the block that told it."""
-    doubted_place = Fields(2)
-    """Where that block is kept; NONE: a heartbeat told it, or there was no room."""
-    lost = Field()
-    """Messages that are missing, of which nobody has been told yet."""
-    lost_from = Field()
-    """The number of the first of them."""
-    next_lost = Field()
-    """The number, plus 1, of the next key of which messages are missing; 0: there is none."""
-
-
-class Losses(SharedRecord):
-    """The keys of which messages are missing that nobody has been told of."""
-
-    first_key = Field()
-    """The number of the first of them, plus 1; 0: there is none. They are linked by `next_lost`."""
-
-
-_KEY_BYTES: Final = KeyState.dtype.itemsize
-_losses_at = record_at(Losses)
-_held_state_at = record_at(HeldState)
-_key_state_at = record_at(KeyState)
-
-
-class SequencesAt(NamedTuple):
-    """Where a `Sequences` lies, for compiled code."""
-
-    keys: NumberingAt
-    key_states: int
-    held: int
-    held_state: int
-    state: int
-    losses: int
-    counters: int
-    lines: int
-    line_wait_ns: int
-    line_dead_ns: int
-    held_limit: int
-    """Bytes of the blocks that may wait."""
-    repair: int
-    """Address of a `RepairQueue`."""
-    asks: int
-    """1: archives are asked for what is missing."""
-    join: int
-    """Address of a `JoinState`."""
-
-
-class Sequences:
-    """What one slice knows of its keys: epoch, the next sequence number, and how far each line has come.
-
-    Used by one thread. `at` is what compiled code takes; the object must outlive its use.
-    """
-
-    def __init__(
-        self,
-        max_keys: int,
-        lines: int,
-        line_wait_ns: int,
-        line_dead_ns: int,
-        held_limit: int,
-        counters: SliceCounters,
-        repair: int = 0,
-        asks: bool = False,
-        join: JoinState | None = None,
-    ) -> None:
-        self.keys = Numbering(max_keys, 8)
-        self._key_states = numpy.zeros(max_keys, KeyState.dtype)
-        self._key_states["expected"] = _UNKNOWN
-        self._held = numpy.zeros(HELD_BLOCKS + 1, HeldBlock.dtype)
-        self._held_state = HeldState()
-        self._state = EpochState()
-        self._losses = Losses()
-        self._join = join or JoinState()
-        self.line_dead_ns = line_dead_ns
-        self.at = SequencesAt(
-            self.keys.at,
-            self._key_states.ctypes.data,
-            self._held.ctypes.data,
-            self._held_state.address,
-            self._state.address,
-            self._losses.address,
-            counters.address,
-            lines,
-            line_wait_ns,
-            line_dead_ns,
-            held_limit,
-            repair,
-            int(asks),
-            self._join.address,
-        )
-
-    @property
-    def places_used(self) -> int:
-        """The highest place at which a block has ever waited."""
-        return self._held_state.used
-
-    def is_dead(self, line: int, now_ns: int) -> bool:
-        """Whether a line has been silent for so long that nothing is expected of it."""
-        return now_ns - self._state.heard_ns[line] >= self.line_dead_ns
-
-    def heard_ns(self, line: int) -> int:
-        """When a line was last heard, by the monotonic clock."""
-        return self._state.heard_ns[line]
-
-    def begin_at(self, epoch: int, sequence: int) -> None:
-        """Expect this number of the one key of a slice whose feed has no keys, in this epoch."""
-        number_of(self.keys.at, 0, 0)
-        state = KeyState(self._key_states[:1])
-        state.epoch, state.expected = epoch, sequence
-
-    def position(self) -> Position | None:
-        """Return what comes next of the one key of a slice whose feed has no keys; None: it is not known."""
-        state = KeyState(self._key_states[:1])
-        if state.expected != _UNKNOWN:
-            return Position(state.epoch, state.expected)
-        return Position(self._state.epoch, 0) if self._state.epoch and self._state.all_told else None
-
-    def set_all_told(self, told: bool) -> None:
-        """Note whether the publisher has told the sequences of all its keys since the present filters are in force."""
-        self._state.all_told = told
-
-
-@inner
-def _key(at: SequencesAt, key: int) -> KeyState:
-    return _key_state_at(at.key_states + _KEY_BYTES * key)
-
-
-@inner
-def _held(at: SequencesAt, place: int) -> HeldBlock:
-    return held_at(at.held, place)
-
-
-@inner
-def is_alive(at: SequencesAt, line: int, now_ns: int) -> bool:
-    """Whether a line was heard of late."""
-    return now_ns - epoch_state_at(at.state).heard_ns[line] < at.line_dead_ns
-
-
-@inner
-def _leave_doubt(at: SequencesAt, state: KeyState, line: int) -> int:
-    """Doubt what a line has told no more; return the place of its block, or NONE."""
-    place = state.doubted_place[line]
-    state.doubted[line] = 0
-    state.doubted_place[line] = NONE
-    if place != NONE:
-        held_state = _held_state_at(at.held_state)
-        held_state.doubted -= 1
-        held_state.doubted_bytes -= _held(at, place).held_bytes
-    return place
-
-
-@inner
-def _refute(at: SequencesAt, state: KeyState, line: int) -> None:
-    place = _leave_doubt(at, state, line)
-    if place != NONE:
-        held_state = _held_state_at(at.held_state)
-        _held(at, place).behind = held_state.refuted
-        held_state.refuted = place
-
-
-@inner
-def _believe(at: SequencesAt, state: KeyState, line: int, now_ns: int) -> None:
-    """Let the block that was doubted wait for its turn."""
-    place = _leave_doubt(at, state, line)
-    if place != NONE:
-        _held(at, place).since_ns = now_ns
-        enqueue(_held_state_at(at.held_state), state, at.held, place)
-        slice_counters_at(at.counters).held += 1
-
-
-@inner
-def _lose(at: SequencesAt, key: int, count: int) -> None:
-    """Count messages that are missing from the expected one on; `next_loss` tells of them."""
-    state = _key(at, key)
-    counters = slice_counters_at(at.counters)
-    counters.gaps = saturated(counters.gaps, count)
-    if state.lost == 0:
-        losses = _losses_at(at.losses)
-        state.next_lost = losses.first_key
-        losses.first_key = key + 1
-        state.lost_from = state.expected
-    state.lost += count
-
-
-@inner
-def has_losses(at: SequencesAt) -> bool:
-    """Whether messages are missing that nobody has been told of."""
-    return _losses_at(at.losses).first_key != 0
-
-
-class Loss(NamedTuple):
-    """Messages of one key that are missing."""
-
-    number: int
-    """Of the key."""
-    epoch: int
-    sequence: int
-    """The first of them."""
-    count: int
-    key: int
-    """Address of the key."""
-    key_bytes: int
-
-
-@inner
-def next_loss(at: SequencesAt) -> Loss:
-    """Return what is missing of one key, and take it for told. For when `has_losses`."""
-    losses = _losses_at(at.losses)
-    key = losses.first_key - 1
-    state = _key(at, key)
-    losses.first_key = state.next_lost
-    count = state.lost
-    state.lost = 0
-    starts = int64s_at(at.keys.starts, key + 2)
-    return Loss(key, state.epoch, state.lost_from, count, at.keys.text + starts[key], starts[key + 1] - starts[key])
-
-
-@inner
-def _is_known(at: SequencesAt, key: int, epoch: int) -> bool:
-    state = _key(at, key)
-    return state.expected != _UNKNOWN and state.epoch == epoch
 
 
 @inner
@@ -294,13 +66,13 @@ def _begin_key(at: SequencesAt, key: int, epoch: int, sequence: int) -> None:
     A publisher that has told all its keys since we subscribed cannot have sent this one before: it begins at 0. So does
     a key that was known in another epoch: what was sent before we were connected again is missing.
     """
-    state = _key(at, key)
-    is_followed = state.expected != _UNKNOWN and state.epoch != epoch
+    state = key_state(at, key)
+    is_followed = state.expected != UNKNOWN and state.epoch != epoch
     state.expected = 0 if is_followed or epoch_state_at(at.state).all_told else sequence
     state.epoch = epoch
     for line in range(2):
         state.line_next[line] = 0
-        _refute(at, state, line)
+        refute(at, state, line)
     state.line_next[ARCHIVE] = 0
     state.asked_to = 0
 
@@ -312,18 +84,12 @@ def enter_epoch(at: SequencesAt, epoch: int, line: int, proven: int, now_ns: int
 
 
 @inner
-def is_current(at: SequencesAt, epoch: int) -> bool:
-    """Whether this is the epoch that goes on."""
-    return epoch_state_at(at.state).epoch == epoch
-
-
-@inner
 def _passed(at: SequencesAt, key: int, since: int, sequence: int, now_ns: int) -> bool:
     """Whether no line that is alive can still bring `sequence`, or anything before it, nor archives.
 
     These are then asked for what is missing from `since` on.
     """
-    state = _key(at, key)
+    state = key_state(at, key)
     for line in range(at.lines):
         can_bring = is_alive(at, line, now_ns) and state.line_next[line] <= sequence
         if can_bring:
@@ -334,7 +100,7 @@ def _passed(at: SequencesAt, key: int, since: int, sequence: int, now_ns: int) -
 @inner
 def _archives_passed(at: SequencesAt, key: int, since: int, stop: int) -> int:
     """Return how far archives have brought what they have; ask them for what is missing from `since` to `stop`."""
-    state = _key(at, key)
+    state = key_state(at, key)
     if state.line_next[ARCHIVE] < stop and state.asked_to < stop:
         first = max(since, state.asked_to)
         if first < stop and not ask_archive(at.repair, key, state.epoch, first, stop):
@@ -349,10 +115,10 @@ def begin_recorded(at: SequencesAt, key: int, epoch: int, sequence: int) -> bool
 
     What an archive has first of the first epoch is where it begins; later ones begin at 0.
     """
-    state = _key(at, key)
-    if state.expected != _UNKNOWN and epoch <= state.epoch:
+    state = key_state(at, key)
+    if state.expected != UNKNOWN and epoch <= state.epoch:
         return epoch == state.epoch
-    state.expected = sequence if state.expected == _UNKNOWN else 0
+    state.expected = sequence if state.expected == UNKNOWN else 0
     state.epoch = epoch
     state.asked_to = 0
     for line in range(3):
@@ -363,7 +129,7 @@ def begin_recorded(at: SequencesAt, key: int, epoch: int, sequence: int) -> bool
 @inner
 def can_fall_back(at: SequencesAt, key: int) -> bool:
     """Whether archives can go on with a key from what comes next, as far as is known."""
-    if at.asks == 0 or _key(at, key).expected == _UNKNOWN:
+    if at.asks == 0 or key_state(at, key).expected == UNKNOWN:
         return False
     answers: int = load_shared(repair_queue_at(at.repair), "answers")
     return answers != 0
@@ -372,7 +138,7 @@ def can_fall_back(at: SequencesAt, key: int) -> bool:
 @inner
 def fall_back(at: SequencesAt, key: int) -> None:
     """Have archives go on with a key from what comes next."""
-    join, state = join_state_at(at.join), _key(at, key)
+    join, state = join_state_at(at.join), key_state(at, key)
     join.from_epoch = state.epoch
     join.from_sequence = state.expected
     join.falls += 1
@@ -384,14 +150,14 @@ def fall_back(at: SequencesAt, key: int) -> None:
 @inner
 def is_behind(at: SequencesAt, key: int, epoch: int) -> bool:
     """Whether a key is in this epoch, or an earlier one."""
-    state = _key(at, key)
-    return state.expected != _UNKNOWN and state.epoch <= epoch
+    state = key_state(at, key)
+    return state.expected != UNKNOWN and state.epoch <= epoch
 
 
 @inner
 def known_end(at: SequencesAt, key: int) -> int:
     """Return the number that follows all that lines are known to have had of a key, in its epoch."""
-    state = _key(at, key)
+    state = key_state(at, key)
     return max(state.expected, state.line_next[0], state.line_next[1])
 
 
@@ -399,24 +165,24 @@ def known_end(at: SequencesAt, key: int) -> int:
 def lose_rests(at: SequencesAt) -> None:
     """Count as lost what is known to have been sent of keys in epochs that are over, and has not come."""
     for key in range(int64s_at(at.keys.used, 1)[0]):
-        state = _key(at, key)
-        if state.expected != _UNKNOWN and state.epoch != epoch_state_at(at.state).epoch and state.first == NONE:
+        state = key_state(at, key)
+        if state.expected != UNKNOWN and state.epoch != epoch_state_at(at.state).epoch and state.first == NONE:
             lose_before(at, key, known_end(at, key))
 
 
 @inner
 def lose_before(at: SequencesAt, key: int, stop: int) -> None:
     """Count as lost what is expected before a number of a key."""
-    state = _key(at, key)
+    state = key_state(at, key)
     if stop > state.expected:
-        _lose(at, key, stop - state.expected)
+        lose(at, key, stop - state.expected)
         state.expected = stop
 
 
 @inner
 def come_to(at: SequencesAt, key: int, sequence: int) -> None:
     """Note that all lines have passed what is before a number, as have archives."""
-    state = _key(at, key)
+    state = key_state(at, key)
     for line in range(3):
         state.line_next[line] = max(state.line_next[line], sequence)
 
@@ -424,55 +190,32 @@ def come_to(at: SequencesAt, key: int, sequence: int) -> None:
 @inner
 def reaches(at: SequencesAt, key: int, epoch: int, sequence: int) -> bool:
     """Whether all before a number of a key has come, in the epoch that goes on."""
-    return is_wanted(at, key, epoch) and _key(at, key).expected >= sequence
+    return is_wanted(at, key, epoch) and key_state(at, key).expected >= sequence
 
 
 @inner
 def has_room(at: SequencesAt, body_bytes: int) -> bool:
     """Whether one more block may wait."""
-    held_state = _held_state_at(at.held_state)
+    held_state = held_state_at(at.held_state)
     return held_state.taken < HELD_BLOCKS and body_bytes <= at.held_limit - held_state.held_bytes
 
 
 @inner
 def let_go(at: SequencesAt, place: int) -> int:
     """Free the place of a held block that nobody waits for any more; return how many numbers it had."""
-    held = _held(at, place)
+    held = held_block(at, place)
     count = held.count
-    dequeue(_held_state_at(at.held_state), _key(at, held.key), at.held, place)
+    dequeue(held_state_at(at.held_state), key_state(at, held.key), at.held, place)
     slice_counters_at(at.counters).held -= 1
     return count
-
-
-@inner
-def is_wanted(at: SequencesAt, key: int, epoch: int) -> bool:
-    """Whether numbers of a key go on in this epoch."""
-    return is_current(at, epoch) and _is_known(at, key, epoch)
 
 
 @inner
 def pass_by(at: SequencesAt, key: int, epoch: int, sequence: int) -> None:
     """Note that archives have nothing more of a key before a number."""
     if is_wanted(at, key, epoch):
-        state = _key(at, key)
+        state = key_state(at, key)
         state.line_next[ARCHIVE] = max(state.line_next[ARCHIVE], sequence)
-
-
-@inner
-def _is_plausible(at: SequencesAt, state: KeyState, line: int, sequence: int, end: int, now_ns: int) -> bool:
-    """Whether a line may tell this number. One far ahead of all that is known only when it is told once more."""
-    if sequence - max(state.expected, state.line_next[line]) <= PLAUSIBLE_JUMP:
-        if state.doubted[line] != 0:
-            _refute(at, state, line)
-        return True
-    doubted = state.doubted[line]
-    if doubted != 0 and doubted <= sequence and sequence - state.doubted_end[line] <= PLAUSIBLE_JUMP:
-        _believe(at, state, line, now_ns)
-        return True
-    _refute(at, state, line)
-    state.doubted[line] = sequence
-    state.doubted_end[line] = end
-    return False
 
 
 @inner
@@ -480,7 +223,7 @@ def _end_of_held(at: SequencesAt, state: KeyState, sequence: int) -> int:
     """Return the number from which on all before `sequence` is missing, or as far back as archives were not asked."""
     if state.first == NONE:
         return state.expected
-    last = _held(at, state.last)
+    last = held_block(at, state.last)
     if state.asked_to < last.sequence:
         return state.expected
     end = last.sequence + last.count
@@ -505,11 +248,11 @@ def judge(
     DUPLICATE, IMPLAUSIBLE, HOLD or MAKE_ROOM. Count gaps and duplicates and move the expected sequence on, except for
     the last three.
     """
-    if not _is_known(at, key, epoch):
+    if not is_known(at, key, epoch):
         _begin_key(at, key, epoch, sequence)
-    state = _key(at, key)
+    state = key_state(at, key)
     end = sequence + count
-    if line != ARCHIVE and not _is_plausible(at, state, line, sequence, end, now_ns):
+    if line != ARCHIVE and not is_plausible(at, state, line, sequence, end, now_ns):
         return IMPLAUSIBLE
     counters = slice_counters_at(at.counters)
     state.line_next[line] = max(state.line_next[line], end)
@@ -525,65 +268,22 @@ def judge(
     # A gap. The other line may still bring what is missing.
     if force == 0 and not _passed(at, key, _end_of_held(at, state, sequence), sequence - 1, now_ns):
         return HOLD if has_room(at, body_bytes) else MAKE_ROOM
-    if state.first != NONE and is_current(at, epoch) and _held(at, state.first).sequence < sequence:
+    if state.first != NONE and is_current(at, epoch) and held_block(at, state.first).sequence < sequence:
         return MAKE_ROOM  # what is held before it goes first
-    _lose(at, key, sequence - state.expected)
+    lose(at, key, sequence - state.expected)
     state.expected = end
     return 0
 
 
 @inner
-def _place_for(at: SequencesAt, key: int, sequence: int, count: int, body_bytes: int) -> int:
-    """Take a place for a block that waits; return its number."""
-    place = take_place(_held_state_at(at.held_state), at.held)
-    held = _held(at, place)
-    held.key = key
-    held.sequence = sequence
-    held.count = count
-    held.held_bytes = body_bytes
-    return place
-
-
-@inner
 def hold(at: SequencesAt, key: int, sequence: int, count: int, body_bytes: int, now_ns: int, came_ns: int) -> int:
     """Take a place for a block that `judge` said to HOLD; return its number. `came_ns`: see `came_at`."""
-    place = _place_for(at, key, sequence, count, body_bytes)
-    held = _held(at, place)
+    place = place_for(at, key, sequence, count, body_bytes)
+    held = held_block(at, place)
     held.since_ns = now_ns
     held.came_ns = came_ns
-    enqueue(_held_state_at(at.held_state), _key(at, key), at.held, place)
+    enqueue(held_state_at(at.held_state), key_state(at, key), at.held, place)
     slice_counters_at(at.counters).held += 1
-    return place
-
-
-@inner
-def keep_doubted(at: SequencesAt, key: int, line: int, sequence: int, count: int, body_bytes: int, now: int) -> int:
-    """Take a place for a block that `judge` said to be IMPLAUSIBLE; return its number, or NONE: there is no room.
-
-    Half of the room may be taken so, or one block.
-    """
-    held_state = _held_state_at(at.held_state)
-    blocks, size = held_state.doubted, held_state.doubted_bytes + body_bytes
-    if blocks > 0 and (2 * blocks >= HELD_BLOCKS or 2 * size > at.held_limit):
-        return NONE
-    if held_state.taken >= HELD_BLOCKS:
-        return NONE
-    place = _place_for(at, key, sequence, count, body_bytes)
-    _held(at, place).came_ns = now
-    held_state.doubted = blocks + 1
-    held_state.doubted_bytes = size
-    _key(at, key).doubted_place[line] = place
-    return place
-
-
-@inner
-def next_refuted(at: SequencesAt) -> int:
-    """Give back the place of a kept block that turned out not to be true; return its number, or NONE."""
-    held_state = _held_state_at(at.held_state)
-    place = held_state.refuted
-    if place != NONE:
-        held_state.refuted = _held(at, place).behind
-        give_place(held_state, at.held, place)
     return place
 
 
@@ -593,20 +293,20 @@ def next_ready(at: SequencesAt, key: int, now_ns: int, force: int, until: int) -
 
     Only blocks before sequence number `until` count. `force`: its turn has come, gap or no gap.
     """
-    place = _key(at, key).first
+    place = key_state(at, key).first
     if place == NONE:
         return NONE
-    held = _held(at, place)
+    held = held_block(at, place)
     if held.sequence >= until:
         return NONE
     waited = now_ns - held.since_ns >= at.line_wait_ns
-    is_next = held.sequence <= _key(at, key).expected
+    is_next = held.sequence <= key_state(at, key).expected
     if is_joining(at.join):  # archives may be at a run before the one of what is held
         is_next |= force != 0
-        return place if is_next and is_current(at, _key(at, key).epoch) else NONE
+        return place if is_next and is_current(at, key_state(at, key).epoch) else NONE
     return (
         place
-        if is_next or force != 0 or waited or _passed(at, key, _key(at, key).expected, held.sequence - 1, now_ns)
+        if is_next or force != 0 or waited or _passed(at, key, key_state(at, key).expected, held.sequence - 1, now_ns)
         else NONE
     )
 
@@ -614,14 +314,14 @@ def next_ready(at: SequencesAt, key: int, now_ns: int, force: int, until: int) -
 @inner
 def release(at: SequencesAt, place: int) -> int:
     """Free a place that `next_ready` gave and count what is missing before it; return as `judge`."""
-    held = _held(at, place)
-    state = _key(at, held.key)
+    held = held_block(at, place)
+    state = key_state(at, held.key)
     sequence, count = held.sequence, held.count
     counters = slice_counters_at(at.counters)
-    dequeue(_held_state_at(at.held_state), state, at.held, place)
+    dequeue(held_state_at(at.held_state), state, at.held, place)
     counters.held -= 1
     end = sequence + count
-    if state.expected == _UNKNOWN:
+    if state.expected == UNKNOWN:
         return DUPLICATE  # forgotten meanwhile: nobody wants it
     if end <= state.expected:
         counters.duplicates = saturated(counters.duplicates, count)
@@ -629,7 +329,7 @@ def release(at: SequencesAt, place: int) -> int:
     first = max(0, state.expected - sequence)
     counters.duplicates = saturated(counters.duplicates, first)
     if sequence > state.expected:
-        _lose(at, held.key, sequence - state.expected)
+        lose(at, held.key, sequence - state.expected)
     state.expected = end
     return first
 
@@ -637,28 +337,28 @@ def release(at: SequencesAt, place: int) -> int:
 @inner
 def oldest_held(at: SequencesAt) -> int:
     """Return the place of the block that has waited longest, or NONE."""
-    return _held_state_at(at.held_state).oldest
+    return held_state_at(at.held_state).oldest
 
 
 @inner
 def next_of_another_key(at: SequencesAt, place: int) -> int:
     """Return the place of the next block that came behind the one at `place` and is of another key, or NONE."""
-    key = _held(at, place).key
-    while place != NONE and _held(at, place).key == key:
-        place = _held(at, place).newer
+    key = held_block(at, place).key
+    while place != NONE and held_block(at, place).key == key:
+        place = held_block(at, place).newer
     return place
 
 
 @inner
 def came_at(at: SequencesAt, place: int) -> int:
     """Return when a held block came, ns since the epoch, whose waiting is no lag; else 0."""
-    return _held(at, place).came_ns
+    return held_block(at, place).came_ns
 
 
 @inner
 def key_at(at: SequencesAt, place: int) -> int:
     """Return the key of the held block at a place."""
-    return _held(at, place).key
+    return held_block(at, place).key
 
 
 @inner
@@ -667,8 +367,8 @@ def settle(at: SequencesAt, key: int, now_ns: int, until: int) -> None:
 
     Archives are asked for it first.
     """
-    state = _key(at, key)
-    if state.expected == _UNKNOWN or state.first != NONE or is_joining(at.join):
+    state = key_state(at, key)
+    if state.expected == UNKNOWN or state.first != NONE or is_joining(at.join):
         return
     reached = max(state.line_next[0], state.line_next[1])
     for line in range(at.lines):
@@ -678,7 +378,7 @@ def settle(at: SequencesAt, key: int, now_ns: int, until: int) -> None:
     if reached > state.expected and at.asks != 0:
         reached = min(reached, _archives_passed(at, key, state.expected, reached))
     if reached > state.expected:
-        _lose(at, key, reached - state.expected)
+        lose(at, key, reached - state.expected)
         state.expected = reached
 
 
@@ -687,18 +387,18 @@ def _note_next(at: SequencesAt, key: int, line: int, epoch: int, following: int,
     if is_joining(at.join):
         note_live(at.join, following)
         return
-    if not _is_known(at, key, epoch):
+    if not is_known(at, key, epoch):
         if not epoch_state_at(at.state).all_told and baseline == 0:
             return
         _begin_key(at, key, epoch, following)
-    state = _key(at, key)
+    state = key_state(at, key)
     if baseline != 0 and state.expected - following > PLAUSIBLE_JUMP:
         _begin_key(at, key, epoch, following)  # what is known came from a block that nobody had confirmed
     if baseline != 0 and state.doubted_end[line] <= following:
-        _believe(at, state, line, now_ns)
+        believe(at, state, line, now_ns)
     elif baseline != 0:
-        _refute(at, state, line)
-    elif not _is_plausible(at, state, line, following, following, now_ns):
+        refute(at, state, line)
+    elif not is_plausible(at, state, line, following, following, now_ns):
         slice_counters_at(at.counters).implausible_control += 1
         return
     state.line_next[line] = max(state.line_next[line], following)
@@ -738,15 +438,7 @@ def forget_uncovered(at: SequencesAt, filters: Trie) -> None:
     starts = int64s_at(at.keys.starts, known + 1)
     for key in range(known):
         if longest_prefix(filters, at.keys.text + starts[key], starts[key + 1] - starts[key]) == 0:
-            state = _key(at, key)
-            state.expected = _UNKNOWN
+            state = key_state(at, key)
+            state.expected = UNKNOWN
             for line in range(2):
-                _refute(at, state, line)
-
-
-@njit(nogil=True, cache=True)
-def refute_all(at: SequencesAt) -> None:
-    """Believe nothing that is still doubted."""
-    for key in range(int64s_at(at.keys.used, 1)[0]):
-        for line in range(2):
-            _refute(at, _key(at, key), line)
+                refute(at, state, line)

@@ -17,12 +17,10 @@ from blackbox.native.prefix_trie import Trie
 from blackbox.native.records import store_shared
 from blackbox.subscribe.epochs import epoch_state_at
 from blackbox.subscribe.gaps import (
-    ARCHIVE,
     DUPLICATE,
     MAKE_ROOM,
     begin_recorded,
     come_to,
-    has_losses,
     has_room,
     hold,
     is_behind,
@@ -52,6 +50,7 @@ from blackbox.subscribe.release import (
     put_aside,
     row_of,
 )
+from blackbox.subscribe.sequences import ARCHIVE, has_losses
 from blackbox.subscribe.slice_memory import (
     BODY_AT,
     SliceAt,

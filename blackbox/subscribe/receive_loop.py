@@ -35,9 +35,10 @@ from blackbox.subscribe.clocks import clock_state_at, note_clocks, note_own_cloc
 from blackbox.subscribe.conflation import flush, pending
 from blackbox.subscribe.dispatch import hand_block, hand_idle
 from blackbox.subscribe.epochs import AHEAD_NS, REFUTED
-from blackbox.subscribe.gaps import enter_epoch, is_current, note_sequences
+from blackbox.subscribe.gaps import enter_epoch, note_sequences
 from blackbox.subscribe.release import deliver_all_held, line_of, look_at_held
 from blackbox.subscribe.repair_queue import has_repairs, repair_queue_at
+from blackbox.subscribe.sequences import is_current
 from blackbox.subscribe.slice_memory import BODY_AT, COPY_AT, HEAD_AT, HEADER_AT, KEY_AT, WAITING_AT, SliceAt, TableAt
 from blackbox.subscribe.slow_subscriber import CONFLATE, act_on_stuck, may_call_python
 from blackbox.subscribe.state import (

@@ -39,7 +39,7 @@ from blackbox.subscribe.checkpoint import Checkpoint
 from blackbox.subscribe.clocks import ClockState
 from blackbox.subscribe.conflation import Conflation
 from blackbox.subscribe.flood_guard import FloodGuard
-from blackbox.subscribe.gaps import Sequences, forget_uncovered
+from blackbox.subscribe.gaps import forget_uncovered
 from blackbox.subscribe.join_state import JoinPhase, JoinState
 from blackbox.subscribe.log_warnings import CallbackErrors
 from blackbox.subscribe.match_table import Table, WorkerTable
@@ -47,6 +47,7 @@ from blackbox.subscribe.options import Options, needs_of
 from blackbox.subscribe.receive_loop import finish, hand_control, renumber, run_slice
 from blackbox.subscribe.repair import Archives, Repairer, Since
 from blackbox.subscribe.repair_queue import RepairQueue
+from blackbox.subscribe.sequences import Sequences
 from blackbox.subscribe.slice_callbacks import SliceCallbacks
 from blackbox.subscribe.slice_hooks import NO_HOOKS, SliceHookCaller, SliceHooks
 from blackbox.subscribe.slice_memory import (

@@ -23,21 +23,20 @@ from blackbox.native.posix import monotonic_ns, now_ns
 from blackbox.native.prefix_trie import Trie
 from blackbox.subscribe.conflation import absorb, flush, pending
 from blackbox.subscribe.dispatch import any_full, dispatch
+from blackbox.subscribe.doubt import next_refuted
 from blackbox.subscribe.gaps import (
-    ARCHIVE,
     DUPLICATE,
     came_at,
-    has_losses,
     key_at,
     let_go,
     next_of_another_key,
     next_ready,
-    next_refuted,
     oldest_held,
     release,
     settle,
 )
 from blackbox.subscribe.held_blocks import NONE
+from blackbox.subscribe.sequences import ARCHIVE, has_losses
 from blackbox.subscribe.slice_memory import (
     BODY_AT,
     COPY_AT,

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 from blackbox.block.block_handler import BlockHandlerAt
 from blackbox.block.format import HEADER_BYTES
 from blackbox.native.name_table import NumberingAt
-from blackbox.subscribe.gaps import SequencesAt
 from blackbox.subscribe.held_blocks import HELD_BLOCKS
+from blackbox.subscribe.sequences import SequencesAt
 from blackbox.subscribe.worker_state import WorkerAt, WorkerTableAt
 from blackbox.transport.libzmq import EVENTS_SCRATCH_WORDS, MESSAGE_BYTES
 from blackbox.transport.shared_memory_reader import ReaderAt

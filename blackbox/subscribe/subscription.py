@@ -28,9 +28,10 @@ from blackbox.errors import EndpointError
 from blackbox.feed.feed import Feed
 from blackbox.subscribe.arbitration import begin_epoch, deliver_held_first, drop_doubted
 from blackbox.subscribe.epochs import DOUBTED, NEW, REFUTED, STALE
-from blackbox.subscribe.gaps import Sequences, enter_epoch, note_sequences
+from blackbox.subscribe.gaps import enter_epoch, note_sequences
 from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.receive_loop import hand_control
+from blackbox.subscribe.sequences import Sequences
 from blackbox.subscribe.slice_memory import BODY_AT, HEAD_AT, KEY_AT, SliceAt
 from blackbox.subscribe.state import SliceState
 from blackbox.transport.context import MAX_SUBSCRIPTIONS, allow_ipv6

@@ -8,8 +8,8 @@ from blackbox.native.intrinsics import bytes_at, copy_bytes, inner
 from blackbox.native.jit import njit
 from blackbox.native.posix import now_ns
 from blackbox.subscribe.epochs import epoch_state_at
-from blackbox.subscribe.gaps import has_losses, next_loss
 from blackbox.subscribe.join_state import join_state_at
+from blackbox.subscribe.sequences import has_losses, next_loss
 from blackbox.subscribe.slice_memory import COPY_AT, NOTICE_AT, SliceAt, TableAt
 from blackbox.subscribe.slow_subscriber import DROP, PROCEED, act_on_lag, age_of, corrected, is_over
 from blackbox.subscribe.state import (

@@ -12,25 +12,22 @@ from numba import njit
 
 from blackbox import Block
 from blackbox.native.prefix_trie import Trie, build_trie
+from blackbox.subscribe.doubt import PLAUSIBLE_JUMP, keep_doubted, refute_all
 from blackbox.subscribe.gaps import (
     DUPLICATE,
     HOLD,
     IMPLAUSIBLE,
     MAKE_ROOM,
-    PLAUSIBLE_JUMP,
-    Sequences,
-    SequencesAt,
     enter_epoch,
     hold,
     judge,
-    keep_doubted,
     next_ready,
     note_sequences,
-    refute_all,
     release,
     settle,
 )
 from blackbox.subscribe.held_blocks import HELD_BLOCKS, NONE
+from blackbox.subscribe.sequences import Sequences, SequencesAt
 from blackbox.subscribe.state import SliceCounters
 
 A, B = 0, 1

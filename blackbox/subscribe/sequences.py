@@ -1,0 +1,245 @@
+"""What a slice knows of its keys: epoch, next sequence number, how far each line has come, and what is missing."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy
+
+from blackbox.block.position import Position
+from blackbox.native.intrinsics import inner, int64s_at, saturated
+from blackbox.native.name_table import Numbering, NumberingAt, number_of
+from blackbox.native.records import Field, Fields, SharedRecord, record_at
+from blackbox.subscribe.epochs import EpochState, epoch_state_at
+from blackbox.subscribe.held_blocks import (
+    HELD_BLOCKS,
+    HeldBlock,
+    HeldState,
+    KeyQueue,
+    held_at,
+)
+from blackbox.subscribe.join_state import JoinState
+from blackbox.subscribe.state import SliceCounters, slice_counters_at
+
+ARCHIVE: Final = 2
+"""In place of a line: blocks that archives have brought."""
+UNKNOWN: Final = -1
+
+
+class KeyState(KeyQueue):
+    """What a slice knows of one key, and which of its blocks wait."""
+
+    epoch = Field()
+    expected = Field()
+    """The next sequence number to deliver, or UNKNOWN."""
+    line_next = Fields(3)
+    """The sequence number after the last one that each line has brought or passed; behind them that of archives."""
+    asked_to = Field()
+    """Archives were asked for what is missing before this number."""
+    doubted = Fields(2)
+    """A number too far ahead that each line has told once; 0: none."""
+    doubted_end = Fields(2)
+    """The number behind the block that told it."""
+    doubted_place = Fields(2)
+    """Where that block is kept; NONE: a heartbeat told it, or there was no room."""
+    lost = Field()
+    """Messages that are missing, of which nobody has been told yet."""
+    lost_from = Field()
+    """The number of the first of them."""
+    next_lost = Field()
+    """The number, plus 1, of the next key of which messages are missing; 0: there is none."""
+
+
+class Losses(SharedRecord):
+    """The keys of which messages are missing that nobody has been told of."""
+
+    first_key = Field()
+    """The number of the first of them, plus 1; 0: there is none. They are linked by `next_lost`."""
+
+
+_KEY_BYTES: Final = KeyState.dtype.itemsize
+_losses_at = record_at(Losses)
+held_state_at = record_at(HeldState)
+_key_state_at = record_at(KeyState)
+
+
+class SequencesAt(NamedTuple):
+    """Where a `Sequences` lies, for compiled code."""
+
+    keys: NumberingAt
+    key_states: int
+    held: int
+    held_state: int
+    state: int
+    losses: int
+    counters: int
+    lines: int
+    line_wait_ns: int
+    line_dead_ns: int
+    held_limit: int
+    """Bytes of the blocks that may wait."""
+    repair: int
+    """Address of a `RepairQueue`."""
+    asks: int
+    """1: archives are asked for what is missing."""
+    join: int
+    """Address of a `JoinState`."""
+
+
+class Sequences:
+    """What one slice knows of its keys: epoch, the next sequence number, and how far each line has come.
+
+    Used by one thread. `at` is what compiled code takes; the object must outlive its use.
+    """
+
+    def __init__(
+        self,
+        max_keys: int,
+        lines: int,
+        line_wait_ns: int,
+        line_dead_ns: int,
+        held_limit: int,
+        counters: SliceCounters,
+        repair: int = 0,
+        asks: bool = False,
+        join: JoinState | None = None,
+    ) -> None:
+        self.keys = Numbering(max_keys, 8)
+        self._key_states = numpy.zeros(max_keys, KeyState.dtype)
+        self._key_states["expected"] = UNKNOWN
+        self._held = numpy.zeros(HELD_BLOCKS + 1, HeldBlock.dtype)
+        self._held_state = HeldState()
+        self._state = EpochState()
+        self._losses = Losses()
+        self._join = join or JoinState()
+        self.line_dead_ns = line_dead_ns
+        self.at = SequencesAt(
+            self.keys.at,
+            self._key_states.ctypes.data,
+            self._held.ctypes.data,
+            self._held_state.address,
+            self._state.address,
+            self._losses.address,
+            counters.address,
+            lines,
+            line_wait_ns,
+            line_dead_ns,
+            held_limit,
+            repair,
+            int(asks),
+            self._join.address,
+        )
+
+    @property
+    def places_used(self) -> int:
+        """The highest place at which a block has ever waited."""
+        return self._held_state.used
+
+    def is_dead(self, line: int, now_ns: int) -> bool:
+        """Whether a line has been silent for so long that nothing is expected of it."""
+        return now_ns - self._state.heard_ns[line] >= self.line_dead_ns
+
+    def heard_ns(self, line: int) -> int:
+        """When a line was last heard, by the monotonic clock."""
+        return self._state.heard_ns[line]
+
+    def begin_at(self, epoch: int, sequence: int) -> None:
+        """Expect this number of the one key of a slice whose feed has no keys, in this epoch."""
+        number_of(self.keys.at, 0, 0)
+        state = KeyState(self._key_states[:1])
+        state.epoch, state.expected = epoch, sequence
+
+    def position(self) -> Position | None:
+        """Return what comes next of the one key of a slice whose feed has no keys; None: it is not known."""
+        state = KeyState(self._key_states[:1])
+        if state.expected != UNKNOWN:
+            return Position(state.epoch, state.expected)
+        return Position(self._state.epoch, 0) if self._state.epoch and self._state.all_told else None
+
+    def set_all_told(self, told: bool) -> None:
+        """Note whether the publisher has told the sequences of all its keys since the present filters are in force."""
+        self._state.all_told = told
+
+
+@inner
+def key_state(at: SequencesAt, key: int) -> KeyState:
+    """Return the state of a key, by its number."""
+    return _key_state_at(at.key_states + _KEY_BYTES * key)
+
+
+@inner
+def held_block(at: SequencesAt, place: int) -> HeldBlock:
+    """Return the block that waits at a place."""
+    return held_at(at.held, place)
+
+
+@inner
+def is_alive(at: SequencesAt, line: int, now_ns: int) -> bool:
+    """Whether a line was heard of late."""
+    return now_ns - epoch_state_at(at.state).heard_ns[line] < at.line_dead_ns
+
+
+@inner
+def is_current(at: SequencesAt, epoch: int) -> bool:
+    """Whether this is the epoch that goes on."""
+    return epoch_state_at(at.state).epoch == epoch
+
+
+@inner
+def is_known(at: SequencesAt, key: int, epoch: int) -> bool:
+    """Return whether the next number of a key is known, in this epoch."""
+    state = key_state(at, key)
+    return state.expected != UNKNOWN and state.epoch == epoch
+
+
+@inner
+def is_wanted(at: SequencesAt, key: int, epoch: int) -> bool:
+    """Whether numbers of a key go on in this epoch."""
+    return is_current(at, epoch) and is_known(at, key, epoch)
+
+
+@inner
+def lose(at: SequencesAt, key: int, count: int) -> None:
+    """Count messages that are missing from the expected one on; `next_loss` tells of them."""
+    state = key_state(at, key)
+    counters = slice_counters_at(at.counters)
+    counters.gaps = saturated(counters.gaps, count)
+    if state.lost == 0:
+        losses = _losses_at(at.losses)
+        state.next_lost = losses.first_key
+        losses.first_key = key + 1
+        state.lost_from = state.expected
+    state.lost += count
+
+
+@inner
+def has_losses(at: SequencesAt) -> bool:
+    """Whether messages are missing that nobody has been told of."""
+    return _losses_at(at.losses).first_key != 0
+
+
+class Loss(NamedTuple):
+    """Messages of one key that are missing."""
+
+    number: int
+    """Of the key."""
+    epoch: int
+    sequence: int
+    """The first of them."""
+    count: int
+    key: int
+    """Address of the key."""
+    key_bytes: int
+
+
+@inner
+def next_loss(at: SequencesAt) -> Loss:
+    """Return what is missing of one key, and take it for told. For when `has_losses`."""
+    losses = _losses_at(at.losses)
+    key = losses.first_key - 1
+    state = key_state(at, key)
+    losses.first_key = state.next_lost
+    count = state.lost
+    state.lost = 0
+    starts = int64s_at(at.keys.starts, key + 2)
+    return Loss(key, state.epoch, state.lost_from, count, at.keys.text + starts[key], starts[key + 1] - starts[key])
