@@ -1,4 +1,6 @@
-"""Recorded days on disk: the format, the recorder that appends to it, and what reads it.
+"""Recorded days on disk: `recorder` appends to them, `reader` reads them, `recording` is a day for its users.
 
-In: the blocks of each slice, appended in its slice thread. Out: segments, an index, a manifest; `Recording` reads them.
+In: the blocks of each slice, appended in its slice thread. Out: segments, an index, a manifest of each day; checked
+blocks again. A thread of the recorder prepares and closes segments, syncs and deletes; readers run in their caller's.
+`serve` answers others, `export` writes other forms.
 """

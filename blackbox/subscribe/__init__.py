@@ -1,5 +1,6 @@
-"""From the socket to the callback: receiver, gaps, slow subscriber, dispatch, worker, delivery.
+"""From the socket to the callback: receiver, arbitration, slow subscriber, match, dispatch, worker, delivery.
 
 In: blocks, on the SUB socket of each slice. Out: calls of the user's callbacks, counters. The slice thread owns the
-sockets and never takes the GIL while it receives; callbacks run in the slice's workers.
+sockets and never takes the GIL while it receives. Python callbacks run in the slice's workers, compiled ones in the
+slice thread unless they asked for a worker; `workers=0` runs all of them there.
 """
