@@ -168,7 +168,8 @@ ENTRY: Final = numpy.dtype(
 """An index entry: records and marks in bytes `[start, stop)` of the segment. `messages` counts from each record's
 `first_row` on, and so do the times. `keys`: bit `xxh3(key) & 63` is set for every key. `max_sequence`: the largest
 sequence number. `late`: messages whose `ts_event` is less than that of one before them. `checksum`: of the
-124 bytes before it. Without a record, each least value is above the largest."""
+124 bytes before it. In an entry without records every
+min_ is above its max_."""
 
 assert ENTRY.itemsize == ENTRY_BYTES
 

@@ -38,7 +38,7 @@ def dump(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")] = False,
 ) -> None:
-    """Print the messages of a recorded day, decoded by the feed's schema, or else by the number in their blocks.
+    """Print the messages of a recorded day, decoded by the feed's schema, or by the one that their blocks name.
 
     As text: market time, topic, fields. As JSON: `topic`, `ts_event`, `ts_out`, `ts_recv` (ns since 1970), `slice`,
     `epoch`, `sequence`, and `record`, the fields by name, prices as texts with all their decimals; or `payload`, in

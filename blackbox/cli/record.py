@@ -75,21 +75,28 @@ def record(
         typer.Option(
             metavar="N",
             min=1,
-            help="Delete older days, unless a named consumer still needs them. Today is one. Default: keep all.",
+            help="Keep the last N days, today among them, and what named consumers need. Default: keep all.",
             show_default=False,
         ),
     ] = None,
     keep_gib: Annotated[
         float | None,
-        typer.Option(metavar="N", min=0.001, help="The same for the oldest of what has more.", show_default=False),
+        typer.Option(
+            metavar="N",
+            min=0.001,
+            help="Keep N GiB; delete the oldest days beyond, unless a named consumer needs them.",
+            show_default=False,
+        ),
     ] = None,
     most_days: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Delete older days, whoever needs them.", show_default=False),
+        typer.Option(metavar="N", min=1, help="Delete days before the last N, whoever needs them.", show_default=False),
     ] = None,
     most_gib: Annotated[
         float | None,
-        typer.Option(metavar="N", min=0.001, help="The same for the oldest of what has more.", show_default=False),
+        typer.Option(
+            metavar="N", min=0.001, help="Delete the oldest days beyond N GiB, whoever needs them.", show_default=False
+        ),
     ] = None,
     until_end: Annotated[
         bool, typer.Option("--until-end", help="End when every publisher has closed and all it sent was recorded.")

@@ -67,7 +67,7 @@ def subscribe(
         typer.Option(
             metavar="SECONDS",
             min=1e-6,
-            help="Lag (now - the publisher's send time) above which --on-slow applies. Default: the feed's, mostly 1.",
+            help="Lag (now - the publisher's send time) above which --on-slow applies. Default: the feed's limit.",
             show_default=False,
         ),
     ] = None,

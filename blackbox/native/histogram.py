@@ -33,7 +33,7 @@ def record(histogram: int, lag_ns: int, count: int) -> None:
 
 @njit(nogil=True, cache=True)
 def record_one(histogram: int, lag_ns: int) -> None:
-    """`record` of one lag, for callers in Python."""
+    """Count one lag, for callers in Python."""
     record(histogram, lag_ns, 1)
 
 

@@ -25,8 +25,8 @@ _NO_TIME: Final = 0
 class HeldBlock(SharedRecord):
     """A block of which some messages wait for their turn.
 
-    Of equal times, those come first that are recorded first: by `latest_out`, `stream`, `place`; those of several feeds
-    in the order of these.
+    Messages of equal times come as they were recorded, by `latest_out`, `stream` and `place`; those of several feeds in
+    the order of the feeds.
     """
 
     header = Field()
@@ -43,16 +43,16 @@ class HeldBlock(SharedRecord):
     """Address of int32[topics]: the number of each topic."""
     feed = Field()
     slice_id = Field()
-    """Among those of all feeds."""
+    """Its number among the slices of all feeds."""
     latest_out = Field()
     stream = Field()
     place = Field()
     due_ns = Field()
     """The time of the next message."""
     table = Field()
-    """The number of the table that it is in."""
+    """The number of its table of blocks."""
     row = Field()
-    """Its place in there."""
+    """Its row there."""
 
 
 held_at = record_at(HeldBlock)
@@ -190,9 +190,10 @@ def _list_wanted(
     rows: NDArray[numpy.int32],
     times: NDArray[numpy.int64],
 ) -> tuple[int, bool, int, int]:
-    """List the wanted rows of a block and their times, `opening_ns` before the first of the slice.
+    """List the wanted rows of a block and their times; `opening_ns` where none before has a time.
 
-    Returns how many, whether they are all, with a time and in order, the latest time, and how many are late.
+    Returns how many there are; whether that is every row, each with a time and in order; the latest time; how many
+    are late.
     """
     ts_event = int64s_at(block.body, header.count)
     topic_index = int32s_at(block.body + 8 * header.count, header.count)

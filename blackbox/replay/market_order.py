@@ -32,18 +32,18 @@ from blackbox.replay.measure import BlockRow
 _ROWS: Final = 1 << 14
 """Messages that are put in order at a time: few enough to stay in the cache until they are played."""
 _LONG_RUN: Final = 512
-"""So many messages of one block are played where they lie."""
+"""This many messages of one block in a row are played where they lie, not gathered."""
 _BLOCK_BYTES: Final = 2 << 20
-"""Of a new block: mostly one for all of them."""
+"""Bytes of a new block. One mostly holds all that is gathered at a time."""
 _ROW_BYTES: Final = 72
-"""Of a message beside its payload: time, topic, offset, sequence number, and where it came from."""
+"""Bytes of a message beside its payload: time, topic, offset, sequence number, and where it came from."""
 _SPARE_BYTES: Final = 64 << 10
-"""For topics, heads and padding; where they need more, there is a second piece of memory."""
+"""Bytes for topics, heads and padding. Where they need more, a second piece of memory is taken."""
 _SPARE_BLOCKS: Final = 4
 _MOST_HELD_BYTES: Final = 1 << 30
 _MEAN_TOPIC_BYTES: Final = 64
 _KEPT_ARRAYS: Final = 7
-"""Tables are made ahead, and what a callback keeps is not free: so many pieces of memory are known for use again."""
+"""Pieces of memory that are kept to be used again. Several are in use at a time: tables are made ahead."""
 
 
 class OutOfOrder:

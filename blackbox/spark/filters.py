@@ -67,7 +67,7 @@ class Bounds(NamedTuple):
         return self.first <= value <= self.last and (self.only is None or value in self.only)  # type: ignore[operator]
 
     def narrowed(self, each: Filter, values: list[int], unit: int = 1) -> Bounds:
-        """Return these bounds narrowed by a filter of a column that has one unit for each `unit` of ours."""
+        """Return these bounds narrowed by a filter on a column of which one step is `unit` of ours."""
         low, high = unit * min(values), unit * max(values) + unit - 1
         if isinstance(each, GreaterThanOrEqual):
             return self._replace(first=max(self.first, low))
@@ -196,7 +196,7 @@ def _prefixes(group: tuple[Alternative, ...], rule: SymbolRule) -> list[tuple[by
 def _slices_for(feed: Feed, prefix: bytes, whole: bool) -> tuple[int, ...]:
     try:
         return (feed.slice_of(prefix),) if whole else feed.slices_for(prefix)
-    except ConfigError:  # no topic is so
+    except ConfigError:  # no topic can match
         return ()
 
 

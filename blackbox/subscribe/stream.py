@@ -23,7 +23,7 @@ log = logging.getLogger("blackbox")
 WhenFull = Literal["wait", "drop_oldest", "stop"]
 _NOTHING: Final = object()
 _MOST_BYTES: Final = 64 << 20
-"""Of blocks that wait: a message keeps the block that it came in."""
+"""Most bytes of blocks that may wait: a message that waits keeps its whole block."""
 
 
 class Stream:
@@ -67,9 +67,9 @@ class Stream:
     # In the threads of callbacks.
 
     def put(self, batch: Batch) -> None:
-        """Take a batch from the subscriber. Raises SubscriberError when there is no room, and that is to end it."""
+        """Take a batch from the subscriber. Raises SubscriberError when there is no room and `when_full` is "stop"."""
         with self._changed:
-            # What an ending subscriber still delivers is bounded by its own queues, and nobody may be left to wait for.
+            # No limit while the subscriber ends: its queues bound what still comes, and perhaps nobody reads any more.
             while not self._ends and self._has_no_room(batch):
                 if self.when_full == "wait":
                     self._changed.wait()
@@ -116,7 +116,7 @@ class Stream:
             self._failure = None
 
     def end(self, *, at_once: bool = True, failure: BaseException | None = None) -> None:
-        """Nothing comes any more, for a `failure`; or not `at_once`: what comes now is the rest, without a limit."""
+        """End, with the `failure` of the subscriber, if any. Not `at_once`: the rest comes first, without a limit."""
         with self._changed:
             self._ends = True
             self._is_over |= at_once
@@ -136,7 +136,7 @@ class Stream:
             return item
         if not self._turn_over(timeout):
             self._raise_what_ended_it()
-            raise SubscriberError(f"stream of {self.prefix!r}: get was called at its end, expected one that goes on")
+            raise SubscriberError(f"stream of {self.prefix!r}: get was called after its end")
         return next(self._current)
 
     def __iter__(self) -> Iterator[Any]:

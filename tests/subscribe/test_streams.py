@@ -69,7 +69,7 @@ def test_a_loop_gets_all_messages_in_order_and_ends_with_the_subscriber(workers:
         sending.join()
     assert got == list(range(5_000))
     assert numbers(stream) == []
-    with pytest.raises(SubscriberError, match="stream of b'T': get was called at its end"):
+    with pytest.raises(SubscriberError, match="stream of b'T': get was called after its end"):
         stream.get()
 
 

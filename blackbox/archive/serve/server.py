@@ -46,7 +46,7 @@ _PATIENCE_S: Final = 10.0
 _WAITS_S: Final = 1.0
 """A reader that was told to ask later does so within this time."""
 _GOODBYE_S: Final = 0.5
-"""For so long the archive goes on at its end when readers wait, so that they hear that nothing follows."""
+"""How long a closing archive still answers readers that wait: they hear that nothing follows."""
 _WAIT_TIMES: Final = 9
 """While the recorder has more to record, the archive waits this many times as long as it took for an answer."""
 _MOST_WAIT_S: Final = 0.05
@@ -62,7 +62,7 @@ class ArchiveStatistics(msgspec.Struct, frozen=True, kw_only=True):
     refused: int
     """Requests that were answered with an error."""
     dropped: int
-    """Requests without an answer: they were none, or their reader took no more answers, or was gone."""
+    """Requests that got no answer: they were malformed, or their reader took no more answers or was gone."""
 
 
 class ArchiveServer:
@@ -85,7 +85,7 @@ class ArchiveServer:
             endpoints: where to answer.
             is_recording: whether a recorder beside it has something to record at this moment. While it has, the archive
                 works a tenth of the time, so that readers cannot hold the recorder up.
-            keeps_for_consumers: whether to note how far named consumers are, for who deletes days.
+            keeps_for_consumers: whether to note how far named consumers are: what they need is not deleted.
 
         Raises ConfigError for a wrong endpoint.
         """
@@ -109,7 +109,7 @@ class ArchiveServer:
         self._bound.result()
 
     def close(self) -> None:
-        """End the thread and its sockets, once the request that is being answered is, or the disk takes too long."""
+        """Wait for the answer that is being given, unless the disk hangs; then end the thread and its sockets."""
         self._end.poke()
         if self._thread.ident is not None:
             self._thread.join(_PATIENCE_S)
@@ -227,7 +227,7 @@ def archive_of(
 ) -> ArchiveServer:
     """Return the archive of a feed's directory, at the feed's first archive, or at the endpoint `serve`.
 
-    Raises ConfigError when the feed has none, or the endpoint is none.
+    Raises ConfigError when the feed has none, or the endpoint is malformed.
     """
     if not isinstance(serve, str) and not feed.archives:
         raise ConfigError(f"feed {feed.name!r} had no archives, expected endpoints such as tcp://host:5600")

@@ -38,7 +38,7 @@ class Status(IntEnum):
 
 STATUS_HELP = (
     "Exit status: 0 fine, 1 error (one line on stderr), 2 wrong usage, 3 the subscriber was too slow and ended itself, "
-    "4 messages were lost, 130 Ctrl-C."
+    "4 messages were lost, 130 Ctrl-C, 143 SIGTERM."
 )
 
 

@@ -130,8 +130,7 @@ _Rows = tuple[
 def _in_order(readers: list[RowReader]) -> Iterator[_Rows]:
     """Yield the rows of all files by place, equal ones by file: the columns of chunks, but for their topics.
 
-    What goes next are the rows before the first one that may still be read: the earliest of the files' last rows
-    bounds them.
+    Each time the rows up to the earliest of the files' last read rows: nothing that is still unread comes before it.
     """
     while True:
         for reader in readers:
