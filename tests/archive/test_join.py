@@ -13,8 +13,8 @@ import pytest
 from blackbox import ArchiveError, Batch, CallbackError, ConfigError, Publisher, Recorder, Subscriber, SubscriberError
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.testing import RawPublisher, wait_until
+from tests.archive.archives import archived_feed, recorded
 from tests.archive.recorders import MIB, feed_of, publish_numbered, wait_recorded
-from tests.archive.test_archive_answers import archived_feed, recorded
 from tests.lossy_proxy import LossyProxy
 from tests.subscribe.subscribers import nothing
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from blackbox import Batch, ConfigError, Feed, Gap, Publisher, Recorder, SlowPolicy, Subscriber
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.testing import RawPublisher, wait_until
+from tests.archive.archives import archived_feed, free_endpoint
 from tests.archive.recorders import feed_of, publish_numbered, wait_recorded
-from tests.archive.test_archive_answers import archived_feed, free_endpoint
 from tests.lossy_proxy import LossyProxy
 from tests.subscribe.subscribers import nothing
 

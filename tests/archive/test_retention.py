@@ -21,8 +21,8 @@ from blackbox.archive.serve.protocol import Gone
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.position import Position
 from blackbox.testing import wait_until
+from tests.archive.archives import archived_feed, recorded
 from tests.archive.recorders import publish_numbered, wait_recorded
-from tests.archive.test_archive_answers import archived_feed, recorded
 from tests.recovery.test_durable_consumers import consumer
 
 COUNT = 1_000

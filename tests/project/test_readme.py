@@ -129,7 +129,7 @@ def run(script: Path) -> subprocess.Popen[str]:
     )
 
 
-OURS = {"messages", "opened"}
+OURS = {"messages", "received"}
 """Of a batch, for what calls callbacks."""
 
 

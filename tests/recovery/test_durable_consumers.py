@@ -13,8 +13,8 @@ from blackbox import ConfigError, Feed, PositionError, Publisher, Recorder, Subs
 from blackbox.archive.consumer_positions import PositionFile
 from blackbox.block.position import Position
 from blackbox.testing import wait_until
+from tests.archive.archives import archived_feed
 from tests.archive.recorders import MIB, publish_numbered, wait_recorded
-from tests.archive.test_archive_answers import archived_feed
 from tests.support import Script
 
 

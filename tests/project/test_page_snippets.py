@@ -1,0 +1,150 @@
+"""What the pages show runs: settings load, callbacks are called, commands are right. See `test_readme` for scripts."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import re
+import shlex
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from blackbox_feeds.synthetic import Synthetic
+
+from blackbox import ArchiveClient, Feed, Publisher, Recorder, Recording, Subscriber
+from blackbox.archive.serve.protocol import Gone
+from blackbox.block.gap import Gap
+from blackbox.cli.program import app
+from blackbox.testing import wait_until
+from tests.archive.archives import archived_feed
+from tests.archive.recorders import publish_numbered, wait_recorded
+from tests.recorded import recorded
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMANDS = [
+    (page.name, line)
+    for page in PAGES
+    for line in re.findall(r"^ {4}(?:\.venv/bin/)?blackbox (.+)$", page.read_text(), re.MULTILINE)
+]
+PROGRAM = typer.main.get_command(app)
+
+
+def snippets(page: str, language: str = "python") -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+
+
+def run(code: str, names: dict[str, Any]) -> None:
+    exec(compile(code, "a page", "exec"), names)
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS)
+def test_a_command_of_a_page_is_a_right_command_line(page: str, line: str) -> None:
+    name, *words = shlex.split(line, comments=True)
+    PROGRAM.commands[name].make_context(name, words)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("page", ["archive-protocol.md", "shared-memory.md"])
+def test_settings_of_a_page_load(page: str, tmp_path: Path) -> None:
+    (text,) = snippets(page, "toml")
+    slices = "" if "[[slices]]" in text else '\n[[slices]]\nendpoints = ["tcp://127.0.0.1:17201"]\n'
+    path = tmp_path / "feed.toml"
+    path.write_text(f'name = "page"\n{text}{slices}')
+    assert Feed.load(path).slices
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    """A recorded session with trades of AAPL."""
+    return recorded(tmp_path_factory.mktemp("session"), lambda: Synthetic(20_000, symbols=50))
+
+
+def test_callbacks_books_and_hooks_of_the_page_are_called(session: Recording) -> None:
+    fields, stream, book, lost = snippets("callbacks.md")
+    del stream
+    subscriber = Subscriber(session.feed)
+    names: dict[str, Any] = {"subscriber": subscriber, "prices": {}}
+    for code in (fields, book, lost):
+        run(code, names)
+    subscriber.replay(session)
+    assert subscriber.statistics().delivery.failed == 0
+    assert list(names["prices"]) == [b"AAPL"]
+    assert names["book"].best(b"AAPL")[0] is not None
+    names["lost"](Gap(0, 1, b"", 0, 1, 0))
+    assert names["prices"] == {}
+
+
+def test_the_stream_of_the_page_is_read_to_its_end(session: Recording) -> None:
+    subscriber = Subscriber(session.feed)
+    names: dict[str, Any] = {}
+    run(f"async def read(subscriber):\n{textwrap.indent(snippets('callbacks.md')[1], '    ')}", names)
+
+    def replay() -> None:
+        wait_until(lambda: subscriber.callbacks != (), 10)
+        subscriber.replay(session)
+
+    thread = threading.Thread(target=replay)
+    thread.start()
+    asyncio.run(names["read"](subscriber))
+    thread.join()
+    assert subscriber.statistics().delivery.delivered > 0
+
+
+@pytest.fixture
+def archived(tmp_path: Path) -> Iterator[tuple[Feed, Publisher, Recorder]]:
+    feed = archived_feed()
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        yield feed, publisher, recorder
+
+
+def test_the_checkpoint_of_the_page_is_gone_on_from(
+    archived: tuple[Feed, Publisher, Recorder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed, publisher, recorder = archived
+    monkeypatch.chdir(tmp_path)
+    named, checkpoint = snippets("operations.md")
+    before, after = checkpoint.split("...\n")
+    kept: dict[int, Any] = {}
+    names: dict[str, Any] = {"feed": feed, "Subscriber": Subscriber, "state": None}
+    names["keep_in_one_transaction"] = lambda _state, positions: kept.update(positions)
+    got: list[int] = []
+
+    run(named, names)
+    names["subscriber"].on(b"", fields=("sequence",))(got.append)
+    with names["subscriber"].start():
+        publish_numbered(publisher, 0, 100)
+        wait_until(lambda: len(got) == 100, 10)
+        run(before, names)
+    assert kept == {0: (publisher.epoch, 100)}
+    publish_numbered(publisher, 100, 50)
+    wait_recorded(recorder, 150)
+    names |= {"subscriber": Subscriber(feed), "kept_positions": kept}
+    names["subscriber"].on(b"", fields=("sequence",))(got.append)
+    run(after, names)
+    with names["subscriber"]:
+        wait_until(lambda: len(got) == 150, 10)
+    assert got == list(range(150))
+
+
+def test_the_archive_answers_what_the_page_asks(archived: tuple[Feed, Publisher, Recorder]) -> None:
+    feed, publisher, recorder = archived
+    publish_numbered(publisher, 0, 6_000)
+    wait_recorded(recorder, 6_000)
+    names: dict[str, Any] = {"feed": feed, "epoch": publisher.epoch, "ArchiveClient": ArchiveClient, "Gone": Gone}
+    (code,) = snippets("archive-protocol.md")
+    run(code, names)
+    assert len(names["rows"]) > 0
+    assert not isinstance(names["found"], Gone)
+
+
+@pytest.mark.parametrize("page", ["spark.md", "spark-analysis.md", "spark-cluster.md"])
+def test_imports_of_the_spark_pages_are_there(page: str) -> None:
+    for code in snippets(page):
+        for statement in ast.parse(code).body:
+            if isinstance(statement, ast.Import | ast.ImportFrom):
+                run(ast.unparse(statement), {})
