@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from enum import Enum
 from types import TracebackType
 from typing import Literal, Self
 
@@ -55,6 +56,14 @@ class RecorderStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """How late it came: `last_ns`; percentiles are of callbacks, and 0 here."""
     slices: tuple[SliceStatistics, ...]
     """Both, slice by slice."""
+
+
+class FilesLife(Enum):
+    """Where a recorder's files are in their life, which begins before that of its slices and ends after it."""
+
+    UNOPENED = "unopened"
+    OPEN = "open"
+    CLOSED = "closed"
 
 
 class Recorder:
@@ -125,7 +134,7 @@ class Recorder:
         )
         self.directory = self._journals.directory
         self._guard = threading.Lock()
-        self._is_opened = self._is_closed = False
+        self._files = FilesLife.UNOPENED
 
     def start(self, timeout: float = 10.0) -> Self:
         """Begin, and return when every publisher has confirmed: nothing sent after that is missed.
@@ -216,9 +225,9 @@ class Recorder:
     def _open(self) -> None:
         """Take hold of the files, and be ready to record."""
         with self._guard:
-            if self._is_opened or self.state is not State.NEW:
+            if self._files is not FilesLife.UNOPENED or self.state is not State.NEW:
                 raise JournalError(f"start was called when {self.state.value}; a recorder is used once")
-            self._is_opened = True
+            self._files = FilesLife.OPEN
         try:
             self._journals.open()
         except BaseException:
@@ -238,9 +247,9 @@ class Recorder:
     def _close(self) -> None:
         """End the threads, then close the files that they use. Once; others who call wait for it."""
         with self._guard:
-            if self._is_closed:
+            if self._files is FilesLife.CLOSED:
                 return
-            self._is_closed = True
+            self._files = FilesLife.CLOSED
             if self.state is not State.ENDED:
                 self._supervisor.terminate()  # `start` or `stop` was interrupted
             self._journals.close(lambda: self._supervisor.is_done)

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from enum import IntEnum
 from types import TracebackType
 from typing import Any, Final, Literal, Self, get_args
 
@@ -26,12 +27,22 @@ _MOST_BYTES: Final = 64 << 20
 """Most bytes of blocks that may wait: a message that waits keeps its whole block."""
 
 
+class StreamLife(IntEnum):
+    """Where a stream is in its life. It goes forward, until another replay begins."""
+
+    OPEN = 0
+    ENDING = 1
+    """What still comes is the rest, taken without a limit."""
+    ENDED = 2
+    """What waits can still be read."""
+
+
 class Stream:
     """Messages, or batches, in the order in which a batch callback gets them, until they are taken. For one reader.
 
     `for message in stream` and `async for message in stream` end with the subscriber, or the replay, after what is
     left; they raise what ended it. What is left after a `break` comes next time. `dropped`: messages that were not
-    taken in time, with "drop_oldest".
+    taken in time, with "drop_oldest". Life: see `StreamLife`.
     """
 
     def __init__(
@@ -54,7 +65,7 @@ class Stream:
         self._waiting: deque[Batch] = deque()
         self._messages = self._bytes = 0
         self._current: Iterator[Any] = iter(())
-        self._ends = self._is_over = False
+        self._life = StreamLife.OPEN
         self._failure: BaseException | None = None
         self._pipe: Pipe | None = None
         self._sleeps = False
@@ -70,7 +81,7 @@ class Stream:
         """Take a batch from the subscriber. Raises SubscriberError when there is no room and `when_full` is "stop"."""
         with self._changed:
             # No limit while the subscriber ends: its queues bound what still comes, and perhaps nobody reads any more.
-            while not self._ends and self._has_no_room(batch):
+            while self._life is StreamLife.OPEN and self._has_no_room(batch):
                 if self.when_full == "wait":
                     self._changed.wait()
                 elif self.when_full == "drop_oldest":
@@ -80,7 +91,7 @@ class Stream:
                         f"stream of {self.prefix!r} was full: {self._messages} messages waited in {self._bytes} bytes "
                         f"and {len(batch)} came, expected at most limit = {self.limit} in {_MOST_BYTES} bytes of blocks"
                     )
-            if not self._is_over:
+            if self._life is not StreamLife.ENDED:
                 self._waiting.append(batch)
                 self._messages += len(batch)
                 self._bytes += batch.block.body.nbytes
@@ -112,14 +123,13 @@ class Stream:
     def begin(self) -> None:
         """Messages may come: another replay begins."""
         with self._changed:
-            self._ends = self._is_over = False
+            self._life = StreamLife.OPEN
             self._failure = None
 
     def end(self, *, at_once: bool = True, failure: BaseException | None = None) -> None:
         """End, with the `failure` of the subscriber, if any. Not `at_once`: the rest comes first, without a limit."""
         with self._changed:
-            self._ends = True
-            self._is_over |= at_once
+            self._life = max(self._life, StreamLife.ENDED if at_once else StreamLife.ENDING)
             self._failure = self._failure or failure
             self._wake()
 
@@ -189,7 +199,7 @@ class Stream:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while not self._waiting:
-                if self._is_over:
+                if self._life is StreamLife.ENDED:
                     return False
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
@@ -203,7 +213,7 @@ class Stream:
     def _has_next(self) -> bool:
         """Whether `_turn_over` has something to tell now; if not, the pipe is poked when it has."""
         with self._changed:
-            self._sleeps = not (self._waiting or self._is_over)
+            self._sleeps = not (self._waiting or self._life is StreamLife.ENDED)
             return not self._sleeps
 
     async def _wait_readable(self, fd: int) -> None:
