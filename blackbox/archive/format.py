@@ -176,7 +176,6 @@ assert ENTRY.itemsize == ENTRY_BYTES
 ENTRY_SPAN_BYTES: Final = 64 << 10
 """An entry is closed once its records have that many bytes."""
 
-file_head_at: Final = structure_at(FILE_HEAD)
 record_head_at: Final = structure_at(RECORD)
 mark_at: Final = structure_at(MARK)
 entry_at: Final = structure_at(ENTRY)

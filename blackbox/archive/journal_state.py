@@ -138,7 +138,6 @@ AT_WRITTEN: Final = _offset_of("written")
 AT_BEGUN: Final = _offset_of("begun")
 AT_ENDED: Final = _offset_of("ended")
 AT_LINK: Final = _offset_of("link")
-AT_KEYS: Final = _offset_of("keys")
 AT_WANTED: Final = _offset_of("wanted")
 AT_BUFFERED: Final = _offset_of("buffered")
 COUNTER_BYTES: Final = 8 * COUNTERS

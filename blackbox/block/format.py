@@ -55,8 +55,6 @@ FLAG_NULLS: Final = 64
 KNOWN_FLAGS: Final = 127
 FLAG_RECORDED: Final = 128
 """Never travels: a subscriber notes with it in its copy of a header that an archive has brought the block."""
-MOST_RETURNS: Final = 1_000_000
-"""A publisher that goes back in time begins its next epoch, one above; an epoch further above is of another run."""
 
 OFFSET_MAGIC: Final = 0
 OFFSET_VERSION: Final = 4

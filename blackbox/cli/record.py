@@ -11,7 +11,7 @@ import typer
 from rich.console import Group, RenderableType
 
 from blackbox.cli.ui.days import Compression
-from blackbox.cli.ui.feeds import FeedOption, feed_text, load_feed
+from blackbox.cli.ui.feeds import ConfirmTimeout, FeedOption, SilenceTimeout, feed_text, load_feed
 from blackbox.cli.ui.live import Rates, follow, live_screen
 from blackbox.cli.ui.status import exit_statuses, lose
 from blackbox.cli.ui.terminal import bad_if, columns_table, say, stdout, titled, values_table
@@ -101,19 +101,8 @@ def record(
     until_end: Annotated[
         bool, typer.Option("--until-end", help="End when every publisher has closed and all it sent was recorded.")
     ] = False,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the publishers to confirm.")
-    ] = 60.0,
-    silence_timeout: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            min=0.001,
-            help="End with status 1 when a slice brings neither block nor heartbeat for so long, as when its publisher "
-            "was killed. Default: never.",
-            show_default=False,
-        ),
-    ] = None,
+    timeout: ConfirmTimeout = 60.0,
+    silence_timeout: SilenceTimeout = None,
 ) -> None:
     """Record a feed: every block as it came, one directory a day, one journal a slice.
 

@@ -11,7 +11,7 @@ import numpy
 import typer
 from rich.console import Group, RenderableType
 
-from blackbox.cli.ui.feeds import FeedOption, feed_text, load_feed
+from blackbox.cli.ui.feeds import ConfirmTimeout, FeedOption, SilenceTimeout, feed_text, load_feed
 from blackbox.cli.ui.live import Rates, follow, live_screen
 from blackbox.cli.ui.status import exit_statuses, lose
 from blackbox.cli.ui.terminal import AGE, LAG, bad_if, columns_table, say, stdout, titled, values_table
@@ -47,19 +47,8 @@ def subscribe(
     show: Annotated[
         int, typer.Option(metavar="N", min=0, help="Print the first N messages, decoded by their schema.")
     ] = 0,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the publishers to confirm.")
-    ] = 60.0,
-    silence_timeout: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            min=0.001,
-            help="End with status 1 when a slice brings neither block nor heartbeat for so long, as when its publisher "
-            "was killed. Default: never.",
-            show_default=False,
-        ),
-    ] = None,
+    timeout: ConfirmTimeout = 60.0,
+    silence_timeout: SilenceTimeout = None,
     workers: Annotated[int, typer.Option(metavar="N", min=0, max=63, help="Threads per slice for callbacks.")] = 2,
     processes: Annotated[bool, typer.Option("--processes", help="Run each slice in a process of its own.")] = False,
     max_lag: Annotated[

@@ -43,6 +43,19 @@ SourceOptions = Annotated[
         show_default=False,
     ),
 ]
+ConfirmTimeout = Annotated[
+    float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the publishers to confirm.")
+]
+SilenceTimeout = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        min=0.001,
+        help="End with status 1 when a slice brings neither block nor heartbeat for so long, as when its publisher "
+        "was killed. Default: never.",
+        show_default=False,
+    ),
+]
 
 
 def load_feed(path: str | None) -> Feed:
