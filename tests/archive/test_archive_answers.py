@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from blackbox import ArchiveClient, Publisher, Recording
 from blackbox.archive.recorder import Recorder
-from blackbox.archive.serve import pieces as pieces_module
-from blackbox.archive.serve.client import Fetched
+from blackbox.archive.serve import piece_reading
+from blackbox.archive.serve.fetched import Fetched
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.protocol import AskBlocks, Gone, Piece, Range
 from blackbox.archive.serve.server import ArchiveServer
@@ -61,7 +61,7 @@ def told(piece: Piece, blocks: list[Any], prefix: bytes) -> list[Told]:
 )
 def test_an_answer_is_what_a_plain_read_gives(day: Any, prefix: bytes, piece_bytes: int, by_time: bool) -> None:
     with TemporaryDirectory() as path, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces_module, "PIECE_BYTES", piece_bytes)
+        patch.setattr(piece_reading, "PIECE_BYTES", piece_bytes)
         made(Path(path) / "day", day)
         recording = Recording.open(Path(path) / "day")
         archive = Pieces(Path(path))
@@ -130,7 +130,7 @@ def test_ranges_are_what_a_plain_walk_finds_of_each_message(day: Any, drawn: Any
     key_bytes, puts = day[1], [put for slice_id, _, segment in day[2] if slice_id == 0 for put in segment]
     ranges = [Range(key[:key_bytes], epoch, first, first + count) for key, epoch, first, count in drawn]
     with TemporaryDirectory() as path, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces_module, "PIECE_BYTES", piece_bytes)
+        patch.setattr(piece_reading, "PIECE_BYTES", piece_bytes)
         made(Path(path) / "day", day)
         archive, ask = Pieces(Path(path)), AskBlocks(slice_id=0, ranges=ranges)
         blocks: list[Number] = []

@@ -8,8 +8,8 @@ import pytest
 
 from blackbox import ArchiveClient, Publisher
 from blackbox.archive.recorder import Recorder
-from blackbox.archive.serve import pieces as pieces_module
-from blackbox.archive.serve.client import Fetched
+from blackbox.archive.serve import piece_reading
+from blackbox.archive.serve.fetched import Fetched
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.protocol import AskBlocks, Gone
 from blackbox.archive.serve.server import ArchiveServer
@@ -81,7 +81,7 @@ def test_damage_is_told_once_and_in_its_place_to_who_reads_piece_by_piece(
         data[part * len(data) // 3] ^= 0xFF
     path.write_bytes(data)
     for blocks in (1, 3, 1_000):
-        monkeypatch.setattr(pieces_module, "PIECE_BLOCKS", blocks)
+        monkeypatch.setattr(piece_reading, "PIECE_BLOCKS", blocks)
         archive, cursor, state = Pieces(tmp_path / feed.name), None, "more"
         told: list[int | None] = []
         while state == "more":

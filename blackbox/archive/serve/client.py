@@ -6,12 +6,12 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
-import numpy
 import zmq
 
+from blackbox.archive.serve.fetched import Fetched, WantedRanges, WantedRows
 from blackbox.archive.serve.protocol import (
     ANSWERS,
     ENCODER,
@@ -46,18 +46,6 @@ _LOOK_S: Final = 0.05
 _MOST_BYTES: Final = 64 << 20
 _HEAD_FRAMES: Final = 2
 _NEEDS: Final = Needs(descriptors=3)
-
-
-class Fetched(NamedTuple):
-    """A recorded block, checked, with the header that its publisher gave it."""
-
-    block: Block
-    ts_recv: int
-    """When the recorder received it, ns since 1970."""
-    first_row: int
-    """Rows before this one were not asked for, or came before."""
-    stop_row: int
-    """Rows from this one on were not asked for."""
 
 
 class _StaleError(Exception):
@@ -170,7 +158,7 @@ class ArchiveClient:
         if key is None and (start is not None or stop is not None):
             raise ConfigError("start or stop was a position without a key, expected the key that it counts")
         self._check_slice(slice_id)
-        return (found for found in self._blocks(_Rows(ask), timeout) if not isinstance(found, Later))
+        return (found for found in self._blocks(WantedRows(ask), timeout) if not isinstance(found, Later))
 
     def ranges(
         self, slice_id: int, ranges: Iterable[Range | tuple[bytes, int, int, int]], *, timeout: float = 10.0
@@ -192,7 +180,7 @@ class ArchiveClient:
         wanted = [each if isinstance(each, Range) else Range(*each) for each in ranges]
         wanted.sort(key=lambda each: (each.epoch, each.first))
         parts = (wanted[start : start + MOST_RANGES] for start in range(0, len(wanted), MOST_RANGES))
-        answers = (self._blocks(_RowsOfRanges(slice_id, part), timeout) for part in parts)
+        answers = (self._blocks(WantedRanges(slice_id, part), timeout) for part in parts)
         return (found for answer in answers for found in answer if not isinstance(found, Later))
 
     def tell(self, name: str, positions: Mapping[int, Position]) -> None:
@@ -226,7 +214,7 @@ class ArchiveClient:
         What one archive lacks is asked of the next one. They are asked again and again until one has answered. Raises
         ArchiveError once `is_over`.
         """
-        rows = _RowsOfRanges(slice_id, [Range(*each) for each in asked])
+        rows = WantedRanges(slice_id, [Range(*each) for each in asked])
         waiting, size = list[Block](), 0
         while True:
             try:
@@ -260,7 +248,7 @@ class ArchiveClient:
             start=Position(since.epoch, since.sequence) if since.epoch else None,
             start_ns=None if since.epoch else since.start_ns,
         )
-        rows, heard = _Rows(ask, tells_later=True), time.monotonic()
+        rows, heard = WantedRows(ask, tells_later=True), time.monotonic()
         while not is_over():
             try:
                 for found in self._blocks(rows, wait_s, is_over):
@@ -279,7 +267,7 @@ class ArchiveClient:
             time.sleep(_MOST_LATER_S)
 
     def _blocks(
-        self, rows: _Rows | _RowsOfRanges, timeout: float, is_over: Callable[[], bool] = lambda: False
+        self, rows: WantedRows | WantedRanges, timeout: float, is_over: Callable[[], bool] = lambda: False
     ) -> Iterator[Fetched | Gone | Later]:
         failures: list[str] = []
         lacking: list[Gone] | None = None
@@ -305,7 +293,9 @@ class ArchiveClient:
         """Ask others before an archive that has failed."""
         self._order = (*(each for each in self._order if each != endpoint), endpoint)
 
-    def _from(self, asking: _Asking, rows: _Rows | _RowsOfRanges, timeout: float) -> Iterator[Fetched | Gone | Later]:
+    def _from(
+        self, asking: _Asking, rows: WantedRows | WantedRanges, timeout: float
+    ) -> Iterator[Fetched | Gone | Later]:
         """Yield what one archive has, from where the one before ended."""
         ask, heard, pause_s = rows.begin(), time.monotonic(), _LATER_S
         asking.send(ask)
@@ -351,93 +341,6 @@ class ArchiveClient:
 
     def _none(self, failures: list[str]) -> ArchiveError:
         return ArchiveError(f"no archive of feed {self.feed.name!r} answered: {'; '.join(failures)}")
-
-
-class _Rows:
-    """Which rows of what comes are wanted and new, also where another archive goes on."""
-
-    def __init__(self, ask: AskBlocks, *, tells_later: bool = False) -> None:
-        """`tells_later`: who asks wants to know when there are no more blocks for now."""
-        self._ask, self.tells_later = ask, tells_later
-        self._next: dict[bytes, Position] = {}
-        self._skipped: dict[bytes, Position] = {}
-        self._told: set[Gone] = set()
-        if ask.key is not None and ask.start is not None:
-            self._next[ask.key] = ask.start
-
-    def begin(self) -> AskBlocks:
-        """Return what to ask an archive that was not asked before; what came until now is skipped from then on."""
-        self._skipped = dict(self._next)
-        key = self._ask.key
-        if key is None or key not in self._next:
-            return self._ask
-        return msgspec.structs.replace(self._ask, start=self._next[key], start_ns=None)
-
-    def take(self, found: Fetched | Gone) -> Fetched | Gone | None:
-        """Return what is new of it; None: nothing."""
-        if isinstance(found, Gone):
-            if found in self._told:
-                return None
-            self._told.add(found)
-            return found
-        block, numbers = found.block, found.block.sequences
-        first, stop, at = found.first_row, block.count, self._skipped.get(block.key)
-        if at is not None and block.epoch < at.epoch:
-            return None
-        if at is not None and block.epoch == at.epoch:
-            first = max(first, int(numpy.searchsorted(numbers, at.sequence)))
-        if (end := self._ask.stop) is not None and block.epoch == end.epoch:
-            stop = int(numpy.searchsorted(numbers, end.sequence))
-        if first >= stop:
-            return None
-        following = Position(block.epoch, int(numbers[stop - 1]) + 1)
-        self._next[block.key] = max(following, self._next.get(block.key, following))
-        return Fetched(block, found.ts_recv, first, stop)
-
-    def lacking(self) -> list[Gone]:
-        """Return what other archives are to be asked for: nothing, as what is gone is told in its place."""
-        return []
-
-
-class _RowsOfRanges:
-    """What is left of ranges, whichever archive brought the rest."""
-
-    tells_later = False
-
-    def __init__(self, slice_id: int, ranges: list[Range]) -> None:
-        self._slice_id = slice_id
-        self._left = ranges
-        self._why: dict[tuple[bytes, int], str] = {}
-
-    def begin(self) -> AskBlocks:
-        """Return what to ask the next archive."""
-        return AskBlocks(slice_id=self._slice_id, ranges=self._left)
-
-    def take(self, found: Fetched | Gone) -> Fetched | None:
-        """Return what is wanted of it; None: nothing."""
-        if isinstance(found, Gone):
-            self._why[found.key, found.epoch] = found.why
-            return None
-        block, numbers = found.block, found.block.sequences
-        low, high = int(numbers[found.first_row]), int(numbers[-1]) + 1
-        left, rows = [], []
-        for each in self._left:
-            first, stop = max(each.first, low), min(each.stop, high)
-            if (each.key, each.epoch) != (block.key, block.epoch) or first >= stop:
-                left.append(each)
-                continue
-            rows += numpy.searchsorted(numbers, (first, stop)).tolist()
-            rests = ((each.first, first), (stop, each.stop))
-            left += [Range(each.key, each.epoch, *rest) for rest in rests if rest[0] < rest[1]]
-        self._left = left
-        return Fetched(block, found.ts_recv, min(rows), max(rows)) if rows else None
-
-    def lacking(self) -> list[Gone]:
-        """Return what an archive that has told all it has did not bring."""
-        return [
-            Gone(each.epoch, each.first, each.stop - each.first, self._why.get((each.key, each.epoch), ""), each.key)
-            for each in self._left
-        ]
 
 
 class _Asking:

@@ -4,56 +4,33 @@ from __future__ import annotations
 
 import secrets
 from bisect import bisect
-from collections import deque
-from collections.abc import Iterator
-from itertools import groupby
-from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy
-from numpy.typing import NDArray
 
 from blackbox.archive.day import MANIFEST, recorded_days, segment_path
-from blackbox.archive.filter import Filter
-from blackbox.archive.format import FILE_HEAD_BYTES, OFFSET_BLOCK_HEADER, record_bytes
+from blackbox.archive.format import FILE_HEAD_BYTES
 from blackbox.archive.marks import End, Totals, end_of
-from blackbox.archive.reader import Recorded, Span, blocks_of, read_spans
 from blackbox.archive.recording import Recording
 from blackbox.archive.retention import Deleted
-from blackbox.archive.segment import NO_GOOD_RECORD, Damage, Segment
-from blackbox.archive.serve.protocol import About, AskBlocks, Cursor, Gone, Piece, Range, SliceAbout
-from blackbox.block.block import Block
-from blackbox.block.format import FLAG_SEQUENCES
+from blackbox.archive.segment import Damage, Segment
+from blackbox.archive.serve.piece_reading import EVERYTHING, PieceReading, Read, State
+from blackbox.archive.serve.protocol import About, AskBlocks, Cursor, Piece, SliceAbout
 from blackbox.block.position import Position
 from blackbox.errors import ArchiveError
 from blackbox.feed.schema_document import SchemaDocument
 
-PIECE_BYTES: Final = 1 << 20
-"""A piece gets no more blocks once they have so many bytes."""
-PIECE_BLOCKS: Final = 1_024
 _PASSED_SEGMENTS: Final = 64
 """Segments without a wanted block that one answer passes over, at most: others wait for theirs."""
-_EVERYTHING: Final = 1 << 62
 _DAYS_OPEN: Final = 16
 _DAYS_GROWING: Final = 2
 """The newest days, which may still be written."""
-_NOT_RECORDED: Final = "not recorded"
-_DELETED: Final = "deleted"
-
-State = Literal["more", "later", "done"]
 
 
 class StaleCursorError(ArchiveError):
     """A cursor was not made by this archive."""
-
-
-class Read(NamedTuple):
-    """A piece, and its blocks."""
-
-    piece: Piece
-    blocks: list[Block]
 
 
 class _End(NamedTuple):
@@ -169,8 +146,8 @@ class Pieces:
         reading.end()
         return reading.answer("done", cursor)
 
-    def _reading(self, ask: AskBlocks, day: Recording, missing: list[Damage]) -> _Reading:
-        return _Reading(ask, day.feed.key_bytes, missing, self._deleted.slices.get(ask.slice_id, []))
+    def _reading(self, ask: AskBlocks, day: Recording, missing: list[Damage]) -> PieceReading:
+        return PieceReading(ask, day.feed.key_bytes, missing, self._deleted.slices.get(ask.slice_id, []))
 
     def _list_days(self) -> list[str]:
         self._days = [day.name for day in recorded_days(self._directory)]
@@ -227,207 +204,6 @@ class Pieces:
         return day
 
 
-class _Reading:
-    """What one piece is made of."""
-
-    def __init__(self, ask: AskBlocks, key_bytes: int, missing: list[Damage], deleted: list[Position]) -> None:
-        """`deleted`: of each epoch of the days that were deleted, the largest position."""
-        self.is_done = False
-        self._deleted = deleted
-        self._ask, self._key_bytes = ask, key_bytes
-        self._damage, self._missing = missing, set(missing)
-        self._start = ask.start
-        self._ranges: dict[bytes, deque[Range]] = {}
-        """Those that are not answered yet, in order."""
-        for each in sorted(ask.ranges):
-            self._ranges.setdefault(each.key, deque()).append(each)
-        self._bytes = 0
-        self._blocks: list[Block] = []
-        self._told: list[tuple[int, int]] = []
-        self._offsets: list[int] = []
-        """Where each block's record begins, in the segment that is read."""
-        self._gone: list[tuple[int, Gone]] = []
-
-    def take(self, segment: Segment, start: int, *, torn: bool) -> int:
-        """Take blocks of the segment from an offset on; return where the next piece begins, -1: there is no more.
-
-        `torn`: nothing is appended to it any more, so that what is not whole is lost.
-        """
-        ask = self._ask
-        entries = segment.entries[int(numpy.searchsorted(segment.entries["stop"], start, side="right")) :]
-        # With a start, what was received before `start_ns` is read too: else it would be told as gone.
-        start_ns = ask.start_ns if ask.start is None else None
-        wanted = Filter(self._key_bytes, ask.prefix, ask.key, start_ns, None, "ts_recv")
-        may = wanted.entries(entries)
-        if ask.start is not None:
-            epochs = entries["epoch"]
-            reaches = entries["max_sequence"] >= ask.start.sequence
-            may &= (epochs > ask.start.epoch) | ((epochs == ask.start.epoch) & reaches)
-        if ask.ranges:
-            may &= self._in_ranges(entries)
-        if ask.stop_ns is not None:
-            may |= entries["max_ts_recv"] >= ask.stop_ns  # the block that ends the answer may be of any topic
-        chosen = entries[may & (entries["records"] > 0)]
-        many = int(numpy.searchsorted(numpy.cumsum(chosen["stop"] - chosen["start"]), PIECE_BYTES)) + 1
-        until = int(chosen["stop"][many - 1]) if many < len(chosen) else -1
-        if ask.ranges and until < 0 and len(chosen):
-            until = int(chosen["stop"][-1])  # what ends a range may stand further on, where keys share a bit
-        chosen = chosen[:many]
-        spans = [
-            Span(segment, max(start, low), high)
-            for low, high in zip(chosen["start"].tolist(), chosen["stop"].tolist(), strict=True)
-        ]
-        limit = until if until >= 0 else _EVERYTHING
-        self._damage += [each for each in segment.damage if start <= each.offset < limit]
-        for recorded, offset, after in self._blocks_in(segment, spans):
-            is_last = not self._add(recorded, offset)
-            if is_last or self._bytes >= PIECE_BYTES or len(self._blocks) == PIECE_BLOCKS:
-                # What is damaged behind it is told by the next piece.
-                self._damage = [each for each in self._damage if each.path != segment.path or each.offset < after]
-                return after
-        if torn and until < 0 and segment.torn_bytes:
-            self._damage.append(Damage(segment.path, segment.whole_bytes, segment.torn_bytes, NO_GOOD_RECORD))
-        return until
-
-    def _in_ranges(self, entries: NDArray[Any]) -> NDArray[numpy.bool_]:
-        """Return bool[n]: which entries may hold some of the ranges, or be the first behind one of them."""
-        may = numpy.zeros(len(entries), bool)
-        low, high, epochs = entries["min_sequence"], entries["max_sequence"], entries["epoch"]
-        for key, ranges in self._ranges.items():
-            of_key = Filter(self._key_bytes, key=key).entries(entries) & (entries["records"] > 0)
-            for epoch, some in groupby(ranges, key=attrgetter("epoch")):
-                firsts, stops = numpy.array([(each.first, each.stop) for each in some]).T
-                here = of_key & (epochs == epoch)
-                # Ranges may overlap: those that begin by an entry's end reach into it if one ends behind its begin.
-                begun = numpy.searchsorted(firsts, high, side="right")
-                reach = numpy.concatenate(([0], numpy.maximum.accumulate(stops)))[begun]
-                may |= here & (reach > low)
-                reached = numpy.where(of_key & (epochs > epoch), _EVERYTHING, numpy.where(here, high, -1))
-                behind = numpy.searchsorted(numpy.maximum.accumulate(reached), stops - 1)
-                may[behind[behind < len(may)]] = True
-        return may
-
-    def _blocks_in(self, segment: Segment, spans: list[Span]) -> Iterator[tuple[Recorded, int, int]]:
-        """Yield the good blocks of spans, and where each record begins and ends."""
-        for run in read_spans([spans], self._may, self._key_bytes, self._damage.append):
-            sizes = run.heads["stored_bytes"].tolist()
-            for recorded, stored in zip(blocks_of(run, self._key_bytes), sizes, strict=True):
-                begin = recorded.header - OFFSET_BLOCK_HEADER - segment.address
-                yield recorded, begin, begin + int(record_bytes(stored))
-
-    def _may(self, heads: NDArray[Any]) -> NDArray[numpy.bool_]:
-        may = numpy.ones(len(heads), bool)
-        if self._ask.start_ns is not None and self._ask.start is None:
-            may &= heads["ts_recv"] >= self._ask.start_ns
-        if (start := self._ask.start) is not None:
-            reaches = (heads["sequence"] + heads["count"] > start.sequence) | (heads["flags"] & FLAG_SEQUENCES != 0)
-            may &= (heads["epoch"] > start.epoch) | ((heads["epoch"] == start.epoch) & reaches)
-        if self._ask.stop_ns is not None:
-            may |= heads["ts_recv"] >= self._ask.stop_ns
-        return may
-
-    def _add(self, recorded: Recorded, offset: int) -> bool:
-        """Take a block if it is wanted; return False when the answer ends before it, or with it."""
-        block, ask = recorded.block, self._ask
-        if ask.stop_ns is not None and recorded.ts_recv >= ask.stop_ns:
-            self.end()
-            return False
-        if ask.key is not None and block.key != ask.key:
-            return True
-        sequences = block.sequences
-        first, last = int(sequences[recorded.first_row]), int(sequences[-1])
-        if ask.ranges:
-            if self._takes_of_ranges(block.key, block.epoch, first, last):
-                self._take(recorded, offset)
-            self.is_done = not self._ranges
-            return not self.is_done
-        if ask.stop is not None and Position(block.epoch, first) >= ask.stop:
-            self.end()
-            return False
-        if self._start is not None:
-            if Position(block.epoch, last) < self._start:
-                return True
-            at = self._start.sequence if block.epoch == self._start.epoch else 0
-            self._miss_deleted(self._start, block.epoch)
-            if first > at:
-                self._miss(block.epoch, at, first - at, block.key)
-            self._start = Position(block.epoch, last + 1)
-        is_early = ask.start_ns is not None and recorded.ts_recv < ask.start_ns
-        if not is_early and (not ask.prefix or any(topic.startswith(ask.prefix) for topic in block.topics)):
-            self._take(recorded, offset)
-        if ask.stop is not None and Position(block.epoch, last + 1) >= ask.stop:
-            self.is_done = True
-            return False
-        return True
-
-    def _take(self, recorded: Recorded, offset: int) -> None:
-        self._blocks.append(recorded.block)
-        self._bytes += recorded.block.body.nbytes
-        self._told.append((recorded.ts_recv, recorded.first_row))
-        self._offsets.append(offset)
-
-    def _takes_of_ranges(self, key: bytes, epoch: int, first: int, last: int) -> bool:
-        """Go on in the ranges of a key up to a block's last number; return whether it holds some of them."""
-        ranges, rests, holds = self._ranges.get(key, deque()), [], False
-        while ranges and (ranges[0].epoch, ranges[0].first) <= (epoch, last):
-            each = ranges.popleft()
-            come = min(first, each.stop) if each.epoch == epoch else each.stop
-            if come > each.first:
-                self._miss(each.epoch, each.first, come - each.first, key)
-            holds |= come < each.stop
-            if come < each.stop and last + 1 < each.stop:
-                rests.append(msgspec.structs.replace(each, first=last + 1))
-        ranges.extendleft(reversed(rests))
-        if not ranges:
-            self._ranges.pop(key, None)
-        return holds
-
-    def end(self) -> None:
-        """Note that nothing follows, and what is missing up to where the answer was to end."""
-        self.is_done = True
-        for each in self._left():
-            self._miss(each.epoch, each.first, each.stop - each.first, each.key)
-        self._ranges.clear()
-        stop, start = self._ask.stop, self._start
-        if stop is None or start is None:
-            return
-        at = start.sequence if start.epoch == stop.epoch else 0
-        if start.epoch <= stop.epoch and at < stop.sequence:
-            self._miss(stop.epoch, at, stop.sequence - at, self._ask.key or b"")
-
-    def _left(self) -> list[Range]:
-        return [each for ranges in self._ranges.values() for each in ranges]
-
-    def _miss(self, epoch: int, first: int, count: int, key: bytes) -> None:
-        why = "; ".join(sorted({_words(each) for each in self._damage})) or self._why(epoch, first + count)
-        if not self._ask.ranges:  # several of them may have been lost with the same
-            self._damage.clear()
-        self._gone.append((len(self._blocks), Gone(epoch, first, count, why, key)))
-
-    def _why(self, epoch: int, stop: int) -> str:
-        is_deleted = any(epoch == last.epoch and stop - 1 <= last.sequence for last in self._deleted)
-        return _DELETED if is_deleted else _NOT_RECORDED
-
-    def _miss_deleted(self, start: Position, before: int) -> None:
-        """Tell what was deleted of whole epochs, from a position on and before an epoch."""
-        if self._key_bytes == 0:  # else nobody knows of which keys that was
-            for epoch, last in self._deleted:
-                at = start.sequence if epoch == start.epoch else 0
-                if start.epoch <= epoch < before and at <= last:
-                    self._miss(epoch, at, last + 1 - at, b"")
-
-    def answer(self, state: State, cursor: Cursor) -> Read:
-        """Return the piece."""
-        for damage in sorted(set() if self._ask.ranges else set(self._damage)):
-            place = 0 if damage in self._missing else bisect(self._offsets, damage.offset)
-            self._gone.append((place, Gone(0, -1, damage.messages, _words(damage))))
-        self._gone.sort(key=itemgetter(0))
-        piece = Piece(
-            blocks=self._told, gone=self._gone, state=state, cursor=cursor, start=self._start, ranges=self._left()
-        )
-        return Read(piece, self._blocks)
-
-
 def _check(ask: AskBlocks) -> None:
     if ask.key is None and (ask.start or ask.stop):
         raise ArchiveError("start or stop was a position without a key, expected the key that it counts")
@@ -444,12 +220,6 @@ def _nothing(state: State, ask: AskBlocks, cursor: Cursor, epoch: int = 0) -> Re
     return Read(piece, [])
 
 
-def _words(damage: Damage) -> str:
-    """Return what is damaged, without saying where the archive has its files."""
-    path = damage.path
-    return f"{path.parent.parent.name}/{path.parent.name}/{path.name}: {damage.what} (at {damage.offset})"
-
-
 def _of_slice(day: Recording, slice_id: int) -> list[Segment]:
     """Return the segments of a slice that hold something. Raises ArchiveError when the day has no such slice."""
     if slice_id >= len(day.feed.slices):
@@ -462,7 +232,7 @@ def _end_of(day: Recording, slice_id: int) -> _End | None:
         return None
     segments = _of_slice(day, slice_id)
     if not segments:
-        return _End(-_EVERYTHING, Position(0, 0))
+        return _End(-EVERYTHING, Position(0, 0))
     entries = numpy.concatenate([each.entries for each in segments])
     epoch = int(entries["epoch"].max())
     return _End(

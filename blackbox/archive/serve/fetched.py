@@ -1,0 +1,115 @@
+"""What an archive has brought: recorded blocks, and which of their rows are wanted and new."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+import numpy
+
+from blackbox.archive.serve.protocol import (
+    AskBlocks,
+    Gone,
+    Range,
+)
+from blackbox.block.block import Block
+from blackbox.block.position import Position
+
+
+class Fetched(NamedTuple):
+    """A recorded block, checked, with the header that its publisher gave it."""
+
+    block: Block
+    ts_recv: int
+    """When the recorder received it, ns since 1970."""
+    first_row: int
+    """Rows before this one were not asked for, or came before."""
+    stop_row: int
+    """Rows from this one on were not asked for."""
+
+
+class WantedRows:
+    """Which rows of what comes are wanted and new, also where another archive goes on."""
+
+    def __init__(self, ask: AskBlocks, *, tells_later: bool = False) -> None:
+        """`tells_later`: who asks wants to know when there are no more blocks for now."""
+        self._ask, self.tells_later = ask, tells_later
+        self._next: dict[bytes, Position] = {}
+        self._skipped: dict[bytes, Position] = {}
+        self._told: set[Gone] = set()
+        if ask.key is not None and ask.start is not None:
+            self._next[ask.key] = ask.start
+
+    def begin(self) -> AskBlocks:
+        """Return what to ask an archive that was not asked before; what came until now is skipped from then on."""
+        self._skipped = dict(self._next)
+        key = self._ask.key
+        if key is None or key not in self._next:
+            return self._ask
+        return msgspec.structs.replace(self._ask, start=self._next[key], start_ns=None)
+
+    def take(self, found: Fetched | Gone) -> Fetched | Gone | None:
+        """Return what is new of it; None: nothing."""
+        if isinstance(found, Gone):
+            if found in self._told:
+                return None
+            self._told.add(found)
+            return found
+        block, numbers = found.block, found.block.sequences
+        first, stop, at = found.first_row, block.count, self._skipped.get(block.key)
+        if at is not None and block.epoch < at.epoch:
+            return None
+        if at is not None and block.epoch == at.epoch:
+            first = max(first, int(numpy.searchsorted(numbers, at.sequence)))
+        if (end := self._ask.stop) is not None and block.epoch == end.epoch:
+            stop = int(numpy.searchsorted(numbers, end.sequence))
+        if first >= stop:
+            return None
+        following = Position(block.epoch, int(numbers[stop - 1]) + 1)
+        self._next[block.key] = max(following, self._next.get(block.key, following))
+        return Fetched(block, found.ts_recv, first, stop)
+
+    def lacking(self) -> list[Gone]:
+        """Return what other archives are to be asked for: nothing, as what is gone is told in its place."""
+        return []
+
+
+class WantedRanges:
+    """What is left of ranges, whichever archive brought the rest."""
+
+    tells_later = False
+
+    def __init__(self, slice_id: int, ranges: list[Range]) -> None:
+        self._slice_id = slice_id
+        self._left = ranges
+        self._why: dict[tuple[bytes, int], str] = {}
+
+    def begin(self) -> AskBlocks:
+        """Return what to ask the next archive."""
+        return AskBlocks(slice_id=self._slice_id, ranges=self._left)
+
+    def take(self, found: Fetched | Gone) -> Fetched | None:
+        """Return what is wanted of it; None: nothing."""
+        if isinstance(found, Gone):
+            self._why[found.key, found.epoch] = found.why
+            return None
+        block, numbers = found.block, found.block.sequences
+        low, high = int(numbers[found.first_row]), int(numbers[-1]) + 1
+        left, rows = [], []
+        for each in self._left:
+            first, stop = max(each.first, low), min(each.stop, high)
+            if (each.key, each.epoch) != (block.key, block.epoch) or first >= stop:
+                left.append(each)
+                continue
+            rows += numpy.searchsorted(numbers, (first, stop)).tolist()
+            rests = ((each.first, first), (stop, each.stop))
+            left += [Range(each.key, each.epoch, *rest) for rest in rests if rest[0] < rest[1]]
+        self._left = left
+        return Fetched(block, found.ts_recv, min(rows), max(rows)) if rows else None
+
+    def lacking(self) -> list[Gone]:
+        """Return what an archive that has told all it has did not bring."""
+        return [
+            Gone(each.epoch, each.first, each.stop - each.first, self._why.get((each.key, each.epoch), ""), each.key)
+            for each in self._left
+        ]
