@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy
 import zmq
-from numpy.typing import NDArray
 
 from blackbox.block.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.block.format import HEADER_BYTES
@@ -21,10 +19,7 @@ from blackbox.block.received_block import BatchFeed
 from blackbox.errors import (
     BlackBoxError,
     CallbackError,
-    ConfigError,
-    EndpointError,
     GapError,
-    SlowSubscriberError,
     SubscriberError,
 )
 from blackbox.feed.endpoint import SHARED_MEMORY, transport_of
@@ -49,6 +44,7 @@ from blackbox.subscribe.repair import Archives, Repairer, Since
 from blackbox.subscribe.repair_queue import RepairQueue
 from blackbox.subscribe.sequences import Sequences
 from blackbox.subscribe.slice_callbacks import SliceCallbacks
+from blackbox.subscribe.slice_failure import SliceFailure
 from blackbox.subscribe.slice_hooks import NO_HOOKS, SliceHookCaller, SliceHooks
 from blackbox.subscribe.slice_memory import (
     HELD_MESSAGE_BYTES,
@@ -78,9 +74,6 @@ _WORKER_START_S = 120.0
 _MEAN_TOPIC_BYTES = 32
 _KEPT_TABLES = 64
 _DEAD_AFTER_HEARTBEATS = 3
-_ERROR_TEXT_BYTES = 16_384
-_KINDS = {kind.__name__: kind for kind in (CallbackError, ConfigError, GapError, SlowSubscriberError, SubscriberError)}
-"""Errors that keep their kind on their way out of a process."""
 _RELEASE_TICK_S = 0.001
 _WORKER_END_S = 0.05
 _END_SETTLES_NS = 50_000_000
@@ -115,8 +108,7 @@ class SliceThread:
         self.counters = counters
         self.state = SliceState()
         self.topics = Numbering(feed.max_topics, _MEAN_TOPIC_BYTES, shared_array)
-        self.error: BlackBoxError | None = None
-        self._error_text: NDArray[numpy.uint8] = shared_array((_ERROR_TEXT_BYTES,), numpy.uint8)
+        self._failure = SliceFailure()
         self._batch_feed = BatchFeed(feed.name, schema if schema.schema_id else None, feed.symbol_rule)
         self._news = news
         self._handler, self._hooks = handler, hooks
@@ -211,10 +203,7 @@ class SliceThread:
 
     def failure(self) -> BlackBoxError | None:
         """What went wrong, if anything; from another process, an error of the same kind with the traceback as text."""
-        kind, _, text = self._error_text.tobytes().rstrip(b"\0").decode(errors="replace").partition("\n")
-        if self.error is not None or not text:
-            return self.error
-        return EndpointError(0, text) if kind == EndpointError.__name__ else _KINDS.get(kind, SubscriberError)(text)
+        return self._failure.seen()
 
     def set_table(self, table: Table) -> None:
         """Put a new version in force, filters and all; it is then confirmed anew."""
@@ -275,11 +264,7 @@ class SliceThread:
 
     def report(self, failure: BlackBoxError) -> None:
         """Keep the first thing that went wrong."""
-        if self.error is None:
-            self.error = failure
-            kind = f"{type(failure).__name__}\n".encode()
-            text = kind + "".join(traceback.format_exception(failure)).encode()[len(kind) - _ERROR_TEXT_BYTES :]
-            self._error_text[: len(text)] = numpy.frombuffer(text, numpy.uint8)
+        self._failure.keep(failure)
         self._notify()
 
     def _callback_raised(self, failure: CallbackError) -> bool:
@@ -436,8 +421,8 @@ class SliceThread:
         deadline = time.monotonic() + _WORKER_START_S
         for _ in self.workers:
             while not router.poll(_ROUTER_WAIT_MS):
-                if self.error is not None:
-                    raise self.error
+                if self._failure.error is not None:
+                    raise self._failure.error
                 if time.monotonic() > deadline:
                     raise SubscriberError(f"slice {self.slice_id}: a worker did not start in {_WORKER_START_S} s")
             router.recv_multipart()
@@ -499,7 +484,7 @@ class SliceThread:
                 self._end_workers()
                 self._await_end_of_workers()
                 raise self._gap_error()
-            elif reason == codes.FAILED and self.error is None:
+            elif reason == codes.FAILED and self._failure.error is None:
                 raise SubscriberError(f"slice {self.slice_id}: libzmq failed: {zmq.strerror(self.state.errno)}")
             elif reason == codes.DRAINED:
                 self._end_workers()
@@ -527,7 +512,7 @@ class SliceThread:
         """Hand nothing over, and let no timer be called, until the checkpoint is released, or it is over."""
 
         def is_idle() -> bool:
-            if self.state.stopping == codes.TERMINATE or self.error is not None:
+            if self.state.stopping == codes.TERMINATE or self._failure.error is not None:
                 raise SubscriberError("the subscriber ended meanwhile")
             return all(worker.is_idle() and worker.hold_timers() for worker in self.workers)
 
@@ -566,7 +551,7 @@ class SliceThread:
         )
 
     def _close(self, context: zmq.Context[zmq.Socket[bytes]] | None, sockets: list[zmq.Socket[bytes]]) -> None:
-        if self.error is not None:
+        if self._failure.error is not None:
             self.state.stopping = codes.TERMINATE
         if self.state.stopping == codes.TERMINATE and self.state.life == SliceLife.RUNNING:
             finish(self._at, self._table.at, self._table.topics)

@@ -1,0 +1,50 @@
+"""What went wrong in a slice, kept in memory that its owner shares, who may be another process."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Final
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.errors import (
+    BlackBoxError,
+    CallbackError,
+    ConfigError,
+    EndpointError,
+    GapError,
+    SlowSubscriberError,
+    SubscriberError,
+)
+from blackbox.native.memory import shared_array
+
+_TEXT_BYTES: Final = 16_384
+_KINDS: Final = {
+    kind.__name__: kind for kind in (CallbackError, ConfigError, GapError, SlowSubscriberError, SubscriberError)
+}
+"""Errors that keep their kind on their way out of a process."""
+
+
+class SliceFailure:
+    """The first error of a slice. Made before a process is forked, so that both sides share it."""
+
+    def __init__(self) -> None:
+        self.error: BlackBoxError | None = None
+        """As it was raised, in the process that raised it."""
+        self._text: NDArray[numpy.uint8] = shared_array((_TEXT_BYTES,), numpy.uint8)
+
+    def keep(self, error: BlackBoxError) -> None:
+        """Keep an error, unless there is one."""
+        if self.error is None:
+            self.error = error
+            kind = f"{type(error).__name__}\n".encode()
+            text = kind + "".join(traceback.format_exception(error)).encode()[len(kind) - _TEXT_BYTES :]
+            self._text[: len(text)] = numpy.frombuffer(text, numpy.uint8)
+
+    def seen(self) -> BlackBoxError | None:
+        """Return the error, if any; from another process, one of the same kind with the traceback as text."""
+        kind, _, text = self._text.tobytes().rstrip(b"\0").decode(errors="replace").partition("\n")
+        if self.error is not None or not text:
+            return self.error
+        return EndpointError(0, text) if kind == EndpointError.__name__ else _KINDS.get(kind, SubscriberError)(text)
