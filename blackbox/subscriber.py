@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_POLICY = SlowPolicy()
 _ANSWER_S = 1.0
-"""For so long a subscriber that repairs waits for one answer of one archive: then it asks the next one."""
+"""How long a subscriber that repairs waits for an archive's answer before it asks the next one."""
 
 
 def _client_of(feed: Feed, options: Options) -> ArchiveClient | None:
@@ -86,12 +86,12 @@ class Subscriber(Registration):
                 `on_gap`; "stop" delivers what came before, then ends the subscriber: `run` and `stop` raise GapError.
                 "repair" fetches them from the feed's archives and delivers them in their place; what is behind waits,
                 up to `hwm_blocks` times the feed's `block_bytes`. What no archive has is told.
-            repair_wait_ns: how long what is behind a gap waits for archives, all of them together. With `since`: after
-                which time without anything more what they lack before what comes live is a gap; and ten times as long,
-                how long none may answer.
+            repair_wait_ns: how long what is behind a gap waits for archives, all of them together. With `since`: when
+                archives have brought nothing more for this time, what they lack before live messages is a gap; when
+                none has answered for ten times as long, the subscriber ends.
             processes: run each slice in a process of its own, forked at `start`, so that Python callbacks of several
-                slices run in parallel. What callbacks change stays in their process, but for states of compiled ones;
-                callbacks cannot then be added or removed while running.
+                slices run in parallel. What callbacks change stays in their process, except states of compiled ones.
+                Callbacks cannot be added or removed while it runs.
             name: a name for what this subscriber does, such as "strategy-1". At `start` it goes on from its last
                 checkpoint, with what the feed's archives recorded since. One process at a time has a name.
             positions: the directory where positions are kept by name.
@@ -122,7 +122,7 @@ class Subscriber(Registration):
 
         With `since` or `back` it begins in the past, then goes over to what comes live, with nothing twice and nothing
         between. `on_live` is told of that, `wait_live` waits for it, `statistics().received.catching_up` tells how many
-        slices have yet to. What comes so is no lag. Only for feeds with `key_bytes` 0.
+        slices have yet to. What archives bring is no lag. Only for feeds with `key_bytes` 0.
 
         Args:
             timeout: how long publishers may take to confirm, in seconds.
@@ -154,7 +154,7 @@ class Subscriber(Registration):
         All callbacks have then had each message before, none a later one. Keep your own state in the block, with the
         positions in the same transaction, and give them to `start(since=...)`; or let them be kept by `name`: when the
         block ends without an exception, they are. Other blocks wait meanwhile, which is lag, so be quick. May be used
-        after the end too, but for `terminate`. Messages that archives still bring come after it.
+        after the end too, unless it was terminated. Messages that archives still bring come after it.
 
         Raises TimeoutError when callbacks do not return in time; SubscriberError in a callback, with streams, with
         `processes`, for the policy "conflate", for feeds with `key_bytes`, and while a slice has no position, as
@@ -190,9 +190,10 @@ class Subscriber(Registration):
         """Drive the callbacks from recordings, without sockets, instead of `start`; Python ones in this thread.
 
         Each message reaches all callbacks that want it, in the order in which they were registered, before the next
-        one reaches any; messages come by `ts_event`, over all slices, see `Replay`. So it is run after run, at any
-        speed. If all callbacks are compiled, slices are played in parallel, each in order and in a thread: they share
-        no state, so nothing tells. Exceptions: an error stops all of them, and numba's random generator is per thread.
+        one reaches any; messages come by `ts_event`, over all slices, see `Replay`. The order is the same in every run,
+        at any speed. If all callbacks are compiled, slices are played in parallel, a thread each: they share no state,
+        so results do not depend on it. Exceptions: an error stops all of them, and numba's random generator is per
+        thread.
 
         `settings` are those of `Replay`; or give a Replay, to control it by its `controls`. Call it again to go on with
         the same states and topic numbers. `statistics` and `topics` then count replays, until it is started.

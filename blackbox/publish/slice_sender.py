@@ -43,18 +43,18 @@ _SEND_WAIT_MS = 20
 _RECEIVED_BYTES = 16 << 10
 """Subscriptions taken in one pass: some hundreds, for a millisecond at most."""
 _READ_EVERY_NS = 5_000_000
-"""When more of them wait: what is published has the rest of this time."""
+"""Time between two passes when more wait: the rest of it is left to what is published."""
 _ANSWER_BYTES_PER_S = 256 << 20
-"""Confirmations of all subscribers together."""
+"""Bytes of confirmations a second, for all subscribers together."""
 _ANSWER_SHARE = 20
-"""Making confirmations takes one of so many parts of the thread's time."""
+"""Making confirmations takes at most one part in so many of the thread's time."""
 _ANSWER_AGAIN_NS = 20_000_000
 _ANSWER_SURELY_S = 1.0
-"""How long a confirmation waits for room at its subscriber, and at others that listen in; then it goes to who has."""
+"""How long a confirmation waits until all who listen have room for it; then it goes to those that have."""
 _ACCEPT_S = 1.0
 _REPEAT_S = 0.1
 _ASK_AGAIN_S = 0.25
-"""Time after which a heartbeat is sent again that recorders did not answer."""
+"""Time until a heartbeat that recorders did not answer is sent again."""
 _NEVER_NS = (1 << 63) - 1
 
 
@@ -374,11 +374,13 @@ class SliceSender:
                 probe = context.socket(zmq.SUB)
                 self._probes.append(probe)
                 probe.linger = 0
-                probe.sndhwm = 0  # it never handles what libzmq tells it, that its queue has room again among it
+                probe.sndhwm = (
+                    0  # unbounded: it never handles libzmq's commands, so it would never learn that there is room again
+                )
                 probe.connect(place)
 
     def make_encoder(self, rows: int) -> Encoder:
-        """Return what one thread encodes up to `rows` messages at a time of this slice with."""
+        """Return an encoder of up to `rows` messages of this slice at a time, for one thread."""
         return Encoder(
             make_selection(rows, self._max_keys),
             self.table,
@@ -494,8 +496,8 @@ class SliceSender:
         repeat = 0.0
         untold = set(range(len(sockets)))
         while ((waiting := self._still_reading(patience)) or untold) and not self._is_late():
-            # A queue that has refused a block is passed over until it has room: what was sent then did not get in. So
-            # one that drops is told again.
+            # libzmq passes over a full queue until it has room again, and what was sent meanwhile is not in it. So a
+            # publisher that drops tells the end again.
             again = not self._wait and time.monotonic() >= repeat
             for line, socket in enumerate(sockets):
                 if line in untold and self._send_heartbeat(sender, line, socket, surely=True, flags=FLAG_END):

@@ -14,7 +14,7 @@ from blackbox.native.records import Field, Fields, SharedRecord, record_at
 from blackbox.subscribe.state import SliceCounters
 
 STEP_NS: Final = 100_000_000
-"""Two clocks that part by more than this at once: one has been stepped. Slewing takes minutes for it."""
+"""Clocks that part by more than this at once: one was stepped. Slewing would take minutes."""
 WINDOW_NS: Final = 30_000_000_000
 """An estimate holds for one to two of these unless a block confirms it."""
 _FAR: Final = 1 << 62

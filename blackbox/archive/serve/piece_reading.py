@@ -214,7 +214,7 @@ class PieceReading:
 
     def _miss(self, epoch: int, first: int, count: int, key: bytes) -> None:
         why = "; ".join(sorted({_words(each) for each in self._damage})) or self._why(epoch, first + count)
-        if not self._ask.ranges:  # several of them may have been lost with the same
+        if not self._ask.ranges:  # several ranges may lack messages for the same damage
             self._damage.clear()
         self._gone.append((len(self._blocks), Gone(epoch, first, count, why, key)))
 

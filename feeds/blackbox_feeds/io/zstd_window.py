@@ -9,7 +9,7 @@ from blackbox.errors import ConfigError
 from blackbox_feeds.io.window import PackedWindow
 
 _PIECE_BYTES = 1 << 12
-"""Little at a time, as the library has no bound for what a piece unpacks to: 128 KiB for every 4 bytes at most."""
+"""Packed bytes unpacked at a time. Few: the library sets no bound, and 4 of them may unpack to 128 KiB."""
 
 
 class ZstdWindow(PackedWindow):

@@ -15,7 +15,7 @@ from blackbox_feeds.tape.files import TapeFile
 from blackbox_feeds.tape.records import COLUMNS, CR_LF, LF, NO_LINE_END, NUMBER, SCHEMA, layout
 
 END, FILLED, PARTIAL, BAD = range(4)
-"""Why the kernel stopped: no more bytes, full columns, a row that is not all there, a row that is none."""
+"""Why the kernel stopped: no more bytes, full columns, an incomplete row, a malformed row."""
 
 _ROW_BYTES: Final = 24
 """Room is made for rows of so many bytes; when they are shorter, a window takes two calls."""
@@ -220,7 +220,7 @@ class RowReader:
         self._window.close()
 
     def drop(self, many: int) -> None:
-        """The first `many` rows have been used."""
+        """Drop the first `many` rows: they have been used."""
         self._take(self.ts_event[many:], self.places[many:], self.records[many * self.record_bytes :])
 
     def _take(
