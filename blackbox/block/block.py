@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _HEADER = struct.Struct("<IBBHHHIqqqqIIIIII")
 _layout = lru_cache(maxsize=256)(body_layout)
-"""Small blocks are alike: to look their layout up takes a tenth of the time."""
+"""Layouts that are kept. Many small blocks are alike, and to look one up takes a tenth of the time."""
 
 
 def topic_table(topics: Sequence[bytes]) -> TopicTable:

@@ -101,7 +101,7 @@ _FELL_BACK = -8
 
 @njit(nogil=True, cache=True)
 def deliver_held_first(at: SliceAt, table: TableAt, trie: Trie, force: int) -> int:
-    """As `deliver_all_held`, for when a received block is still being read: it comes back.
+    """Do as `deliver_all_held` while a received block is at hand: it is put aside, and comes back.
 
     Before that it tells of what the block shows to be missing.
     """
@@ -183,7 +183,7 @@ def begin_epoch(at: SliceAt, table: TableAt, trie: Trie) -> int:
 
 @inner
 def _enter(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Header, tick: int) -> int:
-    """Judge the epoch of the block at hand: SAME, NEW, STALE or DOUBTED, which is then done with; FAILED."""
+    """Judge the epoch of the block at hand: SAME or NEW; FAILED; or STALE or DOUBTED, and it is done with."""
     line = line_of(at, header)
     entered = enter_epoch(at.sequences, header.epoch, line, NO, tick)
     state = slice_state_at(at.state)

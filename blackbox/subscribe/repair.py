@@ -31,12 +31,12 @@ _AGAIN_S: Final = 0.1
 _MOST_JITTER_S: Final = 0.05
 _REPEAT_S: Final = 0.004
 _NEAR: Final = 10_000
-"""To fetch so many messages that are not missing costs less than to ask twice."""
+"""Gaps at most this many messages apart are fetched as one: that costs less than to ask twice."""
 _QUEUE_BLOCKS: Final = 64
 _SEND_MS: Final = 20
 _CLOSE_S: Final = 10.0
 _REST_S: Final = 1.0
-"""For so long nothing is asked for, and gaps are told at once, when no archive has answered."""
+"""How long nothing is asked for once no archive has answered: gaps are told at once meanwhile."""
 _NOTICE_S: Final = 10.0
 _NOTE: Final = struct.Struct("<qqq")
 
@@ -150,7 +150,7 @@ class Repairer:
             out.sndhwm, out.linger, out.sndtimeo = _QUEUE_BLOCKS, 0, _SEND_MS
             out.connect(self._endpoint)
             try:
-                # Who begins in the past needs them: if they do not answer, that ends it.
+                # A slice that begins in the past needs archives: if none answers, that ends it.
                 self._queue.answers = int(self._since is not None or self._archives.answers())
             finally:
                 self._has_begun.set()

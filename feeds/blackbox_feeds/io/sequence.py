@@ -32,7 +32,7 @@ class Sequence(SharedRecord):
     first = Fields(_RANGES)
     """Where each range of missing numbers starts."""
     end = Fields(_RANGES)
-    """And ends; as `first` when nothing is missing there."""
+    """Where it ends; the same as its start when nothing is missing there."""
 
 
 _sequence_at = record_at(Sequence)
