@@ -107,7 +107,7 @@ def test_the_checkpoint_of_the_page_is_gone_on_from(
 ) -> None:
     feed, publisher, recorder = archived
     monkeypatch.chdir(tmp_path)
-    named, checkpoint = snippets("operations.md")
+    named, checkpoint = snippets("recovery.md")
     before, after = checkpoint.split("...\n")
     kept: dict[int, Any] = {}
     names: dict[str, Any] = {"feed": feed, "Subscriber": Subscriber, "state": None}

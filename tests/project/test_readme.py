@@ -167,6 +167,21 @@ def test_links_lead_to_files(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_headings(page: Path) -> None:
+    links = [link.partition("#") for link in re.findall(r"\]\(([^):]*#[^)]+)\)", page.read_text())]
+    places = [(page.parent / path if path else page, anchor) for path, _, anchor in links]
+    assert [place for place in places if place[1] not in headings(place[0])] == []
+
+
 def test_architecture_names_files_that_exist() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     named = re.findall(r"`([a-z_/]+(?:\.py|/))`", text)

@@ -99,7 +99,7 @@ def test_who_speaks_a_protocol_that_tells_no_descriptor_silences_nobody(version:
         publisher.publish(b"AAPL.x", b"")
         got.wait(1)
         assert publisher.statistics().unwanted == 0
-        assert publisher.statistics().put_out == 0, "libzmq has ended it, as docs/operations.md says"
+        assert publisher.statistics().put_out == 0, "libzmq has ended it, as docs/strangers.md says"
         subscriber.stop()
 
 

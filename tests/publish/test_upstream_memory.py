@@ -30,7 +30,7 @@ def test_a_huge_subscription_is_not_read() -> None:
             assert peer.was_ended()
         assert resident_bytes() - before < 32 * MB
         receives(feed, publisher)
-        assert publisher.statistics().put_out == 0, "libzmq has ended it, as docs/operations.md says"
+        assert publisher.statistics().put_out == 0, "libzmq has ended it, as docs/strangers.md says"
 
 
 def test_a_frame_announced_as_3_gib_keeps_nothing() -> None:
