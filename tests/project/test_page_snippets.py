@@ -74,7 +74,7 @@ def test_callbacks_books_and_hooks_of_the_page_are_called(session: Recording) ->
     subscriber.replay(session)
     assert subscriber.statistics().delivery.failed == 0
     assert list(names["prices"]) == [b"AAPL"]
-    assert names["book"].best(b"AAPL")[0] is not None
+    assert b"AAPL" in names["book"].symbols
     names["lost"](Gap(0, 1, b"", 0, 1, 0))
     assert names["prices"] == {}
 

@@ -220,7 +220,8 @@ def test_asyncio_gets_all_messages_of_several_streams(loop: Any) -> None:
 
 @on_both_loops
 def test_a_cancelled_task_leaves_nothing_behind_and_loses_nothing(loop: Any) -> None:
-    subscriber = Subscriber(feed := one_slice())
+    feed = one_slice(heartbeat_ns=3_600 * 10**9)  # a silent line would be connected anew, with a descriptor more
+    subscriber = Subscriber(feed)
     stream = subscriber.stream(b"")
 
     async def main(publisher: RawPublisher) -> int:
