@@ -387,12 +387,12 @@ def clear(book: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def enter_snapshot(book: int, belongs: bool) -> None:
-    """Note whether a message belongs to a snapshot. The first one that does clears the book."""
+def enter_snapshot(book: int, belongs: bool, ends: bool) -> None:
+    """Note whether a message belongs to a snapshot, and ends it. The first one that does clears the book."""
     head = _head_at(book)
     if belongs and head.is_snapshot == 0:
         clear(book)
-    head.is_snapshot = belongs
+    head.is_snapshot = belongs and not ends
 
 
 @njit(nogil=True, cache=True)
@@ -407,6 +407,7 @@ def note_origin(book: int, slice_id: int, epoch: int) -> None:
     head = _head_at(book)
     if head.epoch != epoch and head.messages > 0:
         lose_sync(book)
+        head.is_snapshot = 0
     head.slice_id, head.epoch = slice_id, epoch
     head.messages += 1
 

@@ -5,9 +5,10 @@
     T F N   change nothing: a cancel or a modify comes with each fill
 
 An order that is modified and does not rest is added, as Databento's own example of a book does, and counted. F_LAST
-ends an event; before it the book is between two states. The first record of a snapshot (F_SNAPSHOT) clears the book,
-also where no R stands in front of it, as in files from before February 2024. Its orders have times of their own, older
-ones: the source gives its records the time at which they were told (`ts_recv`), so a replay brings them together.
+ends an event, a snapshot too; before it the book is between two states. The first record of a snapshot (F_SNAPSHOT)
+clears the book, also where no R stands in front of it, as in files from before February 2024. Its orders have times of
+their own, older ones: the source gives its records the time at which they were told (`ts_recv`), so a replay brings
+them together.
 
 Topics name an instrument, not a venue: a file with several venues of one instrument (`publisher_id`) has one book of
 all.
@@ -53,7 +54,7 @@ def apply(book: int, payload: int, size: int) -> int:
         refuse(book)
         return IGNORED
     flags, action = data[_FLAGS], data[_ACTION]
-    enter_snapshot(book, flags & F_SNAPSHOT != 0)
+    enter_snapshot(book, flags & F_SNAPSHOT != 0, flags & _F_LAST != 0)
     if action == _CLEAR:
         clear(book)
     elif action in (_ADD, _MODIFY, _CANCEL):
