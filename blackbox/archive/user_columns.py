@@ -231,9 +231,9 @@ def _field(values: Any, name: str, dtype: numpy.dtype[Any]) -> NDArray[Any]:
         return _padded(texts, name, base.itemsize).view(base)
     if UTC in told:
         return _instants(values, name, told[UTC], base)
+    if DECIMALS in told and not shape and (money := _money(values)) is not None:
+        return _prices(money, name, told[DECIMALS], base)
     found = _array(values, name)
-    if DECIMALS in told and found.dtype.kind in "fO" and not shape:
-        return _units(found, name, told[DECIMALS], base)
     if SINCE_MIDNIGHT in told and shape:  # an integer of a width that numpy has none for: its bytes, the highest first
         octets = _integers(found, name, numpy.dtype(numpy.int64)).astype(">i8").view(numpy.uint8).reshape(len(found), 8)
         if octets[:, : 8 - shape[0]].any():
@@ -244,6 +244,32 @@ def _field(values: Any, name: str, dtype: numpy.dtype[Any]) -> NDArray[Any]:
     if base.kind in "iu":
         found = _integers(found, name, base)
     return found.astype(base).reshape(len(found), *shape)
+
+
+def _money(values: Any) -> NDArray[Any] | None:
+    """Return prices as floats or objects, NaN or None where there is none; None: they are a venue's integers."""
+    if _is_arrow(values):
+        import pyarrow
+
+        return None if pyarrow.types.is_integer(values.type) else values.to_numpy()
+    found = numpy.asarray(values)
+    return found if found.dtype.kind in "fO" else None
+
+
+def _prices(money: NDArray[Any], name: str, decimals: int, base: numpy.dtype[Any]) -> NDArray[Any]:
+    """Return prices in money as the integers that a venue sends; where there is none, the largest one marks that."""
+    is_none = money != money if money.dtype.kind == "f" else [each is None or each != each for each in money.tolist()]
+    missing = numpy.array(is_none, bool)
+    if not missing.any():
+        return _units(money, name, decimals, base)
+    if base.itemsize < 8:
+        bits = 8 * base.itemsize
+        raise ConfigError(
+            f"column {name!r} had {missing.sum()} nulls, expected none: {bits} bits have no mark for them"
+        )
+    units = numpy.full(len(money), numpy.iinfo(base).max, base)
+    units[~missing] = _units(money[~missing], name, decimals, base)
+    return units
 
 
 def _units(money: NDArray[Any], name: str, decimals: int, base: numpy.dtype[Any]) -> NDArray[Any]:

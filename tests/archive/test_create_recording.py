@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from blackbox import ConfigError, Feed, JournalError, Recording, Schema, Source
 from blackbox.archive.import_days import import_days
+from blackbox.feed.schema import price
 from tests.recorded import AS_SENT
 from tests.ticks import TICK, TICK_ROWS, TICKS
 
@@ -191,6 +192,25 @@ def test_prices_in_money_become_the_units_they_were(units: list[int], prices: An
         assert numpy.concatenate([each.records("tick")["price"] for each in two.batches()]).tolist() == units
 
 
+@pytest.mark.parametrize("form", ["to_arrow", "to_pandas", "to_polars"])
+@pytest.mark.parametrize("prices", ["float", "decimal", "long"])
+def test_a_price_that_is_none_stays_none(tmp_path: Path, form: str, prices: Any) -> None:
+    quote = numpy.dtype([("type", "S1"), ("bid", price("<i8", 4)), ("ask", price("<u8", 4))])
+    feed = feed_of(Schema("sides", 1_002, {"q": quote}, names={"quote": "q"}))
+    columns = {"topic": ["A", "B"], "ts_event": [NOON, NOON], "bid": [None, 1.5], "ask": numpy.array([2.5, numpy.nan])}
+    one = Recording.create(tmp_path / "one", feed, columns, kind="quote")
+    table = getattr(one, form)(kind="quote", prices=prices)
+    two = Recording.create(tmp_path / "two", feed, table, kind="quote")
+    for each in (one, two):
+        records = numpy.concatenate([batch.records("quote") for batch in each.batches()])
+        assert records["bid"].tolist() == [2**63 - 1, 15_000]
+        assert records["ask"].tolist() == [25_000, 2**64 - 1]
+        assert each.to_arrow(kind="quote").select(["bid", "ask"]).to_pydict() == {
+            "bid": [None, 1.5],
+            "ask": [2.5, None],
+        }
+
+
 def without(name: str) -> dict[str, Any]:
     return {column: values for column, values in COLUMNS.items() if column != name}
 
@@ -235,12 +255,12 @@ def test_what_does_not_fit_is_named_and_nothing_is_written(
     [
         ("price", [1 << 40] * 4, "column price ran from 1099511627776 to 1099511627776, expected int32"),
         ("price", [1.505] * 4, "column 'price' held 1.505, expected a price with at most 2 decimals"),
-        ("price", [float("nan")] * 4, "column 'price' held nan, expected a price with at most 2 decimals"),
+        ("price", [float("nan")] * 4, "column 'price' had 4 nulls, expected none: 32 bits have no mark for them"),
         ("price", [Decimal("1.505")] * 4, "'price' held Decimal..1.505.., expected a price with at most 2 decimals"),
         ("price", [1e30] * 4, r"'price' held 1e\+30, expected a price with at most 2 decimals that fits int64"),
         ("price", [Decimal("1e30")] * 4, r"'price' held Decimal\('1E\+30'\), expected a price .* that fits int64"),
         ("price", [Decimal("Infinity")] * 4, "'price' held Decimal.'Infinity'., expected a price"),
-        ("price", [None] * 4, "'price' held None, expected a price"),
+        ("price", [None, 1.5, 1.5, 1.5], "column 'price' had 1 nulls, expected none: 32 bits have no mark for them"),
         ("price", [1e9] * 4, "column price ran from 100000000000 to 100000000000, expected int32"),
         ("sizes", [b"123"] * 4, "column 'sizes' held b'123', expected bytes, 4 to 4 of them"),
     ],
