@@ -10,6 +10,7 @@ import logging
 import math
 import threading
 from enum import Enum
+from operator import index
 from typing import Final
 
 import msgspec
@@ -146,8 +147,13 @@ class Controls:
     def seek(self, ts_ns: int) -> None:
         """Go on with the first message of this market time or later. Paused, it stands still there.
 
-        A time outside of the replay means its nearest end. The last of several seeks wins.
+        A time outside of the replay means its nearest end. The last of several seeks wins. Raises TypeError unless it
+        is an integer, ns since 1970.
         """
+        try:
+            ts_ns = index(ts_ns)
+        except TypeError:
+            raise TypeError(f"ts_ns was {ts_ns!r}, expected an integer, ns since 1970") from None
         with self._changed:
             if self._phase is not _Phase.ENDED:
                 self._seek_to = self._within(ts_ns) if self._phase is _Phase.BEGUN else ts_ns

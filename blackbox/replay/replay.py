@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Generator, Iterable
 from contextlib import closing
@@ -34,11 +35,12 @@ from blackbox.replay.schedule import NO_LIMIT
 from blackbox.replay.to_wire import PublisherPlayer
 from blackbox.subscribe.timers import Timers
 from blackbox.subscribe.worker_state import NEVER
-from blackbox.timestamps import is_time_of_day
+from blackbox.timestamps import datetime_of, is_time_of_day
 
 if TYPE_CHECKING:
     from blackbox.publish.publisher import Publisher
 
+log = logging.getLogger("blackbox")
 
 _MOST_TOPICS: Final = 1 << 24
 _TO_THE_END: Final = NEVER - 1
@@ -235,7 +237,9 @@ class Replay:
             if ended is None:
                 left -= 1
                 if self._messages == before and start == self._start:
-                    return  # nothing was played, and nothing would be
+                    low, high = map(datetime_of, self._recorded_range())
+                    log.warning("nothing was played: of the messages from %s to %s none was wanted", low, high)
+                    return  # nothing would be
                 if left:
                     self.controls.rewind()
                     start = self._jump(player, first_ns, first_ns)
@@ -294,12 +298,14 @@ class Replay:
         return "ts_event" if any(r.time_range("ts_event")[1] > 0 for r in self.recordings) else "ts_out"
 
     def _market_range(self) -> tuple[int, int]:
-        ranges = [r.time_range(self._pace_by) for r in self.recordings]
-        known = [(low, high) for low, high in ranges if high >= low]
-        low = min((low for low, _ in known), default=0)
-        high = max((high for _, high in known), default=0)
+        low, high = self._recorded_range()
         start = max(low, self._start)
         return start, max(start, min(high, self._stop - 1))
+
+    def _recorded_range(self) -> tuple[int, int]:
+        ranges = [r.time_range(self._pace_by) for r in self.recordings]
+        known = [(low, high) for low, high in ranges if high >= low]
+        return min((low for low, _ in known), default=0), max((high for _, high in known), default=0)
 
     def _play_from(self, player: Player, start: int) -> Grant | None:
         """Play from a time on; return the grant that says not to go on, or None at the end."""

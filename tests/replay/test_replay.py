@@ -136,10 +136,11 @@ def test_loops_reset_and_count_each_time(tmp_path: Path) -> None:
     assert clock.now_ns() == 150
 
 
-def test_a_loop_over_nothing_ends(tmp_path: Path) -> None:
+def test_a_loop_over_nothing_ends_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     day = simple_day(tmp_path, [START])
     audience = Audience(day.feed)
     assert audience.subscriber.replay(Recording.open(tmp_path), loops=0, prefix=b"nothing").messages == 0
+    assert "nothing was played: of the messages from" in caplog.text
 
 
 @pytest.mark.parametrize("codec", [0, 1, 2])

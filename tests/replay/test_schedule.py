@@ -115,6 +115,11 @@ def test_seek_while_paused_stands_still_there() -> None:
     assert play([0, 100, 200], script) == [(0, 0), (2, 60)]
 
 
+def test_seek_to_what_is_no_time_is_refused() -> None:
+    with pytest.raises(TypeError, match="ts_ns was '09:31', expected an integer, ns since 1970"):
+        Controls().seek("09:31")  # type: ignore[arg-type]
+
+
 def test_seek_outside_of_the_replay_means_its_end() -> None:
     controls = Controls()
     controls.seek(START - S)
