@@ -21,7 +21,7 @@ from blackbox_feeds.dbn.records import F_SNAPSHOT, LENGTHS, METADATA_RTYPE, NAME
 from blackbox_feeds.io.columns import Columns, put_row
 from blackbox_feeds.io.integers import little_32, little_64
 from blackbox_feeds.io.template import TopicForm
-from blackbox_feeds.io.topics import FULL, SYSTEM_SYMBOL, TopicsAt, TopicTable, key_number, printable
+from blackbox_feeds.io.topics import FULL, SYSTEM_SYMBOL, SymbolTopics, TopicsAt, key_number, printable
 
 END, FILLED, CROWDED, PARTIAL, BAD_TYPE, BAD_LENGTH = range(6)
 """Why the kernel stopped: no more bytes, full columns, too many topics, a record that is not all there, a type that
@@ -119,11 +119,11 @@ def scan_records(
     return n, position, END
 
 
-class _Topics(TopicTable):
+class _Topics(SymbolTopics):
     """Topics by instrument, segment of time and type."""
 
     def __init__(self, form: TopicForm, metadata: DbnMetadata) -> None:
-        super().__init__(form)
+        super().__init__(form, self._topic)
         kinds = (0xFF if "type" in form.names else 0) | (_SEGMENTS if "symbol" in form.names else 0)
         self.at = self.at._replace(known_mask=kinds, unknown_mask=kinds)
         self._metadata = metadata

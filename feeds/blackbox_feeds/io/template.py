@@ -41,7 +41,10 @@ class TopicForm:
             raise ConfigError(f"topic template was {template!r}, {expected}, not starting with a zero")
         form = []
         order = []
+        self.pieces: list[tuple[bytes, str | None]] = []
+        """Fixed text, and the name of the field behind it, if there is one."""
         for text, name, spec, conversion in parsed:
+            self.pieces.append((text.encode(), name))
             form.append(text.replace("%", "%%"))
             if name is not None:
                 if name not in known or spec or conversion:

@@ -1,7 +1,7 @@
 """Topics from a template, made once per distinct topic and looked up in compiled code per message.
 
 A message's key is its symbol (eight bytes as an integer; 0 when unknown) and a tag (type and
-locate). Compiled code numbers the keys as they come; Python writes the topics of new keys when the
+locate). Compiled code numbers the keys as they come; the topics of new keys are written when the
 chunk is done.
 """
 
@@ -15,22 +15,19 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.errors import SourceError
-from blackbox.feed.symbol import MARKET_SYMBOL
 from blackbox.native.intrinsics import int64s_at
 from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
 from blackbox_feeds.io.template import TopicForm
+from blackbox_feeds.io.topic_text import SYSTEM_SYMBOL, CompiledForm, write_topics
 
-__all__ = ["FULL", "SYSTEM_SYMBOL", "KeyedTopics", "TopicTable", "TopicsAt", "key_number", "printable"]
+__all__ = ["FULL", "SYSTEM_SYMBOL", "KeyedTopics", "SymbolTopics", "TopicTable", "TopicsAt", "key_number", "printable"]
 
-SYSTEM_SYMBOL = 1
-"""The key's symbol of a message about the whole market; its topic has `MARKET_SYMBOL` for a symbol."""
 MAX_TOPICS = 1 << 20
 """More distinct keys than this are taken for corrupt input."""
 
 _KEY = Struct("<qq")
 _PRINTABLE = bytes(byte if 0x21 <= byte <= 0x7E else ord("?") for byte in range(256))
-_TYPES = [bytes([byte]) for byte in _PRINTABLE]
 
 
 class TopicsAt(NamedTuple):
@@ -72,22 +69,27 @@ class KeyedTopics:
 
         Two keys may have one topic, e.g. when their symbols differ in padding alone.
         """
-        new = self.keys.names(len(self._place_of_key))
-        if new:
-            places = [self._place_of.setdefault(self._topic_of(key), len(self._place_of)) for key in new]
-            self._place_of_key = numpy.append(self._place_of_key, numpy.array(places, numpy.int32))
-            if len(self._place_of) > len(self.topics):
-                self.topics = tuple(self._place_of)
+        known = len(self._place_of_key)
+        if len(self.keys) > known:
+            self._place_of_key = numpy.append(self._place_of_key, self._write_topics(known))
         if len(self.topics) < len(self._place_of_key):
             topic_index[:] = self._place_of_key[topic_index]
 
+    def _write_topics(self, known: int) -> NDArray[numpy.int32]:
+        """Write the topics of the keys from number `known` on; return their places."""
+        new = self.keys.names(known)
+        places = [self._place_of.setdefault(self._topic_of(key), len(self._place_of)) for key in new]
+        if len(self._place_of) > len(self.topics):
+            self.topics = tuple(self._place_of)
+        return numpy.array(places, numpy.int32)
 
-class TopicTable(KeyedTopics):
-    """The topics of one iteration of a source, by symbol, type and locate. `at` is what compiled code takes."""
 
-    def __init__(self, form: TopicForm) -> None:
-        """Tell topics apart by what the template shows."""
-        super().__init__(MAX_TOPICS, _KEY.size, lambda key: self._topic(*_KEY.unpack(key)))
+class SymbolTopics(KeyedTopics):
+    """Topics by symbol and tag. `at` is what compiled code takes."""
+
+    def __init__(self, form: TopicForm, topic_of: Callable[[int, int], bytes]) -> None:
+        """Tell topics apart by what the template shows; `topic_of` writes the topic of a symbol and a tag."""
+        super().__init__(MAX_TOPICS, _KEY.size, lambda key: topic_of(*_KEY.unpack(key)))
         symbol_mask = -1 if "symbol" in form.names else 0
         locate_mask = 0xFFFF00
         known = (0xFF if "type" in form.names else 0) | (locate_mask if "locate" in form.names else 0)
@@ -96,7 +98,6 @@ class TopicTable(KeyedTopics):
         self._key = numpy.zeros(2, numpy.int64)
         self.at = TopicsAt(self.keys.at, self._key.ctypes.data, symbol_mask, known, unknown)
         self._form = form
-        self._names = _Names({SYSTEM_SYMBOL: MARKET_SYMBOL})
 
     def overflow(self) -> SourceError:
         """Return the error for `FULL`."""
@@ -105,22 +106,24 @@ class TopicTable(KeyedTopics):
             f"{self._form.template!r}: it is corrupt, or the template is too fine"
         )
 
-    def _topic(self, symbol: int, tag: int) -> bytes:
-        locate = tag >> 8
-        name = self._names[symbol] or b"#%d" % locate
-        return self._form.topic(name, _TYPES[tag & 0xFF], locate)
+
+class TopicTable(SymbolTopics):
+    """Topics by symbol, type and locate, written in compiled code."""
+
+    def __init__(self, form: TopicForm) -> None:
+        """As the template says."""
+        super().__init__(form, lambda *_: b"")
+        self._compiled = CompiledForm.of(form)
+        self._texts = Numbering(MAX_TOPICS, len(self._compiled.scratch))
+
+    def _write_topics(self, known: int) -> NDArray[numpy.int32]:
+        places = numpy.empty(len(self.keys) - known, numpy.int32)
+        write_topics(self.keys.at.text + _KEY.size * known, self._compiled, self._texts.at, places)
+        if len(self._texts) > len(self.topics):
+            self.topics += tuple(self._texts.names(len(self.topics)))
+        return places
 
 
 def printable(text: bytes) -> bytes:
     """Return a name as it may stand in a topic: whatever is no printable ASCII becomes `?`."""
     return text.translate(_PRINTABLE)
-
-
-class _Names(dict[int, bytes]):
-    """Symbol of a key to its text, made when it is first asked for; empty when there is none."""
-
-    def __missing__(self, symbol: int) -> bytes:
-        padded = (symbol & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little")
-        name = printable(padded.rstrip(b" \0"))
-        self[symbol] = name
-        return name

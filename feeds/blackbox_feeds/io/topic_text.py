@@ -1,0 +1,111 @@
+"""Write topics from a template in compiled code: many new keys in one call."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, Self
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.feed.symbol import MARKET_SYMBOL
+from blackbox.native.intrinsics import int64s_at
+from blackbox.native.jit import njit
+from blackbox.native.name_table import NumberingAt, number_of
+from blackbox_feeds.io.template import TopicForm
+
+SYSTEM_SYMBOL: Final = 1
+"""The key's symbol of a message about the whole market; its topic has `MARKET_SYMBOL` for a symbol."""
+_FIELDS: Final = ("symbol", "type", "locate")
+_NO_FIELD, _SYMBOL, _TYPE, _LOCATE = -1, 0, 1, 2
+_FIELD_BYTES: Final = 32
+"""More than any field takes up."""
+_MARKET: Final = numpy.frombuffer(MARKET_SYMBOL, numpy.uint8)
+_FIRST, _LAST, _OTHER, _HASH, _ZERO = 0x21, 0x7E, ord("?"), ord("#"), ord("0")
+_SPACE: Final = ord(" ")
+
+
+class CompiledForm(NamedTuple):
+    """A `TopicForm` as compiled code takes it: fixed texts, each with the field behind it."""
+
+    text: NDArray[numpy.uint8]
+    ends: NDArray[numpy.int64]
+    """int64[n + 1]: fixed text i is `text[ends[i]:ends[i + 1]]`."""
+    fields: NDArray[numpy.int32]
+    """int32[n]: what stands behind it; _NO_FIELD: nothing."""
+    scratch: NDArray[numpy.uint8]
+    """Where a topic is put together; none is longer."""
+
+    @classmethod
+    def of(cls, form: TopicForm) -> Self:
+        """Return the compiled form of a template."""
+        texts = [text for text, _ in form.pieces]
+        fields = [_NO_FIELD if name is None else _FIELDS.index(name) for _, name in form.pieces]
+        ends = numpy.cumsum([0, *map(len, texts)], dtype=numpy.int64)
+        room = int(ends[-1]) + _FIELD_BYTES * len(fields)
+        text = numpy.frombuffer(b"".join(texts) + b"\0", numpy.uint8)
+        return cls(text, ends, numpy.array(fields, numpy.int32), numpy.zeros(room, numpy.uint8))
+
+
+@njit(inline="always")
+def printable_byte(byte: int) -> int:
+    """Return a byte as it may stand in a topic: whatever is no printable ASCII becomes `?`."""
+    return byte if _FIRST <= byte <= _LAST else _OTHER
+
+
+@njit(nogil=True, cache=True)
+def _put_decimal(target: NDArray[numpy.uint8], at: int, value: int) -> int:
+    """Write a number of 0 or more; return where it ends."""
+    end = at + 1
+    rest = value // 10
+    while rest > 0:
+        end += 1
+        rest //= 10
+    for place in range(end - 1, at - 1, -1):
+        target[place] = _ZERO + value % 10
+        value //= 10
+    return end
+
+
+@njit(nogil=True, cache=True)
+def _put_symbol(target: NDArray[numpy.uint8], at: int, symbol: int, locate: int) -> int:
+    """Write a symbol, padded with blanks or zeros; where it is empty, `#` and the locate. Return where it ends."""
+    if symbol == SYSTEM_SYMBOL:
+        for place in range(len(_MARKET)):
+            target[at + place] = _MARKET[place]
+        return at + len(_MARKET)
+    end = at
+    for place in range(8):
+        byte = (symbol >> (8 * place)) & 0xFF
+        target[at + place] = printable_byte(byte)
+        if byte not in (_SPACE, 0):
+            end = at + place + 1
+    if end > at:
+        return end
+    target[at] = _HASH
+    return _put_decimal(target, at + 1, locate)
+
+
+@njit(nogil=True, cache=True)
+def write_topics(keys: int, form: CompiledForm, topics: NumberingAt, places: NDArray[numpy.int32]) -> None:
+    """Write the topics of keys, int64[n, 2] at an address: symbol, and type | locate << 8; and number them.
+
+    `places` gets the number of each one's topic.
+    """
+    words = int64s_at(keys, 2 * len(places))
+    for number in range(len(places)):
+        symbol, tag = words[2 * number], words[2 * number + 1]
+        locate = tag >> 8
+        end = numpy.int64(0)
+        for piece in range(len(form.fields)):
+            for place in range(form.ends[piece], form.ends[piece + 1]):
+                form.scratch[end] = form.text[place]
+                end += 1
+            field = form.fields[piece]
+            if field == _SYMBOL:
+                end = _put_symbol(form.scratch, end, symbol, locate)
+            elif field == _TYPE:
+                form.scratch[end] = printable_byte(tag & 0xFF)
+                end += 1
+            elif field == _LOCATE:
+                end = _put_decimal(form.scratch, end, locate)
+        places[number] = number_of(topics, form.scratch.ctypes.data, end)
