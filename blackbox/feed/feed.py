@@ -250,7 +250,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             _check_session(self.time_zone, self.day_start)
             _check_endpoints_differ(self.slices)
             _check_archives(self.archives)
-            _ = self._routing
+            _ = self.routing
         except ConfigError as error:
             raise ConfigError(f"feed {self.name!r}: {error}") from None
 
@@ -332,7 +332,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 empty, starts with a zero byte, or is longer than 65,535 bytes.
         """
         check_topic(topic)
-        return self._routing.slice_of(topic)
+        return self.routing.slice_of(topic)
 
     def slices_for(self, prefix: bytes) -> tuple[int, ...]:
         """Return the ids, ascending, of all slices into which topics with `prefix` can fall.
@@ -343,7 +343,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             ConfigError: the prefix starts with a zero byte or is longer than 65,535 bytes.
         """
         check_prefix(prefix)
-        return self._routing.slices_for(prefix)
+        return self.routing.slices_for(prefix)
 
     def key_of(self, topic: bytes) -> bytes:
         """Return the key of a topic: its first `key_bytes` bytes, what ZeroMQ filters on."""
@@ -358,7 +358,8 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return f"Feed({self.name!r}, schema={self.schema_name!r}, slices={len(self.slices)})"
 
     @cached_property
-    def _routing(self) -> PrefixRouting | ShareRouting:
+    def routing(self) -> PrefixRouting | ShareRouting:
+        """How topics fall into slices."""
         if not 1 <= len(self.slices) <= MAX_SLICES:
             raise ConfigError(f"slices were {len(self.slices)}, expected 1 to {MAX_SLICES}")
         shares = [part.share for part in self.slices if part.share is not None]

@@ -61,6 +61,11 @@ class PrefixRouting:
             self._prefixes.append(prefix)
             self._slice_ids.append(slice_id)
 
+    @property
+    def prefixes(self) -> list[tuple[bytes, int]]:
+        """The prefixes, sorted, none of which starts with another, each with its slice."""
+        return list(zip(self._prefixes, self._slice_ids, strict=True))
+
     def slice_of(self, topic: bytes) -> int:
         """Return the slice of `topic`; ConfigError names the known prefixes if there is none."""
         slice_id = self._covering(topic)
@@ -120,6 +125,16 @@ class ShareRouting:
             index = next(i for i in range(self._of) if i not in self._slice_of_share)
             raise ConfigError(f"share {index} of {self._of} is held by no slice")
         self._all = tuple(range(len(shares)))
+
+    @property
+    def slice_of_share(self) -> list[int]:
+        """The slice of each share."""
+        return [self._slice_of_share[share] for share in range(self._of)]
+
+    @property
+    def separator(self) -> bytes:
+        """The byte before which the root of a topic ends."""
+        return self._rule.separator.encode()
 
     def slice_of(self, topic: bytes) -> int:
         """Return the slice of `topic`; every topic has one."""

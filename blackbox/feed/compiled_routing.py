@@ -1,0 +1,95 @@
+"""Routing in compiled code: the slice of a topic, as `blackbox.feed.routing` has it."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.feed.routing import MAX_TOPIC_BYTES, PrefixRouting, ShareRouting
+from blackbox.native.intrinsics import bytes_at, inner
+
+NO_SLICE: Final = -1
+_POLYNOMIAL: Final = 0xEDB88320
+"""Of IEEE 802.3, its bits reversed."""
+
+
+class Routes(NamedTuple):
+    """How a feed's topics fall into slices, for compiled code."""
+
+    of: int
+    """How many shares there are; 0: slices hold prefixes."""
+    separator: int
+    """The byte before which the root of a topic ends."""
+    slices: NDArray[numpy.int32]
+    """int32[n]: the slice of each share, or of each prefix."""
+    text: NDArray[numpy.uint8]
+    """The prefixes, sorted, one behind the other."""
+    ends: NDArray[numpy.int64]
+    """int64[n + 1]: prefix i is `text[ends[i]:ends[i + 1]]`."""
+
+
+def routes_of(routing: PrefixRouting | ShareRouting) -> Routes:
+    """Return the routing of a feed for compiled code."""
+    if isinstance(routing, ShareRouting):
+        slices = numpy.array(routing.slice_of_share, numpy.int32)
+        nothing = numpy.zeros(1, numpy.uint8), numpy.zeros(1, numpy.int64)
+        return Routes(len(slices), routing.separator[0], slices, *nothing)
+    prefixes = [prefix for prefix, _ in routing.prefixes]
+    ends = numpy.cumsum([0, *map(len, prefixes)], dtype=numpy.int64)
+    text = numpy.frombuffer(b"".join(prefixes) + b"\0", numpy.uint8)
+    return Routes(0, 0, numpy.array([slice_id for _, slice_id in routing.prefixes], numpy.int32), text, ends)
+
+
+def _crc_table() -> NDArray[numpy.uint32]:
+    table = numpy.arange(256, dtype=numpy.uint32)
+    for _ in range(8):
+        table = numpy.where(table & 1, table >> 1 ^ numpy.uint32(_POLYNOMIAL), table >> 1)
+    return table
+
+
+_CRC = _crc_table()
+
+
+@inner
+def route(routes: Routes, topic: int, size: int) -> int:
+    """Return the slice of the topic at an address; NO_SLICE: none holds it, or it is none that can be published."""
+    if size < 1 or size > MAX_TOPIC_BYTES or bytes_at(topic, 1)[0] == 0:
+        return NO_SLICE
+    if routes.of > 0:
+        return numpy.int64(routes.slices[_crc_of_root(topic, size, routes.separator) % routes.of])
+    # The last one that sorts at or before the topic: no other can be a prefix of it.
+    low, high = 0, len(routes.slices)
+    while low < high:
+        middle = (low + high) // 2
+        if _compare(routes, middle, topic, size) > 0:
+            high = middle
+        else:
+            low = middle + 1
+    if low == 0 or _compare(routes, low - 1, topic, size) != 0:
+        return NO_SLICE
+    return numpy.int64(routes.slices[low - 1])
+
+
+@inner
+def _crc_of_root(topic: int, size: int, separator: int) -> int:
+    text = bytes_at(topic, size)
+    crc = numpy.uint32(0xFFFFFFFF)
+    for place in range(size):
+        if text[place] == separator:
+            break
+        crc = _CRC[(crc ^ text[place]) & numpy.uint32(0xFF)] ^ (crc >> numpy.uint32(8))
+    return numpy.int64(crc ^ numpy.uint32(0xFFFFFFFF))
+
+
+@inner
+def _compare(routes: Routes, number: int, topic: int, size: int) -> int:
+    """0: the topic starts with this prefix; 1: the prefix sorts behind the topic; -1: before it."""
+    text = bytes_at(topic, size)
+    start = routes.ends[number]
+    length = routes.ends[number + 1] - start
+    for place in range(min(length, size)):
+        if routes.text[start + place] != text[place]:
+            return 1 if routes.text[start + place] > text[place] else -1
+    return 0 if length <= size else 1
