@@ -16,6 +16,7 @@ from blackbox.block.encode import (
     Origin,
     Rows,
     TopicTable,
+    copy_extents,
     finish_header,
     plan_block,
     plan_bytes,
@@ -131,20 +132,25 @@ def as_rows(
     else:
         data = payloads if isinstance(payloads, numpy.ndarray) else numpy.frombuffer(payloads, numpy.uint8)
         data = numpy.ascontiguousarray(data).reshape(-1)
-        # Copies: what was checked must be what is used, whoever else changes the caller's arrays meanwhile.
-        places = numpy.array(as_integers(offsets, numpy.int64, "offsets"))
+        places = as_integers(offsets, numpy.int64, "offsets")
         expected = count + 1 if lengths is None else count
         if places.shape != (expected,):
             raise ValueError(f"offsets had shape {places.shape}, expected ({expected},)")
-        starts = places if lengths is not None else places[:-1]
-        extent = numpy.diff(places) if lengths is None else numpy.array(as_integers(lengths, numpy.int64, "lengths"))
+        if lengths is None:
+            places = numpy.array(places)
+            extent = numpy.diff(places)
+        else:
+            extent = as_integers(lengths, numpy.int64, "lengths")
         if extent.shape != (count,):
             raise ValueError(f"lengths had shape {extent.shape}, expected ({count},)")
-        # Written so that no sum can overflow.
-        if count and (extent.min() < 0 or starts.min() < 0 or (starts > data.nbytes - extent).any()):
+        # Copies: what was checked must be what is used, whoever else changes the caller's arrays meanwhile.
+        starts, sizes = numpy.empty(count, numpy.int64), numpy.empty(count, numpy.int32)
+        longest = copy_extents(
+            places.ctypes.data, extent.ctypes.data, count, data.nbytes, starts.ctypes.data, sizes.ctypes.data
+        )
+        if longest < 0:
             raise ValueError(f"offsets reached outside the {data.nbytes} bytes of {name}, or ran backwards")
-        _check_size(int(extent.max(initial=0)))
-        sizes = extent.astype(numpy.int32)
+        _check_size(longest)
     spaced = offsets is not None
     if valid is not None:
         present = numpy.asarray(valid)

@@ -124,6 +124,26 @@ def _begin(rows: Rows, row: int) -> int:
 
 
 @njit(nogil=True, cache=True)
+def copy_extents(starts_at: int, sizes_at: int, count: int, octets: int, to_starts: int, to_sizes: int) -> int:
+    """Copy where payloads begin, int64, and their sizes, int64, to int64 and int32; return the largest size.
+
+    -1: one begins or ends outside of so many bytes, or has less than none.
+    """
+    starts, sizes = int64s_at(starts_at, count), int64s_at(sizes_at, count)
+    copied_starts, copied_sizes = int64s_at(to_starts, count), int32s_at(to_sizes, count)
+    good = True
+    longest = numpy.int64(0)
+    for row in range(count):
+        start, size = starts[row], sizes[row]
+        # Written so that no sum can overflow.
+        good &= (size >= 0) & (start >= 0) & (start <= octets - size)
+        longest = max(longest, size)
+        copied_starts[row] = start
+        copied_sizes[row] = numpy.int32(size)
+    return longest if good else numpy.int64(-1)
+
+
+@njit(nogil=True, cache=True)
 def plan_block(
     rows: Rows,
     order: NDArray[numpy.int32],
