@@ -10,6 +10,7 @@ Between the records stand marks: see `blackbox.archive.append_marks`.
 from __future__ import annotations
 
 import errno
+from functools import cache
 from typing import Any, Final
 
 import numpy
@@ -286,6 +287,7 @@ def append(at: int) -> None:
         _hear(at)
 
 
+@cache
 def compile_append() -> Any:
     """Return `append` as a C function; it has `.address`."""
     check_memory()

@@ -35,6 +35,7 @@ from blackbox.archive.segment import Segment
 from blackbox.block.block_handler import IDLE, BlockHandlerAt
 from blackbox.errors import JournalError
 from blackbox.native.limits import Needs
+from blackbox.native.writeback import begin_writing
 from blackbox.transport.wakeup import Pipe
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("blackbox")
 
 _NOTHING_FD: Final = -1
+_SYNC_AHEAD_BYTES: Final = 4 << 20
 
 
 class SegmentFiles:
@@ -149,6 +151,8 @@ class JournalWriter:
         self._noted: SegmentFiles | None = None
         self._synced_writes = 0
         """Writes when the last sync of the present segment began; -1: it was not synced yet."""
+        self._sync_begun = 0
+        """Bytes of the present segment that `begin_sync` has passed on."""
         self._before: list[tuple[SegmentFiles, Totals]] = []
         self._next: SegmentFiles | None = None
         finish(state.address, False, 0)  # there is nothing yet: so that it is compiled before it is needed
@@ -225,6 +229,14 @@ class JournalWriter:
             self._files.sync()
             self._synced_writes = writes
 
+    def begin_sync(self) -> None:
+        """Have the system begin to write what is in its page cache to the disk, so that a later sync waits less."""
+        self._notice_switch()
+        size = self.state.safe
+        if size - self._sync_begun >= _SYNC_AHEAD_BYTES:
+            begin_writing(self._files.fd, self._sync_begun, size - self._sync_begun)
+            self._sync_begun = size
+
     @property
     def is_there(self) -> bool:
         """Whether the segment that is written still has its name."""
@@ -261,6 +273,7 @@ class JournalWriter:
             self._switches = self.state.switches
             self._before.append((self._files, self._ended()))
             self._files, self._next = self._next, None
+            self._sync_begun = 0
             self._synced_writes = -1  # what is counted may be in this one, while the one before was synced
 
     def _open_first(self, now_ns: int) -> SegmentFiles:

@@ -1,0 +1,62 @@
+"""The topics of a day by number: those that Python's own dictionary gives, with their slices and keys."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blackbox import ConfigError, Feed
+from blackbox.archive.topic_numbers import TopicNumbers
+
+TOPICS = st.lists(st.text("AB.", min_size=1, max_size=6).map(str.encode), max_size=30)
+
+
+@given(st.lists(TOPICS, max_size=4), st.integers(0, 3), st.integers(1, 3), st.booleans())
+def test_numbers_slices_and_keys_are_those_of_a_plain_dictionary(
+    parts: list[list[bytes]], key_bytes: int, slices: int, grows: bool
+) -> None:
+    feed = msgspec.structs.replace(Feed.local("numbers", slices), key_bytes=key_bytes)
+    numbers = TopicNumbers(feed)
+    known: dict[bytes, int] = {}
+    given_topics: tuple[bytes, ...] = ()
+    for part in parts:
+        given_topics = (*given_topics, *part) if grows else tuple(part)
+        expected = [known.setdefault(topic, len(known)) for topic in given_topics]
+        assert numbers.numbers_of(given_topics).tolist() == expected
+    groups: dict[tuple[int, bytes], int] = {}
+    for topic, number in known.items():
+        name = feed.slice_of(topic), feed.key_of(topic)
+        assert numbers.group_of[number] == groups.setdefault(name, len(groups))
+    for slice_id in range(slices):
+        keys = {key: group for (of, key), group in groups.items() if of == slice_id}
+        assert numbers.keys_of(slice_id) == keys
+    table = numbers.table
+    texts = [table.text[table.offsets[i] : table.offsets[i] + table.sizes[i]].tobytes() for i in range(len(known))]
+    assert texts == list(known)
+
+
+def test_more_and_longer_topics_than_there_was_room_for_are_all_there() -> None:
+    numbers = TopicNumbers(msgspec.structs.replace(Feed.local("numbers", 2), key_bytes=2))
+    topics = [b"S%d." % number + b"x" * (number % 300) for number in range(5_000)]
+    for stop in (10, 2_000, 5_000):
+        assert numpy.array_equal(numbers.numbers_of(topics[:stop]), numpy.arange(stop))
+    assert numbers.numbers_of([b"A" * 65_535]).tolist() == [5_000]
+    assert len(numbers) == 5_001 <= numbers.room
+
+
+@pytest.mark.parametrize(
+    ("topic", "why"), [(b"", "empty"), (b"\0A", "zero byte"), (b"A" * 65_536, "65536"), ("A", "bytes")]
+)
+def test_a_topic_that_cannot_be_published_is_refused(topic: bytes, why: str) -> None:
+    numbers = TopicNumbers(Feed.local("numbers"))
+    with pytest.raises(ConfigError, match=why):
+        numbers.numbers_of([b"A.t", topic])
+
+
+def test_more_topics_than_the_feed_takes_are_refused() -> None:
+    numbers = TopicNumbers(msgspec.structs.replace(Feed.local("numbers", 2), max_topics=3))
+    with pytest.raises(ConfigError, match=r"topics were 7 or more, expected at most 3 .max_topics. a slice"):
+        numbers.numbers_of([b"A%d" % number for number in range(7)])
