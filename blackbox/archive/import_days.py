@@ -1,16 +1,18 @@
-"""Import sources into dated recordings: without sockets, several days at once, each in a process of its own."""
+"""Import sources into dated recordings: without sockets, several days at once, each in threads of its own.
+
+Of each day, one thread decodes while another encodes and writes. Both run compiled code, without the GIL, but for what
+a source does in Python: days of such sources take turns.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import datetime
-import multiprocessing
 import os
-import signal
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from itertools import chain, islice
 from pathlib import Path
 from typing import Final
@@ -22,15 +24,15 @@ from blackbox.archive.codec import BLOCK_BYTES, Compression, check_packing
 from blackbox.archive.day import Date, as_date, recorded_files, session_date
 from blackbox.archive.day_writer import DayWriter
 from blackbox.archive.fresh_day import FreshDays, check_is_new, check_whole, fresh_day
+from blackbox.archive.read_ahead import read_ahead
 from blackbox.archive.recording import Recording
-from blackbox.errors import ConfigError, JournalError, SourceError
+from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema import RAW
 from blackbox.feed.source import Source
 
-_PR_SET_PDEATHSIG: Final = 1
-"""As linux/prctl.h has it."""
 _CHUNKS_WITHOUT_TIME: Final = 16
+_CHUNKS_AHEAD: Final = 2
 
 
 class ImportedDay(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +80,7 @@ def import_days(
     compression: Compression = "none",
     block_bytes: int = BLOCK_BYTES,
     replace: bool = False,
-    processes: int = 1,
+    threads: int = 1,
     imported: Callable[[ImportedDay], object] | None = None,
 ) -> list[ImportedDay]:
     """Write sources into `directory/<feed>/<session date>/`, message for message what a recorder would have made.
@@ -94,7 +96,7 @@ def import_days(
         compression: as `compact` has it.
         block_bytes: as `compact` has them.
         replace: whether days that are there are written anew.
-        processes: days that are imported at a time; with more than 1 a program needs `if __name__ == "__main__":`.
+        threads: days that are imported at a time. Each takes up to two cores, and some 100 MiB.
         imported: called with each day that is done.
 
     Raises JournalError when a day is there already, or cannot be written; ConfigError when a source has another schema
@@ -103,8 +105,8 @@ def import_days(
     """
     check_is_feed(feed)
     check_packing(compression, block_bytes)
-    if processes < 1:
-        raise ValueError(f"processes were {processes}, expected at least 1")
+    if threads < 1:
+        raise ValueError(f"threads were {threads}, expected at least 1")
     place = Path(directory) / feed.name
     jobs = [
         _Job(
@@ -121,8 +123,8 @@ def import_days(
     for job in jobs:
         check_is_new(place, job.date, replace=replace)
     done, empty = [], []
-    with FreshDays(place, replace=replace):
-        for day in _run(jobs, min(processes, len(jobs))):
+    with FreshDays(place, replace=replace), closing(_run(jobs, min(threads, len(jobs)))) as days:
+        for day in days:
             if isinstance(day, _EmptyDay):
                 empty.append(day)
                 continue
@@ -134,33 +136,16 @@ def import_days(
     return sorted(done, key=lambda day: day.date)
 
 
-def _run(jobs: list[_Job], processes: int) -> Iterator[ImportedDay | _EmptyDay]:
-    if processes <= 1:
-        yield from map(_import_day, jobs)
-        return
-    # Not forked: threads of compiled code and of ZeroMQ would be lost in the child.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, _end_with, (os.getpid(),)) as pool:
-        left = {job.date for job in jobs}
+def _run(jobs: list[_Job], threads: int) -> Generator[ImportedDay | _EmptyDay, None, None]:
+    """Yield the days as they are done. What ends this, such as an error of one day, ends those that are not done."""
+    end = threading.Event()
+    with ThreadPoolExecutor(threads, "blackbox-import") as pool:
         try:
-            for future in as_completed([pool.submit(_import_day, job) for job in jobs]):
-                day = future.result()
-                left.remove(day.date)
-                yield day
-        except BrokenProcessPool as error:
-            raise JournalError(
-                f"a process that imported a day has died: there may be too little memory for {processes} at a time, or "
-                f'the program lacks `if __name__ == "__main__":`; not done: {", ".join(map(str, sorted(left)))}'
-            ) from error
+            for future in as_completed([pool.submit(_import_day, job, end) for job in jobs]):
+                yield future.result()
         finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _end_with(parent: int) -> None:
-    """End this process with its parent."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
+            end.set()
+            pool.shutdown(cancel_futures=True)
 
 
 def _by_date(feed: Feed, sources: Iterable[Source], date: datetime.date | None) -> dict[datetime.date, list[Source]]:
@@ -184,9 +169,9 @@ def _date_of_messages(feed: Feed, source: Source) -> datetime.date:
     raise SourceError(f"{source!r} tells no date ({text}): give the date (--date)")
 
 
-def _import_day(job: _Job) -> ImportedDay | _EmptyDay:
+def _import_day(job: _Job, end: threading.Event) -> ImportedDay | _EmptyDay:
     try:
-        return _import_messages(job)
+        return _import_messages(job, end)
     except _NoMessageError as error:
         return _EmptyDay(job.date, str(error))
 
@@ -195,7 +180,11 @@ class _NoMessageError(Exception):
     """A day has no message; says why."""
 
 
-def _import_messages(job: _Job) -> ImportedDay:
+class _EndedError(Exception):
+    """The import has ended before this day was done."""
+
+
+def _import_messages(job: _Job, end: threading.Event) -> ImportedDay:
     began = time.perf_counter()
     truncated: list[str] = []
     notes: list[str] = []
@@ -203,10 +192,11 @@ def _import_messages(job: _Job) -> ImportedDay:
         writer = DayWriter(path, job.feed, job.date, compression=job.compression, block_bytes=job.block_bytes)
         with writer:
             for source in job.sources:
-                for chunk in source.chunks():
-                    writer.put(
-                        chunk.topics, chunk.topic_index, chunk.payloads, chunk.ts_event, chunk.starts, chunk.lengths
-                    )
+                with closing(read_ahead(source.chunks(), _CHUNKS_AHEAD)) as chunks:
+                    for topics, index, times, payloads, starts, lengths in chunks:
+                        if end.is_set():
+                            raise _EndedError
+                        writer.put(topics, index, payloads, times, starts, lengths)
                 truncated += [source.truncated] if source.truncated else []
                 notes += source.notes
         if not writer.messages:

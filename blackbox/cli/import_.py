@@ -41,7 +41,7 @@ def import_(
     ] = Compression.NONE,
     block_kib: Annotated[int, typer.Option(metavar="KIB", min=1, max=65_536, help="Size of blocks.")] = 256,
     replace: Annotated[bool, typer.Option("--replace", help="Write days anew that are there already.")] = False,
-    processes: Annotated[
+    threads: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Days to import at a time. Default: one a core.", show_default=False),
     ] = None,
@@ -81,7 +81,7 @@ def import_(
                 compression=compression.value,
                 block_bytes=block_kib << 10,
                 replace=replace,
-                processes=processes or os.cpu_count() or 1,
+                threads=threads or os.cpu_count() or 1,
                 imported=lambda each: say(f"{each.path}: {counted(each.messages, 'message')}"),
             )
         _print_summary(out / shape.name, done, time.monotonic() - began)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -198,28 +199,79 @@ def test_a_directory_of_tape_is_as_many_days_as_its_files_have(shared_data: Path
     assert recorded_days(tmp_path / feed.name) == [day.path for day in done]
 
 
-def test_days_are_imported_in_processes_of_their_own(tmp_path: Path) -> None:
+def test_several_days_are_imported_at_a_time(tmp_path: Path) -> None:
     sources = [Synthetic(20_000, date=f"2026-01-{day:02}") for day in (5, 6, 7)]
     told: list[str] = []
-    done = import_days(feed_of(), tmp_path, sources, processes=2, imported=lambda day: told.append(str(day.date)))
+    done = import_days(feed_of(), tmp_path, sources, threads=2, imported=lambda day: told.append(str(day.date)))
     assert [(str(day.date), day.messages) for day in done] == [(f"2026-01-{day:02}", 20_000) for day in (5, 6, 7)]
     assert sorted(told) == [str(day.date) for day in done]
     alone = import_days(feed_of(), tmp_path / "alone", sources[1:2])
     assert Recording.open(done[1].path).to_arrow() == Recording.open(alone[0].path).to_arrow()
 
 
-class Killed(Synthetic):
-    """A source whose process has no memory left."""
+class Held(Made):
+    """A source without an end, whose second chunk comes when another source has failed."""
 
-    def chunks(self) -> Any:
-        os.kill(os.getpid(), signal.SIGKILL)
+    def __init__(self, failed: threading.Event, date: datetime.date) -> None:
+        super().__init__([(b"A.t", b"1", NOON)], date=date)
+        self._failed = failed
+
+    def chunks(self) -> Iterator[Chunk]:
+        yield from super().chunks()
+        assert self._failed.wait(60)
+        while True:
+            yield from super().chunks()
 
 
-def test_a_process_of_an_import_that_dies_is_one_error_that_names_the_days(tmp_path: Path) -> None:
-    sources = [Killed(1_000, date=f"2026-01-{day:02}") for day in (5, 6, 7)]
-    with pytest.raises(JournalError, match="has died: .*not done: 2026-01-05, 2026-01-06, 2026-01-07$"):
-        import_days(feed_of(), tmp_path, sources, processes=2)
-    assert recorded_days(tmp_path / feed_of().name) == []
+class Failing(Made):
+    """A source that fails once it was read."""
+
+    def __init__(self, failed: threading.Event, date: datetime.date) -> None:
+        super().__init__([(b"A.t", b"1", NOON)], date=date)
+        self._failed = failed
+
+    def chunks(self) -> Iterator[Chunk]:
+        yield from super().chunks()
+        self._failed.set()
+        raise SourceError("cannot be read")
+
+
+def test_a_day_that_fails_ends_those_that_are_not_done_and_leaves_those_that_are(tmp_path: Path) -> None:
+    failed = threading.Event()
+    done = Made([(b"A.t", b"1", NOON)], date=datetime.date(2026, 1, 5))
+    held = Held(failed, datetime.date(2026, 1, 6))
+    failing = Failing(failed, datetime.date(2026, 1, 7))
+    with pytest.raises(SourceError, match="cannot be read"):
+        import_days(feed_of("raw"), tmp_path, [done, held, failing], threads=2)
+    assert [day.name for day in recorded_days(tmp_path / "imported")] == ["2026-01-05"]
+    assert not (tmp_path / "imported" / "importing").exists()
+
+
+INTERRUPTED = """
+import sys, threading
+from blackbox import Feed
+from blackbox.archive.import_days import import_days
+from blackbox_feeds.synthetic import Synthetic
+import msgspec
+feed = msgspec.structs.replace(Feed.local("imported"), schema="itch50")
+try:
+    import_days(feed, sys.argv[1], [Synthetic(40_000_000, date=f"2026-01-0{day}") for day in (5, 6)], threads=2)
+except KeyboardInterrupt:
+    print("interrupted", threading.active_count())
+"""
+
+
+def test_an_interrupted_import_ends_and_leaves_no_day(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'feeds'}"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(tmp_path)], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    feed = tmp_path / "imported"
+    wait_until(lambda: any(path.stat().st_size > 1 << 20 for path in feed.glob("importing/*/new/*/*.journal")), 120)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60)[0] == "interrupted 1\n"
+    assert recorded_days(feed) == []
+    assert not (feed / "importing").exists()
 
 
 def test_sources_of_one_date_become_one_day_in_one_run(tmp_path: Path) -> None:
@@ -305,12 +357,12 @@ def test_a_source_without_messages_leaves_no_day_and_is_named(tmp_path: Path) ->
         assert recorded_days(tmp_path / "imported") == []
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_day_without_messages_does_not_end_an_import_of_others(tmp_path: Path, processes: int) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_day_without_messages_does_not_end_an_import_of_others(tmp_path: Path, threads: int) -> None:
     sources = [Made([], date=datetime.date(2026, 1, 5)), Made([(b"A.t", b"1", NOON)], date=datetime.date(2026, 1, 6))]
     sources.append(Made([], date=datetime.date(2026, 1, 7)))
     with pytest.raises(SourceError, match=r"2026-01-05 has no message: .*; 2026-01-07 has no message"):
-        import_days(feed_of("raw"), tmp_path, sources, processes=processes)
+        import_days(feed_of("raw"), tmp_path, sources, threads=threads)
     assert [day.name for day in recorded_days(tmp_path / "imported")] == ["2026-01-06"]
 
 
@@ -429,8 +481,8 @@ def test_wrong_settings_are_refused(tmp_path: Path) -> None:
         import_days(feed_of(), tmp_path, [])
     with pytest.raises(ValueError, match="compression was 'gzip', expected one of: none, lz4, zstd"):
         import_days(feed_of("raw"), tmp_path, [Made(rows)], compression="gzip")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="processes were 0, expected at least 1"):
-        import_days(feed_of("raw"), tmp_path, [Made(rows)], processes=0)
+    with pytest.raises(ValueError, match="threads were 0, expected at least 1"):
+        import_days(feed_of("raw"), tmp_path, [Made(rows)], threads=0)
     with pytest.raises(ConfigError, match="topic was empty"):
         import_days(feed_of("raw"), tmp_path, [Made([(b"", b"1", NOON)])])
     assert list(tmp_path.rglob("manifest.json")) == []

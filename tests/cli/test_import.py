@@ -16,7 +16,7 @@ def test_files_become_the_days_that_their_names_tell(tmp_path: Path, place: Plac
     for date in ("20260105", "20260106"):
         Synthetic(2_000).write(tmp_path / f"{date}.itch")
     files = [f"itch50:{path}" for path in sorted(tmp_path.glob("*.itch"))]
-    ended = invoke("import", *files, tmp_path / "out", "--feed", place.path, "--compression", "zstd", "--processes", 1)
+    ended = invoke("import", *files, tmp_path / "out", "--feed", place.path, "--compression", "zstd", "--threads", 1)
     assert ended.status == 0, ended.errors
     assert (ended.value("days"), ended.value("messages")) == (2, 4_000)
     for date in ("2026-01-05", "2026-01-06"):
