@@ -34,9 +34,12 @@ def wait_until_recorded(
         time.sleep(every_s)
 
 
-def record(feed: Feed, messages: int, publish: Callable[[Publisher], None]) -> Path:
-    """The day's directory of what `publish` publishes. Raises Lost unless that many messages were recorded."""
-    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, directory().name, fsync="never") as recorder:
+def record(
+    feed: Feed, messages: int, publish: Callable[[Publisher], None], place: str | os.PathLike[str] | None = None
+) -> Path:
+    """The day's directory of what `publish` publishes, durable. Raises Lost unless that many messages were recorded."""
+    place = directory().name if place is None else place
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, place, fsync="never") as recorder:
         publish(publisher)
         publisher.flush()
         wait_until_recorded(recorder, messages)
