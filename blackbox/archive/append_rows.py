@@ -30,7 +30,12 @@ class Gathered(NamedTuple):
     @classmethod
     def of(cls, rows: int) -> Gathered:
         """Return room for so many messages."""
-        return cls(*(numpy.zeros(rows, kind) for kind in (numpy.int32, numpy.int64, numpy.int64, numpy.int32)))
+        return cls(
+            numpy.zeros(rows, numpy.int32),
+            numpy.zeros(rows, numpy.int64),
+            numpy.zeros(rows, numpy.int64),
+            numpy.zeros(rows, numpy.int32),
+        )
 
     @property
     def rows(self) -> Rows:
@@ -71,7 +76,7 @@ def gather(
     Returns the bytes of their payloads, and how many have a time outside of `[begin_ns, end_ns)`.
     """
     topic_index = int32s_at(topic_index_at, stop)
-    size = numpy.int64(rows.stride)
+    size = int(rows.stride)
     octets = outside = 0
     time = numpy.int64(0)
     place = numpy.uint64(at)
@@ -79,7 +84,7 @@ def gather(
         begin = numpy.int64(row) * rows.stride
         if rows.lengths != 0:
             begin = int64s_at(rows.starts, stop)[row]
-            size = numpy.int64(int32s_at(rows.lengths, stop)[row])
+            size = int(int32s_at(rows.lengths, stop)[row])
         if rows.ts_event != 0:
             time = int64s_at(rows.ts_event, stop)[row]
         gathered.topics[place] = numbers[unsigned(topic_index[row])]
@@ -112,7 +117,7 @@ def put_rows(
     for place in range(groups):
         group = selection.keys[place]
         stop = numpy.int64(selection.stops[place])
-        slice_id = numpy.int64(slice_of_group[group])
+        slice_id = int(slice_of_group[group])
         origin = Origin(encoder.origin.schema_id, slice_id, encoder.origin.key_bytes, encoder.origin.epoch)
         address = journals.states[slice_id]
         while at < stop:

@@ -58,7 +58,7 @@ def route(routes: Routes, topic: int, size: int) -> int:
     if size < 1 or size > MAX_TOPIC_BYTES or bytes_at(topic, 1)[0] == 0:
         return NO_SLICE
     if routes.of > 0:
-        return numpy.int64(routes.slices[_crc_of_root(topic, size, routes.separator) % routes.of])
+        return int(routes.slices[_crc_of_root(topic, size, routes.separator) % routes.of])
     # The last one that sorts at or before the topic: no other can be a prefix of it.
     low, high = 0, len(routes.slices)
     while low < high:
@@ -69,7 +69,7 @@ def route(routes: Routes, topic: int, size: int) -> int:
             low = middle + 1
     if low == 0 or _compare(routes, low - 1, topic, size) != 0:
         return NO_SLICE
-    return numpy.int64(routes.slices[low - 1])
+    return int(routes.slices[low - 1])
 
 
 @inner
@@ -80,7 +80,7 @@ def _crc_of_root(topic: int, size: int, separator: int) -> int:
         if text[place] == separator:
             break
         crc = _CRC[(crc ^ text[place]) & numpy.uint32(0xFF)] ^ (crc >> numpy.uint32(8))
-    return numpy.int64(crc ^ numpy.uint32(0xFFFFFFFF))
+    return int(numpy.int64(crc ^ numpy.uint32(0xFFFFFFFF)))
 
 
 @inner

@@ -18,12 +18,12 @@ SMALL = st.binary(max_size=6).map(lambda text: bytes(b"\0.AB\xff"[byte % 5] for 
 
 @njit(nogil=True)
 def _route(routes: Routes, topic: int, size: int) -> int:
-    return route(routes, topic, size)
+    return int(route(routes, topic, size))
 
 
 def routed(routing: PrefixRouting | ShareRouting, topic: bytes) -> int:
     text = numpy.frombuffer(topic + b"\0", numpy.uint8)
-    return _route(routes_of(routing), text.ctypes.data, len(topic))
+    return int(_route(routes_of(routing), text.ctypes.data, len(topic)))
 
 
 def expected(routing: PrefixRouting | ShareRouting, topic: bytes) -> int:

@@ -82,7 +82,7 @@ def _put_symbol(target: NDArray[numpy.uint8], at: int, symbol: int, locate: int)
     if end > at:
         return end
     target[at] = _HASH
-    return _put_decimal(target, at + 1, locate)
+    return int(_put_decimal(target, at + 1, locate))
 
 
 @njit(nogil=True, cache=True)
