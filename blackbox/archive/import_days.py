@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 import numpy
 
+from blackbox.archive.append import compile_append
 from blackbox.archive.codec import BLOCK_BYTES, Compression, check_packing
 from blackbox.archive.day import Date, as_date, recorded_files, session_date
 from blackbox.archive.day_writer import DayWriter
@@ -139,6 +140,7 @@ def import_days(
 def _run(jobs: list[_Job], threads: int) -> Generator[ImportedDay | _EmptyDay, None, None]:
     """Yield the days as they are done. What ends this, such as an error of one day, ends those that are not done."""
     end = threading.Event()
+    compile_append()  # once, and kept: LLVM lets go of what two threads have compiled twice while others compile
     with ThreadPoolExecutor(threads, "blackbox-import") as pool:
         try:
             for future in as_completed([pool.submit(_import_day, job, end) for job in jobs]):
