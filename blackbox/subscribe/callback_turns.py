@@ -131,14 +131,14 @@ class Taker:
     ) -> None:
         """`call(entry, start, count)` runs a compiled callback, and counts what it took."""
         self._part, self._received, self._on_error, self._call = part, received, on_error, call
-        self._rows = iter(range(len(part.batch)))
+        self._left: Iterator[object] = iter(range(len(part.batch)))
         self._at = 0
         self.taken = self.unwanted = 0
         self.calls: Iterator[object] = iter(())
         if part.callback.kind == "message":
-            self.calls = part.callback.calls(part.batch, self._rows)
+            self.calls, self._left = part.callback.calls(part.batch)
         elif part.callback.kind == "book":
-            self.calls = map(part.callback.function, repeat(part.batch), self._rows, repeat(1))
+            self.calls = map(part.callback.function, repeat(part.batch), self._left, repeat(1))
 
     def take(self, count: int) -> bool:
         """Give it the next messages; False: stop here."""
@@ -171,17 +171,17 @@ class Taker:
         """Take note that the last message raised; False: stop here."""
         self.taken -= 1
         batch = self._part.batch
-        return self._on_error(self._part.callback, error, batch, len(batch) - length_hint(self._rows) - 1)
+        return self._on_error(self._part.callback, error, batch, len(batch) - length_hint(self._left) - 1)
 
     def _take_messages(self, count: int) -> bool:
-        end = length_hint(self._rows) - count
-        while (left := length_hint(self._rows)) > end:
+        end = length_hint(self._left) - count
+        while (left := length_hint(self._left)) > end:
             error: BaseException | None = None
             try:
                 deque(islice(self.calls, left - end), maxlen=0)
             except BaseException as raised:  # noqa: BLE001
                 error = raised
-            self.taken += left - length_hint(self._rows)
+            self.taken += left - length_hint(self._left)
             if error is not None and not self.failed(error):
                 return False
         return True

@@ -94,9 +94,13 @@ class Callback:
                     f"{' '.join(sorted(names)) or 'none, as payloads are plain bytes'}"
                 )
 
-    def calls(self, batch: Batch, places: Iterator[int]) -> Iterator[object]:
-        """Make the calls for a batch's messages, one each time that it is asked, and use up `places`, 0, 1, 2 ..."""
-        return map(self.function, batch.messages(places))
+    def calls(self, batch: Batch) -> tuple[Iterator[object], Iterator[object]]:
+        """Return the calls for a batch's messages, one made each time that it is asked, and what counts them down.
+
+        Of the latter, `length_hint` tells how many are left: a call uses up one item, whether it raises or not.
+        """
+        places = iter(range(len(batch)))
+        return map(self.function, batch.messages(places)), places
 
     def give(
         self, batch: Batch, on_error: Callable[[Callback, BaseException, Batch, int], bool], is_over: Callable[[], bool]
@@ -108,17 +112,16 @@ class Callback:
         """
         if self.kind != "message":
             return self._give_batch(batch, on_error, is_over)
-        rows = iter(range(len(batch)))
-        calls = self.calls(batch, rows)
+        calls, left = self.calls(batch)
         failed = 0
-        while length_hint(rows) and not is_over():
+        while length_hint(left) and not is_over():
             try:
                 deque(islice(calls, _STRIDE), maxlen=0)  # the loop runs in C; after an error it goes on behind it
             except BaseException as error:  # noqa: BLE001
                 failed += 1
-                if not on_error(self, error, batch, len(batch) - length_hint(rows) - 1):
+                if not on_error(self, error, batch, len(batch) - length_hint(left) - 1):
                     break
-        return len(batch) - length_hint(rows) - failed
+        return len(batch) - length_hint(left) - failed
 
     def _give_batch(
         self, batch: Batch, on_error: Callable[[Callback, BaseException, Batch, int], bool], is_over: Callable[[], bool]

@@ -75,14 +75,16 @@ class PlainCallback(Callback):
                 f"{', '.join(OWN)}; or of a record's{'' if known else ', of which this feed has none'}{hint}"
             )
 
-    def calls(self, batch: Batch, places: Iterator[int]) -> Iterator[object]:
-        """Make the calls for a batch's messages, one each time that it is asked, and use up `places`, 0, 1, 2 ..."""
+    def calls(self, batch: Batch) -> tuple[Iterator[object], Iterator[object]]:
+        """Return the calls, as `Callback.calls`."""
         try:
             columns = self._columns(batch)
         except (ValueError, ConfigError):  # one cannot be read: the others come first, and its error in its place
-            return map(self._call, batch.messages(places))
+            places = iter(range(len(batch)))
+            return map(self._call, batch.messages(places)), places
         first, *others = columns
-        return map(self.function, map(first.__getitem__, places), *others)
+        left = iter(first)
+        return map(self.function, left, *others), left
 
     def _columns(self, batch: Batch) -> list[list[Any]]:
         parts = batch.feeds_apart()
@@ -126,11 +128,14 @@ def record_columns(batch: Batch, fields: Sequence[str]) -> list[list[Any]]:
     schema: Any = batch.schema
     if schema is None or batch.block.validity is not None:
         raise ValueError("there is no schema, or a message without a value")
-    found = [(batch.indices(kind), kind) for kind in types_of(batch, schema)]
+    kinds = types_of(batch, schema)
+    if len(kinds) == 1 and (columns := _columns_of_one_type(batch, schema.dtype(kinds[0]), fields)):
+        return columns
+    found = [(batch.indices(kind), kind) for kind in kinds]
     order = numpy.concatenate([places for places, _ in found])
     if len(order) != len(batch):
         raise ValueError("a message is of no type")
-    columns: list[list[Any]] = [[] for _ in fields]
+    columns = [[] for _ in fields]
     for places, kind in found:
         records = batch.records(kind)
         for column, name in zip(columns, fields, strict=True):
@@ -138,11 +143,30 @@ def record_columns(batch: Batch, fields: Sequence[str]) -> list[list[Any]]:
     return [in_place(column, order) for column in columns]
 
 
+def _columns_of_one_type(batch: Batch, dtype: numpy.dtype[Any], fields: Sequence[str]) -> list[list[Any]]:
+    """Return the values of fields, read where they lie, if all of the batch's messages are records of this type."""
+    block = batch.block
+    if not block.is_fixed or block.stride != dtype.itemsize:
+        return []
+    records, rows = block.payloads.view(dtype), batch.rows
+    return [
+        values_of(records[name] if rows is None else records[name][rows])
+        if name in (dtype.names or ())
+        else [None] * len(batch)
+        for name in fields
+    ]
+
+
 def types_of(batch: Batch, schema: Schema) -> list[str]:
     """Return the types of a batch's messages, each once; those of one type are found at once."""
     block = batch.block
     if block.is_fixed and block.stride > schema.type_offset:
-        characters = numpy.unique(batch.payloads()[:, schema.type_offset])
+        characters = block.payloads.reshape(block.count, block.stride)[:, schema.type_offset]
+        if batch.rows is not None:
+            characters = characters[batch.rows]
+        if len(characters) and (characters == characters[0]).all():
+            return [chr(characters[0])]
+        characters = numpy.unique(characters)
     else:
         starts = block.payload_offsets[:-1] if batch.rows is None else block.payload_offsets[batch.rows]
         if (starts + schema.type_offset >= len(block.payloads)).any():
@@ -155,7 +179,8 @@ def values_of(column: NDArray[Any]) -> list[Any]:
     """Return a field's values as `Message.record` gives them. Raises ValueError where they are no plain ones."""
     dtype = column.dtype
     if dtype.kind in "iufb" and column.ndim == 1:
-        return list(column.astype(dtype.newbyteorder("="), copy=False).tolist())
+        values: list[Any] = column.astype(dtype.newbyteorder("="), copy=False).tolist()
+        return values
     if dtype.kind == "S" and column.ndim == 1:
         texts: list[bytes] = column.tolist()
         return texts if b"".join(texts).find(0) < 0 else [text.partition(b"\0")[0] for text in texts]
