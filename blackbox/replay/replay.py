@@ -339,7 +339,7 @@ class Replay:
             *wanted,
             by,
             bodies="unpacked",
-            kept=DEPTH + 2,  # what is made, what waits, what is played
+            kept=DEPTH + 1,  # what waits, what is played: the one before was played when the next is made
         )
         return block_tables(runs, selection, self.feeds, is_measured=player.reads_ahead and not player.checks_blocks)
 
