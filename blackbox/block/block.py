@@ -60,12 +60,7 @@ def topic_table(topics: Sequence[bytes]) -> TopicTable:
 
 def distinct_scratch(topics: int) -> Distinct:
     """Scratch for `plan_block` over at most `topics` topic ids."""
-    return Distinct(
-        numpy.zeros(topics, numpy.int64),
-        numpy.zeros(topics, numpy.int32),
-        numpy.zeros(topics, numpy.int32),
-        numpy.zeros(1, numpy.int64),
-    )
+    return Distinct(numpy.zeros(topics, numpy.int64), numpy.zeros(topics + 1, numpy.int32), numpy.zeros(1, numpy.int64))
 
 
 def as_integers(column: Any, dtype: type[numpy.integer[Any]], name: str) -> NDArray[Any]:

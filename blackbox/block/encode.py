@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
@@ -38,6 +38,7 @@ from blackbox.block.format import (
 from blackbox.native.intrinsics import (
     bytes_at,
     copy_bytes,
+    copy_name,
     inner,
     int32s_at,
     int64s_at,
@@ -75,11 +76,11 @@ class TopicTable(NamedTuple):
 class Distinct(NamedTuple):
     """Scratch that finds a block's distinct topics in one pass, without clearing anything between blocks.
 
-    `place[topic]` counts only where `stamp[topic] == generation[0]`; `order` lists the block's topics by place.
+    `seen[topic]` is `generation[0]` in its upper half, and the topic's place in the lower one, if the block has the
+    topic. `order` lists the block's topics by place; it has room for one topic more than there are.
     """
 
-    stamp: NDArray[numpy.int64]
-    place: NDArray[numpy.int32]
+    seen: NDArray[numpy.int64]
     order: NDArray[numpy.int32]
     generation: NDArray[numpy.int64]
 
@@ -94,11 +95,13 @@ class Plan(NamedTuple):
     payload_bytes: int
     stride: int
     first_byte: int
+    first_row: int
     flags: int
 
 
 VARIABLE = -1
-"""`Plan.stride` when payloads differ in length. `Plan.first_byte` is VARIABLE when payloads are not contiguous."""
+"""`Plan.stride` when payloads differ in length; `Plan.first_byte` when they are not contiguous, `Plan.first_row` when
+rows do not follow each other."""
 NO_VALUE = -1
 """The length of the payload of a message that has no value."""
 
@@ -106,6 +109,11 @@ NO_VALUE = -1
 ROW_BYTES = 16
 """Bytes that a row adds to a body beside its payload: time, topic index, offset."""
 _SEQUENCE_BYTES = 8
+_TOPIC_BYTES = 4
+"""Bytes that a topic adds beside its text: its offset."""
+_HALF = 32
+_PLACE = (1 << _HALF) - 1
+_LAST_GENERATION = (1 << 31) - 1
 
 
 @njit(inline="always")
@@ -158,59 +166,100 @@ def plan_block(
 
     At least one row is taken, so a message larger than `block_bytes` gets a block of its own.
     """
-    generation = distinct.generation[0] + 1
-    distinct.generation[0] = generation
+    generation = _next_generation(distinct)
     spaced = rows.lengths != 0
-    first_row = numpy.int64(order[start])
-    length = stride = _length(rows, first_row)
-    next_byte = first_byte = _begin(rows, first_row)
-    contiguous = True
-    topics = numpy.uint64(0)
-    topic_bytes = 0
-    payload_bytes = 0
-    total = 0
-    taken = 0
-    shortest = numpy.int64(0)
     row_bytes = numpy.int64(ROW_BYTES) + (_SEQUENCE_BYTES if rows.sequences != 0 else 0)
+    cost = rows.stride + row_bytes
+    topics = 0
+    topic_bytes = 0
+    left = block_bytes
+    end = numpy.uint64(stop)
+    for at in range(numpy.uint64(start), numpy.uint64(stop)):
+        if spaced:
+            cost = _length(rows, numpy.int64(order[at])) + row_bytes
+        # Whether a topic is new is as good as random: what follows from it is computed, as a guess is often wrong.
+        topic = unsigned(topic_ids[at])
+        seen = distinct.seen[topic]
+        fresh = numpy.int64(seen >> _HALF != generation)
+        size = fresh * table.sizes[topic]
+        left -= cost + size + _TOPIC_BYTES * fresh
+        if left < 0 and at > numpy.uint64(start):
+            end = at
+            break
+        distinct.seen[topic] = generation << _HALF | topics if fresh else seen
+        distinct.order[unsigned(topics)] = topic
+        topics += fresh
+        topic_bytes += size
+    extent = _extent_of(rows, order, start, numpy.int64(end))
+    return Plan(
+        start,
+        numpy.int64(end),
+        topics,
+        topic_bytes,
+        extent.payload_bytes,
+        extent.stride,
+        extent.first_byte,
+        extent.first_row,
+        (0 if extent.stride == VARIABLE else FLAG_FIXED)
+        | (FLAG_NULLS if extent.shortest < 0 else 0)
+        | (FLAG_SEQUENCES if rows.sequences != 0 else 0),
+    )
+
+
+class _Extent(NamedTuple):
+    """Where the payloads of some rows lie, as `Plan` has it; `shortest` is below 0 where a message has no value."""
+
+    payload_bytes: int
+    stride: int
+    first_byte: int
+    first_row: int
+    shortest: int
+
+
+@inner
+def _extent_of(rows: Rows, order: NDArray[numpy.int32], start: int, stop: int) -> _Extent:
+    first_row = numpy.int64(order[start])
+    first_byte = _begin(rows, first_row)
+    in_turn = True
+    for i in range(numpy.uint64(stop - start)):
+        in_turn &= numpy.int64(order[numpy.uint64(start) + i]) == first_row + numpy.int64(i)
+    row_if_in_turn = first_row if in_turn else numpy.int64(VARIABLE)
+    if rows.lengths == 0:
+        payload_bytes = (stop - start) * rows.stride
+        first_byte = first_byte if in_turn else numpy.int64(VARIABLE)
+        return _Extent(payload_bytes, rows.stride, first_byte, row_if_in_turn, numpy.int64(0))
+    next_byte = first_byte
+    stride = _length(rows, first_row)
+    contiguous = True
+    payload_bytes = shortest = numpy.int64(0)
     for at in range(numpy.uint64(start), numpy.uint64(stop)):
         row = numpy.int64(order[at])
-        if spaced:
-            length = _stored_length(rows, row)
-            shortest = min(shortest, length)
-            length = max(length, numpy.int64(0))
-        topic = unsigned(topic_ids[at])
-        cost = length + row_bytes
-        fresh = distinct.stamp[topic] != generation
-        if fresh:
-            cost += table.sizes[topic] + 4
-        if total + cost > block_bytes and taken > 0:
-            break
-        total += cost
-        if fresh:
-            distinct.stamp[topic] = generation
-            distinct.place[topic] = topics
-            distinct.order[topics] = topic
-            topics += numpy.uint64(1)
-            topic_bytes += table.sizes[topic]
+        length = _stored_length(rows, row)
+        shortest = min(shortest, length)
+        length = max(length, numpy.int64(0))
         begin = _begin(rows, row)
         contiguous &= begin == next_byte
         next_byte = begin + length
-        if length != stride:
-            stride = VARIABLE
+        stride = stride if length == stride else numpy.int64(VARIABLE)
         payload_bytes += length
-        taken += 1
-    return Plan(
-        start,
-        start + taken,
-        numpy.int64(topics),
-        topic_bytes,
-        payload_bytes,
-        stride,
-        first_byte if contiguous else VARIABLE,
-        (0 if stride == VARIABLE else FLAG_FIXED)
-        | (FLAG_NULLS if shortest < 0 else 0)
-        | (FLAG_SEQUENCES if rows.sequences != 0 else 0),
-    )
+    first_byte = first_byte if contiguous else numpy.int64(VARIABLE)
+    return _Extent(payload_bytes, stride, first_byte, row_if_in_turn, shortest)
+
+
+@inner
+def _next_generation(distinct: Distinct) -> Any:
+    """Forget the topics of the block before."""
+    if distinct.generation[0] == _LAST_GENERATION:
+        distinct.generation[0] = 0
+        distinct.seen[:] = 0
+    distinct.generation[0] += 1
+    return distinct.generation[0]
+
+
+@inner
+def place_in_block(distinct: Distinct, topic: int) -> Any:
+    """Return the place of a topic that the block just planned has."""
+    return distinct.seen[unsigned(topic)] & _PLACE
 
 
 @njit(inline="always")
@@ -238,25 +287,33 @@ def write_body(
     count = plan.stop - plan.start
     layout = _plan_layout(plan)
     _clear_padding(target, layout)
-    ts_event = int64s_at(target, count)
     topic_index = int32s_at(target + layout.topic_index, count)
     start = numpy.uint64(plan.start)
     for i in range(numpy.uint64(count)):
-        topic_index[i] = distinct.place[unsigned(topic_ids[start + i])]
+        topic_index[i] = place_in_block(distinct, topic_ids[start + i])
     if rows.ts_event == 0:
-        for i in range(count):
-            ts_event[i] = 0
+        int64s_at(target, count)[:] = 0
     else:
-        for i in range(numpy.uint64(count)):
-            ts_event[i] = int64s_at(rows.ts_event + 8 * numpy.int64(order[start + i]), 1)[0]
+        _write_words(target, rows.ts_event, plan, order)
     if rows.sequences != 0:
-        sequences = int64s_at(target + layout.sequences, count)
-        for i in range(numpy.uint64(count)):
-            sequences[i] = int64s_at(rows.sequences + 8 * numpy.int64(order[start + i]), 1)[0]
+        _write_words(target + layout.sequences, rows.sequences, plan, order)
     if plan.flags & FLAG_NULLS:
         _write_validity(target + layout.validity, plan, rows, order)
     _write_topics(target + layout.topic_offsets, target + layout.topics, plan.topics, table, distinct)
     _write_payloads(target, layout.payload_offsets, layout.payloads, plan, rows, order)
+
+
+@inner
+def _write_words(target: int, source: int, plan: Plan, order: NDArray[numpy.int32]) -> None:
+    """Write a column of eight bytes a row."""
+    count = plan.stop - plan.start
+    if plan.first_row != VARIABLE:
+        copy_bytes(target, source + 8 * plan.first_row, 8 * count)
+        return
+    words = int64s_at(target, count)
+    start = numpy.uint64(plan.start)
+    for i in range(numpy.uint64(count)):
+        words[i] = int64s_at(source + 8 * numpy.int64(order[start + i]), 1)[0]
 
 
 @inner
@@ -281,14 +338,11 @@ def _write_topics(offsets_at: int, text_at: int, topics: int, table: TopicTable,
     offsets = int32s_at(offsets_at, topics + 1)
     place = 0
     for i in range(topics):
-        topic = distinct.order[i]
+        topic = unsigned(distinct.order[i])
+        size = numpy.int64(table.sizes[topic])
         offsets[i] = place
-        copy_bytes(
-            text_at + place,
-            table.text.ctypes.data + table.offsets[topic],
-            numpy.int64(table.sizes[topic]),
-        )
-        place += table.sizes[topic]
+        copy_name(text_at + place, table.text.ctypes.data + table.offsets[topic], size)
+        place += size
     offsets[topics] = place
 
 
@@ -326,7 +380,7 @@ def plan_sequences(keys: TopicTable, count: int) -> Plan:
     topic_bytes = 0
     for key in range(count):
         topic_bytes += keys.sizes[key]
-    return Plan(0, count, count, topic_bytes, 8 * count, 8, 0, FLAG_FIXED)
+    return Plan(0, count, count, topic_bytes, 8 * count, 8, 0, 0, FLAG_FIXED)
 
 
 @njit(nogil=True, cache=True)

@@ -182,6 +182,28 @@ def load_word(typingctx: Any, address: Any) -> Any:
 
 
 @intrinsic
+def store_word(typingctx: Any, address: Any, word: Any) -> Any:
+    """Write a uint64 as eight bytes at any address; the caller owns all eight."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[1], builder.inttoptr(args[0], _WORD_POINTER)).align = 1
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.uint64), codegen
+
+
+@njit(inline="always")
+def copy_name(target: int, source: int, size: int) -> None:
+    """Copy few bytes: `memcpy` takes longer than the copy of most names does."""
+    if 8 <= size <= 16:
+        first, last = load_word(source), load_word(source + size - 8)
+        store_word(target, first)
+        store_word(target + size - 8, last)
+    else:
+        copy_bytes(target, source, size)
+
+
+@intrinsic
 def fold(typingctx: Any, left: Any, right: Any) -> Any:
     """The product of two uint64, its upper 64 bits xor its lower ones."""
 

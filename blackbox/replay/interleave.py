@@ -15,6 +15,7 @@ from blackbox.block.encode import (
     Rows,
     TopicTable,
     finish_header,
+    place_in_block,
     plan_block,
     plan_bytes,
     write_body,
@@ -277,7 +278,7 @@ def put_blocks(
             held,
             blocks[plan.start : plan.stop],
             columns.topics[plan.start : plan.stop],
-            names.distinct.place,
+            names.distinct,
             record + origins,
         )
         bytes_at(record, RECORD_HEAD_BYTES)[:] = 0
@@ -299,7 +300,7 @@ def put_blocks(
 
 @inner
 def _note_origins(
-    held: int, blocks: NDArray[numpy.int32], topics: NDArray[numpy.int32], place: NDArray[numpy.int32], to: int
+    held: int, blocks: NDArray[numpy.int32], topics: NDArray[numpy.int32], distinct: Distinct, to: int
 ) -> tuple[int, int, int, int]:
     """Write where each message came from.
 
@@ -330,5 +331,5 @@ def _note_origins(
             latest_recv = max(latest_recv, block.ts_recv)
         ts_out[i], ts_in[i], ts_recv[i] = header.ts_out, header.ts_in, block.ts_recv
         slices[i], epochs[i] = block.slice_id, header.epoch
-        int64s_at(slice_of_topic + 8 * numpy.int64(place[topics[i]]), 1)[0] = block.slice_id
+        int64s_at(slice_of_topic + 8 * place_in_block(distinct, topics[i]), 1)[0] = block.slice_id
     return slice_id, latest_out, least_in, latest_recv

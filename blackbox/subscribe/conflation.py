@@ -68,9 +68,8 @@ class Conflation:
         self._sequences = numpy.zeros(max_topics, numpy.int64)
         self._topic_sizes = numpy.zeros(max_topics, numpy.int32)
         self._pending = numpy.zeros(max_topics, numpy.int32)
-        self._stamp = numpy.zeros(max_topics, numpy.int64)
-        self._places = numpy.zeros(max_topics, numpy.int32)
-        self._order = numpy.zeros(max_topics, numpy.int32)
+        self._seen = numpy.zeros(max_topics, numpy.int64)
+        self._order = numpy.zeros(max_topics + 1, numpy.int32)
         self._generation = numpy.zeros(1, numpy.int64)
         self._arena = numpy.zeros(ARENA_BYTES, numpy.uint8)
         self._state = ConflationState()
@@ -82,8 +81,7 @@ class Conflation:
             self._sequences.ctypes.data,
             self._topic_sizes.ctypes.data,
             self._pending.ctypes.data,
-            self._stamp.ctypes.data,
-            self._places.ctypes.data,
+            self._seen.ctypes.data,
             self._order.ctypes.data,
             self._generation.ctypes.data,
             self._arena.ctypes.data,
@@ -307,9 +305,8 @@ def _flush(at: SliceAt, table: TableAt, trie: Trie, now: int, may_wait: int) -> 
         sizes,
     )
     distinct = Distinct(
-        int64s_at(newest.stamp, topics),
-        int32s_at(newest.places, topics),
-        int32s_at(newest.order, topics),
+        int64s_at(newest.seen, topics),
+        int32s_at(newest.order, topics + 1),
         int64s_at(newest.generation, 1),
     )
     origin = Origin(state.schema_id, at.slice_id, at.key_bytes, state.epoch)

@@ -54,8 +54,7 @@ class ConflationAt(NamedTuple):
     sequences: int
     topic_sizes: int
     pending: int
-    stamp: int
-    places: int
+    seen: int
     order: int
     generation: int
     arena: int
