@@ -11,6 +11,7 @@ import xxhash
 HEADER = struct.Struct("<4sBBHHHIQQQQIIIIII")
 """Epoch, sequence and times are signed, but valid only from 0 on."""
 CHECKSUM, FIXED, CONTROL, LINE_B, END, SEQUENCES, NULLS = (1 << bit for bit in range(7))
+NUMBERS = 256
 MAX_BODY = 64 * 1024 * 1024
 
 
@@ -119,7 +120,7 @@ def decode(key: bytes | None, header: bytes, body: bytes) -> Decoded:
         at = _up(at + -(-fields.count // 8))
     topic_offsets_at = at
     at = _up(at + 4 * (fields.topics + 1))
-    text_at = at
+    text_at = at = _up(at + 4 * fields.topics * bool(fields.flags & NUMBERS))
     payloads_at = _up(at + fields.topic_bytes)
     _require(payloads_at <= len(body), "columns")
     data = body[payloads_at:]
@@ -165,8 +166,8 @@ def _check_fields(fields: Fields, header: bytes) -> None:
     _require(fields.magic == b"BBOX", "magic")
     _require(fields.version == 2, "version")
     _require(fields.header_checksum == checksum(header[:68]), "header checksum")
-    _require(fields.flags < 128, "flags")
-    _require(not (fields.flags & CONTROL and fields.flags & (SEQUENCES | NULLS)), "flags of control")
+    _require(fields.flags & ~(127 | NUMBERS) == 0, "flags")
+    _require(not (fields.flags & CONTROL and fields.flags & (SEQUENCES | NULLS | NUMBERS)), "flags of control")
     _require(fields.key_bytes <= 8, "key bytes")
     control, fixed = bool(fields.flags & CONTROL), bool(fields.flags & FIXED)
     if control:

@@ -30,10 +30,10 @@ from blackbox.block.encode import (
     write_template,
 )
 from blackbox.block.envelope import TOPICS_AT, envelope_bytes
-from blackbox.block.format import HEADER_BYTES, MAX_BODY_BYTES, read_header
+from blackbox.block.format import FLAG_NUMBERS, HEADER_BYTES, MAX_BODY_BYTES, read_header
 from blackbox.block.validate import check_block
 from blackbox.native.intrinsics import bytes_at, copy_bytes
-from blackbox.native.name_table import Numbering, number_of
+from blackbox.native.name_table import HINT_WORDS, Numbering, number_of
 from blackbox.native.prefix_trie import Trie
 from blackbox.subscribe.callbacks import Callback
 from blackbox.subscribe.conflation import Conflation
@@ -96,7 +96,7 @@ def _encode(
 ) -> None:
     origin = Origin(0, 0, 0, 1)
     for _ in range(times):
-        plan = plan_block(rows, order, topic_index, 0, len(order), MAX_BODY_BYTES, table, distinct)
+        plan = plan_block(rows, order, topic_index, 0, len(order), MAX_BODY_BYTES, table, distinct, FLAG_NUMBERS)
         write_body(target, plan, rows, order, topic_index, table, distinct)
         write_template(header, plan, target, True, origin, 1)
         finish_header(header, 0, 1, 0)
@@ -215,6 +215,7 @@ class Subject:
         self.table = Table(1, callbacks, frozenset([b""]), 2, 0)
         self._topics = Numbering(2 * TOPICS, 16)
         self._sets = numpy.zeros(2 * TOPICS, numpy.int32)
+        self._hints = numpy.zeros(2 * TOPICS * HINT_WORDS, numpy.uint64)
         self._counters = SliceCounters()
         self.sequences = Sequences(1, 1, 0, 1, 0, self._counters)
         self._conflation = Conflation(1)
@@ -222,6 +223,7 @@ class Subject:
             *(0, 0, 0, 0, 0, 0, self._counters.address, 0, 2),
             self._topics.at,
             self._sets.ctypes.data,
+            self._hints.ctypes.data,
             self.sequences.at,
             *(0, 0, 0, 0, 0, 0),
             self._conflation.at,

@@ -11,6 +11,7 @@ from blackbox.block.format import (
     FLAG_CHECKSUM,
     FLAG_FIXED,
     FLAG_NULLS,
+    FLAG_NUMBERS,
     FLAG_SEQUENCES,
     HEADER_BYTES,
     MAGIC,
@@ -111,6 +112,7 @@ ROW_BYTES = 16
 _SEQUENCE_BYTES = 8
 _TOPIC_BYTES = 4
 """Bytes that a topic adds beside its text: its offset."""
+_NUMBER_BYTES = 4
 _HALF = 32
 _PLACE = (1 << _HALF) - 1
 _LAST_GENERATION = (1 << 31) - 1
@@ -161,14 +163,17 @@ def plan_block(
     block_bytes: int,
     table: TopicTable,
     distinct: Distinct,
+    flags: int = 0,
 ) -> Plan:
     """Plan a block of the first rows of `order[start:stop]`, topics `topic_ids[start:stop]`, that fit in `block_bytes`.
 
-    At least one row is taken, so a message larger than `block_bytes` gets a block of its own.
+    At least one row is taken, so a message larger than `block_bytes` gets a block of its own. `flags`: FLAG_NUMBERS,
+    for a block that tells the ids of its topics, or 0.
     """
     generation = _next_generation(distinct)
     spaced = rows.lengths != 0
     row_bytes = numpy.int64(ROW_BYTES) + (_SEQUENCE_BYTES if rows.sequences != 0 else 0)
+    topic_cost = numpy.int64(_TOPIC_BYTES) + (_NUMBER_BYTES if flags & FLAG_NUMBERS else 0)
     cost = rows.stride + row_bytes
     topics = 0
     topic_bytes = 0
@@ -182,7 +187,7 @@ def plan_block(
         seen = distinct.seen[topic]
         fresh = numpy.int64(seen >> _HALF != generation)
         size = fresh * table.sizes[topic]
-        left -= cost + size + _TOPIC_BYTES * fresh
+        left -= cost + size + topic_cost * fresh
         if left < 0 and at > numpy.uint64(start):
             end = at
             break
@@ -200,7 +205,8 @@ def plan_block(
         extent.stride,
         extent.first_byte,
         extent.first_row,
-        (0 if extent.stride == VARIABLE else FLAG_FIXED)
+        flags
+        | (0 if extent.stride == VARIABLE else FLAG_FIXED)
         | (FLAG_NULLS if extent.shortest < 0 else 0)
         | (FLAG_SEQUENCES if rows.sequences != 0 else 0),
     )
@@ -300,6 +306,8 @@ def write_body(
     if plan.flags & FLAG_NULLS:
         _write_validity(target + layout.validity, plan, rows, order)
     _write_topics(target + layout.topic_offsets, target + layout.topics, plan.topics, table, distinct)
+    if plan.flags & FLAG_NUMBERS:
+        copy_bytes(target + layout.topic_numbers, distinct.order.ctypes.data, 4 * plan.topics)
     _write_payloads(target, layout.payload_offsets, layout.payloads, plan, rows, order)
 
 
@@ -319,7 +327,7 @@ def _write_words(target: int, source: int, plan: Plan, order: NDArray[numpy.int3
 @inner
 def _clear_padding(target: int, layout: BodyLayout) -> None:
     # Up to 7 bytes before each column belong to nobody: unwritten, they would leak old memory onto the wire.
-    for place in layout[:7]:
+    for place in layout[:8]:
         int64s_at(target + place - 8, 1)[0] = 0
 
 
@@ -435,7 +443,7 @@ def write_template(target: int, plan: Plan, body_address: int, checksum: bool, o
 @njit(nogil=True, cache=True)
 def restamp(target: int, origin: Origin, ts_in: int) -> None:
     """Turn the header of a block that was sent into the template for sending it again."""
-    uint16s_at(target + OFFSET_FLAGS, 1)[0] &= FLAG_CHECKSUM | FLAG_FIXED | FLAG_NULLS | FLAG_SEQUENCES
+    uint16s_at(target + OFFSET_FLAGS, 1)[0] &= FLAG_CHECKSUM | FLAG_FIXED | FLAG_NULLS | FLAG_NUMBERS | FLAG_SEQUENCES
     uint16s_at(target + OFFSET_SCHEMA, 1)[0] = origin.schema_id
     uint16s_at(target + OFFSET_SLICE, 1)[0] = origin.slice_id
     bytes_at(target + OFFSET_KEY_BYTES, 1)[0] = origin.key_bytes

@@ -21,6 +21,7 @@ Body: columns, each starting at a multiple of 8::
     sequences       int64[count]          only when FLAG_SEQUENCES: else they follow each other
     validity        bit[count]            only when FLAG_NULLS: 0 marks a message that has no value
     topic_offsets   int32[topics + 1]
+    topic_numbers   uint32[topics]        only when FLAG_NUMBERS: what its publisher calls each topic
     topics          the distinct topics, one after the other
     payloads        to the end of the body
 """
@@ -52,9 +53,11 @@ FLAG_SEQUENCES: Final = 32
 """Data only: each message's sequence number stands in a column of its own."""
 FLAG_NULLS: Final = 64
 """Data only: some messages have no value; the column `validity` says which."""
-KNOWN_FLAGS: Final = 127
 FLAG_RECORDED: Final = 128
 """Never travels: a subscriber notes with it in its copy of a header that an archive has brought the block."""
+FLAG_NUMBERS: Final = 256
+"""Data only: the column `topic_numbers` is there, so that a receiver need not look each topic up by its name."""
+KNOWN_FLAGS: Final = 127 | FLAG_NUMBERS
 
 OFFSET_MAGIC: Final = 0
 OFFSET_VERSION: Final = 4
@@ -120,6 +123,7 @@ class BodyLayout(NamedTuple):
     sequences: int
     validity: int
     topic_offsets: int
+    topic_numbers: int
     topics: int
     payloads: int
     end: int
@@ -138,10 +142,19 @@ def body_layout(count: int, topics: int, topic_bytes: int, payload_bytes: int, f
     sequences = payload_offsets if flags & FLAG_FIXED else _align(payload_offsets + 4 * (count + 1))
     validity = sequences + (8 * count if flags & FLAG_SEQUENCES else 0)
     topic_offsets = validity + (_align((count + 7) >> 3) if flags & FLAG_NULLS else 0)
-    text = _align(topic_offsets + 4 * (topics + 1))
+    topic_numbers = _align(topic_offsets + 4 * (topics + 1))
+    text = topic_numbers + (_align(4 * topics) if flags & FLAG_NUMBERS else 0)
     payloads = _align(text + topic_bytes)
     return BodyLayout(
-        topic_index, payload_offsets, sequences, validity, topic_offsets, text, payloads, payloads + payload_bytes
+        topic_index,
+        payload_offsets,
+        sequences,
+        validity,
+        topic_offsets,
+        topic_numbers,
+        text,
+        payloads,
+        payloads + payload_bytes,
     )
 
 

@@ -11,6 +11,7 @@ from blackbox.block.format import (
     FLAG_CONTROL,
     FLAG_FIXED,
     FLAG_NULLS,
+    FLAG_NUMBERS,
     FLAG_SEQUENCES,
     HEADER_BYTES,
     KNOWN_FLAGS,
@@ -86,7 +87,7 @@ FAULT_TEXT = {
     Fault.EPOCH: "the publisher's run began in the future: one of the two clocks is wrong",
 }
 
-_DATA_ONLY = FLAG_SEQUENCES | FLAG_NULLS
+_DATA_ONLY = FLAG_SEQUENCES | FLAG_NULLS | FLAG_NUMBERS
 _NONE = int(Fault.NONE)
 _HEADER_SIZE = int(Fault.HEADER_SIZE)
 _MAGIC = int(Fault.MAGIC)

@@ -82,6 +82,7 @@ class Numbering:
 FULL = -1
 _UPPER = numpy.uint64(0xFFFFFFFF00000000)
 _LOWER = numpy.uint64(0x00000000FFFFFFFF)
+_HALF = numpy.uint64(32)
 
 
 @njit(inline="always")
@@ -143,4 +144,38 @@ def number_of(numbering: NumberingAt, address: int, size: int) -> int:
     used[0] = number + 1
     if 2 * (number + 1) > mask and number + 1 < numbering.capacity:
         _take_more_slots(numbering)
+    return number
+
+
+NO_HINT = -1
+HINT_WORDS = 4
+"""Of what is kept of a hint: the first and the last eight bytes of its name, and the name's size and number."""
+_INLINE_BYTES = 16
+
+
+@njit(nogil=True, cache=True)
+def number_by_hint(numbering: NumberingAt, hints: int, hint: int, address: int, size: int) -> int:
+    """Return as `number_of`, without a search if this name came with this hint last time.
+
+    `hints`: address of uint64[capacity, HINT_WORDS], zero at first, for one numbering that is never cleared. `hint`:
+    the number that the sender of the name has for it. A wrong one costs time, and nothing else: the whole name is
+    compared with what is kept.
+    """
+    if hint < 0 or hint >= numbering.capacity:
+        return number_of(numbering, address, size)
+    kept = uint64s_at(hints + 8 * HINT_WORDS * hint, HINT_WORDS)
+    if size >= 8:
+        first, last = load_word(address), load_word(address + size - 8)
+    else:
+        first, last = short_word(address, size), numpy.uint64(0)
+    if kept[0] == first and kept[1] == last and kept[2] >> _HALF == numpy.uint64(size):
+        number = numpy.int64(kept[2] & _LOWER) - 1
+        if size <= _INLINE_BYTES:
+            return number
+        if _equal(numbering.text + int64s_at(numbering.starts + 8 * number, 1)[0], address, size):
+            return number
+    number = number_of(numbering, address, size)
+    if number != FULL:
+        kept[0], kept[1] = first, last
+        kept[2] = numpy.uint64(size) << _HALF | numpy.uint64(number + 1)
     return number

@@ -19,7 +19,7 @@ from blackbox.block.encode import (
     write_body,
     write_template,
 )
-from blackbox.block.format import HEADER_BYTES, read_header
+from blackbox.block.format import FLAG_NUMBERS, HEADER_BYTES, read_header
 from blackbox.native.intrinsics import copy_bytes, inner, int32s_at, int64s_at, unsigned
 from blackbox.native.jit import njit
 from blackbox.native.lost_pages import lost_pages
@@ -147,7 +147,15 @@ def plan_next(encoder: Encoder, rows: Rows, at: int, stop: int) -> Plan:
     """Plan a block of rows of one key from place `at` of the selection on, as many as fit."""
     selection = encoder.selection
     return plan_block(
-        rows, selection.order, selection.topics, at, stop, encoder.block_bytes, encoder.table, encoder.distinct
+        rows,
+        selection.order,
+        selection.topics,
+        at,
+        stop,
+        encoder.block_bytes,
+        encoder.table,
+        encoder.distinct,
+        numpy.int64(FLAG_NUMBERS),
     )
 
 

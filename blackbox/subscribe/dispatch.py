@@ -9,7 +9,16 @@ import numpy
 
 from blackbox.block.block_handler import BLOCK, IDLE, handed_block_at
 from blackbox.block.envelope import TOPICS_AT, envelope_at, envelope_bytes, row_group, rows_at
-from blackbox.block.format import FLAG_RECORDED, HEADER_BYTES, KNOWN_FLAGS, OFFSET_FLAGS, Header, layout_of, read_header
+from blackbox.block.format import (
+    FLAG_NUMBERS,
+    FLAG_RECORDED,
+    HEADER_BYTES,
+    KNOWN_FLAGS,
+    OFFSET_FLAGS,
+    Header,
+    layout_of,
+    read_header,
+)
 from blackbox.native.intrinsics import (
     call_with_address,
     copy_bytes,
@@ -20,7 +29,7 @@ from blackbox.native.intrinsics import (
     uint64s_at,
     unsigned,
 )
-from blackbox.native.name_table import FULL, number_of
+from blackbox.native.name_table import FULL, NO_HINT, number_by_hint
 from blackbox.native.prefix_trie import Trie, longest_prefix
 from blackbox.subscribe.slice_memory import ENVELOPE_AT, SliceAt, TableAt
 from blackbox.subscribe.slow_subscriber import is_over
@@ -38,6 +47,7 @@ def match_topics(at: SliceAt, table: TableAt, trie: Trie, header: Header, body: 
     numbers = int32s_at(envelope + TOPICS_AT, header.topics)
     sets = int32s_at(envelope + TOPICS_AT + 4 * header.topics, header.topics)
     set_of_topic = int32s_at(at.set_of_topic, at.topics.capacity)
+    hints = int32s_at(body + layout.topic_numbers, header.topics if header.flags & FLAG_NUMBERS else 0)
     set_workers = uint64s_at(table.set_workers, table.sets)
     known = int64s_at(at.topics.used, 1)
     wanted = numpy.uint64(0)
@@ -46,7 +56,8 @@ def match_topics(at: SliceAt, table: TableAt, trie: Trie, header: Header, body: 
         start = numpy.int64(offsets[topic])
         size = numpy.int64(offsets[topic + 1]) - start
         before = known[0]
-        number = number_of(at.topics, body + layout.topics + start, size)
+        hint = numpy.int64(hints[topic]) if len(hints) > 0 else NO_HINT
+        number = number_by_hint(at.topics, at.hints, hint, body + layout.topics + start, size)
         if number == FULL:
             unnumbered = 1
             found = longest_prefix(trie, body + layout.topics + start, size)
@@ -54,7 +65,7 @@ def match_topics(at: SliceAt, table: TableAt, trie: Trie, header: Header, body: 
             found = longest_prefix(trie, body + layout.topics + start, size)
             set_of_topic[number] = found
         else:
-            found = set_of_topic[number]
+            found = set_of_topic[unsigned(number)]
         numbers[topic] = number
         sets[topic] = found
         wanted |= set_workers[found]

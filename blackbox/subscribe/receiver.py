@@ -27,7 +27,7 @@ from blackbox.feed.feed import Feed
 from blackbox.native.jit import warm_up
 from blackbox.native.limits import start_thread
 from blackbox.native.memory import shared_array
-from blackbox.native.name_table import Numbering
+from blackbox.native.name_table import HINT_WORDS, Numbering
 from blackbox.subscribe import state as codes
 from blackbox.subscribe.callbacks import IN_SLICE, Callback
 from blackbox.subscribe.checkpoint import Checkpoint
@@ -142,6 +142,7 @@ class SliceThread:
         self._subscription = Subscription(feed, slice_id, self.state, self._sequences, news, self._wake_pipe)
         self._conflation = Conflation(feed.max_topics) if options.slow.action == "conflate" else None
         self._set_of_topic = numpy.zeros(feed.max_topics, numpy.int32)
+        self._hints = numpy.zeros(feed.max_topics * HINT_WORDS, numpy.uint64)
         self._held = numpy.zeros(HELD_MESSAGES * HELD_MESSAGE_BYTES // 8, numpy.int64)
         self._scratch = numpy.zeros(SCRATCH_WORDS, numpy.int64)
         self.workers: list[Worker] = []
@@ -440,6 +441,7 @@ class SliceThread:
             self.options.workers,
             self.topics.at,
             self._set_of_topic.ctypes.data,
+            self._hints.ctypes.data,
             self._sequences.at,
             self._clock.address,
             self._held.ctypes.data,

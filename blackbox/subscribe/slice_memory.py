@@ -76,6 +76,8 @@ class SliceAt(NamedTuple):
     workers: int
     topics: NumberingAt
     set_of_topic: int
+    hints: int
+    """Of publishers, by which topics are found: see `number_by_hint`."""
     sequences: SequencesAt
     clock: int
     held_messages: int

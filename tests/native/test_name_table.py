@@ -8,7 +8,7 @@ import numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.native.name_table import FULL, Numbering, number_of
+from blackbox.native.name_table import FULL, HINT_WORDS, NO_HINT, Numbering, number_by_hint, number_of
 
 
 def number(numbering: Numbering, name: bytes) -> int:
@@ -41,6 +41,39 @@ def test_names_that_share_their_beginnings_and_ends_are_told_apart() -> None:
     names = [b"AAAAAAAA%sBBBBBBBB" % middle for middle in (b"", b"x", b"xy", b"yx", b"xyz", b"xyzxyzxy")]
     numbering = Numbering(100, 32)
     assert [number(numbering, name) for name in names * 2] == [*range(len(names))] * 2
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([b"A", b"AB", b"ABCDEFG", b"ABCDEFGH"])
+            | st.binary(min_size=1, max_size=40)
+            | st.sampled_from([b"AAAAAAAA%sBBBBBBBB" % middle for middle in (b"", b"x", b"y", b"xy", b"yx")]),
+            st.sampled_from([NO_HINT, 0, 0, 1, 2, 1 << 30, (1 << 31) - 1, -(1 << 31)]),
+        ),
+        max_size=80,
+    ),
+    st.integers(1, 50),
+)
+def test_no_hint_however_wrong_leads_to_another_number(calls: list[tuple[bytes, int]], capacity: int) -> None:
+    numbering, plain = Numbering(capacity, 16), Numbering(capacity, 16)
+    hints = numpy.zeros((capacity, HINT_WORDS), numpy.uint64)
+    for name, hint in calls:
+        text = numpy.frombuffer(name, numpy.uint8)
+        found = number_by_hint(numbering.at, hints.ctypes.data, hint, text.ctypes.data, len(name))
+        assert found == number(plain, name)
+    assert numbering.names() == plain.names()
+
+
+def test_a_right_hint_needs_no_search() -> None:
+    numbering, hints = Numbering(4, 16), numpy.zeros((4, HINT_WORDS), numpy.uint64)
+    for name in (b"AAPL", b"AAPL.trade", b"a topic that is longer than that"):
+        text = numpy.frombuffer(name, numpy.uint8)
+        first = number_by_hint(numbering.at, hints.ctypes.data, 3, text.ctypes.data, len(name))
+        before = numbering._slots.copy()
+        numbering._slots[:] = 0  # nothing would be found there
+        assert number_by_hint(numbering.at, hints.ctypes.data, 3, text.ctypes.data, len(name)) == first
+        numbering._slots[:] = before
 
 
 _MIX = 0x9E3779B97F4A7C15

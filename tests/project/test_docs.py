@@ -23,7 +23,7 @@ from blackbox.replay.status import ReplayStatus
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 WIRE = (DOCS / "wire-format.md").read_text()
 
-FLAGS = ("CHECKSUM", "FIXED", "CONTROL", "LINE_B", "END", "SEQUENCES", "NULLS")
+FLAGS = ("CHECKSUM", "FIXED", "CONTROL", "LINE_B", "END", "SEQUENCES", "NULLS", "NUMBERS")
 EPOCH = 1_699_999_999_000_000_000
 
 HEADER_FIELDS = {
@@ -91,11 +91,13 @@ def test_flag_table() -> None:
     assert sum(int(value) for _, value in rows) == layout.KNOWN_FLAGS
 
 
-@pytest.mark.parametrize("flags", ["", "FIXED", "SEQUENCES", "NULLS", "SEQUENCES NULLS", "FIXED SEQUENCES NULLS"])
+@pytest.mark.parametrize(
+    "flags", ["", "FIXED", "SEQUENCES", "NULLS", "SEQUENCES NULLS", "FIXED SEQUENCES NULLS", "NUMBERS", "NULLS NUMBERS"]
+)
 @pytest.mark.parametrize(("count", "topics", "topic_bytes"), [(1, 1, 1), (3, 2, 20), (7, 3, 16), (0, 0, 0)])
 def test_body_formulas(count: int, topics: int, topic_bytes: int, flags: str) -> None:
     (formulas,) = re.findall(r"With `align.*?\n\n(.*?)\n\n", WIRE, re.DOTALL)
-    names = {"count": count} | {name: name in flags.split() for name in ("FIXED", "SEQUENCES", "NULLS")}
+    names = {"count": count} | {name: name in flags.split() for name in ("FIXED", "SEQUENCES", "NULLS", "NUMBERS")}
     sizes = {"topics": topics, "topic_bytes": topic_bytes}
     for line in formulas.splitlines():
         name, _, formula = line.strip().partition("=")
@@ -105,7 +107,16 @@ def test_body_formulas(count: int, topics: int, topic_bytes: int, flags: str) ->
         names[name.strip()] = eval(python, {"align": lambda x: (x + 7) & ~7}, known)
     places = body_layout(count, topics, topic_bytes, 0, sum(getattr(layout, f"FLAG_{n}") for n in flags.split()))
     assert names["ts_event"] == 0
-    for name in ("topic_index", "payload_offsets", "sequences", "validity", "topic_offsets", "topics", "payloads"):
+    for name in (
+        "topic_index",
+        "payload_offsets",
+        "sequences",
+        "validity",
+        "topic_offsets",
+        "topic_numbers",
+        "topics",
+        "payloads",
+    ):
         assert names[name] == getattr(places, name), name
 
 

@@ -34,6 +34,7 @@ final class Block {
     private long stride;
     private boolean fixed;
     private boolean nulls;
+    private boolean hasTopicNumbers;
     private long firstSequence;
     private long body;
     private long topicIndex;
@@ -142,6 +143,7 @@ final class Block {
         fixed = (flags & Layout.FIXED) != 0;
         numbered = (flags & Layout.SEQUENCES) != 0;
         nulls = (flags & Layout.NULLS) != 0;
+        hasTopicNumbers = (flags & Layout.NUMBERS) != 0;
         count = Records.u32(record + Layout.AT_COUNT);
         first = (int) Records.u32(record + Layout.FIRST_ROW);
         chosen = false;
@@ -226,6 +228,7 @@ final class Block {
         at = nulls ? aligned(at + (count + 7) / 8) : at;
         topicOffsets = body + at;
         at = aligned(at + 4 * (topicCount + 1));
+        at = hasTopicNumbers ? aligned(at + 4 * topicCount) : at;
         topicText = body + at;
         at = aligned(at + topicBytes);
         payloads = body + at;

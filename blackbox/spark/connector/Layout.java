@@ -48,7 +48,8 @@ final class Layout {
     static final int CONTROL = 4;
     static final int SEQUENCES = 32;
     static final int NULLS = 64;
-    static final int KNOWN_FLAGS = 127;
+    static final int NUMBERS = 256;
+    static final int KNOWN_FLAGS = 383;
 
     static final long MAX_BODY = 64L << 20;
     static final long MAX_NUMBER = 1L << 62;
