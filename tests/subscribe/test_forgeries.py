@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import random
+import struct
 import time
 
 import msgspec
 import pytest
 
-from blackbox import Feed, Subscriber
+from blackbox import Batch, Feed, Subscriber
 from blackbox.block.block import Block
 from blackbox.block.format import ACCEPT_KEY
 from blackbox.subscribe.epochs import AHEAD_NS
 from blackbox.testing import Collector, RawPublisher, wait_until
+from tests import wire
 from tests.subscribe.subscribers import PATIENT, one_slice
 
 
@@ -223,3 +226,42 @@ def test_refused_blocks_are_told_in_the_log(caplog: pytest.LogCaptureFixture) ->
         publisher.send_frames(other.frames)
         wait_until(lambda: "blocks: a block came on the line of another slice" in caplog.text)
         subscriber.stop()
+
+
+def with_numbers(block: Block, numbers: list[int]) -> Block:
+    """The same block, whose publisher calls its topics so."""
+    fields = wire.unpack(block.header)
+    at = block.layout.topic_numbers
+    column = wire.pad(struct.pack(f"<{len(numbers)}I", *numbers))
+    body = block.body[:at].tobytes() + column + block.body[at:].tobytes()
+    sizes = {"body_bytes": len(body), "body_checksum": wire.checksum(body)}
+    return Block.decode(block.key, wire.pack(fields._replace(flags=fields.flags | wire.NUMBERS, **sizes)), body)
+
+
+@pytest.mark.parametrize("highest", [0, 3, 1 << 31, (1 << 32) - 1])
+def test_wrong_numbers_of_topics_lead_to_no_other_topic(highest: int) -> None:
+    chance = random.Random(highest)
+    topics = [b"T%d" % n for n in range(9)] + [b"a longer topic, %d of them" % n for n in range(9)]
+    subscriber, got = subscribed(feed := one_slice())
+    short, numbered = Collector(), list[tuple[bytes, int]]()
+    subscriber.on(b"T")(short.message)
+
+    @subscriber.on_batch(b"")
+    def note(batch: Batch) -> None:
+        numbered.extend(zip(batch.topics, batch.topic_numbers.tolist(), strict=True))
+
+    sent = []
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for _ in range(50):
+            some = chance.sample(topics, chance.randint(1, 9))
+            block = publisher.encode([(topic, topic) for topic in some])
+            publisher.send(with_numbers(block, [chance.choice((0, 1, highest)) for _ in some]))
+            sent += some
+        got.wait(len(sent))
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert [message.topic for message in got.messages] == got.payloads == sent
+    assert short.payloads == [topic for topic in sent if topic.startswith(b"T")]
+    names = subscriber.topics(0)
+    assert [(topic, names.index(topic)) for topic in sent] == numbered
