@@ -234,8 +234,9 @@ def with_numbers(block: Block, numbers: list[int]) -> Block:
     at = block.layout.topic_numbers
     column = wire.pad(struct.pack(f"<{len(numbers)}I", *numbers))
     body = block.body[:at].tobytes() + column + block.body[at:].tobytes()
-    sizes = {"body_bytes": len(body), "body_checksum": wire.checksum(body)}
-    return Block.decode(block.key, wire.pack(fields._replace(flags=fields.flags | wire.NUMBERS, **sizes)), body)
+    flags = fields.flags | wire.NUMBERS
+    fields = fields._replace(flags=flags, body_bytes=len(body), body_checksum=wire.checksum(body))
+    return Block.decode(block.key, wire.pack(fields), body)
 
 
 @pytest.mark.parametrize("highest", [0, 3, 1 << 31, (1 << 32) - 1])
