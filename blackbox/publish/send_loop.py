@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy
 
@@ -26,6 +26,7 @@ from blackbox.block.format import (
 )
 from blackbox.native.intrinsics import bytes_at, copy_bytes, fence, inner, int32s_at, uint32_at
 from blackbox.native.jit import njit
+from blackbox.native.kept import kept_at
 from blackbox.native.posix import monotonic_ns, now_ns, poke, sleep_microseconds
 from blackbox.native.records import load_shared, store_shared, swap_shared
 from blackbox.publish.batcher import Encoder, encode_planned, group_by_key, plan_next
@@ -443,12 +444,24 @@ def _sleep(sender: Sender, ring: RingAt, wait_ns: int) -> None:
         sleep_microseconds(numpy.int64(10))
 
 
+class StandIn(NamedTuple):
+    """What a thread sends with that stands in for a sender."""
+
+    sender: Sender
+    ring: RingAt
+    encoder: Encoder
+
+
+_stand_in_at = kept_at(StandIn)
+
+
 @njit(nogil=True, cache=True)
-def stand_in(sender: Sender, ring: RingAt, encoder: Encoder) -> None:
-    """Send in the place of a sender that sleeps; wake it if more has come meanwhile.
+def stand_in(kept: int) -> None:
+    """Send in the place of a sender that sleeps; wake it if more has come meanwhile. `kept`: address of a `StandIn`.
 
     For any thread, behind what it put into the ring. libzmq's sockets may go from thread to thread behind a fence.
     """
+    sender, ring, encoder = _stand_in_at(kept)
     ring_state = ring_state_at(ring.state)
     if not swap_shared(ring_state, "sleeping", ASLEEP, STOOD_IN):
         return  # whoever sends looks at the ring once more

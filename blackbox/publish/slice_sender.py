@@ -17,13 +17,14 @@ from blackbox.block.format import FLAG_END, HEARTBEAT_KEY, MAX_KEY_BYTES
 from blackbox.errors import BlackBoxError, EndpointError, NotRecordedError, PublisherError
 from blackbox.feed.feed import Feed, Slice
 from blackbox.native.jit import WARM_UP_NEEDS, warm_up
+from blackbox.native.kept import Kept
 from blackbox.native.limits import Needs, start_thread
 from blackbox.publish import send_loop as send
 from blackbox.publish.acknowledgements import RecorderPosition, What, in_words
 from blackbox.publish.batcher import Encoder, make_selection
 from blackbox.publish.line_socket import open_xpub
 from blackbox.publish.peer_guard import GUARD_NEEDS, Guard
-from blackbox.publish.ring import DRAINING, ENDING, Ring, RingAt, discard
+from blackbox.publish.ring import DRAINING, ENDING, Ring, discard
 from blackbox.publish.sender_state import SCRATCH_WORDS, Sender, SenderState
 from blackbox.publish.subscriptions import Subscriptions, cover, split_changes
 from blackbox.transport.context import CONTEXT_NEEDS, close_context, open_context, pin_thread, wake_on_time
@@ -111,7 +112,7 @@ class SliceSender:
         self._deadline = 0.0
         self._received = numpy.zeros(_RECEIVED_BYTES, numpy.uint8)
         self._answer_at = 0
-        self._stand_in: tuple[Sender, RingAt, Encoder] | None = None
+        self._stand_in: Kept | None = None
         self._probes: list[zmq.Socket[bytes]] = []
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"blackbox-sender-{slice_id}", daemon=True)
@@ -197,7 +198,7 @@ class SliceSender:
         if stand_in is None or time.monotonic_ns() - self.sent.sent_at < self.feed.linger_ns:
             self.ring.wake()
         else:
-            send.stand_in(*stand_in)
+            send.stand_in(stand_in.address)
 
     def flush(self, deadline: float, next_epoch: int = 0) -> None:
         """Wait until the ring is empty: everything published before is with ZeroMQ. Raises PublisherError in time.
@@ -316,7 +317,7 @@ class SliceSender:
             encoder = self.make_encoder(send.GATHER_ROWS)
             sender = self._sender([])
             warm_up(send.send_until, sender, self.ring.at, encoder, 0)
-            warm_up(send.stand_in, sender, self.ring.at, encoder)
+            warm_up(send.stand_in, 0)
             warm_up(send.read_subscriptions, sender, 0, 0, 0)
             warm_up(send.send_control, sender, self.origin, 0, 0, 0, 0, 0, 0)
             warm_up(cover, 0, 0, 0, 0, 0, 0, 0)
@@ -436,7 +437,7 @@ class SliceSender:
     def _let_stand_in(self, sender: Sender, encoder: Encoder) -> None:
         """Let publishing threads send while this one sleeps, unless they could wait for a slow subscriber there."""
         self.sent.epoch = self.origin.epoch
-        self._stand_in = None if self._wait else (sender, self.ring.at, encoder)
+        self._stand_in = None if self._wait else Kept(send.StandIn(sender, self.ring.at, encoder))
 
     def _begin_epoch(self, sender: Sender, sockets: list[zmq.Socket[bytes]]) -> None:
         """Tell what the epoch before has reached, then that another one goes on: twice, as once is not believed."""

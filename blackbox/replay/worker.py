@@ -62,7 +62,7 @@ class ReplayWorker:
     def warm_up(self) -> None:
         """Compile what it runs, before there is something to play."""
         warm_up(play, self._at, 0, 0, self._trie, NO_BLOCKS, 0, 0, 0, False)
-        warm_up_turns(self._at, self._table)
+        warm_up_turns()
 
     def play(self, alive: object, blocks: BlockTableAt, start: int, is_changed: Callable[[], bool]) -> int:
         """Play blocks from `start` on; return where it ended, which is early after a change.

@@ -21,16 +21,14 @@ from blackbox.block.received_block import ReceivedBlock
 from blackbox.native.intrinsics import inner, int32s_at
 from blackbox.native.jit import njit, warm_up
 from blackbox.subscribe.callbacks import Callback
-from blackbox.subscribe.match_table import WorkerTable
 from blackbox.subscribe.worker_loop import call_compiled, entry_at
 from blackbox.subscribe.worker_state import (
     ALL_ROWS,
     ENTRY_BYTES,
     PLACE_BYTES,
-    WorkerAt,
-    WorkerTableAt,
     batch_entry_at,
     block_place_at,
+    worker_with_table_at,
 )
 
 OnError = Callable[[Callback, BaseException, Batch, int], bool]
@@ -104,8 +102,9 @@ def _row(entries: int, number: int, block_rows: int, place: int) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def call_entry(at: WorkerAt, table: WorkerTableAt, number: int, start: int, count: int) -> None:
-    """Run a compiled callback on some messages of its batch."""
+def call_entry(kept: int, number: int, start: int, count: int) -> None:
+    """Run a compiled callback on some messages of its batch. `kept`: address of a `WorkerWithTable`."""
+    at, table = worker_with_table_at(kept)
     entry = entry_at(at, number)
     origins = block_place_at(at.places_of_blocks + PLACE_BYTES * entry.slot).origins
     call_compiled(at, table, entry, start, count, origins)
@@ -219,7 +218,7 @@ def warm_up_python_callbacks() -> None:
     warm_up_batches()
 
 
-def warm_up_turns(at: WorkerAt, table: WorkerTable) -> None:
+def warm_up_turns() -> None:
     """Do as `warm_up_python_callbacks`, and compile what calls compiled callbacks in turn with others."""
     warm_up_python_callbacks()
-    warm_up(call_entry, at, table.at, 0, 0, 0)
+    warm_up(call_entry, 0, 0, 0, 0)

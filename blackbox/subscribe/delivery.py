@@ -20,6 +20,7 @@ from blackbox.block.format import LEAST_ROW_BYTES, MAX_BODY_BYTES
 from blackbox.block.gap import Gap
 from blackbox.block.received_block import BatchFeed, ReceivedBlock
 from blackbox.errors import CallbackError
+from blackbox.native.kept import Kept
 from blackbox.native.memory import foreign_array
 from blackbox.subscribe import worker_loop as collect
 from blackbox.subscribe.callback_turns import Part, Taker, call_entry, give_in_turn, give_message_by_message, list_turns
@@ -38,6 +39,7 @@ from blackbox.subscribe.worker_state import (
     GapNotice,
     WorkerAt,
     WorkerState,
+    WorkerWithTable,
 )
 from blackbox.transport.libzmq import close_messages
 
@@ -142,7 +144,7 @@ class Delivery:
         self._callbacks_raised = numpy.zeros(callbacks, numpy.int32)
         self._raises = numpy.zeros(callbacks, numpy.int64)
         self.state.burst = self.burst.address
-        self._at = WorkerAt(
+        at = WorkerAt(
             dealer,
             slice_state.address,
             self._counters.address,
@@ -162,7 +164,8 @@ class Delivery:
             self._block_places.ctypes.data,
             slice_counters.address,
         )
-        return self._at
+        self.kept = Kept(WorkerWithTable(at, table.at))
+        return at
 
     def close(self) -> None:
         """Free what the burst still holds. For when no compiled code uses it any more."""
@@ -328,7 +331,7 @@ class Delivery:
         self._counters.batches += int(is_python[turns[:found]].sum())
 
     def _call_compiled(self, entry: int, start: int, count: int) -> None:
-        call_entry(self._at, self._table.at, entry, start, count)
+        call_entry(self.kept.address, entry, start, count)
         if self.state.raised:
             self.compiled_raised()
 

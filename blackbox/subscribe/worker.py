@@ -21,7 +21,7 @@ from blackbox.subscribe.match_table import WorkerTable
 from blackbox.subscribe.slice_hooks import SliceHookCaller
 from blackbox.subscribe.state import TERMINATE, SliceState
 from blackbox.subscribe.timers import Timers
-from blackbox.subscribe.worker_state import NEVER, WorkerAt
+from blackbox.subscribe.worker_state import NEVER
 from blackbox.transport.context import pin_thread
 from blackbox.transport.libzmq import close_messages, init_messages
 
@@ -121,7 +121,7 @@ class Worker:
         slot = self._delivery.scratch.ctypes.data + collect.SLOT_AT
         init_messages(slot, 2)
         try:
-            warm_up(collect.collect, self._addresses(socket.underlying), self._table.at)
+            warm_up(collect.collect, 0)
             warm_up_python_callbacks()
             self._enter(WorkerLife.RUNNING)
             socket.send(b"")  # from here on the slice thread can reach this worker
@@ -131,11 +131,11 @@ class Worker:
             self._delivery.close()
 
     def _loop(self, dealer: int) -> None:
-        at = self._addresses(dealer)
         delivery = self._delivery
+        self._set_addresses(dealer)
         delivery.begin_timers(self._timers)
         while not delivery.quit:
-            reason = collect.collect(at, self._table.at)
+            reason = collect.collect(delivery.kept.address)
             if delivery.state.raised:
                 delivery.compiled_raised()
             if reason == collect.DELIVER:
@@ -146,7 +146,7 @@ class Worker:
                 self._tick()
             elif reason == collect.SWITCH:
                 self._table = self._table_of_version(delivery.state.next_version)
-                at = self._addresses(dealer)
+                self._set_addresses(dealer)
             elif reason == collect.EPOCH:
                 delivery.enter_epoch(self.number, self.slice_id, self._hook_caller)
             elif reason == collect.GAP:
@@ -180,10 +180,8 @@ class Worker:
         is_busy = self._state.blocks > 0 or self._counters.busy_since_ns > 0
         return (took_all and not is_busy) or self.life is WorkerLife.ENDED
 
-    def _addresses(self, dealer: int) -> WorkerAt:
-        return self._delivery.addresses(
-            self._table, dealer, self._slice_state, self._slice_counters, self._lags, self._ages
-        )
+    def _set_addresses(self, dealer: int) -> None:
+        self._delivery.addresses(self._table, dealer, self._slice_state, self._slice_counters, self._lags, self._ages)
 
     def _is_terminated(self) -> bool:
         return self._slice_state.stopping == TERMINATE

@@ -37,6 +37,7 @@ from blackbox.subscribe.worker_state import (
     callback_call_at,
     gap_notice_at,
     worker_state_at,
+    worker_with_table_at,
 )
 from blackbox.transport.libzmq import (
     DONTWAIT,
@@ -520,12 +521,14 @@ def _take_notice(at: WorkerAt, table: WorkerTableAt) -> int:
 
 
 @njit(nogil=True, cache=True)
-def collect(at: WorkerAt, table: WorkerTableAt) -> int:
+def collect(kept: int) -> int:
     """Work until Python is needed; returns why. Bursts without Python callbacks never come back.
 
+    `kept`: address of a `WorkerWithTable`.
     A burst is what was in the queue at once, up to BURST_BLOCKS: its last batch for a callback is that callback's
     `end_of_batch`.
     """
+    at, table = worker_with_table_at(kept)
     state = worker_state_at(at.state)
     slice_state = slice_state_at(at.slice_state)
     while load_shared(slice_state, "stopping") != TERMINATE and state.last == 0:

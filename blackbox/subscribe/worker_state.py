@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from blackbox.native.kept import kept_at
 from blackbox.native.records import Field, SharedRecord, record_at
 
 NEVER: Final = (1 << 63) - 1
@@ -167,3 +168,13 @@ class WorkerTableAt(NamedTuple):
     """Address of int64[many]: the address of each own compiled callback's count of messages lost; else 0."""
     listens: int
     """1: Python is to hear of gaps, for hooks or books."""
+
+
+class WorkerWithTable(NamedTuple):
+    """A worker, and the callbacks that it calls."""
+
+    worker: WorkerAt
+    table: WorkerTableAt
+
+
+worker_with_table_at = kept_at(WorkerWithTable)
