@@ -35,7 +35,7 @@ from blackbox.publish.batcher import (
     put_stored,
     select_rows,
 )
-from blackbox.publish.ring import ASKED, RECORD_BYTES, TAIL, LargePayloadError, Packers, Ring
+from blackbox.publish.ring import ASKED, RECORD_BYTES, TAIL, FullError, LargePayloadError, Packers, Ring
 from blackbox.publish.sender_state import SenderState
 from blackbox.publish.slice_sender import SliceSender, needs_of
 
@@ -105,22 +105,32 @@ def _check_put(at: int, slice_id: int, what: str) -> None:
         raise JournalError(f"slice {slice_id}: a recording's file shrank while its messages were published")
 
 
-class _Routes(dict[bytes, tuple[Ring, int]]):
-    """Topic to ring and topic id, filled as topics are first published."""
+class _Route(NamedTuple):
+    """What `publish` needs to know of a topic; `shared` and `view` are the ring's."""
+
+    topic_id: int
+    ring: Ring
+    shared: memoryview[int]
+    view: memoryview[int]
+
+
+class _Routes(dict[bytes, _Route]):
+    """What is known of each topic, filled as topics are first published."""
 
     def __init__(self, feed: Feed, running: Callable[[], list[SliceSender]]) -> None:
         self._feed = feed
         self._running = weakref.WeakMethod(running)  # not a circle: its publisher holds this
 
-    def __missing__(self, topic: bytes) -> tuple[Ring, int]:
+    def __missing__(self, topic: bytes) -> _Route:
         if type(topic) is not bytes:
             raise TypeError(f"topic was {type(topic).__name__}, expected bytes: {topic!r}")
         running = self._running()
         assert running is not None, "the publisher that looks a topic up is there"
         sender = running()[self._feed.slice_of(topic)]
-        with sender.ring.lock:
+        ring = sender.ring
+        with ring.lock:
             sender.check()
-            route = self[topic] = sender.ring, sender.add_topic(topic)
+            route = self[topic] = _Route(sender.add_topic(topic), ring, ring.shared, ring.view)
         return route
 
 
@@ -233,20 +243,23 @@ class Publisher:
         buffers are copied once more.
         """
         try:
-            ring, topic_id = self._routes[topic]
-            pack, size = self._packers[len(payload)]  # type: ignore[arg-type]
-            shared = ring.shared
-            with ring.lock:
-                tail = shared[TAIL]
-                end = tail + size
-                if end > ring.limit:
-                    ring.put_waiting(pack, size, len(payload), topic_id, ts_event, payload)  # type: ignore[arg-type]
-                else:
-                    pack(ring.view, tail, len(payload), topic_id, ts_event, payload)  # type: ignore[arg-type]
-                    shared[TAIL] = end
-            # Outside of the lock: its release is the fence that the reader's going to sleep is paired with.
+            topic_id, ring, shared, view = self._routes[topic]
+            pack, size, payload_bytes = self._packers[len(payload)]  # type: ignore[arg-type]
+            try:
+                del ring.turn  # a third of what a lock takes; as with one, Ctrl-C comes before it or behind `finally`
+                try:
+                    tail = ring.tail
+                    end = tail + size
+                    if end > ring.limit:
+                        raise FullError
+                    pack(view, tail, payload_bytes, topic_id, ts_event, payload)
+                    shared[TAIL] = ring.tail = end
+                finally:
+                    ring.turn = None
+            except (AttributeError, FullError):
+                ring.put_waiting(pack, size, payload_bytes, topic_id, ts_event, payload)
             if shared[ASKED]:
-                ring.answer()
+                ring.tell(0)
         except LargePayloadError:
             data = _bytes_of(payload)
             self.publish_many((topic,), (0,), data, (ts_event,), (0, len(data)))
@@ -261,14 +274,13 @@ class Publisher:
             self._publish_null(topic, ts_event)
 
     def _publish_null(self, topic: bytes, ts_event: int) -> None:
-        ring, topic_id = self._routes[topic]
-        with ring.lock:
-            try:
-                ring.put_waiting(Packers.null, RECORD_BYTES, NO_VALUE, topic_id, ts_event)
-            except struct.error as error:
-                raise ValueError(f"ts_event was {ts_event!r}, expected an int64") from error
-        if ring.shared[ASKED]:  # behind the lock, as in `publish`
-            ring.answer()
+        route = self._routes[topic]
+        try:
+            route.ring.put_waiting(Packers.null, RECORD_BYTES, NO_VALUE, route.topic_id, ts_event)
+        except struct.error as error:
+            raise ValueError(f"ts_event was {ts_event!r}, expected an int64") from error
+        if route.shared[ASKED]:
+            route.ring.tell(0)
 
     def publish_many(
         self,
@@ -327,15 +339,21 @@ class Publisher:
         with ring.lock:
             numbers = numpy.fromiter(map(sender.add_key, keys), numpy.int64, stored.count)
             stored = stored._replace(keys=numbers.ctypes.data)
-            while at < stored.count:
-                sender.check()
-                try:
-                    at = put_stored(ring.at, sender.origin, stored, at, sender.wanted, ts_in, sender.guard.shared_at)
-                finally:  # as in `_put`
-                    ring.forget_limit()
-                _check_put(at, slice_id, "a recorded block")
-                if at < stored.count:
-                    ring.wait()
+            ring.take_turn()
+            try:
+                while at < stored.count:
+                    sender.check()
+                    try:
+                        at = put_stored(
+                            ring.at, sender.origin, stored, at, sender.wanted, ts_in, sender.guard.shared_at
+                        )
+                    finally:  # as in `_put`
+                        ring.forget_limit()
+                    _check_put(at, slice_id, "a recorded block")
+                    if at < stored.count:
+                        ring.wait()
+            finally:
+                ring.turn = None
 
     def _resolve(self, topics: Sequence[bytes]) -> _Resolved:
         resolved = self._resolved
@@ -345,8 +363,8 @@ class Publisher:
         known = len(resolved.topics) if topics[: len(resolved.topics)] == resolved.topics else 0
         routes = [self._routes[topic] for topic in topics[known:]]
         slice_of_ring = {id(sender.ring): sender.slice_id for sender in self._senders}
-        slices = numpy.array([slice_of_ring[id(ring)] for ring, _ in routes], numpy.int32)
-        ids = numpy.array([topic_id for _, topic_id in routes], numpy.int32)
+        slices = numpy.array([slice_of_ring[id(route.ring)] for route in routes], numpy.int32)
+        ids = numpy.array([route.topic_id for route in routes], numpy.int32)
         slices = numpy.concatenate([resolved.slices[:known], slices])
         ids = numpy.concatenate([resolved.ids[:known], ids])
         resolved = _Resolved(topics, slices, ids, numpy.unique(slices).tolist())
@@ -375,14 +393,18 @@ class Publisher:
                 raise ValueError("topic_index was changed while it was being published, and is out of range now")
             groups = group_by_key(selection, count, encoder.key_of_topic, len(sender.keys))
             at = 0
-            while at < count:
-                try:
-                    at = put_blocks(ring.at, encoder, at, rows, groups, sender.wanted, ts_in)
-                finally:  # also when Ctrl-C comes right behind the call: what was put is put
-                    ring.forget_limit()
-                _check_put(at, slice_id, f"a block of {self.feed.block_bytes} bytes")
-                if at < count:
-                    ring.wait()
+            ring.take_turn()
+            try:
+                while at < count:
+                    try:
+                        at = put_blocks(ring.at, encoder, at, rows, groups, sender.wanted, ts_in)
+                    finally:  # also when Ctrl-C comes right behind the call: what was put is put
+                        ring.forget_limit()
+                    _check_put(at, slice_id, f"a block of {self.feed.block_bytes} bytes")
+                    if at < count:
+                        ring.wait()
+            finally:
+                ring.turn = None
 
     def wait_for_subscribers(self, prefix: bytes = b"", timeout: float = 10.0, count: int = 1) -> None:
         """Wait until every slice that topics with `prefix` can fall into has `count` subscribers for them.

@@ -43,6 +43,7 @@ from blackbox.publish.ring import (
     STOOD_IN,
     UNWANTED,
     RingAt,
+    answer,
     ask,
     count_of,
     key_of,
@@ -100,6 +101,8 @@ KEPT_BYTES: Final = 1 + MOST_BYTES
 """Bytes of a subscription that Python looks at; what is longer is none of ours."""
 _HEARTBEAT = numpy.frombuffer(HEARTBEAT_KEY, numpy.uint8)
 
+_IN_FLIGHT_NS: Final = 2_000
+"""Ten times as long as a processor keeps what it writes to itself."""
 GATHER_ROWS: Final = 16_384
 """Single messages taken out of the ring in one pass."""
 
@@ -425,6 +428,11 @@ def _fall_asleep(sender: Sender, ring: RingAt) -> bool:
         sender_state_at(sender.state).asked_at = now
     store_shared(state, "sleeping", ASLEEP)
     fence()
+    # `publish` has no fence between its record and its look for one that asks: that would take a lock. What it has put
+    # without having seen this one ask comes to light meanwhile.
+    until = monotonic_ns() + _IN_FLIGHT_NS
+    while load_shared(state, "tail") == state.head and monotonic_ns() < until:
+        pass
     return load_shared(state, "tail") == state.head
 
 
@@ -450,18 +458,32 @@ class StandIn(NamedTuple):
     sender: Sender
     ring: RingAt
     encoder: Encoder
+    may_send: bool
 
 
 _stand_in_at = kept_at(StandIn)
 
 
 @njit(nogil=True, cache=True)
-def stand_in(kept: int) -> None:
-    """Send in the place of a sender that sleeps; wake it if more has come meanwhile. `kept`: address of a `StandIn`.
+def tell(kept: int, handed_over_ns: int) -> None:
+    """Answer a sender that asks, see `ring.answer`; have what is in the ring sent if it sleeps.
+
+    Here, if its line is idle and its thread may be stood in for, else by waking it. `kept`: address of a `StandIn`.
+    """
+    sender, ring, encoder, may_send = _stand_in_at(kept)
+    if answer(ring, handed_over_ns):
+        if may_send and monotonic_ns() - sender_state_at(sender.state).sent_at >= sender.linger_ns:
+            _stand_in(sender, ring, encoder)
+        else:
+            poke(ring.wake_fd, ring.state)
+
+
+@inner
+def _stand_in(sender: Sender, ring: RingAt, encoder: Encoder) -> None:
+    """Send in the place of a sender that sleeps; wake it if more has come meanwhile.
 
     For any thread, behind what it put into the ring. libzmq's sockets may go from thread to thread behind a fence.
     """
-    sender, ring, encoder = _stand_in_at(kept)
     ring_state = ring_state_at(ring.state)
     if not swap_shared(ring_state, "sleeping", ASLEEP, STOOD_IN):
         return  # whoever sends looks at the ring once more

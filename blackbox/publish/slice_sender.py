@@ -98,10 +98,10 @@ class SliceSender:
         def check() -> None:
             sender.check()
 
-        def rouse() -> None:
-            sender.rouse()
+        def wake(_: int) -> None:
+            sender.ring.wake()
 
-        self.ring = Ring(RING_BYTES, max(_PENDING_BLOCKS * feed.block_bytes, 1 << 20), check, rouse)
+        self.ring = Ring(RING_BYTES, max(_PENDING_BLOCKS * feed.block_bytes, 1 << 20), check, wake)
         self.state = State.NEW
         self.topics: dict[bytes, int] = {}
         self.error: BlackBoxError | None = None
@@ -112,7 +112,6 @@ class SliceSender:
         self._deadline = 0.0
         self._received = numpy.zeros(_RECEIVED_BYTES, numpy.uint8)
         self._answer_at = 0
-        self._stand_in: Kept | None = None
         self._probes: list[zmq.Socket[bytes]] = []
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"blackbox-sender-{slice_id}", daemon=True)
@@ -192,14 +191,6 @@ class SliceSender:
         if self.state is State.ENDED:
             raise PublisherError(f"slice {self.slice_id}: the publisher was closed")
 
-    def rouse(self) -> None:
-        """Have what is in the ring sent while the thread sleeps: here if the line is idle, else by waking it."""
-        stand_in = self._stand_in
-        if stand_in is None or time.monotonic_ns() - self.sent.sent_at < self.feed.linger_ns:
-            self.ring.wake()
-        else:
-            send.stand_in(stand_in.address)
-
     def flush(self, deadline: float, next_epoch: int = 0) -> None:
         """Wait until the ring is empty: everything published before is with ZeroMQ. Raises PublisherError in time.
 
@@ -210,14 +201,18 @@ class SliceSender:
         if not self.ring.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise late  # another thread holds it while it waits for room
         try:
-            while not self.ring.is_empty():
-                if time.monotonic() >= deadline:
-                    raise late
-                self.ring.announce_wait()
-                if not self.ring.is_empty():
-                    self.ring.wait()
-            if next_epoch:
-                self._ask_for_epoch(next_epoch)
+            self.ring.take_turn()
+            try:
+                while not self.ring.is_empty():
+                    if time.monotonic() >= deadline:
+                        raise late
+                    self.ring.announce_wait()
+                    if not self.ring.is_empty():
+                        self.ring.wait()
+                if next_epoch:
+                    self._ask_for_epoch(next_epoch)
+            finally:
+                self.ring.turn = None
         finally:
             self.ring.lock.release()
 
@@ -317,7 +312,7 @@ class SliceSender:
             encoder = self.make_encoder(send.GATHER_ROWS)
             sender = self._sender([])
             warm_up(send.send_until, sender, self.ring.at, encoder, 0)
-            warm_up(send.stand_in, 0)
+            warm_up(send.tell, 0, 0)
             warm_up(send.read_subscriptions, sender, 0, 0, 0)
             warm_up(send.send_control, sender, self.origin, 0, 0, 0, 0, 0, 0)
             warm_up(cover, 0, 0, 0, 0, 0, 0, 0)
@@ -326,6 +321,7 @@ class SliceSender:
             self._bind(context, sockets)
             self.guard.start()
             sender = self._sender(sockets)
+            self._let_stand_in(sender, encoder)
             self._enter(State.RUNNING)
             self._ready.set()
             self._serve(sender, encoder, sockets)
@@ -339,7 +335,9 @@ class SliceSender:
         finally:
             self._enter(State.ENDED)  # writers that wait for room hold the lock, and leave when they see this
             with self.ring.lock:
+                self.ring.take_turn()
                 self.ring.forget_limit()  # from now on every write looks for room, and finds that this has ended
+                self.ring.turn = None
                 self.discarded = discard(self.ring.at) - self.sent.handled
             self.guard.close()
             for socket in (*self._probes, *sockets):
@@ -418,7 +416,6 @@ class SliceSender:
 
     def _serve(self, sender: Sender, encoder: Encoder, sockets: list[zmq.Socket[bytes]]) -> None:
         self.sent.heartbeat_at = time.monotonic_ns() + self.feed.heartbeat_ns
-        self._let_stand_in(sender, encoder)
         while True:
             retry_ns = self._answer_at if self.subscriptions.asked else _NEVER_NS
             reason = send.send_until(sender, self.ring.at, encoder, retry_ns)
@@ -437,7 +434,13 @@ class SliceSender:
     def _let_stand_in(self, sender: Sender, encoder: Encoder) -> None:
         """Let publishing threads send while this one sleeps, unless they could wait for a slow subscriber there."""
         self.sent.epoch = self.origin.epoch
-        self._stand_in = None if self._wait else Kept(send.StandIn(sender, self.ring.at, encoder))
+        self.stand_in = send.StandIn(sender, self.ring.at, encoder, not self._wait)
+        kept = Kept(self.stand_in)
+
+        def tell(handed_over_ns: int) -> None:
+            send.tell(kept.address, handed_over_ns)
+
+        self.ring.tell = tell
 
     def _begin_epoch(self, sender: Sender, sockets: list[zmq.Socket[bytes]]) -> None:
         """Tell what the epoch before has reached, then that another one goes on: twice, as once is not believed."""
