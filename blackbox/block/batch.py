@@ -374,6 +374,35 @@ class Batch:
         return column if self.rows is None else column[self.rows]
 
 
+class SingleBatch(Batch):
+    """A batch of the only message of a block, which is opened when something of it is asked for.
+
+    Of messages that travel one by one this is a fifth of the time that their delivery takes.
+    """
+
+    __slots__ = ("_found", "_how")
+
+    def __init__(
+        self, how: tuple[object, int, int, int, int, Sequence[BatchFeed]], ts_event: int, end_of_batch: bool
+    ) -> None:
+        """`how`: what `Opened` is made with."""
+        self._how, self._found = how, None
+        self.rows, self.end_of_batch = None, end_of_batch
+        self._payload_list = self._message_topics = self._message_records = None
+        self._message_times = [ts_event]
+
+    @property
+    def _opened(self) -> Opened:  # type: ignore[override]  # in place of attributes
+        if self._found is None:
+            self._found = Opened(*self._how)
+        return self._found
+
+    @property
+    def block(self) -> Block:  # type: ignore[override]
+        """The block."""
+        return self._opened.block
+
+
 class Message(msgspec.Struct, gc=False):
     """One message of a batch. But for its payload it looks its fields up when they are asked for."""
 

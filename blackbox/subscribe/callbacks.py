@@ -70,6 +70,11 @@ class Callback:
         self.active = True
 
     @property
+    def takes_messages(self) -> bool:
+        """Whether its function gets messages, all and as they are."""
+        return self.kind == "message" and self.types is None and type(self) is Callback
+
+    @property
     def name(self) -> str:
         """How the function is called, for messages to people."""
         return name_of(self.function)

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Final
+from typing import Any, Final
 
 import numpy
 from numpy.typing import NDArray
 
 from blackbox.arguments import name_of
-from blackbox.block.batch import Batch, Message
+from blackbox.block.batch import Batch, Message, SingleBatch
 from blackbox.block.format import LEAST_ROW_BYTES, MAX_BODY_BYTES
 from blackbox.block.gap import Gap
 from blackbox.block.received_block import BatchFeed, ReceivedBlock
@@ -45,6 +45,7 @@ from blackbox.transport.libzmq import close_messages
 
 _FIRST_ROWS = 1 << 16
 _LEAST_ENTRIES = 256
+_BUSY_SINCE: Final = WorkerCounters.busy_since_ns.start
 _MESSAGES: Final[frozenset[Kind]] = frozenset(("message", "book"))
 
 _identity: NDArray[numpy.int32] = numpy.empty(0, numpy.int32)
@@ -136,6 +137,7 @@ class Delivery:
     ) -> WorkerAt:
         """All of this for compiled code, with scratch for a table's callbacks."""
         self._table = table
+        self._takes_messages = [callback.takes_messages for callback in table.callbacks]
         callbacks = len(table.callbacks) + 1
         self._entries = numpy.zeros(max(_LEAST_ENTRIES, 2 * self._slices * table.at.total), BatchEntry.dtype)
         self._counts = numpy.zeros(callbacks, numpy.int64)
@@ -246,9 +248,12 @@ class Delivery:
     def _run_callbacks(self, burst: BlockBurst) -> None:
         entries = self._entries[: self.state.entries].tolist()
         places = self._block_places[: self.state.blocks].tolist()
+        if self.state.singles and all(self._takes_messages[callback] for _, callback, *_ in entries):
+            self._give_singles(burst, entries, places)
+            return
         if len(entries) == 1 and not self.is_over():  # one block for one callback: what is below takes as long as it
             [(slot, callback_number, rows, count, _)] = entries
-            received = self._open(burst, *places[slot])
+            received = self._open(burst, *places[slot][:4])
             batch = Batch(received.block, self._rows_of(burst, rows, count, received.block.count), received)
             part = self._part(0, self._table.callbacks[callback_number], batch)
             self._counters.busy_since_ns = time.monotonic_ns()
@@ -259,13 +264,40 @@ class Delivery:
         for slot, group in groupby(enumerate(entries), lambda each: each[1][0]):
             if self.is_over():
                 return
-            received = self._open(burst, *places[slot])
+            received = self._open(burst, *places[slot][:4])
             parts = []
             for number, (_, callback_number, rows, count, _) in group:
                 batch_rows = self._rows_of(burst, rows, count, received.block.count)
                 batch = Batch(received.block, batch_rows, received, last[callback_number] == number)
                 parts.append((callback_number, self._part(number, self._table.callbacks[callback_number], batch)))
             self._deliver_block([part for _, part in sorted(parts, key=itemgetter(0))], received)
+
+    def _give_singles(self, burst: BlockBurst, entries: list[Any], places: list[Any]) -> None:
+        """Give blocks of one message each the short way: what is not asked for is not looked at."""
+        counters, callbacks, feeds = self._counters, self._table.callbacks, self._feeds
+        busy_since, delivered, batches = counters.words, 0, 0
+        last = {callback: number for number, (_, callback, *_) in enumerate(entries)}
+        for number, (slot, chosen, *_) in enumerate(entries):
+            if self.is_over():
+                break
+            callback = callbacks[chosen]
+            if not callback.active:
+                counters.unwanted += 1
+                continue
+            *block, payload, payload_bytes, ts_event = places[slot]
+            batch = SingleBatch((burst, *block, feeds), ts_event, last[chosen] == number)
+            batches += 1
+            busy_since[_BUSY_SINCE] = time.monotonic_ns()
+            try:
+                callback.function(Message(ctypes.string_at(payload, payload_bytes), batch, 0))
+            except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
+                if not self._raised(callback, error, batch, 0):
+                    break
+            else:
+                delivered += 1
+        busy_since[_BUSY_SINCE] = 0
+        counters.delivered += delivered
+        counters.batches += batches
 
     def _part(self, number: int, callback: Callback, batch: Batch) -> Part:
         """What a callback gets of a block: all that its prefix asks for, or of that the types that it wants."""

@@ -8,7 +8,7 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.block.envelope import TOPICS_AT, envelope_at, row_group, rows_at
-from blackbox.block.format import FLAG_FIXED, layout_of, read_header
+from blackbox.block.format import FLAG_FIXED, FLAG_NULLS, layout_of, read_header
 from blackbox.native.histogram import record
 from blackbox.native.intrinsics import (
     bytes_at,
@@ -399,6 +399,25 @@ def keep_place(at: WorkerAt, body_bytes: int, origins: int) -> None:
     place.body = msg_data(slot + MESSAGE_BYTES)
     place.body_bytes = body_bytes
     place.origins = origins
+    header = read_header(place.envelope)
+    place.payload_bytes = -1
+    if header.count == 1 and header.flags & FLAG_NULLS == 0 and origins == 0:
+        payloads = layout_of(header).payloads
+        place.payload = place.body + payloads
+        place.payload_bytes = body_bytes - payloads
+        place.ts_event = int64s_at(place.body, 1)[0]
+
+
+@inner
+def _are_single(at: WorkerAt) -> int:
+    """Return 1 if each batch of the burst is the only message of a block, and the only batch of it."""
+    last = numpy.int64(-1)
+    for number in range(worker_state_at(at.state).entries):
+        slot = entry_at(at, number).slot
+        if slot <= last or block_place_at(at.places_of_blocks + PLACE_BYTES * slot).payload_bytes < 0:
+            return 0
+        last = slot
+    return 1
 
 
 @inner
@@ -463,6 +482,7 @@ def run_block(at: WorkerAt, table: WorkerTableAt, ask: int, envelope_message: in
     if left > 0:
         keep_place(at, msg_size(slot + MESSAGE_BYTES), numpy.int64(0))
         state.blocks = 1  # from here on the burst holds the messages: a callback may keep it
+        state.singles = _are_single(at)
         call_with_address(ask, DELIVER)
         close_messages(state.burst, 2 * state.blocks)
         state.blocks = 0
@@ -544,6 +564,7 @@ def collect(kept: int) -> int:
         taken = state.blocks
         if taken > 0:
             if run_compiled(at, table, numpy.int64(0), numpy.int64(0)) > 0 or state.raised != 0:
+                state.singles = _are_single(at)
                 return DELIVER
             close_messages(state.burst, 2 * taken)
             state.blocks = 0

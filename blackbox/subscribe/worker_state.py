@@ -31,6 +31,8 @@ class WorkerState(SharedRecord):
     """Blocks in the burst; what is in it when `collect` is called is freed first."""
     entries = Field()
     """Batches of the burst."""
+    singles = Field()
+    """1: each of these is the only message of a block, and the only batch of it."""
     burst = Field()
     """Address of the burst: Python puts a fresh one there when it keeps the old."""
     last = Field()
@@ -83,6 +85,12 @@ class BlockPlace(SharedRecord):
     body_bytes = Field()
     origins = Field()
     """Address of where each message came from, if a replay gathered them from several blocks; else 0."""
+    payload = Field()
+    """Address of the payload of a block's only message."""
+    payload_bytes = Field()
+    """Its size; -1: there are more messages, or it has no value."""
+    ts_event = Field()
+    """Of the only message."""
 
 
 class CallbackCall(SharedRecord):

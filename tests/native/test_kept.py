@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 import pytest
@@ -36,7 +36,7 @@ outer_at = kept_at(Outer)
 
 
 @njit
-def read(kept: int) -> tuple[int, int, int, int, int, int, int, int]:
+def read(kept: int) -> Any:
     outer = outer_at(kept)
     inner = outer.inner
     inner.counts[0] += 1
