@@ -386,7 +386,8 @@ class SingleBatch(Batch):
         self, how: tuple[object, int, int, int, int, Sequence[BatchFeed]], ts_event: int, end_of_batch: bool
     ) -> None:
         """`how`: what `Opened` is made with."""
-        self._how, self._found = how, None
+        self._how = how
+        self._found: Opened | None = None
         self.rows, self.end_of_batch = None, end_of_batch
         self._payload_list = self._message_topics = self._message_records = None
         self._message_times = [ts_event]

@@ -277,7 +277,8 @@ def answer(ring: RingAt, handed_over_ns: int) -> bool:
         store_shared(state, "answer_ns", handed_over_ns if handed_over_ns != 0 else now_ns())
         swap_shared(state, "asked", 2, 0)  # 1: the reader has asked again, and may have missed the message
     fence()
-    return load_shared(state, "sleeping") == ASLEEP
+    sleeps: bool = load_shared(state, "sleeping") == ASLEEP
+    return sleeps
 
 
 @inner
