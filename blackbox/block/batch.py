@@ -385,23 +385,23 @@ class SingleBatch(Batch):
     def __init__(
         self, how: tuple[object, int, int, int, int, Sequence[BatchFeed]], ts_event: int, end_of_batch: bool
     ) -> None:
-        """`how`: what `Opened` is made with."""
+        """`how`: what `ReceivedBlock` is made with."""
         self._how = how
-        self._found: Opened | None = None
+        self._found: ReceivedBlock | None = None
         self.rows, self.end_of_batch = None, end_of_batch
         self._payload_list = self._message_topics = self._message_records = None
         self._message_times = [ts_event]
 
     @property
-    def _opened(self) -> Opened:  # type: ignore[override]  # in place of attributes
+    def _received(self) -> ReceivedBlock:  # type: ignore[override]  # in place of attributes
         if self._found is None:
-            self._found = Opened(*self._how)
+            self._found = ReceivedBlock(*self._how)
         return self._found
 
     @property
     def block(self) -> Block:  # type: ignore[override]
         """The block."""
-        return self._opened.block
+        return self._received.block
 
 
 class Message(msgspec.Struct, gc=False):

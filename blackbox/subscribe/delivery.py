@@ -276,6 +276,7 @@ class Delivery:
         """Give blocks of one message each the short way: what is not asked for is not looked at."""
         counters, callbacks, feeds = self._counters, self._table.callbacks, self._feeds
         busy_since, delivered, batches = counters.words, 0, 0
+        entries.sort()  # by block, then as callbacks were registered
         last = {callback: number for number, (_, callback, *_) in enumerate(entries)}
         for number, (slot, chosen, *_) in enumerate(entries):
             if self.is_over():
