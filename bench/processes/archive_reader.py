@@ -11,7 +11,7 @@ import msgspec
 from bench.measure.contest import Lost, expect
 from bench.processes.child import answer, has_order, orders
 from blackbox import ArchiveClient, ArchiveError, Feed
-from blackbox.archive.serve.fetched import Fetched
+from blackbox.archive.serve.connection import Fetched
 
 _PATIENCE_S: Final = 1.0
 

@@ -35,8 +35,11 @@ _NEAR: Final = 10_000
 _QUEUE_BLOCKS: Final = 64
 _SEND_MS: Final = 20
 _CLOSE_S: Final = 10.0
-_REST_S: Final = 1.0
-"""How long nothing is asked for once no archive has answered: gaps are told at once meanwhile."""
+_PAUSE_S: Final = 0.004
+"""Until archives are asked again that have not answered; it doubles, up to the next one."""
+_MOST_PAUSE_S: Final = 0.32
+_PROBE_S: Final = 1.0
+"""Between two looks at whether an archive answers, when none did."""
 _NOTICE_S: Final = 10.0
 _NOTE: Final = struct.Struct("<qqq")
 
@@ -73,10 +76,13 @@ class Archives(Protocol):
     def kept(self) -> AbstractContextManager[Self]:
         """Return what one thread asks again and again, and its end."""
 
-    def missing(self, slice_id: int, asked: Iterable[Missing], is_over: Callable[[], bool]) -> Iterator[Block]:
-        """Yield the blocks that hold missing numbers, of each key in order; up to MOST_REQUESTS of what is asked.
+    def missing(
+        self, slice_id: int, asked: Iterable[Missing], wait_s: float, is_over: Callable[[], bool]
+    ) -> Iterator[Block | Missing]:
+        """Ask each archive once: yield the blocks that hold missing numbers, of each key in order.
 
-        Raises BlackBoxError once it `is_over`, when no archive has answered.
+        Up to MOST_REQUESTS of what is asked. What may still come follows as Missing: an archive did not answer, unless
+        it has been silent for `wait_s`. Raises BlackBoxError when none answers.
         """
 
     def answers(self) -> bool:
@@ -126,7 +132,10 @@ class Repairer:
         self.socket.bind(endpoint)
         self._context, self._endpoint = context, endpoint
         self._over, self._has_begun = threading.Event(), threading.Event()
-        self._rests_until = self._told_at = self._asked_at = self._took_s = 0.0
+        self._told_at = self._asked_at = self._took_s = 0.0
+        self._taken = 0
+        self._rests = False
+        """Whether gaps are told at once, as no archive has answered for so long as they may be waited for."""
         self._falls = 0
         self._thread = threading.Thread(target=self._run, name=f"blackbox-repair-{slice_id}", daemon=True)
 
@@ -158,14 +167,20 @@ class Repairer:
                 let_others_go_first()
                 self._begin(out, self._since)
             while not self._over.is_set():
-                select.select([self._pipe.reader], [], [])
+                self._sleep(None if self._queue.answers else _PROBE_S)
                 self._spread()
-                with suppress(BlockingIOError):
-                    os.read(self._pipe.reader, MOST_REQUESTS)
                 while not self._over.is_set() and self._join.phase != JoinPhase.LIVE:
                     self._catch_up(out)
-                while not self._over.is_set() and (found := self._take()):
-                    self._answer(out, found)
+                if self._queue.asked != self._taken:
+                    self._answer(out)
+                elif not self._queue.answers and not self._over.is_set() and self._archives.answers():
+                    self._queue.answers, self._rests = 1, False
+
+    def _sleep(self, most_s: float | None) -> None:
+        """Sleep until the slice thread asks for something, or for so long, more or less."""
+        select.select([self._pipe.reader], [], [], most_s and random.uniform(0.5, 1) * most_s)
+        with suppress(BlockingIOError):
+            os.read(self._pipe.reader, MOST_REQUESTS)
 
     def _begin(self, out: zmq.Socket[bytes], since: Since) -> None:
         """Bring what was before the slice began."""
@@ -219,9 +234,9 @@ class Repairer:
         if time.monotonic() < self._asked_at + _AGAIN_S:
             self._over.wait(random.random() * min(self._took_s, _MOST_JITTER_S))
 
-    def _take(self) -> list[Missing]:
-        """Return what is asked for now; of one key what lies near each other as one."""
-        first, stop = self._queue.answered, self._queue.asked
+    def _take(self, most: int) -> list[Missing]:
+        """Return what is asked for now, up to so many; of one key what lies near each other as one."""
+        first, stop = self._taken, min(self._queue.asked, self._taken + most)
         found: dict[tuple[bytes, int], list[Missing]] = {}
         for number in range(first, stop):
             request = RepairRequest(self._requests[number % MOST_REQUESTS : number % MOST_REQUESTS + 1])
@@ -234,32 +249,60 @@ class Repairer:
         self._taken = stop
         return [missing for each in found.values() for missing in each]
 
-    def _answer(self, out: zmq.Socket[bytes], found: list[Missing]) -> None:
-        if time.monotonic() >= self._rests_until:
-            self._bring(out, found)
-        for missing in found:
-            self._note(out, PASSED, missing.epoch, missing.stop, missing.key)
+    def _answer(self, out: zmq.Socket[bytes]) -> None:
+        """Bring what is asked for, and what is meanwhile; archives that do not answer are asked again until it is late.
+
+        What has come, or does not come, is told of each key in order.
+        """
+        waiting: list[tuple[float, Missing]] = []
+        pause_s, heard, failure = _PAUSE_S, 0.0, BlackBoxError()
+        while self._join.phase == JoinPhase.LIVE and (waiting or self._queue.asked != self._taken):
+            fresh = self._take(MOST_REQUESTS - len(waiting))
+            waiting += ((time.monotonic() + self._wait_s, each) for each in fresh)
+            self._queue.answered = self._taken - 1  # the last one stands for all that wait
+            left: list[Missing] = []
+            if not self._rests:
+                asked = [each for _, each in waiting]
+                try:
+                    left = self._bring(out, asked, waiting[-1][0])
+                    heard, self._queue.answers = time.monotonic(), 1
+                except BlackBoxError as error:
+                    failure, left = error, asked
+            if self._over.is_set():
+                return
+            now, still = time.monotonic(), list[tuple[float, Missing]]()
+            for until, each in waiting:
+                rests = [rest for rest in left if _holds(each, rest)]
+                if rests and now < until:
+                    still += ((until, rest) for rest in rests)
+                    continue
+                if rests and heard < until - self._wait_s:
+                    self._queue.answers, self._rests = 0, True
+                    self._notice(failure)
+                self._note(out, PASSED, each.epoch, each.stop, each.key)
+            waiting = still
+            if waiting:
+                pause_s = _PAUSE_S if fresh else min(2 * pause_s, _MOST_PAUSE_S)
+                self._sleep(max(0.0, min(pause_s, waiting[0][0] - now)))
         self._queue.answered = self._taken
 
-    def _bring(self, out: zmq.Socket[bytes], found: list[Missing]) -> None:
-        until = time.monotonic() + self._wait_s
+    def _bring(self, out: zmq.Socket[bytes], asked: list[Missing], until: float) -> list[Missing]:
+        """Ask all archives once; return what may still come. Raises BlackBoxError when none answers."""
+        left: list[Missing] = []
 
         def is_over() -> bool:
             return self._over.is_set() or time.monotonic() >= until
 
         self._asked_at = time.monotonic()
-        try:
-            for block in self._archives.missing(self._slice_id, found, is_over):
-                self._send(out, [block.key, block.header, block.body.data])
-                if self._over.is_set():
-                    return
-        except BlackBoxError as error:
-            self._rests_until = time.monotonic() + _REST_S
-            self._queue.answers = 0
-            self._notice(error)
-        else:
-            self._queue.answers = 1
+        for found in self._archives.missing(self._slice_id, asked, self._wait_s, is_over):
+            if isinstance(found, Missing):
+                left.append(found)
+            else:
+                self._send(out, [found.key, found.header, found.body.data])
+            if self._over.is_set():
+                return []
         self._took_s = time.monotonic() - self._asked_at
+        return left
 
     def _notice(self, error: BlackBoxError) -> None:
         if time.monotonic() >= self._told_at:
@@ -278,3 +321,9 @@ class Repairer:
             self._queue.sent += 1
             self._wake()
             return
+
+
+def _holds(asked: Missing, rest: Missing) -> bool:
+    """Whether what is left is a part of what was asked for."""
+    is_same = (asked.key, asked.epoch) == (rest.key, rest.epoch)
+    return is_same and asked.first <= rest.first and rest.stop <= asked.stop

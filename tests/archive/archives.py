@@ -11,7 +11,7 @@ import numpy
 
 from blackbox import Feed, Publisher
 from blackbox.archive.recorder import Recorder
-from blackbox.archive.serve.fetched import Fetched
+from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.protocol import Gone
 from tests.archive.recorders import MIB, ROW_BYTES, feed_of, publish_numbered, wait_recorded
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from blackbox import ArchiveClient, Publisher, Recording
 from blackbox.archive.recorder import Recorder
 from blackbox.archive.serve import piece_reading
-from blackbox.archive.serve.fetched import Fetched
+from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.protocol import AskBlocks, Gone, Piece, Range
 from blackbox.archive.serve.server import ArchiveServer

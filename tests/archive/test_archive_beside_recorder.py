@@ -10,7 +10,7 @@ import pytest
 
 from blackbox import ArchiveClient, ArchiveError, Publisher
 from blackbox.archive.recorder import Recorder
-from blackbox.archive.serve.fetched import Fetched
+from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.testing import wait_until
 from tests.archive.archives import (

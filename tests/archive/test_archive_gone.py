@@ -9,7 +9,7 @@ import pytest
 from blackbox import ArchiveClient, Publisher
 from blackbox.archive.recorder import Recorder
 from blackbox.archive.serve import piece_reading
-from blackbox.archive.serve.fetched import Fetched
+from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.protocol import AskBlocks, Gone
 from blackbox.archive.serve.server import ArchiveServer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -360,3 +360,73 @@ def test_what_was_lost_of_a_run_of_the_publisher_comes_before_the_next_run(tmp_p
     assert heard == sent
     assert begun == [(epoch, 600 * run) for run, epoch in enumerate(dict.fromkeys(epoch for epoch, _ in sent))]
     assert subscriber.statistics().received.gaps == 0
+
+
+@pytest.mark.parametrize("has_other", [False, True])
+def test_an_archive_that_is_down_is_asked_again_until_it_is_back(has_other: bool) -> None:
+    """Another archive answers meanwhile, and lacks it: that is no reason to tell a gap."""
+    feed, other = archived_feed(), archived_feed()
+    archives = (*other.archives, *feed.archives) if has_other else feed.archives
+    several = msgspec.structs.replace(feed, archives=archives)
+    subscriber = Subscriber(several, on_gap="repair", repair_wait_ns=60_000_000_000)
+    seen = listen(subscriber)
+    blocks = [Sent(b"A", 2, number in (1, 3), number != 5) for number in range(8)]
+    poor = [block._replace(is_archived=number not in (1, 5)) for number, block in enumerate(blocks)]
+    with ExitStack() as stack:
+        if has_other:
+            stack.enter_context(archive_of(other, poor))
+        publisher = stack.enter_context(RawPublisher(several))
+        subscriber.start()
+        send_all(publisher, blocks, [not block.is_lost for block in blocks])
+        wait_until(lambda: subscriber.statistics().received.held > 0)
+        late = time.monotonic() + 2.5  # longer than it waits for one answer
+        wait_until(lambda: time.monotonic() > late)
+        with archive_of(feed, blocks):
+            wait_until(lambda: len(seen[b""]) == 16, timeout=30)
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert seen == {b"": [(number, 0) for number in range(16)]}
+
+
+def test_an_archive_that_stays_down_is_waited_for_once() -> None:
+    """What the other archive lacks is told once the wait is over; later gaps do not wait for who is silent."""
+    feed = archived_feed()
+    two = msgspec.structs.replace(feed, archives=(*feed.archives, free_endpoint()))
+    subscriber = Subscriber(two, on_gap="repair", repair_wait_ns=600_000_000)
+    seen = listen(subscriber)
+    blocks = [Sent(b"A", 2, number % 2 == 1, number == 3) for number in range(20)]
+    with archive_of(feed, blocks), RawPublisher(two) as publisher:
+        subscriber.start()
+        for number in range(0, 20, 2):
+            pair = blocks[number : number + 2]
+            send_all(publisher, pair, [not block.is_lost for block in pair])
+            publisher.heartbeat()
+            wait_until(lambda number=number: sum(c or 1 for _, c in seen[b""]) == 2 * number + 4)  # type: ignore[misc]
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert seen == expected(blocks, 0)
+
+
+def test_gaps_come_back_once_archives_answer_again(caplog: pytest.LogCaptureFixture) -> None:
+    feed = archived_feed()
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=300_000_000)
+    seen = listen(subscriber)
+    blocks = [Sent(b"A", 2, number % 2 == 1, True) for number in range(400)]
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        send_all(publisher, blocks[:3], [not block.is_lost for block in blocks[:3]])
+        wait_until(lambda: (2, 2) in seen[b""])
+        wait_until(lambda: "missing messages could not be fetched" in caplog.text)
+        with archive_of(feed, blocks) as archive:
+            wait_until(lambda: archive.statistics().answered > 0)  # somebody has looked whether it is back
+            rest = iter(blocks[3:])
+
+            def was_repaired() -> bool:
+                pair = [next(rest), next(rest)]
+                send_all(publisher, pair, [not block.is_lost for block in pair])
+                wait_until(lambda: seen[b""][-1] == (publisher.sequences[0][b""] - 1, 0))
+                return subscriber.statistics().received.repaired > 0
+
+            wait_until(was_repaired, 30)
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
 import msgspec
-import zmq
 
-from blackbox.archive.serve.fetched import Fetched, WantedRanges, WantedRows
+from blackbox.archive.serve.connection import Connection, Fetched, StaleError, in_place
 from blackbox.archive.serve.protocol import (
-    ANSWERS,
-    ENCODER,
     FRAMES_OF_BLOCK,
     MOST_RANGES,
     About,
@@ -27,29 +24,29 @@ from blackbox.archive.serve.protocol import (
     Refusal,
     TellConsumer,
 )
+from blackbox.archive.serve.wanted import Rows, RowsOfRanges
 from blackbox.block.block import Block
 from blackbox.block.position import Position
-from blackbox.errors import ArchiveError, BlackBoxError, BlockError, ConfigError, EndpointError
+from blackbox.errors import ArchiveError, BlackBoxError, ConfigError
 from blackbox.feed.feed import Feed, check_is_feed
-from blackbox.native.limits import Needs
 from blackbox.subscribe.repair import Later, Missing, Since
-from blackbox.transport.context import allow_ipv6, new_context
-from blackbox.transport.keep_alive import keep_alive
 
 _LATER_S: Final = 0.001
 """Time until what is still being written is asked for again; it doubles while nothing comes."""
 _MOST_LATER_S: Final = 0.32
+_NEXT_S: Final = 0.1
+"""For so long an archive that has no more may get it before the next one is asked, where there are several."""
 _MOST_WAITS: Final = 10
 """So many times as long as it waits for more, who joins asks archives again of which none answers."""
-_LOOK_S: Final = 0.05
-"""Between two looks at whether it is over."""
 _MOST_BYTES: Final = 64 << 20
-_HEAD_FRAMES: Final = 2
-_NEEDS: Final = Needs(descriptors=3)
+"""Of blocks that wait until archives were asked that may have what is before them."""
+
+_NOWHERE: Final = (1 << 63, 0)
+"""Behind all positions."""
 
 
-class _StaleError(Exception):
-    """The archive was started anew: begin again at it."""
+class _NothingMoreError(ArchiveError):
+    """An archive has answered, and has nothing more for now."""
 
 
 class ArchiveClient:
@@ -69,7 +66,9 @@ class ArchiveClient:
         self.feed = feed
         self._timeout = timeout
         self._order = feed.archives
-        self._kept: dict[str, _Asking] | None = None
+        self._silent: dict[str, float] = {}
+        """Since when archives have not answered that were asked, by the monotonic clock."""
+        self._kept: dict[str, Connection] | None = None
         """Connections that wait for the next question; None: each answer has one of its own."""
 
     @contextmanager
@@ -84,22 +83,33 @@ class ArchiveClient:
                 asking.close()
 
     @contextmanager
-    def _asking(self, endpoint: str, is_over: Callable[[], bool] = lambda: False) -> Iterator[_Asking]:
+    def _asking(self, endpoint: str, is_over: Callable[[], bool] = lambda: False) -> Iterator[Connection]:
         """Yield a connection to an archive of this feed."""
-        asking = (self._kept or {}).pop(endpoint, None) or _Asking(endpoint, self._timeout)
-        asking.is_over = is_over
+        began = time.monotonic()
+        asking = (self._kept or {}).pop(endpoint, None) or Connection(endpoint, self._timeout)
+        asking.is_over, asking.heard = is_over, 0.0
         try:
             if not asking.is_known:
                 self._check(asking.ask(AskAbout())[0], endpoint)
                 asking.is_known = True
             yield asking
-        except BaseException:
-            asking.close()
+        except _NothingMoreError:
+            self._keep(asking)
             raise
+        except BaseException as error:
+            asking.close()
+            if isinstance(error, ArchiveError):
+                self._silent[endpoint] = asking.heard or self._silent.get(endpoint, began)
+            raise
+        self._keep(asking)
+
+    def _keep(self, asking: Connection) -> None:
+        """Keep a connection for the next question, if one may come."""
+        self._silent.pop(asking.endpoint, None)
         if self._kept is None:
             asking.close()
         else:
-            self._kept[endpoint] = asking
+            self._kept[asking.endpoint] = asking
 
     def about(self, day: str | None = None) -> About:
         """Return what the first archive that answers holds; `day`: the one to tell more of, default the last.
@@ -158,7 +168,7 @@ class ArchiveClient:
         if key is None and (start is not None or stop is not None):
             raise ConfigError("start or stop was a position without a key, expected the key that it counts")
         self._check_slice(slice_id)
-        return (found for found in self._blocks(WantedRows(ask), timeout) if not isinstance(found, Later))
+        return (found for found in self._blocks(Rows(ask), timeout) if not isinstance(found, Later))
 
     def ranges(
         self, slice_id: int, ranges: Iterable[Range | tuple[bytes, int, int, int]], *, timeout: float = 10.0
@@ -180,7 +190,7 @@ class ArchiveClient:
         wanted = [each if isinstance(each, Range) else Range(*each) for each in ranges]
         wanted.sort(key=lambda each: (each.epoch, each.first))
         parts = (wanted[start : start + MOST_RANGES] for start in range(0, len(wanted), MOST_RANGES))
-        answers = (self._blocks(WantedRanges(slice_id, part), timeout) for part in parts)
+        answers = (self._blocks(RowsOfRanges(slice_id, part), timeout) for part in parts)
         return (found for answer in answers for found in answer if not isinstance(found, Later))
 
     def tell(self, name: str, positions: Mapping[int, Position]) -> None:
@@ -208,29 +218,40 @@ class ArchiveClient:
             return False
         return True
 
-    def missing(self, slice_id: int, asked: Iterable[Missing], is_over: Callable[[], bool]) -> Iterator[Block]:
-        """Yield the recorded blocks that hold some of the numbers that a subscriber misses, up to 1,024 ranges of them.
+    def missing(
+        self, slice_id: int, asked: Iterable[Missing], wait_s: float, is_over: Callable[[], bool], without: str = ""
+    ) -> Iterator[Block | Missing]:
+        """Ask each archive once for numbers that a subscriber misses, up to 1,024 ranges of them.
 
-        What one archive lacks is asked of the next one. They are asked again and again until one has answered. Raises
-        ArchiveError once `is_over`.
+        Yields the recorded blocks that hold some, of each key in order. What one archive lacks is asked of the next
+        one; what may still come follows as Missing: an archive has not answered, or not recorded it yet. An archive
+        that has been silent for `wait_s` is not waited for. All are asked but the one to leave out, `without`.
+        Raises ArchiveError when none answers.
         """
-        rows = WantedRanges(slice_id, [Range(*each) for each in asked])
-        waiting, size = list[Block](), 0
-        while True:
+        ranges = [Range(*each) for each in asked]
+        rows, waiting, size = RowsOfRanges(slice_id, ranges), list[Block](), 0
+        failures, may_come = list[str](), False
+        endpoints = [each for each in self._order if each != without]
+        for endpoint in endpoints:
             try:
-                for found in self._blocks(rows, self._timeout, is_over):
+                for found in self._at(endpoint, rows, self._timeout, is_over):
                     if isinstance(found, Fetched):
                         waiting.append(found.block)
                         size += found.block.body.nbytes
-                    if len(self.feed.archives) == 1 or size > _MOST_BYTES:
+                    if len(endpoints) == 1 or size > _MOST_BYTES:
                         yield from waiting
                         waiting, size = [], 0
-                yield from sorted(waiting, key=lambda block: (block.epoch, block.sequence))
-                return
-            except ArchiveError:
-                if is_over():
-                    raise
-                time.sleep(_LATER_S)
+            except _NothingMoreError:
+                may_come = True
+            except ArchiveError as error:
+                failures.append(str(error))
+                self._put_last(endpoint)
+                may_come |= time.monotonic() - self._silent[endpoint] < wait_s
+            if not rows.left:
+                break
+        if len(failures) == len(endpoints):
+            raise self._none(failures)
+        yield from _in_order(waiting, ranges, rows.left if may_come else [])
 
     def since(
         self, slice_id: int, since: Since, wait_s: float, is_over: Callable[[], bool]
@@ -239,8 +260,8 @@ class ArchiveClient:
 
         And Later whenever there are no more for now.
 
-        Until `is_over`. After `wait_s` without more it goes on at the next archive. Raises ArchiveError when for ten
-        times as long none answers.
+        Until `is_over`. When one archive has no more the next one goes on. Raises ArchiveError when for ten times
+        `wait_s` none answers.
         """
         ask = AskBlocks(
             slice_id=slice_id,
@@ -248,26 +269,76 @@ class ArchiveClient:
             start=Position(since.epoch, since.sequence) if since.epoch else None,
             start_ns=None if since.epoch else since.start_ns,
         )
-        rows, heard = WantedRows(ask, tells_later=True), time.monotonic()
+        rows, heard, failures = Rows(ask, tells_later=True), time.monotonic(), list[str]()
         while not is_over():
-            try:
-                for found in self._blocks(rows, wait_s, is_over):
+            has_more = False
+            for endpoint in self._order:
+                try:
+                    for found in self._at(endpoint, rows, wait_s, is_over):
+                        heard = time.monotonic()
+                        if isinstance(found, Gone):
+                            yield from self._elsewhere(slice_id, found, wait_s, is_over, endpoint)
+                        else:
+                            has_more |= isinstance(found, Fetched)
+                            yield found if isinstance(found, Later) else found.block
+                        if is_over():
+                            return
                     heard = time.monotonic()
-                    if not isinstance(found, Gone):
-                        yield found if isinstance(found, Later) else found.block
-                    elif found.epoch > 0 and found.first >= 0:
-                        yield Missing(b"", found.epoch, found.first, found.first + found.count)
-                    if is_over():
-                        return
-                heard = time.monotonic()
-                yield Later(0)
+                    yield Later(0)
+                except _NothingMoreError:
+                    pass
+                except ArchiveError as error:
+                    failures.append(str(error))
+                    self._put_last(endpoint)
+                    if time.monotonic() - heard > _MOST_WAITS * wait_s:
+                        raise self._none(failures[-len(self._order) :]) from error
+                if is_over():
+                    return
+            if not has_more:
+                time.sleep(random.uniform(0.5, 1) * _MOST_LATER_S)
+
+    def _elsewhere(
+        self, slice_id: int, gone: Gone, wait_s: float, is_over: Callable[[], bool], endpoint: str
+    ) -> Iterator[Block | Missing]:
+        """Yield what other archives have of what one lacks, then the whole as Missing: what came of it is not."""
+        if gone.epoch <= 0 or gone.first < 0:
+            return
+        lacks = Missing(gone.key, gone.epoch, gone.first, gone.first + gone.count)
+        left, until = [lacks] if len(self._order) > 1 else [], time.monotonic() + wait_s
+        pause_s = _LATER_S
+        while left:
+            found = []
+            try:
+                found = list(self.missing(slice_id, left, wait_s, is_over, endpoint))
             except ArchiveError:
-                if time.monotonic() - heard > _MOST_WAITS * wait_s:
-                    raise
-            time.sleep(_MOST_LATER_S)
+                left = []
+            yield from (each for each in found if isinstance(each, Block))
+            left = [each for each in found if isinstance(each, Missing)]
+            if is_over() or time.monotonic() > until:
+                break
+            if left:
+                time.sleep(random.uniform(0.5, 1) * pause_s)
+                pause_s = min(2 * pause_s, _MOST_LATER_S)
+        yield lacks
+
+    def _at(
+        self, endpoint: str, rows: Rows | RowsOfRanges, wait_s: float, is_over: Callable[[], bool]
+    ) -> Iterator[Fetched | Gone | Later]:
+        """Yield what one archive has. Raises ArchiveError; _NothingMoreError when there is no more for `wait_s`.
+
+        If there are others, they are asked sooner.
+        """
+        patience_s = wait_s if len(self.feed.archives) == 1 else min(_NEXT_S, wait_s)
+        while True:
+            try:
+                with self._asking(endpoint, is_over) as asking:
+                    yield from self._from(asking, rows, patience_s)
+            except StaleError:
+                continue
+            return
 
     def _blocks(
-        self, rows: WantedRows | WantedRanges, timeout: float, is_over: Callable[[], bool] = lambda: False
+        self, rows: Rows | RowsOfRanges, timeout: float, is_over: Callable[[], bool] = lambda: False
     ) -> Iterator[Fetched | Gone | Later]:
         failures: list[str] = []
         lacking: list[Gone] | None = None
@@ -279,7 +350,7 @@ class ArchiveClient:
                 if not (lacking := rows.lacking()):
                     return
                 del endpoints[0]
-            except _StaleError:
+            except StaleError:
                 continue
             except ArchiveError as error:
                 self._put_last(endpoints[0])
@@ -293,22 +364,20 @@ class ArchiveClient:
         """Ask others before an archive that has failed."""
         self._order = (*(each for each in self._order if each != endpoint), endpoint)
 
-    def _from(
-        self, asking: _Asking, rows: WantedRows | WantedRanges, timeout: float
-    ) -> Iterator[Fetched | Gone | Later]:
+    def _from(self, asking: Connection, rows: Rows | RowsOfRanges, timeout: float) -> Iterator[Fetched | Gone | Later]:
         """Yield what one archive has, from where the one before ended."""
         ask, heard, pause_s = rows.begin(), time.monotonic(), _LATER_S
         asking.send(ask)
         while True:
             answer, frames = asking.answer()
             if isinstance(answer, Refusal) and ask.cursor is not None:
-                raise _StaleError
+                raise StaleError
             if not isinstance(answer, Piece) or len(frames) != FRAMES_OF_BLOCK * len(answer.blocks):
                 raise ArchiveError(f"{asking.endpoint}: answer was no piece of blocks, or lacked some of them")
             ask = msgspec.structs.replace(ask, cursor=answer.cursor, start=answer.start, ranges=answer.ranges)
             if answer.state == "more":
                 asking.send(ask)  # the archive reads on while this is taken
-            for found in _in_place(asking.endpoint, answer, frames):
+            for found in in_place(asking.endpoint, answer, frames):
                 if (wanted := rows.take(found)) is not None:
                     yield wanted
             if answer.state == "done":
@@ -319,7 +388,9 @@ class ArchiveClient:
             if answer.blocks:
                 heard, pause_s = time.monotonic(), _LATER_S
             elif time.monotonic() - heard > timeout:
-                raise ArchiveError(f"{asking.endpoint}: nothing more was recorded within {timeout:g} s, and no end")
+                raise _NothingMoreError(
+                    f"{asking.endpoint}: nothing more was recorded within {timeout:g} s, and no end"
+                )
             else:
                 if rows.tells_later:
                     yield Later(answer.epoch)
@@ -343,80 +414,15 @@ class ArchiveClient:
         return ArchiveError(f"no archive of feed {self.feed.name!r} answered: {'; '.join(failures)}")
 
 
-class _Asking:
-    """A socket to one archive, for one answer after the other."""
-
-    def __init__(self, endpoint: str, timeout: float) -> None:
-        """Raises EndpointError when it cannot connect."""
-        self.endpoint = endpoint
-        self.is_known = False
-        """Whether the archive was seen to be one of the feed."""
-        self.is_over: Callable[[], bool] = lambda: False
-        """Whether no answer is waited for any more."""
-        self._timeout = timeout
-        self._numbers = itertools.count(1)
-        self._number = b""
-        self._context = new_context("archive client", _NEEDS)
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.linger = 0
-        self._socket.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
-        allow_ipv6(self._socket, self.endpoint)
-        keep_alive(self._socket)
-        try:
-            self._socket.connect(self.endpoint)
-        except zmq.ZMQError as error:
-            self.close()
-            raise EndpointError(error.errno, f"cannot connect to archive {self.endpoint}: {error.strerror}") from error
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._socket.close()
-        self._context.term()
-
-    def ask(self, request: AskAbout | AskBlocks | TellConsumer) -> tuple[Piece | About | Noted | Refusal, list[bytes]]:
-        """Send a request and return its answer. Raises as `send` and `answer`."""
-        self.send(request)
-        return self.answer()
-
-    def send(self, request: AskAbout | AskBlocks | TellConsumer) -> None:
-        """Send a request. Raises ArchiveError when it is not taken."""
-        self._number = next(self._numbers).to_bytes(8, "little")
-        try:
-            self._socket.send_multipart([self._number, ENCODER.encode(request)], zmq.NOBLOCK)
-        except zmq.Again:
-            raise ArchiveError(f"{self.endpoint}: took no request") from None
-
-    def answer(self) -> tuple[Piece | About | Noted | Refusal, list[bytes]]:
-        """Return the answer to the last request. Raises ArchiveError when none comes in time, or it is refused."""
-        until = time.monotonic() + self._timeout
-        while not self.is_over() and (left_s := until - time.monotonic()) > 0:
-            if not self._socket.poll(round(1e3 * min(left_s, _LOOK_S))):
-                continue
-            frames = self._socket.recv_multipart()
-            if len(frames) < _HEAD_FRAMES or frames[0] != self._number:
-                continue
-            try:
-                answer = ANSWERS.decode(frames[1])
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise ArchiveError(f"{self.endpoint} did not answer as an archive does: {error}") from error
-            if isinstance(answer, Refusal) and not answer.is_stale:
-                raise ArchiveError(f"{self.endpoint}: {answer.why}")
-            return answer, frames[_HEAD_FRAMES:]
-        raise ArchiveError(f"{self.endpoint} did not answer within {self._timeout:g} s")
-
-
-def _in_place(endpoint: str, piece: Piece, frames: list[bytes]) -> Iterator[Fetched | Gone]:
-    """Yield the blocks of a piece, checked, and what is missing between them."""
-    gone = iter([*piece.gone, (len(piece.blocks) + 1, None)])
-    place, missing = next(gone)
-    for number, (ts_recv, first_row) in enumerate([*piece.blocks, (0, 0)]):
-        while place <= number and missing is not None:
-            yield missing
-            place, missing = next(gone)
-        if number < len(piece.blocks):
-            start = FRAMES_OF_BLOCK * number
-            try:
-                block = Block.decode(frames[start], frames[start + 1], frames[start + 2])
-            except BlockError as error:
-                raise ArchiveError(f"{endpoint}: a block of its answer is damaged: {error}") from error
-            yield Fetched(block, ts_recv, first_row, block.count)
+def _in_order(blocks: list[Block], asked: list[Range], left: list[Range]) -> Iterator[Block | Missing]:
+    """Yield the blocks before what is left, which may still come, and of each key what was asked for from there on."""
+    firsts: dict[bytes, tuple[int, int]] = {}
+    for each in left:
+        firsts[each.key] = min((each.epoch, each.first), firsts.get(each.key, _NOWHERE))
+    for block in sorted(blocks, key=lambda block: (block.epoch, block.sequence)):
+        if (block.epoch, block.sequence) < firsts.get(block.key, _NOWHERE):
+            yield block
+    for each in asked:
+        epoch, first = firsts.get(each.key, _NOWHERE)
+        if (each.epoch, each.stop) > (epoch, first):
+            yield Missing(each.key, each.epoch, max(each.first, first * (each.epoch == epoch)), each.stop)

@@ -1,34 +1,16 @@
-"""What an archive has brought: recorded blocks, and which of their rows are wanted and new."""
+"""What is wanted of archives, and how far it has come, whichever of them brought it."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import msgspec
 import numpy
 
-from blackbox.archive.serve.protocol import (
-    AskBlocks,
-    Gone,
-    Range,
-)
-from blackbox.block.block import Block
+from blackbox.archive.serve.connection import Fetched
+from blackbox.archive.serve.protocol import AskBlocks, Gone, Range
 from blackbox.block.position import Position
 
 
-class Fetched(NamedTuple):
-    """A recorded block, checked, with the header that its publisher gave it."""
-
-    block: Block
-    ts_recv: int
-    """When the recorder received it, ns since 1970."""
-    first_row: int
-    """Rows before this one were not asked for, or came before."""
-    stop_row: int
-    """Rows from this one on were not asked for."""
-
-
-class WantedRows:
+class Rows:
     """Which rows of what comes are wanted and new, also where another archive goes on."""
 
     def __init__(self, ask: AskBlocks, *, tells_later: bool = False) -> None:
@@ -74,19 +56,19 @@ class WantedRows:
         return []
 
 
-class WantedRanges:
+class RowsOfRanges:
     """What is left of ranges, whichever archive brought the rest."""
 
     tells_later = False
 
     def __init__(self, slice_id: int, ranges: list[Range]) -> None:
         self._slice_id = slice_id
-        self._left = ranges
+        self.left = ranges
         self._why: dict[tuple[bytes, int], str] = {}
 
     def begin(self) -> AskBlocks:
         """Return what to ask the next archive."""
-        return AskBlocks(slice_id=self._slice_id, ranges=self._left)
+        return AskBlocks(slice_id=self._slice_id, ranges=self.left)
 
     def take(self, found: Fetched | Gone) -> Fetched | None:
         """Return what is wanted of it; None: nothing."""
@@ -96,7 +78,7 @@ class WantedRanges:
         block, numbers = found.block, found.block.sequences
         low, high = int(numbers[found.first_row]), int(numbers[-1]) + 1
         left, rows = [], []
-        for each in self._left:
+        for each in self.left:
             first, stop = max(each.first, low), min(each.stop, high)
             if (each.key, each.epoch) != (block.key, block.epoch) or first >= stop:
                 left.append(each)
@@ -104,12 +86,12 @@ class WantedRanges:
             rows += numpy.searchsorted(numbers, (first, stop)).tolist()
             rests = ((each.first, first), (stop, each.stop))
             left += [Range(each.key, each.epoch, *rest) for rest in rests if rest[0] < rest[1]]
-        self._left = left
+        self.left = left
         return Fetched(block, found.ts_recv, min(rows), max(rows)) if rows else None
 
     def lacking(self) -> list[Gone]:
         """Return what an archive that has told all it has did not bring."""
         return [
             Gone(each.epoch, each.first, each.stop - each.first, self._why.get((each.key, each.epoch), ""), each.key)
-            for each in self._left
+            for each in self.left
         ]

@@ -1,0 +1,134 @@
+"""A connection to one archive: a request, its answer, and the blocks of that, checked."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+import msgspec
+import zmq
+
+from blackbox.archive.serve.protocol import (
+    ANSWERS,
+    ENCODER,
+    FRAMES_OF_BLOCK,
+    About,
+    AskAbout,
+    AskBlocks,
+    Gone,
+    Noted,
+    Piece,
+    Refusal,
+    TellConsumer,
+)
+from blackbox.block.block import Block
+from blackbox.errors import ArchiveError, BlockError, EndpointError
+from blackbox.native.limits import Needs
+from blackbox.transport.context import allow_ipv6, new_context
+from blackbox.transport.keep_alive import keep_alive
+
+_LOOK_S: Final = 0.05
+"""Between two looks at whether it is over."""
+_MOST_BYTES: Final = 64 << 20
+_HEAD_FRAMES: Final = 2
+_NEEDS: Final = Needs(descriptors=3)
+
+
+class Fetched(NamedTuple):
+    """A recorded block, checked, with the header that its publisher gave it."""
+
+    block: Block
+    ts_recv: int
+    """When the recorder received it, ns since 1970."""
+    first_row: int
+    """Rows before this one were not asked for, or came before."""
+    stop_row: int
+    """Rows from this one on were not asked for."""
+
+
+class StaleError(Exception):
+    """The archive was started anew: begin again at it."""
+
+
+class Connection:
+    """A socket to one archive, for one answer after the other."""
+
+    def __init__(self, endpoint: str, timeout: float) -> None:
+        """Raises EndpointError when it cannot connect."""
+        self.endpoint = endpoint
+        self.is_known = False
+        """Whether the archive was seen to be one of the feed."""
+        self.heard = 0.0
+        """When it has answered last, by the monotonic clock; 0: not in this use of it."""
+        self.is_over: Callable[[], bool] = lambda: False
+        """Whether no answer is waited for any more."""
+        self._timeout = timeout
+        self._numbers = itertools.count(1)
+        self._number = b""
+        self._context = new_context("archive client", _NEEDS)
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
+        allow_ipv6(self._socket, self.endpoint)
+        keep_alive(self._socket)
+        try:
+            self._socket.connect(self.endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise EndpointError(error.errno, f"cannot connect to archive {self.endpoint}: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+        self._context.term()
+
+    def ask(self, request: AskAbout | AskBlocks | TellConsumer) -> tuple[Piece | About | Noted | Refusal, list[bytes]]:
+        """Send a request and return its answer. Raises as `send` and `answer`."""
+        self.send(request)
+        return self.answer()
+
+    def send(self, request: AskAbout | AskBlocks | TellConsumer) -> None:
+        """Send a request. Raises ArchiveError when it is not taken."""
+        self._number = next(self._numbers).to_bytes(8, "little")
+        try:
+            self._socket.send_multipart([self._number, ENCODER.encode(request)], zmq.NOBLOCK)
+        except zmq.Again:
+            raise ArchiveError(f"{self.endpoint}: took no request") from None
+
+    def answer(self) -> tuple[Piece | About | Noted | Refusal, list[bytes]]:
+        """Return the answer to the last request. Raises ArchiveError when none comes in time, or it is refused."""
+        until = time.monotonic() + self._timeout
+        while not self.is_over() and (left_s := until - time.monotonic()) > 0:
+            if not self._socket.poll(round(1e3 * min(left_s, _LOOK_S))):
+                continue
+            frames = self._socket.recv_multipart()
+            if len(frames) < _HEAD_FRAMES or frames[0] != self._number:
+                continue
+            try:
+                answer = ANSWERS.decode(frames[1])
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise ArchiveError(f"{self.endpoint} did not answer as an archive does: {error}") from error
+            if isinstance(answer, Refusal) and not answer.is_stale:
+                raise ArchiveError(f"{self.endpoint}: {answer.why}")
+            self.heard = time.monotonic()
+            return answer, frames[_HEAD_FRAMES:]
+        raise ArchiveError(f"{self.endpoint} did not answer within {self._timeout:g} s")
+
+
+def in_place(endpoint: str, piece: Piece, frames: list[bytes]) -> Iterator[Fetched | Gone]:
+    """Yield the blocks of a piece, checked, and what is missing between them."""
+    gone = iter([*piece.gone, (len(piece.blocks) + 1, None)])
+    place, missing = next(gone)
+    for number, (ts_recv, first_row) in enumerate([*piece.blocks, (0, 0)]):
+        while place <= number and missing is not None:
+            yield missing
+            place, missing = next(gone)
+        if number < len(piece.blocks):
+            start = FRAMES_OF_BLOCK * number
+            try:
+                block = Block.decode(frames[start], frames[start + 1], frames[start + 2])
+            except BlockError as error:
+                raise ArchiveError(f"{endpoint}: a block of its answer is damaged: {error}") from error
+            yield Fetched(block, ts_recv, first_row, block.count)
