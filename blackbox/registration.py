@@ -271,7 +271,7 @@ class Registration:
         0 nobody knows whose messages were lost, so that all callbacks of the slice may. Compiled callbacks find the
         number in `batch.lost`, order books are not `synced` any more. A gap behind the last message is told as soon as
         a heartbeat shows it. What the policies "drop" and "conflate" leave out: see `Gap.sequence` and
-        `Batch.conflated`. Of a replay: nothing is lost on its way.
+        `Batch.conflated`. In a replay: where its recordings lack messages between those that are played.
         """
         check_prefix(prefix, "on_gap")
 

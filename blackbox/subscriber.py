@@ -222,6 +222,8 @@ class Subscriber(Registration):
                 replay.prefix,
                 self._player,
                 self._timers,
+                tuple(self._gap_hooks),
+                replay.recordings,
             )
             self._player, self._replay = player, replay
         try:

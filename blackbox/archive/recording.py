@@ -194,12 +194,12 @@ class Recording(Frames):
             total.update(topic_counts(self._blocks_of(slice_id)))
         return dict(total)
 
-    def gaps(self) -> list[Gap]:
-        """Return the gaps between the messages of each (epoch, slice, key). Reads everything.
+    def gaps(self, slices: Iterable[int] | None = None) -> list[Gap]:
+        """Return the gaps between the messages of each (epoch, slice, key). Reads everything, or some slices.
 
         What was published before the first block of a key that is here is not known, and no gap.
         """
-        return [gap for slice_id in self._segments.of_slice for gap in find_gaps(self._blocks_of(slice_id))]
+        return [gap for slice_id, _ in self.segments(slices) for gap in find_gaps(self._blocks_of(slice_id))]
 
     def marks(self, slices: Iterable[int] | None = None) -> Iterator[Mark]:
         """Yield what the journals say between their records, slice by slice: epochs, outages, what heartbeats told."""

@@ -68,5 +68,9 @@ class ReplayedFeeds:
             slices += numpy.array([self._first_slice(each) for each in run.segments], numpy.int64)[run.segment_of]
         return slices
 
+    def first_slice(self, recording: Recording) -> int:
+        """Return the number of a recording's first slice."""
+        return self._first[recording.path]
+
     def _first_slice(self, segment: SegmentFile) -> int:
         return self._first[segment.path.parent.parent]

@@ -11,6 +11,8 @@ import msgspec
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.archive.recording import Recording
+from blackbox.block.gap import Gap
 from blackbox.errors import CallbackError, ConfigError, SubscriberError
 from blackbox.native.limits import Needs, check_limits
 from blackbox.native.name_table import Numbering
@@ -18,9 +20,11 @@ from blackbox.native.prefix_trie import longest_prefix
 from blackbox.replay.block_table import BlockTable
 from blackbox.replay.feeds import ReplayedFeeds
 from blackbox.replay.measure import BlockTableAt
+from blackbox.replay.recorded_gaps import RecordedGaps
 from blackbox.replay.worker import ReplayWorker
 from blackbox.replay.worker_loop import SLICE_WORDS, slice_words
-from blackbox.subscribe.callbacks import Callback, CompiledCallback
+from blackbox.subscribe.callbacks import Callback, CompiledCallback, Kind, callback_error
+from blackbox.subscribe.gap_hooks import GapHook, GapHooks, may_share_topics
 from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.state import TERMINATE, SliceState
 from blackbox.subscribe.statistics import Counted, Counters, Statistics, statistics_of
@@ -28,6 +32,7 @@ from blackbox.subscribe.timers import Timer, Timers
 
 _VERSION: Final = 1
 _MEAN_TOPIC_BYTES: Final = 32
+_HEAR_OF_GAPS: Final[frozenset[Kind]] = frozenset(("compiled", "book"))
 
 
 def _never() -> bool:
@@ -51,8 +56,12 @@ class CallbackPlayer:
         within: bytes = b"",
         before: CallbackPlayer | None = None,
         timers: Sequence[Timer] = (),
+        gap_hooks: Sequence[GapHook] = (),
+        recordings: Sequence[Recording] = (),
     ) -> None:
         """For recordings of these feeds; only topics that start with `within` are played.
+
+        Where `recordings` lack messages, `gap_hooks` are told, and callbacks that ask for it.
 
         Topic numbers and counters go on from those of the player `before`.
         """
@@ -87,6 +96,9 @@ class CallbackPlayer:
         self.timers = Timers(timers, self._timer_raised)
         self._has_timers = bool(timers)
         self._threads: ThreadPoolExecutor | None = None
+        self._gap_hooks = gap_hooks
+        listens = gap_hooks or any(callback.kind in _HEAR_OF_GAPS for callback in callbacks)
+        self._gaps = RecordedGaps(recordings if listens else (), feeds)
         self._set_callbacks(callbacks)
         self._workers[0].warm_up()
 
@@ -126,6 +138,28 @@ class CallbackPlayer:
 
         Raises CallbackError when a callback raised and the subscriber stops at errors.
         """
+        for part in self._gaps.parts(table, start, stop):
+            if part.start < part.stop:
+                self._play(part.table, part.start, part.stop)
+            for gap in part.gaps:
+                self._tell(gap)
+
+    def _tell(self, gap: Gap) -> None:
+        """Tell callbacks and hooks of messages that were not recorded."""
+        for callback in self._callbacks:
+            if isinstance(callback, CompiledCallback) and may_share_topics(callback.prefix, gap.key):
+                callback.lost_of(gap.slice_id)[0] += gap.count
+        for hook in self._hooks.told(gap.key):
+            if self._slice_state.stopping:
+                return
+            try:
+                hook(gap)
+            except BaseException as error:  # a user's function may raise anything, also SystemExit
+                failure = callback_error(f"slice {gap.slice_id}: on_gap", error)
+                if not self._one.raised(failure):
+                    raise failure from error
+
+    def _play(self, table: BlockTable, start: int, stop: int) -> None:
         blocks = table.at(start, stop)
         self._plays_apart = self._is_compiled and len(self.topics) > 1 and not table.in_sequence
         at = 0
@@ -159,6 +193,7 @@ class CallbackPlayer:
 
     def jump(self, *, is_back: bool) -> None:
         """Back in time, give compiled callbacks the states that they began with, and call the subscriber's hooks."""
+        self._gaps.jump()
         if is_back:
             self._reset()
 
@@ -188,6 +223,7 @@ class CallbackPlayer:
 
     def _set_callbacks(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = tuple(callbacks)
+        self._hooks = GapHooks(self._callbacks, self._gap_hooks)
         upstream = frozenset((b"",))
         self._tables = [Table(_VERSION, self._callbacks, upstream, 1, n, self._within) for n in range(len(self.topics))]
         self._sets = [self._match_known(numbering) for numbering in self.topics]

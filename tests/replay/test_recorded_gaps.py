@@ -1,0 +1,203 @@
+"""Gaps of a recording are told in a replay in the place where they were told live."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from blackbox import Batch, CallbackError, Gap, Message, Recorder, Recording, Subscriber
+from blackbox.testing import RawPublisher, wait_until
+from tests.archive.recorders import days, feed_of
+
+KEYS = (b"A", b"B")
+Sent = tuple[int, bytes, int, int, bool]
+"""Slice, key, messages, by how much the market's time goes on, and whether it is lost on its way to the recorder."""
+
+sent_strategy = st.lists(
+    st.tuples(
+        st.integers(0, 1), st.sampled_from(KEYS), st.integers(1, 4), st.sampled_from([0, 0, 1, 7]), st.booleans()
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+def recorded(directory: Path, blocks: list[Sent], key_bytes: int, slices: int = 2, compression: Any = "none") -> Any:
+    """Record what is not lost; return the day."""
+    feed = feed_of(slices=slices, key_bytes=key_bytes)
+    now = 1_600_000_000_000_000_000
+    with RawPublisher(feed) as publisher, Recorder(feed, directory, compression=compression) as recorder:
+        for slice_id, key, count, later, is_lost in blocks:
+            now += later
+            times = numpy.full(count, now)
+            messages = [(key + b".x", b"payload")] * count
+            block = publisher.encode(messages, slice_id=slice_id % slices, ts_event=times)
+            if not is_lost:
+                publisher.send(block)
+        many = sum(count for _, _, count, _, is_lost in blocks if not is_lost)
+        wait_until(lambda: recorder.statistics().messages == many, 30)
+        publisher.heartbeat(end=True)
+        recorder.run(until_end=True)
+    return Recording.open(days(directory, feed)[0])
+
+
+def expected(blocks: list[Sent], key_bytes: int, slices: int = 2) -> dict[tuple[int, bytes], list[tuple[int, int]]]:
+    """By slice and key: numbers as (number, 0), and gaps as (first, count), a plain loop over what was sent."""
+    told: dict[tuple[int, bytes], list[tuple[int, int]]] = {}
+    following: dict[tuple[int, bytes], int] = {}
+    lost: dict[tuple[int, bytes], int] = {}
+    for slice_id, key, count, _, is_lost in blocks:
+        stream = slice_id % slices, key[:key_bytes]
+        first = following.get(stream, 0)
+        following[stream] = first + count
+        if is_lost:
+            lost[stream] = lost.get(stream, 0) + count
+            continue
+        missing = lost.pop(stream, 0)
+        if missing and stream in told:
+            told[stream].append((first - missing, missing))
+        told.setdefault(stream, []).extend((number, 0) for number in range(first, first + count))
+    return told
+
+
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@given(sent_strategy, st.sampled_from([0, 1]), st.sampled_from(["event", "sent"]), st.sampled_from(["on", "batch"]))
+def test_gaps_come_between_the_messages_before_and_after(
+    blocks: list[Sent], key_bytes: int, order: str, kind: str
+) -> None:
+    with TemporaryDirectory() as directory:
+        blocks = [(0, b"A", 1, 0, False), *blocks]
+        day = recorded(Path(directory), blocks, key_bytes)
+        subscriber = Subscriber(day.feed)
+        seen: dict[tuple[int, bytes], list[tuple[int, int]]] = {}
+
+        def note(message: Message) -> None:
+            stream = message.slice_id, message.topic[:key_bytes]
+            seen.setdefault(stream, []).append((message.sequence, 0))
+
+        if kind == "on":
+            subscriber.on(b"")(note)
+        else:
+
+            @subscriber.on_batch(b"")
+            def _(batch: Batch) -> None:
+                for message in batch:
+                    note(message)
+
+        subscriber.on_gap(b"")(lambda gap: seen[gap.slice_id, gap.key].append((gap.sequence, gap.count)))
+        subscriber.replay(day, order=order)
+        assert seen == expected(blocks, key_bytes)
+
+
+BROKEN: list[Sent] = [(0, b"A", 2, 1, number % 3 == 1) for number in range(12)]
+GAPS = [(first, 2) for first in (2, 8, 14, 20)]
+
+
+def test_compiled_callbacks_find_the_number_in_their_batch(tmp_path: Path) -> None:
+    day = recorded(tmp_path, BROKEN, 0, slices=1)
+    subscriber = Subscriber(day.feed)
+
+    def sum_up(batch: Any, state: Any) -> None:
+        state[0] += batch.lost
+        state[1] += 1 if batch.lost else 0
+        state[2] += len(batch.rows)
+
+    totals = subscriber.on_compiled(b"", state=numpy.zeros(3, numpy.int64))(sum_up)
+    subscriber.replay(day)
+    assert totals.total().tolist() == [8, 4, 16]
+
+
+def test_only_who_may_have_missed_some_is_told(tmp_path: Path) -> None:
+    day = recorded(tmp_path, [(0, key, 1, 1, number == 3) for number in range(8) for key in KEYS], 1, slices=1)
+    subscriber = Subscriber(day.feed)
+    told: dict[bytes, list[bytes]] = {b"A": [], b"B": [], b"C": []}
+    for key, keys in told.items():
+        subscriber.on(key)(lambda _: None)
+        subscriber.on_gap(key)(lambda gap, keys=keys: keys.append(gap.key))  # type: ignore[misc]
+    subscriber.replay(day)
+    assert told == {b"A": [b"A"], b"B": [b"B"], b"C": []}
+
+
+def test_what_lies_before_the_first_message_played_is_no_gap(tmp_path: Path) -> None:
+    day = recorded(tmp_path, BROKEN, 0, slices=1)
+    subscriber = Subscriber(day.feed)
+    gaps: list[tuple[int, int]] = []
+    subscriber.on(b"")(lambda _: None)
+    subscriber.on_gap(b"")(lambda gap: gaps.append((gap.sequence, gap.count)))
+    subscriber.replay(day)
+    assert gaps == GAPS
+    gaps.clear()
+    middle = next(batch for batch in day.batches() if batch.sequence[0] == 10)
+    subscriber.replay(day, start=int(middle.ts_event[0]))
+    assert gaps == GAPS[2:]
+    gaps.clear()
+    subscriber.replay(day, loops=2)
+    assert gaps == GAPS * 2
+
+
+def test_a_damaged_block_among_gaps_is_a_gap(tmp_path: Path) -> None:
+    day = recorded(tmp_path, BROKEN, 0, slices=1)
+    place = next(tmp_path.rglob("*.journal"))
+    data = bytearray(place.read_bytes())
+    at = [n for n in range(len(data)) if data.startswith(b"payload", n)]
+    data[at[6]] ^= 0xFF  # messages 10 and 11
+    place.write_bytes(data)
+    subscriber = Subscriber(day.feed)
+    gaps: list[Gap] = []
+    subscriber.on(b"")(lambda _: None)
+    subscriber.on_gap(b"")(gaps.append)
+    subscriber.replay(Recording.open(day.path))
+    assert gaps == Recording.open(day.path).gaps()
+    assert len(gaps) == 4
+
+
+def test_a_hook_that_raises_ends_the_replay(tmp_path: Path) -> None:
+    day = recorded(tmp_path, BROKEN, 0, slices=1)
+    subscriber = Subscriber(day.feed)
+    batches: list[Batch] = []
+    subscriber.on_batch(b"")(batches.append)
+
+    @subscriber.on_gap(b"")
+    def fail(_: Gap) -> None:
+        raise ValueError("no more")
+
+    with pytest.raises(CallbackError, match="on_gap"):
+        subscriber.replay(day)
+    assert sum(len(batch) for batch in batches) == 2
+
+
+def test_a_whole_slice_is_not_read_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    day = recorded(tmp_path, [(0, b"A", 2, 1, False)] * 12, 0, slices=1)
+    subscriber = Subscriber(day.feed)
+    subscriber.on(b"")(lambda _: None)
+    subscriber.on_gap(b"")(lambda gap: pytest.fail(f"{gap}"))
+    read: list[int] = []
+
+    def gaps(_: Recording, slices: list[int]) -> list[Gap]:
+        read.extend(slices)
+        return []
+
+    monkeypatch.setattr(Recording, "gaps", gaps)
+    subscriber.replay(day)
+    assert read == []
+
+
+def test_gaps_of_several_feeds_are_of_the_slices_that_are_played(tmp_path: Path) -> None:
+    found = []
+    for name in ("one", "two"):
+        day = recorded(tmp_path / name, BROKEN, 0, slices=1)
+        day.feed = msgspec.structs.replace(day.feed, name=name)
+        found.append(day)
+    subscriber = Subscriber(feed_of())
+    told: list[tuple[int, int]] = []
+    subscriber.on(b"")(lambda _: None)
+    subscriber.on_gap(b"")(lambda gap: told.append((gap.slice_id, gap.sequence)))
+    subscriber.replay(found)
+    assert sorted(told) == [(slice_id, first) for slice_id in (0, 1) for first, _ in GAPS]
