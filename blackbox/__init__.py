@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from blackbox.archive.outbox import Outbox
     from blackbox.archive.recorder import Recorder
     from blackbox.archive.recording import Recording
     from blackbox.archive.recordings import Recordings
@@ -68,6 +69,7 @@ __all__ = [
     "NoSubscriberError",
     "NotConfirmedError",
     "NotRecordedError",
+    "Outbox",
     "PositionError",
     "Publisher",
     "PublisherError",
@@ -95,6 +97,7 @@ _MODULE_OF = {
     "Feed": "feed.feed",
     "Gap": "block.gap",
     "Message": "block.batch",
+    "Outbox": "archive.outbox",
     "Publisher": "publish.publisher",
     "Recorder": "archive.recorder",
     "Recording": "archive.recording",

@@ -130,6 +130,19 @@ def _note(at: int, size: int, start: int) -> None:
 
 
 @inner
+def _make_safe(at: int) -> None:
+    """Write, and sync, the record that was appended, as each is to be."""
+    state = journal_at(at)
+    if state.write_each == 0 and state.sync_each == 0:
+        return
+    if flush(at) and state.sync_each != 0:
+        if sync_file(state.fd) == 0:
+            commit(at)
+        else:
+            fail(at)
+
+
+@inner
 def _append(at: int) -> None:
     state = journal_at(at)
     head = state.head
@@ -189,11 +202,7 @@ def _append(at: int) -> None:
     if direct and state.buffered == 0 and state.sync_each == 0:  # without its padding a record is not whole
         commit(at)
     _note(at, size, start)
-    if state.sync_each != 0 and flush(at):
-        if sync_file(state.fd) == 0:
-            commit(at)
-        else:
-            fail(at)
+    _make_safe(at)
 
 
 @inner
@@ -279,6 +288,7 @@ def append(at: int) -> None:
     state = journal_at(at)
     if state.kind == BLOCK:
         _append(at)
+        state.refused = numpy.int64(state.error != 0)
     elif state.kind == IDLE:
         state.again = 0
         if state.error == 0:

@@ -38,6 +38,8 @@ class JournalState(HandedBlock):
     """Size at which another segment is asked for."""
     sync_each = Field()
     """1: every record is durable before the next is taken."""
+    write_each = Field()
+    """1: every record is with the system before the next is taken."""
     pack = Field()
     """Address of the C function that compresses the body at hand, or 0."""
     codec = Field()

@@ -129,6 +129,8 @@ class JournalWriter:
         compression: str,
         pipe: Pipe,
         day_of: Callable[[int], tuple[Path, int]],
+        *,
+        write_each: bool = False,
     ) -> None:
         """`day_of(now_ns)` is the directory of a time's day, and when that day ends."""
         self.slice_id = slice_id
@@ -144,6 +146,7 @@ class JournalWriter:
         state.key_bytes = key_bytes
         state.segment_bytes = segment_bytes
         state.sync_each = sync_each
+        state.write_each = write_each
         state.maintenance_fd = pipe.writer
         self._entry = compile_append()
         self._packer = self._make_packer(compression)

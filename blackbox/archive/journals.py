@@ -70,9 +70,11 @@ class Journals:
         serve: bool | str = False,
         retention: Retention = EVERYTHING,
         acknowledge: Callable[[int, bytes], None] | None = None,
+        write_each: bool = False,
     ) -> None:
         """Settings, as of `Recorder`; nothing is opened before `open`.
 
+        With `write_each` a block is with the system once its handler has returned.
         `acknowledge` gets slice and what its publisher is to be told of how far it is recorded.
         """
         for name, value, low, high in (
@@ -93,7 +95,7 @@ class Journals:
         self._on_failure, self._acknowledge = on_failure, acknowledge
         self._fsync: Literal["never", "interval", "block"] = fsync
         self._fsync_interval_s = fsync_interval_ns / 1e9
-        self._segment_bytes = segment_bytes
+        self._segment_bytes, self._write_each = segment_bytes, write_each
         self._compression = compression
         self._deleter = Deleter(self.directory, feed, retention) if retention.is_bound else None
         self._archive = (
@@ -140,6 +142,11 @@ class Journals:
         """Return what takes the blocks of a slice."""
         return self._writers[slice_id].at
 
+    def failure(self) -> str:
+        """Return what went wrong with the files; empty: nothing."""
+        found = [str(self.error)] if self.error else [writer.error for writer in self._writers.values()]
+        return next(filter(None, found), "")
+
     def total(self) -> JournalState:
         """Return the counters of all slices, summed."""
         return JournalState.sum_of([writer.state for writer in self._writers.values()] or [JournalState()])
@@ -181,6 +188,7 @@ class Journals:
             self._compression,
             self._pipe,
             self._day,
+            write_each=self._write_each,
         )
 
     def _day(self, now_ns: int) -> tuple[Path, int]:

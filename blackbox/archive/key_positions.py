@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy
+from numpy.typing import NDArray
 
 from blackbox.block.format import FLAG_FIXED, BodyLayout, body_layout, layout_of, read_header, sequence_of
 from blackbox.native.intrinsics import copy_bytes, inner, int32s_at, int64s_at
+from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
+
+if TYPE_CHECKING:
+    from blackbox.archive.reader import RecordRun
 
 _MOST_KEYS: Final = 65_536
 _MEAN_KEY_BYTES: Final = 8
@@ -36,12 +42,12 @@ class KeysAt(NamedTuple):
 class Keys:
     """The next sequence number of each key that was recorded in the current epoch; `at` is for compiled code."""
 
-    def __init__(self) -> None:
-        """Nothing is known yet. There is room for 65,536 keys; further ones are not compared with what is told."""
-        self._names = Numbering(_MOST_KEYS, _MEAN_KEY_BYTES)
-        self._following = numpy.zeros(_MOST_KEYS, numpy.int64)
+    def __init__(self, most: int = _MOST_KEYS) -> None:
+        """Nothing is known yet. There is room for so many keys; further ones are not compared with what is told."""
+        self._names = Numbering(most, _MEAN_KEY_BYTES)
+        self._following = numpy.zeros(most, numpy.int64)
         self._unheard = numpy.zeros(1, numpy.int64)
-        self._whole = numpy.zeros(_MOST_KEYS, numpy.int64)
+        self._whole = numpy.zeros(most, numpy.int64)
         numbers = self._following, self._unheard, self._whole
         self.at = KeysAt(*self._names.at, *(column.ctypes.data for column in numbers))
 
@@ -53,6 +59,11 @@ class Keys:
     def name(self, number: int) -> bytes:
         """Return the key of a number."""
         return self._names.name(number)
+
+    def following(self) -> dict[bytes, int]:
+        """Return the next number of each key, as far as it is known."""
+        names = self._names.names()
+        return {key: number for key, number in zip(names, self._following.tolist(), strict=False) if number >= 0}
 
 
 @inner
@@ -202,3 +213,24 @@ def write_keys(keys: KeysAt, header: int, body: int, names: int, topic_bytes: in
                 int64s_at(keys.unheard, 1)[0] += numbers[topic]
             following[number] = numbers[topic]
     return int(made.end)
+
+
+def next_numbers(runs: Iterable[RecordRun], key_bytes: int, most_keys: int) -> dict[bytes, int]:
+    """Return the number that follows the last one of each key in checked runs of one epoch."""
+    keys = Keys(most_keys)
+    for run in runs:
+        first_rows = run.heads["first_row"].astype(numpy.int64)
+        _note_keys(keys.at, run.headers, run.bodies, first_rows, key_bytes)
+    return keys.following()
+
+
+@njit(nogil=True, cache=True)
+def _note_keys(
+    keys: KeysAt,
+    headers: NDArray[numpy.int64],
+    bodies: NDArray[numpy.int64],
+    first_rows: NDArray[numpy.int64],
+    key_bytes: int,
+) -> None:
+    for place in range(len(headers)):
+        note_key(keys, headers[place], bodies[place], first_rows[place], key_bytes)

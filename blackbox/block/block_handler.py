@@ -1,6 +1,7 @@
-"""A block handler takes every block of a slice, in order and once, in place of callbacks: a C function and its record.
+"""A block handler takes every block of a slice, in order and once: a C function and its record.
 
-The slice thread calls it with the address of the record, without the GIL, and goes on when it returns. It also gets
+A subscriber's slice thread calls it in place of callbacks, a publisher's sender before it sends: with the address of
+the record, without the GIL. It goes on when the function returns. The handler also gets
 control blocks: heartbeats, the end of a publisher and confirmations, which say how far a line has come.
 """
 
@@ -38,6 +39,8 @@ class HandedBlock(SharedRecord):
     """Blocks that wait for the other line. Of CONTROL: unless 0, what it tells of may still be on its way here."""
     in_force = Field()
     """Of CONTROL: 1 when its line's publisher has confirmed that what follows is sent here, all of it."""
+    refused = Field()
+    """Set by a handler: 1, it did not take the block, and takes none any more."""
     again = Field()
     """Set by a handler that was called with IDLE: 1, call it again within `AGAIN_MS`, if nothing comes."""
 

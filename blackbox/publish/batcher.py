@@ -245,8 +245,11 @@ def put_stored(
     wanted: NDArray[numpy.uint16],
     ts_in: int,
     shared: WriterAt,
+    is_again: bool,
 ) -> int:
     """Put copies of blocks from `start` on into the ring; return where it stopped, as `put_blocks`.
+
+    `is_again`: they are of this publisher, and keep the time at which they were handed to it.
 
     Nothing is sent from a mapped file: libzmq ends the process when the file shrinks under it.
     Sequence numbers that were put as absent are taken off their column.
@@ -286,6 +289,6 @@ def put_stored(
             return LOST_PAGES
         if place != 0:
             accept_place(shared)
-        restamp(new_header, origin, ts_in)
+        restamp(new_header, origin, header.ts_in if is_again else ts_in)
         commit_block(ring, record, key, body_bytes, ts_in)
     return stored.count

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import Enum
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
@@ -35,6 +36,7 @@ from blackbox.publish.batcher import (
     put_stored,
     select_rows,
 )
+from blackbox.publish.outbox import NO_OUTBOX, Again, OutboxSlice, PublisherOutbox
 from blackbox.publish.ring import ASKED, RECORD_BYTES, TAIL, FullError, LargePayloadError, Packers, Ring
 from blackbox.publish.sender_state import SenderState
 from blackbox.publish.slice_sender import SliceSender, needs_of
@@ -145,6 +147,14 @@ def _forget_topics() -> None:
 os.register_at_fork(after_in_child=_forget_topics)
 
 
+def _outbox_of(outbox: PublisherOutbox | str | os.PathLike[str] | None) -> PublisherOutbox | None:
+    if isinstance(outbox, str | os.PathLike):
+        from blackbox import Outbox  # it writes as recorders do, in a room behind this one
+
+        return Outbox(outbox)
+    return outbox
+
+
 class _Resolved(NamedTuple):
     """Slice and topic id of each of a caller's topics."""
 
@@ -163,6 +173,10 @@ class Publisher:
     `when_full` says what happens when a subscriber's queue of `hwm_blocks` blocks is full: "drop" (live: the block is
     not sent to that subscriber, which counts the gap) or "wait" (replay: publish as fast as the slowest takes it).
     Memory per subscriber is bounded by `hwm_blocks * feed.block_bytes`; defaults: 1,000 for drop, 8 for wait.
+
+    With an `outbox` (an `Outbox`, or its directory) each block is written there before it is sent, wanted or not.
+    Who is killed and started again goes on in its `epoch`, which is known once it has started, uses no number twice,
+    and sends again what no archive has.
     """
 
     def __init__(
@@ -171,6 +185,7 @@ class Publisher:
         *,
         when_full: Literal["drop", "wait"] = "drop",
         hwm_blocks: int | None = None,
+        outbox: PublisherOutbox | str | os.PathLike[str] | None = None,
     ) -> None:
         check_is_feed(feed)
         if when_full not in ("drop", "wait"):
@@ -185,6 +200,8 @@ class Publisher:
         self._epoch_lock = threading.Lock()
         self._senders: list[SliceSender] = []
         self.state = State.NEW
+        self._outbox = _outbox_of(outbox)
+        self._has_outbox = False
         self._packers = Packers()
         self._pid = os.getpid()
         self._forget_topics()
@@ -198,7 +215,8 @@ class Publisher:
     def start(self) -> Self:
         """Bind every slice.
 
-        Raises EndpointError naming the endpoint that could not be bound, LimitError naming a limit that is too low.
+        Raises EndpointError naming the endpoint that could not be bound, LimitError naming a limit that is too low, and
+        JournalError when the outbox cannot be opened.
         """
         self._enter(State.RUNNING)
         self._pid = os.getpid()
@@ -207,16 +225,36 @@ class Publisher:
         try:
             needs = [need for feed_slice in self.feed.slices for need in needs_of(feed_slice)]
             check_limits(f"publisher of feed {self.feed.name!r}", *needs)
-            for slice_id in range(len(self.feed.slices)):
-                sender = SliceSender(self.feed, slice_id, schema_id, self.epoch, wait, self.hwm_blocks)
+            boxes = [NO_OUTBOX] * len(self.feed.slices)
+            if self._outbox is not None:
+                self.epoch, boxes = self._outbox.open(self.feed)
+                self._has_outbox = True
+            for slice_id, box in enumerate(boxes):
+                sender = SliceSender(self.feed, slice_id, schema_id, self.epoch, wait, self.hwm_blocks, box)
                 self._senders.append(sender)
                 sender.start()
             self._encoders = [sender.make_encoder(WINDOW_ROWS) for sender in self._senders]
             self._warm_up()
+            self._send_again(boxes)
         except BaseException:
-            self.close(timeout=0.0)
+            with suppress(JournalError):
+                self.close(timeout=0.0)
             raise
         return self
+
+    def _send_again(self, boxes: Sequence[OutboxSlice]) -> None:
+        """Send what was published before, and may not have come anywhere, to who subscribes within some time."""
+        again = [slice_id for slice_id, box in enumerate(boxes) if box.again]
+        until = time.monotonic() + (self._outbox.again_wait_s if self._outbox and again else 0.0)
+        for slice_id in again:
+            sender = self._senders[slice_id]
+            with sender.changed:
+                while not sender.subscriptions.subscribers(b"") and (left := until - time.monotonic()) > 0:
+                    sender.check()
+                    sender.changed.wait(left)
+        for slice_id in again:
+            keys, stored, _alive = Again.of(boxes[slice_id])
+            self._put_stored(slice_id, keys, stored, is_again=True)
 
     def _warm_up(self) -> None:
         sender, encoder = self._senders[0], self._encoders[0]
@@ -224,13 +262,13 @@ class Publisher:
         rows, _ = as_rows(numpy.empty((0, 1), numpy.uint8), None, None, None, 0)
         warm_up(select_rows, encoder.selection, 0, 0, 0, column, column, 0)
         warm_up(group_by_key, encoder.selection, 0, encoder.key_of_topic, 0)
-        warm_up(put_blocks, sender.ring.at, encoder, 0, rows, 0, sender.wanted, 0)
+        warm_up(put_blocks, sender.ring.at, encoder, 0, rows, 0, sender.encoded, 0)
 
     def warm_up_stored(self) -> None:
         """Compile what `publish_stored` runs, before there is something to send."""
         sender = self._running()[0]
         nothing, shared = Stored(0, 0, 0, 0, 0), sender.guard.shared_at
-        warm_up(put_stored, sender.ring.at, sender.origin, nothing, 0, sender.wanted, 0, shared)
+        warm_up(put_stored, sender.ring.at, sender.origin, nothing, 0, sender.encoded, 0, shared, False)
 
     def publish(self, topic: bytes, payload: bytes | None, ts_event: int = 0) -> None:
         """Publish one message. It is sent as soon as the sender is free; what piles up meanwhile shares a block.
@@ -333,8 +371,11 @@ class Publisher:
 
         Raises JournalError when a file in which they lie has shrunk.
         """
+        self._put_stored(slice_id, keys, stored, is_again=False)
+
+    def _put_stored(self, slice_id: int, keys: Sequence[bytes], stored: Stored, *, is_again: bool) -> None:
         sender = self._running()[slice_id]
-        ring = sender.ring
+        ring, wanted = sender.ring, sender.wanted if is_again else sender.encoded
         at, ts_in = 0, time.time_ns()
         with ring.lock:
             numbers = numpy.fromiter(map(sender.add_key, keys), numpy.int64, stored.count)
@@ -344,9 +385,8 @@ class Publisher:
                 while at < stored.count:
                     sender.check()
                     try:
-                        at = put_stored(
-                            ring.at, sender.origin, stored, at, sender.wanted, ts_in, sender.guard.shared_at
-                        )
+                        shared = sender.guard.shared_at
+                        at = put_stored(ring.at, sender.origin, stored, at, wanted, ts_in, shared, is_again)
                     finally:  # as in `_put`
                         ring.forget_limit()
                     _check_put(at, slice_id, "a recorded block")
@@ -397,7 +437,7 @@ class Publisher:
             try:
                 while at < count:
                     try:
-                        at = put_blocks(ring.at, encoder, at, rows, groups, sender.wanted, ts_in)
+                        at = put_blocks(ring.at, encoder, at, rows, groups, sender.encoded, ts_in)
                     finally:  # also when Ctrl-C comes right behind the call: what was put is put
                         ring.forget_limit()
                     _check_put(at, slice_id, f"a block of {self.feed.block_bytes} bytes")
@@ -488,6 +528,14 @@ class Publisher:
             for sender in self._senders:
                 sender.flush(deadline, self.epoch)
 
+    def numbered(self, slice_id: int = 0) -> int:
+        """Return how many messages of a slice have their numbers in this epoch, over all keys.
+
+        All that were published, after `flush`. With an outbox those before a kill are counted, so this tells who goes
+        on what the publisher before had taken.
+        """
+        return self._running()[slice_id].position
+
     def statistics(self) -> PublisherStatistics:
         """Return a snapshot of the counters."""
         total = SenderState.sum_of([sender.sent for sender in self._senders] or [SenderState()])
@@ -508,7 +556,8 @@ class Publisher:
     def close(self, timeout: float = 30.0) -> None:
         """Send what was published, say goodbye to subscribers, and end; after `timeout` seconds discard what is left.
 
-        What was discarded is logged and counted. Closing twice does nothing.
+        What was discarded is logged and counted. Closing twice does nothing. Raises JournalError when the outbox could
+        not be closed, and may lack some of what was sent.
         """
         if self.state is State.CLOSED or self._pid != os.getpid():
             return  # what a parent process publishes is its own to close
@@ -525,6 +574,8 @@ class Publisher:
                 self.feed.name,
                 discarded,
             )
+        if self._has_outbox and self._outbox is not None:
+            self._outbox.close()
 
     def _enter(self, state: State) -> None:
         """Go forward to `state`. Raises PublisherError when the publisher is as far already."""
@@ -551,7 +602,11 @@ class Publisher:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close() if kind is None else self.close(timeout=1.0)
+        if kind is None:
+            self.close()
+        else:
+            with suppress(JournalError):  # it is in the log, and the `with` block's own error goes on
+                self.close(timeout=1.0)
 
     def __repr__(self) -> str:
         return f"Publisher({self.feed!r}, when_full={self.when_full!r})"

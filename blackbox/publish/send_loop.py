@@ -18,6 +18,7 @@ from blackbox.block.encode import (
 )
 from blackbox.block.format import (
     FLAG_CONTROL,
+    FLAG_END,
     FLAG_LINE_B,
     HEADER_BYTES,
     HEARTBEAT_KEY,
@@ -30,6 +31,7 @@ from blackbox.native.kept import kept_at
 from blackbox.native.posix import monotonic_ns, now_ns, poke, sleep_microseconds
 from blackbox.native.records import load_shared, store_shared, swap_shared
 from blackbox.publish.batcher import Encoder, encode_planned, group_by_key, plan_next
+from blackbox.publish.keep import is_kept, tell_outbox
 from blackbox.publish.ring import (
     ABSENT,
     ASLEEP,
@@ -159,6 +161,9 @@ def _send_block(sender: Sender, ring: RingAt, key: int, header: int, body: int) 
     body_bytes = uint32_at(header + OFFSET_BODY_BYTES)
     state = sender_state_at(sender.state)
     sequence = sender.next_sequence[key]
+    if not is_kept(sender, key, header, body, sequence):
+        msg_close(body)
+        return False
     sender.next_sequence[key] = sequence + count
     sent = True
     wanted = sender.wanted[key]
@@ -228,7 +233,7 @@ def _send_gathered(sender: Sender, ring: RingAt, encoder: Encoder, taken: int, t
     for group in range(groups):
         key = numpy.int64(encoder.selection.keys[group])
         stop = numpy.int64(encoder.selection.stops[group])
-        if not sender.wanted[key]:
+        if not sender.wanted[key] and sender.outbox.function == 0:
             sender.next_sequence[key] += stop - at
             state.unwanted += stop - at
             at = stop
@@ -381,6 +386,8 @@ def send_control(
     room for it.
     """
     made = _make_control(sender, origin, line, flags)
+    if made > 0 and flags & FLAG_END:
+        tell_outbox(sender)
     if made > 0:
         sent = bytes_at(sent_at, count)
         for number in range(count):
@@ -394,6 +401,8 @@ def _send_heartbeat(sender: Sender, origin: Origin) -> None:
     """Send a heartbeat on every line. Where there is no room for it, what fills the line says as much."""
     for line in range(2 if sender.socket_b != 0 else 1):
         if _make_control(sender, origin, line, numpy.int64(0)) > 0:
+            if line == 0:
+                tell_outbox(sender)
             _send_made(sender, line, _HEARTBEAT.ctypes.data, numpy.int64(len(_HEARTBEAT)))
             msg_close(sender.scratch.ctypes.data + BODY_AT)
 

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.block.block_handler import BlockHandlerAt
 from blackbox.block.encode import TopicTable
 from blackbox.block.format import HEADER_BYTES
 from blackbox.native.records import Field, SharedRecord, record_at
@@ -30,6 +31,8 @@ class SenderState(SharedRecord):
     """Times a send waited for a slow subscriber."""
     shared_memory_dropped = Field()
     """Messages for which shared memory had no place."""
+    refused = Field()
+    """1: the outbox did not take a block."""
     errno = Field()
     """Why libzmq refused a message; 0: it did not."""
     handled = Field()
@@ -79,6 +82,10 @@ class Sender(NamedTuple):
     sleep_scratch: NDArray[numpy.int64]
     """Of the thread that sleeps, while another uses `scratch`."""
     shared: WriterAt
+    outbox: BlockHandlerAt
+    """What is to have each block before it is sent; or NO_HANDLER."""
+    kept: NDArray[numpy.int64]
+    """Of each key: what the outbox has already, all before this number."""
     spin_ns: int
     """For how long the thread looks on, after what it sent last, before it sleeps."""
 

@@ -23,6 +23,7 @@ from blackbox.publish import send_loop as send
 from blackbox.publish.acknowledgements import RecorderPosition, What, in_words
 from blackbox.publish.batcher import Encoder, make_selection
 from blackbox.publish.line_socket import open_xpub
+from blackbox.publish.outbox import NO_OUTBOX, OutboxSlice
 from blackbox.publish.peer_guard import GUARD_NEEDS, Guard
 from blackbox.publish.ring import DRAINING, ENDING, Ring, discard
 from blackbox.publish.sender_state import SCRATCH_WORDS, Sender, SenderState
@@ -89,7 +90,16 @@ class SliceSender:
     threads that hold `ring.lock`; the set of subscriptions is guarded by `changed`.
     """
 
-    def __init__(self, feed: Feed, slice_id: int, schema_id: int, epoch: int, wait: bool, hwm_blocks: int) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        slice_id: int,
+        schema_id: int,
+        epoch: int,
+        wait: bool,
+        hwm_blocks: int,
+        outbox: OutboxSlice = NO_OUTBOX,
+    ) -> None:
         self.feed = feed
         self.slice_id = slice_id
         self.part = feed.slices[slice_id]
@@ -134,6 +144,13 @@ class SliceSender:
         self.subscriptions = Subscriptions(feed, len(self.part.lines), epoch, self._key_table)
         self.keys, self.wanted = self.subscriptions.keys, self.subscriptions.wanted
         self.changed = self.subscriptions.changed
+        self._outbox, self._outbox_failure = outbox.handler, outbox.failure
+        self.encoded = numpy.ones(self._max_keys, numpy.uint16) if outbox.handler.function else self.wanted
+        """Above 0: the messages of a key are to become blocks; all are that an outbox is to have."""
+        self._kept = numpy.zeros(self._max_keys, numpy.int64)
+        for key, begin in outbox.begins().items():
+            number = self.add_key(key)
+            self._kept[number], self.next_sequence[number] = outbox.following[key], begin
         self.guard = Guard(slice_id, self.subscriptions, self.sent, self.ring.wake, drop=not wait)
 
     def start(self, timeout: float = 120.0) -> None:
@@ -231,7 +248,7 @@ class SliceSender:
     def ask_recorders(self) -> tuple[int, int]:
         """Send a heartbeat at once: recorders tell how far they are. Return epoch and position of what was sent."""
         with self.changed:
-            asked = self.origin.epoch, self._position()
+            asked = self.origin.epoch, self.position
             self.subscriptions.times_asked += 1
         self.sent.heartbeat_at = 0
         self.ring.wake()
@@ -269,9 +286,11 @@ class SliceSender:
     def recorders(self) -> list[RecorderPosition]:
         """Return how far each recorder is that has told."""
         with self.changed:
-            return self.subscriptions.acknowledgements.positions(self.slice_id, self._position())
+            return self.subscriptions.acknowledgements.positions(self.slice_id, self.position)
 
-    def _position(self) -> int:
+    @property
+    def position(self) -> int:
+        """How many messages have their numbers in the present epoch, over all keys."""
         return int(self.next_sequence[: len(self.keys)].sum())
 
     def ask_to_close(self, deadline: float) -> None:
@@ -411,6 +430,8 @@ class SliceSender:
             numpy.zeros(SCRATCH_WORDS, numpy.int64),
             numpy.zeros(EVENTS_SCRATCH_WORDS, numpy.int64),
             self.guard.shared_at,
+            self._outbox,
+            self._kept,
             self.part.spin_ns,
         )
 
@@ -449,7 +470,7 @@ class SliceSender:
             if next_epoch:
                 with self.changed:
                     self.origin = self.origin._replace(epoch=next_epoch)
-                    self.next_sequence[:] = 0
+                    self.next_sequence[:] = self._kept[:] = 0
                     self.subscriptions.begin_epoch(next_epoch)
             for line, socket in enumerate(sockets):
                 while not self._send_heartbeat(sender, line, socket, surely=True):
@@ -486,6 +507,8 @@ class SliceSender:
         self._answer_at = ended + pause_ns
 
     def _check_sender(self) -> None:
+        if self.sent.refused:
+            raise PublisherError(f"slice {self.slice_id}: the outbox takes no more: {self._outbox_failure()}")
         error = self.sent.errno
         if error:
             raise PublisherError(f"slice {self.slice_id}: libzmq refused a block: {zmq.strerror(error)}")

@@ -28,6 +28,7 @@ SAYS = {
     "record_and_replay": ["recorded: 100000", "equal: True 6524"],
     "replay_two_feeds": ["trades: IBM at 220.10, score +0.5\ntrades: IBM at 219.90, score -1.0"],
     "see_batches_in_arrow": ["['topic', 'ts_event', 'sequence', 'payload'] 50000"],
+    "publish_through_a_crash": ["heard 3000 in order, each once: True"],
     "survive_being_killed": ["the same: True"],
     "watch_a_book": ["trades of AAPL, 0.0084 from the middle", "never crossed: True"],
     "use_all_cores_for_python": ["slice 0: in a process of its own: True", "delivered: 100000"],

@@ -29,6 +29,7 @@ NAMES = {
     "NoSubscriberError": "blackbox.errors",
     "NotConfirmedError": "blackbox.errors",
     "NotRecordedError": "blackbox.errors",
+    "Outbox": "blackbox.archive.outbox",
     "PositionError": "blackbox.errors",
     "Publisher": "blackbox.publish.publisher",
     "PublisherError": "blackbox.errors",

@@ -1,0 +1,357 @@
+"""A publisher with an outbox: killed, it goes on in its epoch, with the next number; what it had sent is not lost."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+
+from blackbox import (
+    ConfigError,
+    Feed,
+    Gap,
+    JournalError,
+    Message,
+    Outbox,
+    Publisher,
+    Recorder,
+    Recording,
+    Retention,
+    Subscriber,
+)
+from blackbox.archive import outbox as outbox_module
+from blackbox.testing import wait_until
+from tests.archive.recorders import feed_of, numbered, publish_numbered, wait_recorded
+from tests.archive.test_archive_answers import archived_feed
+from tests.subscribe.subscribers import PATIENT
+from tests.support import Script
+
+Said = dict[tuple[int, bytes, int], bytes]
+"""By (epoch, key, number), what was published so."""
+
+
+def said_in(directory: Path, feed: Feed) -> Said:
+    """What recordings hold; each number stands there once."""
+    said: Said = {}
+    for manifest in sorted((directory / feed.name).glob("*/manifest.json")):
+        for batch in Recording.open(manifest.parent).batches():
+            for message in batch:
+                place = message.epoch, feed.key_of(message.topic), message.sequence
+                assert place not in said
+                said[place] = bytes(message.payload or b"")
+    return said
+
+
+def heard_by(subscriber: Subscriber) -> tuple[Said, list[Gap]]:
+    said: Said = {}
+    gaps: list[Gap] = []
+
+    @subscriber.on(b"")
+    def _(message: Message) -> None:
+        place = message.epoch, subscriber.feed.key_of(message.topic), message.sequence
+        assert place not in said
+        said[place] = bytes(message.payload or b"")
+
+    subscriber.on_gap(b"")(gaps.append)
+    return said, gaps
+
+
+def killed(publisher: Publisher, directory: Path, elsewhere: Path) -> Path:
+    """What is there when the publisher is killed now."""
+    publisher.flush()
+    shutil.copytree(directory, elsewhere)
+    return elsewhere
+
+
+@pytest.mark.parametrize("key_bytes", [0, 1])
+def test_a_killed_publisher_goes_on_with_the_next_number(tmp_path: Path, key_bytes: int) -> None:
+    feed = feed_of(key_bytes=key_bytes)
+    topics = (b"A.x", b"B.x", b"C.x")
+    with Publisher(feed, outbox=tmp_path / "first") as publisher:
+        epoch = publisher.epoch
+        publisher.publish_many(topics, [0, 0, 1, 2, 2, 2], numpy.zeros((6, 8), numpy.uint8))
+        publisher.publish(b"A.x", b"alone")
+        left = killed(publisher, tmp_path / "first", tmp_path / "left")
+    with Publisher(feed, outbox=Outbox(left, again_wait_ns=0)) as publisher:
+        assert publisher.epoch == epoch
+        publisher.publish_many(topics, [0, 1, 2], numpy.ones((3, 8), numpy.uint8))
+        publisher.flush()
+    counts: dict[bytes, int] = defaultdict(int)
+    for of, key, _ in said_in(left, feed):
+        assert of == epoch
+        counts[key] += 1
+    assert counts == ({b"": 10} if key_bytes == 0 else {b"A": 4, b"B": 2, b"C": 4})
+
+
+def test_a_silent_key_keeps_its_number_over_days(tmp_path: Path) -> None:
+    feed = feed_of(key_bytes=1)
+    for turn, topic in enumerate((b"A.x", b"B.x", b"A.x", b"B.x")):
+        place, before = tmp_path / str(turn), tmp_path / f"{turn - 1}-left"
+        if turn:
+            shutil.copytree(before, place)
+            day = next((place / feed.name).glob("*/manifest.json")).parent
+            if turn == 1:  # as if that was yesterday: what is written from now on is another day's
+                day.rename(day.with_name("2019-12-30"))
+        with Publisher(feed, outbox=Outbox(place, again_wait_ns=0)) as publisher:
+            publisher.publish(topic, b"%d" % turn)
+            killed(publisher, place, tmp_path / f"{turn}-left")
+    said = said_in(tmp_path / "3-left", feed)
+    assert {(key, number): text for (_, key, number), text in said.items()} == {
+        (b"A", 0): b"0",
+        (b"B", 0): b"1",
+        (b"A", 1): b"2",
+        (b"B", 1): b"3",
+    }
+
+
+def test_a_closed_publisher_is_followed_by_another_epoch(tmp_path: Path) -> None:
+    feed, epochs = feed_of(slices=2), []
+    for _ in range(3):
+        with Publisher(feed, outbox=tmp_path) as publisher:
+            publish_numbered(publisher, 0, 10)
+            epochs.append(publisher.epoch)
+    assert epochs == sorted(set(epochs))
+    assert sorted(said_in(tmp_path, feed)) == [(epoch, b"", number) for epoch in epochs for number in range(10)]
+
+
+def test_what_nobody_wants_is_kept_and_not_sent(tmp_path: Path) -> None:
+    feed = feed_of()
+    with Publisher(feed, outbox=tmp_path) as publisher:
+        publish_numbered(publisher, 0, 1_000)
+        publisher.publish(b"A.t", b"single")
+        publisher.flush()
+        assert publisher.statistics().unwanted == 1_001
+    assert len(said_in(tmp_path, feed)) == 1_001
+
+
+GO_ON = """
+with Publisher(feed, outbox=Outbox(input(), again_wait_ns=60_000_000_000)) as publisher:
+    publisher.publish(b"A.t", b"after")
+    publisher.flush()
+    input()
+"""
+
+
+def test_what_was_published_before_the_kill_is_sent_again(tmp_path: Path) -> None:
+    """The subscriber and the recorder begin with the publisher that goes on: they get what nobody had."""
+    feed = archived_feed()
+    with Publisher(feed, outbox=tmp_path / "outbox") as publisher:
+        for start in range(0, 1_000, 100):
+            publish_numbered(publisher, start, 100)
+            publisher.flush()
+        left = killed(publisher, tmp_path / "outbox", tmp_path / "left")
+    subscriber = Subscriber(feed, slow=PATIENT)
+    heard, gaps = heard_by(subscriber)
+    with Script(GO_ON, feed) as script:
+        script.tell(str(left))
+        subscriber.start(timeout=60)
+        wait_until(lambda: len(heard) == 1_001, 30)
+        script.tell("")
+        subscriber.run(until_end=True)
+    assert sorted(number for _, _, number in heard) == list(range(1_001))
+    assert gaps == []
+    assert heard == said_in(left, feed)
+
+
+def test_only_what_no_archive_has_is_sent_again(tmp_path: Path) -> None:
+    feed = archived_feed()
+    recorder = Recorder(feed, tmp_path / "recorded", serve=True)
+    with Publisher(feed, outbox=tmp_path / "outbox") as publisher:
+        recorder.start()
+        for start in range(0, 1_000, 100):
+            publish_numbered(publisher, start, 100)
+            publisher.flush()
+        wait_recorded(recorder, 1_000)
+        wait_until(lambda: len(said_in(tmp_path / "recorded", feed)) == 1_000)
+        copied = killed(publisher, tmp_path / "outbox", tmp_path / "copied")
+        found = Outbox(copied).open(feed)
+        assert found.slices[0].following == {b"": 1_000}
+        assert found.slices[0].again == []
+    recorder.stop()
+
+
+def test_what_is_sent_again_is_bounded(tmp_path: Path) -> None:
+    feed = feed_of(block_bytes=8_192)
+    with Publisher(feed, outbox=tmp_path / "outbox") as publisher:
+        publish_numbered(publisher, 0, 2_000)
+        copied = killed(publisher, tmp_path / "outbox", tmp_path / "copied")
+    outbox = Outbox(copied, again_bytes=30_000)
+    box = outbox.open(feed).slices[0]
+    outbox.close()
+    assert 0 < sum(block.body.nbytes for block in box.again) <= 30_000
+    assert box.again[-1].sequence + box.again[-1].count == 2_000
+    assert box.begins() == {b"": box.again[0].sequence}
+
+
+PUBLISH = """
+seed, directory, archive = input().split()
+chance = numpy.random.default_rng(int(seed))
+outbox = Outbox(directory, serve=archive, again_wait_ns=200_000_000)
+with Publisher(feed, when_full="wait", outbox=outbox) as publisher:
+    say("up", publisher.epoch)
+    while True:
+        count = int(chance.integers(1, 50))
+        rows = chance.integers(0, 256, (count, 16), numpy.uint8)
+        publisher.publish_many((b"A.x", b"B.x"), chance.integers(0, 2, count), rows)
+        publisher.publish(b"B.x", rows[0].tobytes())
+        threading.Event().wait(0.0005)
+"""
+
+
+@pytest.mark.parametrize("key_bytes", [0, 1])
+def test_no_number_is_used_twice_and_nothing_is_missed_over_kills(tmp_path: Path, key_bytes: int) -> None:
+    """Whoever was killed in the midst: what a subscriber heard under a number is what the outbox has under it."""
+    feed = archived_feed(key_bytes=key_bytes)
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=60_000_000_000, slow=PATIENT)
+    heard, gaps = heard_by(subscriber)
+    epochs, before = set(), 0
+    for seed in range(5):
+        with Script(PUBLISH, feed) as script:
+            script.tell(f"{seed} {tmp_path} {feed.archives[0]}")
+            epochs.add(script.read().split()[1])
+            if seed == 0:
+                subscriber.start(timeout=60)
+            wait_until(lambda before=before: len(heard) > before + 2_000, 60)  # type: ignore[misc]
+            before = len(heard)
+            script.process.send_signal(signal.SIGKILL)
+            script.process.wait()
+    with Publisher(feed, outbox=Outbox(tmp_path, serve=True)) as publisher:
+        epochs.add(str(publisher.epoch))
+        publisher.wait_for_subscribers()
+        publisher.publish(b"A.x", b"last")
+        publisher.publish(b"B.x", b"last")
+        publisher.flush()
+        wait_until(lambda: list(heard.values()).count(b"last") == 2, 60)
+    subscriber.run(until_end=True)
+    assert len(epochs) == 1
+    assert gaps == []
+    kept = said_in(tmp_path, feed)
+    begun = {key: min(n for _, k, n in heard if k == key) for _, key, _ in heard}
+    assert heard == {place: text for place, text in kept.items() if place[2] >= begun[place[1]]}
+
+
+FILL = """
+import resource
+directory, limit = input().split()
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), resource.RLIM_INFINITY))
+try:
+    with Publisher(feed, outbox=directory) as publisher:
+        publisher.wait_for_subscribers()
+        while True:
+            publisher.publish_many((b"A.t",), numpy.zeros(100, int), numpy.zeros((100, 100), numpy.uint8))
+            publisher.flush()
+except PublisherError as error:
+    say(error)
+"""
+
+
+def test_a_full_disk_ends_the_publisher_before_it_sends_what_is_not_kept(tmp_path: Path) -> None:
+    feed = feed_of()
+    subscriber = Subscriber(feed, slow=PATIENT)
+    heard, _ = heard_by(subscriber)
+    with Script(FILL, feed) as script:
+        script.tell(f"{tmp_path} 300000")
+        subscriber.start(timeout=60)
+        said = script.read()
+        assert "the outbox takes no more: " in said
+        assert ".journal: File too large" in said
+        script.process.wait()
+    subscriber.stop()
+    kept = said_in(tmp_path, feed)
+    assert len(kept) > 1_000
+    assert set(heard) <= set(kept)
+
+
+def test_after_a_restart_of_the_system_another_epoch_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was in the page cache is gone, so nobody knows which numbers were used."""
+    feed = feed_of()
+    with Publisher(feed, outbox=Outbox(tmp_path / "a", fsync="block")) as publisher:
+        epoch = publisher.epoch
+        publish_numbered(publisher, 0, 10)
+        copied = killed(publisher, tmp_path / "a", tmp_path / "b")
+        again = killed(publisher, tmp_path / "a", tmp_path / "c")
+    (tmp_path / "id").write_text("another")
+    monkeypatch.setattr(outbox_module, "_BOOT_ID", tmp_path / "id")
+    with Publisher(feed, outbox=copied) as publisher:
+        assert publisher.epoch > epoch
+    with Publisher(feed, outbox=Outbox(again, fsync="block", again_wait_ns=0)) as publisher:
+        assert publisher.epoch == epoch
+
+
+def test_another_epoch_of_the_same_run_is_kept_too(tmp_path: Path) -> None:
+    feed = feed_of()
+    with Publisher(feed, outbox=tmp_path / "first") as publisher:
+        epoch = publisher.epoch
+        publish_numbered(publisher, 0, 30)
+        left = killed(publisher, tmp_path / "first", tmp_path / "left")
+    with Publisher(feed, outbox=Outbox(left, again_wait_ns=0)) as publisher:
+        publish_numbered(publisher, 30, 10)
+        publisher.new_epoch()
+        publish_numbered(publisher, 0, 20)
+        publisher.flush()
+    kept = said_in(left, feed)
+    assert sorted(kept) == [
+        *((epoch, b"", number) for number in range(40)),
+        *((epoch + 1, b"", number) for number in range(20)),
+    ]
+    rows = numbered(0, 40)
+    assert all(kept[epoch, b"", number] == rows[number].tobytes() for number in range(40))
+
+
+def test_an_outbox_that_another_publisher_has_is_refused(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path)
+    with Publisher(feed_of(), outbox=outbox) as publisher:
+        with pytest.raises(JournalError, match="is being recorded by"):
+            Publisher(feed_of(), outbox=tmp_path).start()
+        with pytest.raises(JournalError, match="was used before"):
+            Publisher(feed_of(), outbox=outbox).start()
+        publish_numbered(publisher, 0, 10)
+    assert len(said_in(tmp_path, publisher.feed)) == 10
+
+
+def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected 0 where an outbox deletes days"):
+        Publisher(feed_of(key_bytes=1), outbox=Outbox(tmp_path, retention=Retention(days=1))).start()
+    with pytest.raises(ValueError, match="again_bytes was -1"):
+        Outbox(tmp_path, again_bytes=-1)
+    with pytest.raises(ConfigError, match="had no archives"):
+        Publisher(feed_of(), outbox=Outbox(tmp_path, serve=True)).start()
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_an_outbox_changes_nothing_for_subscribers(tmp_path: Path, transport: Any) -> None:
+    feed = msgspec.structs.replace(feed_of(), slices=Feed.local("tape", slices=1, transport=transport).slices)
+    subscriber = Subscriber(feed, slow=PATIENT)
+    heard, gaps = heard_by(subscriber)
+    with Publisher(feed, when_full="wait", outbox=tmp_path) as publisher:
+        subscriber.start()
+        for start in range(0, 20_000, 1_000):
+            publish_numbered(publisher, start, 1_000)
+            publisher.publish(b"A.t", b"%d" % start)
+        publisher.flush()
+        assert publisher.statistics().messages == 20_020
+    subscriber.run(until_end=True)
+    assert heard == said_in(tmp_path, feed)
+    assert (len(heard), gaps) == (20_020, [])
+
+
+def test_an_outbox_whose_keys_cannot_be_read_begins_another_epoch(tmp_path: Path) -> None:
+    feed = feed_of(key_bytes=1)
+    with Publisher(feed, outbox=tmp_path / "first") as publisher:
+        epoch = publisher.epoch
+        for start in range(0, 100, 10):
+            publish_numbered(publisher, start, 10)
+            publisher.flush()
+        left = killed(publisher, tmp_path / "first", tmp_path / "left")
+    segment = next(left.rglob("*.journal"))
+    data = bytearray(segment.read_bytes())
+    data[data.rindex(b"A.t")] ^= 0xFF
+    segment.write_bytes(data)
+    with Publisher(feed, outbox=left) as publisher:
+        assert publisher.epoch > epoch
