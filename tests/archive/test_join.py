@@ -6,6 +6,7 @@ import datetime
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -424,3 +425,36 @@ def test_beginnings_that_cannot_be_are_refused() -> None:
         Subscriber(archived_feed()).start(since="yesterday")
     with pytest.raises(ArchiveError, match="did not answer"):
         Subscriber(archived_feed(), repair_wait_ns=10_000_000).start(back=5)
+
+
+@pytest.mark.parametrize("is_down", [False, True])
+def test_the_end_of_a_run_that_one_archive_lacks_another_one_brings(tmp_path: Path, is_down: bool) -> None:
+    """With `is_down` that other one answers only after a while."""
+    feed = archived_feed(2)
+    for place, blocks in (("poor", (3, 2)), ("rich", (5, 2))):
+        for epoch, many in enumerate(blocks, 1):
+            elsewhere = feed_of()
+            with RawPublisher(elsewhere, epoch=epoch) as publisher, Recorder(elsewhere, tmp_path / place) as recorder:
+                for _ in range(many):
+                    publisher.send(publisher.encode([(b"A.x", b"payload")] * 10))
+                wait_recorded(recorder, 10 * many)
+    with (
+        ArchiveServer(tmp_path / "poor" / feed.name, feed.archives[:1]),
+        RawPublisher(feed, epoch=2) as live,
+        ExitStack() as stack,
+    ):
+        rich = ArchiveServer(tmp_path / "rich" / feed.name, feed.archives[1:])
+        if not is_down:
+            stack.enter_context(rich)
+        live.sequences = [{b"": 20}]
+        subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=60_000_000_000)
+        heard = Heard(subscriber)
+        subscriber.start(since=0)
+        wait_until(lambda: len(heard.numbers) >= 30, 30)
+        if is_down:
+            stack.enter_context(rich)
+        subscriber.wait_live()
+        live.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert heard.numbers == [*range(50), *range(20)]
+    assert heard.gaps == []

@@ -41,6 +41,7 @@ _MOST_WAITS: Final = 10
 _MOST_BYTES: Final = 64 << 20
 """Of blocks that wait until archives were asked that may have what is before them."""
 
+_NO_END: Final = 1 << 62
 _NOWHERE: Final = (1 << 63, 0)
 """Behind all positions."""
 
@@ -270,17 +271,18 @@ class ArchiveClient:
             start_ns=None if since.epoch else since.start_ns,
         )
         rows, heard, failures = Rows(ask, tells_later=True), time.monotonic(), list[str]()
+        behind = ask.start
         while not is_over():
             has_more = False
             for endpoint in self._order:
                 try:
                     for found in self._at(endpoint, rows, wait_s, is_over):
                         heard = time.monotonic()
-                        if isinstance(found, Gone):
-                            yield from self._elsewhere(slice_id, found, wait_s, is_over, endpoint)
-                        else:
-                            has_more |= isinstance(found, Fetched)
-                            yield found if isinstance(found, Later) else found.block
+                        for lacks in _lacking(found, behind):
+                            yield from self._elsewhere(slice_id, lacks, wait_s, is_over, endpoint)
+                        if isinstance(found, Fetched):
+                            has_more, behind = True, _behind(found)
+                        yield from _as_told(found)
                         if is_over():
                             return
                     heard = time.monotonic()
@@ -298,12 +300,9 @@ class ArchiveClient:
                 time.sleep(random.uniform(0.5, 1) * _MOST_LATER_S)
 
     def _elsewhere(
-        self, slice_id: int, gone: Gone, wait_s: float, is_over: Callable[[], bool], endpoint: str
+        self, slice_id: int, lacks: Missing, wait_s: float, is_over: Callable[[], bool], endpoint: str
     ) -> Iterator[Block | Missing]:
         """Yield what other archives have of what one lacks, then the whole as Missing: what came of it is not."""
-        if gone.epoch <= 0 or gone.first < 0:
-            return
-        lacks = Missing(gone.key, gone.epoch, gone.first, gone.first + gone.count)
         left, until = [lacks] if len(self._order) > 1 else [], time.monotonic() + wait_s
         pause_s = _LATER_S
         while left:
@@ -319,7 +318,8 @@ class ArchiveClient:
             if left:
                 time.sleep(random.uniform(0.5, 1) * pause_s)
                 pause_s = min(2 * pause_s, _MOST_LATER_S)
-        yield lacks
+        if lacks.stop != _NO_END:
+            yield lacks
 
     def _at(
         self, endpoint: str, rows: Rows | RowsOfRanges, wait_s: float, is_over: Callable[[], bool]
@@ -412,6 +412,27 @@ class ArchiveClient:
 
     def _none(self, failures: list[str]) -> ArchiveError:
         return ArchiveError(f"no archive of feed {self.feed.name!r} answered: {'; '.join(failures)}")
+
+
+def _lacking(found: Fetched | Gone | Later, behind: Position | None) -> Iterator[Missing]:
+    """Yield what an archive lacks before what was found: what it says is gone, and the end of the run before.
+
+    `behind`: the position behind all that was found before. Where a run has ended no archive tells.
+    """
+    if isinstance(found, Gone):
+        if found.epoch > 0 and found.first >= 0:
+            yield Missing(found.key, found.epoch, found.first, found.first + found.count)
+    elif isinstance(found, Fetched) and behind is not None and behind.epoch < found.block.epoch:
+        yield Missing(found.block.key, behind.epoch, behind.sequence, _NO_END)
+
+
+def _as_told(found: Fetched | Gone | Later) -> Iterator[Block | Later]:
+    if not isinstance(found, Gone):
+        yield found.block if isinstance(found, Fetched) else found
+
+
+def _behind(found: Fetched) -> Position:
+    return Position(found.block.epoch, int(found.block.sequences[found.stop_row - 1]) + 1)
 
 
 def _in_order(blocks: list[Block], asked: list[Range], left: list[Range]) -> Iterator[Block | Missing]:
