@@ -452,6 +452,9 @@ def test_the_end_of_a_run_that_one_archive_lacks_another_one_brings(tmp_path: Pa
         subscriber.start(since=0)
         wait_until(lambda: len(heard.numbers) >= 30, 30)
         if is_down:
+            late = time.monotonic() + 2.5  # longer than it waits for one answer
+            wait_until(lambda: time.monotonic() > late)
+            assert len(heard.numbers) == 30
             stack.enter_context(rich)
         subscriber.wait_live()
         live.heartbeat(end=True)

@@ -303,21 +303,22 @@ class ArchiveClient:
         self, slice_id: int, lacks: Missing, wait_s: float, is_over: Callable[[], bool], endpoint: str
     ) -> Iterator[Block | Missing]:
         """Yield what other archives have of what one lacks, then the whole as Missing: what came of it is not."""
-        left, until = [lacks] if len(self._order) > 1 else [], time.monotonic() + wait_s
-        pause_s = _LATER_S
-        while left:
-            found = []
+        others = [each for each in self._order if each != endpoint]
+        left, until, pause_s = [lacks], time.monotonic() + wait_s, _LATER_S
+        while others:
+            found: list[Block | Missing] = [*left]
             try:
                 found = list(self.missing(slice_id, left, wait_s, is_over, endpoint))
             except ArchiveError:
-                left = []
+                now = time.monotonic()
+                if all(now - self._silent.get(each, now) >= wait_s for each in others):
+                    break
             yield from (each for each in found if isinstance(each, Block))
             left = [each for each in found if isinstance(each, Missing)]
-            if is_over() or time.monotonic() > until:
+            if not left or is_over() or time.monotonic() > until:
                 break
-            if left:
-                time.sleep(random.uniform(0.5, 1) * pause_s)
-                pause_s = min(2 * pause_s, _MOST_LATER_S)
+            time.sleep(random.uniform(0.5, 1) * pause_s)
+            pause_s = min(2 * pause_s, _MOST_LATER_S)
         if lacks.stop != _NO_END:
             yield lacks
 
