@@ -49,6 +49,8 @@ class PlayedSlice(NamedTuple):
     topics: NumberingAt
     set_of_topic: int
     counters: int
+    hints: int
+    """0: it keeps none."""
 
 
 def slice_words(
@@ -66,7 +68,7 @@ SLICE_WORDS: Final = _WORKER_TABLE + len(WorkerTableAt._fields)
 @inner
 def _played_slice(words: int) -> PlayedSlice:
     w = int64s_at(words, SLICE_WORDS)
-    return PlayedSlice(NumberingAt(w[0], w[1], w[2], w[3], w[4], w[5]), w[6], w[7])
+    return PlayedSlice(NumberingAt(w[0], w[1], w[2], w[3], w[4], w[5]), w[6], w[7], numpy.int64(0))
 
 
 @inner
