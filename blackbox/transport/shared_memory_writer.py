@@ -56,8 +56,9 @@ from blackbox.transport.wakeup import Pipe
 NO_PLACE: Final = -1
 _LARGE_BITS: Final = numpy.int64(-1 << (64 - LARGE_PLACES))
 """The large places, in the last word of a bitmap."""
-OFFERED: Final = 4
-"""Blocks that may be encoded ahead in places of their own."""
+OFFERED: Final = 16
+"""Blocks that may be encoded ahead in places of their own: as many as fill up before a sender that is behind. What is
+encoded elsewhere is copied by the sender, who has it in another core's cache."""
 assert MOST_WAITING + MOST_PINNED + READERS + OFFERED <= SMALL_PLACES
 _PATIENCE_S: Final = 1.0
 """How long somebody who has connected may take to say who it is."""
