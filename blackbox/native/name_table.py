@@ -158,8 +158,8 @@ def number_by_hint(numbering: NumberingAt, hints: int, hint: int, address: int, 
     """Return as `number_of`, without a search if this name came with this hint last time.
 
     `hints`: address of uint64[capacity, HINT_WORDS], zero at first, for one numbering that is never cleared; 0: none
-    are kept. `hint`: the number that the sender of the name has for it. A wrong one costs time, and nothing else: the whole name is
-    compared with what is kept.
+    are kept. `hint`: the number that the sender of the name has for it. A wrong one costs time, and nothing else: the
+    whole name is compared with what is kept.
     """
     if hints == 0 or hint < 0 or hint >= numbering.capacity:
         return number_of(numbering, address, size)
