@@ -219,6 +219,8 @@ class Repairer:
                     log.warning("slice %d: archives lack some of what came before it is live", self._slice_id)
                 self._note(out, GIVE_UP, 0, 0)
             else:
+                if not self._join.is_told:
+                    came = time.monotonic()  # nobody knows yet that something is missing
                 self._note(out, REACHED, found.epoch, 0)
 
     def _has_joined(self) -> bool:
