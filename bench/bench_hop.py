@@ -138,16 +138,14 @@ def _slice(router: int, workers: int, scratch: NDArray[numpy.int64]) -> tuple[Sl
     topics, sets, conflation = Numbering(1, 16), numpy.zeros(1, numpy.int32), Conflation(1)
     hints = numpy.zeros(HINT_WORDS, numpy.uint64)
     sequences = Sequences(1, 1, 0, 1, 0, counters.slice)
-    at = SliceAt(
-        *(0, router, 0, 0, state.address, scratch.ctypes.data, counters.slice.address),
-        *(counters.workers_address, workers, topics.at, sets.ctypes.data, hints.ctypes.data, sequences.at, 0, 0),
-        0,
-        0,
+    fields: list[Any] = [
+        *(0, router, 0, 0, state.address, scratch.ctypes.data, counters.slice.address, counters.workers_address),
+        *(workers, topics.at, sets.ctypes.data, hints.ctypes.data, sequences.at, 0, 0, 0, 0),
         *(WARN, QUEUE_BLOCKS, conflation.at, 10**18, 10**18, 10**9, NO_HANDLER),
         *(WorkerAt(*[0] * len(WorkerAt._fields)), WorkerTableAt(*[0] * len(WorkerTableAt._fields)), 0, NO_READER),
         *(0, 0, 0),
-    )
-    return at, (state, counters, topics, sets, hints, conflation, sequences)
+    ]
+    return SliceAt(*fields), (state, counters, topics, sets, hints, conflation, sequences)
 
 
 def _hop(workers: int, with_router: bool) -> Figure:

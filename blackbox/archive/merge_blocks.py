@@ -138,7 +138,8 @@ def plan_merge(
         payload_bytes += high - low
         count += block.count - first_row
     flags = 0 if stride == _VARIABLE else FLAG_FIXED
-    return Plan(0, count, topics, topic_bytes, payload_bytes, stride, numpy.int64(_VARIABLE), flags)
+    variable = numpy.int64(_VARIABLE)
+    return Plan(0, count, topics, topic_bytes, payload_bytes, stride, variable, variable, flags)
 
 
 @njit(nogil=True, cache=True)

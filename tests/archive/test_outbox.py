@@ -27,8 +27,8 @@ from blackbox import (
 )
 from blackbox.archive import outbox as outbox_module
 from blackbox.testing import wait_until
+from tests.archive.archives import archived_feed
 from tests.archive.recorders import feed_of, numbered, publish_numbered, wait_recorded
-from tests.archive.test_archive_answers import archived_feed
 from tests.subscribe.subscribers import PATIENT
 from tests.support import Script
 
