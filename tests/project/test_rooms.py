@@ -26,6 +26,7 @@ ORDER = (
     "registration",
     "subscriber",
     "testing",
+    "relay",
     "monitor",
     "spark",
     "report",

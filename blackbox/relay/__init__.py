@@ -1,0 +1,5 @@
+"""Forward a feed to more subscribers than one publisher can serve: blocks down, merged subscriptions up.
+
+In: the blocks of a publisher or of another relay; filters of those below. Out: the same blocks, byte by byte; the
+smallest set of filters that covers those below. A thread for each slice, which owns its sockets, and a guard beside it.
+"""

@@ -1,0 +1,139 @@
+"""What a relay asks for, given what is wanted below it: prefixes in, changes out. Nothing here knows of sockets."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple, Protocol
+
+_MOST_HELD: Final = 65_536
+"""Prefixes that nobody wants and that are held back nevertheless; those that wait longest go first."""
+
+
+class Changes(NamedTuple):
+    """What is to be asked for, and then what is to be withdrawn: in this order nothing wanted is ever uncovered."""
+
+    subscribe: list[bytes]
+    withdraw: list[bytes]
+
+
+NO_CHANGES: Final = Changes([], [])
+
+
+class Cover(Protocol):
+    """Decides what goes upstream. Another one may ask for more than is wanted, never for less.
+
+    Each prefix is added once, and removed once when nobody wants it any more.
+    """
+
+    def add(self, prefix: bytes) -> Changes:
+        """Cover a prefix that was not wanted before."""
+
+    def remove(self, prefix: bytes) -> Changes:
+        """Cover a prefix no longer."""
+
+
+class SmallestCover:
+    """Asks for the prefixes that no other one covers: the fewest that let through all that is wanted, and no more."""
+
+    def __init__(self) -> None:
+        self._wanted: set[bytes] = set()
+        self._sorted: list[bytes] = []
+        """The same; those that a prefix covers follow it."""
+
+    def add(self, prefix: bytes) -> Changes:
+        """Cover a prefix that was not wanted before."""
+        covered = list(self._uppermost_below(prefix))
+        self._wanted.add(prefix)
+        insort(self._sorted, prefix)
+        return NO_CHANGES if self._is_covered(prefix) else Changes([prefix], covered)
+
+    def remove(self, prefix: bytes) -> Changes:
+        """Cover a prefix no longer."""
+        self._wanted.remove(prefix)
+        del self._sorted[bisect_left(self._sorted, prefix)]
+        return NO_CHANGES if self._is_covered(prefix) else Changes(list(self._uppermost_below(prefix)), [prefix])
+
+    def _is_covered(self, prefix: bytes) -> bool:
+        return any(prefix[:size] in self._wanted for size in range(len(prefix)))
+
+    def _uppermost_below(self, prefix: bytes) -> Iterator[bytes]:
+        """Yield the wanted prefixes that begin with `prefix`, and that no other one of them covers."""
+        at = bisect_left(self._sorted, prefix)
+        while at < len(self._sorted) and (found := self._sorted[at]).startswith(prefix):
+            yield found
+            behind = _behind(found)
+            at = bisect_left(self._sorted, behind, at + 1) if behind else len(self._sorted)
+
+
+def _behind(prefix: bytes) -> bytes:
+    """Return the first bytes that stand behind all that begin with `prefix`; none: there are no such."""
+    head = prefix.rstrip(b"\xff")
+    return head and head[:-1] + bytes([head[-1] + 1])
+
+
+class Interest:
+    """Counts who wants each prefix, and has a `Cover` decide what that means upstream.
+
+    A prefix that nobody wants any more is still covered for `hold_s` seconds: who comes back meanwhile, or another one,
+    changes nothing upstream. Times are those of any one clock.
+    """
+
+    def __init__(self, cover: Cover, hold_s: float = 0.0) -> None:
+        self._cover, self._hold_s = cover, hold_s
+        self._references: Counter[bytes] = Counter()
+        self._held: OrderedDict[bytes, float] = OrderedDict()
+        """Until when each is held back, the first one first."""
+
+    @property
+    def due(self) -> float | None:
+        """When `settle` has something to do; None: nothing is held back."""
+        return next(iter(self._held.values()), None)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is covered."""
+        return not self._references and not self._held
+
+    def want(self, prefix: bytes) -> Changes:
+        """Count one more who wants a prefix."""
+        self._references[prefix] += 1
+        if self._references[prefix] > 1 or self._held.pop(prefix, None) is not None:
+            return NO_CHANGES
+        return self._cover.add(prefix)
+
+    def leave(self, prefix: bytes, now: float) -> Changes:
+        """Count one less. Raises KeyError when nobody wants it."""
+        if not self._references[prefix]:
+            raise KeyError(prefix)
+        self._references[prefix] -= 1
+        if self._references[prefix]:
+            return NO_CHANGES
+        del self._references[prefix]
+        if self._hold_s > 0:
+            self._held[prefix] = now + self._hold_s
+            return self.settle(now)
+        return self._cover.remove(prefix)
+
+    def settle(self, now: float) -> Changes:
+        """Withdraw what was held back for long enough."""
+        gone = []
+        while self._held and (self._held[first := next(iter(self._held))] <= now or len(self._held) > _MOST_HELD):
+            del self._held[first]
+            gone.append(first)
+        return together(self._cover.remove(prefix) for prefix in gone)
+
+
+def together(changes: Iterable[Changes]) -> Changes:
+    """Make one of several changes that follow each other; what came and went meanwhile is left out."""
+    subscribe: dict[bytes, None] = {}
+    withdraw: dict[bytes, None] = {}
+    for change in changes:
+        for prefix in change.subscribe:
+            if withdraw.pop(prefix, prefix) is not None:
+                subscribe[prefix] = None
+        for prefix in change.withdraw:
+            if subscribe.pop(prefix, prefix) is not None:
+                withdraw[prefix] = None
+    return Changes(list(subscribe), list(withdraw))
