@@ -94,6 +94,8 @@ SHARED_KEY: Final = b"\0S"
 """Followed by a prefix of keys: asked for by who reads their blocks in the slice's shared memory."""
 RECORDED_KEY: Final = b"\0R"
 """Followed by how far a recorder is: see `blackbox.block.acknowledgement`."""
+PATH_KEY: Final = b"\0P"
+"""What relays say of themselves: which of them a block passes on its way."""
 
 
 class Header(NamedTuple):

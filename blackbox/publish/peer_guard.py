@@ -112,7 +112,7 @@ class Guard:
         """When some peer for which something waited was last seen to take some of it."""
         self._slice_id, self._subscriptions, self._drop = slice_id, subscriptions, drop
         self._sent, self._wake_sender = sent, wake_sender
-        self._burst = max(_LEAST_BURST_BYTES, _FILTER_BYTES * len(subscriptions.wanted))
+        self._burst = max(_LEAST_BURST_BYTES, _FILTER_BYTES * subscriptions.most_filters)
         self._is_over = False
         self._watched: dict[int, Connections] = {}
         """By line."""

@@ -14,20 +14,22 @@ import zmq
 from blackbox.block.block import distinct_scratch
 from blackbox.block.encode import Origin, TopicTable
 from blackbox.block.format import FLAG_END, HEARTBEAT_KEY, MAX_KEY_BYTES
-from blackbox.errors import BlackBoxError, EndpointError, NotRecordedError, PublisherError
+from blackbox.errors import BlackBoxError, NotRecordedError, PublisherError
 from blackbox.feed.feed import Feed, Slice
 from blackbox.native.jit import WARM_UP_NEEDS, warm_up
 from blackbox.native.kept import Kept
 from blackbox.native.limits import Needs, start_thread
 from blackbox.publish import send_loop as send
 from blackbox.publish.acknowledgements import RecorderPosition, What, in_words
+from blackbox.publish.answers import SURELY_S, Answers, send_control_blocks
 from blackbox.publish.batcher import Encoder, make_selection
-from blackbox.publish.line_socket import open_xpub
+from blackbox.publish.line_socket import bind, open_probe, open_xpub
 from blackbox.publish.outbox import NO_OUTBOX, OutboxSlice
 from blackbox.publish.peer_guard import GUARD_NEEDS, Guard
 from blackbox.publish.ring import DRAINING, ENDING, Ring, discard
 from blackbox.publish.sender_state import SCRATCH_WORDS, Sender, SenderState
-from blackbox.publish.subscriptions import Subscriptions, cover, split_changes
+from blackbox.publish.subscriptions import resolve_doubts, split_changes
+from blackbox.publish.wanted import WantedKeys, cover
 from blackbox.transport.context import CONTEXT_NEEDS, close_context, open_context, pin_thread, wake_on_time
 from blackbox.transport.libzmq import EVENTS_SCRATCH_WORDS
 from blackbox.transport.shared_memory import is_supported
@@ -46,18 +48,10 @@ _RECEIVED_BYTES = 16 << 10
 """Subscriptions taken in one pass: some hundreds, for a millisecond at most."""
 _READ_EVERY_NS = 5_000_000
 """Time between two passes when more wait: the rest of it is left to what is published."""
-_ANSWER_BYTES_PER_S = 256 << 20
-"""Bytes of confirmations a second, for all subscribers together."""
-_ANSWER_SHARE = 20
-"""Making confirmations takes at most one part in so many of the thread's time."""
-_ANSWER_AGAIN_NS = 20_000_000
-_ANSWER_SURELY_S = 1.0
-"""How long a confirmation waits until all who listen have room for it; then it goes to those that have."""
 _ACCEPT_S = 1.0
 _REPEAT_S = 0.1
 _ASK_AGAIN_S = 0.25
 """Time until a heartbeat that recorders did not answer is sent again."""
-_NEVER_NS = (1 << 63) - 1
 
 
 class State(Enum):
@@ -121,7 +115,6 @@ class SliceSender:
         self._max_keys = feed.max_topics if feed.key_bytes else 1
         self._deadline = 0.0
         self._received = numpy.zeros(_RECEIVED_BYTES, numpy.uint8)
-        self._answer_at = 0
         self._probes: list[zmq.Socket[bytes]] = []
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"blackbox-sender-{slice_id}", daemon=True)
@@ -141,7 +134,7 @@ class SliceSender:
             numpy.zeros(self._max_keys, numpy.int32),
         )
         self.origin = Origin(schema_id, slice_id, feed.key_bytes, epoch)
-        self.subscriptions = Subscriptions(feed, len(self.part.lines), epoch, self._key_table)
+        self.subscriptions = WantedKeys(feed, len(self.part.lines), epoch, self._key_table)
         self.keys, self.wanted = self.subscriptions.keys, self.subscriptions.wanted
         self.changed = self.subscriptions.changed
         self._outbox, self._outbox_failure = outbox.handler, outbox.failure
@@ -378,24 +371,9 @@ class SliceSender:
             sockets.append(socket)
             if not endpoint.startswith("inproc:"):
                 self.guard.watch(line, socket)
-            try:
-                socket.bind(endpoint)
-            except zmq.ZMQError as error:
-                what = "is in use" if error.errno == zmq.EADDRINUSE else f"could not be bound: {error.strerror}"
-                raise EndpointError(
-                    error.errno,
-                    f"feed {self.feed.name!r} slice {self.slice_id}: endpoint {endpoint} {what}",
-                ) from error
+            bind(socket, endpoint, f"feed {self.feed.name!r} slice {self.slice_id}")
             if not endpoint.startswith("inproc:"):
-                place = f"inproc://blackbox-probe-{id(socket)}"
-                socket.bind(place)
-                probe = context.socket(zmq.SUB)
-                self._probes.append(probe)
-                probe.linger = 0
-                probe.sndhwm = (
-                    0  # unbounded: it never handles libzmq's commands, so it would never learn that there is room again
-                )
-                probe.connect(place)
+                self._probes.append(open_probe(context, socket))
 
     def make_encoder(self, rows: int) -> Encoder:
         """Return an encoder of up to `rows` messages of this slice at a time, for one thread."""
@@ -437,11 +415,15 @@ class SliceSender:
 
     def _serve(self, sender: Sender, encoder: Encoder, sockets: list[zmq.Socket[bytes]]) -> None:
         self.sent.heartbeat_at = time.monotonic_ns() + self.feed.heartbeat_ns
+
+        def send_answers(line: int, keys: bytes, count: int, surely: bool) -> tuple[int, bytes]:
+            return self._send_control(sender, line, sockets[line], keys, count, surely)
+
+        answers = Answers(self.subscriptions, len(sockets), send_answers)
         while True:
-            retry_ns = self._answer_at if self.subscriptions.asked else _NEVER_NS
-            reason = send.send_until(sender, self.ring.at, encoder, retry_ns)
-            if self.subscriptions.asked and time.monotonic_ns() >= self._answer_at:
-                self._answer(sender, sockets)
+            reason = send.send_until(sender, self.ring.at, encoder, answers.due_ns)
+            # A confirmation waits for a pass of the ring: what was put there before it, unwanted, then has its numbers.
+            answers.send_due(lambda ask: ask.after < self.sent.passes)
             if reason == send.SUBSCRIPTIONS:
                 self._read_subscriptions(sender)
             elif reason == send.EPOCH:
@@ -465,7 +447,7 @@ class SliceSender:
 
     def _begin_epoch(self, sender: Sender, sockets: list[zmq.Socket[bytes]]) -> None:
         """Tell what the epoch before has reached, then that another one goes on: twice, as once is not believed."""
-        patience = time.monotonic() + _ANSWER_SURELY_S
+        patience = time.monotonic() + SURELY_S
         for next_epoch in (0, self.sent.next_epoch, 0):
             if next_epoch:
                 with self.changed:
@@ -482,29 +464,6 @@ class SliceSender:
         with self.changed:
             self.sent.next_epoch = 0
             self.changed.notify_all()
-
-    def _answer(self, sender: Sender, sockets: list[zmq.Socket[bytes]]) -> None:
-        """Send the confirmations that are due, one body for all of them, and never wait for who has no room."""
-        began, now, body_bytes = time.monotonic_ns(), time.monotonic(), 0
-        for line, socket in enumerate(sockets):
-            # A confirmation waits for a pass of the ring: what was put there before it, unwanted, then has its numbers.
-            due = [
-                ask for ask in self.subscriptions.asked.values() if ask.line == line and ask.after < self.sent.passes
-            ]
-            for surely in (True, False):
-                asks = [ask for ask in due if (now - ask.since < _ANSWER_SURELY_S) == surely]
-                keys = b"".join(ask.key for ask in asks)
-                size, sent = self._send_control(sender, line, socket, keys, len(asks), surely) if asks else (0, b"")
-                body_bytes += size * sum(sent)
-                with self.changed:
-                    for ask, was_sent in zip(asks, sent, strict=True):
-                        if was_sent:
-                            self.subscriptions.confirmed(ask)
-        ended = time.monotonic_ns()
-        pause_ns = max(_ANSWER_SHARE * (ended - began), body_bytes * 1_000_000_000 // _ANSWER_BYTES_PER_S)
-        if self.subscriptions.asked and body_bytes == 0:
-            pause_ns = max(pause_ns, _ANSWER_AGAIN_NS)
-        self._answer_at = ended + pause_ns
 
     def _check_sender(self) -> None:
         if self.sent.refused:
@@ -571,10 +530,7 @@ class SliceSender:
                 self.changed.notify_all()
         self.sent.read_at = time.monotonic_ns() + _READ_EVERY_NS if left else 0
         subscriptions.is_behind = left
-        while subscriptions.doubts:
-            line, prefix = subscriptions.doubts.pop()
-            self._probes[line].subscribe(prefix)
-            self._probes[line].unsubscribe(prefix)
+        resolve_doubts(subscriptions, self._probes)
         if subscriptions.unwelcome:
             self.guard.look_now()
 
@@ -588,13 +544,4 @@ class SliceSender:
         surely: bool,
         flags: int = 0,
     ) -> tuple[int, bytes]:
-        """Send the next sequence of every key under `count` keys; return the body's bytes, and 1 for each sent.
-
-        `surely`: not where a queue is full that it would go to; else it is dropped there in silence.
-        """
-        text, sent = numpy.frombuffer(keys, numpy.uint8), numpy.zeros(count, numpy.uint8)
-        size = len(keys) // count
-        socket.setsockopt(zmq.XPUB_NODROP, surely)
-        made = send.send_control(sender, self.origin, line, text.ctypes.data, size, count, sent.ctypes.data, flags)
-        socket.setsockopt(zmq.XPUB_NODROP, self._wait)
-        return int(made), sent.tobytes()
+        return send_control_blocks(socket, sender, self.origin, line, keys, count, surely, self._wait, flags)

@@ -6,31 +6,25 @@ import struct
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
-import numpy
-from numpy.typing import NDArray
+import zmq
 
 from blackbox.block.acknowledgement import Acknowledgement
-from blackbox.block.encode import TopicTable
 from blackbox.block.format import (
     ACCEPT_KEY,
     CONFIRM_KEY,
     HEARTBEAT_KEY,
-    MAX_KEY_BYTES,
     NONCE_BYTES,
+    PATH_KEY,
     RECORDED_KEY,
     SHARED_KEY,
 )
 from blackbox.feed.feed import Feed
-from blackbox.native.intrinsics import int32s_at, int64s_at, uint16s_at
-from blackbox.native.jit import njit
-from blackbox.publish.acknowledgements import Acknowledgements
 from blackbox.publish.send_loop import SUBSCRIPTION_HEAD_BYTES
-from blackbox.publish.sender_state import SHARED
 
-_MORE_FILTERS: Final = 4_096
+MORE_FILTERS: Final = 4_096
 """Distinct filters of a line beyond one for each key that there may be."""
 _MOST_ASKED: Final = 1_024
 """Confirmations asked for and not yet sent, on all lines; those asked for first are forgotten."""
@@ -38,8 +32,10 @@ _MOST_ANSWERED: Final = 65_536
 """Confirmations sent and not yet accepted, and acceptances of a line; the oldest are forgotten."""
 MOST_USELESS: Final = 65_536
 """Bytes of filters longer than any key that one connection may ask for: libzmq keeps them, and they match nothing."""
-_SUBSCRIBE: Final = b"\1"
-_UNSUBSCRIBE: Final = b"\0"
+SUBSCRIBE: Final = b"\1"
+UNSUBSCRIBE: Final = b"\0"
+_CONTROL: Final = frozenset((HEARTBEAT_KEY, PATH_KEY))
+"""Filters that let no data through."""
 
 Place = tuple[int, bytes]
 """A line, and a filter on it."""
@@ -52,7 +48,8 @@ class Asked(NamedTuple):
     key: bytes
     fd: int
     after: int
-    """The pass of the ring in which it was asked for: a later one has counted what was unwanted until then."""
+    """What must have been passed before it is sent. For a publisher the pass of its ring in which it was asked for:
+    a later one has counted what was unwanted until then."""
     since: float
     """When that was, by the monotonic clock."""
 
@@ -80,38 +77,37 @@ def split_changes(data: bytes) -> Iterator[tuple[int, int, bytes]]:
         place = (start + kept + 3) & -4
 
 
-@njit(nogil=True, cache=True)
-def cover(keys_at: int, sizes_at: int, wanted_at: int, count: int, word: int, size: int, by: int) -> None:
-    """Add `by` to what is counted for each key that starts with the first `size` bytes of `word`."""
-    mask = numpy.int64(-1) if size == MAX_KEY_BYTES else (numpy.int64(1) << (8 * size)) - 1
-    keys, sizes, wanted = int64s_at(keys_at, count), int32s_at(sizes_at, count), uint16s_at(wanted_at, count)
-    for key in range(numpy.uint64(count)):
-        if keys[key] & mask == word and sizes[key] >= size:
-            wanted[key] = numpy.uint16(wanted[key] + by)
+class RecorderNotes(Protocol):
+    """Takes in what recorders tell."""
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Expect what is told of another epoch."""
+
+    def note(self, line: int, said: bytes, what: Acknowledgement) -> None:
+        """Take in what a recorder tells on a line."""
+
+    def withdraw(self, line: int, said: bytes) -> None:
+        """Note that what was told on a line stands no more."""
 
 
 class Subscriptions:
     """The filters in force on each line of a slice, who is to be told so, and who has said that it knows.
 
-    Changed by the sender's thread, and by publishing threads that add a key; all with `changed` held.
+    Changed by the thread that reads subscriptions, with `changed` held. Who derives from it hears of every filter that
+    comes and goes by `filter_changed`.
 
     libzmq tells when a filter is asked for by a first peer, and when nobody has it any more, and on which descriptor
     that came; on none for inproc, and when a connection is gone. But it passes on an unsubscription of what others
-    have, too. So one that came on a descriptor is a doubt: the sender subscribes and unsubscribes itself, and hears of
+    have, too. So one that came on a descriptor is a doubt: its reader subscribes and unsubscribes itself, and hears of
     it only if nobody else has that filter.
 
-    Attributes: `wanted`, for each key how many filters let it through, those of readers of shared memory
-    each as SHARED; `doubts`; `unwelcome`, descriptors of
-    connections to be ended, and why; `heard`, how many changes came on each descriptor; `is_behind`, whether changes
-    wait to be read; `most_filters`, how many a line may have; `times_asked`, how often recorders were asked how far
-    they are.
+    Attributes: `doubts`; `unwelcome`, descriptors of connections to be ended, and why; `heard`, how many changes came
+    on each descriptor; `is_behind`, whether changes wait to be read; `most_filters`, how many a line may have;
+    `times_asked`, how often recorders were asked how far they are.
     """
 
-    def __init__(self, feed: Feed, lines: int, epoch: int, key_table: TopicTable) -> None:
-        max_keys = len(key_table.sizes)
+    def __init__(self, feed: Feed, lines: int, most_filters: int, recorders: RecorderNotes) -> None:
         self.changed = threading.Condition()
-        self.keys: dict[bytes, int] = {}
-        self.wanted: NDArray[numpy.uint16] = numpy.zeros(max_keys, numpy.uint16)
         self.doubts: list[Place] = []
         self.unwelcome: dict[int, str] = {}
         self.heard: dict[int, int] = {}
@@ -126,26 +122,20 @@ class Subscriptions:
         self._askers: dict[int, _Asker] = {}
         self._useless: dict[int, int] = {}
         self.is_behind = False
-        self.acknowledgements = Acknowledgements()
         self.times_asked = 0
-        self.most_filters = max_keys + _MORE_FILTERS
+        self.most_filters = most_filters
         self._feed = feed
-        self._key_table = key_table
-        self.begin_epoch(epoch)
+        self._recorders = recorders
+        self._mine = [b""] * lines
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Expect acceptances of another epoch. Those of the one before count as long as they stand."""
-        self._mine = [epoch.to_bytes(8, "little") + bytes([line]) for line in range(len(self._filters))]
-        self.acknowledgements.begin_epoch(epoch)
+    def filter_changed(self, place: Place, by: int) -> None:
+        """Hear of a filter that nobody had on its line (`by` 1), or that nobody has there any more (-1)."""
 
-    def add_key(self, key: bytes, number: int) -> None:
-        """Note a new key, and whether it is wanted."""
-        self.wanted[number] = sum(
-            (prefix in has) + SHARED * (SHARED_KEY + prefix in has)
-            for has in self._filters
-            for prefix in (key[:size] for size in range(len(key) + 1))
-        )
-        self.keys[key] = number
+    def begin_epoch(self, epoch: int, *lines: int) -> None:
+        """Expect acceptances of another epoch, on all lines or some. Those of the one before count while they stand."""
+        for line in lines or range(len(self._mine)):
+            self._mine[line] = epoch.to_bytes(8, "little") + bytes([line])
+        self._recorders.begin_epoch(epoch)
 
     def note(self, line: int, fd: int, change: bytes, size: int, after: int) -> None:
         """Take in a subscription or unsubscription of `size` bytes, of which `change` are the first.
@@ -155,18 +145,18 @@ class Subscriptions:
         if fd >= 0:
             self.heard[fd] = self.heard.get(fd, 0) + 1
         what, prefix = change[:1], change[1:]
-        if what == _UNSUBSCRIBE:
+        if what == UNSUBSCRIBE:
             self._withdraw(line, fd, prefix)
-        elif what == _SUBSCRIBE:
+        elif what == SUBSCRIBE:
             of_keys = prefix.removeprefix(SHARED_KEY)
-            if prefix == HEARTBEAT_KEY or (len(of_keys) <= self._feed.key_bytes and of_keys[:1] != b"\0"):
+            if prefix in _CONTROL or (len(of_keys) <= self._feed.key_bytes and of_keys[:1] != b"\0"):
                 self._add_filter(line, fd, prefix)
             elif prefix.startswith(CONFIRM_KEY) and size == 1 + len(CONFIRM_KEY) + NONCE_BYTES:
                 self._ask(Asked(line, prefix, fd, after, time.monotonic()))
             elif prefix.startswith(ACCEPT_KEY) and prefix.endswith(self._mine[line]):
                 self._accept(line, prefix)
             elif prefix.startswith(RECORDED_KEY) and (told := Acknowledgement.decode(prefix)):
-                self.acknowledgements.note(line, prefix, told)
+                self._recorders.note(line, prefix, told)
             elif fd >= 0 and not self._is_of_other_line(prefix):
                 self._useless[fd] = self._useless.get(fd, 0) + size
                 if self._useless[fd] > MOST_USELESS:
@@ -179,7 +169,7 @@ class Subscriptions:
             filters[prefix] = asker = self._askers.setdefault(fd, _Asker(line)) if fd >= 0 else None
             if asker is not None:
                 asker.filters += 1
-            self._cover(prefix, 1)
+            self.filter_changed((line, prefix), 1)
 
     def _ask(self, ask: Asked) -> None:
         place = ask.line, ask.key
@@ -209,7 +199,7 @@ class Subscriptions:
     def _withdraw(self, line: int, fd: int, prefix: bytes) -> None:
         place = line, prefix
         if prefix.startswith(RECORDED_KEY):
-            self.acknowledgements.withdraw(line, prefix)
+            self._recorders.withdraw(line, prefix)
         elif prefix.startswith(CONFIRM_KEY):
             if place in self.asked and fd in (-1, self.asked[place].fd):
                 del self.asked[place]
@@ -222,21 +212,9 @@ class Subscriptions:
             asker = self._filters[line].pop(prefix)
             if asker is not None:
                 asker.filters -= 1
-            self._cover(prefix, -1)
+            self.filter_changed(place, -1)
         else:
             self._accepted[line].pop(prefix, None)
-
-    def _cover(self, prefix: bytes, by: int) -> None:
-        if prefix.startswith(SHARED_KEY):
-            prefix, by = prefix.removeprefix(SHARED_KEY), by * SHARED
-        if len(prefix) == self._feed.key_bytes:
-            number = self.keys.get(prefix)
-            if number is not None:
-                self.wanted[number] = int(self.wanted[number]) + by
-            return
-        word = int.from_bytes(prefix.ljust(MAX_KEY_BYTES, b"\0"), "little", signed=True)
-        text, sizes = self._key_table.text.ctypes.data, self._key_table.sizes.ctypes.data
-        cover(text, sizes, self.wanted.ctypes.data, len(self.keys), word, len(prefix), by)
 
     def confirmed(self, ask: Asked) -> None:
         """Note that a confirmation was sent."""
@@ -287,10 +265,18 @@ class Subscriptions:
         return sum(fd < 0 for fd in fds) + len({fd for fd in fds if fd >= 0})
 
 
+def resolve_doubts(subscriptions: Subscriptions, probes: Sequence[zmq.Socket[bytes]]) -> None:
+    """Ask on its line's probe for each filter that may be gone, and withdraw it: libzmq tells if nobody has it."""
+    while subscriptions.doubts:
+        line, prefix = subscriptions.doubts.pop()
+        probes[line].subscribe(prefix)
+        probes[line].unsubscribe(prefix)
+
+
 def _any_matches(filters: Mapping[bytes, object], key: bytes) -> bool:
     """Whether a filter lets keys through that start with `key`."""
     if not key:
-        return len(filters) > (HEARTBEAT_KEY in filters)
+        return len(filters) > len(_CONTROL & filters.keys())
     if any({key[:size], SHARED_KEY + key[:size]} & filters.keys() for size in range(len(key) + 1)):
         return True
     return any(has.startswith((key, SHARED_KEY + key)) for has in filters)

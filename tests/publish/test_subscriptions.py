@@ -11,22 +11,22 @@ import pytest
 
 from blackbox.block.encode import TopicTable
 from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY, HEARTBEAT_KEY, MAX_KEY_BYTES
-from blackbox.publish.subscriptions import Subscriptions
+from blackbox.publish.wanted import WantedKeys
 from tests.publish.subscribers import one_slice
 
 EPOCH = 7
 
 
-def made(key_bytes: int, lines: int = 1, keys: int = 1_000) -> Subscriptions:
+def made(key_bytes: int, lines: int = 1, keys: int = 1_000) -> WantedKeys:
     table = TopicTable(
         numpy.zeros(keys * MAX_KEY_BYTES, numpy.uint8),
         numpy.arange(keys, dtype=numpy.int64) * MAX_KEY_BYTES,
         numpy.zeros(keys, numpy.int32),
     )
-    return Subscriptions(one_slice(key_bytes=key_bytes), lines, EPOCH, table)
+    return WantedKeys(one_slice(key_bytes=key_bytes), lines, EPOCH, table)
 
 
-def add_key(subscriptions: Subscriptions, key: bytes) -> None:
+def add_key(subscriptions: WantedKeys, key: bytes) -> None:
     number = len(subscriptions.keys)
     table = subscriptions._key_table
     table.text[number * MAX_KEY_BYTES :][: len(key)] = numpy.frombuffer(key, numpy.uint8)
@@ -34,7 +34,7 @@ def add_key(subscriptions: Subscriptions, key: bytes) -> None:
     subscriptions.add_key(key, number)
 
 
-def tell(subscriptions: Subscriptions, what: bytes, prefix: bytes, line: int = 0, fd: int = -1) -> None:
+def tell(subscriptions: WantedKeys, what: bytes, prefix: bytes, line: int = 0, fd: int = -1) -> None:
     subscriptions.note(line, fd, what + prefix, 1 + len(prefix), 0)
 
 
@@ -117,7 +117,7 @@ def test_subscribers_are_counted_while_others_come_and_go() -> None:
         thread.join()
 
 
-def accept(subscriptions: Subscriptions, nonce: bytes, line: int = 0) -> None:
+def accept(subscriptions: WantedKeys, nonce: bytes, line: int = 0) -> None:
     with subscriptions.changed:
         tell(subscriptions, b"\1", CONFIRM_KEY + nonce, line)
         subscriptions.confirmed(subscriptions.asked[line, CONFIRM_KEY + nonce])

@@ -13,7 +13,7 @@ from blackbox.block.acknowledgement import MOST_BYTES
 from blackbox.block.encode import TopicTable
 from blackbox.publish.peer_guard import Guard, _Record
 from blackbox.publish.sender_state import SenderState
-from blackbox.publish.subscriptions import Subscriptions
+from blackbox.publish.wanted import WantedKeys
 from blackbox.testing import RawPublisher, wait_until
 from blackbox.transport.connections import Connection
 from tests.publish.subscribers import one_slice
@@ -34,9 +34,9 @@ needs_namespaces = pytest.mark.skipif(
 )
 
 
-def a_guard() -> tuple[Guard, Subscriptions]:
+def a_guard() -> tuple[Guard, WantedKeys]:
     key = TopicTable(numpy.zeros(8, numpy.uint8), numpy.zeros(1, numpy.int64), numpy.zeros(1, numpy.int32))
-    subscriptions = Subscriptions(one_slice(), 1, 1, key)
+    subscriptions = WantedKeys(one_slice(), 1, 1, key)
     return Guard(0, subscriptions, SenderState(), lambda: None, drop=True), subscriptions
 
 

@@ -1,0 +1,88 @@
+"""Send control blocks from Python: confirmations, a few for a while, and whatever else is said under a reserved key."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import numpy
+import zmq
+
+from blackbox.block.encode import Origin
+from blackbox.publish.send_loop import send_control
+from blackbox.publish.sender_state import Sender
+from blackbox.publish.subscriptions import Asked, Subscriptions
+
+_BYTES_PER_S: Final = 256 << 20
+"""Confirmations of all subscribers together."""
+_SHARE: Final = 20
+"""Making confirmations takes one of so many parts of the thread's time."""
+_AGAIN_NS: Final = 20_000_000
+SURELY_S: Final = 1.0
+"""How long a confirmation waits for room at its subscriber, and at others that listen in; then it goes to who has."""
+NEVER_NS: Final = (1 << 63) - 1
+
+
+def send_control_blocks(
+    socket: zmq.Socket[bytes],
+    sender: Sender,
+    origin: Origin,
+    line: int,
+    keys: bytes,
+    count: int,
+    surely: bool,
+    wait: bool,
+    flags: int = 0,
+) -> tuple[int, bytes]:
+    """Send the next sequence of every key under `count` keys; return the body's bytes, and 1 for each sent.
+
+    `surely`: not where a queue is full that it would go to; else it is dropped there in silence. `wait`: whether the
+    socket waits for slow subscribers otherwise.
+    """
+    text, sent = numpy.frombuffer(keys, numpy.uint8), numpy.zeros(count, numpy.uint8)
+    size = len(keys) // count
+    socket.setsockopt(zmq.XPUB_NODROP, surely)
+    made = send_control(sender, origin, line, text.ctypes.data, size, count, sent.ctypes.data, flags)
+    socket.setsockopt(zmq.XPUB_NODROP, wait)
+    return int(made), sent.tobytes()
+
+
+class Answers:
+    """Sends the confirmations that are due: one body for all of them, and never waiting for who has no room.
+
+    `send` gets a line, keys side by side, how many, and whether surely; it returns as `send_control_blocks`.
+    """
+
+    def __init__(
+        self, subscriptions: Subscriptions, lines: int, send: Callable[[int, bytes, int, bool], tuple[int, bytes]]
+    ) -> None:
+        self._subscriptions, self._lines, self._send = subscriptions, lines, send
+        self._at_ns = 0
+
+    @property
+    def due_ns(self) -> int:
+        """When it is time for the next ones, by the monotonic clock; NEVER_NS: nobody has asked."""
+        return self._at_ns if self._subscriptions.asked else NEVER_NS
+
+    def send_due(self, is_due: Callable[[Asked], bool]) -> None:
+        """Send those that are due, if it is time."""
+        if time.monotonic_ns() < self.due_ns:
+            return
+        began, now, body_bytes = time.monotonic_ns(), time.monotonic(), 0
+        for line in range(self._lines):
+            due = [ask for ask in self._subscriptions.asked.values() if ask.line == line and is_due(ask)]
+            for surely in (True, False):
+                asks = [ask for ask in due if (now - ask.since < SURELY_S) == surely]
+                keys = b"".join(ask.key for ask in asks)
+                size, sent = self._send(line, keys, len(asks), surely) if asks else (0, b"")
+                body_bytes += size * sum(sent)
+                with self._subscriptions.changed:
+                    for ask, was_sent in zip(asks, sent, strict=True):
+                        if was_sent:
+                            self._subscriptions.confirmed(ask)
+        ended = time.monotonic_ns()
+        pause_ns = max(_SHARE * (ended - began), body_bytes * 1_000_000_000 // _BYTES_PER_S)
+        if self._subscriptions.asked and body_bytes == 0:
+            pause_ns = max(pause_ns, _AGAIN_NS)
+        self._at_ns = ended + pause_ns

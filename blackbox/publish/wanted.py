@@ -1,0 +1,67 @@
+"""Which keys of a slice are wanted: counted as filters come and go, so that a sender reads one number a block."""
+
+from __future__ import annotations
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.block.encode import TopicTable
+from blackbox.block.format import MAX_KEY_BYTES, SHARED_KEY
+from blackbox.feed.feed import Feed
+from blackbox.native.intrinsics import int32s_at, int64s_at, uint16s_at
+from blackbox.native.jit import njit
+from blackbox.publish.acknowledgements import Acknowledgements
+from blackbox.publish.sender_state import SHARED
+from blackbox.publish.subscriptions import MORE_FILTERS, Place, Subscriptions
+
+
+@njit(nogil=True, cache=True)
+def cover(keys_at: int, sizes_at: int, wanted_at: int, count: int, word: int, size: int, by: int) -> None:
+    """Add `by` to what is counted for each key that starts with the first `size` bytes of `word`."""
+    mask = numpy.int64(-1) if size == MAX_KEY_BYTES else (numpy.int64(1) << (8 * size)) - 1
+    keys, sizes, wanted = int64s_at(keys_at, count), int32s_at(sizes_at, count), uint16s_at(wanted_at, count)
+    for key in range(numpy.uint64(count)):
+        if keys[key] & mask == word and sizes[key] >= size:
+            wanted[key] = numpy.uint16(wanted[key] + by)
+
+
+class WantedKeys(Subscriptions):
+    """The subscriptions of a publisher's slice, and what they mean for each of its keys.
+
+    Keys are added by publishing threads, with `changed` held.
+
+    Attributes: `keys`, each with its number; `wanted`, for each key how many filters let it through, those of readers
+    of shared memory each as SHARED; `acknowledgements`, how far recorders are.
+    """
+
+    def __init__(self, feed: Feed, lines: int, epoch: int, key_table: TopicTable) -> None:
+        max_keys = len(key_table.sizes)
+        self.acknowledgements = Acknowledgements()
+        super().__init__(feed, lines, max_keys + MORE_FILTERS, self.acknowledgements)
+        self.keys: dict[bytes, int] = {}
+        self.wanted: NDArray[numpy.uint16] = numpy.zeros(max_keys, numpy.uint16)
+        self._key_table = key_table
+        self.begin_epoch(epoch)
+
+    def add_key(self, key: bytes, number: int) -> None:
+        """Note a new key, and whether it is wanted."""
+        self.wanted[number] = sum(
+            (prefix in has) + SHARED * (SHARED_KEY + prefix in has)
+            for has in self._filters
+            for prefix in (key[:size] for size in range(len(key) + 1))
+        )
+        self.keys[key] = number
+
+    def filter_changed(self, place: Place, by: int) -> None:
+        """Count a filter for the keys that it lets through."""
+        prefix = place[1]
+        if prefix.startswith(SHARED_KEY):
+            prefix, by = prefix.removeprefix(SHARED_KEY), by * SHARED
+        if len(prefix) == self._feed.key_bytes:
+            number = self.keys.get(prefix)
+            if number is not None:
+                self.wanted[number] = int(self.wanted[number]) + by
+            return
+        word = int.from_bytes(prefix.ljust(MAX_KEY_BYTES, b"\0"), "little", signed=True)
+        text, sizes = self._key_table.text.ctypes.data, self._key_table.sizes.ctypes.data
+        cover(text, sizes, self.wanted.ctypes.data, len(self.keys), word, len(prefix), by)
