@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         NotRecordedError,
         PositionError,
         PublisherError,
+        RelayError,
         SilentPublisherError,
         SlowSubscriberError,
         SourceError,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from blackbox.feed.schema import Schema
     from blackbox.feed.source import Source
     from blackbox.publish.publisher import Publisher
+    from blackbox.relay.relay import Relay
     from blackbox.replay.controls import Controls
     from blackbox.replay.replay import Replay
     from blackbox.subscribe.slow_subscriber import SlowPolicy
@@ -76,6 +78,8 @@ __all__ = [
     "Recorder",
     "Recording",
     "Recordings",
+    "Relay",
+    "RelayError",
     "Replay",
     "Retention",
     "Schema",
@@ -102,6 +106,7 @@ _MODULE_OF = {
     "Recorder": "archive.recorder",
     "Recording": "archive.recording",
     "Recordings": "archive.recordings",
+    "Relay": "relay.relay",
     "Replay": "replay.replay",
     "Retention": "archive.retention",
     "Schema": "feed.schema",

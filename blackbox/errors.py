@@ -41,6 +41,10 @@ class NoSubscriberError(PublisherError, TimeoutError):
     """Nobody subscribed within the timeout."""
 
 
+class RelayError(BlackBoxError):
+    """A relay cannot go on: it is its own source, or libzmq has failed it."""
+
+
 class NotRecordedError(PublisherError, TimeoutError):
     """Recorders did not acknowledge within the timeout what was published."""
 

@@ -52,9 +52,11 @@ _UNHEARD_NS = 30_000_000_000
 """Time after which a line that was never heard is connected anew."""
 
 
-def open_sub(context: zmq.Context[zmq.Socket[bytes]], hwm_blocks: int) -> zmq.Socket[bytes]:
-    """Return a SUB socket that is not connected yet."""
-    sub = context.socket(zmq.SUB)
+def open_sub(
+    context: zmq.Context[zmq.Socket[bytes]], hwm_blocks: int, kind: zmq.SocketType = zmq.SUB
+) -> zmq.Socket[bytes]:
+    """Return a SUB socket, or an XSUB socket, that is not connected yet."""
+    sub = context.socket(kind)
     sub.rcvhwm = hwm_blocks
     sub.sndhwm = MAX_SUBSCRIPTIONS
     sub.maxmsgsize = MAX_BODY_BYTES
@@ -63,6 +65,12 @@ def open_sub(context: zmq.Context[zmq.Socket[bytes]], hwm_blocks: int) -> zmq.So
     sub.reconnect_ivl_max = 1000
     keep_alive(sub)
     return sub
+
+
+def address_from(interface: str, endpoint: str) -> str:
+    """Return what to connect to from an interface; an empty one is the system's choice."""
+    host = f"[{interface}]" if ":" in interface else interface
+    return endpoint.replace("tcp://", f"tcp://{host}:0;") if interface else endpoint
 
 
 class Subscription:
@@ -157,11 +165,7 @@ class Subscription:
             self._reader = None
 
     def _address(self, endpoint: str) -> str:
-        interface = self._feed_slice.interface
-        if not interface:
-            return endpoint
-        host = f"[{interface}]" if ":" in interface else interface
-        return endpoint.replace("tcp://", f"tcp://{host}:0;")
+        return address_from(self._feed_slice.interface, endpoint)
 
     def ask(self, table: Table) -> None:
         """Ask for what a table needs, and no more; it is then to be confirmed anew."""

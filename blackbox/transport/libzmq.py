@@ -26,6 +26,8 @@ MESSAGE_BYTES = 64
 EVENTS_SCRATCH_WORDS = 8
 """int64 words of scratch that `socket_events` and `wait_readable` need from their caller."""
 
+POLL_ITEM_BYTES = 16
+
 _int = types.int32
 _address = types.int64
 
@@ -119,6 +121,21 @@ def wait_readable(socket_a: int, socket_b: int, wake_fd: int, timeout_ms: int, s
     if halves[3] >> 16:
         drain_pipe(wake_fd, scratch)
     return ready
+
+
+@inner
+def poll_items(items: int, count: int, timeout_ms: int) -> int:
+    """Sleep until one of the `zmq_pollitem_t` at an address is ready; return how many. -1: the context is ending."""
+    ready: int = _zmq_poll(items, count, timeout_ms)
+    if ready < 0:
+        return -1 if zmq_errno() == ETERM else 0
+    return ready
+
+
+@inner
+def is_item_readable(items: int, place: int) -> bool:
+    """Whether `poll_items` has found this one readable."""
+    return int32s_at(items + POLL_ITEM_BYTES * place, 4)[3] >> 16 != 0
 
 
 @inner

@@ -36,6 +36,8 @@ NAMES = {
     "Recorder": "blackbox.archive.recorder",
     "Recording": "blackbox.archive.recording",
     "Recordings": "blackbox.archive.recordings",
+    "Relay": "blackbox.relay.relay",
+    "RelayError": "blackbox.errors",
     "Replay": "blackbox.replay.replay",
     "Retention": "blackbox.archive.retention",
     "Schema": "blackbox.feed.schema",

@@ -1,0 +1,333 @@
+"""The compiled loop of a relay's slice: blocks in on XSUB sockets, the same messages out on XPUB sockets, no GIL.
+
+A message is moved from socket to socket, never copied. Of a block with data only the header is read: its key's next
+sequence number is what a confirmation tells later. Of a heartbeat also the body, which tells them of all keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy
+
+from blackbox.block.format import (
+    CONFIRM_KEY,
+    FLAG_CONTROL,
+    FLAG_END,
+    FLAG_SEQUENCES,
+    HEADER_BYTES,
+    HEARTBEAT_KEY,
+    LEAST_ROW_BYTES,
+    MAX_KEY_BYTES,
+    MAX_SEQUENCE,
+    NONCE_BYTES,
+    PATH_KEY,
+    Header,
+    layout_of,
+    read_header,
+)
+from blackbox.block.validate import Fault, check_body, check_header
+from blackbox.native.intrinsics import bytes_at, copy_bytes, inner, int32s_at, int64s_at, load_word
+from blackbox.native.jit import njit
+from blackbox.native.name_table import FULL, number_of
+from blackbox.native.posix import drain_pipe, monotonic_ns
+from blackbox.native.records import load_shared
+from blackbox.relay.line_state import (
+    BODY_AT,
+    COPY_AT,
+    EVENTS_AT,
+    HEADER_AT,
+    KEY_AT,
+    OWN_HEADER_AT,
+    LineAt,
+    LineState,
+    SliceRelayAt,
+    line_state_at,
+    slice_relay_state_at,
+)
+from blackbox.transport.libzmq import (
+    DONTWAIT,
+    EAGAIN,
+    MESSAGE_BYTES,
+    POLLIN,
+    SNDMORE,
+    is_item_readable,
+    msg_close,
+    msg_data,
+    msg_init_size,
+    msg_more,
+    msg_move,
+    msg_recv,
+    msg_send,
+    msg_size,
+    poll_items,
+    socket_events,
+    zmq_errno,
+)
+
+SUBSCRIPTIONS: Final = 1
+"""`forward_until` returned because somebody below subscribed or unsubscribed."""
+NEWS: Final = 2
+"""... because something came that Python has to see: of the line's state `answered`, `began`, `ended`, `has_path`."""
+CONNECTIONS: Final = 3
+"""... because a connection towards the source has come or gone."""
+RETRY: Final = 4
+"""... because it was asked to by then."""
+CLOSED: Final = 5
+FAILED: Final = 6
+"""... because libzmq refused a message; `errno` of a line's state says why."""
+
+ITEMS_OF_LINE: Final = 3
+_BURST: Final = 64
+"""Blocks that a line may pass in its turn."""
+_READ_EVERY_NS: Final = 5_000_000
+"""Time between two looks at subscriptions while blocks pass."""
+_HEARTBEAT: Final = HEARTBEAT_KEY[1]
+_CONFIRM: Final = CONFIRM_KEY[1]
+_PATH: Final = PATH_KEY[1]
+_SMALLEST_SIZE: Final = len(HEARTBEAT_KEY)
+_NONCE_SIZE: Final = len(CONFIRM_KEY) + NONCE_BYTES
+_NONE: Final = int(Fault.NONE)
+_NO: Final = numpy.int64(0)
+
+_PASS: Final = 0
+_KEEP: Final = 1
+"""It is for this relay."""
+_DROP: Final = 2
+
+
+@inner
+def _receive(line: LineAt) -> Any:
+    """Receive a block into the scratch: 1; 0: nothing is there; -1: it was none, and is gone; -2: libzmq is ending."""
+    key, body = line.scratch + KEY_AT, line.scratch + BODY_AT
+    if msg_recv(key, line.xsub, DONTWAIT) < 0:
+        return 0 if zmq_errno() == EAGAIN else -2
+    frames = 1
+    more = msg_more(key)
+    while more != 0:
+        place = min(frames * MESSAGE_BYTES + line.scratch, body)
+        if msg_recv(place, line.xsub, DONTWAIT) < 0:
+            return -2
+        more = msg_more(place)
+        frames += 1
+    if frames == 3 and msg_size(line.scratch + HEADER_AT) == HEADER_BYTES:
+        return 1
+    line_state_at(line.state).no_blocks += 1
+    return -1
+
+
+@inner
+def _send(at: SliceRelayAt, line: LineAt, message: int, flags: int) -> bool:
+    """Send one frame, waiting for slow subscribers where the socket was told to. False: closing, or an error."""
+    state = line_state_at(line.state)
+    while msg_send(message, line.xpub, flags) < 0:
+        error = zmq_errno()
+        if error != EAGAIN:
+            state.errno = error
+            return False
+        state.waits += 1
+        if load_shared(slice_relay_state_at(at.state), "closing") != 0:
+            return False
+    return True
+
+
+@inner
+def _pass_on(at: SliceRelayAt, line: LineAt) -> bool:
+    more = numpy.int64(SNDMORE)
+    passed: bool = (
+        _send(at, line, line.scratch + KEY_AT, more)
+        and _send(at, line, line.scratch + HEADER_AT, more)
+        and _send(at, line, line.scratch + BODY_AT, _NO)
+    )
+    return passed
+
+
+@inner
+def _enter_epoch(line: LineAt, state: LineState, epoch: int) -> None:
+    """Begin to count anew with another epoch. Keys stay known: none of their messages has passed."""
+    if epoch != state.epoch:
+        numbers = int64s_at(line.next_sequence, state.keys)
+        for key in range(state.keys):
+            numbers[key] = 0
+        state.epoch = epoch
+        state.began = 1
+        state.ended = 0
+
+
+@inner
+def _note_next(line: LineAt, state: LineState, name: int, size: int, following: int) -> None:
+    number = number_of(line.keys, name, size)
+    if number == FULL:
+        return
+    if number >= state.keys:
+        int32s_at(line.sizes, number + 1)[number] = size
+        state.keys = number + 1
+    int64s_at(line.next_sequence, number + 1)[number] = following
+
+
+@inner
+def _end_of(header: Header, body: int, body_size: int) -> Any:
+    """The number behind the last one of a block with data."""
+    if header.flags & FLAG_SEQUENCES and header.body_bytes == body_size and header.count * LEAST_ROW_BYTES <= body_size:
+        last = layout_of(header).sequences + 8 * (header.count - 1)
+        if last + 8 <= body_size:
+            return numpy.int64(load_word(body + last)) + 1
+    return header.sequence + header.count
+
+
+@inner
+def _align_body(line: LineAt) -> bool:
+    """Have the body at a multiple of 8, for it to be read. False: no memory."""
+    body, copy = line.scratch + BODY_AT, line.scratch + COPY_AT
+    if msg_data(body) & 7 == 0:
+        return True
+    size = msg_size(body)
+    if msg_init_size(copy, size) != 0:
+        return False
+    copy_bytes(msg_data(copy), msg_data(body), size)
+    msg_move(body, copy)
+    msg_close(copy)
+    return True
+
+
+@inner
+def _note_sequences(line: LineAt, state: LineState, header: Header) -> bool:
+    """Take in the next sequence number of every key of a control block. False: it cannot be read."""
+    body, own_header = line.scratch + BODY_AT, line.scratch + OWN_HEADER_AT
+    if header.flags & FLAG_CONTROL == 0 or not _align_body(line):
+        return False
+    data = msg_data(body)
+    if check_body(own_header, data, msg_size(body), _NO, _NO, True) != _NONE:
+        return False
+    _enter_epoch(line, state, header.epoch)
+    layout = layout_of(header)
+    offsets = int32s_at(data + layout.topic_offsets, header.topics + 1)
+    following = int64s_at(data + layout.payloads, header.count)
+    for row in range(header.count):
+        start = numpy.int64(offsets[row])
+        size = numpy.int64(offsets[row + 1]) - start
+        if size <= MAX_KEY_BYTES and 0 <= following[row] <= MAX_SEQUENCE:
+            _note_next(line, state, data + layout.topics + start, size, following[row])
+    return True
+
+
+@inner
+def _take_control(line: LineAt, state: LineState, header: Header, key: int, size: int) -> int:
+    """Take in a control block; return what is to become of it."""
+    kind = bytes_at(key, 2)[1]
+    if kind == _HEARTBEAT and size == _SMALLEST_SIZE:
+        if not _note_sequences(line, state, header):
+            state.faults += 1
+            return _PASS
+        state.heartbeats += 1
+        state.ended = header.flags & FLAG_END
+        return _PASS
+    if kind == _CONFIRM:
+        ours = size == _NONCE_SIZE and state.nonce != 0 and numpy.int64(load_word(key + 2)) == state.nonce
+        if ours and _note_sequences(line, state, header):
+            state.answered = 1
+            state.answer_flags = header.flags
+        return _DROP
+    if kind == _PATH and size == _SMALLEST_SIZE:
+        state.has_path = 1
+        return _KEEP
+    return _PASS
+
+
+@inner
+def _take(line: LineAt) -> int:
+    """Take in a block that lies in the scratch; return what is to become of it."""
+    state = line_state_at(line.state)
+    key, own_header = line.scratch + KEY_AT, line.scratch + OWN_HEADER_AT
+    size, name = msg_size(key), msg_data(key)
+    copy_bytes(own_header, msg_data(line.scratch + HEADER_AT), numpy.int64(HEADER_BYTES))
+    if check_header(own_header, numpy.int64(HEADER_BYTES)) != _NONE:
+        state.faults += 1
+        return _PASS
+    header = read_header(own_header)
+    if size >= _SMALLEST_SIZE and bytes_at(name, 1)[0] == 0:
+        fate: int = _take_control(line, state, header, name, size)
+        return fate
+    body = line.scratch + BODY_AT
+    if header.flags & FLAG_CONTROL == 0 and size <= MAX_KEY_BYTES:
+        _enter_epoch(line, state, header.epoch)
+        state.ended = 0
+        _note_next(line, state, name, size, _end_of(header, msg_data(body), msg_size(body)))
+    state.messages += header.count
+    state.blocks += 1
+    state.body_bytes += msg_size(body)
+    return _PASS
+
+
+@inner
+def _serve_line(at: SliceRelayAt, line: LineAt, now: int) -> Any:
+    """Pass on what has come on a line, for its turn; return how many blocks, or -NEWS, -CLOSED or -FAILED."""
+    state = line_state_at(line.state)
+    ended = state.ended
+    count = 0
+    while count < _BURST:
+        received = _receive(line)
+        if received == 0:
+            break
+        if received == -2:
+            return -CLOSED
+        count += 1
+        state.heard_ns = now
+        if received < 0:
+            continue
+        fate = _take(line)
+        if fate == _PASS and not _pass_on(at, line):
+            return -FAILED if state.errno != 0 else -CLOSED
+        if state.answered | state.began | state.has_path | (state.ended ^ ended) != 0:
+            return -NEWS
+    return count
+
+
+@inner
+def _sleep(at: SliceRelayAt, wait_ns: int) -> Any:
+    """Sleep until something comes, or that long; return CONNECTIONS if one has come or gone, CLOSED, or 0."""
+    count = 1 + ITEMS_OF_LINE * at.lines
+    if poll_items(at.polls, count, min(wait_ns // 1_000_000 + 1, 3_600_000)) < 0:
+        return CLOSED
+    if is_item_readable(at.polls, 0):
+        drain_pipe(at.wake_fd, at.first.scratch + EVENTS_AT)
+    for place in range(ITEMS_OF_LINE, count, ITEMS_OF_LINE):
+        if is_item_readable(at.polls, place):
+            return CONNECTIONS
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def forward_until(at: SliceRelayAt, retry_at_ns: int) -> int:
+    """Pass blocks on until Python is needed; return why: SUBSCRIPTIONS, NEWS, CONNECTIONS, RETRY, CLOSED or FAILED.
+
+    `retry_at_ns`: when to return RETRY, by the monotonic clock.
+    """
+    slice_state = slice_relay_state_at(at.state)
+    while load_shared(slice_state, "closing") == 0:
+        now = monotonic_ns()
+        passed = 0
+        events = 0
+        for number in range(at.lines):
+            line = at.first if number == 0 else at.second
+            served: int = _serve_line(at, line, now)
+            if served < 0:
+                return -served
+            passed += served
+            of_line = socket_events(line.xpub, line.scratch + EVENTS_AT)
+            if of_line < 0:
+                return CLOSED
+            events |= of_line
+        if events & POLLIN == 0:
+            slice_state.passes += 1
+        elif passed == 0 or now >= slice_state.read_at:
+            return SUBSCRIPTIONS
+        if passed > 0:
+            slice_state.sent_at = now
+        if now >= retry_at_ns:
+            return RETRY
+        if passed == 0 and now - slice_state.sent_at >= at.spin_ns:
+            woken: int = _sleep(at, retry_at_ns - now)
+            if woken != 0:
+                return woken
+    return CLOSED

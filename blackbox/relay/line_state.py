@@ -1,0 +1,145 @@
+"""What a relay keeps of each line of a slice, for its compiled loop and for Python."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy
+
+from blackbox.block.block_handler import NO_HANDLER
+from blackbox.block.encode import Origin, TopicTable
+from blackbox.block.format import HEADER_BYTES, MAX_KEY_BYTES
+from blackbox.native.name_table import Numbering, NumberingAt
+from blackbox.native.records import Field, record_at
+from blackbox.publish.sender_state import SCRATCH_WORDS, Sender, SenderState
+from blackbox.transport.libzmq import EVENTS_SCRATCH_WORDS, MESSAGE_BYTES, close_messages, init_messages
+from blackbox.transport.shared_memory_writer import NO_WRITER
+
+KEY_AT: Final = 0
+HEADER_AT: Final = KEY_AT + MESSAGE_BYTES
+BODY_AT: Final = HEADER_AT + MESSAGE_BYTES
+COPY_AT: Final = BODY_AT + MESSAGE_BYTES
+MESSAGES: Final = 4
+EVENTS_AT: Final = MESSAGES * MESSAGE_BYTES
+OWN_HEADER_AT: Final = EVENTS_AT + 8 * EVENTS_SCRATCH_WORDS
+_SCRATCH_WORDS: Final = (OWN_HEADER_AT + HEADER_BYTES) // 8
+"""int64 words of a line's scratch: four messages, what asking for events takes, a header that is aligned."""
+
+
+class LineState(SenderState):
+    """What a relay's loop keeps of a line: what a sender keeps, `epoch` and `keys` among it, and what it has heard."""
+
+    heard_ns = Field()
+    """When something came last, by the monotonic clock."""
+    heartbeats = Field()
+    """Passed on."""
+    no_blocks = Field()
+    """Messages that were no blocks, and went no further."""
+    faults = Field()
+    """Blocks with a header that cannot be read, or control blocks that cannot: passed on, for receivers to refuse."""
+    nonce = Field()
+    """Of the confirmation that is waited for, as a word."""
+    answered = Field()
+    """1: it has come."""
+    answer_flags = Field()
+    began = Field()
+    """1: another epoch has begun."""
+    ended = Field()
+    """1: the last block of the epoch has passed."""
+    has_path = Field()
+    """1: what the relay above says of itself lies in the scratch."""
+
+
+class SliceRelayState(SenderState):
+    """What a relay's slice keeps: `passes`, times that all subscriptions were read which had come, and `read_at`."""
+
+    closing = Field(own_line=True)
+    """1: the loop is to return."""
+
+
+line_state_at = record_at(LineState)
+slice_relay_state_at = record_at(SliceRelayState)
+
+
+class LineAt(NamedTuple):
+    """Where a line lies, for compiled code."""
+
+    xsub: int
+    xpub: int
+    state: int
+    keys: NumberingAt
+    sizes: int
+    next_sequence: int
+    scratch: int
+
+
+class SliceRelayAt(NamedTuple):
+    """A relay's slice, for compiled code; `second` is `first` again where there is one line."""
+
+    first: LineAt
+    second: LineAt
+    lines: int
+    state: int
+    polls: int
+    """Address of `zmq_pollitem_t`: the wake-up pipe, then three of each line: XSUB, XPUB, news of connections."""
+    wake_fd: int
+    spin_ns: int
+
+
+class LineMemory:
+    """A line's state, its keys with their next sequence numbers, and scratch; used by the thread of its slice."""
+
+    def __init__(self, max_keys: int) -> None:
+        self.state = LineState()
+        self._keys = Numbering(max_keys, MAX_KEY_BYTES)
+        self._sizes = numpy.zeros(max_keys, numpy.int32)
+        self._next_sequence = numpy.zeros(max_keys, numpy.int64)
+        self._scratch = numpy.zeros(_SCRATCH_WORDS, numpy.int64)
+        self.scratch = self._scratch.ctypes.data
+        init_messages(self.scratch, MESSAGES)
+
+    def close(self) -> None:
+        """Release the messages that lie in the scratch."""
+        close_messages(self.scratch, MESSAGES)
+
+    def at(self, xsub: int, xpub: int) -> LineAt:
+        """Return where it lies."""
+        return LineAt(
+            xsub,
+            xpub,
+            self.state.address,
+            self._keys.at,
+            self._sizes.ctypes.data,
+            self._next_sequence.ctypes.data,
+            self.scratch,
+        )
+
+    def sender(self, xpub: int) -> Sender:
+        """Return what sends control blocks on the line, with the numbers of what has passed."""
+        nothing = numpy.zeros(1, numpy.int64)
+        return Sender(
+            socket_a=xpub,
+            socket_b=xpub,
+            readable_a=0,
+            readable_b=0,
+            wake_fd=0,
+            linger_ns=0,
+            heartbeat_ns=0,
+            state=self.state.address,
+            keys=TopicTable(self._keys.text, self._keys.starts, self._sizes),
+            next_sequence=self._next_sequence,
+            wanted=numpy.zeros(1, numpy.uint16),
+            starts=nothing,
+            lengths=numpy.zeros(1, numpy.int32),
+            ts_event=nothing,
+            scratch=numpy.zeros(SCRATCH_WORDS, numpy.int64),
+            sleep_scratch=nothing,
+            shared=NO_WRITER,
+            outbox=NO_HANDLER,
+            kept=nothing,
+            spin_ns=0,
+        )
+
+    def origin(self, slice_id: int, key_bytes: int) -> Origin:
+        """Return where the blocks come from that pass now."""
+        return Origin(0, slice_id, key_bytes, self.state.epoch)

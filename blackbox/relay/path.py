@@ -1,0 +1,56 @@
+"""Which relays a block passes on its way from the source: counted, and refused where one of them comes twice."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Final, NamedTuple
+
+from blackbox.block.block import Block
+from blackbox.block.format import PATH_KEY
+from blackbox.errors import BlockError, RelayError
+
+MOST_HOPS: Final = 16
+"""Relays between the source and a subscriber."""
+_ID_BYTES: Final = 8
+_MOST_NAME_BYTES: Final = 64
+
+
+class Hop(NamedTuple):
+    """One relay of a path."""
+
+    id: bytes
+    """Of one run of it."""
+    name: str
+
+
+def new_hop(name: str) -> Hop:
+    """Return what a relay is called by those below it."""
+    return Hop(secrets.token_bytes(_ID_BYTES), name)
+
+
+def encode_path(hops: tuple[Hop, ...], slice_id: int, key_bytes: int, epoch: int) -> Block:
+    """Return the block in which a relay says how it is reached: topics are the relays, the source's first."""
+    sequences = {hop.id + hop.name.encode()[:_MOST_NAME_BYTES]: place for place, hop in enumerate(hops, start=1)}
+    return Block.encode_sequences(
+        PATH_KEY, sequences, slice_id=slice_id, key_bytes=key_bytes, epoch=max(1, epoch), ts_out=0
+    )
+
+
+def decode_path(header: bytes, body: bytes) -> tuple[Hop, ...] | None:
+    """Return what such a block says; None: it cannot be read."""
+    try:
+        topics = list(Block.decode(PATH_KEY, header, body).next_sequences())
+    except (BlockError, ValueError):
+        return None
+    return tuple(Hop(topic[:_ID_BYTES], topic[_ID_BYTES:].decode(errors="replace")) for topic in topics)
+
+
+def check_path(me: Hop, above: tuple[Hop, ...]) -> None:
+    """Raise RelayError, naming who forms it, when a relay is above itself, or the way is too long."""
+    ids = [hop.id for hop in above]
+    if me.id in ids:
+        names = [hop.name for hop in above[ids.index(me.id) :]] + [me.name]
+        raise RelayError(f"relay {me.name!r} is its own source: {' -> '.join(names)}")
+    if len(above) >= MOST_HOPS:
+        names = [hop.name for hop in above] + [me.name]
+        raise RelayError(f"relay {me.name!r} is hop {len(names)}, expected at most {MOST_HOPS}: {' -> '.join(names)}")

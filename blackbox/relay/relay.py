@@ -1,0 +1,299 @@
+"""Pass a feed on to more subscribers than its publisher can serve, or to those of another site."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from enum import Enum
+from types import TracebackType
+from typing import Literal, Self
+
+import msgspec
+
+from blackbox.errors import ConfigError, RelayError
+from blackbox.feed.endpoint import transport_of
+from blackbox.feed.feed import Feed, check_is_feed
+from blackbox.native.limits import check_limits
+from blackbox.publish.publisher import HWM_BLOCKS_DROP, HWM_BLOCKS_WAIT
+from blackbox.relay.cover import Cover, SmallestCover
+from blackbox.relay.path import new_hop
+from blackbox.relay.slice_relay import Line, Settings, SliceRelay, needs_of
+from blackbox.subscribe.subscription import address_from
+
+log = logging.getLogger("blackbox")
+
+_LOOK_S = 0.5
+_SAME = ("key_bytes", "symbol", "separator", "schema_name", "max_topics")
+"""Settings that must be the same above and below a relay."""
+
+
+class State(Enum):
+    """Where a relay is in its life. It goes forward only."""
+
+    NEW = "new"
+    RUNNING = "running"
+    CLOSED = "closed"
+
+
+class RelayLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What one line of a relay has done so far, and how it is."""
+
+    slice_id: int
+    line: str
+    """A or B, of the feed below."""
+    source: str
+    """The endpoint that it is, or shall be, connected to."""
+    is_connected: bool
+    is_confirmed: bool
+    """Whether all that is wanted below is in force above."""
+    reconnects: int
+    """Times that the source was connected anew."""
+    epoch: int
+    """Of the run that passes; 0: nothing has."""
+    path: tuple[str, ...]
+    """The relays between the source and those below, this one last."""
+    messages: int
+    blocks: int
+    """Passed on, heartbeats not among them."""
+    body_bytes: int
+    heartbeats: int
+    waits: int
+    """Times that it waited up to 20 ms for a slow subscriber (`when_full="wait"`)."""
+    refused: int
+    """What came and was no block; it went no further."""
+    faults: int
+    """Blocks whose header cannot be read; they were passed on, for receivers to refuse."""
+    keys: int
+    """Keys whose numbers it knows."""
+    filters_below: int
+    """Distinct filters that those below have asked for."""
+    filters_above: int
+    """Filters that it has asked for itself."""
+
+
+class RelayStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What a relay has done so far, over all slices."""
+
+    messages: int
+    blocks: int
+    body_bytes: int
+    waits: int
+    refused: int
+    faults: int
+    subscribers: int
+    """Confirmed subscribers of the slice that has most; a relay below is one."""
+    put_out: int
+    """Peers below disconnected because they sent what no subscriber sends, or took nothing for too long."""
+    hops: int
+    """Relays between the source and those below, this one counted, on the line where they are most."""
+    lines: tuple[RelayLine, ...]
+
+
+class Relay:
+    """Pass a feed on: blocks as they are, down; what is wanted below, merged, up.
+
+    Life: NEW, `start` (or `with`, or `run`), RUNNING, `close`, CLOSED. One thread and two I/O threads per slice.
+
+    `downstream` is the same feed with endpoints of its own; subscribers use it as they would the publisher's. A relay's
+    upstream may be another relay. `spares` are further places where the same feed can be had: a line goes on with the
+    next one when its source falls silent. So does it with the other line of `upstream`, if `downstream` has one only.
+
+    `when_full` and `hwm_blocks` are as of `Publisher`: "drop" a block for the subscriber that does not keep up, or
+    "wait" for it, and so hold up the source. A filter that nobody wants any more stays in force above for `hold_s`
+    seconds. `make_cover` makes what decides, for each line, which filters go up. A name is told to those below.
+
+    Raises ConfigError when the feeds do not fit each other.
+    """
+
+    def __init__(
+        self,
+        upstream: Feed,
+        downstream: Feed,
+        *,
+        spares: Sequence[Feed] = (),
+        name: str | None = None,
+        when_full: Literal["drop", "wait"] = "drop",
+        hwm_blocks: int | None = None,
+        hold_s: float = 0.0,
+        make_cover: Callable[[], Cover] = SmallestCover,
+    ) -> None:
+        if when_full not in ("drop", "wait"):
+            raise ValueError(f"when_full was {when_full!r}, expected 'drop' or 'wait'")
+        default = HWM_BLOCKS_WAIT if when_full == "wait" else HWM_BLOCKS_DROP
+        hwm_blocks = default if hwm_blocks is None else hwm_blocks
+        if hwm_blocks < 1:
+            raise ValueError(f"hwm_blocks was {hwm_blocks}, expected at least 1: 0 would mean unbounded")
+        if hold_s < 0:
+            raise ValueError(f"hold_s was {hold_s}, expected 0 or more")
+        for feed in (upstream, downstream, *spares):
+            check_is_feed(feed)
+        for feed in (upstream, *spares):
+            _check_fit(feed, downstream)
+        self.upstream, self.downstream = upstream, downstream
+        self.name = name or f"{os.getpid()}@{socket.gethostname()}"
+        self.state = State.NEW
+        self._ended = threading.Event()
+        settings = Settings(when_full == "wait", hwm_blocks, hold_s, make_cover)
+        me = new_hop(self.name)
+        sources = (upstream, *spares)
+        self._slices = [
+            SliceRelay(
+                downstream,
+                slice_id,
+                _sources_of(sources, downstream, slice_id),
+                any(_uses_inproc(feed, slice_id) for feed in (downstream, *sources)),
+                settings,
+                me,
+                self._ended.set,
+            )
+            for slice_id in range(len(downstream.slices))
+        ]
+
+    def start(self) -> Self:
+        """Bind every slice, and connect it; it need not be there yet.
+
+        Raises EndpointError naming the endpoint that could not be bound, LimitError naming a limit that is too low.
+        """
+        if self.state is not State.NEW:
+            raise RelayError(f"start was called when {self.state.value}; a relay is used once")
+        self.state = State.RUNNING
+        try:
+            needs = [need for part in self.downstream.slices for need in needs_of(part)]
+            check_limits(f"relay of feed {self.downstream.name!r}", *needs)
+            for each in self._slices:
+                each.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def run(self) -> None:
+        """Pass on until `close` is called, in another thread, or something fails. Starts it if need be.
+
+        Raises RelayError when the relay is its own source, naming who forms the loop, or libzmq fails.
+        """
+        if self.state is State.NEW:
+            self.start()
+        try:
+            while not self._ended.wait(_LOOK_S):
+                pass
+        finally:
+            self.close()
+        self.check()
+
+    def check(self) -> None:
+        """Raise what has ended a slice, if one has ended."""
+        for each in self._slices:
+            if each.error is not None:
+                raise each.error
+
+    def close(self) -> None:
+        """End at once. Those below connect again to whoever is there next, and see a gap if they missed something."""
+        self.state = State.CLOSED
+        for each in self._slices:
+            each.ask_to_close()
+        for each in self._slices:
+            each.join()
+
+    def statistics(self) -> RelayStatistics:
+        """Return a snapshot of the counters."""
+        lines = tuple(
+            _line_of(each, number, line, self.name) for each in self._slices for number, line in enumerate(each.lines)
+        )
+        return RelayStatistics(
+            messages=sum(line.messages for line in lines),
+            blocks=sum(line.blocks for line in lines),
+            body_bytes=sum(line.body_bytes for line in lines),
+            waits=sum(line.waits for line in lines),
+            refused=sum(line.refused for line in lines),
+            faults=sum(line.faults for line in lines),
+            subscribers=max(each.below.subscriber_count() for each in self._slices),
+            put_out=sum(each.guard.put_out for each in self._slices),
+            hops=max(len(line.path) for line in lines),
+            lines=lines,
+        )
+
+    def __enter__(self) -> Self:
+        return self if self.state is State.RUNNING else self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+        if kind is None:
+            self.check()
+
+    def __repr__(self) -> str:
+        return f"Relay({self.upstream!r}, {self.downstream!r}, name={self.name!r})"
+
+
+def _line_of(each: SliceRelay, number: int, line: Line, name: str) -> RelayLine:
+    state, upstream = line.state, line.upstream
+    return RelayLine(
+        slice_id=each.slice_id,
+        line="AB"[number],
+        source=upstream.address,
+        is_connected=upstream.is_connected,
+        is_confirmed=upstream.is_confirmed(upstream.version),
+        reconnects=max(0, upstream.reconnects),
+        epoch=state.epoch,
+        path=(*(hop.name for hop in line.above), name),
+        messages=state.messages,
+        blocks=state.blocks,
+        body_bytes=state.body_bytes,
+        heartbeats=state.heartbeats,
+        waits=state.waits,
+        refused=state.no_blocks,
+        faults=state.faults,
+        keys=state.keys,
+        filters_below=each.below.filter_count(),
+        filters_above=upstream.filters,
+    )
+
+
+def _uses_inproc(feed: Feed, slice_id: int) -> bool:
+    return any(transport_of(endpoint) == "inproc" for endpoint in feed.slices[slice_id].endpoints)
+
+
+def _sources_of(sources: Sequence[Feed], downstream: Feed, slice_id: int) -> list[list[str]]:
+    """Return, for each line below, the addresses where it can be had, the first one first."""
+    lines: list[list[str]] = [[] for _ in downstream.slices[slice_id].lines]
+    for source in sources:
+        part = source.slices[slice_id]
+        for number, endpoint in enumerate(part.lines):
+            lines[min(number, len(lines) - 1)].append(address_from(part.interface, endpoint))
+    return lines
+
+
+def _check_fit(above: Feed, below: Feed) -> None:
+    """Raise ConfigError unless what one feed brings is what the other one promises."""
+    for setting in _SAME:
+        was, expected = getattr(below, setting), getattr(above, setting)
+        if was != expected:
+            raise ConfigError(
+                f"{setting} of feed {below.name!r} below the relay was {was!r}, "
+                f"expected {expected!r} as of feed {above.name!r} above it"
+            )
+    if len(below.slices) != len(above.slices):
+        raise ConfigError(
+            f"feed {below.name!r} below the relay had {len(below.slices)} slices, expected {len(above.slices)} as of "
+            f"feed {above.name!r} above it"
+        )
+    for slice_id, (upper, lower) in enumerate(zip(above.slices, below.slices, strict=True)):
+        where = f"slice {slice_id} of feed {below.name!r} below the relay"
+        if (lower.prefixes, lower.share) != (upper.prefixes, upper.share):
+            raise ConfigError(f"{where} was {lower!r}, expected the topics of {upper!r} above it")
+        if len(lower.lines) > len(upper.lines):
+            raise ConfigError(f"{where} had lines A and B, expected line A alone as above it")
+        if lower.shared_memory:
+            raise ConfigError(
+                f"{where} had shm://{lower.shared_memory}, expected lines alone: a relay shares no memory"
+            )
+        if both := set(lower.lines) & set(upper.lines):
+            raise ConfigError(f"{where} had {min(both)}, expected another endpoint: the relay would be its own source")

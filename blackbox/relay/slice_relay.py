@@ -1,0 +1,329 @@
+"""One slice of a relay: owns its sockets and the thread that passes blocks on, answers those below."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from ctypes import string_at
+from enum import Enum
+from typing import Final, NamedTuple
+
+import numpy
+import zmq
+
+from blackbox.errors import BlackBoxError, RelayError
+from blackbox.feed.feed import Feed, Slice
+from blackbox.native.jit import WARM_UP_NEEDS, warm_up
+from blackbox.native.limits import Needs, start_thread
+from blackbox.publish.answers import Answers, send_control_blocks
+from blackbox.publish.line_socket import bind, open_probe, open_xpub
+from blackbox.publish.peer_guard import GUARD_NEEDS, Guard
+from blackbox.publish.send_loop import read_subscriptions, send_control
+from blackbox.publish.subscriptions import Asked, resolve_doubts, split_changes
+from blackbox.relay.below import Below
+from blackbox.relay.cover import Cover, Interest
+from blackbox.relay.forward_loop import CLOSED, FAILED, ITEMS_OF_LINE, SUBSCRIPTIONS, forward_until
+from blackbox.relay.line_state import BODY_AT, HEADER_AT, LineMemory, SliceRelayAt, SliceRelayState
+from blackbox.relay.path import Hop, check_path, decode_path, encode_path
+from blackbox.relay.upstream import Upstream
+from blackbox.transport.context import CONTEXT_NEEDS, close_context, open_context, pin_thread, wake_on_time
+from blackbox.transport.libzmq import message_bytes
+from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
+
+log = logging.getLogger("blackbox")
+
+_SEND_WAIT_MS: Final = 20
+_IO_THREADS: Final = 2
+"""So that receiving and sending need not take turns."""
+_LINGER_MS: Final = 1_000
+"""For what has been passed on, and those below take, when the relay ends."""
+_RECEIVED_BYTES: Final = 64 << 10
+"""Subscriptions taken in one pass: some thousands, for some milliseconds at most."""
+_READ_EVERY_NS: Final = 5_000_000
+_LOOK_NS: Final = 100_000_000
+"""Time between two looks at what is above."""
+
+
+class Settings(NamedTuple):
+    """What holds for all slices of a relay."""
+
+    wait: bool
+    hwm_blocks: int
+    hold_s: float
+    make_cover: Callable[[], Cover]
+
+
+class State(Enum):
+    """Where a slice is in its life. It goes forward only."""
+
+    NEW = "new"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+def needs_of(part: Slice) -> tuple[Needs, ...]:
+    """What a `SliceRelay` opens and starts, with one connection below and one above on each line."""
+    return (
+        PIPE_NEEDS,
+        CONTEXT_NEEDS,
+        WARM_UP_NEEDS,
+        Needs(descriptors=2, threads=_IO_THREADS),
+        GUARD_NEEDS,
+        _sockets_of(part),
+    )
+
+
+def _sockets_of(part: Slice) -> Needs:
+    # Of each line the XPUB, its endpoint, a connection, a probe, what watches connections, at both ends; of the way up
+    # the XSUB, its connection, and what watches that, at both ends.
+    return Needs(descriptors=11 * len(part.lines))
+
+
+class Line:
+    """One line of a slice: what it knows, the way up, and, once it is open, the sockets down."""
+
+    def __init__(self, memory: LineMemory, upstream: Upstream) -> None:
+        self.memory, self.upstream = memory, upstream
+        self.state = memory.state
+        self.above: tuple[Hop, ...] = ()
+        """The relays between the source and this one."""
+        self.path_at_ns = 0
+        """When it is time to say again how this relay is reached."""
+        self.was_ended = False
+
+
+class SliceRelay:
+    """One slice of a relay.
+
+    Life: NEW, `start`, RUNNING, `ask_to_close`, ENDED; an error ends it at once. Sockets are created, used and closed
+    in its thread. What those below have asked for is guarded by `below.changed`.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        slice_id: int,
+        sources: Sequence[Sequence[str]],
+        uses_inproc: bool,
+        settings: Settings,
+        me: Hop,
+        ended: Callable[[], None],
+    ) -> None:
+        """`feed`: what those below use. `sources`: of each line where it comes from. `ended` is called at the end."""
+        self.slice_id = slice_id
+        self.part = feed.slices[slice_id]
+        self.error: BlackBoxError | None = None
+        self.state = State.NEW
+        self._feed, self._settings, self._me, self._ended = feed, settings, me, ended
+        self._uses_inproc = uses_inproc
+        self._what = f"relay {me.name!r} of feed {feed.name!r} slice {slice_id}"
+        self._kept = SliceRelayState()
+        max_keys = feed.max_topics if feed.key_bytes else 1
+        self.lines: list[Line] = []
+        for addresses in sources:
+            memory = LineMemory(max_keys)
+            interest = Interest(settings.make_cover(), settings.hold_s)
+            upstream = Upstream(addresses, interest, memory.state, feed.heartbeat_ns, self._what)
+            self.lines.append(Line(memory, upstream))
+        self.below = Below(feed, [line.upstream for line in self.lines])
+        self._wake = Pipe()
+        self.guard = Guard(slice_id, self.below, self._kept, self._wake.poke, drop=not settings.wait)
+        self._received = numpy.zeros(_RECEIVED_BYTES, numpy.uint8)
+        self._xpubs: list[zmq.Socket[bytes]] = []
+        self._probes: list[zmq.Socket[bytes]] = []
+        self._polls = numpy.zeros(2 * (1 + ITEMS_OF_LINE * len(self.lines)), numpy.int64)
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"blackbox-relay-{slice_id}", daemon=True)
+
+    def start(self, timeout: float = 120.0) -> None:
+        """Bind and connect. Raises EndpointError naming what could not be."""
+        start_thread(self._thread)
+        if not self._ready.wait(timeout):
+            raise RelayError(f"{self._what}: did not start in {timeout} s")
+        if self.error is not None:
+            self._thread.join()
+            raise self.error
+
+    def ask_to_close(self) -> None:
+        """Have the thread end."""
+        self._kept.closing = 1
+        self._wake.poke()
+
+    def join(self) -> None:
+        """Wait for the thread's end."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] | None = None
+        try:
+            needs = _sockets_of(self.part)
+            context = zmq.Context.instance() if self._uses_inproc else open_context(self.part, self._what, needs)
+            if not self._uses_inproc:
+                context.set(zmq.IO_THREADS, _IO_THREADS)
+            pin_thread(self.part.cpus)
+            wake_on_time()
+            self._warm_up()
+            self._open(context)
+            self.guard.start()
+            self.state = State.RUNNING
+            self._ready.set()
+            self._serve()
+        except BlackBoxError as error:
+            self.error = error
+        except Exception as error:  # whatever ends this thread must reach who runs the relay
+            log.exception("%s failed", self._what)
+            self.error = RelayError(f"{self._what} failed: {error}")
+            self.error.__cause__ = error
+        finally:
+            self.state = State.ENDED
+            self._close()
+            if context is not None:
+                close_context(context)
+            self._ready.set()
+            self._ended()
+
+    def _warm_up(self) -> None:
+        sender = self.lines[0].memory.sender(0)
+        warm_up(forward_until, self._at([0] * len(self.lines)), 0)
+        warm_up(read_subscriptions, sender, 0, 0, 0)
+        warm_up(send_control, sender, self.lines[0].memory.origin(0, 0), 0, 0, 0, 0, 0, 0)
+        own = encode_path((self._me,), 0, 0, 1)
+        decode_path(own.header, bytes(own.body))
+
+    def _open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        wait_ms = _SEND_WAIT_MS if self._settings.wait else None
+        for number, (line, endpoint) in enumerate(zip(self.lines, self.part.lines, strict=True)):
+            xpub = open_xpub(context, endpoint, wait_ms, self._settings.hwm_blocks)
+            self._xpubs.append(xpub)
+            if not endpoint.startswith("inproc:"):
+                self.guard.watch(number, xpub)
+            bind(xpub, endpoint, self._what)
+            self._probes.append(open_probe(context, xpub))
+            line.upstream.open(context, self._settings.hwm_blocks)
+
+    def _close(self) -> None:
+        self.guard.close()
+        for line in self.lines:
+            line.upstream.close()
+            line.memory.close()
+        for probe in self._probes:
+            probe.close()
+        for xpub in self._xpubs:
+            xpub.close(linger=_LINGER_MS if self.error is None else 0)
+
+    def _at(self, xpubs: Sequence[int]) -> SliceRelayAt:
+        """Where all of it lies, and what is polled."""
+        items = self._polls.view(numpy.int32).reshape(-1, 4)
+        items[:, 3] = zmq.POLLIN
+        items[0, 2] = self._wake.reader
+        ats = []
+        for number, (line, xpub) in enumerate(zip(self.lines, xpubs, strict=True)):
+            xsub, news = line.upstream.handles
+            self._polls[2 * (1 + ITEMS_OF_LINE * number) :: 2][:ITEMS_OF_LINE] = xsub, xpub, news
+            ats.append(line.memory.at(xsub, xpub))
+        return SliceRelayAt(
+            ats[0],
+            ats[-1],
+            len(ats),
+            self._kept.address,
+            self._polls.ctypes.data,
+            self._wake.reader,
+            self.part.spin_ns,
+        )
+
+    def _serve(self) -> None:
+        at = self._at([xpub.underlying for xpub in self._xpubs])
+        senders = [line.memory.sender(xpub.underlying) for line, xpub in zip(self.lines, self._xpubs, strict=True)]
+
+        def send_answers(number: int, keys: bytes, count: int, surely: bool) -> tuple[int, bytes]:
+            origin = self.lines[number].memory.origin(self.slice_id, self._feed.key_bytes)
+            wait, xpub = self._settings.wait, self._xpubs[number]
+            return send_control_blocks(xpub, senders[number], origin, number, keys, count, surely, wait)
+
+        answers = Answers(self.below, len(self.lines), send_answers)
+        reason = 0
+        while reason != CLOSED:
+            self._read_news()
+            if reason == SUBSCRIPTIONS:
+                self._read_subscriptions(senders)
+            waiting = {ask.line for ask in self.below.asked.values()}
+            for number, line in enumerate(self.lines):
+                line.upstream.look(number in waiting)
+            retry_ns = self._say_path(time.monotonic_ns() + _LOOK_NS)
+            if any(map(self._is_due, self.below.asked.values())):
+                answers.send_due(self._is_due)
+                retry_ns = min(retry_ns, answers.due_ns)
+            reason = forward_until(at, retry_ns)
+            if reason == FAILED:
+                errno = next(line.state.errno for line in self.lines if line.state.errno)
+                raise RelayError(f"{self._what}: libzmq refused a block: {zmq.strerror(errno)}")
+
+    def _is_due(self, ask: Asked) -> bool:
+        """Whether all that was asked for below before a confirmation is in force above."""
+        return self.lines[ask.line].upstream.is_confirmed(ask.after)
+
+    def _read_news(self) -> None:
+        """Take in what came from above for this relay."""
+        self.below.times_asked = sum(line.state.heartbeats for line in self.lines)
+        for number, line in enumerate(self.lines):
+            state, upstream = line.state, line.upstream
+            upstream.read_news()
+            if state.has_path:
+                state.has_path = 0
+                self._read_path(line)
+            if not upstream.is_connected and line.above:
+                line.above, line.path_at_ns = (), 0
+            if state.began:
+                state.began = 0
+                log.info("%s: publisher epoch %016x began", self._what, state.epoch)
+                upstream.began()
+                with self.below.changed:
+                    self.below.begin_epoch(state.epoch, number)
+            if state.answered:
+                state.answered = 0
+                upstream.answered()
+            if bool(state.ended) != line.was_ended:
+                line.was_ended = bool(state.ended)
+                if line.was_ended:
+                    upstream.ended()
+
+    def _read_path(self, line: Line) -> None:
+        header, body = (string_at(*message_bytes(line.memory.scratch + place)) for place in (HEADER_AT, BODY_AT))
+        above = decode_path(header, body)
+        if above is not None and above != line.above:
+            line.above, line.path_at_ns = above, 0
+            check_path(self._me, above)
+            log.info("%s: hop %d, below %s", self._what, len(above) + 1, ", ".join(hop.name for hop in above))
+
+    def _say_path(self, until_ns: int) -> int:
+        """Say how this relay is reached, where it is time; return when it is time again, `until_ns` at the latest."""
+        now_ns = time.monotonic_ns()
+        for line, xpub in zip(self.lines, self._xpubs, strict=True):
+            if self.below.wants_path or now_ns >= line.path_at_ns:
+                line.path_at_ns = now_ns + self._feed.heartbeat_ns
+                hops = *line.above, self._me
+                block = encode_path(hops, self.slice_id, self._feed.key_bytes, line.state.epoch)
+                with suppress(zmq.Again):  # who has no room for it now hears it next time
+                    xpub.send_multipart(block.frames, zmq.DONTWAIT)
+            until_ns = min(until_ns, line.path_at_ns)
+        self.below.wants_path = False
+        return until_ns
+
+    def _read_subscriptions(self, senders: Sequence[object]) -> None:
+        """Take in some of the subscriptions that have come; see to it that blocks have their turn."""
+        left = False
+        for number, (line, sender) in enumerate(zip(self.lines, senders, strict=True)):
+            used = read_subscriptions(sender, number, self._received.ctypes.data, len(self._received))
+            left |= used > len(self._received) // 2
+            with self.below.changed:
+                for fd, size, change in split_changes(self._received[:used].tobytes()):
+                    self.below.note(number, fd, change, size, line.upstream.version)
+        self._kept.read_at = time.monotonic_ns() + _READ_EVERY_NS
+        self.below.is_behind = left
+        resolve_doubts(self.below, self._probes)
+        if self.below.unwelcome:
+            self.guard.look_now()

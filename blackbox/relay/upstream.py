@@ -1,0 +1,265 @@
+"""What a relay asks of the one above it on a line, and what of that has been confirmed.
+
+Filters go up as `Interest` says. Behind them goes a nonce; what answers it proves that they are in force. One is asked
+for at a time, and anew when more was asked for meanwhile. libzmq repeats filters in an order of its own when it
+connects again, so a nonce is withdrawn when a connection goes, and asked for when one is there.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY, FLAG_LINE_B, HEARTBEAT_KEY, NONCE_BYTES, PATH_KEY
+from blackbox.errors import EndpointError
+from blackbox.publish.subscriptions import SUBSCRIBE, UNSUBSCRIBE
+from blackbox.relay.cover import Changes, Interest
+from blackbox.relay.line_state import LineState
+from blackbox.subscribe.subscription import open_sub
+from blackbox.transport.context import allow_ipv6
+
+log = logging.getLogger("blackbox")
+
+_DEAD_BEATS: Final = 3
+"""Heartbeat times of silence after which a relay goes on with a spare, and asks for a confirmation again."""
+_UNREACHED_S: Final = 3.0
+"""Time after which a source that cannot be reached is given up for a spare; at least those heartbeat times."""
+_ALONE_S: Final = 30.0
+"""Where there is no spare, the time for both: libzmq itself connects again, unless it takes the peer for hostile."""
+_RECONNECT_MS: Final = 20, 200
+"""Pauses between attempts to connect, the first and the longest: those below a relay wait for it."""
+_MOST_RECORDERS: Final = 1_024
+"""Acknowledgements that stand at a time; those that were passed up first are withdrawn."""
+_UNCONFIRMED: Final = -1
+
+
+class Upstream:
+    """The way towards the source on one line: an XSUB socket, its filters, and confirmations.
+
+    Used by the thread of the slice, which owns the socket. With several addresses it is connected to one at a time: to
+    the next one when that falls silent, or cannot be reached.
+
+    Attributes: `version`, grows whenever more was asked for; `is_connected`; `addresses`, the one in use first;
+    `reconnects`, times that a connection was there anew.
+    """
+
+    def __init__(
+        self, addresses: Sequence[str], interest: Interest, state: LineState, heartbeat_ns: int, what: str
+    ) -> None:
+        """`what`: of which slice, for the log."""
+        self.addresses = list(addresses)
+        self.interest = interest
+        self.version = 0
+        self.is_connected = False
+        self.reconnects = -1
+        self.filters = 0
+        """How many are asked for."""
+        self._state, self._what = state, what
+        self._dead_s = _DEAD_BEATS * heartbeat_ns / 1e9
+        self._confirmed = self._asked = _UNCONFIRMED
+        """Versions."""
+        self._nonce = b""
+        self._asked_at = self._changed_at = 0.0
+        self._accepted = b""
+        self._recorders: dict[bytes, None] = {}
+        self._is_open = False
+
+    def open(self, context: zmq.Context[zmq.Socket[bytes]], hwm_blocks: int) -> None:
+        """Open the socket and connect it. Raises EndpointError naming the address that it cannot connect to."""
+        self.xsub = open_sub(context, hwm_blocks, zmq.XSUB)
+        self.news: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+        self._is_open = True
+        # Without a connection nothing queues up: libzmq keeps what is asked for, and sends it when there is one. No
+        # high-water mark may drop it: those below are bounded already.
+        self.xsub.immediate = True
+        self.xsub.sndhwm = 0
+        self.xsub.reconnect_ivl, self.xsub.reconnect_ivl_max = _RECONNECT_MS
+        place = f"inproc://blackbox-upstream-{id(self.xsub)}"
+        self.xsub.monitor(place, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self.news.linger = 0
+        self.news.connect(place)
+        for key in (HEARTBEAT_KEY, PATH_KEY):
+            self.xsub.send(SUBSCRIBE + key)
+        self._connect()
+
+    def close(self) -> None:
+        """Close the sockets, if they are open."""
+        if not self._is_open:
+            return
+        with suppress(zmq.ZMQError):
+            self.xsub.monitor(None, 0)
+        self.news.close()
+        self.xsub.close(linger=0)
+
+    @property
+    def handles(self) -> tuple[int, int]:
+        """Of the socket, and of the one that brings news of its connections; 0 before it is open."""
+        return (self.xsub.underlying, self.news.underlying) if self._is_open else (0, 0)
+
+    @property
+    def address(self) -> str:
+        """What it is, or shall be, connected to."""
+        return self.addresses[0]
+
+    def _connect(self) -> None:
+        self._changed_at = time.monotonic()
+        allow_ipv6(self.xsub, self.address)
+        try:
+            self.xsub.connect(self.address)
+        except zmq.ZMQError as error:
+            text = f"{self._what}: cannot connect to {self.address}: {error.strerror}"
+            raise EndpointError(error.errno, text) from error
+        if self.address.startswith("inproc:"):
+            self._note_connection(True)
+
+    def _connect_to_next(self, why: str) -> None:
+        before = self.address
+        with suppress(zmq.ZMQError):
+            self.xsub.disconnect(before)
+        self.read_news()  # of the connection that was
+        self._note_connection(False)
+        self.addresses.append(self.addresses.pop(0))
+        if self.address != before:
+            log.warning("%s: %s %s: goes on with %s", self._what, before, why, self.address)
+        self._connect()
+
+    def read_news(self) -> None:
+        """Take in that a connection is there, or gone."""
+        while self.news.poll(0):
+            event = parse_monitor_message(self.news.recv_multipart())
+            self._note_connection(event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+
+    def _note_connection(self, is_there: bool) -> None:
+        if is_there and not self.is_connected:
+            self.reconnects += 1
+            log.debug("%s: connected to %s", self._what, self.address)
+        elif not is_there and self.is_connected:
+            log.warning("%s: the connection to %s is gone", self._what, self.address)
+        self.is_connected = is_there
+        self._changed_at = time.monotonic()
+        self._state.heard_ns = self._state.ended = 0
+        self._void()
+
+    def _void(self) -> None:
+        """Take nothing for confirmed that is in force above."""
+        self._confirmed = self._asked = _UNCONFIRMED
+        self._withdraw_nonce()
+        self._withdraw_acceptance()
+
+    # What is wanted
+
+    def want(self, prefix: bytes) -> None:
+        """Ask for what one more filter needs."""
+        self.apply(self.interest.want(prefix))
+
+    def leave(self, prefix: bytes) -> None:
+        """Withdraw what nobody needs once a filter has gone."""
+        self.apply(self.interest.leave(prefix, time.monotonic()))
+
+    def apply(self, changes: Changes) -> None:
+        """Ask for filters, then withdraw others."""
+        for prefix in changes.subscribe:
+            self.xsub.send(SUBSCRIBE + prefix)
+        for prefix in changes.withdraw:
+            self.xsub.send(UNSUBSCRIBE + prefix)
+        self.filters += len(changes.subscribe) - len(changes.withdraw)
+        self.version += bool(changes.subscribe)
+        if changes.withdraw and not self.filters:
+            self._withdraw_acceptance()  # nobody is here any more, and nobody counts
+            self._confirmed = _UNCONFIRMED
+
+    # Recorders
+
+    def tell_recorded(self, said: bytes) -> None:
+        """Pass on how far a recorder is."""
+        if said not in self._recorders:
+            self._recorders[said] = None
+            self.xsub.send(SUBSCRIBE + said)
+            if len(self._recorders) > _MOST_RECORDERS:
+                self.withdraw_recorded(next(iter(self._recorders)))
+
+    def withdraw_recorded(self, said: bytes) -> None:
+        """Pass on that this stands no more."""
+        if said in self._recorders:
+            del self._recorders[said]
+            self.xsub.send(UNSUBSCRIBE + said)
+
+    # Confirmations
+
+    def is_confirmed(self, version: int) -> bool:
+        """Whether all is in force above that was asked for up to a version."""
+        return self._confirmed >= version
+
+    def look(self, is_needed: bool) -> None:
+        """Ask for a confirmation where one is due; give up a connection that is silent. `is_needed`: somebody waits."""
+        now = time.monotonic()
+        self.apply(self.interest.settle(now))
+        silent_s = now - max(self._state.heard_ns / 1e9, self._changed_at)
+        if silent_s >= self._dead_s:
+            self._look_for_another(silent_s)
+        if not self.is_connected or self._state.ended or self._confirmed >= self.version:
+            return
+        is_out = self._asked != _UNCONFIRMED and now - self._asked_at < self._dead_s
+        if not is_out and (is_needed or self.filters):
+            self._ask(now)
+
+    def _look_for_another(self, silent_s: float) -> None:
+        """Go on with the next address if this one has been silent for too long."""
+        # Inproc never connects again by itself, and nobody tells that who was there has gone.
+        is_inproc = self.address.startswith("inproc:")
+        patience_s = _ALONE_S if len(self.addresses) == 1 and not is_inproc else 0.0
+        if not self.is_connected:
+            if silent_s >= max(_UNREACHED_S, patience_s):
+                self._connect_to_next("cannot be reached")
+            return
+        may_speak = is_inproc or not self._state.ended
+        has_read = not int(self.xsub.get(zmq.EVENTS)) & zmq.POLLIN
+        if silent_s >= patience_s and may_speak and has_read:
+            self._connect_to_next("fell silent")
+
+    def _ask(self, now: float) -> None:
+        self._withdraw_nonce()
+        self.xsub.get(zmq.EVENTS)  # has it see the connection first, and repeat on it all that was asked for
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._state.nonce = int.from_bytes(self._nonce, "little", signed=True)
+        self.xsub.send(SUBSCRIBE + CONFIRM_KEY + self._nonce)
+        self._asked, self._asked_at = self.version, now
+
+    def answered(self) -> None:
+        """Note that the nonce has come back, and say so."""
+        if self._asked == _UNCONFIRMED:
+            return  # the connection has gone since
+        line = bytes([1 if self._state.answer_flags & FLAG_LINE_B else 0])
+        before, self._accepted = self._accepted, b""
+        if self.filters:
+            self._accepted = ACCEPT_KEY + self._nonce + self._state.epoch.to_bytes(8, "little") + line
+            self.xsub.send(SUBSCRIBE + self._accepted)
+        if before:
+            self.xsub.send(UNSUBSCRIBE + before)
+        self._confirmed, self._asked = self._asked, _UNCONFIRMED
+        self._withdraw_nonce()
+
+    def began(self) -> None:
+        """Note that another run goes on: what was confirmed was so for the one before."""
+        self._confirmed = _UNCONFIRMED
+
+    def ended(self) -> None:
+        """Note that the last block of a run has come: whoever sent it waits for nobody here any more."""
+        self._void()
+
+    def _withdraw_nonce(self) -> None:
+        if self._nonce:
+            self.xsub.send(UNSUBSCRIBE + CONFIRM_KEY + self._nonce)
+            self._nonce, self._state.nonce = b"", 0
+
+    def _withdraw_acceptance(self) -> None:
+        if self._accepted:
+            self.xsub.send(UNSUBSCRIBE + self._accepted)
+            self._accepted = b""

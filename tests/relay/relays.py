@@ -1,0 +1,58 @@
+"""Feeds in chains, and relays between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+
+import msgspec
+
+from blackbox import Feed, Relay, SlowPolicy, Subscriber
+from blackbox.relay.relay import RelayLine
+from blackbox.testing import Collector
+
+BEAT_NS = 100_000_000
+PLAIN_BEAT_NS = 10_000_000_000
+"""A plain publisher that is silent for some heartbeat times loses its connections, and what is on them."""
+PATIENCE_S = 60.0
+_HOUR_NS = 3_600 * 10**9
+
+
+def chain(
+    relays: int = 1,
+    *,
+    slices: int = 1,
+    key_bytes: int = 0,
+    lines: int = 1,
+    transport: Literal["tcp", "ipc", "inproc"] = "tcp",
+    **settings: Any,
+) -> list[Feed]:
+    """The same feed at its source and behind each of so many relays."""
+    feeds = [
+        Feed.local("chain", slices=slices, key_bytes=key_bytes, lines=lines, transport=transport)
+        for _ in range(relays + 1)
+    ]
+    return [msgspec.structs.replace(feed, **{"heartbeat_ns": BEAT_NS} | settings) for feed in feeds]
+
+
+@contextmanager
+def relayed(feeds: Sequence[Feed], **settings: Any) -> Iterator[list[Relay]]:
+    """Relays from each feed to the next one, called by their hop."""
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(Relay(above, below, name=f"hop-{hop}", **settings))
+            for hop, (above, below) in enumerate(zip(feeds, feeds[1:], strict=False), start=1)
+        ]
+
+
+def collected(feed: Feed, *prefixes: bytes, **settings: Any) -> tuple[Subscriber, Collector]:
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=_HOUR_NS), **settings)
+    got = Collector()
+    for prefix in prefixes or (b"",):
+        subscriber.on_batch(prefix)(got.batch)
+    return subscriber, got
+
+
+def line_of(relay: Relay, place: int = 0) -> RelayLine:
+    return relay.statistics().lines[place]

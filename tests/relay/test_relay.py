@@ -1,0 +1,480 @@
+"""Blocks pass relays as they are, in order, and who is below one is told of the same losses as beside the source."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Literal
+
+import numpy
+import pytest
+import zmq
+
+from blackbox import (
+    Block,
+    ConfigError,
+    EndpointError,
+    Feed,
+    NotConfirmedError,
+    Publisher,
+    Relay,
+    RelayError,
+    Subscriber,
+)
+from blackbox.block.format import HEARTBEAT_KEY
+from blackbox.testing import Collector, RawPublisher, wait_until
+from tests import wire
+from tests.lossy_proxy import LossyProxy
+from tests.relay.relays import PATIENCE_S, PLAIN_BEAT_NS, chain, collected, line_of, relayed
+
+
+@pytest.mark.parametrize("transport", ["tcp", "ipc", "inproc"])
+def test_what_is_published_arrives_below_a_relay(transport: Literal["tcp", "ipc", "inproc"]) -> None:
+    feeds = chain(slices=2, transport=transport)
+    subscriber, got = collected(feeds[-1])
+    with relayed(feeds), Publisher(feeds[0]) as publisher:
+        subscriber.start(PATIENCE_S)
+        for number in range(200):
+            publisher.publish(b"T%d.x" % (number % 7), b"%d" % number)
+        publisher.close()
+        subscriber.run(until_end=True)
+    assert sorted(map(int, got.payloads)) == list(range(200))
+    received = subscriber.statistics().received
+    assert (received.gaps, received.duplicates, received.faults) == (0, 0, {})
+
+
+def test_blocks_and_heartbeats_pass_byte_by_byte() -> None:
+    feeds = chain(2, key_bytes=2)
+
+    def listen(feed: Feed) -> zmq.Socket[bytes]:
+        sub = context.socket(zmq.SUB)
+        for prefix in (b"", HEARTBEAT_KEY):
+            sub.subscribe(prefix)
+        sub.rcvtimeo = 20_000
+        sub.linger = 0
+        sub.connect(feed.slices[0].endpoints[0])
+        return sub
+
+    def blocks(sub: zmq.Socket[bytes]) -> list[list[bytes]]:
+        """All up to the last one, without what only this hop says."""
+        found: list[list[bytes]] = []
+        while not found or found[-1][0] != HEARTBEAT_KEY or not wire.unpack(found[-1][1]).flags & wire.END:
+            found.append(sub.recv_multipart())
+        return [frames for frames in found if not frames[0].startswith(b"\0P")]
+
+    with zmq.Context() as context, relayed(feeds) as relays, RawPublisher(feeds[0]) as publisher:
+        above, below = listen(feeds[0]), listen(feeds[-1])
+        wait_until(lambda: publisher.subscriptions() >= {b"", HEARTBEAT_KEY, b"\0P"}, PATIENCE_S)
+        wait_until(lambda: line_of(relays[-1]).filters_above, PATIENCE_S)
+        publisher.heartbeat()
+        first = below.recv_multipart()  # what is published from here on passes both
+        while above.recv_multipart() != first:
+            pass
+        for number in range(50):
+            publisher.send(publisher.encode([(b"AA.t", b"x" * number), (b"AA.u", b"y" * 40)]))
+            publisher.send(publisher.encode([(b"B", b"z" * 20_000)]))
+            publisher.heartbeat()
+        publisher.heartbeat(end=True)
+        expected = blocks(above)
+        assert len(expected) >= 151
+        assert blocks(below) == expected
+        for socket in (above, below):
+            socket.close()
+
+
+def test_a_subscriber_behind_five_relays_misses_nothing_after_its_start() -> None:
+    feeds = chain(5, key_bytes=1)
+    over, begun = threading.Event(), threading.Event()
+    published = [0]
+
+    def publish() -> None:
+        while not over.is_set():
+            publisher.publish(b"ABCDEFG"[published[0] % 7 :][:1], b"%d" % published[0])
+            published[0] += 1
+            begun.set()
+
+    with (
+        relayed(feeds, when_full="wait", hwm_blocks=100) as relays,
+        Publisher(feeds[0], when_full="wait", hwm_blocks=100) as publisher,
+    ):
+        thread = threading.Thread(target=publish)
+        thread.start()
+        try:
+            assert begun.wait(30)
+            followed = []
+            for prefixes in ([b"A"], [b"B"], [b"A", b"C"], [b""]):
+                subscriber, got = collected(feeds[-1], *prefixes)
+                subscriber.start(PATIENCE_S)
+                followed.append((subscriber, got, published[0], prefixes))
+                goal = published[0] + 1_000
+                wait_until(lambda goal=goal: published[0] > goal, PATIENCE_S)  # type: ignore[misc]
+        finally:
+            over.set()
+            thread.join()
+        assert relays[-1].statistics().hops == 5
+        publisher.close()
+        for subscriber, got, after, prefixes in followed:
+            subscriber.run(until_end=True)
+            came = sorted(map(int, got.payloads))
+            wanted = [n for n in range(published[0]) if b"ABCDEFG"[n % 7 :].startswith(tuple(prefixes))]
+            assert set(came) <= set(wanted), prefixes
+            assert [n for n in came if n >= after] == [n for n in wanted if n >= after], prefixes
+            assert subscriber.statistics().received.gaps == 0, prefixes
+
+
+def test_each_leaf_of_a_tree_gets_what_it_asked_for() -> None:
+    source, root, left, right = chain(3, key_bytes=2)
+    asked = [(left, [b"A"]), (left, [b"AB", b"C"]), (right, [b"B"]), (right, [b"AB"]), (right, [b""]), (root, [b"C"])]
+    leaves = [(*collected(feed, *prefixes), prefixes) for feed, prefixes in asked]
+    topics = [b"AA", b"AB", b"BA", b"C", b"CC"]
+    with (
+        Publisher(source) as publisher,
+        Relay(source, root, name="root"),
+        Relay(root, left, name="left"),
+        Relay(root, right, name="right"),
+    ):
+        for subscriber, *_ in leaves:
+            subscriber.start(PATIENCE_S)
+        assert publisher.statistics().subscribers == 1
+        for number in range(500):
+            publisher.publish(topics[number % 5], b"%d" % number)
+        publisher.close()
+        for subscriber, got, prefixes in leaves:
+            subscriber.run(until_end=True)
+            wanted = [number for number in range(500) if topics[number % 5].startswith(tuple(prefixes))]
+            assert sorted(map(int, got.payloads)) == wanted, prefixes
+            assert subscriber.statistics().received.gaps == 0, prefixes
+
+
+def test_losses_above_relays_are_told_below_them() -> None:
+    feeds = chain(3)
+    source = chain(0)[0]
+    with (
+        LossyProxy(source, share=0.2) as proxy,
+        relayed([proxy.feed, *feeds[1:]]),
+        Publisher(source, when_full="wait") as publisher,
+    ):
+        subscriber, got = collected(feeds[-1])
+        subscriber.start(PATIENCE_S)
+        for number in range(300):
+            publisher.publish_many(
+                (b"T",), numpy.zeros(5, numpy.int32), numpy.full((5, 4), number, numpy.uint32).view(numpy.uint8)
+            )
+            publisher.flush()
+        publisher.close()
+        subscriber.run(until_end=True)
+    assert proxy.lost > 10
+    assert subscriber.statistics().received.gaps == 1_500 - len(got)
+
+
+def test_the_source_does_not_hear_of_each_joiner() -> None:
+    feeds = chain(2, key_bytes=4)
+    with Publisher(feeds[0]) as publisher, relayed(feeds) as relays:
+        subscriptions = publisher._senders[0].subscriptions
+        first, _ = collected(feeds[-1], b"A")
+        first.start(PATIENCE_S)
+        heard = sum(subscriptions.heard.values())
+        others = [collected(feeds[-1], b"A%d" % number, b"AB%d" % number)[0] for number in range(8)]
+        for other in others:
+            other.start(PATIENCE_S)
+        assert sum(subscriptions.heard.values()) == heard
+        assert publisher.statistics().subscribers == 1
+        wait_until(lambda: relays[-1].statistics().subscribers == 9)
+        assert relays[0].statistics().subscribers == 1
+        assert line_of(relays[-1]).filters_below == 17 + 1
+        assert [line_of(relay).filters_above for relay in relays] == [1, 1]
+        first.stop()
+        wait_until(lambda: line_of(relays[0]).filters_above == 16, what="what `A` covered is asked for")
+        others[0].stop()
+        wait_until(lambda: line_of(relays[0]).filters_above == 14)
+        for other in others[1:]:
+            other.stop()
+        wait_until(lambda: publisher.statistics().subscribers == 0, what="nobody is there any more")
+        assert [line_of(relay).filters_above for relay in relays] == [0, 0]
+
+
+def test_a_filter_that_comes_back_soon_is_not_withdrawn_above() -> None:
+    feeds = chain(key_bytes=2)
+    with Publisher(feeds[0]) as publisher, relayed(feeds, hold_s=3_600.0) as (relay,):
+        subscriptions = publisher._senders[0].subscriptions
+        staying, _ = collected(feeds[-1], b"Z")
+        staying.start(PATIENCE_S)
+        for prefix in (b"A", b"B"):
+            collected(feeds[-1], prefix)[0].start(PATIENCE_S).stop()
+        wait_until(lambda: line_of(relay).filters_below == 2, what="those that left have left")
+        heard = sum(subscriptions.heard.values())
+        for prefix in (b"A", b"B", b"A"):
+            zapping, got = collected(feeds[-1], prefix)
+            with zapping.start(PATIENCE_S):
+                publisher.publish(prefix, b"1")
+                got.wait(1)
+        assert line_of(relay).filters_above == 3
+        assert sum(subscriptions.heard.values()) == heard
+        staying.stop()
+
+
+def test_no_answer_before_the_source_is_there() -> None:
+    feeds = chain(2)
+    subscriber, got = collected(feeds[-1])
+    with relayed(feeds):
+        with pytest.raises(NotConfirmedError):
+            subscriber.start(timeout=0.5)
+        subscriber, got = collected(feeds[-1])
+        with Publisher(feeds[0]) as publisher:
+            subscriber.start(PATIENCE_S)
+            publisher.publish(b"T", b"1")
+            got.wait(1)
+        subscriber.run(until_end=True)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "inproc"])
+def test_runs_of_the_publisher_follow_each_other_below_a_relay(transport: Literal["tcp", "inproc"]) -> None:
+    feeds = chain(2, key_bytes=1, transport=transport)
+    subscriber, got = collected(feeds[-1])
+    with relayed(feeds) as relays:
+        for run in range(3):
+            with Publisher(feeds[0]) as publisher:
+                if run == 0:
+                    subscriber.start(PATIENCE_S)
+                publisher.wait_for_subscribers(timeout=PATIENCE_S)
+                for number in range(20):
+                    publisher.publish(b"AB"[number % 2 :][:1], b"%d" % number)
+            got.wait(20 * (run + 1), PATIENCE_S)
+        assert line_of(relays[-1]).epoch == publisher.epoch
+    subscriber.stop()
+    received = subscriber.statistics().received
+    assert (received.gaps, received.epochs) == (0, 3)
+
+
+def test_a_replay_that_goes_back_in_time_passes_relays() -> None:
+    feeds = chain(2)
+    subscriber, got = collected(feeds[-1])
+    with relayed(feeds), Publisher(feeds[0]) as publisher:
+        subscriber.start(PATIENCE_S)
+        for _ in range(3):
+            publisher.publish(b"T", b"1")
+            publisher.new_epoch()
+        publisher.close()
+        subscriber.run(until_end=True)
+    assert len(got) == 3
+    assert subscriber.statistics().received.gaps == 0
+
+
+def test_lines_a_and_b_pass_each_by_itself() -> None:
+    feeds = chain(2, lines=2)
+    subscriber, got = collected(feeds[-1])
+    with Publisher(feeds[0]) as publisher, relayed(feeds):
+        subscriber.start(PATIENCE_S)
+        for number in range(500):
+            publisher.publish(b"T", b"%d" % number)
+        publisher.close()
+        subscriber.run(until_end=True)
+    assert list(map(int, got.payloads)) == list(range(500))
+    received = subscriber.statistics().received
+    assert received.gaps == 0
+    assert received.duplicates == 500
+
+
+def test_the_other_line_is_a_spare_of_a_relay_with_one_line_below() -> None:
+    above, below = chain(0, lines=2)[0], chain(0)[0]
+    subscriber, got = collected(below)
+    with RawPublisher(above) as publisher, Relay(above, below, name="one line") as relay:
+        subscriber.start(PATIENCE_S)
+        publisher.send(publisher.encode([(b"T", b"1")]), lines=(0, 1))
+        got.wait(1)
+        assert line_of(relay).source == above.slices[0].lines[0]
+        publisher.close_line(0)
+        wait_until(
+            lambda: line_of(relay).is_confirmed and line_of(relay).source == above.slices[0].lines[1], PATIENCE_S
+        )
+        publisher.send(publisher.encode([(b"T", b"2")]), lines=(1,))
+        got.wait(2)
+        subscriber.stop()
+    assert got.payloads == [b"1", b"2"]
+    assert subscriber.statistics().received.gaps == 0
+
+
+def test_a_relay_goes_on_with_its_spare_when_its_source_is_silent() -> None:
+    source, first, second, below = chain(3)
+    subscriber, got = collected(below)
+    with (
+        Publisher(source) as publisher,
+        Relay(source, first, name="first") as one,
+        Relay(source, second, name="second"),
+        Relay(first, below, name="below", spares=[second]) as relay,
+    ):
+        subscriber.start(PATIENCE_S)
+        wait_until(lambda: line_of(relay).path == ("first", "below"))
+        publisher.publish(b"T", b"1")
+        got.wait(1)
+        one.close()
+        wait_until(lambda: line_of(relay).is_confirmed and line_of(relay).path == ("second", "below"), PATIENCE_S)
+        publisher.publish(b"T", b"2")
+        got.wait(2)
+        publisher.close()
+        subscriber.run(until_end=True)
+    assert subscriber.statistics().received.gaps == 0
+
+
+def test_a_loop_is_refused_with_the_names_of_who_forms_it() -> None:
+    first, second, third = chain(2)
+    relays = [
+        Relay(third, first, name="Rome"),
+        Relay(first, second, name="Oslo"),
+        Relay(second, third, name="Bern"),
+    ]
+    failed: list[str] = []
+
+    def run(relay: Relay) -> None:
+        try:
+            relay.run()
+        except RelayError as error:
+            failed.append(str(error))
+
+    threads = [threading.Thread(target=run, args=(relay,)) for relay in relays]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: failed, PATIENCE_S, "the loop is found")
+    for relay in relays:
+        relay.close()
+    for thread in threads:
+        thread.join()
+    around = "Rome -> Oslo -> Bern -> Rome -> Oslo -> Bern"
+    assert all(f"is its own source: {name}" in around or name for name in failed)
+    ways = [text.partition("is its own source: ")[2] for text in failed]
+    assert all(way and way in around and way.count("->") == 3 for way in ways), failed
+
+
+def test_more_hops_than_allowed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blackbox.relay.path.MOST_HOPS", 2)
+    feeds = chain(3)
+    with (
+        relayed(feeds[:3]),
+        pytest.raises(RelayError, match="hop-3.* is hop 3, expected at most 2: hop-1 -> hop-2 -> h"),
+    ):
+        Relay(feeds[2], feeds[3], name="hop-3").run()
+
+
+def test_what_is_no_block_goes_no_further_and_what_is_damaged_does() -> None:
+    feeds = chain(heartbeat_ns=PLAIN_BEAT_NS)
+    subscriber, got = collected(feeds[-1])
+    with RawPublisher(feeds[0]) as publisher, relayed(feeds) as (relay,):
+        subscriber.start(PATIENCE_S)
+        good = publisher.encode([(b"T", b"good")])
+        for frames in ([b""], [b"", b""], [b"", good.header], [b"", good.header[:-1], b""], [b"", *[good.header] * 5]):
+            publisher.send_frames(frames)
+        publisher.send_frames([b"", good.header[:40] + b"damaged!" + good.header[48:], bytes(good.body)])
+        publisher.send_frames([HEARTBEAT_KEY, good.header, bytes(good.body)])
+        publisher.send(good)
+        got.wait(1)
+        wait_until(lambda: subscriber.statistics().received.faults, what="the subscriber refuses what is damaged")
+        assert line_of(relay).refused == 5
+        assert line_of(relay).faults == 2
+        subscriber.stop()
+    assert got.payloads == [b"good"]
+
+
+def test_numbers_of_blocks_with_sequences_of_their_own_are_followed() -> None:
+    feeds = chain(heartbeat_ns=PLAIN_BEAT_NS)
+    subscriber, got = collected(feeds[-1])
+    with RawPublisher(feeds[0]) as publisher, relayed(feeds):
+        early, _ = collected(feeds[-1])
+        early.start(PATIENCE_S)
+        body = wire.body_of([0, 0], [0, 0], [b"T"], [b"a", b"b"], True, [5, 9])
+        header, _ = wire.sealed(
+            body, count=2, topics=1, topic_bytes=1, stride=1, sequence=5,
+            flags=wire.CHECKSUM | wire.FIXED | wire.SEQUENCES, epoch=publisher.epoch, ts_out=time.time_ns(),
+        )  # fmt: skip
+        publisher.send_frames([b"", header, body])
+        wait_until(lambda: early.statistics().received.messages == 2)
+        subscriber.start(PATIENCE_S)
+        following = wire.body_of([0], [0], [b"T"], [b"c"], True)
+        header, _ = wire.sealed(
+            following, count=1, topics=1, topic_bytes=1, stride=1, sequence=10,
+            flags=wire.CHECKSUM | wire.FIXED, epoch=publisher.epoch, ts_out=time.time_ns(),
+        )  # fmt: skip
+        publisher.send_frames([b"", header, following])
+        got.wait(1)
+        subscriber.stop()
+        early.stop()
+    assert subscriber.statistics().received.gaps == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"key_bytes": 2}, "key_bytes of feed 'chain' below the relay was 2, expected 0"),
+        ({"slices": 2}, "had 2 slices, expected 1"),
+        ({"lines": 2}, "had lines A and B, expected line A alone"),
+        ({"separator": "/"}, "separator of feed 'chain' below the relay was '/', expected '.'"),
+    ],
+)
+def test_feeds_that_do_not_fit_are_refused(changes: dict[str, int], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Relay(chain(0)[0], chain(0, **changes)[0])  # type: ignore[arg-type]
+
+
+def test_an_endpoint_above_and_below_is_refused() -> None:
+    feed = chain(0)[0]
+    with pytest.raises(ConfigError, match="the relay would be its own source"):
+        Relay(feed, feed)
+
+
+def test_shared_memory_below_a_relay_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a relay shares no memory"):
+        Relay(chain(0)[0], Feed.local("chain", slices=1, transport="shm"))
+
+
+def test_an_endpoint_that_is_in_use_is_named() -> None:
+    feeds = chain()
+    with relayed(feeds), pytest.raises(EndpointError, match=f"endpoint {feeds[1].slices[0].endpoints[0]} is in use"):
+        Relay(*feeds).start()
+
+
+def test_a_relay_is_used_once() -> None:
+    relay = Relay(*chain())
+    with relay:
+        pass
+    with pytest.raises(RelayError, match="closed; a relay is used once"):
+        relay.start()
+    relay.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [({"when_full": "block"}, "'drop' or 'wait'"), ({"hwm_blocks": 0}, "at least 1"), ({"hold_s": -1.0}, "0 or more")],
+)
+def test_wrong_arguments_are_refused(settings: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Relay(*chain(), **settings)  # type: ignore[arg-type]
+
+
+def test_readers_of_shared_memory_go_over_to_sockets_below_a_relay() -> None:
+    source = Feed.local("chain", slices=1, transport="shm")
+    below = chain(0)[0]
+    named = Feed(
+        name="chain", slices=(below.slices[0].__class__(endpoints=(*below.slices[0].endpoints, "shm://none")),)
+    )
+    subscriber = Subscriber(named)
+    got = Collector()
+    subscriber.on_batch(b"")(got.batch)
+    with Publisher(source) as publisher, Relay(source, below):
+        subscriber.start(PATIENCE_S)
+        publisher.publish(b"T", b"1")
+        got.wait(1)
+        assert subscriber.statistics().received.transport == "tcp"
+        subscriber.stop()
+
+
+def test_blocks_of_a_run_below_are_those_of_the_source() -> None:
+    feeds = chain()
+    with zmq.Context() as context, Publisher(feeds[0]) as publisher, relayed(feeds):
+        sub = context.socket(zmq.SUB)
+        sub.linger, sub.rcvtimeo = 0, 20_000
+        sub.connect(feeds[1].slices[0].endpoints[0])
+        for key in (b"", b"\0C12345678"):
+            sub.subscribe(key)
+        frames = sub.recv_multipart()
+        assert frames[0] == b"\0C12345678"
+        assert Block.decode(*frames).epoch == publisher.epoch
+        sub.close()

@@ -1,0 +1,105 @@
+"""Relays, and what is above and below them, that end and come again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import zmq
+
+from blackbox import Feed, Publisher, Relay
+from blackbox.block.format import HEARTBEAT_KEY
+from blackbox.testing import RawPublisher, wait_until
+from blackbox.transport.context import MAX_SUBSCRIPTIONS
+from tests.relay.relays import PATIENCE_S, chain, collected, line_of, relayed
+
+MANY = 100_000
+
+
+@contextmanager
+def asking(feed: Feed, filters: list[bytes]) -> Iterator[zmq.Socket[bytes]]:
+    """A plain SUB socket, which repeats its filters whenever it is connected."""
+    with zmq.Context() as context, context.socket(zmq.SUB) as sub:
+        sub.sndhwm = MAX_SUBSCRIPTIONS
+        sub.linger = 0
+        for prefix in (HEARTBEAT_KEY, *filters):
+            sub.subscribe(prefix)
+        sub.connect(feed.slices[0].endpoints[0])
+        yield sub
+
+
+@pytest.mark.timeout(300)
+def test_100_000_subscriptions_survive_a_restart_of_either_side() -> None:
+    feeds = chain(2, key_bytes=8, max_topics=2 * MANY, heartbeat_ns=2_000_000_000)
+    filters = [b"%08d" % number for number in range(MANY)]
+
+    def has_all(publisher: Publisher) -> bool:
+        return publisher._senders[0].subscriptions.filter_count() == MANY + 2
+
+    with Publisher(feeds[0]) as publisher, asking(feeds[-1], filters), Relay(feeds[1], feeds[2]):
+        with Relay(feeds[0], feeds[1]) as relay:
+            wait_until(lambda: has_all(publisher), PATIENCE_S, "all are in force at the source")
+            assert line_of(relay).filters_above == MANY
+        with Relay(feeds[0], feeds[1]):
+            wait_until(lambda: has_all(publisher), PATIENCE_S, "they are in force again when a relay was restarted")
+            publisher.close(timeout=1.0)
+            with Publisher(feeds[0]) as second:
+                wait_until(lambda: has_all(second), PATIENCE_S, "they are in force when the source was restarted")
+
+
+def test_who_is_below_a_relay_that_was_restarted_goes_on_and_is_told_what_it_missed() -> None:
+    feeds = chain(3, key_bytes=1)
+    subscriber, got = collected(feeds[-1])
+    with Publisher(feeds[0]) as publisher, relayed(feeds[:2]), relayed(feeds[2:]):
+        relay = Relay(feeds[1], feeds[2]).start()
+        subscriber.start(PATIENCE_S)
+        for number in range(10):
+            publisher.publish(b"A", b"%d" % number)
+        got.wait(10)
+        relay.close()
+        for number in range(7):
+            publisher.publish(b"B", b"lost %d" % number)
+        publisher.flush()
+        with Relay(feeds[1], feeds[2]) as relay:
+            wait_until(lambda: line_of(relay).is_confirmed and line_of(relay).filters_above, PATIENCE_S)
+            publisher.publish(b"A", b"10")
+            got.wait(11)
+            publisher.close()
+            subscriber.run(until_end=True)
+    assert [payload for payload in got.payloads if not payload.startswith(b"lost")] == [b"%d" % n for n in range(11)]
+    assert subscriber.statistics().received.gaps == 7 - (len(got) - 11)
+
+
+def test_a_source_that_is_killed_is_followed_by_the_next_one() -> None:
+    feeds = chain(2)
+    subscriber, got = collected(feeds[-1])
+    with relayed(feeds) as relays:
+        with RawPublisher(feeds[0], epoch=1) as publisher:
+            subscriber.start(PATIENCE_S)
+            publisher.send(publisher.encode([(b"T", b"1")]))
+            got.wait(1)
+        wait_until(lambda: not line_of(relays[0]).is_connected, what="the relay notices")
+        with Publisher(feeds[0]) as second:
+            second.wait_for_subscribers(timeout=PATIENCE_S)
+            wait_until(
+                lambda: line_of(relays[-1]).is_confirmed and line_of(relays[-1]).epoch == second.epoch, PATIENCE_S
+            )
+            second.publish(b"T", b"2")
+            got.wait(2)
+        subscriber.run(until_end=True)
+    assert subscriber.statistics().received.gaps == 0
+
+
+def test_no_answer_while_the_connection_above_is_gone() -> None:
+    feeds = chain()
+    first, _ = collected(feeds[-1])
+    with relayed(feeds) as (relay,):
+        with RawPublisher(feeds[0]):
+            first.start(PATIENCE_S)
+            assert line_of(relay).is_confirmed
+        wait_until(lambda: not line_of(relay).is_confirmed, what="what was confirmed is void")
+        with RawPublisher(feeds[0]) as publisher:
+            wait_until(lambda: line_of(relay).is_confirmed, PATIENCE_S)
+            assert publisher.subscriptions() >= {b"", HEARTBEAT_KEY}
+        first.stop()
