@@ -26,6 +26,7 @@ from blackbox.cli.inspect import inspect
 from blackbox.cli.positions import positions
 from blackbox.cli.publish import publish
 from blackbox.cli.record import record
+from blackbox.cli.relay import relay
 from blackbox.cli.repair import repair
 from blackbox.cli.replay import replay
 from blackbox.cli.serve import serve
@@ -55,6 +56,7 @@ for _command in (
     demo,
     publish,
     subscribe,
+    relay,
     record,
     import_,
     replay,
