@@ -1,0 +1,107 @@
+"""What a relay costs: throughput through it beside none, and what each hop adds to a message's delay.
+
+    direct    PUB process =======================================================> SUB process
+    ours      PUB process ==> Relay process (compiled loop) =====================> SUB process
+    three     PUB process ==> Relay process ==> Relay process ==> Relay process ==> SUB process
+    rival     PUB process ==> process with XSUB, zmq_proxy(), XPUB ==============> SUB process
+
+All over TCP loopback, all waiting for who is slow, the same publisher and subscriber. On two cores every process beside
+these two takes its time from them: the ratio to direct is that of a machine which has no core for the relay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from bench.measure.contest import WAITS, Contest, Figure
+from bench.measure.results import Kind
+from bench.processes.child import Child
+from bench.processes.pair import Pair, Work
+from bench.workload.load import Load
+from blackbox import Feed
+
+MESSAGES = 4_000_000
+HWM_BLOCKS = 8
+RATE = 1_000
+PACED = 2_000
+OURS, RIVAL = "bench.processes.relay:pass_on", "bench.rivals.zmq_proxy:pass_on"
+WAYS: dict[str, tuple[Kind, Sequence[str]]] = {
+    "direct": ("ours", ()),
+    "through a relay": ("ours", (OURS,)),
+    "through three relays": ("ours", (OURS,) * 3),
+    "through zmq.proxy": ("rival", (RIVAL,)),
+}
+
+
+def _feed() -> Feed:
+    return Feed.local("relay", slices=1)
+
+
+@contextmanager
+def _ways(names: Sequence[str]) -> Iterator[dict[str, tuple[Pair, Feed]]]:
+    """Open each way: a sender and a receiver, and what is between them. Return with each the feed at its end."""
+    with ExitStack() as stack:
+        found = {}
+        for name in names:
+            above = _feed()
+            hops = WAYS[name][1]
+            feeds = [above, *(_feed() for _ in hops)]
+            below = feeds[-1]
+            pair = stack.enter_context(Pair.ours(above, when_full="wait", hwm_blocks=HWM_BLOCKS))
+            for function, upper, lower in zip(hops, feeds, feeds[1:], strict=False):
+                waits = {"when_full": "wait"} if function == OURS else {}
+                stack.enter_context(Child(function, above=upper, below=lower, hwm_blocks=HWM_BLOCKS, **waits))
+            found[name] = pair, below
+        yield found
+
+
+def test_relay_throughput(benchmark: BenchmarkFixture) -> None:
+    """M messages/s of 100 bytes in blocks, counted by a compiled callback."""
+    contest = Contest("Through a relay, in blocks", "M messages/s", topology=__doc__)
+    with _ways(list(WAYS)) as ways:
+        for name, (pair, below) in ways.items():
+            load = Load(feed=below, messages=MESSAGES)
+            contest.add(name, partial(pair.round, load, Work(form="compiled")), WAYS[name][0], WAITS)
+        contest.run(benchmark)
+        for name in list(WAYS)[1:]:
+            contest.show(f"{name}: rate beside direct", f"{contest.ratio(name, 'direct'):.2f} x")
+        ahead = contest.ratio("through a relay", "through zmq.proxy")
+        contest.show("through a relay beside zmq.proxy", f"{ahead:.2f} x")
+
+
+def test_relay_blocks(benchmark: BenchmarkFixture) -> None:
+    """M messages/s, where who receives drops all it gets: what passes is all there is."""
+    contest = Contest("Through a relay, blocks that nobody reads", "M messages/s", topology=__doc__)
+    names = ["direct", "through a relay", "through zmq.proxy"]
+    with _ways(names) as ways:
+        for name, (pair, below) in ways.items():
+            load = Load(feed=below, messages=MESSAGES)
+            contest.add(name, partial(pair.round, load, Work(form="nothing")), WAYS[name][0], WAITS)
+        contest.run(benchmark)
+        for name in names[1:]:
+            contest.show(f"{name}: rate beside direct", f"{contest.ratio(name, 'direct'):.2f} x")
+
+
+def _noted(contest: Contest, name: str, pair: Pair, load: Load) -> Figure:
+    percentiles, figure = pair.late(load, Work(form="late"))
+    contest.percentiles(name, percentiles)
+    return Figure(percentiles["p50"], figure.spent)
+
+
+def test_relay_latency(benchmark: BenchmarkFixture) -> None:
+    """µs since due, 1,000 single messages a second; what a hop adds is the difference to direct."""
+    contest = Contest(f"Delay through relays, {RATE:,} single messages/s: p50", "µs", lower=True, topology=__doc__)
+    with _ways(list(WAYS)) as ways:
+        for name, (pair, below) in ways.items():
+            load = Load(feed=below, messages=PACED, rate=RATE, at_once=1)
+            contest.add(name, partial(_noted, contest, name, pair, load), WAYS[name][0], WAITS)
+        contest.run(benchmark)
+        medians = {each.name: each.median for each in contest.told().percentiles}
+        for name, hops in (("through a relay", 1), ("through three relays", 3), ("through zmq.proxy", 1)):
+            for percentile in ("p50", "p99"):
+                added = (medians[name][percentile] - medians["direct"][percentile]) / hops
+                contest.show(f"{name}: a hop adds, {percentile}", f"{added:.0f} µs")
