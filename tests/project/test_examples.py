@@ -26,6 +26,12 @@ SAYS = {
     "publish_my_own_messages": ["AAPL.bid 189.98 at 1700000000000000000", "AAPL.ask 190.02 at 1700000000000000500"],
     "read_trades_as_columns": ["AAPL: 218 trades, mean 154.44", "MSFT: 113 trades, mean 527.53"],
     "record_and_replay": ["recorded: 100000", "equal: True 6524"],
+    "relay_to_another_site": [
+        "first: AAPL.trade 189.98",
+        "second: AAPL.trade 189.98",
+        "path: london -> desk",
+        "unwanted: 1",
+    ],
     "replay_two_feeds": ["trades: IBM at 220.10, score +0.5\ntrades: IBM at 219.90, score -1.0"],
     "see_batches_in_arrow": ["['topic', 'ts_event', 'sequence', 'payload'] 50000"],
     "publish_through_a_crash": ["heard 3000 in order, each once: True"],

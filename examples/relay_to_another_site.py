@@ -1,0 +1,38 @@
+"""How do I pass a feed on to another site, so that each message crosses the line once?"""
+
+from blackbox import Feed, Message, Publisher, Relay, Subscriber
+
+exchange = Feed.local("quotes", slices=1, key_bytes=4)  # in real life Feed.load("exchange.toml")
+london = Feed.local("quotes", slices=1, key_bytes=4)  # the same feed with endpoints of London's own
+desk = Feed.local("quotes", slices=1, key_bytes=4)
+
+first, second = Subscriber(desk), Subscriber(desk)
+
+
+@first.on(b"AAPL.")
+def apple(message: Message) -> None:
+    """Print what arrives behind two relays."""
+    print("first:", message.topic.decode(), message.payload.decode())
+
+
+@second.on(b"AAPL.trade")
+def trade(message: Message) -> None:
+    """The same, of a subscriber that costs the exchange nothing more."""
+    print("second:", message.topic.decode(), message.payload.decode())
+
+
+with (
+    Publisher(exchange) as publisher,
+    Relay(exchange, london, name="london"),
+    Relay(london, desk, name="desk") as relay,
+):
+    first.start()  # returns once all relays and the publisher have confirmed: nothing after this is missed
+    second.start()
+    publisher.publish(b"AAPL.trade", b"189.98")
+    publisher.publish(b"MSFT.trade", b"370.10")  # nobody wants it here: it stays at the exchange
+    publisher.close()
+    for subscriber in (first, second):
+        subscriber.run(until_end=True)
+    (line,) = relay.statistics().lines
+    print("path:", " -> ".join(line.path), "filters below:", line.filters_below, "above:", line.filters_above)
+    print("unwanted:", publisher.statistics().unwanted, "subscribers of the publisher: 1 relay")
