@@ -375,10 +375,7 @@ class Batch:
 
 
 class SingleBatch(Batch):
-    """A batch of the only message of a block, which is opened when something of it is asked for.
-
-    Of messages that travel one by one this is a fifth of the time that their delivery takes.
-    """
+    """A batch of the only message of a block, which is opened when something of it is asked for."""
 
     __slots__ = ("_found", "_how")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
 import time
 from typing import Any, Final
 
@@ -65,6 +67,23 @@ def monotonic_ns(typingctx: Any) -> Any:
 def drain_pipe(reader: int, scratch: int) -> None:
     """Read what lies in a wake-up pipe, up to the 64 bytes of `scratch`."""
     _read(reader, scratch, 64)
+
+
+_MEMBARRIER: Final = {"x86_64": 324, "aarch64": 283}.get(platform.machine(), -1)
+_PRIVATE_EXPEDITED, _REGISTER_PRIVATE_EXPEDITED = 1 << 3, 1 << 4
+_system_call = external("syscall", types.int64, types.int64, types.int64, types.int64, types.int64)
+
+
+def allow_barriers() -> None:
+    """Ask the system to let this process use `barrier_of_all_threads`."""
+    ctypes.CDLL(None).syscall(_MEMBARRIER, _REGISTER_PRIVATE_EXPEDITED, 0, 0)
+
+
+@inner
+def barrier_of_all_threads() -> bool:
+    """Have every thread of this process pass a memory barrier now: membarrier(2). False: the system has none."""
+    done: bool = _system_call(_MEMBARRIER, _PRIVATE_EXPEDITED, 0, 0) == 0
+    return done
 
 
 @inner

@@ -284,7 +284,7 @@ class Publisher:
             topic_id, ring, shared, view = self._routes[topic]
             pack, size, payload_bytes = self._packers[len(payload)]  # type: ignore[arg-type]
             try:
-                del ring.turn  # a third of what a lock takes; as with one, Ctrl-C comes before it or behind `finally`
+                del ring.turn  # in place of a lock; as with one, Ctrl-C comes before it or behind `finally`
                 try:
                     tail = ring.tail
                     end = tail + size

@@ -139,9 +139,9 @@ class Packers(dict[int, tuple[Callable[..., None], int, int]]):
 class Ring:
     """One ring's memory, and the side of writers in Python.
 
-    Who writes has taken `turn` away: to delete an attribute is one step, between two looks for signals, and costs a
-    fifth of a lock. `publish` has it for less than a microsecond. Who may have it for longer, or finds that it is gone,
-    holds `lock`, too: there threads wait for each other.
+    Who writes has taken `turn` away: to delete an attribute is one step, between two looks for signals, and costs
+    less than a lock. `publish` has it for less than a microsecond. Who may have it for longer, or finds that it is
+    gone, holds `lock`, too: there threads wait for each other.
 
     `limit` is the end of the room known to be free behind `tail`: one comparison on the hot path covers a full ring and
     the end of its memory. `tail` is that of the state while `limit` is not below 0. `check_reader` raises when the

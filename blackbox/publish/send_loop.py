@@ -28,7 +28,7 @@ from blackbox.block.format import (
 from blackbox.native.intrinsics import bytes_at, copy_bytes, fence, inner, int32s_at, uint32_at
 from blackbox.native.jit import njit
 from blackbox.native.kept import kept_at
-from blackbox.native.posix import monotonic_ns, now_ns, poke, sleep_microseconds
+from blackbox.native.posix import barrier_of_all_threads, monotonic_ns, now_ns, poke, sleep_microseconds
 from blackbox.native.records import load_shared, store_shared, swap_shared
 from blackbox.publish.batcher import Encoder, encode_planned, group_by_key, plan_next
 from blackbox.publish.keep import is_kept, tell_outbox
@@ -437,11 +437,12 @@ def _fall_asleep(sender: Sender, ring: RingAt) -> bool:
         sender_state_at(sender.state).asked_at = now
     store_shared(state, "sleeping", ASLEEP)
     fence()
-    # `publish` has no fence between its record and its look for one that asks: that would take a lock. What it has put
-    # without having seen this one ask comes to light meanwhile.
-    until = monotonic_ns() + _IN_FLIGHT_NS
-    while load_shared(state, "tail") == state.head and monotonic_ns() < until:
-        pass
+    # `publish` has no fence between its record and its look for one that asks: that would take a lock. So this thread
+    # has all others pass one, or, where that cannot be, waits for what they have put without having seen it ask.
+    if not barrier_of_all_threads():
+        until = monotonic_ns() + _IN_FLIGHT_NS
+        while load_shared(state, "tail") == state.head and monotonic_ns() < until:
+            pass
     return load_shared(state, "tail") == state.head
 
 

@@ -19,6 +19,7 @@ from blackbox.feed.feed import Feed, Slice
 from blackbox.native.jit import WARM_UP_NEEDS, warm_up
 from blackbox.native.kept import Kept
 from blackbox.native.limits import Needs, start_thread
+from blackbox.native.posix import allow_barriers
 from blackbox.publish import send_loop as send
 from blackbox.publish.acknowledgements import RecorderPosition, What, in_words
 from blackbox.publish.answers import SURELY_S, Answers, send_control_blocks
@@ -321,6 +322,7 @@ class SliceSender:
             context = open_context(self.part, f"slice {self.slice_id}", _sockets_of(self.part))
             pin_thread(self.part.cpus)
             wake_on_time()
+            allow_barriers()
             encoder = self.make_encoder(send.GATHER_ROWS)
             sender = self._sender([])
             warm_up(send.send_until, sender, self.ring.at, encoder, 0)
