@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import numpy
-import pytest
 from numba import njit
 
-from blackbox.archive import key_positions
 from blackbox.archive.key_positions import Keys, total_of
 from blackbox.block.block import Block
 from blackbox.native.name_table import FULL
@@ -24,9 +22,8 @@ def total(keys: Keys, numbers: dict[bytes, int]) -> tuple[int, int]:
     return found
 
 
-def test_a_key_that_has_no_room_tells_whatever_comes_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_positions, "_MOST_KEYS", 4)
-    keys = Keys()
+def test_a_key_that_has_no_room_tells_whatever_comes_behind_it() -> None:
+    keys = Keys(most=4)
     four = {b"A": 1, b"B": 2, b"C": 3, b"D": 4}
     assert total(keys, four) == (10, 3), "the last of those that lack some"
     assert total(keys, four | {b"E": 5})[1] == FULL

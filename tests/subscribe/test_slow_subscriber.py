@@ -157,7 +157,7 @@ def test_a_process_whose_callback_hangs_ends_itself(how: str) -> None:
     feed = one_slice()
     [[endpoint]] = free_endpoints("tcp", "console", 1, 1)
     code = f"""
-        policy = SlowPolicy(max_lag_ns=200_000_000, grace_ns=300_000_000, console={endpoint!r})
+        policy = SlowPolicy(max_lag_ns=1_000_000_000, grace_ns=300_000_000, console={endpoint!r})
         subscriber = Subscriber(feed, slow=policy)
         @subscriber.on(b"")
         def hang(message):
@@ -174,10 +174,11 @@ def test_a_process_whose_callback_hangs_ends_itself(how: str) -> None:
         Script(code, feed) as script,
     ):
         console.bind(endpoint)
+        publisher.encode([(b"T", b"")])  # compiled before anything waits for it
         script.expect("started")
         # The slice thread looks after lines that are silent while the callback hangs, which needs the interpreter.
         looks_at = time.monotonic() + 3 * feed.heartbeat_ns / 1e9
-        wait_until(lambda: time.monotonic() > looks_at - 0.1)
+        wait_until(lambda: time.monotonic() > looks_at - 0.5)
         publisher.send(publisher.encode([(b"T", b"0")]))
         script.expect("hangs")
         publisher.send(publisher.encode([(b"T", b"1")]))
