@@ -1,6 +1,7 @@
 """What several tests need."""
 
 import os
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ import pytest
 
 # Workers of xdist have a width of their own, and what commands print would follow it.
 os.environ.pop("COLUMNS", None)
+
+# What a script runs in its background ignores Ctrl-C, and so would every command that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Queries of tests are short: to optimise their code would take longer than to run it.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
