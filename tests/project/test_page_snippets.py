@@ -1,8 +1,7 @@
-"""What the pages show runs: settings load, callbacks are called, commands are right. See `test_readme` for scripts."""
+"""What the pages show runs: settings load, callbacks are called, commands are right. Of Spark: `tests/spark`."""
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import re
 import shlex
@@ -140,11 +139,3 @@ def test_the_archive_answers_what_the_page_asks(archived: tuple[Feed, Publisher,
     run(code, names)
     assert len(names["rows"]) > 0
     assert not isinstance(names["found"], Gone)
-
-
-@pytest.mark.parametrize("page", ["spark.md", "spark-analysis.md", "spark-cluster.md"])
-def test_imports_of_the_spark_pages_are_there(page: str) -> None:
-    for code in snippets(page):
-        for statement in ast.parse(code).body:
-            if isinstance(statement, ast.Import | ast.ImportFrom):
-                run(ast.unparse(statement), {})

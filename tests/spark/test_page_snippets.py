@@ -1,0 +1,73 @@
+"""What the pages on Spark show runs: on real captures, under the paths that the pages name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from blackbox_feeds.iex import Iex
+
+from tests.project.test_page_snippets import run, snippets
+from tests.recorded import record
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NAMES = {"tops": "tops", "xnas": "itch"}
+"""The capture that stands for each feed of the pages; `iex` needs one whose keys are whole slices."""
+
+
+@pytest.fixture
+def shown(captured: Callable[[str], Path], shared_data: Path, tmp_path: Path) -> Callable[[str], list[str]]:
+    """The snippets of a page, for the day that was recorded, with its relative paths and `/mnt` below `tmp_path`."""
+    feeds = {name: captured(capture) for name, capture in NAMES.items()}
+    recordings = tmp_path / "recordings"
+    recordings.mkdir()
+    for name, path in feeds.items():
+        (recordings / name).symlink_to(path)
+    record(recordings, "iex", lambda: Iex(shared_data / "iex" / "goiex_TOPS16.pcapng.gz"))
+    (day,) = {manifest.parent.name for path in feeds.values() for manifest in path.glob("*/manifest.json")}
+
+    def of(page: str) -> list[str]:
+        codes = (re.sub(r"\d{4}-\d\d-\d\d", day, code) for code in snippets(page))
+        return [re.sub(r'"(?:/mnt/)?(recordings/|bars/|ckpt|out)', rf'"{tmp_path}/\1', code) for code in codes]
+
+    return of
+
+
+def test_the_page_on_the_data_source(spark: SparkSession, shown: Callable[[str], list[str]], tmp_path: Path) -> None:
+    query, days, connector, follow = shown("spark.md")
+    names: dict[str, Any] = {}
+    run(query, names)
+    run(days, names)
+    assert names["frame"].count() == spark.read.format("blackbox").load(f"{tmp_path}/recordings/tops").count() > 0
+    run(connector, names)
+    run(follow, names)
+    (streaming,) = spark.streams.active
+    try:
+        streaming.processAllAvailable()
+    finally:
+        streaming.stop()
+    assert (
+        spark.read.parquet(f"{tmp_path}/out").count()
+        == spark.read.format("blackbox").load(f"{tmp_path}/recordings/xnas").count()
+        > 0
+    )
+
+
+def test_the_page_on_analysis(spark: SparkSession, shown: Callable[[str], list[str]]) -> None:
+    (code,) = shown("spark-analysis.md")
+    names: dict[str, Any] = {}
+    run(code, names)
+    for name in ("bars", "priced", "bbo", "beside", "auctions"):
+        names[name].count()
+    assert names["trades"].count() > 0
+
+
+def test_the_page_on_clusters(spark: SparkSession, shown: Callable[[str], list[str]], tmp_path: Path) -> None:
+    (code,) = shown("spark-cluster.md")
+    run(code, {})
+    assert spark.read.parquet(f"{tmp_path}/bars/tops").count() > 0
