@@ -10,6 +10,7 @@ import pytest
 ORDER = (
     "errors",
     "arguments",
+    "life",
     "timestamps",
     "user_cache",
     "regular_file",
