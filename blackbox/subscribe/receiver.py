@@ -55,7 +55,7 @@ from blackbox.subscribe.slice_memory import (
     SliceAt,
 )
 from blackbox.subscribe.slow_subscriber import ACTIONS, NO_LIMIT_NS
-from blackbox.subscribe.state import SliceLife, SliceState
+from blackbox.subscribe.state import LIVES, SliceLife, SliceState
 from blackbox.subscribe.statistics import Counters
 from blackbox.subscribe.subscription import Subscription, open_sub
 from blackbox.subscribe.worker import Worker
@@ -190,7 +190,7 @@ class SliceThread:
     @property
     def is_ready(self) -> bool:
         """Whether everything is compiled and connected."""
-        return self.state.life >= SliceLife.RUNNING
+        return self.life not in (SliceLife.NEW, SliceLife.OPENING)
 
     @property
     def transport(self) -> str:
@@ -200,7 +200,7 @@ class SliceThread:
     @property
     def is_done(self) -> bool:
         """Whether the thread and its workers have ended."""
-        return self.state.life == SliceLife.ENDED
+        return self.life is SliceLife.ENDED
 
     def failure(self) -> BlackBoxError | None:
         """What went wrong, if anything; from another process, an error of the same kind with the traceback as text."""
@@ -306,11 +306,14 @@ class SliceThread:
         """The slice thread and its workers: those in which callbacks and hooks run."""
         return [self._thread, *(worker.thread for worker in self.workers)]
 
+    @property
+    def life(self) -> SliceLife:
+        """Where it is in its life."""
+        return LIVES[self.state.life]
+
     def _enter(self, life: SliceLife) -> None:
-        """Go forward to `life`."""
-        if life > self.state.life:
-            log.debug("slice %d: %s -> %s", self.slice_id, SliceLife(self.state.life).name, life.name)
-            self.state.life = life
+        """Go on to `life`. Raises RuntimeError when it may not follow."""
+        self.state.life = LIVES.index(self.life.enter(life, f"slice {self.slice_id}"))
 
     # What follows runs in the slice thread.
 
@@ -555,7 +558,7 @@ class SliceThread:
     def _close(self, context: zmq.Context[zmq.Socket[bytes]] | None, sockets: list[zmq.Socket[bytes]]) -> None:
         if self._failure.error is not None:
             self.state.stopping = codes.TERMINATE
-        if self.state.stopping == codes.TERMINATE and self.state.life == SliceLife.RUNNING:
+        if self.state.stopping == codes.TERMINATE and self.life is SliceLife.RUNNING:
             finish(self._at, self._table.at, self._table.topics)
         self._enter(SliceLife.CLOSING)
         if self._repairer is not None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Final
 
+from blackbox.life import Life
 from blackbox.native.records import Field, Fields, SharedRecord, record_at
 
 # Why the loop returned to Python.
@@ -22,16 +22,23 @@ STOP: Final = 1
 TERMINATE: Final = 2
 
 
-class SliceLife(IntEnum):
-    """Where a slice thread is in its life. It goes forward only."""
+class SliceLife(Life):
+    """Where a slice thread is in its life."""
 
-    NEW = 0
-    OPENING = 1
-    """Starts workers, compiles, connects."""
-    RUNNING = 2
-    CLOSING = 3
-    ENDED = 4
-    """Its workers have ended too."""
+    NEW = "new", "opening"
+    """Its thread has not begun. OPENING follows."""
+    OPENING = "opening", "running", "closing"
+    """It starts workers, compiles, connects. Then it is RUNNING; CLOSING if that fails."""
+    RUNNING = "running", "closing"
+    """It receives. CLOSING when it was told to stop or terminate, or by an error."""
+    CLOSING = "closing", "ended"
+    """It waits for its workers, and closes what it has opened. ENDED follows."""
+    ENDED = "ended"
+    """Its workers have ended too. Nothing follows."""
+
+
+LIVES: Final = tuple(SliceLife)
+"""By their numbers in shared memory."""
 
 
 class SliceState(SharedRecord):
@@ -60,7 +67,7 @@ class SliceState(SharedRecord):
     gap_key = Field()
     """The number of their key."""
     life = Field(own_line=True)
-    """A `SliceLife`."""
+    """Its place in `LIVES`."""
     confirmed_lines = Field()
     """A bit for each line whose publisher has confirmed the filters of `confirmed_version`."""
     confirmed_version = Field()

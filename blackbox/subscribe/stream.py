@@ -10,13 +10,13 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
-from enum import IntEnum
 from types import TracebackType
 from typing import Any, Final, Literal, Self, get_args
 
 from blackbox.arguments import check_integers
 from blackbox.block.batch import Batch
 from blackbox.errors import SubscriberError
+from blackbox.life import Life
 from blackbox.transport.wakeup import Pipe
 
 log = logging.getLogger("blackbox")
@@ -27,14 +27,15 @@ _MOST_BYTES: Final = 64 << 20
 """Most bytes of blocks that may wait: a message that waits keeps its whole block."""
 
 
-class StreamLife(IntEnum):
-    """Where a stream is in its life. It goes forward, until another replay begins."""
+class StreamLife(Life):
+    """Where a stream is in its life."""
 
-    OPEN = 0
-    ENDING = 1
-    """What still comes is the rest, taken without a limit."""
-    ENDED = 2
-    """What waits can still be read."""
+    OPEN = "open", "ending", "ended"
+    """Messages come, up to the limit. ENDING when the subscriber stops, ENDED when it is over."""
+    ENDING = "ending", "ended", "open"
+    """What still comes is the rest, taken without a limit. ENDED follows; OPEN if a replay was stopped as it began."""
+    ENDED = "ended", "open"
+    """What waits can still be read. OPEN again when another replay begins."""
 
 
 class Stream:
@@ -123,15 +124,22 @@ class Stream:
     def begin(self) -> None:
         """Messages may come: another replay begins."""
         with self._changed:
-            self._life = StreamLife.OPEN
+            self._enter(StreamLife.OPEN)
             self._failure = None
 
     def end(self, *, at_once: bool = True, failure: BaseException | None = None) -> None:
         """End, with the `failure` of the subscriber, if any. Not `at_once`: the rest comes first, without a limit."""
         with self._changed:
-            self._life = max(self._life, StreamLife.ENDED if at_once else StreamLife.ENDING)
+            if at_once:
+                self._enter(StreamLife.ENDED)
+            elif self._life is StreamLife.OPEN:
+                self._enter(StreamLife.ENDING)
             self._failure = self._failure or failure
             self._wake()
+
+    def _enter(self, life: StreamLife) -> None:
+        """Go on to `life`. Raises RuntimeError when it may not follow."""
+        self._life = self._life.enter(life, f"stream of {self.prefix!r}")
 
     # For its reader.
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
-from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import zmq
 
 from blackbox.block.received_block import BatchFeed
 from blackbox.errors import CallbackError, SubscriberError
+from blackbox.life import Life
 from blackbox.native.jit import warm_up
 from blackbox.subscribe import worker_loop as collect
 from blackbox.subscribe.callback_turns import warm_up_python_callbacks
@@ -28,16 +27,16 @@ from blackbox.transport.libzmq import close_messages, init_messages
 if TYPE_CHECKING:
     from blackbox.subscribe.statistics import Counters
 
-log = logging.getLogger("blackbox")
 
+class WorkerLife(Life):
+    """Where a worker is in its life."""
 
-class WorkerLife(IntEnum):
-    """Where a worker is in its life. It goes forward only."""
-
-    NEW = 0
-    RUNNING = 1
-    """It can be reached."""
-    ENDED = 2
+    NEW = "new", "running", "ended"
+    """It compiles and connects. Then it is RUNNING; ENDED if that fails."""
+    RUNNING = "running", "ended"
+    """It can be reached. ENDED when nothing follows, at TERMINATE, or by an error."""
+    ENDED = "ended"
+    """It has left its socket. Nothing follows."""
 
 
 class Worker:
@@ -91,10 +90,8 @@ class Worker:
         return self._table.version
 
     def _enter(self, life: WorkerLife) -> None:
-        """Go forward to `life`."""
-        if life > self.life:
-            log.debug("slice %d: worker %d: %s -> %s", self.slice_id, self.number, self.life.name, life.name)
-            self.life = life
+        """Go on to `life`. Raises RuntimeError when it may not follow."""
+        self.life = self.life.enter(life, f"slice {self.slice_id} worker {self.number}")
 
     def _run(self) -> None:
         socket: zmq.Socket[bytes] | None = None
