@@ -23,7 +23,7 @@ from blackbox.subscribe.repair import Archives
 from blackbox.subscribe.slice_hooks import SliceHooks
 from blackbox.subscribe.slice_plan import slices_of_callbacks
 from blackbox.subscribe.stream import Stream, WhenFull
-from blackbox.subscribe.supervisor import State, Supervisor
+from blackbox.subscribe.supervisor import SubscriberLife, Supervisor
 from blackbox.subscribe.timers import Timer
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Registration:
         """The replay that runs."""
 
     @property
-    def state(self) -> State:
+    def state(self) -> SubscriberLife:
         """Where it is in its life."""
         return self._supervisor.state
 
@@ -212,7 +212,7 @@ class Registration:
             with owner._supervisor.lock:  # its state stays what it is
                 if stream in owner._streams:
                     owner._streams.remove(stream)
-                    if owner.state in (State.NEW, State.RUNNING):
+                    if owner.state in (SubscriberLife.NEW, SubscriberLife.RUNNING):
                         owner.off(stream.put)
 
         stream = Stream(prefix, limit, when_full, batches, raise_failure, remove)
@@ -254,7 +254,7 @@ class Registration:
         def register(function: Callable[[int], object]) -> Callable[[int], object]:
             check_function(function, "time")
             with self._supervisor.lock:
-                if self.state is not State.NEW or self._replay is not None:
+                if self.state is not SubscriberLife.NEW or self._replay is not None:
                     raise SubscriberError("at was called while running, expected it before start or replay")
                 self._timers.append(Timer(interval_ns, function, group))
             return function
@@ -349,7 +349,7 @@ class Registration:
             least = self._loads.index(min(self._loads)) if self._loads else IN_SLICE
             callback = make(next((c.worker for c in self._callbacks if group is not None and c.group == group), least))
             callback.group = group
-            if self.state is State.RUNNING or self._replay is not None:
+            if self.state is SubscriberLife.RUNNING or self._replay is not None:
                 self._check([callback])
             if callback.worker != IN_SLICE:
                 self._loads[callback.worker] += 1
@@ -369,9 +369,9 @@ class Registration:
         self._supervisor.remove(callback)
 
     def _check_may_change(self) -> None:
-        if self.state in (State.STOPPING, State.ENDED):
+        if self.state in (SubscriberLife.STOPPING, SubscriberLife.ENDED):
             raise SubscriberError("callbacks of a subscriber that has ended cannot be changed")
-        if self.state is State.RUNNING and self._processes:
+        if self.state is SubscriberLife.RUNNING and self._processes:
             raise SubscriberError("callbacks cannot be changed while running with processes=True")
 
     def _renew(self) -> None:

@@ -19,7 +19,7 @@ from blackbox.subscribe.match_table import MAX_WORKERS
 from blackbox.subscribe.options import Options
 from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.subscribe.statistics import Statistics
-from blackbox.subscribe.supervisor import State
+from blackbox.subscribe.supervisor import SubscriberLife
 
 if TYPE_CHECKING:
     from blackbox.archive.recording import Recording
@@ -167,7 +167,7 @@ class Subscriber(Registration):
 
     def _leave(self) -> None:
         """Once it has ended: keep where it ended, if it keeps positions by itself, and let its name go."""
-        if self._consumer is not None and self.state is State.ENDED:
+        if self._consumer is not None and self.state is SubscriberLife.ENDED:
             self._consumer.end(self._supervisor.checkpoint)
 
     def wait_live(self, timeout: float = 60.0) -> None:
@@ -182,7 +182,7 @@ class Subscriber(Registration):
         with self._supervisor.lock:
             if self._replay is not None:
                 raise SubscriberError("start was called during a replay, expected it to end first")
-            if self.state is State.NEW:
+            if self.state is SubscriberLife.NEW:
                 self._player = None  # what it counts from here on is live
                 self._check(self._callbacks)
 
@@ -208,7 +208,7 @@ class Subscriber(Registration):
 
         replay = recordings if isinstance(recordings, Replay) else Replay(recordings, **settings)
         with self._supervisor.lock:
-            if self.state is not State.NEW:
+            if self.state is not SubscriberLife.NEW:
                 raise SubscriberError(
                     f"replay was called when it was {self.state.value}, expected a subscriber that never started"
                 )
@@ -260,7 +260,7 @@ class Subscriber(Registration):
         SubscriberError when one of these ended it; SubscriberError when there are no callbacks. `timeout` is `start`'s.
         """
         self._begin_live()
-        if not self._callbacks and self.state in (State.NEW, State.RUNNING):
+        if not self._callbacks and self.state in (SubscriberLife.NEW, SubscriberLife.RUNNING):
             raise SubscriberError(
                 'run was called without callbacks, expected some: @subscriber.on(b"") gets all topics'
             )
@@ -308,7 +308,7 @@ class Subscriber(Registration):
         return replay is not None
 
     def __enter__(self) -> Self:
-        return self if self.state is State.RUNNING else self.start()
+        return self if self.state is SubscriberLife.RUNNING else self.start()
 
     def __exit__(
         self,

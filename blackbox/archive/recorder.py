@@ -23,7 +23,7 @@ from blackbox.subscribe.options import Options
 from blackbox.subscribe.slice_plan import whole_feed
 from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.subscribe.statistics import LagStatistics, ReceivedStatistics, SliceStatistics
-from blackbox.subscribe.supervisor import State, Supervisor
+from blackbox.subscribe.supervisor import SubscriberLife, Supervisor
 
 log = logging.getLogger("blackbox")
 
@@ -157,7 +157,7 @@ class Recorder:
         With `until_end` it also ends when every publisher has closed; `silence_timeout` is `Subscriber.run`'s. Raises
         JournalError when recording had to stop, saying what was lost, and what `Subscriber.run` raises.
         """
-        if self.state is State.NEW:
+        if self.state is SubscriberLife.NEW:
             self._open()
         self._end_with(
             lambda: self._supervisor.run(until_end=until_end, timeout=timeout, silence_timeout=silence_timeout)
@@ -173,7 +173,7 @@ class Recorder:
         return self._journals.archive_statistics
 
     @property
-    def state(self) -> State:
+    def state(self) -> SubscriberLife:
         """Where it is in its life."""
         return self._supervisor.state
 
@@ -204,7 +204,7 @@ class Recorder:
         )
 
     def __enter__(self) -> Self:
-        return self if self.state is State.RUNNING else self.start()
+        return self if self.state is SubscriberLife.RUNNING else self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -225,7 +225,7 @@ class Recorder:
     def _open(self) -> None:
         """Take hold of the files, and be ready to record."""
         with self._guard:
-            if self._files is not FilesLife.UNOPENED or self.state is not State.NEW:
+            if self._files is not FilesLife.UNOPENED or self.state is not SubscriberLife.NEW:
                 raise JournalError(f"start was called when {self.state.value}; a recorder is used once")
             self._files = FilesLife.OPEN
         try:
@@ -250,7 +250,7 @@ class Recorder:
             if self._files is FilesLife.CLOSED:
                 return
             self._files = FilesLife.CLOSED
-            if self.state is not State.ENDED:
+            if self.state is not SubscriberLife.ENDED:
                 self._supervisor.terminate()  # `start` or `stop` was interrupted
             self._journals.close(lambda: self._supervisor.is_done)
 

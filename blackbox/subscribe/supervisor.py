@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import Enum
 from itertools import chain
 
 from blackbox.block.block_handler import NO_HANDLER, BlockHandlerAt
@@ -18,6 +17,7 @@ from blackbox.block.position import Position
 from blackbox.errors import BlackBoxError, SilentPublisherError, SlowSubscriberError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
+from blackbox.life import Life
 from blackbox.native.limits import Needs, check_limits, start_thread
 from blackbox.subscribe.callbacks import Callback
 from blackbox.subscribe.checkpoint import Checkpoint
@@ -47,16 +47,17 @@ _COMPILE_S = 300.0
 """How long the first start on a machine may take before its timeout begins to count."""
 
 
-class State(Enum):
-    """Where a subscriber is in its life. It goes forward only."""
+class SubscriberLife(Life):
+    """Where a subscriber is in its life."""
 
-    NEW = "new"
-    RUNNING = "running"
-    STOPPING = "stopping"
+    NEW = "new", "running", "ended"
+    """Nothing is opened. `start` makes it RUNNING; `stop` and `terminate` have it ENDED."""
+    RUNNING = "running", "stopping", "ended"
+    """It starts its slices, then they receive. STOPPING by `stop`, `terminate` or an error; ENDED if none has begun."""
+    STOPPING = "stopping", "ended"
+    """What was received is delivered, unless it was terminated. ENDED follows."""
     ENDED = "ended"
-
-
-_ORDER = tuple(State)
+    """Its threads and processes have ended, but for those that hang. Nothing follows."""
 
 
 class Supervisor:
@@ -85,7 +86,7 @@ class Supervisor:
         """
         self.feed = feed
         self.lock = threading.RLock()
-        self._state = State.NEW
+        self._state = SubscriberLife.NEW
         self._options = options
         self._plan = plan
         self._processes = processes
@@ -112,18 +113,21 @@ class Supervisor:
     # Life
 
     @property
-    def state(self) -> State:
+    def state(self) -> SubscriberLife:
         """Where it is in its life."""
         return self._state
 
-    def _enter(self, state: State) -> None:
-        """Go forward to `state`; no change if it is as far already."""
+    def _enter(self, state: SubscriberLife) -> None:
+        """Go on to `state`, and tell streams of the end. Raises RuntimeError when it may not follow."""
         with self.lock:
-            if _ORDER.index(state) > _ORDER.index(self._state):
-                log.debug("subscriber of feed %r: %s -> %s", self.feed.name, self._state.value, state.value)
-                self._state = state
-                for stream in tuple(self._streams) if state in (State.STOPPING, State.ENDED) else ():
-                    stream.end(at_once=state is State.ENDED)
+            self._state = self._state.enter(state, f"subscriber of feed {self.feed.name!r}")
+            for stream in tuple(self._streams) if state in (SubscriberLife.STOPPING, SubscriberLife.ENDED) else ():
+                stream.end(at_once=state is SubscriberLife.ENDED)
+
+    def check_new(self) -> None:
+        """Raise SubscriberError unless it can be started."""
+        if self._state is not SubscriberLife.NEW:
+            raise SubscriberError(f"start was called when {self._state}; a subscriber is used once")
 
     def start(self, timeout: float = 10.0, since: Callable[[int], Since | None] | None = None) -> None:
         """Start the slices, and return when every publisher has confirmed their filters.
@@ -135,12 +139,11 @@ class Supervisor:
         EndpointError when a slice cannot connect.
         """
         with self.lock:
-            if self._state is not State.NEW:
-                raise SubscriberError(f"start was called when {self._state.value}; a subscriber is used once")
+            self.check_new()
             self._since = since
             self._schema = load_schema(self.feed.schema)
             self._pid = os.getpid()
-            self._enter(State.RUNNING)
+            self._enter(SubscriberLife.RUNNING)
         try:
             with self.lock:
                 self._alerts.open()
@@ -163,7 +166,7 @@ class Supervisor:
         with self._changed:
             while not all(thread.is_confirmed for thread in self._slices.values()):
                 self.raise_failure()
-                if self._state is not State.RUNNING:
+                if self._state is not SubscriberLife.RUNNING:
                     raise SubscriberError("the subscriber ended before its subscriptions were confirmed")
                 if not ready and all(thread.is_ready for thread in self._slices.values()):
                     ready = True
@@ -181,7 +184,7 @@ class Supervisor:
         with self._changed:
             while behind := [n for n, thread in self._slices.items() if thread.join.phase != JoinPhase.LIVE]:
                 self.raise_failure()
-                if self._state is not State.RUNNING:
+                if self._state is not SubscriberLife.RUNNING:
                     raise SubscriberError("the subscriber ended before it had caught up")
                 if time.monotonic() >= deadline:
                     raise TimeoutError(f"slices {behind} had not caught up in {timeout} s")
@@ -229,7 +232,7 @@ class Supervisor:
             raise SubscriberError("checkpoint was called with the policy 'conflate', which delivers out of order")
         if self._is_own_thread():
             raise SubscriberError("checkpoint was called by a callback, expected a thread that is none of its own")
-        if self._state is State.NEW:
+        if self._state is SubscriberLife.NEW:
             raise SubscriberError("checkpoint was called before start")
 
     def run(
@@ -248,7 +251,7 @@ class Supervisor:
         """
         self._check_process()
         with stopping_at_signals(self._stop_at_signal, self._ask_to_terminate) as came:
-            if self._state is State.NEW:
+            if self._state is SubscriberLife.NEW:
                 (start or self.start)(timeout)
             self._stop_at_end = until_end
             while not self._wait_ended(_TICK_S):
@@ -262,7 +265,7 @@ class Supervisor:
             raise SystemExit(128 + signal.SIGTERM)
 
     def _stop_at_signal(self, number: int) -> None:
-        if self._state is State.RUNNING:
+        if self._state is SubscriberLife.RUNNING:
             log.info("%s: stopping", signal.Signals(number).name)
             self.request_stop()
         else:
@@ -270,7 +273,7 @@ class Supervisor:
 
     def check_silence(self, silence_timeout: float | None) -> None:
         """Raise SilentPublisherError when nothing has come from a slice for so many seconds, and no end."""
-        if silence_timeout is None or self._state is not State.RUNNING:
+        if silence_timeout is None or self._state is not SubscriberLife.RUNNING:
             return
         for slice_id, thread in self._slices.items():
             if thread.silence_s() > silence_timeout:
@@ -289,7 +292,7 @@ class Supervisor:
             raise SubscriberError("stop was called in a checkpoint, where all callbacks wait; expected it behind")
         self.request_stop()
         if self._thread.ident is None:
-            self._enter(State.ENDED)
+            self._enter(SubscriberLife.ENDED)
         elif self._is_own_thread():
             return
         elif not self._wait_ended(timeout):
@@ -301,8 +304,8 @@ class Supervisor:
         """Stop as `stop` does, but return at once."""
         self._check_process()
         with self.lock:
-            if self._state is State.RUNNING:
-                self._enter(State.STOPPING)
+            if self._state is SubscriberLife.RUNNING:
+                self._enter(SubscriberLife.STOPPING)
             for thread in self._slices.values():
                 thread.ask_to_stop()
 
@@ -321,7 +324,7 @@ class Supervisor:
 
     def _check_process(self) -> None:
         """Refuse what a process that was forked from the subscriber's would do to it: its state is shared memory."""
-        if self._state is not State.NEW and self._pid != os.getpid() and not self._processes:
+        if self._state is not SubscriberLife.NEW and self._pid != os.getpid() and not self._processes:
             raise SubscriberError(
                 f"feed {self.feed.name!r}: the subscriber is of process {self._pid}, this one was forked from it as "
                 f"{os.getpid()}: expected a subscriber made after the fork"
@@ -339,7 +342,7 @@ class Supervisor:
     def _wait_ended(self, timeout: float = float("inf")) -> bool:
         deadline = time.monotonic() + timeout
         with self._changed:
-            while self._state is not State.ENDED:
+            while self._state is not SubscriberLife.ENDED:
                 if time.monotonic() >= deadline:
                     return False
                 self._changed.wait(_TICK_S)
@@ -354,7 +357,7 @@ class Supervisor:
 
     def renew(self) -> None:
         """While it runs: put what the plan says now in force, and start the slices that are wanted now."""
-        if self._state is not State.RUNNING:
+        if self._state is not SubscriberLife.RUNNING:
             return
         self._check_process()
         self._version += 1
@@ -432,7 +435,7 @@ class Supervisor:
             )
             for slice_id, thread in sorted(self._slices.items())
         ]
-        return statistics_of(counted, self._state is State.ENDED)
+        return statistics_of(counted, self._state is SubscriberLife.ENDED)
 
     def topics(self, slice_id: int) -> list[bytes]:
         """Return the topics seen in one slice, by number."""
@@ -463,7 +466,7 @@ class Supervisor:
     def _watch(self) -> None:
         poller = select.poll()
         poller.register(self._news.reader, select.POLLIN)
-        while self._state is not State.ENDED:
+        while self._state is not SubscriberLife.ENDED:
             if poller.poll(1000 * (_END_TICK_S if self._may_end() else _TICK_S)):
                 os.read(self._news.reader, 4096)
             with self.lock:
@@ -475,29 +478,31 @@ class Supervisor:
                     self._give_up(failure)
             # A callback in a slice's own process asks to stop through the memory that it shares with this one.
             asked = any(thread.state.stopping for thread in threads.values())
-            if self._state is State.RUNNING and (asked or (self._stop_at_end and self.is_finished)):
+            if self._state is SubscriberLife.RUNNING and (asked or (self._stop_at_end and self.is_finished)):
                 self.request_stop()
-            if self._state is State.STOPPING:
+            if self._state is SubscriberLife.STOPPING:
                 for slice_id, thread in threads.items():
                     if slice_id not in self._children and thread.state.stopping == TERMINATE:
                         thread.release(0.0)
             done = [self._runner(slice_id).is_done for slice_id in threads]
-            if self._state is State.STOPPING and (all(done) or self._is_late(threads)):
+            if self._state is SubscriberLife.STOPPING and (all(done) or self._is_late(threads)):
                 self._end()
-            elif any(done) and self._state is State.RUNNING:
+            elif any(done) and self._state is SubscriberLife.RUNNING:
                 self._give_up(SubscriberError("a slice ended by itself"))
             with self._changed:
                 self._changed.notify_all()
 
     def _may_end(self) -> bool:
-        running = self._stop_at_end and self._state is State.RUNNING
+        running = self._stop_at_end and self._state is SubscriberLife.RUNNING
         return running and any(thread.state.finished_lines for thread in self._slices.values())
 
     def _give_up(self, error: BlackBoxError) -> None:
         if self._error is None:
             self._error = error
         self._ask_to_terminate()
-        self._enter(State.STOPPING)
+        with self.lock:
+            if self._state is SubscriberLife.RUNNING:
+                self._enter(SubscriberLife.STOPPING)
 
     def _is_late(self, threads: dict[int, SliceThread]) -> bool:
         """Whether the grace time since all slices were told to terminate is over: a callback hangs."""
@@ -518,4 +523,4 @@ class Supervisor:
                 if isinstance(self._error, SlowSubscriberError) and self._hangs_here(slice_id):
                     end_process()
         self._alerts.close()
-        self._enter(State.ENDED)
+        self._enter(SubscriberLife.ENDED)

@@ -15,7 +15,7 @@ from blackbox import Feed
 from blackbox.archive.recorder import Recorder
 from blackbox.archive.recording import Recording
 from blackbox.errors import JournalError
-from blackbox.subscribe.supervisor import State
+from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.recorders import (
     MIB,
@@ -108,7 +108,7 @@ def test_a_directory_that_is_removed_ends_it_and_what_was_in_it_is_lost(tmp_path
         publisher.send(publisher.encode([(b"T", b"0")] * 5))
         wait_recorded(recorder, 5)
         (tmp_path / feed.name).rename(tmp_path / "gone")  # at once: the recorder makes files meanwhile
-        wait_until(lambda: recorder.state is State.ENDED)
+        wait_until(lambda: recorder.state is SubscriberLife.ENDED)
     assert "; 5 messages were received and not recorded" in str(raised.value)
     statistics = recorder.statistics()
     assert (statistics.messages, statistics.blocks, statistics.lost) == (0, 0, 5)
@@ -149,7 +149,7 @@ def test_the_same_failure_is_raised_each_time(tmp_path: Path) -> None:
     with pytest.raises(JournalError), one_slice(tmp_path) as (feed, _, recorder):
         recorders.append(recorder)
         (tmp_path / feed.name).rename(tmp_path / "gone")  # at once: the recorder makes files meanwhile
-        wait_until(lambda: recorder.state is State.ENDED)
+        wait_until(lambda: recorder.state is SubscriberLife.ENDED)
     for _ in range(2):
         with pytest.raises(JournalError, match="has been removed"):
             recorders[0].stop()

@@ -14,7 +14,7 @@ from blackbox import Publisher
 from blackbox.archive.journal_writer import JournalWriter
 from blackbox.archive.recorder import Recorder
 from blackbox.errors import JournalError
-from blackbox.subscribe.supervisor import State
+from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.recorders import feed_of, numbers_of, one_slice, payloads, publish_numbered, records, wait_recorded
 from tests.support import Script
@@ -35,7 +35,7 @@ def test_a_keeper_that_fails_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     with pytest.raises(JournalError, match="its keeper failed: no more"), one_slice(tmp_path) as (_, __, recorder):
         monkeypatch.setattr(JournalWriter, where, fail)
-        wait_until(lambda: recorder.state is State.ENDED)
+        wait_until(lambda: recorder.state is SubscriberLife.ENDED)
         monkeypatch.undo()
 
 
@@ -65,7 +65,7 @@ def test_it_is_used_once(tmp_path: Path) -> None:
         with pytest.raises(JournalError, match="start was called when ended"):
             recorder.start()
     assert payloads(tmp_path, feed) == [b"0"]
-    assert recorder.state is State.ENDED
+    assert recorder.state is SubscriberLife.ENDED
 
 
 def test_stop_before_start_opens_nothing(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_an_error_in_the_with_block_is_the_one_that_is_raised(tmp_path: Path) ->
         publisher.send(publisher.encode([(b"T", b"0")]))
         wait_recorded(recorder, 1)
         raise ZeroDivisionError
-    assert recorder.state is State.ENDED
+    assert recorder.state is SubscriberLife.ENDED
     assert payloads(tmp_path, feed) == [b"0"]
 
 

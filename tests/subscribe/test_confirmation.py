@@ -10,7 +10,7 @@ import pytest
 
 from blackbox import Batch, Feed, NotConfirmedError, Publisher, SlowPolicy, Subscriber
 from blackbox.block.format import ACCEPT_KEY
-from blackbox.subscribe.supervisor import State
+from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.subscribe.subscribers import nothing, numbers_of, one_slice
 
@@ -25,7 +25,7 @@ def test_start_names_the_slice_that_has_no_publisher() -> None:
     endpoint = feed.slices[1].endpoints[0]
     assert f"slice 1: no publisher at {endpoint} confirmed the subscription in 0.3 s" in str(caught.value)
     assert isinstance(caught.value, TimeoutError)
-    assert subscriber.state is State.ENDED
+    assert subscriber.state is SubscriberLife.ENDED
 
 
 def test_a_publisher_that_does_not_answer_is_not_confirmed() -> None:
@@ -45,7 +45,7 @@ def test_a_publisher_may_start_after_the_subscriber() -> None:
     subscriber.on(b"SYM")(got.message)
     starting = threading.Thread(target=subscriber.start, kwargs={"timeout": 20})
     starting.start()
-    wait_until(lambda: subscriber.state is State.RUNNING)
+    wait_until(lambda: subscriber.state is SubscriberLife.RUNNING)
     with Publisher(feed, when_full="wait") as publisher:
         starting.join()
         for number in range(1_000):

@@ -23,7 +23,7 @@ from blackbox import (
     SubscriberError,
 )
 from blackbox.subscribe import supervisor
-from blackbox.subscribe.supervisor import State
+from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import Collector, wait_until
 from tests.process_state import held, linux_only
 
@@ -171,7 +171,7 @@ def test_a_subscriber_whose_thread_cannot_start_leaves_nothing(monkeypatch: pyte
             subscriber = subscriber_of(feed)
             with pytest.raises(LimitError, match="can't start new thread"):
                 subscriber.start()
-            assert subscriber.state is State.ENDED
+            assert subscriber.state is SubscriberLife.ENDED
             del subscriber
         check_nothing_is_left(before)
 
@@ -186,7 +186,7 @@ def test_a_subscriber_that_lacks_a_pipe_leaves_nothing(monkeypatch: pytest.Monke
                 fail_at(patch, os, "pipe", call, no_more_files())
                 with pytest.raises(LimitError, match="no pipe could be opened"):
                     subscriber.start()
-                assert subscriber.state is State.ENDED
+                assert subscriber.state is SubscriberLife.ENDED
                 del subscriber
             check_nothing_is_left(before)
 
@@ -203,7 +203,7 @@ def test_a_subscriber_that_lacks_a_socket_leaves_nothing(monkeypatch: pytest.Mon
                 with pytest.raises(SubscriberError, match="failed: Too many open files"):
                     subscriber.start()
                 assert has_failed()
-                assert subscriber.state is State.ENDED
+                assert subscriber.state is SubscriberLife.ENDED
                 del subscriber
             check_nothing_is_left(before)
 
@@ -213,7 +213,7 @@ def test_a_subscriber_whose_console_has_no_address_leaves_nothing() -> None:
     subscriber = subscriber_of(two_slices(), slow=SlowPolicy(console="tcp://nowhere"))
     with pytest.raises(EndpointError, match="cannot connect to operator console tcp://nowhere"):
         subscriber.start()
-    assert subscriber.state is State.ENDED
+    assert subscriber.state is SubscriberLife.ENDED
     del subscriber
     check_nothing_is_left(before)
 
@@ -228,7 +228,7 @@ def test_a_subscriber_whose_process_cannot_fork_leaves_nothing(monkeypatch: pyte
             fail_at(patch, os, "fork", call, BlockingIOError(11, os.strerror(11)))
             with pytest.raises(LimitError, match=os.strerror(11)):
                 subscriber.start()
-            assert subscriber.state is State.ENDED
+            assert subscriber.state is SubscriberLife.ENDED
             del subscriber
         assert not multiprocessing.active_children()
         # At most: a fork ends OpenBLAS's threads. multiprocessing itself leaves its pipes open when it cannot fork.

@@ -14,7 +14,7 @@ from blackbox import Feed, Subscriber, SubscriberError
 from blackbox.feed.feed import Slice
 from blackbox.subscribe.flood_guard import FloodGuard
 from blackbox.subscribe.state import SliceCounters
-from blackbox.subscribe.supervisor import State
+from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
 from blackbox.transport.connections import Connection
 from tests.subscribe.subscribers import nothing, one_slice
@@ -80,7 +80,7 @@ def test_the_other_line_of_an_endless_message_goes_on() -> None:
             number += 1
             got.wait(number)
         subscriber.stop()
-    assert subscriber.state is State.ENDED
+    assert subscriber.state is SubscriberLife.ENDED
     assert sent[0] < MOST_MIB
     assert [int(payload) for payload in got.payloads] == list(range(number))
     assert subscriber.statistics().received.ended_connections == 1

@@ -14,7 +14,7 @@ import pytest
 
 from blackbox import Batch, CallbackError, Feed, Message, Publisher, SlowPolicy, SlowSubscriberError, Subscriber
 from blackbox.subscribe.statistics import Statistics
-from blackbox.subscribe.supervisor import State
+from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.gate import Gate
 
@@ -34,7 +34,7 @@ def check_sum(statistics: Statistics) -> None:
 def terminate_behind(gate: Gate, subscriber: Subscriber) -> None:
     ending = threading.Thread(target=subscriber.terminate)
     ending.start()
-    wait_until(lambda: subscriber.state is State.STOPPING)
+    wait_until(lambda: subscriber.state is SubscriberLife.STOPPING)
     gate.open.set()
     ending.join()
 

@@ -15,7 +15,7 @@ import pytest
 
 from blackbox import Batch, Feed, Message, Publisher, SlowPolicy, SlowSubscriberError, Subscriber, SubscriberError
 from blackbox.subscribe.compiled_callback import little_endian, payload
-from blackbox.subscribe.supervisor import State
+from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import RawPublisher, wait_until
 from tests.subscribe.subscribers import in_both_places
 from tests.support import Script
@@ -60,7 +60,7 @@ def test_everything_is_delivered_and_counted_in_the_parent() -> None:
     topics = tuple(b"S%d" % number for number in range(20))
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start(timeout=30)
-        assert subscriber.state is State.RUNNING
+        assert subscriber.state is SubscriberLife.RUNNING
         assert len(children_of(subscriber)) == 2
         publisher.publish_many(topics, numpy.arange(10_000) % 20, numpy.zeros((10_000, 8), numpy.uint8), range(10_000))
         for topic in topics:
@@ -110,7 +110,7 @@ def test_a_killed_process_is_told_of_and_ends_the_others() -> None:
         with pytest.raises(SubscriberError, match=rf"slice \d: process {pids[0]} was killed by signal SIGKILL"):
             subscriber.run()
     assert children_of(subscriber) == []
-    assert subscriber.state is State.ENDED
+    assert subscriber.state is SubscriberLife.ENDED
 
 
 def test_processes_end_when_their_parent_is_killed() -> None:
@@ -267,7 +267,7 @@ def test_a_callback_in_its_process_may_stop_the_subscriber() -> None:
         subscriber.start(timeout=30)
         publisher.publish(b"T", b"")
         subscriber.run()
-    assert subscriber.state is State.ENDED
+    assert subscriber.state is SubscriberLife.ENDED
     assert children_of(subscriber) == []
 
 

@@ -13,7 +13,7 @@ import zmq
 
 from blackbox import Feed, Message, Publisher, SlowPolicy, SlowSubscriberError, Subscriber
 from blackbox.feed.endpoint import free_endpoints
-from blackbox.subscribe.supervisor import State
+from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.gate import Gate
 from tests.subscribe.late import SECOND_NS, late, one_slice
@@ -25,7 +25,7 @@ HUNG_STATUS = 3
 
 def test_a_late_block_ends_the_subscriber_and_the_alert_comes_first(caplog: pytest.LogCaptureFixture) -> None:
     feed = one_slice()
-    heard: list[tuple[str, State]] = []
+    heard: list[tuple[str, SubscriberLife]] = []
     subscriber = Subscriber(feed, slow=SlowPolicy(on_alert=lambda text: heard.append((text, subscriber.state))))
     got = Collector()
     subscriber.on(b"")(got.message)
@@ -39,11 +39,11 @@ def test_a_late_block_ends_the_subscriber_and_the_alert_comes_first(caplog: pyte
     text = str(caught.value)
     assert text.startswith("slow subscriber: feed 'slow' slice 0 lags 5.0")
     assert text.endswith("s, limit 1.000 s, policy terminate")
-    assert heard == [(text, State.RUNNING)]
+    assert heard == [(text, SubscriberLife.RUNNING)]
     assert ("blackbox", logging.CRITICAL, text) in caplog.record_tuples
     assert got.payloads == [b"in time"]
     assert subscriber.statistics().lag.slow_blocks == 1
-    assert subscriber.state is State.ENDED
+    assert subscriber.state is SubscriberLife.ENDED
     with pytest.raises(SlowSubscriberError):
         subscriber.stop()
 
@@ -87,7 +87,7 @@ def test_the_end_of_the_with_block_tells_that_the_subscriber_was_slow() -> None:
     subscriber.on(b"")(lambda message: None)
     with RawPublisher(feed) as publisher, pytest.raises(SlowSubscriberError), subscriber:
         late(publisher, b"late")
-        wait_until(lambda: subscriber.state is State.ENDED)
+        wait_until(lambda: subscriber.state is SubscriberLife.ENDED)
 
 
 def test_a_callback_that_is_too_slow_fills_the_queue_and_ends_the_subscriber() -> None:
@@ -231,7 +231,7 @@ def test_a_callback_that_returns_within_the_grace_time_lets_the_process_live() -
         publisher.send(publisher.encode([(b"T", b"0")]))
         assert gate.entered.wait(10)
         publisher.send(publisher.encode([(b"T", b"1")]))
-        wait_until(lambda: subscriber.state is State.STOPPING)
+        wait_until(lambda: subscriber.state is SubscriberLife.STOPPING)
         gate.open.set()
         with pytest.raises(SlowSubscriberError):
             subscriber.run()

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from blackbox import Batch, Feed, Message, Publisher, SlowPolicy, Subscriber, SubscriberError
-from blackbox.subscribe.supervisor import State
+from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.gate import Gate
 from tests.subscribe.subscribers import nothing, numbers_of, one_slice
@@ -36,7 +36,7 @@ def test_stop_delivers_what_was_received_and_terminate_does_not() -> None:
             wait_until(lambda: subscriber.statistics().received.messages == 50)
             ending = threading.Thread(target=end, args=(subscriber,))
             ending.start()
-            wait_until(lambda: subscriber.state is State.STOPPING)
+            wait_until(lambda: subscriber.state is SubscriberLife.STOPPING)
             gate.open.set()
             ending.join()
         assert numbers_of(got) == list(range(50 if everything else 1))
@@ -62,7 +62,7 @@ def test_stop_gives_up_on_a_callback_that_does_not_return() -> None:
         releasing.start()
         with pytest.raises(SubscriberError, match="stop was not done in 0.3 s: a callback did not keep up"):
             subscriber.stop(timeout=0.3)
-        assert subscriber.state is State.ENDED
+        assert subscriber.state is SubscriberLife.ENDED
 
 
 @pytest.mark.parametrize("how", ["stop", "terminate"])

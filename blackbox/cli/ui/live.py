@@ -16,7 +16,7 @@ from blackbox.cli.ui.terminal import say, stderr, stdout
 from blackbox.errors import SilentPublisherError
 
 if TYPE_CHECKING:
-    from blackbox.subscribe.supervisor import State
+    from blackbox.subscribe.supervisor import SubscriberLife
 
 _LOOK_EVERY_S: Final = 0.1
 _TABLES_EVERY_S: Final = 0.25
@@ -27,7 +27,7 @@ class Running(Protocol):
     """What can be followed: a subscriber or a recorder."""
 
     @property
-    def state(self) -> State:
+    def state(self) -> SubscriberLife:
         """Where it is in its life."""
 
     @property
@@ -99,12 +99,12 @@ def follow(
     publisher has closed; and by KeyboardInterrupt, or SilentPublisherError after `silence_timeout`, which are raised
     once everything received has been delivered.
     """
-    from blackbox.subscribe.supervisor import State
+    from blackbox.subscribe.supervisor import SubscriberLife
 
     pause = threading.Event()
     try:
         show()
-        while running.state is State.RUNNING and not is_enough() and not (until_end and running.is_finished):
+        while running.state is SubscriberLife.RUNNING and not is_enough() and not (until_end and running.is_finished):
             pause.wait(_LOOK_EVERY_S)
             show()
             running.check_silence(silence_timeout)
