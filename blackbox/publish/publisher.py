@@ -11,7 +11,6 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from enum import Enum
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
@@ -24,6 +23,7 @@ from blackbox.block.encode import NO_VALUE, Rows
 from blackbox.errors import JournalError, NoSubscriberError, PublisherError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema import load_schema
+from blackbox.life import Life
 from blackbox.native.jit import warm_up
 from blackbox.native.limits import check_limits
 from blackbox.publish.acknowledgements import RecorderPosition, What
@@ -51,15 +51,15 @@ _WARN_S = 3.0
 """How long subscribers are waited for in silence."""
 
 
-class State(Enum):
-    """Where a publisher is in its life. It goes forward only."""
+class PublisherLife(Life):
+    """Where a publisher is in its life."""
 
-    NEW = "new"
-    RUNNING = "running"
+    NEW = "new", "running", "closed"
+    """Nothing is opened. RUNNING by `start`, CLOSED by `close`."""
+    RUNNING = "running", "closed"
+    """It can publish, once `start` has returned. CLOSED by `close`, or when it cannot start."""
     CLOSED = "closed"
-
-
-_ORDER = tuple(State)
+    """It takes no more; `close` still sends what it has. Nothing follows."""
 
 
 class PublisherStatistics(msgspec.Struct, frozen=True):
@@ -199,7 +199,7 @@ class Publisher:
         self.epoch = time.time_ns()
         self._epoch_lock = threading.Lock()
         self._senders: list[SliceSender] = []
-        self.state = State.NEW
+        self.state = PublisherLife.NEW
         self._outbox = _outbox_of(outbox)
         self._has_outbox = False
         self._packers = Packers()
@@ -218,7 +218,9 @@ class Publisher:
         Raises EndpointError naming the endpoint that could not be bound, LimitError naming a limit that is too low, and
         JournalError when the outbox cannot be opened.
         """
-        self._enter(State.RUNNING)
+        if self.state is not PublisherLife.NEW:
+            raise PublisherError(f"start was called when {self.state}; a publisher is used once")
+        self._enter(PublisherLife.RUNNING)
         self._pid = os.getpid()
         schema_id = load_schema(self.feed.schema).schema_id
         wait = self.when_full == "wait"
@@ -559,9 +561,9 @@ class Publisher:
         What was discarded is logged and counted. Closing twice does nothing. Raises JournalError when the outbox could
         not be closed, and may lack some of what was sent.
         """
-        if self.state is State.CLOSED or self._pid != os.getpid():
+        if self.state is PublisherLife.CLOSED or self._pid != os.getpid():
             return  # what a parent process publishes is its own to close
-        self._enter(State.CLOSED)
+        self._enter(PublisherLife.CLOSED)
         deadline = time.monotonic() + timeout
         for sender in self._senders:
             sender.ask_to_close(deadline)
@@ -577,11 +579,9 @@ class Publisher:
         if self._has_outbox and self._outbox is not None:
             self._outbox.close()
 
-    def _enter(self, state: State) -> None:
-        """Go forward to `state`. Raises PublisherError when the publisher is as far already."""
-        if _ORDER.index(state) <= _ORDER.index(self.state):
-            raise PublisherError(f"start was called when {self.state.value}; a publisher is used once")
-        self.state = state
+    def _enter(self, state: PublisherLife) -> None:
+        """Go on to `state`. Raises RuntimeError when it may not follow."""
+        self.state = self.state.enter(state, f"publisher of feed {self.feed.name!r}")
 
     def _running(self) -> list[SliceSender]:
         if self._pid != os.getpid():
@@ -589,12 +589,12 @@ class Publisher:
                 f"feed {self.feed.name!r}: the publisher is of process {self._pid}, this one was forked from it as "
                 f"{os.getpid()}: expected a publisher made after the fork"
             )
-        if self.state is not State.RUNNING:
+        if self.state is not PublisherLife.RUNNING:
             raise PublisherError(f"feed {self.feed.name!r}: the publisher was not running")
         return self._senders
 
     def __enter__(self) -> Self:
-        return self if self.state is State.RUNNING else self.start()
+        return self if self.state is PublisherLife.RUNNING else self.start()
 
     def __exit__(
         self,

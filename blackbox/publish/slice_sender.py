@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 import weakref
-from enum import Enum
 
 import numpy
 import zmq
@@ -16,6 +15,7 @@ from blackbox.block.encode import Origin, TopicTable
 from blackbox.block.format import FLAG_END, HEARTBEAT_KEY, MAX_KEY_BYTES
 from blackbox.errors import BlackBoxError, NotRecordedError, PublisherError
 from blackbox.feed.feed import Feed, Slice
+from blackbox.life import Life
 from blackbox.native.jit import WARM_UP_NEEDS, warm_up
 from blackbox.native.kept import Kept
 from blackbox.native.limits import Needs, start_thread
@@ -55,16 +55,17 @@ _ASK_AGAIN_S = 0.25
 """Time until a heartbeat that recorders did not answer is sent again."""
 
 
-class State(Enum):
-    """Where a sender is in its life. It goes forward only."""
+class SenderLife(Life):
+    """Where a slice's sender is in its life."""
 
-    NEW = "new"
-    RUNNING = "running"
-    CLOSING = "closing"
+    NEW = "new", "running", "closing", "ended"
+    """It compiles and binds. Then it is RUNNING; CLOSING when it is asked to close before that, ENDED if it fails."""
+    RUNNING = "running", "closing", "ended"
+    """It sends. CLOSING by `ask_to_close`, ENDED by an error."""
+    CLOSING = "closing", "ended"
+    """It sends what the ring holds, and says goodbye. ENDED follows."""
     ENDED = "ended"
-
-
-_ORDER = tuple(State)
+    """It sends no more, and gives back what it has opened. Nothing follows."""
 
 
 def needs_of(part: Slice) -> tuple[Needs, ...]:
@@ -80,9 +81,9 @@ def _sockets_of(part: Slice) -> Needs:
 class SliceSender:
     """One slice of a publisher: its topics and keys, its ring, and the thread that sends.
 
-    Life: NEW, `start`, RUNNING, `ask_to_close`, CLOSING, ENDED; an error ends it at once. Sockets are created and
-    closed in its thread, and used by it, or while it sleeps by the one that stands in. Topics are added by publishing
-    threads that hold `ring.lock`; the set of subscriptions is guarded by `changed`.
+    Life: see `SenderLife`. Sockets are created and closed in its thread, and used by it, or while it sleeps by the one
+    that stands in. Topics are added by publishing threads that hold `ring.lock`; the set of subscriptions is guarded by
+    `changed`.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class SliceSender:
             sender.ring.wake()
 
         self.ring = Ring(RING_BYTES, max(_PENDING_BLOCKS * feed.block_bytes, 1 << 20), check, wake)
-        self.state = State.NEW
+        self.life = SenderLife.NEW
         self.topics: dict[bytes, int] = {}
         self.error: BlackBoxError | None = None
         self.discarded = 0
@@ -199,7 +200,7 @@ class SliceSender:
         """Raise what ended the thread, if it has ended."""
         if self.error is not None:
             raise self.error
-        if self.state is State.ENDED:
+        if self.life is SenderLife.ENDED:
             raise PublisherError(f"slice {self.slice_id}: the publisher was closed")
 
     def flush(self, deadline: float, next_epoch: int = 0) -> None:
@@ -291,7 +292,9 @@ class SliceSender:
         """Let the thread send what the ring holds, then end. ZeroMQ keeps sending until the deadline at most."""
         self._deadline = deadline
         self.guard.closing_since = time.monotonic()
-        self._enter(State.CLOSING)
+        with self.changed:
+            if self.life is not SenderLife.ENDED:  # by an error
+                self._enter(SenderLife.CLOSING)
         self._close_ring(DRAINING)
 
     def close(self, deadline: float) -> None:
@@ -307,13 +310,11 @@ class SliceSender:
         self.ring.state.closing = max(how, self.ring.state.closing)
         self.ring.wake()
 
-    def _enter(self, state: State) -> None:
-        """Go forward to `state`; no change if it is as far already."""
+    def _enter(self, life: SenderLife) -> None:
+        """Go on to `life`, and wake who waits for it. Raises RuntimeError when it may not follow."""
         with self.changed:
-            if _ORDER.index(state) > _ORDER.index(self.state):
-                log.debug("slice %d: sender %s -> %s", self.slice_id, self.state.value, state.value)
-                self.state = state
-                self.changed.notify_all()
+            self.life = self.life.enter(life, f"slice {self.slice_id} sender")
+            self.changed.notify_all()
 
     def _run(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -336,7 +337,9 @@ class SliceSender:
             self.guard.start()
             sender = self._sender(sockets)
             self._let_stand_in(sender, encoder)
-            self._enter(State.RUNNING)
+            with self.changed:
+                if self.life is SenderLife.NEW:  # it may have been asked to close meanwhile
+                    self._enter(SenderLife.RUNNING)
             self._ready.set()
             self._serve(sender, encoder, sockets)
             self._announce_end(sender, sockets)
@@ -347,7 +350,7 @@ class SliceSender:
             self.error = PublisherError(f"slice {self.slice_id}: sender failed: {error}")
             self.error.__cause__ = error
         finally:
-            self._enter(State.ENDED)  # writers that wait for room hold the lock, and leave when they see this
+            self._enter(SenderLife.ENDED)  # writers that wait for room hold the lock, and leave when they see this
             with self.ring.lock:
                 self.ring.take_turn()
                 self.ring.forget_limit()  # from now on every write looks for room, and finds that this has ended

@@ -10,6 +10,8 @@ import numpy
 import pytest
 
 from blackbox import ConfigError, EndpointError, Feed, Publisher, PublisherError
+from blackbox.publish.publisher import PublisherLife
+from blackbox.publish.slice_sender import SenderLife
 from tests.publish.subscribers import collected, one_slice
 
 
@@ -30,6 +32,20 @@ def test_a_failed_start_frees_what_it_had_bound() -> None:
         Publisher(feed).start()
     with Publisher(feed):
         pass
+
+
+def test_what_may_not_follow_in_its_life_or_a_sender_s_is_refused() -> None:
+    publisher = Publisher(one_slice())
+    with publisher:
+        with pytest.raises(PublisherError, match="start was called when running; a publisher is used once"):
+            publisher.start()
+        sender = publisher._senders[0]
+        with pytest.raises(RuntimeError, match="slice 0 sender was to be new when it was running, expected closing or"):
+            sender._enter(SenderLife.NEW)
+    assert sender.life is SenderLife.ENDED
+    with pytest.raises(RuntimeError, match="publisher of feed .* to be running when it was closed, expected nothing"):
+        publisher._enter(PublisherLife.RUNNING)
+    assert publisher.state is PublisherLife.CLOSED
 
 
 CALLS: dict[str, Callable[[Publisher], object]] = {
