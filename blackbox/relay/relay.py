@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from enum import Enum
 from types import TracebackType
 from typing import Literal, Self
 
@@ -16,6 +15,7 @@ import msgspec
 from blackbox.errors import ConfigError, RelayError
 from blackbox.feed.endpoint import transport_of
 from blackbox.feed.feed import Feed, check_is_feed
+from blackbox.life import Life
 from blackbox.native.limits import check_limits
 from blackbox.publish.publisher import HWM_BLOCKS_DROP, HWM_BLOCKS_WAIT
 from blackbox.relay.cover import Cover, SmallestCover
@@ -30,12 +30,15 @@ _SAME = ("key_bytes", "symbol", "separator", "schema_name", "max_topics")
 """Settings that must be the same above and below a relay."""
 
 
-class State(Enum):
-    """Where a relay is in its life. It goes forward only."""
+class RelayLife(Life):
+    """Where a relay is in its life."""
 
-    NEW = "new"
-    RUNNING = "running"
+    NEW = "new", "running", "closed"
+    """Nothing is opened. RUNNING by `start`, CLOSED by `close`."""
+    RUNNING = "running", "closed"
+    """It passes on, once `start` has returned. CLOSED by `close`, or when it cannot start."""
     CLOSED = "closed"
+    """It passes on no more. Nothing follows."""
 
 
 class RelayLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +137,7 @@ class Relay:
             _check_fit(feed, downstream)
         self.upstream, self.downstream = upstream, downstream
         self.name = name or f"{os.getpid()}@{socket.gethostname()}"
-        self.state = State.NEW
+        self.state = RelayLife.NEW
         self._ended = threading.Event()
         settings = Settings(when_full == "wait", hwm_blocks, hold_s, make_cover)
         me = new_hop(self.name)
@@ -157,9 +160,9 @@ class Relay:
 
         Raises EndpointError naming the endpoint that could not be bound, LimitError naming a limit that is too low.
         """
-        if self.state is not State.NEW:
-            raise RelayError(f"start was called when {self.state.value}; a relay is used once")
-        self.state = State.RUNNING
+        if self.state is not RelayLife.NEW:
+            raise RelayError(f"start was called when {self.state}; a relay is used once")
+        self._enter(RelayLife.RUNNING)
         try:
             needs = [need for part in self.downstream.slices for need in needs_of(part)]
             check_limits(f"relay of feed {self.downstream.name!r}", *needs)
@@ -175,7 +178,7 @@ class Relay:
 
         Raises RelayError when the relay is its own source, naming who forms the loop, or libzmq fails.
         """
-        if self.state is State.NEW:
+        if self.state is RelayLife.NEW:
             self.start()
         try:
             while not self._ended.wait(_LOOK_S):
@@ -192,11 +195,15 @@ class Relay:
 
     def close(self) -> None:
         """End at once. Those below connect again to whoever is there next, and see a gap if they missed something."""
-        self.state = State.CLOSED
+        self._enter(RelayLife.CLOSED)
         for each in self._slices:
             each.ask_to_close()
         for each in self._slices:
             each.join()
+
+    def _enter(self, state: RelayLife) -> None:
+        """Go on to `state`. Raises RuntimeError when it may not follow."""
+        self.state = self.state.enter(state, f"relay {self.name!r}")
 
     def statistics(self) -> RelayStatistics:
         """Return a snapshot of the counters."""
@@ -217,7 +224,7 @@ class Relay:
         )
 
     def __enter__(self) -> Self:
-        return self if self.state is State.RUNNING else self.start()
+        return self if self.state is RelayLife.RUNNING else self.start()
 
     def __exit__(
         self,

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ctypes import string_at
-from enum import Enum
 from typing import Final, NamedTuple
 
 import numpy
@@ -16,6 +15,7 @@ import zmq
 
 from blackbox.errors import BlackBoxError, RelayError
 from blackbox.feed.feed import Feed, Slice
+from blackbox.life import Life
 from blackbox.native.jit import WARM_UP_NEEDS, warm_up
 from blackbox.native.limits import Needs, start_thread
 from blackbox.publish.answers import Answers, send_control_blocks
@@ -56,12 +56,15 @@ class Settings(NamedTuple):
     make_cover: Callable[[], Cover]
 
 
-class State(Enum):
-    """Where a slice is in its life. It goes forward only."""
+class SliceRelayLife(Life):
+    """Where a relay's slice is in its life."""
 
-    NEW = "new"
-    RUNNING = "running"
+    NEW = "new", "running", "ended"
+    """It compiles, binds and connects. Then it is RUNNING; ENDED if it fails."""
+    RUNNING = "running", "ended"
+    """It passes on. ENDED by `ask_to_close` or an error."""
     ENDED = "ended"
+    """It passes on no more, and gives back what it has opened. Nothing follows."""
 
 
 def needs_of(part: Slice) -> tuple[Needs, ...]:
@@ -98,8 +101,8 @@ class Line:
 class SliceRelay:
     """One slice of a relay.
 
-    Life: NEW, `start`, RUNNING, `ask_to_close`, ENDED; an error ends it at once. Sockets are created, used and closed
-    in its thread. What those below have asked for is guarded by `below.changed`.
+    Life: see `SliceRelayLife`. Sockets are created, used and closed in its thread. What those below have asked for is
+    guarded by `below.changed`.
     """
 
     def __init__(
@@ -116,7 +119,7 @@ class SliceRelay:
         self.slice_id = slice_id
         self.part = feed.slices[slice_id]
         self.error: BlackBoxError | None = None
-        self.state = State.NEW
+        self.life = SliceRelayLife.NEW
         self._feed, self._settings, self._me, self._ended = feed, settings, me, ended
         self._uses_inproc = uses_inproc
         self._what = f"relay {me.name!r} of feed {feed.name!r} slice {slice_id}"
@@ -157,6 +160,10 @@ class SliceRelay:
         if self._thread.ident is not None:
             self._thread.join()
 
+    def _enter(self, life: SliceRelayLife) -> None:
+        """Go on to `life`. Raises RuntimeError when it may not follow."""
+        self.life = self.life.enter(life, self._what)
+
     def _run(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] | None = None
         try:
@@ -169,7 +176,7 @@ class SliceRelay:
             self._warm_up()
             self._open(context)
             self.guard.start()
-            self.state = State.RUNNING
+            self._enter(SliceRelayLife.RUNNING)
             self._ready.set()
             self._serve()
         except BlackBoxError as error:
@@ -179,7 +186,7 @@ class SliceRelay:
             self.error = RelayError(f"{self._what} failed: {error}")
             self.error.__cause__ = error
         finally:
-            self.state = State.ENDED
+            self._enter(SliceRelayLife.ENDED)
             self._close()
             if context is not None:
                 close_context(context)

@@ -19,6 +19,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY, FLAG_LINE_B, HEARTBEAT_KEY, NONCE_BYTES, PATH_KEY
 from blackbox.errors import EndpointError
+from blackbox.life import Life
 from blackbox.publish.subscriptions import SUBSCRIBE, UNSUBSCRIBE
 from blackbox.relay.cover import Changes, Interest
 from blackbox.relay.line_state import LineState
@@ -40,14 +41,27 @@ _MOST_RECORDERS: Final = 1_024
 _UNCONFIRMED: Final = -1
 
 
+class UpstreamLife(Life):
+    """Where the way up is in its life."""
+
+    NEW = "new", "connecting", "closed"
+    """It has no socket. CONNECTING by `open`."""
+    CONNECTING = "connecting", "connected", "closed"
+    """libzmq tries to reach the address in use. CONNECTED once it has, CLOSED by `close`."""
+    CONNECTED = "connected", "connecting", "closed"
+    """CONNECTING when the connection goes, or is given up for another address; CLOSED by `close`."""
+    CLOSED = "closed"
+    """Nothing follows."""
+
+
 class Upstream:
     """The way towards the source on one line: an XSUB socket, its filters, and confirmations.
 
     Used by the thread of the slice, which owns the socket. With several addresses it is connected to one at a time: to
     the next one when that falls silent, or cannot be reached.
 
-    Attributes: `version`, grows whenever more was asked for; `is_connected`; `addresses`, the one in use first;
-    `reconnects`, times that a connection was there anew.
+    Attributes: `version`, grows whenever more was asked for; `life`; `addresses`, the one in use first; `reconnects`,
+    times that a connection was there anew.
     """
 
     def __init__(
@@ -57,7 +71,6 @@ class Upstream:
         self.addresses = list(addresses)
         self.interest = interest
         self.version = 0
-        self.is_connected = False
         self.reconnects = -1
         self.filters = 0
         """How many are asked for."""
@@ -69,13 +82,13 @@ class Upstream:
         self._asked_at = self._changed_at = 0.0
         self._accepted = b""
         self._recorders: dict[bytes, None] = {}
-        self._is_open = False
+        self.life = UpstreamLife.NEW
 
     def open(self, context: zmq.Context[zmq.Socket[bytes]], hwm_blocks: int) -> None:
         """Open the socket and connect it. Raises EndpointError naming the address that it cannot connect to."""
         self.xsub = open_sub(context, hwm_blocks, zmq.XSUB)
         self.news: zmq.Socket[bytes] = context.socket(zmq.PAIR)
-        self._is_open = True
+        self._enter(UpstreamLife.CONNECTING)
         # Without a connection nothing queues up: libzmq keeps what is asked for, and sends it when there is one. No
         # high-water mark may drop it: those below are bounded already.
         self.xsub.immediate = True
@@ -91,17 +104,27 @@ class Upstream:
 
     def close(self) -> None:
         """Close the sockets, if they are open."""
-        if not self._is_open:
-            return
-        with suppress(zmq.ZMQError):
-            self.xsub.monitor(None, 0)
-        self.news.close()
-        self.xsub.close(linger=0)
+        is_open = self.life in (UpstreamLife.CONNECTING, UpstreamLife.CONNECTED)
+        self._enter(UpstreamLife.CLOSED)
+        if is_open:
+            with suppress(zmq.ZMQError):
+                self.xsub.monitor(None, 0)
+            self.news.close()
+            self.xsub.close(linger=0)
 
     @property
     def handles(self) -> tuple[int, int]:
         """Of the socket, and of the one that brings news of its connections; 0 before it is open."""
-        return (self.xsub.underlying, self.news.underlying) if self._is_open else (0, 0)
+        return (0, 0) if self.life is UpstreamLife.NEW else (self.xsub.underlying, self.news.underlying)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the address in use is reached."""
+        return self.life is UpstreamLife.CONNECTED
+
+    def _enter(self, life: UpstreamLife) -> None:
+        """Go on to `life`. Raises RuntimeError when it may not follow."""
+        self.life = self.life.enter(life, f"{self._what}: way to {self.address}")
 
     @property
     def address(self) -> str:
@@ -139,10 +162,9 @@ class Upstream:
     def _note_connection(self, is_there: bool) -> None:
         if is_there and not self.is_connected:
             self.reconnects += 1
-            log.debug("%s: connected to %s", self._what, self.address)
         elif not is_there and self.is_connected:
             log.warning("%s: the connection to %s is gone", self._what, self.address)
-        self.is_connected = is_there
+        self._enter(UpstreamLife.CONNECTED if is_there else UpstreamLife.CONNECTING)
         self._changed_at = time.monotonic()
         self._state.heard_ns = self._state.ended = 0
         self._void()

@@ -22,6 +22,9 @@ from blackbox import (
     Subscriber,
 )
 from blackbox.block.format import HEARTBEAT_KEY
+from blackbox.relay.relay import RelayLife
+from blackbox.relay.slice_relay import SliceRelayLife
+from blackbox.relay.upstream import UpstreamLife
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests import wire
 from tests.lossy_proxy import LossyProxy
@@ -429,6 +432,21 @@ def test_an_endpoint_that_is_in_use_is_named() -> None:
     feeds = chain()
     with relayed(feeds), pytest.raises(EndpointError, match=f"endpoint {feeds[1].slices[0].endpoints[0]} is in use"):
         Relay(*feeds).start()
+
+
+def test_what_may_not_follow_in_the_lives_of_a_relay_is_refused() -> None:
+    feeds = chain()
+    with relayed(feeds) as (relay,):
+        (slice_relay,) = relay._slices
+        upstream = slice_relay.lines[0].upstream
+        with pytest.raises(RuntimeError, match="relay 'hop-1' was to be new when it was running, expected closed"):
+            relay._enter(RelayLife.NEW)
+        with pytest.raises(RuntimeError, match="slice 0 was to be new when it was running, expected ended"):
+            slice_relay._enter(SliceRelayLife.NEW)
+        with pytest.raises(RuntimeError, match="way to tcp.* was to be new when it was connecting, expected connected"):
+            upstream._enter(UpstreamLife.NEW)
+    lives = relay.state, slice_relay.life, upstream.life
+    assert lives == (RelayLife.CLOSED, SliceRelayLife.ENDED, UpstreamLife.CLOSED)
 
 
 def test_a_relay_is_used_once() -> None:
