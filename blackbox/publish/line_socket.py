@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zmq
 
-from blackbox.errors import EndpointError
 from blackbox.publish.peer_guard import UPSTREAM_BUFFER_BYTES, UPSTREAM_BYTES, UPSTREAM_QUEUE
 from blackbox.transport.context import allow_ipv6
 from blackbox.transport.keep_alive import keep_alive
@@ -29,15 +28,6 @@ def open_xpub(
         socket.setsockopt(zmq.XPUB_NODROP, 1)
         socket.sndtimeo = wait_ms
     return socket
-
-
-def bind(socket: zmq.Socket[bytes], endpoint: str, what: str) -> None:
-    """Bind a socket. Raises EndpointError, which says `what` it is for."""
-    try:
-        socket.bind(endpoint)
-    except zmq.ZMQError as error:
-        why = "is in use" if error.errno == zmq.EADDRINUSE else f"could not be bound: {error.strerror}"
-        raise EndpointError(error.errno, f"{what}: endpoint {endpoint} {why}") from error
 
 
 def open_probe(context: zmq.Context[zmq.Socket[bytes]], xpub: zmq.Socket[bytes]) -> zmq.Socket[bytes]:

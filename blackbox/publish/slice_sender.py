@@ -24,7 +24,7 @@ from blackbox.publish import send_loop as send
 from blackbox.publish.acknowledgements import RecorderPosition, What, in_words
 from blackbox.publish.answers import SURELY_S, Answers, send_control_blocks
 from blackbox.publish.batcher import Encoder, make_selection
-from blackbox.publish.line_socket import bind, open_probe, open_xpub
+from blackbox.publish.line_socket import open_probe, open_xpub
 from blackbox.publish.outbox import NO_OUTBOX, OutboxSlice
 from blackbox.publish.peer_guard import GUARD_NEEDS, Guard
 from blackbox.publish.ring import DRAINING, ENDING, Ring, discard
@@ -33,6 +33,7 @@ from blackbox.publish.subscriptions import resolve_doubts, split_changes
 from blackbox.publish.wanted import WantedKeys, cover
 from blackbox.transport.context import CONTEXT_NEEDS, close_context, open_context, pin_thread, wake_on_time
 from blackbox.transport.libzmq import EVENTS_SCRATCH_WORDS
+from blackbox.transport.server_thread import bind
 from blackbox.transport.shared_memory import is_supported
 from blackbox.transport.shared_memory_writer import SharedWriter
 from blackbox.transport.wakeup import PIPE_NEEDS
@@ -376,7 +377,7 @@ class SliceSender:
             sockets.append(socket)
             if not endpoint.startswith("inproc:"):
                 self.guard.watch(line, socket)
-            bind(socket, endpoint, f"feed {self.feed.name!r} slice {self.slice_id}")
+            bind(socket, endpoint, f"feed {self.feed.name!r} slice {self.slice_id}: endpoint")
             if not endpoint.startswith("inproc:"):
                 self._probes.append(open_probe(context, socket))
 

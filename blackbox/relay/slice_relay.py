@@ -19,7 +19,7 @@ from blackbox.life import Life
 from blackbox.native.jit import WARM_UP_NEEDS, warm_up
 from blackbox.native.limits import Needs, start_thread
 from blackbox.publish.answers import Answers, send_control_blocks
-from blackbox.publish.line_socket import bind, open_probe, open_xpub
+from blackbox.publish.line_socket import open_probe, open_xpub
 from blackbox.publish.peer_guard import GUARD_NEEDS, Guard
 from blackbox.publish.send_loop import read_subscriptions, send_control
 from blackbox.publish.subscriptions import Asked, resolve_doubts, split_changes
@@ -31,6 +31,7 @@ from blackbox.relay.path import Hop, check_path, decode_path, encode_path
 from blackbox.relay.upstream import Upstream
 from blackbox.transport.context import CONTEXT_NEEDS, close_context, open_context, pin_thread, wake_on_time
 from blackbox.transport.libzmq import message_bytes
+from blackbox.transport.server_thread import bind
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
 log = logging.getLogger("blackbox")
@@ -208,7 +209,7 @@ class SliceRelay:
             self._xpubs.append(xpub)
             if not endpoint.startswith("inproc:"):
                 self.guard.watch(number, xpub)
-            bind(xpub, endpoint, self._what)
+            bind(xpub, endpoint, f"{self._what}: endpoint")
             self._probes.append(open_probe(context, xpub))
             line.upstream.open(context, self._settings.hwm_blocks)
 

@@ -10,9 +10,6 @@ The answer is a `ReplayStatus` as JSON, or {"error": "..."}.
 
 from __future__ import annotations
 
-import logging
-import threading
-from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
@@ -21,17 +18,15 @@ import zmq
 
 from blackbox.errors import ConfigError, ControlError, EndpointError
 from blackbox.feed.endpoint import check_endpoint
-from blackbox.native.limits import Needs, start_thread
+from blackbox.native.limits import Needs
 from blackbox.replay.status import ReplayStatus
 from blackbox.timestamps import parse_time
 from blackbox.transport.context import new_context
 from blackbox.transport.keep_alive import keep_alive
-from blackbox.transport.wakeup import Pipe
+from blackbox.transport.server_thread import ServerThread, bind
 
 if TYPE_CHECKING:
     from blackbox.replay.controls import Controls
-
-log = logging.getLogger("blackbox")
 
 _MOST_BYTES: Final = 4_096
 _QUEUE_REQUESTS: Final = 16
@@ -94,30 +89,17 @@ class ControlSocket:
         self.endpoint = endpoint
         self._controls = controls
         self._time_zone = time_zone
-        self._end = Pipe()
-        self._bound: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, name="blackbox-controls", daemon=True)
+        self._thread = ServerThread("blackbox-controls", f"control socket {endpoint}", self._serve)
 
     def __enter__(self) -> Self:
         """Bind the endpoint. Raises EndpointError when it cannot be bound."""
-        start_thread(self._thread)
-        self._bound.result()
+        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end.poke()
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            self._serve()
-        except BaseException as error:  # `__enter__` waits for this thread, and must not wait for ever
-            if self._bound.done():
-                log.exception("control socket %s failed", self.endpoint)
-            else:
-                self._bound.set_exception(error)
+        self._thread.end()
 
     def _serve(self) -> None:
         with new_context("control socket", _NEEDS) as context, context.socket(zmq.REP) as socket:
@@ -125,18 +107,9 @@ class ControlSocket:
             socket.set_hwm(_QUEUE_REQUESTS)
             socket.linger = _LINGER_MS  # for the answer to a stop
             keep_alive(socket, must_take=True)
-            try:
-                socket.bind(self.endpoint)
-            except zmq.ZMQError as error:
-                what = "is in use" if error.errno == zmq.EADDRINUSE else f"could not be bound: {error.strerror}"
-                self._bound.set_exception(EndpointError(error.errno, f"control endpoint {self.endpoint} {what}"))
-                return
-            self._bound.set_result(None)
-            poller = zmq.Poller()
-            poller.register(socket, zmq.POLLIN)
-            poller.register(self._end.reader, zmq.POLLIN)
-            while self._end.reader not in dict(poller.poll()):
-                socket.send(self._answer(socket.recv_multipart()))
+            bind(socket, self.endpoint, "control endpoint")
+            for frames in self._thread.requests(socket):
+                socket.send(self._answer(frames))
 
     def _answer(self, frames: list[bytes]) -> bytes:
         try:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -26,13 +24,13 @@ from blackbox.archive.serve.protocol import (
     Refusal,
     TellConsumer,
 )
-from blackbox.errors import ArchiveError, BlackBoxError, ConfigError, EndpointError
+from blackbox.errors import ArchiveError, BlackBoxError, ConfigError
 from blackbox.feed.endpoint import check_archive
 from blackbox.feed.feed import Feed
-from blackbox.native.limits import Needs, let_others_go_first, start_thread
+from blackbox.native.limits import Needs, let_others_go_first
 from blackbox.transport.context import allow_ipv6, new_context
 from blackbox.transport.keep_alive import keep_alive
-from blackbox.transport.wakeup import Pipe
+from blackbox.transport.server_thread import ServerThread, bind
 
 log = logging.getLogger("blackbox")
 
@@ -96,25 +94,19 @@ class ArchiveServer:
             raise ConfigError("archives were none, expected at least one endpoint to answer at")
         for endpoint in endpoints:
             check_archive(endpoint)
-        self._end = Pipe()
-        self._bound: Future[None] = Future()
         self._later_at = -_WAITS_S
         """When a reader was last told to ask later."""
         self._counts = {"answered": 0, "refused": 0, "dropped": 0}
-        self._thread = threading.Thread(target=self._run, name="blackbox-archive", daemon=True)
+        self._thread = ServerThread("blackbox-archive", f"archive {self.directory}", self._serve)
 
     def open(self) -> None:
         """Bind the endpoints and answer. Raises EndpointError when one cannot be bound."""
-        start_thread(self._thread)
-        self._bound.result()
+        self._thread.start()
 
     def close(self) -> None:
         """Wait for the answer that is being given, unless the disk hangs; then end the thread and its sockets."""
-        self._end.poke()
-        if self._thread.ident is not None:
-            self._thread.join(_PATIENCE_S)
-            if self._thread.is_alive():
-                log.error("archive %s is still answering: the disk does not answer", self.directory)
+        if not self._thread.end(_PATIENCE_S):
+            log.error("archive %s is still answering: the disk does not answer", self.directory)
 
     def __enter__(self) -> Self:
         """As `open`."""
@@ -130,15 +122,6 @@ class ArchiveServer:
         """A snapshot."""
         return ArchiveStatistics(**self._counts)
 
-    def _run(self) -> None:
-        try:
-            self._serve()
-        except BaseException as error:  # `__enter__` waits for this thread, and must not wait for ever
-            if self._bound.done():
-                log.exception("archive %s failed", self.directory)
-            else:
-                self._bound.set_exception(error)
-
     def _serve(self) -> None:
         with new_context("archive", _NEEDS) as context, context.socket(zmq.ROUTER) as socket:
             socket.setsockopt(zmq.MAXMSGSIZE, MOST_REQUEST_BYTES)
@@ -148,24 +131,15 @@ class ArchiveServer:
             keep_alive(socket, must_take=True)
             for endpoint in self.endpoints:
                 allow_ipv6(socket, endpoint)
-                try:
-                    socket.bind(endpoint)
-                except zmq.ZMQError as error:
-                    what = "is in use" if error.errno == zmq.EADDRINUSE else f"could not be bound: {error.strerror}"
-                    raise EndpointError(error.errno, f"archive endpoint {endpoint} {what}") from error
-            self._bound.set_result(None)
+                bind(socket, endpoint, "archive endpoint")
             let_others_go_first()
             pieces = Pieces(self.directory)
-            poller = zmq.Poller()
-            poller.register(socket, zmq.POLLIN)
-            poller.register(self._end.reader, zmq.POLLIN)
-            while self._end.reader not in dict(poller.poll()):
+            for frames in self._thread.requests(socket):
                 began = time.monotonic()
-                self._answer(socket, pieces, socket.recv_multipart())
+                self._answer(socket, pieces, frames)
                 self._give_way(time.monotonic() - began)
-            poller.unregister(self._end.reader)
             until = time.monotonic() + (_GOODBYE_S if time.monotonic() - self._later_at < _WAITS_S else 0)
-            while (left_s := until - time.monotonic()) > 0 and poller.poll(round(1e3 * left_s)):
+            while (left_s := until - time.monotonic()) > 0 and socket.poll(round(1e3 * left_s)):
                 self._answer(socket, pieces, socket.recv_multipart())
 
     def _give_way(self, worked_s: float) -> None:

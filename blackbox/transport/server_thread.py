@@ -1,0 +1,101 @@
+"""A thread that binds a socket, then answers what comes until it is told to end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+import zmq
+
+from blackbox.errors import EndpointError
+from blackbox.life import Life
+from blackbox.native.limits import start_thread
+from blackbox.transport.wakeup import Pipe
+
+log = logging.getLogger("blackbox")
+
+
+class ServerLife(Life):
+    """Where a server's thread is in its life."""
+
+    NEW = "new", "binding", "ended"
+    """It has not begun. BINDING by `start`, ENDED by `end`."""
+    BINDING = "binding", "serving", "ended"
+    """`start` waits for it. Then it is SERVING; ENDED if it cannot bind."""
+    SERVING = "serving", "ending", "ended"
+    """It answers. ENDING by `end`, ENDED by an error."""
+    ENDING = "ending", "ended"
+    """It does what is left to do, then it has ENDED."""
+    ENDED = "ended"
+    """Nothing follows."""
+
+
+class ServerThread:
+    """Runs what serves, and tells who starts it whether it could bind.
+
+    Life: see `ServerLife`. `start` and `end` are for the thread that owns it, the rest for `serve`, which runs in the
+    thread that this starts.
+    """
+
+    def __init__(self, name: str, what: str, serve: Callable[[], None]) -> None:
+        """`serve` binds, then answers `requests`. `what` it is, for the log."""
+        self.life = ServerLife.NEW
+        self._what, self._serve = what, serve
+        self._end = Pipe()
+        self._bound: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Return once it is bound. Raises what kept it from that, and LimitError."""
+        self._enter(ServerLife.BINDING)
+        try:
+            start_thread(self._thread)
+        except BaseException:
+            self._enter(ServerLife.ENDED)
+            raise
+        self._bound.result()
+
+    def end(self, timeout: float | None = None) -> bool:
+        """Have it end, and wait for that; return whether it has, within `timeout` seconds. Again is fine."""
+        if self.life is ServerLife.NEW:
+            self._enter(ServerLife.ENDED)
+        self._end.poke()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def requests(self, socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
+        """Say that the socket is bound; yield what comes, until the thread is told to end."""
+        self._enter(ServerLife.SERVING)
+        self._bound.set_result(None)
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._end.reader, zmq.POLLIN)
+        while self._end.reader not in dict(poller.poll()):
+            yield socket.recv_multipart()
+        self._enter(ServerLife.ENDING)
+
+    def _enter(self, life: ServerLife) -> None:
+        """Go on to `life`. Raises RuntimeError when it may not follow."""
+        self.life = self.life.enter(life, self._what)
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # `start` waits for this thread, and must not wait for ever
+            if self.life is ServerLife.BINDING:
+                self._bound.set_exception(error)
+            else:
+                log.exception("%s failed", self._what)
+        self._enter(ServerLife.ENDED)
+
+
+def bind(socket: zmq.Socket[bytes], endpoint: str, what: str) -> None:
+    """Bind a socket. Raises EndpointError, which says `what` the endpoint is."""
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        why = "is in use" if error.errno == zmq.EADDRINUSE else f"could not be bound: {error.strerror}"
+        raise EndpointError(error.errno, f"{what} {endpoint} {why}") from error
