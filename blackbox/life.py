@@ -17,7 +17,8 @@ class Life(StrEnum):
             SHUT = "shut", "open", "locked"
             LOCKED = "locked"
 
-    What lives it has one function, `_enter`, that assigns what `enter` returns.
+    One that may be entered once more names itself, too. What lives it has one function, `_enter`, that assigns what
+    `enter` returns.
     """
 
     following: tuple[str, ...]
@@ -29,14 +30,10 @@ class Life(StrEnum):
         return life
 
     def enter(self, life: Self, what: str) -> Self:
-        """Return `life`, the next one of `what`, and log it. Raises RuntimeError when it may not follow this one.
-
-        To enter the present one changes nothing.
-        """
-        if life is self:
-            return self
+        """Return `life`, the next one of `what`, and log it. Raises RuntimeError when it may not follow this one."""
         if life not in self.following:
             expected = " or ".join(self.following) or "nothing more"
             raise RuntimeError(f"{what} was to be {life} when it was {self}, expected {expected}")
-        log.debug("%s: %s -> %s", what, self, life)
+        if life is not self:
+            log.debug("%s: %s -> %s", what, self, life)
         return life

@@ -11,7 +11,7 @@ from blackbox.life import Life
 
 class DoorLife(Life):
     OPEN = "open", "shut"
-    SHUT = "shut", "open", "locked"
+    SHUT = "shut", "shut", "open", "locked"
     LOCKED = "locked"
 
 
@@ -26,6 +26,7 @@ def test_what_follows_is_entered_and_logged_once(caplog: pytest.LogCaptureFixtur
     ("life", "wrong", "text"),
     [
         (DoorLife.OPEN, DoorLife.LOCKED, "door 7 was to be locked when it was open, expected shut"),
+        (DoorLife.OPEN, DoorLife.OPEN, "door 7 was to be open when it was open, expected shut"),
         (DoorLife.LOCKED, DoorLife.OPEN, "door 7 was to be open when it was locked, expected nothing more"),
     ],
 )

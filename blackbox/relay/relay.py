@@ -37,8 +37,8 @@ class RelayLife(Life):
     """Nothing is opened. RUNNING by `start`, CLOSED by `close`."""
     RUNNING = "running", "closed"
     """It passes on, once `start` has returned. CLOSED by `close`, or when it cannot start."""
-    CLOSED = "closed"
-    """It passes on no more. Nothing follows."""
+    CLOSED = "closed", "closed"
+    """It passes on no more. To close it once more changes nothing."""
 
 
 class RelayLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,9 +46,9 @@ class UpstreamLife(Life):
 
     NEW = "new", "connecting", "closed"
     """It has no socket. CONNECTING by `open`."""
-    CONNECTING = "connecting", "connected", "closed"
-    """libzmq tries to reach the address in use. CONNECTED once it has, CLOSED by `close`."""
-    CONNECTED = "connected", "connecting", "closed"
+    CONNECTING = "connecting", "connecting", "connected", "closed"
+    """libzmq tries to reach an address. CONNECTED once it has, CONNECTING to another one; CLOSED by `close`."""
+    CONNECTED = "connected", "connected", "connecting", "closed"
     """CONNECTING when the connection goes, or is given up for another address; CLOSED by `close`."""
     CLOSED = "closed"
     """Nothing follows."""

@@ -30,12 +30,12 @@ _MOST_BYTES: Final = 64 << 20
 class StreamLife(Life):
     """Where a stream is in its life."""
 
-    OPEN = "open", "ending", "ended"
+    OPEN = "open", "open", "ending", "ended"
     """Messages come, up to the limit. ENDING when the subscriber stops, ENDED when it is over."""
     ENDING = "ending", "ended", "open"
     """What still comes is the rest, taken without a limit. ENDED follows; OPEN if a replay was stopped as it began."""
-    ENDED = "ended", "open"
-    """What waits can still be read. OPEN again when another replay begins."""
+    ENDED = "ended", "ended", "open"
+    """What waits can still be read. To end it once more changes nothing; OPEN when another replay begins."""
 
 
 class Stream:

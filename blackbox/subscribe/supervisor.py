@@ -56,8 +56,8 @@ class SubscriberLife(Life):
     """It starts its slices, then they receive. STOPPING by `stop`, `terminate` or an error; ENDED if none has begun."""
     STOPPING = "stopping", "ended"
     """What was received is delivered, unless it was terminated. ENDED follows."""
-    ENDED = "ended"
-    """Its threads and processes have ended, but for those that hang. Nothing follows."""
+    ENDED = "ended", "ended"
+    """Its threads and processes have ended, but for those that hang. To end it once more changes nothing."""
 
 
 class Supervisor:

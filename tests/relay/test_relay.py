@@ -443,7 +443,7 @@ def test_what_may_not_follow_in_the_lives_of_a_relay_is_refused() -> None:
             relay._enter(RelayLife.NEW)
         with pytest.raises(RuntimeError, match="slice 0 was to be new when it was running, expected ended"):
             slice_relay._enter(SliceRelayLife.NEW)
-        with pytest.raises(RuntimeError, match="way to tcp.* was to be new when it was connecting, expected connected"):
+        with pytest.raises(RuntimeError, match="way to tcp.* was to be new when it was connecting, expected"):
             upstream._enter(UpstreamLife.NEW)
     lives = relay.state, slice_relay.life, upstream.life
     assert lives == (RelayLife.CLOSED, SliceRelayLife.ENDED, UpstreamLife.CLOSED)
