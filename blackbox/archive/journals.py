@@ -30,6 +30,7 @@ from blackbox.archive.serve.server import ArchiveStatistics, archive_of
 from blackbox.block.block_handler import BlockHandlerAt
 from blackbox.errors import BlackBoxError, JournalError
 from blackbox.feed.feed import Feed
+from blackbox.life import Life
 from blackbox.native.limits import Needs, check_limits, start_thread
 from blackbox.transport.wakeup import Pipe
 
@@ -47,6 +48,19 @@ _left_behind: list[JournalWriter] = []
 """Journals of threads that hang, in a disk that does not answer: their memory must stay."""
 
 
+class JournalsLife(Life):
+    """Where a feed's journals are in their life."""
+
+    NEW = "new", "open", "closing"
+    """Nothing is opened. OPEN by `open`; `close` has it CLOSING."""
+    OPEN = "open", "closing"
+    """What comes is recorded, once `open` has returned and as long as there is no `error`. CLOSING by `close`."""
+    CLOSING = "closing", "closed"
+    """Threads end, files are closed. CLOSED follows, also where a disk does not answer."""
+    CLOSED = "closed"
+    """Nothing follows."""
+
+
 class Journals:
     """A feed's journals, its keeper thread, and beside them an archive that answers and who deletes old days.
 
@@ -54,7 +68,7 @@ class Journals:
     makes segments and days, syncs, and calls `on_failure` when something is wrong with the files: again and again,
     until it is closed. Nothing is recorded from then on.
 
-    Attributes: `cut_bytes`, of torn tails that were cut off; `error`, the first thing that went wrong.
+    Attributes: `life`; `cut_bytes`, of torn tails that were cut off; `error`, the first thing that went wrong.
     """
 
     def __init__(
@@ -105,7 +119,7 @@ class Journals:
         self._lock: Lock | None = None
         self._writers: dict[int, JournalWriter] = {}
         self._acknowledgers: list[Acknowledger] = []
-        self._ending = False
+        self.life = JournalsLife.NEW
         self._synced = self._looked = 0.0
         self._keeper = threading.Thread(target=self._keep, name="blackbox-recorder", daemon=True)
 
@@ -115,6 +129,7 @@ class Journals:
         Raises JournalError naming file and reason when they cannot be opened or another recorder has them, LimitError,
         and EndpointError when the archive cannot be bound.
         """
+        self._enter(JournalsLife.OPEN)
         try:
             slices = self.feed.slices_for(b"")
             check_limits(f"recorder of feed {self.feed.name!r}", Needs(1, 1), *[WRITER_NEEDS] * len(slices))
@@ -167,7 +182,10 @@ class Journals:
         return self._archive.statistics() if self._archive else None
 
     def close(self, are_threads_done: Callable[[], bool]) -> None:
-        """End the threads, then close the files. `are_threads_done`: of those that have handed blocks."""
+        """End the threads, then close the files, once. `are_threads_done`: of those that have handed blocks."""
+        if self.life is JournalsLife.CLOSED:
+            return
+        self._enter(JournalsLife.CLOSING)
         try:
             if self._deleter is not None:
                 self._deleter.close()
@@ -175,6 +193,11 @@ class Journals:
         finally:
             if self._archive is not None:
                 self._archive.close()  # last: who asks meanwhile hears that the journals are closed
+            self._enter(JournalsLife.CLOSED)
+
+    def _enter(self, life: JournalsLife) -> None:
+        """Go on to `life`. Raises RuntimeError when it may not follow."""
+        self.life = self.life.enter(life, f"journals of feed {self.feed.name!r}")
 
     def _is_recording(self) -> bool:
         return any(writer.is_recording for writer in self._writers.values())
@@ -202,7 +225,6 @@ class Journals:
         return day, day_end_ns(self.feed, date)
 
     def _close_journals(self, are_threads_done: Callable[[], bool]) -> None:
-        self._ending = True
         self._pipe.poke()
         if self._keeper.is_alive():
             self._keeper.join(_KEEPER_PATIENCE_S)
@@ -241,7 +263,7 @@ class Journals:
         poller = select.poll()
         poller.register(self._pipe.reader, select.POLLIN)
         self._synced = self._looked = time.monotonic()
-        while not self._ending:
+        while self.life is JournalsLife.OPEN:
             if poller.poll(self._tick_s() * 1000):
                 os.read(self._pipe.reader, 4096)
             try:

@@ -6,14 +6,13 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from enum import Enum
 from types import TracebackType
 from typing import Literal, Self
 
 import msgspec
 
 from blackbox.archive.format import SEGMENT_BYTES
-from blackbox.archive.journals import Journals
+from blackbox.archive.journals import Journals, JournalsLife
 from blackbox.archive.retention import EVERYTHING, Retention
 from blackbox.archive.serve.server import ArchiveStatistics
 from blackbox.block.block_handler import BlockHandlerAt
@@ -56,14 +55,6 @@ class RecorderStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """How late it came: `last_ns`; percentiles are of callbacks, and 0 here."""
     slices: tuple[SliceStatistics, ...]
     """Both, slice by slice."""
-
-
-class FilesLife(Enum):
-    """Where a recorder's files are in their life, which begins before that of its slices and ends after it."""
-
-    UNOPENED = "unopened"
-    OPEN = "open"
-    CLOSED = "closed"
 
 
 class Recorder:
@@ -133,8 +124,7 @@ class Recorder:
             acknowledge=self._supervisor.acknowledge,
         )
         self.directory = self._journals.directory
-        self._guard = threading.Lock()
-        self._files = FilesLife.UNOPENED
+        self._guard = threading.RLock()
 
     def start(self, timeout: float = 10.0) -> Self:
         """Begin, and return when every publisher has confirmed: nothing sent after that is missed.
@@ -223,16 +213,15 @@ class Recorder:
         return self._journals.at(slice_id)
 
     def _open(self) -> None:
-        """Take hold of the files, and be ready to record."""
+        """Take hold of the files, and be ready to record: that begins before the slices do."""
         with self._guard:
-            if self._files is not FilesLife.UNOPENED or self.state is not SubscriberLife.NEW:
-                raise JournalError(f"start was called when {self.state.value}; a recorder is used once")
-            self._files = FilesLife.OPEN
-        try:
-            self._journals.open()
-        except BaseException:
-            self._close()
-            raise
+            if self._journals.life is not JournalsLife.NEW or self.state is not SubscriberLife.NEW:
+                raise JournalError(f"start was called when {self.state}; a recorder is used once")
+            try:
+                self._journals.open()
+            except BaseException:
+                self._close()
+                raise
 
     def _end_with(self, end: Callable[[], None]) -> None:
         try:
@@ -247,9 +236,8 @@ class Recorder:
     def _close(self) -> None:
         """End the threads, then close the files that they use. Once; others who call wait for it."""
         with self._guard:
-            if self._files is FilesLife.CLOSED:
+            if self._journals.life is JournalsLife.CLOSED:
                 return
-            self._files = FilesLife.CLOSED
             if self.state is not SubscriberLife.ENDED:
                 self._supervisor.terminate()  # `start` or `stop` was interrupted
             self._journals.close(lambda: self._supervisor.is_done)

@@ -12,6 +12,7 @@ import pytest
 
 from blackbox import Publisher
 from blackbox.archive.journal_writer import JournalWriter
+from blackbox.archive.journals import JournalsLife
 from blackbox.archive.recorder import Recorder
 from blackbox.errors import JournalError
 from blackbox.subscribe.supervisor import SubscriberLife
@@ -66,6 +67,15 @@ def test_it_is_used_once(tmp_path: Path) -> None:
             recorder.start()
     assert payloads(tmp_path, feed) == [b"0"]
     assert recorder.state is SubscriberLife.ENDED
+
+
+def test_what_may_not_follow_in_the_life_of_its_journals_is_refused(tmp_path: Path) -> None:
+    with one_slice(tmp_path) as (_, __, recorder):
+        with pytest.raises(RuntimeError, match="journals of feed .* was to be open when it was open, expected closing"):
+            recorder._journals.open()
+        with pytest.raises(RuntimeError, match="was to be closed when it was open, expected closing"):
+            recorder._journals._enter(JournalsLife.CLOSED)
+    assert recorder._journals.life is JournalsLife.CLOSED
 
 
 def test_stop_before_start_opens_nothing(tmp_path: Path) -> None:
