@@ -137,6 +137,7 @@ class Subscriber(Registration):
         """
         self._begin_live()
         if self._consumer is not None:
+            self._supervisor.check_new()
             since, back = self._consumer.begin(since, back)
         try:
             self._supervisor.start(timeout, beginning_of(self.feed, self._client, since, back))

@@ -14,6 +14,7 @@ from blackbox.arguments import check_integers
 from blackbox.block.position import Position
 from blackbox.errors import BlackBoxError, ConfigError, PositionError
 from blackbox.feed.feed import Feed
+from blackbox.life import Life
 from blackbox.native.limits import start_thread
 from blackbox.recovery.start_position import Positions, Time
 
@@ -29,8 +30,24 @@ _TELL_S: Final = 5.0
 _ANSWER_S: Final = 1.0
 
 
+class ConsumerLife(Life):
+    """Where a named consumer is in its life."""
+
+    NEW = "new", "named", "ended"
+    """It has no name. NAMED by `begin`, ENDED by `end`."""
+    NAMED = "named", "new", "keeping", "ended"
+    """It owns its name. NEW if it cannot begin there, KEEPING by `keep_by_itself`, ENDED by `end`."""
+    KEEPING = "keeping", "ended"
+    """Threads keep positions and tell archives of them. ENDED by `end`."""
+    ENDED = "ended", "ended"
+    """Its name is another's to take. To end it once more changes nothing."""
+
+
 class Consumer:
-    """Owns a name from `begin` to `end`, and keeps positions under it; by itself too, if it is given an interval."""
+    """Owns a name from `begin` to `end`, and keeps positions under it; by itself too, if it is given an interval.
+
+    Life: see `ConsumerLife`.
+    """
 
     def __init__(
         self, feed: Feed, file: PositionFile, wait_ns: int, interval_ns: int | None, archives: ArchiveClient
@@ -39,10 +56,10 @@ class Consumer:
         self._feed, self._file = feed, file
         self._wait_s = wait_ns / 1e9
         self._interval_s = None if interval_ns is None else interval_ns / 1e9
+        self._life = ConsumerLife.NEW
         self._over = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self._archives = archives
-        self._teller = threading.Thread(target=self._tell, name="blackbox-consumer", daemon=True)
         self._last: Mapping[int, Position] = {}
         self._told: Mapping[int, Position] = {}
 
@@ -51,7 +68,9 @@ class Consumer:
 
         Raises PositionError when another process has the name, what is kept is of another feed, or `since` is behind.
         """
-        self._file.own(self._wait_s)
+        if self._life is not ConsumerLife.NAMED:  # it may be so since a start that failed
+            self._file.own(self._wait_s)
+            self._enter(ConsumerLife.NAMED)
         try:
             kept = self._file.read()
             if kept is None:
@@ -74,17 +93,23 @@ class Consumer:
             self._check_forward({slice_id: Position(*each) for slice_id, each in since.items()})
         except BaseException:
             self._file.close()
+            self._enter(ConsumerLife.NEW)
             raise
         return since, back
 
     def keep_by_itself(self, checkpoint: Checkpoint) -> None:
         """Keep positions at each interval, if there is one, in a thread; tell archives of them, in another."""
-        start_thread(self._teller)
+        if self._over.is_set():
+            return  # it was ended meanwhile
+        self._enter(ConsumerLife.KEEPING)
+        self._begin_thread("consumer", self._tell)
         if self._interval_s is not None:
-            self._thread = threading.Thread(
-                target=self._run, args=(checkpoint, self._interval_s), name="blackbox-positions", daemon=True
-            )
-            start_thread(self._thread)
+            self._begin_thread("positions", self._run, checkpoint, self._interval_s)
+
+    def _begin_thread(self, name: str, run: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=run, args=arguments, name=f"blackbox-{name}", daemon=True)
+        start_thread(thread)
+        self._threads.append(thread)
 
     def keep(self, positions: Mapping[int, Position]) -> None:
         """Keep where it is. Raises PositionError when that cannot be written."""
@@ -96,14 +121,18 @@ class Consumer:
     def end(self, checkpoint: Checkpoint) -> None:
         """Let the name go; if it keeps positions by itself, keep where it ended."""
         self._over.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._keep_now(checkpoint)
-            self._thread = None
-        if self._teller.ident is not None:
-            self._teller.join()
+        for thread in self._threads:
+            thread.join()
+        if self._life is ConsumerLife.KEEPING:
+            if self._interval_s is not None:
+                self._keep_now(checkpoint)
             self._tell_now()
         self._file.close()
+        self._enter(ConsumerLife.ENDED)
+
+    def _enter(self, life: ConsumerLife) -> None:
+        """Go on to `life`. Raises RuntimeError when it may not follow."""
+        self._life = self._life.enter(life, f"consumer {self._file.name!r}")
 
     def _tell(self) -> None:
         while True:

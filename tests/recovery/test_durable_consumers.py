@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from blackbox import ConfigError, Feed, PositionError, Publisher, Recorder, Subscriber
+from blackbox import ConfigError, Feed, PositionError, Publisher, Recorder, Subscriber, SubscriberError
 from blackbox.archive.consumer_positions import PositionFile
 from blackbox.block.position import Position
+from blackbox.recovery.consumer import ConsumerLife
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import MIB, publish_numbered, wait_recorded
@@ -173,6 +174,21 @@ def test_the_name_is_free_again_when_no_publisher_answers(tmp_path: Path) -> Non
         subscriber, _ = consumer(feed, tmp_path)
         with pytest.raises(TimeoutError, match="confirmed the subscription"):
             subscriber.start(timeout=0.1)
+
+
+def test_a_named_subscriber_is_used_once_and_what_may_not_follow_in_its_life_is_refused(tmp_path: Path) -> None:
+    feed = archived_feed()
+    subscriber, _ = consumer(feed, tmp_path)
+    with Publisher(feed), subscriber:
+        with pytest.raises(SubscriberError, match="start was called when running; a subscriber is used once"):
+            subscriber.start()
+        named = subscriber._consumer
+        assert named is not None
+        with pytest.raises(RuntimeError, match="'strategy-1' was to be named when it was keeping, expected ended"):
+            named._enter(ConsumerLife.NAMED)
+    assert named._life is ConsumerLife.ENDED
+    with pytest.raises(SubscriberError, match="start was called when ended; a subscriber is used once"):
+        subscriber.start()
 
 
 def kept_at(directory: Path, feed: Feed, sequence: int) -> PositionFile:
