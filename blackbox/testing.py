@@ -24,11 +24,13 @@ from blackbox.block.batch import Batch, Message
 from blackbox.block.block import Block
 from blackbox.block.encode import finish_header
 from blackbox.block.format import CONFIRM_KEY, FLAG_END, FLAG_LINE_B, HEARTBEAT_KEY, NONCE_BYTES
-from blackbox.errors import EndpointError, PublisherError
+from blackbox.errors import PublisherError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
+from blackbox.life import Life
 from blackbox.native.limits import Needs
 from blackbox.transport.context import MAX_SUBSCRIPTIONS, close_context, open_context
+from blackbox.transport.server_thread import bind
 from blackbox.transport.wakeup import Pipe
 
 _POLL_S = 0.005
@@ -99,11 +101,22 @@ class Collector:
             return list(self._messages)
 
 
+class RawPublisherLife(Life):
+    """Where a raw publisher is in its life."""
+
+    NEW = "new", "running"
+    """RUNNING by `start`."""
+    RUNNING = "running", "closed"
+    """It sends, once `start` has returned. CLOSED by `close`, or when it cannot start."""
+    CLOSED = "closed"
+    """Nothing follows."""
+
+
 class RawPublisher:
     """Plain XPUB sockets on a feed's endpoints, which send exactly what they are told, on the lines one chooses.
 
-    By itself it only confirms subscriptions. Life: NEW, `start` (or `with`), RUNNING, `close`, CLOSED. Its sockets live
-    in a thread of its own; any thread may call, and every call returns when it is done.
+    By itself it only confirms subscriptions. Life: see `RawPublisherLife`. Its sockets live in a thread of its own; any
+    thread may call, and every call returns when it is done.
 
     Attributes: `epoch`, of the blocks that `encode` makes and of control blocks; `sequences`, for each slice the next
     sequence number of every key, as heartbeats tell it: moved on by `encode`, and yours to change; `confirms`, False to
@@ -125,12 +138,14 @@ class RawPublisher:
         self._contexts: list[zmq.Context[zmq.Socket[bytes]]] = []
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._wake = Pipe()
-        self._is_open = False
+        self._life = RawPublisherLife.NEW
         self._thread = threading.Thread(target=self._run, name="blackbox-raw-publisher", daemon=True)
 
     def start(self) -> Self:
         """Bind every line of every slice. Raises EndpointError naming the endpoint that could not be bound."""
-        self._is_open = True
+        if self._life is not RawPublisherLife.NEW:
+            raise PublisherError(f"start was called when {self._life}; a raw publisher is used once")
+        self._enter(RawPublisherLife.RUNNING)
         self._thread.start()
         try:
             self._call(self._bind)
@@ -141,9 +156,13 @@ class RawPublisher:
 
     def close(self) -> None:
         """Close the sockets without a word, as a publisher that is killed; what was sent still leaves."""
-        if self._is_open:
+        if self._life is RawPublisherLife.RUNNING:
             self._call(self._close)
             self._thread.join()
+
+    def _enter(self, life: RawPublisherLife) -> None:
+        """Go on to `life`. Raises RuntimeError when it may not follow."""
+        self._life = self._life.enter(life, f"raw publisher of feed {self.feed.name!r}")
 
     def encode(
         self,
@@ -211,7 +230,7 @@ class RawPublisher:
         return self._call(lambda: frozenset(self._subscriptions[slice_id, line]))  # type: ignore[no-any-return]
 
     def __enter__(self) -> Self:
-        return self if self._is_open else self.start()
+        return self if self._life is RawPublisherLife.RUNNING else self.start()
 
     def __exit__(
         self,
@@ -222,7 +241,7 @@ class RawPublisher:
         self.close()
 
     def _call(self, function: Callable[[], Any]) -> Any:
-        if not self._is_open:
+        if self._life is not RawPublisherLife.RUNNING:
             raise PublisherError(f"feed {self.feed.name!r}: the raw publisher was not running")
         future: Future[Any] = Future()
         self._calls.put((function, future))
@@ -234,7 +253,7 @@ class RawPublisher:
     def _run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._wake.reader, select.POLLIN)
-        while self._is_open:
+        while self._life is RawPublisherLife.RUNNING:
             for socket in self._sockets.values():
                 poller.register(socket, zmq.POLLIN)
             ready = dict(poller.poll())
@@ -260,14 +279,10 @@ class RawPublisher:
             socket = self._contexts[-1].socket(zmq.XPUB)
             self._sockets[slice_id, line] = socket
             socket.sndhwm, socket.rcvhwm, socket.linger = _QUEUE_BLOCKS, MAX_SUBSCRIPTIONS, _LINGER_MS
-            try:
-                socket.bind(feed_slice.lines[line])
-            except zmq.ZMQError as error:
-                text = f"endpoint {feed_slice.lines[line]} could not be bound: {error.strerror}"
-                raise EndpointError(error.errno, text) from error
+            bind(socket, feed_slice.lines[line], "endpoint")
 
     def _close(self) -> None:
-        self._is_open = False
+        self._enter(RawPublisherLife.CLOSED)
         for socket in self._sockets.values():
             socket.close()
         self._sockets.clear()
