@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from enum import StrEnum
 from types import TracebackType
 from typing import Self
 
@@ -14,6 +13,7 @@ from blackbox.block.block import Block
 from blackbox.block.format import FLAG_CONTROL, HEARTBEAT_KEY, MAX_BODY_BYTES
 from blackbox.errors import BlockError, EndpointError
 from blackbox.feed.feed import Feed, check_is_feed
+from blackbox.life import Life
 from blackbox.native.limits import Needs
 from blackbox.transport.context import allow_ipv6, new_context
 from blackbox.transport.keep_alive import keep_alive
@@ -21,16 +21,17 @@ from blackbox.transport.keep_alive import keep_alive
 _SILENT_AFTER_HEARTBEATS = 3
 
 
-class LineState(StrEnum):
+class LineState(Life):
     """What is known of the publisher of a line."""
 
-    NOT_HEARD = "not heard"
-    ALIVE = "alive"
-    """Heard within the last three heartbeat intervals."""
-    SILENT = "silent"
-    """Heard before, but not within the last three heartbeat intervals."""
-    CLOSED = "closed"
-    """It has said that it ends."""
+    NOT_HEARD = "not heard", "alive", "closed"
+    """ALIVE by its first heartbeat, or CLOSED if that is its last."""
+    ALIVE = "alive", "alive", "silent", "closed"
+    """Heard within the last three heartbeat intervals. Then it is SILENT, or CLOSED by its last heartbeat."""
+    SILENT = "silent", "alive", "closed"
+    """Heard before, but not within the last three heartbeat intervals. ALIVE or CLOSED by the next one."""
+    CLOSED = "closed", "closed", "alive"
+    """It has said that it ends. ALIVE when another run begins."""
 
 
 class LineHealth(msgspec.Struct, kw_only=True):
@@ -130,7 +131,7 @@ class Heartbeats:
         silent_ns = _SILENT_AFTER_HEARTBEATS * self.feed.heartbeat_ns
         for place, line in enumerate(self.lines):
             if line.state is LineState.ALIVE and time.monotonic_ns() - self._heard_ns[place] >= silent_ns:
-                line.state = LineState.SILENT
+                self._enter(line, LineState.SILENT)
 
     @property
     def heard_all(self) -> bool:
@@ -159,5 +160,9 @@ class Heartbeats:
         line.keys, line.messages = len(sequences), messages
         line.heartbeat_lag_ns = now_ns - block.ts_out
         line.last_heard_ns = now_ns
-        line.state = LineState.CLOSED if block.is_end else LineState.ALIVE
+        self._enter(line, LineState.CLOSED if block.is_end else LineState.ALIVE)
         line.heard += 1
+
+    def _enter(self, line: LineHealth, state: LineState) -> None:
+        """Take note that a line is in another state. Raises RuntimeError when that may not follow."""
+        line.state = line.state.enter(state, f"feed {self.feed.name!r} slice {line.slice_id} line {line.line}")

@@ -55,6 +55,8 @@ def test_nothing_is_known_before_the_first_heartbeat(watcher: Heartbeats) -> Non
     assert watcher.lines == [LineHealth(slice_id=0, line="A", endpoint=watcher.feed.slices[0].endpoints[0])]
     assert watcher.lines[0].state is LineState.NOT_HEARD
     assert not watcher.heard_all
+    with pytest.raises(RuntimeError, match="slice 0 line A was to be silent when it was not heard, expected alive or"):
+        watcher._enter(watcher.lines[0], LineState.SILENT)
 
 
 def test_loading_what_reads_a_heartbeat_is_no_lag(publisher: RawPublisher, monkeypatch: pytest.MonkeyPatch) -> None:
