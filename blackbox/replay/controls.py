@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 import numpy
 
+from blackbox.life import Life
 from blackbox.native.histogram import BUCKETS, percentiles_ns, record_one
 from blackbox.native.jit import warm_up
 from blackbox.replay.clock import Clock
@@ -45,12 +46,15 @@ class Grant(msgspec.Struct, frozen=True, gc=False):
     """SEEK: go on with the first message of this time or later."""
 
 
-class _Phase(Enum):
+class ControlsLife(Life):
     """Whether there is a replay. What it does once it has begun, the last command says."""
 
-    NEW = "new"
-    BEGUN = "begun"
-    ENDED = "ended"
+    NEW = "new", "begun"
+    """BEGUN by `begin`."""
+    BEGUN = "begun", "ended"
+    """ENDED by `end`."""
+    ENDED = "ended", "begun"
+    """BEGUN when there is another replay."""
 
 
 _ALL: Final = Grant(Action.PLAY)
@@ -92,7 +96,7 @@ class Controls:
         self._steps_left = 0
         self._seek_to: int | None = None
         # What is played.
-        self._phase = _Phase.NEW
+        self._life = ControlsLife.NEW
         self._is_unlimited = False  # nothing to wait for and no command to obey: read without the lock
         self._start_ns = 0
         self._stop_ns = 0
@@ -138,7 +142,7 @@ class Controls:
         if messages < 1:
             raise ValueError(f"messages was {messages}, expected 1 or more")
         with self._changed:
-            if self._phase is _Phase.ENDED:
+            if self._life is ControlsLife.ENDED:
                 self._change(command=ReplayState.PAUSED)
             else:
                 self._steps_left = min(self._steps_left + messages, NO_LIMIT)
@@ -155,8 +159,8 @@ class Controls:
         except TypeError:
             raise TypeError(f"ts_ns was {ts_ns!r}, expected an integer, ns since 1970") from None
         with self._changed:
-            if self._phase is not _Phase.ENDED:
-                self._seek_to = self._within(ts_ns) if self._phase is _Phase.BEGUN else ts_ns
+            if self._life is not ControlsLife.ENDED:
+                self._seek_to = self._within(ts_ns) if self._life is ControlsLife.BEGUN else ts_ns
             self._notify()
 
     def stop(self) -> None:
@@ -180,7 +184,7 @@ class Controls:
                 messages=self._messages,
                 start_ns=self._start_ns,
                 stop_ns=self._stop_ns,
-                messages_per_second=self._rate.per_second(now_ns) if self._phase is _Phase.BEGUN else 0.0,
+                messages_per_second=self._rate.per_second(now_ns) if self._life is ControlsLife.BEGUN else 0.0,
                 seconds_left=self._seconds_left(now_ns, position_ns),
             )
 
@@ -200,13 +204,13 @@ class Controls:
             raise ValueError(f"stop_ns was {stop_ns}, expected start_ns, {start_ns}, or later")
         warm_up(record_one, 0, 0)
         with self._changed:
+            self._change(life=ControlsLife.BEGUN)
             self._start_ns, self._stop_ns = start_ns, stop_ns
             self._messages = 0
             self._rate = MessageRate(self._clock.now_ns())
             self._go_to(start_ns)
             if self._seek_to is not None:
                 self._seek_to = self._within(self._seek_to)
-            self._change(phase=_Phase.BEGUN)
 
     def rewind(self) -> None:
         """Begin the same range once more. The schedule starts with the next `wait`."""
@@ -248,7 +252,7 @@ class Controls:
         with self._changed:
             self._seek_to = None
             steps_are_void = self._command is ReplayState.STEPPING
-            self._change(phase=_Phase.ENDED, command=ReplayState.PAUSED if steps_are_void else None)
+            self._change(life=ControlsLife.ENDED, command=ReplayState.PAUSED if steps_are_void else None)
 
     def _wait(self, next_ns: int) -> Grant:
         schedule = self._schedule
@@ -279,15 +283,18 @@ class Controls:
 
     @property
     def _state(self) -> ReplayState:
-        if self._phase is _Phase.BEGUN:
+        if self._life is ControlsLife.BEGUN:
             return self._command
-        return ReplayState.READY if self._phase is _Phase.NEW else ReplayState.ENDED
+        return ReplayState.READY if self._life is ControlsLife.NEW else ReplayState.ENDED
 
-    def _change(self, *, phase: _Phase | None = None, command: ReplayState | None = None) -> None:
-        """Change the state, and wake the player. This is the only place that does; STOPPING is final."""
+    def _change(self, *, life: ControlsLife | None = None, command: ReplayState | None = None) -> None:
+        """Change the state, and wake the player. This is the only place that does; STOPPING is final.
+
+        Raises RuntimeError when `life` may not follow: these are the controls of two replays at a time.
+        """
         before = self._state
-        if phase is not None:
-            self._phase = phase
+        if life is not None:
+            self._life = self._life.enter(life, "controls of a replay")
         if command is not None:
             self._settle()
             if self._command is not ReplayState.STOPPING:
@@ -327,8 +334,8 @@ class Controls:
         return max(reached_ns, min(self._schedule.market_ns(now_ns), self._next_ns))
 
     def _seconds_left(self, now_ns: int, position_ns: int) -> float | None:
-        if self._phase is not _Phase.BEGUN:
-            return 0.0 if self._phase is _Phase.ENDED else None
+        if self._life is not ControlsLife.BEGUN:
+            return 0.0 if self._life is ControlsLife.ENDED else None
         left_ns = max(0, self._stop_ns - position_ns)
         if self._schedule.speed is not None:
             return left_ns / self._schedule.speed / 1e9

@@ -16,14 +16,17 @@ class ReplayState(StrEnum):
     """What a replay is doing. Once it has begun, the last command decides: see `blackbox.replay.controls`."""
 
     READY = "ready"
-    """It has not begun."""
+    """It has not begun. Then it does what was asked for: PLAYING, PAUSED, STEPPING or STOPPING."""
     PLAYING = "playing"
+    """PAUSED, STEPPING or STOPPING by a command, ENDED when all was played."""
     PAUSED = "paused"
+    """PLAYING, STEPPING or STOPPING by a command."""
     STEPPING = "stepping"
-    """Paused, except for the messages that `step` asked for."""
+    """Paused, except for the messages that `step` asked for. Then PAUSED; the others by a command, or ENDED."""
     STOPPING = "stopping"
-    """It ends after what is being delivered, and does not begin again."""
+    """It ends after what is being delivered, and does not begin again. ENDED follows."""
     ENDED = "ended"
+    """As READY, for another replay with the same controls."""
 
 
 class ReplayStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -69,6 +69,17 @@ def test_commands_after_the_end_change_nothing() -> None:
     assert controls.wait(START) == Grant(Action.PLAY)
 
 
+def test_two_replays_at_a_time_are_refused_and_the_first_one_goes_on() -> None:
+    controls = Controls()
+    with pytest.raises(RuntimeError, match="controls of a replay was to be ended when it was new, expected begun"):
+        controls.end()
+    controls.begin(START, START + S)
+    with pytest.raises(RuntimeError, match="controls of a replay was to be begun when it was begun, expected ended"):
+        controls.begin(0, S)
+    assert (controls.status().state, controls.status().start_ns) == ("playing", START)
+    controls.end()
+
+
 def test_rate_is_that_of_the_last_second() -> None:
     rate = MessageRate(0)
     for tenth in range(30):
