@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 import numpy
 
+from blackbox.errors import ControlError
 from blackbox.life import Life
 from blackbox.native.histogram import BUCKETS, percentiles_ns, record_one
 from blackbox.native.jit import warm_up
@@ -198,12 +199,14 @@ class Controls:
     def begin(self, start_ns: int, stop_ns: int) -> None:
         """Begin a replay of a range of market time. The schedule starts with the first `wait`.
 
-        Raises ValueError when `stop_ns` is before `start_ns`.
+        Raises ValueError when `stop_ns` is before `start_ns`, ControlError while another replay goes on.
         """
         if stop_ns < start_ns:
             raise ValueError(f"stop_ns was {stop_ns}, expected start_ns, {start_ns}, or later")
         warm_up(record_one, 0, 0)
         with self._changed:
+            if self._life is ControlsLife.BEGUN:
+                raise ControlError("controls were given to a replay while another one goes on, expected its end first")
             self._change(life=ControlsLife.BEGUN)
             self._start_ns, self._stop_ns = start_ns, stop_ns
             self._messages = 0
@@ -290,11 +293,11 @@ class Controls:
     def _change(self, *, life: ControlsLife | None = None, command: ReplayState | None = None) -> None:
         """Change the state, and wake the player. This is the only place that does; STOPPING is final.
 
-        Raises RuntimeError when `life` may not follow: these are the controls of two replays at a time.
+        Raises RuntimeError when `life` may not follow.
         """
         before = self._state
         if life is not None:
-            self._life = self._life.enter(life, "controls of a replay")
+            self._life = self._life.enter(life, "controls")
         if command is not None:
             self._settle()
             if self._command is not ReplayState.STOPPING:

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from blackbox.errors import ControlError
 from blackbox.replay.clock import Clock, ManualClock
 from blackbox.replay.controls import Action, Controls, Grant
 from blackbox.replay.schedule import NO_LIMIT
@@ -71,10 +72,10 @@ def test_commands_after_the_end_change_nothing() -> None:
 
 def test_two_replays_at_a_time_are_refused_and_the_first_one_goes_on() -> None:
     controls = Controls()
-    with pytest.raises(RuntimeError, match="controls of a replay was to be ended when it was new, expected begun"):
+    with pytest.raises(RuntimeError, match="controls was to be ended when it was new, expected begun"):
         controls.end()
     controls.begin(START, START + S)
-    with pytest.raises(RuntimeError, match="controls of a replay was to be begun when it was begun, expected ended"):
+    with pytest.raises(ControlError, match="given to a replay while another one goes on, expected its end first"):
         controls.begin(0, S)
     assert (controls.status().state, controls.status().start_ns) == ("playing", START)
     controls.end()
