@@ -22,8 +22,8 @@ FEED_MARK_BYTES: Final = 2
 _NO_TIME: Final = 0
 
 
-class HeldBlock(SharedRecord):
-    """A block of which some messages wait for their turn.
+class HeldMessages(SharedRecord):
+    """Messages of one block that wait for their turn.
 
     Messages of equal times come as they were recorded, by `latest_out`, `stream` and `place`; those of several feeds in
     the order of the feeds.
@@ -55,8 +55,8 @@ class HeldBlock(SharedRecord):
     """Its row there."""
 
 
-held_at = record_at(HeldBlock)
-HELD_BYTES: Final = HeldBlock.dtype.itemsize
+held_at = record_at(HeldMessages)
+HELD_BYTES: Final = HeldMessages.dtype.itemsize
 
 
 class Arena(NamedTuple):
@@ -91,7 +91,7 @@ def hold(
     arena: Arena,
     held: int,
 ) -> Holding:
-    """Write HeldBlock[n] of those valid blocks of one slice that have wanted messages, and count them.
+    """Write HeldMessages[n] of those valid blocks of one slice that have wanted messages, and count them.
 
     `feed` is the number of theirs, or ONE_FEED. `sent` and `places` are `latest_out` and `place` of each.
     `latest_ns` is the largest time of the slice before them, 0: none. A message without a time takes the latest one

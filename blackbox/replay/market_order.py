@@ -25,7 +25,7 @@ from blackbox.errors import ConfigError, JournalError
 from blackbox.native.name_table import Numbering
 from blackbox.replay.block_table import END, BlockTable, Selection
 from blackbox.replay.feeds import ReplayedFeeds
-from blackbox.replay.hold import FEED_MARK_BYTES, NO_ROOM, Arena, HeldBlock, hold
+from blackbox.replay.hold import FEED_MARK_BYTES, NO_ROOM, Arena, HeldMessages, hold
 from blackbox.replay.interleave import Gathered, Heap, Names, Target, gather, interleave, put_blocks
 from blackbox.replay.measure import BlockRow
 
@@ -115,7 +115,7 @@ class MarketOrder:
         self._held_bytes = 0
         self._made = 0
         self._memory = _Memory()
-        self._held = numpy.zeros(0, HeldBlock.dtype)
+        self._held = numpy.zeros(0, HeldMessages.dtype)
         self._latest_ns = 0
         self._blocks, self._rows = numpy.empty(_ROWS, numpy.int32), numpy.empty(_ROWS, numpy.int32)
         self._times = numpy.empty(_ROWS, numpy.int64)
@@ -153,7 +153,7 @@ class MarketOrder:
     def _hold(self, fresh: _Held, sent: NDArray[numpy.int64], latest_ns: int) -> int:
         """Hold a table's blocks; return the latest time of their slice."""
         table, selection = fresh.table, self._selection
-        held = numpy.zeros(len(table.rows), HeldBlock.dtype)
+        held = numpy.zeros(len(table.rows), HeldMessages.dtype)
         blocks, latest_ns, late = hold(
             table.at(0, len(table.rows)),
             sent,
