@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import groupby
 from operator import attrgetter, itemgetter
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy
@@ -17,7 +17,7 @@ from blackbox.archive.filter import Filter
 from blackbox.archive.format import OFFSET_BLOCK_HEADER, record_bytes
 from blackbox.archive.reader import Recorded, Span, blocks_of, read_spans
 from blackbox.archive.segment import NO_GOOD_RECORD, Damage, Segment
-from blackbox.archive.serve.protocol import AskBlocks, Cursor, Gone, Piece, Range
+from blackbox.archive.serve.protocol import AskBlocks, Cursor, Gone, Piece, PieceState, Range
 from blackbox.block.block import Block
 from blackbox.block.format import FLAG_SEQUENCES
 from blackbox.block.position import Position
@@ -27,7 +27,6 @@ PIECE_BYTES: Final = 1 << 20
 PIECE_BLOCKS: Final = 1_024
 EVERYTHING: Final = 1 << 62
 """Beyond every number and offset."""
-State = Literal["more", "later", "done"]
 
 
 class Read(NamedTuple):
@@ -230,7 +229,7 @@ class PieceReading:
                 if start.epoch <= epoch < before and at <= last:
                     self._miss(epoch, at, last + 1 - at, b"")
 
-    def answer(self, state: State, cursor: Cursor) -> Read:
+    def answer(self, state: PieceState, cursor: Cursor) -> Read:
         """Return the piece."""
         for damage in sorted(set() if self._ask.ranges else set(self._damage)):
             place = 0 if damage in self._missing else bisect(self._offsets, damage.offset)

@@ -16,8 +16,8 @@ from blackbox.archive.marks import End, Totals, end_of
 from blackbox.archive.recording import Recording
 from blackbox.archive.retention import Deleted
 from blackbox.archive.segment import Damage, Segment
-from blackbox.archive.serve.piece_reading import EVERYTHING, PieceReading, Read, State
-from blackbox.archive.serve.protocol import About, AskBlocks, Cursor, Piece, SliceAbout
+from blackbox.archive.serve.piece_reading import EVERYTHING, PieceReading, Read
+from blackbox.archive.serve.protocol import About, AskBlocks, Cursor, Piece, PieceState, SliceAbout
 from blackbox.block.position import Position
 from blackbox.errors import ArchiveError
 from blackbox.feed.schema_document import SchemaDocument
@@ -215,7 +215,7 @@ def _check(ask: AskBlocks) -> None:
             raise ArchiveError(f"range was {each.first} to {each.stop}, expected an end behind its beginning")
 
 
-def _nothing(state: State, ask: AskBlocks, cursor: Cursor, epoch: int = 0) -> Read:
+def _nothing(state: PieceState, ask: AskBlocks, cursor: Cursor, epoch: int = 0) -> Read:
     piece = Piece(blocks=[], gone=[], state=state, cursor=cursor, start=ask.start, ranges=ask.ranges, epoch=epoch)
     return Read(piece, [])
 

@@ -98,6 +98,10 @@ class Noted(msgspec.Struct, frozen=True, tag_field="is", tag="noted"):
     """What was told is kept."""
 
 
+PieceState = Literal["more", "later", "done"]
+"""Whether to ask on at once, or later, as it is still being written; or nothing follows."""
+
+
 class Piece(msgspec.Struct, frozen=True, tag_field="is", tag="blocks", kw_only=True):
     """Some blocks of an answer; they stand in the frames behind it, key, header and body of each."""
 
@@ -105,8 +109,7 @@ class Piece(msgspec.Struct, frozen=True, tag_field="is", tag="blocks", kw_only=T
     """(`ts_recv`, first row) of each block: rows before the first one are no part of the recording."""
     gone: list[tuple[int, Gone]]
     """What is missing, and before which of the blocks."""
-    state: Literal["more", "later", "done"]
-    """Whether to ask on at once, or later, as it is still being written; or nothing follows."""
+    state: PieceState
     cursor: Cursor
     """For the next request."""
     start: Position | None = None
