@@ -19,12 +19,16 @@ from blackbox.native.records import Field, Fields, SharedRecord, load_shared, re
 
 
 class JoinPhase(IntEnum):
-    """Where a slice is on its way from the past to what comes live."""
+    """Where a slice is on its way from the past to what comes live. Compiled code goes from one to the next."""
 
     LIVE = 0
+    """FALLEN_BACK by `fall_back`, in a slice that repairs."""
     REPLAYING = 1
+    """SWITCHING when archives have brought all there is; LIVE when nothing can be missing, or is waited for."""
     SWITCHING = 2
+    """LIVE when archives have brought all up to what waits; REPLAYING when more would wait than may."""
     FALLEN_BACK = 3
+    """REPLAYING when what archives bring begins where the slice fell back; LIVE if all before has come meanwhile."""
 
 
 MOST_ENDED: Final = 8
