@@ -232,12 +232,7 @@ class RawPublisher:
     def __enter__(self) -> Self:
         return self if self._life is RawPublisherLife.RUNNING else self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
     def _call(self, function: Callable[[], Any]) -> Any:

@@ -596,12 +596,7 @@ class Publisher:
     def __enter__(self) -> Self:
         return self if self.state is PublisherLife.RUNNING else self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is None:
             self.close()
         else:

@@ -226,12 +226,7 @@ class Relay:
     def __enter__(self) -> Self:
         return self if self.state is RelayLife.RUNNING else self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
         if kind is None:
             self.check()
