@@ -1,4 +1,4 @@
-"""Lives: what may not follow is refused, what follows is logged."""
+"""Lives: what may not follow is refused, what follows is logged, and each life can be lived to its end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,42 @@ import logging
 
 import pytest
 
+from blackbox.archive.journals import JournalsLife
+from blackbox.errors import PublisherError
+from blackbox.feed.feed import Feed
 from blackbox.life import Life
+from blackbox.monitor.heartbeats import LineState
+from blackbox.publish.publisher import PublisherLife
+from blackbox.publish.slice_sender import SenderLife
+from blackbox.recovery.consumer import ConsumerLife
+from blackbox.relay.relay import RelayLife
+from blackbox.relay.slice_relay import SliceRelayLife
+from blackbox.relay.upstream import UpstreamLife
+from blackbox.replay.controls import ControlsLife
+from blackbox.subscribe.state import SliceLife
+from blackbox.subscribe.stream import StreamLife
+from blackbox.subscribe.supervisor import SubscriberLife
+from blackbox.subscribe.worker import WorkerLife
+from blackbox.testing import RawPublisher, RawPublisherLife
+from blackbox.transport.server_thread import ServerLife
+
+LIVES: list[type[Life]] = [
+    ConsumerLife,
+    ControlsLife,
+    JournalsLife,
+    LineState,
+    PublisherLife,
+    RawPublisherLife,
+    RelayLife,
+    SenderLife,
+    ServerLife,
+    SliceLife,
+    SliceRelayLife,
+    StreamLife,
+    SubscriberLife,
+    UpstreamLife,
+    WorkerLife,
+]
 
 
 class DoorLife(Life):
@@ -33,3 +68,26 @@ def test_what_follows_is_entered_and_logged_once(caplog: pytest.LogCaptureFixtur
 def test_what_may_not_follow_is_refused(life: DoorLife, wrong: DoorLife, text: str) -> None:
     with pytest.raises(RuntimeError, match=f"^{text}$"):
         life.enter(wrong, "door 7")
+
+
+def test_a_raw_publisher_is_used_once_and_what_may_not_follow_in_its_life_is_refused() -> None:
+    publisher = RawPublisher(Feed.local("raw"))
+    with publisher, pytest.raises(PublisherError, match="start was called when running; a raw publisher is used once"):
+        publisher.start()
+    publisher.close()
+    with pytest.raises(PublisherError, match="start was called when closed; a raw publisher is used once"):
+        publisher.start()
+    with pytest.raises(RuntimeError, match="raw publisher of feed 'raw' was to be new when it was closed, expected"):
+        publisher._enter(RawPublisherLife.NEW)
+
+
+def test_all_lives_are_looked_at_here() -> None:
+    assert set(Life.__subclasses__()) == {DoorLife, *LIVES}
+
+
+@pytest.mark.parametrize("life", LIVES)
+def test_every_member_is_reached_from_the_first_and_what_follows_is_a_member(life: type[Life]) -> None:
+    reached = [next(iter(life))]
+    for member in reached:
+        reached += [life(text) for text in member.following if life(text) not in reached]
+    assert sorted(reached) == sorted(life)
