@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import msgspec
 from blackbox import BlackBoxError, Feed
 
 ROOT = Path(__file__).resolve().parent.parent
+_PATIENCE_S = 150.0
 _PRELUDE = """\
 import os, signal, sys, threading, time
 import msgspec, numpy
@@ -42,13 +45,20 @@ class Script:
             stderr=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "feeds")])},
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "feeds")]), "PYTHONFAULTHANDLER": "1"},
         )
 
     def read(self) -> str:
-        """The next line that it says. Fails with its errors when it says nothing more."""
+        """The next line that it says. Fails with its errors when it says nothing more, or nothing for too long."""
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        # It then tells where its threads stand: better than the end of the worker that waits for it.
+        hangs = threading.Timer(_PATIENCE_S, self.process.send_signal, [signal.SIGABRT])
+        hangs.start()
+        try:
+            line = self.process.stdout.readline()
+        finally:
+            hangs.cancel()
         if not line:
             _, errors = self.process.communicate()
             raise AssertionError(f"the script ended with status {self.process.returncode}\n{errors}")
