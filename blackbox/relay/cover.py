@@ -44,10 +44,10 @@ class SmallestCover:
 
     def add(self, prefix: bytes) -> Changes:
         """Cover a prefix that was not wanted before."""
-        covered = list(self._uppermost_below(prefix))
+        changes = NO_CHANGES if self._is_covered(prefix) else Changes([prefix], list(self._uppermost_below(prefix)))
         self._wanted.add(prefix)
         insort(self._sorted, prefix)
-        return NO_CHANGES if self._is_covered(prefix) else Changes([prefix], covered)
+        return changes
 
     def remove(self, prefix: bytes) -> Changes:
         """Cover a prefix no longer."""
