@@ -31,7 +31,6 @@ from blackbox.native.kept import kept_at
 from blackbox.native.posix import barrier_of_all_threads, monotonic_ns, now_ns, poke, sleep_microseconds
 from blackbox.native.records import load_shared, store_shared, swap_shared
 from blackbox.publish.batcher import Encoder, encode_planned, group_by_key, plan_next
-from blackbox.publish.keep import is_kept, tell_outbox
 from blackbox.publish.ring import (
     ABSENT,
     ASLEEP,
@@ -65,6 +64,7 @@ from blackbox.publish.sender_state import (
     Sender,
     sender_state_at,
 )
+from blackbox.publish.to_outbox import is_kept, tell_outbox
 from blackbox.transport.libzmq import (
     DONTWAIT,
     EAGAIN,
