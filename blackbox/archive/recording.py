@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from blackbox.archive.audit import IndexAudit, NumberAudit, audit_marks
 from blackbox.archive.closed import CLOSED, ClosedSlice, read_closed
 from blackbox.archive.codec import Compression
+from blackbox.archive.data_frames import Frames, Ticks, needs
 from blackbox.archive.day import Date, Manifest, as_date, day_end_ns, session_date
 from blackbox.archive.filter import CLOCKS, Clock, Filter, RowFilter, Selection, Time, check_options, check_range
-from blackbox.archive.frames import Frames, Ticks, needs
 from blackbox.archive.marks import Mark, marks_of
 from blackbox.archive.reader import (
     Bodies,

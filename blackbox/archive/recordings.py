@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
+from blackbox.archive.data_frames import Frames, TicksOfDays
 from blackbox.archive.day import MANIFEST, Date, as_date, recorded_days
 from blackbox.archive.filter import Clock, Filter, Selection
-from blackbox.archive.frames import Frames, TicksOfDays
 from blackbox.archive.read_by_time import ByTime
 from blackbox.archive.reader import Bodies, RecordRun, Report, read_runs
 from blackbox.archive.recording import Recording

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas
     import polars
 
-    from blackbox.archive.frames import Prices, Times
+    from blackbox.archive.data_frames import Prices, Times
 
 _PRICES: Final = ("float", "decimal", "long")
 _TIMES: Final = ("timestamp", "long")

@@ -17,8 +17,8 @@ from blackbox.feed.schema import QuoteFields, Schema, TradeFields
 from blackbox.feed.symbol import BEFORE_FIRST, WHOLE, SymbolRule
 
 if TYPE_CHECKING:
+    from blackbox.archive.data_frames import Frames
     from blackbox.archive.filter import Selection
-    from blackbox.archive.frames import Frames
 
 _SPREAD: Final = numpy.uint64(0x9E3779B97F4A7C15)
 
