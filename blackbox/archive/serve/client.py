@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from blackbox.archive.serve.connection import Connection, Fetched, StaleError, in_place
+from blackbox.archive.serve.fetch_progress import Rows, RowsOfRanges
 from blackbox.archive.serve.protocol import (
     FRAMES_OF_BLOCK,
     MOST_RANGES,
@@ -24,7 +25,6 @@ from blackbox.archive.serve.protocol import (
     Refusal,
     TellConsumer,
 )
-from blackbox.archive.serve.wanted import Rows, RowsOfRanges
 from blackbox.block.block import Block
 from blackbox.block.position import Position
 from blackbox.errors import ArchiveError, BlackBoxError, ConfigError
