@@ -18,7 +18,7 @@ from blackbox.archive.segment import Damage
 from blackbox.block.validate import Fault
 from blackbox.native.jit import warm_up
 from blackbox.replay.feeds import ReplayedFeeds
-from blackbox.replay.measure import NO_BLOCKS, BlockRow, BlockTableAt, Wanted, due_rows, measure, next_in_range
+from blackbox.replay.measure_blocks import NO_BLOCKS, BlockRow, BlockTableAt, Wanted, due_rows, measure, next_in_range
 
 BEGINNING: Final = -(1 << 63)
 END: Final = (1 << 63) - 1

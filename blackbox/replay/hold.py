@@ -15,7 +15,7 @@ from blackbox.native.name_table import FULL, NumberingAt, number_of
 from blackbox.native.records import Field, SharedRecord, record_at
 from blackbox.replay.block_table import BEGINNING, END
 from blackbox.replay.feeds import ONE_FEED
-from blackbox.replay.measure import BLOCK_ROW_BYTES, BlockRow, BlockTableAt, Wanted, block_row_at
+from blackbox.replay.measure_blocks import BLOCK_ROW_BYTES, BlockRow, BlockTableAt, Wanted, block_row_at
 
 NO_ROOM: Final = -1
 FEED_MARK_BYTES: Final = 2

@@ -27,7 +27,7 @@ from blackbox.native.intrinsics import bytes_at, inner, int32s_at, int64s_at
 from blackbox.native.jit import njit
 from blackbox.replay.feeds import SEVERAL_SLICES
 from blackbox.replay.hold import HELD_BYTES, held_at
-from blackbox.replay.measure import BLOCK_ROW_BYTES, block_row_at
+from blackbox.replay.measure_blocks import BLOCK_ROW_BYTES, block_row_at
 
 
 class Heap(NamedTuple):

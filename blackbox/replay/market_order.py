@@ -27,7 +27,7 @@ from blackbox.replay.block_table import END, BlockTable, Selection
 from blackbox.replay.feeds import ReplayedFeeds
 from blackbox.replay.hold import FEED_MARK_BYTES, NO_ROOM, Arena, HeldMessages, hold
 from blackbox.replay.interleave import Gathered, Heap, Names, Target, gather, interleave, put_blocks
-from blackbox.replay.measure import BlockRow
+from blackbox.replay.measure_blocks import BlockRow
 
 _ROWS: Final = 1 << 14
 """Messages that are put in order at a time: few enough to stay in the cache until they are played."""

@@ -19,7 +19,7 @@ from blackbox.native.name_table import Numbering
 from blackbox.native.prefix_trie import longest_prefix
 from blackbox.replay.block_table import BlockTable
 from blackbox.replay.feeds import ReplayedFeeds
-from blackbox.replay.measure import BlockTableAt
+from blackbox.replay.measure_blocks import BlockTableAt
 from blackbox.replay.recorded_gaps import RecordedGaps
 from blackbox.replay.worker import ReplayWorker
 from blackbox.replay.worker_loop import SLICE_WORDS, slice_words

@@ -30,7 +30,7 @@ from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
 from blackbox.publish.batcher import Stored
 from blackbox.publish.publisher import Publisher
 from blackbox.replay.block_table import BlockTable
-from blackbox.replay.measure import BLOCK_ROW_BYTES, NO_BLOCKS, BlockTableAt, block_row_at
+from blackbox.replay.measure_blocks import BLOCK_ROW_BYTES, NO_BLOCKS, BlockTableAt, block_row_at
 
 LEAST_STORED_BYTES: Final = 16 << 10
 """Bodies below this are gathered: the cost of a block is paid once for many of them."""

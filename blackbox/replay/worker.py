@@ -13,7 +13,7 @@ from blackbox.block.received_block import BatchFeed
 from blackbox.errors import CallbackError
 from blackbox.native.jit import warm_up
 from blackbox.native.prefix_trie import Trie
-from blackbox.replay.measure import NO_BLOCKS, BlockTableAt
+from blackbox.replay.measure_blocks import NO_BLOCKS, BlockTableAt
 from blackbox.replay.worker_loop import DELIVER, GROW, NO_MEMORY, play
 from blackbox.subscribe.callback_turns import warm_up_turns
 from blackbox.subscribe.callbacks import Kind

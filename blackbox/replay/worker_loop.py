@@ -15,7 +15,7 @@ from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, NumberingAt, number_of
 from blackbox.native.prefix_trie import Trie, longest_prefix
 from blackbox.native.records import load_shared
-from blackbox.replay.measure import BLOCK_ROW_BYTES, BlockRow, BlockTableAt, Wanted, block_row_at, measure_one
+from blackbox.replay.measure_blocks import BLOCK_ROW_BYTES, BlockRow, BlockTableAt, Wanted, block_row_at, measure_one
 from blackbox.subscribe.dispatch import due_of, group_by_set, match_topics
 from blackbox.subscribe.slice_memory import TableAt
 from blackbox.subscribe.state import slice_counters_at, slice_state_at

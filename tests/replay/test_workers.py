@@ -16,7 +16,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from blackbox import CallbackError, Feed, Recording, Replay, Subscriber
-from blackbox.replay.measure import measure
+from blackbox.replay.measure_blocks import measure
 from blackbox.replay.worker_loop import play
 from blackbox.subscribe.callbacks import CompiledCallback
 from blackbox.subscribe.compiled_callback import payload

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from blackbox.archive.format import OFFSET_BLOCK_HEADER, RECORD, RECORD_HEAD_BYTES
 from blackbox.archive.reader import UNCHECKED
 from blackbox.block.validate import Fault
-from blackbox.replay.measure import BlockRow, BlockTableAt, Wanted, due_rows, measure, next_in_range
+from blackbox.replay.measure_blocks import BlockRow, BlockTableAt, Wanted, due_rows, measure, next_in_range
 from tests.journals import Put, Row, record_of
 
 ROWS = st.lists(
