@@ -27,7 +27,7 @@ from blackbox.block.format import (
 )
 from blackbox.native.intrinsics import bytes_at, copy_bytes, fence, inner, int32s_at, uint32_at
 from blackbox.native.jit import njit
-from blackbox.native.kept import kept_at
+from blackbox.native.kept_arguments import kept_at
 from blackbox.native.posix import barrier_of_all_threads, monotonic_ns, now_ns, poke, sleep_microseconds
 from blackbox.native.records import load_shared, store_shared, swap_shared
 from blackbox.publish.batcher import Encoder, encode_planned, group_by_key, plan_next

@@ -17,7 +17,7 @@ from blackbox.errors import BlackBoxError, NotRecordedError, PublisherError
 from blackbox.feed.feed import Feed, Slice
 from blackbox.life import Life
 from blackbox.native.jit import WARM_UP_NEEDS, warm_up
-from blackbox.native.kept import Kept
+from blackbox.native.kept_arguments import Kept
 from blackbox.native.limits import Needs, start_thread
 from blackbox.native.posix import allow_barriers
 from blackbox.publish import send_loop as send

@@ -20,7 +20,7 @@ from blackbox.block.format import LEAST_ROW_BYTES, MAX_BODY_BYTES
 from blackbox.block.gap import Gap
 from blackbox.block.received_block import BatchFeed, ReceivedBlock
 from blackbox.errors import CallbackError
-from blackbox.native.kept import Kept
+from blackbox.native.kept_arguments import Kept
 from blackbox.native.memory import foreign_array
 from blackbox.subscribe import worker_loop as collect
 from blackbox.subscribe.callback_turns import Part, Taker, call_entry, give_in_turn, give_message_by_message, list_turns

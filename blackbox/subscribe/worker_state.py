@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from blackbox.native.kept import kept_at
+from blackbox.native.kept_arguments import kept_at
 from blackbox.native.records import Field, SharedRecord, record_at
 
 NEVER: Final = (1 << 63) - 1

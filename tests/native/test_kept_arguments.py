@@ -12,7 +12,7 @@ from numba import njit, typeof
 from numpy.typing import NDArray
 
 from blackbox import Feed
-from blackbox.native.kept import Kept, _kind_of, kept_at
+from blackbox.native.kept_arguments import Kept, _kind_of, kept_at
 from blackbox.publish.send_loop import StandIn
 from blackbox.publish.slice_sender import SliceSender
 
