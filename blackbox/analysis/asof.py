@@ -25,13 +25,12 @@ def asof_join(
     exact: bool = True,
     suffix: str = "_quote",
 ) -> DataFrame:
-    """Each row of `trades`, and beside it the last row of `quotes` of the same `by` that is not later.
+    """Return each row of `trades`, and beside it the last row of `quotes` of the same `by` that is not later.
 
     For a trade at time t that is the quote with the greatest `on` <= t (< t unless `exact`). Among quotes of equal `on`
-    the last one by `ties` is taken. Every trade is there once, in no particular order; where there is no such quote the
-    columns of quotes are null, and so they are when the trade's time or a value of `by` is null. Time does not stop at
-    the end of a session: yesterday's last quote holds this morning, unless `by` has a date in it or `tolerance` says
-    otherwise.
+    the last one by `ties` is taken. Every trade comes once, in no particular order. The columns of quotes are null
+    where there is no such quote, or the trade's time or a value of `by` is null. A quote outlasts its session:
+    yesterday's last one holds this morning, unless `by` has a date in it or `tolerance` says otherwise.
 
     Any two frames will do; of recordings `asof_recorded` does the same much faster.
 
@@ -42,13 +41,13 @@ def asof_join(
         on: the column of time, of integers or timestamps. `sequence` joins in the order of capture where trades and
             quotes share a key, if `by` has `epoch` and `slice` in it.
         ties: orders quotes of equal time. Not given: by slice and sequence, as far as quotes have them.
-        tolerance: a quote that is older than so much, in the unit of `on` (microseconds of a timestamp), is none.
-        exact: whether a quote of the very time of the trade counts.
+        tolerance: the greatest age of a quote that counts, in the unit of `on` (microseconds for a timestamp).
+        exact: whether a quote of the same time as the trade counts.
         suffix: goes behind the names of quote columns that trades have too.
 
     The result has the columns of trades, then those of quotes without `by`.
 
-    Raises ConfigError when columns are missing, or of other types on one side.
+    Raises ConfigError when columns are missing or differ in type, `tolerance` is negative, or two names become one.
     """
     require(trades, [*by, on], "trades")
     ties = [name for name in TIES if name in quotes.columns] if ties is None else ties

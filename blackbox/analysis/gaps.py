@@ -1,4 +1,4 @@
-"""Missing sequence numbers: a few runs of numbers from each partition, found by numpy, then put together.
+"""Find missing sequence numbers: numpy finds the runs of each partition, Spark what is missing between them.
 
 rows ==numpy, a batch at a time==> runs (first, last) ==shuffle by stream==> runs in order ==> what is between them
 """
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 STREAM: Final = ("feed", "date", "epoch", "slice")
-"""What numbers count in, with the key."""
+"""Sequence numbers count up within these and the key."""
 
 
 def sequence_gaps(messages: DataFrame, key_bytes: int = 0, ts_recv: str = "ts_recv") -> DataFrame:
-    """The sequence numbers that are missing between the first and the last recorded one of each (epoch, slice, key).
+    """Find the sequence numbers missing between the first and the last recorded one of each (epoch, slice, key).
 
-    A key is the first `key_bytes` bytes of a topic: the feed's own setting, of which the recording's manifest tells.
+    A key is the first `key_bytes` bytes of a topic: a setting of the feed, which the recording's manifest holds.
     Numbers that are there twice are no gap. What was lost before the first and after the last recorded message of a
-    key cannot be told from its numbers. A day that goes on in another epoch starts again.
+    key does not show in its numbers. Another epoch begins anew.
 
-    Give it all messages: to filter by topic is right only where whole keys are taken, and a filter by type or time
-    leaves gaps of its own.
+    Give it all messages. A filter by type or time makes gaps of its own, and so does one by topic, unless it takes
+    whole keys.
 
     Columns: `feed`, `date`, `epoch`, `slice`, `key`, `first` and `last` (the numbers that are missing), `missing` (how
-    many they are), `recv_before` and `recv_after` (bigint ns: between when the messages around them were received).
+    many they are), `recv_before` and `recv_after` (bigint ns: when the messages before and after them were received).
 
     Raises ConfigError when a column is missing or `key_bytes` is negative.
     """
@@ -84,7 +84,7 @@ class _Runs(NamedTuple):
                 yield self._runs(batch)
 
     def _runs(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-        """Where the numbers of a stream go on one by one, its rows are one run."""
+        """Return a row for each run of consecutive numbers of a stream."""
         codes = _codes(batch.select(list(self.groups)))
         sequence = _numbers(batch, "sequence")
         order = numpy.lexsort((sequence, codes))

@@ -1,4 +1,4 @@
-"""Make items ahead in a thread of its own: one core reads and checks while another uses what was read."""
+"""Make items ahead in another thread: one core reads and checks while another uses what was read."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from blackbox.native.limits import start_thread
 T = TypeVar("T")
 
 DEPTH: Final = 1
-"""Items that wait to be taken, at most, unless it is said otherwise."""
+"""How many items may wait to be taken, by default."""
 _TICK_S: Final = 0.1
 
 
 def read_ahead(items: Iterator[T], depth: int = DEPTH) -> Generator[T, None, None]:
-    """Yield the same items, made up to `depth` ahead; what making one raises is raised in its place."""
+    """Yield the same items, made up to `depth` ahead; an error in making one is raised where it would come."""
     ready: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(depth)
     given_up = threading.Event()
 

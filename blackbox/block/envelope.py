@@ -25,7 +25,7 @@ class Envelope(SharedRecord):
     version = Field()
     """Of the match table to which the match sets belong."""
     first_row = Field()
-    """Rows before this one were delivered before."""
+    """Rows before this one were delivered already."""
     ts_recv = Field()
     conflated = Field()
     """1: the newest message of each topic of several blocks, with its own sequence number."""
@@ -46,23 +46,23 @@ _group_at = structure_at(ROW_GROUP)
 
 @njit(inline="always")
 def envelope_at(frame: int) -> Envelope:
-    """The record in the envelope at address `frame`."""
+    """Return the record in the envelope at address `frame`."""
     return _record_at(frame + HEADER_BYTES)
 
 
 @njit(inline="always")
 def row_group(frame: int, topics: int, group: int) -> Any:
-    """A row group, as ROW_GROUP, of an envelope for a block with that many distinct topics."""
+    """Return a row group, as ROW_GROUP, of an envelope for a block with that many distinct topics."""
     return _group_at(frame + TOPICS_AT + 8 * topics + GROUP_BYTES * group)
 
 
 @njit(inline="always")
 def rows_at(topics: int, groups: int) -> int:
-    """Where the rows start, behind that many row groups."""
+    """Return where the rows start, after that many row groups."""
     return TOPICS_AT + 8 * topics + GROUP_BYTES * groups
 
 
 @njit(inline="always")
 def envelope_bytes(topics: int, rows: int) -> int:
-    """Room that an envelope needs at most, for a block with that many distinct topics and rows."""
+    """Return the most bytes that the envelope of a block needs, with that many distinct topics and rows."""
     return TOPICS_AT + (8 + GROUP_BYTES) * topics + 4 * rows

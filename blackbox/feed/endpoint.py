@@ -1,4 +1,4 @@
-"""Endpoints: which may stand in a feed, and free ones on this machine."""
+"""Check the endpoints of a feed, and find free ones on this machine."""
 
 import atexit
 import os
@@ -78,11 +78,11 @@ def check_interface(interface: str) -> None:
 
 
 def free_endpoints(transport: str, name: str, slices: int, lines: int) -> list[tuple[str, ...]]:
-    """Return `lines` endpoints for each of `slices` that nobody on this machine uses now, of `shm` one more.
+    """Return `lines` endpoints for each of `slices` that nobody on this machine uses now; with shm one more.
 
     tcp: ports of 127.0.0.1. ipc: paths in a new directory that only this user can enter and
     that is removed when this process ends. inproc: names that hold within one ZeroMQ context.
-    shm: a name in shared memory beside lines on tcp.
+    shm: lines on tcp, and a name in shared memory.
     """
     if transport == SHARED_MEMORY:
         sockets = free_endpoints("tcp", name, slices, lines)

@@ -31,7 +31,7 @@ class LineState(Life):
     SILENT = "silent", "alive", "closed"
     """Heard before, but not within the last three heartbeat intervals. ALIVE or CLOSED by the next one."""
     CLOSED = "closed", "closed", "alive"
-    """It has said that it ends. ALIVE when another run begins."""
+    """Its last heartbeat was a goodbye. ALIVE when another run begins."""
 
 
 class LineHealth(msgspec.Struct, kw_only=True):
@@ -83,7 +83,7 @@ class Heartbeats:
     def __enter__(self) -> Self:
         """Connect. Raises EndpointError, which names the endpoint that cannot be connected."""
         own = Block.encode_sequences(HEARTBEAT_KEY, {b"": 0}, slice_id=0, epoch=1, ts_out=0)
-        Block.decode(*map(bytes, own.frames)).next_sequences()  # loads what reads one, while none has to wait for it
+        Block.decode(*map(bytes, own.frames)).next_sequences()  # loads compiled code before a heartbeat waits for it
         try:
             for slice_id, feed_slice in enumerate(self.feed.slices):
                 for name, endpoint in zip("AB", feed_slice.lines, strict=False):
@@ -139,7 +139,7 @@ class Heartbeats:
         return all(line.heard > 1 or line.state is LineState.CLOSED for line in self.lines)
 
     def _take(self, line: LineHealth, frames: list[bytes]) -> None:
-        now_ns = time.time_ns()  # before it is read: the first time that takes a while
+        now_ns = time.time_ns()  # before decoding, which is slow the first time
         try:
             key, header, body = frames
             block = Block.decode(key, header, body)

@@ -37,7 +37,7 @@ _NO: Final = numpy.int64(0)
 
 @inner
 def place_to_encode(shared: WriterAt, body_bytes: int) -> Any:
-    """The address of a place in which the sender may encode a body; 0: it is to encode it elsewhere."""
+    """Return the address of a place to encode a body in; 0: encode it elsewhere."""
     if not has_readers(shared) or body_bytes > shared.layout.small_bytes:
         return _NO
     place = claim_place(shared, body_bytes)
@@ -46,7 +46,7 @@ def place_to_encode(shared: WriterAt, body_bytes: int) -> Any:
 
 @inner
 def _find(shared: WriterAt, place: int, body_bytes: int) -> Any:
-    """A place for a body, its own if it lies in one; NO_PLACE: not now."""
+    """Return a place for a body, its own if it lies in one; NO_PLACE: there is no room now."""
     if not has_room(shared):
         return NO_PLACE
     return claim_place(shared, body_bytes) if place == NO_PLACE else place
@@ -54,7 +54,7 @@ def _find(shared: WriterAt, place: int, body_bytes: int) -> Any:
 
 @inner
 def _wait_for_place(sender: Sender, ring: RingAt, own: int, body_bytes: int) -> Any:
-    """Wait for slow readers, until the publisher ends."""
+    """Wait until slow readers leave a place, and return it; NO_PLACE: the publisher ends first."""
     shared = sender.shared
     begin_to_wait(shared)
     place = _find(shared, own, body_bytes)
@@ -69,7 +69,7 @@ def _wait_for_place(sender: Sender, ring: RingAt, own: int, body_bytes: int) -> 
 
 @inner
 def _leave_place(sender: Sender, body: int) -> bool:
-    """Copy a body out of its place: sockets hold it for longer. False: no memory."""
+    """Copy a body out of its place, as sockets may hold it for longer. False: no memory."""
     size = msg_size(body)
     copy = sender.scratch.ctypes.data + COPY_AT
     if msg_init_size(copy, size) != 0:
@@ -85,7 +85,7 @@ def _leave_place(sender: Sender, body: int) -> bool:
 def share(
     sender: Sender, ring: RingAt, key: int, header: int, body: int, sequence: int, is_wanted: bool, on_sockets: bool
 ) -> bool:
-    """Let readers have a block, if they want it, waiting for slow ones where told to. False: closing, or an error."""
+    """Write a block for readers that want it; wait for slow ones if set to. False: the publisher ends, or an error."""
     shared = sender.shared
     body_bytes = uint32_at(header + OFFSET_BODY_BYTES)
     own = place_of(shared, msg_data(body))

@@ -60,7 +60,7 @@ class Wanted(NamedTuple):
     """Address of what their topics start with."""
     prefix_bytes: int
     by_event: int
-    """1: times are `ts_event`, of each message; 0: of the whole block, and stand in its row already."""
+    """1: each message has its own time, its `ts_event`; 0: one time, already in the row, holds for the whole block."""
 
 
 class BlockTableAt(NamedTuple):
@@ -89,7 +89,7 @@ def _mark_topics(header_at: int, body: int, wanted: Wanted, marks: NDArray[numpy
 
 @inner
 def _measure(address: int, wanted: Wanted) -> None:
-    """Count the messages of a valid block that are played, and find their times; no messages: an empty range."""
+    """Count the messages of a valid block that are played, and find their times; with none the range is empty."""
     block = block_row_at(address)
     header = read_header(block.header)
     first, stop = block.first_row, block.stop_row
@@ -139,9 +139,9 @@ def measure(table: BlockTableAt) -> None:
 
 @njit(nogil=True, cache=True)
 def due_rows(table: BlockTableAt, until_ns: int, messages: int) -> int:
-    """Return the first row of the table's first block that must wait; its `stop_row` if none must.
+    """Return the first row of the table's first block that is not due yet; its `stop_row` if all are.
 
-    That is the first one to play that is later than `until_ns`, or comes after so many `messages`.
+    Due are at most `messages` of the rows to play, up to the first one later than `until_ns`.
     """
     block = block_row_at(table.address)
     header = read_header(block.header)

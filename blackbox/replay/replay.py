@@ -76,7 +76,7 @@ class ReplayStatistics(msgspec.Struct, frozen=True, kw_only=True):
     messages: int
     """Messages played, exactly."""
     blocks: int
-    """Blocks that were played to their end. Messages of several that were gathered into one count as one."""
+    """Blocks that were played to their end; a block gathered from messages of several counts as one."""
     body_bytes: int
     """Bytes of the bodies of these blocks, unpacked."""
     seconds: float
@@ -107,11 +107,11 @@ class _Span(NamedTuple):
 class Replay:
     """Recordings to play again, by `publish` or `Subscriber.replay`; `controls` pause, seek and pace it.
 
-    Run it as often as you like, each time from the beginning, unless its controls were told to stop.
+    Run it as often as you like, each time from the beginning, until its controls are told to stop.
 
-    Messages come in the order of the market (`ts_event`), over all slices and recordings; those of one time as they
-    were recorded. One without a time keeps its place behind the one before it; before the first time of its slice, it
-    comes at the latest when it was sent. Used by one thread at a time; the controls by any.
+    By default messages come in the order of the market (`ts_event`), over all slices and recordings; those of one time
+    as they were recorded. A message without a time follows the one before it in its slice; if there is none with a
+    time, it comes at the latest when it was sent. Used by one thread at a time; the controls by any.
     """
 
     def __init__(
@@ -133,9 +133,9 @@ class Replay:
         """Settings. Nothing is read until it is run.
 
         Args:
-            recordings: one, or several, which are played as one, in time order. One that is given twice is played once.
+            recordings: one, or several, which are played as one, in time order. Each is played once.
             speed: seconds of market time in a second; None: as fast as it is taken. Change it by `controls.speed`.
-            start: the first time to play, see `Recording.time`. By `pace_by`. A time of day is that of each day.
+            start: the first time to play, by `pace_by`; see `Recording.time`. A time of day holds for each day.
             stop: the time to stop before, likewise.
             prefix: only messages whose topics start with it.
             slices: only these.
@@ -196,11 +196,11 @@ class Replay:
         self._seconds = 0.0
 
     def publish(self, publisher: Publisher) -> ReplayStatistics:
-        """Play it on a publisher, as if it were live: with the present `ts_out`, so subscribers cannot tell.
+        """Publish it as if it were live: `ts_out` is the time of sending, so subscribers cannot tell.
 
-        Bodies are sent as they were recorded where the publisher's feed has the same slices and `key_bytes`.
-        Otherwise each message is published again. The publisher's `when_full` says whether slow subscribers make it
-        wait or lose messages. Returns once the publisher has taken everything: then `flush` or `close` it.
+        Large bodies are sent as they were recorded where the publisher's feed has the same slices and `key_bytes`.
+        Otherwise messages are published again, in blocks. The publisher's `when_full` says whether slow subscribers
+        make it wait or lose messages. Returns once the publisher has taken everything: then `flush` or `close` it.
 
         Raises ConfigError when the publisher's feed has another schema, or other slices where gaps are to be kept.
         """
@@ -239,7 +239,7 @@ class Replay:
                 if self._messages == before and start == self._start:
                     low, high = map(datetime_of, self._recorded_range())
                     log.warning("nothing was played: of the messages from %s to %s none was wanted", low, high)
-                    return  # nothing would be
+                    return  # nor would another loop play anything
                 if left:
                     self.controls.rewind()
                     start = self._jump(player, first_ns, first_ns)
@@ -344,7 +344,7 @@ class Replay:
         return block_tables(runs, selection, self.feeds, is_measured=player.reads_ahead and not player.checks_blocks)
 
     def _most_topics(self) -> int:
-        """How many topics all slices may have: some more than each is made for, as a subscriber does not end there."""
+        """Return how many topics to make room for: twice what feeds declare, as a subscriber goes on beyond that."""
         topics = 2 * sum(part.feed.max_topics * len(part.feed.slices) for part in self.recordings)
         return min(topics, _MOST_TOPICS)
 
@@ -369,7 +369,7 @@ class Replay:
             if next_ns >= self._timers.next_ns:
                 self._timers.advance(next_ns, self.controls.is_held_up)
                 self.controls.played(0, self._position_ns)
-                continue  # a tick may have steered
+                continue  # a timer may have used the controls
             until_ns = min(grant.until_ns, self._timers.next_ns - 1)
             stop = len(rows)
             is_limited = until_ns != _TO_THE_END or grant.messages != NO_LIMIT

@@ -113,7 +113,7 @@ def group_by_set(table: TableAt, header: Header, body: int, envelope: int, first
 
 @inner
 def due_of(table: TableAt, header: Header, envelope: int, first_row: int, whose: int) -> int:
-    """Deliveries that a grouped block means, for all workers (`whose` 0) or for worker `whose` - 1."""
+    """Count the deliveries that a grouped block makes, for all workers (`whose` 0) or for worker `whose` - 1."""
     callbacks = int64s_at(table.callbacks_of_set + 8 * table.sets * whose, table.sets)
     groups = envelope_at(envelope).groups
     if groups == 0:
@@ -172,9 +172,9 @@ def dispatch(
 ) -> int:
     """Hand the block of header `head` to every worker that wants it, and run the slice's own callbacks on it.
 
-    Return 0 or FAILED. The body stays.
+    Return 0 or FAILED. The body's message stays open.
 
-    `drop`: count its deliveries as dropped instead. After TERMINATE they are counted as due, and nothing else.
+    `drop`: count its deliveries as dropped instead. After TERMINATE they are only counted as due.
     """
     header = read_header(head)
     if at.handler.function != 0:

@@ -33,17 +33,17 @@ class KeyState(KeyQueue):
     expected = Field()
     """The next sequence number to deliver, or UNKNOWN."""
     line_next = Fields(3)
-    """The sequence number after the last one that each line has brought or passed; behind them that of archives."""
+    """The sequence number after the last one that each line has brought or passed; the third one is of archives."""
     asked_to = Field()
     """Archives were asked for what is missing before this number."""
     doubted = Fields(2)
     """A number too far ahead that each line has told once; 0: none."""
     doubted_end = Fields(2)
-    """The number behind the block that told it."""
+    """The number after the last one of the block that told it."""
     doubted_place = Fields(2)
     """Where that block is kept; NONE: a heartbeat told it, or there was no room."""
     lost = Field()
-    """Messages that are missing, of which nobody has been told yet."""
+    """How many messages are missing that nobody has been told of yet."""
     lost_from = Field()
     """The number of the first of them."""
     next_lost = Field()
@@ -194,7 +194,7 @@ def is_known(at: SequencesAt, key: int, epoch: int) -> bool:
 
 @inner
 def is_wanted(at: SequencesAt, key: int, epoch: int) -> bool:
-    """Whether numbers of a key go on in this epoch."""
+    """Whether this is the epoch that goes on, and the next number of a key is known in it."""
     return is_current(at, epoch) and is_known(at, key, epoch)
 
 
@@ -234,7 +234,7 @@ class Loss(NamedTuple):
 
 @inner
 def next_loss(at: SequencesAt) -> Loss:
-    """Return what is missing of one key, and take it for told. For when `has_losses`."""
+    """Return what is missing of one key; from then on it counts as told. Only when `has_losses`."""
     losses = _losses_at(at.losses)
     key = losses.first_key - 1
     state = key_state(at, key)

@@ -111,7 +111,7 @@ class Worker:
             if socket is not None:
                 socket.close()
             self._enter(WorkerLife.ENDED)
-            # These lead back to the slice thread: without the circle its memory and pipes go with the subscriber.
+            # They refer back to the slice thread: without this cycle its memory goes with the subscriber.
             del self._report, self._delivery, self._table_of_version, self._timers, self._hook_caller
 
     def _work(self, socket: zmq.Socket[bytes]) -> None:
@@ -157,7 +157,7 @@ class Worker:
                 return
 
     def hold_timers(self) -> bool:
-        """Let timers wait from now on; return whether none of them runs. For one other thread."""
+        """Start no more timers; return whether none is running now. For one other thread."""
         self._holds_timers = self._holds_timers or self._turn.acquire(blocking=False)
         return self._holds_timers
 

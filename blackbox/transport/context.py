@@ -17,7 +17,7 @@ MAX_SUBSCRIPTIONS = 1_000_000
 """Upstream filters that one subscriber can have in flight; libzmq loses those above the high-water mark."""
 
 CONTEXT_NEEDS = Needs(descriptors=5, threads=2)
-"""A context: the mailboxes of its end, its reaper and its I/O thread, what the last two poll with; and these two."""
+"""A context: a mailbox each for itself, its reaper and its I/O thread, an epoll each for the last two; both threads."""
 
 _PR_SET_TIMERSLACK = 29
 _M_TRIM_THRESHOLD = -1
@@ -30,7 +30,7 @@ _TRIM_THRESHOLD_BYTES = 16 << 20
 def _keep_freed_memory() -> None:
     """Tell glibc to keep up to 16 MiB of freed memory per arena: libzmq allocates and frees every body.
 
-    By its defaults the pages of nearly every body go back to the kernel, to be faulted in again for the next.
+    By default the pages of nearly every body go back to the kernel, and are faulted in again for the next.
     Settings in the environment (`MALLOC_...`) win.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -51,7 +51,7 @@ def new_context(what: str, *needs: Needs) -> zmq.Context[zmq.Socket[bytes]]:
 
 
 def open_context(part: Slice, what: str, *needs: Needs) -> zmq.Context[zmq.Socket[bytes]]:
-    """The context for one slice. Slices on inproc share one per process, or publisher and subscriber could not meet.
+    """Return a slice's context. Slices on inproc share one per process: else publisher and subscriber could not meet.
 
     Raises as `new_context`.
     """
@@ -66,13 +66,13 @@ def open_context(part: Slice, what: str, *needs: Needs) -> zmq.Context[zmq.Socke
 
 
 def close_context(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    """End a context from `open_context`; waits for what its sockets' LINGER allows. The shared one stays."""
+    """End a context from `open_context`, after at most its sockets' LINGER. The shared one stays."""
     if context is not zmq.Context.instance():
         context.term()
 
 
 def wake_on_time() -> None:
-    """Have Linux end sleeps when they are over, those of this thread and of threads it starts; else it adds 50 µs."""
+    """Have Linux end sleeps of this thread, and of those that it starts, on time; by default it adds up to 50 µs."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 

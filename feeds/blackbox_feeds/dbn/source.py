@@ -42,7 +42,7 @@ class Dbn(Source):
     `mbo`, `mbp-1`, `mbp-10`, `trades`, `tbbo`. `ts_event` is the record's, or `ts_recv` where it has none.
 
     Raises:
-        ConfigError: a topic that is not one.
+        ConfigError: `topic` is not such a template.
     """
 
     def __init__(self, path: str | Path, topic: str = DEFAULT_TOPIC) -> None:
@@ -111,7 +111,7 @@ class _DbnExporter:
         """The bytes of a DBN file of these messages, of which the first is the metadata.
 
         Raises:
-            SourceError: it is not, or there is other metadata later on: one file has one.
+            SourceError: the first is not, or other metadata comes later: a file has one.
         """
         head: bytes | None = None
         for part in parts:
@@ -140,7 +140,7 @@ export_dbn = _DbnExporter()
 def _without(
     payloads: NDArray[numpy.uint8], starts: NDArray[numpy.int64], ends: NDArray[numpy.int64], head: bytes
 ) -> Iterator[NDArray[numpy.uint8]]:
-    """Yield all payloads but those that are `head` again. Raises SourceError for other metadata."""
+    """Yield all payloads but repetitions of `head`. Raises SourceError for other metadata."""
     done = 0 if not len(starts) else int(starts[0])
     may_be = numpy.flatnonzero(ends - starts >= len(METADATA))
     for offset, letter in enumerate(METADATA):
