@@ -1,4 +1,4 @@
-"""How far recorders are with what a slice has published, as they have told. Whoever tells may be hostile."""
+"""Keep how far recorders say they are with a slice. Whoever says it may be hostile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from blackbox.block.acknowledgement import NEVER_SYNCED, NOTHING_MISSING, TOO_MANY_KEYS, Acknowledgement
 
 _MOST_TOLD: Final = 1_024
-"""Recorders of a slice, those that have gone among them; those that told first are forgotten."""
+"""Recorders of a slice that are remembered, those that have gone included; the oldest are forgotten first."""
 
 What = Literal["recorded", "synced"]
 
@@ -25,7 +25,7 @@ class RecorderPosition(msgspec.Struct, frozen=True, kw_only=True):
     sent: int
     """How many messages the publisher has numbered so far."""
     begin: int
-    """Where it began: what was numbered before it does not have."""
+    """Where it began; it has nothing from before."""
     recorded: int
     """It has all from `begin` up to here, in the page cache of its host at least."""
     synced: int | None
@@ -33,11 +33,11 @@ class RecorderPosition(msgspec.Struct, frozen=True, kw_only=True):
     lacks: str
     """What it lacks, so that `recorded` stays; empty: nothing."""
     is_connected: bool
-    """Whether it is there. What it has told holds when it has gone, too."""
+    """Whether it is connected. What it acknowledged still holds once it has gone."""
 
 
 class _Told:
-    """The last that a recorder has told, and on which lines that stands."""
+    """The last acknowledgement of a recorder, and the lines on which it is in force."""
 
     def __init__(self, what: Acknowledgement) -> None:
         self.what = what
@@ -53,7 +53,7 @@ class Acknowledgements:
         self._covered: dict[tuple[What, int], int] = {}
 
     def begin_epoch(self, epoch: int) -> None:
-        """Forget what was told of the one before."""
+        """Forget what was acknowledged of the epoch before."""
         self.epoch = epoch
         self._told.clear()
         self._covered.clear()
@@ -71,7 +71,7 @@ class Acknowledgements:
             self._told.popitem(last=False)
 
     def withdraw(self, line: int, said: bytes) -> None:
-        """Note that what was told on a line stands no more: something newer does, or the recorder has gone."""
+        """Note that an acknowledgement on a line was withdrawn: a newer one replaces it, or the recorder has gone."""
         what = Acknowledgement.decode(said)
         told = what and self._told.get(what.nonce)
         if told and told.standing.get(line) == said:

@@ -1,4 +1,4 @@
-"""Send control blocks from Python: confirmations, a few for a while, and whatever else is said under a reserved key."""
+"""Send control blocks from Python: confirmations, a few at a time, and what else goes under a reserved key."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from blackbox.publish.sender_state import Sender
 from blackbox.publish.subscriptions import Asked, Subscriptions
 
 _BYTES_PER_S: Final = 256 << 20
-"""Confirmations of all subscribers together."""
+"""What the confirmations of all subscribers together may take."""
 _SHARE: Final = 20
-"""Making confirmations takes one of so many parts of the thread's time."""
+"""Confirmations may take one part in this many of the thread's time."""
 _AGAIN_NS: Final = 20_000_000
 SURELY_S: Final = 1.0
-"""How long a confirmation waits for room at its subscriber, and at others that listen in; then it goes to who has."""
+"""How long a confirmation waits until all subscribers to its key have room; then only those that have get it."""
 NEVER_NS: Final = (1 << 63) - 1
 
 
@@ -37,8 +37,8 @@ def send_control_blocks(
 ) -> tuple[int, bytes]:
     """Send the next sequence of every key under `count` keys; return the body's bytes, and 1 for each sent.
 
-    `surely`: not where a queue is full that it would go to; else it is dropped there in silence. `wait`: whether the
-    socket waits for slow subscribers otherwise.
+    `surely`: send nothing if a queue that it would go to is full; else a full queue drops it silently. `wait`: whether
+    the socket waits for slow subscribers afterwards.
     """
     text, sent = numpy.frombuffer(keys, numpy.uint8), numpy.zeros(count, numpy.uint8)
     size = len(keys) // count
@@ -49,7 +49,7 @@ def send_control_blocks(
 
 
 class Answers:
-    """Sends the confirmations that are due: one body for all of them, and never waiting for who has no room.
+    """Sends the confirmations that are due: one body for all of them, never waiting for a full queue.
 
     `send` gets a line, keys side by side, how many, and whether surely; it returns as `send_control_blocks`.
     """

@@ -31,7 +31,7 @@ def open_xpub(
 
 
 def open_probe(context: zmq.Context[zmq.Socket[bytes]], xpub: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    """Return a subscriber of a line within this process: what only it has had and withdraws, nobody has."""
+    """Return a subscriber of a line in this process: when it alone has a filter, and withdraws it, nobody has it."""
     place = f"inproc://blackbox-probe-{id(xpub)}"
     xpub.bind(place)
     probe = context.socket(zmq.SUB)

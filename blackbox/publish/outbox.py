@@ -22,12 +22,12 @@ class OutboxSlice(NamedTuple):
     failure: Callable[[], str]
     """Says why it takes no more."""
     following: dict[bytes, int]
-    """By key the number that follows all that was written of the epoch that goes on."""
+    """The next number of each key, after all that was written of the epoch that goes on."""
     again: list[Block]
     """Those of its last blocks that no archive has, as far as is known: they are sent again, as they are."""
 
     def begins(self) -> dict[bytes, int]:
-        """Return by key the number from which on it is sent, again or for the first time."""
+        """Return the number of each key from which sending begins, again or for the first time."""
         return self.following | {block.key: block.sequence for block in reversed(self.again)}
 
 
@@ -42,7 +42,7 @@ class Again(NamedTuple):
 
     @classmethod
     def of(cls, box: OutboxSlice) -> Again:
-        """Return it in columns; numbers that nothing was written of are passed over in their place."""
+        """Return it in columns; numbers of which nothing was written are skipped."""
         following, keys, rows = box.begins(), list[bytes](), list[tuple[int, int, int]]()
         headers = numpy.frombuffer(b"".join(bytes(block.header) for block in box.again), numpy.uint8)
         header_bytes = len(headers) // max(1, len(box.again))
@@ -81,4 +81,4 @@ class PublisherOutbox(Protocol):
         """Take hold of the files. Raises BlackBoxError when they cannot be opened, or another publisher has them."""
 
     def close(self) -> None:
-        """Close the files; senders have ended. Raises JournalError when some of what was taken is not there."""
+        """Close the files, once senders have ended. Raises JournalError when some of what it took was not written."""

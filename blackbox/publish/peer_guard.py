@@ -39,9 +39,9 @@ _LEAST_BURST_BYTES: Final = 1 << 20
 _BYTES_PER_S: Final = 256 << 10
 """What a connection may go on sending once its burst is spent: some 12,000 subscriptions a second."""
 _MOST_UNHEARD_BYTES: Final = 2 << 20
-"""What a connection may send without a whole message among it that the sender heard, and as much again as all filters
-in force take: libzmq does not pass on those that others have, too. It holds an unfinished message in up to 32 times its
-bytes."""
+"""What a connection may send before the sender has heard a whole message of it, beside as much as all filters in force
+take: libzmq does not pass on filters that others have, too. It holds an unfinished message in up to 32 times its bytes.
+"""
 _LEAST_FILTER_BYTES: Final = 4
 """Of a subscription on the wire, at least."""
 _UNSETTLED_BYTES: Final = 16 << 20
@@ -49,15 +49,15 @@ _UNSETTLED_BYTES: Final = 16 << 20
 _PING_BYTES_PER_S: Final = 16
 """What ZMTP's pings take on the wire, at most: a plain SUB socket may send them."""
 _DOUBT_S: Final = 0.02
-"""Time between two looks while it is not yet known whether that is so."""
+"""Time between two looks while it is not known whether a connection has sent too much."""
 _REMOVAL_S: Final = 1.0
-"""Time in which the filters of a connection that was ended go, or others have them, too."""
+"""Time until the filters of an ended connection are gone, or turn out to be those of others, too."""
 _DEAF_S: Final = 5.0
 """A peer is deaf when what waits for it has waited so long, and it took next to nothing."""
 _MOST_DEAF: Final = 8
-"""Deaf peers of a slice that keep their queues, with `when_full="drop"`; then whoever is deaf longest is put out."""
+"""Deaf peers of a slice that keep their queues, with `when_full="drop"`; beyond that the longest deaf are put out."""
 _LEAST_TAKEN_BYTES: Final = 16 << 10
-"""Between two looks; who takes less is as good as deaf."""
+"""What a peer must take between two looks, or it counts as deaf."""
 PATIENCE_S: Final = 10.0
 """How long a closing publisher waits for peers of which none takes anything."""
 
@@ -83,10 +83,10 @@ class _Record:
         self.segments = 0
         self.was_behind = False
         self.doubted: tuple[int, int] | None = None
-        """The sender's pass in which too much was unheard, and what had been received by then."""
+        """The sender's pass in which too much had not been heard, and how much had been received by then."""
         self.received = self.taken = self.heard = 0
         self.unheard_from = 0.0
-        """Bytes that need no whole message any more: those before the last one, and pings."""
+        """Bytes that are accounted for: those before the last whole message, and pings."""
 
 
 class Guard:
@@ -105,9 +105,9 @@ class Guard:
     ) -> None:
         self.put_out = 0
         self.closing_since = math.inf
-        """When the publisher began to close: from then on who is deaf is put out."""
+        """When the publisher began to close: from then on deaf peers are disconnected."""
         self.deaf: list[Connection] = []
-        """Those that the last look found deaf, and let be."""
+        """Deaf peers that the last look left connected."""
         self.moved_at = time.monotonic()
         """When some peer for which something waited was last seen to take some of it."""
         self._slice_id, self._subscriptions, self._drop = slice_id, subscriptions, drop
@@ -120,7 +120,7 @@ class Guard:
         self._times_asked = self._answer_bytes = 0
         self._looked_at = self._judged_taken_at = self._made_room_at = time.monotonic()
         self.shared: SharedWriter | None = None
-        """Shared memory whose readers are to be met, if there is any; set before the start, closed with this."""
+        """Shared memory that readers may join, if there is any; set before the start, closed with this."""
         self._wake = Pipe()
         self._thread = threading.Thread(target=self._run, name=f"blackbox-guard-{slice_id}", daemon=True)
 
@@ -228,7 +228,7 @@ class Guard:
         self.deaf = deaf[max(0, more) :]
 
     def _make_room(self, line: int, found: list[Connection], now: float) -> None:
-        """Where a line has too many filters, end who may hold most of them, until the others fit."""
+        """Where a line has too many filters, end connections that may hold most of them, until the rest fit."""
         first, shared = self._subscriptions.asked_first(line)
         most = self._subscriptions.most_filters
         over = sum(first.values()) + shared - most
@@ -236,7 +236,7 @@ class Guard:
         if over <= (most if settles else 0):
             return
         self._made_room_at = now
-        # Who asks for what others have, too, is not heard: but its bytes tell how many filters it may have.
+        # A filter that others have, too, is not heard: but a peer's bytes bound how many it may have.
         held = {each: min(each.received // _LEAST_FILTER_BYTES, first.get(each.fd, 0) + shared) for each in found}
         for connection in sorted(found, key=held.__getitem__, reverse=True):
             if over > 0:
@@ -258,7 +258,7 @@ class Guard:
             self._judge_unheard(connection, record)
 
     def _judge_unheard(self, connection: Connection, record: _Record) -> None:
-        """End who sends nothing whole. What it repeats of others counts as whole, once the sender has heard those."""
+        """End a connection that sends nothing whole. Filters that others have count as whole, once those were heard."""
         most = _MOST_UNHEARD_BYTES + _FILTER_BYTES * self._subscriptions.filter_count()
         if record.received - record.unheard_from <= most:
             record.doubted = None
@@ -276,7 +276,7 @@ class Guard:
         self._wake_sender()
 
     def _judge_answered(self, connection: Connection, record: _Record, now: float) -> None:
-        """End whose host is gone: TCP itself goes on trying for a quarter of an hour."""
+        """End a connection whose host is gone: TCP itself goes on trying for a quarter of an hour."""
         if connection.segments != record.segments or not connection.unanswered:
             record.segments, record.answered_at = connection.segments, now
         elif now - record.answered_at >= GIVEN_UP_S:

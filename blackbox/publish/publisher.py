@@ -245,7 +245,7 @@ class Publisher:
         return self
 
     def _send_again(self, boxes: Sequence[OutboxSlice]) -> None:
-        """Send what was published before, and may not have come anywhere, to who subscribes within some time."""
+        """Send blocks of the outbox again that may have reached nobody, to all that subscribe in time."""
         again = [slice_id for slice_id, box in enumerate(boxes) if box.again]
         until = time.monotonic() + (self._outbox.again_wait_s if self._outbox and again else 0.0)
         for slice_id in again:

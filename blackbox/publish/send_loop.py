@@ -100,7 +100,7 @@ EPOCH: Final = 5
 
 SUBSCRIPTION_HEAD_BYTES: Final = 12
 KEPT_BYTES: Final = 1 + MOST_BYTES
-"""Bytes of a subscription that Python looks at; what is longer is none of ours."""
+"""Bytes of a subscription that Python looks at; no subscription of ours is longer."""
 _HEARTBEAT = numpy.frombuffer(HEARTBEAT_KEY, numpy.uint8)
 
 _IN_FLIGHT_NS: Final = 2_000
@@ -429,7 +429,7 @@ def _spin(sender: Sender, ring: RingAt) -> None:
 
 @inner
 def _fall_asleep(sender: Sender, ring: RingAt) -> bool:
-    """Let writers stand in for who sends now, and ask them when the next message comes. False: it has come."""
+    """Let publishing threads send in place of this one, and ask when the next message comes. False: it has come."""
     state = ring_state_at(ring.state)
     now = now_ns()  # before the ring is looked at: what comes into it later is not older
     if load_shared(state, "tail") == state.head:

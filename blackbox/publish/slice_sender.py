@@ -49,7 +49,7 @@ _SEND_WAIT_MS = 20
 _RECEIVED_BYTES = 16 << 10
 """Subscriptions taken in one pass: some hundreds, for a millisecond at most."""
 _READ_EVERY_NS = 5_000_000
-"""Time between two passes when more wait: the rest of it is left to what is published."""
+"""Time between two passes when more wait; between them messages are sent."""
 _ACCEPT_S = 1.0
 _REPEAT_S = 0.1
 _ASK_AGAIN_S = 0.25

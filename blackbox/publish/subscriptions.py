@@ -181,7 +181,7 @@ class Subscriptions:
         _drop_first(self.asked, _MOST_ASKED)
 
     def _accept(self, line: int, prefix: bytes) -> None:
-        """Count who asked for the confirmation that is accepted, whoever says so: nonces can be overheard."""
+        """Count the subscriber that had asked for this confirmation, whoever accepts it: nonces can be overheard."""
         place = line, CONFIRM_KEY + prefix[len(ACCEPT_KEY) :][:NONCE_BYTES]
         if place in self.answered:
             self._accepted[line][prefix] = self.answered.pop(place)

@@ -19,7 +19,7 @@ _REFUSED: Final = errno.EIO
 
 @inner
 def _hand(sender: Sender, kind: int, header: int, body: int) -> bool:
-    """Give a block, or control block, to the outbox. False: it does not take it."""
+    """Give a block, or control block, to the outbox. False: it was not written."""
     handed = handed_block_at(sender.outbox.record)
     handed.kind = kind
     handed.head = header
@@ -36,9 +36,9 @@ def _hand(sender: Sender, kind: int, header: int, body: int) -> bool:
 
 @inner
 def is_kept(sender: Sender, key: int, header: int, body: int, sequence: int) -> bool:
-    """Write a block into the outbox before it is sent, unless there is none, or it has it. False: it does not take it.
+    """Write a block into the outbox before it is sent, if there is one that lacks it. False: it was not written.
 
-    What was written goes on from there, whoever is killed: so its number is never used again.
+    Once it is written, its number is never used again, whichever process is killed.
     """
     if sender.outbox.function == 0 or sequence < sender.kept[key]:
         return True
@@ -53,8 +53,8 @@ def is_kept(sender: Sender, key: int, header: int, body: int, sequence: int) -> 
 
 @inner
 def tell_outbox(sender: Sender) -> None:
-    """Give the control block that was made to the outbox, if there is one: it marks what that tells."""
+    """Give the outbox, if there is one, the control block just made: it keeps a mark of what that says."""
     if sender.outbox.function != 0:
         scratch = sender.scratch.ctypes.data
         _hand(sender, numpy.int64(CONTROL), scratch + TEMPLATE_AT, scratch + BODY_AT)
-        call_with_address(sender.outbox.function, sender.outbox.record)  # nothing more: what it has it writes
+        call_with_address(sender.outbox.function, sender.outbox.record)  # as IDLE: it writes what it has gathered
