@@ -1,4 +1,4 @@
-"""What those below a relay have asked for on each line, and what of that goes up."""
+"""Keep what those below a relay ask for on each line, and pass up what has to go up."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from blackbox.relay.upstream import Upstream
 class Below(Subscriptions):
     """The subscriptions below a relay's slice. Filters of data go up as each line's `Upstream` decides.
 
-    What recorders tell goes up as it is. Acceptances stay here: those below are this relay's subscribers, and it is one
-    of its source's. So do filters of readers of shared memory: there is none here, and they ask again for sockets.
+    Acknowledgements of recorders go up as they are. Acceptances stay here: those below are this relay's subscribers,
+    and the relay is one of its source's. Filters of shared memory stay, too: a relay has none, so readers use sockets.
 
     `wants_path` is set when somebody has asked how this relay is reached.
     """
@@ -46,12 +46,12 @@ class _PassedUp:
         self._upstreams = upstreams
 
     def begin_epoch(self, epoch: int) -> None:
-        """Leave it to recorders to withdraw what they told of another epoch."""
+        """Do nothing: recorders themselves withdraw what they acknowledged of another epoch."""
 
     def note(self, line: int, said: bytes, _what: Acknowledgement) -> None:
         """Pass on how far a recorder is."""
         self._upstreams[line].tell_recorded(said)
 
     def withdraw(self, line: int, said: bytes) -> None:
-        """Pass on that this stands no more."""
+        """Pass on that this was withdrawn."""
         self._upstreams[line].withdraw_recorded(said)

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple, Protocol
 
 _MOST_HELD: Final = 65_536
-"""Prefixes that nobody wants and that are held back nevertheless; those that wait longest go first."""
+"""Prefixes kept although nobody wants them any more; beyond that the oldest are withdrawn."""
 
 
 class Changes(NamedTuple):
-    """What is to be asked for, and then what is to be withdrawn: in this order nothing wanted is ever uncovered."""
+    """What to ask for, and what to withdraw after that: in this order all that is wanted stays covered."""
 
     subscribe: list[bytes]
     withdraw: list[bytes]
@@ -22,7 +22,7 @@ NO_CHANGES: Final = Changes([], [])
 
 
 class Cover(Protocol):
-    """Decides what goes upstream. Another one may ask for more than is wanted, never for less.
+    """Decides what goes upstream. One of your own may ask for more than is wanted, never for less.
 
     Each prefix is added once, and removed once when nobody wants it any more.
     """
@@ -40,7 +40,7 @@ class SmallestCover:
     def __init__(self) -> None:
         self._wanted: set[bytes] = set()
         self._sorted: list[bytes] = []
-        """The same; those that a prefix covers follow it."""
+        """The same, sorted: a prefix comes before those that it covers."""
 
     def add(self, prefix: bytes) -> Changes:
         """Cover a prefix that was not wanted before."""
@@ -68,7 +68,7 @@ class SmallestCover:
 
 
 def _behind(prefix: bytes) -> bytes:
-    """Return the first bytes that stand behind all that begin with `prefix`; none: there are no such."""
+    """Return the least bytes that sort after all that begin with `prefix`; empty: there are none."""
     head = prefix.rstrip(b"\xff")
     return head and head[:-1] + bytes([head[-1] + 1])
 
@@ -76,8 +76,8 @@ def _behind(prefix: bytes) -> bytes:
 class Interest:
     """Counts who wants each prefix, and has a `Cover` decide what that means upstream.
 
-    A prefix that nobody wants any more is still covered for `hold_s` seconds: who comes back meanwhile, or another one,
-    changes nothing upstream. Times are those of any one clock.
+    A prefix that nobody wants any more stays covered for `hold_s` seconds: if somebody wants it again by then, nothing
+    changes upstream. Times may be of any one clock.
     """
 
     def __init__(self, cover: Cover, hold_s: float = 0.0) -> None:

@@ -72,7 +72,7 @@ NEWS: Final = 2
 CONNECTIONS: Final = 3
 """... because a connection towards the source has come or gone."""
 RETRY: Final = 4
-"""... because it was asked to by then."""
+"""... because the time came that it was given."""
 CLOSED: Final = 5
 FAILED: Final = 6
 """... because libzmq refused a message; `errno` of a line's state says why."""

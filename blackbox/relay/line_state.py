@@ -36,7 +36,7 @@ class LineState(SenderState):
     no_blocks = Field()
     """Messages that were no blocks, and went no further."""
     faults = Field()
-    """Blocks with a header that cannot be read, or control blocks that cannot: passed on, for receivers to refuse."""
+    """Unreadable control blocks, and blocks with an unreadable header: passed on, for receivers to refuse."""
     nonce = Field()
     """Of the confirmation that is waited for, as a word."""
     answered = Field()

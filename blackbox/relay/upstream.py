@@ -67,7 +67,7 @@ class Upstream:
     def __init__(
         self, addresses: Sequence[str], interest: Interest, state: LineState, heartbeat_ns: int, what: str
     ) -> None:
-        """`what`: of which slice, for the log."""
+        """`what` names the slice in the log."""
         self.addresses = list(addresses)
         self.interest = interest
         self.version = 0
@@ -208,7 +208,7 @@ class Upstream:
                 self.withdraw_recorded(next(iter(self._recorders)))
 
     def withdraw_recorded(self, said: bytes) -> None:
-        """Pass on that this stands no more."""
+        """Pass on that this was withdrawn."""
         if said in self._recorders:
             del self._recorders[said]
             self.xsub.send(UNSUBSCRIBE + said)
@@ -269,7 +269,7 @@ class Upstream:
         self._withdraw_nonce()
 
     def began(self) -> None:
-        """Note that another run goes on: what was confirmed was so for the one before."""
+        """Note that another run has begun: confirmations held for the one before."""
         self._confirmed = _UNCONFIRMED
 
     def ended(self) -> None:
