@@ -1,8 +1,8 @@
-"""What the clocks of a publisher and of this host differ by, as far as blocks tell; compiled.
+"""Estimate how far the clocks of a publisher and of this host differ, from the times in blocks; compiled.
 
-A lag below 0 proves that the publisher's clock is ahead; that much is taken off every lag. The estimate forgets: what
-no block of a minute confirms is given up. A step of this host's clock shows against the monotonic one; a step back of
-the publisher's shows in `ts_out`, which never descends on a line otherwise.
+A lag below 0 proves that the publisher's clock is ahead; that much is taken off every lag. An estimate
+that no block confirms for a minute is given up. A step of this host's clock shows against the monotonic one; a step
+back of the publisher's shows in `ts_out`, which otherwise never decreases on a line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from blackbox.native.records import Field, Fields, SharedRecord, record_at
 from blackbox.subscribe.state import SliceCounters
 
 STEP_NS: Final = 100_000_000
-"""Clocks that part by more than this at once: one was stepped. Slewing would take minutes."""
+"""When the difference changes by more than this at once, a clock was stepped: slewing would take minutes."""
 WINDOW_NS: Final = 30_000_000_000
 """An estimate holds for one to two of these unless a block confirms it."""
 _FAR: Final = 1 << 62

@@ -222,7 +222,7 @@ class Delivery:
         self.state.tick_ns, self.state.tick_within_ns = timers.next_ns, timers.least_ns
 
     def call_timers(self, timers: Timers) -> None:
-        """Call the timers whose time has come; of times that went by meanwhile, the last."""
+        """Call the timers that are due, once each: of several times missed, for the last."""
         now_ns = time.time_ns()
         timers.skip_to(now_ns)
         self._counters.busy_since_ns = time.monotonic_ns()

@@ -1,6 +1,6 @@
-"""Sequence numbers too far ahead to be believed at once, and the blocks that told them; compiled.
+"""Doubt sequence numbers that are too far ahead to be believed at once; compiled.
 
-A line has to tell such a number twice. Until then its block is kept, in part of the room for blocks that wait.
+A line has to bring such a number twice. Until then its block is kept, in part of the room for blocks that wait.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from blackbox.subscribe.sequences import (
 from blackbox.subscribe.state import slice_counters_at
 
 PLAUSIBLE_JUMP: Final = 1 << 24
-"""Numbers that a key may be ahead of what is known. What is further is believed when its line tells it once more."""
+"""How far ahead a key's number is believed at once. One further ahead is believed when its line brings it again."""
 
 
 @inner
 def _leave_doubt(at: SequencesAt, state: KeyState, line: int) -> int:
-    """Doubt what a line has told no more; return the place of its block, or NONE."""
+    """End the doubt about a line's number; return the place of its block, or NONE."""
     place = state.doubted_place[line]
     state.doubted[line] = 0
     state.doubted_place[line] = NONE
@@ -44,7 +44,7 @@ def _leave_doubt(at: SequencesAt, state: KeyState, line: int) -> int:
 
 @inner
 def refute(at: SequencesAt, state: KeyState, line: int) -> None:
-    """Take what a line has told, and nothing has borne out, for untrue: its block will be dropped."""
+    """Take a line's number, which nothing has confirmed, for untrue: its block will be dropped."""
     place = _leave_doubt(at, state, line)
     if place != NONE:
         held_state = held_state_at(at.held_state)
@@ -64,7 +64,7 @@ def believe(at: SequencesAt, state: KeyState, line: int, now_ns: int) -> None:
 
 @inner
 def is_plausible(at: SequencesAt, state: KeyState, line: int, sequence: int, end: int, now_ns: int) -> bool:
-    """Whether a line may tell this number. One far ahead of all that is known only when it is told once more."""
+    """Whether to believe this number of a line: one far ahead of all that is known, only when it comes again."""
     if sequence - max(state.expected, state.line_next[line]) <= PLAUSIBLE_JUMP:
         if state.doubted[line] != 0:
             refute(at, state, line)
@@ -113,7 +113,7 @@ def keep_doubted(at: SequencesAt, key: int, line: int, sequence: int, count: int
 
 @inner
 def next_refuted(at: SequencesAt) -> int:
-    """Give back the place of a kept block that turned out not to be true; return its number, or NONE."""
+    """Give back the place of a kept block that is not believed; return its number, or NONE."""
     held_state = held_state_at(at.held_state)
     place = held_state.refuted
     if place != NONE:
@@ -124,7 +124,7 @@ def next_refuted(at: SequencesAt) -> int:
 
 @njit(nogil=True, cache=True)
 def refute_all(at: SequencesAt) -> None:
-    """Believe nothing that is still doubted."""
+    """Take all that is still doubted for untrue."""
     for key in range(int64s_at(at.keys.used, 1)[0]):
         for line in range(2):
             refute(at, key_state(at, key), line)

@@ -1,8 +1,8 @@
 """Which run of the publisher goes on, compiled: another one is believed once two of its blocks have come in a row.
 
 A line carries the blocks of a run in order, and none of them once the next run has begun. So one block of another epoch
-between two of the present one is not true: it is counted, and changes nothing. The first block of a run waits for the
-second, or for the answer to our own nonce, which is believed at once and mostly comes first.
+between two of the present one is a forgery or an error: it is counted, and changes nothing. The first block of a run
+waits for the second, or for the answer to our own nonce, which is believed at once and mostly comes first.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from blackbox.transport.connections import Connection, Connections
 log = logging.getLogger("blackbox")
 
 GUARD_NEEDS = Needs(descriptors=2, threads=1)
-"""What tells it of connections, and its thread."""
+"""The socket that reports connections, and its thread."""
 _LOOK_S = 0.1
 _SLACK_BYTES = 16 << 20
 """What the kernel holds, and frames around bodies."""

@@ -1,4 +1,4 @@
-"""Who is told, between the messages before and after, that messages of a key will not come."""
+"""Choose what to call where messages of a key are missing, between those before and after."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from blackbox.block.gap import Gap
 from blackbox.subscribe.callbacks import Callback
 
 _MOST_KEYS: Final = 4_096
-"""Keys for which it is kept who is told; with more it is found out anew."""
+"""Keys for which the choice is kept; with more it is made anew."""
 
 
 class GapHook(NamedTuple):

@@ -63,7 +63,7 @@ from blackbox.transport.libzmq import msg_data
 
 @inner
 def _be_live(at: SliceAt, table: TableAt) -> int:
-    """Take what comes live from now on, and tell who wants to know: 0 or FAILED."""
+    """Take what comes live from now on, and tell the workers that listen: 0 or FAILED."""
     join = join_state_at(at.sequences.join)
     join.lives += 1
     result: int = tell_live(at, table)

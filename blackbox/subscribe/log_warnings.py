@@ -51,7 +51,7 @@ class CallbackErrors:
 
 
 class LogWarnings:
-    """What was told of each slice, and when. Used by one thread."""
+    """Logs what slices have counted, and keeps what was logged when. Used by one thread."""
 
     def __init__(self) -> None:
         self._told: dict[tuple[int, str], int] = {}

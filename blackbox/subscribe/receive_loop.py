@@ -115,7 +115,7 @@ def _receive_from_socket(socket: int, first: int) -> int:
 def _receive_shared(at: SliceAt, keys: Trie) -> int:
     """As `_receive`, where data lies in shared memory.
 
-    What comes on a socket was sent after what was written by then, and tells of it: it waits until that is taken.
+    What comes on a socket was sent after all that had been written to memory by then: it waits until that is taken.
     """
     state = reader_state_at(at.shared.state)
     waiting = at.scratch + WAITING_AT

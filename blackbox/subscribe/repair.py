@@ -135,7 +135,7 @@ class Repairer:
         self._told_at = self._asked_at = self._took_s = 0.0
         self._taken = 0
         self._rests = False
-        """Whether gaps are told at once, as no archive has answered for so long as they may be waited for."""
+        """Whether gaps are told at once, as no archive has answered within the time that gaps may wait."""
         self._falls = 0
         self._thread = threading.Thread(target=self._run, name=f"blackbox-repair-{slice_id}", daemon=True)
 
@@ -237,7 +237,7 @@ class Repairer:
             self._over.wait(random.random() * min(self._took_s, _MOST_JITTER_S))
 
     def _take(self, most: int) -> list[Missing]:
-        """Return what is asked for now, up to so many; of one key what lies near each other as one."""
+        """Return up to `most` requests; those of one key that lie near each other become one."""
         first, stop = self._taken, min(self._queue.asked, self._taken + most)
         found: dict[tuple[bytes, int], list[Missing]] = {}
         for number in range(first, stop):
@@ -252,9 +252,9 @@ class Repairer:
         return [missing for each in found.values() for missing in each]
 
     def _answer(self, out: zmq.Socket[bytes]) -> None:
-        """Bring what is asked for, and what is meanwhile; archives that do not answer are asked again until it is late.
+        """Bring what was asked for, now and meanwhile. Archives that do not answer are asked again, within `wait_s`.
 
-        What has come, or does not come, is told of each key in order.
+        Of each key, in order, it is noted how far all has come, or will not come.
         """
         waiting: list[tuple[float, Missing]] = []
         pause_s, heard, failure = _PAUSE_S, 0.0, BlackBoxError()

@@ -13,7 +13,7 @@ MOST_REQUESTS: Final = 1_024
 
 
 class RepairQueue(SharedRecord):
-    """How far the two threads are. Each writes what begins with its own cache line."""
+    """How far the two threads are. Each writes the fields of its own cache line."""
 
     asked = Field(own_line=True)
     """Requests made."""
@@ -24,7 +24,7 @@ class RepairQueue(SharedRecord):
     wake_fd = Field()
     """Where the thread that fetches is woken."""
     answered = Field(own_line=True)
-    """Requests that are done with: brought, or told to be gone."""
+    """Requests that are done: their messages came, or are known to be gone."""
     answers = Field()
     """1 while there is an archive that answers, as far as is known."""
     sent = Field()

@@ -15,7 +15,7 @@ _TICK_S: Final = 0.001
 
 
 class SliceHooks(NamedTuple):
-    """What a user wants to be called at a turn of a slice. All lists may grow."""
+    """What to call when a slice enters an epoch, or goes live. All lists may grow."""
 
     on_epoch: list[Callable[[int, int], object]]
     """Called with the slice and the epoch."""
@@ -35,7 +35,7 @@ class _Gate:
         self._workers = workers
         self._changed = threading.Condition()
         self._reached: dict[int, int] = {}
-        """What each worker has come to; it grows."""
+        """The last turn that each worker has reached; it only grows."""
         self._passed = 0
 
     def pass_through(

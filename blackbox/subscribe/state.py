@@ -83,15 +83,15 @@ class SliceState(SharedRecord):
     reads = Field()
     """Times the loop has looked for a block. It does not while it waits for a worker."""
     excused_ns = Field()
-    """How much of the lag of the block at hand is none: archives were asked meanwhile."""
+    """How much of this block's lag does not count: it passed while archives were asked."""
     look_at_held_ns = Field()
     """When all blocks that wait for the other line are looked at again; by the monotonic clock."""
     is_shared = Field()
     """1 when blocks came last from the publisher's shared memory."""
     other_key_bytes = Field()
-    """The `key_bytes` of the last block that was refused for it, plus 1; 0: none was."""
+    """The `key_bytes`, plus 1, of the last block that was refused because of it; 0: none was."""
     other_slice = Field()
-    """The slice of the last block that was refused for it, plus 1; 0: none was."""
+    """The slice, plus 1, of the last block that was refused because of it; 0: none was."""
 
 
 class SliceCounters(SharedRecord):

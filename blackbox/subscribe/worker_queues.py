@@ -1,4 +1,4 @@
-"""Hand frames to a worker, compiled: blocks, and what it is told of messages that will not come."""
+"""Hand frames to a worker, compiled: blocks, and notices of missing messages."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def tell_live(at: SliceAt, table: TableAt) -> int:
             result = _tell(at, worker, now_ns(), message)
             if result != GIVEN_UP:
                 break
-            result = 0  # it does not belong to what may be dropped
+            result = 0  # unlike blocks, this notice must not be dropped
     msg_close(message)
     return result
 
