@@ -43,7 +43,7 @@ from blackbox.errors import JournalError
 from blackbox.native.xxh3 import checksum_32
 
 _SPAN_NS: Final = 10**9
-"""A merged block holds no more than what was sent in that time: it has one `ts_out`."""
+"""A merged block has one `ts_out`, so it holds only what was sent within this time."""
 _WINDOW_BYTES: Final = 32 << 20
 """Blocks of all keys are looked at together up to that many bytes."""
 _WINDOW_BLOCKS: Final = 65_536
@@ -180,7 +180,7 @@ def _write_slice(
 
 
 def _kept_marks(recording: Recording, slice_id: int) -> deque[tuple[SegmentFile, Mark]]:
-    """The marks that are not about segments. They keep their times, and stand behind what came before them."""
+    """Return the marks that are not about segments. They keep their times, and their places among the records."""
     found: deque[tuple[SegmentFile, Mark]] = deque()
     for _, segments in recording.segments([slice_id]):
         for segment in segments:

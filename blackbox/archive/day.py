@@ -24,7 +24,7 @@ from blackbox.timestamps import date_of, ns_on
 
 MANIFEST = "manifest.json"
 MOST_JSON_BYTES = 16 << 20
-"""A larger manifest, or `closed.json`, is none."""
+"""A manifest or `closed.json` that is larger is refused."""
 LOCK = "recorder.lock"
 IMPORT_LOCK = "import.lock"
 _SLICE_PREFIX = "slice-"

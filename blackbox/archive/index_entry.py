@@ -57,7 +57,7 @@ def bit_of(key: int, size: int) -> int:
 
 @inner
 def _begin(at: int, start: int, epoch: int) -> None:
-    """Make the entry at an address an empty one for what stands from `start` on."""
+    """Make the entry at an address empty, for records from `start` on."""
     bytes_at(at, ENTRY_BYTES)[:] = 0
     entry = entry_at(at)
     entry.start = entry.stop = start
@@ -68,7 +68,7 @@ def _begin(at: int, start: int, epoch: int) -> None:
 
 @inner
 def _belongs(at: int, start: int) -> bool:
-    """Return whether what stands at `start` goes on with an entry that has begun, by its place alone."""
+    """Return whether a record at `start` still belongs to the entry that has begun, by its place alone."""
     entry = entry_at(at)
     return bool(entry.stop == start and entry.stop - entry.start < ENTRY_SPAN_BYTES)
 

@@ -1,4 +1,4 @@
-"""How far the records of a journal bring each key: what a heartbeat says beyond that is worth a mark."""
+"""Keep how far the records of a journal reach for each key: a heartbeat that says more is worth a mark."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Keys:
     """The next sequence number of each key that was recorded in the current epoch; `at` is for compiled code."""
 
     def __init__(self, most: int = _MOST_KEYS) -> None:
-        """Nothing is known yet. There is room for so many keys; further ones are not compared with what is told."""
+        """Know nothing yet. There is room for `most` keys; later ones are not compared with heartbeats."""
         self._names = Numbering(most, _MEAN_KEY_BYTES)
         self._following = numpy.zeros(most, numpy.int64)
         self._unheard = numpy.zeros(1, numpy.int64)

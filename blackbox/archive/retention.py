@@ -179,7 +179,7 @@ class Deleter:
         return {name: kept.positions for name, kept in found if kept is not None}
 
     def _delete(self, day: Path, ends: Mapping[int, list[Position]]) -> None:
-        """Note what goes, then let it go: who is killed in between deletes it the next time."""
+        """Note what is deleted, then delete it: after a kill in between, the next run deletes it."""
         slices = dict(Deleted.read(self._directory).slices)
         for slice_id, positions in ends.items():
             last = dict(slices.get(slice_id, []))

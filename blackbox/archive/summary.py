@@ -64,13 +64,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyBegin(msgspec.Struct, frozen=True, order=True):
-    """A key of which a recording lacks what was published before the first message that is here."""
+    """A key whose first recorded message is not the first one that was published."""
 
     slice_id: int
     epoch: int
     key: bytes
     sequence: int
-    """Of the first one here: so many messages were published before."""
+    """Of the first recorded message: the number of messages published before it."""
 
 
 class Examined(NamedTuple):

@@ -106,7 +106,7 @@ class TopicNumbers:
         return numbers
 
     def _make_room(self, topics: int, text_bytes: int) -> None:
-        """Make room for so many topics of so many bytes, and for twice as many as there was."""
+        """Make room for this many topics and bytes of text, and at least for twice as many as before."""
         if topics <= self.room and text_bytes <= len(self._names.text) - 8:
             return
         room = max(topics, 2 * self.room)

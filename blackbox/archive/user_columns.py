@@ -137,7 +137,7 @@ def _times(values: Any, name: str) -> NDArray[numpy.int64]:
 
 
 def _timestamps(values: pyarrow.ChunkedArray, name: str, unit: str) -> pyarrow.ChunkedArray:
-    """Return timestamps as int64 in a unit; what is none as it is."""
+    """Return timestamps as int64 in a unit; other columns as they are."""
     import pyarrow
 
     if not pyarrow.types.is_timestamp(values.type):

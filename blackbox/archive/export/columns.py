@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _PRICES: Final = ("float", "decimal", "long")
 _TIMES: Final = ("timestamp", "long")
 _NO_PRICE: Final = 10**PRICE_DIGITS
-"""Venues mark that there is no price by one of so many units or more."""
+"""Venues mark a missing price by this many units or more."""
 _LAST_TIME: Final = (1 << 63) - 1
 _KIND: Final = "kind"
 

@@ -32,14 +32,14 @@ from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.subscribe.repair import Later, Missing, Since
 
 _LATER_S: Final = 0.001
-"""Time until what is still being written is asked for again; it doubles while nothing comes."""
+"""Time until an archive is asked again for what it has not recorded yet; it doubles while nothing comes."""
 _MOST_LATER_S: Final = 0.32
 _NEXT_S: Final = 0.1
-"""For so long an archive that has no more may get it before the next one is asked, where there are several."""
+"""How long to wait for more from one archive before the next one is asked, where there are several."""
 _MOST_WAITS: Final = 10
-"""So many times as long as it waits for more, who joins asks archives again of which none answers."""
+"""When no archive answers, joining goes on asking for this many times `wait_s`."""
 _MOST_BYTES: Final = 64 << 20
-"""Of blocks that wait until archives were asked that may have what is before them."""
+"""Bytes of blocks that may wait until other archives were asked for earlier ones."""
 
 _NO_END: Final = 1 << 62
 _NOWHERE: Final = (1 << 63, 0)
@@ -302,7 +302,7 @@ class ArchiveClient:
     def _elsewhere(
         self, slice_id: int, lacks: Missing, wait_s: float, is_over: Callable[[], bool], endpoint: str
     ) -> Iterator[Block | Missing]:
-        """Yield what other archives have of what one lacks, then the whole as Missing: what came of it is not."""
+        """Yield what other archives have of what one lacks, then all of that as Missing, which closes it."""
         others = [each for each in self._order if each != endpoint]
         left, until, pause_s = [lacks], time.monotonic() + wait_s, _LATER_S
         while others:
@@ -437,7 +437,7 @@ def _behind(found: Fetched) -> Position:
 
 
 def _in_order(blocks: list[Block], asked: list[Range], left: list[Range]) -> Iterator[Block | Missing]:
-    """Yield the blocks before what is left, which may still come, and of each key what was asked for from there on."""
+    """Yield the blocks before what may still come, in order, and as Missing the rest of what was asked for."""
     firsts: dict[bytes, tuple[int, int]] = {}
     for each in left:
         firsts[each.key] = min((each.epoch, each.first), firsts.get(each.key, _NOWHERE))

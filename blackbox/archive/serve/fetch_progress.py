@@ -1,4 +1,4 @@
-"""What is wanted of archives, and how far it has come, whichever of them brought it."""
+"""Keep what is still wanted of archives, whichever of them brought the rest."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from blackbox.block.position import Position
 
 
 class Rows:
-    """Which rows of what comes are wanted and new, also where another archive goes on."""
+    """Which rows of the blocks that come are wanted and new, also when another archive goes on."""
 
     def __init__(self, ask: AskBlocks, *, tells_later: bool = False) -> None:
-        """`tells_later`: who asks wants to know when there are no more blocks for now."""
+        """`tells_later`: the caller is told when there are no more blocks for now."""
         self._ask, self.tells_later = ask, tells_later
         self._next: dict[bytes, Position] = {}
         self._skipped: dict[bytes, Position] = {}
@@ -23,7 +23,7 @@ class Rows:
             self._next[ask.key] = ask.start
 
     def begin(self) -> AskBlocks:
-        """Return what to ask an archive that was not asked before; what came until now is skipped from then on."""
+        """Return what to ask the next archive; from then on what has come until now is skipped."""
         self._skipped = dict(self._next)
         key = self._ask.key
         if key is None or key not in self._next:
@@ -52,7 +52,7 @@ class Rows:
         return Fetched(block, found.ts_recv, first, stop)
 
     def lacking(self) -> list[Gone]:
-        """Return what other archives are to be asked for: nothing, as what is gone is told in its place."""
+        """Return nothing to ask other archives for: what is gone was told in its place."""
         return []
 
 

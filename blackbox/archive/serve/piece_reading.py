@@ -23,7 +23,7 @@ from blackbox.block.format import FLAG_SEQUENCES
 from blackbox.block.position import Position
 
 PIECE_BYTES: Final = 1 << 20
-"""A piece gets no more blocks once they have so many bytes."""
+"""A piece ends once its blocks have this many bytes."""
 PIECE_BLOCKS: Final = 1_024
 EVERYTHING: Final = 1 << 62
 """Beyond every number and offset."""
@@ -222,7 +222,7 @@ class PieceReading:
         return _DELETED if is_deleted else _NOT_RECORDED
 
     def _miss_deleted(self, start: Position, before: int) -> None:
-        """Tell what was deleted of whole epochs, from a position on and before an epoch."""
+        """Note as missing what was deleted from `start` on, up to but not in the epoch `before`."""
         if self._key_bytes == 0:  # else nobody knows of which keys that was
             for epoch, last in self._deleted:
                 at = start.sequence if epoch == start.epoch else 0

@@ -35,7 +35,7 @@ from blackbox.transport.server_thread import ServerThread, bind
 log = logging.getLogger("blackbox")
 
 QUEUE_PIECES: Final = 2
-"""Answers that wait for one reader: a piece has some MiB at most, so this bounds what a reader that hangs can hold."""
+"""Answers that may wait for one reader: this bounds what a reader that hangs can hold."""
 QUEUE_REQUESTS: Final = 64
 """Requests of one reader that wait for the archive; more wait on the reader's side."""
 _REQUEST_FRAMES: Final = 3
