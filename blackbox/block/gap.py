@@ -12,8 +12,8 @@ class Gap(msgspec.Struct, frozen=True, order=True):
     epoch: int
     key: bytes
     sequence: int
-    """The first that is missing; -1: not known, as this subscriber's own policy dropped messages of any key."""
+    """The first number that is missing; -1: not known, as the slow-subscriber policy dropped messages of any key."""
     count: int
     """How many are."""
     ts_out: int
-    """Of the block behind the gap, or of the heartbeat that told of it. Unit: ns since the epoch."""
+    """Of the block after the gap, or of the heartbeat that showed it. Unit: ns since 1970."""

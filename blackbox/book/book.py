@@ -308,7 +308,7 @@ def take(book: int, reference: int, shares: int) -> Any:
 
 @njit(nogil=True, cache=True)
 def remove(book: int, reference: int) -> None:
-    """Let an order rest no more."""
+    """Remove an order."""
     head = _head_at(book)
     at = orders.find(_orders_at(book), reference)
     if order_at(at).shares == 0:
@@ -336,7 +336,7 @@ def replace(book: int, old: int, new: int, price: int, shares: int) -> None:
 
 @njit(nogil=True, cache=True)
 def put(book: int, reference: int, side: int, price: int, shares: int) -> None:
-    """Let an order rest, in place of the one of that reference if there is one."""
+    """Add an order, in place of the one with that reference if there is one."""
     head = _head_at(book)
     at = orders.find(_orders_at(book), reference)
     if order_at(at).shares == 0:

@@ -53,7 +53,7 @@ class InnerCompiler(Compiler):  # type: ignore[misc]
     """What `inner` compiles with."""
 
     def define_pipelines(self) -> list[Any]:
-        """Return numba's own, but for the lowering."""
+        """Return numba's own pipeline, with another lowering."""
         (pipeline,) = super().define_pipelines()
         pipeline.passes = [
             (_LowerToLink, why) if step is NativeLowering else (step, why) for step, why in pipeline.passes

@@ -120,7 +120,7 @@ class KernelCacheLocator:
         return str(self._directory)
 
     def get_source_stamp(self) -> str:
-        """Return what stands for the sources."""
+        """Return a digest of the sources."""
         return self._digest
 
     def get_disambiguator(self) -> str:

@@ -82,7 +82,7 @@ def open_pipe() -> tuple[int, int]:
 
 
 def let_others_go_first() -> None:
-    """Have Linux give this thread the cores that others leave, mostly: what is live goes before what was."""
+    """Have Linux mostly run this thread when others leave cores free: live data goes before the past."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 

@@ -43,8 +43,9 @@ class CallbackPlayer:
     """Plays to the callbacks of a subscriber. Not for several threads at once.
 
     Topics are numbered and states kept for each slice, as live. Each message reaches all callbacks that want it, in the
-    order in which they were registered, before the next one reaches any. As long as all are compiled, slices are played
-    in parallel: they share no state. Once one has failed, all end before their next block.
+    order in which they were registered, before the next one reaches any that is not `independent`. Where all are
+    compiled and there are no timers, slices are played in parallel: they share no state. Once one has failed, all end
+    before their next block.
     """
 
     def __init__(
