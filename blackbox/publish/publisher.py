@@ -273,7 +273,7 @@ class Publisher:
         warm_up(put_stored, sender.ring.at, sender.origin, nothing, 0, sender.encoded, 0, shared, False)
 
     def publish(self, topic: bytes, payload: bytes | None, ts_event: int = 0) -> None:
-        """Publish one message. It is sent as soon as the sender is free; what piles up meanwhile shares a block.
+        """Publish one message. After a silence it is sent at once; those that follow within `linger_ns` share a block.
 
         A payload of None says that the topic has no value any more. With `when_full="drop"` a message after a silence
         is sent before this returns; other threads' may be sent here, too.
