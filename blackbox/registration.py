@@ -96,7 +96,7 @@ class Registration:
         `"PQ"`, `("mbo", "trade")`. Names that no schema of the feed has are a ConfigError at `start` or `replay`.
 
         Each message reaches all such callbacks of a worker (in a replay: all callbacks), in the order in which they
-        were registered, before the next one reaches any. One that is `independent` does not need that, and gets its
+        were registered, before the next one reaches any. One that is `independent` takes no turns, and gets its
         messages block by block. Callbacks of one `group` live on one worker of each slice, so they need no lock.
         """
         check_prefix(prefix, "on")
@@ -121,9 +121,9 @@ class Registration:
     ) -> Callable[[BatchFunction], BatchFunction]:
         """Decorate `f(batch)`, called once per block with the messages whose topics start with `prefix`, as columns.
 
-        In a replay a batch of one of several callbacks ends where another one's turn begins, unless it is
-        `independent`. `interval_ns`: a batch ends also where `ts_event` passes a multiple of it (ns since 1970), as for
-        bars; `at` tells when such a time has come. `group`: see `on`.
+        In a replay to several callbacks a batch ends where another one's turn begins, unless it is `independent`. With
+        `interval_ns` a batch also ends where `ts_event` passes a multiple of it (ns since 1970), as for bars; `at`
+        calls a function at such times. `group`: see `on`.
         """
         check_prefix(prefix, "on_batch")
         if interval_ns is not None:
@@ -151,8 +151,7 @@ class Registration:
     ) -> Callable[[Callable[[Any, Any], None]], CompiledCallback]:
         """Decorate `f(batch, state)`, which numba compiles and the slice's thread runs without the GIL.
 
-        The time it takes is time in which nothing is received: one that computes long runs on a `worker`, and so does
-        one of a `group`.
+        Nothing is received while it runs. So give one that computes long a `worker`; one of a `group` has one.
 
         `batch` is a `blackbox.subscribe.compiled_callback.CompiledBatch`; `state` a copy of the given array for each
         slice. The decorated name becomes a `CompiledCallback`: read `.states` or `.total()`. In a replay beside Python
@@ -190,9 +189,9 @@ class Registration:
     ) -> Stream:
         """Return a `Stream` of messages (or `batches`) to take in a loop, by `get`, or in asyncio; see `Stream`.
 
-        Of more than `limit` messages, or 64 MiB of their blocks, that wait: "wait" holds its worker up, which is lag of
-        the subscriber; or the oldest are dropped and counted; or it ends as by an error in a callback ("stop"). Raises
-        SubscriberError with `processes=True`, ValueError for "stop" where errors are only logged.
+        `when_full`, once `limit` messages or 64 MiB of their blocks wait: "wait" holds its worker up, which is lag of
+        the subscriber; "drop_oldest" drops the oldest and counts them; "stop" ends it as an error in a callback does.
+        Raises SubscriberError with `processes=True`, ValueError for "stop" where errors are only logged.
         """
         if when_full == "stop" and self._options.on_error != "stop":
             raise ValueError(
@@ -226,9 +225,9 @@ class Registration:
     ) -> Books:
         """Keep the order books of all symbols whose messages have topics that start with `prefix`; see `Books`.
 
-        Callbacks that are registered after it, on its worker (`group`), find it as it is after the message that they
-        get: in a replay all of them. It is emptied where compiled callbacks get their states back. `schema`: that of
-        the feed, unless given. `max_bytes`: of all books together. Raises ConfigError when the schema has no books.
+        Callbacks that are registered after it find the message that they get applied, and none after it: those on its
+        worker (`group`), in a replay all. It is emptied where compiled callbacks get their states back. `schema`: that
+        of the feed, unless given. `max_bytes`: of all books together. Raises ConfigError when the schema has no books.
         """
         from blackbox.book.books import BookCallback, Books
 
@@ -244,10 +243,11 @@ class Registration:
     ) -> Callable[[Callable[[int], object]], Callable[[int], object]]:
         """Decorate `f(ts_ns)`, called at each multiple of `interval_ns` (ns since 1970), also when no message comes.
 
-        In a replay by market time: after all messages before that time, and before any of that time or later; from the
-        first message to the last, and those of a silence at its end. Live by this machine's clock, on the worker of a
-        `group`, or a worker of the first slice; of times that go by while that worker is busy, the last is called. A
-        clock that is set back shows times again. Raises SubscriberError once it has started, or during a replay.
+        In a replay it goes by market time, from the first message to the last: after all messages before that time,
+        and before any of that time or later; for times in a silence, at its end. Live it goes by this machine's clock,
+        on the worker of a `group`, or a worker of the first slice; of several times that pass while that worker is
+        busy, only the last is called. When the clock is set back, times come again. Raises SubscriberError once it has
+        started, or during a replay.
         """
         check_integers(("interval_ns", interval_ns, 1, 1 << 62))
 
@@ -268,10 +268,10 @@ class Registration:
 
         It is called in the place of what is missing: on each worker with callbacks (of a `group`: with one of its
         callbacks) that may have got some of them, between their messages before and after. With the feed's `key_bytes`
-        0 nobody knows whose messages were lost, so that all callbacks of the slice may. Compiled callbacks find the
-        number in `batch.lost`, order books are not `synced` any more. A gap behind the last message is told as soon as
-        a heartbeat shows it. What the policies "drop" and "conflate" leave out: see `Gap.sequence` and
-        `Batch.conflated`. In a replay: where its recordings lack messages between those that are played.
+        0 nobody knows whose messages were lost: all callbacks of the slice may lack some. Compiled callbacks find the
+        number in `batch.lost`, order books are not `synced` any more. A gap after the last message is told as soon as a
+        heartbeat shows it. What the policies "drop" and "conflate" leave out: see `Gap.sequence` and `Batch.conflated`.
+        In a replay it is called where recordings lack messages between those that are played.
         """
         check_prefix(prefix, "on_gap")
 
@@ -289,7 +289,7 @@ class Registration:
         """Decorate `f(slice_id, epoch)`, called when a publisher begins an epoch: for its first one, too.
 
         Live it is called once for each slice, in one of its threads, between the messages before and after: no callback
-        of the slice runs meanwhile. What came in between nobody knows: see `on_reset`.
+        of the slice runs meanwhile. What was sent between two epochs is not known: see `on_reset`.
         """
         check_function(hook, "slice_id", "epoch")
         self._hooks.on_epoch.append(hook)
@@ -310,8 +310,8 @@ class Registration:
         """Decorate `f(slice_id)`, called when a slice that began in the past goes over to what comes live: see `start`.
 
         It is called in one of the slice's threads, between two messages, while no callback of the slice runs: callbacks
-        have had all that was before, and from now on what comes live is not held back. And again each time after a
-        slice had fallen back to archives. Of a slice that begins live, and of a replay: never.
+        have had all that was before, and from now on what comes live is not held back. It is called again each time
+        that a slice goes live after falling back to archives; never for a slice that begins live, or in a replay.
         """
         check_function(hook, "slice_id")
         with self._supervisor.lock:

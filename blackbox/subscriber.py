@@ -95,8 +95,8 @@ class Subscriber(Registration):
             name: a name for what this subscriber does, such as "strategy-1". At `start` it goes on from its last
                 checkpoint, with what the feed's archives recorded since. One process at a time has a name.
             positions: the directory where positions are kept by name.
-            checkpoint_interval_ns: make a checkpoint so often, and at the end. What was delivered after the last one
-                comes again: each message at least once. Default: only where you call `checkpoint`.
+            checkpoint_interval_ns: time between checkpoints; the last is made at the end. What was delivered after the
+                last one comes again: each message at least once. Default: only where you call `checkpoint`.
             name_wait_ns: how long `start` waits for another process of this name to end.
         """
         check_is_feed(feed)
@@ -121,15 +121,15 @@ class Subscriber(Registration):
         """Begin, and return when every publisher has confirmed the subscriptions: nothing sent after that is missed.
 
         With `since` or `back` it begins in the past, then goes over to what comes live, with nothing twice and nothing
-        between. `on_live` is told of that, `wait_live` waits for it, `statistics().received.catching_up` tells how many
-        slices have yet to. What archives bring is no lag. Only for feeds with `key_bytes` 0.
+        left out. Then `on_live` is called; `wait_live` waits for that, and `statistics().received.catching_up` counts
+        the slices that are not live yet. What archives bring does not count as lag. Only for feeds with `key_bytes` 0.
 
         Args:
             timeout: how long publishers may take to confirm, in seconds.
             since: with what the feed's archives recorded at this time or later: ns since 1970, a datetime, or text such
                 as "2019-12-30T14:30:00Z", "14:30" (of the session that goes on now, in the feed's time zone) or
                 "session", when that began. Or from (epoch, sequence) of each slice on; those without begin live.
-            back: with so many of the messages of each slice that archives have recorded last; more if some are recorded
+            back: with the last `back` messages of each slice that archives have recorded; more if some are recorded
                 meanwhile.
 
         Of two lines one is enough, after `timeout` seconds (not counted: compiling, on the first start ever). Raises
@@ -152,10 +152,10 @@ class Subscriber(Registration):
     def checkpoint(self, timeout: float = 10.0) -> Iterator[dict[int, Position]]:
         """In a `with` block: let no callback run, and get by slice the (epoch, sequence) of what will come next.
 
-        All callbacks have then had each message before, none a later one. Keep your own state in the block, with the
-        positions in the same transaction, and give them to `start(since=...)`; or let them be kept by `name`: when the
-        block ends without an exception, they are. Other blocks wait meanwhile, which is lag, so be quick. May be used
-        after the end too, unless it was terminated. Messages that archives still bring come after it.
+        All callbacks have then had every message before these, and none after. Keep your own state in the block, with
+        the positions in the same transaction, and give them to `start(since=...)`; or let them be kept by `name`: when
+        the block ends without an exception, they are. Other blocks wait meanwhile, which is lag, so be quick. May be
+        used after the end too, unless it was terminated. Messages that archives still bring come after it.
 
         Raises TimeoutError when callbacks do not return in time; SubscriberError in a callback, with streams, with
         `processes`, for the policy "conflate", for feeds with `key_bytes`, and while a slice has no position, as
@@ -167,7 +167,7 @@ class Subscriber(Registration):
                 self._consumer.keep(positions)
 
     def _leave(self) -> None:
-        """Once it has ended: keep where it ended, if it keeps positions by itself, and let its name go."""
+        """Once it has ended, keep its last position, if it keeps positions by itself, and release its name."""
         if self._consumer is not None and self.state is SubscriberLife.ENDED:
             self._consumer.end(self._supervisor.checkpoint)
 
@@ -271,7 +271,7 @@ class Subscriber(Registration):
             self._leave()
 
     def check_silence(self, silence_timeout: float | None) -> None:
-        """Raise SilentPublisherError when nothing has come from a slice for so many seconds, and no end."""
+        """Raise SilentPublisherError when a slice that has not ended has brought nothing for so many seconds."""
         self._supervisor.check_silence(silence_timeout)
 
     def stop(self, timeout: float = 30.0) -> None:

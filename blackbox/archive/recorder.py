@@ -168,7 +168,7 @@ class Recorder:
         return self._supervisor.state
 
     def check_silence(self, silence_timeout: float | None) -> None:
-        """Raise SilentPublisherError when nothing has come from a slice for so many seconds, and no end."""
+        """Raise SilentPublisherError when a slice that has not ended has brought nothing for so many seconds."""
         self._supervisor.check_silence(silence_timeout)
 
     @property

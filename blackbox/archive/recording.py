@@ -87,8 +87,8 @@ class Recording(Frames):
     def open(cls, path: str | os.PathLike[str]) -> Self:
         """Open a day's directory, the one with the `manifest.json`.
 
-        Raises JournalError naming what is missing, damaged or of another format. Only a damaged record is none: it is
-        left out and reported in `damage`.
+        Raises JournalError naming what is missing, damaged or of another format. A damaged record raises nothing: it
+        is left out and reported in `damage`.
         """
         directory = Path(path)
         return cls(directory, Manifest.read(directory))
@@ -157,8 +157,8 @@ class Recording(Frames):
     ) -> Iterator[RecordRun]:
         """Yield the records that may hold such messages (see `batches`), many at a time, for compiled code.
 
-        `bodies` and `ahead` are those of `blackbox.archive.reader.read_runs`. What index and heads show not to match is
-        passed over; rows are not chosen.
+        `bodies` and `ahead` are those of `blackbox.archive.reader.read_runs`. Records that index
+        or head rule out are skipped; rows are not chosen.
         """
         wanted = self._filter(prefix, selection)
         return read_runs(self.streams(prefix, selection.get("slices")), wanted, self.note, bodies=bodies, ahead=ahead)

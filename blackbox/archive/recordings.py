@@ -51,7 +51,7 @@ class Recordings(Frames):
         """Open the days at these paths, each a day's directory or a feed's with its days, from `first` to `last`.
 
         Raises JournalError when a path holds no recorded day, or one cannot be read, or there is none of these dates;
-        ConfigError as `Recordings`, or for a date that is none.
+        ConfigError as `Recordings`, or for a malformed date.
         """
         low = datetime.date.min if first is None else as_date(first)
         high = datetime.date.max if last is None else as_date(last)

@@ -49,7 +49,7 @@ def relay(
         typer.Option(
             metavar="SECONDS",
             min=0,
-            help="How long what nobody wants any more is still fetched, so that zapping costs the source nothing.",
+            help="Seconds to keep asking for what nobody wants any more: quick changes then cost the source nothing.",
         ),
     ] = 0.0,
 ) -> None:

@@ -175,8 +175,8 @@ class Publisher:
     Memory per subscriber is bounded by `hwm_blocks * feed.block_bytes`; defaults: 1,000 for drop, 8 for wait.
 
     With an `outbox` (an `Outbox`, or its directory) each block is written there before it is sent, wanted or not.
-    Who is killed and started again goes on in its `epoch`, which is known once it has started, uses no number twice,
-    and sends again what no archive has.
+    After a kill the next one goes on in the same `epoch`, which is known once it has started, uses no number twice, and
+    sends again what no archive has.
     """
 
     def __init__(
@@ -334,7 +334,7 @@ class Publisher:
     ) -> int:
         """Publish n messages in columns; returns n. They are encoded straight into blocks, without the GIL.
 
-        Who changes the columns meanwhile, in another thread, publishes some of each; never what lies beside them.
+        Do not change the columns meanwhile: some old and some new values are published then, but no memory beside them.
 
         Args:
             topics: distinct topics; a tuple that is passed again is not looked up again.
@@ -355,7 +355,7 @@ class Publisher:
         return len(index)
 
     def publish_rows(self, topics: Sequence[bytes], index: NDArray[numpy.int32], rows: Rows) -> None:
-        """As `publish_many`, of columns that are known to be right, wherever they lie."""
+        """Do as `publish_many`, with columns that are known to be right, wherever they lie."""
         ts_in = time.time_ns()
         resolved = self._resolve(topics)
         for start in range(0, len(index), WINDOW_ROWS):
@@ -494,8 +494,8 @@ class Publisher:
         published before the last `new_epoch` is not waited for.
 
         Raises as `flush`, and NotRecordedError after `timeout` seconds or when `new_epoch` is called meanwhile. It says
-        how far each recorder is. Ask again, and the same messages are waited for; but those that were published before
-        a recorder was there, so that nobody can still bring them, are told of once and given up.
+        how far each recorder is. A further call waits for the same messages, except those that were published before
+        any recorder was there: these are reported once and given up.
         """
         self._wait_acknowledged("recorded", timeout, by)
 
@@ -533,8 +533,8 @@ class Publisher:
     def numbered(self, slice_id: int = 0) -> int:
         """Return how many messages of a slice have their numbers in this epoch, over all keys.
 
-        All that were published, after `flush`. With an outbox those before a kill are counted, so this tells who goes
-        on what the publisher before had taken.
+        After `flush` that is all that were published. With an outbox those before a kill count, too: so a publisher
+        that goes on sees how far the one before came.
         """
         return self._running()[slice_id].position
 

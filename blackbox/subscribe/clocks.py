@@ -1,6 +1,6 @@
 """Estimate how far the clocks of a publisher and of this host differ, from the times in blocks; compiled.
 
-A lag below 0 proves that the publisher's clock is ahead; that much is taken off every lag. An estimate
+A lag below 0 proves that the publisher's clock is ahead; that much is added to every lag. An estimate
 that no block confirms for a minute is given up. A step of this host's clock shows against the monotonic one; a step
 back of the publisher's shows in `ts_out`, which otherwise never decreases on a line.
 """

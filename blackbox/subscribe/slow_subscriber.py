@@ -182,7 +182,7 @@ def is_over(at: SliceAt) -> bool:
 
 @inner
 def corrected(at: SliceAt, lag_ns: int) -> int:
-    """A lag, less what is known of the two clocks."""
+    """Return a lag, corrected by what is known of the two clocks."""
     return max(0, lag_ns - slice_counters_at(at.counters).clock_offset_ns)
 
 
@@ -237,14 +237,14 @@ def _terminate_process(at: SliceAt) -> None:
 
 
 def end_process() -> None:
-    """End the process as the slice thread does, where that is itself in the callback that does not return."""
+    """End the process for the slice thread, which is itself in a callback that does not return."""
     os.write(2, _LAST_WORDS.tobytes())
     os._exit(EXIT_SLOW)
 
 
 @inner
 def may_call_python(at: SliceAt, tick: int) -> bool:
-    """Whether no callback has been running for long: it may hold the interpreter, and never let it go."""
+    """Whether no callback has been running for long: such a one may hold the interpreter for ever."""
     is_free = True
     for worker in range(at.workers):
         since = load_shared(worker_counters_at(at.worker_counters + WORKER_COUNTERS_BYTES * worker), "busy_since_ns")

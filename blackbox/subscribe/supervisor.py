@@ -225,7 +225,7 @@ class Supervisor:
         if self.feed.key_bytes:
             raise SubscriberError(f"checkpoint was called for key_bytes {self.feed.key_bytes}, expected 0")
         if self._streams:
-            raise SubscriberError("checkpoint was called with streams, of which nobody knows what was done with them")
+            raise SubscriberError("checkpoint was called with streams: what their readers have done is not known")
         if self._processes:
             raise SubscriberError("checkpoint was called with processes=True, where callbacks run in other processes")
         if self._options.slow.action == "conflate":
@@ -272,7 +272,7 @@ class Supervisor:
             self._ask_to_terminate()
 
     def check_silence(self, silence_timeout: float | None) -> None:
-        """Raise SilentPublisherError when nothing has come from a slice for so many seconds, and no end."""
+        """Raise SilentPublisherError when a slice that has not ended has brought nothing for so many seconds."""
         if silence_timeout is None or self._state is not SubscriberLife.RUNNING:
             return
         for slice_id, thread in self._slices.items():
