@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from blackbox.cli.ui.progress import reading
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import stdout, titled, values_table
 from blackbox.report.numbers import count
+
+if TYPE_CHECKING:
+    from blackbox.archive.compact import Compacted
 
 
 def compact(
@@ -47,15 +50,20 @@ def compact(
         day = open_day(recording)
         with reading(f"reading {recording}, writing and reading {out}", 2 * day.file_bytes) as progress:
             done = write(day, out, compression=compression.value, block_bytes=block_kib << 10, progress=progress)
-        ratio = done.file_bytes_before / done.file_bytes_after if done.file_bytes_after else 1.0
         table = values_table(
             [
                 ("messages", count(done.messages), "the same before and after: each was compared"),
                 ("blocks before", count(done.blocks_before)),
                 ("blocks after", count(done.blocks_after)),
                 ("bytes before", count(done.file_bytes_before)),
-                ("bytes after", count(done.file_bytes_after), f"{ratio:.2f} times smaller, indexes included"),
+                ("bytes after", count(done.file_bytes_after), f"{_change(done)}, indexes included"),
             ]
         )
         stdout.print(titled(f"compacted {recording} to {out}", table))
         lose_damage(recording, day.damage, out)
+
+
+def _change(done: Compacted) -> str:
+    before, after = done.file_bytes_before, done.file_bytes_after
+    smaller = before / after if after else 1.0
+    return f"{smaller:.2f} times smaller" if smaller >= 1 else f"{after / before:.2f} times larger"
