@@ -62,6 +62,19 @@ def test_unknown_type_stops_and_says_where(tmp_path: Path) -> None:
     )
 
 
+def test_a_file_of_another_format_says_what_was_expected(tmp_path: Path) -> None:
+    path = tmp_path / "day.dbn"
+    path.write_bytes(b"DBN\x01" + bytes(60))
+    source = Itch50(path, DAY)
+    assert messages_of(source) == []
+    assert source.truncated is not None
+    assert source.truncated.startswith(f"{path}: no valid message starts at byte 0: ")
+    assert source.truncated.endswith(
+        "; the file begins with b'DBN\\x01', expected an ITCH 5.0 file or a capture of its MoldUDP64 datagrams, "
+        "plain or gzip"
+    )
+
+
 def test_wrong_length_stops_and_says_where(tmp_path: Path) -> None:
     path = tmp_path / "day.itch"
     path.write_bytes(framed([EVERY_TYPE[0], itch("A") + b"!", EVERY_TYPE[1]]))

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["MWCB_PRICE_SCALE", "PRICE_SCALE", "SCHEMA", "Itch50", "export_itch50", "timestamps_ns"]
 
 _EXPECTED = "an ITCH 5.0 file or a capture of its MoldUDP64 datagrams, plain or gzip"
+_MAGIC_BYTES = 4
 
 
 class Itch50(Source):
@@ -111,6 +112,9 @@ class Itch50(Source):
                     position = end if window.last else position
                 elif stop.why != PARTIAL:
                     self.truncated = describe(stop, window.data, window.path, window.start)
+                    if window.start + position == 0:
+                        begin = window.data[:_MAGIC_BYTES].tobytes()
+                        self.truncated += f"; the file begins with {begin!r}, expected {_EXPECTED}"
                     return
             if window.last:
                 self.truncated = window.ending(position, "message")
