@@ -89,8 +89,10 @@ def inspect(
 
 def _print_days(feed: Path, days: list[Path]) -> None:
     table = columns_table(("date", "slices", "messages", "blocks", "on disk", "first", "last", "torn", "damage"))
+    zones: dict[str, None] = {}
     for path in days:
         day = open_day(path)
+        zones[day.feed.time_zone] = None
         total = day.summary()
         table.add_row(
             str(day.date),
@@ -103,7 +105,7 @@ def _print_days(feed: Path, days: list[Path]) -> None:
             bad_if(total.torn_bytes > 0, count(total.torn_bytes)),
             bad_if(len(day.damage) > 0, count(len(day.damage))),
         )
-    table.caption = "times of sending, local; inspect one day to find its gaps and damaged bodies"
+    table.caption = f"times of sending, {', '.join(zones)}; inspect one day to find its gaps and damaged bodies"
     stdout.print(titled(f"{feed}: {counted(len(days), 'day')}", table))
 
 
@@ -125,10 +127,14 @@ def _print_day(day: Recording, damage: list[Damage], gaps: list[Gap], begins: li
                     ("blocks", count(total.blocks), _mean(total)),
                     ("bytes", byte_size(total.body_bytes), "of bodies, unpacked"),
                     ("on disk", byte_size(total.file_bytes), "of segments, without indexes"),
-                    ("market time", local_time(day, total.first_ts_event, date=True), "of the first message"),
-                    ("", local_time(day, total.last_ts_event, date=True), "of the last message"),
-                    ("sent", local_time(day, total.first_ts_out, date=True), "first block"),
-                    ("", local_time(day, total.last_ts_out, date=True), "last block"),
+                    (
+                        "market time",
+                        local_time(day, total.first_ts_event, date=True),
+                        f"of the first message, {feed.time_zone}",
+                    ),
+                    ("", local_time(day, total.last_ts_event, date=True), f"of the last message, {feed.time_zone}"),
+                    ("sent", local_time(day, total.first_ts_out, date=True), f"first block, {feed.time_zone}"),
+                    ("", local_time(day, total.last_ts_out, date=True), f"last block, {feed.time_zone}"),
                     ("epochs", count(len(total.epochs)), f"runs of the publisher: {epochs}{more}"),
                     ("missing", bad_if(missing > 0, count(missing)), f"messages, in {counted(len(gaps), 'gap')}"),
                     (
@@ -146,7 +152,7 @@ def _print_day(day: Recording, damage: list[Damage], gaps: list[Gap], begins: li
             ),
         )
     )
-    stdout.print(titled("what the slices hold", _slices_table(day, total)))
+    stdout.print(titled(f"what the slices hold, times of sending, {day.feed.time_zone}", _slices_table(day, total)))
     stdout.print(titled("how whole they are", _health_table(total, damage, gaps)))
     _print_marks(day)
     if damage or gaps:
@@ -154,7 +160,10 @@ def _print_day(day: Recording, damage: list[Damage], gaps: list[Gap], begins: li
 
 
 def _print_marks(day: Recording) -> None:
-    """Print when recorders and the publisher's runs began and ended, slice by slice."""
+    """Print when recorders and the publisher's runs began and ended, slice by slice.
+
+    With their dates: an import that ends today begins with the session.
+    """
     from blackbox.archive.marks import AFTER_KILL, MarkKind
 
     silent = (MarkKind.SEGMENT_BEGIN, MarkKind.SEGMENT_END, MarkKind.HEARD)
@@ -164,7 +173,7 @@ def _print_marks(day: Recording) -> None:
     for mark in told[:_MARKS_SHOWN]:
         what = mark.kind.name.lower().replace("_", " ")
         table.add_row(
-            local_time(day, mark.ts)[:12],
+            local_time(day, mark.ts, date=True),
             str(mark.slice_id),
             f"{what}, after a kill" if mark.flags & AFTER_KILL and mark.kind is MarkKind.RECORDER_BEGIN else what,
             f"{mark.epoch:016x}" if mark.epoch else "",
@@ -172,7 +181,7 @@ def _print_marks(day: Recording) -> None:
         )
     if told:
         rest = f", the first {_MARKS_SHOWN} of {count(len(told))}" if len(told) > _MARKS_SHOWN else ""
-        stdout.print(titled(f"what its recorders noted{rest}", table))
+        stdout.print(titled(f"what its recorders noted{rest}, {day.feed.time_zone}", table))
 
 
 def _mean(total: Summary) -> str:

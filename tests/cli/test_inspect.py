@@ -54,6 +54,18 @@ def test_what_its_recorders_noted_is_shown(tmp_path: Path) -> None:
     killed.writer.close()
 
 
+def test_times_of_another_date_than_the_session_s_say_so_and_all_name_their_zone(tmp_path: Path) -> None:
+    feed = msgspec.structs.replace(feed_of(), time_zone="America/New_York")
+    columns = {"topic": ["A"], "ts_event": [1_767_623_400 * 10**9], "payload": [b"x"]}
+    ended = invoke("inspect", Recording.create(tmp_path, feed, columns).path)
+    assert re.search(r"│ 2026-01-05 00:00:00\.000 │ 0 +│ recorder begin │", ended.out), ended.out
+    assert re.search(r"│ 20(?!26-01-05)\d\d-\d\d-\d\d [\d:.]{12} │ 0 +│ recorder end +│", ended.out), (
+        "it was written today"
+    )
+    assert re.search(r"│ 2026-01-05 09:30:00\.000 │ of the first message, America/New_York +│", ended.out)
+    assert "what its recorders noted, America/New_York" in ended.out
+
+
 def test_damage_and_torn_bytes_are_shown(day: Day) -> None:
     damage(day)
     with day.segments[1].path.open("ab") as file:
