@@ -107,11 +107,12 @@ class Recording(Frames):
     ) -> Self:
         """Write messages of your own as the day `directory/<feed>/<date>`, and return it, read again and whole.
 
-        Columns are those of `to_arrow`: `topic` (text or bytes), `ts_event` (ns since 1970, or timestamps; 0 or null:
-        no time), and `payload` (bytes or text; None: the topic has no value); or, with `kind`, the fields of that
-        message type instead of the payload. Its type need not be among them. Texts are padded with zeros. Integers in a
-        price's column are units as the venue counts them; floats and decimals are money. Messages keep the order of the
-        rows. Times that are all before April 1970 are refused: they count microseconds or seconds.
+        Columns are those of `to_arrow`: `topic` (text or bytes), `ts_event` (ns since 1970, or timestamps, in UTC
+        unless they have a zone of their own; 0 or null: no time), and `payload` (bytes or text; None: the topic has no
+        value); or, with `kind`, the fields of that message type instead of the payload. Its type need not be among
+        them. Texts are padded with zeros. Integers in a price's column are units as the venue counts them; floats and
+        decimals are money. Messages keep the order of the rows. Times that are all before April 1970 are refused: they
+        count microseconds or seconds.
 
         Args:
             directory: where recordings are; made if it is missing.

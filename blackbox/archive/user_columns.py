@@ -117,7 +117,7 @@ def _array(values: Any, name: str) -> NDArray[Any]:
     if _is_arrow(values):
         if values.null_count:
             raise ConfigError(f"column {name!r} had {values.null_count} nulls, expected none")
-        values = values.to_numpy()
+        values = values.to_numpy(zero_copy_only=False)
     return numpy.asarray(values)
 
 
@@ -129,6 +129,12 @@ def _times(values: Any, name: str) -> NDArray[numpy.int64]:
     found = _array(values, name)
     if found.dtype.kind == "M":
         found = numpy.where(numpy.isnat(found), 0, _since_epoch(found, name, "ns"))
+    elif found.dtype.kind in "OSTU":
+        wrong = next(value for value in [*found.tolist(), found.dtype] if not isinstance(value, int))
+        raise ConfigError(
+            f"column {name!r} held {wrong!r:.80}, expected ns since 1970, 0 for no time, or timestamps: those of a "
+            "data frame or an Arrow table, with their zone; or numpy's datetime64, which has none and is UTC"
+        )
     times = _integers(found, name, numpy.dtype(numpy.int64))
     known = times[times != 0]
     if len(known) and known.max() < _LEAST_NS:

@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import numpy
 import pandas
 import polars
@@ -129,6 +130,14 @@ def test_times_may_be_timestamps_and_missing(tmp_path: Path, form: str) -> None:
     assert [time for _, time, _ in found] == whole.tolist()
 
 
+def test_timestamps_without_a_zone_are_utc_in_any_feed(tmp_path: Path) -> None:
+    feed = msgspec.structs.replace(feed_of(), time_zone="America/New_York")
+    stamps = numpy.array([NOON, NOON + 1, NOON + 2, NOON + 3]).astype("datetime64[ns]")
+    for form in (lambda columns: columns, pandas.DataFrame, pyarrow.table):
+        found = rows_of(Recording.create(tmp_path, feed, form({**COLUMNS, "ts_event": stamps}), replace=True))
+        assert [time for _, time, _ in found] == [NOON, NOON + 1, NOON + 2, NOON + 3]
+
+
 def test_payloads_may_be_rows_of_bytes_or_records(tmp_path: Path) -> None:
     records = numpy.array([(1, 2.5), (3, 4.5), (5, 0.0), (7, 8.5)], [("a", "<i4"), ("b", "<f8")])
     octets = records.view(numpy.uint8).reshape(4, -1)
@@ -228,6 +237,9 @@ FAR = numpy.array(["2026-01-05", "NaT", "9999-12-31", "2026-01-05"], "M8[D]")
         ({**COLUMNS, "ts_event": [0.5] * 4}, {}, ConfigError, "column ts_event held float64, expected integers"),
         ({**COLUMNS, "ts_event": FAR}, {}, ConfigError, "'ts_event' held a time that is none in ns: 9999-12-31"),
         (pyarrow.table({**COLUMNS, "ts_event": FAR.astype("M8[s]")}), {}, ConfigError, "'ts_event' held a time"),
+        ({**COLUMNS, "ts_event": ["2026-01-05T12:00"] * 4}, {}, ConfigError, "held '2026-01-05T12:00', expected ns"),
+        ({**COLUMNS, "ts_event": pyarrow.array(["12:00"] * 4)}, {}, ConfigError, "'ts_event' held '12:00', expected"),
+        ({**COLUMNS, "ts_event": [datetime.date.min] * 4}, {}, ConfigError, r"held datetime.date\(1, 1, 1\), .* UTC"),
         ({**COLUMNS, "topic": [1, 2, 3, 4]}, {}, ConfigError, "column 'topic' held 1, expected text or bytes"),
         ({**COLUMNS, "topic": ["", "B", "C", "D"]}, {}, ConfigError, "topic was empty"),
         (pyarrow.table({**COLUMNS, "topic": ["A", None, "B", "C"]}), {}, ConfigError, "'topic' had 1 nulls"),
