@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 
 def check_integers(*settings: tuple[str, object, int, int]) -> None:
@@ -24,8 +25,12 @@ def check_prefix(prefix: object, decorator: str) -> None:
 
 
 def name_of(function: object) -> str:
-    """How a function is called, for messages to people."""
-    return getattr(function, "__qualname__", None) or repr(function)
+    """How a function is called, for messages to people; of a lambda also where it stands, as many have that name."""
+    name = getattr(function, "__qualname__", None) or repr(function)
+    code = getattr(function, "__code__", None)
+    if code is None or getattr(function, "__name__", "") != "<lambda>":
+        return name
+    return f"{name} ({Path(code.co_filename).name}, line {code.co_firstlineno})"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -45,6 +45,14 @@ def test_nothing_comes_after_an_error_that_stops(tmp_path: Path) -> None:
     assert subscriber.replay(Recording.open(tmp_path), stop=START + 5).messages == 5
 
 
+def test_a_lambda_that_raises_is_named_by_its_place(tmp_path: Path) -> None:
+    day = simple_day(tmp_path, range(START, START + 2))
+    subscriber = Subscriber(day.feed)
+    subscriber.on(b"")(lambda message: message.payload + 1)
+    with pytest.raises(CallbackError, match=r"<lambda> \(test_callbacks.py, line \d+\) for b'' raised TypeError"):
+        subscriber.replay(Recording.open(tmp_path))
+
+
 def test_an_error_that_is_logged_costs_one_message(tmp_path: Path) -> None:
     day = simple_day(tmp_path, range(START, START + 12), rows=2)
     subscriber, came = failing(day.feed, "log", ValueError("five"))

@@ -40,7 +40,7 @@ def test_a_decorator_without_a_prefix_says_so() -> None:
     [
         (5, r"callback was 5, expected a function of \(message\)"),
         (None, "callback was None"),
-        (lambda: None, r"callback .*<lambda> takes \(\), expected a function of \(message\)"),
+        (lambda: None, r"callback <lambda> \(test_wrong_arguments.py, line \d+\) takes \(\), expected a function of"),
         (lambda _one, _two: None, r"takes \(_one, _two\), expected a function of \(message\)"),
         (awaited, "callback awaited was async, .*: a call of it would do nothing"),
         (generated, "callback generated was a generator"),
