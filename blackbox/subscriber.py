@@ -202,11 +202,13 @@ class Subscriber(Registration):
         `stop`, controls, and callbacks that come or go take effect between two deliveries: up to 32 blocks, or 32 MiB
         of blocks if all callbacks are compiled.
 
-        Raises CallbackError as `run`; SubscriberError when it has been started, or replays now.
+        Raises CallbackError as `run`; SubscriberError when it has been started, or replays now; TypeError for a setting
+        that is none, or one beside a Replay.
         """
-        from blackbox.replay.replay import Replay
+        from blackbox.replay.replay import Replay, check_settings
         from blackbox.replay.to_callbacks import CallbackPlayer
 
+        check_settings(recordings, settings)
         replay = recordings if isinstance(recordings, Replay) else Replay(recordings, **settings)
         with self._supervisor.lock:
             if self.state is not SubscriberLife.NEW:

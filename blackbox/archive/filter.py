@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from blackbox.archive.index_entry import bit_of
 from blackbox.archive.rows import select_rows
+from blackbox.arguments import did_you_mean
 from blackbox.block.block import Block
 from blackbox.block.format import FLAG_SEQUENCES
 from blackbox.errors import ConfigError
@@ -46,7 +47,7 @@ def check_options(given: Iterable[str], known: Iterable[str]) -> None:
     known = sorted(known)
     for name in given:
         if name not in known:
-            raise TypeError(f"option was {name!r}, expected one of: {', '.join(known)}")
+            raise TypeError(f"option was {name!r}, expected one of: {', '.join(known)}{did_you_mean(name, known)}")
 
 
 def check_range(start: Time | None, stop: Time | None, start_ns: int, stop_ns: int) -> None:

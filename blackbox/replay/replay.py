@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from collections.abc import Generator, Iterable
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 import msgspec
 import numpy
 
-from blackbox.archive.filter import Time, check_range
+from blackbox.archive.filter import Time, check_options, check_range
 from blackbox.archive.read_ahead import DEPTH, read_ahead
 from blackbox.archive.read_by_time import ByTime
 from blackbox.archive.reader import UNCHECKED
@@ -427,6 +428,14 @@ class Replay:
                 if damage.path.is_relative_to(recording.path):
                     recording.note(damage)
                     break
+
+
+def check_settings(recordings: object, settings: Iterable[str]) -> None:
+    """Raise TypeError unless these settings are those of a `Replay` of these recordings: a replay has its own."""
+    if isinstance(recordings, Replay):
+        for name in settings:
+            raise TypeError(f"{name} was given beside a Replay, expected it where the Replay was made")
+    check_options(settings, list(inspect.signature(Replay).parameters)[1:])
 
 
 def _measure_some(table: BlockTable, start: int) -> int:

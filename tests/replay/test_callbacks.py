@@ -125,6 +125,19 @@ def test_a_replay_within_a_replay_is_refused(tmp_path: Path) -> None:
     assert len(refused) == 2
 
 
+def test_a_misspelt_setting_of_a_replay_names_the_nearest(tmp_path: Path) -> None:
+    day = simple_day(tmp_path, range(START, START + 2))
+    subscriber = Subscriber(day.feed)
+    with pytest.raises(TypeError, match=r"option was 'spede', expected one of: controls, .*did you mean 'speed'\?"):
+        subscriber.replay(Recording.open(tmp_path), spede=10.0)
+
+
+def test_a_setting_beside_a_replay_is_refused_as_the_replay_has_its_own(tmp_path: Path) -> None:
+    day = simple_day(tmp_path, range(START, START + 2))
+    with pytest.raises(TypeError, match="speed was given beside a Replay, expected it where the Replay was made"):
+        Subscriber(day.feed).replay(Replay(Recording.open(tmp_path)), speed=10.0)
+
+
 def test_a_replay_on_a_subscriber_that_runs_is_refused(tmp_path: Path) -> None:
     day = simple_day(tmp_path, [START])
     subscriber = Subscriber(day.feed)
