@@ -10,7 +10,7 @@ import datetime
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -86,9 +86,12 @@ def check_is_new(directory: Path, date: datetime.date, *, replace: bool) -> None
         raise JournalError(f"{day} exists, expected a day that is not there yet, or replace=True (--replace)")
 
 
-def check_whole(recording: Recording, messages: int) -> None:
-    """Read all of a day that was written. Raise JournalError unless it holds so many messages and lacks nothing."""
-    damage, gaps, begins = recording.examine()
+def check_whole(recording: Recording, messages: int, progress: Callable[[int], object] | None = None) -> None:
+    """Read all of a day that was written. Raise JournalError unless it holds so many messages and lacks nothing.
+
+    `progress`: as `Recording.examine` has it; what it raises ends this.
+    """
+    damage, gaps, begins = recording.examine(progress)
     found = recording.summary().messages
     if damage or gaps or begins or found != messages:
         wrong = damage or gaps or begins or "none of them damaged"

@@ -190,20 +190,24 @@ def _import_messages(job: _Job, end: threading.Event) -> ImportedDay:
     began = time.perf_counter()
     truncated: list[str] = []
     notes: list[str] = []
+
+    def go_on(_: object = None) -> None:
+        if end.is_set():
+            raise _EndedError
+
     with fresh_day(job.directory, job.date, replace=job.replace) as path:
         writer = DayWriter(path, job.feed, job.date, compression=job.compression, block_bytes=job.block_bytes)
         with writer:
             for source in job.sources:
                 with closing(read_ahead(source.chunks(), _CHUNKS_AHEAD)) as chunks:
                     for topics, index, times, payloads, starts, lengths in chunks:
-                        if end.is_set():
-                            raise _EndedError
+                        go_on()
                         writer.put(topics, index, payloads, times, starts, lengths)
                 truncated += [source.truncated] if source.truncated else []
                 notes += source.notes
         if not writer.messages:
             raise _NoMessageError("; ".join(truncated) or ", ".join(map(repr, job.sources)))
-        check_whole(Recording.open(path), writer.messages)
+        check_whole(Recording.open(path), writer.messages, go_on)
         file_bytes = sum(file.stat().st_size for file in recorded_files(path))
     return ImportedDay(
         date=job.date,

@@ -247,6 +247,31 @@ def test_a_day_that_fails_ends_those_that_are_not_done_and_leaves_those_that_are
     assert not (tmp_path / "imported" / "importing").exists()
 
 
+def test_a_day_that_is_read_again_ends_at_once_when_another_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = threading.Event()
+    ended: list[BaseException] = []
+
+    def examine(_: Recording, progress: Callable[[int], object]) -> None:
+        checked.set()
+        try:
+            wait_until(lambda: progress(0) is not None, 60, what="the end of a day that is large")
+        except BaseException as error:
+            ended.append(error)
+            raise
+
+    monkeypatch.setattr(Recording, "examine", examine)
+    whole = Made([(b"A.t", b"1", NOON)], date=datetime.date(2026, 1, 5))
+    failing = Failing(threading.Event(), datetime.date(2026, 1, 6))
+    monkeypatch.setattr(failing, "chunks", lambda: (checked.wait(60), Failing.chunks(failing))[1])
+    with pytest.raises(SourceError, match="cannot be read"):
+        import_days(feed_of("raw"), tmp_path, [whole, failing], threads=2)
+    assert [type(error).__name__ for error in ended] == ["_EndedError"]
+    assert recorded_days(tmp_path / "imported") == []
+    assert not (tmp_path / "imported" / "importing").exists()
+
+
 INTERRUPTED = """
 import sys, threading
 from blackbox import Feed
