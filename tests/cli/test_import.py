@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from blackbox_feeds.synthetic import Synthetic
 
 from blackbox import Recording
 from blackbox.cli.ui.status import Status
-from tests.cli.commands import Place, assert_one_line, invoke, write_feed
+from blackbox.testing import wait_until
+from tests.cli.commands import Command, Place, assert_one_line, invoke, write_feed
 
 
 def test_files_become_the_days_that_their_names_tell(tmp_path: Path, place: Place) -> None:
@@ -51,6 +53,22 @@ def test_a_source_that_ends_early_is_imported_as_far_as_it_goes_and_told(tmp_pat
     assert ended.status == Status.LOST
     assert f"a source ended early: {path}" in ended.errors.replace("\n", "")
     assert ended.value("messages") == 999
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "said"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_an_import_that_is_ended_says_so_and_leaves_no_day(
+    tmp_path: Path, number: signal.Signals, status: int, said: str
+) -> None:
+    def is_writing() -> bool:
+        return any(path.stat().st_size > 1 << 20 for path in tmp_path.glob("local/importing/*/new/*/*.journal"))
+
+    with Command("import", "synthetic:40000000", tmp_path, "--date", "2026-01-05") as command:
+        wait_until(is_writing, 120)
+        ended = command.interrupt(number)
+    assert (ended.status, ended.out, ended.errors) == (status, "", f"{said}\n")
+    assert not [*tmp_path.glob("local/2*"), *tmp_path.glob("local/importing")]
 
 
 @pytest.mark.parametrize("date", ["2026-13-01", "today"])

@@ -76,6 +76,7 @@ def exit_statuses() -> Iterator[None]:
         _drop_output()
         _fail(BlackBoxError(f"{error.filename or 'output'}: {error.strerror or error}"), Status.ERROR)
     except _Terminated:
+        say("terminated")
         raise typer.Exit(128 + signal.SIGTERM) from None
     except KeyboardInterrupt:
         say(TEXT)
