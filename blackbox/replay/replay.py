@@ -172,7 +172,8 @@ class Replay:
         there = min(len(recording.feed.slices) for recording in given)
         if unknown := sorted(set(self._slices or ()).difference(range(there))):
             raise ValueError(f"slices had {unknown[0]}, expected 0 to {there - 1}")
-        self.recordings = tuple(sorted(given, key=lambda recording: recording.date))
+        place = self.feeds.names.index  # of one time, feeds come in the order in which they were given, by either order
+        self.recordings = tuple(sorted(given, key=lambda recording: (recording.date, place(recording.feed.name))))
         if loops < 0:
             raise ValueError(f"loops was {loops}, expected 0 or more")
         if controls is not None and (speed is not None or max_silence_ns is not None):

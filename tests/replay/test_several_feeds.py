@@ -186,6 +186,19 @@ def test_of_one_time_feeds_come_in_the_order_in_which_they_were_given(tmp_path: 
     ]
 
 
+@pytest.mark.parametrize("order", ["event", "sent"])
+def test_of_one_time_the_order_of_feeds_is_not_that_of_a_day_s_recordings(tmp_path: Path, order: Any) -> None:
+    def day(name: str, date: int) -> Recording:
+        columns = {"topic": ["A.x"], "ts_event": [1_767_614_400 * 10**9 + date * 86_400 * 10**9], "payload": [b"x"]}
+        return Recording.create(tmp_path, Feed.local(name, slices=1), columns)
+
+    seen: list[str] = []
+    subscriber = Subscriber(feed_of())
+    subscriber.on(b"")(lambda message: seen.append(message.batch.feed))
+    subscriber.replay([day("zulu", 2), day("alpha", 1), day("zulu", 1), day("alpha", 2)], order=order)
+    assert seen == ["zulu", "alpha", "zulu", "alpha"]
+
+
 def test_batches_of_recordings_tell_their_feed(tmp_path: Path) -> None:
     recordings = Recordings([write_one(tmp_path, 0, [1_000]), write_one(tmp_path, 1, [1_000, 1_001])])
     found = [
