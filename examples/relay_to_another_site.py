@@ -7,18 +7,19 @@ london = Feed.local("quotes", slices=1, key_bytes=4)  # the same feed with endpo
 desk = Feed.local("quotes", slices=1, key_bytes=4)
 
 first, second = Subscriber(desk), Subscriber(desk)
+heard: list[str] = []
 
 
 @first.on(b"AAPL.")
 def apple(message: Message) -> None:
-    """Print what arrives behind two relays."""
-    print("first:", message.topic.decode(), message.payload.decode())
+    """Note what arrives behind two relays."""
+    heard.append(f"first: {message.topic.decode()} {message.payload.decode()}")
 
 
 @second.on(b"AAPL.trade")
 def trade(message: Message) -> None:
     """The same, of a subscriber that costs the exchange nothing more."""
-    print("second:", message.topic.decode(), message.payload.decode())
+    heard.append(f"second: {message.topic.decode()} {message.payload.decode()}")
 
 
 with (
@@ -33,6 +34,7 @@ with (
     publisher.close()
     for subscriber in (first, second):
         subscriber.run(until_end=True)
+    print("\n".join(sorted(heard)))
     (line,) = relay.statistics().lines
     print("path:", " -> ".join(line.path), "filters below:", line.filters_below, "above:", line.filters_above)
     print("unwanted:", publisher.statistics().unwanted, "subscribers of the publisher: 1 relay")
