@@ -94,6 +94,10 @@ SHARED_KEY: Final = b"\0S"
 """Followed by a prefix of keys: asked for by who reads their blocks in the slice's shared memory."""
 RECORDED_KEY: Final = b"\0R"
 """Followed by how far a recorder is: see `blackbox.block.acknowledgement`."""
+WANT_KEY: Final = b"\0W"
+"""Followed by a prefix of topics, or the first bytes of one: asked for by who wants those topics."""
+MOST_WANT_BYTES: Final = 64
+"""Of such a prefix."""
 PATH_KEY: Final = b"\0P"
 """What relays say of themselves: which of them a block passes on its way."""
 

@@ -12,12 +12,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import msgspec
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.arguments import check_function
 from blackbox.block.block import as_rows, as_topic_index
 from blackbox.block.encode import NO_VALUE, Rows
 from blackbox.errors import JournalError, NoSubscriberError, PublisherError
@@ -36,6 +37,7 @@ from blackbox.publish.batcher import (
     put_stored,
     select_rows,
 )
+from blackbox.publish.demand import Demand, Listener
 from blackbox.publish.outbox import NO_OUTBOX, Again, OutboxSlice, PublisherOutbox
 from blackbox.publish.ring import ASKED, RECORD_BYTES, TAIL, FullError, LargePayloadError, Packers, Ring
 from blackbox.publish.sender_state import SenderState
@@ -49,6 +51,9 @@ HWM_BLOCKS_DROP = 1_000
 HWM_BLOCKS_WAIT = 8
 _WARN_S = 3.0
 """How long subscribers are waited for in silence."""
+
+
+OnDemand = TypeVar("OnDemand", bound=Listener)
 
 
 class PublisherLife(Life):
@@ -200,6 +205,7 @@ class Publisher:
         self._epoch_lock = threading.Lock()
         self._senders: list[SliceSender] = []
         self.state = PublisherLife.NEW
+        self._demand = Demand()
         self._outbox = _outbox_of(outbox)
         self._has_outbox = False
         self._packers = Packers()
@@ -232,7 +238,9 @@ class Publisher:
                 self.epoch, boxes = self._outbox.open(self.feed)
                 self._has_outbox = True
             for slice_id, box in enumerate(boxes):
-                sender = SliceSender(self.feed, slice_id, schema_id, self.epoch, wait, self.hwm_blocks, box)
+                sender = SliceSender(
+                    self.feed, slice_id, schema_id, self.epoch, wait, self.hwm_blocks, self._demand, box
+                )
                 self._senders.append(sender)
                 sender.start()
             self._encoders = [sender.make_encoder(WINDOW_ROWS) for sender in self._senders]
@@ -448,6 +456,25 @@ class Publisher:
             finally:
                 ring.turn = None
 
+    def wants(self, topic: bytes) -> bool:
+        """Whether somebody wants a topic: a subscriber here or behind relays, a recorder. Takes no lock.
+
+        Use it to compute only what is wanted. It is true before a subscriber's `start` returns. A plain SUB socket
+        counts if it asks for `WANT_KEY` and a prefix, too: see the wire format.
+        """
+        return self._demand.wants(topic)
+
+    def on_demand(self, function: OnDemand) -> OnDemand:
+        """Call `function(prefix, is_wanted)` when topics that start with a prefix are wanted first, and no longer.
+
+        It hears of what is wanted already, too. Calls come one at a time, in a thread of their own. Who wants a prefix
+        is confirmed, so that its `start` returns, once the call for it has: what is published from then on reaches it.
+        Of a prefix of more than 64 bytes those are told. Raises LimitError when there can be no further thread.
+        """
+        check_function(function, "prefix", "is_wanted")
+        self._demand.listen(function)
+        return function
+
     def wait_for_subscribers(self, prefix: bytes = b"", timeout: float = 10.0, count: int = 1) -> None:
         """Wait until every slice that topics with `prefix` can fall into has `count` subscribers for them.
 
@@ -565,6 +592,7 @@ class Publisher:
             return  # what a parent process publishes is its own to close
         self._enter(PublisherLife.CLOSED)
         deadline = time.monotonic() + timeout
+        self._demand.close()
         for sender in self._senders:
             sender.ask_to_close(deadline)
         for sender in self._senders:

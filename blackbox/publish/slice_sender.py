@@ -24,6 +24,7 @@ from blackbox.publish import send_loop as send
 from blackbox.publish.acknowledgements import RecorderPosition, What, in_words
 from blackbox.publish.answers import SURELY_S, Answers, send_control_blocks
 from blackbox.publish.batcher import Encoder, make_selection
+from blackbox.publish.demand import Demand
 from blackbox.publish.line_socket import open_probe, open_xpub
 from blackbox.publish.outbox import NO_OUTBOX, OutboxSlice
 from blackbox.publish.peer_guard import GUARD_NEEDS, Guard
@@ -95,6 +96,7 @@ class SliceSender:
         epoch: int,
         wait: bool,
         hwm_blocks: int,
+        demand: Demand,
         outbox: OutboxSlice = NO_OUTBOX,
     ) -> None:
         self.feed = feed
@@ -137,7 +139,7 @@ class SliceSender:
             numpy.zeros(self._max_keys, numpy.int32),
         )
         self.origin = Origin(schema_id, slice_id, feed.key_bytes, epoch)
-        self.subscriptions = WantedKeys(feed, len(self.part.lines), epoch, self._key_table)
+        self.subscriptions = WantedKeys(feed, len(self.part.lines), epoch, self._key_table, demand)
         self.keys, self.wanted = self.subscriptions.keys, self.subscriptions.wanted
         self.changed = self.subscriptions.changed
         self._outbox, self._outbox_failure = outbox.handler, outbox.failure
@@ -429,7 +431,8 @@ class SliceSender:
         while True:
             reason = send.send_until(sender, self.ring.at, encoder, answers.due_ns)
             # A confirmation waits for a pass of the ring: what was put there before it, unwanted, then has its numbers.
-            answers.send_due(lambda ask: ask.after < self.sent.passes)
+            # And for what `on_demand` calls: what it makes for who asks is to be there then.
+            answers.send_due(lambda ask: ask.after < self.sent.passes and self.subscriptions.is_told(ask.demand))
             if reason == send.SUBSCRIPTIONS:
                 self._read_subscriptions(sender)
             elif reason == send.EPOCH:

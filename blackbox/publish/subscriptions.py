@@ -16,16 +16,18 @@ from blackbox.block.format import (
     ACCEPT_KEY,
     CONFIRM_KEY,
     HEARTBEAT_KEY,
+    MOST_WANT_BYTES,
     NONCE_BYTES,
     PATH_KEY,
     RECORDED_KEY,
     SHARED_KEY,
+    WANT_KEY,
 )
 from blackbox.feed.feed import Feed
 from blackbox.publish.send_loop import SUBSCRIPTION_HEAD_BYTES
 
 MORE_FILTERS: Final = 4_096
-"""Distinct filters of a line beyond one for each key that there may be."""
+"""Distinct filters of a line beyond one for each topic that there may be."""
 _MOST_ASKED: Final = 1_024
 """Confirmations asked for and not yet sent, on all lines; those asked for first are forgotten."""
 _MOST_ANSWERED: Final = 65_536
@@ -52,6 +54,8 @@ class Asked(NamedTuple):
     a later one has counted what was unwanted until then."""
     since: float
     """When that was, by the monotonic clock."""
+    demand: int
+    """The `demand_version` of then."""
 
 
 class _Asker:
@@ -106,7 +110,7 @@ class Subscriptions:
     `times_asked`, how often recorders were asked how far they are.
     """
 
-    def __init__(self, feed: Feed, lines: int, most_filters: int, recorders: RecorderNotes) -> None:
+    def __init__(self, feed: Feed, lines: int, recorders: RecorderNotes) -> None:
         self.changed = threading.Condition()
         self.doubts: list[Place] = []
         self.unwelcome: dict[int, str] = {}
@@ -119,14 +123,21 @@ class Subscriptions:
         """What was asked for last on a line and descriptor."""
         self._filters: list[dict[bytes, _Asker | None]] = [{} for _ in range(lines)]
         """With each filter who asked for it first, if that is known."""
+        self._wants = [0] * lines
+        """How many of them say what is wanted."""
         self._askers: dict[int, _Asker] = {}
         self._useless: dict[int, int] = {}
         self.is_behind = False
         self.times_asked = 0
-        self.most_filters = most_filters
+        self.most_filters = feed.max_topics + MORE_FILTERS
         self._feed = feed
         self._recorders = recorders
         self._mine = [b""] * lines
+
+    @property
+    def demand_version(self) -> int:
+        """How often what is wanted has changed, for who tells of that before it confirms."""
+        return 0
 
     def filter_changed(self, place: Place, by: int) -> None:
         """Hear of a filter that nobody had on its line (`by` 1), or that nobody has there any more (-1)."""
@@ -149,10 +160,11 @@ class Subscriptions:
             self._withdraw(line, fd, prefix)
         elif what == SUBSCRIBE:
             of_keys = prefix.removeprefix(SHARED_KEY)
-            if prefix in _CONTROL or (len(of_keys) <= self._feed.key_bytes and of_keys[:1] != b"\0"):
+            lets_through = len(of_keys) <= self._feed.key_bytes and of_keys[:1] != b"\0"
+            if prefix in _CONTROL or lets_through or is_want(prefix, size):
                 self._add_filter(line, fd, prefix)
             elif prefix.startswith(CONFIRM_KEY) and size == 1 + len(CONFIRM_KEY) + NONCE_BYTES:
-                self._ask(Asked(line, prefix, fd, after, time.monotonic()))
+                self._ask(Asked(line, prefix, fd, after, time.monotonic(), self.demand_version))
             elif prefix.startswith(ACCEPT_KEY) and prefix.endswith(self._mine[line]):
                 self._accept(line, prefix)
             elif prefix.startswith(RECORDED_KEY) and (told := Acknowledgement.decode(prefix)):
@@ -169,6 +181,7 @@ class Subscriptions:
             filters[prefix] = asker = self._askers.setdefault(fd, _Asker(line)) if fd >= 0 else None
             if asker is not None:
                 asker.filters += 1
+            self._wants[line] += prefix.startswith(WANT_KEY)
             self.filter_changed((line, prefix), 1)
 
     def _ask(self, ask: Asked) -> None:
@@ -212,6 +225,7 @@ class Subscriptions:
             asker = self._filters[line].pop(prefix)
             if asker is not None:
                 asker.filters -= 1
+            self._wants[line] -= prefix.startswith(WANT_KEY)
             self.filter_changed(place, -1)
         else:
             self._accepted[line].pop(prefix, None)
@@ -244,9 +258,10 @@ class Subscriptions:
             endings = self._mine if of_this_epoch else [b""] * len(self._mine)
             return max(self._accepted_on(line, ending) for line, ending in enumerate(endings))
 
-    def filter_count(self) -> int:
-        """Distinct filters in force, on the line that has most."""
-        return max(map(len, self._filters))
+    def filter_count(self, *, wants: bool = True) -> int:
+        """Distinct filters in force, on the line that has most; `wants`: also those that say what is wanted."""
+        counts = zip(map(len, self._filters), self._wants, strict=True)  # other threads ask, too
+        return max(filters - (0 if wants else of_wants) for filters, of_wants in counts)
 
     def asked_first(self, line: int) -> tuple[dict[int, int], int]:
         """How many filters of a line each descriptor was the first to ask for, and how many nobody who is there."""
@@ -273,10 +288,15 @@ def resolve_doubts(subscriptions: Subscriptions, probes: Sequence[zmq.Socket[byt
         probes[line].unsubscribe(prefix)
 
 
+def is_want(prefix: bytes, size: int) -> bool:
+    """Whether a subscription of `size` bytes says which topics are wanted."""
+    return prefix.startswith(WANT_KEY) and size <= 1 + len(WANT_KEY) + MOST_WANT_BYTES
+
+
 def _any_matches(filters: Mapping[bytes, object], key: bytes) -> bool:
     """Whether a filter lets keys through that start with `key`."""
     if not key:
-        return len(filters) > len(_CONTROL & filters.keys())
+        return any(has not in _CONTROL and not has.startswith(WANT_KEY) for has in filters)
     if any({key[:size], SHARED_KEY + key[:size]} & filters.keys() for size in range(len(key) + 1)):
         return True
     return any(has.startswith((key, SHARED_KEY + key)) for has in filters)

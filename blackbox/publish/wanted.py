@@ -6,13 +6,14 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.block.encode import TopicTable
-from blackbox.block.format import MAX_KEY_BYTES, SHARED_KEY
+from blackbox.block.format import MAX_KEY_BYTES, SHARED_KEY, WANT_KEY
 from blackbox.feed.feed import Feed
 from blackbox.native.intrinsics import int32s_at, int64s_at, uint16s_at
 from blackbox.native.jit import njit
 from blackbox.publish.acknowledgements import Acknowledgements
+from blackbox.publish.demand import Demand
 from blackbox.publish.sender_state import SHARED
-from blackbox.publish.subscriptions import MORE_FILTERS, Place, Subscriptions
+from blackbox.publish.subscriptions import Place, Subscriptions
 
 
 @njit(nogil=True, cache=True)
@@ -34,10 +35,12 @@ class WantedKeys(Subscriptions):
     of shared memory each as SHARED; `acknowledgements`, how far recorders are.
     """
 
-    def __init__(self, feed: Feed, lines: int, epoch: int, key_table: TopicTable) -> None:
+    def __init__(self, feed: Feed, lines: int, epoch: int, key_table: TopicTable, demand: Demand) -> None:
+        """`demand`: what is wanted of all slices of the publisher."""
         max_keys = len(key_table.sizes)
         self.acknowledgements = Acknowledgements()
-        super().__init__(feed, lines, max_keys + MORE_FILTERS, self.acknowledgements)
+        self._demand = demand
+        super().__init__(feed, lines, self.acknowledgements)
         self.keys: dict[bytes, int] = {}
         self.wanted: NDArray[numpy.uint16] = numpy.zeros(max_keys, numpy.uint16)
         self._key_table = key_table
@@ -52,9 +55,21 @@ class WantedKeys(Subscriptions):
         )
         self.keys[key] = number
 
+    @property
+    def demand_version(self) -> int:
+        """How often what is wanted has changed."""
+        return self._demand.version
+
+    def is_told(self, version: int) -> bool:
+        """Whether who is to hear of it has heard of what was wanted at a `demand_version`."""
+        return self._demand.told >= version
+
     def filter_changed(self, place: Place, by: int) -> None:
-        """Count a filter for the keys that it lets through."""
+        """Count a filter for the keys that it lets through; note what is wanted."""
         prefix = place[1]
+        if prefix.startswith(WANT_KEY):
+            self._demand.change(prefix.removeprefix(WANT_KEY), by)
+            return
         if prefix.startswith(SHARED_KEY):
             prefix, by = prefix.removeprefix(SHARED_KEY), by * SHARED
         if len(prefix) == self._feed.key_bytes:

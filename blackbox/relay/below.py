@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from blackbox.block.acknowledgement import Acknowledgement
-from blackbox.block.format import PATH_KEY
+from blackbox.block.format import PATH_KEY, WANT_KEY
 from blackbox.feed.feed import Feed
-from blackbox.publish.subscriptions import MORE_FILTERS, Place, Subscriptions
+from blackbox.publish.subscriptions import Place, Subscriptions
 from blackbox.relay.upstream import Upstream
 
 
@@ -21,8 +21,7 @@ class Below(Subscriptions):
     """
 
     def __init__(self, feed: Feed, upstreams: Sequence[Upstream]) -> None:
-        most_keys = feed.max_topics if feed.key_bytes else 1
-        super().__init__(feed, len(upstreams), most_keys + MORE_FILTERS, _PassedUp(upstreams))
+        super().__init__(feed, len(upstreams), _PassedUp(upstreams))
         self.wants_path = False
         self._upstreams = upstreams
 
@@ -31,12 +30,9 @@ class Below(Subscriptions):
         line, prefix = place
         if prefix == PATH_KEY:
             self.wants_path |= by > 0
-        elif prefix[:1] == b"\0":
-            return
-        elif by > 0:
-            self._upstreams[line].want(prefix)
-        else:
-            self._upstreams[line].leave(prefix)
+        elif prefix[:1] != b"\0" or prefix.startswith(WANT_KEY):
+            upstream = self._upstreams[line]
+            (upstream.want if by > 0 else upstream.leave)(prefix)
 
 
 class _PassedUp:

@@ -254,7 +254,7 @@ def _line_of(each: SliceRelay, number: int, line: Line, name: str) -> RelayLine:
         refused=state.no_blocks,
         faults=state.faults,
         keys=state.keys,
-        filters_below=each.below.filter_count(),
+        filters_below=each.below.filter_count(wants=False),
         filters_above=upstream.filters,
     )
 

@@ -1,8 +1,9 @@
 """What a relay asks of the one above it on a line, and what of that has been confirmed.
 
-Filters go up as `Interest` says. Behind them goes a nonce; what answers it proves that they are in force. One is asked
-for at a time, and anew when more was asked for meanwhile. libzmq repeats filters in an order of its own when it
-connects again, so a nonce is withdrawn when a connection goes, and asked for when one is there.
+Filters go up as `Interest` says, and so does which topics are wanted. Behind them goes a nonce; what answers it proves
+that they are in force. One is asked for at a time, and anew when more was asked for meanwhile. libzmq repeats filters
+in an order of its own when it connects again, so a nonce is withdrawn when a connection goes, and asked for when one is
+there.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY, FLAG_LINE_B, HEARTBEAT_KEY, NONCE_BYTES, PATH_KEY
+from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY, FLAG_LINE_B, HEARTBEAT_KEY, NONCE_BYTES, PATH_KEY, WANT_KEY
 from blackbox.errors import EndpointError
 from blackbox.life import Life
 from blackbox.publish.subscriptions import SUBSCRIBE, UNSUBSCRIBE
@@ -65,11 +66,16 @@ class Upstream:
     """
 
     def __init__(
-        self, addresses: Sequence[str], interest: Interest, state: LineState, heartbeat_ns: int, what: str
+        self,
+        addresses: Sequence[str],
+        make_interest: Callable[[], Interest],
+        state: LineState,
+        heartbeat_ns: int,
+        what: str,
     ) -> None:
         """`what` names the slice in the log."""
         self.addresses = list(addresses)
-        self.interest = interest
+        self._filters, self._wanted = make_interest(), make_interest()
         self.version = 0
         self.reconnects = -1
         self.filters = 0
@@ -178,21 +184,31 @@ class Upstream:
     # What is wanted
 
     def want(self, prefix: bytes) -> None:
-        """Ask for what one more filter needs."""
-        self.apply(self.interest.want(prefix))
+        """Ask for what one more filter needs, or one more wanted prefix of topics, which stands behind WANT_KEY."""
+        if prefix.startswith(WANT_KEY):
+            self._send(self._wanted.want(prefix.removeprefix(WANT_KEY)), WANT_KEY)
+        else:
+            self._filter(self._filters.want(prefix))
 
     def leave(self, prefix: bytes) -> None:
-        """Withdraw what nobody needs once a filter has gone."""
-        self.apply(self.interest.leave(prefix, time.monotonic()))
+        """Withdraw what nobody needs once a filter, or a wanted prefix, has gone."""
+        now = time.monotonic()
+        if prefix.startswith(WANT_KEY):
+            self._send(self._wanted.leave(prefix.removeprefix(WANT_KEY), now), WANT_KEY)
+        else:
+            self._filter(self._filters.leave(prefix, now))
 
-    def apply(self, changes: Changes) -> None:
-        """Ask for filters, then withdraw others."""
+    def _send(self, changes: Changes, kind: bytes = b"") -> None:
+        """Ask for prefixes of a kind, then withdraw others."""
         for prefix in changes.subscribe:
-            self.xsub.send(SUBSCRIBE + prefix)
+            self.xsub.send(SUBSCRIBE + kind + prefix)
         for prefix in changes.withdraw:
-            self.xsub.send(UNSUBSCRIBE + prefix)
-        self.filters += len(changes.subscribe) - len(changes.withdraw)
+            self.xsub.send(UNSUBSCRIBE + kind + prefix)
         self.version += bool(changes.subscribe)
+
+    def _filter(self, changes: Changes) -> None:
+        self._send(changes)
+        self.filters += len(changes.subscribe) - len(changes.withdraw)
         if changes.withdraw and not self.filters:
             self._withdraw_acceptance()  # nobody is here any more, and nobody counts
             self._confirmed = _UNCONFIRMED
@@ -222,7 +238,8 @@ class Upstream:
     def look(self, is_needed: bool) -> None:
         """Ask for a confirmation where one is due; give up a connection that is silent. `is_needed`: somebody waits."""
         now = time.monotonic()
-        self.apply(self.interest.settle(now))
+        self._filter(self._filters.settle(now))
+        self._send(self._wanted.settle(now), WANT_KEY)
         silent_s = now - max(self._state.heard_ns / 1e9, self._changed_at)
         if silent_s >= self._dead_s:
             self._look_for_another(silent_s)

@@ -86,7 +86,7 @@ class Table:
     want it, since each shorter one is a prefix of it. Set 0 is no callback.
 
     Attributes: `version`; `topics` and `keys`, tries over the prefixes and over the filters asked of ZeroMQ;
-    `upstream`, those filters; `workers`, a `WorkerTable` each.
+    `upstream`, those filters; `wanted`, prefixes of the topics that are wanted; `workers`, a `WorkerTable` each.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class Table:
         workers: int,
         slice_id: int,
         within: bytes = b"",
+        wanted: frozenset[bytes] = frozenset(),
         gap_hooks: Sequence[GapHook] = (),
         hears_live: bool = False,
     ) -> None:
@@ -105,7 +106,7 @@ class Table:
         `hears_live`: a hook wants to hear when the slice goes over to live.
         """
         self.version = version
-        self.upstream = upstream
+        self.upstream, self.wanted = upstream, wanted
         worker_of = [callback.worker % workers for callback in callbacks]
         self.keys: Trie = build_trie(sorted(upstream))
         by_prefix: dict[bytes, list[int]] = {}

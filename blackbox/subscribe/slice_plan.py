@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
+from blackbox.block.format import MOST_WANT_BYTES
 from blackbox.feed.feed import Feed
 from blackbox.subscribe.callbacks import Callback
 from blackbox.subscribe.gap_hooks import GapHook
@@ -15,11 +16,20 @@ Plan = Callable[[int, Iterable[int]], dict[int, Table]]
 """`plan(version, running)`: the table of each slice that is wanted now, and of each that runs."""
 
 
+def _uppermost(prefixes: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield those that begin with no other one."""
+    last = None
+    for prefix in sorted(set(prefixes)):
+        if last is None or not prefix.startswith(last):
+            yield prefix
+            last = prefix
+
+
 def whole_feed(feed: Feed) -> Plan:
     """Return the plan that takes every block of every slice, for a block handler."""
 
     def plan(version: int, _running: Iterable[int]) -> dict[int, Table]:
-        return {n: Table(version, (), frozenset({b""}), 1, n) for n in feed.slices_for(b"")}
+        return {n: Table(version, (), frozenset({b""}), 1, n, wanted=frozenset({b""})) for n in feed.slices_for(b"")}
 
     return plan
 
@@ -50,6 +60,7 @@ def slices_of_callbacks(
                 upstream,
                 workers + 1,
                 slice_id,
+                wanted=frozenset(_uppermost(callback.prefix[:MOST_WANT_BYTES] for callback in of_slice)),
                 gap_hooks=gap_hooks,
                 hears_live=bool(hooks.on_live),
             )

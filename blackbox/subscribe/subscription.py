@@ -22,6 +22,7 @@ from blackbox.block.format import (
     MAX_BODY_BYTES,
     NONCE_BYTES,
     SHARED_KEY,
+    WANT_KEY,
     read_header,
 )
 from blackbox.errors import EndpointError
@@ -87,6 +88,7 @@ class Subscription:
         self._feed_slice = feed.slices[slice_id]
         self._state, self._sequences, self._news = state, sequences, news
         self._filters: frozenset[bytes] = frozenset()
+        self._wanted: frozenset[bytes] = frozenset()
         self._nonce = b""
         self._accepted: list[bytes] = []
         self._said = b""
@@ -170,6 +172,11 @@ class Subscription:
     def ask(self, table: Table) -> None:
         """Ask for what a table needs, and no more; it is then to be confirmed anew."""
         kind = SHARED_KEY if self._tries_left else b""
+        for prefix in table.wanted - self._wanted:
+            self._sub.subscribe(WANT_KEY + prefix)
+        for prefix in self._wanted - table.wanted:
+            self._sub.unsubscribe(WANT_KEY + prefix)
+        self._wanted = table.wanted
         added = table.upstream - self._filters
         if added:
             self._sequences.set_all_told(False)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from blackbox import Feed
 from blackbox.native.kept_arguments import Kept, _kind_of, kept_at
+from blackbox.publish.demand import Demand
 from blackbox.publish.send_loop import StandIn
 from blackbox.publish.slice_sender import SliceSender
 
@@ -89,6 +90,6 @@ def test_an_array_with_gaps_is_refused() -> None:
 
 
 def test_types_are_those_that_numba_gives_the_same_tuples() -> None:
-    sender = SliceSender(Feed.local("kept", slices=1), 0, 0, 1, False, 8)
+    sender = SliceSender(Feed.local("kept", slices=1), 0, 0, 1, False, 8, Demand())
     value = StandIn(sender._sender([]), sender.ring.at, sender.make_encoder(4), True)
     assert _kind_of(StandIn) == typeof(value)

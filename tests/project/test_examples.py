@@ -17,6 +17,7 @@ SAYS = {
     "back_test_a_strategy": ["\n".join(3 * ["7 trades, profit -2.30, VWAP 153.3042"])],
     "back_test_two_symbols": ["the same live: True"],
     "change_what_i_want": ["[b'first', b'second', b'third']"],
+    "compute_only_what_is_wanted": ["AAPL.delta is wanted\nAAPL.delta 0.52", "computed: [b'AAPL.delta']"],
     "count_without_the_gil": ["messages: 1000000"],
     "fan_out_to_websockets": [
         "['AAPL.trade 189.98', 'AAPL.trade 189.99']",

@@ -64,8 +64,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Recording:
 
 
 def test_callbacks_books_and_hooks_of_the_page_are_called(session: Recording) -> None:
-    fields, stream, book, lost = snippets("callbacks.md")
-    del stream
+    fields, _stream, book, lost, _wanted = snippets("callbacks.md")
     subscriber = Subscriber(session.feed)
     names: dict[str, Any] = {"subscriber": subscriber, "prices": {}}
     for code in (fields, book, lost):
@@ -76,6 +75,32 @@ def test_callbacks_books_and_hooks_of_the_page_are_called(session: Recording) ->
     assert b"AAPL" in names["book"].symbols
     names["lost"](Gap(0, 1, b"", 0, 1, 0))
     assert names["prices"] == {}
+
+
+def test_what_is_wanted_is_computed_as_the_page_shows() -> None:
+    feed = Feed.local("page", slices=1)
+    computed: list[bytes] = []
+    switched: list[tuple[bytes, bool]] = []
+
+    class Models:
+        def switch(self, prefix: bytes, is_wanted: bool) -> None:
+            switched.append((prefix, is_wanted))
+
+    def compute_delta() -> bytes:
+        computed.append(b"")
+        return b"0.5"
+
+    with Publisher(feed) as publisher:
+        names: dict[str, Any] = {"publisher": publisher, "compute_delta": compute_delta, "models": Models()}
+        code = snippets("callbacks.md")[4]
+        run(code, names)
+        assert computed == []
+        subscriber = Subscriber(feed)
+        subscriber.on(b"AAPL")(lambda _: None)
+        with subscriber:
+            assert switched == [(b"AAPL", True)]
+            run(code, names)
+    assert len(computed) == 1
 
 
 def test_the_stream_of_the_page_is_read_to_its_end(session: Recording) -> None:

@@ -12,6 +12,7 @@ import pytest
 from numba import njit
 
 from blackbox import Batch, Feed, Publisher, SlowPolicy, Subscriber
+from blackbox.publish.demand import Demand
 from blackbox.publish.ring import RingAt, answer, ask
 from blackbox.publish.slice_sender import RING_BYTES, SliceSender
 
@@ -115,7 +116,7 @@ def answered(ring: RingAt, handed_over_ns: int) -> Any:
 def test_a_sender_that_has_not_begun_has_asked_already() -> None:
     """What is published before its first pass has an age too, and so has what another thread answers late."""
     before = time.time_ns()
-    sender = SliceSender(Feed.local("age", slices=1), 0, 0, 1, True, 8)
+    sender = SliceSender(Feed.local("age", slices=1), 0, 0, 1, True, 8, Demand())
     assert before <= told(sender.ring.at, sender.sent.asked_at) <= time.time_ns()
     answered(sender.ring.at, before + 5)
     answered(sender.ring.at, before + 9)

@@ -11,6 +11,7 @@ import pytest
 
 from blackbox.block.encode import TopicTable
 from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY, HEARTBEAT_KEY, MAX_KEY_BYTES
+from blackbox.publish.demand import Demand
 from blackbox.publish.wanted import WantedKeys
 from tests.publish.subscribers import one_slice
 
@@ -23,7 +24,7 @@ def made(key_bytes: int, lines: int = 1, keys: int = 1_000) -> WantedKeys:
         numpy.arange(keys, dtype=numpy.int64) * MAX_KEY_BYTES,
         numpy.zeros(keys, numpy.int32),
     )
-    return WantedKeys(one_slice(key_bytes=key_bytes), lines, EPOCH, table)
+    return WantedKeys(one_slice(key_bytes=key_bytes), lines, EPOCH, table, Demand())
 
 
 def add_key(subscriptions: WantedKeys, key: bytes) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from blackbox.block.acknowledgement import MOST_BYTES
 from blackbox.block.encode import TopicTable
+from blackbox.publish.demand import Demand
 from blackbox.publish.peer_guard import Guard, _Record
 from blackbox.publish.sender_state import SenderState
 from blackbox.publish.wanted import WantedKeys
@@ -36,7 +37,7 @@ needs_namespaces = pytest.mark.skipif(
 
 def a_guard() -> tuple[Guard, WantedKeys]:
     key = TopicTable(numpy.zeros(8, numpy.uint8), numpy.zeros(1, numpy.int64), numpy.zeros(1, numpy.int32))
-    subscriptions = WantedKeys(one_slice(), 1, 1, key)
+    subscriptions = WantedKeys(one_slice(), 1, 1, key, Demand())
     return Guard(0, subscriptions, SenderState(), lambda: None, drop=True), subscriptions
 
 

@@ -1,0 +1,260 @@
+"""What a publisher is told to be wanted: `wants`, `on_demand`, and that a confirmed subscriber misses nothing of it."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blackbox import Feed, Publisher, Recorder, Subscriber
+from blackbox.block.format import MOST_WANT_BYTES, WANT_KEY
+from blackbox.publish.demand import Demand
+from blackbox.testing import Collector, wait_until
+from tests.gate import Gate
+from tests.relay.relays import PATIENCE_S, chain, relayed
+from tests.support import Script
+
+PREFIXES = st.text("AB", max_size=3).map(str.encode)
+
+
+def subscribed(feed: Feed, *prefixes: bytes) -> tuple[Subscriber, Collector]:
+    subscriber, got = Subscriber(feed), Collector()
+    for prefix in prefixes:
+        subscriber.on(prefix)(got.message)
+    return subscriber, got
+
+
+def feed_of(key_bytes: int = 0, **settings: Any) -> Feed:
+    return msgspec.structs.replace(Feed.local("demand", slices=1, key_bytes=key_bytes), **settings)
+
+
+def not_wanted(publisher: Publisher, topic: bytes) -> None:
+    wait_until(lambda: not publisher.wants(topic), PATIENCE_S, f"nobody wanting {topic!r}")
+
+
+@given(st.lists(st.tuples(st.booleans(), PREFIXES)), st.lists(PREFIXES))
+def test_a_topic_is_wanted_while_a_prefix_of_it_is(changes: list[tuple[bool, bytes]], topics: list[bytes]) -> None:
+    demand, counts = Demand(), Counter[bytes]()
+    for comes, prefix in changes:
+        if comes or counts[prefix]:
+            counts[prefix] += 1 if comes else -1
+            demand.change(prefix, 1 if comes else -1)
+    wanted = [prefix for prefix, count in counts.items() if count]
+    for topic in topics:
+        assert demand.wants(topic) == any(topic.startswith(prefix) for prefix in wanted)
+
+
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_wants_follows_callbacks(key_bytes: int) -> None:
+    feed = feed_of(key_bytes)
+    with Publisher(feed) as publisher:
+        assert not publisher.wants(b"AAPL.trade")
+        subscriber, _ = subscribed(feed, b"AAPL.trade")
+        with subscriber:
+            assert publisher.wants(b"AAPL.trade")
+            assert not publisher.wants(b"AAPL.quote")
+            assert not publisher.wants(b"AAPL")
+            later = subscriber.on(b"MSFT")(lambda _: None)
+            wait_until(lambda: publisher.wants(b"MSFT.trade"), PATIENCE_S)
+            subscriber.off(later)
+            not_wanted(publisher, b"MSFT.trade")
+            assert publisher.wants(b"AAPL.trade")
+        not_wanted(publisher, b"AAPL.trade")
+
+
+def test_a_shorter_prefix_stands_for_longer_ones() -> None:
+    feed = feed_of()
+    with Publisher(feed) as publisher:
+        heard: list[tuple[bytes, bool]] = []
+        publisher.on_demand(lambda prefix, is_wanted: heard.append((prefix, is_wanted)))
+        subscriber, _ = subscribed(feed, b"A", b"AB", b"B.x")
+        with subscriber:
+            assert sorted(heard) == [(b"A", True), (b"B.x", True)]
+
+
+def test_a_recorder_wants_all(tmp_path: Any) -> None:
+    feed = feed_of()
+    with Publisher(feed) as publisher:
+        with Recorder(feed, tmp_path):
+            assert publisher.wants(b"whatever")
+        not_wanted(publisher, b"whatever")
+
+
+def test_of_two_who_want_it_the_last_one_counts() -> None:
+    feed = feed_of()
+    with Publisher(feed) as publisher:
+        first, _ = subscribed(feed, b"A")
+        second, _ = subscribed(feed, b"A")
+        with first:
+            with second:
+                pass
+            wait_until(lambda: publisher.statistics().subscribers == 1, PATIENCE_S)
+            assert publisher.wants(b"A")
+        not_wanted(publisher, b"A")
+
+
+def test_a_subscriber_that_is_killed_wants_nothing() -> None:
+    feed = feed_of()
+    code = """
+        subscriber = Subscriber(feed)
+        subscriber.on(b"A")(lambda _: None)
+        subscriber.start(timeout=60)
+        say("started")
+        input()
+    """
+    with Publisher(feed) as publisher, Script(code, feed) as script:
+        script.expect("started")
+        assert publisher.wants(b"A.x")
+        script.kill()
+        not_wanted(publisher, b"A.x")
+
+
+def test_a_plain_socket_wants_what_it_says() -> None:
+    feed = feed_of()
+    with Publisher(feed) as publisher, zmq.Context() as context, context.socket(zmq.SUB) as sub:
+        sub.subscribe(b"")
+        sub.subscribe(WANT_KEY + b"A")
+        sub.connect(feed.slices[0].endpoints[0])
+        wait_until(lambda: publisher.wants(b"A.x"), PATIENCE_S)
+        assert not publisher.wants(b"B.x")
+        sub.subscribe(WANT_KEY + bytes(range(1, MOST_WANT_BYTES + 2)))  # one byte too many is no prefix
+        sub.subscribe(WANT_KEY + b"B")
+        wait_until(lambda: publisher.wants(b"B.x"), PATIENCE_S)
+        assert not publisher.wants(bytes(range(1, MOST_WANT_BYTES + 2)))
+
+
+def test_of_a_long_prefix_the_first_bytes_are_wanted() -> None:
+    feed = feed_of()
+    long = b"A" * (MOST_WANT_BYTES + 10)
+    with Publisher(feed) as publisher:
+        subscriber, _ = subscribed(feed, long)
+        with subscriber:
+            assert publisher.wants(long)
+            assert not publisher.wants(long[: MOST_WANT_BYTES - 1])
+
+
+@contextmanager
+def starting(subscriber: Subscriber) -> Iterator[threading.Thread]:
+    thread = threading.Thread(target=subscriber.start, args=(PATIENCE_S,))
+    thread.start()
+    try:
+        yield thread
+    finally:
+        thread.join()
+        subscriber.stop()
+
+
+def test_who_wants_it_is_confirmed_after_on_demand_has_returned() -> None:
+    feed = feed_of()
+    gate = Gate()
+    with Publisher(feed) as publisher:
+
+        @publisher.on_demand
+        def make(prefix: bytes, is_wanted: bool) -> None:
+            if is_wanted:
+                gate.wait()
+
+        subscriber, got = subscribed(feed, b"A")
+        with starting(subscriber) as thread:
+            assert gate.entered.wait(PATIENCE_S)
+            assert thread.is_alive()
+            assert publisher.statistics().subscribers == 0
+            gate.open.set()
+            thread.join()
+            publisher.publish(b"A.x", b"1")
+            got.wait(1)
+
+
+def test_on_demand_hears_of_what_is_wanted_already_and_in_order() -> None:
+    feed = feed_of()
+    heard: list[tuple[bytes, bool]] = []
+    with Publisher(feed) as publisher:
+        first, _ = subscribed(feed, b"A")
+        with first:
+            publisher.on_demand(lambda prefix, is_wanted: heard.append((prefix, is_wanted)))
+            second, _ = subscribed(feed, b"A", b"B")
+            with second:
+                assert heard == [(b"A", True), (b"B", True)]
+            wait_until(lambda: len(heard) == 3, PATIENCE_S)
+        wait_until(lambda: len(heard) == 4, PATIENCE_S)
+    assert heard[2:] == [(b"B", False), (b"A", False)]
+
+
+def test_on_demand_that_raises_keeps_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    feed = feed_of()
+    heard: list[bytes] = []
+    with Publisher(feed) as publisher:
+
+        @publisher.on_demand
+        def broken(prefix: bytes, is_wanted: bool) -> None:
+            raise ValueError(prefix, is_wanted)
+
+        publisher.on_demand(lambda prefix, is_wanted: heard.append(prefix))
+        subscriber, _ = subscribed(feed, b"A")
+        with subscriber:
+            assert heard == [b"A"]
+    assert "on_demand raised when it was called with b'A', True" in caplog.text
+
+
+def test_on_demand_takes_a_function_of_two_arguments() -> None:
+    with pytest.raises(TypeError, match=r"expected a function of \(prefix, is_wanted\)"):
+        Publisher(feed_of()).on_demand(lambda prefix: None)  # type: ignore[type-var,misc]
+
+
+@pytest.mark.parametrize(("relays", "key_bytes"), [(1, 0), (3, 2)])
+def test_demand_passes_relays(relays: int, key_bytes: int) -> None:
+    feeds = chain(relays, key_bytes=key_bytes)
+    with Publisher(feeds[0]) as publisher, relayed(feeds):
+        first, _ = subscribed(feeds[-1], b"AAPL.trade")
+        second, got = subscribed(feeds[-1], b"AAPL")
+        with first.start(PATIENCE_S):
+            assert publisher.wants(b"AAPL.trade")
+            assert not publisher.wants(b"AAPL.quote")
+            with second.start(PATIENCE_S):
+                assert publisher.wants(b"AAPL.quote")
+                publisher.publish(b"AAPL.quote", b"1")
+                got.wait(1)
+            not_wanted(publisher, b"AAPL.quote")
+            assert publisher.wants(b"AAPL.trade")
+        not_wanted(publisher, b"AAPL.trade")
+
+
+@pytest.mark.parametrize("relays", [0, 2])
+def test_who_computes_what_is_wanted_loses_nothing_for_whom_is_confirmed(relays: int) -> None:
+    """One publishes all the time, but only what is wanted; subscribers come and go."""
+    feeds = chain(relays)
+    topics = [b"A.x", b"A.y", b"B.x"]
+    published: dict[bytes, int] = dict.fromkeys(topics, 0)
+    is_over = threading.Event()
+
+    def publish() -> None:
+        while not is_over.wait(0.0005):
+            for topic in topics:
+                if publisher.wants(topic):
+                    published[topic] += 1
+                    publisher.publish(topic, b"%d" % published[topic])
+
+    with Publisher(feeds[0]) as publisher, relayed(feeds):
+        thread = threading.Thread(target=publish)
+        thread.start()
+        try:
+            for prefix in (b"A", b"B.x", b"A.y", b"B", b"A.x"):
+                subscriber, got = subscribed(feeds[-1], prefix)
+                with subscriber.start(PATIENCE_S):
+                    before = dict(published)
+                    got.wait(20, PATIENCE_S)
+                for topic in (topic for topic in topics if topic.startswith(prefix)):
+                    numbers = [int(message.payload) for message in got.messages if message.topic == topic]
+                    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+                    assert numbers[0] <= before[topic] + 1
+        finally:
+            is_over.set()
+            thread.join()
