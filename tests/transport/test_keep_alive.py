@@ -52,7 +52,7 @@ def test_a_vanished_subscriber_holds_up_a_waiting_publisher_for_seconds_only() -
             let_loopback_be("down")
             publisher.publish_many((b"T",), numpy.zeros(len(more_than_fits), int), more_than_fits)
             publisher.flush()
-            say(publisher.statistics().put_out, publisher.statistics().subscribers)
+            say(publisher.statistics().subscribers)  # the guard or TCP itself, whoever came first
             let_loopback_be("up")
             publisher.wait_for_subscribers(b"", timeout=60)
             publisher.publish(b"T", b"after")
@@ -61,7 +61,7 @@ def test_a_vanished_subscriber_holds_up_a_waiting_publisher_for_seconds_only() -
         say(subscriber.statistics().received.gaps > 0)
     """
     with Script(_LOOPBACK + textwrap.dedent(code), one_slice(block_bytes=65_536), _A_HOST_OF_ITS_OWN) as script:
-        script.expect("1 0")
+        script.expect("0")
         script.expect("True")
 
 
