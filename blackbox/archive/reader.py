@@ -268,7 +268,8 @@ def whole_spans(segments: Iterable[Segment]) -> Iterator[Span]:
     for segment in segments:
         if segment.whole_bytes > FILE_HEAD_BYTES:
             segment.expect(read_through=True)
-            yield Span(segment, FILE_HEAD_BYTES, segment.whole_bytes)
+            records = int(segment.entries["records"].sum())
+            yield Span(segment, FILE_HEAD_BYTES, segment.whole_bytes, mean_bytes=segment.whole_bytes // max(1, records))
 
 
 def open_spans(day: Path, slice_id: int, planned: Iterable[tuple[int, int, int]]) -> Iterator[Span]:

@@ -10,7 +10,7 @@ import pytest
 
 SHORT, LONG = 300_000, 3_000_000
 SPARE_KB = 8 << 10
-AHEAD_KB = 24 << 10
+AHEAD_KB = 8 << 10
 
 IMPORT = """
 from blackbox.archive.import_days import import_days
