@@ -107,6 +107,20 @@ def copy_bytes(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
 
 
 @intrinsic
+def prefetch(typingctx: Any, address: Any) -> Any:
+    """Have the processor bring a line into its cache, for what follows some steps later. The address may be any."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        small = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [_BYTE_POINTER, small, small, small])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        builder.call(function, [builder.inttoptr(args[0], _BYTE_POINTER), small(0), small(3), small(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@intrinsic
 def call_with_address(typingctx: Any, function: Any, argument: Any) -> Any:
     """Call the C function `void f(int64_t)` that starts at address `function`."""
 
