@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.archive.append import append
-from blackbox.archive.journal_state import journal_at
-from blackbox.block.block_handler import BLOCK
-from blackbox.block.encode import Origin, Rows, finish_header, plan_bytes, write_body, write_template
-from blackbox.block.format import HEADER_BYTES
-from blackbox.native.intrinsics import int32s_at, int64s_at, unsigned
+from blackbox.archive.growing_blocks import (
+    ABOUT_BYTES,
+    GROWING_BYTES,
+    LINE_BYTES,
+    Journals,
+    Topics,
+    about_at,
+    add_row,
+    append_block,
+    growing_at,
+)
+from blackbox.block.encode import Rows
+from blackbox.native.intrinsics import int32s_at, int64s_at, prefetch, unsigned
 from blackbox.native.jit import njit
-from blackbox.publish.batcher import Encoder, plan_next
+from blackbox.publish.batcher import Selection
+
+_ROWS_AHEAD: Final = 8
+"""So many rows before it is needed, what lies anywhere is brought into the cache; twice as many, where that is."""
 
 
 class Gathered(NamedTuple):
@@ -36,27 +46,6 @@ class Gathered(NamedTuple):
             numpy.zeros(rows, numpy.int64),
             numpy.zeros(rows, numpy.int32),
         )
-
-    @property
-    def rows(self) -> Rows:
-        """The same columns, without the topics."""
-        return Rows(self.times.ctypes.data, 0, self.starts.ctypes.data, self.sizes.ctypes.data, 0, 0)
-
-
-class Journals(NamedTuple):
-    """Where the blocks of all slices go."""
-
-    states: NDArray[numpy.int64]
-    """The address of each slice's JournalState."""
-    clocks: NDArray[numpy.int64]
-    """The latest time so far of each slice's messages."""
-    limit_ns: int
-    """A time from here on does not move the clock."""
-    header: int
-    """Address of memory for a block's header."""
-    body: int
-    """Address of memory for a body, 8-byte aligned."""
-    body_room: int
 
 
 @njit(nogil=True, cache=True)
@@ -99,50 +88,95 @@ def gather(
 
 @njit(nogil=True, cache=True)
 def put_rows(
+    blocks: int,
     journals: Journals,
-    encoder: Encoder,
+    topics: Topics,
     rows: Rows,
-    slice_of_group: NDArray[numpy.int32],
-    groups: int,
+    octets: int,
+    topic_index_at: int,
+    numbers: NDArray[numpy.int32],
     start: int,
-    next_sequence: NDArray[numpy.int64],
+    stop: int,
+    begin_ns: int,
+    end_ns: int,
 ) -> tuple[int, int]:
-    """Append the encoder's selection, in groups of one slice and key, from `start` on; return where it stopped, and 0.
+    """Add rows `[start, stop)` to the growing blocks of their groups: topics by their `numbers`, as in `gather`.
 
-    Or, where a body needs more room than there is, its bytes. A block is sent and received at the latest time so far of
-    its slice's messages.
+    No `numbers`: the topics' places are their numbers. Payloads lie in so many `octets`. Returns where it stopped,
+    earlier where a payload is longer than its block has room for; and how many of the rows before have a time outside
+    of `[begin_ns, end_ns)`.
     """
+    topic_index = int32s_at(topic_index_at, stop)
+    abouts, numbers_at, has_numbers = topics.about.ctypes.data, numbers.ctypes.data, len(numbers) > 0
+    size: Any = rows.stride
+    outside = 0
+    time: Any = numpy.int64(0)
+    row = numpy.uint64(start)
+    is_empty = False
+    while row < numpy.uint64(stop):
+        begin = numpy.int64(row) * rows.stride
+        if rows.lengths != 0:
+            begin = int64s_at(rows.starts, stop)[row]
+            size = numpy.int64(int32s_at(rows.lengths, stop)[row])
+        if rows.ts_event != 0:
+            time = int64s_at(rows.ts_event, stop)[row]
+        ahead: Any = min(row + numpy.uint64(2 * _ROWS_AHEAD), numpy.uint64(stop - 1))
+        prefetch(abouts + ABOUT_BYTES * numpy.int64(topic_index[ahead]))
+        topic: Any = numpy.int64(topic_index[row])
+        if has_numbers:
+            topic = numpy.int64(int32s_at(numbers_at + 4 * topic, 1)[0])
+        about = abouts + ABOUT_BYTES * topic
+        group: Any = numpy.int64(about_at(about).group)
+        block = blocks + GROWING_BYTES * group
+        if add_row(block, about, topic, time, rows.payloads + begin, size, begin + LINE_BYTES <= octets):
+            outside += (time != 0) & ((time < begin_ns) | (time >= end_ns))
+            row += numpy.uint64(1)
+            is_empty = False
+        elif is_empty:
+            break
+        else:
+            append_block(block, group, topics, journals)
+            is_empty = True
+    return int(row), outside
+
+
+@njit(nogil=True, cache=True)
+def put_groups(
+    block: int, journals: Journals, topics: Topics, gathered: Gathered, selection: Selection, groups: int, start: int
+) -> int:
+    """Append the gathered rows of a selection, in groups of one slice and key, from place `start` on.
+
+    They grow in one block. Returns where it stopped: earlier where a payload is longer than that has room for.
+    """
+    about = topics.about.ctypes.data
     at = start
-    selection = encoder.selection
+    last = int(selection.stops[groups - 1]) - 1
     for place in range(groups):
-        group = selection.keys[place]
+        group = numpy.int64(selection.keys[place])
         stop = numpy.int64(selection.stops[place])
-        slice_id = int(slice_of_group[group])
-        origin = Origin(encoder.origin.schema_id, slice_id, encoder.origin.key_bytes, encoder.origin.epoch)
-        address = journals.states[slice_id]
         while at < stop:
-            plan = plan_next(encoder, rows, at, stop)
-            size = int(plan_bytes(plan))
-            if size > journals.body_room:
-                return at, size
-            write_body(journals.body, plan, rows, selection.order, selection.topics, encoder.table, encoder.distinct)
-            count = plan.stop - plan.start
-            now = journals.clocks[slice_id]
-            for time in int64s_at(journals.body, count):
-                if now < time < journals.limit_ns:
-                    now = time
-            journals.clocks[slice_id] = now
-            write_template(journals.header, plan, journals.body, encoder.checksum, origin, numpy.int64(0))
-            finish_header(journals.header, next_sequence[group], now, numpy.int64(0))
-            next_sequence[group] += count
-            state = journal_at(address)
-            state.kind = BLOCK
-            state.head, state.body, state.body_bytes = journals.header, journals.body, size
-            state.first_row = state.held = 0
-            state.ts_recv = now
-            append(address)
-            at = plan.stop
-    return at, 0
+            # Rows of one key lie far apart: their columns come into the cache first, then what these point to.
+            near: Any = min(at + _ROWS_AHEAD, last)
+            ahead: Any = min(at + 2 * _ROWS_AHEAD, last)
+            far = numpy.int64(selection.order[ahead])
+            prefetch(gathered.times.ctypes.data + 8 * far)
+            prefetch(gathered.starts.ctypes.data + 8 * far)
+            prefetch(gathered.sizes.ctypes.data + 4 * far)
+            prefetch(gathered.starts[selection.order[near]])
+            row, topic = unsigned(selection.order[at]), numpy.int64(selection.topics[at])
+            time, payload, size = gathered.times[row], gathered.starts[row], numpy.int64(gathered.sizes[row])
+            if add_row(block, about + ABOUT_BYTES * topic, topic, time, payload, size, False):
+                at += 1
+            elif growing_at(block).count == 0:
+                return at
+            else:
+                append_block(block, group, topics, journals)
+        append_block(block, group, topics, journals)
+    return at
 
 
-assert HEADER_BYTES % 8 == 0
+@njit(nogil=True, cache=True)
+def put_rest(blocks: int, groups: int, topics: Topics, journals: Journals) -> None:
+    """Append what the growing blocks of all groups hold."""
+    for group in range(groups):
+        append_block(blocks + GROWING_BYTES * group, group, topics, journals)

@@ -15,31 +15,31 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy
+from numpy.typing import NDArray
 
 from blackbox.archive.append import append
-from blackbox.archive.append_rows import Gathered, Journals, gather, put_rows
+from blackbox.archive.append_rows import Gathered, gather, put_groups, put_rest, put_rows
 from blackbox.archive.codec import BLOCK_BYTES, Compression, check_packing
 from blackbox.archive.day import Manifest, day_end_ns
 from blackbox.archive.format import SEGMENT_BYTES
+from blackbox.archive.growing_blocks import ABOUT, GrowingBlocks, Journals, Topics
 from blackbox.archive.journal_writer import WRITER_NEEDS, JournalWriter
 from blackbox.archive.topic_numbers import TopicNumbers
-from blackbox.block.block import Block, as_rows, as_topic_index, distinct_scratch
+from blackbox.block.block import Block, as_rows, as_topic_index
 from blackbox.block.block_handler import CONTROL
-from blackbox.block.encode import Origin
+from blackbox.block.encode import Origin, Rows
 from blackbox.block.format import FLAG_END, HEADER_BYTES, HEARTBEAT_KEY
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.native.limits import check_limits
-from blackbox.publish.batcher import Encoder, group_by_key, make_selection
+from blackbox.publish.batcher import group_by_key, make_selection
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
-_ROWS: Final = 1 << 17
-"""Messages that are grouped by key at a time, where a slice has one key."""
-_ROWS_OF_KEYS: Final = 1 << 20
-"""The same where it has many: more messages of each then share a block."""
+_ROWS: Final = 1 << 20
+"""Messages that are grouped by key at a time: each key gets blocks of its own of them."""
 _GATHERED_BYTES: Final = 64 << 20
-_SPARE_BYTES: Final = 64 << 10
+_NO_NUMBERS: Final = numpy.zeros(0, numpy.int32)
 _FAR_NS: Final = 1 << 62
 _DAY: Final = datetime.timedelta(1)
 _DAY_NS: Final = 86_400 * 10**9
@@ -72,16 +72,20 @@ class DayWriter:
             raise ConfigError(f"date was {date}, expected one that begins after 1970-01-01 00:00 UTC")
         self._feed, self._block_bytes = feed, block_bytes
         self._topics = TopicNumbers(feed)
-        self._rows = _ROWS_OF_KEYS if feed.key_bytes else _ROWS
-        self._in_order = numpy.arange(self._rows, dtype=numpy.int32)
-        self._gathered = Gathered.of(self._rows)
+        self._blocks = GrowingBlocks(block_bytes)
+        self._has_keys = feed.key_bytes > 0
+        if self._has_keys:
+            self._in_order = numpy.arange(_ROWS, dtype=numpy.int32)
+            self._gathered = Gathered.of(_ROWS)
+            self._blocks.make_room(1)
         self._gathered_rows = self._gathered_bytes = 0
         self._alive: list[Any] = []
-        self._room = 0
+        self._room = self._known = 0
+        self._about = numpy.zeros(0, ABOUT)
+        self._generation = numpy.zeros(1, numpy.int64)
         self._next_sequence = numpy.zeros(0, numpy.int64)
         self._make_room()
         self._header = numpy.zeros(HEADER_BYTES // 8, numpy.int64)
-        self._body = numpy.zeros((block_bytes + _SPARE_BYTES) // 8, numpy.int64)
         check_limits(f"a day of feed {feed.name!r}", PIPE_NEEDS, *[WRITER_NEEDS] * len(feed.slices))
         Manifest.new(feed, date, time.time_ns()).write(day)
         self._origin = Origin(load_schema(feed.schema).schema_id, 0, feed.key_bytes, self._begin_ns)
@@ -106,19 +110,56 @@ class DayWriter:
         lengths: Any = None,
         valid: Any = None,
     ) -> None:
-        """Append messages in columns, the same as those of `Publisher.publish_many`. They may be kept until `close`.
+        """Append messages in columns, those of `Publisher.publish_many`, which stay as they are until `close`.
 
         Raises ValueError naming a column that does not fit, ConfigError as `Publisher.publish`, JournalError when the
         disk refuses a write.
         """
         index = as_topic_index(topic_index, topics)
         count = len(index)
-        rows, columns = as_rows(payloads, ts_event, offsets, lengths, count, valid=valid)
+        rows, columns = as_rows(payloads, ts_event, offsets, lengths, count, valid=valid, borrowed=True)
         numbers = self._topics.numbers_of(topics)
-        done = 0
+        self._learn()
+        if self._has_keys:
+            self._gather(index, numbers, rows, columns)
+        else:
+            self._put(index, numbers, rows, columns)
+        self.messages += count
+
+    def _put(
+        self, index: NDArray[numpy.int32], numbers: NDArray[numpy.int32], rows: Rows, columns: tuple[Any, ...]
+    ) -> None:
+        """Have the blocks of the slices grow."""
+        blocks, count, done = self._blocks, len(index), 0
+        blocks.make_room(self._topics.groups)
+        while done < count:
+            done, outside = put_rows(
+                blocks.address,
+                self._journals(),
+                self._topics_now(),
+                rows,
+                columns[0].nbytes,
+                index.ctypes.data,
+                numbers if self._topics.differ else _NO_NUMBERS,
+                done,
+                count,
+                self._begin_ns,
+                self._end_ns,
+            )
+            self.outside += outside
+            if done < count:
+                group = int(self._topics.group_of[numbers[index[done]]])
+                blocks.lengthen(group, int(columns[3][done]) if rows.lengths else rows.stride)
+        self._tend()
+
+    def _gather(
+        self, index: NDArray[numpy.int32], numbers: NDArray[numpy.int32], rows: Rows, columns: tuple[Any, ...]
+    ) -> None:
+        """Gather rows until there are enough of each key."""
+        count, done = len(index), 0
         while done < count:
             at = self._gathered_rows
-            stop = min(count, done + self._rows - at)
+            stop = min(count, done + _ROWS - at)
             # Payloads go by their address, so that rows of several buffers can be put together.
             octets, outside = gather(
                 self._gathered, at, index.ctypes.data, numbers, rows, done, stop, self._begin_ns, self._end_ns
@@ -128,13 +169,15 @@ class DayWriter:
             self._gathered_rows += stop - done
             self._gathered_bytes += octets
             done = stop
-            if self._gathered_rows == self._rows or self._gathered_bytes >= _GATHERED_BYTES:
-                self._write_gathered()
-        self.messages += count
+            if self._gathered_rows == _ROWS or self._gathered_bytes >= _GATHERED_BYTES:
+                self._put_gathered()
 
     def close(self) -> None:
         """Write what was put, mark the end of the run, and make all of it durable. Raises JournalError."""
-        self._write_gathered()
+        if self._has_keys:
+            self._put_gathered()
+        else:
+            put_rest(self._blocks.address, len(self._blocks), self._topics_now(), self._journals())
         for writer in self._writers:
             self._end(writer)
 
@@ -151,57 +194,65 @@ class DayWriter:
             for writer in self._writers:
                 writer.close()
 
-    def _write_gathered(self) -> None:
+    def _put_gathered(self) -> None:
         """Append all that was gathered."""
-        count = self._gathered_rows
-        if not count:
-            return
-        self._make_room()
-        selection, topics = self._selection, self._topics
+        count, blocks, topics = self._gathered_rows, self._blocks, self._topics
+        selection = self._selection
         if topics.groups > 1:
             selection.order[:count] = self._in_order[:count]
         groups = group_by_key(selection, count, topics.group_of, topics.groups)
-        encoder = Encoder(
-            selection,
-            topics.table,
-            topics.group_of,
-            self._distinct,
-            self._block_bytes,
-            self._feed.checksum,
-            self._origin,
-        )
         at = 0
         while at < count:
-            journals = Journals(
-                self._states,
-                self._clocks,
-                self._end_ns + _DAY_NS,
-                self._header.ctypes.data,
-                self._body.ctypes.data,
-                self._body.nbytes,
-            )
-            at, needed = put_rows(
-                journals, encoder, self._gathered.rows, topics.slice_of, groups, at, self._next_sequence
-            )
-            if needed:
-                self._body = numpy.zeros(needed // 8 + 1, numpy.int64)
+            at = put_groups(blocks.address, self._journals(), self._topics_now(), self._gathered, selection, groups, at)
+            if at < count:
+                blocks.lengthen(0, int(self._gathered.sizes[selection.order[at]]))
         self._gathered_rows = self._gathered_bytes = 0
         self._alive.clear()
+        self._tend()
+
+    def _tend(self) -> None:
+        """Take care of the journals' files."""
         for writer in self._writers:
             _check(writer)
             writer.tend()
             writer.sync(what_is_written=False)
             writer.begin_sync()
 
+    def _topics_now(self) -> Topics:
+        topics = self._topics
+        return Topics(self._about, topics.table, self._generation, topics.slice_of, self._next_sequence)
+
+    def _journals(self) -> Journals:
+        return Journals(
+            self._states,
+            self._clocks,
+            self._end_ns + _DAY_NS,
+            self._header.ctypes.data,
+            self._blocks.body.ctypes.data,
+            self._origin,
+            self._feed.checksum,
+        )
+
+    def _learn(self) -> None:
+        """Note what is to be known of topics that are new."""
+        self._make_room()
+        new = slice(self._known, len(self._topics))
+        for name, column in (("size", self._topics.table.sizes), ("group", self._topics.group_of)):
+            self._about[name][new] = column[new]
+        self._known = new.stop
+
     def _make_room(self) -> None:
         """Have scratch for as many topics as there is room for."""
         if self._room == self._topics.room:
             return
         self._room = self._topics.room
-        selection = make_selection(self._rows, self._room)
-        selection.order[:] = self._in_order
-        self._selection = selection._replace(topics=self._gathered.topics)
-        self._distinct = distinct_scratch(self._room)
+        if self._has_keys:
+            selection = make_selection(_ROWS, self._room)
+            selection.order[:] = self._in_order
+            self._selection = selection._replace(topics=self._gathered.topics)
+        about = numpy.zeros(self._room, ABOUT)
+        about[: len(self._about)] = self._about
+        self._about = about
         sequences = numpy.zeros(self._room, numpy.int64)
         sequences[: len(self._next_sequence)] = self._next_sequence
         self._next_sequence = sequences

@@ -37,7 +37,8 @@ class _Known(NamedTuple):
 class TopicNumbers:
     """The topics of a day by number, and their *groups*: those of one slice and one key, numbered as they come.
 
-    Attributes: `group_of`, int32 by topic; `slice_of`, int32 by group. They are other arrays when there are more.
+    Attributes: `group_of`, int32 by topic; `slice_of`, int32 by group: they are other arrays when there are more.
+    `differ`: the numbers of the topics that were given last are not their places.
     """
 
     def __init__(self, feed: Feed) -> None:
@@ -46,6 +47,7 @@ class TopicNumbers:
         self._routes = routes_of(feed.routing)
         self._given: Sequence[bytes] = ()
         self._of_given = numpy.zeros(0, numpy.int32)
+        self.differ = False
         self._names, self._groups = Numbering(1, 1), Numbering(1, 1)
         self._sizes, self.group_of, self.slice_of = (numpy.zeros(0, numpy.int32) for _ in range(3))
         self._make_room(_FIRST_ROOM, _FIRST_TOPIC_BYTES)
@@ -81,6 +83,7 @@ class TopicNumbers:
             known = len(self._given) if tuple(topics[: len(self._given)]) == self._given else 0
             numbers = self._number(topics[known:])
             self._of_given = numpy.concatenate([self._of_given[:known], numbers])
+            self.differ = bool((self._of_given != numpy.arange(len(topics))).any())
             self._given = tuple(topics)
         return self._of_given
 

@@ -18,6 +18,7 @@ from blackbox.block.encode import (
     TopicTable,
     copy_extents,
     finish_header,
+    longest_extent,
     plan_block,
     plan_bytes,
     plan_sequences,
@@ -103,12 +104,15 @@ def as_rows(
     *,
     valid: Any = None,
     sequences: Any = None,
+    borrowed: bool = False,
 ) -> tuple[Rows, tuple[Any, ...]]:
     """Return columns as compiled code wants them, checked; and what must stay alive while they are used.
 
     Payloads are a 2-D array (n, size) of bytes; or one buffer with `offsets` (n + 1); or one buffer with `offsets`
     (n starts) and `lengths` (n). Messages where `valid` (bool, n) is False have no value. `sequences` (n) are those of
-    messages that do not follow each other. Raises ValueError naming the column that does not fit.
+    messages that do not follow each other. `borrowed`: nobody changes the columns while they are used.
+
+    Raises ValueError naming the column that does not fit.
     """
     stamps = numbers = numpy.empty(0, numpy.int64)
     if ts_event is not None:
@@ -131,18 +135,20 @@ def as_rows(
         expected = count + 1 if lengths is None else count
         if places.shape != (expected,):
             raise ValueError(f"offsets had shape {places.shape}, expected ({expected},)")
-        if lengths is None:
-            places = numpy.array(places)
-            extent = numpy.diff(places)
+        if borrowed and lengths is not None and valid is None:
+            starts, sizes = places, _as_column(lengths, numpy.int32, "lengths", count)
+            longest = longest_extent(starts.ctypes.data, sizes.ctypes.data, count, data.nbytes)
         else:
-            extent = as_integers(lengths, numpy.int64, "lengths")
-        if extent.shape != (count,):
-            raise ValueError(f"lengths had shape {extent.shape}, expected ({count},)")
-        # Copies: what was checked must be what is used, whoever else changes the caller's arrays meanwhile.
-        starts, sizes = numpy.empty(count, numpy.int64), numpy.empty(count, numpy.int32)
-        longest = copy_extents(
-            places.ctypes.data, extent.ctypes.data, count, data.nbytes, starts.ctypes.data, sizes.ctypes.data
-        )
+            if lengths is None:
+                places = numpy.array(places)
+                extent = numpy.diff(places)
+            else:
+                extent = _as_column(lengths, numpy.int64, "lengths", count)
+            # Copies: what was checked must be what is used, whoever else changes the caller's arrays meanwhile.
+            starts, sizes = numpy.empty(count, numpy.int64), numpy.empty(count, numpy.int32)
+            longest = copy_extents(
+                places.ctypes.data, extent.ctypes.data, count, data.nbytes, starts.ctypes.data, sizes.ctypes.data
+            )
         if longest < 0:
             raise ValueError(f"offsets reached outside the {data.nbytes} bytes of {name}, or ran backwards")
         _check_size(longest)

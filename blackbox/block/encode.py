@@ -110,9 +110,10 @@ NO_VALUE = -1
 ROW_BYTES = 16
 """Bytes that a row adds to a body beside its payload: time, topic index, offset."""
 _SEQUENCE_BYTES = 8
-_TOPIC_BYTES = 4
+TOPIC_BYTES = 4
 """Bytes that a topic adds beside its text: its offset."""
-_NUMBER_BYTES = 4
+NUMBER_BYTES = 4
+"""The same for its number."""
 _HALF = 32
 _PLACE = (1 << _HALF) - 1
 _LAST_GENERATION = (1 << 31) - 1
@@ -154,6 +155,19 @@ def copy_extents(starts_at: int, sizes_at: int, count: int, octets: int, to_star
 
 
 @njit(nogil=True, cache=True)
+def longest_extent(starts_at: int, sizes_at: int, count: int, octets: int) -> int:
+    """Return the largest of the sizes, int32, of payloads that begin at `starts`, int64; -1 as `copy_extents`."""
+    starts, sizes = int64s_at(starts_at, count), int32s_at(sizes_at, count)
+    good = True
+    longest = numpy.int64(0)
+    for row in range(count):
+        start, size = starts[row], numpy.int64(sizes[row])
+        good &= (size >= 0) & (start >= 0) & (start <= octets - size)
+        longest = max(longest, size)
+    return longest if good else numpy.int64(-1)
+
+
+@njit(nogil=True, cache=True)
 def plan_block(
     rows: Rows,
     order: NDArray[numpy.int32],
@@ -173,7 +187,7 @@ def plan_block(
     generation = _next_generation(distinct)
     spaced = rows.lengths != 0
     row_bytes = numpy.int64(ROW_BYTES) + (_SEQUENCE_BYTES if rows.sequences != 0 else 0)
-    topic_cost = numpy.int64(_TOPIC_BYTES) + (_NUMBER_BYTES if flags & FLAG_NUMBERS else 0)
+    topic_cost = numpy.int64(TOPIC_BYTES) + (NUMBER_BYTES if flags & FLAG_NUMBERS else 0)
     cost = rows.stride + row_bytes
     topics = 0
     topic_bytes = 0
@@ -292,7 +306,7 @@ def write_body(
     """Fill `plan_bytes(plan)` bytes at `target` (8-byte aligned), right after `plan_block` made the plan."""
     count = plan.stop - plan.start
     layout = _plan_layout(plan)
-    _clear_padding(target, layout)
+    clear_padding(target, layout)
     topic_index = int32s_at(target + layout.topic_index, count)
     start = numpy.uint64(plan.start)
     for i in range(numpy.uint64(count)):
@@ -305,7 +319,7 @@ def write_body(
         _write_words(target + layout.sequences, rows.sequences, plan, order)
     if plan.flags & FLAG_NULLS:
         _write_validity(target + layout.validity, plan, rows, order)
-    _write_topics(target + layout.topic_offsets, target + layout.topics, plan.topics, table, distinct)
+    write_topics(target + layout.topic_offsets, target + layout.topics, plan.topics, table, distinct.order)
     if plan.flags & FLAG_NUMBERS:
         copy_bytes(target + layout.topic_numbers, distinct.order.ctypes.data, 4 * plan.topics)
     _write_payloads(target, layout.payload_offsets, layout.payloads, plan, rows, order)
@@ -325,7 +339,8 @@ def _write_words(target: int, source: int, plan: Plan, order: NDArray[numpy.int3
 
 
 @inner
-def _clear_padding(target: int, layout: BodyLayout) -> None:
+def clear_padding(target: int, layout: BodyLayout) -> None:
+    """Write zeros where no column writes."""
     # Up to 7 bytes before each column belong to nobody: unwritten, they would leak old memory onto the wire.
     for place in layout[:8]:
         int64s_at(target + place - 8, 1)[0] = 0
@@ -342,11 +357,12 @@ def _write_validity(target: int, plan: Plan, rows: Rows, order: NDArray[numpy.in
 
 
 @inner
-def _write_topics(offsets_at: int, text_at: int, topics: int, table: TopicTable, distinct: Distinct) -> None:
+def write_topics(offsets_at: int, text_at: int, topics: int, table: TopicTable, order: NDArray[numpy.int32]) -> None:
+    """Write the text of the first `topics` of `order`, and where each begins."""
     offsets = int32s_at(offsets_at, topics + 1)
     place = 0
     for i in range(topics):
-        topic = unsigned(distinct.order[i])
+        topic = unsigned(order[i])
         size = numpy.int64(table.sizes[topic])
         offsets[i] = place
         copy_name(text_at + place, table.text.ctypes.data + table.offsets[topic], size)

@@ -1,0 +1,320 @@
+"""Grow blocks message by message, in compiled code; those that are full go to journals.
+
+    source ==row by row==> columns of a growing block ==column by column==> body ==write==> journal
+
+Each message is looked at once, and its payload copied while it is in the cache. A block that grows has its columns
+apart, as nobody knows yet how many rows there will be.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy
+from numba.extending import register_jitable
+from numpy.typing import NDArray
+
+from blackbox.archive.append import append
+from blackbox.archive.journal_state import journal_at
+from blackbox.block.block_handler import BLOCK
+from blackbox.block.encode import (
+    NUMBER_BYTES,
+    ROW_BYTES,
+    TOPIC_BYTES,
+    VARIABLE,
+    Origin,
+    Plan,
+    TopicTable,
+    clear_padding,
+    finish_header,
+    write_template,
+    write_topics,
+)
+from blackbox.block.format import FLAG_FIXED, FLAG_NULLS, FLAG_NUMBERS, body_layout
+from blackbox.native.intrinsics import bytes_at, copy_bytes, copy_line, inner, int32s_at, int64s_at
+from blackbox.native.jit import njit
+from blackbox.native.records import Field, SharedRecord, record_at, structure_at
+
+LINE_BYTES: Final = 64
+"""What `copy_line` copies."""
+_HALF: Final = 32
+_PLACE: Final = (1 << _HALF) - 1
+_TOPIC_COST: Final = TOPIC_BYTES + NUMBER_BYTES
+_SPARE_BYTES: Final = 128 << 10
+"""More than one topic, the padding of all columns, and what follows the last row of some take up."""
+
+
+class GrowingBlock(SharedRecord):
+    """A block that grows."""
+
+    # Where its columns are.
+    times = Field()
+    places = Field()
+    """int32: the place of each row's topic among those of the block."""
+    ends = Field()
+    """int32: where each payload ends, behind a 0."""
+    order = Field()
+    """int32: the block's topics, by place."""
+    validity = Field()
+    payloads = Field()
+    limit = Field()
+    """Bytes that its rows and topics may take up."""
+    longest_room = Field()
+    """Bytes of the longest payload that there is room for."""
+
+    # What they hold.
+    count = Field()
+    topics = Field()
+    payload_bytes = Field()
+    left = Field()
+    """Bytes of `limit` that are left."""
+    has_nulls = Field()
+    """1: some messages have no value, which `validity` tells."""
+    generation = Field()
+    """What `About.seen` has in its upper half, of the block's topics; then another one."""
+
+
+growing_at = record_at(GrowingBlock)
+GROWING_BYTES: Final = GrowingBlock.dtype.itemsize
+
+
+@register_jitable
+def validity_bytes(block_bytes: int) -> int:
+    """Return room for a bit for each row of a block."""
+    return (block_bytes // ROW_BYTES + 2) // 8 + 1
+
+
+class GrowingBlocks:
+    """Memory of growing blocks, which are numbered from 0.
+
+    Attributes: `body`, room for the body of any.
+    """
+
+    def __init__(self, block_bytes: int) -> None:
+        """There is none yet; each is to grow to `block_bytes`."""
+        self._block_bytes = block_bytes
+        self._rows = block_bytes // ROW_BYTES + 2
+        self._records = numpy.zeros(0, GrowingBlock.dtype)
+        self._columns: list[dict[str, NDArray[Any]]] = []
+        self._make_body(block_bytes)
+
+    @property
+    def address(self) -> int:
+        """Where the record of the first one lies."""
+        return self._records.ctypes.data
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def make_room(self, count: int) -> None:
+        """Have at least so many."""
+        before = self._records
+        if count <= len(before):
+            return
+        self._records = numpy.zeros(count, GrowingBlock.dtype)
+        self._records[: len(before)] = before
+        for number in range(len(before), count):
+            integers = (numpy.zeros(self._rows, numpy.int32) for _ in range(3))
+            self._columns.append({
+                "times": numpy.empty(self._rows, numpy.int64),
+                **dict(zip(("places", "ends", "order"), integers, strict=True)),
+                "validity": numpy.empty(validity_bytes(self._block_bytes), numpy.uint8),
+            })  # fmt: skip
+            for name, column in self._columns[number].items():
+                self._records[name][number] = column.ctypes.data
+            self._records["limit"][number] = self._records["left"][number] = self._block_bytes
+            self._records["generation"][number] = ~number  # no other block has it
+            self.lengthen(number, self._block_bytes)
+
+    def lengthen(self, number: int, longest: int) -> None:
+        """Have room in an empty one for a payload of so many bytes."""
+        payloads = self._columns[number]["payloads"] = numpy.empty(longest + LINE_BYTES, numpy.uint8)
+        self._records["payloads"][number], self._records["longest_room"][number] = payloads.ctypes.data, longest
+        if longest > self._longest:
+            self._make_body(longest)
+
+    def _make_body(self, longest: int) -> None:
+        self._longest = longest
+        self.body = numpy.empty((longest + self._block_bytes // LINE_BYTES + _SPARE_BYTES) // 8, numpy.int64)
+
+
+ABOUT: Final = numpy.dtype([("seen", "<i8"), ("size", "<i4"), ("group", "<i4")])
+"""What is known of a topic. `seen`: the block that has seen it last, and in the lower half the place that it has there.
+`size`: of its text. `group`: of one slice and key. All in one, as each is looked up in a line of the cache of its own.
+"""
+
+
+about_at: Final = structure_at(ABOUT)
+ABOUT_BYTES: Final = ABOUT.itemsize
+
+
+class Topics(NamedTuple):
+    """What is known of topics, by number, and of their groups."""
+
+    about: NDArray[Any]
+    """ABOUT by topic."""
+    table: TopicTable
+    generation: NDArray[numpy.int64]
+    """int64[1]: the last generation that was given to a block."""
+    slice_of_group: NDArray[numpy.int32]
+    next_sequence: NDArray[numpy.int64]
+    """int64: the next number of each group."""
+
+
+class Journals(NamedTuple):
+    """Where the blocks of all slices go."""
+
+    states: NDArray[numpy.int64]
+    """The address of each slice's JournalState."""
+    clocks: NDArray[numpy.int64]
+    """The latest time so far of each slice's messages."""
+    limit_ns: int
+    """A time from here on does not move the clock."""
+    header: int
+    """Address of memory for a block's header."""
+    body: int
+    """Address of memory for the body of any block, 8-byte aligned."""
+    origin: Origin
+    """The slice in it does not count."""
+    checksum: bool
+
+
+@njit(inline="always")
+def add_row(at: int, about: int, topic: int, time: int, payload: int, size: int, is_wide: bool) -> bool:
+    """Add a message to the block at an address. False: there is no room for it.
+
+    `about`: address of the topic's ABOUT. `size` is below 0 where it has no value. `is_wide`: LINE_BYTES may be read
+    from the payload's address on.
+    """
+    block, known = growing_at(at), about_at(about)
+    count, topics, begin = block.count, block.topics, block.payload_bytes
+    length: Any = max(size, numpy.int64(0))
+    # Whether a topic is new is as good as random: what follows from it is computed, as a guess is often wrong.
+    fresh: Any = numpy.int64(known.seen >> _HALF != block.generation)
+    left = block.left - (length + ROW_BYTES + (numpy.int64(known.size) + _TOPIC_COST) * fresh)
+    if (left < 0 and count > 0) or length > block.longest_room:
+        return False
+    place = known.seen & _PLACE
+    place ^= (place ^ topics) & -fresh
+    known.seen = block.generation << _HALF | place
+    int32s_at(block.order + 4 * topics, 1)[0] = topic
+    int64s_at(block.times + 8 * count, 1)[0] = time
+    int32s_at(block.places + 4 * count, 1)[0] = place
+    int32s_at(block.ends + 4 * count, 2)[1] = begin + length
+    if size <= LINE_BYTES and is_wide:
+        copy_line(block.payloads + begin, payload)
+    else:
+        copy_bytes(block.payloads + begin, payload, length)
+    if size < 0:
+        _note_null(at)
+    block.count = count + 1
+    block.topics = topics + fresh
+    block.payload_bytes = begin + length
+    block.left = left
+    return True
+
+
+@inner
+def _note_null(at: int) -> None:
+    block = growing_at(at)
+    valid = bytes_at(block.validity, validity_bytes(block.limit))
+    if block.has_nulls == 0:
+        valid[:] = 0xFF
+        block.has_nulls = 1
+    valid[block.count >> 3] &= ~(1 << (block.count & 7))
+
+
+@inner
+def _begin(at: int, generation: NDArray[numpy.int64]) -> None:
+    """Make the block at an address an empty one."""
+    block = growing_at(at)
+    block.count = block.topics = block.payload_bytes = block.has_nulls = 0
+    block.left = block.limit
+    generation[0] += 1
+    block.generation = generation[0]
+
+
+@inner
+def _stride_of(at: int) -> int:
+    """Return the length of all payloads, or VARIABLE."""
+    block = growing_at(at)
+    ends = int32s_at(block.ends, block.count + 1)
+    first = ends[1]
+    is_fixed = True
+    for row in range(numpy.uint64(block.count)):
+        is_fixed &= ends[row + numpy.uint64(1)] - ends[row] == first
+    return int(first) if is_fixed else VARIABLE
+
+
+@inner
+def _plan_of(at: int) -> Plan:
+    block = growing_at(at)
+    stride = _stride_of(at)
+    flags = FLAG_NUMBERS | (0 if stride == VARIABLE else FLAG_FIXED) | (FLAG_NULLS if block.has_nulls else 0)
+    used = block.limit - block.left - block.payload_bytes - ROW_BYTES * block.count
+    zero: Any = numpy.int64(0)
+    return Plan(
+        zero,
+        block.count,
+        block.topics,
+        used - _TOPIC_COST * block.topics,
+        block.payload_bytes,
+        stride,
+        zero,
+        zero,
+        flags,
+    )
+
+
+@inner
+def _lay_out(at: int, plan: Plan, target: int, table: TopicTable) -> int:
+    """Write the body at `target`; return its bytes."""
+    block = growing_at(at)
+    count = block.count
+    layout = body_layout(count, plan.topics, plan.topic_bytes, plan.payload_bytes, plan.flags)
+    clear_padding(target, layout)
+    copy_bytes(target, block.times, 8 * count)
+    copy_bytes(target + layout.topic_index, block.places, 4 * count)
+    if plan.stride == VARIABLE:
+        copy_bytes(target + layout.payload_offsets, block.ends, 4 * (count + 1))
+    if plan.flags & FLAG_NULLS:
+        size = (count + 7) >> 3
+        copy_bytes(target + layout.validity, block.validity, size)
+        if count & 7:
+            bytes_at(target + layout.validity, size)[size - 1] &= (1 << (count & 7)) - 1
+    order = int32s_at(block.order, plan.topics)
+    write_topics(target + layout.topic_offsets, target + layout.topics, plan.topics, table, order)
+    copy_bytes(target + layout.topic_numbers, block.order, 4 * plan.topics)
+    copy_bytes(target + layout.payloads, block.payloads, plan.payload_bytes)
+    return int(layout.end)
+
+
+@inner
+def append_block(at: int, group: int, topics: Topics, journals: Journals) -> None:
+    """Append the block at an address to the journal of its group's slice, unless it is empty; then it is.
+
+    It is sent and received at the latest time so far of its slice's messages.
+    """
+    count = growing_at(at).count
+    if count == 0:
+        return
+    slice_id = int(topics.slice_of_group[group])
+    origin = Origin(journals.origin.schema_id, slice_id, journals.origin.key_bytes, journals.origin.epoch)
+    plan = _plan_of(at)
+    size = _lay_out(at, plan, journals.body, topics.table)
+    now = journals.clocks[slice_id]
+    for time in int64s_at(journals.body, count):
+        if now < time < journals.limit_ns:
+            now = time
+    journals.clocks[slice_id] = now
+    write_template(journals.header, plan, journals.body, journals.checksum, origin, numpy.int64(0))
+    finish_header(journals.header, topics.next_sequence[group], now, numpy.int64(0))
+    topics.next_sequence[group] += count
+    address = journals.states[slice_id]
+    state = journal_at(address)
+    state.kind = BLOCK
+    state.head, state.body, state.body_bytes = journals.header, journals.body, size
+    state.first_row = state.held = 0
+    state.ts_recv = now
+    append(address)
+    _begin(at, topics.generation)

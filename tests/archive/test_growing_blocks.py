@@ -1,0 +1,122 @@
+"""Blocks that grow message by message: what is recorded of any columns is what a plain loop over them gives."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blackbox import Feed, Recording
+from blackbox.archive.day_writer import DayWriter
+from blackbox.block.format import FLAG_FIXED, FLAG_NULLS
+
+DAY = datetime.date(2026, 1, 5)
+NOON = 1_767_614_400 * 10**9
+LEAST_BLOCK = 1 << 10
+
+Row = tuple[bytes, bytes | None, int]
+
+SIZES = st.one_of(st.integers(0, 80), st.sampled_from([63, 64, 65, 900, 1_500, 70_000]))
+ROWS = st.lists(
+    st.tuples(
+        st.text("ABC.", min_size=1, max_size=9).map(str.encode),
+        st.one_of(st.none(), SIZES),
+        st.sampled_from([0, NOON - 5, NOON, NOON + 7]),
+    ),
+    max_size=120,
+)
+
+
+def put(writer: DayWriter, rows: list[Row], *, spare: int) -> None:
+    """Put rows whose payloads lie in one buffer, with so many bytes between and behind them."""
+    topics = list(dict.fromkeys(topic for topic, _, _ in rows))
+    text, starts = b"", []
+    for _, payload, _ in rows:
+        starts.append(len(text))
+        text += (payload or b"") + b"~" * spare
+    has_nulls = any(payload is None for _, payload, _ in rows)
+    writer.put(
+        topics,
+        [topics.index(topic) for topic, _, _ in rows],
+        numpy.frombuffer(text or b"\0", numpy.uint8),
+        [time for _, _, time in rows],
+        starts,
+        [len(payload or b"") for _, payload, _ in rows],
+        [payload is not None for _, payload, _ in rows] if has_nulls else None,
+    )
+
+
+@given(st.lists(ROWS, max_size=3), st.integers(0, 2), st.integers(1, 3), st.sampled_from([0, 2, 100]))
+@settings(max_examples=60, deadline=None)
+def test_what_is_recorded_is_what_was_put(
+    parts: list[list[tuple[bytes, int | None, int]]], key_bytes: int, slices: int, spare: int
+) -> None:
+    feed = msgspec.structs.replace(Feed.local("grown", slices), key_bytes=key_bytes)
+    made: list[list[Row]] = [
+        [
+            (topic, None if size is None else bytes([row % 251]) * size, time)
+            for row, (topic, size, time) in enumerate(part)
+        ]
+        for part in parts
+    ]
+    with TemporaryDirectory() as directory:
+        with DayWriter(Path(directory), feed, DAY, block_bytes=LEAST_BLOCK) as writer:
+            for rows in made:
+                put(writer, rows, spare=spare)
+        recording = Recording.open(directory)
+        found: dict[tuple[int, bytes], list[Row]] = {}
+        for batch in recording.batches():
+            assert len(batch) == 1 or batch.block.body.nbytes <= LEAST_BLOCK + 128
+            assert len(set(batch.block.topics)) == len(batch.block.topics)
+            rows = found.setdefault((batch.block.slice_id, batch.block.key), [])
+            rows += [(message.topic, message.payload, message.ts_event) for message in batch]
+        expected: dict[tuple[int, bytes], list[Row]] = {}
+        for topic, payload, time in (row for rows in made for row in rows):
+            expected.setdefault((feed.slice_of(topic), feed.key_of(topic)), []).append((topic, payload, time))
+        assert found == expected
+        assert recording.verify() == []
+        assert recording.proven() == sum(map(len, made))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "flags"), [([3, 3, 3], FLAG_FIXED), ([3, 2], 0), ([3, None], FLAG_NULLS), ([None, 0], 66)]
+)
+def test_a_block_says_what_its_payloads_have_in_common(tmp_path: Path, sizes: list[int | None], flags: int) -> None:
+    with DayWriter(tmp_path, Feed.local("grown", 1), DAY) as writer:
+        put(writer, [(b"A.t", None if size is None else b"x" * size, NOON) for size in sizes], spare=0)
+    (batch,) = Recording.open(tmp_path).batches()
+    assert batch.block.flags & (FLAG_FIXED | FLAG_NULLS) == flags
+
+
+def test_topics_of_a_block_that_grows_stay_its_own_when_there_are_more_than_there_was_room_for(tmp_path: Path) -> None:
+    with DayWriter(tmp_path, Feed.local("grown", 1), DAY) as writer:
+        for count in (10, 3_000):
+            put(writer, [(b"S%d.t" % number, b"x", NOON) for number in range(count)], spare=0)
+    (batch,) = Recording.open(tmp_path).batches()
+    assert (len(batch), batch.block.topic_count) == (3_010, 3_000)
+
+
+def test_nothing_is_proven_of_a_day_that_lacks_or_has_something_else(tmp_path: Path) -> None:
+    with DayWriter(tmp_path, Feed.local("grown", 1), DAY, block_bytes=LEAST_BLOCK) as writer:
+        put(writer, [(b"A.t", b"%08d" % number, NOON) for number in range(200)], spare=0)
+    assert Recording.open(tmp_path).proven() == 200
+    (journal,) = tmp_path.rglob("*.journal")
+    whole = journal.read_bytes()
+    records = [at for at in range(64, len(whole), 32) if whole[at : at + 4] == b"BREC"]
+    assert len(records) > 3
+    first, second, third = records[:3]
+    for wrong in (
+        whole[: first + 110] + b"\xff" + whole[first + 111 :],
+        whole[:first] + whole[second:],
+        whole[:first] + whole[second:third] + whole[first:second] + whole[third:],
+        whole[: records[-1]],
+        whole + whole[first:second],
+    ):
+        journal.write_bytes(wrong)
+        assert Recording.open(tmp_path).proven() == 0
