@@ -7,7 +7,7 @@ over marks; `marks_of` reads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -17,7 +17,6 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.archive.format import (
-    CODEC_NONE,
     FILE_HEAD_BYTES,
     MARK,
     MARK_HEAD_BYTES,
@@ -28,7 +27,7 @@ from blackbox.archive.format import (
     mark_bytes,
     record_head_at,
 )
-from blackbox.archive.journal_record import CHAIN_BYTES, chain_after, is_whole, next_record, size_at
+from blackbox.archive.journal_record import CHAIN_BYTES, chain_after, next_record, size_at
 from blackbox.archive.segment import Segment, SegmentFile
 from blackbox.block.format import FLAG_FIXED, body_layout
 from blackbox.native.intrinsics import inner, uint32_at
@@ -171,50 +170,6 @@ def _tally(memory: int, size: int, start: int, until: int, totals: Totals) -> tu
         messages += _counted(place)
         chain = chain_after(chain, place, address)
         at += step
-
-
-def proven(segment: Segment, totals: Totals, progress: Callable[[int], object]) -> Totals | None:
-    """Return the totals behind all of a segment; None unless it is proven to be just what was written there.
-
-    It is when records and marks stand one behind the other up to its end, when all checksums hold, and when each mark
-    has the totals and the chain of what stands before it. Of packed bodies nothing is proven: one has to unpack them.
-    Gives the memory of what it has read back; `progress` is called with the place up to which that is.
-    """
-    at, is_good = FILE_HEAD_BYTES, True
-    while is_good and at < len(segment.memory):
-        start = at
-        at, is_good, totals = _prove(segment.address, len(segment.memory), start, start + _TALLY_BYTES, totals)
-        segment.release(start, at)
-        progress(at)
-    return totals if is_good else None
-
-
-@njit(nogil=True, cache=True)
-def _prove(memory: int, size: int, start: int, until: int, totals: Totals) -> tuple[int, bool, Totals]:
-    """As `proven`, up to the first record or mark at `until` or behind it: where that is, whether all is good."""
-    scratch = numpy.empty(2, numpy.int64)
-    address: Any = scratch.ctypes.data
-    records, messages, marks, chain = totals.records, totals.messages, totals.marks, totals.chain
-    at = start
-    is_good = True
-    while is_good and at < min(until, size):
-        place = memory + at
-        step = size_at(place, size - at)
-        if step == 0:
-            is_good = False
-        elif uint32_at(place) == MARK_MAGIC:
-            mark = mark_at(place)
-            body = checksum_32(place + MARK_HEAD_BYTES, numpy.int64(mark.stored_bytes))
-            is_good = mark.stored_checksum == body and numpy.int64(mark.chain) == chain
-            is_good &= mark.records == records and mark.messages == messages and mark.marks == marks
-            marks += 1
-        else:
-            is_good = record_head_at(place).codec == CODEC_NONE and is_whole(place)
-            records += 1
-            messages += _counted(place)
-        chain = chain_after(chain, place, address)
-        at += step
-    return at, is_good, Totals(records, messages, marks, chain)
 
 
 @njit(nogil=True, cache=True)

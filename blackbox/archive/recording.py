@@ -21,7 +21,7 @@ from blackbox.archive.codec import Compression
 from blackbox.archive.data_frames import Frames, Ticks, needs
 from blackbox.archive.day import Date, Manifest, as_date, day_end_ns, session_date
 from blackbox.archive.filter import CLOCKS, Clock, Filter, RowFilter, Selection, Time, check_options, check_range
-from blackbox.archive.marks import Mark, Totals, chain_start, marks_of, proven
+from blackbox.archive.marks import Mark, marks_of
 from blackbox.archive.reader import (
     Bodies,
     Recorded,
@@ -250,29 +250,6 @@ class Recording(Frames):
         if progress is not None:
             progress(before)
         return Examined(sorted(self.damage), gaps, begins)
-
-    def proven(self, progress: Callable[[int], object] | None = None) -> int:
-        """Read everything once, and return the messages of the slices that are whole and closed.
-
-        That is by checksums and marks alone: they prove that all is there, just as it was written. `examine` also tells
-        what was written wrong, and what is wrong with other slices. `progress` is as there.
-        """
-        messages = before = 0
-        closed, _ = self._closed
-
-        def report(at: int) -> None:
-            if progress is not None:
-                progress(before + at)
-
-        for slice_id, segments in self.segments():
-            totals: Totals | None = Totals(chain=chain_start(self._created_ns, slice_id))
-            for segment in segments:
-                if totals is not None:
-                    totals = proven(segment, totals, report)
-                before += len(segment.memory)
-            if totals is not None and slice_id in closed and totals == closed[slice_id].totals:
-                messages += totals.messages
-        return messages
 
     @property
     def file_bytes(self) -> int:

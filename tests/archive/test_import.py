@@ -253,7 +253,7 @@ def test_a_day_that_is_read_again_ends_at_once_when_another_fails(
     checked = threading.Event()
     ended: list[BaseException] = []
 
-    def proven(_: Recording, progress: Callable[[int], object]) -> None:
+    def examine(_: Recording, progress: Callable[[int], object]) -> None:
         checked.set()
         try:
             wait_until(lambda: progress(0) is not None, 60, what="the end of a day that is large")
@@ -261,7 +261,7 @@ def test_a_day_that_is_read_again_ends_at_once_when_another_fails(
             ended.append(error)
             raise
 
-    monkeypatch.setattr(Recording, "proven", proven)
+    monkeypatch.setattr(Recording, "examine", examine)
     whole = Made([(b"A.t", b"1", NOON)], date=datetime.date(2026, 1, 5))
     failing = Failing(threading.Event(), datetime.date(2026, 1, 6))
     monkeypatch.setattr(failing, "chunks", lambda: (checked.wait(60), Failing.chunks(failing))[1])
