@@ -99,6 +99,11 @@ class PositionFile:
         return PositionError(f"positions {self.path} cannot {what}: {error.strerror}")
 
 
+def how_many(place: Path) -> int:
+    """Return of how many consumers a directory that is there has something."""
+    return sum(path.suffix == _SUFFIX for path in place.iterdir())
+
+
 def consumers(directory: str | os.PathLike[str]) -> list[PositionFile]:
     """Return the consumers that a directory has something of, by name. Raises PositionError when there is none."""
     place = Path(directory)

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from blackbox.archive.consumer_positions import PositionFile, consumers
+from blackbox.archive.consumer_positions import PositionFile, consumers, how_many
 from blackbox.archive.day import make_directory, recorded_days, replace_file, session_date, sync_directory
 from blackbox.archive.recording import Recording
 from blackbox.arguments import check_integers
@@ -104,7 +104,7 @@ def note_consumer(directory: Path, feed: str, name: str, positions: Mapping[int,
         make_directory(place)
     except OSError as error:
         raise PositionError(f"{place} cannot be made: {error.strerror}") from error
-    if not file.path.exists() and len(consumers(place)) >= MOST_CONSUMERS:
+    if not file.path.exists() and how_many(place) >= MOST_CONSUMERS:
         raise PositionError(f"consumer {name!r} was one too many, expected at most {MOST_CONSUMERS}")
     file.own(0.0)
     try:
