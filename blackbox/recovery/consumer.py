@@ -58,6 +58,8 @@ class Consumer:
         self._interval_s = None if interval_ns is None else interval_ns / 1e9
         self._life = ConsumerLife.NEW
         self._over = threading.Event()
+        self._guard = threading.Lock()
+        """Held where it goes on, so that it does not once it is over."""
         self._threads: list[threading.Thread] = []
         self._archives = archives
         self._last: Mapping[int, Position] = {}
@@ -70,7 +72,9 @@ class Consumer:
         """
         if self._life is not ConsumerLife.NAMED:  # it may be so since a start that failed
             self._file.own(self._wait_s)
-            self._enter(ConsumerLife.NAMED)
+            if not self._go_on(ConsumerLife.NAMED):
+                self._file.close()
+                raise PositionError(f"consumer {self._file.name!r} was ended while it waited for its name")
         try:
             kept = self._file.read()
             if kept is None:
@@ -92,19 +96,20 @@ class Consumer:
                 )
             self._check_forward({slice_id: Position(*each) for slice_id, each in since.items()})
         except BaseException:
-            self._file.close()
-            self._enter(ConsumerLife.NEW)
+            if self._go_on(ConsumerLife.NEW):
+                self._file.close()
             raise
         return since, back
 
     def keep_by_itself(self, checkpoint: Checkpoint) -> None:
         """Keep positions at each interval, if there is one, in a thread; tell archives of them, in another."""
-        if self._over.is_set():
-            return  # it was ended meanwhile
-        self._enter(ConsumerLife.KEEPING)
-        self._begin_thread("consumer", self._tell)
-        if self._interval_s is not None:
-            self._begin_thread("positions", self._run, checkpoint, self._interval_s)
+        with self._guard:
+            if self._over.is_set():
+                return  # it was ended meanwhile
+            self._enter(ConsumerLife.KEEPING)
+            self._begin_thread("consumer", self._tell)
+            if self._interval_s is not None:
+                self._begin_thread("positions", self._run, checkpoint, self._interval_s)
 
     def _begin_thread(self, name: str, run: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=run, args=arguments, name=f"blackbox-{name}", daemon=True)
@@ -120,7 +125,8 @@ class Consumer:
 
     def end(self, checkpoint: Checkpoint) -> None:
         """Let the name go; if it keeps positions by itself, keep where it ended."""
-        self._over.set()
+        with self._guard:
+            self._over.set()
         for thread in self._threads:
             thread.join()
         if self._life is ConsumerLife.KEEPING:
@@ -129,6 +135,13 @@ class Consumer:
             self._tell_now()
         self._file.close()
         self._enter(ConsumerLife.ENDED)
+
+    def _go_on(self, life: ConsumerLife) -> bool:
+        """Enter `life`, unless another thread has ended it; return whether it did."""
+        with self._guard:
+            if not self._over.is_set():
+                self._enter(life)
+            return not self._over.is_set()
 
     def _enter(self, life: ConsumerLife) -> None:
         """Go on to `life`. Raises RuntimeError when it may not follow."""
