@@ -37,7 +37,8 @@ from blackbox.publish.batcher import group_by_key, make_selection
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
 _ROWS: Final = 1 << 20
-"""Messages that are grouped by key at a time: each key gets blocks of its own of them."""
+"""Messages that are grouped by key at a time: each key gets blocks of its own of them. Without keys: messages between
+two looks at whether a segment is full."""
 _GATHERED_BYTES: Final = 64 << 20
 _NO_NUMBERS: Final = numpy.zeros(0, numpy.int32)
 _FAR_NS: Final = 1 << 62
@@ -133,6 +134,7 @@ class DayWriter:
         blocks, count, done = self._blocks, len(index), 0
         blocks.make_room(self._topics.groups)
         while done < count:
+            stop = min(done + _ROWS, count)
             done, outside = put_rows(
                 blocks.address,
                 self._journals(),
@@ -142,15 +144,16 @@ class DayWriter:
                 index.ctypes.data,
                 numbers if self._topics.differ else _NO_NUMBERS,
                 done,
-                count,
+                stop,
                 self._begin_ns,
                 self._end_ns,
             )
             self.outside += outside
-            if done < count:
+            if done < stop:
                 group = int(self._topics.group_of[numbers[index[done]]])
                 blocks.lengthen(group, int(columns[3][done]) if rows.lengths else rows.stride)
-        self._tend()
+            else:
+                self._tend()
 
     def _gather(
         self, index: NDArray[numpy.int32], numbers: NDArray[numpy.int32], rows: Rows, columns: tuple[Any, ...]
