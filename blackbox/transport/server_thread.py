@@ -90,6 +90,7 @@ class ServerThread:
             else:
                 log.exception("%s failed", self._what)
         self._enter(ServerLife.ENDED)
+        del self._serve  # it leads back to the owner: without the circle the pipe goes with that
 
 
 def bind(socket: zmq.Socket[bytes], endpoint: str, what: str) -> None:
