@@ -96,7 +96,7 @@ RECORDED_KEY: Final = b"\0R"
 """Followed by how far a recorder is: see `blackbox.block.acknowledgement`."""
 WANT_KEY: Final = b"\0W"
 """Followed by a prefix of topics, or the first bytes of one: asked for by who wants those topics."""
-MOST_WANT_BYTES: Final = 64
+MOST_WANT_BYTES: Final = 32
 """Of such a prefix."""
 PATH_KEY: Final = b"\0P"
 """What relays say of themselves: which of them a block passes on its way."""

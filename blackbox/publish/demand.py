@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
+import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable
+from typing import Final
 
 from blackbox.native.limits import start_thread
 
 log = logging.getLogger("blackbox")
+
+_WARN_S: Final = 3.0
 
 Listener = Callable[[bytes, bool], object]
 """Called with a prefix, and whether it is wanted now."""
@@ -19,9 +23,9 @@ class Demand:
     """The prefixes that are wanted on any line of any slice, and who is told when that changes.
 
     `wants` takes no lock: it looks into what the senders' threads change. Listeners are called in a thread of their
-    own, one at a time; it begins with the first listener and ends with `close`.
+    own, one at a time, from `start` to `end`.
 
-    Attributes: `version`, how many changes there were; `told`, how many of these every listener has heard of.
+    Attributes: `version`, how many changes there were; `told`, how many of these every listener has heard of, in order.
     """
 
     def __init__(self) -> None:
@@ -30,11 +34,14 @@ class Demand:
         self._lengths: tuple[int, ...] = ()
         self.version = self.told = 0
         self._changed = threading.Condition()
-        self._news: dict[bytes, None] = {}
-        """Prefixes that have come or gone since listeners were called, the first one first."""
+        self._news: OrderedDict[bytes, int] = OrderedDict()
+        """Prefixes that have come or gone since listeners were called for them, with the version of their last change;
+        the lowest one first."""
         self._listeners: list[tuple[Listener, set[bytes]]] = []
         """Each with the prefixes that it was told are wanted."""
-        self._is_over = False
+        self._has_begun = self._is_over = self._has_warned = False
+        self._called_at = 0.0
+        """Since when a listener runs, by the monotonic clock; 0: none does."""
         self._thread = threading.Thread(target=self._run, name="blackbox-demand", daemon=True)
 
     def wants(self, topic: bytes) -> bool:
@@ -58,8 +65,9 @@ class Demand:
 
     def _note(self, prefix: bytes) -> None:
         self.version += 1
-        if self._listeners:
-            self._news[prefix] = None
+        if self._listeners and not self._is_over:
+            self._news[prefix] = self.version
+            self._news.move_to_end(prefix)
             self._changed.notify_all()
         else:
             self.told = self.version
@@ -67,19 +75,44 @@ class Demand:
     def listen(self, listener: Listener) -> None:
         """Call a function with each prefix that is wanted now, then with each that comes or goes. Raises LimitError."""
         with self._changed:
-            if self._thread.ident is None and not self._is_over:
-                start_thread(self._thread)
             self._listeners.append((listener, set()))
             for prefix in self._counts:
                 self._note(prefix)
+            self._begin()
 
-    def close(self) -> None:
-        """Call listeners no more, and wait for one that is being called."""
+    def start(self) -> None:
+        """Begin to call listeners. Raises LimitError."""
+        with self._changed:
+            self._has_begun = True
+            self._begin()
+
+    def _begin(self) -> None:
+        if self._has_begun and self._listeners and self._thread.ident is None and not self._is_over:
+            start_thread(self._thread)
+
+    def end(self) -> None:
+        """Call listeners no more."""
         with self._changed:
             self._is_over = True
+            self.told = self.version
             self._changed.notify_all()
+
+    def join(self, timeout: float) -> None:
+        """Wait for a listener that is being called, unless this is within it; log if it is still busy then."""
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                log.warning("an on_demand function has not returned %.1f s after its publisher was closed", timeout)
+
+    def is_told(self, version: int) -> bool:
+        """Whether listeners have heard of all changes up to a version. Logs once who keeps subscribers waiting."""
+        if self.told >= version:
+            return True
+        called = self._called_at
+        if called and not self._has_warned and time.monotonic() - called > _WARN_S:
+            self._has_warned = True
+            log.warning("an on_demand function has not returned for %.0f s: subscribers wait to be confirmed", _WARN_S)
+        return False
 
     def _run(self) -> None:
         while True:
@@ -87,17 +120,20 @@ class Demand:
                 while not self._news and not self._is_over:
                     self._changed.wait()
                 if self._is_over:
-                    self.told = self.version
                     return
-                news, self._news = self._news, {}
-                version, listeners = self.version, tuple(self._listeners)
-            for prefix in news:
-                is_wanted = prefix in self._counts
-                for listener, told_of in listeners:
-                    if is_wanted != (prefix in told_of):
-                        (told_of.add if is_wanted else told_of.discard)(prefix)
-                        try:
-                            listener(prefix, is_wanted)
-                        except Exception:  # it may not keep the others, or subscribers, waiting
-                            log.exception("on_demand raised when it was called with %r, %s", prefix, is_wanted)
-            self.told = version
+                prefix, version = self._news.popitem(last=False)
+                is_wanted, listeners = prefix in self._counts, tuple(self._listeners)
+            for listener, told_of in listeners:
+                if is_wanted != (prefix in told_of):
+                    (told_of.add if is_wanted else told_of.discard)(prefix)
+                    self._call(listener, prefix, is_wanted)
+            with self._changed:
+                self.told = max(self.told, version)
+
+    def _call(self, listener: Listener, prefix: bytes, is_wanted: bool) -> None:
+        self._called_at = time.monotonic()
+        try:
+            listener(prefix, is_wanted)
+        except BaseException:  # nothing may keep other listeners, or subscribers, waiting
+            log.exception("on_demand raised when it was called with %r, %s", prefix, is_wanted)
+        self._called_at = 0.0

@@ -202,7 +202,7 @@ class Publisher:
         self.feed = feed
         self.when_full = when_full
         self.epoch = time.time_ns()
-        self._epoch_lock = threading.Lock()
+        self._epoch_lock, self._guard = threading.Lock(), threading.Lock()
         self._senders: list[SliceSender] = []
         self.state = PublisherLife.NEW
         self._demand = Demand()
@@ -224,9 +224,10 @@ class Publisher:
         Raises EndpointError naming the endpoint that could not be bound, LimitError naming a limit that is too low, and
         JournalError when the outbox cannot be opened.
         """
-        if self.state is not PublisherLife.NEW:
-            raise PublisherError(f"start was called when {self.state}; a publisher is used once")
-        self._enter(PublisherLife.RUNNING)
+        with self._guard:
+            if self.state is not PublisherLife.NEW:
+                raise PublisherError(f"start was called when {self.state}; a publisher is used once")
+            self._enter(PublisherLife.RUNNING)
         self._pid = os.getpid()
         schema_id = load_schema(self.feed.schema).schema_id
         wait = self.when_full == "wait"
@@ -245,6 +246,7 @@ class Publisher:
                 sender.start()
             self._encoders = [sender.make_encoder(WINDOW_ROWS) for sender in self._senders]
             self._warm_up()
+            self._demand.start()
             self._send_again(boxes)
         except BaseException:
             with suppress(JournalError):
@@ -469,7 +471,9 @@ class Publisher:
 
         It hears of what is wanted already, too. Calls come one at a time, in a thread of their own. Who wants a prefix
         is confirmed, so that its `start` returns, once the call for it has: what is published from then on reaches it.
-        Of a prefix of more than 64 bytes those are told. Raises LimitError when there can be no further thread.
+        Of a prefix of more than 32 bytes those are told. While a call runs nobody new is confirmed. Who wants more
+        than 10,000 prefixes of a slice, or 65,536 below a relay, wants b"", which is all. Raises LimitError when there
+        can be no further thread.
         """
         check_function(function, "prefix", "is_wanted")
         self._demand.listen(function)
@@ -588,15 +592,19 @@ class Publisher:
         What was discarded is logged and counted. Closing twice does nothing. Raises JournalError when the outbox could
         not be closed, and may lack some of what was sent.
         """
-        if self.state is PublisherLife.CLOSED or self._pid != os.getpid():
+        if self._pid != os.getpid():
             return  # what a parent process publishes is its own to close
-        self._enter(PublisherLife.CLOSED)
+        with self._guard:
+            if self.state is PublisherLife.CLOSED:
+                return
+            self._enter(PublisherLife.CLOSED)
         deadline = time.monotonic() + timeout
-        self._demand.close()
+        self._demand.end()
         for sender in self._senders:
             sender.ask_to_close(deadline)
         for sender in self._senders:
             sender.close(deadline)
+        self._demand.join(max(0.0, deadline - time.monotonic()))  # now that `publish` waits for nothing there
         discarded = sum(sender.discarded for sender in self._senders)
         if discarded:
             log.warning(

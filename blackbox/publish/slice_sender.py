@@ -296,7 +296,7 @@ class SliceSender:
         self._deadline = deadline
         self.guard.closing_since = time.monotonic()
         with self.changed:
-            if self.life is not SenderLife.ENDED:  # by an error
+            if self.life in (SenderLife.NEW, SenderLife.RUNNING):  # it may have ended by an error
                 self._enter(SenderLife.CLOSING)
         self._close_ring(DRAINING)
 

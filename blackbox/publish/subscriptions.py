@@ -26,8 +26,10 @@ from blackbox.block.format import (
 from blackbox.feed.feed import Feed
 from blackbox.publish.send_loop import SUBSCRIPTION_HEAD_BYTES
 
-MORE_FILTERS: Final = 4_096
-"""Distinct filters of a line beyond one for each topic that there may be."""
+_MORE_FILTERS: Final = 4_096
+"""Distinct filters of a line beyond one for each key that there may be."""
+MOST_WANTS: Final = 131_072
+"""Prefixes on a line that say what is wanted."""
 _MOST_ASKED: Final = 1_024
 """Confirmations asked for and not yet sent, on all lines; those asked for first are forgotten."""
 _MOST_ANSWERED: Final = 65_536
@@ -129,7 +131,7 @@ class Subscriptions:
         self._useless: dict[int, int] = {}
         self.is_behind = False
         self.times_asked = 0
-        self.most_filters = feed.max_topics + MORE_FILTERS
+        self.most_filters = (feed.max_topics if feed.key_bytes else 1) + _MORE_FILTERS + MOST_WANTS
         self._feed = feed
         self._recorders = recorders
         self._mine = [b""] * lines

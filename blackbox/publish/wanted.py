@@ -62,7 +62,7 @@ class WantedKeys(Subscriptions):
 
     def is_told(self, version: int) -> bool:
         """Whether who is to hear of it has heard of what was wanted at a `demand_version`."""
-        return self._demand.told >= version
+        return self._demand.is_told(version)
 
     def filter_changed(self, place: Place, by: int) -> None:
         """Count a filter for the keys that it lets through; note what is wanted."""

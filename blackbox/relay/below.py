@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from blackbox.block.acknowledgement import Acknowledgement
 from blackbox.block.format import PATH_KEY, WANT_KEY
 from blackbox.feed.feed import Feed
-from blackbox.publish.subscriptions import Place, Subscriptions
+from blackbox.publish.subscriptions import MOST_WANTS, Place, Subscriptions
 from blackbox.relay.upstream import Upstream
+
+_MOST_WANTS_ABOVE: Final = MOST_WANTS // 2
 
 
 class Below(Subscriptions):
@@ -23,6 +26,7 @@ class Below(Subscriptions):
     def __init__(self, feed: Feed, upstreams: Sequence[Upstream]) -> None:
         super().__init__(feed, len(upstreams), _PassedUp(upstreams))
         self.wants_path = False
+        self._wants_all = [False] * len(upstreams)
         self._upstreams = upstreams
 
     def filter_changed(self, place: Place, by: int) -> None:
@@ -33,6 +37,16 @@ class Below(Subscriptions):
         elif prefix[:1] != b"\0" or prefix.startswith(WANT_KEY):
             upstream = self._upstreams[line]
             (upstream.want if by > 0 else upstream.leave)(prefix)
+            if prefix.startswith(WANT_KEY):
+                self._bound_wants(line)
+
+    def _bound_wants(self, line: int) -> None:
+        """Want all above while more is wanted below than the source keeps of one relay."""
+        is_too_much = self._wants[line] > _MOST_WANTS_ABOVE
+        if is_too_much != self._wants_all[line]:
+            self._wants_all[line] = is_too_much
+            upstream = self._upstreams[line]
+            (upstream.want if is_too_much else upstream.leave)(WANT_KEY)
 
 
 class _PassedUp:

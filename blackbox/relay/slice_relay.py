@@ -127,13 +127,10 @@ class SliceRelay:
         self._kept = SliceRelayState()
         max_keys = feed.max_topics if feed.key_bytes else 1
         self.lines: list[Line] = []
-
-        def make_interest() -> Interest:
-            return Interest(settings.make_cover(), settings.hold_s)
-
         for addresses in sources:
             memory = LineMemory(max_keys)
-            upstream = Upstream(addresses, make_interest, memory.state, feed.heartbeat_ns, self._what)
+            interest = Interest(settings.make_cover(), settings.hold_s)
+            upstream = Upstream(addresses, interest, settings.hold_s, memory.state, feed.heartbeat_ns, self._what)
             self.lines.append(Line(memory, upstream))
         self.below = Below(feed, [line.upstream for line in self.lines])
         self._wake = Pipe()

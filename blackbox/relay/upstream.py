@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -22,7 +22,7 @@ from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY, FLAG_LINE_B, HEARTBEA
 from blackbox.errors import EndpointError
 from blackbox.life import Life
 from blackbox.publish.subscriptions import SUBSCRIBE, UNSUBSCRIBE
-from blackbox.relay.cover import Changes, Interest
+from blackbox.relay.cover import Changes, Interest, SmallestCover
 from blackbox.relay.line_state import LineState
 from blackbox.subscribe.subscription import open_sub
 from blackbox.transport.context import allow_ipv6
@@ -68,14 +68,17 @@ class Upstream:
     def __init__(
         self,
         addresses: Sequence[str],
-        make_interest: Callable[[], Interest],
+        interest: Interest,
+        hold_s: float,
         state: LineState,
         heartbeat_ns: int,
         what: str,
     ) -> None:
-        """`what` names the slice in the log."""
+        """`what` names the slice in the log. `hold_s`: as in `Interest`, for what is wanted."""
         self.addresses = list(addresses)
-        self._filters, self._wanted = make_interest(), make_interest()
+        self._filters = interest
+        # The smallest cover, whatever filters there are: else publishers would compute what nobody wants.
+        self._wanted = Interest(SmallestCover(), hold_s)
         self.version = 0
         self.reconnects = -1
         self.filters = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 from blackbox.block.format import MOST_WANT_BYTES
 from blackbox.feed.feed import Feed
@@ -14,6 +15,16 @@ from blackbox.subscribe.timers import Timer
 
 Plan = Callable[[int, Iterable[int]], dict[int, Table]]
 """`plan(version, running)`: the table of each slice that is wanted now, and of each that runs."""
+
+
+_MOST_WANTS: Final = 10_000
+"""Prefixes that a subscriber says it wants of a slice; with more it wants all: publishers keep a bounded number."""
+
+
+def _wanted(callbacks: Iterable[Callback]) -> frozenset[bytes]:
+    """Return what is to be asked for of those that compute only what is wanted."""
+    prefixes = frozenset(_uppermost(callback.prefix[:MOST_WANT_BYTES] for callback in callbacks))
+    return prefixes if len(prefixes) <= _MOST_WANTS else frozenset({b""})
 
 
 def _uppermost(prefixes: Iterable[bytes]) -> Iterator[bytes]:
@@ -60,7 +71,7 @@ def slices_of_callbacks(
                 upstream,
                 workers + 1,
                 slice_id,
-                wanted=frozenset(_uppermost(callback.prefix[:MOST_WANT_BYTES] for callback in of_slice)),
+                wanted=_wanted(of_slice),
                 gap_hooks=gap_hooks,
                 hears_live=bool(hooks.on_live),
             )

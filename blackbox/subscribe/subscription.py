@@ -101,6 +101,8 @@ class Subscription:
         self._reader: SharedReader | None = None
         self._tries_left = 1 if self._feed_slice.shared_memory else 0
         """Control blocks of a publisher that shares no memory with us after which its data is to come on sockets."""
+        self._reconnected: set[int] = set()
+        """Lines that were connected anew, and have not answered since."""
         self._connected_ns = [time.monotonic_ns()] * len(self._feed_slice.lines)
         """When each line was last connected."""
 
@@ -222,6 +224,7 @@ class Subscription:
         with suppress(zmq.ZMQError):
             self._sub.disconnect(address)
         self._sub.connect(address)
+        self._reconnected.add(line)
 
     def _ask_to_confirm(self) -> None:
         """Subscribe to a fresh nonce: a publisher that answers has all filters set before it in force."""
@@ -277,7 +280,7 @@ class Subscription:
             result = int(begin_epoch(at, self._table.at, self._table.topics))
             if result:
                 return result
-        reconnected = ours and (self._confirmed >> line & 1 or self._epoch_of_line.get(line, epoch) != epoch)
+        reconnected = ours and self._is_anew(line, epoch)
         # An epoch that began, or came back, with a block or a heartbeat: what it has sent is not confirmed.
         began = self._state.confirmed_lines != self._confirmed or (entered == NEW and not ours)
         unconfirmed = bool(self._confirmed) and began
@@ -305,6 +308,12 @@ class Subscription:
                 self._ask_to_confirm()
         self._note_end(epoch, line, header.flags & FLAG_END != 0, ours, fresh)
         return result
+
+    def _is_anew(self, line: int, epoch: int) -> bool:
+        """Whether an answer came on a new connection: libzmq repeats filters there in its own order, the nonce first."""
+        is_anew = line in self._reconnected
+        self._reconnected.discard(line)
+        return is_anew or bool(self._confirmed >> line & 1) or self._epoch_of_line.get(line, epoch) != epoch
 
     def _note_end(self, epoch: int, line: int, ended: bool, ours: bool, fresh: bool) -> None:
         """Note whether a line has ended. An answer may still come behind an end, but a heartbeat proves it untrue."""

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from blackbox import Feed, Publisher, Recorder, Subscriber
 from blackbox.block.format import MOST_WANT_BYTES, WANT_KEY
 from blackbox.publish.demand import Demand
+from blackbox.relay import below
+from blackbox.subscribe import slice_plan
 from blackbox.testing import Collector, wait_until
 from tests.gate import Gate
 from tests.relay.relays import PATIENCE_S, chain, relayed
@@ -258,3 +260,80 @@ def test_who_computes_what_is_wanted_loses_nothing_for_whom_is_confirmed(relays:
         finally:
             is_over.set()
             thread.join()
+
+
+def test_a_call_of_on_demand_that_waits_for_room_does_not_keep_close_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    """It publishes what nobody takes: `close` ends the senders first, and so the call."""
+    feed = feed_of(block_bytes=4_096, max_lag_ns=3_600 * 10**9)
+    gate = Gate()
+    begun = threading.Event()
+    subscriber = Subscriber(feed)
+    subscriber.on(b"A")(gate.message)
+    with Publisher(feed, when_full="wait", hwm_blocks=1) as publisher, subscriber.start(PATIENCE_S):
+
+        @publisher.on_demand
+        def fill(_prefix: bytes, _is_wanted: bool) -> None:
+            while True:
+                publisher.publish(b"A", bytes(1_000))
+                begun.set()
+
+        assert begun.wait(PATIENCE_S)
+        assert gate.entered.wait(PATIENCE_S)
+        publisher.close(timeout=0.5)
+        gate.open.set()
+        subscriber.stop()
+    assert "on_demand raised when it was called with b'A', True" in caplog.text
+
+
+def test_on_demand_that_exits_ends_no_calls() -> None:
+    feed = feed_of()
+    heard: list[bytes] = []
+    with Publisher(feed) as publisher:
+
+        @publisher.on_demand
+        def leave(prefix: bytes, _is_wanted: bool) -> None:
+            heard.append(prefix)
+            raise SystemExit(1)
+
+        for prefix in (b"A", b"B"):
+            with subscribed(feed, prefix)[0]:
+                assert heard[-1] == prefix
+
+
+def test_who_wants_too_many_prefixes_wants_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slice_plan, "_MOST_WANTS", 3)
+    feed = feed_of()
+    with Publisher(feed) as publisher:
+        with subscribed(feed, b"A", b"B", b"C")[0]:
+            assert not publisher.wants(b"D")
+        with subscribed(feed, b"A", b"B", b"C", b"E")[0]:
+            assert publisher.wants(b"D")
+
+
+def test_a_relay_below_which_too_many_are_wanted_wants_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(below, "_MOST_WANTS_ABOVE", 3)
+    feeds = chain()
+    with Publisher(feeds[0]) as publisher, relayed(feeds):
+        first, _ = subscribed(feeds[1], b"A", b"B", b"C")
+        second, _ = subscribed(feeds[1], b"E")
+        with first.start(PATIENCE_S):
+            assert not publisher.wants(b"D")
+            with second.start(PATIENCE_S):
+                assert publisher.wants(b"D")
+            not_wanted(publisher, b"D")
+            assert publisher.wants(b"C")
+
+
+def test_two_threads_may_close_a_publisher() -> None:
+    with Publisher(feed_of()) as publisher:
+        threads = [threading.Thread(target=publisher.close) for _ in range(4)]
+        failed: list[object] = []
+        hook, threading.excepthook = threading.excepthook, failed.append
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            threading.excepthook = hook
+    assert failed == []
