@@ -27,8 +27,9 @@ test: $(VENV)/.ready-test  ## check style and types, run the tests
 	@# Types beside the tests, whose processes often wait.
 	$(RUN)/mypy & types=$$!; $(RUN)/python -m pytest -q -n 3 -m "not long"; tests=$$?; wait $$types && exit $$tests
 
-test-long: $(VENV)/.ready-long  ## run the tests that are left out of `make test` as they take long: clusters, browsers, twins
+test-long: $(VENV)/.ready-long  ## run what `make test` leaves out as it takes long: clusters, browsers, twins, further examples
 	$(RUN)/python -m pytest -q -m long
+	BLACKBOX_ALL_EXAMPLES=1 $(RUN)/python -m pytest -q -m "hypothesis and not long"
 
 torture: $(VENV)/.ready-test  ## attack it: kills, hostile peers, damaged files; tell what broke [SECONDS=60 SEED=n ONLY=name]
 	$(RUN)/python -m tests.torture --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))

@@ -9,6 +9,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests.examples import examples
+
 # Workers of xdist have a width of their own, and what commands print would follow it.
 os.environ.pop("COLUMNS", None)
 
@@ -19,7 +21,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
 
 # What is compiled at the first example takes longer than any deadline.
-hypothesis.settings.register_profile("blackbox", deadline=None)
+hypothesis.settings.register_profile("blackbox", deadline=None, max_examples=examples(100))
 hypothesis.settings.load_profile("blackbox")
 
 pytest_plugins = ["tests.own_process", "tests.spark_session"]

@@ -21,6 +21,7 @@ from blackbox.archive.compact import Compacted, compact
 from blackbox.archive.digest import Digest
 from tests.archive.test_export import ITCH
 from tests.archive.written_days import days, made, told
+from tests.examples import examples
 from tests.journals import Day, Put, Row, Told, feed_of
 from tests.recorded import recorded
 
@@ -68,7 +69,7 @@ def files_of(path: Path) -> dict[str, str]:
 
 
 @given(day=days(), compression=st.sampled_from(["none", "lz4", "zstd"]))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_same_messages_are_there_before_and_after(day: Any, compression: Any) -> None:
     with TemporaryDirectory() as directory:
         written = made(Path(directory) / "day", day)

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from blackbox import ConfigError, Feed, JournalError, Recording, Schema, Source
 from blackbox.archive.import_days import import_days
 from blackbox.feed.schema import price
+from tests.examples import examples
 from tests.recorded import AS_SENT
 from tests.ticks import TICK, TICK_ROWS, TICKS
 
@@ -55,7 +56,7 @@ def feed_of(schema: str | Schema = "raw", slices: int = 1, **settings: Any) -> F
     form=st.sampled_from(["lists", "numpy", "arrow", "chunks", "pandas", "polars"]),
     compression=st.sampled_from(["none", "lz4", "zstd"]),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_what_is_read_back_is_what_was_given(
     rows: list[Any], slices: int, key_bytes: int, form: str, compression: Any
 ) -> None:

@@ -15,9 +15,10 @@ from blackbox import JournalError, Recording
 from blackbox.archive.segment import Damage
 from tests import wire
 from tests.archive.written_days import told
+from tests.examples import examples
 from tests.journals import Day, Put, Row, Segment, Told, feed_of, record_of
 
-few = settings(max_examples=150)
+few = settings(max_examples=examples(150))
 PLACES = st.floats(0, 1, exclude_max=True)
 
 

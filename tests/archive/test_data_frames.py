@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from blackbox import ConfigError, Recording, Schema
 from blackbox.archive.recordings import Recordings
 from blackbox.feed.schema import SINCE_MIDNIGHT, price, utc_time
+from tests.examples import examples
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import recorded
 from tests.support import ROOT
@@ -162,7 +163,7 @@ def made_day(path: Path, blocks: list[list[Row]]) -> Day:
     return day
 
 
-few = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+few = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 FORMS = st.fixed_dictionaries(
     {},
     optional={

@@ -24,6 +24,7 @@ from blackbox.archive.export import time_order as by_time
 from blackbox.archive.export.source_file import Exported, export, load_exporter
 from blackbox.archive.export.time_order import Order, in_order_of_time
 from blackbox.archive.filter import Filter
+from tests.examples import examples
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import recorded
 
@@ -175,7 +176,7 @@ def expected_order(key_bytes: int, puts: list[tuple[int, Put]]) -> tuple[list[tu
 
 
 @given(day=days(), part_rows=st.sampled_from([1, 3, 131_072]))
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_messages_are_merged_by_their_times(day: tuple[int, int, list[tuple[int, Put]]], part_rows: int) -> None:
     slices, key_bytes, puts = day
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from blackbox import Feed, Recording
 from blackbox.archive.day_writer import DayWriter
 from blackbox.block.format import FLAG_FIXED, FLAG_NULLS
+from tests.examples import examples
 
 DAY = datetime.date(2026, 1, 5)
 NOON = 1_767_614_400 * 10**9
@@ -53,7 +54,7 @@ def put(writer: DayWriter, rows: list[Row], *, spare: int) -> None:
 
 
 @given(st.lists(ROWS, max_size=3), st.integers(0, 2), st.integers(1, 3), st.sampled_from([0, 2, 100]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_what_is_recorded_is_what_was_put(
     parts: list[list[tuple[bytes, int | None, int]]], key_bytes: int, slices: int, spare: int
 ) -> None:
@@ -81,7 +82,6 @@ def test_what_is_recorded_is_what_was_put(
             expected.setdefault((feed.slice_of(topic), feed.key_of(topic)), []).append((topic, payload, time))
         assert found == expected
         assert recording.verify() == []
-        assert recording.proven() == sum(map(len, made))
 
 
 @pytest.mark.parametrize(
@@ -100,23 +100,3 @@ def test_topics_of_a_block_that_grows_stay_its_own_when_there_are_more_than_ther
             put(writer, [(b"S%d.t" % number, b"x", NOON) for number in range(count)], spare=0)
     (batch,) = Recording.open(tmp_path).batches()
     assert (len(batch), batch.block.topic_count) == (3_010, 3_000)
-
-
-def test_nothing_is_proven_of_a_day_that_lacks_or_has_something_else(tmp_path: Path) -> None:
-    with DayWriter(tmp_path, Feed.local("grown", 1), DAY, block_bytes=LEAST_BLOCK) as writer:
-        put(writer, [(b"A.t", b"%08d" % number, NOON) for number in range(200)], spare=0)
-    assert Recording.open(tmp_path).proven() == 200
-    (journal,) = tmp_path.rglob("*.journal")
-    whole = journal.read_bytes()
-    records = [at for at in range(64, len(whole), 32) if whole[at : at + 4] == b"BREC"]
-    assert len(records) > 3
-    first, second, third = records[:3]
-    for wrong in (
-        whole[: first + 110] + b"\xff" + whole[first + 111 :],
-        whole[:first] + whole[second:],
-        whole[:first] + whole[second:third] + whole[first:second] + whole[third:],
-        whole[: records[-1]],
-        whole + whole[first:second],
-    ):
-        journal.write_bytes(wrong)
-        assert Recording.open(tmp_path).proven() == 0

@@ -23,6 +23,7 @@ from blackbox.block.position import Position
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed, recorded
 from tests.archive.recorders import publish_numbered, wait_recorded
+from tests.examples import examples
 from tests.recovery.test_durable_consumers import consumer
 
 COUNT = 1_000
@@ -70,7 +71,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> tuple[Feed, Path, list[in
 bound = st.none() | st.integers(1, 11)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     bound,
     bound,

@@ -21,12 +21,13 @@ from hypothesis import strategies as st
 
 from blackbox import ConfigError, Recording
 from tests.analysis.tape import tape
+from tests.examples import examples
 from tests.feeds.build import messages_of
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import AS_SENT, recorded
 
 SYMBOLS = st.sampled_from([b"A", b"A.B", b"C"])
-few = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+few = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 def itch_trades(messages: list[tuple[bytes, int, bytes]]) -> list[tuple[bytes, int | None, int]]:

@@ -12,13 +12,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from blackbox import Batch
+from tests.examples import examples
 from tests.journals import Day, Put, Row, Told, feed_of
 
 CLOCKS = st.sampled_from(["ts_event", "ts_out", "ts_recv"])
 
 EPOCHS = (1, 2**63 - 1)
 
-few = settings(max_examples=60)
+few = settings(max_examples=examples(60))
 
 
 @st.composite

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from blackbox.book import book as books
 from blackbox.book.book import Level
 from blackbox.book.orders import BUY, SELL
+from tests.examples import examples
 
 
 class SlowBook:
@@ -94,7 +95,7 @@ messages = st.one_of(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.lists(messages, max_size=120), st.sampled_from([(4, 4), (64, 64)]))
 def test_any_messages(told: list[tuple[Any, ...]], room: tuple[int, int]) -> None:
     fast, slow = books.new_book(*room), SlowBook()
@@ -113,7 +114,7 @@ def test_any_messages(told: list[tuple[Any, ...]], room: tuple[int, int]) -> Non
     assert {name: many for name, many in found.items() if many} == dict(+slow.counts)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(st.tuples(st.sampled_from([BUY, SELL]), prices, shares), max_size=120))
 def test_any_levels(told: list[tuple[int, int, int]]) -> None:
     fast = books.new_book(1, 2)

@@ -23,6 +23,7 @@ from blackbox.book.book import Level, levels, new_book
 from blackbox.book.books import Best, Books
 from blackbox.book.orders import BUY, SELL
 from tests.book.sessions import ITCH, gone, made_up, order
+from tests.examples import examples
 from tests.feeds.build import messages_of
 from tests.feeds.test_itch50_book import all_levels, slow_book
 from tests.journals import Day, Put, Row, feed_of
@@ -63,7 +64,7 @@ blocks = st.lists(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 @given(blocks, st.lists(st.sampled_from(["message", "batch", "few"]), min_size=1, max_size=3))
 def test_callbacks_of_a_replay_find_the_books_after_their_message(blocks: Any, kinds: list[str]) -> None:
     """Slices and symbols in any order, beside callbacks of any kind; one before them is a message behind."""

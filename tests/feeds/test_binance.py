@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from blackbox.archive.export.source_file import export
 from blackbox.archive.export.time_order import Messages
 from blackbox.errors import ConfigError, SourceError
+from tests.examples import examples
 from tests.feeds.build import Message, messages_of
 from tests.recorded import recorded
 
@@ -300,7 +301,7 @@ JSON = st.recursive(
 FRAMES = st.dictionaries(KEYS | st.text(max_size=3), JSON, max_size=5)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.lists(FRAMES, min_size=1, max_size=6), st.booleans(), st.integers(0, 2**32))
 def test_any_json_is_read_whole_and_damage_never_crashes(
     tmp_path_factory: pytest.TempPathFactory, frames: list[dict[str, Any]], compact: bool, seed: int

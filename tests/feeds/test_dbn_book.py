@@ -15,6 +15,7 @@ from blackbox.book.book import Level, counters, levels
 from blackbox.book.feed import load_book_feed
 from blackbox.book.orders import BUY, SELL
 from tests.book.applied import applied
+from tests.examples import examples
 from tests.feeds.build import messages_of
 
 MBO = SCHEMA.dtype("mbo")
@@ -120,7 +121,7 @@ records = st.builds(
 others = st.sampled_from([b"", b"x", b"DBN\x01", mbo("A")[:-1], mbo("A") + b"x", mbo("A", order=3) + bytes(8)])
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.one_of(records, records, records, others), max_size=80))
 def test_any_records(payloads: list[bytes]) -> None:
     slow = SlowBook()

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox.errors import ConfigError
+from tests.examples import examples
 from tests.feeds.build import (
     DEEP,
     IEX_LENGTHS,
@@ -255,7 +256,7 @@ IEX_MESSAGES = st.builds(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(st.lists(IEX_MESSAGES, max_size=8), min_size=1, max_size=12))
 def test_agrees_with_the_reference(tmp_path_factory: pytest.TempPathFactory, groups: list[list[bytes]]) -> None:
     datagrams, sequence = [], 1

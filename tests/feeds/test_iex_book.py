@@ -15,6 +15,7 @@ from blackbox.book.book import Level, counters, levels
 from blackbox.book.feed import load_book_feed
 from blackbox.book.orders import BUY, SELL
 from tests.book.applied import applied
+from tests.examples import examples
 from tests.feeds.build import iex, messages_of
 
 Side = dict[int, int]
@@ -76,7 +77,7 @@ updates = st.builds(
 others = st.sampled_from([iex("T"), iex("S"), iex("8")[:-1], iex("5", extra=b"x"), b"", b"8", b"5"])
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.one_of(updates, updates, others), max_size=80))
 def test_any_messages(payloads: list[bytes]) -> None:
     check(payloads)

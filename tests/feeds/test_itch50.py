@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox.errors import ConfigError, SourceError
+from tests.examples import examples
 from tests.feeds.build import ITCH_LENGTHS, framed, itch, messages_of
 from tests.feeds.reference import decode_itch
 
@@ -223,7 +224,7 @@ MESSAGES = st.lists(
 TEMPLATES = st.sampled_from(["{symbol}.{type}", "{type}", "{locate}-{symbol}", "{symbol}", "x"])
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(MESSAGES, TEMPLATES, st.binary(max_size=60), st.booleans())
 def test_agrees_with_the_reference(
     tmp_path_factory: pytest.TempPathFactory,

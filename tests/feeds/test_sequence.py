@@ -7,10 +7,12 @@ from blackbox_feeds.io.statistics import InputStatistics, new_counts, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
+
 DATAGRAMS = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 6)), max_size=60)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(DATAGRAMS)
 def test_each_message_is_taken_once_whatever_the_order(datagrams: list[tuple[int, int]]) -> None:
     sequence, counts = Sequence(), new_counts()

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox.relay.cover import Changes, Cover, Interest, SmallestCover, together
+from tests.examples import examples
 
 LETTERS = b"A\xff\0"
 KEYS = [bytes(key) for size in range(4) for key in itertools.product(LETTERS, repeat=size)]
@@ -172,7 +173,7 @@ class Tree:
 
 @pytest.mark.parametrize("hold_s", [0.0, 10.0])
 @given(schedule=st.lists(steps, max_size=60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_who_is_below_relays_gets_what_it_would_get_alone_and_no_more_is_asked_for(
     hold_s: float, schedule: list[tuple[str, ...]]
 ) -> None:

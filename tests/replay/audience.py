@@ -15,9 +15,10 @@ from blackbox import Batch, Feed, Message, Subscriber
 from blackbox.replay.controls import Action, Controls, Grant
 from blackbox.replay.schedule import NO_LIMIT
 from blackbox.subscribe.compiled_callback import CompiledBatch, payload, sequence_of
+from tests.examples import examples
 from tests.journals import Day, Put, Row, Told, feed_of
 
-few = settings(max_examples=60)
+few = settings(max_examples=examples(60))
 PREFIXES = st.sampled_from([b"", b"A", b"AX", b"AXYZ.", b"AY.trade.of", b"B", b"BXYZ", b"CY", b"Z"])
 TIMES = st.none() | st.integers(-1, 8)
 START = 1_700_000_000_000_000_000

@@ -20,6 +20,7 @@ from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls
 from blackbox.replay.replay import Replay
 from blackbox.subscribe.compiled_callback import little_endian, payload
+from tests.examples import examples
 from tests.journals import Day, Put, Row, feed_of
 
 PREFIXES = (b"", b"A", b"A.x", b"B", b"C.y", b"A.xx")
@@ -181,7 +182,7 @@ wishes_strategy = st.lists(
 
 
 @pytest.mark.usefixtures("run_lengths")
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(days(), wishes_strategy, st.sampled_from([None, 1000.0, 100.0, 10.0]))
 @example((1, [(0, 1000, [(b"A.x", 0)]), (0, 999, [(b"A.x", 0)])]), [Wish("message", b"")], None)
 @example(

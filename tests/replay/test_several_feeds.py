@@ -18,6 +18,7 @@ from blackbox import Batch, ConfigError, Feed, Publisher, Recording, Recordings,
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls
 from blackbox.subscribe.compiled_callback import little_endian, payload
+from tests.examples import examples
 from tests.journals import Day, Put, Row, feed_of
 from tests.replay.test_market_order import Recorded, Wish, days, run_lengths, wishes_strategy, write_day
 
@@ -131,7 +132,7 @@ def replayed(recordings: Any, wishes: list[Wish], **how: Any) -> tuple[list[Seen
 
 
 @pytest.mark.usefixtures("run_lengths")
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(days(), min_size=2, max_size=3), wishes_strategy, st.sampled_from([None, 1000.0]))
 def test_feeds_of_several_schemas_come_in_one_order(feeds: list[Any], wishes: list[Wish], speed: float | None) -> None:
     with TemporaryDirectory() as directory:
@@ -144,7 +145,7 @@ def test_feeds_of_several_schemas_come_in_one_order(feeds: list[Any], wishes: li
     assert statistics.misplaced == 0
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.lists(days(), min_size=2, max_size=3))
 def test_compiled_callbacks_alone_and_the_order_of_sending_keep_feeds_apart(feeds: list[Any]) -> None:
     with TemporaryDirectory() as directory:

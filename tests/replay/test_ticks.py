@@ -16,6 +16,7 @@ from blackbox.errors import CallbackError, SubscriberError
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls
 from blackbox.replay.replay import Replay
+from tests.examples import examples
 from tests.journals import feed_of
 from tests.replay.test_market_order import Blocks, Recorded, in_order, write_day
 
@@ -69,7 +70,7 @@ def replayed(path: Path, intervals: list[int], kind: str = "message", **how: Any
     return seen
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(
     timed_days(),
     st.lists(st.integers(1, 50), max_size=3),
@@ -159,7 +160,7 @@ def test_a_ticker_cannot_be_added_in_a_replay(tmp_path: Path) -> None:
     assert isinstance(caught.value.__cause__, SubscriberError)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(timed_days(), st.integers(1, 60), st.booleans())
 def test_no_batch_crosses_a_boundary(day: tuple[int, Blocks], interval: int, beside: bool) -> None:
     slices, blocks = day

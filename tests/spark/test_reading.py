@@ -36,6 +36,7 @@ from blackbox.spark.columns import table_schema
 from blackbox.spark.metrics import read_metrics
 from blackbox.spark.source import OF_ONE_SCAN, DefaultSource, Reader
 from tests.archive.written_days import days, made
+from tests.examples import examples
 from tests.journals import Day, Put, Row, Told, feed_of
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -148,7 +149,7 @@ def filters(draw: st.DrawFn) -> Filter:
     return draw(orderings)((name,), draw(values))
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(days(), st.lists(filters(), max_size=3), st.sampled_from(RULES))
 def test_any_recording_under_any_filters(day: Any, chosen: list[Filter], rule: str) -> None:
     with TemporaryDirectory() as directory:

@@ -29,6 +29,7 @@ from blackbox.subscribe.gaps import (
 from blackbox.subscribe.held_blocks import HELD_BLOCKS, NONE
 from blackbox.subscribe.sequences import Sequences, SequencesAt
 from blackbox.subscribe.state import SliceCounters
+from tests.examples import examples
 
 A, B = 0, 1
 EPOCH = 7
@@ -150,7 +151,7 @@ def carried(events: list[tuple[int, int, int, int]]) -> list[int]:
     return sorted({number for _, sequence, count, _ in events for number in range(sequence, sequence + count)})
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(two_lines(step_ns=0))
 def test_what_one_line_carried_is_delivered_once_in_order_and_the_rest_is_counted(
     case: tuple[int, list[tuple[int, int, int, int]]],
@@ -163,7 +164,7 @@ def test_what_one_line_carried_is_delivered_once_in_order_and_the_rest_is_counte
     assert counters.held == 0
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(two_lines(step_ns=3 * WAIT_NS))
 def test_a_line_that_lags_more_than_the_wait_costs_gaps_but_never_order(
     case: tuple[int, list[tuple[int, int, int, int]]],
@@ -306,7 +307,7 @@ class Plain:
         self.expected = max(numbers.stop, self.expected)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20), st.integers(0, 5)), max_size=12))
 def test_what_is_believed_of_numbers_far_ahead_is_what_a_plain_model_believes(
     events: list[tuple[int, int, int]],
@@ -320,7 +321,7 @@ def test_what_is_believed_of_numbers_far_ahead_is_what_a_plain_model_believes(
     assert (numbers, counters.gaps) == (plain.delivered, plain.gaps)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(two_lines(step_ns=0), st.integers(0, 60))
 def test_a_real_gap_that_no_block_is_believed_across_is_counted_once_and_costs_no_block(
     case: tuple[int, list[tuple[int, int, int, int]]], first: int

@@ -16,6 +16,7 @@ from blackbox import Batch, Feed, Message, Publisher, SlowPolicy, Subscriber
 from blackbox.native.prefix_trie import build_trie, longest_prefix
 from blackbox.subscribe.compiled_callback import little_endian, payload
 from blackbox.testing import wait_until
+from tests.examples import examples
 from tests.subscribe.subscribers import in_both_places
 
 # Few letters, so that random prefixes overlap; the awkward ones among them: a dot, the last byte, a zero that is not
@@ -127,7 +128,7 @@ def pairs() -> Iterator[dict[tuple[int, int], Pair]]:
         yield made
 
 
-@settings(max_examples=75, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(75), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     key_bytes=st.integers(0, 8),
     slices=st.integers(1, 3),
@@ -179,7 +180,7 @@ def test_the_three_kinds_of_callback_agree(key_bytes: int, slices: int, worker: 
         compiled[prefix] = pair.subscriber.on_compiled(prefix, state=state, worker=worker)(note)
     pair.subscriber.start()
 
-    @settings(max_examples=40, database=None)
+    @settings(max_examples=examples(40), database=None)
     @given(st.lists(TOPICS, max_size=MAX_MESSAGES), st.booleans(), st.sampled_from([0, 7]))
     def publish(topics: list[bytes], in_columns: bool, pad: int) -> None:
         if len(pair.topics) + len(topics) <= 40 * MAX_MESSAGES:

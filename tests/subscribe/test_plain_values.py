@@ -21,6 +21,7 @@ from blackbox import CallbackError, ConfigError, Feed, Message, Publisher, Recor
 from blackbox.archive.import_days import import_days
 from blackbox.subscribe.plain_values import OWN
 from blackbox.testing import RawPublisher
+from tests.examples import examples
 from tests.journals import Day, Put, Row
 
 NESTED = numpy.dtype([("a", "<i2"), ("b", "<i2")])
@@ -130,7 +131,7 @@ def replayed(recordings: Any, feed: Feed, wishes: list[Wish], plain: bool) -> tu
     return seen, (delivery.delivered - unwanted, delivery.failed)
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
 @given(blocks(MADE), blocks(OTHER), wishes_strategy, st.booleans())
 def test_values_and_errors_are_those_of_messages_read_one_by_one(
     of: list[Any], others: list[Any], wishes: list[Wish], several: bool

@@ -17,6 +17,7 @@ from blackbox import Batch, CallbackError, Feed, Gap, GapError, Message, SlowPol
 from blackbox.subscribe.compiled_callback import sequence_of
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.book.sessions import order
+from tests.examples import examples
 from tests.subscribe.subscribers import in_both_places, nothing, numbers_of, one_slice
 
 KEYS = (b"A", b"B")
@@ -119,7 +120,7 @@ def schedules(draw: st.DrawFn) -> tuple[int, list[Sent]]:
     return key_bytes, [Sent(tuple(each), chance == 0) for each, chance in draw(st.lists(topics, max_size=25))]
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
 @given(schedules(), st.sampled_from([b"", b"A.", b"B", b"A.x"]), st.sampled_from([0, 2]), st.booleans())
 def test_gaps_are_told_between_the_messages_before_and_after(
     schedule: tuple[int, list[Sent]], hook: bytes, workers: int, compiled_on_worker: bool
