@@ -58,7 +58,7 @@ def test_publish(benchmark: BenchmarkFixture) -> None:
         contest.run(benchmark)
 
 
-def _within(publisher: Publisher, load: Load) -> float:
+def within(publisher: Publisher, load: Load) -> float:
     """The same with a subscriber in this process: a thread, a compiled loop."""
     pool = load.pool
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
@@ -97,7 +97,7 @@ def test_publish_many(benchmark: BenchmarkFixture) -> None:
     with Pair.ours(feed, when_full="wait") as pair, Publisher(near, when_full="wait") as close_by:
         over_tcp, over_inproc = "publish_many(), one subscriber over TCP", "publish_many(), one subscriber over inproc"
         contest.add(over_tcp, lambda: _handed_over(pair, load), promise=WAITS)
-        contest.add(over_inproc, lambda: _within(close_by, load), promise=WAITS)
+        contest.add(over_inproc, lambda: within(close_by, load), promise=WAITS)
         contest.add("memcpy of the payloads", memcpy, "limit")
         contest.bound("loopback TCP", WIRE_BYTES)
         contest.run(benchmark)
