@@ -297,7 +297,7 @@ def test_a_subscriber_asks_for_what_the_document_says() -> None:
         (nonce,) = (wish for wish in asked if wish.startswith(b"\0C"))
         nonces = {nonce}
         accepted = b"\0A" + nonce[2:] + publisher.epoch.to_bytes(8, "little") + b"\0"
-        assert asked - nonces == {b"\0H", b"A", b"ABC", accepted}
+        assert asked - nonces == {b"\0H", b"A", b"ABC", b"\0WA", accepted}
         assert len(nonce) == 10
         assert subscriber.statistics().received.subscriptions == 2
         subscriber.on(b"B")(lambda message: None)
