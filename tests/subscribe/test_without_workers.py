@@ -165,11 +165,18 @@ def test_a_callback_that_takes_long_is_lag_that_is_told(workers: int) -> None:
     heard: list[str] = []
     policy = SlowPolicy("warn", max_lag_ns=50_000_000, on_alert=heard.append)
     subscriber = Subscriber(feed := one_slice(), slow=policy, workers=workers)
-    go_on = threading.Event()
-    subscriber.on(b"")(lambda message: go_on.wait(ENOUGH_S))
+    held, go_on = threading.Event(), threading.Event()
+
+    @subscriber.on(b"")
+    def hang(message: Message) -> None:
+        held.set()
+        go_on.wait(ENOUGH_S)
+
     with RawPublisher(feed) as publisher:
         subscriber.start()
-        for _ in range(3):
+        publisher.send(publisher.encode([(b"T", b"")]))
+        assert held.wait(ENOUGH_S)
+        for _ in range(2):
             publisher.send(publisher.encode([(b"T", b"")]))
         wait_until(lambda: heard, what="an alert while the callback runs")
         go_on.set()
