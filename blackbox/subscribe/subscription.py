@@ -310,7 +310,7 @@ class Subscription:
         return result
 
     def _is_anew(self, line: int, epoch: int) -> bool:
-        """Whether an answer came on a new connection: libzmq repeats filters there in its own order, the nonce first."""
+        """Whether an answer came on a new connection: libzmq repeats filters there in an order of its own."""
         is_anew = line in self._reconnected
         self._reconnected.discard(line)
         return is_anew or bool(self._confirmed >> line & 1) or self._epoch_of_line.get(line, epoch) != epoch
