@@ -14,9 +14,10 @@ from typing import Final
 import zmq
 
 from blackbox.block.acknowledgement import MOST_BYTES
+from blackbox.block.format import MOST_WANT_BYTES
 from blackbox.native.limits import Needs, start_thread
 from blackbox.publish.sender_state import SenderState
-from blackbox.publish.subscriptions import MOST_USELESS, Subscriptions
+from blackbox.publish.subscriptions import MOST_USELESS, MOST_WANTS, Subscriptions
 from blackbox.transport.connections import Connection, Connections
 from blackbox.transport.keep_alive import GIVEN_UP_S
 from blackbox.transport.shared_memory_writer import NO_WRITER, SharedWriter, WriterAt
@@ -36,6 +37,8 @@ _LOOK_S: Final = 0.25
 _FILTER_BYTES: Final = 24
 """Of a subscription on the wire, at most."""
 _LEAST_BURST_BYTES: Final = 1 << 20
+_BURST_OF_WANTS_BYTES: Final = MOST_WANTS // 2 * (MOST_WANT_BYTES + 5)
+"""What a relay may send at once to say all that is wanted below it."""
 _BYTES_PER_S: Final = 256 << 10
 """What a connection may go on sending once its burst is spent: some 12,000 subscriptions a second."""
 _MOST_UNHEARD_BYTES: Final = 2 << 20
@@ -112,7 +115,7 @@ class Guard:
         """When some peer for which something waited was last seen to take some of it."""
         self._slice_id, self._subscriptions, self._drop = slice_id, subscriptions, drop
         self._sent, self._wake_sender = sent, wake_sender
-        self._burst = max(_LEAST_BURST_BYTES, _FILTER_BYTES * subscriptions.most_filters)
+        self._burst = max(_LEAST_BURST_BYTES, _FILTER_BYTES * subscriptions.most_filters) + _BURST_OF_WANTS_BYTES
         self._is_over = False
         self._watched: dict[int, Connections] = {}
         """By line."""
@@ -213,7 +216,8 @@ class Guard:
                 # What a connection that is gone has sent may be read when another has its descriptor.
                 if connection.fd in unwelcome and connection.received > MOST_USELESS:
                     self._end(connection, unwelcome[connection.fd])
-            self._make_room(line, found, now)
+            self._make_room(line, found, now, wants=False)
+            self._make_room(line, found, now, wants=True)
         for gone in self._records.keys() - records.keys():
             self._subscriptions.forget(gone.fd)
         self._records = records
@@ -227,10 +231,10 @@ class Guard:
             self._end(connection, f"it has taken next to nothing for {now - records[connection].moved_at:.1f} s")
         self.deaf = deaf[max(0, more) :]
 
-    def _make_room(self, line: int, found: list[Connection], now: float) -> None:
+    def _make_room(self, line: int, found: list[Connection], now: float, *, wants: bool) -> None:
         """Where a line has too many filters, end connections that may hold most of them, until the rest fit."""
-        first, shared = self._subscriptions.asked_first(line)
-        most = self._subscriptions.most_filters
+        first, shared = self._subscriptions.asked_first(line, wants=wants)
+        most = MOST_WANTS if wants else self._subscriptions.most_filters
         over = sum(first.values()) + shared - most
         settles = now - self._made_room_at < _REMOVAL_S or self._subscriptions.is_behind
         if over <= (most if settles else 0):

@@ -63,10 +63,17 @@ class Asked(NamedTuple):
 class _Asker:
     """A connection that was the first to ask for some of the filters in force."""
 
-    __slots__ = ("filters", "line")
+    __slots__ = ("filters", "line", "wants")
 
     def __init__(self, line: int) -> None:
-        self.line, self.filters = line, 0
+        self.line, self.filters, self.wants = line, 0, 0
+
+    def count(self, prefix: bytes, by: int) -> None:
+        """Note one more filter of its own, or one less."""
+        if prefix.startswith(WANT_KEY):
+            self.wants += by
+        else:
+            self.filters += by
 
 
 _HEAD = struct.Struct("=iii")
@@ -108,8 +115,8 @@ class Subscriptions:
     it only if nobody else has that filter.
 
     Attributes: `doubts`; `unwelcome`, descriptors of connections to be ended, and why; `heard`, how many changes came
-    on each descriptor; `is_behind`, whether changes wait to be read; `most_filters`, how many a line may have;
-    `times_asked`, how often recorders were asked how far they are.
+    on each descriptor; `is_behind`, whether changes wait to be read; `most_filters`, how many a line may have
+    beside MOST_WANTS; `times_asked`, how often recorders were asked how far they are.
     """
 
     def __init__(self, feed: Feed, lines: int, recorders: RecorderNotes) -> None:
@@ -131,7 +138,7 @@ class Subscriptions:
         self._useless: dict[int, int] = {}
         self.is_behind = False
         self.times_asked = 0
-        self.most_filters = (feed.max_topics if feed.key_bytes else 1) + _MORE_FILTERS + MOST_WANTS
+        self.most_filters = (feed.max_topics if feed.key_bytes else 1) + _MORE_FILTERS
         self._feed = feed
         self._recorders = recorders
         self._mine = [b""] * lines
@@ -182,7 +189,7 @@ class Subscriptions:
         if prefix not in filters:
             filters[prefix] = asker = self._askers.setdefault(fd, _Asker(line)) if fd >= 0 else None
             if asker is not None:
-                asker.filters += 1
+                asker.count(prefix, 1)
             self._wants[line] += prefix.startswith(WANT_KEY)
             self.filter_changed((line, prefix), 1)
 
@@ -226,7 +233,7 @@ class Subscriptions:
         elif prefix in self._filters[line]:
             asker = self._filters[line].pop(prefix)
             if asker is not None:
-                asker.filters -= 1
+                asker.count(prefix, -1)
             self._wants[line] -= prefix.startswith(WANT_KEY)
             self.filter_changed(place, -1)
         else:
@@ -265,11 +272,16 @@ class Subscriptions:
         counts = zip(map(len, self._filters), self._wants, strict=True)  # other threads ask, too
         return max(filters - (0 if wants else of_wants) for filters, of_wants in counts)
 
-    def asked_first(self, line: int) -> tuple[dict[int, int], int]:
-        """How many filters of a line each descriptor was the first to ask for, and how many nobody who is there."""
+    def asked_first(self, line: int, *, wants: bool) -> tuple[dict[int, int], int]:
+        """How many filters of a line each descriptor was the first to ask for, and how many nobody who is there.
+
+        `wants`: of those that say what is wanted, else of the others.
+        """
         with self.changed:
-            first = {fd: asker.filters for fd, asker in self._askers.items() if asker.line == line}
-            return first, len(self._filters[line]) - sum(first.values())
+            askers = {fd: asker for fd, asker in self._askers.items() if asker.line == line}
+            first = {fd: asker.wants if wants else asker.filters for fd, asker in askers.items()}
+            count = self._wants[line] if wants else len(self._filters[line]) - self._wants[line]
+            return first, count - sum(first.values())
 
     def forget(self, fd: int) -> None:
         """Forget what a connection that is gone asked for: its descriptor may be another's next."""
