@@ -10,7 +10,7 @@ import pytest
 
 SHORT, LONG = 300_000, 3_000_000
 SPARE_KB = 8 << 10
-AHEAD_KB = 8 << 10
+AHEAD_KB = 24 << 10
 
 IMPORT = """
 from blackbox.archive.import_days import import_days
@@ -69,7 +69,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, 
 
 
 def test_an_import_of_a_longer_day_takes_no_more_memory(imported: dict[int, tuple[Path, int]]) -> None:
-    """Only the long one has as many chunks as may be decoded ahead and gathered at a time."""
+    """Only the long one has as many chunks as may be decoded ahead, and is read as far ahead when it is verified."""
     short, long = imported[SHORT][1], imported[LONG][1]
     assert long < 1.1 * short + SPARE_KB + AHEAD_KB
 
