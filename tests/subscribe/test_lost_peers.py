@@ -11,6 +11,7 @@ import numpy
 import pytest
 
 from blackbox import Feed, Publisher, SlowPolicy, Subscriber, SubscriberError
+from blackbox.block.format import ACCEPT_KEY
 from blackbox.feed.feed import Slice
 from blackbox.subscribe import subscription
 from blackbox.testing import Collector, RawPublisher, wait_until
@@ -172,7 +173,7 @@ def test_the_first_messages_of_a_key_that_are_lost_with_their_connection_are_mis
         epoch = publisher.epoch
     with RawPublisher(feed) as publisher:
         publisher.epoch = epoch + is_killed
-        wait_until(lambda: b"" in publisher.subscriptions(), 30, "the subscriber is back")
+        wait_until(lambda: any(s.startswith(ACCEPT_KEY) for s in publisher.subscriptions()), 30, "it is confirmed")
         publisher.sequences[0][b""] = 5
         publisher.send(publisher.encode([(b"T", b"sixth")]))
         publisher.send(publisher.encode([(b"T", b"seventh")]))
