@@ -82,12 +82,12 @@ from blackbox.subscribe.release import (
 )
 from blackbox.subscribe.sequences import ARCHIVE, has_losses, is_wanted
 from blackbox.subscribe.slice_memory import (
+    AT_BEGIN,
     BODY_AT,
     DOUBTED_AT,
     HEAD_AT,
     HELD_MESSAGE_BYTES,
     KEY_AT,
-    PARKED,
     SliceAt,
     TableAt,
 )
@@ -119,89 +119,21 @@ def deliver_held_first(at: SliceAt, table: TableAt, trie: Trie, force: int) -> i
 @njit(nogil=True, cache=True)
 def drop_all_doubted(at: SliceAt) -> None:
     """Drop all that is not believed yet."""
-    drop_doubted(at)
+    for line in range(2):
+        drop_doubted(at, line)
     refute_all(at.sequences)
     drop_refuted(at)
 
 
 @njit(nogil=True, cache=True)
-def drop_doubted(at: SliceAt) -> None:
-    """Drop the block of an epoch that turned out not to be true, if there is one."""
+def drop_doubted(at: SliceAt, line: int) -> None:
+    """Drop the block that a line brought of an epoch that turned out not to be true, if there is one."""
     state = epoch_state_at(at.sequences.state)
-    if state.doubted_key != 0:
-        state.doubted_key = 0
-        held = at.held_messages + HELD_MESSAGE_BYTES * DOUBTED_AT
+    if state.doubted_key[line] != 0:
+        state.doubted_key[line] = 0
+        held = at.held_messages + HELD_MESSAGE_BYTES * (DOUBTED_AT + line)
         slice_counters_at(at.counters).implausible += read_header(held).count
         msg_close(held + HEADER_BYTES)
-
-
-@inner
-def _deliver_doubted(at: SliceAt, table: TableAt, trie: Trie) -> int:
-    """Deliver the first block of the epoch that has begun, if it came before the epoch was believed: 0 or FAILED."""
-    state = epoch_state_at(at.sequences.state)
-    key = state.doubted_key - 1
-    header = read_header(at.held_messages + HELD_MESSAGE_BYTES * DOUBTED_AT)
-    if key < 0 or header.epoch != state.epoch:
-        drop_doubted(at)
-        return 0
-    state.doubted_key = 0
-    take_back(at, numpy.int64(DOUBTED_AT))
-    line, size, tick = line_of(at, header), header.body_bytes, monotonic_ns()
-    span = span_of(header, msg_data(at.scratch + BODY_AT))
-    judge(at.sequences, key, line, header.epoch, header.sequence, span, size, tick, YES)
-    return deliver_block(at, table, trie, NO, now_ns())
-
-
-@njit(nogil=True, cache=True)
-def begin_epoch(at: SliceAt, table: TableAt, trie: Trie) -> int:
-    """Deliver what is held of the epoch before, then the doubted block of this one: 0 or FAILED.
-
-    Archives do both when they can: they have the rest of the one before.
-    """
-    joins = is_joining(at.sequences.join)
-    if joins or (at.key_bytes == 0 and can_fall_back(at.sequences, 0)):
-        drop_doubted(at)
-        let_all_go(at)
-        before = epoch_before(epoch_state_at(at.sequences.state))
-        if joins:
-            end_run(at.sequences.join, before, join_state_at(at.sequences.join).live_next)
-            forget_live(at.sequences.join)
-        else:
-            end_run(at.sequences.join, before, known_end(at.sequences, 0))
-            fall_back(at.sequences, 0)
-        return 0
-    put_aside(at, numpy.int64(PARKED))
-    result = deliver_all_held(at, table, trie, YES)
-    if result == 0:
-        lose_rests(at.sequences)
-        result = tell_losses(at, table, now_ns()) if has_losses(at.sequences) else 0
-    if result == 0:
-        result = _deliver_doubted(at, table, trie)
-    take_back(at, numpy.int64(PARKED))
-    return result
-
-
-@inner
-def _enter(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Header, tick: int) -> int:
-    """Judge the epoch of the block at hand: SAME or NEW; FAILED; or STALE or DOUBTED, and it is done with."""
-    line = line_of(at, header)
-    entered = enter_epoch(at.sequences, header.epoch, line, NO, tick)
-    state = slice_state_at(at.state)
-    if entered == SAME:
-        return SAME
-    if entered == STALE:
-        slice_counters_at(at.counters).stale += header.count
-        return STALE
-    if entered == NEW:
-        state.confirmed_lines = 0  # its next heartbeat goes to Python, which asks it to confirm
-        result = begin_epoch(at, table, trie)
-        return NEW if result == 0 else result
-    drop_doubted(at)
-    if entered == DOUBTED:
-        put_aside(at, numpy.int64(DOUBTED_AT))
-        epoch_state_at(at.sequences.state).doubted_key = key + 1
-        return DOUBTED
-    return SAME
 
 
 @inner
@@ -291,7 +223,7 @@ def take_note(at: SliceAt, table: TableAt, trie: Trie) -> int:
     return result
 
 
-@inner
+@njit(nogil=True, cache=True)
 def _order_live(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Header, now: int, tick: int) -> int:
     """Judge the block at hand, whose epoch goes on; deliver what may go: 0 or FAILED."""
     counters = slice_counters_at(at.counters)
@@ -321,6 +253,86 @@ def _order_live(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Heade
     if result == 0:
         result = look_at_held(at, table, trie, tick)
     return result
+
+
+@inner
+def _deliver_doubted(at: SliceAt, table: TableAt, trie: Trie, line: int) -> int:
+    """Deliver the block of the epoch that has begun which a line brought before it was believed: 0 or FAILED."""
+    state = epoch_state_at(at.sequences.state)
+    place = DOUBTED_AT + line
+    key = state.doubted_key[line] - 1
+    if key < 0 or read_header(at.held_messages + HELD_MESSAGE_BYTES * place).epoch != state.epoch:
+        drop_doubted(at, line)
+        return 0
+    state.doubted_key[line] = 0
+    take_back(at, place)
+    return _order_live(at, table, trie, key, read_header(at.scratch + HEAD_AT), now_ns(), monotonic_ns())
+
+
+@inner
+def _line_of_first_doubted(at: SliceAt) -> int:
+    """Return the line whose doubted block goes before that of the other: the numbers of a new key begin with it."""
+    state = epoch_state_at(at.sequences.state)
+    if state.doubted_key[0] == 0 or state.doubted_key[1] == 0:
+        return 0
+    first = read_header(at.held_messages + HELD_MESSAGE_BYTES * DOUBTED_AT)
+    second = read_header(at.held_messages + HELD_MESSAGE_BYTES * (DOUBTED_AT + 1))
+    return numpy.int64(second.sequence < first.sequence)
+
+
+@njit(nogil=True, cache=True)
+def begin_epoch(at: SliceAt, table: TableAt, trie: Trie) -> int:
+    """Deliver what is held of the epoch before, then the doubted blocks of this one: 0 or FAILED.
+
+    Archives do both when they can: they have the rest of the one before.
+    """
+    joins = is_joining(at.sequences.join)
+    if joins or (at.key_bytes == 0 and can_fall_back(at.sequences, 0)):
+        for line in range(2):
+            drop_doubted(at, line)
+        let_all_go(at)
+        before = epoch_before(epoch_state_at(at.sequences.state))
+        if joins:
+            end_run(at.sequences.join, before, join_state_at(at.sequences.join).live_next)
+            forget_live(at.sequences.join)
+        else:
+            end_run(at.sequences.join, before, known_end(at.sequences, 0))
+            fall_back(at.sequences, 0)
+        return 0
+    put_aside(at, numpy.int64(AT_BEGIN))
+    result = deliver_all_held(at, table, trie, YES)
+    if result == 0:
+        lose_rests(at.sequences)
+        result = tell_losses(at, table, now_ns()) if has_losses(at.sequences) else 0
+    first = _line_of_first_doubted(at)
+    for line in (first, 1 - first):
+        if result == 0:
+            result = _deliver_doubted(at, table, trie, line)
+    take_back(at, numpy.int64(AT_BEGIN))
+    return result
+
+
+@inner
+def _enter(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Header, tick: int) -> int:
+    """Judge the epoch of the block at hand: SAME or NEW; FAILED; or STALE or DOUBTED, and it is done with."""
+    line = line_of(at, header)
+    entered = enter_epoch(at.sequences, header.epoch, line, NO, tick)
+    state = slice_state_at(at.state)
+    if entered == SAME:
+        return SAME
+    if entered == STALE:
+        slice_counters_at(at.counters).stale += header.count
+        return STALE
+    if entered == NEW:
+        state.confirmed_lines = 0  # its next heartbeat goes to Python, which asks it to confirm
+        result = begin_epoch(at, table, trie)
+        return NEW if result == 0 else result
+    drop_doubted(at, line)
+    if entered == DOUBTED:
+        put_aside(at, DOUBTED_AT + line)
+        epoch_state_at(at.sequences.state).doubted_key[line] = key + 1
+        return DOUBTED
+    return SAME
 
 
 @inner

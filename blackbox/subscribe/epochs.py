@@ -1,8 +1,9 @@
-"""Which run of the publisher goes on, compiled: another one is believed once two of its blocks have come in a row.
+"""Which run of the publisher goes on, compiled: another one is believed once a line has brought two blocks of it.
 
 A line carries the blocks of a run in order, and none of them once the next run has begun. So one block of another epoch
-between two of the present one is a forgery or an error: it is counted, and changes nothing. The first block of a run
-waits for the second, or for the answer to our own nonce, which is believed at once and mostly comes first.
+between two of the present one is a forgery or an error: it is counted, and changes nothing. Two lines say nothing of
+each other: one may be far behind. The first block of a run waits for the second on its line, or for the answer to our
+own nonce, which is believed at once and mostly comes first.
 """
 
 from __future__ import annotations
@@ -32,11 +33,10 @@ class EpochState(SharedRecord):
     """Of the run that goes on; 0: none is known."""
     spoke = Field()
     """A bit for each line that has brought something of this epoch."""
-    doubted = Field()
-    """An epoch of which one block has come; 0: none."""
-    doubted_lines = Field()
-    doubted_key = Field()
-    """The number of the key of its block, plus 1; 0: the block is not kept."""
+    doubted = Fields(2)
+    """For each line, an epoch of which it has brought one block; 0: none."""
+    doubted_key = Fields(2)
+    """For each line, the number of the key of that block, plus 1; 0: the block is not kept."""
     retired = Fields(_RETIRED)
     """Epochs that another has followed."""
     retired_count = Field()
@@ -70,34 +70,32 @@ def judge_epoch(state: EpochState, counters: SliceCounters, epoch: int, line: in
     """Note that a block of `epoch` came on `line`: SAME as before, REFUTED, NEW, STALE or DOUBTED.
 
     `proven`: it answers our own nonce. At NEW, whatever is held is of an old epoch and must be released before the
-    block is judged, then the doubted block delivered.
+    block is judged, then the doubted blocks delivered.
     """
     state.heard_ns[line] = tick
     bit = 1 << line
     if state.epoch == epoch:
         state.spoke |= bit
-        if state.doubted_lines & bit == 0:
+        if state.doubted[line] == 0:
             return SAME
-        counters.implausible_control += state.doubted_key == 0
-        state.doubted = 0
-        state.doubted_lines = 0
+        counters.implausible_control += state.doubted_key[line] == 0
+        state.doubted[line] = 0
         return REFUTED
     if state.epoch != 0:
         # Of two lines one may be far behind, and still bring the run before. A line itself never goes back.
         if state.spoke & bit == 0 and _is_over(state, epoch, proven):
             return STALE
-        if proven == 0 and state.doubted != epoch:
-            counters.implausible_control += state.doubted != 0 and state.doubted_key == 0
-            state.doubted = epoch
-            state.doubted_lines = bit
+        if proven == 0 and state.doubted[line] != epoch:
+            counters.implausible_control += state.doubted[line] != 0 and state.doubted_key[line] == 0
+            state.doubted[line] = epoch
             return DOUBTED
         state.retired[state.retired_count % _RETIRED] = state.epoch
         state.retired_count += 1
-    counters.implausible_control += state.doubted not in (0, epoch) and state.doubted_key == 0
+    for other in range(2):
+        counters.implausible_control += state.doubted[other] not in (0, epoch) and state.doubted_key[other] == 0
+        state.doubted[other] = 0
     state.epoch = epoch
     state.spoke = bit
-    state.doubted = 0
-    state.doubted_lines = 0
     state.all_told = 0
     counters.epochs += 1
     return NEW

@@ -296,7 +296,7 @@ def _heartbeat(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, header: Head
     line = line_of(at, header)
     epoch = header.epoch
     if enter_epoch(at.sequences, epoch, line, _NO, tick) == REFUTED:
-        drop_doubted(at)
+        drop_doubted(at, line)
     note_clocks(clock_state_at(at.clock), slice_counters_at(at.counters), epoch, line, header.ts_out, now)
     body = msg_data(at.scratch + BODY_AT)
     note_sequences(at.sequences, keys, at.scratch + HEAD_AT, body, line, epoch, _NO, tick)

@@ -47,6 +47,7 @@ from blackbox.subscribe.slice_callbacks import SliceCallbacks
 from blackbox.subscribe.slice_failure import SliceFailure
 from blackbox.subscribe.slice_hooks import NO_HOOKS, SliceHookCaller, SliceHooks
 from blackbox.subscribe.slice_memory import (
+    DOUBTED_AT,
     HELD_MESSAGE_BYTES,
     HELD_MESSAGES,
     KEY_AT,
@@ -579,7 +580,7 @@ class SliceThread:
             close_context(context)
         close_messages(self._scratch.ctypes.data + KEY_AT, MESSAGES)
         self._subscription.close()
-        for place in range(self._sequences.places_used + 1):
+        for place in (*range(self._sequences.places_used + 1), DOUBTED_AT, DOUBTED_AT + 1):
             close_messages(self._held.ctypes.data + place * HELD_MESSAGE_BYTES + HEADER_BYTES, 1)
         self._enter(SliceLife.ENDED)
         self._notify()

@@ -40,8 +40,10 @@ HELD_MESSAGE_BYTES: Final = HEADER_BYTES + MESSAGE_BYTES
 PARKED: Final = 0
 """The place, before those of held blocks, of the block that waits while held ones are delivered."""
 DOUBTED_AT: Final = HELD_BLOCKS + 1
-"""The place, behind those of held blocks, of the first block of an epoch that is not believed yet."""
-HELD_MESSAGES: Final = HELD_BLOCKS + 2
+"""The place, behind those of held blocks, of line A's first block of an epoch that is not believed yet; then B's."""
+AT_BEGIN: Final = DOUBTED_AT + 2
+"""The place of the block that waits while those before it are delivered, at the begin of an epoch."""
+HELD_MESSAGES: Final = AT_BEGIN + 1
 
 
 class ConflationAt(NamedTuple):

@@ -272,7 +272,7 @@ class Subscription:
         now_ns, tick_ns = time.time_ns(), time.monotonic_ns()
         entered = enter_epoch(self._sequences.at, epoch, line, int(ours), tick_ns)
         if entered in (DOUBTED, REFUTED):
-            drop_doubted(at)
+            drop_doubted(at, line)
         if entered in (DOUBTED, STALE):
             return 0
         if entered == NEW:

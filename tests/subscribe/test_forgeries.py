@@ -6,21 +6,22 @@ import logging
 import random
 import struct
 import time
+from typing import Any
 
 import msgspec
 import pytest
 
 from blackbox import Batch, Feed, Subscriber
 from blackbox.block.block import Block
-from blackbox.block.format import ACCEPT_KEY
+from blackbox.block.format import ACCEPT_KEY, FLAG_LINE_B
 from blackbox.subscribe.epochs import AHEAD_NS
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests import wire
 from tests.subscribe.subscribers import PATIENT, one_slice
 
 
-def subscribed(feed: Feed) -> tuple[Subscriber, Collector]:
-    subscriber = Subscriber(feed, slow=PATIENT)
+def subscribed(feed: Feed, line_wait_ns: int = 50_000_000) -> tuple[Subscriber, Collector]:
+    subscriber = Subscriber(feed, slow=PATIENT, line_wait_ns=line_wait_ns)
     got = Collector()
     subscriber.on(b"")(got.message)
     return subscriber, got
@@ -65,6 +66,63 @@ def test_one_heartbeat_of_another_epoch_changes_nothing() -> None:
         subscriber.run(until_end=True)
     assert got.payloads == [b"0", b"1", b"2"]
     assert subscriber.statistics().received.epochs == 1
+
+
+def test_a_forgery_on_each_line_changes_nothing_however_far_one_is_behind() -> None:
+    """The block on line A that proves the first one untrue may come later than the second one, on line B."""
+    feed = Feed.local("forged", slices=1, lines=2)
+    subscriber, got = subscribed(feed)
+    with RawPublisher(feed, epoch=100) as publisher:
+
+        def forge(line: int) -> None:
+            common: dict[str, Any] = {"slice_id": 0, "epoch": 200, "ts_out": time.time_ns(), "key_bytes": 0}
+            flags = FLAG_LINE_B if line else 0
+            publisher.send_frames(
+                Block.encode([b"T"], [0], b"x", offsets=[0, 1], flags=flags, **common).frames, line=line
+            )
+
+        subscriber.start()
+        publisher.send(publisher.encode([(b"T", b"0")]), (0, 1))
+        got.wait(1)
+        forge(0)
+        for number in range(1, 4):
+            publisher.send(publisher.encode([(b"T", b"%d" % number)]), (1,))
+            got.wait(number + 1)
+            if number < 3:
+                forge(1)
+        publisher.sequences[0][b""] = 1
+        for number in range(1, 5):
+            publisher.send(publisher.encode([(b"T", b"%d" % number)]), (0,))
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    received = subscriber.statistics().received
+    assert got.payloads == [b"0", b"1", b"2", b"3", b"4"]
+    assert (received.epochs, received.gaps, received.implausible) == (1, 0, 3)
+
+
+@pytest.mark.parametrize("lines", [(0, 1), (1, 0)])
+def test_what_each_line_brings_first_of_a_run_is_delivered_in_order(lines: tuple[int, int]) -> None:
+    """One line begins with the run's first message, the other with its third; both are doubted at first."""
+    feed = Feed.local("forged", slices=1, lines=2)
+    subscriber, got = subscribed(feed, line_wait_ns=60 * 10**9)
+    with RawPublisher(feed, epoch=100) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode([(b"T", b"before")]), (0, 1))
+        got.wait(1)
+        publisher.epoch, publisher.sequences[0] = 200, {}
+        blocks = [publisher.encode([(b"T", b"%d" % number)]) for number in range(4)]
+        early, late = lines
+        publisher.send(blocks[2], (late,))
+        publisher.send(blocks[0], (early,))
+        publisher.send(blocks[1], (early,))
+        for block in blocks[2:]:
+            publisher.send(block, (early,))
+        publisher.send(blocks[3], (late,))
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    received = subscriber.statistics().received
+    assert got.payloads == [b"before", b"0", b"1", b"2", b"3"]
+    assert (received.epochs, received.gaps, received.implausible, received.duplicates) == (2, 0, 0, 3)
 
 
 def test_a_run_that_is_not_over_goes_on_after_two_blocks_of_another() -> None:
