@@ -22,8 +22,8 @@ import numpy
 
 from blackbox.archive.append import compile_append
 from blackbox.archive.codec import BLOCK_BYTES, Compression, check_packing
+from blackbox.archive.column_writer import ColumnWriter
 from blackbox.archive.day import Date, as_date, recorded_files, session_date
-from blackbox.archive.day_writer import DayWriter
 from blackbox.archive.fresh_day import FreshDays, check_is_new, check_whole, fresh_day
 from blackbox.archive.read_ahead import read_ahead
 from blackbox.archive.recording import Recording
@@ -196,7 +196,7 @@ def _import_messages(job: _Job, end: threading.Event) -> ImportedDay:
             raise _EndedError
 
     with fresh_day(job.directory, job.date, replace=job.replace) as path:
-        writer = DayWriter(path, job.feed, job.date, compression=job.compression, block_bytes=job.block_bytes)
+        writer = ColumnWriter(path, job.feed, job.date, compression=job.compression, block_bytes=job.block_bytes)
         with writer:
             for source in job.sources:
                 with closing(read_ahead(source.chunks(), _CHUNKS_AHEAD)) as chunks:

@@ -17,6 +17,7 @@ from blackbox.archive.append import compile_append
 from blackbox.archive.append_marks import finish
 from blackbox.archive.closed import note_closed, note_segments
 from blackbox.archive.codec import CODECS, compress
+from blackbox.archive.crash_recovery import file_head, remove_empty
 from blackbox.archive.day import (
     Manifest,
     index_path,
@@ -30,7 +31,6 @@ from blackbox.archive.format import ENTRY_BYTES, FILE_HEAD_BYTES, INDEX_MAGIC, S
 from blackbox.archive.journal_state import BUFFER_BYTES, COUNTERS, SEALED_MAX, JournalState, lose_segment
 from blackbox.archive.key_positions import Keys
 from blackbox.archive.marks import Totals, chain_start, end_of
-from blackbox.archive.recovery import file_head, remove_empty
 from blackbox.archive.segment import Segment
 from blackbox.block.block_handler import IDLE, BlockHandlerAt
 from blackbox.errors import JournalError

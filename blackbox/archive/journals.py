@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from blackbox.archive.acknowledge import Acknowledger
+from blackbox.archive.crash_recovery import recover_day
 from blackbox.archive.day import (
     MANIFEST,
     Lock,
@@ -24,7 +25,6 @@ from blackbox.archive.day import (
 from blackbox.archive.format import SEGMENT_BYTES
 from blackbox.archive.journal_state import JournalState
 from blackbox.archive.journal_writer import WRITER_NEEDS, JournalWriter
-from blackbox.archive.recovery import recover_day
 from blackbox.archive.retention import EVERYTHING, Deleter, Retention
 from blackbox.archive.serve.server import ArchiveStatistics, archive_of
 from blackbox.block.block_handler import BlockHandlerAt

@@ -126,7 +126,7 @@ class Recording(Frames):
         Raises ConfigError naming the column that does not fit, or when messages are of several dates and none is given;
         JournalError when the day is there already, or cannot be written.
         """
-        from blackbox.archive.day_writer import DayWriter
+        from blackbox.archive.column_writer import ColumnWriter
         from blackbox.archive.fresh_day import FreshDays, check_whole, fresh_day
         from blackbox.archive.user_columns import columns_of
 
@@ -135,7 +135,7 @@ class Recording(Frames):
         day = _date_of(feed, columns.ts_event) if date is None else as_date(date)
         place = Path(directory) / feed.name
         with FreshDays(place, replace=replace), fresh_day(place, day, replace=replace) as fresh:
-            with DayWriter(fresh, feed, day, compression=compression) as writer:
+            with ColumnWriter(fresh, feed, day, compression=compression) as writer:
                 topics, index, payloads, times, offsets, valid = columns
                 writer.put(topics, index, payloads, times, offsets, valid=valid)
             check_whole(cls.open(fresh), writer.messages)

@@ -33,7 +33,7 @@ _Payloads = tuple[NDArray[Any], NDArray[numpy.int64] | None, NDArray[numpy.bool_
 
 
 class Columns(NamedTuple):
-    """What `DayWriter.put` takes."""
+    """What `ColumnWriter.put` takes."""
 
     topics: list[bytes]
     topic_index: NDArray[numpy.int32]

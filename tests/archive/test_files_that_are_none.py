@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from blackbox import ConfigError, Feed, JournalError, Recording
-from blackbox.archive.recovery import recover_day
+from blackbox.archive.crash_recovery import recover_day
 from tests.cli.commands import assert_one_line, invoke
 from tests.journals import Day, Put, Row, feed_of
 

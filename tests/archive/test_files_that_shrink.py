@@ -14,8 +14,8 @@ import numpy
 import pytest
 
 from blackbox import Block, Feed, JournalError, Publisher, Recording, Replay, Subscriber
+from blackbox.archive.crash_recovery import recover_day
 from blackbox.archive.mapping import Mapping
-from blackbox.archive.recovery import recover_day
 from blackbox.publish.batcher import Stored
 from tests.journals import Day, Put, Row, feed_of
 

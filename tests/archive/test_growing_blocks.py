@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox import Feed, Recording
-from blackbox.archive.day_writer import DayWriter
+from blackbox.archive.column_writer import ColumnWriter
 from blackbox.block.format import FLAG_FIXED, FLAG_NULLS
 from tests.examples import examples
 
@@ -34,7 +34,7 @@ ROWS = st.lists(
 )
 
 
-def put(writer: DayWriter, rows: list[Row], *, spare: int) -> None:
+def put(writer: ColumnWriter, rows: list[Row], *, spare: int) -> None:
     """Put rows whose payloads lie in one buffer, with so many bytes between and behind them."""
     topics = list(dict.fromkeys(topic for topic, _, _ in rows))
     text, starts = b"", []
@@ -67,7 +67,7 @@ def test_what_is_recorded_is_what_was_put(
         for part in parts
     ]
     with TemporaryDirectory() as directory:
-        with DayWriter(Path(directory), feed, DAY, block_bytes=LEAST_BLOCK) as writer:
+        with ColumnWriter(Path(directory), feed, DAY, block_bytes=LEAST_BLOCK) as writer:
             for rows in made:
                 put(writer, rows, spare=spare)
         recording = Recording.open(directory)
@@ -88,14 +88,14 @@ def test_what_is_recorded_is_what_was_put(
     ("sizes", "flags"), [([3, 3, 3], FLAG_FIXED), ([3, 2], 0), ([3, None], FLAG_NULLS), ([None, 0], 66)]
 )
 def test_a_block_says_what_its_payloads_have_in_common(tmp_path: Path, sizes: list[int | None], flags: int) -> None:
-    with DayWriter(tmp_path, Feed.local("grown", 1), DAY) as writer:
+    with ColumnWriter(tmp_path, Feed.local("grown", 1), DAY) as writer:
         put(writer, [(b"A.t", None if size is None else b"x" * size, NOON) for size in sizes], spare=0)
     (batch,) = Recording.open(tmp_path).batches()
     assert batch.block.flags & (FLAG_FIXED | FLAG_NULLS) == flags
 
 
 def test_topics_of_a_block_that_grows_stay_its_own_when_there_are_more_than_there_was_room_for(tmp_path: Path) -> None:
-    with DayWriter(tmp_path, Feed.local("grown", 1), DAY) as writer:
+    with ColumnWriter(tmp_path, Feed.local("grown", 1), DAY) as writer:
         for count in (10, 3_000):
             put(writer, [(b"S%d.t" % number, b"x", NOON) for number in range(count)], spare=0)
     (batch,) = Recording.open(tmp_path).batches()

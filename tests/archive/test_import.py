@@ -26,10 +26,10 @@ from blackbox_feeds.synthetic import Synthetic
 from blackbox_feeds.tape import Tape
 
 from blackbox import ConfigError, Feed, JournalError, Recorder, Recording, Source, SourceError
-from blackbox.archive import day_writer
+from blackbox.archive import column_writer
+from blackbox.archive.column_writer import ColumnWriter
 from blackbox.archive.compact import compact
 from blackbox.archive.day import recorded_days
-from blackbox.archive.day_writer import DayWriter
 from blackbox.archive.import_days import import_days
 from blackbox.archive.marks import MarkKind
 from blackbox.feed.schema import RAW, Schema
@@ -336,7 +336,7 @@ def test_many_topics_that_come_bit_by_bit_are_all_there(tmp_path: Path) -> None:
 
 
 def test_segments_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(day_writer, "SEGMENT_BYTES", 1 << 20)
+    monkeypatch.setattr(column_writer, "SEGMENT_BYTES", 1 << 20)
     (day,) = import_days(feed_of(slices=1), tmp_path, [Synthetic(400_000)])
     recording = Recording.open(day.path)
     assert len(list(day.path.glob("slice-00000/*.journal"))) > 2
@@ -392,16 +392,16 @@ def test_a_day_without_messages_does_not_end_an_import_of_others(tmp_path: Path,
 
 
 def test_what_was_written_is_read_again_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    close = DayWriter.close
+    close = ColumnWriter.close
 
-    def spoil(writer: DayWriter) -> None:
+    def spoil(writer: ColumnWriter) -> None:
         close(writer)
         (path,) = tmp_path.rglob("*.journal")
         data = bytearray(path.read_bytes())
         data[data.index(b"payload")] ^= 1
         path.write_bytes(data)
 
-    monkeypatch.setattr(DayWriter, "close", spoil)
+    monkeypatch.setattr(ColumnWriter, "close", spoil)
     with pytest.raises(JournalError, match="1 messages were found in what was written, expected 1: .*checksum"):
         import_days(feed_of("raw", slices=1), tmp_path, [Made([(b"A.t", b"payload", NOON)])])
     assert recorded_days(tmp_path / "imported") == []

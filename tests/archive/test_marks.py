@@ -14,10 +14,10 @@ import pytest
 
 from blackbox import Recording
 from blackbox.archive.closed import note_closed, read_closed
+from blackbox.archive.crash_recovery import recover_day
 from blackbox.archive.format import ENTRY
 from blackbox.archive.journal_writer import JournalWriter
 from blackbox.archive.marks import AFTER_KILL, Mark, MarkKind, Totals
-from blackbox.archive.recovery import recover_day
 from blackbox.archive.segment import NO_GOOD_RECORD
 from blackbox.archive.summary import KeyBegin
 from blackbox.block.block_handler import BLOCK, CONTROL, IDLE

@@ -46,7 +46,7 @@ _DAY: Final = datetime.timedelta(1)
 _DAY_NS: Final = 86_400 * 10**9
 
 
-class DayWriter:
+class ColumnWriter:
     """Write messages in columns into the journals of a day, in the order in which they are put.
 
     Attributes: `messages`, how many were put; `outside`, how many of them have a time outside of the session date.
