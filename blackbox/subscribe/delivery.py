@@ -256,6 +256,7 @@ class Delivery:
             received = self._open(burst, *places[slot][:4])
             batch = Batch(received.block, self._rows_of(burst, rows, count, received.block.count), received)
             part = self._part(0, self._table.callbacks[callback_number], batch)
+            self._counters.has_more = 0
             self._counters.busy_since_ns = time.monotonic_ns()
             self._give(part)
             self._counters.busy_since_ns = 0
@@ -265,6 +266,7 @@ class Delivery:
             if self.is_over():
                 return
             received = self._open(burst, *places[slot][:4])
+            self._counters.has_more = len(places) - 1 - slot
             parts = []
             for number, (_, callback_number, rows, count, _) in group:
                 batch_rows = self._rows_of(burst, rows, count, received.block.count)
@@ -278,9 +280,12 @@ class Delivery:
         busy_since, delivered, batches = counters.words, 0, 0
         entries.sort()  # by block, then as callbacks were registered
         last = {callback: number for number, (_, callback, *_) in enumerate(entries)}
+        counters.has_more = final = len(entries) - 1
         for number, (slot, chosen, *_) in enumerate(entries):
             if self.is_over():
                 break
+            if number == final:
+                counters.has_more = 0
             callback = callbacks[chosen]
             if not callback.active:
                 counters.unwanted += 1

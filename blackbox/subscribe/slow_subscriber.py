@@ -258,6 +258,7 @@ def act_on_stuck(at: SliceAt, tick: int) -> bool:
     for worker in range(at.workers):
         counters = worker_counters_at(at.worker_counters + WORKER_COUNTERS_BYTES * worker)
         since = load_shared(counters, "busy_since_ns")
-        if counters.sent != counters.blocks and since > 0 and act_on_lag(at, tick - since, 0) == END:
+        waits = counters.sent != counters.blocks or load_shared(counters, "has_more") != 0
+        if waits and since > 0 and act_on_lag(at, tick - since, 0) == END:
             return True
     return False

@@ -169,6 +169,8 @@ class WorkerCounters(SharedRecord):
     """Callbacks that raised."""
     busy_since_ns = Field()
     """When the callback that runs now was entered, by the monotonic clock; 0 between callbacks."""
+    has_more = Field()
+    """Not 0: blocks that were taken off the queue wait behind the one that is delivered."""
     failed = Field()
     """Deliveries on which the callback raised."""
     unwanted = Field()

@@ -441,6 +441,7 @@ def run_compiled(at: WorkerAt, table: WorkerTableAt, first: int, origins: int) -
             kept.state = entry.state
             left += 1
         else:
+            store_shared(counters, "has_more", max(numpy.int64(0), state.blocks - 1 - entry.slot))
             store_shared(counters, "busy_since_ns", monotonic_ns())
             call_compiled(at, table, entry, numpy.int64(0), entry.count, origins)
     store_shared(counters, "busy_since_ns", 0)

@@ -217,6 +217,34 @@ def test_a_process_whose_compiled_callback_hangs_ends_itself(worker: bool) -> No
     assert "a callback did not return in the grace time, the process ends itself" in errors
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_callback_that_hangs_is_lag_while_what_its_worker_has_taken_waits(rows: int) -> None:
+    """Nothing is left in the queue then: the worker took all that waited in one go."""
+    feed = one_slice()
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=SECOND_NS, grace_ns=20 * SECOND_NS))
+    gates = {payload: Gate() for payload in (b"0", b"1", b"2")}
+
+    @subscriber.on(b"")
+    def busy(message: Message) -> None:
+        gates[message.payload].wait()
+
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for payload in gates:
+            publisher.send(publisher.encode([(b"T", payload)] * rows))
+            if payload == b"0":
+                assert gates[payload].entered.wait(10)
+        wait_until(lambda: subscriber.statistics().received.blocks == 3)
+        gates[b"0"].open.set()
+        assert gates[b"1"].entered.wait(10)
+        assert subscriber.statistics().delivery.queue_blocks == 0
+        wait_until(lambda: subscriber.state is SubscriberLife.STOPPING)
+        for gate in gates.values():
+            gate.open.set()
+        with pytest.raises(SlowSubscriberError):
+            subscriber.run()
+
+
 def test_a_callback_that_returns_within_the_grace_time_lets_the_process_live() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=SECOND_NS // 10, grace_ns=20 * SECOND_NS))
