@@ -260,13 +260,30 @@ def _deliver_doubted(at: SliceAt, table: TableAt, trie: Trie, line: int) -> int:
     """Deliver the block of the epoch that has begun which a line brought before it was believed: 0 or FAILED."""
     state = epoch_state_at(at.sequences.state)
     place = DOUBTED_AT + line
-    key = state.doubted_key[line] - 1
+    key, came = state.doubted_key[line] - 1, state.doubted_ns[line]
     if key < 0 or read_header(at.held_messages + HELD_MESSAGE_BYTES * place).epoch != state.epoch:
         drop_doubted(at, line)
         return 0
     state.doubted_key[line] = 0
     take_back(at, place)
-    return _order_live(at, table, trie, key, read_header(at.scratch + HEAD_AT), now_ns(), monotonic_ns())
+    slice_state_at(at.state).excused_ns = now_ns() - came
+    result = _order_live(at, table, trie, key, read_header(at.scratch + HEAD_AT), came, monotonic_ns())
+    slice_state_at(at.state).excused_ns = 0
+    return result
+
+
+@inner
+def _let_doubted_go(at: SliceAt, line: int) -> None:
+    """Let go of the block of the epoch that has begun which a line brought before: archives bring it."""
+    state = epoch_state_at(at.sequences.state)
+    held = at.held_messages + HELD_MESSAGE_BYTES * (DOUBTED_AT + line)
+    header = read_header(held)
+    if state.doubted_key[line] == 0 or header.epoch != state.epoch:
+        drop_doubted(at, line)
+        return
+    state.doubted_key[line] = 0
+    slice_counters_at(at.counters).let_go += span_of(header, msg_data(held + HEADER_BYTES))
+    msg_close(held + HEADER_BYTES)
 
 
 @inner
@@ -289,7 +306,7 @@ def begin_epoch(at: SliceAt, table: TableAt, trie: Trie) -> int:
     joins = is_joining(at.sequences.join)
     if joins or (at.key_bytes == 0 and can_fall_back(at.sequences, 0)):
         for line in range(2):
-            drop_doubted(at, line)
+            _let_doubted_go(at, line)
         let_all_go(at)
         before = epoch_before(epoch_state_at(at.sequences.state))
         if joins:
@@ -320,17 +337,19 @@ def _enter(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Header, ti
     state = slice_state_at(at.state)
     if entered == SAME:
         return SAME
-    if entered == STALE:
-        slice_counters_at(at.counters).stale += header.count
-        return STALE
     if entered == NEW:
         state.confirmed_lines = 0  # its next heartbeat goes to Python, which asks it to confirm
         result = begin_epoch(at, table, trie)
         return NEW if result == 0 else result
     drop_doubted(at, line)
+    if entered == STALE:
+        slice_counters_at(at.counters).stale += header.count
+        return STALE
     if entered == DOUBTED:
         put_aside(at, DOUBTED_AT + line)
-        epoch_state_at(at.sequences.state).doubted_key[line] = key + 1
+        epochs = epoch_state_at(at.sequences.state)
+        epochs.doubted_key[line] = key + 1
+        epochs.doubted_ns[line] = now_ns()
         return DOUBTED
     return SAME
 

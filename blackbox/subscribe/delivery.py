@@ -247,6 +247,8 @@ class Delivery:
 
     def _run_callbacks(self, burst: BlockBurst) -> None:
         entries = self._entries[: self.state.entries].tolist()
+        if not entries:  # a compiled callback has raised
+            return
         places = self._block_places[: self.state.blocks].tolist()
         if self.state.singles and all(self._takes_messages[callback] for _, callback, *_ in entries):
             self._give_singles(burst, entries, places)
@@ -266,7 +268,7 @@ class Delivery:
             if self.is_over():
                 return
             received = self._open(burst, *places[slot][:4])
-            self._counters.has_more = len(places) - 1 - slot
+            self._counters.has_more = entries[-1][0] - slot
             parts = []
             for number, (_, callback_number, rows, count, _) in group:
                 batch_rows = self._rows_of(burst, rows, count, received.block.count)

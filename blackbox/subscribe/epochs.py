@@ -37,6 +37,8 @@ class EpochState(SharedRecord):
     """For each line, an epoch of which it has brought one block; 0: none."""
     doubted_key = Fields(2)
     """For each line, the number of the key of that block, plus 1; 0: the block is not kept."""
+    doubted_ns = Fields(2)
+    """For each line, when that block came, ns since the epoch."""
     retired = Fields(_RETIRED)
     """Epochs that another has followed."""
     retired_count = Field()
@@ -66,27 +68,34 @@ def _is_over(state: EpochState, epoch: int, proven: int) -> bool:
 
 
 @inner
+def _refute(state: EpochState, counters: SliceCounters, line: int) -> bool:
+    """Take what a line has brought of another epoch for untrue; return whether there was something."""
+    if state.doubted[line] == 0:
+        return False
+    counters.implausible_control += state.doubted_key[line] == 0
+    state.doubted[line] = 0
+    return True
+
+
+@inner
 def judge_epoch(state: EpochState, counters: SliceCounters, epoch: int, line: int, proven: int, tick: int) -> int:
     """Note that a block of `epoch` came on `line`: SAME as before, REFUTED, NEW, STALE or DOUBTED.
 
     `proven`: it answers our own nonce. At NEW, whatever is held is of an old epoch and must be released before the
-    block is judged, then the doubted blocks delivered.
+    block is judged, then the doubted blocks delivered. At REFUTED, STALE and DOUBTED the line's kept block is untrue.
     """
     state.heard_ns[line] = tick
     bit = 1 << line
     if state.epoch == epoch:
         state.spoke |= bit
-        if state.doubted[line] == 0:
-            return SAME
-        counters.implausible_control += state.doubted_key[line] == 0
-        state.doubted[line] = 0
-        return REFUTED
+        return REFUTED if _refute(state, counters, line) else SAME
     if state.epoch != 0:
         # Of two lines one may be far behind, and still bring the run before. A line itself never goes back.
         if state.spoke & bit == 0 and _is_over(state, epoch, proven):
+            _refute(state, counters, line)
             return STALE
         if proven == 0 and state.doubted[line] != epoch:
-            counters.implausible_control += state.doubted[line] != 0 and state.doubted_key[line] == 0
+            _refute(state, counters, line)
             state.doubted[line] = epoch
             return DOUBTED
         state.retired[state.retired_count % _RETIRED] = state.epoch

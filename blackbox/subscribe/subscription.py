@@ -271,7 +271,7 @@ class Subscription:
         epoch = header.epoch
         now_ns, tick_ns = time.time_ns(), time.monotonic_ns()
         entered = enter_epoch(self._sequences.at, epoch, line, int(ours), tick_ns)
-        if entered in (DOUBTED, REFUTED):
+        if entered in (DOUBTED, REFUTED, STALE):
             drop_doubted(at, line)
         if entered in (DOUBTED, STALE):
             return 0

@@ -445,6 +445,7 @@ def run_compiled(at: WorkerAt, table: WorkerTableAt, first: int, origins: int) -
             store_shared(counters, "busy_since_ns", monotonic_ns())
             call_compiled(at, table, entry, numpy.int64(0), entry.count, origins)
     store_shared(counters, "busy_since_ns", 0)
+    store_shared(counters, "has_more", 0)
     state.entries = left
     return left
 

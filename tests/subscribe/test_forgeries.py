@@ -100,6 +100,35 @@ def test_a_forgery_on_each_line_changes_nothing_however_far_one_is_behind() -> N
     assert (received.epochs, received.gaps, received.implausible) == (1, 0, 3)
 
 
+def test_a_forgery_between_two_blocks_of_the_run_before_changes_nothing() -> None:
+    """A line that is behind still brings the run before: its blocks prove untrue what stands between them."""
+    feed = Feed.local("forged", slices=1, lines=2)
+    subscriber, got = subscribed(feed)
+    with RawPublisher(feed, epoch=100) as publisher:
+
+        def send_on(line: int, epoch: int, payload: bytes, sequence: int) -> None:
+            publisher.epoch = epoch
+            publisher.send(publisher.encode([(b"T", payload)], sequence=sequence), (line,))
+
+        subscriber.start()
+        publisher.send(publisher.encode([(b"T", b"old")]), (0, 1))
+        got.wait(1)
+        for number in range(3):
+            send_on(0, 200, b"%d" % number, number)
+        got.wait(4)
+        for number in range(1, 4):
+            send_on(1, 300, b"forged", number)
+            send_on(1, 100, b"late", number)
+        wait_until(lambda: subscriber.statistics().received.stale == 3)
+        send_on(0, 200, b"3", 3)
+        publisher.sequences[0][b""] = 4
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    received = subscriber.statistics().received
+    assert got.payloads == [b"old", b"0", b"1", b"2", b"3"]
+    assert (received.epochs, received.gaps, received.implausible) == (2, 0, 3)
+
+
 @pytest.mark.parametrize("lines", [(0, 1), (1, 0)])
 def test_what_each_line_brings_first_of_a_run_is_delivered_in_order(lines: tuple[int, int]) -> None:
     """One line begins with the run's first message, the other with its third; both are doubted at first."""

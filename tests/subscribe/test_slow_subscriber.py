@@ -230,10 +230,10 @@ def test_a_callback_that_hangs_is_lag_while_what_its_worker_has_taken_waits(rows
 
     with RawPublisher(feed) as publisher:
         subscriber.start()
-        for payload in gates:
+        publisher.send(publisher.encode([(b"T", b"0")] * rows))
+        assert gates[b"0"].entered.wait(10)
+        for payload in (b"1", b"2"):
             publisher.send(publisher.encode([(b"T", payload)] * rows))
-            if payload == b"0":
-                assert gates[payload].entered.wait(10)
         wait_until(lambda: subscriber.statistics().received.blocks == 3)
         gates[b"0"].open.set()
         assert gates[b"1"].entered.wait(10)
