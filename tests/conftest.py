@@ -29,7 +29,18 @@ pytest_plugins = ["tests.own_process", "tests.spark_session"]
 ROOT = Path(__file__).resolve().parent.parent
 
 
+EARLY = (
+    "tests/subscribe/test_without_workers.py",
+    "tests/feeds/",
+    "tests/block/",
+    "tests/feed/",
+    "tests/native/",
+    "tests/project/test_rooms.py",
+)
+"""With `-n` one worker compiles what all subscribers need, and the others begin with what does not wait for it."""
+
 LONG = (
+    *EARLY,
     "tests/analysis/",
     "tests/spark/",
     "tests/bench/test_bench_rivals.py",
@@ -38,7 +49,6 @@ LONG = (
     "tests/archive/",
     "tests/publish/",
     "tests/replay/",
-    "tests/feeds/",
     "tests/project/test_examples.py",
     "tests/bench/",
     "tests/book/",
