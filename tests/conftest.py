@@ -31,11 +31,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 EARLY = (
     "tests/subscribe/test_without_workers.py",
-    "tests/feeds/",
-    "tests/block/",
-    "tests/feed/",
+    *(f"tests/feeds/test_{name}" for name in ("bounds", "moldudp64", "itch", "iex", "dbn_book", "synthetic", "pcap")),
     "tests/native/",
+    "tests/feed/",
     "tests/project/test_rooms.py",
+    "tests/block/",
 )
 """With `-n` one worker compiles what all subscribers need, and the others begin with what does not wait for it."""
 
@@ -49,6 +49,7 @@ LONG = (
     "tests/archive/",
     "tests/publish/",
     "tests/replay/",
+    "tests/feeds/",
     "tests/project/test_examples.py",
     "tests/bench/",
     "tests/book/",

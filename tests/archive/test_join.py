@@ -384,9 +384,9 @@ def test_the_first_live_block_after_the_archived_ones_is_lost(tmp_path: Path) ->
 @pytest.mark.parametrize("before", [0, 100])
 def test_what_archives_lack_before_it_is_live_is_told_as_a_gap(tmp_path: Path, before: int) -> None:
     """They have an earlier run of the publisher, or nothing, and no recorder adds to it."""
-    feed = archived_feed()
+    feed = archived_feed(heartbeat_ns=60_000_000_000)  # a line that is silent for longer would be connected anew
     recorded(tmp_path, feed, before)
-    subscriber = Subscriber(feed, repair_wait_ns=400_000_000)
+    subscriber = Subscriber(feed, repair_wait_ns=2_000_000_000)
     heard = Heard(subscriber)
     with ArchiveServer(tmp_path / feed.name, feed.archives), RawPublisher(feed, epoch=time.time_ns()) as publisher:
         publisher.send(publisher.encode([(b"A", b"")] * 3))

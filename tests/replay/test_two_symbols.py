@@ -14,7 +14,7 @@ from blackbox.replay.controls import Controls
 from blackbox.replay.replay import Replay
 
 IBM_TRADES = 24_000
-PACED_TRADES = 1_500
+PACED_TRADES = 3_000
 """A message at a time takes its time: so many are enough."""
 DAY = "20131007"
 Decisions = list[tuple[int, int, int]]

@@ -12,13 +12,14 @@ from blackbox import Feed, Publisher, Subscriber
 from blackbox.feed.feed import Slice
 from blackbox.monitor.heartbeats import Heartbeats
 from blackbox.testing import Collector, wait_until
+from tests.subscribe.subscribers import PATIENT
 
 
 @pytest.mark.parametrize("transport", ["tcp", "ipc", "inproc", "shm"])
 @pytest.mark.parametrize("lines", [1, 2])
 def test_every_transport_carries_everything(transport: Literal["tcp", "ipc", "inproc", "shm"], lines: int) -> None:
     feed = Feed.local("subscriber", slices=2, transport=transport, lines=lines, key_bytes=2)
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=PATIENT)
     got = Collector()
     subscriber.on_batch(b"S1")(got.batch)
     with Publisher(feed, when_full="wait") as publisher:
