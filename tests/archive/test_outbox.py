@@ -204,7 +204,7 @@ with Publisher(feed, when_full="wait", outbox=outbox) as publisher:
 """
 
 
-@pytest.mark.parametrize("key_bytes", [0, 1])
+@pytest.mark.parametrize("key_bytes", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_no_number_is_used_twice_and_nothing_is_missed_over_kills(tmp_path: Path, key_bytes: int) -> None:
     """Whoever was killed in the midst: what a subscriber heard under a number is what the outbox has under it."""
     feed = archived_feed(key_bytes=key_bytes)

@@ -72,7 +72,15 @@ def decided(recording: Recording, kind: str, speed: float | None, stop: int | No
 
 
 @pytest.mark.parametrize("kind", ["message", "batch"])
-@pytest.mark.parametrize(("speed", "trades"), [(None, IBM_TRADES), (1000.0, PACED_TRADES), (100.0, PACED_TRADES)])
+@pytest.mark.parametrize(
+    ("speed", "trades"),
+    [
+        (None, IBM_TRADES),
+        (1000.0, PACED_TRADES),
+        pytest.param(100.0, PACED_TRADES, marks=pytest.mark.long),
+        pytest.param(10.0, PACED_TRADES, marks=pytest.mark.long),
+    ],
+)
 def test_no_trade_sees_a_later_price(
     tape_day: Recording, plain: Decisions, kind: str, speed: float | None, trades: int
 ) -> None:
