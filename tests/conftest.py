@@ -40,7 +40,6 @@ EARLY = (
 """With `-n` one worker compiles what all subscribers need, and the others begin with what does not wait for it."""
 
 LONG = (
-    *EARLY,
     "tests/analysis/",
     "tests/spark/",
     "tests/bench/test_bench_rivals.py",
@@ -75,10 +74,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not hasattr(config, "workerinput"):
         return
     sizes = Counter(_scope_of(item.nodeid) for item in items)
+    first = EARLY + LONG
 
     def place(item: pytest.Item) -> tuple[int, int, str]:
         scope = _scope_of(item.nodeid)
-        rank = next((rank for rank, name in enumerate(LONG) if scope.startswith(name)), len(LONG))
+        rank = next((rank for rank, name in enumerate(first) if scope.startswith(name)), len(first))
         return rank, -sizes[scope], scope
 
     items.sort(key=place)  # stable: the tests of a file keep their order

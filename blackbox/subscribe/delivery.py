@@ -258,7 +258,6 @@ class Delivery:
             received = self._open(burst, *places[slot][:4])
             batch = Batch(received.block, self._rows_of(burst, rows, count, received.block.count), received)
             part = self._part(0, self._table.callbacks[callback_number], batch)
-            self._counters.has_more = 0
             self._counters.busy_since_ns = time.monotonic_ns()
             self._give(part)
             self._counters.busy_since_ns = 0

@@ -13,25 +13,25 @@ import pytest
 
 from blackbox import Batch, Feed, Subscriber
 from blackbox.block.block import Block
-from blackbox.block.format import ACCEPT_KEY, FLAG_LINE_B
+from blackbox.block.format import ACCEPT_KEY
 from blackbox.subscribe.epochs import AHEAD_NS
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests import wire
 from tests.subscribe.subscribers import PATIENT, one_slice
 
 
-def subscribed(feed: Feed, line_wait_ns: int = 50_000_000) -> tuple[Subscriber, Collector]:
-    subscriber = Subscriber(feed, slow=PATIENT, line_wait_ns=line_wait_ns)
+def subscribed(feed: Feed, **settings: Any) -> tuple[Subscriber, Collector]:
+    subscriber = Subscriber(feed, slow=PATIENT, **settings)
     got = Collector()
     subscriber.on(b"")(got.message)
     return subscriber, got
 
 
-def send(publisher: RawPublisher, *payloads: bytes, epoch: int = 1, sequence: int | None = None) -> None:
+def send(publisher: RawPublisher, *payloads: bytes, epoch: int = 1, sequence: int | None = None, line: int = 0) -> None:
     before = publisher.epoch, dict(publisher.sequences[0])
     publisher.epoch = epoch
     for payload in payloads:
-        publisher.send(publisher.encode([(b"T", payload)], sequence=sequence))
+        publisher.send(publisher.encode([(b"T", payload)], sequence=sequence), (line,))
     if epoch != before[0] or sequence is not None:
         publisher.epoch, publisher.sequences[0] = before
 
@@ -73,26 +73,17 @@ def test_a_forgery_on_each_line_changes_nothing_however_far_one_is_behind() -> N
     feed = Feed.local("forged", slices=1, lines=2)
     subscriber, got = subscribed(feed)
     with RawPublisher(feed, epoch=100) as publisher:
-
-        def forge(line: int) -> None:
-            common: dict[str, Any] = {"slice_id": 0, "epoch": 200, "ts_out": time.time_ns(), "key_bytes": 0}
-            flags = FLAG_LINE_B if line else 0
-            publisher.send_frames(
-                Block.encode([b"T"], [0], b"x", offsets=[0, 1], flags=flags, **common).frames, line=line
-            )
-
         subscriber.start()
         publisher.send(publisher.encode([(b"T", b"0")]), (0, 1))
         got.wait(1)
-        forge(0)
+        send(publisher, b"forged", epoch=200, sequence=0)
         for number in range(1, 4):
-            publisher.send(publisher.encode([(b"T", b"%d" % number)]), (1,))
+            send(publisher, b"%d" % number, epoch=100, line=1)
             got.wait(number + 1)
             if number < 3:
-                forge(1)
+                send(publisher, b"forged", epoch=200, sequence=0, line=1)
         publisher.sequences[0][b""] = 1
-        for number in range(1, 5):
-            publisher.send(publisher.encode([(b"T", b"%d" % number)]), (0,))
+        send(publisher, b"1", b"2", b"3", b"4", epoch=100)
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
     received = subscriber.statistics().received
@@ -105,23 +96,18 @@ def test_a_forgery_between_two_blocks_of_the_run_before_changes_nothing() -> Non
     feed = Feed.local("forged", slices=1, lines=2)
     subscriber, got = subscribed(feed)
     with RawPublisher(feed, epoch=100) as publisher:
-
-        def send_on(line: int, epoch: int, payload: bytes, sequence: int) -> None:
-            publisher.epoch = epoch
-            publisher.send(publisher.encode([(b"T", payload)], sequence=sequence), (line,))
-
         subscriber.start()
         publisher.send(publisher.encode([(b"T", b"old")]), (0, 1))
         got.wait(1)
         for number in range(3):
-            send_on(0, 200, b"%d" % number, number)
+            send(publisher, b"%d" % number, epoch=200, sequence=number)
         got.wait(4)
         for number in range(1, 4):
-            send_on(1, 300, b"forged", number)
-            send_on(1, 100, b"late", number)
+            send(publisher, b"forged", epoch=300, sequence=number, line=1)
+            send(publisher, b"late", epoch=100, sequence=number, line=1)
         wait_until(lambda: subscriber.statistics().received.stale == 3)
-        send_on(0, 200, b"3", 3)
-        publisher.sequences[0][b""] = 4
+        publisher.epoch, publisher.sequences[0] = 200, {b"": 3}
+        send(publisher, b"3", epoch=200)
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
     received = subscriber.statistics().received
