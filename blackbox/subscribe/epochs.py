@@ -101,8 +101,9 @@ def judge_epoch(state: EpochState, counters: SliceCounters, epoch: int, line: in
         state.retired[state.retired_count % _RETIRED] = state.epoch
         state.retired_count += 1
     for other in range(2):
-        counters.implausible_control += state.doubted[other] not in (0, epoch) and state.doubted_key[other] == 0
-        state.doubted[other] = 0
+        if state.doubted[other] == epoch:
+            state.doubted[other] = 0
+        _refute(state, counters, other)
     state.epoch = epoch
     state.spoke = bit
     state.all_told = 0
