@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy
-from numba import types
-from numba.extending import overload
 from numpy.typing import NDArray
 
 from blackbox.block.encode import (
@@ -90,63 +88,14 @@ class Conflation:
         )
 
 
+NO_CONFLATION: Final = ConflationAt(*[0] * len(ConflationAt._fields))
+"""Of a subscriber with another policy."""
+
+
+@inner
 def pending(at: SliceAt) -> int:
     """Topics whose newest message waits to be delivered."""
-    raise NotImplementedError
-
-
-def absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int, first_row: int, now: int) -> int:
-    """Keep what is newest in a block, delivering first what waits when the arena is full: 0 or FAILED."""
-    raise NotImplementedError
-
-
-def flush(at: SliceAt, table: TableAt, trie: Trie, now: int, may_wait: int) -> int:
-    """Deliver the newest message of every waiting topic, and unless it `may_wait` leave what workers have no room for.
-
-    Returns 0 or FAILED.
-    """
-    raise NotImplementedError
-
-
-# Compiled code calls these three by what `at.conflation` is: where it is None, nothing of the rest is compiled.
-
-
-def _conflates(at: Any) -> bool:
-    return not isinstance(at.types[at.fields.index("conflation")], types.NoneType)
-
-
-def _nothing_pending(at: SliceAt) -> int:
-    return 0
-
-
-def _absorb_nothing(
-    at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int, first_row: int, now: int
-) -> int:
-    return 0
-
-
-def _flush_nothing(at: SliceAt, table: TableAt, trie: Trie, now: int, may_wait: int) -> int:
-    return 0
-
-
-@overload(pending, strict=False)
-def _choose_pending(at: Any) -> Any:
-    return _pending if _conflates(at) else _nothing_pending
-
-
-@overload(absorb, strict=False)
-def _choose_absorb(at: Any, table: Any, trie: Any, head: Any, body_message: Any, first_row: Any, now: Any) -> Any:
-    return _absorb if _conflates(at) else _absorb_nothing
-
-
-@overload(flush, strict=False)
-def _choose_flush(at: Any, table: Any, trie: Any, now: Any, may_wait: Any) -> Any:
-    return _flush if _conflates(at) else _flush_nothing
-
-
-def _pending(at: SliceAt) -> int:
-    newest: Any = at.conflation
-    return _state_at(newest.state).pending
+    return _state_at(at.conflation.state).pending
 
 
 @inner
@@ -169,7 +118,7 @@ def _keep(
     callbacks: int,
 ) -> bool:
     """Make this the newest message of `topic`; False when the arena has no room for it."""
-    newest: Any = at.conflation
+    newest = at.conflation
     state = _state_at(newest.state)
     start = int64s_at(newest.starts + 8 * topic, 1)
     room = int32s_at(newest.rooms + 4 * topic, 1)
@@ -194,61 +143,6 @@ def _keep(
     int64s_at(newest.ts_event + 8 * topic, 1)[0] = ts_event
     int64s_at(newest.sequences + 8 * topic, 1)[0] = sequence
     return True
-
-
-def _absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int, first_row: int, now: int) -> int:
-    header = read_header(head)
-    newest: Any = at.conflation
-    state = _state_at(newest.state)
-    if state.pending > 0 and state.epoch != header.epoch:
-        result = flush(at, table, trie, now, _YES)
-        if result != 0:
-            return result
-    envelope_message = at.scratch + ENVELOPE_AT
-    if msg_init_size(envelope_message, TOPICS_AT + 8 * header.topics) != 0:
-        return fail(at)
-    body = msg_data(body_message)
-    envelope = msg_data(envelope_message)
-    fixed = header.flags & FLAG_FIXED != 0
-    layout = layout_of(header)
-    match_topics(at, table, trie, header, body, envelope)
-    # The envelope's message is needed again when the arena is flushed: what was matched moves to a copy.
-    matched = int32s_at(envelope + TOPICS_AT, 2 * header.topics).copy()
-    msg_close(envelope_message)
-    ts_event = int64s_at(body, header.count)
-    topic_index = int32s_at(body + layout.topic_index, header.count)
-    topic_offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
-    offsets = int32s_at(body + layout.payload_offsets, 0 if fixed else header.count + 1)
-    callbacks = int64s_at(table.callbacks_of_set, table.sets)
-    state.ts_out = header.ts_out
-    state.ts_in = header.ts_in if state.pending == 0 else min(state.ts_in, header.ts_in)
-    state.schema_id = header.schema_id
-    state.epoch = header.epoch
-    for row in range(first_row, header.count):
-        topic = topic_index[row]
-        number = numpy.int64(matched[topic])
-        if matched[header.topics + topic] == 0:
-            continue
-        wanted = callbacks[matched[header.topics + topic]]
-        if number == FULL:
-            _count_matched(at, wanted)
-            slice_counters_at(at.counters).dropped += wanted
-            continue
-        start = row * header.stride if fixed else numpy.int64(offsets[row])
-        length = header.stride if fixed else numpy.int64(offsets[row + 1]) - start
-        if not has_value(header, layout, body, row):
-            length = numpy.int64(NO_VALUE)
-        place = body + layout.payloads + start
-        size = numpy.int64(topic_offsets[topic + 1] - topic_offsets[topic])
-        sequence = sequence_of(header, layout, body, row)
-        if not _keep(at, number, place, length, ts_event[row], sequence, size, wanted):
-            result = flush(at, table, trie, now, _YES)
-            if result != 0:
-                return result
-            if not _keep(at, number, place, length, ts_event[row], sequence, size, wanted):
-                _count_matched(at, wanted)
-                slice_counters_at(at.counters).dropped += wanted
-    return 0
 
 
 @inner
@@ -284,8 +178,13 @@ def _put_in_order(
         _sort_by(topics, numbers)
 
 
-def _flush(at: SliceAt, table: TableAt, trie: Trie, now: int, may_wait: int) -> int:
-    newest: Any = at.conflation
+@inner
+def flush(at: SliceAt, table: TableAt, trie: Trie, now: int, may_wait: int) -> int:
+    """Deliver the newest message of every waiting topic, and unless it `may_wait` leave what workers have no room for.
+
+    Returns 0 or FAILED.
+    """
+    newest = at.conflation
     state = _state_at(newest.state)
     if may_wait == 0 and any_full(at):
         return 0
@@ -339,3 +238,60 @@ def _flush(at: SliceAt, table: TableAt, trie: Trie, now: int, may_wait: int) -> 
         int32s_at(newest.rooms, topics)[: int64s_at(at.topics.used, 1)[0]] = 0
         state.arena_end = 0
     return result
+
+
+@inner
+def absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int, first_row: int, now: int) -> int:
+    """Keep what is newest in a block, delivering first what waits when the arena is full: 0 or FAILED."""
+    header = read_header(head)
+    newest = at.conflation
+    state = _state_at(newest.state)
+    if state.pending > 0 and state.epoch != header.epoch:
+        result = flush(at, table, trie, now, _YES)
+        if result != 0:
+            return result
+    envelope_message = at.scratch + ENVELOPE_AT
+    if msg_init_size(envelope_message, TOPICS_AT + 8 * header.topics) != 0:
+        return fail(at)
+    body = msg_data(body_message)
+    envelope = msg_data(envelope_message)
+    fixed = header.flags & FLAG_FIXED != 0
+    layout = layout_of(header)
+    match_topics(at, table, trie, header, body, envelope)
+    # The envelope's message is needed again when the arena is flushed: what was matched moves to a copy.
+    matched = int32s_at(envelope + TOPICS_AT, 2 * header.topics).copy()
+    msg_close(envelope_message)
+    ts_event = int64s_at(body, header.count)
+    topic_index = int32s_at(body + layout.topic_index, header.count)
+    topic_offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
+    offsets = int32s_at(body + layout.payload_offsets, 0 if fixed else header.count + 1)
+    callbacks = int64s_at(table.callbacks_of_set, table.sets)
+    state.ts_out = header.ts_out
+    state.ts_in = header.ts_in if state.pending == 0 else min(state.ts_in, header.ts_in)
+    state.schema_id = header.schema_id
+    state.epoch = header.epoch
+    for row in range(first_row, header.count):
+        topic = topic_index[row]
+        number = numpy.int64(matched[topic])
+        if matched[header.topics + topic] == 0:
+            continue
+        wanted = callbacks[matched[header.topics + topic]]
+        if number == FULL:
+            _count_matched(at, wanted)
+            slice_counters_at(at.counters).dropped += wanted
+            continue
+        start = row * header.stride if fixed else numpy.int64(offsets[row])
+        length = header.stride if fixed else numpy.int64(offsets[row + 1]) - start
+        if not has_value(header, layout, body, row):
+            length = numpy.int64(NO_VALUE)
+        place = body + layout.payloads + start
+        size = numpy.int64(topic_offsets[topic + 1] - topic_offsets[topic])
+        sequence = sequence_of(header, layout, body, row)
+        if not _keep(at, number, place, length, ts_event[row], sequence, size, wanted):
+            result = flush(at, table, trie, now, _YES)
+            if result != 0:
+                return result
+            if not _keep(at, number, place, length, ts_event[row], sequence, size, wanted):
+                _count_matched(at, wanted)
+                slice_counters_at(at.counters).dropped += wanted
+    return 0

@@ -32,7 +32,7 @@ from blackbox.subscribe import state as codes
 from blackbox.subscribe.callbacks import IN_SLICE, Callback
 from blackbox.subscribe.checkpoint import Checkpoint
 from blackbox.subscribe.clocks import ClockState
-from blackbox.subscribe.conflation import Conflation
+from blackbox.subscribe.conflation import NO_CONFLATION, Conflation
 from blackbox.subscribe.flood_guard import FloodGuard
 from blackbox.subscribe.gaps import forget_uncovered
 from blackbox.subscribe.join_state import JoinPhase, JoinState
@@ -453,7 +453,7 @@ class SliceThread:
             self.feed.key_bytes,
             ACTIONS[self.options.slow.action],
             self.options.queue_blocks,
-            self._conflation.at if self._conflation else None,
+            self._conflation.at if self._conflation else NO_CONFLATION,
             self.options.slow.limit_ns(self.feed),
             self.options.slow.max_age_ns or NO_LIMIT_NS,
             self.options.slow.grace_ns,

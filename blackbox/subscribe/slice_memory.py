@@ -88,8 +88,7 @@ class SliceAt(NamedTuple):
     """Of the feed file: that of every block must be the same."""
     action: int
     queue_blocks: int
-    conflation: ConflationAt | None
-    """None: the policy is another, and nothing of conflation is compiled."""
+    conflation: ConflationAt
     max_lag_ns: int
     max_age_ns: int
     grace_ns: int
