@@ -48,7 +48,7 @@ def write_head(
     head.checksum = checksum_32(target + OFFSET_CHECKED, RECORD_HEAD_BYTES - OFFSET_CHECKED)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def is_record(address: int, room: int) -> bool:
     """Return whether a whole record begins at `address`, of which `room` bytes may be read. Only its head is read."""
     if room < RECORD_HEAD_BYTES or uint32_at(address) != RECORD_MAGIC:
@@ -67,7 +67,7 @@ def is_record(address: int, room: int) -> bool:
     return numpy.int64(head.first_row) < header.count and record_bytes(stored) <= room
 
 
-@njit(nogil=True, cache=True)
+@inner
 def is_mark(address: int, room: int) -> bool:
     """Return whether a whole mark begins at `address`, of which `room` bytes may be read. Only its head is read."""
     if room < MARK_HEAD_BYTES or uint32_at(address) != MARK_MAGIC:

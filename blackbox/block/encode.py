@@ -456,7 +456,7 @@ def write_template(target: int, plan: Plan, body_address: int, checksum: bool, o
         int32s_at(target + OFFSET_BODY_CHECKSUM, 1)[0] = checksum_32(body_address, body_bytes)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def restamp(target: int, origin: Origin, ts_in: int) -> None:
     """Turn the header of a block that was sent into the template for sending it again."""
     uint16s_at(target + OFFSET_FLAGS, 1)[0] &= FLAG_CHECKSUM | FLAG_FIXED | FLAG_NULLS | FLAG_NUMBERS | FLAG_SEQUENCES
@@ -476,7 +476,7 @@ def finish_header(target: int, sequence: int, ts_out: int, more_flags: int) -> N
     seal_header(target)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def seal_header(target: int) -> None:
     """Write the header's own checksum."""
     int32s_at(target + OFFSET_HEADER_CHECKSUM, 1)[0] = checksum_32(target, OFFSET_HEADER_CHECKSUM)

@@ -32,7 +32,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy
 
-from blackbox.native.intrinsics import bytes_at, int64s_at, uint16s_at, uint32_at
+from blackbox.native.intrinsics import bytes_at, inner, int64s_at, uint16s_at, uint32_at
 from blackbox.native.jit import njit
 
 HEADER_BYTES: Final = 72
@@ -179,7 +179,7 @@ def sequence_of(header: Header, layout: BodyLayout, body: int, row: int) -> Any:
     return header.sequence + row
 
 
-@njit(nogil=True, cache=True)
+@inner
 def span_of(header: Header, body: int) -> Any:
     """Return how many sequence numbers a checked block covers, those that it leaves out between its rows included."""
     if header.flags & FLAG_SEQUENCES == 0:
@@ -187,7 +187,7 @@ def span_of(header: Header, body: int) -> Any:
     return sequence_of(header, layout_of(header), body, header.count - 1) + 1 - header.sequence
 
 
-@njit(nogil=True, cache=True)
+@inner
 def row_from(header: Header, body: int, offset: int) -> Any:
     """Return the first row of a checked block whose number is at least `offset` behind the first; none: its count."""
     if header.flags & FLAG_SEQUENCES == 0:

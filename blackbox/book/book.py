@@ -386,7 +386,7 @@ def clear(book: int) -> None:
     orders.clear(_orders_at(book))
 
 
-@njit(nogil=True, cache=True)
+@inner
 def enter_snapshot(book: int, belongs: bool, ends: bool) -> None:
     """Note whether a message belongs to a snapshot, and ends it. The first one that does clears the book."""
     head = _head_at(book)
@@ -401,7 +401,7 @@ def refuse(book: int) -> None:
     _head_at(book).refused += 1
 
 
-@njit(nogil=True, cache=True)
+@inner
 def note_origin(book: int, slice_id: int, epoch: int) -> None:
     """Note where a message came from. In another run of its publisher, what came between is not known."""
     head = _head_at(book)
@@ -420,7 +420,7 @@ def lose_sync(book: int) -> None:
     head.is_unsynced = 1
 
 
-@njit(nogil=True, cache=True)
+@inner
 def note_conflated(book: int) -> None:
     """Note that what came before a message of a conflated block is not known."""
     if _head_at(book).is_unsynced == 0:

@@ -116,7 +116,7 @@ def deliver_held_first(at: SliceAt, table: TableAt, trie: Trie, force: int) -> i
     return deliver_held_before(at, table, trie, ALL_KEYS, force, END)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def drop_all_doubted(at: SliceAt) -> None:
     """Drop all that is not believed yet."""
     for line in range(2):
@@ -223,7 +223,7 @@ def take_note(at: SliceAt, table: TableAt, trie: Trie) -> int:
     return result
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _order_live(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Header, now: int, tick: int) -> int:
     """Judge the block at hand, whose epoch goes on; deliver what may go: 0 or FAILED."""
     counters = slice_counters_at(at.counters)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Final
 
 from blackbox.native.intrinsics import inner, int64s_at
-from blackbox.native.jit import njit
 from blackbox.subscribe.held_blocks import (
     HELD_BLOCKS,
     NONE,
@@ -122,7 +121,7 @@ def next_refuted(at: SequencesAt) -> int:
     return place
 
 
-@njit(nogil=True, cache=True)
+@inner
 def refute_all(at: SequencesAt) -> None:
     """Take all that is still doubted for untrue."""
     for key in range(int64s_at(at.keys.used, 1)[0]):

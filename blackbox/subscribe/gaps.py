@@ -161,7 +161,7 @@ def known_end(at: SequencesAt, key: int) -> int:
     return max(state.expected, state.line_next[0], state.line_next[1])
 
 
-@njit(nogil=True, cache=True)
+@inner
 def lose_rests(at: SequencesAt) -> None:
     """Count as lost what is known to have been sent of keys in epochs that are over, and has not come."""
     for key in range(int64s_at(at.keys.used, 1)[0]):

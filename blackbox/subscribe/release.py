@@ -18,7 +18,6 @@ from blackbox.block.format import (
     span_of,
 )
 from blackbox.native.intrinsics import copy_bytes, inner
-from blackbox.native.jit import njit
 from blackbox.native.posix import monotonic_ns, now_ns
 from blackbox.native.prefix_trie import Trie
 from blackbox.subscribe.conflation import absorb, flush, pending
@@ -185,7 +184,7 @@ def deliver_recorded(at: SliceAt, table: TableAt, trie: Trie, key: int, verdict:
     return result if result != 0 else deliver_held(at, table, trie, key, NO, END)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def deliver_all_held(at: SliceAt, table: TableAt, trie: Trie, force: int) -> int:
     """The same for every key. `force`: all of them, gaps or not."""
     place = oldest_held(at.sequences)

@@ -278,7 +278,7 @@ def _note_gap(at: WorkerAt, table: WorkerTableAt) -> None:
                 _lost_of(table, callback)[0] += notice.count
 
 
-@njit(nogil=True, cache=True)
+@inner
 def run_notice(at: WorkerAt, table: WorkerTableAt, ask: int, message: int) -> None:
     """Tell the callbacks of the slice thread of the gap in a message; `ask` as in `run_block`."""
     state = worker_state_at(at.state)
@@ -450,7 +450,7 @@ def run_compiled(at: WorkerAt, table: WorkerTableAt, first: int, origins: int) -
     return left
 
 
-@njit(nogil=True, cache=True)
+@inner
 def run_block(at: WorkerAt, table: WorkerTableAt, ask: int, envelope_message: int, body_message: int) -> None:
     """Run the callbacks of the slice thread on one block, which it has just checked and matched.
 

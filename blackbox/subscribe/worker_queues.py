@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from blackbox.native.intrinsics import bytes_at, copy_bytes, inner
-from blackbox.native.jit import njit
 from blackbox.native.posix import now_ns
 from blackbox.subscribe.epochs import epoch_state_at
 from blackbox.subscribe.join_state import join_state_at
@@ -52,7 +51,7 @@ def fail(at: SliceAt) -> int:
     return FAILED
 
 
-@njit(nogil=True, cache=True)
+@inner
 def hand_over(at: SliceAt, worker: int, ts_out: int, ts_in: int, head_message: int, body_message: int) -> int:
     """Send copies of two messages to a worker, unless it is over: 0, FAILED or GIVEN_UP. `body_message` 0: it is empty.
 
@@ -143,7 +142,7 @@ def tell_dropped(at: SliceAt, table: TableAt, worker: int, epoch: int, ts_out: i
     return result
 
 
-@njit(nogil=True, cache=True)
+@inner
 def tell_live(at: SliceAt, table: TableAt) -> int:
     """Tell workers that the slice goes over to what comes live: 0 or FAILED."""
     if table.listeners == 0:
@@ -163,7 +162,7 @@ def tell_live(at: SliceAt, table: TableAt) -> int:
     return result
 
 
-@njit(nogil=True, cache=True)
+@inner
 def tell_losses(at: SliceAt, table: TableAt, ts_out: int) -> int:
     """Tell workers of all messages that are missing: 0 or FAILED. `ts_out`: of the block that told of it."""
     result: int = 0
