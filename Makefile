@@ -10,6 +10,9 @@ BENCH := .venv-bench
 REPORT ?= blackbox-report.html
 NO_SPARK := Spark could not be installed: the demo ends without its analysis and its page
 
+# Without bytecode each of the hundreds of processes that the tests start compiles all sources again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long torture bench bench-check profile report clean
 
