@@ -34,6 +34,8 @@ def spark(own_jar: Path) -> Iterator[SparkSession]:
         "spark.ui.enabled": False,
         "spark.ui.showConsoleProgress": False,
         "spark.sql.shuffle.partitions": 2,
+        # The rows are few: to compile a query takes longer than to interpret it. Clusters have it as it comes.
+        "spark.sql.codegen.wholeStage": False,
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_SUBMIT_ARGS", f"--jars {own_jar} pyspark-shell")
