@@ -29,16 +29,6 @@ pytest_plugins = ["tests.own_process", "tests.spark_session"]
 ROOT = Path(__file__).resolve().parent.parent
 
 
-EARLY = (
-    "tests/subscribe/test_without_workers.py",
-    *(f"tests/feeds/test_{name}" for name in ("bounds", "moldudp64", "itch", "iex", "dbn_book", "synthetic", "pcap")),
-    "tests/native/",
-    "tests/feed/",
-    "tests/project/test_rooms.py",
-    "tests/block/",
-)
-"""With `-n` one worker compiles what all subscribers need, and the others begin with what does not wait for it."""
-
 LONG = (
     "tests/analysis/",
     "tests/spark/",
@@ -74,11 +64,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not hasattr(config, "workerinput"):
         return
     sizes = Counter(_scope_of(item.nodeid) for item in items)
-    first = EARLY + LONG
 
     def place(item: pytest.Item) -> tuple[int, int, str]:
         scope = _scope_of(item.nodeid)
-        rank = next((rank for rank, name in enumerate(first) if scope.startswith(name)), len(first))
+        rank = next((rank for rank, name in enumerate(LONG) if scope.startswith(name)), len(LONG))
         return rank, -sizes[scope], scope
 
     items.sort(key=place)  # stable: the tests of a file keep their order

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy
 
-from blackbox import Feed, Publisher, Recorder, Recording, SlowPolicy, Subscriber
+from blackbox import Feed, Publisher, Recorder, Recording, Subscriber
 from blackbox.testing import RawPublisher
 
 _PATIENCE_S: Final = 200.0
@@ -28,16 +28,8 @@ def deliver() -> None:
 
 
 def _subscribe(_: Path) -> None:
-    _start()
-
-
-def _conflate(_: Path) -> None:
-    _start(slow=SlowPolicy("conflate"))
-
-
-def _start(**settings: Any) -> None:
     feed = Feed.local("warm-up", slices=1)
-    subscriber = Subscriber(feed, **settings)
+    subscriber = Subscriber(feed)
     subscriber.on(b"")(lambda _: None)
     with RawPublisher(feed):
         subscriber.start(timeout=_PATIENCE_S)
@@ -73,9 +65,9 @@ def _count(batch: Any, state: Any) -> None:
 
 
 PARTS: Final[tuple[tuple[Callable[[Path], None], ...], ...]] = (
-    (_subscribe, _replay),
-    (_record, _conflate),
-    (_publish,),
+    (_subscribe,),
+    (_replay,),
+    (_publish, _record),
 )
 """By worker; further ones have none."""
 

@@ -43,7 +43,7 @@ _NUMBAS_OWN: Final = (
 _KEPT: Final = 8
 """Versions of one module of which the kernels are kept: the newest."""
 
-_PATIENCE_S: Final = 60.0
+_PATIENCE_S: Final = 180.0
 """So long a process waits for what another one compiles, which may be stopped; then it compiles it as well."""
 _LOOK_S: Final = 0.01
 
