@@ -11,12 +11,14 @@ from typing import Any
 
 import numba
 from numba import typeof
-from numba.core.caching import FunctionCache
+from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
+from numba.core.sigutils import normalize_signature
 
 from blackbox.native.interrupts import interrupts_held
 from blackbox.native.kernel_cache import cache_root, held_by_one_process, use_kernel_cache
+from blackbox.native.late_code import KernelCache
 from blackbox.native.limits import Needs, check_limits, start_thread
 
 __all__ = ["WARM_UP_NEEDS", "cfunc", "check_memory", "njit", "warm_up"]
@@ -32,28 +34,33 @@ use_kernel_cache()
 
 
 @wraps(numba.njit)
-def njit(*arguments: Any, **options: Any) -> Any:
+def njit(*arguments: Any, cache: bool = False, **options: Any) -> Any:
     """Do as numba's `njit`; of several processes that need a cached function at a time, one compiles it for all."""
     made = numba.njit(*arguments, **options)
-    return _in_turn(made) if isinstance(made, Dispatcher) else lambda function: _in_turn(made(function))
+    return _in_turn(made, cache) if isinstance(made, Dispatcher) else lambda function: _in_turn(made(function), cache)
 
 
-def cfunc(signature: Any, **options: Any) -> Callable[[Any], Any]:
+def cfunc(signature: Any, *, cache: bool = False, **options: Any) -> Callable[[Any], Any]:
     """Do as numba's `cfunc`, and let Ctrl-C wait."""
 
     def compiled(function: Any) -> Any:
+        made: Any = CFunc(function, normalize_signature(signature), locals={}, options=options)
+        if cache:
+            made._cache = KernelCache(function)
         with interrupts_held():
-            return numba.cfunc(signature, **options)(function)
+            made.compile()
+        return made
 
     return compiled
 
 
-def _in_turn(function: Any) -> Any:
+def _in_turn(function: Any, is_cached: bool) -> Any:
     compile_: Callable[[Any], Any] = function.compile
+    if is_cached:
+        function._cache = KernelCache(function.py_func)
 
     def compile_in_turn(signature: Any) -> Any:
         # First numba's own lock: a thread that has it may need the file that another thread waits with.
-        is_cached = isinstance(function._cache, FunctionCache)
         others = held_by_one_process(function._cache) if is_cached else nullcontext()
         # Last: while it compiles Ctrl-C waits, as LLVM's calls back would swallow it.
         with global_compiler_lock, others, interrupts_held():

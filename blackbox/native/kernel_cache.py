@@ -159,6 +159,11 @@ def _source_of(module: str) -> bytes:
 
 
 @cache
+def _digest_of_source(module: str) -> bytes:
+    return blake2b(module.encode() + b"\0" + _source_of(module), digest_size=16).digest()
+
+
+@cache
 def _imports_of(module: str) -> frozenset[str]:
     """Return the modules of these packages that a module imports, wherever it does."""
 
@@ -180,5 +185,5 @@ def digest_of(module: str) -> str:
         left += new
     digest = blake2b(digest_size=8)
     for name in sorted(found):
-        digest.update(name.encode() + b"\0" + _source_of(name))
+        digest.update(_digest_of_source(name))
     return digest.hexdigest()

@@ -89,6 +89,30 @@ def test_the_cache_keeps_a_bounded_number_of_versions(package: Path) -> None:
     assert places[-1].exists()
 
 
+CALL_TWICE = """
+import sys
+from blackbox_feeds.made import ask
+from blackbox.native.jit import njit
+answer = ask()
+loaded = "numba.np.linalg" in sys.modules
+@njit
+def twice():
+    return 2 * ask()
+print(answer, loaded, twice(), "numba.np.linalg" in sys.modules)
+"""
+
+
+def test_a_cached_kernel_is_loaded_without_the_compiler_and_inlined_in_what_is_compiled_later(package: Path) -> None:
+    def call_twice() -> str:
+        paths = os.pathsep.join([str(package.parent), str(ROOT)])
+        environment = os.environ | {"PYTHONPATH": paths, "XDG_CACHE_HOME": str(package.parent / "cache")}
+        command = [sys.executable, "-c", CALL_TWICE]
+        return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout.strip()
+
+    assert call_twice() == "41 True 82 True"
+    assert call_twice() == "41 False 82 True"
+
+
 def test_numbas_own_directory_is_used_where_it_is_set(package: Path, tmp_path: Path) -> None:
     place = ask(package, NUMBA_CACHE_DIR=str(tmp_path / "numba"))[2]
     assert place.is_relative_to(tmp_path / "numba" / "kernels")

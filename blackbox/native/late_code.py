@@ -1,0 +1,70 @@
+"""Load cached kernels without what it takes to compile some: a process that finds all of them starts sooner.
+
+numba loads all that it can compile with before it looks into a cache, and parses what others may inline of a kernel
+that it finds. Here both wait until something is compiled.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding as llvm
+from numba.core.caching import CompileResultCacheImpl, FunctionCache
+from numba.core.codegen import JITCodeLibrary
+from numba.core.runtime import rtsys
+
+__all__ = ["KernelCache"]
+
+
+class _LateLibrary(JITCodeLibrary):  # type: ignore[misc]  # numba has no types
+    """The machine code of a kernel, and as bytes what others inline."""
+
+    _shared_module: Any
+
+    def load(self, machine_code: bytes, code_to_link: bytes) -> None:
+        """Make what was cached ready to be called."""
+        self._code_to_link = code_to_link
+        self.enable_object_caching()
+        self._set_compiled_object(machine_code)
+        self._finalize_final_module()
+
+    def _get_module_for_linking(self) -> Any:
+        if self._shared_module is None:
+            self._shared_module = llvm.parse_bitcode(self._code_to_link)
+        return self._shared_module
+
+
+class _KernelCacheImpl(CompileResultCacheImpl):  # type: ignore[misc]
+    """Keeps beside a kernel the names of what it defines, which numba reads from the code to link."""
+
+    def reduce(self, compiled: Any) -> Any:
+        """Return what is to be pickled of a compiled kernel."""
+        module = compiled.library._get_module_for_linking()
+        defined = (*module.functions, *module.global_variables)
+        return {each.name for each in defined if not each.is_declaration}, super().reduce(compiled)
+
+    def rebuild(self, target_context: Any, kept: Any) -> Any:
+        """Return the compiled kernel of what was unpickled. The caller has the compiler's lock."""
+        names, (state, *rest) = kept
+        name, _, (machine_code, code_to_link) = state
+        codegen = target_context.codegen()
+        library = _LateLibrary(codegen, name)
+        library.load(machine_code, code_to_link)
+        codegen._engine._defined_symbols |= names
+        codegen.unserialize_library = lambda _: library
+        try:
+            return super().rebuild(target_context, (state, *rest))
+        finally:
+            del codegen.unserialize_library
+
+
+class KernelCache(FunctionCache):  # type: ignore[misc]
+    """The cache of one kernel."""
+
+    _impl_class = _KernelCacheImpl
+
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        """Return the compiled kernel, or None if it is not cached."""
+        rtsys.initialize(target_context)  # all that a compiled kernel needs
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(signature, target_context)
