@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from blackbox.feed.schema import Schema
     from blackbox.feed.source import Source
     from blackbox.publish.publisher import Publisher
+    from blackbox.relay.plain import PlainRelay
     from blackbox.relay.relay import Relay
     from blackbox.replay.controls import Controls
     from blackbox.replay.replay import Replay
@@ -72,6 +73,7 @@ __all__ = [
     "NotConfirmedError",
     "NotRecordedError",
     "Outbox",
+    "PlainRelay",
     "PositionError",
     "Publisher",
     "PublisherError",
@@ -102,6 +104,7 @@ _MODULE_OF = {
     "Gap": "block.gap",
     "Message": "block.batch",
     "Outbox": "archive.outbox",
+    "PlainRelay": "relay.plain",
     "Publisher": "publish.publisher",
     "Recorder": "archive.recorder",
     "Recording": "archive.recording",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,9 +12,10 @@ from blackbox.cli.ui.feeds import feed_text
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import bad_if, columns_table, say, stdout, titled
 from blackbox.feed.feed import Feed
-from blackbox.report.numbers import count
+from blackbox.report.numbers import count, duration
 
 if TYPE_CHECKING:
+    from blackbox.relay.plain import PlainRelay
     from blackbox.relay.relay import Relay
 
 
@@ -23,8 +25,19 @@ def relay(
     ],
     downstream: Annotated[
         str,
-        typer.Argument(metavar="DOWN.toml", help="Feed file of those below: the same feed with endpoints of its own."),
+        typer.Argument(
+            metavar="DOWN",
+            help="Feed file of those below: the same feed with endpoints of its own. With --plain: one endpoint.",
+        ),
     ],
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain",
+            help="Send each message by itself, of all slices at the one endpoint DOWN, as three frames: topic, "
+            "ts_event (8 bytes, little-endian), payload. For SUB sockets in any language, by prefixes of topics.",
+        ),
+    ] = False,
     spare: Annotated[
         list[str] | None,
         typer.Option(
@@ -63,8 +76,18 @@ def relay(
     blackbox relay nasdaq.toml site.toml --name london
 
     blackbox relay nasdaq.toml site.toml --spare backup.toml --hold 5
+
+    blackbox relay nasdaq.toml tcp://10.0.0.5:6000 --plain
     """
     with exit_statuses():
+        if plain:
+            if spare or name or hold or when_full is WhenFull.WAIT:
+                raise typer.BadParameter(
+                    "was given with --spare, --name, --hold or --when-full wait, expected none of them",
+                    param_hint="--plain",
+                )
+            relay_plainly(Feed.load(upstream), downstream)
+            return
         from blackbox.relay.relay import Relay
 
         above, below = Feed.load(upstream), Feed.load(downstream)
@@ -76,6 +99,35 @@ def relay(
                 running.run()
             finally:
                 print_summary(running)
+
+
+def relay_plainly(above: Feed, endpoint: str) -> None:
+    """Pass messages on one by one, until Ctrl-C or SIGTERM."""
+    from blackbox.relay.plain import PlainRelay
+
+    running = PlainRelay(above, endpoint)
+    say(f"plain relay: waits for the publishers of {feed_text(above)}")
+    with running.start(math.inf):
+        say(f"plain relay: passes {feed_text(above)} on at {endpoint}")
+        try:
+            running.run()
+        finally:
+            print_plain_summary(running)
+
+
+def print_plain_summary(running: PlainRelay) -> None:
+    """Print what a plain relay has passed on."""
+    done = running.statistics()
+    table = columns_table(("endpoint", "messages", "client full", "lost above", "lag p99"), 1)
+    table.add_row(
+        running.endpoint,
+        count(done.messages),
+        bad_if(done.full > 0, count(done.full)),
+        bad_if(done.source.received.gaps > 0, count(done.source.received.gaps)),
+        duration(done.source.lag.p99_ns),
+    )
+    table.caption = "client full: messages that a client missed, as too many waited for it, and others behind them"
+    stdout.print(titled("plain relay", table))
 
 
 def print_summary(running: Relay) -> None:

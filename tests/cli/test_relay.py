@@ -6,10 +6,12 @@ import signal
 from pathlib import Path
 
 import pytest
+import zmq
 
 from blackbox import Feed, Publisher, Subscriber
 from blackbox.cli.ui.status import Status
-from blackbox.testing import Collector
+from blackbox.feed.endpoint import free_endpoints
+from blackbox.testing import Collector, wait_until
 from tests.cli.commands import Command, Place, assert_one_line, invoke, write_feed
 
 
@@ -35,6 +37,56 @@ def test_a_signal_ends_it_with_what_it_passed(
     assert "relay site" in ended.out
     assert place.feed.slices[0].endpoints[0] in ended.out
     assert "Traceback" not in ended.errors
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, Status.INTERRUPTED), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_plain_one_with_what_it_passed(place: Place, number: signal.Signals, status: int) -> None:
+    endpoint = free_endpoints("tcp", "plain", 1, 1)[0][0]
+    with Command("relay", place.path, endpoint, "--plain") as relay:
+        relay.read_error("plain relay: waits for the publishers of")
+        with Publisher(place.feed) as publisher, zmq.Context() as context, context.socket(zmq.SUB) as sub:
+            relay.read_error(f"on at {endpoint}")
+            sub.linger = 0
+            sub.subscribe(b"A.")
+            sub.connect(endpoint)
+
+            def has_come() -> bool:
+                publisher.publish(b"A.t", b"1", 7)
+                return bool(sub.poll(0))
+
+            wait_until(has_come, 60)
+            assert sub.recv_multipart() == [b"A.t", (7).to_bytes(8, "little"), b"1"]
+            ended = relay.interrupt(number)
+    assert ended.status == status
+    assert endpoint in ended.out
+    assert "Traceback" not in ended.errors
+
+
+def test_a_plain_one_that_waits_for_its_source_ends_at_ctrl_c(place: Place) -> None:
+    with Command("relay", place.path, free_endpoints("tcp", "plain", 1, 1)[0][0], "--plain") as relay:
+        relay.read_error("plain relay: waits for the publishers of")
+        ended = relay.interrupt()
+    assert ended.status == Status.INTERRUPTED
+    assert "Traceback" not in ended.errors
+
+
+def test_an_endpoint_of_plain_clients_that_cannot_be_had_is_one_line(place: Place) -> None:
+    endpoint = free_endpoints("tcp", "plain", 1, 1)[0][0]
+    with zmq.Context() as context, context.socket(zmq.PUB) as other:
+        other.bind(endpoint)
+        ended = invoke("relay", place.path, endpoint, "--plain")
+    assert ended.status == Status.ERROR
+    assert_one_line(ended, f"endpoint {endpoint} is in use")
+    ended = invoke("relay", place.path, place.path, "--plain")
+    assert ended.status == Status.ERROR
+    assert_one_line(ended, "expected tcp://")
+
+
+@pytest.mark.parametrize("words", [("--spare", "x.toml"), ("--name", "x"), ("--hold", 1), ("--when-full", "wait")])
+def test_what_does_not_go_with_plain_is_wrong_usage(place: Place, words: tuple[object, ...]) -> None:
+    ended = invoke("relay", place.path, "tcp://127.0.0.1:5000", "--plain", *words)
+    assert ended.status == Status.USAGE
+    assert "--plain" in ended.errors
 
 
 def test_a_feed_that_does_not_fit_is_one_line(place: Place, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ NAMES = {
     "NotConfirmedError": "blackbox.errors",
     "NotRecordedError": "blackbox.errors",
     "Outbox": "blackbox.archive.outbox",
+    "PlainRelay": "blackbox.relay.plain",
     "PositionError": "blackbox.errors",
     "Publisher": "blackbox.publish.publisher",
     "PublisherError": "blackbox.errors",

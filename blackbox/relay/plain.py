@@ -1,0 +1,212 @@
+"""Give a feed to clients that know nothing of blocks: any SUB socket, one message at a time."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+import msgspec
+import numpy
+import zmq
+
+from blackbox.arguments import check_integers
+from blackbox.errors import BlackBoxError, ConfigError, RelayError, SubscriberError
+from blackbox.feed.endpoint import check_endpoint, transport_of
+from blackbox.feed.feed import Feed, check_is_feed
+from blackbox.native.jit import WARM_UP_NEEDS, warm_up
+from blackbox.native.limits import Needs, start_thread
+from blackbox.publish.peer_guard import UPSTREAM_BYTES
+from blackbox.relay.plain_send import SCRATCH_WORDS, PlainAt, PlainState, send_plain
+from blackbox.relay.relay import RelayLife
+from blackbox.subscribe.slow_subscriber import SlowPolicy
+from blackbox.subscribe.statistics import Statistics
+from blackbox.subscriber import Subscriber
+from blackbox.transport.context import allow_ipv6, close_context, new_context
+from blackbox.transport.keep_alive import keep_alive
+from blackbox.transport.libzmq import close_messages, init_messages
+from blackbox.transport.server_thread import bind
+
+if TYPE_CHECKING:
+    from blackbox.block.batch import Batch
+
+log = logging.getLogger("blackbox")
+
+HWM_MESSAGES: Final = 100_000
+_WAITING: Final = 100_000
+"""Messages that may wait for the thread that sends; then slices wait."""
+_LINGER_MS: Final = 1_000
+_LOOK_S: Final = 0.5
+_NEEDS: Final = (WARM_UP_NEEDS, Needs(descriptors=3, threads=1))
+"""Beside the context and the subscriber: the socket, its endpoint and a connection; the thread that sends."""
+
+
+class PlainStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plain relay has done so far."""
+
+    messages: int
+    """Sent to all clients that had asked for them."""
+    full: int
+    """Of these: messages that found the queue of at least one such client full. It misses them, and what follows until
+    half of what waits for it has gone, which nobody counts."""
+    source: Statistics
+    """Of its own subscription: what came, what was lost on the way here, how late it was."""
+
+
+class PlainRelay:
+    """Send each message of a feed, all slices in one, as `topic | ts_event | payload` from a PUB socket at an endpoint.
+
+    For clients that know nothing of blocks: a bare SUB asks for prefixes of topics. `ts_event` is an int64 of 8 bytes,
+    little-endian, ns since the epoch; 0: unknown. A message without a value has two frames. Messages come in the order
+    of each slice, of slices as they arrive.
+
+    It subscribes to all of the feed, whatever clients ask for. `hwm_messages` may wait for one client; what comes then
+    is dropped for that client alone: see `PlainStatistics`. Clients are not told of what they miss, nor of gaps.
+
+    Life: NEW, `start` (or `with`, or `run`), RUNNING, `close`, CLOSED. Beside its subscriber it has one thread, which
+    owns the socket once it is bound. Raises ConfigError when the endpoint is neither tcp nor ipc.
+    """
+
+    def __init__(self, upstream: Feed, endpoint: str, *, hwm_messages: int = HWM_MESSAGES) -> None:
+        check_is_feed(upstream)
+        check_integers(("hwm_messages", hwm_messages, 1, 1 << 30))
+        check_endpoint(endpoint)
+        if transport_of(endpoint) not in ("tcp", "ipc"):
+            raise ConfigError(f"endpoint of plain clients was {endpoint!r}, expected tcp:// or ipc://")
+        self.upstream, self.endpoint, self.hwm_messages = upstream, endpoint, hwm_messages
+        self.state = RelayLife.NEW
+        self.error: BlackBoxError | None = None
+        # One that lags is not better off for ending itself: clients would have nothing at all.
+        self._subscriber = Subscriber(upstream, workers=1, slow=SlowPolicy("warn"))
+        self._stream = self._subscriber.stream(b"", limit=_WAITING, batches=True)
+        self._counts = PlainState()
+        self._scratch = numpy.zeros(SCRATCH_WORDS, numpy.int64)
+        self._what = f"plain relay of feed {upstream.name!r}"
+        self._thread = threading.Thread(target=self._run, name="blackbox-plain", daemon=True)
+
+    def start(self, timeout: float = 10.0) -> Self:
+        """Bind the endpoint, and return when every publisher has confirmed what it subscribed to.
+
+        Messages pass as soon as they come. Raises EndpointError naming the endpoint when it cannot be bound, else as
+        `Subscriber.start`.
+        """
+        if self.state is not RelayLife.NEW:
+            raise RelayError(f"start was called when {self.state}; a relay is used once")
+        self._enter(RelayLife.RUNNING)
+        try:
+            warm_up(send_plain, self._at(0), 0, 0, 0, 0)
+            self._open()
+            self._subscriber.start(timeout)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def run(self) -> None:
+        """Pass on until `close` is called, in another thread, or something fails. Starts it if need be.
+
+        The feed's publishers need not be there yet. Raises what ended it.
+        """
+        if self.state is RelayLife.NEW:
+            self.start(math.inf)
+        try:
+            while self._thread.is_alive():
+                self._thread.join(_LOOK_S)
+        finally:
+            self.close()
+        self.check()
+
+    def check(self) -> None:
+        """Raise what has ended it, if something has."""
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        """Send what has come, then end. Clients connect again to whoever binds the endpoint next."""
+        self._enter(RelayLife.CLOSED)
+        with suppress(SubscriberError):  # the thread gets it from the stream
+            self._subscriber.stop()
+        self._stream.end()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def statistics(self) -> PlainStatistics:
+        """Return a snapshot of the counters."""
+        return PlainStatistics(
+            messages=self._counts.messages, full=self._counts.full, source=self._subscriber.statistics()
+        )
+
+    def __enter__(self) -> Self:
+        return self if self.state is RelayLife.RUNNING else self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+        if kind is None:
+            self.check()
+
+    def __repr__(self) -> str:
+        return f"PlainRelay({self.upstream!r}, {self.endpoint!r})"
+
+    def _enter(self, state: RelayLife) -> None:
+        """Go on to `state`. Raises RuntimeError when it may not follow."""
+        self.state = self.state.enter(state, self._what)
+
+    def _at(self, socket: int) -> PlainAt:
+        return PlainAt(socket, self._counts.address, self._scratch.ctypes.data)
+
+    def _open(self) -> None:
+        """Bind the socket, and leave it to the thread."""
+        self._context = new_context(self._what, *_NEEDS)
+        self._socket = self._context.socket(zmq.PUB)
+        try:
+            self._socket.sndhwm = self.hwm_messages
+            self._socket.maxmsgsize = UPSTREAM_BYTES
+            self._socket.linger = _LINGER_MS
+            self._socket.setsockopt(zmq.XPUB_NODROP, 1)
+            keep_alive(self._socket)
+            allow_ipv6(self._socket, self.endpoint)
+            bind(self._socket, self.endpoint, f"{self._what}: endpoint")
+            start_thread(self._thread)
+        except BaseException:
+            self._close_socket()
+            raise
+
+    def _close_socket(self) -> None:
+        self._socket.close()
+        close_context(self._context)
+
+    # In the thread.
+
+    def _run(self) -> None:
+        init_messages(self._scratch.ctypes.data, 1)
+        try:
+            at = self._at(self._socket.underlying)
+            for batch in self._stream:
+                self._send(at, batch)
+        except BlackBoxError as error:
+            self.error = error
+        except Exception as error:  # whatever ends this thread must reach who runs the relay
+            log.exception("%s failed", self._what)
+            self.error = RelayError(f"{self._what} failed: {error}")
+            self.error.__cause__ = error
+        finally:
+            self._stream.end()  # a slice may wait for room in it
+            close_messages(self._scratch.ctypes.data, 1)
+            self._close_socket()
+
+    def _send(self, at: PlainAt, batch: Batch) -> None:
+        head = numpy.frombuffer(batch.block.header, numpy.uint8)
+        body, rows, full = batch.block.body, batch.rows, self._counts.full
+        rows_at = 0 if rows is None else rows.ctypes.data
+        error = send_plain(at, head.ctypes.data, body.ctypes.data, rows_at, len(batch))
+        if error:
+            raise RelayError(f"{self._what}: libzmq refused a message: {zmq.strerror(error)}")
+        if self._counts.full and not full:
+            log.warning(
+                "%s: a client does not keep up: more than %d messages wait for it, and what comes is dropped for it",
+                self._what,
+                self.hwm_messages,
+            )

@@ -1,0 +1,244 @@
+"""A plain relay sends each message of a feed by itself: what a bare SUB gets, what it misses, how the relay ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import pytest
+import zmq
+
+from blackbox import (
+    Block,
+    ConfigError,
+    EndpointError,
+    Feed,
+    NotConfirmedError,
+    Publisher,
+    RelayError,
+)
+from blackbox.feed.endpoint import free_endpoints
+from blackbox.relay import plain
+from blackbox.relay.plain import PlainRelay
+from blackbox.relay.plain_send import SCRATCH_WORDS, PlainAt, PlainState, send_plain
+from blackbox.testing import RawPublisher, wait_until
+from tests.relay.relays import PATIENCE_S, chain
+
+WARM = b"warm.up"
+Frames = list[bytes]
+
+
+def free_endpoint(transport: str = "tcp") -> str:
+    return free_endpoints(transport, "plain", 1, 1)[0][0]
+
+
+@contextmanager
+def client(endpoint: str, publisher: Publisher, *prefixes: bytes, **options: Any) -> Iterator[zmq.Socket[bytes]]:
+    """A SUB whose filters are in force: what is published under WARM has come."""
+    with zmq.Context() as context, context.socket(zmq.SUB) as sub:
+        sub.linger, sub.rcvtimeo = 0, 30_000
+        for name, value in options.items():
+            setattr(sub, name, value)
+        for prefix in (*prefixes, WARM):
+            sub.subscribe(prefix)
+        sub.connect(endpoint)
+
+        def has_come() -> bool:
+            publisher.publish(WARM, b"")
+            return bool(sub.poll(0))
+
+        wait_until(has_come, PATIENCE_S)
+        yield sub
+
+
+def receive(sub: zmq.Socket[bytes], count: int) -> list[Frames]:
+    """The next messages, those under WARM not among them."""
+    found: list[Frames] = []
+    while len(found) < count:
+        frames = sub.recv_multipart()
+        if frames[0] != WARM:
+            found.append(frames)
+    return found
+
+
+def stamp(ts_event: int) -> bytes:
+    return ts_event.to_bytes(8, "little", signed=True)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+def test_each_message_comes_by_itself_in_the_order_of_its_slice(transport: str) -> None:
+    feed, endpoint = chain(0, slices=2)[0], free_endpoint(transport)
+    sent = {b"T%d.x" % topic: [(b"%d" % number, number - 7) for number in range(50)] for topic in range(6)}
+    with Publisher(feed) as publisher, PlainRelay(feed, endpoint).start(PATIENCE_S) as relay:
+        with client(endpoint, publisher, b"") as sub:
+            for number in range(50):
+                for topic, messages in sent.items():
+                    publisher.publish(topic, *messages[number])
+            got = receive(sub, 300)
+        assert relay.statistics().messages >= 300
+        assert relay.statistics().full == 0
+    assert all(len(frames) == 3 for frames in got)
+    for topic, messages in sent.items():
+        of_topic = [(payload, ts_event) for name, ts_event, payload in got if name == topic]
+        assert of_topic == [(payload, stamp(ts_event)) for payload, ts_event in messages]
+
+
+def test_a_client_gets_what_begins_with_its_prefixes() -> None:
+    feed, endpoint = chain(0)[0], free_endpoint()
+    with (
+        Publisher(feed) as publisher,
+        PlainRelay(feed, endpoint).start(PATIENCE_S),
+        client(endpoint, publisher, b"AA.", b"B") as sub,
+    ):
+        for topic in (b"A.t", b"AA.t", b"AAA.t", b"B.t", b"AA.u"):
+            publisher.publish(topic, topic)
+        assert [frames[0] for frames in receive(sub, 3)] == [b"AA.t", b"B.t", b"AA.u"]
+
+
+def test_what_has_no_value_has_two_frames_and_what_is_empty_has_three() -> None:
+    feed, endpoint = chain(0)[0], free_endpoint()
+    with (
+        Publisher(feed) as publisher,
+        PlainRelay(feed, endpoint).start(PATIENCE_S),
+        client(endpoint, publisher, b"A") as sub,
+    ):
+        publisher.publish(b"A.t", b"", 1)
+        publisher.publish(b"A.t", None, 2)
+        publisher.publish(b"A.t", b"x" * 100_000, 3)
+        expected = [[b"A.t", stamp(1), b""], [b"A.t", stamp(2)], [b"A.t", stamp(3), b"x" * 100_000]]
+        assert receive(sub, 3) == expected
+
+
+@pytest.mark.parametrize("rows", [None, [0, 2, 5], []])
+@pytest.mark.parametrize("sequences", [None, [3, 4, 9, 10, 11, 20]])
+@pytest.mark.parametrize("valid", [None, [True, False, True, True, False, True]])
+@pytest.mark.parametrize("lengths", [[4] * 6, [0, 1, 40, 3, 0, 8]])
+def test_rows_of_any_block_are_sent(
+    rows: list[int] | None, sequences: list[int] | None, valid: list[bool] | None, lengths: list[int]
+) -> None:
+    topics, index, times = [b"A", b"BB.t", b"C" * 300], [0, 1, 2, 1, 0, 2], [5, 0, -1, 7, 8, 1 << 62]
+    payloads: Sequence[bytes | None] = [
+        bytes([65 + row]) * size if valid is None or valid[row] else None for row, size in enumerate(lengths)
+    ]
+    data = b"".join(payload or b"" for payload in payloads)
+    block = Block.encode(
+        topics,
+        index,
+        data,
+        ts_event=times,
+        offsets=numpy.cumsum([0, *(len(payload or b"") for payload in payloads)]),
+        valid=None if valid is None else numpy.array(valid),
+        sequences=sequences,
+    )
+    head, state = numpy.frombuffer(block.header, numpy.uint8), PlainState()
+    scratch = numpy.zeros(SCRATCH_WORDS, numpy.int64)
+    chosen = numpy.array(range(6) if rows is None else rows, numpy.int32)
+    place = f"inproc://plain-{id(block)}"
+    with zmq.Context() as context, context.socket(zmq.PUB) as pub, context.socket(zmq.SUB) as sub:
+        pub.bind(place)
+        sub.connect(place)
+        sub.subscribe(b"")
+        sub.rcvtimeo = 10_000
+        at = PlainAt(pub.underlying, state.address, scratch.ctypes.data)
+        rows_at = 0 if rows is None else chosen.ctypes.data
+        pub.get(zmq.EVENTS)  # it then knows of the filter
+        assert send_plain(at, head.ctypes.data, block.body.ctypes.data, rows_at, len(chosen)) == 0
+        got = [sub.recv_multipart() for _ in chosen]
+    assert got == [
+        [topics[index[row]], stamp(times[row]), *([] if payloads[row] is None else [payloads[row]])] for row in chosen
+    ]
+    assert (state.messages, state.full) == (len(chosen), 0)
+
+
+def test_a_client_that_does_not_read_misses_messages_and_others_get_all(caplog: pytest.LogCaptureFixture) -> None:
+    feed, endpoint = chain(0)[0], free_endpoint()
+    payload = bytes(1 << 20)
+    with (
+        Publisher(feed) as publisher,
+        PlainRelay(feed, endpoint, hwm_messages=4).start(PATIENCE_S) as relay,
+        client(endpoint, publisher, b"A", rcvhwm=1, rcvbuf=65_536),
+        client(endpoint, publisher, b"A", rcvhwm=1_000) as reader,
+    ):
+        sent = 0
+        while not relay.statistics().full or sent < 10:
+            assert sent < 200, "nobody's queue is full"
+            publisher.publish(b"A.t", payload, sent)
+            assert receive(reader, 1) == [[b"A.t", stamp(sent), payload]]
+            sent += 1
+    assert relay.statistics().full >= 1
+    assert any("a client does not keep up" in text for text in caplog.messages)
+
+
+def test_what_is_lost_above_is_counted() -> None:
+    feed, endpoint = chain(0)[0], free_endpoint()
+    with RawPublisher(feed) as publisher, PlainRelay(feed, endpoint).start(PATIENCE_S) as relay:
+        publisher.send(publisher.encode([(b"A.t", b"1")]))
+        publisher.encode([(b"A.t", b"2"), (b"A.t", b"3")])
+        publisher.send(publisher.encode([(b"A.t", b"4")]))
+        wait_until(lambda: relay.statistics().source.received.gaps == 2, PATIENCE_S)
+        wait_until(lambda: relay.statistics().messages == 2, PATIENCE_S)
+
+
+def test_what_has_come_is_sent_before_it_closes_and_another_may_bind_the_endpoint() -> None:
+    feed, endpoint = chain(0)[0], free_endpoint()
+    with Publisher(feed) as publisher:
+        relay = PlainRelay(feed, endpoint).start(PATIENCE_S)
+        with client(endpoint, publisher, b"A") as sub:
+            for number in range(5_000):
+                publisher.publish(b"A.t", b"%d" % number)
+            publisher.flush()
+            wait_until(lambda: relay.statistics().source.received.messages >= 5_000, PATIENCE_S)
+            relay.close()
+            relay.close()
+            assert [int(payload) for _, _, payload in receive(sub, 5_000)] == list(range(5_000))
+        with PlainRelay(feed, endpoint).start(PATIENCE_S), client(endpoint, publisher, b"B") as sub:
+            publisher.publish(b"B.t", b"1")
+            assert receive(sub, 1) == [[b"B.t", stamp(0), b"1"]]
+    with pytest.raises(RelayError, match="start was called when closed"):
+        relay.start()
+
+
+def test_another_run_of_the_publisher_goes_on_at_the_same_endpoint() -> None:
+    feed, endpoint = chain(0)[0], free_endpoint()
+    with Publisher(feed) as publisher:
+        relay = PlainRelay(feed, endpoint).start(PATIENCE_S)
+    with relay, Publisher(feed) as publisher, client(endpoint, publisher, b"A") as sub:
+        publisher.publish(b"A.t", b"1")
+        assert receive(sub, 1) == [[b"A.t", stamp(0), b"1"]]
+
+
+def test_an_endpoint_in_use_is_named() -> None:
+    endpoint = free_endpoint()
+    with zmq.Context() as context, context.socket(zmq.PUB) as other:
+        other.bind(endpoint)
+        relay = PlainRelay(chain(0)[0], endpoint)
+        with pytest.raises(EndpointError, match=f"plain relay of feed 'chain': endpoint {endpoint} is in use"):
+            relay.start()
+    assert relay.state == "closed"
+
+
+def test_without_a_publisher_it_does_not_start() -> None:
+    relay = PlainRelay(chain(0)[0], free_endpoint())
+    with pytest.raises(NotConfirmedError):
+        relay.start(0.1)
+    assert relay.state == "closed"
+
+
+@pytest.mark.parametrize("endpoint", ["site.toml", "inproc://x", "shm://x", "tcp://127.0.0.1", "tcp://*:5000"])
+def test_what_no_client_can_connect_to_is_refused(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="endpoint"):
+        PlainRelay(Feed.local("plain"), endpoint)
+
+
+def test_what_libzmq_refuses_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = chain(0)[0]
+    relay = PlainRelay(feed, free_endpoint())
+    with Publisher(feed) as publisher:
+        relay.start(PATIENCE_S)
+        monkeypatch.setattr(plain, "send_plain", lambda *_: zmq.EFAULT)
+        publisher.publish(b"A.t", b"1")
+        with pytest.raises(RelayError, match="libzmq refused a message: Bad address"):
+            relay.run()
+    assert relay.state == "closed"
