@@ -102,7 +102,8 @@ class Place(NamedTuple):
 
 def write_feed(feed: Feed, path: Path) -> Path:
     """The feed as TOML."""
-    lines = [f'name = "{feed.name}"', f'schema = "{feed.schema}"', f"heartbeat_ns = {feed.heartbeat_ns}"]
+    lines = [f'name = "{feed.name}"', f'schema = "{feed.schema}"']
+    lines += [f"heartbeat_ns = {feed.heartbeat_ns}", f"key_bytes = {feed.key_bytes}"]
     for feed_slice in feed.slices:
         lines += ["[[slices]]", f"endpoints = {list(feed_slice.endpoints)}", f"share = {list(feed_slice.share or ())}"]
     path.write_text("\n".join(lines))

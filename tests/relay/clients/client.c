@@ -1,0 +1,243 @@
+/* A SUB in C: reads a feed by docs/wire-format.md alone, or what `blackbox relay --plain` sends.
+
+       client blocks PREFIX KEY_BYTES ENDPOINT...   until the last block of each endpoint
+       client messages PREFIX COUNT ENDPOINT        COUNT messages, those under "warm" not among them
+
+   Says "ready" when its subscriptions are in force. Then a line for each message: topic, ts_event, payload ("-": it has
+   no value), and of blocks its sequence number; bytes in hex. Lines that begin with "gap" tell of what is missing. */
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What this uses of libzmq 4, so that its header need not be installed. */
+typedef struct { uint64_t opaque[8]; } zmq_msg_t;
+typedef struct { void *socket; int fd; short events, revents; } zmq_pollitem_t;
+enum { SUB = 2, SUBSCRIBE = 6, UNSUBSCRIBE = 7, LINGER = 17, MAXMSGSIZE = 22, RCVHWM = 24, POLLIN = 1 };
+void *zmq_ctx_new(void);
+int zmq_ctx_term(void *);
+void *zmq_socket(void *, int);
+int zmq_close(void *);
+int zmq_connect(void *, const char *);
+int zmq_setsockopt(void *, int, const void *, size_t);
+int zmq_poll(zmq_pollitem_t *, int, long);
+int zmq_msg_init(zmq_msg_t *);
+int zmq_msg_recv(zmq_msg_t *, void *, int);
+int zmq_msg_close(zmq_msg_t *);
+void *zmq_msg_data(zmq_msg_t *);
+size_t zmq_msg_size(const zmq_msg_t *);
+int zmq_msg_more(const zmq_msg_t *);
+
+enum { FIXED = 2, CONTROL = 4, LINE_B = 8, END = 16, SEQUENCES = 32, NULLS = 64, NUMBERS = 256, KNOWN = 127 | 256 };
+enum { HEADER_BYTES = 72, NONCE_KEY_BYTES = 10, ACCEPT_KEY_BYTES = 19 };
+enum { MOST_FRAMES = 3, MOST_SOURCES = 16, MOST_KEYS = 999 };
+
+struct frame { const unsigned char *data; size_t size; };
+struct source { void *socket; unsigned char nonce[NONCE_KEY_BYTES], accept[ACCEPT_KEY_BYTES]; int confirmed, ended; };
+struct key { uint64_t slice; size_t size; unsigned char text[8]; uint64_t next; };
+
+static struct source sources[MOST_SOURCES];
+static struct key keys[MOST_KEYS];
+static int source_count, key_count, confirmed, ended;
+static const char *prefix;
+static size_t filter_bytes; /* of the prefix, that ZeroMQ filters by */
+
+static void need(int good, const char *what) {
+    if (!good) {
+        fprintf(stderr, "not as expected: %s\n", what);
+        exit(1);
+    }
+}
+
+/* Integers are little-endian, at any address. */
+static uint64_t number(const unsigned char *at, int size) {
+    uint64_t value = 0;
+    while (size-- > 0) value = value << 8 | at[size];
+    return value;
+}
+
+static uint64_t align(uint64_t place) { return (place + 7) & ~(uint64_t)7; }
+
+static int starts_with(struct frame name, const char *text, size_t size) {
+    return name.size >= size && memcmp(name.data, text, size) == 0;
+}
+
+static void print_hex(const unsigned char *data, size_t size) {
+    while (size-- > 0) printf("%02x", *data++);
+}
+
+static void print_message(struct frame topic, int64_t ts_event, const struct frame *payload) {
+    print_hex(topic.data, topic.size);
+    printf(" %lld ", (long long)ts_event);
+    if (payload != NULL) print_hex(payload->data, payload->size);
+    else printf("-");
+}
+
+static struct key *key_of(uint64_t slice, struct frame text) {
+    need(text.size <= 8, "a key of 8 bytes at most");
+    for (int i = 0; i < key_count; i++)
+        if (keys[i].slice == slice && keys[i].size == text.size && memcmp(keys[i].text, text.data, text.size) == 0)
+            return &keys[i];
+    need(key_count < MOST_KEYS, "fewer keys");
+    struct key *made = &keys[key_count++];
+    made->slice = slice, made->size = text.size, made->next = 0;
+    memcpy(made->text, text.data, text.size);
+    return made;
+}
+
+/* Move a key's count on to a number that should be `next`. */
+static void expect(struct key *key, uint64_t sequence) {
+    if (sequence != key->next)
+        printf("gap %llu to %llu\n", (unsigned long long)key->next, (unsigned long long)sequence);
+    key->next = sequence;
+}
+
+static void filter(void *socket, int option, const void *key, size_t size) {
+    need(zmq_setsockopt(socket, option, key, size) == 0, "an option that can be set");
+}
+
+static void accept_answer(struct source *from, const unsigned char *header, uint64_t flags) {
+    memcpy(from->accept, "\0A", 2);
+    memcpy(from->accept + 2, from->nonce + 2, 8);
+    memcpy(from->accept + 10, header + 16, 8);
+    from->accept[18] = flags & LINE_B ? 1 : 0;
+    filter(from->socket, SUBSCRIBE, from->accept, ACCEPT_KEY_BYTES);
+    from->confirmed = 1;
+    if (++confirmed == source_count) {
+        printf("ready\n");
+        fflush(stdout);
+    }
+}
+
+static void read_block(struct source *from, const struct frame *frames) {
+    const unsigned char *header = frames[1].data, *body = frames[2].data;
+    need(frames[1].size == HEADER_BYTES && memcmp(header, "BBOX\2", 5) == 0, "a header of version 2");
+    uint64_t flags = number(header + 6, 2), slice = number(header + 10, 2), count = number(header + 12, 4);
+    uint64_t first = number(header + 24, 8), topics = number(header + 48, 4), topic_bytes = number(header + 52, 4);
+    uint64_t body_bytes = number(header + 56, 4), stride = number(header + 60, 4);
+    need((flags & ~(uint64_t)KNOWN) == 0, "known flags");
+    need(body_bytes == frames[2].size, "a body of that size");
+
+    uint64_t index_at = 8 * count, payload_offsets = align(index_at + 4 * count);
+    uint64_t sequences = flags & FIXED ? payload_offsets : align(payload_offsets + 4 * (count + 1));
+    uint64_t validity = flags & SEQUENCES ? sequences + 8 * count : sequences;
+    uint64_t topic_offsets = flags & NULLS ? align(validity + (count + 7) / 8) : validity;
+    uint64_t topic_numbers = align(topic_offsets + 4 * (topics + 1));
+    uint64_t text = flags & NUMBERS ? align(topic_numbers + 4 * topics) : topic_numbers;
+    uint64_t payloads = align(text + topic_bytes);
+    need(payloads <= body_bytes, "columns within the body");
+
+    int is_answer = frames[0].size == NONCE_KEY_BYTES && memcmp(frames[0].data, from->nonce, NONCE_KEY_BYTES) == 0;
+    int is_heartbeat = frames[0].size == 2 && memcmp(frames[0].data, "\0H", 2) == 0;
+    if (flags & CONTROL && !is_answer && !is_heartbeat) return;
+    struct key *key = flags & CONTROL ? NULL : key_of(slice, frames[0]);
+
+    for (uint64_t row = 0; row < count; row++) {
+        uint64_t topic = number(body + index_at + 4 * row, 4);
+        need(topic < topics, "a topic that is there");
+        uint64_t start = number(body + topic_offsets + 4 * topic, 4);
+        uint64_t stop = number(body + topic_offsets + 4 * topic + 4, 4);
+        need(start <= stop && stop <= topic_bytes, "a topic within the topics");
+        struct frame name = {body + text + start, stop - start};
+        uint64_t begin = flags & FIXED ? stride * row : number(body + payload_offsets + 4 * row, 4);
+        uint64_t end = flags & FIXED ? begin + stride : number(body + payload_offsets + 4 * row + 4, 4);
+        need(begin <= end && end <= body_bytes - payloads, "a payload within the body");
+        struct frame payload = {body + payloads + begin, end - begin};
+        if (flags & CONTROL) {
+            struct key *told = key_of(slice, name);
+            int is_wanted = starts_with(name, prefix, filter_bytes);
+            if (is_answer) told->next = number(payload.data, 8);
+            else if (from->confirmed && is_wanted) expect(told, number(payload.data, 8));
+            continue;
+        }
+        uint64_t sequence = flags & SEQUENCES ? number(body + sequences + 8 * row, 8) : first + row;
+        if (from->confirmed) expect(key, row == 0 || !(flags & SEQUENCES) ? sequence : key->next);
+        key->next = sequence + 1;
+        if (!starts_with(name, prefix, strlen(prefix))) continue;
+        int is_there = !(flags & NULLS) || body[validity + row / 8] >> row % 8 & 1;
+        print_message(name, (int64_t)number(body + 8 * row, 8), is_there ? &payload : NULL);
+        printf(" %llu\n", (unsigned long long)sequence);
+    }
+    if (is_answer && !from->confirmed) accept_answer(from, header, flags);
+    if (is_heartbeat && flags & END && !from->ended) {
+        from->ended = 1;
+        ended++;
+        filter(from->socket, UNSUBSCRIBE, from->accept, ACCEPT_KEY_BYTES);
+    }
+}
+
+/* Receive a whole message; return how many frames it has. */
+static int receive(void *socket, zmq_msg_t *messages, struct frame *frames) {
+    int count = 0, more = 1;
+    for (; more; count++) {
+        need(count < MOST_FRAMES, "three frames at most");
+        zmq_msg_init(&messages[count]);
+        need(zmq_msg_recv(&messages[count], socket, 0) >= 0, "a frame");
+        frames[count].data = zmq_msg_data(&messages[count]);
+        frames[count].size = zmq_msg_size(&messages[count]);
+        more = zmq_msg_more(&messages[count]);
+    }
+    return count;
+}
+
+/* Take in one message from a relay that sends them one by one; return whether it counts. */
+static int read_message(const struct frame *frames, int count) {
+    static int is_ready;
+    need(count >= 2 && frames[1].size == 8, "topic, ts_event and perhaps a payload");
+    if (starts_with(frames[0], "warm", 4)) {
+        if (!is_ready) printf("ready\n"), fflush(stdout);
+        is_ready = 1;
+        return 0;
+    }
+    print_message(frames[0], (int64_t)number(frames[1].data, 8), count == 3 ? &frames[2] : NULL);
+    printf("\n");
+    return 1;
+}
+
+int main(int words, char **word) {
+    need(words >= 5, "blocks|messages PREFIX KEY_BYTES|COUNT ENDPOINT...");
+    int is_blocks = strcmp(word[1], "blocks") == 0;
+    long left = atol(word[3]);
+    prefix = word[2];
+    filter_bytes = is_blocks && (size_t)left < strlen(prefix) ? (size_t)left : strlen(prefix);
+    void *context = zmq_ctx_new();
+    zmq_pollitem_t items[MOST_SOURCES];
+    FILE *random = fopen("/dev/urandom", "rb");
+    need(random != NULL, "random bytes");
+    for (; source_count < words - 4 && source_count < MOST_SOURCES; source_count++) {
+        struct source *source = &sources[source_count];
+        int64_t most_bytes = 64 << 20;
+        int hwm = 100000, linger = 1000;
+        source->socket = zmq_socket(context, SUB);
+        filter(source->socket, MAXMSGSIZE, &most_bytes, sizeof most_bytes);
+        filter(source->socket, RCVHWM, &hwm, sizeof hwm);
+        filter(source->socket, LINGER, &linger, sizeof linger);
+        need(zmq_connect(source->socket, word[4 + source_count]) == 0, "an endpoint");
+        if (is_blocks) filter(source->socket, SUBSCRIBE, "\0H", 2);
+        filter(source->socket, SUBSCRIBE, prefix, filter_bytes);
+        memcpy(source->nonce, "\0C", 2);
+        need(fread(source->nonce + 2, 8, 1, random) == 1, "8 random bytes");
+        if (is_blocks) filter(source->socket, SUBSCRIBE, source->nonce, NONCE_KEY_BYTES);
+        else filter(source->socket, SUBSCRIBE, "warm", 4);
+        items[source_count] = (zmq_pollitem_t){source->socket, 0, POLLIN, 0};
+    }
+    while (is_blocks ? ended < source_count : left > 0) {
+        need(zmq_poll(items, source_count, 60000) > 0, "something within a minute");
+        for (int i = 0; i < source_count; i++) {
+            if (!(items[i].revents & POLLIN)) continue;
+            zmq_msg_t messages[MOST_FRAMES];
+            struct frame frames[MOST_FRAMES];
+            int count = receive(sources[i].socket, messages, frames);
+            if (is_blocks) {
+                need(count == 3, "key, header and body");
+                read_block(&sources[i], frames);
+            } else
+                left -= read_message(frames, count);
+            for (int n = 0; n < count; n++) zmq_msg_close(&messages[n]);
+        }
+    }
+    for (int i = 0; i < source_count; i++) zmq_close(sources[i].socket);
+    zmq_ctx_term(context);
+    return 0;
+}

@@ -1,0 +1,198 @@
+"""Clients in other languages read a feed by its wire format page alone: from its source, below a relay, and one by one.
+
+Their sources are in `clients/`. They share no code with this project, and know of ZeroMQ no more than its SUB socket.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import zmq
+
+from blackbox import Feed, Publisher
+from blackbox.feed.endpoint import free_endpoints
+from blackbox.testing import wait_until
+from tests.cli.commands import Command, write_feed
+from tests.relay.relays import PATIENCE_S, chain
+
+CLIENTS = Path(__file__).parent / "clients"
+NODE_PACKAGE = "zeromq@6.8.0"
+_INSTALL_S = 300
+_WARM = b"warm.up"
+
+
+class Sent(NamedTuple):
+    """A message that is published."""
+
+    topic: bytes
+    payload: bytes | None
+    ts_event: int
+
+    def line(self, sequence: int | None = None) -> str:
+        """How a client prints it."""
+        payload = "-" if self.payload is None else self.payload.hex()
+        words = (self.topic.hex(), str(self.ts_event), payload, *([] if sequence is None else [str(sequence)]))
+        return " ".join(words)
+
+
+class Client:
+    """A client that runs; killed when the `with` block is left. What it says is gathered."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self._lines: list[str] = []
+        self._errors = ""
+        self.is_ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        for line in self._process.stdout:
+            self._lines.append(line.rstrip("\n"))
+            self.is_ready.set()
+        self._errors = self._process.stderr.read()
+
+    def lines(self) -> list[str]:
+        """Wait for its end; return what it said behind "ready"."""
+        self._reader.join(PATIENCE_S)
+        assert self._process.wait(PATIENCE_S) == 0, self._errors
+        assert self._lines[0] == "ready"
+        return self._lines[1:]
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+
+
+@pytest.fixture(scope="module")
+def c_client(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The client in C, linked with the libzmq that pyzmq brings, or else with that of the system."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler: no `cc`")
+    program = tmp_path_factory.mktemp("clients") / "client"
+    bundled = sorted((Path(zmq.__file__).parents[1] / "pyzmq.libs").glob("libzmq*.so*"))
+    libraries = [str(bundled[0]), f"-Wl,-rpath,{bundled[0].parent}"] if bundled else ["-lzmq"]
+    command = [compiler, "-Wall", "-Werror", "-O1", str(CLIENTS / "client.c"), "-o", str(program), *libraries]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if not bundled and "lzmq" in done.stderr:
+        pytest.skip("there is no libzmq to link with: pyzmq brings none, and the system has none")
+    assert done.returncode == 0, done.stderr
+    return [str(program)]
+
+
+@pytest.fixture(scope="module")
+def node_client(request: pytest.FixtureRequest) -> list[str]:
+    """The client in Node, with its one package, which is installed once and kept in pytest's cache."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        pytest.skip("there is no Node: no `node` or no `npm`")
+    place = Path(request.config.cache.mkdir("node-client")) if request.config.cache else None
+    if place is None:
+        pytest.skip("there is no cache to install a package to")
+    if not (place / "node_modules" / "zeromq").exists():
+        command = [npm, "install", "--no-audit", "--no-fund", "--no-save", "--prefix", str(place), NODE_PACKAGE]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_S, cwd=place)
+        except subprocess.TimeoutExpired:
+            pytest.skip(f"{NODE_PACKAGE} was not installed in {_INSTALL_S} s")
+        if done.returncode:
+            pytest.skip(f"{NODE_PACKAGE} cannot be installed: {done.stderr.strip().splitlines()[-1:]}")
+    script = shutil.copy(CLIENTS / "client.mjs", place)
+    return [node, str(script)]
+
+
+@pytest.fixture(params=["c", pytest.param("node", marks=pytest.mark.long)])
+def client(request: pytest.FixtureRequest) -> list[str]:
+    """The words that run a client."""
+    words: list[str] = request.getfixturevalue(f"{request.param}_client")
+    return words
+
+
+def messages_to_send() -> Iterator[Sent]:
+    """Several keys and topics in both slices; payloads of all sizes, none, and many of one size."""
+    for number in range(300):
+        topic = (b"AAPL.trade", b"AAPL.quote", b"MSFT.trade", b"M", b"BRK.A.P", b"ZVZZT.x")[number % 6]
+        payload = None if number % 50 == 49 else bytes([number % 256]) * (number * number % 997)
+        yield Sent(topic, payload, 0 if number % 10 == 0 else 1_700_000_000_000_000_000 + number)
+    yield Sent(b"AAPL.trade", b"x" * 300_000, -1)
+    yield from (Sent(b"AAPL.trade", b"%08d" % number, number) for number in range(1_000))
+
+
+def by_topic(lines: Sequence[str]) -> dict[str, list[str]]:
+    """Lines in their order, by what they begin with: slices come in any order beside each other."""
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        found.setdefault(line.partition(" ")[0], []).append(line)
+    return found
+
+
+def endpoints_of(feed: Feed) -> list[str]:
+    return [endpoint for part in feed.slices for endpoint in part.endpoints]
+
+
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_a_client_reads_what_was_published(client: list[str], key_bytes: int, tmp_path: Path) -> None:
+    feed, below = chain(slices=2, key_bytes=key_bytes, heartbeat_ns=1_000_000_000)
+    plain = free_endpoints("tcp", "plain", 1, 1)[0][0]
+    files = [write_feed(each, tmp_path / f"{place}.toml") for place, each in enumerate((feed, below))]
+    sent = list(messages_to_send())
+    of_aapl = [message for message in sent if message.topic.startswith(b"AAPL.")]
+
+    def open_client(*words: object) -> Client:
+        return stack.enter_context(Client([*client, *map(str, words)]))
+
+    with ExitStack() as stack:
+        relay = stack.enter_context(Command("relay", files[0], files[1]))
+        plain_relay = stack.enter_context(Command("relay", files[0], plain, "--plain"))
+        publisher = stack.enter_context(Publisher(feed))
+        plain_relay.read_error("on at")
+        relay.read_error("passes")
+        one_by_one = [
+            (open_client("messages", "", len(sent), plain), sent),
+            (open_client("messages", "AAPL.", len(of_aapl), plain), of_aapl),
+        ]
+        numbers = Counter[tuple[int, bytes]]()
+
+        def publish(message: Sent) -> int:
+            publisher.publish(*message)
+            place = feed.slice_of(message.topic), feed.key_of(message.topic)
+            numbers[place] += 1
+            return numbers[place] - 1
+
+        def are_ready(clients: Sequence[Client]) -> Callable[[], bool]:
+            return lambda: all(each.is_ready.is_set() for each in clients)
+
+        def warm_up() -> bool:
+            publish(Sent(_WARM, b"", 0))
+            return are_ready([each for each, _ in one_by_one])()
+
+        wait_until(warm_up, PATIENCE_S)
+        in_blocks = [
+            (open_client("blocks", prefix, key_bytes, *endpoints_of(each)), prefix)
+            for each in (feed, below)
+            for prefix in ("", "AAPL.")
+        ]
+        wait_until(are_ready([each for each, _ in in_blocks]), PATIENCE_S)
+        numbered = [(message, publish(message)) for message in sent]
+        publisher.close()
+        for each, expected in one_by_one:
+            assert by_topic(each.lines()) == by_topic([message.line() for message in expected])
+        for each, prefix in in_blocks:
+            wanted = [pair for pair in numbered if pair[0].topic.startswith(prefix.encode())]
+            assert by_topic(each.lines()) == by_topic([message.line(number) for message, number in wanted])
+        assert "Traceback" not in plain_relay.interrupt().errors + relay.interrupt().errors
