@@ -104,7 +104,7 @@ def send_plain(at: PlainAt, head: int, body: int, rows: int, count: int) -> int:
         topic = numpy.int64(topic_index[row])
         start = numpy.int64(topic_offsets[topic])
         full = state.full
-        error = _send_topic(at, body + layout.topics + start, numpy.int64(topic_offsets[topic + 1]) - start)
+        error: int = _send_topic(at, body + layout.topics + start, numpy.int64(topic_offsets[topic + 1]) - start)
         has_payload = has_value(header, layout, body, row)
         if error == 0:
             ts_event = body + _TS_EVENT_BYTES * row

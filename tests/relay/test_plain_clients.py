@@ -49,23 +49,22 @@ class Client:
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self._lines: list[str] = []
-        self._errors = ""
         self.is_ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        assert self._process.stderr is not None
         for line in self._process.stdout:
             self._lines.append(line.rstrip("\n"))
             self.is_ready.set()
-        self._errors = self._process.stderr.read()
 
     def lines(self) -> list[str]:
         """Wait for its end; return what it said behind "ready"."""
         self._reader.join(PATIENCE_S)
-        assert self._process.wait(PATIENCE_S) == 0, self._errors
+        assert not self._reader.is_alive(), f"it has said {len(self._lines)} lines, and goes on"
+        _, errors = self._process.communicate()
+        assert self._process.returncode == 0, errors
         assert self._lines[0] == "ready"
         return self._lines[1:]
 
@@ -74,8 +73,8 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._process.wait()
         self._reader.join()
+        self._process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +100,7 @@ def node_client(request: pytest.FixtureRequest) -> list[str]:
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         pytest.skip("there is no Node: no `node` or no `npm`")
-    place = Path(request.config.cache.mkdir("node-client")) if request.config.cache else None
-    if place is None:
-        pytest.skip("there is no cache to install a package to")
+    place = Path(request.config.cache.mkdir("node-client"))
     if not (place / "node_modules" / "zeromq").exists():
         command = [npm, "install", "--no-audit", "--no-fund", "--no-save", "--prefix", str(place), NODE_PACKAGE]
         try:
