@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import numpy
 import pytest
@@ -67,9 +67,11 @@ def stamp(ts_event: int) -> bytes:
     return ts_event.to_bytes(8, "little", signed=True)
 
 
-@pytest.mark.parametrize("transport", ["tcp", "ipc"])
-def test_each_message_comes_by_itself_in_the_order_of_its_slice(transport: str) -> None:
-    feed, endpoint = chain(0, slices=2)[0], free_endpoint(transport)
+@pytest.mark.parametrize(("above", "lines", "below"), [("tcp", 2, "tcp"), ("ipc", 1, "ipc"), ("shm", 1, "tcp")])
+def test_each_message_comes_once_by_itself_in_the_order_of_its_slice(
+    above: Literal["tcp", "ipc", "shm"], lines: int, below: str
+) -> None:
+    feed, endpoint = Feed.local("plain", slices=2, lines=lines, transport=above), free_endpoint(below)
     sent = {b"T%d.x" % topic: [(b"%d" % number, number - 7) for number in range(50)] for topic in range(6)}
     with Publisher(feed) as publisher, PlainRelay(feed, endpoint).start(PATIENCE_S) as relay:
         with client(endpoint, publisher, b"") as sub:
