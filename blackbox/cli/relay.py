@@ -35,7 +35,8 @@ def relay(
         typer.Option(
             "--plain",
             help="Send each message by itself, of all slices at the one endpoint DOWN, as three frames: topic, "
-            "ts_event (8 bytes, little-endian), payload. For SUB sockets in any language, by prefixes of topics.",
+            "ts_event (8 bytes, little-endian), payload. For SUB sockets in any language, by prefixes of topics; they "
+            "are not told of what they miss.",
         ),
     ] = False,
     spare: Annotated[

@@ -17,7 +17,7 @@ from blackbox.arguments import check_integers
 from blackbox.errors import BlackBoxError, ConfigError, RelayError, SubscriberError
 from blackbox.feed.endpoint import check_endpoint, transport_of
 from blackbox.feed.feed import Feed, check_is_feed
-from blackbox.native.jit import WARM_UP_NEEDS, warm_up
+from blackbox.native.jit import warm_up
 from blackbox.native.limits import Needs, start_thread
 from blackbox.publish.peer_guard import UPSTREAM_BYTES
 from blackbox.relay.plain_send import SCRATCH_WORDS, PlainAt, PlainState, send_plain
@@ -40,7 +40,7 @@ _WAITING: Final = 100_000
 """Messages that may wait for the thread that sends; then slices wait."""
 _LINGER_MS: Final = 1_000
 _LOOK_S: Final = 0.5
-_NEEDS: Final = (WARM_UP_NEEDS, Needs(descriptors=3, threads=1))
+_NEEDS: Final = Needs(descriptors=3, threads=1)
 """Beside the context and the subscriber: the socket, its endpoint and a connection; the thread that sends."""
 
 
@@ -159,7 +159,7 @@ class PlainRelay:
 
     def _open(self) -> None:
         """Bind the socket, and leave it to the thread."""
-        self._context = new_context(self._what, *_NEEDS)
+        self._context = new_context(self._what, _NEEDS)
         self._socket = self._context.socket(zmq.PUB)
         try:
             self._socket.sndhwm = self.hwm_messages
