@@ -13,13 +13,14 @@ import pytest
 from blackbox import Feed, Publisher, Subscriber
 from blackbox.testing import Collector
 from tests.subscribe.shared import sender_of
+from tests.subscribe.subscribers import PATIENT
 
 
 @contextmanager
 def published(messages: int) -> Iterator[tuple[Publisher, Collector]]:
     """A publisher, and what its subscriber has got when it has ended."""
     feed = Feed.local("turns", slices=1)
-    subscriber, got = Subscriber(feed), Collector()
+    subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
     subscriber.on(b"")(got.message)
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
