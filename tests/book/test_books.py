@@ -28,6 +28,7 @@ from tests.feeds.build import messages_of
 from tests.feeds.test_itch50_book import all_levels, slow_book
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import recorded
+from tests.subscribe.subscribers import PATIENT
 
 SYMBOLS = (b"A", b"B", b"C")
 
@@ -336,7 +337,7 @@ def test_books_are_emptied_when_a_replay_goes_back(session: Recording) -> None:
 def test_books_are_emptied_when_a_publisher_goes_back() -> None:
     """Live: a session twice, the second time after going back; its book is that of one session, in step throughout."""
     feed = Feed.local("books-back", slices=2, schema="itch50")
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=PATIENT)
     book = subscriber.book(b"", group="books")
     source = Synthetic(5_000, symbols=10)
     with Publisher(feed, when_full="wait") as publisher:
@@ -356,7 +357,7 @@ def test_books_are_emptied_when_a_publisher_goes_back() -> None:
 
 def test_callbacks_of_the_group_find_the_books_after_their_message_live() -> None:
     feed = Feed.local("books-live", slices=1, schema="itch50")
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=PATIENT)
     book = subscriber.book(b"", group="books")
     wrong: list[bytes] = []
     messages = by_symbol(Synthetic(4_000, symbols=5))
@@ -424,7 +425,7 @@ def test_book_in_callbacks(shared_data: Path) -> None:
     """The same book from the subscriber and from a compiled callback, whose state it is."""
     source = Itch50(shared_data / "itch50" / "runk_locate-13-10k.bin", "2020-01-30")
     feed = Feed.local("books", slices=1, schema="itch50")
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=PATIENT)
     book = subscriber.book(b"AAPL.")
 
     @subscriber.on_compiled(b"AAPL.", state=new_book(8_192, 1_024))

@@ -14,7 +14,7 @@ from blackbox import Feed, Message, Publisher, Subscriber
 from blackbox.publish.ring import ASLEEP
 from blackbox.testing import Collector, wait_until
 from tests.subscribe.shared import sender_of
-from tests.subscribe.subscribers import _PATIENT_NS, numbers_of
+from tests.subscribe.subscribers import _PATIENT_NS, PATIENT, numbers_of
 
 Transport = Literal["tcp", "ipc", "shm"]
 _NO_BEAT_NS = 60_000_000_000
@@ -30,7 +30,7 @@ def idle_feed(transport: Transport = "tcp", linger_ns: int = 0) -> Feed:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_message_after_a_silence_is_sent_when_publish_returns(transport: Transport) -> None:
     feed = idle_feed(transport)
-    subscriber, got = Subscriber(feed), Collector()
+    subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
     subscriber.on(b"")(got.message)
     with Publisher(feed) as publisher:
         subscriber.start()
@@ -49,7 +49,7 @@ def test_a_message_after_a_silence_is_sent_when_publish_returns(transport: Trans
 
 def test_a_line_that_was_busy_within_linger_is_left_to_its_thread() -> None:
     feed = idle_feed(linger_ns=500_000_000)
-    subscriber, got = Subscriber(feed), Collector()
+    subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
     subscriber.on(b"")(got.message)
     with Publisher(feed) as publisher:
         subscriber.start()
@@ -75,7 +75,7 @@ def test_threads_that_stand_in_by_turns_keep_order_and_lose_nothing(transport: T
     threads, each = 4, 1_500
     most_waiting = 100  # of each thread: nothing is dropped, however slow the subscriber is, on any transport
     feed = idle_feed(transport)
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=PATIENT)
     got: dict[bytes, list[int]] = {b"%d" % thread: [] for thread in range(threads)}
 
     @subscriber.on(b"")
@@ -98,7 +98,7 @@ def test_threads_that_stand_in_by_turns_keep_order_and_lose_nothing(transport: T
         for thread in running:
             thread.start()
         while any(thread.is_alive() for thread in running):
-            other = Subscriber(feed)
+            other = Subscriber(feed, slow=PATIENT)
             other.on(b"1")(Collector().message)
             with other:
                 pass
@@ -113,7 +113,7 @@ def test_threads_that_stand_in_by_turns_keep_order_and_lose_nothing(transport: T
 def test_epochs_that_begin_between_messages_of_threads_that_stand_in() -> None:
     """No message is sent with numbers of an epoch that has ended: it would be lost as old."""
     feed = idle_feed()
-    subscriber, got = Subscriber(feed), Collector()
+    subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
     subscriber.on(b"")(got.message)
     done = threading.Event()
     published = 0

@@ -12,6 +12,7 @@ import pytest
 
 from blackbox import Feed, Publisher, SlowPolicy, Subscriber
 from blackbox.testing import Collector, RawPublisher, wait_until
+from tests.subscribe.subscribers import PATIENT
 
 A, B = 0, 1
 
@@ -62,7 +63,7 @@ def test_random_loss_and_skew_of_two_lines_over_sockets(seed: int) -> None:
 def test_losing_either_line_loses_nothing() -> None:
     for lost in (A, B):
         feed = two_line_feed(heartbeat_ns=20_000_000)
-        subscriber = Subscriber(feed)
+        subscriber = Subscriber(feed, slow=PATIENT)
         got = Collector()
         subscriber.on_batch(b"")(got.batch)
         with RawPublisher(feed) as publisher:
@@ -121,7 +122,7 @@ def test_a_held_block_waits_for_the_other_line_and_no_longer_than_told() -> None
 
 def test_a_subscriber_starts_on_one_line_when_the_other_has_no_publisher(caplog: pytest.LogCaptureFixture) -> None:
     feed = two_line_feed()
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=PATIENT)
     got = Collector()
     subscriber.on(b"")(got.message)
     with RawPublisher(feed) as publisher:
@@ -155,7 +156,7 @@ def test_forgetting_a_key_while_one_of_its_blocks_is_held_counts_no_gap() -> Non
 
 def test_a_real_publisher_sends_everything_on_both_lines() -> None:
     feed = two_line_feed(slices=2)
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=PATIENT)
     got = Collector()
     subscriber.on_batch(b"")(got.batch)
     with Publisher(feed, when_full="wait") as publisher:

@@ -103,7 +103,7 @@ def test_a_killed_subscriber_hurts_neither_publisher_nor_other_subscribers() -> 
 
 def test_a_subscriber_on_inproc_survives_a_restart_of_the_publisher() -> None:
     feed = Feed(name="restarted", slices=(Slice(endpoints=("inproc://restarted",)),), heartbeat_ns=50_000_000)
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=PATIENT)
     got = Collector()
     subscriber.on(b"")(got.message)
     with Publisher(feed) as publisher:
@@ -119,7 +119,7 @@ def test_a_subscriber_on_inproc_survives_a_restart_of_the_publisher() -> None:
 
 def test_logs_tell_of_a_new_epoch(caplog: pytest.LogCaptureFixture) -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=PATIENT)
     subscriber.on(b"")(nothing)
     with caplog.at_level(logging.INFO, "blackbox"), RawPublisher(feed, epoch=0xABCDEF) as publisher:
         subscriber.start()
@@ -130,7 +130,7 @@ def test_logs_tell_of_a_new_epoch(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_publisher_that_falls_silent_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     feed = one_slice(heartbeat_ns=10_000_000)
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=PATIENT)
     subscriber.on(b"")(print)
     with RawPublisher(feed), subscriber:
         wait_until(lambda: "fell silent without an end" in caplog.text, what="the silence is told")
@@ -141,7 +141,7 @@ def test_a_publisher_that_falls_silent_is_told_once(caplog: pytest.LogCaptureFix
 def test_both_lines_are_connected_anew_when_neither_was_ever_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscription, "_UNHEARD_NS", 100_000_000)
     feed = msgspec.structs.replace(Feed.local("subscriber", slices=1, lines=2), heartbeat_ns=20_000_000)
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=PATIENT)
     subscriber.on(b"")(nothing)
     first, second = feed.slices[0].endpoints
     with PlainPublisher(first) as one, PlainPublisher(second) as other:

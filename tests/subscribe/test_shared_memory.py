@@ -23,7 +23,7 @@ from tests.subscribe.shared import (
     sender_of,
     shared_feed,
 )
-from tests.subscribe.subscribers import _PATIENT_NS, nothing, numbers_of
+from tests.subscribe.subscribers import _PATIENT_NS, PATIENT, nothing, numbers_of
 
 pytestmark = linux_only
 
@@ -31,7 +31,7 @@ pytestmark = linux_only
 def test_readers_with_other_keys_get_theirs_and_nothing_is_sent_on_sockets() -> None:
     feed = shared_feed(key_bytes=2)
     a, b = Collector(), Collector()
-    first, second = Subscriber(feed), Subscriber(feed)
+    first, second = Subscriber(feed, slow=PATIENT), Subscriber(feed, slow=PATIENT)
     first.on(b"AA")(a.message)
     second.on(b"B")(b.message)
     with Publisher(feed, when_full="wait") as publisher:
@@ -55,7 +55,7 @@ def test_readers_with_other_keys_get_theirs_and_nothing_is_sent_on_sockets() -> 
 def test_who_has_no_shared_memory_in_its_feed_file_is_served_beside_on_sockets() -> None:
     feed = shared_feed()
     near, far = Collector(), Collector()
-    reader, other = Subscriber(feed), Subscriber(by_sockets(feed))
+    reader, other = Subscriber(feed, slow=PATIENT), Subscriber(by_sockets(feed))
     reader.on(b"")(near.message)
     other.on(b"")(far.message)
     with Publisher(feed, when_full="wait") as publisher:
@@ -72,7 +72,7 @@ def test_who_has_no_shared_memory_in_its_feed_file_is_served_beside_on_sockets()
 
 def test_a_publisher_without_shared_memory_is_read_on_its_sockets() -> None:
     feed = shared_feed()
-    subscriber, got = Subscriber(feed), Collector()
+    subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
     subscriber.on(b"")(got.message)
     with Publisher(by_sockets(feed), when_full="wait") as publisher:
         subscriber.start()
@@ -84,7 +84,7 @@ def test_a_publisher_without_shared_memory_is_read_on_its_sockets() -> None:
 
 def test_a_subscriber_that_starts_first_reads_shared_memory() -> None:
     feed = shared_feed()
-    subscriber, got = Subscriber(feed), Collector()
+    subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
     subscriber.on(b"")(got.message)
     starting = threading.Thread(target=subscriber.start, args=(60,))
     starting.start()
@@ -199,7 +199,7 @@ def test_a_reader_that_keeps_its_batches_has_them_whole_and_takes_no_memory_of_o
 
 def test_a_block_larger_than_a_place_of_usual_size_is_read_too() -> None:
     feed = shared_feed(block_bytes=4_096)
-    subscriber, got = Subscriber(feed), Collector()
+    subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
     subscriber.on(b"")(got.message)
     payloads = [bytes([n]) * (1 << 20) for n in range(20)]
     with Publisher(feed, when_full="wait") as publisher:
@@ -228,7 +228,7 @@ def test_slices_in_processes_of_their_own_read_it() -> None:
 
 def test_both_lines_have_one_memory() -> None:
     feed = shared_feed(lines=2)
-    subscriber, got = Subscriber(feed), Collector()
+    subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
     subscriber.on(b"")(got.message)
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
@@ -255,7 +255,7 @@ def test_a_recorder_records_from_it_what_was_sent(tmp_path: Path) -> None:
 
 def test_new_prefixes_and_removed_ones_take_effect() -> None:
     feed = shared_feed(key_bytes=1)
-    subscriber, a, b = Subscriber(feed), Collector(), Collector()
+    subscriber, a, b = Subscriber(feed, slow=PATIENT), Collector(), Collector()
     subscriber.on(b"A")(a.message)
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()

@@ -28,7 +28,7 @@ from tests.subscribe.shared import (
     shared_feed,
     shared_state,
 )
-from tests.subscribe.subscribers import nothing, numbers_of
+from tests.subscribe.subscribers import PATIENT, nothing, numbers_of
 from tests.support import Script, in_child
 
 pytestmark = linux_only
@@ -47,7 +47,7 @@ STUCK = """
 
 def test_the_reader_that_finds_no_slot_is_served_on_sockets() -> None:
     feed = shared_feed()
-    subscriber, got, bell = Subscriber(feed), Collector(), Pipe()
+    subscriber, got, bell = Subscriber(feed, slow=PATIENT), Collector(), Pipe()
     subscriber.on(b"")(got.message)
     with Publisher(feed, when_full="wait") as publisher:
         readers = [attach(feed.slices[0].shared_memory, bell) for _ in range(READERS)]
@@ -63,7 +63,7 @@ def test_the_reader_that_finds_no_slot_is_served_on_sockets() -> None:
 
 def test_a_lost_bell_delays_a_block_and_loses_none() -> None:
     feed, deaf = shared_feed(heartbeat_ns=3_600 * 10**9), Pipe()
-    subscriber, got = Subscriber(feed), Collector()
+    subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
     subscriber.on(b"")(got.message)
     with Publisher(feed) as publisher:
         subscriber.start()
@@ -82,7 +82,7 @@ def test_a_lost_bell_delays_a_block_and_loses_none() -> None:
 @pytest.mark.parametrize("when_full", ["wait", "drop"])
 def test_a_killed_reader_gives_back_what_it_had(when_full: Any) -> None:
     feed = shared_feed(block_bytes=4_096)
-    survivor, got = Subscriber(feed), list[int]()
+    survivor, got = Subscriber(feed, slow=PATIENT), list[int]()
     survivor.on_batch(b"")(lambda batch: got.extend(numbers_in(batch)))
     with Publisher(feed, when_full=when_full) as publisher, Script(STUCK, feed) as script:
         survivor.start()
@@ -141,7 +141,7 @@ def test_readers_take_all_of_a_publisher_that_has_gone_and_share_the_next_ones_m
             say("published")
             input()
     """
-    subscriber, got = Subscriber(feed), Collector()
+    subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
     subscriber.on(b"")(got.message)
     for run in range(3):
         with Script(code, feed) as script:
@@ -164,7 +164,7 @@ def test_nothing_is_left_behind() -> None:
     feed = shared_feed()
     before = 0, 0
     for _ in range(3):
-        subscriber, got = Subscriber(feed), Collector()
+        subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
         subscriber.on(b"")(got.message)
         publisher = Publisher(feed)
         with publisher:
@@ -181,7 +181,7 @@ def test_nothing_is_left_behind() -> None:
 
 def test_a_process_that_says_nothing_of_use_gets_nothing() -> None:
     feed = shared_feed()
-    subscriber, got = Subscriber(feed), Collector()
+    subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
     subscriber.on(b"")(got.message)
     with Publisher(feed) as publisher, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
         stranger.connect(address_of(feed.slices[0].shared_memory))
@@ -196,7 +196,7 @@ def test_a_process_that_says_nothing_of_use_gets_nothing() -> None:
 
 def test_a_message_that_outlives_its_subscriber_stays_as_it_was() -> None:
     feed = shared_feed(block_bytes=4_096)
-    subscriber, got = Subscriber(feed), list[Message]()
+    subscriber, got = Subscriber(feed, slow=PATIENT), list[Message]()
     subscriber.on(b"")(got.append)
     with Publisher(feed) as publisher:
         subscriber.start()
@@ -210,7 +210,7 @@ def test_a_message_that_outlives_its_subscriber_stays_as_it_was() -> None:
 
 def test_a_reader_that_closes_with_places_pinned_keeps_them_from_being_overwritten() -> None:
     feed = shared_feed(block_bytes=4_096)
-    subscriber, other, kept = Subscriber(feed, workers=0), Subscriber(feed), list[Batch]()
+    subscriber, other, kept = Subscriber(feed, workers=0), Subscriber(feed, slow=PATIENT), list[Batch]()
     subscriber.on_batch(b"")(kept.append)
     other.on_batch(b"")(nothing)
     with Publisher(feed, when_full="wait", hwm_blocks=4) as publisher:
@@ -256,7 +256,7 @@ def test_a_reader_that_closes_hangs_up_though_a_forked_process_has_its_connectio
 
 def test_a_publisher_that_closes_hangs_up_though_a_forked_process_has_its_connections() -> None:
     feed = shared_feed()
-    subscriber, got = Subscriber(feed), Collector()
+    subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
     subscriber.on(b"")(got.message)
     with Publisher(feed) as publisher:
         subscriber.start()

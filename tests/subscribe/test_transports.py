@@ -45,7 +45,7 @@ def test_an_ipv6_address_carries_everything() -> None:
     except OSError:
         pytest.skip("this machine has no IPv6")
     feed = Feed(name="six", slices=(Slice(endpoints=(f"tcp://[::1]:{port}",)),), heartbeat_ns=20_000_000)
-    subscriber, got = Subscriber(feed), Collector()
+    subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
     subscriber.on(b"")(got.message)
     with Publisher(feed, when_full="wait") as publisher, Heartbeats(feed) as heartbeats:
         subscriber.start()
