@@ -26,6 +26,7 @@ from blackbox.block.encode import (
     TopicTable,
     finish_header,
     plan_block,
+    plan_bytes,
     write_body,
     write_template,
 )
@@ -207,10 +208,13 @@ class Subject:
         pool = make_pool()
         index, payloads = pool.topic_index[:BLOCK_MESSAGES], pool.payloads[:BLOCK_MESSAGES]
         times = pool.ts_event[:BLOCK_MESSAGES]
-        self.block = Block.encode(pool.topics, index, payloads, ts_event=times)
         rows, self._alive = as_rows(payloads, times, None, None, BLOCK_MESSAGES)
         order = numpy.arange(BLOCK_MESSAGES, dtype=numpy.int32)
         self._columns = rows, order, index, topic_table(pool.topics), distinct_scratch(len(pool.topics))
+        self.block = self._encoded()
+        plain = Block.encode(pool.topics, index, payloads, ts_event=times)
+        assert self.block.topics == plain.topics
+        assert numpy.array_equal(self.block.payloads, plain.payloads)
         callbacks = [Callback("batch", b"S%d" % i, print, i % 2) for i in range(_PREFIXES)]
         self.table = Table(1, callbacks, frozenset([b""]), 2, 0)
         self._topics = Numbering(2 * TOPICS, 16)
@@ -247,6 +251,14 @@ class Subject:
         self._router.bind("inproc://hand-over")
         self._dealer.connect("inproc://hand-over")
         self._sequence = 0
+
+    def _encoded(self) -> Block:
+        """Return the block as a publisher sends it, with the numbers of its topics."""
+        rows, order, index, table, distinct = self._columns
+        plan = plan_block(rows, order, index, 0, BLOCK_MESSAGES, MAX_BODY_BYTES, table, distinct, FLAG_NUMBERS)
+        body, head = numpy.zeros(plan_bytes(plan), numpy.uint8), numpy.zeros(HEADER_BYTES, numpy.uint8)
+        _encode(*self._columns, body.ctypes.data, head.ctypes.data, 1)
+        return Block(b"", head.tobytes(), body)
 
     def __enter__(self) -> list[Kernel]:
         head, body, envelope = self._head.ctypes.data, self.block.body.ctypes.data, self.envelope.ctypes.data
