@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import msgspec
 import numpy
 from numpy.typing import NDArray
 
@@ -163,7 +162,7 @@ class Outbox:
             if endpoint == own:
                 continue
             try:
-                about = ArchiveClient(msgspec.structs.replace(feed, archives=(endpoint,)), timeout=_ASK_S).about()
+                about = ArchiveClient(feed.with_archive(endpoint), timeout=_ASK_S).about()
             except BlackBoxError:
                 continue
             for slice_id, has in about.slices.items():

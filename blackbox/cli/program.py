@@ -23,6 +23,7 @@ from blackbox.cli.dump import dump
 from blackbox.cli.export import export
 from blackbox.cli.import_ import import_
 from blackbox.cli.inspect import inspect
+from blackbox.cli.keys import keys
 from blackbox.cli.positions import positions
 from blackbox.cli.publish import publish
 from blackbox.cli.record import record
@@ -71,6 +72,7 @@ for _command in (
     analyse,
     stat,
     control,
+    keys,
 ):
     app.command(_command.__name__.rstrip("_"), help=_help_of(_command), epilog=STATUS_HELP)(_command)
 

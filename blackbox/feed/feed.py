@@ -22,6 +22,7 @@ from blackbox.feed.endpoint import (
 )
 from blackbox.feed.routing import PrefixRouting, ShareRouting, check_prefix, check_topic
 from blackbox.feed.schema import Schema
+from blackbox.feed.security import Security
 from blackbox.feed.symbol import SymbolRule
 from blackbox.feed.toml import check_ranges, check_types, from_document
 from blackbox.regular_file import read_regular
@@ -237,6 +238,11 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     A session that starts at 12:00 or later belongs to the date of its next morning. Applies to recorders."""
 
+    security: Security | None = None
+    """Keys with which tcp connections are encrypted and peers prove who they are. Default: none, all in the clear.
+
+    In the file the table `[security]`. Applies to whatever binds or connects."""
+
     def __post_init__(self) -> None:
         """Check all settings and that the slices fit together; ConfigError names what does not."""
         try:
@@ -276,6 +282,9 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         try:
             feed = from_document(document, cls)
             _check_schema(feed.schema, schema)
+            if feed.security is not None:
+                security = feed.security.in_directory(Path(path).parent)
+                feed = msgspec.structs.replace(feed, security=security)
         except ConfigError as error:
             raise ConfigError(f"{os.fspath(path)}: {error}") from None
         return feed if schema is None else msgspec.structs.replace(feed, schema=schema)
@@ -313,6 +322,14 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 for index, endpoints in enumerate(free_endpoints(transport, name, slices, lines))
             ),
         )
+
+    def with_archive(self, endpoint: str) -> "Feed":
+        """Return this feed with one of its archives alone."""
+        security = self.security
+        if security is not None and len(security.archive_keys) > 1:
+            key = security.key_of_archive(self.archives.index(endpoint))
+            security = msgspec.structs.replace(security, archive_keys=(key,))
+        return msgspec.structs.replace(self, archives=(endpoint,), security=security)
 
     @property
     def schema_name(self) -> str:

@@ -91,13 +91,15 @@ def _unknown_keys(
         if key not in known:
             yield where, key, known
     for field in msgspec.structs.fields(struct):
-        # A list of tables, the one form of nesting that settings have.
+        # Settings nest in two forms: a list of tables, and a table that may be missing.
         inner = getattr(field.type, "__args__", (None,))[0]
         tables = document.get(field.name)
         if isinstance(inner, type) and issubclass(inner, msgspec.Struct) and type(tables) is list:
             for position, table in enumerate(tables):
                 if isinstance(table, Mapping):
                     yield from _unknown_keys(table, inner, f"{where}{field.name}[{position}].")
+        elif isinstance(inner, type) and issubclass(inner, msgspec.Struct) and isinstance(tables, Mapping):
+            yield from _unknown_keys(tables, inner, f"{where}{field.name}.")
 
 
 def _nearest(key: str, known: tuple[str, ...]) -> str:

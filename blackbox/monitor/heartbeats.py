@@ -16,6 +16,7 @@ from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.life import Life
 from blackbox.native.limits import Needs
 from blackbox.transport.context import allow_ipv6, new_context
+from blackbox.transport.curve import ClientKeys, keys_of_line, use_keys
 from blackbox.transport.keep_alive import keep_alive
 
 _SILENT_AFTER_HEARTBEATS = 3
@@ -86,8 +87,8 @@ class Heartbeats:
         Block.decode(*map(bytes, own.frames)).next_sequences()  # loads compiled code before a heartbeat waits for it
         try:
             for slice_id, feed_slice in enumerate(self.feed.slices):
-                for name, endpoint in zip("AB", feed_slice.lines, strict=False):
-                    self._connect(endpoint)
+                for number, (name, endpoint) in enumerate(zip("AB", feed_slice.lines, strict=False)):
+                    self._connect(endpoint, keys_of_line(self.feed, number, endpoint))
                     self.lines.append(LineHealth(slice_id=slice_id, line=name, endpoint=endpoint))
         except BaseException:
             self._close()
@@ -104,13 +105,14 @@ class Heartbeats:
             socket.close(linger=0)
         self._context.term()
 
-    def _connect(self, endpoint: str) -> None:
+    def _connect(self, endpoint: str, keys: ClientKeys | None) -> None:
         socket: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
         self._place_of[socket] = len(self.lines)
         socket.linger = 0
         socket.maxmsgsize = MAX_BODY_BYTES
         allow_ipv6(socket, endpoint)
         keep_alive(socket)
+        use_keys(socket, keys)
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:

@@ -18,7 +18,8 @@ from blackbox.block.format import MOST_WANT_BYTES
 from blackbox.native.limits import Needs, start_thread
 from blackbox.publish.sender_state import SenderState
 from blackbox.publish.subscriptions import MOST_USELESS, MOST_WANTS, Subscriptions
-from blackbox.transport.connections import Connection, Connections
+from blackbox.transport.connections import Connection, Connections, Failure
+from blackbox.transport.gate import Gate
 from blackbox.transport.keep_alive import GIVEN_UP_S
 from blackbox.transport.shared_memory_writer import NO_WRITER, SharedWriter, WriterAt
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
@@ -39,6 +40,8 @@ _FILTER_BYTES: Final = 24
 _LEAST_BURST_BYTES: Final = 1 << 20
 _BURST_OF_WANTS_BYTES: Final = MOST_WANTS // 2 * (MOST_WANT_BYTES + 5)
 """What a relay may send at once to say all that is wanted below it."""
+_CURVE_TIMES: Final = 3
+"""An encrypted subscription takes 33 bytes more: where there is a gate, peers may send this many times as much."""
 _BYTES_PER_S: Final = 256 << 10
 """What a connection may go on sending once its burst is spent: some 12,000 subscriptions a second."""
 _MOST_UNHEARD_BYTES: Final = 2 << 20
@@ -63,6 +66,15 @@ _LEAST_TAKEN_BYTES: Final = 16 << 10
 """What a peer must take between two looks, or it counts as deaf."""
 PATIENCE_S: Final = 10.0
 """How long a closing publisher waits for peers of which none takes anything."""
+
+
+_FAILURE_TEXT: Final = {
+    (True, Failure.MECHANISM): "refused a peer without CURVE: its feed file needs [security]",
+    (True, Failure.LEFT): "a peer left in the handshake: it may speak no CURVE, its feed file then needs [security]",
+    (True, Failure.MALFORMED): "refused a peer that has another key for us: its server_keys need our public key",
+    (False, Failure.MECHANISM): "refused a peer with CURVE: this feed file has no [security]",
+}
+"""What is logged: with a gate or without, of which failure."""
 
 
 class _Record:
@@ -116,6 +128,10 @@ class Guard:
         self._slice_id, self._subscriptions, self._drop = slice_id, subscriptions, drop
         self._sent, self._wake_sender = sent, wake_sender
         self._burst = max(_LEAST_BURST_BYTES, _FILTER_BYTES * subscriptions.most_filters) + _BURST_OF_WANTS_BYTES
+        self.gate: Gate | None = None
+        """Who refuses keys; set before the start."""
+        self._told: set[tuple[int, Failure]] = set()
+        """Failures that were logged, by line."""
         self._is_over = False
         self._watched: dict[int, Connections] = {}
         """By line."""
@@ -146,6 +162,24 @@ class Guard:
             self.shared = None
         for connections in self._watched.values():
             connections.close()
+
+    @property
+    def _times(self) -> int:
+        return _CURVE_TIMES if self.gate is not None else 1
+
+    @property
+    def refused(self) -> int:
+        """Peers that were not let in: for their key, for another one of ours, or for none."""
+        failures = sum(sum(each.failures.values()) for each in self._watched.values())
+        return failures if self.gate is not None else 0
+
+    def _tell_failures(self, line: int, connections: Connections) -> None:
+        """Log each kind of failed handshake once; keys that were refused are logged by the gate."""
+        for failure in connections.failures.keys() - {Failure.REFUSED}:
+            text = _FAILURE_TEXT.get((self.gate is not None, failure))
+            if text and (line, failure) not in self._told:
+                self._told.add((line, failure))
+                log.warning("slice %d line %s: %s", self._slice_id, "AB"[line], text)
 
     @property
     def shared_at(self) -> WriterAt:
@@ -206,6 +240,7 @@ class Guard:
             unwelcome[fd] = why
         for line, connections in self._watched.items():
             found = connections.look()
+            self._tell_failures(line, connections)
             for connection in found:
                 record = self._records.get(connection) or _Record(self._burst, now)
                 records[connection] = record
@@ -248,7 +283,7 @@ class Guard:
                 self._end(connection, f"there were more than {most} distinct filters, up to {held[connection]} its own")
 
     def _judge_sent(self, connection: Connection, record: _Record, seconds: float) -> None:
-        sent = connection.received - record.received
+        sent = (connection.received - record.received) / self._times
         record.burst = min(self._burst, record.burst + _BYTES_PER_S * seconds + self._answer_bytes) - sent
         heard = self._subscriptions.heard.get(connection.fd, 0)
         if heard != record.heard:
@@ -263,7 +298,7 @@ class Guard:
 
     def _judge_unheard(self, connection: Connection, record: _Record) -> None:
         """End a connection that sends nothing whole. Filters that others have count as whole, once those were heard."""
-        most = _MOST_UNHEARD_BYTES + _FILTER_BYTES * self._subscriptions.filter_count()
+        most = self._times * (_MOST_UNHEARD_BYTES + _FILTER_BYTES * self._subscriptions.filter_count())
         if record.received - record.unheard_from <= most:
             record.doubted = None
             return

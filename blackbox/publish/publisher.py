@@ -92,6 +92,8 @@ class PublisherStatistics(msgspec.Struct, frozen=True):
     """Peers disconnected because they sent what no subscriber sends, or took nothing for too long."""
     recorders: tuple[RecorderPosition, ...] = ()
     """How far each recorder of each slice is."""
+    refused_peers: int = 0
+    """Connections that were refused for their key, for another key of ours, or for none (`[security]`)."""
 
 
 def _bytes_of(payload: object) -> bytes:
@@ -584,6 +586,7 @@ class Publisher:
             subscribers=max((sender.subscriptions.subscriber_count() for sender in self._senders), default=0),
             put_out=sum(sender.guard.put_out for sender in self._senders),
             recorders=tuple(position for sender in self._senders for position in sender.recorders()),
+            refused_peers=sum(sender.guard.refused for sender in self._senders),
         )
 
     def close(self, timeout: float = 30.0) -> None:

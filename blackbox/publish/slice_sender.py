@@ -33,6 +33,7 @@ from blackbox.publish.sender_state import SCRATCH_WORDS, Sender, SenderState
 from blackbox.publish.subscriptions import resolve_doubts, split_changes
 from blackbox.publish.wanted import WantedKeys, cover
 from blackbox.transport.context import CONTEXT_NEEDS, close_context, open_context, pin_thread, wake_on_time
+from blackbox.transport.gate import Gate, open_gate
 from blackbox.transport.libzmq import EVENTS_SCRATCH_WORDS
 from blackbox.transport.server_thread import bind
 from blackbox.transport.shared_memory import is_supported
@@ -150,6 +151,7 @@ class SliceSender:
             number = self.add_key(key)
             self._kept[number], self.next_sequence[number] = outbox.following[key], begin
         self.guard = Guard(slice_id, self.subscriptions, self.sent, self.ring.wake, drop=not wait)
+        self._gate: Gate | None = None
 
     def start(self, timeout: float = 120.0) -> None:
         """Bind the endpoints. Raises EndpointError naming the one that could not be bound."""
@@ -362,6 +364,8 @@ class SliceSender:
             self.guard.close()
             for socket in (*self._probes, *sockets):
                 socket.close()
+            if self._gate is not None:
+                self._gate.close()
             if context is not None:
                 close_context(context)
             self._ready.set()
@@ -374,12 +378,16 @@ class SliceSender:
             self.guard.shared = SharedWriter(name, what, *sizes, self.ring.wake_pipe)
 
     def _bind(self, context: zmq.Context[zmq.Socket[bytes]], sockets: list[zmq.Socket[bytes]]) -> None:
+        what = f"feed {self.feed.name!r} slice {self.slice_id}"
+        self._gate = self.guard.gate = open_gate(context, self.feed, self.part.lines, what)
         for line, endpoint in enumerate(self.part.lines):
             socket = open_xpub(context, endpoint, _SEND_WAIT_MS if self._wait else None, self._hwm_blocks)
             sockets.append(socket)
+            if self._gate is not None:
+                self._gate.secure(socket, endpoint)
             if not endpoint.startswith("inproc:"):
                 self.guard.watch(line, socket)
-            bind(socket, endpoint, f"feed {self.feed.name!r} slice {self.slice_id}: endpoint")
+            bind(socket, endpoint, f"{what}: endpoint")
             if not endpoint.startswith("inproc:"):
                 self._probes.append(open_probe(context, socket))
 

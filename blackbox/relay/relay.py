@@ -22,6 +22,7 @@ from blackbox.relay.cover import Cover, SmallestCover
 from blackbox.relay.path import new_hop
 from blackbox.relay.slice_relay import Line, Settings, SliceRelay, needs_of
 from blackbox.subscribe.subscription import address_from
+from blackbox.transport.curve import ClientKeys, keys_of_line
 
 log = logging.getLogger("blackbox")
 
@@ -90,6 +91,8 @@ class RelayStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Confirmed subscribers of the slice that has most; a relay below is one."""
     put_out: int
     """Peers below disconnected because they sent what no subscriber sends, or took nothing for too long."""
+    refused_peers: int
+    """Connections from below that were refused for their key, for another key of ours, or for none (`[security]`)."""
     hops: int
     """Relays between the source and those below, this one counted, on the line where they are most."""
     lines: tuple[RelayLine, ...]
@@ -108,7 +111,7 @@ class Relay:
     "wait" for it, and so hold up the source. A filter that nobody wants any more stays in force above for `hold_s`
     seconds. `make_cover` makes what decides, for each line, which filters go up. A name is told to those below.
 
-    Raises ConfigError when the feeds do not fit each other.
+    Raises ConfigError when the feeds do not fit each other, or a key of `[security]` is missing or malformed.
     """
 
     def __init__(
@@ -219,6 +222,7 @@ class Relay:
             faults=sum(line.faults for line in lines),
             subscribers=max(each.below.subscriber_count() for each in self._slices),
             put_out=sum(each.guard.put_out for each in self._slices),
+            refused_peers=sum(each.guard.refused for each in self._slices),
             hops=max(len(line.path) for line in lines),
             lines=lines,
         )
@@ -263,13 +267,14 @@ def _uses_inproc(feed: Feed, slice_id: int) -> bool:
     return any(transport_of(endpoint) == "inproc" for endpoint in feed.slices[slice_id].endpoints)
 
 
-def _sources_of(sources: Sequence[Feed], downstream: Feed, slice_id: int) -> list[list[str]]:
-    """Return, for each line below, the addresses where it can be had, the first one first."""
-    lines: list[list[str]] = [[] for _ in downstream.slices[slice_id].lines]
+def _sources_of(sources: Sequence[Feed], downstream: Feed, slice_id: int) -> list[dict[str, ClientKeys | None]]:
+    """Return, for each line below, the addresses where it can be had, the first one first, each with its keys."""
+    lines: list[dict[str, ClientKeys | None]] = [{} for _ in downstream.slices[slice_id].lines]
     for source in sources:
         part = source.slices[slice_id]
         for number, endpoint in enumerate(part.lines):
-            lines[min(number, len(lines) - 1)].append(address_from(part.interface, endpoint))
+            address = address_from(part.interface, endpoint)
+            lines[min(number, len(lines) - 1)].setdefault(address, keys_of_line(source, number, endpoint))
     return lines
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from ctypes import string_at
 from typing import Final, NamedTuple
@@ -30,6 +30,8 @@ from blackbox.relay.line_state import BODY_AT, HEADER_AT, LineMemory, SliceRelay
 from blackbox.relay.path import Hop, check_path, decode_path, encode_path
 from blackbox.relay.upstream import Upstream
 from blackbox.transport.context import CONTEXT_NEEDS, close_context, open_context, pin_thread, wake_on_time
+from blackbox.transport.curve import ClientKeys
+from blackbox.transport.gate import Gate, open_gate
 from blackbox.transport.libzmq import message_bytes
 from blackbox.transport.server_thread import bind
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
@@ -110,13 +112,16 @@ class SliceRelay:
         self,
         feed: Feed,
         slice_id: int,
-        sources: Sequence[Sequence[str]],
+        sources: Sequence[Mapping[str, ClientKeys | None]],
         uses_inproc: bool,
         settings: Settings,
         me: Hop,
         ended: Callable[[], None],
     ) -> None:
-        """`feed`: what those below use. `sources`: of each line where it comes from. `ended` is called at the end."""
+        """`feed`: what those below use. `sources`: of each line where it comes from, with the keys of each.
+
+        `ended` is called at the end.
+        """
         self.slice_id = slice_id
         self.part = feed.slices[slice_id]
         self.error: BlackBoxError | None = None
@@ -135,6 +140,7 @@ class SliceRelay:
         self.below = Below(feed, [line.upstream for line in self.lines])
         self._wake = Pipe()
         self.guard = Guard(slice_id, self.below, self._kept, self._wake.poke, drop=not settings.wait)
+        self._gate: Gate | None = None
         self._received = numpy.zeros(_RECEIVED_BYTES, numpy.uint8)
         self._xpubs: list[zmq.Socket[bytes]] = []
         self._probes: list[zmq.Socket[bytes]] = []
@@ -204,9 +210,12 @@ class SliceRelay:
 
     def _open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         wait_ms = _SEND_WAIT_MS if self._settings.wait else None
+        self._gate = self.guard.gate = open_gate(context, self._feed, self.part.lines, self._what)
         for number, (line, endpoint) in enumerate(zip(self.lines, self.part.lines, strict=True)):
             xpub = open_xpub(context, endpoint, wait_ms, self._settings.hwm_blocks)
             self._xpubs.append(xpub)
+            if self._gate is not None:
+                self._gate.secure(xpub, endpoint)
             if not endpoint.startswith("inproc:"):
                 self.guard.watch(number, xpub)
             bind(xpub, endpoint, f"{self._what}: endpoint")
@@ -222,6 +231,8 @@ class SliceRelay:
             probe.close()
         for xpub in self._xpubs:
             xpub.close(linger=_LINGER_MS if self.error is None else 0)
+        if self._gate is not None:
+            self._gate.close()
 
     def _at(self, xpubs: Sequence[int]) -> SliceRelayAt:
         """Where all of it lies, and what is polled."""

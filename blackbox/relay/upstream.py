@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -25,7 +25,9 @@ from blackbox.publish.subscriptions import SUBSCRIBE, UNSUBSCRIBE
 from blackbox.relay.cover import Changes, Interest, SmallestCover
 from blackbox.relay.line_state import LineState
 from blackbox.subscribe.subscription import open_sub
+from blackbox.transport.connections import FAILURE_EVENTS, Failure, failure_of
 from blackbox.transport.context import allow_ipv6
+from blackbox.transport.curve import ClientKeys, refusal_of, use_keys
 
 log = logging.getLogger("blackbox")
 
@@ -67,15 +69,19 @@ class Upstream:
 
     def __init__(
         self,
-        addresses: Sequence[str],
+        sources: Mapping[str, ClientKeys | None],
         interest: Interest,
         hold_s: float,
         state: LineState,
         heartbeat_ns: int,
         what: str,
     ) -> None:
-        """`what` names the slice in the log. `hold_s`: as in `Interest`, for what is wanted."""
-        self.addresses = list(addresses)
+        """`sources`: addresses, with the keys to connect to each. `what` names the slice in the log.
+
+        `hold_s`: as in `Interest`, for what is wanted.
+        """
+        self.addresses = list(sources)
+        self._keys, self._failures = sources, dict[str, set[Failure]]()
         self._filters = interest
         # The smallest cover, whatever filters there are: else publishers would compute what nobody wants.
         self._wanted = Interest(SmallestCover(), hold_s)
@@ -104,7 +110,7 @@ class Upstream:
         self.xsub.sndhwm = 0
         self.xsub.reconnect_ivl, self.xsub.reconnect_ivl_max = _RECONNECT_MS
         place = f"inproc://blackbox-upstream-{id(self.xsub)}"
-        self.xsub.monitor(place, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self.xsub.monitor(place, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | FAILURE_EVENTS)
         self.news.linger = 0
         self.news.connect(place)
         for key in (HEARTBEAT_KEY, PATH_KEY):
@@ -143,6 +149,7 @@ class Upstream:
     def _connect(self) -> None:
         self._changed_at = time.monotonic()
         allow_ipv6(self.xsub, self.address)
+        use_keys(self.xsub, self._keys[self.address])
         try:
             self.xsub.connect(self.address)
         except zmq.ZMQError as error:
@@ -166,7 +173,19 @@ class Upstream:
         """Take in that a connection is there, or gone."""
         while self.news.poll(0):
             event = parse_monitor_message(self.news.recv_multipart())
-            self._note_connection(event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            if (failure := failure_of(event["event"], event["value"])) is not None:
+                self._note_failure(failure)
+            else:
+                self._note_connection(event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+
+    def _note_failure(self, failure: Failure) -> None:
+        """Log, once for each address and reason, why a connection was refused."""
+        failures = self._failures.setdefault(self.address, set())
+        before = refusal_of(failures, self._keys[self.address])
+        failures.add(failure)
+        why = refusal_of(failures, self._keys[self.address])
+        if why != before:
+            log.warning("%s: no connection to %s: %s", self._what, self.address, why)
 
     def _note_connection(self, is_there: bool) -> None:
         if is_there and not self.is_connected:

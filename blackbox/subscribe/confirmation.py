@@ -31,6 +31,8 @@ def check_lines(feed: Feed, slices: Mapping[int, SliceThread], timeout: float) -
 def _heard(feed: Feed, thread: SliceThread) -> str:
     """Say what came in place of a confirmation, if anything did."""
     state, counters = thread.state, thread.counters.slice
+    if thread.refusal:
+        return f": {thread.refusal}"
     if state.other_key_bytes:
         theirs, ours = state.other_key_bytes - 1, feed.key_bytes
         return f": its blocks have key_bytes = {theirs}, expected {ours} as in the feed file"

@@ -14,6 +14,7 @@ from blackbox.feed.endpoint import transport_of
 from blackbox.native.limits import Needs, start_thread
 from blackbox.subscribe.state import SliceCounters
 from blackbox.transport.connections import Connection, Connections
+from blackbox.transport.curve import ClientKeys, refusal_of
 
 log = logging.getLogger("blackbox")
 
@@ -38,7 +39,7 @@ class FloodGuard:
 
     Each may bring as many bytes between two valid blocks of its line as a full queue and one body hold; then, once the
     slice thread has read and still found none, it is ended, libzmq frees what it held, and connects again. Made and
-    closed in the socket's thread, before it connects.
+    closed in the socket's thread, before it connects. It also tells of handshakes that fail.
     """
 
     def __init__(
@@ -50,11 +51,15 @@ class FloodGuard:
         queued_bytes: Callable[[], int],
         reads: Callable[[], int],
         slice_id: int,
+        keys: ClientKeys | None = None,
     ) -> None:
         """`heard_ns` of a line: when its last valid block came. `queued_bytes`: what libzmq may queue of one line.
 
-        `reads`: how often the slice thread has looked for a block.
+        `reads`: how often the slice thread has looked for a block. `keys`: with which it connects.
         """
+        self.refusal = ""
+        """Why a publisher does not take our connections, as far as failed handshakes tell."""
+        self._keys = keys
         self._counters, self._heard_ns, self._queued_bytes, self._slice_id = counters, heard_ns, queued_bytes, slice_id
         self._reads = reads
         self._enough_reads = 2 * len(endpoints)  # lines with blocks take turns; one block may be on its way
@@ -103,6 +108,11 @@ class FloodGuard:
         assert self._connections is not None
         limit, reads = self._queued_bytes() + MAX_BODY_BYTES + _SLACK_BYTES, self._reads()
         found = self._connections.look()
+        refusal = refusal_of(self._connections.failures, self._keys)
+        if refusal != self.refusal:
+            self.refusal = refusal
+            addresses = " or ".join(self._addresses.values())
+            log.warning("slice %d: no connection to %s: %s", self._slice_id, addresses, refusal)
         self._marks = {each.fd: self._marks[each.fd] for each in found if each.fd in self._marks}
         for connection in found:
             heard_ns = max(map(self._heard_ns, self._lines_of(connection)))

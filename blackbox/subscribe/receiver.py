@@ -61,6 +61,7 @@ from blackbox.subscribe.statistics import Counters
 from blackbox.subscribe.subscription import Subscription, open_sub
 from blackbox.subscribe.worker import Worker
 from blackbox.transport.context import close_context, open_context, pin_thread
+from blackbox.transport.curve import keys_of_line
 from blackbox.transport.libzmq import close_messages, init_messages
 from blackbox.transport.shared_memory import MOST_WAITING
 from blackbox.transport.wakeup import Pipe
@@ -303,6 +304,11 @@ class SliceThread:
         return since_ns and max(0, time.monotonic_ns() - since_ns)
 
     @property
+    def refusal(self) -> str:
+        """Why publishers do not take our connections, as far as failed handshakes tell; empty: they tell nothing."""
+        return "" if self._guard is None else self._guard.refusal
+
+    @property
     def threads(self) -> list[threading.Thread]:
         """The slice thread and its workers: those in which callbacks and hooks run."""
         return [self._thread, *(worker.thread for worker in self.workers)]
@@ -403,6 +409,7 @@ class SliceThread:
         warm_up(run_slice, self._at, self._table.at, self._table.topics, self._table.keys)
         warm_up(hand_control, self._at, 0, 0)
         warm_up(finish, self._at, self._table.at, self._table.topics)
+        keys = [keys_of_line(self.feed, line, endpoint) for line, endpoint in enumerate(self.feed_slice.lines)]
         self._guard = FloodGuard(
             sub,
             self.feed_slice.lines,
@@ -411,9 +418,10 @@ class SliceThread:
             lambda: self.options.hwm_blocks * max(self.feed.block_bytes, self.state.largest_body),
             lambda: self.state.reads,
             self.slice_id,
+            next((each for each in keys if each is not None), None),
         )
         self._guard.start()
-        self._subscription.connect(sub)
+        self._subscription.connect(sub, keys)
         init_messages(self._scratch.ctypes.data + KEY_AT, MESSAGES)
         self._switch(self._table)
         self._slice_callbacks.begin()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from ctypes import string_at
 
@@ -36,6 +37,7 @@ from blackbox.subscribe.sequences import Sequences
 from blackbox.subscribe.slice_memory import BODY_AT, HEAD_AT, KEY_AT, SliceAt
 from blackbox.subscribe.state import SliceState
 from blackbox.transport.context import MAX_SUBSCRIPTIONS, allow_ipv6
+from blackbox.transport.curve import ClientKeys, use_keys
 from blackbox.transport.keep_alive import keep_alive
 from blackbox.transport.libzmq import message_bytes
 from blackbox.transport.shared_memory_reader import NO_READER, ReaderAt, SharedReader, attach
@@ -106,12 +108,16 @@ class Subscription:
         self._connected_ns = [time.monotonic_ns()] * len(self._feed_slice.lines)
         """When each line was last connected."""
 
-    def connect(self, sub: zmq.Socket[bytes]) -> None:
-        """Connect to every line, and ask for heartbeats. Raises EndpointError naming the line that it could not."""
-        self._sub = sub
-        for endpoint in self._feed_slice.lines:
+    def connect(self, sub: zmq.Socket[bytes], keys: Sequence[ClientKeys | None]) -> None:
+        """Connect to every line with its keys, and ask for heartbeats.
+
+        Raises EndpointError naming the line that it could not.
+        """
+        self._sub, self._keys = sub, keys
+        for line, endpoint in enumerate(self._feed_slice.lines):
             address = self._address(endpoint)
             allow_ipv6(sub, address)
+            use_keys(sub, keys[line])
             try:
                 sub.connect(address)
             except zmq.ZMQError as error:
@@ -223,6 +229,7 @@ class Subscription:
         address = self._address(self._feed_slice.lines[line])
         with suppress(zmq.ZMQError):
             self._sub.disconnect(address)
+        use_keys(self._sub, self._keys[line])
         self._sub.connect(address)
         self._reconnected.add(line)
 

@@ -10,7 +10,9 @@ import os
 import socket
 import struct
 import sys
+from collections import Counter
 from contextlib import suppress
+from enum import Enum
 from typing import Any, Final
 
 import zmq
@@ -23,6 +25,39 @@ _TCP_INFO: Final = struct.Struct("=Q Q 4x I I")
 _TRIES_AT: Final = 2
 """Of `tcpi_retransmits` and `tcpi_probes`, a byte each."""
 _INFO_AT: Final = 120
+
+
+class Failure(Enum):
+    """Why a handshake failed, as far as this end can tell."""
+
+    REFUSED = "refused"
+    """The server has refused our key; or this is the server, and has refused the key of a peer."""
+    MECHANISM = "mechanism"
+    """One end speaks CURVE and the other does not."""
+    MALFORMED = "malformed"
+    """What came cannot be read: a client that has another key for its server, say."""
+    LEFT = "left"
+    """The other end hung up in the midst of it."""
+
+
+_FAILURES: Final = {
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: Failure.REFUSED,
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: Failure.MALFORMED,
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: Failure.LEFT,
+}
+
+
+FAILURE_EVENTS: Final = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+
+
+def failure_of(event: int, value: int) -> Failure | None:
+    """Return what a socket's monitor tells of a handshake that failed; None: it tells something else."""
+    failure = _FAILURES.get(zmq.Event(event))
+    if failure is Failure.MALFORMED and value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
+        return Failure.MECHANISM
+    return failure
 
 
 class Connection:
@@ -96,14 +131,16 @@ class Connections:
     """The TCP connections of one ZeroMQ socket, of its own endpoints and to those of others.
 
     Made and closed in the socket's thread; one other thread may look. `news` is readable when there is a new one.
+    `failures` counts the handshakes that have failed.
     """
 
     def __init__(self, of: zmq.Socket[bytes]) -> None:
         """Watch a socket that has not yet been bound or connected."""
         self._socket = of
         self._of: dict[int, Connection] = {}
+        self.failures: Counter[Failure] = Counter()
         place = f"inproc://blackbox-connections-{id(self)}"
-        of.monitor(place, zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED)
+        of.monitor(place, zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | FAILURE_EVENTS)
         self.news: zmq.Socket[bytes] = of.context.socket(zmq.PAIR)
         self.news.rcvhwm = _MOST_EVENTS
         self.news.linger = 0
@@ -113,7 +150,10 @@ class Connections:
         """Return the connections that there are now, the oldest first, with what the kernel counts of each."""
         while self.news.poll(0):
             event = parse_monitor_message(self.news.recv_multipart())
-            self._add(event["event"], event["value"], event["endpoint"].decode())
+            if (failure := failure_of(event["event"], event["value"])) is not None:
+                self.failures[failure] += 1
+            else:
+                self._add(event["event"], event["value"], event["endpoint"].decode())
         self._of = {fd: connection for fd, connection in self._of.items() if connection.look()}
         return list(self._of.values())
 

@@ -30,6 +30,7 @@ from blackbox.block.position import Position
 from blackbox.errors import ArchiveError, BlackBoxError, ConfigError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.subscribe.repair import Later, Missing, Since
+from blackbox.transport.curve import keys_of_archive
 
 _LATER_S: Final = 0.001
 """Time until an archive is asked again for what it has not recorded yet; it doubles while nothing comes."""
@@ -87,7 +88,9 @@ class ArchiveClient:
     def _asking(self, endpoint: str, is_over: Callable[[], bool] = lambda: False) -> Iterator[Connection]:
         """Yield a connection to an archive of this feed."""
         began = time.monotonic()
-        asking = (self._kept or {}).pop(endpoint, None) or Connection(endpoint, self._timeout)
+        asking = (self._kept or {}).pop(endpoint, None) or Connection(
+            endpoint, self._timeout, keys_of_archive(self.feed, endpoint)
+        )
         asking.is_over, asking.heard = is_over, 0.0
         try:
             if not asking.is_known:

@@ -26,14 +26,16 @@ from blackbox.archive.serve.protocol import (
 from blackbox.block.block import Block
 from blackbox.errors import ArchiveError, BlockError, EndpointError
 from blackbox.native.limits import Needs
+from blackbox.transport.connections import Connections
 from blackbox.transport.context import allow_ipv6, new_context
+from blackbox.transport.curve import ClientKeys, refusal_of, use_keys
 from blackbox.transport.keep_alive import keep_alive
 
 _LOOK_S: Final = 0.05
 """Between two looks at whether it is over."""
 _MOST_BYTES: Final = 64 << 20
 _HEAD_FRAMES: Final = 2
-_NEEDS: Final = Needs(descriptors=3)
+_NEEDS: Final = Needs(descriptors=5)
 
 
 class Fetched(NamedTuple):
@@ -55,7 +57,7 @@ class StaleError(Exception):
 class Connection:
     """A socket to one archive, for one answer after the other."""
 
-    def __init__(self, endpoint: str, timeout: float) -> None:
+    def __init__(self, endpoint: str, timeout: float, keys: ClientKeys | None = None) -> None:
         """Raises EndpointError when it cannot connect."""
         self.endpoint = endpoint
         self.is_known = False
@@ -73,6 +75,8 @@ class Connection:
         self._socket.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
         allow_ipv6(self._socket, self.endpoint)
         keep_alive(self._socket)
+        use_keys(self._socket, keys)
+        self._keys, self._connections = keys, Connections(self._socket)
         try:
             self._socket.connect(self.endpoint)
         except zmq.ZMQError as error:
@@ -81,6 +85,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the connection."""
+        self._connections.close()
         self._socket.close()
         self._context.term()
 
@@ -98,10 +103,16 @@ class Connection:
             raise ArchiveError(f"{self.endpoint}: took no request") from None
 
     def answer(self) -> tuple[Piece | About | Noted | Refusal, list[bytes]]:
-        """Return the answer to the last request. Raises ArchiveError when none comes in time, or it is refused."""
+        """Return the answer to the last request.
+
+        Raises ArchiveError when none comes in time, or it, or our key, is refused.
+        """
         until = time.monotonic() + self._timeout
         while not self.is_over() and (left_s := until - time.monotonic()) > 0:
             if not self._socket.poll(round(1e3 * min(left_s, _LOOK_S))):
+                self._connections.look()
+                if why := refusal_of(self._connections.failures, self._keys):
+                    raise ArchiveError(f"{self.endpoint}: {why}")
                 continue
             frames = self._socket.recv_multipart()
             if len(frames) < _HEAD_FRAMES or frames[0] != self._number:

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -29,6 +30,7 @@ from blackbox.feed.endpoint import check_archive
 from blackbox.feed.feed import Feed
 from blackbox.native.limits import Needs, let_others_go_first
 from blackbox.transport.context import allow_ipv6, new_context
+from blackbox.transport.gate import Gate, open_gate
 from blackbox.transport.keep_alive import keep_alive
 from blackbox.transport.server_thread import ServerThread, bind
 
@@ -61,12 +63,14 @@ class ArchiveStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that were answered with an error."""
     dropped: int
     """Requests that got no answer: they were malformed, or their reader took no more answers or was gone."""
+    refused_peers: int
+    """Connections that were refused for their key (`[security]`)."""
 
 
 class ArchiveServer:
     """Answers for the recordings of one feed, in a thread of its own, from `with` to its end.
 
-    Whoever can reach an endpoint may read all of the recordings.
+    Whoever can reach an endpoint, and has an allowed key where the feed has `[security]`, may read all recordings.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class ArchiveServer:
         endpoints: tuple[str, ...],
         is_recording: Callable[[], bool] = lambda: False,
         keeps_for_consumers: bool = False,
+        feed: Feed | None = None,
     ) -> None:
         """Settings; nothing is opened before `open`.
 
@@ -84,11 +89,14 @@ class ArchiveServer:
             is_recording: whether a recorder beside it has something to record at this moment. While it has, the archive
                 works a tenth of the time, so that readers cannot hold the recorder up.
             keeps_for_consumers: whether to note how far named consumers are: what they need is not deleted.
+            feed: the one whose `[security]` says who may ask; None: everybody may.
 
         Raises ConfigError for a wrong endpoint.
         """
         self.directory = Path(directory)
         self.endpoints = endpoints
+        self._feed = feed
+        self._gate: Gate | None = None
         self._is_recording, self._keeps_for_consumers = is_recording, keeps_for_consumers
         if not endpoints:
             raise ConfigError("archives were none, expected at least one endpoint to answer at")
@@ -100,7 +108,7 @@ class ArchiveServer:
         self._thread = ServerThread("blackbox-archive", f"archive {self.directory}", self._serve)
 
     def open(self) -> None:
-        """Bind the endpoints and answer. Raises EndpointError when one cannot be bound."""
+        """Bind the endpoints and answer. Raises EndpointError when one cannot be bound, ConfigError for a wrong key."""
         self._thread.start()
 
     def close(self) -> None:
@@ -120,10 +128,16 @@ class ArchiveServer:
 
     def statistics(self) -> ArchiveStatistics:
         """A snapshot."""
-        return ArchiveStatistics(**self._counts)
+        return ArchiveStatistics(**self._counts, refused_peers=self._gate.refused if self._gate is not None else 0)
 
     def _serve(self) -> None:
-        with new_context("archive", _NEEDS) as context, context.socket(zmq.ROUTER) as socket:
+        with ExitStack() as stack:
+            context = stack.enter_context(new_context("archive", _NEEDS))
+            if self._feed is not None:
+                self._gate = open_gate(context, self._feed, self.endpoints, f"archive {self.directory}")
+            if self._gate is not None:
+                stack.callback(self._gate.close)
+            socket = stack.enter_context(context.socket(zmq.ROUTER))
             socket.setsockopt(zmq.MAXMSGSIZE, MOST_REQUEST_BYTES)
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what a slow reader does not take vanishes uncounted
             socket.sndhwm, socket.rcvhwm = QUEUE_PIECES, QUEUE_REQUESTS
@@ -131,6 +145,8 @@ class ArchiveServer:
             keep_alive(socket, must_take=True)
             for endpoint in self.endpoints:
                 allow_ipv6(socket, endpoint)
+                if self._gate is not None:
+                    self._gate.secure(socket, endpoint)
                 bind(socket, endpoint, "archive endpoint")
             let_others_go_first()
             pieces = Pieces(self.directory)
@@ -206,4 +222,4 @@ def archive_of(
     if not isinstance(serve, str) and not feed.archives:
         raise ConfigError(f"feed {feed.name!r} had no archives, expected endpoints such as tcp://host:5600")
     endpoints = (serve if isinstance(serve, str) else feed.archives[0],)
-    return ArchiveServer(directory, endpoints, is_recording, keeps_for_consumers)
+    return ArchiveServer(directory, endpoints, is_recording, keeps_for_consumers, feed)

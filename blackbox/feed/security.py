@@ -1,0 +1,103 @@
+"""Who may connect: the keys of a feed's `[security]` table, and a warning where there are none."""
+
+import logging
+from ipaddress import ip_address
+from pathlib import Path
+
+import msgspec
+
+from blackbox.errors import ConfigError
+from blackbox.feed.endpoint import transport_of
+from blackbox.feed.toml import check_types
+
+log = logging.getLogger("blackbox")
+
+_warned: set[str] = set()
+"""Feeds of which was said that they are open."""
+
+
+class Security(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys of both ends of a feed's tcp connections, which are then encrypted (CURVE); other transports are not.
+
+    Each setting is a path: in a feed file relative to the file, else to the working directory; `~` is the user's home.
+    The files are read when something binds or connects. `blackbox keys new` makes them.
+    """
+
+    key: str
+    """The secret key file of whoever reads this feed file, such as `keys/desk.key_secret`. No default.
+
+    Only its owner may be able to read it."""
+
+    server_keys: tuple[str, ...] = ()
+    """Public key files of those that this side connects to: one for both lines, or one each for A and B. Default: none.
+
+    Applies to subscribers, recorders and the upper side of relays."""
+
+    archive_keys: tuple[str, ...] = ()
+    """Public key files of the feed's archives: one for all, or one each. Default: the first of `server_keys`."""
+
+    allowed_keys: str = ""
+    """Directory of public key files (`*.key`): those who may connect to what this side binds. Default: none.
+
+    Applies to publishers, archives and the lower side of relays. Read again when somebody connects."""
+
+    def __post_init__(self) -> None:
+        """Check each setting alone; ConfigError names the setting, its value and its range."""
+        check_types(self)
+        if not self.key:
+            raise ConfigError("key was empty, expected the path of a secret key file")
+        for name in ("server_keys", "archive_keys"):
+            if "" in getattr(self, name):
+                raise ConfigError(f"{name} had an empty path, expected paths of public key files")
+
+    def in_directory(self, directory: Path) -> "Security":
+        """Return a copy whose paths do not depend on the working directory."""
+
+        def placed(path: str) -> str:
+            return str(directory.absolute() / Path(path).expanduser()) if path else ""
+
+        return Security(
+            key=placed(self.key),
+            server_keys=tuple(map(placed, self.server_keys)),
+            archive_keys=tuple(map(placed, self.archive_keys)),
+            allowed_keys=placed(self.allowed_keys),
+        )
+
+    def key_of_line(self, line: int) -> str:
+        """Return the public key file of a line's publisher. Raises ConfigError when there is none."""
+        return _one_of("server_keys", self.server_keys, line, "line")
+
+    def key_of_archive(self, place: int) -> str:
+        """Return the public key file of the archive at a place of `Feed.archives`. Raises ConfigError without one."""
+        if not self.archive_keys:
+            return _one_of("server_keys", self.server_keys[:1], place, "archive")
+        return _one_of("archive_keys", self.archive_keys, place, "archive")
+
+
+def _one_of(name: str, paths: tuple[str, ...], place: int, each: str) -> str:
+    if len(paths) > 1 and place >= len(paths):
+        raise ConfigError(f"security.{name} were {len(paths)}, expected one for all or one for each {each}")
+    if not paths:
+        raise ConfigError(f"security.{name} were missing, expected the public key file of whom this side connects to")
+    return paths[place if len(paths) > 1 else 0]
+
+
+def warn_if_open(name: str, endpoint: str) -> None:
+    """Warn, once for each feed, of an endpoint without security that others than this host may reach."""
+    if name in _warned or transport_of(endpoint) != "tcp" or is_loopback(endpoint):
+        return
+    _warned.add(name)
+    log.warning(
+        "feed %r is open: %s is neither encrypted nor asks who connects; [security] in the feed file does both",
+        name,
+        endpoint,
+    )
+
+
+def is_loopback(endpoint: str) -> bool:
+    """Whether only this host can reach a tcp endpoint, or connects to itself there."""
+    host = endpoint.rpartition(";")[2].removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,148 @@
+"""The gate of a context: which keys may connect to what is bound there (ZAP, ZeroMQ's RFC 27)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import zmq
+from zmq.utils import z85
+
+from blackbox.errors import ConfigError
+from blackbox.feed.endpoint import transport_of
+from blackbox.feed.feed import Feed
+from blackbox.feed.security import Security, warn_if_open
+from blackbox.native.limits import Needs, check_limits
+from blackbox.transport.curve import check_curve, connect_in_the_clear, load_pair, load_public
+from blackbox.transport.server_thread import ServerThread, bind
+
+log = logging.getLogger("blackbox")
+
+_ZAP: Final = "inproc://zeromq.zap.01"
+_DOMAIN: Final = b"blackbox"
+_MOST_TOLD: Final = 1_000
+"""Refused peers that are remembered, and told one by one."""
+_NEEDS: Final = Needs(descriptors=4, threads=1)
+
+
+class AllowedKeys:
+    """The public keys in a directory, read again when its files have changed."""
+
+    def __init__(self, directory: str) -> None:
+        """Raises ConfigError when the directory is missing, or a key in it is malformed."""
+        self._directory = directory
+        if not Path(directory).is_dir():
+            raise ConfigError(f"allowed_keys was {directory!r}, expected a directory of public key files")
+        self._files = self._look()
+        self._keys = {load_public(path) for path, *_ in self._files}
+        if not self._keys:
+            log.warning("allowed_keys %r has no *.key file: nobody may connect", directory)
+
+    def _look(self) -> list[tuple[str, int, int]]:
+        found = []
+        for path in sorted(Path(self._directory).glob("*.key")):
+            status = path.stat()
+            found.append((str(path), status.st_mtime_ns, status.st_size))
+        return found
+
+    def has(self, key: bytes) -> bool:
+        """Whether a key is allowed now. A file that has become unreadable allows nobody, and is told."""
+        try:
+            files = self._look()
+        except OSError as error:  # a file went away in between: the next look may do better
+            log.warning("allowed_keys %r cannot be read: %s", self._directory, error)
+            return False
+        if files != self._files:
+            self._files, self._keys = files, set()
+            for path, *_ in files:
+                try:
+                    self._keys.add(load_public(path))
+                except ConfigError as error:
+                    log.warning("%s", error)
+        return key in self._keys
+
+
+class Gate:
+    """Answers libzmq who may connect to the sockets of one context, in a thread of its own.
+
+    Open it before they are bound, close it before the context ends. `refused` counts those who may not; each key and
+    address is logged once.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], security: Security, what: str) -> None:
+        """Read the keys. Raises ConfigError naming the one that is missing or malformed."""
+        check_curve()
+        if not security.allowed_keys:
+            raise ConfigError("security.allowed_keys was missing, expected the directory of keys that may connect")
+        self.refused = 0
+        self._context, self._what = context, what
+        self._own, self._allowed = load_pair(security.key), AllowedKeys(security.allowed_keys)
+        self._told: set[tuple[bytes, bytes]] = set()
+        self._thread = ServerThread("blackbox-gate", f"gate of {what}", self._serve)
+
+    def open(self) -> None:
+        """Begin to answer. Raises LimitError."""
+        check_limits(self._what, _NEEDS)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer no more: nobody who is not connected can connect now."""
+        self._thread.end()
+
+    def secure(self, socket: zmq.Socket[bytes], endpoint: str) -> None:
+        """Have what is bound next on a socket encrypted if it is tcp, and ask here who may connect."""
+        if transport_of(endpoint) != "tcp":
+            connect_in_the_clear(socket)
+            return
+        socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer from here nobody comes in
+        socket.curve_publickey, socket.curve_secretkey = self._own
+        socket.curve_server = 1
+
+    def _serve(self) -> None:
+        with self._context.socket(zmq.REP) as socket:
+            socket.linger = 0
+            bind(socket, _ZAP, self._what)
+            for frames in self._thread.requests(socket):
+                socket.send_multipart(self._answer(frames))
+
+    def _answer(self, frames: list[bytes]) -> list[bytes]:
+        version, number, _, address, _, mechanism, *credentials = frames
+        key = z85.encode(credentials[0]) if mechanism == b"CURVE" and credentials else b""
+        # In the clear are only sockets that `secure` has left so: of ipc, where the permissions of the path decide.
+        if mechanism == b"NULL" or self._allowed.has(key):
+            return [version, number, b"200", b"OK", key, b""]
+        self._tell(key, address)
+        return [version, number, b"400", b"key is not allowed", b"", b""]
+
+    def _tell(self, key: bytes, address: bytes) -> None:
+        self.refused += 1
+        if (key, address) not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add((key, address))
+            log.warning("%s: refused key %s at %s: not among allowed_keys", self._what, key.decode(), address.decode())
+            if len(self._told) == _MOST_TOLD:
+                log.warning("%s: has refused %d peers, further ones are only counted", self._what, _MOST_TOLD)
+
+
+def open_gate(context: zmq.Context[zmq.Socket[bytes]], feed: Feed, endpoints: Sequence[str], what: str) -> Gate | None:
+    """Return an open gate for what is bound at `endpoints`; None if it needs none. Warns of a feed without security.
+
+    Raises ConfigError naming what is wrong with a key, and LimitError.
+    """
+    of_tcp = [endpoint for endpoint in endpoints if transport_of(endpoint) == "tcp"]
+    if feed.security is None:
+        for endpoint in of_tcp:
+            warn_if_open(feed.name, endpoint)
+        return None
+    if not of_tcp:
+        return None
+    if context is zmq.Context.instance():
+        raise ConfigError(f"{what}: inproc was beside {of_tcp[0]} with security, expected tcp or ipc")
+    try:
+        gate = Gate(context, feed.security, what)
+    except ConfigError as error:
+        raise ConfigError(f"feed {feed.name!r}: {error}") from None
+    gate.open()
+    return gate
