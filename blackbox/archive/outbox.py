@@ -161,8 +161,9 @@ class Outbox:
         for endpoint in () if feed.key_bytes else feed.archives:
             if endpoint == own:
                 continue
+            client = ArchiveClient(feed.with_archive(endpoint), timeout=_ASK_S)
             try:
-                about = ArchiveClient(feed.with_archive(endpoint), timeout=_ASK_S).about()
+                about = client.about()
             except BlackBoxError:
                 continue
             for slice_id, has in about.slices.items():

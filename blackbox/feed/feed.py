@@ -22,7 +22,7 @@ from blackbox.feed.endpoint import (
 )
 from blackbox.feed.routing import PrefixRouting, ShareRouting, check_prefix, check_topic
 from blackbox.feed.schema import Schema
-from blackbox.feed.security import Security
+from blackbox.feed.security import Security, path_in
 from blackbox.feed.symbol import SymbolRule
 from blackbox.feed.toml import check_ranges, check_types, from_document
 from blackbox.regular_file import read_regular
@@ -92,6 +92,11 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Address of the network interface that subscribers connect from. Default: the system's.
 
     Applies to subscribers, tcp endpoints only."""
+
+    allowed_keys: str = ""
+    """Directory of public key files: those who may connect to this slice, in place of `security.allowed_keys`.
+
+    Default: none, who may connect to the feed. Archives ask for the feed's. Applies to publishers and relays."""
 
     def __post_init__(self) -> None:
         """Check each setting alone; ConfigError names the setting, its value and its range."""
@@ -256,6 +261,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             _check_session(self.time_zone, self.day_start)
             _check_endpoints_differ(self.slices)
             _check_archives(self.archives)
+            _check_allowed(self.slices, self.security)
             _ = self.routing
         except ConfigError as error:
             raise ConfigError(f"feed {self.name!r}: {error}") from None
@@ -282,9 +288,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         try:
             feed = from_document(document, cls)
             _check_schema(feed.schema, schema)
-            if feed.security is not None:
-                security = feed.security.in_directory(Path(path).parent)
-                feed = msgspec.structs.replace(feed, security=security)
+            feed = feed._with_paths_in(Path(path).parent)
         except ConfigError as error:
             raise ConfigError(f"{os.fspath(path)}: {error}") from None
         return feed if schema is None else msgspec.structs.replace(feed, schema=schema)
@@ -323,7 +327,21 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             ),
         )
 
-    def with_archive(self, endpoint: str) -> "Feed":
+    def _with_paths_in(self, directory: Path) -> Self:
+        """Return this feed with paths of keys that do not depend on the working directory."""
+        if self.security is None:
+            return self
+        slices = tuple(
+            msgspec.structs.replace(part, allowed_keys=path_in(directory, part.allowed_keys)) for part in self.slices
+        )
+        return msgspec.structs.replace(self, security=self.security.in_directory(directory), slices=slices)
+
+    def without_keys(self) -> Self:
+        """Return this feed without `[security]` and what belongs to it: what recordings keep."""
+        slices = tuple(msgspec.structs.replace(part, allowed_keys="") for part in self.slices)
+        return msgspec.structs.replace(self, security=None, slices=slices)
+
+    def with_archive(self, endpoint: str) -> Self:
         """Return this feed with one of its archives alone."""
         security = self.security
         if security is not None and len(security.archive_keys) > 1:
@@ -467,6 +485,12 @@ def _check_archives(archives: tuple[str, ...]) -> None:
         check_archive(endpoint)
         if endpoint in archives[:place]:
             raise ConfigError(f"archive {endpoint!r} was named twice, expected each once")
+
+
+def _check_allowed(slices: tuple[Slice, ...], security: Security | None) -> None:
+    for slice_id, part in enumerate(slices):
+        if part.allowed_keys and security is None:
+            raise ConfigError(f"slice {slice_id} had allowed_keys without a table [security], expected both")
 
 
 def _check_endpoints_differ(slices: tuple[Slice, ...]) -> None:

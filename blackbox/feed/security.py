@@ -39,7 +39,8 @@ class Security(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     allowed_keys: str = ""
     """Directory of public key files (`*.key`): those who may connect to what this side binds. Default: none.
 
-    Applies to publishers, archives and the lower side of relays. Read again when somebody connects."""
+    Applies to publishers, archives and the lower side of relays. Read again when somebody connects. A slice can have
+    a directory of its own."""
 
     def __post_init__(self) -> None:
         """Check each setting alone; ConfigError names the setting, its value and its range."""
@@ -52,15 +53,11 @@ class Security(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def in_directory(self, directory: Path) -> "Security":
         """Return a copy whose paths do not depend on the working directory."""
-
-        def placed(path: str) -> str:
-            return str(directory.absolute() / Path(path).expanduser()) if path else ""
-
         return Security(
-            key=placed(self.key),
-            server_keys=tuple(map(placed, self.server_keys)),
-            archive_keys=tuple(map(placed, self.archive_keys)),
-            allowed_keys=placed(self.allowed_keys),
+            key=path_in(directory, self.key),
+            server_keys=tuple(path_in(directory, path) for path in self.server_keys),
+            archive_keys=tuple(path_in(directory, path) for path in self.archive_keys),
+            allowed_keys=path_in(directory, self.allowed_keys),
         )
 
     def key_of_line(self, line: int) -> str:
@@ -72,6 +69,11 @@ class Security(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if not self.archive_keys:
             return _one_of("server_keys", self.server_keys[:1], place, "archive")
         return _one_of("archive_keys", self.archive_keys, place, "archive")
+
+
+def path_in(directory: Path, path: str) -> str:
+    """Return a path of a file in `directory` as an absolute one; `~` is the user's home, an empty one stays empty."""
+    return str(directory.absolute() / Path(path).expanduser()) if path else ""
 
 
 def _one_of(name: str, paths: tuple[str, ...], place: int, each: str) -> str:

@@ -210,7 +210,8 @@ class SliceRelay:
 
     def _open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         wait_ms = _SEND_WAIT_MS if self._settings.wait else None
-        self._gate = self.guard.gate = open_gate(context, self._feed, self.part.lines, self._what)
+        allowed = self.part.allowed_keys
+        self._gate = self.guard.gate = open_gate(context, self._feed, self.part.lines, self._what, allowed)
         for number, (line, endpoint) in enumerate(zip(self.lines, self.part.lines, strict=True)):
             xpub = open_xpub(context, endpoint, wait_ms, self._settings.hwm_blocks)
             self._xpubs.append(xpub)

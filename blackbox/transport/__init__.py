@@ -1,4 +1,4 @@
-"""ZeroMQ below Python: libzmq's functions for compiled code, contexts, wake-up pipes, connections; shared memory.
+"""ZeroMQ below Python: libzmq's functions for compiled code, contexts, wake-ups, connections, CURVE; shared memory.
 
 In: sockets and messages as addresses. Out: libzmq's own results. A socket belongs to the thread that created it.
 """

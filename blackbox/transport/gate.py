@@ -71,14 +71,16 @@ class Gate:
     address is logged once.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], security: Security, what: str) -> None:
-        """Read the keys. Raises ConfigError naming the one that is missing or malformed."""
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], security: Security, what: str, allowed_keys: str = ""
+    ) -> None:
+        """Read the keys; `allowed_keys` in place of the feed's. Raises ConfigError for a missing or malformed one."""
         check_curve()
-        if not security.allowed_keys:
+        if not (allowed_keys := allowed_keys or security.allowed_keys):
             raise ConfigError("security.allowed_keys was missing, expected the directory of keys that may connect")
         self.refused = 0
         self._context, self._what = context, what
-        self._own, self._allowed = load_pair(security.key), AllowedKeys(security.allowed_keys)
+        self._own, self._allowed = load_pair(security.key), AllowedKeys(allowed_keys)
         self._told: set[tuple[bytes, bytes]] = set()
         self._thread = ServerThread("blackbox-gate", f"gate of {what}", self._serve)
 
@@ -126,10 +128,13 @@ class Gate:
                 log.warning("%s: has refused %d peers, further ones are only counted", self._what, _MOST_TOLD)
 
 
-def open_gate(context: zmq.Context[zmq.Socket[bytes]], feed: Feed, endpoints: Sequence[str], what: str) -> Gate | None:
+def open_gate(
+    context: zmq.Context[zmq.Socket[bytes]], feed: Feed, endpoints: Sequence[str], what: str, allowed_keys: str = ""
+) -> Gate | None:
     """Return an open gate for what is bound at `endpoints`; None if it needs none. Warns of a feed without security.
 
-    Raises ConfigError naming what is wrong with a key, and LimitError.
+    `allowed_keys`: the directory that holds for these endpoints, if it is not the feed's. Raises ConfigError naming
+    what is wrong with a key, and LimitError.
     """
     of_tcp = [endpoint for endpoint in endpoints if transport_of(endpoint) == "tcp"]
     if feed.security is None:
@@ -141,7 +146,7 @@ def open_gate(context: zmq.Context[zmq.Socket[bytes]], feed: Feed, endpoints: Se
     if context is zmq.Context.instance():
         raise ConfigError(f"{what}: inproc was beside {of_tcp[0]} with security, expected tcp or ipc")
     try:
-        gate = Gate(context, feed.security, what)
+        gate = Gate(context, feed.security, what, allowed_keys)
     except ConfigError as error:
         raise ConfigError(f"feed {feed.name!r}: {error}") from None
     gate.open()

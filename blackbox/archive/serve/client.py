@@ -59,7 +59,10 @@ class ArchiveClient:
     """
 
     def __init__(self, feed: Feed, *, timeout: float = 10.0) -> None:
-        """`timeout`: how long to wait for one answer of one archive. Raises ConfigError if the feed has no archive."""
+        """`timeout`: how long to wait for one answer of one archive.
+
+        Raises ConfigError if the feed has no archive, or a key of `[security]` is missing or malformed.
+        """
         check_is_feed(feed)
         if not feed.archives:
             raise ConfigError(f"feed {feed.name!r} had no archives, expected endpoints such as tcp://host:5600")
@@ -67,6 +70,7 @@ class ArchiveClient:
             raise ValueError(f"timeout was {timeout}, expected more than 0 s")
         self.feed = feed
         self._timeout = timeout
+        self._keys = {endpoint: keys_of_archive(feed, endpoint) for endpoint in feed.archives}
         self._order = feed.archives
         self._silent: dict[str, float] = {}
         """Since when archives have not answered that were asked, by the monotonic clock."""
@@ -88,9 +92,7 @@ class ArchiveClient:
     def _asking(self, endpoint: str, is_over: Callable[[], bool] = lambda: False) -> Iterator[Connection]:
         """Yield a connection to an archive of this feed."""
         began = time.monotonic()
-        asking = (self._kept or {}).pop(endpoint, None) or Connection(
-            endpoint, self._timeout, keys_of_archive(self.feed, endpoint)
-        )
+        asking = (self._kept or {}).pop(endpoint, None) or Connection(endpoint, self._timeout, self._keys[endpoint])
         asking.is_over, asking.heard = is_over, 0.0
         try:
             if not asking.is_known:

@@ -1,0 +1,67 @@
+"""How do I encrypt a feed, and say who may read it?"""
+
+import logging
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from blackbox import Feed, Message, NotConfirmedError, Publisher, Subscriber
+
+logging.disable()  # the publisher also says in its log whom it refuses
+
+place = Path(tempfile.mkdtemp())
+for name in ("exchange", "desk", "stranger"):  # at a shell: blackbox keys new NAME; each on its own host
+    new = ["-m", "blackbox.cli", "keys", "new", name, "--dir", place / "keys"]
+    subprocess.run([sys.executable, *new], check=True, capture_output=True)
+
+(place / "allowed").mkdir()
+shutil.copy(place / "keys" / "desk.key", place / "allowed")  # public keys: these may connect
+
+(endpoint,) = Feed.local("quotes", slices=1).slices[0].endpoints
+
+
+def feed_of(me: str) -> Feed:
+    """Write the feed file of one side, and load it."""
+    path = place / f"{me}.toml"
+    path.write_text(f"""
+        name = "quotes"
+
+        [security]
+        key = "keys/{me}.key_secret"          # of this side; the other paths are of public keys
+        server_keys = ["keys/exchange.key"]   # whom subscribers connect to
+        allowed_keys = "allowed"              # whom the publisher lets in
+
+        [[slices]]
+        endpoints = ["{endpoint}"]
+    """)
+    return Feed.load(path)
+
+
+desk, stranger = Subscriber(feed_of("desk")), Subscriber(feed_of("stranger"))
+
+
+@desk.on(b"AAPL.")
+def apple(message: Message) -> None:
+    """Print what only the desk and the exchange can read."""
+    print("desk:", message.topic.decode(), message.payload.decode())
+
+
+@stranger.on(b"")
+def everything(message: Message) -> None:
+    """Never called."""
+    print("stranger:", message.topic.decode())
+
+
+with Publisher(feed_of("exchange")) as publisher:
+    desk.start()
+    try:
+        stranger.start(timeout=2)
+    except NotConfirmedError as error:
+        print("stranger:", str(error).split(": ")[-1].split(" key")[0])
+    publisher.publish(b"AAPL.trade", b"189.98")
+    publisher.close()
+    desk.run(until_end=True)
+
+shutil.rmtree(place)

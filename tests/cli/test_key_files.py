@@ -1,0 +1,37 @@
+"""`blackbox keys`: a pair of files, and what to do with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from blackbox.cli.ui.status import Status
+from blackbox.transport.curve import load_pair, load_public
+from tests.cli.commands import assert_one_line, invoke
+
+
+def test_new_keys_are_printed_and_only_their_owner_can_read_the_secret_one(tmp_path: Path) -> None:
+    ended = invoke("keys", "new", "desk", "--dir", tmp_path / "keys")
+    public, secret = tmp_path / "keys" / "desk.key", tmp_path / "keys" / "desk.key_secret"
+    assert ended.status == Status.OK
+    assert ended.out.strip() == load_public(str(public)).decode() == load_pair(str(secret)).public.decode()
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert load_pair(str(secret)).secret.decode() not in ended.out + ended.errors + public.read_text()
+    assert f"secret key: {secret}, which only you can read" in ended.errors
+    assert "`allowed_keys`" in ended.errors
+    assert "`server_keys`" in ended.errors
+
+
+def test_keys_that_are_there_are_not_replaced(tmp_path: Path) -> None:
+    invoke("keys", "new", "desk", "--dir", tmp_path)
+    before = (tmp_path / "desk.key_secret").read_bytes()
+    ended = invoke("keys", "new", "desk", "--dir", tmp_path)
+    assert ended.status == Status.ERROR
+    assert_one_line(ended, "desk.key exists already, expected another name: keys are never replaced")
+    assert (tmp_path / "desk.key_secret").read_bytes() == before
+
+
+def test_a_name_that_is_a_path_is_refused(tmp_path: Path) -> None:
+    ended = invoke("keys", "new", "../desk", "--dir", tmp_path / "keys")
+    assert ended.status == Status.ERROR
+    assert_one_line(ended, "name was '../desk', expected 1 to 64 letters")
+    assert not (tmp_path / "keys").exists()

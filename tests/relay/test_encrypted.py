@@ -1,0 +1,344 @@
+"""Feeds with `[security]`: who has an allowed key gets messages, who has not gets nothing and is told why."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import pytest
+
+from blackbox import (
+    ArchiveClient,
+    ArchiveError,
+    ConfigError,
+    Feed,
+    NotConfirmedError,
+    Publisher,
+    Recorder,
+    Relay,
+    Subscriber,
+)
+from blackbox.feed.feed import Slice
+from blackbox.monitor.heartbeats import Heartbeats
+from blackbox.testing import Collector, wait_until
+from tests.archive.archives import all_numbers, free_endpoint
+from tests.archive.recorders import publish_numbered, wait_recorded
+from tests.keyring import Keyring
+from tests.relay.relays import PATIENCE_S, collected
+from tests.support import Script
+
+NAMES = ("exchange", "london", "desk", "archive", "stranger")
+WAIT_S = 3.0
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Keyring:
+    """The exchange lets in London, the desk and the archive; London lets in the desk."""
+    ring = Keyring(tmp_path, *NAMES)
+    ring.allow("exchange", "desk", "london", "archive")
+    ring.allow("london", "desk")
+    return ring
+
+
+def quotes(lines: int = 1, transport: Literal["tcp", "shm"] = "tcp") -> Feed:
+    feed = Feed.local("quotes", slices=1, lines=lines, transport=transport)
+    return msgspec.structs.replace(feed, heartbeat_ns=100_000_000)
+
+
+def deliver(publisher: Publisher, feed: Feed, count: int = 100) -> None:
+    """Check that a subscriber with this feed gets what is published once it has started."""
+    subscriber, got = collected(feed)
+    subscriber.start(PATIENCE_S)
+    for number in range(count):
+        publisher.publish(b"AAPL.trade", b"%d" % number)
+    assert [int(each.payload) for each in got.wait(count, PATIENCE_S)] == list(range(count))
+    subscriber.stop()
+
+
+def refused(feed: Feed) -> str:
+    """Check that a subscriber with this feed gets no confirmation and no message; return what its start says."""
+    subscriber, got = collected(feed)
+    with pytest.raises(NotConfirmedError) as caught:
+        subscriber.start(WAIT_S)
+    assert len(got) == 0
+    return str(caught.value)
+
+
+def told(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    wait_until(lambda: text in caplog.text, what=f"{text!r} in the log")
+
+
+@pytest.mark.parametrize("lines", [1, 2])
+def test_an_allowed_key_gets_messages(ring: Keyring, lines: int) -> None:
+    feed = quotes(lines)
+    with Publisher(ring.feed(feed, "exchange")) as publisher:
+        deliver(publisher, ring.feed(feed, "desk", "exchange"))
+        assert publisher.statistics().refused_peers == 0
+
+
+def test_an_allowed_key_in_a_process_of_its_own_gets_messages(ring: Keyring) -> None:
+    feed = quotes()
+    code = """
+    subscriber = Subscriber(feed)
+    @subscriber.on(b"")
+    def heard(message):
+        say("heard", bytes(message.payload).decode())
+    subscriber.start(60)
+    say("started")
+    subscriber.run(until_end=True)
+    say("ended")
+    """
+    with (
+        Publisher(ring.feed(feed, "exchange")) as publisher,
+        Script(code, ring.feed(feed, "desk", "exchange")) as script,
+    ):
+        script.expect("started")
+        publisher.publish(b"AAPL.trade", b"189.98")
+        script.expect("heard 189.98")
+        publisher.close()
+        script.expect("ended")
+
+
+def test_an_unknown_key_gets_nothing_and_both_ends_are_told(ring: Keyring, caplog: pytest.LogCaptureFixture) -> None:
+    feed = quotes()
+    with Publisher(ring.feed(feed, "exchange")) as publisher:
+        text = refused(ring.feed(feed, "stranger", "exchange"))
+        assert f"confirmed the subscription in 3.0 s: it refused our key {ring.public['stranger']}" in text
+        told(caplog, f"feed 'quotes' slice 0: refused key {ring.public['stranger']} at 127.0.0.1: not among allowed")
+        assert publisher.statistics().refused_peers >= 1
+        deliver(publisher, ring.feed(feed, "desk", "exchange"))
+
+
+def test_a_key_may_read_one_slice_and_not_the_other(ring: Keyring, tmp_path: Path) -> None:
+    ends = [each.endpoints for each in Feed.local("quotes", slices=2).slices]
+    few = str(tmp_path / "allowed-by-london")
+    feed = Feed(
+        name="quotes",
+        heartbeat_ns=100_000_000,
+        slices=(Slice(endpoints=ends[0], prefixes=("A",)), Slice(endpoints=ends[1], prefixes=("B",), allowed_keys=few)),
+        security=ring.feed(quotes(), "exchange").security,
+    )
+    archive = ring.feed(feed, "archive", "exchange")
+    with Publisher(feed) as publisher:
+        deliver(publisher, ring.feed(feed, "desk", "exchange"))
+        subscriber, got = collected(archive, b"A")
+        subscriber.start(PATIENCE_S)
+        publisher.publish(b"BAC.trade", b"not for you")
+        publisher.publish(b"AAPL.trade", b"for you")
+        assert got.wait(1, PATIENCE_S)[0].payload == b"for you"
+        subscriber.stop()
+        subscriber, got = collected(archive, b"B")
+        with pytest.raises(NotConfirmedError, match=r"slice 1: .*it refused our key"):
+            subscriber.start(WAIT_S)
+        assert len(got) == 0
+
+
+def test_a_key_that_is_added_is_let_in_without_a_restart(ring: Keyring) -> None:
+    feed = quotes()
+    with Publisher(ring.feed(feed, "exchange")) as publisher:
+        refused(ring.feed(feed, "stranger", "exchange"))
+        ring.allow("exchange", "stranger")
+        deliver(publisher, ring.feed(feed, "stranger", "exchange"))
+
+
+def test_a_wrong_server_key_gets_nothing_and_both_ends_are_told(
+    ring: Keyring, caplog: pytest.LogCaptureFixture
+) -> None:
+    feed = quotes()
+    with Publisher(ring.feed(feed, "exchange")) as publisher:
+        text = refused(ring.feed(feed, "desk", "london"))
+        assert f"it ended the handshake: expected the key {ring.public['london']} (server_keys)" in text
+        told(caplog, "slice 0 line A: refused a peer that has another key for us: its server_keys need our public key")
+        assert publisher.statistics().refused_peers >= 1
+
+
+def test_a_peer_in_the_clear_gets_nothing_and_both_ends_are_told(
+    ring: Keyring, caplog: pytest.LogCaptureFixture
+) -> None:
+    feed = quotes()
+    with Publisher(ring.feed(feed, "exchange")):
+        assert "it wants CURVE, and this feed file has no [security]" in refused(feed)
+        told(caplog, "its feed file")
+
+
+def test_a_publisher_in_the_clear_is_told_to_who_wants_keys(ring: Keyring) -> None:
+    feed = quotes()
+    with Publisher(feed):
+        assert "expected" in refused(ring.feed(feed, "desk", "exchange"))
+
+
+def test_the_endpoint_speaks_nothing_but_curve(ring: Keyring) -> None:
+    feed = quotes()
+    host, _, port = feed.slices[0].endpoints[0].removeprefix("tcp://").rpartition(":")
+    with Publisher(ring.feed(feed, "exchange")), socket.create_connection((host, int(port)), 10) as peer:
+        peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32))
+        greeting = b""
+        while len(greeting) < 64 and (part := peer.recv(64)):
+            greeting += part
+    assert greeting[12:32].rstrip(b"\0") == b"CURVE"
+
+
+def test_lines_of_two_publishers_have_a_key_each(ring: Keyring) -> None:
+    feed = quotes(lines=2)
+    below = [
+        msgspec.structs.replace(feed, slices=(Slice(endpoints=(endpoint,)),)) for endpoint in feed.slices[0].endpoints
+    ]
+    with (
+        Publisher(ring.feed(below[0], "exchange")) as first,
+        Publisher(ring.feed(below[1], "london")) as second,
+    ):
+        for publisher, server in ((first, "exchange"), (second, "london")):
+            deliver(publisher, ring.feed(below[publisher is second], "desk", server))
+        subscriber, _ = collected(ring.feed(feed, "desk", "exchange", "london"))
+        subscriber.start(WAIT_S)
+        wait_until(lambda: first.statistics().subscribers == second.statistics().subscribers == 1)
+        subscriber.stop()
+
+
+def test_ipc_beside_encrypted_tcp_stays_in_the_clear(ring: Keyring, tmp_path: Path) -> None:
+    (tcp,) = quotes().slices[0].endpoints
+    (ipc,) = Feed.local("quotes", slices=1, transport="ipc").slices[0].endpoints
+    both = Feed(name="quotes", heartbeat_ns=100_000_000, slices=(Slice(endpoints=(tcp, ipc)),))
+    alone = msgspec.structs.replace(both, slices=(Slice(endpoints=(ipc,)),))
+    with Publisher(ring.feed(both, "exchange")) as publisher:
+        deliver(publisher, ring.feed(both, "desk", "exchange"))
+        subscriber, _ = collected(alone)
+        subscriber.start(PATIENCE_S)
+        subscriber.stop()
+
+
+def test_shared_memory_beside_encrypted_tcp_delivers(ring: Keyring) -> None:
+    feed = quotes(transport="shm")
+    with Publisher(ring.feed(feed, "exchange")) as publisher:
+        deliver(publisher, ring.feed(feed, "desk", "exchange"))
+
+
+@pytest.mark.parametrize("size", [10, 300_000, 5_000_000])
+def test_messages_of_any_size_pass(ring: Keyring, size: int) -> None:
+    feed = quotes()
+    subscriber, got = collected(ring.feed(feed, "desk", "exchange"))
+    with Publisher(ring.feed(feed, "exchange"), when_full="wait") as publisher:
+        subscriber.start(PATIENCE_S)
+        payload = bytes(range(256)) * (size // 256) + bytes(size % 256)
+        for _ in range(5):
+            publisher.publish(b"AAPL.trade", payload)
+        assert all(each.payload == payload for each in got.wait(5, PATIENCE_S))
+        subscriber.stop()
+
+
+def test_thousands_of_filters_pass(ring: Keyring) -> None:
+    feed = msgspec.structs.replace(quotes(), key_bytes=6)
+    subscriber = Subscriber(ring.feed(feed, "desk", "exchange"))
+    got = Collector()
+    for number in range(20_000):
+        subscriber.on(b"S%05d" % number)(got.message)
+    with Publisher(ring.feed(feed, "exchange")) as publisher:
+        subscriber.start(PATIENCE_S)
+        publisher.publish(b"S19999.trade", b"last")
+        assert got.wait(1, PATIENCE_S)[0].payload == b"last"
+        assert publisher.statistics().put_out == 0
+        subscriber.stop()
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"allowed_keys": ""}, r"^feed 'quotes': security\.allowed_keys was missing"),
+        ({"key": "nowhere"}, r"^feed 'quotes': secret key file 'nowhere' was not found"),
+    ],
+)
+def test_a_publisher_with_wrong_security_does_not_start(ring: Keyring, part: dict[str, str], message: str) -> None:
+    feed = ring.feed(quotes(), "exchange")
+    assert feed.security is not None
+    wrong = msgspec.structs.replace(feed, security=msgspec.structs.replace(feed.security, **part))
+    with pytest.raises(ConfigError, match=message):
+        Publisher(wrong).start()
+
+
+def test_a_subscriber_without_a_server_key_does_not_start(ring: Keyring) -> None:
+    subscriber, _ = collected(ring.feed(quotes(), "desk"))
+    with pytest.raises(ConfigError, match=r"^feed 'quotes': security\.server_keys were missing"):
+        subscriber.start(WAIT_S)
+
+
+def test_a_relay_connects_with_one_pair_and_lets_in_with_another(
+    ring: Keyring, caplog: pytest.LogCaptureFixture
+) -> None:
+    above, below = quotes(), quotes()
+    with (
+        Publisher(ring.feed(above, "exchange")) as publisher,
+        Relay(ring.feed(above, "london", "exchange"), ring.feed(below, "london")) as relay,
+    ):
+        deliver(publisher, ring.feed(below, "desk", "london"))
+        text = refused(ring.feed(below, "stranger", "london"))
+        assert f"it refused our key {ring.public['stranger']}" in text
+        assert relay.statistics().refused_peers >= 1
+        told(caplog, f"slice 0: refused key {ring.public['stranger']} at 127.0.0.1")
+
+
+def test_a_relay_that_its_source_refuses_is_told(ring: Keyring, caplog: pytest.LogCaptureFixture) -> None:
+    above, below = quotes(), quotes()
+    with (
+        Publisher(ring.feed(above, "exchange")),
+        Relay(ring.feed(above, "stranger", "exchange"), below) as relay,
+    ):
+        told(caplog, f"it refused our key {ring.public['stranger']}, expected that among its allowed_keys")
+        assert not relay.statistics().lines[0].is_connected
+
+
+def archived(ring: Keyring, me: str, feed: Feed, *servers: str) -> Feed:
+    return ring.feed(feed, me, *servers, archives=("archive",))
+
+
+def test_a_recorder_and_its_archive_ask_for_keys(
+    ring: Keyring, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    feed = msgspec.structs.replace(quotes(), archives=(free_endpoint(),))
+    ring.allow("archive", "desk")
+    with (
+        Publisher(ring.feed(feed, "exchange")) as publisher,
+        Recorder(archived(ring, "archive", feed, "exchange"), tmp_path / "recordings", serve=True) as recorder,
+    ):
+        publish_numbered(publisher, 0, 500)
+        wait_recorded(recorder, 500)
+        client = ArchiveClient(archived(ring, "desk", feed, "exchange"), timeout=60)
+        asked = client.blocks(0, key=b"", start=(publisher.epoch, 0), stop=(publisher.epoch, 500))
+        assert all_numbers(asked) == list(range(500))
+        began = time.monotonic()
+        with pytest.raises(ArchiveError, match="it refused our key"):
+            ArchiveClient(archived(ring, "stranger", feed, "exchange"), timeout=60).about()
+        assert time.monotonic() - began < 30, "a refusal is no silence"
+        told(caplog, f"quotes: refused key {ring.public['stranger']} at 127.0.0.1")
+        with pytest.raises(ArchiveError, match="it wants CURVE, and this feed file has no"):
+            ArchiveClient(feed, timeout=60).about()
+    manifest = next((tmp_path / "recordings").rglob("manifest.json")).read_text()
+    assert "key_secret" not in manifest
+
+
+def test_a_late_subscriber_joins_from_an_encrypted_archive(ring: Keyring, tmp_path: Path) -> None:
+    feed = msgspec.structs.replace(quotes(), archives=(free_endpoint(),))
+    ring.allow("archive", "desk")
+    with (
+        Publisher(ring.feed(feed, "exchange")) as publisher,
+        Recorder(archived(ring, "archive", feed, "exchange"), tmp_path / "recordings", serve=True) as recorder,
+    ):
+        publish_numbered(publisher, 0, 500)
+        wait_recorded(recorder, 500)
+        subscriber, got = collected(archived(ring, "desk", feed, "exchange"), on_gap="repair")
+        subscriber.start(PATIENCE_S, since=0)
+        publish_numbered(publisher, 500, 500)
+        publisher.flush()
+        found = [int.from_bytes(each.payload[:8], "little") for each in got.wait(1_000, PATIENCE_S)]
+        subscriber.stop()
+    assert found == list(range(1_000))
+
+
+def test_heartbeats_are_heard_through_curve(ring: Keyring) -> None:
+    feed = quotes()
+    with Publisher(ring.feed(feed, "exchange")), Heartbeats(ring.feed(feed, "desk", "exchange")) as heartbeats:
+        heard: Callable[[], bool] = lambda: (heartbeats.listen(0.1), heartbeats.lines[0].heard > 0)[1]  # noqa: E731
+        wait_until(heard)

@@ -1,0 +1,238 @@
+"""Key files, and the gate that asks for keys: what is wrong with one is named, and who is refused is told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from blackbox import ConfigError, Feed
+from blackbox.transport import curve, gate
+from blackbox.transport.connections import Failure
+from blackbox.transport.curve import ClientKeys, keys_of_line, load_pair, load_public, refusal_of
+from blackbox.transport.gate import AllowedKeys, Gate, open_gate
+from tests.keyring import Keyring
+
+FEED = Feed.local("quotes", slices=1)
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Keyring:
+    return Keyring(tmp_path, "exchange", "desk", "stranger")
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    with zmq.Context() as context:
+        yield context
+
+
+def request(key: bytes, address: bytes = b"10.0.0.9") -> list[bytes]:
+    return [b"1.0", b"7", b"blackbox", address, b"", b"CURVE", key]
+
+
+def test_a_new_pair_belongs_together_and_only_its_owner_can_read_it(ring: Keyring) -> None:
+    path = ring.path("desk", "key_secret")
+    assert path.stat().st_mode & 0o777 == 0o600
+    pair = load_pair(str(path))
+    assert zmq.curve_public(pair.secret) == pair.public == load_public(str(ring.path("desk")))
+    assert b"secret-key" not in ring.path("desk").read_bytes()
+
+
+def test_a_missing_key_file_is_named(ring: Keyring) -> None:
+    with pytest.raises(ConfigError, match=r"^feed 'quotes': secret key file '.*nobody.key_secret' was not found"):
+        keys_of_line(ring.feed(FEED, "nobody", "exchange"), 0, FEED.slices[0].endpoints[0])
+    with pytest.raises(ConfigError, match=r"^feed 'quotes': public key file '.*nobody.key' was not found"):
+        keys_of_line(ring.feed(FEED, "desk", "nobody"), 0, FEED.slices[0].endpoints[0])
+
+
+def test_a_secret_key_that_others_can_read_is_refused(ring: Keyring) -> None:
+    path = ring.path("desk", "key_secret")
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match=r"desk.key_secret' had mode 0640, expected 0600: others can read it"):
+        load_pair(str(path))
+
+
+def test_a_public_key_in_place_of_a_secret_one_is_refused(ring: Keyring) -> None:
+    with pytest.raises(ConfigError, match=r"desk.key' had no secret key, expected one"):
+        load_pair(str(ring.path("desk")))
+
+
+def test_a_secret_key_of_another_public_key_is_refused(ring: Keyring) -> None:
+    path = ring.path("desk", "key_secret")
+    path.write_text(path.read_text().replace(ring.public["desk"], ring.public["stranger"]))
+    with pytest.raises(ConfigError, match="expected that of its secret"):
+        load_pair(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "had no public key, expected one"),
+        ("public-key\n", "had no public key, expected one"),
+        ('public-key = "abc"', "public key 'abc' in .* had 3 characters, expected 40 of the alphabet Z85"),
+        (f'public-key = "{"~" * 40}"', "expected 40 of the alphabet Z85"),
+        (f'public-key = "{"#" * 40}"', "expected 40 of the alphabet Z85"),
+        ('public-key = "ü"', "expected 40 of the alphabet Z85"),
+    ],
+)
+def test_a_malformed_key_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "wrong.key"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_public(str(path))
+
+
+def test_no_text_of_an_error_shows_a_secret_key(ring: Keyring) -> None:
+    path = ring.path("desk", "key_secret")
+    secret = load_pair(str(path)).secret.decode()
+    path.write_text(path.read_text().replace(secret, secret[:-1]))
+    with pytest.raises(ConfigError) as caught:
+        load_pair(str(path))
+    assert "secret key in" in str(caught.value)
+    assert secret[:-1] not in str(caught.value)
+
+
+def test_a_server_without_allowed_keys_is_refused(
+    ring: Keyring, context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path
+) -> None:
+    feed, endpoints = ring.feed(FEED, "exchange"), FEED.slices[0].endpoints
+    (tmp_path / "allowed-by-exchange").rmdir()
+    with pytest.raises(ConfigError, match=r"allowed_keys was '.*allowed-by-exchange', expected a directory"):
+        open_gate(context, feed, endpoints, "a publisher")
+
+
+def test_nobody_allowed_is_told(ring: Keyring, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    AllowedKeys(str(tmp_path / "allowed-by-exchange"))
+    assert "has no *.key file: nobody may connect" in caplog.text
+
+
+def test_a_key_is_allowed_when_its_file_comes_and_refused_when_it_goes(ring: Keyring, tmp_path: Path) -> None:
+    ring.allow("exchange", "desk")
+    allowed, key = AllowedKeys(str(tmp_path / "allowed-by-exchange")), ring.public["stranger"].encode()
+    assert not allowed.has(key)
+    ring.allow("exchange", "stranger")
+    assert allowed.has(key)
+    (tmp_path / "allowed-by-exchange" / "stranger.key").unlink()
+    assert not allowed.has(key)
+    assert allowed.has(ring.public["desk"].encode())
+
+
+def test_a_malformed_key_that_comes_later_allows_nobody_and_is_told(
+    ring: Keyring, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ring.allow("exchange", "desk")
+    allowed = AllowedKeys(str(tmp_path / "allowed-by-exchange"))
+    (tmp_path / "allowed-by-exchange" / "wrong.key").write_text("nothing")
+    assert allowed.has(ring.public["desk"].encode())
+    assert not allowed.has(b"")
+    assert "wrong.key' had no public key" in caplog.text
+
+
+def test_a_directory_that_is_gone_allows_nobody(ring: Keyring, tmp_path: Path) -> None:
+    ring.allow("exchange", "desk")
+    allowed = AllowedKeys(str(tmp_path / "allowed-by-exchange"))
+    (tmp_path / "allowed-by-exchange").rename(tmp_path / "away")
+    assert not allowed.has(ring.public["desk"].encode())
+
+
+def test_a_refused_key_is_told_once_for_each_address(
+    ring: Keyring,
+    context: zmq.Context[zmq.Socket[bytes]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gate, "_MOST_TOLD", 3)
+    security = ring.feed(FEED, "exchange").security
+    assert security is not None
+    ring.allow("exchange", "desk")
+    at, raw = Gate(context, security, "quotes slice 0"), zmq.utils.z85.decode
+    with caplog.at_level(logging.WARNING, "blackbox"):
+        allowed = at._answer(request(raw(ring.public["desk"])))
+        assert allowed[:3] == [b"1.0", b"7", b"200"]
+        assert caplog.messages == []
+        stranger = raw(ring.public["stranger"])
+        for address in (b"10.0.0.8", b"10.0.0.8", b"10.0.0.9"):
+            assert at._answer(request(stranger, address))[2] == b"400"
+        for number in range(5):
+            assert at._answer(request(bytes([number] * 32)))[2] == b"400"
+    assert at.refused == 8
+    text = f"quotes slice 0: refused key {ring.public['stranger']} at 10.0.0.%s: not among allowed_keys"
+    assert caplog.messages[:2] == [text % 8, text % 9]
+    assert caplog.messages[3:] == ["quotes slice 0: has refused 3 peers, further ones are only counted"]
+    at.close()
+
+
+def test_what_is_bound_at_a_gate_lets_nobody_in_once_it_is_closed(
+    ring: Keyring, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    ring.allow("exchange", "desk")
+    endpoint = FEED.slices[0].endpoints[0]
+    at = open_gate(context, ring.feed(FEED, "exchange"), [endpoint], "quotes slice 0")
+    assert at is not None
+    keys = keys_of_line(ring.feed(FEED, "desk", "exchange"), 0, endpoint)
+    with context.socket(zmq.PUSH) as push, zmq.Context() as other, other.socket(zmq.PULL) as pull:
+        push.linger = 0
+        at.secure(push, endpoint)
+        push.bind(endpoint)
+        at.close()
+        curve.use_keys(pull, keys)
+        place = "inproc://news"
+        pull.monitor(place, zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        with other.socket(zmq.PAIR) as news:
+            news.connect(place)
+            pull.connect(endpoint)
+            assert news.poll(10_000)
+            event = int.from_bytes(news.recv_multipart()[0][:2], "little")
+        pull.monitor(None, 0)
+    assert event == zmq.EVENT_DISCONNECTED
+
+
+def test_inproc_beside_encrypted_tcp_is_refused(ring: Keyring) -> None:
+    with pytest.raises(ConfigError, match="inproc was beside tcp://.* with security, expected tcp or ipc"):
+        open_gate(zmq.Context.instance(), ring.feed(FEED, "exchange"), FEED.slices[0].endpoints, "a relay")
+
+
+def test_ipc_needs_no_gate_and_no_key(ring: Keyring, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    feed = ring.feed(FEED, "nobody", "nobody")
+    assert open_gate(context, feed, ["ipc:///tmp/x", "inproc://x"], "quotes") is None
+    assert keys_of_line(feed, 0, "ipc:///tmp/x") is None
+
+
+def test_what_failed_handshakes_mean(ring: Keyring) -> None:
+    keys = keys_of_line(ring.feed(FEED, "desk", "exchange"), 0, FEED.slices[0].endpoints[0])
+    assert isinstance(keys, ClientKeys)
+    assert refusal_of([], None) == refusal_of([], keys) == refusal_of([Failure.LEFT], None) == ""
+    assert refusal_of([Failure.MECHANISM], None) == "it wants CURVE, and this feed file has no [security]"
+    assert f"refused our key {ring.public['desk']}" in refusal_of([Failure.LEFT, Failure.REFUSED], keys)
+    assert "it does not speak CURVE" in refusal_of([Failure.MECHANISM], keys)
+    assert f"expected the key {ring.public['exchange']} (server_keys)" in refusal_of([Failure.LEFT], keys)
+
+
+def test_a_wheel_with_the_slow_curve_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curve, "is_fast", lambda: False)
+    curve._warn_of_slow.cache_clear()
+    for _ in range(2):
+        curve.check_curve()
+    assert len(caplog.messages) == 1
+    assert "the slow kind (without libsodium)" in caplog.text
+
+
+def test_the_kind_of_curve_is_measured_where_libsodium_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curve.ctypes, "CDLL", lambda name: object())
+    for seconds, fast in ((30e-6, True), (1e-3, False)):
+        monkeypatch.setattr(curve, "_seconds_of_key", lambda secret, seconds=seconds: seconds)
+        curve.is_fast.cache_clear()
+        assert curve.is_fast() is fast
+    curve.is_fast.cache_clear()
+
+
+def test_a_wheel_without_curve_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zmq, "has", lambda capability: False)
+    with pytest.raises(ConfigError, match="this libzmq has no CURVE"):
+        curve.check_curve()
