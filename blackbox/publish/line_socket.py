@@ -21,7 +21,7 @@ def open_xpub(
     socket.linger = 0
     keep_alive(socket)
     # Whoever would be authenticated must speak ZMTP 3: libzmq tells no descriptor of what comes by older
-    # versions. There is no authenticator, so those that do are let in.
+    # versions. Without a gate there is no authenticator, so those that do are let in.
     socket.setsockopt(zmq.ZAP_DOMAIN, b"blackbox")
     allow_ipv6(socket, endpoint)
     if wait_ms is not None:

@@ -170,8 +170,9 @@ class Guard:
     @property
     def refused(self) -> int:
         """Peers that were not let in: for their key, for another one of ours, or for none."""
-        failures = sum(sum(each.failures.values()) for each in self._watched.values())
-        return failures if self.gate is not None else 0
+        if self.gate is None:
+            return 0
+        return sum(sum(list(each.failures.values())) for each in list(self._watched.values()))
 
     def _tell_failures(self, line: int, connections: Connections) -> None:
         """Log each kind of failed handshake once; keys that were refused are logged by the gate."""
