@@ -10,6 +10,7 @@ import typer
 
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import stdout, titled, values_table
+from blackbox.feed.feed import Feed
 from blackbox.report.numbers import NOTHING, count, duration, rate
 
 if TYPE_CHECKING:
@@ -51,6 +52,14 @@ def control(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the replay's answer.")
     ] = 2.0,
+    feed: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Feed file of the replay, if it has `[security]`: with which keys to connect.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Control a replay that runs elsewhere, and show its status.
 
@@ -82,7 +91,7 @@ def control(
 
         from blackbox.replay.control_socket import ask
 
-        status = ask(endpoint, request, timeout)
+        status = ask(endpoint, request, timeout, None if feed is None else Feed.load(feed))
         if as_json:
             typer.echo(msgspec.json.encode(status).decode())
         else:

@@ -162,7 +162,8 @@ def replay(
             if control is not None:
                 from blackbox.replay.control_socket import ControlSocket
 
-                stack.enter_context(ControlSocket(controls, control, time_zone=recordings[0].feed.time_zone))
+                zone = recordings[0].feed.time_zone
+                stack.enter_context(ControlSocket(controls, control, time_zone=zone, feed=target))
             publisher.wait_for_each_slice(wait_for, timeout, say)
             done = False
             try:

@@ -10,6 +10,7 @@ The answer is a `ReplayStatus` as JSON, or {"error": "..."}.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
@@ -18,10 +19,13 @@ import zmq
 
 from blackbox.errors import ConfigError, ControlError, EndpointError
 from blackbox.feed.endpoint import check_endpoint
+from blackbox.feed.feed import Feed
 from blackbox.native.limits import Needs
 from blackbox.replay.status import ReplayStatus
 from blackbox.timestamps import parse_time
 from blackbox.transport.context import new_context
+from blackbox.transport.curve import keys_of_line, use_keys
+from blackbox.transport.gate import open_gate
 from blackbox.transport.keep_alive import keep_alive
 from blackbox.transport.server_thread import ServerThread, bind
 
@@ -79,20 +83,24 @@ _REQUESTS: Final = msgspec.json.Decoder(SetSpeed | Pause | Resume | Step | Seek 
 class ControlSocket:
     """Passes requests on to a replay's controls, in a thread of its own, from `with` to its end.
 
-    Whoever can reach the endpoint may use it: bind it to 127.0.0.1 or to a path (ipc). Requests of more than 4 KiB
+    Whoever can reach the endpoint may use it: bind it to 127.0.0.1 or to a path (ipc), or give it a feed with
+    `[security]`, whose allowed keys may then use it. Requests of more than 4 KiB
     are not answered; their sender is disconnected.
     """
 
-    def __init__(self, controls: Controls, endpoint: str, *, time_zone: str = "UTC") -> None:
-        """`time_zone`: of times without an offset. Raises ConfigError when the endpoint is not tcp or ipc."""
+    def __init__(self, controls: Controls, endpoint: str, *, time_zone: str = "UTC", feed: Feed | None = None) -> None:
+        """`time_zone`: of times without an offset. `feed`: the one whose keys count, if it has some.
+
+        Raises ConfigError when the endpoint is not tcp or ipc.
+        """
         _check(endpoint)
         self.endpoint = endpoint
         self._controls = controls
-        self._time_zone = time_zone
+        self._time_zone, self._feed = time_zone, feed
         self._thread = ServerThread("blackbox-controls", f"control socket {endpoint}", self._serve)
 
     def __enter__(self) -> Self:
-        """Bind the endpoint. Raises EndpointError when it cannot be bound."""
+        """Bind the endpoint. Raises EndpointError when it cannot be bound, ConfigError for a wrong key."""
         self._thread.start()
         return self
 
@@ -102,7 +110,14 @@ class ControlSocket:
         self._thread.end()
 
     def _serve(self) -> None:
-        with new_context("control socket", _NEEDS) as context, context.socket(zmq.REP) as socket:
+        with ExitStack() as stack:
+            context = stack.enter_context(new_context("control socket", _NEEDS))
+            gate = None if self._feed is None else open_gate(context, self._feed, [self.endpoint], "control socket")
+            if gate is not None:
+                stack.callback(gate.close)
+            socket = stack.enter_context(context.socket(zmq.REP))
+            if gate is not None:
+                gate.secure(socket, self.endpoint)
             socket.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
             socket.set_hwm(_QUEUE_REQUESTS)
             socket.linger = _LINGER_MS  # for the answer to a stop
@@ -142,24 +157,29 @@ class ControlSocket:
                 controls.stop()
 
 
-def ask(endpoint: str, request: Request, timeout: float = 2.0) -> ReplayStatus:
+def ask(endpoint: str, request: Request, timeout: float = 2.0, feed: Feed | None = None) -> ReplayStatus:
     """Send a request to a replay's control socket, and return the replay's status after it.
 
+    `feed`: the one that is replayed, as on this side; its `[security]` says with which keys to connect.
+
     Raises:
-        ConfigError: the endpoint is not tcp or ipc.
+        ConfigError: the endpoint is not tcp or ipc, or a key is missing or malformed.
         EndpointError: it cannot be connected.
         ControlError: the replay refused, or nothing answered within `timeout` seconds.
     """
     _check(endpoint)
+    keys = None if feed is None else keys_of_line(feed, 0, endpoint)
     with new_context("replay control", _NEEDS) as context, context.socket(zmq.REQ) as socket:
         socket.linger = 0
+        use_keys(socket, keys)
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
             raise EndpointError(error.errno, f"cannot connect to replay {endpoint}: {error.strerror}") from error
         socket.send(msgspec.json.encode(request))
         if not socket.poll(int(timeout * 1e3)):
-            raise ControlError(f"no replay answered at {endpoint} within {timeout:g} s")
+            hint = "" if keys is None else "; it may not know our key, or have another one than that of server_keys"
+            raise ControlError(f"no replay answered at {endpoint} within {timeout:g} s{hint}")
         answer = socket.recv()
     try:
         document: Any = msgspec.json.decode(answer)

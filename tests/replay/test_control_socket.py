@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox import ConfigError, ControlError, EndpointError
+from blackbox import ConfigError, ControlError, EndpointError, Feed
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.control_socket import (
@@ -31,6 +32,7 @@ from blackbox.replay.control_socket import (
 from blackbox.replay.controls import Action, Controls
 from blackbox.replay.status import ReplayStatus
 from blackbox.testing import wait_until
+from tests.keyring import Keyring
 from tests.process_state import held, linux_only
 
 S = 1_000_000_000
@@ -206,6 +208,18 @@ def test_wrong_endpoint(endpoint: str) -> None:
         ControlSocket(Controls(), endpoint)
     with pytest.raises(ConfigError, match="endpoint"):
         ask(endpoint, GetStatus())
+
+
+def test_only_an_allowed_key_controls_a_replay_of_a_feed_with_keys(controls: Controls, tmp_path: Path) -> None:
+    ring, feed = Keyring(tmp_path, "exchange", "desk", "stranger"), Feed.local("quotes", slices=1)
+    ring.allow("exchange", "desk")
+    with ControlSocket(controls, free_endpoint(), feed=ring.feed(feed, "exchange")) as socket:
+        assert ask(socket.endpoint, Pause(), 30, ring.feed(feed, "desk", "exchange")).state == "paused"
+        with pytest.raises(ControlError, match="it may not know our key"):
+            ask(socket.endpoint, Resume(), 0.5, ring.feed(feed, "stranger", "exchange"))
+        with pytest.raises(ControlError, match="no replay answered"):
+            ask(socket.endpoint, Resume(), 0.5)
+        assert ask(socket.endpoint, GetStatus(), 30, ring.feed(feed, "desk", "exchange")).state == "paused"
 
 
 @pytest.mark.parametrize("answer", [b"hello", b"{}", b"[1]", b"\xff"])
