@@ -48,7 +48,7 @@ def test_a_command_of_a_page_is_a_right_command_line(page: str, line: str) -> No
     PROGRAM.commands[name].make_context(name, words)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("page", ["archive-protocol.md", "shared-memory.md"])
+@pytest.mark.parametrize("page", ["archive-protocol.md", "operations.md", "shared-memory.md"])
 def test_settings_of_a_page_load(page: str, tmp_path: Path) -> None:
     (text,) = snippets(page, "toml")
     slices = "" if "[[slices]]" in text else '\n[[slices]]\nendpoints = ["tcp://127.0.0.1:17201"]\n'

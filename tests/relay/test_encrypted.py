@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -340,5 +339,9 @@ def test_a_late_subscriber_joins_from_an_encrypted_archive(ring: Keyring, tmp_pa
 def test_heartbeats_are_heard_through_curve(ring: Keyring) -> None:
     feed = quotes()
     with Publisher(ring.feed(feed, "exchange")), Heartbeats(ring.feed(feed, "desk", "exchange")) as heartbeats:
-        heard: Callable[[], bool] = lambda: (heartbeats.listen(0.1), heartbeats.lines[0].heard > 0)[1]  # noqa: E731
-        wait_until(heard)
+
+        def is_heard() -> bool:
+            heartbeats.listen(0.1)
+            return heartbeats.lines[0].heard > 0
+
+        wait_until(is_heard)
