@@ -198,6 +198,24 @@ def test_lines_of_two_publishers_have_a_key_each(ring: Keyring) -> None:
         subscriber.stop()
 
 
+def test_a_line_that_refused_a_running_subscriber_is_tried_again(
+    ring: Keyring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blackbox.subscribe.subscription._UNHEARD_NS", 500_000_000)
+    feed = quotes(lines=2)
+    below = [
+        msgspec.structs.replace(feed, slices=(Slice(endpoints=(endpoint,)),)) for endpoint in feed.slices[0].endpoints
+    ]
+    with Publisher(ring.feed(below[0], "exchange")), Publisher(ring.feed(below[1], "archive")) as second:
+        subscriber, _ = collected(ring.feed(feed, "desk", "exchange", "archive"))
+        subscriber.start(WAIT_S)  # by line A alone
+        wait_until(lambda: second.statistics().refused_peers > 0)
+        assert second.statistics().subscribers == 0
+        ring.allow("archive", "desk")
+        wait_until(lambda: second.statistics().subscribers == 1, PATIENCE_S)
+        subscriber.stop()
+
+
 def test_ipc_beside_encrypted_tcp_stays_in_the_clear(ring: Keyring, tmp_path: Path) -> None:
     (tcp,) = quotes().slices[0].endpoints
     (ipc,) = Feed.local("quotes", slices=1, transport="ipc").slices[0].endpoints
