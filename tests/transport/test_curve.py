@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -224,7 +225,7 @@ def test_a_wheel_with_the_slow_curve_is_told_once(
 
 
 def test_the_kind_of_curve_is_measured_where_libsodium_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curve.ctypes, "CDLL", lambda name: object())
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     for seconds, fast in ((30e-6, True), (1e-3, False)):
         monkeypatch.setattr(curve, "_seconds_of_key", lambda secret, seconds=seconds: seconds)
         curve.is_fast.cache_clear()
