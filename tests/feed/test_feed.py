@@ -9,6 +9,7 @@ import pytest
 
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed, Slice
+from blackbox.feed.security import Security
 from tests.feeds_made import feed_of_prefixes
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -41,10 +42,16 @@ def test_ports_of_all_configs_differ_and_are_not_ephemeral() -> None:
     assert all(1_024 < port < 32_768 for port in ports)
 
 
+def test_local_config_names_every_setting_of_security() -> None:
+    text = (CONFIGS / "local.toml").read_text().partition("\n#     [security]\n")[2].partition("\n\n")[0]
+    named = [line.removeprefix("#     ").split(" = ")[0] for line in text.splitlines()]
+    assert named == [field.name for field in msgspec.structs.fields(Security)]
+
+
 def test_local_config_names_every_setting_with_its_default() -> None:
     text = (CONFIGS / "local.toml").read_text().replace("\n# ", "\n")
     for field in msgspec.structs.fields(Feed):
-        if field.name in {"name", "slices"}:
+        if field.name in {"name", "slices", "security"}:
             continue
         line = next(line for line in text.splitlines() if line.startswith(f"{field.name} = "))
         value = line.partition("=")[2].partition(" #")[0].strip()

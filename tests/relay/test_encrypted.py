@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -31,7 +33,7 @@ from tests.relay.relays import PATIENCE_S, collected
 from tests.support import Script
 
 NAMES = ("exchange", "london", "desk", "archive", "stranger")
-WAIT_S = 3.0
+WAIT_S = 2.0
 
 
 @pytest.fixture
@@ -106,7 +108,7 @@ def test_an_unknown_key_gets_nothing_and_both_ends_are_told(ring: Keyring, caplo
     feed = quotes()
     with Publisher(ring.feed(feed, "exchange")) as publisher:
         text = refused(ring.feed(feed, "stranger", "exchange"))
-        assert f"confirmed the subscription in 3.0 s: it refused our key {ring.public['stranger']}" in text
+        assert f"confirmed the subscription in 2.0 s: it refused our key {ring.public['stranger']}" in text
         told(caplog, f"feed 'quotes' slice 0: refused key {ring.public['stranger']} at 127.0.0.1: not among allowed")
         assert publisher.statistics().refused_peers >= 1
         deliver(publisher, ring.feed(feed, "desk", "exchange"))
@@ -174,45 +176,51 @@ def test_the_endpoint_speaks_nothing_but_curve(ring: Keyring) -> None:
     feed = quotes()
     host, _, port = feed.slices[0].endpoints[0].removeprefix("tcp://").rpartition(":")
     with Publisher(ring.feed(feed, "exchange")), socket.create_connection((host, int(port)), 10) as peer:
-        peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32))
+        peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x01")  # which mechanism we speak is told behind this
         greeting = b""
         while len(greeting) < 64 and (part := peer.recv(64)):
             greeting += part
     assert greeting[12:32].rstrip(b"\0") == b"CURVE"
 
 
-def test_lines_of_two_publishers_have_a_key_each(ring: Keyring) -> None:
-    feed = quotes(lines=2)
-    below = [
-        msgspec.structs.replace(feed, slices=(Slice(endpoints=(endpoint,)),)) for endpoint in feed.slices[0].endpoints
+@contextmanager
+def two_lines(ring: Keyring) -> Iterator[tuple[Publisher, Feed, list[Relay]]]:
+    """A publisher, and a feed whose lines are relays with a key each: London's and the archive's."""
+    above, below = quotes(), quotes(lines=2)
+    lines = [
+        msgspec.structs.replace(below, slices=(Slice(endpoints=(endpoint,), share=(0, 1)),))
+        for endpoint in below.slices[0].endpoints
     ]
-    with (
-        Publisher(ring.feed(below[0], "exchange")) as first,
-        Publisher(ring.feed(below[1], "london")) as second,
-    ):
-        for publisher, server in ((first, "exchange"), (second, "london")):
-            deliver(publisher, ring.feed(below[publisher is second], "desk", server))
-        subscriber, _ = collected(ring.feed(feed, "desk", "exchange", "london"))
-        subscriber.start(WAIT_S)
-        wait_until(lambda: first.statistics().subscribers == second.statistics().subscribers == 1)
-        subscriber.stop()
+    with Publisher(ring.feed(above, "exchange")) as publisher, ExitStack() as stack:
+        yield (
+            publisher,
+            ring.feed(below, "desk", "london", "archive"),
+            [
+                stack.enter_context(Relay(ring.feed(above, name, "exchange"), ring.feed(line, name)))
+                for name, line in zip(("london", "archive"), lines, strict=True)
+            ],
+        )
+
+
+def test_each_line_has_a_key_of_its_own(ring: Keyring) -> None:
+    ring.allow("archive", "desk")
+    with two_lines(ring) as (publisher, feed, relays):
+        deliver(publisher, feed)
+        assert [relay.statistics().refused_peers for relay in relays] == [0, 0]
+        assert all(relay.statistics().blocks for relay in relays)
 
 
 def test_a_line_that_refused_a_running_subscriber_is_tried_again(
     ring: Keyring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("blackbox.subscribe.subscription._UNHEARD_NS", 500_000_000)
-    feed = quotes(lines=2)
-    below = [
-        msgspec.structs.replace(feed, slices=(Slice(endpoints=(endpoint,)),)) for endpoint in feed.slices[0].endpoints
-    ]
-    with Publisher(ring.feed(below[0], "exchange")), Publisher(ring.feed(below[1], "archive")) as second:
-        subscriber, _ = collected(ring.feed(feed, "desk", "exchange", "archive"))
-        subscriber.start(WAIT_S)  # by line A alone
-        wait_until(lambda: second.statistics().refused_peers > 0)
-        assert second.statistics().subscribers == 0
+    with two_lines(ring) as (_, feed, (_, other)):
+        subscriber, _ = collected(feed)
+        subscriber.start(WAIT_S)  # by London alone
+        wait_until(lambda: other.statistics().refused_peers > 0)
+        assert other.statistics().subscribers == 0
         ring.allow("archive", "desk")
-        wait_until(lambda: second.statistics().subscribers == 1, PATIENCE_S)
+        wait_until(lambda: other.statistics().subscribers == 1, PATIENCE_S)
         subscriber.stop()
 
 
