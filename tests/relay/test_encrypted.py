@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -184,43 +184,37 @@ def test_the_endpoint_speaks_nothing_but_curve(ring: Keyring) -> None:
 
 
 @contextmanager
-def two_lines(ring: Keyring) -> Iterator[tuple[Publisher, Feed, list[Relay]]]:
-    """A publisher, and a feed whose lines are relays with a key each: London's and the archive's."""
-    above, below = quotes(), quotes(lines=2)
-    lines = [
-        msgspec.structs.replace(below, slices=(Slice(endpoints=(endpoint,), share=(0, 1)),))
-        for endpoint in below.slices[0].endpoints
-    ]
-    with Publisher(ring.feed(above, "exchange")) as publisher, ExitStack() as stack:
-        yield (
-            publisher,
-            ring.feed(below, "desk", "london", "archive"),
-            [
-                stack.enter_context(Relay(ring.feed(above, name, "exchange"), ring.feed(line, name)))
-                for name, line in zip(("london", "archive"), lines, strict=True)
-            ],
-        )
+def two_lines(ring: Keyring) -> Iterator[tuple[Publisher, Feed, Relay]]:
+    """A publisher, and a feed of which line A comes from it, and line B from a relay that has the archive's key."""
+    above, below = quotes(lines=2), quotes(lines=2)
+    ends = above.slices[0].endpoints[0], below.slices[0].endpoints[1]
+    mixed = msgspec.structs.replace(above, slices=(Slice(endpoints=ends, share=(0, 1)),))
+    with (
+        Publisher(ring.feed(above, "exchange")) as publisher,
+        Relay(ring.feed(above, "archive", "exchange"), ring.feed(below, "archive")) as relay,
+    ):
+        yield publisher, ring.feed(mixed, "desk", "exchange", "archive"), relay
 
 
 def test_each_line_has_a_key_of_its_own(ring: Keyring) -> None:
     ring.allow("archive", "desk")
-    with two_lines(ring) as (publisher, feed, relays):
+    with two_lines(ring) as (publisher, feed, relay):
         deliver(publisher, feed)
-        assert [relay.statistics().refused_peers for relay in relays] == [0, 0]
-        assert all(relay.statistics().blocks for relay in relays)
+        assert relay.statistics().refused_peers == publisher.statistics().refused_peers == 0
+        assert relay.statistics().lines[1].blocks
 
 
 def test_a_line_that_refused_a_running_subscriber_is_tried_again(
     ring: Keyring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("blackbox.subscribe.subscription._UNHEARD_NS", 500_000_000)
-    with two_lines(ring) as (_, feed, (_, other)):
+    with two_lines(ring) as (_, feed, relay):
         subscriber, _ = collected(feed)
-        subscriber.start(WAIT_S)  # by London alone
-        wait_until(lambda: other.statistics().refused_peers > 0)
-        assert other.statistics().subscribers == 0
+        subscriber.start(WAIT_S)  # by line A alone
+        wait_until(lambda: relay.statistics().refused_peers > 0)
+        assert relay.statistics().subscribers == 0
         ring.allow("archive", "desk")
-        wait_until(lambda: other.statistics().subscribers == 1, PATIENCE_S)
+        wait_until(lambda: relay.statistics().subscribers == 1, PATIENCE_S)
         subscriber.stop()
 
 
