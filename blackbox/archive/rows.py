@@ -31,7 +31,7 @@ def _layout_of(header: int) -> BodyLayout:
     return layout_of(block)
 
 
-@inner
+@njit(nogil=True, cache=True)
 def check_recorded(record: int, body: int, body_bytes: int, key_bytes: int) -> int:
     """The `Fault` of a record whose body lies at `body`, 8-byte aligned; all its topics must have the first one's key.
 

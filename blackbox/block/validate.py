@@ -107,7 +107,7 @@ _SEQUENCES = int(Fault.SEQUENCES)
 _VALIDITY = int(Fault.VALIDITY)
 
 
-@inner
+@njit(nogil=True, cache=True)
 def check_header(address: int, size: int) -> int:
     """Fault of the header alone: enough to trust its sequence, count and lengths."""
     # Looked at first: other versions may have headers of other sizes.
@@ -197,7 +197,7 @@ def check_block(
     return check_body(header_address, body_address, body_size, key_address, key_size, True)
 
 
-@inner
+@njit(nogil=True, cache=True)
 def check_body(
     header_address: int, body_address: int, body_size: int, key_address: int, key_size: int, with_checksum: bool
 ) -> int:

@@ -450,7 +450,7 @@ def run_compiled(at: WorkerAt, table: WorkerTableAt, first: int, origins: int) -
     return left
 
 
-@inner
+@njit(nogil=True, cache=True)
 def run_block(at: WorkerAt, table: WorkerTableAt, ask: int, envelope_message: int, body_message: int) -> None:
     """Run the callbacks of the slice thread on one block, which it has just checked and matched.
 
