@@ -39,6 +39,10 @@ def relay(
             "are not told of what they miss.",
         ),
     ] = False,
+    in_the_clear: Annotated[
+        bool,
+        typer.Option("--in-the-clear", help="With --plain, of a feed with [security]: let anybody read, without keys."),
+    ] = False,
     spare: Annotated[
         list[str] | None,
         typer.Option(
@@ -87,8 +91,10 @@ def relay(
                     "was given with --spare, --name, --hold or --when-full wait, expected none of them",
                     param_hint="--plain",
                 )
-            relay_plainly(Feed.load(upstream), downstream)
+            relay_plainly(Feed.load(upstream), downstream, in_the_clear)
             return
+        if in_the_clear:
+            raise typer.BadParameter("was given without --plain, expected both", param_hint="--in-the-clear")
         from blackbox.relay.relay import Relay
 
         above, below = Feed.load(upstream), Feed.load(downstream)
@@ -102,11 +108,11 @@ def relay(
                 print_summary(running)
 
 
-def relay_plainly(above: Feed, endpoint: str) -> None:
+def relay_plainly(above: Feed, endpoint: str, in_the_clear: bool) -> None:
     """Pass messages on one by one, until Ctrl-C or SIGTERM."""
     from blackbox.relay.plain import PlainRelay
 
-    running = PlainRelay(above, endpoint)
+    running = PlainRelay(above, endpoint, in_the_clear=in_the_clear)
     say(f"plain relay: waits for the publishers of {feed_text(above)}")
     with running.start(math.inf):
         say(f"plain relay: passes {feed_text(above)} on at {endpoint}")

@@ -14,7 +14,7 @@ import numpy
 import zmq
 
 from blackbox.arguments import check_integers
-from blackbox.errors import BlackBoxError, ConfigError, RelayError, SubscriberError
+from blackbox.errors import BlackBoxError, ConfigError, RelayError
 from blackbox.feed.endpoint import check_endpoint, transport_of
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.native.jit import warm_up
@@ -26,6 +26,7 @@ from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.subscribe.statistics import Statistics
 from blackbox.subscriber import Subscriber
 from blackbox.transport.context import allow_ipv6, close_context, new_context
+from blackbox.transport.gate import Gate, open_gate
 from blackbox.transport.keep_alive import keep_alive
 from blackbox.transport.libzmq import close_messages, init_messages
 from blackbox.transport.server_thread import bind
@@ -48,7 +49,7 @@ class PlainStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What a plain relay has done so far."""
 
     messages: int
-    """Sent to all clients that had asked for them."""
+    """Offered to the clients that had asked for them."""
     full: int
     """Of these: messages that found the queue of at least one such client full. It misses them, and what follows until
     half of what waits for it has gone, which nobody counts."""
@@ -63,6 +64,9 @@ class PlainRelay:
     little-endian, ns since the epoch; 0: unknown. A message without a value has two frames. Messages come in the order
     of each slice, of slices as they arrive.
 
+    Keys: as of any socket that the feed binds, clients need one of its `allowed_keys`; `in_the_clear` lets anybody read
+    what the feed encrypts.
+
     It subscribes to all of the feed, whatever clients ask for. `hwm_messages` may wait for one client; what comes then
     is dropped for that client alone: see `PlainStatistics`. Clients are not told of what they miss, nor of gaps.
 
@@ -70,13 +74,17 @@ class PlainRelay:
     owns the socket once it is bound. Raises ConfigError when the endpoint is neither tcp nor ipc.
     """
 
-    def __init__(self, upstream: Feed, endpoint: str, *, hwm_messages: int = HWM_MESSAGES) -> None:
+    def __init__(
+        self, upstream: Feed, endpoint: str, *, hwm_messages: int = HWM_MESSAGES, in_the_clear: bool = False
+    ) -> None:
         check_is_feed(upstream)
         check_integers(("hwm_messages", hwm_messages, 1, 1 << 30))
         check_endpoint(endpoint)
         if transport_of(endpoint) not in ("tcp", "ipc"):
             raise ConfigError(f"endpoint of plain clients was {endpoint!r}, expected tcp:// or ipc://")
         self.upstream, self.endpoint, self.hwm_messages = upstream, endpoint, hwm_messages
+        self._in_the_clear = in_the_clear
+        self._gate: Gate | None = None
         self.state = RelayLife.NEW
         self.error: BlackBoxError | None = None
         # One that lags is not better off for ending itself: clients would have nothing at all.
@@ -127,7 +135,7 @@ class PlainRelay:
     def close(self) -> None:
         """Send what has come, then end. Clients connect again to whoever binds the endpoint next."""
         self._enter(RelayLife.CLOSED)
-        with suppress(SubscriberError):  # the thread gets it from the stream
+        with suppress(BlackBoxError):  # the thread gets it from the stream
             self._subscriber.stop()
         self._stream.end()
         if self._thread.ident is not None:
@@ -168,6 +176,10 @@ class PlainRelay:
             self._socket.setsockopt(zmq.XPUB_NODROP, 1)
             keep_alive(self._socket)
             allow_ipv6(self._socket, self.endpoint)
+            if not self._in_the_clear:
+                self._gate = open_gate(self._context, self.upstream, [self.endpoint], self._what)
+            if self._gate is not None:
+                self._gate.secure(self._socket, self.endpoint)
             bind(self._socket, self.endpoint, f"{self._what}: endpoint")
             start_thread(self._thread)
         except BaseException:
@@ -175,6 +187,8 @@ class PlainRelay:
             raise
 
     def _close_socket(self) -> None:
+        if self._gate is not None:
+            self._gate.close()
         self._socket.close()
         close_context(self._context)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy
@@ -24,6 +25,8 @@ from blackbox.relay import plain
 from blackbox.relay.plain import PlainRelay
 from blackbox.relay.plain_send import SCRATCH_WORDS, PlainAt, PlainState, send_plain
 from blackbox.testing import RawPublisher, wait_until
+from blackbox.transport.curve import load_pair
+from tests.keyring import Keyring
 from tests.relay.relays import PATIENCE_S, chain
 
 WARM = b"warm.up"
@@ -232,6 +235,30 @@ def test_without_a_publisher_it_does_not_start() -> None:
 def test_what_no_client_can_connect_to_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="endpoint"):
         PlainRelay(Feed.local("plain"), endpoint)
+
+
+def test_clients_of_an_encrypted_feed_need_an_allowed_key(tmp_path: Path) -> None:
+    ring = Keyring(tmp_path, "exchange", "desk")
+    ring.allow("exchange", "exchange", "desk")
+    feed, endpoint = ring.feed(Feed.local("plain", slices=1), "exchange", "exchange"), free_endpoint()
+    desk = load_pair(str(ring.path("desk", "key_secret")))
+    keys = {"curve_publickey": desk.public, "curve_secretkey": desk.secret}
+    server = {"curve_serverkey": ring.public["exchange"].encode()}
+    with Publisher(feed) as publisher:
+        with (
+            PlainRelay(feed, endpoint),
+            client(endpoint, publisher, b"A", **keys, **server) as sub,
+            zmq.Context() as context,
+            context.socket(zmq.SUB) as stranger,
+        ):
+            stranger.subscribe(b"")
+            stranger.connect(endpoint)
+            publisher.publish(b"A", b"one")
+            assert receive(sub, 1) == [[b"A", stamp(0), b"one"]]
+            assert not stranger.poll(0)
+        with PlainRelay(feed, endpoint, in_the_clear=True), client(endpoint, publisher, b"A") as sub:
+            publisher.publish(b"A", b"two")
+            assert receive(sub, 1) == [[b"A", stamp(0), b"two"]]
 
 
 def test_what_libzmq_refuses_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
