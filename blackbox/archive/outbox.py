@@ -6,6 +6,7 @@ numbers that go on, and the last blocks, to be sent again.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ from blackbox.block.block import Block
 from blackbox.errors import BlackBoxError, ConfigError, JournalError
 from blackbox.feed.feed import Feed
 from blackbox.publish.outbox import OpenOutbox, OutboxSlice
+
+log = logging.getLogger("blackbox")
 
 _BOOT: Final = "boot"
 """The file that says since which start of the system the outbox is written."""
@@ -161,9 +164,11 @@ class Outbox:
         for endpoint in () if feed.key_bytes else feed.archives:
             if endpoint == own:
                 continue
-            client = ArchiveClient(feed.with_archive(endpoint), timeout=_ASK_S)
             try:
-                about = client.about()
+                about = ArchiveClient(feed.with_archive(endpoint), timeout=_ASK_S).about()
+            except ConfigError as error:
+                log.warning("archive %s cannot be asked what it has, all is sent again: %s", endpoint, error)
+                continue
             except BlackBoxError:
                 continue
             for slice_id, has in about.slices.items():

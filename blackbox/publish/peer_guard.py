@@ -172,7 +172,11 @@ class Guard:
         """Peers that were not let in: for their key, for another one of ours, or for none."""
         if self.gate is None:
             return 0
-        return sum(sum(list(each.failures.values())) for each in list(self._watched.values()))
+        # Who only hangs up may be a scan of ports.
+        return sum(
+            sum(count for failure, count in list(each.failures.items()) if failure is not Failure.LEFT)
+            for each in list(self._watched.values())
+        )
 
     def _tell_failures(self, line: int, connections: Connections) -> None:
         """Log each kind of failed handshake once; keys that were refused are logged by the gate."""

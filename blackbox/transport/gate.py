@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -35,25 +36,40 @@ class AllowedKeys:
         self._directory = directory
         if not Path(directory).is_dir():
             raise ConfigError(f"allowed_keys was {directory!r}, expected a directory of public key files")
-        self._files = self._look()
+        try:
+            self._files = self._look()
+        except OSError as error:
+            raise ConfigError(f"allowed_keys {directory!r} cannot be read: {error.strerror}") from error
         self._keys = {load_public(path) for path, *_ in self._files}
+        self._is_unread = False
         if not self._keys:
             log.warning("allowed_keys %r has no *.key file: nobody may connect", directory)
 
-    def _look(self) -> list[tuple[str, int, int]]:
-        found = []
-        for path in sorted(Path(self._directory).glob("*.key")):
-            status = path.stat()
-            found.append((str(path), status.st_mtime_ns, status.st_size))
-        return found
+    def _look(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Return the key files, and what changes with what is in them or who may read them. Raises OSError."""
+        found: list[tuple[str, tuple[int, ...]]] = []
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                if entry.name.endswith(".key"):
+                    try:
+                        status = entry.stat()
+                    except OSError:  # a link to nowhere: `load_public` says so
+                        found.append((entry.path, ()))
+                    else:
+                        marks = (status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size)
+                        found.append((entry.path, marks))
+        return sorted(found)
 
     def has(self, key: bytes) -> bool:
-        """Whether a key is allowed now. A file that has become unreadable allows nobody, and is told."""
+        """Whether a key is allowed now. What has become unreadable allows nobody, and is told once."""
         try:
             files = self._look()
-        except OSError as error:  # a file went away in between: the next look may do better
-            log.warning("allowed_keys %r cannot be read: %s", self._directory, error)
+        except OSError as error:
+            if not self._is_unread:
+                log.warning("allowed_keys %r cannot be read, so nobody may connect: %s", self._directory, error)
+            self._is_unread = True
             return False
+        self._is_unread = False
         if files != self._files:
             self._files, self._keys = files, set()
             for path, *_ in files:

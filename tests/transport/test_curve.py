@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,11 +134,42 @@ def test_a_malformed_key_that_comes_later_allows_nobody_and_is_told(
     assert "wrong.key' had no public key" in caplog.text
 
 
-def test_a_directory_that_is_gone_allows_nobody(ring: Keyring, tmp_path: Path) -> None:
+def test_a_link_to_nowhere_locks_nobody_else_out(
+    ring: Keyring, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ring.allow("exchange", "desk")
+    directory = tmp_path / "allowed-by-exchange"
+    allowed = AllowedKeys(str(directory))
+    (directory / "old.key").symlink_to(tmp_path / "gone")
+    for _ in range(3):
+        assert allowed.has(ring.public["desk"].encode())
+    assert caplog.text.count("old.key' was not found") == 1
+    with pytest.raises(ConfigError, match=r"old.key' was not found"):
+        AllowedKeys(str(directory))
+
+
+def test_a_key_file_is_read_again_when_who_may_read_it_changes(ring: Keyring, tmp_path: Path) -> None:
+    ring.allow("exchange", "desk")
+    allowed = AllowedKeys(str(tmp_path / "allowed-by-exchange"))
+    path = tmp_path / "allowed-by-exchange" / "desk.key"
+    before = path.stat()
+    path.write_text(path.read_text().replace(ring.public["desk"], ring.public["stranger"]))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # of the same size and time
+    assert allowed.has(ring.public["stranger"].encode())
+    assert not allowed.has(ring.public["desk"].encode())
+
+
+def test_a_directory_that_is_gone_allows_nobody_and_is_told_once(
+    ring: Keyring, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     ring.allow("exchange", "desk")
     allowed = AllowedKeys(str(tmp_path / "allowed-by-exchange"))
     (tmp_path / "allowed-by-exchange").rename(tmp_path / "away")
-    assert not allowed.has(ring.public["desk"].encode())
+    for _ in range(3):
+        assert not allowed.has(ring.public["desk"].encode())
+    assert caplog.text.count("cannot be read, so nobody may connect") == 1
+    (tmp_path / "away").rename(tmp_path / "allowed-by-exchange")
+    assert allowed.has(ring.public["desk"].encode())
 
 
 def test_a_refused_key_is_told_once_for_each_address(

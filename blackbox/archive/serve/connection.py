@@ -26,7 +26,7 @@ from blackbox.archive.serve.protocol import (
 from blackbox.block.block import Block
 from blackbox.errors import ArchiveError, BlockError, EndpointError
 from blackbox.native.limits import Needs
-from blackbox.transport.connections import Connections
+from blackbox.transport.connections import Connections, Failure
 from blackbox.transport.context import allow_ipv6, new_context
 from blackbox.transport.curve import ClientKeys, refusal_of, use_keys
 from blackbox.transport.keep_alive import keep_alive
@@ -111,7 +111,9 @@ class Connection:
         while not self.is_over() and (left_s := until - time.monotonic()) > 0:
             if not self._socket.poll(round(1e3 * min(left_s, _LOOK_S))):
                 self._connections.look()
-                if why := refusal_of(self._connections.failures, self._keys):
+                # Who hangs up may be about to start again.
+                certain = self._connections.failures.keys() - {Failure.LEFT}
+                if why := refusal_of(certain, self._keys):
                     raise ArchiveError(f"{self.endpoint}: {why}")
                 continue
             frames = self._socket.recv_multipart()
@@ -125,7 +127,8 @@ class Connection:
                 raise ArchiveError(f"{self.endpoint}: {answer.why}")
             self.heard = time.monotonic()
             return answer, frames[_HEAD_FRAMES:]
-        raise ArchiveError(f"{self.endpoint} did not answer within {self._timeout:g} s")
+        why = refusal_of(self._connections.failures, self._keys)
+        raise ArchiveError(f"{self.endpoint} did not answer within {self._timeout:g} s" + (f": {why}" if why else ""))
 
 
 def in_place(endpoint: str, piece: Piece, frames: list[bytes]) -> Iterator[Fetched | Gone]:
