@@ -17,6 +17,7 @@ from blackbox.replay.schedule import NO_LIMIT
 from blackbox.subscribe.compiled_callback import CompiledBatch, payload, sequence_of
 from tests.examples import examples
 from tests.journals import Day, Put, Row, Told, feed_of
+from tests.subscribe.subscribers import PATIENT
 
 few = settings(max_examples=examples(60))
 PREFIXES = st.sampled_from([b"", b"A", b"AX", b"AXYZ.", b"AY.trade.of", b"B", b"BXYZ", b"CY", b"Z"])
@@ -60,7 +61,7 @@ class Audience:
     """A subscriber with a callback of each kind, and what they got."""
 
     def __init__(self, feed: Feed, prefix: bytes = b"") -> None:
-        self.subscriber = Subscriber(feed)
+        self.subscriber = Subscriber(feed, slow=PATIENT)
         self.by_message: list[Told] = []
         self.by_batch: list[Told] = []
         self.resets: list[int] = []
