@@ -22,13 +22,14 @@ from blackbox.subscribe import slice_plan
 from blackbox.testing import Collector, wait_until
 from tests.gate import Gate
 from tests.relay.relays import PATIENCE_S, chain, relayed
+from tests.subscribe.subscribers import PATIENT
 from tests.support import Script
 
 PREFIXES = st.text("AB", max_size=3).map(str.encode)
 
 
 def subscribed(feed: Feed, *prefixes: bytes) -> tuple[Subscriber, Collector]:
-    subscriber, got = Subscriber(feed), Collector()
+    subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
     for prefix in prefixes:
         subscriber.on(prefix)(got.message)
     return subscriber, got

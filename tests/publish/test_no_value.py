@@ -10,6 +10,7 @@ import pytest
 from blackbox import Batch, Feed, Message, Publisher, Recorder, Recording, SlowPolicy, Subscriber
 from blackbox.cli.ui.messages import describe
 from blackbox.feed.schema import RAW
+from tests.subscribe.subscribers import PATIENT
 
 
 @pytest.mark.parametrize("conflated", [False, True])
@@ -41,7 +42,7 @@ def test_a_deleted_topic_is_no_empty_payload(conflated: bool) -> None:
 
 def test_a_batch_and_its_arrow_form_say_which_messages_have_no_value() -> None:
     feed = Feed.local("null", slices=1)
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=PATIENT)
     batches: list[Batch] = []
     subscriber.on_batch(b"A")(batches.append)
     payloads = [None if number % 3 == 0 else b"%d" % number for number in range(20)]
@@ -68,7 +69,7 @@ def test_a_message_without_a_value_is_no_record() -> None:
     import msgspec
 
     feed = msgspec.structs.replace(Feed.local("null", slices=1), schema="itch50")
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=PATIENT)
     messages: list[Message] = []
     subscriber.on(b"")(messages.append)
     with Publisher(feed, when_full="wait") as publisher:

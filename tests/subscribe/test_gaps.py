@@ -299,7 +299,7 @@ def test_what_a_restarted_publisher_sends_before_filters_are_in_force_is_a_gap()
     """libzmq sends filters again in an order of its own, so keys come into force at different times."""
     feed = Feed.local("gaps", slices=1, key_bytes=4)
     keys = [b"%04d" % number for number in range(500)]
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=PATIENT)
     seen: dict[tuple[int, bytes], list[int]] = {}
 
     def note(message: Message) -> None:

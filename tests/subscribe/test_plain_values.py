@@ -23,6 +23,7 @@ from blackbox.subscribe.plain_values import OWN
 from blackbox.testing import RawPublisher
 from tests.examples import examples
 from tests.journals import Day, Put, Row
+from tests.subscribe.subscribers import PATIENT
 
 NESTED = numpy.dtype([("a", "<i2"), ("b", "<i2")])
 TRADE = numpy.dtype(
@@ -147,7 +148,7 @@ def test_values_and_errors_are_those_of_messages_read_one_by_one(
 
 def test_a_type_that_is_named_twice_comes_once() -> None:
     feed = Feed.local("plain", slices=1, schema=MADE)
-    subscriber, seen = Subscriber(feed), list[int]()
+    subscriber, seen = Subscriber(feed, slow=PATIENT), list[int]()
     subscriber.on(b"", fields=("sequence",), types=("trade", "T"))(seen.append)
     trade = numpy.zeros(1, TRADE)
     trade["kind"] = b"T"
@@ -190,7 +191,7 @@ def test_live_values_come_with_their_types(workers: int) -> None:
 
 def test_a_message_without_a_value_has_no_fields_but_its_own() -> None:
     feed = Feed.local("plain", slices=1, schema=MADE)
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=PATIENT)
     seen: list[Any] = []
     subscriber.on(b"", fields=("topic", "payload", "price"))(lambda *values: seen.append(values))
     with Publisher(feed) as publisher:
@@ -202,7 +203,7 @@ def test_a_message_without_a_value_has_no_fields_but_its_own() -> None:
 
 def test_an_error_in_a_callback_tells_its_message() -> None:
     feed = Feed.local("plain", slices=1)
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=PATIENT)
     seen: list[int] = []
 
     @subscriber.on(b"", fields=("sequence",))
@@ -232,15 +233,15 @@ def test_a_name_that_no_schema_has_is_refused(tmp_path: Path, wish: dict[str, An
     feed = Feed.local("plain", slices=1, schema=MADE)
     with Publisher(feed):
         for act in ("start", "run"):
-            subscriber = Subscriber(feed)
+            subscriber = Subscriber(feed, slow=PATIENT)
             subscriber.on(b"", **wish)(print)
             with pytest.raises(ConfigError, match=f"callback print for b'': {error}"):
                 getattr(subscriber, act)()
-        running = Subscriber(feed)
+        running = Subscriber(feed, slow=PATIENT)
         running.on(b"")(print)
         with running, pytest.raises(ConfigError, match=error):
             running.on(b"", **wish)(print)
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=PATIENT)
     subscriber.on(b"", **wish)(print)
     with pytest.raises(ConfigError, match=error):
         subscriber.replay(write_day(tmp_path, "made", MADE, [[(b"A", b"T")]]))
@@ -277,7 +278,7 @@ def test_a_function_of_another_number_of_values_is_refused() -> None:
 
 def test_fields_of_a_callback_that_joins_a_running_feed_come() -> None:
     feed = Feed.local("plain", slices=1)
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=PATIENT)
     subscriber.on(b"")(lambda message: None)
     came = threading.Event()
     with Publisher(feed) as publisher, subscriber:

@@ -18,7 +18,7 @@ from blackbox.subscribe.compiled_callback import sequence_of
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.book.sessions import order
 from tests.examples import examples
-from tests.subscribe.subscribers import in_both_places, nothing, numbers_of, one_slice
+from tests.subscribe.subscribers import PATIENT, in_both_places, nothing, numbers_of, one_slice
 
 KEYS = (b"A", b"B")
 TOPICS = (b"A.x", b"A.y", b"B.x", b"C.x")
@@ -282,7 +282,7 @@ def test_a_gap_hook_that_raises_ends_the_subscriber_as_a_callback_does(workers: 
 @in_both_places
 def test_what_two_lines_have_lost_both_is_told_once(worker: bool) -> None:
     feed = Feed.local("lines", slices=1, lines=2)
-    subscriber, told = Subscriber(feed), list[Gap]()
+    subscriber, told = Subscriber(feed, slow=PATIENT), list[Gap]()
     counted = subscriber.on_compiled(b"", state=numpy.zeros(100, numpy.int64), worker=worker)(log_batch)
     subscriber.on_gap(b"")(told.append)
     with RawPublisher(feed) as publisher:
@@ -359,7 +359,7 @@ def test_the_first_messages_of_another_run_that_are_lost_are_told(key_bytes: int
 
 def test_books_that_may_lack_messages_say_so() -> None:
     feed = one_slice(schema="itch50", key_bytes=1)
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=PATIENT)
     book = subscriber.book(b"")
     with RawPublisher(feed) as publisher:
         subscriber.start()
