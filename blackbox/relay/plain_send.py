@@ -9,12 +9,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy
 import zmq
-from numba import types
 
 from blackbox.block.format import FLAG_FIXED, has_value, layout_of, read_header
 from blackbox.native.intrinsics import copy_bytes, inner, int32s_at
 from blackbox.native.jit import njit
-from blackbox.native.posix import external
 from blackbox.native.records import Field, SharedRecord, record_at
 from blackbox.transport.libzmq import (
     DONTWAIT,
@@ -25,6 +23,7 @@ from blackbox.transport.libzmq import (
     msg_init_size,
     msg_send,
     zmq_errno,
+    zmq_setsockopt,
 )
 
 OPTION_AT: Final = MESSAGE_BYTES
@@ -32,7 +31,6 @@ SCRATCH_WORDS: Final = MESSAGE_BYTES // 8 + 1
 """int64 words of scratch: a message, and the value of an option."""
 _TS_EVENT_BYTES: Final = 8
 _NODROP: Final = int(zmq.XPUB_NODROP)
-_setsockopt = external("zmq_setsockopt", types.int32, types.int64, types.int32, types.int64, types.int64)
 
 
 class PlainState(SharedRecord):
@@ -60,7 +58,7 @@ class PlainAt(NamedTuple):
 def _let_drop(at: PlainAt, drop: int) -> None:
     """Have libzmq drop messages for those whose queue is full, or refuse them for all."""
     int32s_at(at.scratch + OPTION_AT, 1)[0] = 1 - drop
-    _setsockopt(at.socket, _NODROP, at.scratch + OPTION_AT, 4)
+    zmq_setsockopt(at.socket, _NODROP, at.scratch + OPTION_AT, 4)
 
 
 @inner
