@@ -88,7 +88,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The manifest of a day that begins now. Raises ConfigError when the feed's schema is not known here."""
         return cls(
             format=FORMAT_VERSION,
-            feed=msgspec.structs.replace(feed.without_keys(), schema=feed.schema_name),
+            feed=feed.as_recorded(),
             schema=SchemaDocument.of(load_schema(feed.schema)),
             date=day,
             created_ns=now_ns,

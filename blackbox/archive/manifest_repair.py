@@ -118,7 +118,7 @@ def _repair(day: Path, feed: Feed | None, found: _Found) -> Repaired:
         kept = path.rename(day / f"{MANIFEST}.damaged")
     made = Manifest(
         format=FORMAT_VERSION,
-        feed=msgspec.structs.replace(feed.without_keys(), schema=feed.schema_name),
+        feed=feed.as_recorded(),
         schema=schema,
         date=date,
         created_ns=created_ns,

@@ -336,10 +336,10 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         )
         return msgspec.structs.replace(self, security=self.security.in_directory(directory), slices=slices)
 
-    def without_keys(self) -> Self:
-        """Return this feed without `[security]` and what belongs to it: what recordings keep."""
+    def as_recorded(self) -> Self:
+        """Return what recordings keep of this feed: its schema by name, and nothing of `[security]`."""
         slices = tuple(msgspec.structs.replace(part, allowed_keys="") for part in self.slices)
-        return msgspec.structs.replace(self, security=None, slices=slices)
+        return msgspec.structs.replace(self, schema=self.schema_name, security=None, slices=slices)
 
     def with_archive(self, endpoint: str) -> Self:
         """Return this feed with one of its archives alone."""
