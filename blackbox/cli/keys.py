@@ -39,7 +39,7 @@ def keys(
     blackbox keys new desk --dir ~/keys
     """
     with exit_statuses():
-        from blackbox.transport.curve import is_fast, make_pair
+        from blackbox.transport.curve import make_pair
 
         del action  # there is one
         check_name(name)
@@ -53,5 +53,3 @@ def keys(
         say(f"public key: {public_file}, for the other side")
         say("  where publishers, archives and relays bind: into the directory that `allowed_keys` names")
         say("  where subscribers, recorders and relays connect: as one of `server_keys`")
-        if not is_fast():
-            say("this pyzmq has the slow kind of CURVE, without libsodium: expect a fraction of the usual rate")
