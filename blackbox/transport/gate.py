@@ -40,7 +40,7 @@ class AllowedKeys:
             self._files = self._look()
         except OSError as error:
             raise ConfigError(f"allowed_keys {directory!r} cannot be read: {error.strerror}") from error
-        self._keys = {load_public(path) for path, *_ in self._files}
+        self._keys = {load_public(path) for path, _ in self._files}
         self._is_unread = False
         if not self._keys:
             log.warning("allowed_keys %r has no *.key file: nobody may connect", directory)
@@ -72,7 +72,7 @@ class AllowedKeys:
         self._is_unread = False
         if files != self._files:
             self._files, self._keys = files, set()
-            for path, *_ in files:
+            for path, _ in files:
                 try:
                     self._keys.add(load_public(path))
                 except ConfigError as error:

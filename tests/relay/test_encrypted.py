@@ -313,17 +313,24 @@ def archived(ring: Keyring, me: str, feed: Feed, *servers: str) -> Feed:
     return ring.feed(feed, me, *servers, archives=("archive",))
 
 
-def test_a_recorder_and_its_archive_ask_for_keys(
-    ring: Keyring, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@contextmanager
+def recorded(ring: Keyring, directory: Path) -> Iterator[tuple[Feed, Publisher]]:
+    """A feed whose archive lets the desk in, and its publisher: 500 messages are recorded."""
     feed = msgspec.structs.replace(quotes(), archives=(free_endpoint(),))
     ring.allow("archive", "desk")
     with (
         Publisher(ring.feed(feed, "exchange")) as publisher,
-        Recorder(archived(ring, "archive", feed, "exchange"), tmp_path / "recordings", serve=True) as recorder,
+        Recorder(archived(ring, "archive", feed, "exchange"), directory, serve=True) as recorder,
     ):
         publish_numbered(publisher, 0, 500)
         wait_recorded(recorder, 500)
+        yield feed, publisher
+
+
+def test_a_recorder_and_its_archive_ask_for_keys(
+    ring: Keyring, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with recorded(ring, tmp_path / "recordings") as (feed, publisher):
         client = ArchiveClient(archived(ring, "desk", feed, "exchange"), timeout=60)
         asked = client.blocks(0, key=b"", start=(publisher.epoch, 0), stop=(publisher.epoch, 500))
         assert all_numbers(asked) == list(range(500))
@@ -339,14 +346,7 @@ def test_a_recorder_and_its_archive_ask_for_keys(
 
 
 def test_a_late_subscriber_joins_from_an_encrypted_archive(ring: Keyring, tmp_path: Path) -> None:
-    feed = msgspec.structs.replace(quotes(), archives=(free_endpoint(),))
-    ring.allow("archive", "desk")
-    with (
-        Publisher(ring.feed(feed, "exchange")) as publisher,
-        Recorder(archived(ring, "archive", feed, "exchange"), tmp_path / "recordings", serve=True) as recorder,
-    ):
-        publish_numbered(publisher, 0, 500)
-        wait_recorded(recorder, 500)
+    with recorded(ring, tmp_path / "recordings") as (feed, publisher):
         subscriber, got = collected(archived(ring, "desk", feed, "exchange"), on_gap="repair")
         subscriber.start(PATIENCE_S, since=0)
         publish_numbered(publisher, 500, 500)
