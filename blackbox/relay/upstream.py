@@ -95,6 +95,8 @@ class Upstream:
         """Versions."""
         self._nonce = b""
         self._asked_at = self._changed_at = 0.0
+        self._patience_s = self._dead_s
+        """What an answer may take: it comes behind all that is queued on its way."""
         self._accepted = b""
         self._recorders: dict[bytes, None] = {}
         self.life = UpstreamLife.NEW
@@ -200,6 +202,7 @@ class Upstream:
     def _void(self) -> None:
         """Take nothing for confirmed that is in force above."""
         self._confirmed = self._asked = _UNCONFIRMED
+        self._patience_s = self._dead_s
         self._withdraw_nonce()
         self._withdraw_acceptance()
 
@@ -267,7 +270,7 @@ class Upstream:
             self._look_for_another(silent_s)
         if not self.is_connected or self._state.ended or self._confirmed >= self.version:
             return
-        is_out = self._asked != _UNCONFIRMED and now - self._asked_at < self._dead_s
+        is_out = self._asked != _UNCONFIRMED and now - self._asked_at < self._patience_s
         if not is_out and (is_needed or self.filters):
             self._ask(now)
 
@@ -286,6 +289,8 @@ class Upstream:
             self._connect_to_next("fell silent")
 
     def _ask(self, now: float) -> None:
+        if self._asked != _UNCONFIRMED:
+            self._patience_s *= 2  # the answer to the last one may as well be on its way: give the next one time
         self._withdraw_nonce()
         self.xsub.get(zmq.EVENTS)  # has it see the connection first, and repeat on it all that was asked for
         self._nonce = secrets.token_bytes(NONCE_BYTES)
@@ -297,6 +302,7 @@ class Upstream:
         """Note that the nonce has come back, and say so."""
         if self._asked == _UNCONFIRMED:
             return  # the connection has gone since
+        self._patience_s = max(self._dead_s, 2 * (time.monotonic() - self._asked_at))
         line = bytes([1 if self._state.answer_flags & FLAG_LINE_B else 0])
         before, self._accepted = self._accepted, b""
         if self.filters:

@@ -46,7 +46,7 @@ from blackbox.transport.wakeup import Pipe
 log = logging.getLogger("blackbox")
 
 _PATIENT_BEATS = 3
-"""Heartbeats of an unconfirmed line after which a confirmation is asked for again."""
+"""Heartbeats of an unconfirmed line after which a confirmation is asked for again, at least."""
 
 
 _TRIES = 5
@@ -99,6 +99,8 @@ class Subscription:
         self._epoch_of_line: dict[int, int] = {}
         self._silent: set[int] = set()
         self._beats_without_answer = 0
+        self._patient_beats = _PATIENT_BEATS
+        """So many heartbeats may stand before an answer in the queues on its way."""
         self._bell = bell
         self._reader: SharedReader | None = None
         self._tries_left = 1 if self._feed_slice.shared_memory else 0
@@ -303,6 +305,7 @@ class Subscription:
             # libzmq sends filters again in an order of its own, the nonce first: this answer proves nothing.
             self._ask_to_confirm()
         elif ours:
+            self._patient_beats = max(_PATIENT_BEATS, 2 * self._beats_without_answer)
             self._confirmed |= 1 << line
             self._sequences.set_all_told(True)
             self._accept(epoch, line)
@@ -311,7 +314,8 @@ class Subscription:
         elif not self._confirmed >> line & 1:
             # A full queue at the publisher may have passed over the answer: libzmq does so without a word.
             self._beats_without_answer += 1
-            if self._beats_without_answer >= _PATIENT_BEATS:
+            if self._beats_without_answer >= self._patient_beats:
+                self._patient_beats *= 2  # it may as well be on its way, behind what was queued: give the next one time
                 self._ask_to_confirm()
         self._note_end(epoch, line, header.flags & FLAG_END != 0, ours, fresh)
         return result

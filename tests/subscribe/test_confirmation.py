@@ -12,6 +12,7 @@ from blackbox import Batch, Feed, NotConfirmedError, Publisher, SlowPolicy, Subs
 from blackbox.block.format import ACCEPT_KEY
 from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
+from tests.late_answers import late_answers
 from tests.subscribe.subscribers import nothing, numbers_of, one_slice
 
 
@@ -36,6 +37,15 @@ def test_a_publisher_that_does_not_answer_is_not_confirmed() -> None:
         subscriber.on(b"")(nothing)
         with pytest.raises(NotConfirmedError):
             subscriber.run(timeout=0.2)
+
+
+def test_an_answer_behind_a_long_queue_comes_in_time() -> None:
+    feed = msgspec.structs.replace(one_slice(), heartbeat_ns=20_000_000)
+    subscriber = Subscriber(feed)
+    subscriber.on(b"")(nothing)
+    with late_answers(feed, beats=20):
+        subscriber.start(timeout=60)
+        subscriber.stop()
 
 
 def test_a_publisher_may_start_after_the_subscriber() -> None:

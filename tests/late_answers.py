@@ -1,0 +1,42 @@
+"""A publisher whose answers come late, behind all that is queued on their way."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from blackbox import Block, Feed
+from blackbox.block.format import CONFIRM_KEY
+from blackbox.testing import RawPublisher
+
+
+@contextmanager
+def late_answers(feed: Feed, beats: int) -> Iterator[RawPublisher]:
+    """A raw publisher that beats as the feed says, and sends each confirmation so many heartbeats after it is asked."""
+    over = threading.Event()
+    due: dict[bytes, int] = {}
+
+    def serve() -> None:
+        beat = 0
+        while not over.wait(feed.heartbeat_ns / 1e9):
+            beat += 1
+            publisher.heartbeat()
+            for key in publisher.subscriptions():
+                if key.startswith(CONFIRM_KEY) and due.setdefault(key, beat + beats) == beat:
+                    answer = Block.encode_sequences(
+                        key, {}, slice_id=0, epoch=publisher.epoch, ts_out=time.time_ns(), key_bytes=feed.key_bytes
+                    )
+                    publisher.send_frames(answer.frames)
+
+    publisher = RawPublisher(feed)
+    publisher.confirms = False
+    thread = threading.Thread(target=serve)
+    with publisher:
+        thread.start()
+        try:
+            yield publisher
+        finally:
+            over.set()
+            thread.join()
