@@ -155,7 +155,10 @@ def test_a_signal_to_the_whole_group_stops_cleanly() -> None:
         subscriber = Subscriber(feed, processes=True)
         subscriber.on(b"")(lambda message: None)
         subscriber.start(timeout=60)
-        threading.Thread(target=lambda: (input(), os.killpg(0, signal.SIGINT)), daemon=True).start()
+        def interrupt():
+            wait_until(lambda: subscriber.statistics().delivery.delivered == 10)
+            os.killpg(0, signal.SIGINT)
+        threading.Thread(target=interrupt, daemon=True).start()
         say("started")
         subscriber.run()
         say("delivered", subscriber.statistics().delivery.delivered)
@@ -166,7 +169,6 @@ def test_a_signal_to_the_whole_group_stops_cleanly() -> None:
             slice_id = number % 2
             topic = next(b"S%d" % n for n in range(50) if feed.slice_of(b"S%d" % n) == slice_id)
             publisher.send(publisher.encode([(topic, b"")], slice_id=slice_id))
-        script.tell("")
         status, out, errors = script.finish()
     assert (status, out.strip()) == (0, "delivered 10"), errors
 
