@@ -1,17 +1,21 @@
 """Check the endpoints of a feed, and find free ones on this machine."""
 
 import atexit
+import errno
 import os
 import re
 import secrets
 import shutil
 import socket
 import tempfile
-from collections import deque
-from contextlib import ExitStack
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
 from ipaddress import ip_address
+from itertools import count as counting
+from itertools import islice
 
-from blackbox.errors import ConfigError
+from blackbox.errors import ConfigError, EndpointError
 from blackbox.native.limits import Needs, check_limits
 
 TRANSPORTS = ("tcp", "ipc", "inproc")
@@ -24,8 +28,10 @@ _TCP = re.compile(r"(?P<host>\[[^\[\]]+\]|[^\[\]:/;]+):(?P<port>\d+)", re.ASCII)
 _SHARED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 
-# The system may offer a port a second time before anyone has bound it.
-_recently_offered: deque[int] = deque(maxlen=4_096)
+_FIRST_PORT, _PORTS = 10_000, 22_000
+"""Below those of outgoing connections: the system takes one of these for each, maybe before anyone has bound it."""
+_turns: defaultdict[int, Iterator[int]] = defaultdict(lambda: counting(secrets.randbelow(_PORTS)))
+"""By process: each goes through the ports from a place of its own on, so that no two offer the same one at a time."""
 
 
 def transport_of(endpoint: str) -> str:
@@ -90,7 +96,7 @@ def free_endpoints(transport: str, name: str, slices: int, lines: int) -> list[t
         return [(*of_slice, f"shm://{name[:48]}-{token}-{number}") for number, of_slice in enumerate(sockets)]
     count = slices * lines
     if transport == "tcp":
-        check_limits(f"free ports for feed {name!r}", Needs(descriptors=count))
+        check_limits(f"free ports for feed {name!r}", Needs(descriptors=1))
         flat = [f"tcp://{LOOPBACK}:{port}" for port in _free_ports(count)]
     elif transport == "ipc":
         directory = _private_directory()
@@ -127,15 +133,16 @@ def _check_tcp(endpoint: str, address: str) -> None:
 
 def _free_ports(count: int) -> list[int]:
     ports: list[int] = []
-    with ExitStack() as probes:  # all held until the end, or the system could offer one twice
-        while len(ports) < count:
-            probe = probes.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-            probe.bind((LOOPBACK, 0))
-            port: int = probe.getsockname()[1]
-            if port not in _recently_offered:
-                ports.append(port)
-                _recently_offered.append(port)
-    return ports
+    for turn in islice(_turns[os.getpid()], _PORTS):
+        port = _FIRST_PORT + turn % _PORTS
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise EndpointError(
+        errno.EADDRINUSE, f"{count} free ports of {LOOPBACK} were wanted, and {len(ports)} of {_PORTS} are free"
+    )
 
 
 def _private_directory() -> str:

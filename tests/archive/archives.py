@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket as sockets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,14 @@ from blackbox import Feed, Publisher
 from blackbox.archive.recorder import Recorder
 from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.protocol import Gone
+from blackbox.feed.endpoint import free_endpoints
 from tests.archive.recorders import MIB, ROW_BYTES, feed_of, publish_numbered, wait_recorded
 
 PART = 500
 
 
 def free_endpoint() -> str:
-    with sockets.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    return free_endpoints("tcp", "archive", 1, 1)[0][0]
 
 
 def archived_feed(archives: int = 1, **settings: Any) -> Feed:

@@ -112,6 +112,20 @@ def test_local_feed_has_free_ports_that_no_other_local_feed_has() -> None:
             probe.bind((host, int(port)))
 
 
+def test_ports_of_local_feeds_are_none_that_outgoing_connections_take() -> None:
+    first, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = [int(each.endpoints[0].rpartition(":")[2]) for each in Feed.local("demo", slices=50).slices]
+    assert max(ports) < first
+
+
+def test_a_port_that_is_in_use_is_not_offered() -> None:
+    (taken,) = Feed.local("demo").slices[0].endpoints
+    following = int(taken.rpartition(":")[2]) + 1
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", following))
+        assert Feed.local("demo").slices[0].endpoints != (f"tcp://127.0.0.1:{following}",)
+
+
 def test_local_ipc_paths_are_private_and_end_with_the_process() -> None:
     script = (
         "import os; from pathlib import Path; from blackbox.feed.feed import Feed\n"
