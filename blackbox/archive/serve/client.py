@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from random import Random
 from typing import Final
 
 import msgspec
@@ -42,6 +42,8 @@ _MOST_WAITS: Final = 10
 _MOST_BYTES: Final = 64 << 20
 """Bytes of blocks that may wait until other archives were asked for earlier ones."""
 
+_jitter: Final = Random()
+"""Of its own: whoever seeds the module's has the same numbers again, whatever goes on here."""
 _NO_END: Final = 1 << 62
 _NOWHERE: Final = (1 << 63, 0)
 """Behind all positions."""
@@ -302,7 +304,7 @@ class ArchiveClient:
                 if is_over():
                     return
             if not has_more:
-                time.sleep(random.uniform(0.5, 1) * _MOST_LATER_S)
+                time.sleep(_jitter.uniform(0.5, 1) * _MOST_LATER_S)
 
     def _elsewhere(
         self, slice_id: int, lacks: Missing, wait_s: float, is_over: Callable[[], bool], endpoint: str
@@ -322,7 +324,7 @@ class ArchiveClient:
             left = [each for each in found if isinstance(each, Missing)]
             if not left or is_over() or time.monotonic() > until:
                 break
-            time.sleep(random.uniform(0.5, 1) * pause_s)
+            time.sleep(_jitter.uniform(0.5, 1) * pause_s)
             pause_s = min(2 * pause_s, _MOST_LATER_S)
         if lacks.stop != _NO_END:
             yield lacks
