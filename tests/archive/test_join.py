@@ -63,11 +63,11 @@ def test_a_day_from_its_beginning_then_live(tmp_path: Path, on_gap: str) -> None
 def test_joining_while_the_feed_goes_on(tmp_path: Path, share: float, hwm_blocks: int) -> None:
     """With 16 blocks less may wait than comes while the archive is asked: live is let go, and tried again."""
     feed = archived_feed(block_bytes=8_192)
-    ending, published = threading.Event(), 0
+    ending, slowly, published = threading.Event(), threading.Event(), 0
 
     def publish() -> None:
         nonlocal published
-        while not ending.wait(0.001):
+        while not ending.wait(0.05 if slowly.is_set() else 0.001):
             publish_numbered(publisher, published, 50)
             published += 50
             publisher.flush()
@@ -83,6 +83,8 @@ def test_joining_while_the_feed_goes_on(tmp_path: Path, share: float, hwm_blocks
         subscriber = Subscriber(proxy.feed, on_gap="repair", hwm_blocks=hwm_blocks, repair_wait_ns=30_000_000_000)
         heard = Heard(subscriber)
         subscriber.start(since=0, timeout=60)
+        wait_until(lambda: subscriber.statistics().received.let_go > 0, 60)
+        slowly.set()
         subscriber.wait_live(60)
         ending.set()
         thread.join()
@@ -90,7 +92,6 @@ def test_joining_while_the_feed_goes_on(tmp_path: Path, share: float, hwm_blocks
         subscriber.run(until_end=True)
     assert heard.numbers == list(range(published))
     assert heard.gaps == []
-    assert subscriber.statistics().received.let_go > 0
 
 
 def test_epochs_before_the_live_one_come_first(tmp_path: Path) -> None:

@@ -411,7 +411,7 @@ def test_gaps_come_back_once_archives_answer_again(caplog: pytest.LogCaptureFixt
     feed = archived_feed()
     subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=300_000_000)
     seen = listen(subscriber)
-    blocks = [Sent(b"A", 2, number % 2 == 1, True) for number in range(400)]
+    blocks = [Sent(b"A", 2, number % 2 == 1, True) for number in range(10_000)]
     with RawPublisher(feed) as publisher:
         subscriber.start()
         send_all(publisher, blocks[:3], [not block.is_lost for block in blocks[:3]])

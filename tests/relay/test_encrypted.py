@@ -61,11 +61,17 @@ def deliver(publisher: Publisher, feed: Feed, count: int = 100) -> None:
 
 
 def refused(feed: Feed) -> str:
-    """Check that a subscriber with this feed gets no confirmation and no message; return what its start says."""
-    subscriber, got = collected(feed)
-    with pytest.raises(NotConfirmedError) as caught:
-        subscriber.start(WAIT_S)
-    assert len(got) == 0
+    """Check that a subscriber with this feed gets no confirmation and no message; return what its start says.
+
+    It has more time if it knew no reason: a busy machine comes to that late.
+    """
+    for seconds in (WAIT_S, PATIENCE_S):
+        subscriber, got = collected(feed)
+        with pytest.raises(NotConfirmedError) as caught:
+            subscriber.start(seconds)
+        assert len(got) == 0
+        if " s: " in str(caught.value):
+            break
     return str(caught.value)
 
 
@@ -108,7 +114,7 @@ def test_an_unknown_key_gets_nothing_and_both_ends_are_told(ring: Keyring, caplo
     feed = quotes()
     with Publisher(ring.feed(feed, "exchange")) as publisher:
         text = refused(ring.feed(feed, "stranger", "exchange"))
-        assert f"confirmed the subscription in 2.0 s: it refused our key {ring.public['stranger']}" in text
+        assert f" s: it refused our key {ring.public['stranger']}" in text
         told(caplog, f"feed 'quotes' slice 0: refused key {ring.public['stranger']} at 127.0.0.1: not among allowed")
         assert publisher.statistics().refused_peers >= 1
         deliver(publisher, ring.feed(feed, "desk", "exchange"))
