@@ -20,7 +20,7 @@ log = logging.getLogger("blackbox")
 
 GUARD_NEEDS = Needs(descriptors=2, threads=1)
 """The socket that reports connections, and its thread."""
-_LOOK_S = 0.1
+_LOOK_S = 0.2
 _SLACK_BYTES = 16 << 20
 """What the kernel holds, and frames around bodies."""
 
@@ -35,7 +35,7 @@ class _Mark(NamedTuple):
 
 
 class FloodGuard:
-    """Look at a SUB socket's TCP connections, ten times a second, in a thread of its own.
+    """Look at a SUB socket's TCP connections, five times a second, in a thread of its own.
 
     Each may bring as many bytes between two valid blocks of its line as a full queue and one body hold; then, once the
     slice thread has read and still found none, it is ended, libzmq frees what it held, and connects again. Made and

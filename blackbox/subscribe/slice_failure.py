@@ -40,11 +40,12 @@ class SliceFailure:
             self.error = error
             kind = f"{type(error).__name__}\n".encode()
             text = kind + "".join(traceback.format_exception(error)).encode()[len(kind) - _TEXT_BYTES :]
-            self._text[: len(text)] = numpy.frombuffer(text, numpy.uint8)
+            self._text[1 : len(text)] = numpy.frombuffer(text, numpy.uint8)[1:]
+            self._text[0] = text[0]  # last: who looks for it finds all of it
 
     def seen(self) -> BlackBoxError | None:
         """Return the error, if any; from another process, one of the same kind with the traceback as text."""
-        kind, _, text = self._text.tobytes().rstrip(b"\0").decode(errors="replace").partition("\n")
-        if self.error is not None or not text:
+        if self.error is not None or self._text[0] == 0:
             return self.error
+        kind, _, text = self._text.tobytes().rstrip(b"\0").decode(errors="replace").partition("\n")
         return EndpointError(0, text) if kind == EndpointError.__name__ else _KINDS.get(kind, SubscriberError)(text)
