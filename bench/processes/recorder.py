@@ -70,10 +70,10 @@ def _record(order: Order, told: Iterator[Any], directory: str, fsync: Any, befor
 
 
 def _replay(recording: Recording, order: Order) -> None:
-    """Replay to the ordered callbacks. Raises Lost unless they found what was sent."""
+    """Replay to the ordered callbacks, as it was sent: times repeat. Raises Lost unless they found what was sent."""
     subscriber = Subscriber(recording.feed)
     findings = FORMS[order.work.form](subscriber, order)
-    subscriber.replay(recording)
+    subscriber.replay(recording, order="sent")
     findings(0)
 
 
