@@ -44,7 +44,7 @@ def beside(work: threading.Thread) -> Iterator[None]:
 def receives(feed: Feed, publisher: Publisher, prefix: bytes = b"") -> None:
     """Assert that a new subscriber is confirmed and gets what is then published."""
     subscriber, got = collected(feed, prefix)
-    with subscriber:
+    with subscriber.start(timeout=60):
         for number in range(100):
             publisher.publish(prefix or b"T", b"%d" % number)
         got.wait(100)
