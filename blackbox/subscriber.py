@@ -125,7 +125,7 @@ class Subscriber(Registration):
         the slices that are not live yet. What archives bring does not count as lag. Only for feeds with `key_bytes` 0.
 
         Args:
-            timeout: how long publishers may take to confirm, in seconds.
+            timeout: how long publishers may take to confirm, in seconds; with `back` also archives, to answer.
             since: with what the feed's archives recorded at this time or later: ns since 1970, a datetime, or text such
                 as "2019-12-30T14:30:00Z", "14:30" (of the session that goes on now, in the feed's time zone) or
                 "session", when that began. Or from (epoch, sequence) of each slice on; those without begin live.
@@ -140,7 +140,7 @@ class Subscriber(Registration):
             self._supervisor.check_new()
             since, back = self._consumer.begin(since, back)
         try:
-            self._supervisor.start(timeout, beginning_of(self.feed, self._client, since, back))
+            self._supervisor.start(timeout, beginning_of(self.feed, self._client, since, back, timeout))
             if self._consumer is not None:
                 self._consumer.keep_by_itself(self._supervisor.checkpoint)
         except BaseException:

@@ -25,12 +25,12 @@ SESSION: Final = "session"
 
 
 def beginning_of(
-    feed: Feed, archives: ArchiveClient | None, since: Time | Positions | None, back: int | None
+    feed: Feed, archives: ArchiveClient | None, since: Time | Positions | None, back: int | None, timeout: float
 ) -> Callable[[int], Since | None] | None:
     """Return where each slice begins; None: all begin live. See `Subscriber.start`.
 
     Raises ConfigError, ValueError or TypeError for a beginning that cannot be, ArchiveError when it is a count of
-    messages and no archive answers.
+    messages and no archive answers in `timeout` seconds.
     """
     if since is None and back is None:
         return None
@@ -42,7 +42,7 @@ def beginning_of(
         raise ConfigError(f"since was given for feed {feed.name!r} with key_bytes {feed.key_bytes}, expected 0")
     if back is not None:
         check_integers(("back", back, 1, 1 << 62))
-        return _counted_back(archives, back)
+        return _counted_back(archives, back, timeout)
     if isinstance(since, Mapping):
         positions = {slice_id: Since(epoch, sequence, 0) for slice_id, (epoch, sequence) in since.items()}
         slices = range(len(feed.slices))
@@ -69,9 +69,9 @@ def _ns_of(feed: Feed, since: Time | None) -> int:
     return since
 
 
-def _counted_back(archives: ArchiveClient, count: int) -> Callable[[int], Since]:
+def _counted_back(archives: ArchiveClient, count: int, timeout: float) -> Callable[[int], Since]:
     """Return where the last `count` recorded messages of each slice begin, over epochs and days; or its first one."""
-    newest = archives.about()
+    newest = archives.about(timeout=timeout)
     found: dict[int, Since] = {}
     left = dict.fromkeys(range(len(archives.feed.slices)), count)
     for day in reversed(newest.days):

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import zmq
 
 from blackbox import ArchiveError, Batch, CallbackError, ConfigError, Publisher, Recorder, Subscriber, SubscriberError
 from blackbox.archive.serve.server import ArchiveServer
@@ -148,6 +149,24 @@ def test_a_number_of_messages_back_over_epochs(tmp_path: Path, back: int) -> Non
     published = [*((epochs[0], n) for n in range(1_000)), *((epochs[1], n) for n in range(1_000))]
     assert list(zip(heard.epochs, heard.numbers, strict=True)) == published[-300 - back :]
     assert heard.gaps == []
+
+
+def test_an_archive_that_does_not_answer_at_first_is_asked_again(tmp_path: Path) -> None:
+    feed = archived_feed()
+    recorded(tmp_path, feed, 1_000)
+    subscriber = Subscriber(feed)
+    heard = Heard(subscriber)
+    starting = threading.Thread(target=subscriber.start, kwargs={"timeout": 60, "back": 300})
+    with Publisher(feed):
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as deaf:
+            deaf.bind(feed.archives[0])
+            starting.start()
+            assert deaf.poll(60_000)
+        with ArchiveServer(tmp_path / feed.name, feed.archives):
+            starting.join()
+            subscriber.wait_live()
+    subscriber.run(until_end=True)
+    assert heard.numbers == list(range(700, 1_000))
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
@@ -425,7 +444,7 @@ def test_beginnings_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="time was 'yesterday', expected ns since 1970"):
         Subscriber(archived_feed()).start(since="yesterday")
     with pytest.raises(ArchiveError, match="did not answer"):
-        Subscriber(archived_feed(), repair_wait_ns=10_000_000).start(back=5)
+        Subscriber(archived_feed(), repair_wait_ns=10_000_000).start(back=5, timeout=0.1)
 
 
 @pytest.mark.parametrize("is_down", [False, True])

@@ -119,20 +119,25 @@ class ArchiveClient:
         else:
             self._kept[asking.endpoint] = asking
 
-    def about(self, day: str | None = None) -> About:
+    def about(self, day: str | None = None, timeout: float = 0.0) -> About:
         """Return what the first archive that answers holds; `day`: the one to tell more of, default the last.
 
-        Raises ArchiveError saying of each archive why it gave no answer.
+        `timeout`: for how many seconds to ask again when none answers. Raises ArchiveError saying of each archive why
+        it gave no answer.
         """
-        failures: list[str] = []
-        for endpoint in self._order:
-            try:
-                with self._asking(endpoint) as asking:
-                    return self._check(asking.ask(AskAbout(day))[0], endpoint)
-            except ArchiveError as error:
-                self._put_last(endpoint)
-                failures.append(str(error))
-        raise self._none(failures)
+        until = time.monotonic() + timeout
+        while True:
+            failures: list[str] = []
+            for endpoint in self._order:
+                try:
+                    with self._asking(endpoint) as asking:
+                        return self._check(asking.ask(AskAbout(day))[0], endpoint)
+                except ArchiveError as error:
+                    self._put_last(endpoint)
+                    failures.append(str(error))
+            if time.monotonic() >= until:
+                raise self._none(failures)
+            time.sleep(_jitter.uniform(0.5, 1) * _MOST_LATER_S)
 
     def blocks(
         self,
