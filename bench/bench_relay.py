@@ -30,7 +30,7 @@ RATE = 1_000
 PACED = 2_000
 OURS, RIVAL = "bench.processes.relay:pass_on", "bench.rivals.zmq_proxy:pass_on"
 WAYS: dict[str, tuple[Kind, Sequence[str]]] = {
-    "direct": ("ours", ()),
+    "direct": ("limit", ()),
     "through a relay": ("ours", (OURS,)),
     "through three relays": ("ours", (OURS,) * 3),
     "through zmq.proxy": ("rival", (RIVAL,)),
