@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from blackbox import Feed, Relay, SlowPolicy, Subscriber
+from blackbox import Feed, Publisher, Relay, SlowPolicy, Subscriber
+from blackbox.block.format import ACCEPT_KEY
+from blackbox.publish.subscriptions import SUBSCRIBE
 from blackbox.relay.relay import RelayLine
 from blackbox.testing import Collector
 
@@ -56,3 +58,17 @@ def collected(feed: Feed, *prefixes: bytes, **settings: Any) -> tuple[Subscriber
 
 def line_of(relay: Relay, place: int = 0) -> RelayLine:
     return relay.statistics().lines[place]
+
+
+def asked_of(publisher: Publisher) -> list[bytes]:
+    """All that is asked of a publisher from now on, but acceptances: these end a start, and may come late."""
+    subscriptions, asked = publisher._senders[0].subscriptions, list[bytes]()
+    note = subscriptions.note
+
+    def listen(line: int, fd: int, change: bytes, size: int, after: int) -> None:
+        if change.startswith(SUBSCRIBE) and not change.startswith(SUBSCRIBE + ACCEPT_KEY):
+            asked.append(change)
+        note(line, fd, change, size, after)
+
+    subscriptions.note = listen  # type: ignore[method-assign]
+    return asked
