@@ -42,8 +42,13 @@ _PROBE_S: Final = 1.0
 """Between two looks at whether an archive answers, when none did."""
 _NOTICE_S: Final = 10.0
 _NOTE: Final = struct.Struct("<qqq")
-_jitter: Final = Random()
+_chance: Final = Random()
 """Of its own: whoever seeds the module's has the same numbers again, whatever goes on here."""
+
+
+def spread(most_s: float) -> float:
+    """Return half of a time to all of it: so many who wait for the same do not go on at the same moment."""
+    return _chance.uniform(0.5, 1) * most_s
 
 
 class Missing(NamedTuple):
@@ -180,7 +185,7 @@ class Repairer:
 
     def _sleep(self, most_s: float | None) -> None:
         """Sleep until the slice thread asks for something, or for so long, more or less."""
-        select.select([self._pipe.reader], [], [], most_s and _jitter.uniform(0.5, 1) * most_s)
+        select.select([self._pipe.reader], [], [], most_s and spread(most_s))
         with suppress(BlockingIOError):
             os.read(self._pipe.reader, MOST_REQUESTS)
 
@@ -236,7 +241,7 @@ class Repairer:
         Many who have lost the same do not go on asking at the same moments, and more is asked for at once.
         """
         if time.monotonic() < self._asked_at + _AGAIN_S:
-            self._over.wait(_jitter.random() * min(self._took_s, _MOST_JITTER_S))
+            self._over.wait(_chance.random() * min(self._took_s, _MOST_JITTER_S))
 
     def _take(self, most: int) -> list[Missing]:
         """Return up to `most` requests; those of one key that lie near each other become one."""

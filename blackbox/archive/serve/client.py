@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from random import Random
 from typing import Final
 
 import msgspec
@@ -29,7 +28,7 @@ from blackbox.block.block import Block
 from blackbox.block.position import Position
 from blackbox.errors import ArchiveError, BlackBoxError, ConfigError
 from blackbox.feed.feed import Feed, check_is_feed
-from blackbox.subscribe.repair import Later, Missing, Since
+from blackbox.subscribe.repair import Later, Missing, Since, spread
 from blackbox.transport.curve import keys_of_archive
 
 _LATER_S: Final = 0.001
@@ -42,8 +41,6 @@ _MOST_WAITS: Final = 10
 _MOST_BYTES: Final = 64 << 20
 """Bytes of blocks that may wait until other archives were asked for earlier ones."""
 
-_jitter: Final = Random()
-"""Of its own: whoever seeds the module's has the same numbers again, whatever goes on here."""
 _NO_END: Final = 1 << 62
 _NOWHERE: Final = (1 << 63, 0)
 """Behind all positions."""
@@ -137,7 +134,7 @@ class ArchiveClient:
                     failures.append(str(error))
             if time.monotonic() >= until:
                 raise self._none(failures)
-            time.sleep(_jitter.uniform(0.5, 1) * _MOST_LATER_S)
+            time.sleep(spread(_MOST_LATER_S))
 
     def blocks(
         self,
@@ -309,7 +306,7 @@ class ArchiveClient:
                 if is_over():
                     return
             if not has_more:
-                time.sleep(_jitter.uniform(0.5, 1) * _MOST_LATER_S)
+                time.sleep(spread(_MOST_LATER_S))
 
     def _elsewhere(
         self, slice_id: int, lacks: Missing, wait_s: float, is_over: Callable[[], bool], endpoint: str
@@ -329,7 +326,7 @@ class ArchiveClient:
             left = [each for each in found if isinstance(each, Missing)]
             if not left or is_over() or time.monotonic() > until:
                 break
-            time.sleep(_jitter.uniform(0.5, 1) * pause_s)
+            time.sleep(spread(pause_s))
             pause_s = min(2 * pause_s, _MOST_LATER_S)
         if lacks.stop != _NO_END:
             yield lacks
