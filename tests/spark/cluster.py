@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Final
 
 import pyspark
 
+from blackbox.feed.endpoint import free_endpoints
 from blackbox.spark.java import find_java
 from blackbox.testing import wait_until
 from tests.support import ROOT
@@ -45,9 +45,7 @@ def environment() -> dict[str, str]:
 
 def free_port() -> int:
     """One that is free now."""
-    with socket.create_server((HOST, 0)) as listener:
-        number: int = listener.getsockname()[1]
-        return number
+    return int(free_endpoints("tcp", "spark", 1, 1)[0][0].rpartition(":")[2])
 
 
 class Daemon:
