@@ -96,7 +96,7 @@ class KernelCacheLocator:
     @classmethod
     def from_function(cls, function: FunctionType, file: str) -> Self | None:
         """Return the locator of a function; None if it is not of these packages, or nothing can be written."""
-        module = _module_of(Path(file))
+        module = _modules().get(Path(file).resolve())
         if module is None:
             return None
         locator = cls(module, function.__code__.co_firstlineno)
@@ -129,33 +129,25 @@ class KernelCacheLocator:
 
 
 @cache
-def _root_of(package: str) -> Path | None:
-    spec = find_spec(package)
-    return None if spec is None or spec.origin is None else Path(spec.origin).resolve().parent.parent
+def _files() -> dict[str, Path]:
+    """Return the file of each module of these packages, by its full name."""
+    specs = (find_spec(package) for package in _PACKAGES)
+    folders = [Path(spec.origin).resolve().parent for spec in specs if spec is not None and spec.origin is not None]
+    return {
+        ".".join(file.relative_to(folder.parent).with_suffix("").parts): file
+        for folder in folders
+        for file in folder.rglob("*.py")
+    }
 
 
-def _module_of(file: Path) -> str | None:
-    """Return the full name of the module that a file of these packages is."""
-    path = file.resolve()
-    for package in _PACKAGES:
-        root = _root_of(package)
-        if root is not None and path.is_relative_to(root / package) and path.suffix == ".py":
-            return ".".join(path.relative_to(root).with_suffix("").parts)
-    return None
-
-
-def _file_of(module: str) -> Path | None:
-    """Return the file of a module; None if there is no such module, or it is a folder."""
-    root = _root_of(module.partition(".")[0])
-    path = None if root is None else root.joinpath(*module.split(".")).with_suffix(".py")
-    return path if path is not None and path.is_file() else None
+@cache
+def _modules() -> dict[Path, str]:
+    return {file: module for module, file in _files().items()}
 
 
 @cache
 def _source_of(module: str) -> bytes:
-    file = _file_of(module)
-    assert file is not None, f"{module} has no file"
-    return file.read_bytes()
+    return _files()[module].read_bytes()
 
 
 @cache
@@ -172,7 +164,7 @@ def _imports_of(module: str) -> frozenset[str]:
             yield imported
             yield from (f"{imported}.{name}" for name in re.findall(r"\w+", names))
 
-    return frozenset(name for name in named() if _file_of(name) is not None)
+    return frozenset(name for name in named() if name in _files())
 
 
 @cache
