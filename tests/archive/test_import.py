@@ -1,21 +1,13 @@
-"""Importing: the very messages that publishing, recording and compacting give, under their own dates, or no day."""
+"""Importing: the very messages that publishing, recording and compacting give, under their own dates."""
 
 from __future__ import annotations
 
 import datetime
-import errno
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy
 import pytest
 from blackbox_feeds.binance import Binance
@@ -25,20 +17,14 @@ from blackbox_feeds.itch50 import Itch50
 from blackbox_feeds.synthetic import Synthetic
 from blackbox_feeds.tape import Tape
 
-from blackbox import ConfigError, Feed, JournalError, Recorder, Recording, Source, SourceError
+from blackbox import JournalError, Recorder, Recording, Source, SourceError
 from blackbox.archive import column_writer
-from blackbox.archive.column_writer import ColumnWriter
 from blackbox.archive.compact import compact
 from blackbox.archive.day import recorded_days
 from blackbox.archive.import_days import import_days
 from blackbox.archive.marks import MarkKind
-from blackbox.feed.schema import RAW, Schema
-from blackbox.feed.source import Chunk
-from blackbox.testing import wait_until
+from tests.archive.imports import DAY, DAY_NS, NOON, Made, feed_of, told
 from tests.recorded import record
-
-DAY = datetime.date(2026, 1, 5)
-ROOT = Path(__file__).resolve().parents[2]
 
 REAL: dict[str, Callable[[Path], Source]] = {
     "itch50": lambda data: Itch50(data / "itch50/runk_locate-13-10k.bin", date="2020-01-30"),
@@ -48,10 +34,6 @@ REAL: dict[str, Callable[[Path], Source]] = {
     "dbn": lambda data: Dbn(next((data / "dbn").glob("esh4-*20231225.mbo.dbn.zst"))),
     "binance": lambda data: Binance(data / "binance/cm_btcusd_perp_20240808.gz"),
 }
-
-
-def feed_of(schema: str = "itch50", name: str = "imported", slices: int = 2, **settings: Any) -> Feed:
-    return msgspec.structs.replace(Feed.local(name, slices), schema=schema, **settings)
 
 
 def messages_of(
@@ -124,47 +106,6 @@ def test_a_day_that_is_imported_again_has_the_same_numbers_and_times(tmp_path: P
     assert first.time("09:30", "ts_out") == first.time("09:30")
 
 
-class Made(Source):
-    """Messages as they are told, a chunk a list; then perhaps an error."""
-
-    schema = RAW
-
-    def __init__(
-        self,
-        *chunks: list[tuple[bytes, bytes, int]],
-        date: datetime.date | None = None,
-        error: Exception | None = None,
-        schema: Schema = RAW,
-    ) -> None:
-        self._chunks, self.date, self._error = chunks, date, error
-        self.schema = schema
-
-    def chunks(self) -> Iterator[Chunk]:
-        topics: tuple[bytes, ...] = ()
-        for rows in self._chunks:
-            topics += tuple(dict.fromkeys(topic for topic, _, _ in rows if topic not in topics))
-            sizes = numpy.array([len(payload) for _, payload, _ in rows], numpy.int32)
-            yield Chunk(
-                topics,
-                numpy.array([topics.index(topic) for topic, _, _ in rows], numpy.int32),
-                numpy.array([time for _, _, time in rows], numpy.int64),
-                numpy.frombuffer(b"".join(payload for _, payload, _ in rows) or b"\0", numpy.uint8),
-                numpy.cumsum(sizes, dtype=numpy.int64) - sizes,
-                sizes,
-            )
-        if self._error is not None:
-            raise self._error
-
-
-NOON = 1_767_614_400 * 10**9
-"""2026-01-05 12:00 UTC."""
-DAY_NS = 86_400 * 10**9
-
-
-def told(recording: Recording) -> list[tuple[bytes, bytes, int]]:
-    return [(message.topic, message.payload, message.ts_event) for batch in recording.batches() for message in batch]
-
-
 def test_the_date_is_the_given_one_or_the_source_s_or_that_of_the_first_message_with_a_time(tmp_path: Path) -> None:
     feed = feed_of("raw")
     rows = [(b"A.t", b"1", 0), (b"A.t", b"2", NOON)]
@@ -207,96 +148,6 @@ def test_several_days_are_imported_at_a_time(tmp_path: Path) -> None:
     assert sorted(told) == [str(day.date) for day in done]
     alone = import_days(feed_of(), tmp_path / "alone", sources[1:2])
     assert Recording.open(done[1].path).to_arrow() == Recording.open(alone[0].path).to_arrow()
-
-
-class Held(Made):
-    """A source without an end, whose second chunk comes when another source has failed."""
-
-    def __init__(self, failed: threading.Event, date: datetime.date) -> None:
-        super().__init__([(b"A.t", b"1", NOON)], date=date)
-        self._failed = failed
-
-    def chunks(self) -> Iterator[Chunk]:
-        yield from super().chunks()
-        assert self._failed.wait(60)
-        while True:
-            yield from super().chunks()
-
-
-class Failing(Made):
-    """A source that fails once it was read."""
-
-    def __init__(self, failed: threading.Event, date: datetime.date) -> None:
-        super().__init__([(b"A.t", b"1", NOON)], date=date)
-        self._failed = failed
-
-    def chunks(self) -> Iterator[Chunk]:
-        yield from super().chunks()
-        self._failed.set()
-        raise SourceError("cannot be read")
-
-
-def test_a_day_that_fails_ends_those_that_are_not_done_and_leaves_those_that_are(tmp_path: Path) -> None:
-    failed = threading.Event()
-    done = Made([(b"A.t", b"1", NOON)], date=datetime.date(2026, 1, 5))
-    held = Held(failed, datetime.date(2026, 1, 6))
-    failing = Failing(failed, datetime.date(2026, 1, 7))
-    with pytest.raises(SourceError, match="cannot be read"):
-        import_days(feed_of("raw"), tmp_path, [done, held, failing], threads=2)
-    assert [day.name for day in recorded_days(tmp_path / "imported")] == ["2026-01-05"]
-    assert not (tmp_path / "imported" / "importing").exists()
-
-
-def test_a_day_that_is_read_again_ends_at_once_when_another_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checked = threading.Event()
-    ended: list[BaseException] = []
-
-    def examine(_: Recording, progress: Callable[[int], object]) -> None:
-        checked.set()
-        try:
-            wait_until(lambda: progress(0) is not None, 60, what="the end of a day that is large")
-        except BaseException as error:
-            ended.append(error)
-            raise
-
-    monkeypatch.setattr(Recording, "examine", examine)
-    whole = Made([(b"A.t", b"1", NOON)], date=datetime.date(2026, 1, 5))
-    failing = Failing(threading.Event(), datetime.date(2026, 1, 6))
-    monkeypatch.setattr(failing, "chunks", lambda: (checked.wait(60), Failing.chunks(failing))[1])
-    with pytest.raises(SourceError, match="cannot be read"):
-        import_days(feed_of("raw"), tmp_path, [whole, failing], threads=2)
-    assert [type(error).__name__ for error in ended] == ["_EndedError"]
-    assert recorded_days(tmp_path / "imported") == []
-    assert not (tmp_path / "imported" / "importing").exists()
-
-
-INTERRUPTED = """
-import sys, threading
-from blackbox import Feed
-from blackbox.archive.import_days import import_days
-from blackbox_feeds.synthetic import Synthetic
-import msgspec
-feed = msgspec.structs.replace(Feed.local("imported"), schema="itch50")
-try:
-    import_days(feed, sys.argv[1], [Synthetic(40_000_000, date=f"2026-01-0{day}") for day in (5, 6)], threads=2)
-except KeyboardInterrupt:
-    print("interrupted", threading.active_count())
-"""
-
-
-def test_an_interrupted_import_ends_and_leaves_no_day(tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'feeds'}"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, str(tmp_path)], env=environment, stdout=subprocess.PIPE, text=True
-    )
-    feed = tmp_path / "imported"
-    wait_until(lambda: any(path.stat().st_size > 1 << 20 for path in feed.glob("importing/*/new/*/*.journal")), 120)
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=60)[0] == "interrupted 1\n"
-    assert recorded_days(feed) == []
-    assert not (feed / "importing").exists()
 
 
 def test_sources_of_one_date_become_one_day_in_one_run(tmp_path: Path) -> None:
@@ -344,118 +195,6 @@ def test_segments_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert sum(recording.counts().values()) == 400_000
 
 
-def test_a_day_that_is_there_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    feed = feed_of("raw", slices=1)
-    import_days(feed, tmp_path, [Made([(b"A.t", b"1", NOON)])])
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(JournalError, match="2026-01-05 exists, expected a day that is not there yet"):
-        import_days(feed, tmp_path, [Made([(b"A.t", b"2", NOON - DAY_NS)]), Made([(b"A.t", b"2", NOON)])])
-    assert sorted(tmp_path.rglob("*")) == before
-    (day,) = import_days(feed, tmp_path, [Made([(b"A.t", b"2", NOON)])], replace=True)
-    assert told(Recording.open(day.path)) == [(b"A.t", b"2", NOON)]
-    assert sorted(path.name for path in (tmp_path / feed.name).iterdir()) == [
-        "2026-01-05",
-        "import.lock",
-        "recorder.lock",
-    ]
-
-
-def test_a_source_that_fails_leaves_no_day_and_keeps_the_one_that_was_to_be_replaced(tmp_path: Path) -> None:
-    feed = feed_of("raw", slices=1)
-    rows = [(b"A.t", b"1", NOON)]
-    (day,) = import_days(feed, tmp_path, [Made(rows)])
-    with pytest.raises(SourceError, match="cannot be read"):
-        import_days(feed, tmp_path, [Made(rows, rows, error=SourceError("cannot be read"))], replace=True)
-    assert told(Recording.open(day.path)) == rows
-    with pytest.raises(SourceError, match="cannot be read"):
-        import_days(feed, tmp_path, [Made(rows, error=SourceError("cannot be read"), date=datetime.date(2026, 1, 9))])
-    assert recorded_days(tmp_path / feed.name) == [day.path]
-    assert not (tmp_path / feed.name / "importing").exists()
-
-
-def test_a_source_without_messages_leaves_no_day_and_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "hello.txt"
-    for content in (b"hello\n", b""):
-        file.write_bytes(content)
-        with pytest.raises(SourceError, match="2026-01-05 has no message: .*hello.txt"):
-            import_days(feed_of("raw"), tmp_path, [Binance(file)], date=DAY)
-        assert recorded_days(tmp_path / "imported") == []
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_day_without_messages_does_not_end_an_import_of_others(tmp_path: Path, threads: int) -> None:
-    sources = [Made([], date=datetime.date(2026, 1, 5)), Made([(b"A.t", b"1", NOON)], date=datetime.date(2026, 1, 6))]
-    sources.append(Made([], date=datetime.date(2026, 1, 7)))
-    with pytest.raises(SourceError, match=r"2026-01-05 has no message: .*; 2026-01-07 has no message"):
-        import_days(feed_of("raw"), tmp_path, sources, threads=threads)
-    assert [day.name for day in recorded_days(tmp_path / "imported")] == ["2026-01-06"]
-
-
-def test_what_was_written_is_read_again_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    close = ColumnWriter.close
-
-    def spoil(writer: ColumnWriter) -> None:
-        close(writer)
-        (path,) = tmp_path.rglob("*.journal")
-        data = bytearray(path.read_bytes())
-        data[data.index(b"payload")] ^= 1
-        path.write_bytes(data)
-
-    monkeypatch.setattr(ColumnWriter, "close", spoil)
-    with pytest.raises(JournalError, match="1 messages were found in what was written, expected 1: .*checksum"):
-        import_days(feed_of("raw", slices=1), tmp_path, [Made([(b"A.t", b"payload", NOON)])])
-    assert recorded_days(tmp_path / "imported") == []
-
-
-IMPORT = """
-import sys
-from pathlib import Path
-from blackbox import Feed
-from blackbox.archive import import_days as module
-from blackbox_feeds.synthetic import Synthetic
-import msgspec
-feed = msgspec.structs.replace(Feed.local("imported"), schema="itch50")
-module.import_days(feed, sys.argv[1], [Synthetic(40_000_000)])
-"""
-
-
-def test_an_import_that_is_killed_leaves_no_day_and_the_next_one_removes_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'feeds'}"}
-    process = subprocess.Popen([sys.executable, "-c", IMPORT, str(tmp_path)], env=environment)
-    feed = tmp_path / "imported"
-    try:
-        wait_until(lambda: any(path.stat().st_size > 1 << 20 for path in feed.glob("importing/*/new/*/*.journal")), 120)
-        with pytest.raises(JournalError, match=rf"is being imported into by process {process.pid}, expected no other"):
-            import_days(feed_of(), tmp_path, [Synthetic(1_000, date="2026-01-06")])
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert recorded_days(feed) == []
-    with pytest.raises(JournalError, match="is not a recording|holds"):
-        Recording.open(feed)
-    assert list(feed.glob("*/*/manifest.json")) == []
-    (day,) = import_days(feed_of(), tmp_path, [Synthetic(1_000)])
-    assert recorded_days(feed) == [day.path]
-    assert "removed what was left of an import of 2026-01-05 that was killed" in caplog.text
-    assert not (feed / "importing").exists()
-
-
-def test_a_day_gets_its_name_back_when_its_replacement_was_killed_between_two_names(tmp_path: Path) -> None:
-    feed = feed_of("raw", slices=1)
-    rows = [(b"A.t", b"1", NOON)]
-    (day,) = import_days(feed, tmp_path, [Made(rows)])
-    place = tmp_path / feed.name / "importing" / "2026-01-05.abc"
-    place.mkdir(parents=True)
-    shutil.copytree(day.path, place / "new")
-    day.path.rename(place / "old")
-    with pytest.raises(JournalError, match="2026-01-05 exists"):
-        import_days(feed, tmp_path, [Made(rows)])
-    assert told(Recording.open(day.path)) == rows
-    assert not place.exists()
-
-
 def test_a_recorder_may_record_beside_an_import_but_no_day_is_replaced_then(tmp_path: Path) -> None:
     feed = feed_of("raw", slices=1)
     rows = [(b"A.t", b"1", NOON)]
@@ -468,46 +207,3 @@ def test_a_recorder_may_record_beside_an_import_but_no_day_is_replaced_then(tmp_
     finally:
         recorder._close()
     assert told(Recording.open(day.path)) == rows
-
-
-FULL = """
-import errno, os, resource, signal, sys
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-from blackbox import Feed, JournalError
-from blackbox.archive.import_days import import_days
-from blackbox_feeds.synthetic import Synthetic
-import msgspec
-feed = msgspec.structs.replace(Feed.local("imported"), schema="itch50")
-import_days(feed, sys.argv[1], [Synthetic(1_000)])
-resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-try:
-    import_days(feed, sys.argv[1], [Synthetic(500_000, date="2026-01-06")])
-except JournalError as error:
-    print(error)
-"""
-
-
-def test_a_full_disk_is_named_and_leaves_no_day(tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'feeds'}"}
-    ended = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=200
-    )
-    assert os.strerror(errno.EFBIG) in ended.stdout, ended.stderr
-    assert ".journal" in ended.stdout
-    assert [day.name for day in recorded_days(tmp_path / "imported")] == ["2026-01-05"]
-    assert not (tmp_path / "imported" / "importing").exists()
-
-
-def test_wrong_settings_are_refused(tmp_path: Path) -> None:
-    rows = [(b"A.t", b"1", NOON)]
-    with pytest.raises(ConfigError, match="has schema 'raw', expected 'itch50' of feed 'imported'"):
-        import_days(feed_of(), tmp_path, [Made(rows)])
-    with pytest.raises(ConfigError, match="was given no source"):
-        import_days(feed_of(), tmp_path, [])
-    with pytest.raises(ValueError, match="compression was 'gzip', expected one of: none, lz4, zstd"):
-        import_days(feed_of("raw"), tmp_path, [Made(rows)], compression="gzip")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="threads were 0, expected at least 1"):
-        import_days(feed_of("raw"), tmp_path, [Made(rows)], threads=0)
-    with pytest.raises(ConfigError, match="topic was empty"):
-        import_days(feed_of("raw"), tmp_path, [Made([(b"", b"1", NOON)])])
-    assert list(tmp_path.rglob("manifest.json")) == []
