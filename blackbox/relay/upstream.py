@@ -36,7 +36,7 @@ _DEAD_BEATS: Final = 3
 _UNREACHED_S: Final = 3.0
 """Time after which a source that cannot be reached is given up for a spare; at least those heartbeat times."""
 _ALONE_S: Final = 30.0
-"""Where there is no spare, the time for both: libzmq itself connects again, unless it takes the peer for hostile."""
+"""Where there is no spare, that time: libzmq itself connects again, unless it takes the peer for hostile."""
 _RECONNECT_MS: Final = 20, 200
 """Pauses between attempts to connect, the first and the longest: those below a relay wait for it."""
 _MOST_RECORDERS: Final = 1_024
@@ -278,14 +278,15 @@ class Upstream:
         """Go on with the next address if this one has been silent for too long."""
         # Inproc never connects again by itself, and nobody tells that who was there has gone.
         is_inproc = self.address.startswith("inproc:")
-        patience_s = _ALONE_S if len(self.addresses) == 1 and not is_inproc else 0.0
+        is_alone = len(self.addresses) == 1 and not is_inproc
         if not self.is_connected:
-            if silent_s >= max(_UNREACHED_S, patience_s):
+            if silent_s >= (_ALONE_S if is_alone else _UNREACHED_S):
                 self._connect_to_next("cannot be reached")
             return
         may_speak = is_inproc or not self._state.ended
         has_read = not int(self.xsub.get(zmq.EVENTS)) & zmq.POLLIN
-        if silent_s >= patience_s and may_speak and has_read:
+        # A source that waits for a slow subscriber is silent too, and what it sends while we connect anew is lost.
+        if not is_alone and may_speak and has_read:
             self._connect_to_next("fell silent")
 
     def _ask(self, now: float) -> None:

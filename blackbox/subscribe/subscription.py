@@ -6,6 +6,7 @@ A publisher confirms by answering a nonce to which we subscribe behind the filte
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import time
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ from blackbox.subscribe.state import SliceState
 from blackbox.transport.context import MAX_SUBSCRIPTIONS, allow_ipv6
 from blackbox.transport.curve import ClientKeys, use_keys
 from blackbox.transport.keep_alive import keep_alive
-from blackbox.transport.libzmq import message_bytes
+from blackbox.transport.libzmq import descriptor_of, message_bytes
 from blackbox.transport.shared_memory_reader import NO_READER, ReaderAt, SharedReader, attach
 from blackbox.transport.wakeup import Pipe
 
@@ -70,6 +71,13 @@ def open_sub(
     return sub
 
 
+def _inode_of(fd: int) -> int:
+    """Return what tells a socket from all others; 0 for a descriptor that is closed."""
+    with suppress(OSError):
+        return os.fstat(fd).st_ino
+    return 0
+
+
 def address_from(interface: str, endpoint: str) -> str:
     """Return what to connect to from an interface; an empty one is the system's choice."""
     host = f"[{interface}]" if ":" in interface else interface
@@ -97,6 +105,8 @@ class Subscription:
         self._confirmed = 0
         """A bit for each line."""
         self._epoch_of_line: dict[int, int] = {}
+        self._heard_on: dict[int, tuple[int, int]] = {}
+        """For each line, the descriptor of the connection that it was heard on, and its inode, which no other has."""
         self._silent: set[int] = set()
         self._beats_without_answer = 0
         self._patient_beats = _PATIENT_BEATS
@@ -200,9 +210,11 @@ class Subscription:
         self._ask_to_confirm()
 
     def reconnect_silent_lines(self) -> None:
-        """Connect anew where nothing has come for some heartbeats and nothing is queued.
+        """Connect anew where nothing has come for some heartbeats, nothing is queued, and the connection is gone.
 
-        libzmq does so by itself, except after what it takes for an attack: a frame above `maxmsgsize`, say.
+        libzmq does so by itself, except after what it takes for an attack: a frame above `maxmsgsize`, say. A connection
+        that stands is left alone: a publisher that waits for a slow subscriber is silent, and what it would send while
+        we connect is lost.
         """
         now_ns = time.monotonic_ns()
         self._state.look_again_at_ns = now_ns + self._sequences.line_dead_ns
@@ -224,8 +236,13 @@ class Subscription:
                 log.warning("slice %d: the publisher at %s fell silent without an end", self._slice_id, address)
                 self._silent.add(line)
             # Inproc never connects again by itself, and its connection goes with the publisher.
-            if not finished or address.startswith("inproc:"):
+            if address.startswith("inproc:") or not (finished or self._is_connected(line)):
                 self._connect_again(line)
+
+    def _is_connected(self, line: int) -> bool:
+        """Whether the connection that a line was heard on is still there."""
+        fd, inode = self._heard_on.get(line, (-1, 0))
+        return inode != 0 and _inode_of(fd) == inode
 
     def _connect_again(self, line: int) -> None:
         address = self._address(self._feed_slice.lines[line])
@@ -277,6 +294,8 @@ class Subscription:
             self._decide()
             ours = False
         line = 1 if header.flags & FLAG_LINE_B and len(self._feed_slice.lines) > 1 else 0
+        fd = int(descriptor_of(scratch + BODY_AT))
+        self._heard_on[line] = fd, _inode_of(fd)
         epoch = header.epoch
         now_ns, tick_ns = time.time_ns(), time.monotonic_ns()
         entered = enter_epoch(self._sequences.at, epoch, line, int(ours), tick_ns)

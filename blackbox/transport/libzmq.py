@@ -160,6 +160,12 @@ def close_messages(first: int, count: int) -> None:
 
 
 @njit(nogil=True, cache=True)
+def descriptor_of(message: int) -> int:
+    """Descriptor of the connection that a message came on; -1: on none."""
+    return msg_get(message, SRCFD)
+
+
+@njit(nogil=True, cache=True)
 def message_bytes(message: int) -> tuple[int, int]:
     """Address and size of what a message holds."""
     return msg_data(message), msg_size(message)
