@@ -352,8 +352,11 @@ def _make_control(sender: Sender, origin: Origin, line: int, flags: int) -> int:
 
 
 @inner
-def _send_made(sender: Sender, line: int, key_at: int, key_size: int) -> bool:
-    """Send the control block that was made, under a key. False: a subscriber has no room for it now."""
+def _send_made(sender: Sender, line: int, key_at: int, key_size: int, flags: int) -> bool:
+    """Send the control block that was made, under a key. False: a subscriber has no room for it.
+
+    `flags`: DONTWAIT, or 0 to wait for room as long as the socket's `sndtimeo` says.
+    """
     socket = sender.socket_b if line else sender.socket_a
     scratch = sender.scratch.ctypes.data
     key, header, copy = scratch + KEY_AT, scratch + HEADER_AT, scratch + COPY_AT
@@ -364,7 +367,7 @@ def _send_made(sender: Sender, line: int, key_at: int, key_size: int) -> bool:
     msg_init(copy)
     msg_copy(copy, scratch + BODY_AT)
     sent = (
-        msg_send(key, socket, SNDMORE | DONTWAIT) >= 0
+        msg_send(key, socket, SNDMORE | flags) >= 0
         and msg_send(header, socket, SNDMORE | DONTWAIT) >= 0
         and msg_send(copy, socket, DONTWAIT) >= 0
     )
@@ -378,12 +381,20 @@ def _send_made(sender: Sender, line: int, key_at: int, key_size: int) -> bool:
 
 @njit(nogil=True, cache=True)
 def send_control(
-    sender: Sender, origin: Origin, line: int, keys_at: int, key_size: int, count: int, sent_at: int, flags: int
+    sender: Sender,
+    origin: Origin,
+    line: int,
+    keys_at: int,
+    key_size: int,
+    count: int,
+    sent_at: int,
+    flags: int,
+    send_flags: int,
 ) -> int:
     """Send one control block under each of `count` keys, side by side, of `key_size` bytes; return its body's bytes.
 
     It holds the next sequence of every key. Of the `count` bytes at `sent_at`, those become 1 whose subscribers had
-    room for it.
+    room for it. `send_flags`: DONTWAIT, or 0 to wait for room, at the first key that finds none in time for the last.
     """
     made = _make_control(sender, origin, line, flags)
     if made > 0 and flags & FLAG_END:
@@ -391,7 +402,9 @@ def send_control(
     if made > 0:
         sent = bytes_at(sent_at, count)
         for number in range(count):
-            sent[number] = _send_made(sender, line, keys_at + number * key_size, key_size)
+            sent[number] = _send_made(sender, line, keys_at + number * key_size, key_size, send_flags)
+            if send_flags == 0 and not sent[number]:
+                break
         msg_close(sender.scratch.ctypes.data + BODY_AT)
     return made
 
@@ -403,7 +416,7 @@ def _send_heartbeat(sender: Sender, origin: Origin) -> None:
         if _make_control(sender, origin, line, numpy.int64(0)) > 0:
             if line == 0:
                 tell_outbox(sender)
-            _send_made(sender, line, _HEARTBEAT.ctypes.data, numpy.int64(len(_HEARTBEAT)))
+            _send_made(sender, line, _HEARTBEAT.ctypes.data, numpy.int64(len(_HEARTBEAT)), numpy.int64(DONTWAIT))
             msg_close(sender.scratch.ctypes.data + BODY_AT)
 
 

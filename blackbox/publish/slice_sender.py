@@ -22,7 +22,7 @@ from blackbox.native.limits import Needs, start_thread
 from blackbox.native.posix import allow_barriers
 from blackbox.publish import send_loop as send
 from blackbox.publish.acknowledgements import RecorderPosition, What, in_words
-from blackbox.publish.answers import SURELY_S, Answers, send_control_blocks
+from blackbox.publish.answers import SURELY_S, Answers, Full, send_control_blocks
 from blackbox.publish.batcher import Encoder, make_selection
 from blackbox.publish.demand import Demand
 from blackbox.publish.line_socket import open_probe, open_xpub
@@ -334,7 +334,7 @@ class SliceSender:
             warm_up(send.send_until, sender, self.ring.at, encoder, 0)
             warm_up(send.tell, 0, 0)
             warm_up(send.read_subscriptions, sender, 0, 0, 0)
-            warm_up(send.send_control, sender, self.origin, 0, 0, 0, 0, 0, 0)
+            warm_up(send.send_control, sender, self.origin, 0, 0, 0, 0, 0, 0, 0)
             warm_up(cover, 0, 0, 0, 0, 0, 0, 0)
             self._share()
             encoder = encoder._replace(shared=self.guard.shared_at)
@@ -432,10 +432,10 @@ class SliceSender:
     def _serve(self, sender: Sender, encoder: Encoder, sockets: list[zmq.Socket[bytes]]) -> None:
         self.sent.heartbeat_at = time.monotonic_ns() + self.feed.heartbeat_ns
 
-        def send_answers(line: int, keys: bytes, count: int, surely: bool) -> tuple[int, bytes]:
-            return self._send_control(sender, line, sockets[line], keys, count, surely)
+        def send_answers(line: int, keys: bytes, count: int, full: Full) -> tuple[int, bytes]:
+            return self._send_control(sender, line, sockets[line], keys, count, full)
 
-        answers = Answers(self.subscriptions, len(sockets), send_answers)
+        answers = Answers(self.subscriptions, len(sockets), send_answers, self._wait)
         while True:
             reason = send.send_until(sender, self.ring.at, encoder, answers.due_ns)
             # A confirmation waits for a pass of the ring: what was put there before it, unwanted, then has its numbers.
@@ -472,9 +472,10 @@ class SliceSender:
                     self.next_sequence[:] = self._kept[:] = 0
                     self.subscriptions.begin_epoch(next_epoch)
             for line, socket in enumerate(sockets):
-                while not self._send_heartbeat(sender, line, socket, surely=True):
-                    if time.monotonic() >= patience or self.ring.state.closing == ENDING:
-                        self._send_heartbeat(sender, line, socket, surely=False)
+                while not self._send_heartbeat(sender, line, socket, Full.KEEP):
+                    is_late = not self._wait and time.monotonic() >= patience
+                    if is_late or self.ring.state.closing == ENDING:
+                        self._send_heartbeat(sender, line, socket, Full.DROP)
                         break
                     if socket.poll(_SEND_WAIT_MS):
                         self._read_subscriptions(sender)
@@ -503,26 +504,24 @@ class SliceSender:
             # publisher that drops tells the end again.
             again = not self._wait and time.monotonic() >= repeat
             for line, socket in enumerate(sockets):
-                if line in untold and self._send_heartbeat(sender, line, socket, surely=True, flags=FLAG_END):
+                if line in untold and self._send_heartbeat(sender, line, socket, Full.KEEP, FLAG_END):
                     untold.remove(line)
                 elif again:
-                    self._send_heartbeat(sender, line, socket, surely=False, flags=FLAG_END)
+                    self._send_heartbeat(sender, line, socket, Full.DROP, FLAG_END)
             if again:
                 repeat = time.monotonic() + _REPEAT_S
             self._check_sender()
             if any(socket.poll(_SEND_WAIT_MS) for socket in sockets):
                 self._read_subscriptions(sender)
         for line in untold:
-            self._send_heartbeat(sender, line, sockets[line], surely=False, flags=FLAG_END)
+            self._send_heartbeat(sender, line, sockets[line], Full.DROP, FLAG_END)
         if waiting:
             log.warning("slice %d: closed before %d subscribers had everything", self.slice_id, waiting)
         for socket in sockets:
             socket.linger = max(0, int(1000 * (self._deadline - time.monotonic())))
 
-    def _send_heartbeat(
-        self, sender: Sender, line: int, socket: zmq.Socket[bytes], surely: bool, flags: int = 0
-    ) -> bool:
-        return any(self._send_control(sender, line, socket, HEARTBEAT_KEY, 1, surely, flags)[1])
+    def _send_heartbeat(self, sender: Sender, line: int, socket: zmq.Socket[bytes], full: Full, flags: int = 0) -> bool:
+        return any(self._send_control(sender, line, socket, HEARTBEAT_KEY, 1, full, flags)[1])
 
     def _is_late(self) -> bool:
         if self.ring.state.closing == ENDING or time.monotonic() >= self._deadline:
@@ -558,7 +557,7 @@ class SliceSender:
         socket: zmq.Socket[bytes],
         keys: bytes,
         count: int,
-        surely: bool,
+        full: Full,
         flags: int = 0,
     ) -> tuple[int, bytes]:
-        return send_control_blocks(socket, sender, self.origin, line, keys, count, surely, self._wait, flags)
+        return send_control_blocks(socket, sender, self.origin, line, keys, count, full, self._wait, flags)

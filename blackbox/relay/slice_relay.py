@@ -18,7 +18,7 @@ from blackbox.feed.feed import Feed, Slice
 from blackbox.life import Life
 from blackbox.native.jit import WARM_UP_NEEDS, warm_up
 from blackbox.native.limits import Needs, start_thread
-from blackbox.publish.answers import Answers, send_control_blocks
+from blackbox.publish.answers import Answers, Full, send_control_blocks
 from blackbox.publish.line_socket import open_probe, open_xpub
 from blackbox.publish.peer_guard import GUARD_NEEDS, Guard
 from blackbox.publish.send_loop import read_subscriptions, send_control
@@ -204,7 +204,7 @@ class SliceRelay:
         sender = self.lines[0].memory.sender(0)
         warm_up(forward_until, self._at([0] * len(self.lines)), 0)
         warm_up(read_subscriptions, sender, 0, 0, 0)
-        warm_up(send_control, sender, self.lines[0].memory.origin(0, 0), 0, 0, 0, 0, 0, 0)
+        warm_up(send_control, sender, self.lines[0].memory.origin(0, 0), 0, 0, 0, 0, 0, 0, 0)
         own = encode_path((self._me,), 0, 0, 1)
         decode_path(own.header, bytes(own.body))
 
@@ -259,12 +259,12 @@ class SliceRelay:
         at = self._at([xpub.underlying for xpub in self._xpubs])
         senders = [line.memory.sender(xpub.underlying) for line, xpub in zip(self.lines, self._xpubs, strict=True)]
 
-        def send_answers(number: int, keys: bytes, count: int, surely: bool) -> tuple[int, bytes]:
+        def send_answers(number: int, keys: bytes, count: int, full: Full) -> tuple[int, bytes]:
             origin = self.lines[number].memory.origin(self.slice_id, self._feed.key_bytes)
-            wait, xpub = self._settings.wait, self._xpubs[number]
-            return send_control_blocks(xpub, senders[number], origin, number, keys, count, surely, wait)
+            return send_control_blocks(self._xpubs[number], senders[number], origin, number, keys, count, full, wait)
 
-        answers = Answers(self.below, len(self.lines), send_answers)
+        wait = self._settings.wait
+        answers = Answers(self.below, len(self.lines), send_answers, wait)
         reason = 0
         while reason != CLOSED:
             self._read_news()

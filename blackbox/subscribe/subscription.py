@@ -212,9 +212,9 @@ class Subscription:
     def reconnect_silent_lines(self) -> None:
         """Connect anew where nothing has come for some heartbeats, nothing is queued, and the connection is gone.
 
-        libzmq does so by itself, except after what it takes for an attack: a frame above `maxmsgsize`, say. A connection
-        that stands is left alone: a publisher that waits for a slow subscriber is silent, and what it would send while
-        we connect is lost.
+        libzmq does so by itself, except after what it takes for an attack: a frame above `maxmsgsize`, say. One that
+        stands is left alone: a publisher that waits for a slow subscriber is silent, and what it sends while we connect
+        is lost.
         """
         now_ns = time.monotonic_ns()
         self._state.look_again_at_ns = now_ns + self._sequences.line_dead_ns

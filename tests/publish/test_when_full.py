@@ -8,6 +8,7 @@ import numpy
 import pytest
 
 from blackbox import Publisher, PublisherError
+from blackbox.publish import answers
 from blackbox.testing import wait_until
 from tests.publish.subscribers import collected, held_up, one_slice
 
@@ -15,14 +16,14 @@ from tests.publish.subscribers import collected, held_up, one_slice
 def test_when_full_wait_loses_nothing_with_a_slow_subscriber() -> None:
     feed = one_slice(block_bytes=4_096)
     subscriber, gate = held_up(feed, queue_blocks=2, hwm_blocks=2)
-    count = 60_000
+    many = 60_000
     with Publisher(feed, when_full="wait", hwm_blocks=2) as publisher:
         subscriber.start()
         done = threading.Event()
 
         def publish() -> None:
-            publisher.publish_many((b"T",), numpy.zeros(count, int), numpy.zeros((count, 1_000), numpy.uint8))
-            for _ in range(count // 10):
+            publisher.publish_many((b"T",), numpy.zeros(many, int), numpy.zeros((many, 1_000), numpy.uint8))
+            for _ in range(many // 10):
                 publisher.publish(b"T", bytes(1_000))
             done.set()
 
@@ -37,9 +38,37 @@ def test_when_full_wait_loses_nothing_with_a_slow_subscriber() -> None:
         thread.join()
         publisher.flush()
     subscriber.run(until_end=True)
-    assert gate.messages == count + count // 10
+    assert gate.messages == many + many // 10
     assert subscriber.statistics().received.gaps == 0
     assert publisher.statistics().discarded == 0
+
+
+def test_when_full_wait_loses_nothing_at_a_full_queue_when_others_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    """libzmq passes over a queue that has dropped anything, until it has room again: so a confirmation waits, too."""
+    monkeypatch.setattr(answers, "SURELY_S", 0.01)
+    feed, ended = one_slice(max_lag_ns=60_000_000_000), threading.Event()
+    slow, got = collected(feed, queue_blocks=1, hwm_blocks=1)
+    slow.on_batch(b"")(lambda _: ended.wait(0.005))
+    with Publisher(feed, when_full="wait", hwm_blocks=2) as publisher:
+        slow.start()
+
+        def publish() -> None:
+            while not ended.is_set():
+                publisher.publish_many((b"T",), numpy.zeros(100, int), numpy.zeros((100, 1_000), numpy.uint8))
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        try:
+            for _ in range(5):
+                joiner, _ = collected(feed)
+                joiner.start(timeout=60)
+                joiner.stop()
+        finally:
+            ended.set()
+            thread.join()
+    slow.run(until_end=True)
+    assert slow.statistics().received.gaps == 0
+    assert len(got) == publisher.statistics().messages
 
 
 def test_when_full_drop_shows_as_gaps_at_the_slow_subscriber_alone() -> None:

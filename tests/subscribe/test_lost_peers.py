@@ -144,14 +144,16 @@ def test_a_publisher_that_falls_silent_is_told_once(caplog: pytest.LogCaptureFix
 def test_a_silent_publisher_keeps_its_connection_while_that_stands(transport: Any) -> None:
     """One that waits for a slow subscriber is silent: what it sends while another connects anew would be lost."""
     feed = msgspec.structs.replace(Feed.local("silent", slices=1, transport=transport), heartbeat_ns=10_000_000)
-    subscriber, looks = Subscriber(feed, slow=PATIENT), set[int]()
+    subscriber = Subscriber(feed, slow=PATIENT)
     subscriber.on(b"")(nothing)
     with RawPublisher(feed) as publisher:
         socket = publisher._sockets[0, 0]
         news = publisher._call(lambda: socket.get_monitor_socket(zmq.EVENT_ACCEPTED))
         with subscriber:
             state = subscriber._supervisor._slices[0].state
-            wait_until(lambda: looks.add(state.look_again_at_ns) or len(looks) > 5, what="looks at a silent line")
+            for _ in range(5):
+                looked_ns = state.look_again_at_ns
+                wait_until(lambda: state.look_again_at_ns != looked_ns, what="a look at a silent line")
         is_again = publisher._call(lambda: news.recv_multipart() and news.poll(0))
         publisher._call(socket.disable_monitor)
         publisher._call(news.close)
