@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
-from itertools import repeat
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _MANY_RECORDS: Final = 16
 """From so many on it is quicker to wrap the records of a batch at once than one by one."""
+_PART: Final = 1_024
+"""So many payloads are made at a time: the memory of those done with is used for the next, while in the cache."""
 _NO_SCHEMA: Final = "this batch has no schema: give the feed one, or read payload(i)"
 
 
@@ -96,13 +98,13 @@ class Batch:
         """Make the messages, and use up `places`, 0, 1, 2 ...; of several feeds, each is in a batch of its own."""
         feeds = self._feed_numbers()
         if feeds is None:
-            return map(Message, self.payload_list(), repeat(self), places)
+            return map(Message, self._each_payload(), repeat(self), places)
         parts = self._parts(feeds)
         own_places, part_of = numpy.empty(len(self), numpy.int64), numpy.empty(len(self), numpy.int64)
         for number, (mine, _) in enumerate(parts):
             own_places[mine], part_of[mine] = numpy.arange(len(mine)), number
         batch_of = map([part for _, part in parts].__getitem__, part_of.tolist())
-        return map(Message, self.payload_list(), batch_of, map(own_places.tolist().__getitem__, places))
+        return map(Message, self._each_payload(), batch_of, map(own_places.tolist().__getitem__, places))
 
     def feeds_apart(self) -> list[tuple[NDArray[numpy.int64], Batch]]:
         """Return a batch of each feed, and the places of its messages in this one; itself, where all are of one."""
@@ -270,14 +272,26 @@ class Batch:
                     self._payload_list[i] = None
         return self._payload_list
 
+    def _each_payload(self) -> Iterable[bytes | Any]:
+        """As `payload_list`, made as they are asked for where that can be."""
+        block = self.block
+        if self._payload_list is not None or len(self) <= _PART or not block.stride or block.validity is not None:
+            return self.payload_list()
+        data = self._fixed_payloads()
+        return chain.from_iterable(data[start : start + _PART].tolist() for start in range(0, len(data), _PART))
+
+    def _fixed_payloads(self) -> NDArray[Any]:
+        fixed: NDArray[Any] = self.payloads().view(f"V{self.block.stride}").reshape(-1)
+        return fixed
+
     def _read_payloads(self) -> list[bytes | Any]:
         block = self.block
         if block.count == 1:
             return [block.body[block.layout.payloads :].tobytes()]
-        data = self.payloads()
-        if block.is_fixed and block.stride:
-            found: list[bytes | Any] = data.view(f"V{block.stride}").reshape(-1).tolist()
+        if block.stride:
+            found: list[bytes | Any] = self._fixed_payloads().tolist()
             return found
+        data = self.payloads()
         text, starts = data.tobytes(), self.payload_offsets().tolist()
         return list(map(text.__getitem__, map(slice, starts, starts[1:])))
 
