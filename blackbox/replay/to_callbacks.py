@@ -15,6 +15,7 @@ from blackbox.archive.recording import Recording
 from blackbox.block.gap import Gap
 from blackbox.errors import CallbackError, ConfigError, SubscriberError
 from blackbox.native.limits import Needs, check_limits
+from blackbox.native.memory import shared_array
 from blackbox.native.name_table import Numbering
 from blackbox.native.prefix_trie import longest_prefix
 from blackbox.replay.block_table import BlockTable
@@ -250,7 +251,7 @@ class CallbackPlayer:
 
     def _match_known(self, numbering: Numbering) -> NDArray[numpy.int32]:
         """Return the match sets of the topics that have numbers already."""
-        sets = numpy.zeros(numbering.at.capacity, numpy.int32)
+        sets = shared_array((numbering.at.capacity,), numpy.int32)  # of its own pages, most of which nobody touches
         for number, topic in enumerate(numbering.names()):
             text = numpy.frombuffer(topic, numpy.uint8)
             sets[number] = longest_prefix(self._tables[0].topics, text.ctypes.data, len(topic))
