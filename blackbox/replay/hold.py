@@ -8,7 +8,7 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.archive.rows import starts_with
-from blackbox.block.format import Header, layout_of, read_header
+from blackbox.block.format import FLAG_FIXED, FLAG_NULLS, FLAG_SEQUENCES, Header, layout_of, read_header
 from blackbox.native.intrinsics import bytes_at, inner, int32s_at, int64s_at, unsigned
 from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, NumberingAt, number_of
@@ -29,18 +29,31 @@ class HeldMessages(SharedRecord):
     the order of the feeds.
     """
 
-    header = Field()
-    body = Field()
-    ts_recv = Field()
     first_row = Field()
     rows = Field()
     """Address of int32[stop], the wanted rows by time; 0: those from `first_row` on."""
     times = Field()
-    """Address of int64[stop], the time of each; 0: their `ts_event`."""
+    """Address of int64[stop], the time of each."""
     next = Field()
     stop = Field()
     numbers = Field()
     """Address of int32[topics]: the number of each topic."""
+    ts_event = Field()
+    """Address of the block's column, as the following ones."""
+    topic_index = Field()
+    payloads = Field()
+    payload_offsets = Field()
+    """0: each payload has `stride` bytes."""
+    stride = Field()
+    sequences = Field()
+    """0: they follow each other from `sequence` on."""
+    sequence = Field()
+    validity = Field()
+    """0: each message has a value."""
+    ts_out = Field()
+    ts_in = Field()
+    ts_recv = Field()
+    epoch = Field()
     feed = Field()
     slice_id = Field()
     """Its number among the slices of all feeds."""
@@ -117,21 +130,35 @@ def hold(
         block = held_at(held + HELD_BYTES * found)
         found += 1
         topics += header.topics
-        block.header, block.body, block.ts_recv = row.header, row.body, row.ts_recv
+        _note_columns(block, header, row.body)
+        block.ts_recv = row.ts_recv
         block.first_row, block.next, block.stop = row.first_row, numpy.int64(0), count
         block.numbers = numbers.ctypes.data
         block.feed, block.slice_id = feed, row.slice_id
         block.latest_out, block.place = sent[number], places[number]
         block.row = number
-        block.rows = block.times = numpy.int64(0)
+        block.rows, block.times = numpy.int64(0), row.body + 8 * row.first_row
         if not is_plain:
             order = numpy.argsort(times[:count], kind="mergesort")
             rows[:count] = rows[:count][order]
             times[:count] = times[:count][order]
             block.rows, block.times = rows.ctypes.data, times.ctypes.data
             messages += count
-        block.due_ns = times[0]
+        block.due_ns = int64s_at(block.times, 1)[0]
     return Holding(found, latest_ns, late)
+
+
+@inner
+def _note_columns(block: HeldMessages, header: Header, body: int) -> None:
+    """Note where the columns of a block lie, and what its header says of each message."""
+    layout = layout_of(header)
+    block.ts_event, block.topic_index, block.payloads = body, body + layout.topic_index, body + layout.payloads
+    block.payload_offsets = numpy.int64(0) if header.flags & FLAG_FIXED else body + layout.payload_offsets
+    block.stride = header.stride
+    block.sequences = body + layout.sequences if header.flags & FLAG_SEQUENCES else numpy.int64(0)
+    block.sequence = header.sequence
+    block.validity = body + layout.validity if header.flags & FLAG_NULLS else numpy.int64(0)
+    block.ts_out, block.ts_in, block.epoch = header.ts_out, header.ts_in, header.epoch
 
 
 @inner

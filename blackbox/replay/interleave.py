@@ -15,15 +15,13 @@ from blackbox.block.encode import (
     Rows,
     TopicTable,
     finish_header,
-    place_in_block,
     plan_block,
     plan_bytes,
     write_body,
     write_template,
 )
-from blackbox.block.format import FLAG_FIXED, BodyLayout, Header, has_value, layout_of, read_header, sequence_of
 from blackbox.block.received_block import ORIGINS
-from blackbox.native.intrinsics import bytes_at, inner, int32s_at, int64s_at
+from blackbox.native.intrinsics import bytes_at, inner, int32s_at, int64s_at, unsigned
 from blackbox.native.jit import njit
 from blackbox.replay.feeds import SEVERAL_SLICES
 from blackbox.replay.hold import HELD_BYTES, held_at
@@ -120,13 +118,12 @@ def interleave(
             rival, rival_ns = numbers[second], due_ns[second]
         number = numbers[0]
         begun = listed
-        listed += _list_run(
-            held, number, rival, rival_ns, until_ns, to_rows.ctypes.data, to_times.ctypes.data, len(to_rows), listed
-        )
-        for place in range(begun, listed):
-            to_blocks[place] = number
-            misplaced += to_times[place] < latest_ns
-            latest_ns = max(latest_ns, to_times[place])
+        listed += _list_run(held, number, rival, rival_ns, to_blocks, to_rows, to_times, listed)
+        place = begun
+        while place < listed and to_times[place] < latest_ns:  # within a block they are in order
+            misplaced += 1
+            place += 1
+        latest_ns = max(latest_ns, to_times[listed - 1])
         block = held_at(held + HELD_BYTES * number)
         due_ns[0] = block.due_ns
         if block.next == block.stop or block.due_ns >= until_ns:
@@ -142,31 +139,33 @@ def _list_run(
     number: int,
     rival: int,
     rival_ns: int,
-    until_ns: int,
-    rows_at: int,
-    times_at: int,
-    rows_room: int,
+    to_blocks: NDArray[numpy.int32],
+    to_rows: NDArray[numpy.int32],
+    to_times: NDArray[numpy.int64],
     listed: int,
 ) -> int:
-    """List the next messages of the earliest block, up to the rival's next one; return how many."""
+    """List the next messages of the earliest block, up to the rival's next one; return how many, at least one."""
     block = held_at(held + HELD_BYTES * number)
-    first_row, place, stop, time = block.first_row, block.next, block.stop, block.due_ns
-    is_chosen = block.rows != 0
-    rows = int32s_at(block.rows, stop)
-    times = int64s_at(block.times if block.times != 0 else block.body + 8 * first_row, stop)
-    to_rows, to_times = int32s_at(rows_at, rows_room), int64s_at(times_at, rows_room)
-    goes_first = rival < 0 or _ranks_before(held, number, rival)
-    room = min(stop - place, rows_room - listed)
-    taken = 0
-    while taken < room and time < until_ns and (time < rival_ns or (time == rival_ns and goes_first)):
-        to_rows[listed + taken] = rows[place] if is_chosen else first_row + place
-        to_times[listed + taken] = time
-        taken += 1
-        place += 1
-        if place < stop:
-            time = times[place]
+    place, time = block.next, block.due_ns
+    rows, times = int32s_at(block.rows, block.stop), int64s_at(block.times, block.stop)
+    is_chosen, first_row, last = block.rows != 0, block.first_row, block.stop
+    to, end = listed, min(len(to_rows), listed + last - place)
+    limit_ns = rival_ns
+    while True:
+        while to < end and time < limit_ns:
+            to_blocks[numpy.uint64(to)] = number
+            to_rows[numpy.uint64(to)] = rows[numpy.uint64(place)] if is_chosen else first_row + place
+            to_times[numpy.uint64(to)] = time
+            to += 1
+            place += 1
+            if place < last:
+                time = times[numpy.uint64(place)]
+        # Equal times are rare: who goes first is asked when it matters.
+        if to == end or rival < 0 or time != rival_ns or limit_ns > rival_ns or not _ranks_before(held, number, rival):
+            break
+        limit_ns += 1
     block.next, block.due_ns = place, time
-    return taken
+    return to - listed
 
 
 class Gathered(NamedTuple):
@@ -185,37 +184,26 @@ class Gathered(NamedTuple):
 @njit(nogil=True, cache=True)
 def gather(held: int, blocks: NDArray[numpy.int32], rows: NDArray[numpy.int32], to: Gathered) -> int:
     """Write the columns of the listed messages; return the bytes of their payloads."""
-    known = -1
-    header = read_header(held_at(held + HELD_BYTES * numpy.int64(blocks[0])).header)
-    layout = layout_of(header)
-    body = payload_bytes = numpy.int64(0)
+    payload_bytes = numpy.int64(0)
     for i in range(len(blocks)):
-        number = numpy.int64(blocks[i])
-        block = held_at(held + HELD_BYTES * number)
-        if number != known:
-            known = number
-            header = read_header(block.header)
-            layout = layout_of(header)
-            body = block.body
+        block = held_at(held + HELD_BYTES * numpy.int64(blocks[i]))
         row = numpy.int64(rows[i])
-        to.ts_event[i] = int64s_at(body + 8 * row, 1)[0]
-        topic = numpy.int64(int32s_at(body + layout.topic_index + 4 * row, 1)[0])
+        to.ts_event[i] = int64s_at(block.ts_event + 8 * row, 1)[0]
+        topic = numpy.int64(int32s_at(block.topic_index + 4 * row, 1)[0])
         to.topics[i] = int32s_at(block.numbers + 4 * topic, 1)[0]
-        to.sequences[i] = sequence_of(header, layout, body, row)
-        payload_bytes += _note_payload(header, layout, body, row, to, i)
+        to.sequences[i] = block.sequence + row
+        if block.sequences != 0:
+            to.sequences[i] = int64s_at(block.sequences + 8 * row, 1)[0]
+        start, size = row * block.stride, block.stride
+        if block.payload_offsets != 0:
+            offsets = int32s_at(block.payload_offsets + 4 * row, 2)
+            start, size = numpy.int64(offsets[0]), numpy.int64(offsets[1]) - numpy.int64(offsets[0])
+        to.starts[i] = block.payloads + start
+        to.lengths[i] = size
+        if block.validity != 0 and (bytes_at(block.validity + (row >> 3), 1)[0] >> (row & 7)) & 1 == 0:
+            to.lengths[i] = NO_VALUE
+        payload_bytes += size
     return payload_bytes
-
-
-@inner
-def _note_payload(header: Header, layout: BodyLayout, body: int, row: int, to: Gathered, i: int) -> int:
-    if header.flags & FLAG_FIXED != 0:
-        start, size = row * header.stride, header.stride
-    else:
-        offsets = int32s_at(body + layout.payload_offsets + 4 * row, 2)
-        start, size = numpy.int64(offsets[0]), numpy.int64(offsets[1]) - numpy.int64(offsets[0])
-    to.starts[i] = body + layout.payloads + start
-    to.lengths[i] = size if has_value(header, layout, body, row) else NO_VALUE
-    return size
 
 
 class Names(NamedTuple):
@@ -275,11 +263,7 @@ def put_blocks(
         header = record + OFFSET_BLOCK_HEADER
         write_body(body, plan, rows, columns.order, columns.topics, names.table, names.distinct)
         slice_id, ts_out, ts_in, ts_recv = _note_origins(
-            held,
-            blocks[plan.start : plan.stop],
-            columns.topics[plan.start : plan.stop],
-            names.distinct,
-            record + origins,
+            held, blocks[plan.start : plan.stop], body, plan.topics, record + origins
         )
         bytes_at(record, RECORD_HEAD_BYTES)[:] = 0
         write_template(
@@ -300,36 +284,28 @@ def put_blocks(
 
 @inner
 def _note_origins(
-    held: int, blocks: NDArray[numpy.int32], topics: NDArray[numpy.int32], distinct: Distinct, to: int
+    held: int, blocks: NDArray[numpy.int32], body: int, topics: int, to: int
 ) -> tuple[int, int, int, int]:
-    """Write where each message came from.
+    """Write where each message of a body came from.
 
     Returns their slice, or SEVERAL_SLICES, the latest `ts_out`, the least `ts_in` and the latest `ts_recv`.
     """
     count = len(blocks)
+    topic_index = int32s_at(body + 8 * count, count)
     ts_out, ts_in, ts_recv = int64s_at(to, count), int64s_at(to + 8 * count, count), int64s_at(to + 16 * count, count)
     slices, epochs = int64s_at(to + 24 * count, count), int64s_at(to + 32 * count, count)
-    slice_of_topic = to + 8 * ORIGINS * count
-    known = -1
-    block = held_at(held)
-    header = read_header(block.header)
+    slice_of_topic = int64s_at(to + 8 * ORIGINS * count, topics)
+    block = held_at(held + HELD_BYTES * numpy.int64(blocks[0]))
     slice_id = block.slice_id
-    latest_out, least_in, latest_recv = header.ts_out, header.ts_in, block.ts_recv
+    latest_out, least_in, latest_recv = block.ts_out, block.ts_in, block.ts_recv
+    others = numpy.int64(0)
     for i in range(count):
-        number = numpy.int64(blocks[i])
-        if number != known:
-            known = number
-            block = held_at(held + HELD_BYTES * number)
-            header = read_header(block.header)
-            if i == 0:
-                slice_id = block.slice_id
-                latest_out, least_in, latest_recv = header.ts_out, header.ts_in, block.ts_recv
-            if block.slice_id != slice_id:
-                slice_id = numpy.int64(SEVERAL_SLICES)
-            latest_out = max(latest_out, header.ts_out)
-            least_in = min(least_in, header.ts_in)
-            latest_recv = max(latest_recv, block.ts_recv)
-        ts_out[i], ts_in[i], ts_recv[i] = header.ts_out, header.ts_in, block.ts_recv
-        slices[i], epochs[i] = block.slice_id, header.epoch
-        int64s_at(slice_of_topic + 8 * place_in_block(distinct, topics[i]), 1)[0] = block.slice_id
-    return slice_id, latest_out, least_in, latest_recv
+        block = held_at(held + HELD_BYTES * numpy.int64(blocks[i]))
+        latest_out = max(latest_out, block.ts_out)
+        least_in = min(least_in, block.ts_in)
+        latest_recv = max(latest_recv, block.ts_recv)
+        others |= block.slice_id ^ slice_id
+        ts_out[i], ts_in[i], ts_recv[i] = block.ts_out, block.ts_in, block.ts_recv
+        slices[i], epochs[i] = block.slice_id, block.epoch
+        slice_of_topic[unsigned(topic_index[i])] = block.slice_id
+    return slice_id if others == 0 else numpy.int64(SEVERAL_SLICES), latest_out, least_in, latest_recv
