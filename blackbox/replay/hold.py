@@ -219,10 +219,14 @@ def _list_wanted(
 ) -> tuple[int, bool, int, int]:
     """List the wanted rows of a block and their times; `opening_ns` where none before has a time.
 
+    None is listed where every row is wanted as it is, none of them late: mostly so, and quickly seen.
+
     Returns how many there are; whether that is every row, each with a time and in order; the latest time; how many
     are late.
     """
     ts_event = int64s_at(block.body, header.count)
+    if _is_plain(block.first_row, ts_event, start_ns, stop_ns, latest_ns, numbers):
+        return header.count - block.first_row, True, ts_event[header.count - 1], numpy.int64(0)
     topic_index = int32s_at(block.body + 8 * header.count, header.count)
     taken = numpy.uint64(0)
     late = numpy.int64(0)
@@ -244,3 +248,24 @@ def _list_wanted(
             taken += numpy.uint64(1)
     count = numpy.int64(taken)
     return count, is_plain and count == header.count - block.first_row, latest_ns, late
+
+
+@inner
+def _is_plain(
+    first_row: int,
+    ts_event: NDArray[numpy.int64],
+    start_ns: int,
+    stop_ns: int,
+    latest_ns: int,
+    numbers: NDArray[numpy.int32],
+) -> bool:
+    """Whether all rows from the first on are wanted, have a time, and are in order, from the latest time on."""
+    last = len(ts_event) - 1
+    if last < first_row or ts_event[first_row] < max(start_ns, latest_ns, _NO_TIME + 1) or ts_event[last] >= stop_ns:
+        return False
+    in_order = all_wanted = True
+    for row in range(numpy.uint64(first_row), numpy.uint64(last)):
+        in_order &= ts_event[row] <= ts_event[row + numpy.uint64(1)]
+    for number in numbers:
+        all_wanted &= number >= 0
+    return in_order and all_wanted
