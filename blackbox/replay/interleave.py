@@ -133,6 +133,18 @@ def interleave(
     return listed, misplaced, latest_ns
 
 
+@njit(nogil=True, cache=True)
+def next_long_run(blocks: NDArray[numpy.int32], rows: NDArray[numpy.int32], start: int, least: int) -> tuple[int, int]:
+    """Return where at least so many listed messages of one block follow each other; without any, twice the end."""
+    begin = start
+    for i in range(start + 1, len(rows) + 1):
+        if i == len(rows) or blocks[i] != blocks[begin] or rows[i] - rows[begin] != i - begin:
+            if i - begin >= least:
+                return begin, i
+            begin = i
+    return len(rows), len(rows)
+
+
 @inner
 def _list_run(
     held: int,

@@ -26,7 +26,7 @@ from blackbox.native.name_table import Numbering
 from blackbox.replay.block_table import END, BlockTable, Selection
 from blackbox.replay.feeds import ReplayedFeeds
 from blackbox.replay.hold import FEED_MARK_BYTES, NO_ROOM, Arena, HeldMessages, hold
-from blackbox.replay.interleave import Gathered, Heap, Names, Target, gather, interleave, put_blocks
+from blackbox.replay.interleave import Gathered, Heap, Names, Target, gather, interleave, next_long_run, put_blocks
 from blackbox.replay.measure_blocks import BlockRow
 
 _ROWS: Final = 1 << 14
@@ -228,18 +228,14 @@ class MarketOrder:
 
     def _tables_of(self, count: int) -> Generator[BlockTable, None, None]:
         """Yield the listed messages: long runs of a block as they lie, the others gathered."""
-        blocks, rows = self._blocks[:count], self._rows[:count]
-        ends = numpy.flatnonzero((blocks[1:] != blocks[:-1]) | (rows[1:] != rows[:-1] + 1)) + 1
-        bounds = numpy.concatenate(([0], ends, [count]))
-        gathered = 0
-        for run in numpy.flatnonzero(numpy.diff(bounds) >= _LONG_RUN).tolist():
-            start, stop = int(bounds[run]), int(bounds[run + 1])
-            if gathered < start:
-                yield self._gathered(gathered, start)
-            yield self._as_it_lies(start, stop)
-            gathered = stop
-        if gathered < count:
-            yield self._gathered(gathered, count)
+        at = 0
+        while at < count:
+            start, stop = next_long_run(self._blocks[:count], self._rows[:count], at, _LONG_RUN)
+            if at < start:
+                yield self._gathered(at, start)
+            if start < stop:
+                yield self._as_it_lies(start, stop)
+            at = stop
 
     def _as_it_lies(self, start: int, stop: int) -> BlockTable:
         held = self._held[self._blocks[start]]
