@@ -223,6 +223,8 @@ class Names(NamedTuple):
 
     table: TopicTable
     distinct: Distinct
+    matched: int
+    """Address of int64[n], zeros at first: where whoever plays the blocks keeps what it knows of each topic."""
 
 
 class Target(NamedTuple):
@@ -248,7 +250,8 @@ def put_blocks(
 ) -> tuple[int, int, int]:
     """Put the gathered messages from `start` on into new blocks, each behind the head of a record, while there is room.
 
-    Behind each body follow int64[ORIGINS, n], where its messages came from, and int64[topics], the slice of each topic.
+    Behind each body follow int64[ORIGINS, n], where its messages came from, and of each topic, int64[topics] each, its
+    slice and the address of its place in `names.matched`.
     Returns where it ended, how many blocks there are, and how many bytes the next one needs.
     """
     rows = Rows(
@@ -267,7 +270,7 @@ def put_blocks(
         body_bytes = plan_bytes(plan)
         count = plan.stop - plan.start
         origins = (RECORD_HEAD_BYTES + body_bytes + 7) & -8
-        size = origins + 8 * (ORIGINS * count + plan.topics)
+        size = origins + 8 * (ORIGINS * count + 2 * plan.topics)
         if used + size > to.room or made == to.many:
             return at, made, size
         record = to.memory + used
@@ -277,6 +280,9 @@ def put_blocks(
         slice_id, ts_out, ts_in, ts_recv = _note_origins(
             held, blocks[plan.start : plan.stop], body, plan.topics, record + origins
         )
+        matched = int64s_at(record + origins + 8 * (ORIGINS * count + plan.topics), plan.topics)
+        for place in range(plan.topics):
+            matched[place] = names.matched + 8 * numpy.int64(names.distinct.order[place])
         bytes_at(record, RECORD_HEAD_BYTES)[:] = 0
         write_template(
             header, plan, body, False, Origin(origin.schema_id, slice_id, origin.key_bytes, origin.epoch), ts_in

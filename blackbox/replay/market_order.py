@@ -110,6 +110,7 @@ class MarketOrder:
         self._max_topics = max_topics
         self._sizes = numpy.zeros(max_topics, numpy.int32)
         self._sized = 0
+        self._matched = numpy.zeros(max_topics, numpy.int64)
         self._distinct = distinct_scratch(max_topics)
         self._tables: dict[int, _Held] = {}
         self._held_bytes = 0
@@ -255,14 +256,18 @@ class MarketOrder:
         held = self._held.ctypes.data
         blocks, times = self._blocks[start:stop], self._times[start:stop]
         payload_bytes = gather(held, blocks, self._rows[start:stop], self._columns)
-        names = Names(TopicTable(self._numbering.text, self._numbering.starts, self._sizes), self._distinct)
+        names = Names(
+            TopicTable(self._numbering.text, self._numbering.starts, self._sizes),
+            self._distinct,
+            self._matched.ctypes.data,
+        )
         # The first one stands for all where a block has one number: schema, key_bytes, slice and epoch.
         first = self._held[blocks[0]]
         table = self._tables[int(first["table"])].table
         head = table.run.heads[table.rows["place"][first["row"]]]
         origin = Origin(int(head["schema"]), int(first["slice_id"]), int(head["key_bytes"]), int(head["epoch"]))
         parts: list[NDArray[Any]] = []
-        memory: list[NDArray[numpy.int64]] = []
+        memory: list[NDArray[numpy.int64]] = [self._matched]
         room = payload_bytes + _ROW_BYTES * (stop - start) + _SPARE_BYTES
         at = 0
         while at < stop - start:

@@ -95,22 +95,30 @@ def _match(slices: int, trie: Trie, header: Header, block: BlockRow, frame: int)
     numbers = int32s_at(frame + TOPICS_AT, header.topics)
     sets = int32s_at(frame + TOPICS_AT + 4 * header.topics, header.topics)
     slice_of = int64s_at(block.origins + 8 * ORIGINS * header.count, header.topics)
+    matched = int64s_at(block.origins + 8 * (ORIGINS * header.count + header.topics), header.topics)
     wanted = 0
     for topic in range(header.topics):
-        start = numpy.int64(offsets[topic])
-        size = numpy.int64(offsets[topic + 1]) - start
-        text = block.body + layout.topics + start
         played = _played_slice(slices + 8 * SLICE_WORDS * slice_of[topic])
-        before = int64s_at(played.topics.used, 1)[0]
-        number = number_of(played.topics, text, size)
-        if number == FULL:
-            found = longest_prefix(trie, text, size)
-            slice_counters_at(played.counters).unnumbered = 1
-        elif number >= before:
-            found = longest_prefix(trie, text, size)
-            int32s_at(played.set_of_topic, played.topics.capacity)[number] = found
+        set_of_topic = int32s_at(played.set_of_topic, played.topics.capacity)
+        # Its slice and number, plus 1: most topics are in the block before, too.
+        kept = int64s_at(matched[topic], 1)
+        if kept[0] > 0 and (kept[0] - 1) >> 32 == slice_of[topic]:
+            number = (kept[0] - 1) & 0xFFFFFFFF
+            found = set_of_topic[number]
         else:
-            found = int32s_at(played.set_of_topic, played.topics.capacity)[number]
+            start = numpy.int64(offsets[topic])
+            size = numpy.int64(offsets[topic + 1]) - start
+            text = block.body + layout.topics + start
+            before = int64s_at(played.topics.used, 1)[0]
+            number = number_of(played.topics, text, size)
+            if number == FULL:
+                found = longest_prefix(trie, text, size)
+                slice_counters_at(played.counters).unnumbered = 1
+            else:
+                if number >= before:
+                    set_of_topic[number] = longest_prefix(trie, text, size)
+                found = set_of_topic[number]
+                kept[0] = (slice_of[topic] << 32 | number) + 1
         numbers[topic] = number
         sets[topic] = found
         wanted |= found
