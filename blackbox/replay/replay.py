@@ -319,6 +319,7 @@ class Replay:
                 grant = self._play_table(player, table)
                 if grant is not None:
                     return grant
+                del table  # so that its memory, still in the cache, can be that of the next one
         return None
 
     def _tables(self, player: Player, start: int) -> Generator[BlockTable, None, None]:
