@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
@@ -136,13 +136,27 @@ def interleave(
 @njit(nogil=True, cache=True)
 def next_long_run(blocks: NDArray[numpy.int32], rows: NDArray[numpy.int32], start: int, least: int) -> tuple[int, int]:
     """Return where at least so many listed messages of one block follow each other; without any, twice the end."""
-    begin = start
-    for i in range(start + 1, len(rows) + 1):
-        if i == len(rows) or blocks[i] != blocks[begin] or rows[i] - rows[begin] != i - begin:
-            if i - begin >= least:
-                return begin, i
-            begin = i
+    half = least // 2
+    at = start
+    while at + half <= len(rows):  # a long run has all of such a piece
+        if blocks[at + half - 1] == blocks[at] and rows[at + half - 1] - rows[at] == half - 1:
+            begin, end = at, at + 1
+            while begin > start and _follows(blocks, rows, begin):
+                begin -= 1
+            while end < len(rows) and _follows(blocks, rows, end):
+                end += 1
+            if end - begin >= least:
+                return begin, end
+            at = end
+        else:
+            at += half
     return len(rows), len(rows)
+
+
+@inner
+def _follows(blocks: NDArray[numpy.int32], rows: NDArray[numpy.int32], at: int) -> Any:
+    """Whether a listed message is the one behind the one before it in their block."""
+    return blocks[at] == blocks[at - 1] and rows[at] == rows[at - 1] + 1
 
 
 @inner
