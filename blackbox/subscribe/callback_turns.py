@@ -195,16 +195,16 @@ def give_in_turn(
             return
 
 
-def give_message_by_message(takers: Sequence[Taker], turns: Sequence[int], is_over: Callable[[], bool]) -> None:
+def give_message_by_message(takers: Sequence[Taker], turns: NDArray[numpy.int64], is_over: Callable[[], bool]) -> None:
     """As `give_in_turn`, one message to `takers[turns[i]]`: the loop runs in C; after an error it goes on behind it."""
-    each = iter(turns)
+    each = iter(turns.tolist())
     calls: list[Any] = [taker.calls for taker in takers]
     run = map(next, map(calls.__getitem__, each))
     while length_hint(each) and not is_over():
         try:
             deque(islice(run, _STRIDE), maxlen=0)
         except BaseException as error:  # noqa: BLE001
-            if not takers[turns[len(turns) - length_hint(each) - 1]].failed(error):
+            if not takers[int(turns[len(turns) - length_hint(each) - 1])].failed(error):
                 break
     done = turns[: len(turns) - length_hint(each)]
     for taker, taken in zip(takers, numpy.bincount(done, minlength=len(takers)).tolist(), strict=True):

@@ -361,7 +361,7 @@ class Delivery:
         takers = [Taker(part, received, self._raised, self._call_compiled) for part in parts]
         kinds = {part.callback.kind for part in parts}
         if kinds == {"message"} or (kinds <= _MESSAGES and 2 * found > many):
-            give_message_by_message(takers, numpy.repeat(turns[:found], counts[:found]).tolist(), self.is_over)
+            give_message_by_message(takers, numpy.repeat(turns[:found], counts[:found]), self.is_over)
         else:
             give_in_turn(takers, turns[:found].tolist(), counts[:found].tolist(), self.is_over)
         self._counters.delivered += sum(taker.taken for taker in takers)
