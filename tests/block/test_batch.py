@@ -379,3 +379,21 @@ def test_a_session_arrives_as_typed_records_of_every_kind() -> None:
         size = SCHEMA.dtype(kind).itemsize
         came = b"".join(data for of_kind, data in parts if of_kind == kind)
         assert sorted(came[i : i + size] for i in range(0, len(came), size)) == sorted(payloads)
+
+
+@pytest.mark.parametrize("is_valid", [True, False])
+@pytest.mark.parametrize("chosen", [None, slice(1, None, 2), slice(0, 5)])
+@pytest.mark.parametrize("stride", [0, 8])
+def test_messages_of_a_large_block_have_the_payloads_of_its_list(
+    stride: int, chosen: slice | None, is_valid: bool
+) -> None:
+    count = 5_000
+    payloads = numpy.arange(count, dtype=numpy.int64).view(numpy.uint8).reshape(count, 8)[:, :stride]
+    valid = numpy.arange(count) % 7 < (7 if is_valid else 5)
+    block = Block.encode([b"A"], numpy.zeros(count, numpy.int32), numpy.ascontiguousarray(payloads), valid=valid)
+    rows = None if chosen is None else numpy.arange(count, dtype=numpy.int32)[chosen]
+    places = iter(range(len(Batch(block, rows))))
+    messages = list(Batch(block, rows).messages(places))
+    assert [message.payload for message in messages] == Batch(block, rows).payload_list()
+    assert [message.index for message in messages] == list(range(len(messages)))
+    assert not list(places)
