@@ -4,6 +4,7 @@
                                                         workers=0: SUB ==> on(prefix) in the slice thread
                          publish_many(), 100 at once ==============>                              on_compiled(prefix)
     rival   PUB process: pyzmq send() --a message a frame-----------> pyzmq SUB recv()
+    in shared memory, spinning:   publish() ==> on_compiled(prefix)   beside   iceoryx2 send() --> receive(), polled
 
 Counted from when a message was due until it is noted at the receiver: a sender that is late, or is held up, hides
 nothing, and what waits behind a slow message counts for each that waits (no coordinated omission). Percentiles are of
@@ -17,6 +18,7 @@ from __future__ import annotations
 import statistics
 from functools import partial
 
+import msgspec
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.measure.contest import Contest, Figure, Lost, expect
@@ -68,6 +70,26 @@ def test_latency(benchmark: BenchmarkFixture) -> None:
         contest.run(benchmark)
         for rate in SINGLY:
             _show_stages(contest, ours, Load(feed=feed, messages=RUNS[rate], rate=rate, at_once=1))
+
+
+def test_latency_in_shared_memory(benchmark: BenchmarkFixture) -> None:
+    """µs since due, both sides spinning: nobody is woken. The table has medians over rounds of each round's p50."""
+    contest = Contest("Latency since due in shared memory, spinning: p50", "µs", lower=True, topology=__doc__)
+    rate = min(RUNS)
+    feed = msgspec.structs.replace(Feed.local("latency", slices=1, transport="shm"), idle="spin")
+    load = Load(feed=feed, messages=RUNS[rate], rate=rate, at_once=1)
+    with (
+        Pair.ours(feed, hwm_blocks=HWM) as ours,
+        Pair.rival("plain_iceoryx2", address="latency", form="late") as theirs,
+    ):
+        entries: list[tuple[str, Kind, Pair, Work]] = [
+            ("publish(), on_compiled(prefix)", "ours", ours, Work(form="late compiled")),
+            ("publish(), on(prefix), workers=0", "ours", ours, Work(form="late", workers=0)),
+            ("iceoryx2 send(), receive() polled", "rival", theirs, Work(form="late")),
+        ]
+        for name, kind, pair, work in entries:
+            contest.add(name, partial(_noted, contest, name, pair, load, work), kind, PROMISE)
+        contest.run(benchmark)
 
 
 def _show_stages(contest: Contest, pair: Pair, load: Load) -> None:

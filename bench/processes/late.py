@@ -7,8 +7,8 @@ from typing import Any, Final
 import numpy
 from numpy.typing import NDArray
 
-from bench.measure.contest import expect
-from bench.workload.load import Load, due_ns
+from bench.measure.contest import Lost, expect
+from bench.workload.load import TIME_BYTES, Load, due_ns
 from bench.workload.tally import sum_of
 
 PERCENTS: Final = (50.0, 90.0, 99.0, 99.9, 99.99, 100.0)
@@ -55,3 +55,13 @@ def check_late(load: Load, began: int, seen: NDArray[Any], dues: NDArray[Any], f
         "ended": int(seen.max()) if len(seen) else 0,
         "late_us": percentiles_us(seen - dues, missed),
     }
+
+
+def late_frames(load: Load, seen: list[int], found: list[bytes], began: int) -> dict[str, Any]:
+    """As `check_late`, of the frames of a rival: topic, a blank, place in the pool, payload. Raises Lost."""
+    if load.messages > len(load.pool.topic_index):
+        raise Lost(f"a paced run was {load.messages:,} messages, expected at most the pool")
+    texts = [frame.partition(b" ")[2] for frame in found]
+    numbers = numpy.array([int.from_bytes(text[:TIME_BYTES], "little") for text in texts], numpy.int64)
+    firsts = numpy.array([text[TIME_BYTES] for text in texts], numpy.int64)
+    return check_late(load, began, numpy.array(seen, numpy.int64), due_ns(load)[numbers] + began, firsts)

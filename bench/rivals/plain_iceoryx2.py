@@ -1,28 +1,34 @@
 """iceoryx2, shared memory on one host: a service of byte slices, written into a loaned sample, read in place.
 
+    "messages"  f(topic, data)    "late"  when each came, of a paced run    any other  blocks
+
 Set: no overflow, and a publisher that waits (RetryUntilDelivered); buffers of 4,096 samples (32 of blocks). The
-subscriber polls, which is iceoryx2's fastest way, and gives its core away when there is nothing.
+subscriber polls, which is iceoryx2's fastest way, and gives its core away when there is nothing ("late": it spins).
 """
 
 from __future__ import annotations
 
 import ctypes
 import time
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import iceoryx2
 
+from bench.processes.late import late_frames
 from bench.rivals.records import BLOCK_MESSAGES, block_rows, tally_of
 from bench.rivals.runs import Runs
-from bench.workload.load import POOL, TIME_BYTES, frames, many
+from bench.workload.load import LEAD_NS, POOL, TIME_BYTES, due_ns, frames, many, when_due
 from bench.workload.messages import make_pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+
+_SINGLY: Final = ("messages", "late")
 
 
 def publish(address: str, form: str) -> None:
-    joined = frames(POOL) if form == "messages" else []
+    joined = frames(POOL) if form in _SINGLY else []
     node, service = _service(address, form)
     publisher = (
         service.publisher_builder()
@@ -34,8 +40,12 @@ def publish(address: str, form: str) -> None:
     runs = Runs()
     for load in runs:
         loan, copy = publisher.loan_slice_uninit, ctypes.memmove
+        outgoing: Iterable[bytes] = many(joined, load.messages) if joined else ()
         began = time.time_ns()
-        for data in many(joined, load.messages) if joined else ():
+        if load.rate:
+            began += LEAD_NS
+            outgoing = (data for _, data in when_due((due_ns(load) + began).tolist(), list(outgoing)))
+        for data in outgoing:
             sample = loan(len(data))
             copy(sample.payload_ptr, data, len(data))
             sample.assume_init().send()
@@ -48,11 +58,15 @@ def publish(address: str, form: str) -> None:
 
 
 def receive(address: str, form: str) -> None:
-    tally = tally_of(form)
     node, service = _service(address, form)
     subscriber = service.subscriber_builder().buffer_size(_buffers(form)).create()
     runs = Runs()
-    joined = form == "messages"
+    (_receive_late if form == "late" else _receive_all)(subscriber, runs, form)
+    del subscriber, service, node
+
+
+def _receive_all(subscriber: Any, runs: Runs, form: str) -> None:
+    tally, joined = tally_of(form), form == "messages"
     for load in runs:
         count = tally.begin(load.messages).count
         runs.receiving()
@@ -69,7 +83,20 @@ def receive(address: str, form: str) -> None:
             else:
                 count(None, payload.as_memory_view())
         runs.received(tally.ended, tally.state())
-    del subscriber, service, node
+
+
+def _receive_late(subscriber: Any, runs: Runs, _: str) -> None:
+    for load in runs:
+        seen, found = list[int](), list[bytes]()
+        runs.receiving()
+        take, clock = subscriber.receive, time.time_ns
+        while len(found) < load.messages:
+            sample = take()
+            if sample is not None:
+                seen.append(clock())
+                payload = sample.payload()
+                found.append(ctypes.string_at(payload.data_ptr, payload.number_of_elements))
+        runs.found(partial(late_frames, load, seen, found))
 
 
 def _block_bytes(messages: int) -> int:
@@ -98,7 +125,7 @@ def _packer() -> Callable[[int, slice], None]:
 
 
 def _buffers(form: str) -> int:
-    return 4_096 if form == "messages" else 32
+    return 4_096 if form in _SINGLY else 32
 
 
 def _service(address: str, form: str) -> tuple[Any, Any]:

@@ -17,14 +17,13 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy
 import zmq
 import zmq.asyncio
 
-from bench.measure.contest import Lost, expect
+from bench.measure.contest import expect
 from bench.processes.child import has_order
 from bench.processes.forms import digest_of
-from bench.processes.late import check_late
+from bench.processes.late import late_frames
 from bench.rivals.records import blocks, tally_of
 from bench.rivals.runs import Runs
 from bench.workload.load import LEAD_NS, POOL, TIME_BYTES, Load, due_ns, frames, many, when_due
@@ -164,15 +163,7 @@ def _receive_late(socket: zmq.Socket[bytes], runs: Runs, load: Load) -> None:
             if has_order():
                 break
 
-    def findings(began: int) -> dict[str, Any]:
-        texts = [frame.partition(b" ")[2] for frame in found]
-        numbers = numpy.array([int.from_bytes(text[:TIME_BYTES], "little") for text in texts], numpy.int64)
-        firsts = numpy.array([text[TIME_BYTES] for text in texts], numpy.int64)
-        if load.messages > len(load.pool.topic_index):
-            raise Lost(f"a paced run was {load.messages:,} messages, expected at most the pool")
-        return check_late(load, began, numpy.array(seen, numpy.int64), due_ns(load)[numbers] + began, firsts)
-
-    runs.found(findings)
+    runs.found(partial(late_frames, load, seen, found))
 
 
 def publisher_socket(context: Any, address: str, mark: int = _MARK, drops: bool = False) -> Any:
