@@ -82,6 +82,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     date: datetime.date
     created_ns: int
     version: str
+    encrypted: bool = False
+    """Whether the feed had `[security]`, of which nothing is kept."""
 
     @classmethod
     def new(cls, feed: Feed, day: datetime.date, now_ns: int) -> Self:
@@ -93,6 +95,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             date=day,
             created_ns=now_ns,
             version=__version__,
+            encrypted=feed.security is not None,
         )
 
     @classmethod

@@ -123,6 +123,7 @@ def _repair(day: Path, feed: Feed | None, found: _Found) -> Repaired:
         date=date,
         created_ns=created_ns,
         version=__version__,
+        encrypted=feed.security is not None or (near is not None and near.encrypted),
     )
     made.write(day)
     try:

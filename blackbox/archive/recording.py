@@ -62,7 +62,8 @@ class Recording(Frames):
 
     Attributes: `path`, its directory; `feed`; `date`, of the session; `schema` of the payloads, the one
     that was recorded, whether it is registered here or not; where the feed names none, both have the one that the
-    blocks name; `damage`, what was found to be unreadable so far, each thing once.
+    blocks name; `encrypted`, whether the feed had `[security]`; `damage`, what was found to be unreadable so far, each
+    thing once.
 
     Nothing is held open but memory maps, which arrays and batches of the recording keep alive. It may be written while
     it is read: what is there is what was there when it was opened, until `refresh`. From one thread at a time.
@@ -72,6 +73,7 @@ class Recording(Frames):
         """Wrap a day's directory; others use `open`."""
         self.path = path
         self.feed, self.date = manifest.feed, manifest.date
+        self.encrypted = manifest.encrypted
         self._created_ns = manifest.created_ns
         self.damage: list[Damage] = []
         self._reported: set[Damage] = set()

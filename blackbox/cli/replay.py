@@ -204,6 +204,12 @@ def _target_of(path: str | None, recordings: Sequence[Recording]) -> Feed:
     """The feed to publish on. One of the schema `raw`, which is the default, carries any payload."""
     recorded = recordings[0].feed
     if path is None:
+        for each in recordings:
+            if each.encrypted:
+                raise ConfigError(
+                    f"{each.path} is of a feed with [security], whose keys no recording keeps: give its feed file "
+                    "(--feed), or one without [security] to publish in the clear"
+                )
         return recorded
     feed = Feed.load(path)
     return msgspec.structs.replace(feed, schema=recorded.schema) if feed.schema_name == RAW.name else feed

@@ -10,12 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from blackbox import Feed, Subscriber
+from blackbox import Feed, Recording, Subscriber
 from blackbox.cli.ui.status import Status
 from blackbox.replay.control_socket import GetStatus, Stop, ask
 from blackbox.testing import Collector
 from tests.cli.commands import Command, assert_one_line, beside, invoke, write_feed
 from tests.journals import Day, Put, Row
+from tests.keyring import Keyring
 
 S = 1_000_000_000
 START = 1_763_650_800 * S  # 2025-11-20 15:00 UTC
@@ -142,6 +143,18 @@ def test_what_is_no_recording_is_an_error(tmp_path: Path) -> None:
     ended = invoke("replay", tmp_path / "nothing")
     assert ended.status == Status.ERROR
     assert "was not found" in ended.errors
+
+
+def test_a_day_of_an_encrypted_feed_is_not_published_in_the_clear_unasked(tmp_path: Path, feed: Feed) -> None:
+    secured = Keyring(tmp_path, "publisher").feed(feed, "publisher")
+    columns = {"topic": [b"A.x"], "ts_event": [START], "payload": [b"1"]}
+    day = Recording.create(tmp_path / "days", secured, columns)
+    assert day.encrypted
+    ended = invoke("replay", day.path)
+    assert ended.status == Status.ERROR
+    assert_one_line(ended, r"is of a feed with \[security\], whose keys no recording keeps: give its feed file")
+    clear = write_feed(feed, tmp_path / "feed.toml")
+    assert invoke("replay", day.path, "--feed", clear, "--wait-for", "0", "--drop").status == Status.OK
 
 
 def test_gaps_cannot_be_kept_on_another_layout_and_nobody_is_waited_for(tmp_path: Path, feed: Feed) -> None:
