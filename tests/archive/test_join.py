@@ -279,8 +279,7 @@ def test_what_waits_of_a_run_is_not_taken_for_a_part_of_the_run_before(tmp_path:
             return subscriber.statistics().received.held > 0
 
         wait_until(is_waiting)
-        with RawPublisher(elsewhere) as other, Recorder(elsewhere, tmp_path) as recorder:
-            other.epoch = publisher.epoch
+        with RawPublisher(elsewhere, publisher.epoch) as other, Recorder(elsewhere, tmp_path) as recorder:
             other.send(other.encode([(b"A.x", b"payload")] * 80))
             wait_recorded(recorder, 80)
         subscriber.wait_live()
