@@ -1,7 +1,4 @@
-"""Ctrl-C: a command is ended in order; before and behind one, when nothing is open, the process ends at once.
-
-KeyboardInterrupt in the midst of an import is not safe: some extension modules print it as an error of their own.
-"""
+"""Ctrl-C: a command is ended in order; before and behind one, when nothing is open, the process ends at once."""
 
 from __future__ import annotations
 
@@ -11,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Final
+
+from blackbox.native.interrupts import raise_behind_imports
 
 INTERRUPTED: Final = 128 + signal.SIGINT
 TEXT: Final = "interrupted"
@@ -29,12 +28,15 @@ def end_at_once() -> None:
 
 @contextmanager
 def raised() -> Iterator[None]:
-    """Let Ctrl-C raise KeyboardInterrupt while the block runs, unless it is ignored."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is _end:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Let Ctrl-C raise KeyboardInterrupt while the block runs and imports nothing, unless it is ignored."""
+    if signal.getsignal(signal.SIGINT) is not _end:
+        yield
+        return
+    signal.signal(signal.SIGINT, raise_behind_imports)
     try:
         yield
     finally:
-        if before is _end:
-            signal.signal(signal.SIGINT, _end)
+        signal.signal(signal.SIGINT, _end)
+        left_s, _ = signal.setitimer(signal.ITIMER_REAL, 0)
+        if left_s:
+            raise KeyboardInterrupt

@@ -3,23 +3,47 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+_LOOK_AGAIN_S: Final = 0.02
+
+
+def raise_behind_imports(_number: int, frame: FrameType | None) -> None:
+    """Handle SIGINT: raise KeyboardInterrupt once the main thread imports nothing; until then look again at SIGALRM.
+
+    Within an import it is not safe: some extension modules print it as an error of their own, or lose it.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            signal.signal(signal.SIGALRM, raise_behind_imports)
+            signal.setitimer(signal.ITIMER_REAL, _LOOK_AGAIN_S)
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+_RAISING: Final = (signal.default_int_handler, raise_behind_imports)
 
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
     """In the main thread, let Ctrl-C raise KeyboardInterrupt behind the block, where it would raise that within."""
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)} if is_main else {}
+    held = {number: handler for number, handler in handlers.items() if handler in _RAISING}
     came: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    for number in held:
+        signal.signal(number, lambda number, _frame: came.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in held.items():
+            signal.signal(number, handler)
         if came:  # also where the block raised: that is its context
-            raise KeyboardInterrupt
+            is_ours = held.get(signal.SIGINT) is raise_behind_imports
+            raise_behind_imports(came[0], sys._getframe() if is_ours else None)

@@ -14,6 +14,7 @@ from numba import typeof
 from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
+from numba.core.registry import cpu_target
 from numba.core.sigutils import normalize_signature
 
 from blackbox.native.interrupts import interrupts_held
@@ -31,6 +32,8 @@ _PATIENCE_S = 1.0
 _told = threading.Event()
 
 use_kernel_cache()
+with interrupts_held():
+    cpu_target.target_context  # noqa: B018  # sets LLVM up, which prints an error of its own at an interrupt
 
 
 @wraps(numba.njit)

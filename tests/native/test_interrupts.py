@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
-from blackbox.native.interrupts import interrupts_held
+from blackbox.native.interrupts import interrupts_held, raise_behind_imports
+from blackbox.testing import wait_until
 
 
 @pytest.fixture(autouse=True)
 def default_handler() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler), signal.getsignal(signal.SIGALRM)
     yield
-    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, before[0])
+    signal.signal(signal.SIGALRM, before[1])
 
 
 def press_and_fail() -> None:
@@ -28,3 +32,22 @@ def test_ctrl_c_is_not_lost_where_the_block_raises() -> None:
         press_and_fail()
     assert isinstance(raised.value.__context__, MemoryError)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+SWALLOWS = """
+import signal
+try:
+    signal.raise_signal(signal.SIGINT)
+except BaseException:
+    pass
+was_imported = True
+"""
+
+
+def test_ctrl_c_within_an_import_comes_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "swallows.py").write_text(SWALLOWS)
+    monkeypatch.syspath_prepend(tmp_path)
+    signal.signal(signal.SIGINT, raise_behind_imports)
+    with pytest.raises(KeyboardInterrupt):
+        assert import_module("swallows").was_imported
+        wait_until(lambda: False, what="Ctrl-C")
