@@ -78,10 +78,10 @@ $(VENV)/.ready-check: EXTRA :=
 # One stamp for each set of packages: made once, and again when pyproject.toml changes.
 .SECONDEXPANSION:
 $(VENV)/.ready-demo $(VENV)/.ready-test $(VENV)/.ready-long $(VENV)/.ready-check $(BENCH)/.ready-bench: pyproject.toml | $$(@D)/bin/python
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".$(EXTRA)"
-	$(if $(WISH),$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".$(WISH)" || echo "$(WISH) could not be installed: what needs it is left out")
+	$(@D)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check --editable ".$(EXTRA)"
+	$(if $(WISH),$(@D)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check --editable ".$(WISH)" || echo "$(WISH) could not be installed: what needs it is left out")
 	$(if $(WISHES),$(@D)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(WISHES)"], sep="\n")' | while read -r wish; do \
-	    $(@D)/bin/python -m pip install --quiet --disable-pip-version-check "$$wish" </dev/null || echo "$$wish could not be installed: what needs it is left out"; \
+	    $(@D)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check "$$wish" </dev/null || echo "$$wish could not be installed: what needs it is left out"; \
 	done)
 	@touch $@
 
