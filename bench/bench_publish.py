@@ -1,7 +1,7 @@
 """The publisher's calls, with a subscriber that takes all it sends.
 
-ours    publish() / publish_many() ==ring==> line thread ==> XPUB ==TCP loopback==> SUB process
-        publish_many() =================ring==> line thread ==> XPUB ==inproc========> SUB thread, compiled loop
+ours    publish() / publish_many() ==ring==> sender ==> XPUB ==TCP loopback==> SUB process
+        publish_many() =================ring==> sender ==> XPUB ==inproc========> SUB thread, compiled loop
 rival   pyzmq PUB send(), one message a frame -------------> SUB process
 limits  memcpy of the same payloads; an empty Python call
 """

@@ -1,6 +1,6 @@
 """What a profiler looks at: publisher and subscriber in one process, so that one profile holds the whole hot path.
 
-    publish_many() ==ring==> line thread ==> PUB, I/O thread ==TCP==> SUB, I/O thread | slice thread ==> 2 workers
+    publish_many() ==ring==> sender ==> PUB, I/O thread ==TCP==> SUB, I/O thread | slice thread ==> 2 workers
 
 `python -m bench.hot_path.profile_load SECONDS OUT.json` delivers for so long, and then writes how many messages, from
 when until when on the monotonic clock, and each thread's name and CPU time.

@@ -73,7 +73,7 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     its first separator, so `BRK.A` and `BRK.B` stay together. Default: none."""
 
     cpus: tuple[int, ...] = ()
-    """CPUs for the slice, worker and line threads. Unit: CPU numbers. Default: any CPU.
+    """CPUs for the sender, slice and worker threads. Unit: CPU numbers. Default: any CPU.
 
     Applies to publisher and subscriber, each on its own host."""
 
