@@ -36,7 +36,7 @@ BatchFunction = TypeVar("BatchFunction", bound=Callable[[Batch], object])
 
 
 class Registration:
-    """What wants messages of a feed, and the slices that bring them.
+    """All that is registered to receive a feed, and the slices that deliver it.
 
     Any thread may add and remove callbacks, at any time until the end, also from callbacks. What runs, live slices or a
     replay, is then brought up to date.
@@ -96,8 +96,8 @@ class Registration:
         `"PQ"`, `("mbo", "trade")`. Names that no schema of the feed has are a ConfigError at `start` or `replay`.
 
         Each message reaches all such callbacks of a worker (in a replay: all callbacks), in the order in which they
-        were registered, before the next one reaches any. One that is `independent` takes no turns, and gets its
-        messages block by block. Callbacks of one `group` live on one worker of each slice, so they need no lock.
+        were registered, before the next one reaches any. One that is `independent` gets its messages
+        block by block, out of turn. Callbacks of one `group` live on one worker of each slice, so they need no lock.
         """
         check_prefix(prefix, "on")
         names = None if fields is None else names_of("fields", fields)
@@ -151,7 +151,8 @@ class Registration:
     ) -> Callable[[Callable[[Any, Any], None]], CompiledCallback]:
         """Decorate `f(batch, state)`, which numba compiles and the slice's thread runs without the GIL.
 
-        Nothing is received while it runs. So give one that computes long a `worker`; one of a `group` has one.
+        Nothing is received while it runs: pass `worker=True` for one that computes long. One of a `group` runs on a
+        worker anyway.
 
         `batch` is a `blackbox.subscribe.compiled_callback.CompiledBatch`; `state` a copy of the given array for each
         slice. The decorated name becomes a `CompiledCallback`: read `.states` or `.total()`. In a replay beside Python
@@ -189,8 +190,8 @@ class Registration:
     ) -> Stream:
         """Return a `Stream` of messages (or `batches`) to take in a loop, by `get`, or in asyncio; see `Stream`.
 
-        `when_full`, once `limit` messages or 64 MiB of their blocks wait: "wait" holds its worker up, which is lag of
-        the subscriber; "drop_oldest" drops the oldest and counts them; "stop" ends it as an error in a callback does.
+        `when_full`, once `limit` messages or 64 MiB of their blocks wait: "wait" blocks its worker, so that the
+        subscriber lags; "drop_oldest" drops the oldest and counts them; "stop" ends it as an error in a callback does.
         Raises SubscriberError with `processes=True`, ValueError for "stop" where errors are only logged.
         """
         if when_full == "stop" and self._options.on_error != "stop":
@@ -225,9 +226,10 @@ class Registration:
     ) -> Books:
         """Keep the order books of all symbols whose messages have topics that start with `prefix`; see `Books`.
 
-        Callbacks that are registered after it find the message that they get applied, and none after it: those on its
-        worker (`group`), in a replay all. It is emptied where compiled callbacks get their states back. `schema`: that
-        of the feed, unless given. `max_bytes`: of all books together. Raises ConfigError when the schema has no books.
+        Callbacks that are registered after it see it with their own message applied, and none later: live those on the
+        same worker (`group`), in a replay all. It is emptied where compiled callbacks get their states back. `schema`:
+        that of the feed, unless given. `max_bytes`: of all books together. Raises ConfigError when the schema has no
+        books.
         """
         from blackbox.book.books import BookCallback, Books
 
@@ -244,9 +246,9 @@ class Registration:
         """Decorate `f(ts_ns)`, called at each multiple of `interval_ns` (ns since 1970), also when no message comes.
 
         In a replay it goes by market time, from the first message to the last: after all messages before that time,
-        and before any of that time or later; for times in a silence, at its end. Live it goes by this machine's clock,
-        on the worker of a `group`, or a worker of the first slice; of several times that pass while that worker is
-        busy, only the last is called. When the clock is set back, times come again. Raises SubscriberError once it has
+        and before any of that time or later; times within a silence are called when it ends. Live it goes by this
+        machine's clock, on the worker of a `group`, or a worker of the first slice; of several times that pass while
+        that worker is busy, only the last is called. When the clock is set back, times come again. Raises SubscriberError once it has
         started, or during a replay.
         """
         check_integers(("interval_ns", interval_ns, 1, 1 << 62))
@@ -296,7 +298,7 @@ class Registration:
         return hook
 
     def on_reset(self, hook: Callable[[], object]) -> Callable[[], object]:
-        """Decorate `f()`, called when what a callback keeps is void: time goes back, or a publisher begins anew.
+        """Decorate `f()`, called when callbacks must forget what they keep: time goes back, or a publisher restarts.
 
         A replay in this process calls it once when it goes back. Live each slice calls it once for an epoch that
         follows another, behind `on_epoch`. In both cases compiled callbacks get the state back that they began with,
@@ -321,7 +323,7 @@ class Registration:
         return hook
 
     def off(self, function: Callable[..., Any] | Callback) -> None:
-        """Remove a callback, everywhere it was registered. No batch of it begins after this; one that runs is finished.
+        """Remove a callback, everywhere it was registered. No new batch of it begins; one that runs is finished.
 
         Raises ValueError when it was not registered.
         """
@@ -381,7 +383,7 @@ class Registration:
         self._supervisor.renew()
 
     def _check(self, callbacks: Iterable[Callback]) -> None:
-        """Raise ConfigError unless what comes, or is replayed, has the fields and types that callbacks ask for."""
+        """Raise ConfigError unless the schemas have the fields and types that callbacks name."""
         replay = self._replay
         schemas = [load_schema(self.feed.schema)] if replay is None else [feed.schema for feed in replay.feeds.of_slice]
         for callback in callbacks:

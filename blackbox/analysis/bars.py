@@ -32,31 +32,31 @@ def time_bars(
     hours: Hours | None = None,
     fill: Fill = "none",
 ) -> DataFrame:
-    """A bar for each interval [start, start + every) of instants in which there was a trade.
+    """Return one bar for each interval [start, start + every) that holds a trade.
 
-    Intervals start at whole multiples of `every` since 1970-01-01 UTC; with `hours`, at the open of each session and
-    every `every` from there, and the last one ends at the close. A trade at the very end of an interval is in the next
+    Intervals start at whole multiples of `every` since 1970-01-01 UTC; with `hours` they start at the open of each
+    session, and the last one ends at the close. A trade at the very end of an interval is in the next
     one. Open and close are the prices of the first and the last trade by `time`, then `ties`. VWAP is the sum of price
     times size over the sum of sizes, a double; null when that is 0. Trades without time, price or size are left out.
 
     Args:
         trades: rows with the columns named here.
         every: the length of the intervals.
-        by: what has bars of its own.
+        by: columns to group by; each group has bars of its own.
         price: integers, decimals or doubles; the bars' prices are of the same type.
         size: likewise; the volume is of the type that Spark sums it to.
         time: bigint ns (0: not known) or timestamp.
-        ties: orders trades of one time.
-        hours: only trades in these sessions, each session for itself, with its date as column `session`.
-        fill: of intervals without a trade between the first and the last one that has one (with `hours`: between open
-            and close of a session that has a trade): "none" leaves them out, "null" makes bars without prices,
-            "previous" such at the close before, or without prices where there is none yet. Never a session's close in
-            the next one. Volume and trades are 0, the VWAP is null.
+        ties: columns that order trades of equal times.
+        hours: use only trades in these sessions; each session is a group, its date the column `session`.
+        fill: what to do with intervals without a trade, between the first and the last one that has one (with `hours`:
+            between open and close of a session that has a trade). "none" leaves them out, "null" adds bars without
+            prices, "previous" bars at the close before, or without prices where there is none yet; never at the close
+            of another session. Their volume and trades are 0, their VWAP is null.
 
     Columns: `by`, `session` with hours, `start` (bigint ns), `start_time`, `open`, `high`, `low`, `close`, `volume`,
     `trades`, `vwap`.
 
-    Raises ConfigError when a column is missing or an argument is not as said.
+    Raises ConfigError when a column is missing or an argument is invalid.
     """
     if fill not in get_args(Fill):
         raise ConfigError(f"fill was {fill!r}, expected one of: {', '.join(get_args(Fill))}")
@@ -103,10 +103,10 @@ def volume_bars(
     ties: Sequence[str] = TIES,
     hours: Hours | None = None,
 ) -> DataFrame:
-    """A bar for every `volume` that was traded: a trade is in bar n when n times `volume` was traded whole before it.
+    """Return a bar for every `volume` traded: a trade is in bar floor(V / volume), V being the volume before it.
 
-    No trade is cut: the one in which a bar becomes full is all in that bar, what it has too much counts for the next
-    one, and a trade larger than `volume` leaves out the numbers between. The last bar of a group may have less.
+    Trades are not split. The one that fills a bar belongs to it whole, its excess counts for the next bar, and one that
+    is larger than `volume` leaves bar numbers out. The last bar of a group may have less.
     Otherwise as `count_bars`.
     """
     if not volume > 0:
@@ -131,7 +131,7 @@ def trades_of(
     ties: Sequence[str],
     hours: Hours | None,
 ) -> tuple[DataFrame, list[str]]:
-    """The columns needed of the trades that count, their time as `_ns`; and what they are grouped by."""
+    """Return the trades that have a time, price and size, their time as `_ns`; and the columns to group by."""
     values = [price] if size is None else [price, size]
     require(trades, [*by, *values, time, *ties], "trades")
     unused(trades, by, _MADE)
@@ -145,7 +145,7 @@ def trades_of(
 
 
 def start_of(ns: Column, step: int, rows: DataFrame) -> Column:
-    """Where the interval starts that an instant is in."""
+    """Return the start of the interval that holds `ns`."""
     origin = functions.col(OPENS) if OPENS in rows.columns else functions.lit(0).cast("bigint")
     return ns - functions.pmod(ns - origin, functions.lit(step).cast("bigint"))
 
@@ -174,7 +174,7 @@ def _columns() -> list[str]:
 
 
 def _filled(bars: DataFrame, groups: list[str], step: int, previous: bool) -> DataFrame:
-    """Bars also for the intervals between: each bar brings those up to the next one."""
+    """Add bars for the empty intervals: each bar is repeated up to the next one."""
     order = Window.partitionBy(*groups).orderBy("start")
     first, last = functions.col("start"), functions.col("start")
     if OPENS in bars.columns:

@@ -23,12 +23,12 @@ def with_both_sides(
     time: str = "ts_event",
     ties: Sequence[str] = TIES,
 ) -> DataFrame:
-    """The same quotes, each absent side of which is that of the last earlier quote of its `by` that had it.
+    """Fill each absent side of a quote from the last earlier quote of the same `by` that had it.
 
     For feeds that tell one side at a time, as the tape does. A side is absent when its price is null, or is 0 or less;
     where no earlier quote has it, its price and size become null. Earlier is by `time`, then `ties`; quotes of no known
-    time come before all others. A side is carried as long as it takes, also over night, unless `by` has a date in it.
-    By an exchange, say so in `by`: of several mixed, the last one is not the best one.
+    time come before all others. A side is carried forward without limit, also over night, unless `by` has a date in it.
+    Put the exchange into `by` where quotes of several are mixed: the last one is not the best one.
 
     Raises ConfigError when a column is missing.
     """
@@ -49,7 +49,7 @@ def with_spread(
     bid_size: str = "bid_size",
     ask_size: str = "ask_size",
 ) -> DataFrame:
-    """The rows, and beside each: `spread`, `mid` and `imbalance`.
+    """Add the columns `spread`, `mid` and `imbalance`.
 
     spread = ask - bid, of the prices' type: 0 where the market is locked, less where it is crossed.
     mid = (bid + ask) / 2, a double.

@@ -1,4 +1,4 @@
-"""What a day held when its journals were last closed, and which segments were begun: `closed.json`.
+"""Read and write `closed.json`: what each slice's journal held when it was last closed, and how many segments it had.
 
 It shows that a segment went missing.
 """
@@ -28,11 +28,11 @@ class ClosedSlice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     chain: str = ""
     """16 hex digits; empty: no segment was closed yet."""
     segments: int = 0
-    """Segments that hold something: those of the numbers below this."""
+    """How many segments hold something: their numbers are 0 to this - 1."""
 
     @property
     def totals(self) -> Totals | None:
-        """The totals behind that mark, if there was one."""
+        """The totals up to the last SEGMENT_END; None if there was none."""
         if not self.chain:
             return None
         word = int(self.chain, 16)
@@ -40,7 +40,7 @@ class ClosedSlice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def read_closed(day: Path) -> dict[int, ClosedSlice]:
-    """Return what is noted of each slice; those of which nothing was written have none.
+    """Return the entry of each slice; one without records has none.
 
     Raises JournalError when the file is damaged.
     """
@@ -73,7 +73,7 @@ def note_segments(day: Path, slice_id: int, segments: int) -> None:
 
 
 def _known(day: Path) -> dict[int, ClosedSlice]:
-    """What is noted so far. A damaged file is begun anew: what it held of other slices is no longer checked."""
+    """Return what is noted so far; nothing of a damaged file: what it held of other slices is not checked any more."""
     try:
         return read_closed(day)
     except JournalError:

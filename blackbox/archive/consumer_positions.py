@@ -35,17 +35,17 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PositionFile:
-    """One consumer's. Whoever changes it owns the name meanwhile: see `own`."""
+    """The positions of one consumer. Call `own` before you change them."""
 
     def __init__(self, directory: str | os.PathLike[str], name: str) -> None:
-        """Settings; nothing is opened. Raises ConfigError for a name that no consumer may have."""
+        """Settings; nothing is opened. Raises ConfigError for an invalid name."""
         check_name(name)
         self.directory, self.name = Path(directory), name
         self.path = self.directory / f"{name}{_SUFFIX}"
         self._lock: FileLock | None = None
 
     def own(self, wait_s: float) -> None:
-        """Take the name, and wait so long for a process that has it. Raises PositionError naming that process."""
+        """Lock the name; wait up to `wait_s` for a process that has it. Raises PositionError naming that process."""
         deadline = time.monotonic() + wait_s
         while True:
             try:
@@ -69,7 +69,7 @@ class PositionFile:
             self._lock = None
 
     def read(self) -> Kept | None:
-        """Return what is kept; None: nothing. Raises PositionError for a file that is none."""
+        """Return what is kept; None: nothing. Raises PositionError for a file that cannot be decoded."""
         try:
             return msgspec.json.decode(read_regular(self.path, _MOST_BYTES), type=Kept)
         except FileNotFoundError:
@@ -80,7 +80,7 @@ class PositionFile:
             raise PositionError(f"{self.path} is damaged: {error}") from error
 
     def keep(self, feed: str, positions: Mapping[int, Position]) -> None:
-        """Replace what is kept, durably. Raises PositionError; what was kept before is then kept still."""
+        """Replace what is kept, durably. Raises PositionError; the old file stays then."""
         kept = Kept(feed, time.time_ns(), dict(sorted(positions.items())))
         try:
             replace_file(self.path, self.path.with_suffix(".new"), msgspec.json.encode(kept) + b"\n")
@@ -100,7 +100,7 @@ class PositionFile:
 
 
 def how_many(place: Path) -> int:
-    """Return of how many consumers a directory that is there has something."""
+    """Return how many consumers have a file in a directory, which must exist."""
     return sum(path.suffix == _SUFFIX for path in place.iterdir())
 
 

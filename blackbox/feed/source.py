@@ -70,7 +70,7 @@ class Source(ABC):
     """
 
     date: datetime.date | None = None
-    """The trading day of the messages, where the input says it without being read."""
+    """The trading day of the messages, if it is known before the input is read."""
     total: int | None = None
     """How many messages there are, when that is known before the end."""
     truncated: str | None = None
@@ -78,8 +78,7 @@ class Source(ABC):
     that names the file, the byte offset and what was wrong there. Every whole message before that
     place has been delivered."""
     notes: tuple[str, ...] = ()
-    """After an iteration: one line for each thing the operator should know that did not end it,
-    such as "sequence gaps: 3"."""
+    """After an iteration: one line for each warning, such as "sequence gaps: 3"."""
 
     @property
     @abstractmethod
@@ -116,7 +115,7 @@ class Source(ABC):
         return published
 
     def by_day(self) -> Sequence[Source]:
-        """Return a source for each trading day, where the input says without being read that it holds several."""
+        """Return one source for each trading day, if the input is known, unread, to hold several; else [self]."""
         return [self]
 
     @classmethod

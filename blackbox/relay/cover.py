@@ -1,4 +1,4 @@
-"""What a relay asks for, given what is wanted below it: prefixes in, changes out. Nothing here knows of sockets."""
+"""Compute which prefixes a relay subscribes to above, from those wanted below. Nothing here knows of sockets."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple, Protocol
 
 _MOST_HELD: Final = 65_536
-"""Prefixes kept although nobody wants them any more; beyond that the oldest are withdrawn."""
+"""Most prefixes held after their last subscriber has left; beyond that the oldest are withdrawn."""
 
 
 class Changes(NamedTuple):
-    """What to ask for, and what to withdraw after that: in this order all that is wanted stays covered."""
+    """Prefixes to subscribe to first, then those to withdraw: all that is wanted stays covered throughout."""
 
     subscribe: list[bytes]
     withdraw: list[bytes]
@@ -22,7 +22,7 @@ NO_CHANGES: Final = Changes([], [])
 
 
 class Cover(Protocol):
-    """Decides what goes upstream. One of your own may ask for more than is wanted, never for less.
+    """Decides what goes upstream. One of your own may subscribe to more than is wanted, never to less.
 
     Each prefix is added once, and removed once when nobody wants it any more.
     """
@@ -35,7 +35,7 @@ class Cover(Protocol):
 
 
 class SmallestCover:
-    """Asks for the prefixes that no other one covers: the fewest that let through all that is wanted, and no more."""
+    """Subscribes to those wanted prefixes that no other wanted one covers."""
 
     def __init__(self) -> None:
         self._wanted: set[bytes] = set()
@@ -68,16 +68,16 @@ class SmallestCover:
 
 
 def _behind(prefix: bytes) -> bytes:
-    """Return the least bytes that sort after all that begin with `prefix`; empty: there are none."""
+    """Return the smallest bytes that sort after all that begin with `prefix`; empty: there are none."""
     head = prefix.rstrip(b"\xff")
     return head and head[:-1] + bytes([head[-1] + 1])
 
 
 class Interest:
-    """Counts who wants each prefix, and has a `Cover` decide what that means upstream.
+    """Counts the subscribers of each prefix; a `Cover` turns them into subscriptions above.
 
     A prefix that nobody wants any more stays covered for `hold_s` seconds: if somebody wants it again by then, nothing
-    changes upstream. Times may be of any one clock.
+    changes upstream. Take all times from one clock, whichever it is.
     """
 
     def __init__(self, cover: Cover, hold_s: float = 0.0) -> None:

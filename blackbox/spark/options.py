@@ -28,20 +28,20 @@ class Options(NamedTuple):
     on_damage: Literal["error", "skip"] = "error"
     """What to do where a recording cannot be read."""
     partition_bytes: int = 64 * MEGABYTE
-    """The most stored bytes of a partition; a single larger record is one."""
+    """The most stored bytes of a partition; a larger record gets one of its own."""
     metrics: str | None = None
     """A directory to which planner and tasks write what they read and skipped, a JSON file each."""
     starting: Literal["earliest", "latest"] = "earliest"
     """Where a stream without a checkpoint begins."""
     max_bytes: int | None = None
-    """The most stored bytes of one batch of a stream; a single larger record is one."""
+    """The most stored bytes of one batch of a stream; a larger record gets one of its own."""
 
     @classmethod
     def of(cls, told: Mapping[str, str]) -> Options:
-        """Return the options that Spark passes on, with keys in any case. Raises ConfigError naming a wrong one."""
+        """Return the options that Spark passes on; case is ignored in keys. Raises ConfigError naming a wrong one."""
         given = {key.lower(): value for key, value in told.items()}
         for key in given:
-            if key not in _KNOWN and not key.startswith("__"):  # those are of Spark itself
+            if key not in _KNOWN and not key.startswith("__"):  # those are Spark's own
                 near = difflib.get_close_matches(key, _KNOWN, n=1)
                 hint = f" (did you mean {_KNOWN[near[0]]!r}?)" if near else ""
                 raise ConfigError(f"option was {key!r}, expected one of: {', '.join(_KNOWN.values())}{hint}")

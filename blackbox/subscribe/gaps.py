@@ -61,10 +61,10 @@ _NO_LIMIT: Final = (1 << 63) - 1
 
 @inner
 def _begin_key(at: SequencesAt, key: int, epoch: int, sequence: int) -> None:
-    """Expect `sequence` of a key that was not known in this epoch.
+    """Start a key in this epoch, at `sequence`.
 
-    A publisher that has told all its keys since we subscribed cannot have sent this one before: it begins at 0. So does
-    a key that was known in another epoch: what was sent before we were connected again is missing.
+    It starts at 0 if the publisher has told all its keys since we subscribed: it cannot have sent this one before. So
+    does a key that was known in another epoch: what was sent before we were connected again is missing.
     """
     state = key_state(at, key)
     is_followed = state.expected != UNKNOWN and state.epoch != epoch
@@ -85,9 +85,9 @@ def enter_epoch(at: SequencesAt, epoch: int, line: int, proven: int, now_ns: int
 
 @inner
 def _passed(at: SequencesAt, key: int, since: int, sequence: int, now_ns: int) -> bool:
-    """Whether no line that is alive can still bring `sequence`, or anything before it, nor archives.
+    """Whether every line that is alive has passed `sequence`, and archives have.
 
-    These are then asked for what is missing from `since` on.
+    These are asked for what is missing from `since` on.
     """
     state = key_state(at, key)
     for line in range(at.lines):
@@ -99,7 +99,7 @@ def _passed(at: SequencesAt, key: int, since: int, sequence: int, now_ns: int) -
 
 @inner
 def _archives_passed(at: SequencesAt, key: int, since: int, stop: int) -> int:
-    """Return how far archives have brought what they have; ask them for what is missing from `since` to `stop`."""
+    """Return up to which number archives are done; ask them for [since, stop) if they were not yet."""
     state = key_state(at, key)
     if state.line_next[ARCHIVE] < stop and state.asked_to < stop:
         first = max(since, state.asked_to)
@@ -111,9 +111,9 @@ def _archives_passed(at: SequencesAt, key: int, since: int, stop: int) -> int:
 
 @inner
 def begin_recorded(at: SequencesAt, key: int, epoch: int, sequence: int) -> bool:
-    """Go on with a block that an archive has brought to who joins; False: it is of an epoch that is over.
+    """Take a block that an archive has brought while we join; False: it is of an epoch that is over.
 
-    What an archive has first of the first epoch is where it begins; later ones begin at 0.
+    The first epoch begins where the archive does, later ones at 0.
     """
     state = key_state(at, key)
     if state.expected != UNKNOWN and epoch <= state.epoch:
@@ -137,7 +137,7 @@ def can_fall_back(at: SequencesAt, key: int) -> bool:
 
 @inner
 def fall_back(at: SequencesAt, key: int) -> None:
-    """Have archives go on with a key from what comes next."""
+    """Go back to the archives for a key, from the next expected number on."""
     join, state = join_state_at(at.join), key_state(at, key)
     join.from_epoch = state.epoch
     join.from_sequence = state.expected
@@ -156,14 +156,14 @@ def is_behind(at: SequencesAt, key: int, epoch: int) -> bool:
 
 @inner
 def known_end(at: SequencesAt, key: int) -> int:
-    """Return the number that follows all that lines are known to have had of a key, in its epoch."""
+    """Return the first number beyond all that any line is known to have sent of a key, in its epoch."""
     state = key_state(at, key)
     return max(state.expected, state.line_next[0], state.line_next[1])
 
 
 @inner
 def lose_rests(at: SequencesAt) -> None:
-    """Count as lost what is known to have been sent of keys in epochs that are over, and has not come."""
+    """Count as lost what epochs that are over are known to have sent, and has not come."""
     for key in range(int64s_at(at.keys.used, 1)[0]):
         state = key_state(at, key)
         if state.expected != UNKNOWN and state.epoch != epoch_state_at(at.state).epoch and state.first == NONE:
@@ -172,7 +172,7 @@ def lose_rests(at: SequencesAt) -> None:
 
 @inner
 def lose_before(at: SequencesAt, key: int, stop: int) -> None:
-    """Count as lost what is expected before a number of a key."""
+    """Count as lost all from the expected number of a key up to `stop`."""
     state = key_state(at, key)
     if stop > state.expected:
         lose(at, key, stop - state.expected)
@@ -181,7 +181,7 @@ def lose_before(at: SequencesAt, key: int, stop: int) -> None:
 
 @inner
 def come_to(at: SequencesAt, key: int, sequence: int) -> None:
-    """Note that all lines have passed what is before a number, as have archives."""
+    """Note that all lines and archives have passed every number before `sequence`."""
     state = key_state(at, key)
     for line in range(3):
         state.line_next[line] = max(state.line_next[line], sequence)
@@ -220,7 +220,7 @@ def pass_by(at: SequencesAt, key: int, epoch: int, sequence: int) -> None:
 
 @inner
 def _end_of_held(at: SequencesAt, state: KeyState, sequence: int) -> int:
-    """Return the number from which on all before `sequence` is missing, or as far back as archives were not asked."""
+    """Return where the run of missing numbers before `sequence` begins; what is expected if archives were not asked."""
     if state.first == NONE:
         return state.expected
     last = held_block(at, state.last)
@@ -351,7 +351,7 @@ def next_of_another_key(at: SequencesAt, place: int) -> int:
 
 @inner
 def came_at(at: SequencesAt, place: int) -> int:
-    """Return when a held block came, ns since the epoch, whose waiting is no lag; else 0."""
+    """Return when a held block came, ns since 1970, if the time that it waited is no lag; else 0."""
     return held_block(at, place).came_ns
 
 
@@ -363,10 +363,7 @@ def key_at(at: SequencesAt, place: int) -> int:
 
 @inner
 def settle(at: SequencesAt, key: int, now_ns: int, until: int) -> None:
-    """Count as lost what every live line has passed before sequence number `until`, as far as nothing is held.
-
-    Archives are asked for it first.
-    """
+    """Count as lost what every live line has passed before `until`, if no block is held; archives are asked first."""
     state = key_state(at, key)
     if state.expected == UNKNOWN or state.first != NONE or is_joining(at.join):
         return
@@ -393,7 +390,7 @@ def _note_next(at: SequencesAt, key: int, line: int, epoch: int, following: int,
         _begin_key(at, key, epoch, following)
     state = key_state(at, key)
     if baseline != 0 and state.expected - following > PLAUSIBLE_JUMP:
-        _begin_key(at, key, epoch, following)  # what is known came from a block that nobody had confirmed
+        _begin_key(at, key, epoch, following)  # the known number came from an unconfirmed block
     if baseline != 0 and state.doubted_end[line] <= following:
         believe(at, state, line, now_ns)
     elif baseline != 0:

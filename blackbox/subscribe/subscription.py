@@ -1,6 +1,6 @@
 """The filters of one slice at its publishers: asked for, confirmed by each line, and asked for again if need be.
 
-A publisher confirms by answering a nonce to which we subscribe behind the filters: see the wire format.
+A publisher confirms by answering a nonce to which we subscribe after the filters: see the wire format.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from blackbox.transport.wakeup import Pipe
 log = logging.getLogger("blackbox")
 
 _PATIENT_BEATS = 3
-"""Heartbeats of an unconfirmed line after which a confirmation is asked for again, at least."""
+"""Least number of heartbeats before an unanswered confirmation is asked for again."""
 
 
 _TRIES = 5
-"""Control blocks without shared memory, where there was some, that may still be of the publisher that is gone."""
+"""Control blocks to wait for shared memory where there was some: the first may be of the publisher that is gone."""
 _UNHEARD_NS = 30_000_000_000
-"""Time after which a line that was never heard is connected anew."""
+"""Time after which a line that was never heard is connected again."""
 
 
 def open_sub(
@@ -72,7 +72,7 @@ def open_sub(
 
 
 def _inode_of(fd: int) -> int:
-    """Return what tells a socket from all others; 0 for a descriptor that is closed."""
+    """Return the inode of a socket, which no other has; 0 for a descriptor that is closed."""
     with suppress(OSError):
         return os.fstat(fd).st_ino
     return 0
@@ -110,13 +110,13 @@ class Subscription:
         self._silent: set[int] = set()
         self._beats_without_answer = 0
         self._patient_beats = _PATIENT_BEATS
-        """So many heartbeats may stand before an answer in the queues on its way."""
+        """How many heartbeats may be queued ahead of an answer."""
         self._bell = bell
         self._reader: SharedReader | None = None
         self._tries_left = 1 if self._feed_slice.shared_memory else 0
-        """Control blocks of a publisher that shares no memory with us after which its data is to come on sockets."""
+        """Control blocks left to wait for shared memory; at 0 data comes on sockets."""
         self._reconnected: set[int] = set()
-        """Lines that were connected anew, and have not answered since."""
+        """Lines that were connected again, and have not answered since."""
         self._connected_ns = [time.monotonic_ns()] * len(self._feed_slice.lines)
         """When each line was last connected."""
 
@@ -147,9 +147,9 @@ class Subscription:
         return NO_READER if self._reader is None else self._reader.at
 
     def _attach(self) -> None:
-        """Share the memory of the slice's publisher; without one it is tried again when a publisher is heard.
+        """Attach to the shared memory of the slice's publisher; without one, again when a publisher is heard.
 
-        Until then no data is asked for on sockets: it would be asked for twice.
+        Until then no data is asked for on sockets: it would come twice.
         """
         try:
             self._reader = attach(self._feed_slice.shared_memory, self._bell)
@@ -163,7 +163,7 @@ class Subscription:
         self._state.is_shared = 1
 
     def _decide(self) -> None:
-        """Share the memory of the publisher that was heard, or have its data on sockets."""
+        """Attach to the shared memory of the publisher just heard; with no tries left, subscribe on sockets."""
         self._tries_left -= 1
         self._attach()
         if not self._tries_left:
@@ -174,7 +174,7 @@ class Subscription:
         self._ask_to_confirm()
 
     def look_at_shared(self) -> None:
-        """Let go of the memory of a publisher that has gone, once all in it is taken; the next one is to be decided."""
+        """Detach from a publisher that has gone, once all its blocks are taken; decide again with the next one."""
         if self._reader is None or not self._reader.is_gone() or self._reader.has_more():
             return
         self.close()
@@ -222,7 +222,7 @@ class Subscription:
             return
         for line in range(len(self._feed_slice.lines)):
             if line not in self._epoch_of_line:
-                # Never heard: it may not run yet, so libzmq gets time. Unless it has given up on what was there.
+                # Never heard: it may not run yet. In case libzmq has given up, we connect again, but not often.
                 if now_ns - self._connected_ns[line] >= _UNHEARD_NS:
                     self._connected_ns[line] = now_ns
                     self._connect_again(line)
@@ -233,7 +233,7 @@ class Subscription:
             address = self._address(self._feed_slice.lines[line])
             finished = bool(self._state.finished_lines >> line & 1)
             if not finished and line not in self._silent:
-                log.warning("slice %d: the publisher at %s fell silent without an end", self._slice_id, address)
+                log.warning("slice %d: the publisher at %s is silent, and has not closed", self._slice_id, address)
                 self._silent.add(line)
             # Inproc never connects again by itself, and its connection goes with the publisher.
             if address.startswith("inproc:") or not (finished or self._is_connected(line)):
@@ -309,7 +309,7 @@ class Subscription:
             if result:
                 return result
         reconnected = ours and self._is_anew(line, epoch)
-        # An epoch that began, or came back, with a block or a heartbeat: what it has sent is not confirmed.
+        # The epoch began, or came back, with a block or a heartbeat, not with our answer: what it sent is unconfirmed.
         began = self._state.confirmed_lines != self._confirmed or (entered == NEW and not ours)
         unconfirmed = bool(self._confirmed) and began
         fresh = self._epoch_of_line.get(line) != epoch
@@ -346,7 +346,7 @@ class Subscription:
         return is_anew or bool(self._confirmed >> line & 1) or self._epoch_of_line.get(line, epoch) != epoch
 
     def _note_end(self, epoch: int, line: int, ended: bool, ours: bool, fresh: bool) -> None:
-        """Note whether a line has ended. An answer may still come behind an end, but a heartbeat proves it untrue."""
+        """Note whether a line has ended. A late answer may follow an end; a heartbeat shows that it goes on."""
         goes_on = not ended and not ours
         if goes_on and self._state.finished_lines >> line & 1:
             self._ask_to_confirm()  # the end was not true, and has withdrawn our acceptance

@@ -135,8 +135,8 @@ def test_a_publisher_that_falls_silent_is_told_once(caplog: pytest.LogCaptureFix
     subscriber = Subscriber(feed, slow=PATIENT)
     subscriber.on(b"")(print)
     with RawPublisher(feed), subscriber:
-        wait_until(lambda: "fell silent without an end" in caplog.text, what="the silence is told")
-        told = caplog.text.count("fell silent")
+        wait_until(lambda: "is silent, and has not closed" in caplog.text, what="the silence is told")
+        told = caplog.text.count("is silent")
     assert told == 1
 
 
