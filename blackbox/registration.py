@@ -248,8 +248,8 @@ class Registration:
         In a replay it goes by market time, from the first message to the last: after all messages before that time,
         and before any of that time or later; times within a silence are called when it ends. Live it goes by this
         machine's clock, on the worker of a `group`, or a worker of the first slice; of several times that pass while
-        that worker is busy, only the last is called. When the clock is set back, times come again. Raises SubscriberError once it has
-        started, or during a replay.
+        that worker is busy, only the last is called. When the clock is set back, times come again. Raises
+        SubscriberError once it has started, or during a replay.
         """
         check_integers(("interval_ns", interval_ns, 1, 1 << 62))
 

@@ -30,9 +30,9 @@ from blackbox.block.encode import (
     write_body,
     write_template,
 )
-from blackbox.block.envelope import TOPICS_AT, envelope_bytes
 from blackbox.block.format import FLAG_NUMBERS, HEADER_BYTES, MAX_BODY_BYTES, read_header
 from blackbox.block.validate import check_block
+from blackbox.block.worker_envelope import TOPICS_AT, envelope_bytes
 from blackbox.native.intrinsics import bytes_at, copy_bytes
 from blackbox.native.name_table import HINT_WORDS, Numbering, number_of
 from blackbox.native.prefix_trie import Trie

@@ -18,11 +18,11 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.archive.append import append
-from blackbox.archive.append_rows import Gathered, gather, put_groups, put_rest, put_rows
 from blackbox.archive.codec import BLOCK_BYTES, Compression, check_packing
 from blackbox.archive.day import Manifest, day_end_ns
 from blackbox.archive.format import SEGMENT_BYTES
 from blackbox.archive.growing_blocks import ABOUT, GrowingBlocks, Journals, Topics
+from blackbox.archive.import_rows import Gathered, gather, put_groups, put_rest, put_rows
 from blackbox.archive.journal_writer import WRITER_NEEDS, JournalWriter
 from blackbox.archive.topic_numbers import TopicNumbers
 from blackbox.block.block import Block, as_rows, as_topic_index

@@ -11,8 +11,8 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.block.block import Block
-from blackbox.block.envelope import TOPICS_AT, Envelope
 from blackbox.block.format import HEADER_BYTES
+from blackbox.block.worker_envelope import TOPICS_AT, Envelope
 from blackbox.feed.symbol import SymbolRule
 from blackbox.native.memory import foreign_array
 

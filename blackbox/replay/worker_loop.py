@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 import numpy
 
 from blackbox.archive.reader import UNCHECKED
-from blackbox.block.envelope import TOPICS_AT, envelope_at, envelope_bytes
 from blackbox.block.format import HEADER_BYTES, OFFSET_SLICE, Header, layout_of, read_header
 from blackbox.block.received_block import ORIGINS
+from blackbox.block.worker_envelope import TOPICS_AT, envelope_at, envelope_bytes
 from blackbox.native.intrinsics import copy_bytes, inner, int32s_at, int64s_at, uint16s_at
 from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, NumberingAt, number_of

@@ -1,4 +1,4 @@
-"""From the socket to the callback: receiver, arbitration, slow subscriber, match, dispatch, worker, delivery.
+"""From the socket to the callback: slice thread, arbitration, slow subscriber, match, dispatch, worker, delivery.
 
 In: blocks, on the SUB socket of each slice. Out: calls of the user's callbacks, counters. The slice thread owns the
 sockets and never takes the GIL while it receives. Python callbacks run in the slice's workers, compiled ones in the

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from blackbox.block.validate import FAULT_TEXT, Fault
 from blackbox.errors import NotConfirmedError
 from blackbox.feed.feed import Feed
-from blackbox.subscribe.receiver import SliceThread
+from blackbox.subscribe.slice_thread import SliceThread
 
 log = logging.getLogger("blackbox")
 

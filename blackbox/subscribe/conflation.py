@@ -19,8 +19,8 @@ from blackbox.block.encode import (
     write_body,
     write_template,
 )
-from blackbox.block.envelope import TOPICS_AT
 from blackbox.block.format import FLAG_FIXED, has_value, layout_of, read_header, sequence_of
+from blackbox.block.worker_envelope import TOPICS_AT
 from blackbox.native.intrinsics import bytes_at, copy_bytes, inner, int32s_at, int64s_at
 from blackbox.native.name_table import FULL, number_of
 from blackbox.native.prefix_trie import Trie

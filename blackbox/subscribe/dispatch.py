@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy
 
 from blackbox.block.block_handler import BLOCK, IDLE, handed_block_at
-from blackbox.block.envelope import TOPICS_AT, envelope_at, envelope_bytes, row_group, rows_at
 from blackbox.block.format import (
     FLAG_NUMBERS,
     FLAG_RECORDED,
@@ -19,6 +18,7 @@ from blackbox.block.format import (
     layout_of,
     read_header,
 )
+from blackbox.block.worker_envelope import TOPICS_AT, envelope_at, envelope_bytes, row_group, rows_at
 from blackbox.native.intrinsics import (
     call_with_address,
     copy_bytes,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from blackbox.errors import BlackBoxError, LimitError, SubscriberError
 from blackbox.native.limits import Needs
-from blackbox.subscribe.receiver import SliceThread
+from blackbox.subscribe.slice_thread import SliceThread
 from blackbox.subscribe.slow_subscriber import EXIT_SLOW
 from blackbox.subscribe.state import TERMINATE
 

@@ -27,10 +27,10 @@ from blackbox.subscribe.log_warnings import LogWarnings
 from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.options import Options, needs_of
 from blackbox.subscribe.processes import PROCESS_NEEDS, SliceProcess
-from blackbox.subscribe.receiver import SliceThread
 from blackbox.subscribe.repair import Archives, Since
 from blackbox.subscribe.slice_hooks import NO_HOOKS, SliceHooks
 from blackbox.subscribe.slice_plan import Plan
+from blackbox.subscribe.slice_thread import SliceThread
 from blackbox.subscribe.slow_subscriber import Alerts, end_process
 from blackbox.subscribe.state import TERMINATE
 from blackbox.subscribe.statistics import Counted, Counters, Statistics, statistics_of

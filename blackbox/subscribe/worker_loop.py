@@ -7,8 +7,8 @@ from typing import Final
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.block.envelope import TOPICS_AT, envelope_at, row_group, rows_at
 from blackbox.block.format import FLAG_FIXED, FLAG_NULLS, layout_of, read_header
+from blackbox.block.worker_envelope import TOPICS_AT, envelope_at, row_group, rows_at
 from blackbox.native.histogram import record
 from blackbox.native.intrinsics import (
     bytes_at,

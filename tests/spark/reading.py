@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from blackbox.spark.metrics import read_metrics
-from blackbox.spark.source import DefaultSource
+from blackbox.spark.python_engine import DefaultSource
 from tests.journals import Day, Put, Row, Told, feed_of
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from blackbox.feed.symbol import RULES
 from blackbox.spark import options
 from blackbox.spark.columns import table_schema
 from blackbox.spark.metrics import read_metrics
-from blackbox.spark.source import OF_ONE_SCAN, DefaultSource, Reader
+from blackbox.spark.python_engine import OF_ONE_SCAN, DefaultSource, Reader
 from tests.archive.written_days import days, made
 from tests.examples import examples
 from tests.journals import Day, Put, Row, Told, feed_of

@@ -231,7 +231,7 @@ def test_price_that_is_none_is_null(spark: SparkSession, tmp_path: Path, engine:
 
 
 def test_query_that_was_planned_keeps_to_its_plan(tmp_path: Path) -> None:
-    from blackbox.spark.source import DefaultSource
+    from blackbox.spark.python_engine import DefaultSource
 
     day = Day(tmp_path / "day", feed_of())
     segment = day.segment()

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
 from blackbox import ConfigError, JournalError
-from blackbox.spark.source import DefaultSource
+from blackbox.spark.python_engine import DefaultSource
 from blackbox.spark.stream import StreamReader
 from tests.journals import Day, Put, Row, Segment, feed_of
 
