@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
@@ -23,21 +23,9 @@ from blackbox.block.encode import (
 from blackbox.block.received_block import ORIGINS
 from blackbox.native.intrinsics import bytes_at, inner, int32s_at, int64s_at, unsigned
 from blackbox.native.jit import njit
-from blackbox.replay.block_table import END
 from blackbox.replay.feeds import SEVERAL_SLICES
-from blackbox.replay.hold import HELD_BYTES, HeldMessages, held_at
+from blackbox.replay.hold import HELD_BYTES, held_at
 from blackbox.replay.measure_blocks import BLOCK_ROW_BYTES, block_row_at
-
-_FRONT: Final = 8
-"""So many blocks take turns without a heap, where turns are short."""
-_SHORT_RUN: Final = 4
-"""A turn of fewer messages is short."""
-_SHORT_RUNS: Final = 16
-"""So many short turns are followed by turns without a heap."""
-_LEAST_GAIN: Final = 256
-"""Fewer messages in turns without a heap were not worth it."""
-_PATIENCE: Final = 4_096
-"""So many short turns later that is tried again."""
 
 
 class Heap(NamedTuple):
@@ -64,39 +52,28 @@ def _ranks_before(held: int, left: int, right: int) -> bool:
 
 
 @inner
-def _earlier_child(held: int, heap: Heap, place: int) -> int:
-    """The child of a place of the heap that comes before the other one; behind the last there is one of END."""
-    numbers, due_ns = int64s_at(heap.numbers, heap.room), int64s_at(heap.due_ns, heap.room)
-    left = 2 * place + 1
-    if due_ns[left] == due_ns[left + 1] and _ranks_before(held, numbers[left + 1], numbers[left]):
-        return left + 1
-    # Which one is as good as random: computed, as a guess is often wrong.
-    return left + numpy.int64(due_ns[left + 1] < due_ns[left])
+def _is_before(held: int, heap: Heap, left: int, right: int) -> bool:
+    """Whether one place of the heap comes before another."""
+    due_ns = int64s_at(heap.due_ns, heap.room)
+    if due_ns[left] != due_ns[right]:
+        return due_ns[left] < due_ns[right]
+    numbers = int64s_at(heap.numbers, heap.room)
+    return _ranks_before(held, numbers[left], numbers[right])
 
 
 @inner
 def _sift_down(held: int, heap: Heap, size: int, place: int) -> None:
     """Put what is at a place of the heap where it belongs."""
     numbers, due_ns = int64s_at(heap.numbers, heap.room), int64s_at(heap.due_ns, heap.room)
-    number, time = numbers[place], due_ns[place]
     while 2 * place + 1 < size:
-        child = _earlier_child(held, heap, place)
-        if due_ns[child] > time or (due_ns[child] == time and _ranks_before(held, number, numbers[child])):
-            break
-        numbers[place], due_ns[place] = numbers[child], due_ns[child]
+        child = 2 * place + 1
+        if child + 1 < size and _is_before(held, heap, child + 1, child):
+            child += 1
+        if not _is_before(held, heap, child, place):
+            return
+        numbers[place], numbers[child] = numbers[child], numbers[place]
+        due_ns[place], due_ns[child] = due_ns[child], due_ns[place]
         place = child
-    numbers[place], due_ns[place] = number, time
-
-
-@inner
-def _pop(held: int, heap: Heap, size: int) -> int:
-    """Take the first off the heap; return its size."""
-    numbers, due_ns = int64s_at(heap.numbers, heap.room), int64s_at(heap.due_ns, heap.room)
-    size -= 1
-    numbers[0], due_ns[0] = numbers[size], due_ns[size]
-    due_ns[size] = END
-    _sift_down(held, heap, size, 0)
-    return size
 
 
 @inner
@@ -110,7 +87,6 @@ def _make_heap(held: int, count: int, until_ns: int, heap: Heap) -> int:
             numbers[size] = number
             due_ns[size] = block.due_ns
             size += 1
-    due_ns[size] = END
     for place in range(size // 2 - 1, -1, -1):
         _sift_down(held, heap, size, place)
     return size
@@ -133,122 +109,28 @@ def interleave(
     latest time so far, which is `latest_ns` before the first one. `heap` has room for all blocks.
     """
     size = _make_heap(held, count, until_ns, heap)
-    listed = misplaced = short_runs = 0
+    numbers, due_ns = int64s_at(heap.numbers, heap.room), int64s_at(heap.due_ns, heap.room)
+    listed = misplaced = 0
     while size > 0 and listed < len(to_rows):
+        rival, rival_ns = numpy.int64(-1), until_ns
+        if size > 1:
+            second = 2 if size > 2 and _is_before(held, heap, 2, 1) else 1
+            rival, rival_ns = numbers[second], due_ns[second]
+        number = numbers[0]
         begun = listed
-        if short_runs < _SHORT_RUNS:
-            listed, size = _list_first(held, size, until_ns, heap, to_blocks, to_rows, to_times, listed)
-            short_runs = short_runs + 1 if listed - begun < _SHORT_RUN else min(short_runs, 0)
-        else:
-            listed = _list_front(held, size, until_ns, heap, to_blocks, to_rows, to_times, listed)
-            size = _make_heap(held, count, until_ns, heap)
-            short_runs = 0 if listed - begun > _LEAST_GAIN else -_PATIENCE
+        listed += _list_run(held, number, rival, rival_ns, to_blocks, to_rows, to_times, listed)
         place = begun
-        while place < listed and to_times[place] < latest_ns:  # what was listed just now is in order
+        while place < listed and to_times[place] < latest_ns:  # within a block they are in order
             misplaced += 1
             place += 1
-        if listed > begun:
-            latest_ns = max(latest_ns, to_times[listed - 1])
-    return listed, misplaced, latest_ns
-
-
-@inner
-def _list_first(
-    held: int,
-    size: int,
-    until_ns: int,
-    heap: Heap,
-    to_blocks: NDArray[numpy.int32],
-    to_rows: NDArray[numpy.int32],
-    to_times: NDArray[numpy.int64],
-    listed: int,
-) -> tuple[int, int]:
-    """List the next messages of the earliest block; return how many are listed now, and the size of the heap."""
-    numbers, due_ns = int64s_at(heap.numbers, heap.room), int64s_at(heap.due_ns, heap.room)
-    rival, rival_ns, second = numpy.int64(-1), until_ns, 0
-    if size > 1:
-        second = _earlier_child(held, heap, 0)
-        rival, rival_ns = numbers[second], due_ns[second]
-    number = numbers[0]
-    listed += _list_run(held, number, rival, rival_ns, to_blocks, to_rows, to_times, listed)
-    block = held_at(held + HELD_BYTES * number)
-    if block.next < block.stop and block.due_ns < until_ns:
-        numbers[0], due_ns[0] = numbers[second], due_ns[second]
-        numbers[second], due_ns[second] = number, block.due_ns
-        _sift_down(held, heap, size, second)
-        return listed, size
-    return listed, _pop(held, heap, size)
-
-
-@inner
-def _earlier_of_two(times: NDArray[numpy.int64], place: int) -> tuple[int, int]:
-    """The earlier of two times that stand side by side, and its place; of equal ones the first."""
-    return _earlier((times[place], place), (times[place + 1], place + 1))
-
-
-@inner
-def _earlier(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
-    """The pair of the earlier time, of equal ones the left."""
-    is_right = right[0] < left[0]
-    return right[0] if is_right else left[0], right[1] if is_right else left[1]
-
-
-@inner
-def _list_front(
-    held: int,
-    size: int,
-    until_ns: int,
-    heap: Heap,
-    to_blocks: NDArray[numpy.int32],
-    to_rows: NDArray[numpy.int32],
-    to_times: NDArray[numpy.int64],
-    listed: int,
-) -> int:
-    """List messages of the earliest blocks until one of these ends, or another block's turn comes.
-
-    Returns how many are listed now. The heap must be made anew. Whose turn is next is as good as random, so it is
-    computed, in a few steps without a guess.
-    """
-    front, times = numpy.empty(_FRONT, numpy.int64), numpy.full(_FRONT, END, numpy.int64)
-    following = numpy.empty(_FRONT, numpy.int64)  # the times behind those, so that none is waited for
-    many = min(size, _FRONT)
-    for i in range(many):
-        number = int64s_at(heap.numbers, 1)[0]
-        size = _pop(held, heap, size)
-        place = i  # by rank: of equal times the first is taken
-        while place > 0 and _ranks_before(held, number, front[place - 1]):
-            front[place] = front[place - 1]
-            place -= 1
-        front[place] = number
-    for i in range(many):
-        block = held_at(held + HELD_BYTES * front[i])
-        times[i], following[i] = block.due_ns, _time_of(block, block.next + 1)
-    end_ns = int64s_at(heap.due_ns, 1)[0] if size > 0 else until_ns
-    while listed < len(to_rows):
-        left = _earlier(_earlier_of_two(times, 0), _earlier_of_two(times, 2))
-        right = _earlier(_earlier_of_two(times, 4), _earlier_of_two(times, 6))
-        time, first = _earlier(left, right)
-        if time >= end_ns:
-            break
-        number = front[numpy.uint64(first)]
+        latest_ns = max(latest_ns, to_times[listed - 1])
         block = held_at(held + HELD_BYTES * number)
-        place = block.next
-        to = numpy.uint64(listed)
-        to_blocks[to], to_times[to] = number, time
-        to_rows[to] = int32s_at(block.rows + 4 * place, 1)[0] if block.rows != 0 else block.first_row + place
-        listed += 1
-        block.next = place + 1
-        if place + 1 == block.stop:
-            break
-        times[numpy.uint64(first)] = block.due_ns = following[numpy.uint64(first)]
-        following[numpy.uint64(first)] = _time_of(block, place + 2)
-    return listed
-
-
-@inner
-def _time_of(block: HeldMessages, place: int) -> Any:
-    """The time of a message of a block, behind its end that of the last one."""
-    return int64s_at(block.times + 8 * min(place, block.stop - 1), 1)[0]
+        due_ns[0] = block.due_ns
+        if block.next == block.stop or block.due_ns >= until_ns:
+            size -= 1
+            numbers[0], due_ns[0] = numbers[size], due_ns[size]
+        _sift_down(held, heap, size, 0)
+    return listed, misplaced, latest_ns
 
 
 @njit(nogil=True, cache=True)
