@@ -67,14 +67,14 @@ def load_public(path: str) -> bytes:
 
 
 def _load(path: str, what: str) -> tuple[bytes, bytes | None]:
-    if not Path(path).is_file():
-        raise ConfigError(f"{what} {path!r} was not found, expected a file that blackbox keys new has made")
     try:
-        public, secret = zmq.auth.load_certificate(path)
+        public, secret = zmq.auth.load_certificate(path) if Path(path).is_file() else (b"", None)
     except OSError as error:
         raise ConfigError(f"{what} {path!r} cannot be read: {error.strerror}") from error
     except (ValueError, IndexError):
         raise ConfigError(f"{what} {path!r} had no public key, expected one: blackbox keys new makes it") from None
+    if not public:
+        raise ConfigError(f"{what} {path!r} was not found, expected a file that blackbox keys new has made")
     return _checked(path, "public", public), secret
 
 

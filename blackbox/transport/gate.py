@@ -34,9 +34,9 @@ class AllowedKeys:
     def __init__(self, directory: str) -> None:
         """Raises ConfigError when the directory is missing, or a key in it is malformed."""
         self._directory = directory
-        if not Path(directory).is_dir():
-            raise ConfigError(f"allowed_keys was {directory!r}, expected a directory of public key files")
         try:
+            if not Path(directory).is_dir():
+                raise ConfigError(f"allowed_keys was {directory!r}, expected a directory of public key files")
             self._files = self._look()
         except OSError as error:
             raise ConfigError(f"allowed_keys {directory!r} cannot be read: {error.strerror}") from error

@@ -148,6 +148,17 @@ def test_a_link_to_nowhere_locks_nobody_else_out(
         AllowedKeys(str(directory))
 
 
+def test_a_key_that_cannot_be_looked_at_locks_nobody_else_out(
+    ring: Keyring, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ring.allow("exchange", "desk")
+    directory = tmp_path / "allowed-by-exchange"
+    allowed = AllowedKeys(str(directory))
+    (directory / "long.key").symlink_to("x" * 300)
+    assert allowed.has(ring.public["desk"].encode())
+    assert "long.key' cannot be read: File name too long" in caplog.text
+
+
 def test_a_key_file_is_read_again_when_who_may_read_it_changes(ring: Keyring, tmp_path: Path) -> None:
     ring.allow("exchange", "desk")
     allowed = AllowedKeys(str(tmp_path / "allowed-by-exchange"))
