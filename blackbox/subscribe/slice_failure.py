@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import traceback
 from typing import Final
 
@@ -32,14 +33,18 @@ class SliceFailure:
     def __init__(self) -> None:
         self.error: BlackBoxError | None = None
         """As it was raised, in the process that raised it."""
+        self._lock = threading.Lock()
         self._text: NDArray[numpy.uint8] = shared_array((_TEXT_BYTES,), numpy.uint8)
 
     def keep(self, error: BlackBoxError) -> None:
         """Keep an error, unless there is one."""
-        if self.error is None:
+        with self._lock:
+            if self.error is not None:
+                return
             self.error = error
             kind = f"{type(error).__name__}\n".encode()
-            text = kind + "".join(traceback.format_exception(error)).encode()[len(kind) - _TEXT_BYTES :]
+            told = "".join(traceback.format_exception(error)).encode(errors="backslashreplace")
+            text = kind + told[len(kind) - _TEXT_BYTES :]
             self._text[1 : len(text)] = numpy.frombuffer(text, numpy.uint8)[1:]
             self._text[0] = text[0]  # last: who looks for it finds all of it
 
