@@ -25,7 +25,7 @@ from blackbox.publish.subscriptions import SUBSCRIBE, UNSUBSCRIBE
 from blackbox.relay.cover import Changes, Interest, SmallestCover
 from blackbox.relay.line_state import LineState
 from blackbox.subscribe.subscription import open_sub
-from blackbox.transport.connections import FAILURE_EVENTS, Failure, failure_of
+from blackbox.transport.connections import FAILURE_EVENTS, Connection, Failure, connection_to, failure_of
 from blackbox.transport.context import allow_ipv6
 from blackbox.transport.curve import ClientKeys, refusal_of, use_keys
 
@@ -36,7 +36,10 @@ _DEAD_BEATS: Final = 3
 _UNREACHED_S: Final = 3.0
 """Time after which a source that cannot be reached is given up for a spare; at least those heartbeat times."""
 _ALONE_S: Final = 30.0
-"""Where there is no spare, that time: libzmq itself connects again, unless it takes the peer for hostile."""
+"""Where there is no spare, that time: libzmq itself connects again, unless it takes the peer for hostile. So long, too,
+stays a silent one of which the kernel cannot tell whether its host answers."""
+_MOST_PATIENT_S: Final = 60.0
+"""Longest time after which a confirmation is asked for again, but for that of those heartbeats."""
 _RECONNECT_MS: Final = 20, 200
 """Pauses between attempts to connect, the first and the longest: those below a relay wait for it."""
 _MOST_RECORDERS: Final = 1_024
@@ -100,6 +103,7 @@ class Upstream:
         self._accepted = b""
         self._recorders: dict[bytes, None] = {}
         self.life = UpstreamLife.NEW
+        self._connection: Connection | None = None
 
     def open(self, context: zmq.Context[zmq.Socket[bytes]], hwm_blocks: int) -> None:
         """Open the socket and connect it. Raises EndpointError naming the address that it cannot connect to."""
@@ -112,7 +116,8 @@ class Upstream:
         self.xsub.sndhwm = 0
         self.xsub.reconnect_ivl, self.xsub.reconnect_ivl_max = _RECONNECT_MS
         place = f"inproc://blackbox-upstream-{id(self.xsub)}"
-        self.xsub.monitor(place, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | FAILURE_EVENTS)
+        connected = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        self.xsub.monitor(place, connected | zmq.EVENT_DISCONNECTED | FAILURE_EVENTS)
         self.news.linger = 0
         self.news.connect(place)
         for key in (HEARTBEAT_KEY, PATH_KEY):
@@ -177,6 +182,8 @@ class Upstream:
             event = parse_monitor_message(self.news.recv_multipart())
             if (failure := failure_of(event["event"], event["value"])) is not None:
                 self._note_failure(failure)
+            elif event["event"] == zmq.EVENT_CONNECTED:
+                self._connection = connection_to(self.address, event["value"])
             else:
                 self._note_connection(event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
@@ -286,12 +293,15 @@ class Upstream:
         may_speak = is_inproc or not self._state.ended
         has_read = not int(self.xsub.get(zmq.EVENTS)) & zmq.POLLIN
         # A source that waits for a slow subscriber is silent too, and what it sends while we connect anew is lost.
-        if not is_alone and may_speak and has_read:
+        there = self._connection
+        stands = is_alone and (silent_s < _ALONE_S if there is None else there.is_answered())
+        if may_speak and has_read and not stands:
             self._connect_to_next("fell silent")
 
     def _ask(self, now: float) -> None:
         if self._asked != _UNCONFIRMED:
-            self._patience_s *= 2  # the answer to the last one may as well be on its way: give the next one time
+            # The answer to the last one may as well be on its way: give the next one time.
+            self._patience_s = min(2 * self._patience_s, max(self._dead_s, _MOST_PATIENT_S))
         self._withdraw_nonce()
         self.xsub.get(zmq.EVENTS)  # has it see the connection first, and repeat on it all that was asked for
         self._nonce = secrets.token_bytes(NONCE_BYTES)

@@ -6,7 +6,6 @@ A publisher confirms by answering a nonce to which we subscribe after the filter
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import time
 from collections.abc import Sequence
@@ -37,6 +36,7 @@ from blackbox.subscribe.receive_loop import hand_control
 from blackbox.subscribe.sequences import Sequences
 from blackbox.subscribe.slice_memory import BODY_AT, HEAD_AT, KEY_AT, SliceAt
 from blackbox.subscribe.state import SliceState
+from blackbox.transport.connections import Connection, connection_to
 from blackbox.transport.context import MAX_SUBSCRIPTIONS, allow_ipv6
 from blackbox.transport.curve import ClientKeys, use_keys
 from blackbox.transport.keep_alive import keep_alive
@@ -48,8 +48,8 @@ log = logging.getLogger("blackbox")
 
 _PATIENT_BEATS = 3
 """Least number of heartbeats before an unanswered confirmation is asked for again."""
-
-
+_MOST_PATIENT_NS = 60_000_000_000
+"""Longest time before one is, but for that number of heartbeats."""
 _TRIES = 5
 """Control blocks to wait for shared memory where there was some: the first may be of the publisher that is gone."""
 _UNHEARD_NS = 30_000_000_000
@@ -69,13 +69,6 @@ def open_sub(
     sub.reconnect_ivl_max = 1000
     keep_alive(sub)
     return sub
-
-
-def _inode_of(fd: int) -> int:
-    """Return the inode of a socket, which no other has; 0 for a descriptor that is closed."""
-    with suppress(OSError):
-        return os.fstat(fd).st_ino
-    return 0
 
 
 def address_from(interface: str, endpoint: str) -> str:
@@ -105,8 +98,8 @@ class Subscription:
         self._confirmed = 0
         """A bit for each line."""
         self._epoch_of_line: dict[int, int] = {}
-        self._heard_on: dict[int, tuple[int, int]] = {}
-        """For each line, the descriptor of the connection that it was heard on, and its inode, which no other has."""
+        self._heard_on: dict[int, Connection | None] = {}
+        """For each line, the connection that it was heard on."""
         self._silent: set[int] = set()
         self._beats_without_answer = 0
         self._patient_beats = _PATIENT_BEATS
@@ -213,8 +206,8 @@ class Subscription:
         """Connect anew where nothing has come for some heartbeats, nothing is queued, and the connection is gone.
 
         libzmq does so by itself, except after what it takes for an attack: a frame above `maxmsgsize`, say. One that
-        stands is left alone: a publisher that waits for a slow subscriber is silent, and what it sends while we connect
-        is lost.
+        stands, and whose host answers, is left alone: a publisher that waits for a slow subscriber is silent, and what
+        it sends while we connect is lost.
         """
         now_ns = time.monotonic_ns()
         self._state.look_again_at_ns = now_ns + self._sequences.line_dead_ns
@@ -240,9 +233,9 @@ class Subscription:
                 self._connect_again(line)
 
     def _is_connected(self, line: int) -> bool:
-        """Whether the connection that a line was heard on is still there."""
-        fd, inode = self._heard_on.get(line, (-1, 0))
-        return inode != 0 and _inode_of(fd) == inode
+        """Whether the connection that a line was heard on stands, and its host answers."""
+        connection = self._heard_on.get(line)
+        return connection is not None and connection.is_answered()
 
     def _connect_again(self, line: int) -> None:
         address = self._address(self._feed_slice.lines[line])
@@ -295,7 +288,7 @@ class Subscription:
             ours = False
         line = 1 if header.flags & FLAG_LINE_B and len(self._feed_slice.lines) > 1 else 0
         fd = int(descriptor_of(scratch + BODY_AT))
-        self._heard_on[line] = fd, _inode_of(fd)
+        self._heard_on[line] = connection_to(self._feed_slice.lines[line], fd)
         epoch = header.epoch
         now_ns, tick_ns = time.time_ns(), time.monotonic_ns()
         entered = enter_epoch(self._sequences.at, epoch, line, int(ours), tick_ns)
@@ -334,7 +327,9 @@ class Subscription:
             # A full queue at the publisher may have passed over the answer: libzmq does so without a word.
             self._beats_without_answer += 1
             if self._beats_without_answer >= self._patient_beats:
-                self._patient_beats *= 2  # it may as well be on its way, behind what was queued: give the next one time
+                # It may as well be on its way, behind what was queued: give the next one time.
+                most = max(_PATIENT_BEATS, _MOST_PATIENT_NS // self._feed.heartbeat_ns)
+                self._patient_beats = min(2 * self._patient_beats, most)
                 self._ask_to_confirm()
         self._note_end(epoch, line, header.flags & FLAG_END != 0, ours, fresh)
         return result

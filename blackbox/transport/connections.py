@@ -27,6 +27,10 @@ _TRIES_AT: Final = 2
 _INFO_AT: Final = 120
 
 
+_LOST_TRIES: Final = 4
+"""Tries of the kernel without an answer after which a host counts as gone: some 3 s."""
+
+
 class Failure(Enum):
     """Why a handshake failed, as far as this end can tell."""
 
@@ -61,11 +65,11 @@ def failure_of(event: int, value: int) -> Failure | None:
 
 
 class Connection:
-    """One TCP connection: its descriptor, the address of its peer, and what the last look found."""
+    """One connection: its descriptor, the address of its peer, and of TCP what the last look found."""
 
     __slots__ = ("ended", "fd", "local", "peer", "received", "segments", "taken", "unanswered", "unsent")
 
-    def __init__(self, fd: int, local: tuple[Any, ...], peer: tuple[Any, ...]) -> None:
+    def __init__(self, fd: int, local: Any, peer: Any) -> None:
         self.fd, self.local, self.peer = fd, local, peer
         self.ended = False
         """Whether `end` has disconnected it; libzmq may need a moment to notice."""
@@ -88,13 +92,13 @@ class Connection:
     def look(self) -> bool:
         """Read the kernel's counts. False: the connection has ended, its descriptor may be another's."""
         try:
-            ours = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, self.fd)
+            ours = socket.socket(fileno=self.fd)
         except OSError:
             return False
         try:
             if not self._is_on(ours):
                 return False
-            if sys.platform == "linux":
+            if sys.platform == "linux" and not isinstance(self.peer, str):
                 info = ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_AT + _TCP_INFO.size)
                 if len(info) >= _INFO_AT + _TCP_INFO.size:
                     self.taken, self.received, self.segments, self.unsent = _TCP_INFO.unpack_from(info, _INFO_AT)
@@ -104,6 +108,13 @@ class Connection:
         finally:
             ours.detach()
         return True
+
+    def is_answered(self) -> bool:
+        """Whether the connection stands, and the peer's host answers, whatever its process does.
+
+        While anything is unanswered the kernel sends no probes (TCP's keep-alive), and goes on trying for minutes.
+        """
+        return self.look() and self.unanswered < _LOST_TRIES
 
     def end(self) -> bool:
         """Disconnect the peer; libzmq then forgets what it held for it. False: the connection had ended already."""
@@ -125,6 +136,23 @@ class Connection:
         with suppress(OSError):
             return bool(ours.getpeername() == self.peer and ours.getsockname() == self.local)
         return False
+
+
+def connection_to(endpoint: str, fd: int) -> Connection | None:
+    """Return the connection to an endpoint, over tcp or ipc, that has a descriptor now; None: another thing has it."""
+    with suppress(OSError, ValueError):
+        ours = socket.socket(fileno=fd)
+        try:
+            local, peer = ours.getsockname(), ours.getpeername()
+        finally:
+            ours.detach()
+        is_it = peer == endpoint.removeprefix("ipc://") if isinstance(peer, str) else peer[1] == _port_of(endpoint)
+        return Connection(fd, local, peer) if is_it else None
+    return None
+
+
+def _port_of(endpoint: str) -> int:
+    return int(endpoint.rpartition(":")[2])
 
 
 class Connections:
@@ -171,7 +199,7 @@ class Connections:
             finally:
                 ours.detach()
             # The descriptor may be another's by now: the end at the endpoint has its port, or it is not this socket's.
-            if int(endpoint.rpartition(":")[2]) == (local if event == zmq.EVENT_ACCEPTED else peer)[1]:
+            if _port_of(endpoint) == (local if event == zmq.EVENT_ACCEPTED else peer)[1]:
                 self._of.pop(fd, None)
                 self._of[fd] = Connection(fd, local, peer)
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from blackbox import NotConfirmedError, Publisher
+from blackbox.relay import upstream
+from blackbox.relay.upstream import Upstream
+from blackbox.testing import RawPublisher, wait_until
 from tests.late_answers import late_answers
-from tests.relay.relays import PATIENCE_S, chain, collected, relayed
+from tests.relay.relays import PATIENCE_S, chain, collected, line_of, relayed
 
 
 def test_no_answer_before_the_source_is_there() -> None:
@@ -29,3 +34,25 @@ def test_an_answer_behind_a_long_queue_comes_in_time() -> None:
     with late_answers(feeds[0], beats=20), relayed(feeds):
         subscriber.start(PATIENCE_S)
         subscriber.stop()
+
+
+@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+def test_a_silent_source_keeps_its_connection_while_that_stands(
+    transport: Literal["tcp", "ipc"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that waits for a slow subscriber is silent: what it sends while a relay connects again would be lost."""
+    looks: list[float] = []
+    look = Upstream._look_for_another
+
+    def note(way: Upstream, silent_s: float) -> None:
+        looks.append(silent_s)
+        look(way, silent_s)
+
+    monkeypatch.setattr(Upstream, "_look_for_another", note)
+    monkeypatch.setattr(upstream, "_ALONE_S", 0.0)
+    feeds = chain(heartbeat_ns=10_000_000, transport=transport)
+    with RawPublisher(feeds[0]), relayed(feeds) as (relay,):
+        wait_until(lambda: line_of(relay).is_connected, what="a connection")
+        so_far = len(looks)
+        wait_until(lambda: len(looks) > so_far + 5, what="looks at a silent source")
+        assert line_of(relay).reconnects == 0
