@@ -21,7 +21,11 @@ _SHARE: Final = 20
 """Confirmations may take one part in this many of the thread's time."""
 _AGAIN_NS: Final = 20_000_000
 SURELY_S: Final = 1.0
-"""How long a control block is tried again until all subscribers to its key have room; then it is sent all the same."""
+"""How long a control block is tried again until all subscribers to its key have room, before a full queue drops it."""
+_WAIT_S: Final = 0.2
+"""How long a confirmation waits for room where blocks wait as well."""
+_WAIT_SHARE: Final = 4
+"""So many times as long as it waited in vain, none waits again."""
 NEVER_NS: Final = (1 << 63) - 1
 
 
@@ -31,7 +35,7 @@ class Full(Enum):
     KEEP = "keep"
     """It is not sent to anybody."""
     WAIT = "wait"
-    """It waits for room, as a block does; not for longer than SURELY_S."""
+    """It waits for room, as a block does, for a while; then it is not sent to anybody."""
     DROP = "drop"
     """The full queue drops it, and all that comes until libzmq finds room there: only where blocks are dropped too."""
 
@@ -54,10 +58,12 @@ def send_control_blocks(
     text, sent = numpy.frombuffer(keys, numpy.uint8), numpy.zeros(count, numpy.uint8)
     size, wait_ms = len(keys) // count, socket.sndtimeo
     socket.setsockopt(zmq.XPUB_NODROP, full is not Full.DROP)
-    socket.sndtimeo = int(1000 * SURELY_S)
+    if full is Full.WAIT:
+        socket.sndtimeo = int(1000 * _WAIT_S)
     how = 0 if full is Full.WAIT else zmq.DONTWAIT
     made = send_control(sender, origin, line, text.ctypes.data, size, count, sent.ctypes.data, flags, int(how))
-    socket.sndtimeo = wait_ms
+    if full is Full.WAIT:
+        socket.sndtimeo = wait_ms
     socket.setsockopt(zmq.XPUB_NODROP, wait)
     return int(made), sent.tobytes()
 
@@ -65,8 +71,8 @@ def send_control_blocks(
 class Answers:
     """Sends the confirmations that are due, one body for all of them.
 
-    `send` gets a line, keys side by side, how many, and what to do when a queue is full; it returns as
-    `send_control_blocks`. `wait`: whether blocks wait for slow subscribers.
+    One that finds a queue full for long takes its chance: where blocks are dropped, the full queue drops it; where
+    blocks wait, it waits too, but only while they do, so that who reads nothing holds up nobody else's data.
     """
 
     def __init__(
@@ -74,11 +80,16 @@ class Answers:
         subscriptions: Subscriptions,
         lines: int,
         send: Callable[[int, bytes, int, Full], tuple[int, bytes]],
-        wait: bool,
+        waits: Callable[[], int] | None,
     ) -> None:
-        self._subscriptions, self._lines, self._send = subscriptions, lines, send
-        self._late = Full.WAIT if wait else Full.DROP
-        self._at_ns = 0
+        """`send` gets a line, keys side by side, how many, and what to do when a queue is full.
+
+        It returns as `send_control_blocks`. `waits`: how often blocks have waited for slow subscribers; None: they are
+        dropped.
+        """
+        self._subscriptions, self._lines, self._send, self._waits = subscriptions, lines, send, waits
+        self._waits_before = self._waited_for = 0
+        self._at_ns = self._wait_again_ns = 0
 
     @property
     def due_ns(self) -> int:
@@ -87,22 +98,48 @@ class Answers:
 
     def send_due(self, is_due: Callable[[Asked], bool]) -> None:
         """Send those that are due, if it is time."""
-        if time.monotonic_ns() < self.due_ns:
+        began = time.monotonic_ns()
+        if began < self.due_ns:
             return
-        began, now, body_bytes = time.monotonic_ns(), time.monotonic(), 0
+        since, body_bytes = time.monotonic() - SURELY_S, 0
+        late: list[Asked] = []
         for line in range(self._lines):
             due = [ask for ask in self._subscriptions.asked.values() if ask.line == line and is_due(ask)]
-            for full in (Full.KEEP, self._late):
-                asks = [ask for ask in due if (now - ask.since < SURELY_S) == (full is Full.KEEP)]
-                keys = b"".join(ask.key for ask in asks)
-                size, sent = self._send(line, keys, len(asks), full) if asks else (0, b"")
-                body_bytes += size * sum(sent)
-                with self._subscriptions.changed:
-                    for ask, was_sent in zip(asks, sent, strict=True):
-                        if was_sent:
-                            self._subscriptions.confirmed(ask)
+            sent_bytes, left = self._send_to(line, due, Full.KEEP)
+            body_bytes += sent_bytes
+            late += [ask for ask in left if ask.since <= since]
+        if self._waits is None:
+            for line in range(self._lines):
+                body_bytes += self._send_to(line, [ask for ask in late if ask.line == line], Full.DROP)[0]
         ended = time.monotonic_ns()
+        if self._waits is not None and late:
+            body_bytes += self._wait_for(late, self._waits())
         pause_ns = max(_SHARE * (ended - began), body_bytes * 1_000_000_000 // _BYTES_PER_S)
         if self._subscriptions.asked and body_bytes == 0:
             pause_ns = max(pause_ns, _AGAIN_NS)
-        self._at_ns = ended + pause_ns
+        self._at_ns = time.monotonic_ns() + pause_ns
+
+    def _send_to(self, line: int, asks: list[Asked], full: Full) -> tuple[int, list[Asked]]:
+        """Answer those; return the bytes that were sent, and who has no room."""
+        if not asks:
+            return 0, []
+        size, sent = self._send(line, b"".join(ask.key for ask in asks), len(asks), full)
+        with self._subscriptions.changed:
+            for ask, was_sent in zip(asks, sent, strict=True):
+                if was_sent:
+                    self._subscriptions.confirmed(ask)
+        return size * sum(sent), [ask for ask, was_sent in zip(asks, sent, strict=True) if not was_sent]
+
+    def _wait_for(self, late: list[Asked], waits: int) -> int:
+        """Wait for room with one of those, another one each time, if blocks have waited since; return as `_send_to`."""
+        is_held_up, self._waits_before = waits != self._waits_before, waits
+        began = time.monotonic_ns()
+        if not is_held_up or began < self._wait_again_ns:
+            return 0
+        self._waited_for += 1
+        ask = late[self._waited_for % len(late)]
+        sent_bytes, left = self._send_to(ask.line, [ask], Full.WAIT)
+        if left:
+            ended = time.monotonic_ns()
+            self._wait_again_ns = ended + _WAIT_SHARE * (ended - began)
+        return sent_bytes

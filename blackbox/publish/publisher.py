@@ -553,8 +553,9 @@ class Publisher:
     def new_epoch(self, timeout: float = 60.0) -> None:
         """Tell subscribers that what is published from now on goes back in time: `on_reset` is called there.
 
-        Messages are numbered anew, in the next epoch, without a gap. Waits until subscribers have confirmed it, for a
-        second of each slice at most. Raises as `flush`; slices may then be in different epochs.
+        Messages are numbered anew, in the next epoch, without a gap. Waits until subscribers have room to hear of it:
+        for a second of each slice at most, with `when_full="wait"` until the timeout; who has none then sees a gap.
+        Waits another second for their confirmations. Raises as `flush`; slices may then be in different epochs.
         """
         self._running()
         with self._epoch_lock:

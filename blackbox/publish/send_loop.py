@@ -394,7 +394,7 @@ def send_control(
     """Send one control block under each of `count` keys, side by side, of `key_size` bytes; return its body's bytes.
 
     It holds the next sequence of every key. Of the `count` bytes at `sent_at`, those become 1 whose subscribers had
-    room for it. `send_flags`: DONTWAIT, or 0 to wait for room, at the first key that finds none in time for the last.
+    room for it. `send_flags`: DONTWAIT, or 0 to wait for room, as long as the socket's `sndtimeo` says, with each.
     """
     made = _make_control(sender, origin, line, flags)
     if made > 0 and flags & FLAG_END:
@@ -403,8 +403,6 @@ def send_control(
         sent = bytes_at(sent_at, count)
         for number in range(count):
             sent[number] = _send_made(sender, line, keys_at + number * key_size, key_size, send_flags)
-            if send_flags == 0 and not sent[number]:
-                break
         msg_close(sender.scratch.ctypes.data + BODY_AT)
     return made
 

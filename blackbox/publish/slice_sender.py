@@ -131,6 +131,7 @@ class SliceSender:
         )
         self._text_end = 0
         self.sent = SenderState()
+        self._epoch_deadline = 0.0
         self.sent.asked_at = time.time_ns()
         self.next_sequence = numpy.zeros(self._max_keys, numpy.int64)
         self.key_of_topic = numpy.zeros(feed.max_topics, numpy.int32)
@@ -227,6 +228,7 @@ class SliceSender:
                     if not self.ring.is_empty():
                         self.ring.wait()
                 if next_epoch:
+                    self._epoch_deadline = deadline
                     self._ask_for_epoch(next_epoch)
             finally:
                 self.ring.turn = None
@@ -435,7 +437,8 @@ class SliceSender:
         def send_answers(line: int, keys: bytes, count: int, full: Full) -> tuple[int, bytes]:
             return self._send_control(sender, line, sockets[line], keys, count, full)
 
-        answers = Answers(self.subscriptions, len(sockets), send_answers, self._wait)
+        waits = (lambda: int(self.sent.waits)) if self._wait else None
+        answers = Answers(self.subscriptions, len(sockets), send_answers, waits)
         while True:
             reason = send.send_until(sender, self.ring.at, encoder, answers.due_ns)
             # A confirmation waits for a pass of the ring: what was put there before it, unwanted, then has its numbers.
@@ -463,8 +466,12 @@ class SliceSender:
         self.ring.tell = tell
 
     def _begin_epoch(self, sender: Sender, sockets: list[zmq.Socket[bytes]]) -> None:
-        """Tell what the epoch before has reached, then that another one goes on: twice, as once is not believed."""
-        patience = time.monotonic() + SURELY_S
+        """Tell what the epoch before has reached, then that another one goes on: twice, as once is not believed.
+
+        A publisher that waits for slow subscribers does so until `new_epoch` is out of time; then who has no room loses
+        what comes until it has.
+        """
+        patience = self._epoch_deadline if self._wait else time.monotonic() + SURELY_S
         for next_epoch in (0, self.sent.next_epoch, 0):
             if next_epoch:
                 with self.changed:
@@ -473,8 +480,8 @@ class SliceSender:
                     self.subscriptions.begin_epoch(next_epoch)
             for line, socket in enumerate(sockets):
                 while not self._send_heartbeat(sender, line, socket, Full.KEEP):
-                    is_late = not self._wait and time.monotonic() >= patience
-                    if is_late or self.ring.state.closing == ENDING:
+                    self._check_sender()
+                    if time.monotonic() >= patience or self.ring.state.closing == ENDING:
                         self._send_heartbeat(sender, line, socket, Full.DROP)
                         break
                     if socket.poll(_SEND_WAIT_MS):

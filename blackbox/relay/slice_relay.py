@@ -264,7 +264,8 @@ class SliceRelay:
             return send_control_blocks(self._xpubs[number], senders[number], origin, number, keys, count, full, wait)
 
         wait = self._settings.wait
-        answers = Answers(self.below, len(self.lines), send_answers, wait)
+        waits = (lambda: sum(int(line.state.waits) for line in self.lines)) if wait else None
+        answers = Answers(self.below, len(self.lines), send_answers, waits)
         reason = 0
         while reason != CLOSED:
             self._read_news()

@@ -1,0 +1,102 @@
+"""A peer whose queue is full, and reads nothing, of a publisher that waits: what it costs it, and others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+
+import msgspec
+import numpy
+import pytest
+import zmq
+
+from blackbox import Feed, NotConfirmedError, Publisher, PublisherError
+from blackbox.block.format import CONFIRM_KEY
+from tests.publish.subscribers import collected
+
+TOPIC = b"AAAA.x"
+PAYLOADS = numpy.zeros((50, 1_000), numpy.uint8)
+
+
+def put_block(publisher: Publisher) -> None:
+    publisher.publish_many((TOPIC,), numpy.zeros(len(PAYLOADS), int), PAYLOADS)
+
+
+@contextmanager
+def peer(feed: Feed, publisher: Publisher) -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context() as context, context.socket(zmq.SUB) as sub:
+        sub.rcvhwm, sub.linger = 1, 0
+        sub.subscribe(TOPIC[: feed.key_bytes])
+        sub.connect(feed.slices[0].endpoints[0])
+        publisher.wait_for_subscribers(TOPIC)
+        yield sub
+
+
+def feed_of(key_bytes: int = 0) -> Feed:
+    """Of ipc, whose buffers do not grow: so many blocks fit whenever it is tried."""
+    feed = Feed.local("full", slices=1, key_bytes=key_bytes, transport="ipc")
+    return msgspec.structs.replace(feed, block_bytes=65_536, heartbeat_ns=60_000_000_000)
+
+
+@contextmanager
+def publishing(feed: Feed) -> Iterator[Publisher]:
+    publisher = Publisher(feed, when_full="wait", hwm_blocks=2).start()
+    try:
+        yield publisher
+    finally:
+        publisher.close(timeout=0.1)
+
+
+def blocks_that_fit(key_bytes: int) -> int:
+    feed = feed_of(key_bytes)
+    with publishing(feed) as publisher, peer(feed, publisher):
+        for blocks in count():
+            put_block(publisher)
+            try:
+                publisher.flush(timeout=1.0)
+            except PublisherError:
+                return blocks
+    raise AssertionError
+
+
+@contextmanager
+def beside_a_full_queue(key_bytes: int = 0) -> Iterator[tuple[Feed, Publisher, zmq.Socket[bytes], int]]:
+    """A feed, its publisher, a peer whose queue is full of so many blocks, while nothing waits to be sent."""
+    many, feed = blocks_that_fit(key_bytes), feed_of(key_bytes)
+    with publishing(feed) as publisher, peer(feed, publisher) as sub:
+        for _ in range(many):
+            put_block(publisher)
+        publisher.flush()
+        yield feed, publisher, sub, many
+
+
+def test_who_joins_beside_it_costs_it_no_message() -> None:
+    """libzmq passes over a queue that has dropped anything, until it has room again: so a confirmation waits, too."""
+    with beside_a_full_queue() as (feed, publisher, sub, many):
+        subscriber, _ = collected(feed)
+        with pytest.raises(NotConfirmedError):
+            subscriber.start(timeout=2.0)
+        sub.rcvtimeo = 10_000
+        publisher.publish(TOPIC, b"last")
+        bodies = [sub.recv_multipart()[2] for _ in range(many + 1)]
+        assert b"last" in bodies[-1]
+
+
+def test_it_holds_up_neither_joiners_nor_messages_of_other_keys() -> None:
+    with beside_a_full_queue(key_bytes=4) as (feed, publisher, sub, _):
+        sub.subscribe(CONFIRM_KEY + bytes(8))  # it asks for a confirmation, and has no room for it
+        for _ in range(3):
+            subscriber, got = collected(feed, b"BBBB")
+            subscriber.start()
+            publisher.publish(b"BBBB.x", b"")
+            publisher.flush(timeout=1.0)
+            got.wait(1)
+            subscriber.stop()
+
+
+def test_a_new_epoch_is_told_without_it_once_the_time_is_over() -> None:
+    with beside_a_full_queue() as (_, publisher, _, _):
+        first = publisher.epoch
+        publisher.new_epoch(timeout=0.5)
+        assert publisher.epoch == first + 1
