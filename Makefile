@@ -41,7 +41,7 @@ torture: $(VENV)/.ready-test  ## attack it: kills, hostile peers, damaged files;
 nothing :=
 space := $(nothing) $(nothing)
 FILE ?= .benchmarks/$(if $(ONLY),only-$(subst /,_,$(subst $(space),_,$(strip $(ONLY)))),latest).json
-bench: $(BENCH)/.ready-bench  ## every figure beside its rivals, 15 minutes, into .benchmarks/ [ONLY=name]
+bench: $(BENCH)/.ready-bench  ## every figure beside its rivals, three quarters of an hour, into .benchmarks/ [ONLY=name]
 	@mkdir -p .benchmarks
 	@rm -f .benchmarks/running.json .benchmarks/partial.json
 	@trap : INT; $(BENCH)/bin/python -m pytest bench -q -s -o python_files="bench_*.py" -o timeout=300 -o tmp_path_retention_count=0 -W ignore::pytest_benchmark.logger.PytestBenchmarkWarning --benchmark-quiet --benchmark-json=.benchmarks/running.json $(if $(ONLY),-k "$(ONLY)"); \
