@@ -76,7 +76,8 @@ def test_latency_in_shared_memory(benchmark: BenchmarkFixture) -> None:
     """µs since due, both sides spinning: nobody is woken. The table has medians over rounds of each round's p50."""
     contest = Contest("Latency since due in shared memory, spinning: p50", "µs", lower=True, topology=__doc__)
     rate = min(RUNS)
-    feed = msgspec.structs.replace(Feed.local("latency", slices=1, transport="shm"), idle="spin")
+    local = Feed.local("latency", slices=1, transport="shm")
+    feed = msgspec.structs.replace(local, slices=(msgspec.structs.replace(local.slices[0], idle="spin"),))
     load = Load(feed=feed, messages=RUNS[rate], rate=rate, at_once=1)
     with (
         Pair.ours(feed, hwm_blocks=HWM) as ours,
