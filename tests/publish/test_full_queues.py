@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -13,6 +14,8 @@ import zmq
 
 from blackbox import Feed, NotConfirmedError, Publisher, PublisherError
 from blackbox.block.format import CONFIRM_KEY
+from blackbox.publish import answers
+from blackbox.testing import wait_until
 from tests.publish.subscribers import collected
 
 TOPIC = b"AAAA.x"
@@ -86,6 +89,9 @@ def test_who_joins_beside_it_costs_it_no_message() -> None:
 def test_it_holds_up_neither_joiners_nor_messages_of_other_keys() -> None:
     with beside_a_full_queue(key_bytes=4) as (feed, publisher, sub, _):
         sub.subscribe(CONFIRM_KEY + bytes(8))  # it asks for a confirmation, and has no room for it
+        asked = publisher._senders[0].subscriptions.asked
+        late_s = answers.SURELY_S + 0.2
+        wait_until(lambda: any(time.monotonic() - ask.since > late_s for ask in [*asked.values()]), what="a late ask")
         for _ in range(3):
             subscriber, got = collected(feed, b"BBBB")
             subscriber.start()
