@@ -141,14 +141,20 @@ class Connection:
 def connection_to(endpoint: str, fd: int) -> Connection | None:
     """Return the connection to an endpoint, over tcp or ipc, that has a descriptor now; None: another thing has it."""
     with suppress(OSError, ValueError):
-        ours = socket.socket(fileno=fd)
-        try:
-            local, peer = ours.getsockname(), ours.getpeername()
-        finally:
-            ours.detach()
+        found = _connection_on(fd)
+        peer = found.peer
         is_it = peer == endpoint.removeprefix("ipc://") if isinstance(peer, str) else peer[1] == _port_of(endpoint)
-        return Connection(fd, local, peer) if is_it else None
+        return found if is_it else None
     return None
+
+
+def _connection_on(fd: int) -> Connection:
+    """Return what a descriptor is of. Raises OSError or ValueError: of no connection."""
+    ours = socket.socket(fileno=fd)  # of the family that it has: with another one addresses are cut
+    try:
+        return Connection(fd, ours.getsockname(), ours.getpeername())
+    finally:
+        ours.detach()
 
 
 def _port_of(endpoint: str) -> int:
@@ -192,16 +198,12 @@ class Connections:
     def _add(self, event: int, fd: int, endpoint: str) -> None:
         if not endpoint.startswith("tcp:"):
             return
-        with suppress(OSError, ValueError):
-            ours = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, fd)
-            try:
-                local, peer = ours.getsockname(), ours.getpeername()
-            finally:
-                ours.detach()
+        with suppress(OSError, ValueError, IndexError):
+            found = _connection_on(fd)
             # The descriptor may be another's by now: the end at the endpoint has its port, or it is not this socket's.
-            if _port_of(endpoint) == (local if event == zmq.EVENT_ACCEPTED else peer)[1]:
+            if _port_of(endpoint) == (found.local if event == zmq.EVENT_ACCEPTED else found.peer)[1]:
                 self._of.pop(fd, None)
-                self._of[fd] = Connection(fd, local, peer)
+                self._of[fd] = found
 
     def close(self) -> None:
         """Watch no longer. The other thread must have ended."""

@@ -140,3 +140,18 @@ def test_connections_to_others_are_watched_too(context: zmq.Context[zmq.Socket[b
         assert connection.look()
         assert connection.received >= before + 10_000
         assert connections.find(connection.fd) is connection
+
+
+def test_connections_of_ipv6_stay_known(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    with watched(context.socket(zmq.PULL)) as connections, context.socket(zmq.PUSH) as push:
+        connections._socket.ipv6 = push.ipv6 = True
+        try:
+            port = connections._socket.bind_to_random_port("tcp://[::1]")
+        except zmq.ZMQError:
+            pytest.skip("there is no IPv6 here")
+        push.linger = 0
+        push.connect(f"tcp://[::1]:{port}")
+        connection = one(connections)
+        assert connection.address.startswith("[::1]:")
+        assert connection.is_answered()
+        assert connection.end()
