@@ -34,8 +34,12 @@ _RAISING: Final = (signal.default_int_handler, raise_behind_imports)
 def interrupts_held() -> Iterator[None]:
     """In the main thread, let Ctrl-C raise KeyboardInterrupt behind the block, where it would raise that within."""
     is_main = threading.current_thread() is threading.main_thread()
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)} if is_main else {}
-    held = {number: handler for number, handler in handlers.items() if handler in _RAISING}
+    held = {
+        number: handler
+        for number in (signal.SIGINT, signal.SIGALRM)
+        for handler in _RAISING
+        if is_main and signal.getsignal(number) is handler
+    }
     came: list[int] = []
     for number in held:
         signal.signal(number, lambda number, _frame: came.append(number))
@@ -45,5 +49,4 @@ def interrupts_held() -> Iterator[None]:
         for number, handler in held.items():
             signal.signal(number, handler)
         if came:  # also where the block raised: that is its context
-            is_ours = held.get(signal.SIGINT) is raise_behind_imports
-            raise_behind_imports(came[0], sys._getframe() if is_ours else None)
+            held[signal.Signals(came[0])](came[0], sys._getframe())
