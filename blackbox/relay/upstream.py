@@ -24,7 +24,7 @@ from blackbox.life import Life
 from blackbox.publish.subscriptions import SUBSCRIBE, UNSUBSCRIBE
 from blackbox.relay.cover import Changes, Interest, SmallestCover
 from blackbox.relay.line_state import LineState
-from blackbox.subscribe.subscription import open_sub
+from blackbox.subscribe.subscription import MOST_PATIENT_S, open_sub
 from blackbox.transport.connections import FAILURE_EVENTS, Connection, Failure, connection_to, failure_of
 from blackbox.transport.context import allow_ipv6
 from blackbox.transport.curve import ClientKeys, refusal_of, use_keys
@@ -38,8 +38,6 @@ _UNREACHED_S: Final = 3.0
 _ALONE_S: Final = 30.0
 """Where there is no spare, that time: libzmq itself connects again, unless it takes the peer for hostile. So long, too,
 stays a silent one of which the kernel cannot tell whether its host answers."""
-_MOST_PATIENT_S: Final = 60.0
-"""Longest time after which a confirmation is asked for again, but for that of those heartbeats."""
 _RECONNECT_MS: Final = 20, 200
 """Pauses between attempts to connect, the first and the longest: those below a relay wait for it."""
 _MOST_RECORDERS: Final = 1_024
@@ -301,7 +299,7 @@ class Upstream:
     def _ask(self, now: float) -> None:
         if self._asked != _UNCONFIRMED:
             # The answer to the last one may as well be on its way: give the next one time.
-            self._patience_s = min(2 * self._patience_s, max(self._dead_s, _MOST_PATIENT_S))
+            self._patience_s = min(2 * self._patience_s, max(self._dead_s, MOST_PATIENT_S))
         self._withdraw_nonce()
         self.xsub.get(zmq.EVENTS)  # has it see the connection first, and repeat on it all that was asked for
         self._nonce = secrets.token_bytes(NONCE_BYTES)

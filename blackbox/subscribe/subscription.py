@@ -48,8 +48,8 @@ log = logging.getLogger("blackbox")
 
 _PATIENT_BEATS = 3
 """Least number of heartbeats before an unanswered confirmation is asked for again."""
-_MOST_PATIENT_NS = 60_000_000_000
-"""Longest time before one is, but for that number of heartbeats."""
+MOST_PATIENT_S = 60.0
+"""Most time before one is, where that is not less than those heartbeats."""
 _TRIES = 5
 """Control blocks to wait for shared memory where there was some: the first may be of the publisher that is gone."""
 _UNHEARD_NS = 30_000_000_000
@@ -328,7 +328,7 @@ class Subscription:
             self._beats_without_answer += 1
             if self._beats_without_answer >= self._patient_beats:
                 # It may as well be on its way, behind what was queued: give the next one time.
-                most = max(_PATIENT_BEATS, _MOST_PATIENT_NS // self._feed.heartbeat_ns)
+                most = max(_PATIENT_BEATS, int(MOST_PATIENT_S * 1e9) // self._feed.heartbeat_ns)
                 self._patient_beats = min(2 * self._patient_beats, most)
                 self._ask_to_confirm()
         self._note_end(epoch, line, header.flags & FLAG_END != 0, ours, fresh)

@@ -16,7 +16,7 @@ from blackbox.testing import Collector
 
 BEAT_NS = 100_000_000
 PLAIN_BEAT_NS = 10_000_000_000
-"""A plain publisher that is silent for some heartbeat times loses its connections, and what is on them."""
+"""So that a plain publisher, which sends no heartbeats by itself, is not taken for silent."""
 PATIENCE_S = 60.0
 _HOUR_NS = 3_600 * 10**9
 
