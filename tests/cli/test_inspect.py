@@ -13,7 +13,7 @@ from blackbox import Recording
 from blackbox.block.format import FLAG_END
 from blackbox.cli.ui.status import Status
 from blackbox.report import rate_picture
-from tests.archive.test_marks import Journal, block
+from tests.archive.written_journals import Journal, block
 from tests.cli.commands import invoke
 from tests.cli.days import damage, trade
 from tests.journals import Day, Put, feed_of
