@@ -22,7 +22,6 @@ from blackbox.archive.format import (
     MARK_HEAD_BYTES,
     MARK_MAGIC,
     OFFSET_CHECKED,
-    RECORD_ALIGNMENT,
     mark_at,
     mark_bytes,
     record_head_at,
@@ -249,16 +248,36 @@ def _keys(body: NDArray[numpy.uint8], names: int) -> dict[bytes, int] | None:
     return {text[start:stop]: number for (start, stop), number in zip(pairwise(offsets), numbers, strict=True)}
 
 
+@njit(nogil=True, cache=True)
+def _places_of_marks(
+    memory: int, starts: NDArray[numpy.int64], stops: NDArray[numpy.int64], to_places: NDArray[numpy.int64]
+) -> int:
+    """List where marks begin in parts of a segment, as many as there is room for; return how many that are."""
+    count = 0
+    for part in range(len(starts)):
+        at = next_mark(memory, stops[part], starts[part])
+        while at >= 0 and count < len(to_places):
+            to_places[count] = at
+            count += 1
+            at = next_mark(memory, stops[part], at + size_at(memory + at, stops[part] - at))
+    return count
+
+
+def places_of_marks(segment: Segment, start: int = 0) -> NDArray[numpy.int64]:
+    """Return where the marks of a segment begin, from a record or mark on; only what its index says has any is read."""
+    entries = segment.entries[(segment.entries["marks"] > 0) & (segment.entries["stop"] > start)]
+    places = numpy.empty(int(entries["marks"].sum()), numpy.int64)
+    starts, stops = numpy.maximum(entries["start"], start), numpy.ascontiguousarray(entries["stop"])
+    return places[: _places_of_marks(segment.address, starts, stops, places)]
+
+
 def marks_of(segments: Iterable[Segment]) -> Iterator[Mark]:
     """Yield the good marks of some segments, in order; only what their indexes show to hold marks is read."""
     for segment in segments:
-        for entry in segment.entries[segment.entries["marks"] > 0]:
-            at, stop = int(entry["start"]), int(entry["stop"])
-            while (at := next_mark(segment.address, stop, at)) >= 0:
-                mark = read_mark(segment, at)
-                if mark is not None:
-                    yield mark
-                at += RECORD_ALIGNMENT if mark is None else mark.size
+        for place in places_of_marks(segment).tolist():
+            mark = read_mark(segment, place)
+            if mark is not None:
+                yield mark
 
 
 class End(NamedTuple):

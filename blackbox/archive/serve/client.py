@@ -289,8 +289,8 @@ class ArchiveClient:
                         heard = time.monotonic()
                         for lacks in _lacking(found, behind):
                             yield from self._elsewhere(slice_id, lacks, wait_s, is_over, endpoint)
-                        if isinstance(found, Fetched):
-                            has_more, behind = True, _behind(found)
+                        has_more |= isinstance(found, Fetched)
+                        behind = _behind(found, behind)
                         yield from _as_told(found)
                         if is_over():
                             return
@@ -427,13 +427,16 @@ class ArchiveClient:
 def _lacking(found: Fetched | Gone | Later, behind: Position | None) -> Iterator[Missing]:
     """Yield what an archive lacks before what was found: what it says is gone, and the end of the run before.
 
-    `behind`: the position behind all that was found before. Where a run has ended no archive tells.
+    `behind`: the position behind all that was found before. An archive tells what it knows of the end of a run; others
+    may know more.
     """
     if isinstance(found, Gone):
         if found.epoch > 0 and found.first >= 0:
             yield Missing(found.key, found.epoch, found.first, found.first + found.count)
-    elif isinstance(found, Fetched) and behind is not None and behind.epoch < found.block.epoch:
-        yield Missing(found.block.key, behind.epoch, behind.sequence, _NO_END)
+        return
+    epoch = found.block.epoch if isinstance(found, Fetched) else found.epoch
+    if behind is not None and 0 < behind.epoch < epoch:
+        yield Missing(b"", behind.epoch, behind.sequence, _NO_END)
 
 
 def _as_told(found: Fetched | Gone | Later) -> Iterator[Block | Later]:
@@ -441,8 +444,15 @@ def _as_told(found: Fetched | Gone | Later) -> Iterator[Block | Later]:
         yield found.block if isinstance(found, Fetched) else found
 
 
-def _behind(found: Fetched) -> Position:
-    return Position(found.block.epoch, int(found.block.sequences[found.stop_row - 1]) + 1)
+def _behind(found: Fetched | Gone | Later, before: Position | None) -> Position | None:
+    """Return the position behind what was found, and all before; None: nothing has come yet."""
+    if isinstance(found, Fetched):
+        return Position(found.block.epoch, int(found.block.sequences[found.stop_row - 1]) + 1)
+    if before is None:
+        return None
+    if isinstance(found, Gone):
+        return max(before, Position(found.epoch, found.first + found.count))
+    return max(before, Position(found.epoch, 0))
 
 
 def _in_order(blocks: list[Block], asked: list[Range], left: list[Range]) -> Iterator[Block | Missing]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
@@ -18,6 +18,7 @@ from blackbox.archive.format import OFFSET_BLOCK_HEADER, record_bytes
 from blackbox.archive.reader import Recorded, Span, blocks_of, read_spans
 from blackbox.archive.segment import NO_GOOD_RECORD, Damage, Segment
 from blackbox.archive.serve.protocol import AskBlocks, Cursor, Gone, Piece, PieceState, Range
+from blackbox.archive.serve.run_marks import EVERYWHERE, Place
 from blackbox.block.block import Block
 from blackbox.block.format import FLAG_SEQUENCES
 from blackbox.block.position import Position
@@ -36,6 +37,8 @@ class Read(NamedTuple):
     blocks: list[Block]
 
 
+Told = Callable[[int, Place], dict[int, int]]
+"""By run, from one on, the next number that its publisher has told of the key asked for, before a place of the day."""
 _NOT_RECORDED: Final = "not recorded"
 _DELETED: Final = "deleted"
 
@@ -43,10 +46,12 @@ _DELETED: Final = "deleted"
 class PieceReading:
     """What one piece is made of."""
 
-    def __init__(self, ask: AskBlocks, key_bytes: int, missing: list[Damage], deleted: list[Position]) -> None:
+    def __init__(
+        self, ask: AskBlocks, key_bytes: int, missing: list[Damage], deleted: list[Position], told: Told
+    ) -> None:
         """`deleted`: of each epoch of the days that were deleted, the largest position."""
         self.is_done = False
-        self._deleted = deleted
+        self._deleted, self._told_of_runs = deleted, told
         self._ask, self._key_bytes = ask, key_bytes
         self._damage, self._missing = missing, set(missing)
         self._start = ask.start
@@ -93,7 +98,7 @@ class PieceReading:
         limit = until if until >= 0 else EVERYTHING
         self._damage += [each for each in segment.damage if start <= each.offset < limit]
         for recorded, offset, after in self._blocks_in(segment, spans):
-            is_last = not self._add(recorded, offset)
+            is_last = not self._add(recorded, Place(segment.number, offset))
             if is_last or self._bytes >= PIECE_BYTES or len(self._blocks) == PIECE_BLOCKS:
                 # What is damaged behind it is told by the next piece.
                 self._damage = [each for each in self._damage if each.path != segment.path or each.offset < after]
@@ -139,11 +144,11 @@ class PieceReading:
             may |= heads["ts_recv"] >= self._ask.stop_ns
         return may
 
-    def _add(self, recorded: Recorded, offset: int) -> bool:
+    def _add(self, recorded: Recorded, place: Place) -> bool:
         """Take a block if it is wanted; return False when the answer ends before it, or with it."""
-        block, ask = recorded.block, self._ask
+        block, ask, offset = recorded.block, self._ask, place.offset
         if ask.stop_ns is not None and recorded.ts_recv >= ask.stop_ns:
-            self.end()
+            self.end(block.epoch, place)
             return False
         if ask.key is not None and block.key != ask.key:
             return True
@@ -155,17 +160,19 @@ class PieceReading:
             self.is_done = not self._ranges
             return not self.is_done
         if ask.stop is not None and Position(block.epoch, first) >= ask.stop:
-            self.end()
+            self.end(block.epoch, place)
             return False
+        is_early = ask.start_ns is not None and recorded.ts_recv < ask.start_ns
         if self._start is not None:
             if Position(block.epoch, last) < self._start:
                 return True
             at = self._start.sequence if block.epoch == self._start.epoch else 0
-            self._miss_deleted(self._start, block.epoch)
+            self._end_runs(block.epoch, place)
             if first > at:
                 self._miss(block.epoch, at, first - at, block.key)
             self._start = Position(block.epoch, last + 1)
-        is_early = ask.start_ns is not None and recorded.ts_recv < ask.start_ns
+        elif ask.key is not None and not is_early:
+            self._start = Position(block.epoch, last + 1)
         if not is_early and (not ask.prefix or any(topic.startswith(ask.prefix) for topic in block.topics)):
             self._take(recorded, offset)
         if ask.stop is not None and Position(block.epoch, last + 1) >= ask.stop:
@@ -195,18 +202,52 @@ class PieceReading:
             self._ranges.pop(key, None)
         return holds
 
-    def end(self) -> None:
-        """Note that nothing follows, and what is missing up to where the answer was to end."""
+    def end(self, before: int = EVERYTHING, place: Place = EVERYWHERE) -> None:
+        """Note that nothing follows, and what is missing up to where the answer was to end.
+
+        What follows is of an epoch, and stands at a place of the day, if there is something.
+        """
         self.is_done = True
         for each in self._left():
             self._miss(each.epoch, each.first, each.stop - each.first, each.key)
         self._ranges.clear()
-        stop, start = self._ask.stop, self._start
+        stop = self._ask.stop
+        self._end_runs(before if stop is None else min(before, stop.epoch), place)
+        start = self._start
         if stop is None or start is None:
             return
         at = start.sequence if start.epoch == stop.epoch else 0
         if start.epoch <= stop.epoch and at < stop.sequence:
             self._miss(stop.epoch, at, stop.sequence - at, self._ask.key or b"")
+
+    def pass_runs(self, before: int) -> None:
+        """Note that all runs before one are over, and what is missing of them; that may be the end of the answer."""
+        stop = self._ask.stop
+        if stop is not None and stop.epoch < before:
+            self.end()
+            return
+        self._end_runs(before, EVERYWHERE)
+        for key, ranges in list(self._ranges.items()):
+            while ranges and ranges[0].epoch < before:
+                each = ranges.popleft()
+                self._miss(each.epoch, each.first, each.stop - each.first, key)
+            if not ranges:
+                del self._ranges[key]
+        self.is_done = bool(self._ask.ranges) and not self._ranges
+
+    def _end_runs(self, before: int, place: Place) -> None:
+        """Note as missing what runs before one are known to have sent from `self._start` on, or was deleted of them."""
+        start, key = self._start, self._ask.key
+        if start is None or key is None or start.epoch >= before:
+            return
+        ends = [*self._told_of_runs(start.epoch, place).items()]
+        if self._key_bytes == 0:  # else nobody knows of which keys the deleted ones were
+            ends += [(epoch, last + 1) for epoch, last in self._deleted]
+        for epoch, following in sorted(ends):
+            at = start.sequence if epoch == start.epoch else 0
+            if start.epoch <= epoch < before and at < following:
+                self._miss(epoch, at, following - at, key)
+                self._start = start = Position(epoch, following)
 
     def _left(self) -> list[Range]:
         return [each for ranges in self._ranges.values() for each in ranges]
@@ -221,22 +262,20 @@ class PieceReading:
         is_deleted = any(epoch == last.epoch and stop - 1 <= last.sequence for last in self._deleted)
         return _DELETED if is_deleted else _NOT_RECORDED
 
-    def _miss_deleted(self, start: Position, before: int) -> None:
-        """Note as missing what was deleted from `start` on, up to but not in the epoch `before`."""
-        if self._key_bytes == 0:  # else nobody knows of which keys that was
-            for epoch, last in self._deleted:
-                at = start.sequence if epoch == start.epoch else 0
-                if start.epoch <= epoch < before and at <= last:
-                    self._miss(epoch, at, last + 1 - at, b"")
-
-    def answer(self, state: PieceState, cursor: Cursor) -> Read:
-        """Return the piece."""
+    def answer(self, state: PieceState, cursor: Cursor, epoch: int = 0) -> Read:
+        """Return the piece. `epoch`: with `later`, that of which the recorder has heard last."""
         for damage in sorted(set() if self._ask.ranges else set(self._damage)):
             place = 0 if damage in self._missing else bisect(self._offsets, damage.offset)
             self._gone.append((place, Gone(0, -1, damage.messages, _words(damage))))
         self._gone.sort(key=itemgetter(0))
         piece = Piece(
-            blocks=self._told, gone=self._gone, state=state, cursor=cursor, start=self._start, ranges=self._left()
+            blocks=self._told,
+            gone=self._gone,
+            state=state,
+            cursor=cursor,
+            start=self._start,
+            ranges=self._left(),
+            epoch=epoch,
         )
         return Read(piece, self._blocks)
 

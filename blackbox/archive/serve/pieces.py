@@ -18,6 +18,7 @@ from blackbox.archive.retention import Deleted
 from blackbox.archive.segment import Damage, Segment
 from blackbox.archive.serve.piece_reading import EVERYTHING, PieceReading, Read
 from blackbox.archive.serve.protocol import About, AskBlocks, Cursor, Piece, PieceState, SliceAbout
+from blackbox.archive.serve.run_marks import EVERYWHERE, Place, RunMarks
 from blackbox.block.position import Position
 from blackbox.errors import ArchiveError
 from blackbox.feed.schema_document import SchemaDocument
@@ -25,6 +26,8 @@ from blackbox.feed.schema_document import SchemaDocument
 _PASSED_SEGMENTS: Final = 64
 """Segments without a wanted block that one answer passes over, at most: others wait for theirs."""
 _DAYS_OPEN: Final = 16
+_MARKS_KEPT: Final = 256
+"""Slices of days of which marks are kept in memory."""
 _DAYS_GROWING: Final = 2
 """The newest days, which may still be written."""
 
@@ -55,6 +58,7 @@ class Pieces:
         self._deleted = Deleted()
         """What was, when they were."""
         self._ends: dict[tuple[str, int], tuple[int, _End | None]] = {}
+        self._marks: dict[tuple[str, int], tuple[int, RunMarks]] = {}
 
     def about(self, name: str | None) -> About:
         """Return what is there. Raises ArchiveError when there is no such day, JournalError when it cannot be read."""
@@ -75,7 +79,10 @@ class Pieces:
             schema=msgspec.to_builtins(SchemaDocument.of(day.schema)),
             days=days,
             day=name or days[-1],
-            slices={slice_id: _about(segments) for slice_id, segments in _with_entries(day)},
+            slices={
+                slice_id: _about(segments, self._marks_of(day.path.name, day, slice_id))
+                for slice_id, segments in _with_entries(day)
+            },
             deleted=self._deleted.last_day,
             live_epoch=max(open_epochs, default=None),
         )
@@ -141,13 +148,46 @@ class Pieces:
         end = _end_of_segment(segments[-1]) if segments else End(Totals(), is_closed=False, epoch=0)
         missing = _missing(day, ask.slice_id, cursor.segment)
         if is_begun or (not end.is_closed and not missing):
-            return _nothing("later", ask, cursor, end.epoch)
+            reading = self._reading(ask, day, [])
+            reading.pass_runs(end.epoch)
+            return reading.answer("done" if reading.is_done else "later", cursor, end.epoch)
         reading = self._reading(ask, day, missing)
         reading.end()
         return reading.answer("done", cursor)
 
     def _reading(self, ask: AskBlocks, day: Recording, missing: list[Damage]) -> PieceReading:
-        return PieceReading(ask, day.feed.key_bytes, missing, self._deleted.slices.get(ask.slice_id, []))
+        def told(since: int, before: Place) -> dict[int, int]:
+            return self._told_of_runs(ask.slice_id, ask.key or b"", since, day, before)
+
+        return PieceReading(ask, day.feed.key_bytes, missing, self._deleted.slices.get(ask.slice_id, []), told)
+
+    def _told_of_runs(self, slice_id: int, key: bytes, since: int, day: Recording, before: Place) -> dict[int, int]:
+        """Return by run, from one on, the next number of a key that its publisher has told.
+
+        As far as marks tell that stand before a place of a day. Of the days before, as many are read as may tell of
+        these runs: each tells anew how far a run is that goes on.
+        """
+        found: dict[int, int] = {}
+        for name in reversed(self._days[: bisect(self._days, day.path.name)][-_DAYS_OPEN:]):
+            is_here = name == day.path.name
+            if not is_here and not self._made(name):
+                continue  # it was deleted meanwhile
+            marks = self._marks_of(name, day if is_here else self._fresh(name, slice_id), slice_id)
+            told = marks.following(key, before if is_here else EVERYWHERE)
+            for epoch, following in told.items():
+                found[epoch] = max(following, found.get(epoch, 0))
+            if any(epoch <= since for epoch in told):
+                break
+        return found
+
+    def _marks_of(self, name: str, day: Recording, slice_id: int) -> RunMarks:
+        """Return the marks of a slice's day, as far as the day is known; those used longest ago are let go."""
+        made, was = self._made(name), self._marks.pop((name, slice_id), None)
+        marks = was[1] if was and was[0] == made else RunMarks()
+        self._marks[name, slice_id] = made, marks.grow(_of_slice(day, slice_id))
+        if len(self._marks) > _MARKS_KEPT:
+            del self._marks[next(iter(self._marks))]
+        return marks
 
     def _list_days(self) -> list[str]:
         self._days = [day.name for day in recorded_days(self._directory)]
@@ -279,16 +319,19 @@ def _end_of_segment(segment: Segment) -> End:
     return end_of(segment, Totals())
 
 
-def _about(segments: list[Segment]) -> SliceAbout:
+def _about(segments: list[Segment], marks: RunMarks) -> SliceAbout:
     entries = numpy.concatenate([each.entries[each.entries["records"] > 0] for each in segments])
     epochs = list(dict.fromkeys(entries["epoch"].tolist()))
     each = [entries[entries["epoch"] == epoch] for epoch in epochs]
+    lasts = [int(some["max_sequence"].max()) for some in each]
     return SliceAbout(
         messages=int(entries["messages"].sum()),
         epochs=epochs,
         first_sequences=[int(some["min_sequence"].min()) for some in each],
-        last_sequences=[int(some["max_sequence"].max()) for some in each],
+        last_sequences=lasts,
         first_ns=int(entries["min_ts_recv"].min()) if len(entries) else 0,
         last_ns=int(entries["max_ts_recv"].max()) if len(entries) else 0,
         is_closed=_end_of_segment(segments[-1]).is_closed,
+        runs=marks.runs(dict(zip(epochs, lasts, strict=True))),
+        outages=marks.outages(segments),
     )

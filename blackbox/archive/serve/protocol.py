@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -113,11 +113,32 @@ class Piece(msgspec.Struct, frozen=True, tag_field="is", tag="blocks", kw_only=T
     cursor: Cursor
     """For the next request."""
     start: Position | None = None
-    """For the next request, where a start was asked for."""
+    """For the next request, where a start was asked for, or a block of the key that was asked for has come."""
     ranges: list[Range] = []
     """For the next request, where ranges were asked for: what is left of them."""
     epoch: int = 0
     """With `later`, the publisher's last run of which the recorder has heard; 0: none, as far as is known."""
+
+
+class RunAbout(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a run of the publisher has come, as far as a day of a slice tells."""
+
+    epoch: int
+    last_sequence: int
+    """The largest sequence number over all keys, recorded or told by the publisher; -1: none."""
+    has_ended: bool
+    """Whether the publisher has said that nothing follows: `last_sequence` is its last."""
+    heard_ns: int
+    """When the publisher last told how far it is, by the recorder's clock, ns since 1970; 0: it never did."""
+
+
+class Outage(NamedTuple):
+    """A time in which nobody recorded, ns since 1970."""
+
+    start_ns: int
+    """When something was recorded last; 0: nothing of this day was, before."""
+    stop_ns: int
+    """When the publisher was heard again; 0: not on this day."""
 
 
 class SliceAbout(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +157,9 @@ class SliceAbout(msgspec.Struct, frozen=True, kw_only=True):
     """The largest `ts_recv`."""
     is_closed: bool
     """Whether its recorder has closed the journal: nothing follows."""
+    runs: list[RunAbout]
+    """What is known of the publisher's runs, also of those of which nothing was recorded."""
+    outages: list[Outage]
 
 
 class About(msgspec.Struct, frozen=True, tag_field="is", tag="about", kw_only=True):

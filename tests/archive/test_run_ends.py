@@ -1,0 +1,463 @@
+"""What an archive tells of the end of a run: what marks show to be missing there, whether it has ended, and outages."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from blackbox import ArchiveClient, Recorder, Subscriber
+from blackbox.archive.consumer_positions import PositionFile
+from blackbox.archive.serve import piece_reading
+from blackbox.archive.serve.pieces import Pieces
+from blackbox.archive.serve.protocol import AskBlocks, Gone, Outage, Range, RunAbout
+from blackbox.archive.serve.server import ArchiveServer
+from blackbox.block.format import FLAG_END
+from blackbox.block.position import Position
+from blackbox.testing import RawPublisher, wait_until
+from tests.archive.archives import archived_feed
+from tests.archive.recorders import feed_of, wait_recorded
+from tests.archive.written_days import few
+from tests.archive.written_journals import Journal, block
+from tests.support import Script
+
+SECOND = 10**9
+Op = tuple[str, int, bytes]
+"""What happens, how many messages, of which key."""
+Fact = tuple[str, int, int]
+"""Whether a message came or is gone, its epoch and number."""
+
+OPS = st.lists(
+    st.tuples(
+        st.sampled_from(["record", "record", "lose", "lose", "hear", "end", "run", "recorder", "day"]),
+        st.integers(1, 3),
+        st.sampled_from([b"A", b"B"]),
+    ),
+    max_size=25,
+)
+
+
+_LETTERS = {"r": "record", "l": "lose", "h": "hear", "e": "end", "n": "run", "o": "recorder", "d": "day"}
+
+
+def ops_of(text: str) -> list[Op]:
+    return [(_LETTERS[word[0]], int(word[2:] or 1), word[1:2].encode() or b"A") for word in text.split()]
+
+
+class Model:
+    """What a publisher sends and a recorder gets, event by event; and what a plain walk through that finds."""
+
+    def __init__(self, path: Path, key_bytes: int) -> None:
+        self.path, self.key_bytes = path, key_bytes
+        self.days = self.epoch = 1
+        self.is_begun = False
+        """Whether the last recorder has anything."""
+        self.sent: dict[bytes, int] = {}
+        self.time = 0
+        self.log: list[tuple[str, int, bytes, int, int]] = []
+        """`block` or `told`, epoch, key, first number, number behind the last one."""
+        self.journal = self._begin()
+
+    def _begin(self) -> Journal:
+        self.is_begun = False
+        return Journal(self.path / f"2026-01-0{self.days}", self.key_bytes)
+
+    def do(self, op: Op) -> None:
+        what, many, topic = op
+        key = topic[: self.key_bytes]
+        self.is_begun |= what in ("record", "hear", "end")
+        self.time += SECOND
+        if what in ("record", "lose"):
+            first = self.sent.get(key, 0)
+            self.sent[key] = first + many
+            if what == "record":
+                self.journal.put(block(first, many, self.time, self.epoch, topic))
+                self.log.append(("block", self.epoch, key, first, first + many))
+        elif what in ("hear", "end"):
+            self.journal.hear(self.sent, self.epoch, self.time, flags=FLAG_END if what == "end" else 0)
+            self.log += [("told", self.epoch, key, 0, number) for key, number in self.sent.items()] or [
+                ("told", self.epoch, b"", 0, 0)
+            ]
+            if what == "end":
+                self._run()
+        elif what == "run":
+            self._run()
+        elif self.days < 9:
+            self.journal.writer.close()
+            self.days += what == "day"
+            self.journal = self._begin()
+
+    def _run(self) -> None:
+        self.epoch += 1
+        self.sent.clear()
+
+    def walk(self, key: bytes, start: Position | None, is_closed: bool) -> list[Fact]:
+        found: list[Fact] = []
+        told: dict[int, int] = {}
+        at = start
+        last_epoch = 0
+
+        def lose(epoch: int, stop: int) -> None:
+            nonlocal at
+            assert at is not None
+            first = at.sequence if epoch == at.epoch else 0
+            if epoch >= at.epoch and first < stop:
+                found.extend(("gone", epoch, number) for number in range(first, stop))
+                at = Position(epoch, stop)
+
+        for what, epoch, of, first, stop in self.log:
+            last_epoch = epoch
+            told.setdefault(epoch, 0)
+            if of != key:
+                continue
+            if what == "told":
+                told[epoch] = max(told[epoch], stop)
+            elif at is None or Position(epoch, stop - 1) >= at:
+                for before in sorted(told) if at is not None else ():
+                    if before < epoch:
+                        lose(before, told[before])
+                if at is not None:
+                    lose(epoch, first)
+                found.extend(("came", epoch, number) for number in range(first, stop))
+                at = Position(epoch, stop)
+        for before in sorted(told) if at is not None else ():
+            if is_closed or before < last_epoch:
+                lose(before, told[before])
+        return found
+
+
+def read_all(archive: Pieces, ask: AskBlocks) -> tuple[list[Fact], str]:
+    found: list[Fact] = []
+    while True:
+        piece, blocks = archive.read(ask)
+        gone = iter([*piece.gone, (len(blocks) + 1, None)])
+        place, lost = next(gone)
+        for number in range(len(blocks) + 1):
+            while place <= number and lost is not None:
+                found += [("gone", lost.epoch, n) for n in range(lost.first, lost.first + lost.count)]
+                place, lost = next(gone)
+            if number < len(blocks):
+                first_row = piece.blocks[number][1]
+                found += [("came", blocks[number].epoch, n) for n in blocks[number].sequences[first_row:].tolist()]
+        if piece.state != "more":
+            return found, piece.state
+        ask = msgspec.structs.replace(ask, cursor=piece.cursor, start=piece.start, ranges=piece.ranges)
+
+
+def from_start(facts: list[Fact], start: Position | None) -> list[Fact]:
+    """Leave out rows before the start: an archive gives the block that has it whole."""
+    return [fact for fact in facts if start is None or fact[1:] >= start]
+
+
+@few
+@given(
+    OPS,
+    st.sampled_from([0, 1]),
+    st.sampled_from([None, (0, 0), (1, 0), (1, 2), (2, 0), (2, 3), (3, 1)]),
+    st.booleans(),
+    st.sampled_from([1, 1 << 20]),
+)
+@example(ops_of("rA3 lA2 e rA1"), 0, (1, 0), True, 1)
+@example(ops_of("rA3 lA2 h n h"), 0, (1, 0), False, 1)
+@example(ops_of("rA3 lA2 h d n rA1"), 0, (1, 3), False, 1)
+@example(ops_of("rA3 n lB2 lA1 e rA1"), 1, (1, 0), False, 1)
+def test_what_comes_and_what_is_gone_is_what_a_plain_walk_finds(
+    ops: list[Op], key_bytes: int, start: Any, is_closed: bool, piece_bytes: int
+) -> None:
+    with TemporaryDirectory() as path, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(piece_reading, "PIECE_BYTES", piece_bytes)
+        model = Model(Path(path), key_bytes)
+        for op in ops:
+            model.do(op)
+        if is_closed:
+            model.journal.writer.close()
+        else:
+            model.journal.writer.state.flushed = 0
+            model.journal.rest()
+        at = None if start is None else Position(*start)
+        for key in {b"A"[:key_bytes], b"B"[:key_bytes]}:
+            ask = AskBlocks(slice_id=0, key=key, start=at, start_ns=0 if at is None else None)
+            found, state = read_all(Pieces(Path(path)), ask)
+            if model.is_begun:  # else it depends on whether the recorder had begun a file
+                assert state == ("done" if is_closed else "later")
+            assert from_start(found, at) == from_start(model.walk(key, at, state == "done"), at)
+        if not is_closed:
+            model.journal.writer.close()
+
+
+def told_by(client: ArchiveClient, epoch: int) -> tuple[int, bool]:
+    """Return the last number of a run of which the archive knows, and whether that run has ended."""
+    runs = {run.epoch: run for run in client.about().slices[0].runs}
+    return (runs[epoch].last_sequence, runs[epoch].has_ended) if epoch in runs else (-1, False)
+
+
+class Order:
+    """Messages and gaps, in the order in which a subscriber tells them."""
+
+    def __init__(self, subscriber: Subscriber) -> None:
+        self.told: list[Fact] = []
+        subscriber.on(b"", fields=("epoch", "sequence"))(
+            lambda epoch, number: self.told.append(("came", epoch, number))
+        )
+        subscriber.on_gap(b"")(
+            lambda gap: self.told.extend(
+                ("gone", gap.epoch, number) for number in range(gap.sequence, gap.sequence + gap.count)
+            )
+        )
+
+
+def facts(what: str, epoch: int, numbers: range) -> list[Fact]:
+    return [(what, epoch, number) for number in numbers]
+
+
+def send(publisher: RawPublisher, count: int) -> None:
+    publisher.send(publisher.encode([(b"A.x", b"payload")] * count))
+
+
+def lose(publisher: RawPublisher, count: int) -> None:
+    publisher.encode([(b"A.x", b"payload")] * count)
+
+
+def begin_run(publisher: RawPublisher, epoch: int) -> None:
+    publisher.epoch, publisher.sequences = epoch, [{}]
+
+
+FIRST, SECOND_RUN = 1 << 40, 1 << 41
+
+
+def record_first_run(publisher: RawPublisher, recorder: Recorder, *, ends: bool) -> None:
+    """Ten messages that are recorded, and five that are not; the publisher has told of them."""
+    send(publisher, 10)
+    wait_recorded(recorder, 10)
+    lose(publisher, 5)
+    publisher.heartbeat(end=ends)
+
+
+def hear_second_run(publisher: RawPublisher) -> None:
+    begin_run(publisher, SECOND_RUN)
+    for _ in range(2):
+        publisher.heartbeat()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("second", ["recorded", "heard", "unheard"])
+@pytest.mark.parametrize("named", [True, False])
+def test_who_joins_is_told_what_an_earlier_run_lacks_at_its_end(
+    tmp_path: Path, ends: bool, second: str, named: bool
+) -> None:
+    """In its place, before the first message of the run that is live. `unheard`: the recorder ended before that."""
+    feed, elsewhere = archived_feed(heartbeat_ns=60 * SECOND), feed_of()
+    with RawPublisher(elsewhere, FIRST) as publisher, ExitStack() as stack:
+        recorder = stack.enter_context(Recorder(elsewhere, tmp_path))
+        record_first_run(publisher, recorder, ends=ends)
+        stack.enter_context(ArchiveServer(tmp_path / feed.name, feed.archives))
+        client = ArchiveClient(feed)
+        wait_until(lambda: told_by(client, FIRST) == (14, ends))
+        if second == "unheard":
+            recorder.stop()
+        else:
+            hear_second_run(publisher)
+            wait_until(lambda: len(client.about().slices[0].runs) == 2)
+        if second == "recorded":
+            send(publisher, 3)
+            wait_recorded(recorder, 13)
+        live = stack.enter_context(RawPublisher(feed, SECOND_RUN))
+        if second == "recorded":
+            live.sequences = [{b"": 3}]
+        kept = PositionFile(tmp_path, "strategy-1")
+        if named:
+            kept.own(0)
+            kept.keep(feed.name, {0: Position(FIRST, 7)})
+            kept.close()
+        settings = {"name": "strategy-1", "positions": tmp_path} if named else {}
+        subscriber = Subscriber(feed, **settings)  # type: ignore[arg-type]
+        heard = Order(subscriber)
+        subscriber.start(since=None if named else {0: (FIRST, 7)})
+        live.heartbeat()
+        subscriber.wait_live()
+        send(live, 4)
+        live.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    count = 7 if second == "recorded" else 4
+    assert heard.told == [
+        *facts("came", FIRST, range(7, 10)),
+        *facts("gone", FIRST, range(10, 15)),
+        *facts("came", SECOND_RUN, range(count)),
+    ]
+
+
+def test_the_same_from_a_time_on_and_with_a_run_of_which_nothing_was_recorded(tmp_path: Path) -> None:
+    feed, elsewhere = archived_feed(), feed_of()
+    with RawPublisher(elsewhere, FIRST) as publisher, Recorder(elsewhere, tmp_path) as recorder:
+        record_first_run(publisher, recorder, ends=False)
+        begin_run(publisher, FIRST + 1)
+        lose(publisher, 2)
+        for _ in range(3):
+            publisher.heartbeat()
+        hear_second_run(publisher)
+        send(publisher, 3)
+        wait_recorded(recorder, 13)
+    with ArchiveServer(tmp_path / feed.name, feed.archives), RawPublisher(feed, SECOND_RUN) as live:
+        live.sequences = [{b"": 3}]
+        subscriber = Subscriber(feed)
+        heard = Order(subscriber)
+        subscriber.start(since=0)
+        subscriber.wait_live()
+        live.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert heard.told == [
+        *facts("came", FIRST, range(10)),
+        *facts("gone", FIRST, range(10, 15)),
+        *facts("gone", FIRST + 1, range(2)),
+        *facts("came", SECOND_RUN, range(3)),
+    ]
+
+
+@pytest.mark.parametrize("stops", [12, 15, 17])
+def test_what_one_archive_knows_to_lack_at_the_end_of_a_run_another_one_brings(tmp_path: Path, stops: int) -> None:
+    """The other one has less than all that is known of, or all, or more."""
+    feed = archived_feed(2)
+    for place in ("poor", "rich"):
+        elsewhere = feed_of()
+        with RawPublisher(elsewhere, FIRST) as publisher, Recorder(elsewhere, tmp_path / place) as recorder:
+            if place == "poor":
+                record_first_run(publisher, recorder, ends=False)
+            else:
+                send(publisher, 10)
+                send(publisher, stops - 10)
+                wait_recorded(recorder, stops)
+            hear_second_run(publisher)
+            send(publisher, 3)
+            wait_recorded(recorder, 13 if place == "poor" else stops + 3)
+    with (
+        ArchiveServer(tmp_path / "poor" / feed.name, feed.archives[:1]),
+        ArchiveServer(tmp_path / "rich" / feed.name, feed.archives[1:]),
+        RawPublisher(feed, SECOND_RUN) as live,
+    ):
+        live.sequences = [{b"": 3}]
+        subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=60 * SECOND)
+        heard = Order(subscriber)
+        subscriber.start(since={0: (FIRST, 0)})
+        subscriber.wait_live()
+        live.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert heard.told == [
+        *facts("came", FIRST, range(stops)),
+        *facts("gone", FIRST, range(stops, 15)),
+        *facts("came", SECOND_RUN, range(3)),
+    ]
+
+
+def test_what_was_sent_while_the_recorder_was_killed_is_told_at_the_end_of_the_run(tmp_path: Path) -> None:
+    feed = archived_feed(heartbeat_ns=60 * SECOND)
+    elsewhere = msgspec.structs.replace(feed_of(), archives=feed.archives)
+    code = f"""
+        recorder = Recorder(feed, {str(tmp_path)!r}, serve=True).start()
+        say("started")
+        input()
+        recorder.stop()
+    """
+    client = ArchiveClient(feed)
+    with RawPublisher(elsewhere, FIRST) as publisher:
+        with Script(code, elsewhere) as killed:
+            killed.expect("started")
+            send(publisher, 10)
+            wait_until(lambda: told_by(client, FIRST)[0] == 9, 30)
+            killed.kill()
+        lose(publisher, 5)
+        with Script(code, elsewhere) as script, RawPublisher(feed, SECOND_RUN) as live:
+            script.expect("started")
+            publisher.heartbeat()
+            wait_until(lambda: told_by(client, FIRST) == (14, False), 30)
+            hear_second_run(publisher)
+            wait_until(lambda: len(client.about().slices[0].runs) == 2, 30)
+            about = client.about().slices[0]
+            assert [outage.stop_ns > 0 for outage in about.outages] == [True, True]
+            assert about.outages[1].start_ns == about.last_ns
+            subscriber = Subscriber(feed)
+            heard = Order(subscriber)
+            subscriber.start(since={0: (FIRST, 7)})
+            subscriber.wait_live()
+            send(live, 4)
+            live.heartbeat(end=True)
+            subscriber.run(until_end=True)
+            script.tell("stop")
+    assert heard.told == [
+        *facts("came", FIRST, range(7, 10)),
+        *facts("gone", FIRST, range(10, 15)),
+        *facts("came", SECOND_RUN, range(4)),
+    ]
+
+
+def test_what_no_mark_tells_of_the_end_of_a_run_stays_unknown(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "2026-01-01")
+    journal.put(block(0, 3, SECOND, epoch=7))
+    journal.put(block(0, 1, 2 * SECOND, epoch=8))
+    journal.writer.close()
+    archive = Pieces(tmp_path)
+    found, state = read_all(archive, AskBlocks(slice_id=0, key=b"", start=Position(7, 0)))
+    assert (found, state) == (facts("came", 7, range(3)) + facts("came", 8, range(1)), "done")
+    assert archive.about(None).slices[0].runs == [
+        RunAbout(epoch=7, last_sequence=2, has_ended=False, heard_ns=0),
+        RunAbout(epoch=8, last_sequence=0, has_ended=False, heard_ns=0),
+    ]
+
+
+def test_an_archive_tells_how_runs_ended_and_when_nobody_recorded(tmp_path: Path) -> None:
+    day = tmp_path / "2026-01-01"
+    journal = Journal(day)
+    journal.put(block(0, 3, 10 * SECOND, epoch=7))
+    journal.hear({b"": 5}, 7, 20 * SECOND, flags=FLAG_END)
+    journal.put(block(0, 2, 30 * SECOND, epoch=8))
+    journal.rest()  # and then it is killed
+    killed, journal = journal, Journal(day)
+    journal.hear({b"": 9}, 8, 40 * SECOND)
+    journal.hear({}, 9, 50 * SECOND)
+    archive = Pieces(tmp_path)
+    journal.writer.state.flushed = 0
+    journal.rest()
+    about = archive.about(None).slices[0]
+    assert about.runs == [
+        RunAbout(epoch=7, last_sequence=4, has_ended=True, heard_ns=20 * SECOND),
+        RunAbout(epoch=8, last_sequence=8, has_ended=False, heard_ns=40 * SECOND),
+        RunAbout(epoch=9, last_sequence=-1, has_ended=False, heard_ns=50 * SECOND),
+    ]
+    assert about.outages == [Outage(0, 10 * SECOND), Outage(30 * SECOND, 40 * SECOND)]
+    journal.writer.close()
+    last = archive.about(None).slices[0].outages[-1]
+    assert (last.start_ns > 50 * SECOND, last.stop_ns) == (True, 0)
+    killed.writer.refuse()
+    killed.writer.close()
+
+
+def test_ranges_of_a_run_that_is_over_are_answered_before_the_next_one_is_recorded(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "2026-01-01")
+    journal.put(block(0, 3, SECOND, epoch=7))
+    journal.hear({}, 8, 2 * SECOND)
+    journal.rest()
+    ask = AskBlocks(slice_id=0, ranges=[Range(b"", 7, 2, 5), Range(b"", 8, 0, 2)])
+    piece, blocks = Pieces(tmp_path).read(ask)
+    assert len(blocks) == 1
+    piece, _ = Pieces(tmp_path).read(msgspec.structs.replace(ask, ranges=piece.ranges))
+    assert piece.gone == [(0, Gone(7, 3, 2, "not recorded"))]
+    assert (piece.state, piece.ranges) == ("later", [Range(b"", 8, 0, 2)])
+    piece, _ = Pieces(tmp_path).read(msgspec.structs.replace(ask, ranges=[Range(b"", 7, 3, 5)]))
+    assert (piece.state, piece.ranges) == ("done", [])
+    journal.writer.close()
+
+
+def test_an_answer_that_is_to_end_in_a_run_that_is_over_ends(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "2026-01-01")
+    journal.put(block(0, 3, SECOND, epoch=7))
+    journal.hear({}, 8, 2 * SECOND)
+    journal.rest()
+    ask = AskBlocks(slice_id=0, key=b"", start=Position(7, 1), stop=Position(7, 5))
+    found, state = read_all(Pieces(tmp_path), ask)
+    assert (found, state) == (facts("came", 7, range(3)) + facts("gone", 7, range(3, 5)), "done")
+    journal.writer.close()
