@@ -7,14 +7,17 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from operator import length_hint
 from types import TracebackType
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Literal, NamedTuple, Self, get_args
 
 from blackbox.arguments import check_integers
 from blackbox.block.batch import Batch
+from blackbox.block.position import Position
 from blackbox.errors import SubscriberError
 from blackbox.life import Life
 from blackbox.transport.wakeup import Pipe
@@ -25,6 +28,21 @@ WhenFull = Literal["wait", "drop_oldest", "stop"]
 _NOTHING: Final = object()
 _MOST_BYTES: Final = 64 << 20
 """Most bytes of blocks that may wait: a message that waits keeps its whole block."""
+
+
+class _Reader(NamedTuple):
+    """Who reads: a thread, or a task in it."""
+
+    thread: threading.Thread
+    task: weakref.ref[asyncio.Task[Any]] | None
+
+    @classmethod
+    def now(cls) -> _Reader:
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # no loop runs in this thread
+            task = None
+        return cls(threading.current_thread(), None if task is None else weakref.ref(task))
 
 
 class StreamLife(Life):
@@ -42,7 +60,8 @@ class Stream:
     """Messages, or batches, in the order in which a batch callback gets them, until they are taken. For one reader.
 
     `for message in stream` and `async for message in stream` end with the subscriber, or the replay, after what is
-    left; they raise what ended it. What is left after a `break` comes next time. `dropped`: messages that were not
+    left; they raise what ended it. What is left after a `break` comes next time. For a checkpoint the reader is done
+    with an item once it asks for the next one, or makes the checkpoint itself. `dropped`: messages that were not
     taken in time, with "drop_oldest". Life: see `StreamLife`.
     """
 
@@ -66,6 +85,13 @@ class Stream:
         self._waiting: deque[Batch] = deque()
         self._messages = self._bytes = 0
         self._current: Iterator[Any] = iter(())
+        self._taking: Batch | None = None
+        """The batch of which `_current` has items, as long as its reader has not asked for what follows."""
+        self._left: Iterator[int] = iter(())
+        """Counts down how many items of it are not taken."""
+        self._reader: _Reader | None = None
+        """Who took it."""
+        self._is_cut = False
         self._life = StreamLife.OPEN
         self._failure: BaseException | None = None
         self._pipe: Pipe | None = None
@@ -81,8 +107,9 @@ class Stream:
     def put(self, batch: Batch) -> None:
         """Take a batch from the subscriber. Raises SubscriberError when there is no room and `when_full` is "stop"."""
         with self._changed:
-            # No limit while the subscriber ends: its queues bound what still comes, and perhaps nobody reads any more.
-            while self._life is StreamLife.OPEN and self._has_no_room(batch):
+            # No limit while the subscriber ends, or waits for a checkpoint: its queues bound what still comes, and
+            # perhaps nobody reads any more, or the reader is who waits.
+            while self._life is StreamLife.OPEN and not self._is_cut and self._has_no_room(batch):
                 if self.when_full == "wait":
                     self._changed.wait()
                 elif self.when_full == "drop_oldest":
@@ -118,6 +145,37 @@ class Stream:
         if self._sleeps and self._pipe is not None:
             self._sleeps = False
             self._pipe.poke()
+
+    # Checkpoints, made by the subscriber.
+
+    def begin_cut(self) -> None:
+        """Take what still comes without a limit, until `end_cut`: all that was handed over is to come here."""
+        with self._changed:
+            self._is_cut = True
+            self._changed.notify_all()
+
+    def end_cut(self) -> None:
+        """Keep to the limit again."""
+        with self._changed:
+            self._is_cut = False
+
+    def undone(self, by_reader: bool) -> dict[int, Position]:
+        """Return by slice the first of the messages here with which the reader is not done; none is of other slices.
+
+        It is done with what it took before it asked for the next item. `by_reader`: if it is who asks now, also with
+        the last item.
+        """
+        found: dict[int, Position] = {}
+        with self._changed:
+            if (taking := self._taking) is not None:
+                items = 1 if self.batches else len(taking)
+                is_done = by_reader and self._reader == _Reader.now()
+                first = items - length_hint(self._left) - (not is_done)
+                if first < items:
+                    found[taking.block.slice_id] = _position(taking, max(0, first))
+            for batch in self._waiting:
+                found.setdefault(batch.block.slice_id, _position(batch, 0))
+        return found
 
     # Life, told by the subscriber.
 
@@ -189,6 +247,7 @@ class Stream:
         with self._changed:
             self._waiting.clear()
             self._messages = self._bytes = 0
+            self._taking = None
         self._current = iter(())
 
     def __enter__(self) -> Self:
@@ -206,6 +265,7 @@ class Stream:
         """Make the batch that waits longest the current one; wait for one if there is none. False: none comes."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
+            self._taking = None
             while not self._waiting:
                 if self._life is StreamLife.ENDED:
                     return False
@@ -213,14 +273,17 @@ class Stream:
                 if left is not None and left <= 0:
                     raise TimeoutError(f"stream of {self.prefix!r}: nothing came in {timeout} s")
                 self._changed.wait(left)
-            batch = self._take_oldest()
+            batch = self._taking = self._take_oldest()
+            self._left = left_items = iter(range(1 if self.batches else len(batch)))
+            self._reader = _Reader.now()
             self._changed.notify_all()
-        self._current = iter((batch,)) if self.batches else iter(batch)
+        self._current = (batch for _ in left_items) if self.batches else batch.messages(left_items)
         return True
 
     def _has_next(self) -> bool:
         """Whether `_turn_over` has something to tell now; if not, the pipe is poked when it has."""
         with self._changed:
+            self._taking = None
             self._sleeps = not (self._waiting or self._life is StreamLife.ENDED)
             return not self._sleeps
 
@@ -243,3 +306,7 @@ class Stream:
         finally:
             self._loop = None
             loop.remove_reader(fd)
+
+
+def _position(batch: Batch, item: int) -> Position:
+    return Position(batch.block.epoch, int(batch.sequence[item]))

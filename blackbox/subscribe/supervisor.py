@@ -191,8 +191,10 @@ class Supervisor:
                 self._changed.wait(_TICK_S)
 
     @contextmanager
-    def checkpoint(self, timeout: float) -> Iterator[dict[int, Position]]:
+    def checkpoint(self, timeout: float, by_reader: bool = False) -> Iterator[dict[int, Position]]:
         """Let no callback run, and yield what each slice will deliver next; where it has ended, would have.
+
+        Or what the reader of a stream is not done with; see `Stream.undone` for `by_reader`.
 
         Raises TimeoutError when callbacks do not return in time, SubscriberError when it is not known what was
         delivered; what ended it.
@@ -200,10 +202,12 @@ class Supervisor:
         self._check_checkpoint()
         if not self._one_cut.acquire(timeout=timeout):
             raise TimeoutError(f"another checkpoint had not ended in {timeout} s")
-        slices = self._slices
+        slices, streams = self._slices, tuple(self._streams)
         checkpoint = Checkpoint(slices)
         self._cutting = threading.get_ident()
         try:
+            for stream in streams:
+                stream.begin_cut()
             for thread in slices.values():
                 thread.come_to(checkpoint)
 
@@ -215,8 +219,14 @@ class Supervisor:
                             raise SubscriberError("the subscriber was terminated: what was queued was not delivered")
                         checkpoint.note(slice_id, slices[slice_id].position)
 
-            yield checkpoint.wait(timeout, look)
+            positions = checkpoint.wait(timeout, look)
+            for undone in [stream.undone(by_reader) for stream in streams]:
+                for slice_id in undone.keys() & positions:
+                    positions[slice_id] = min(undone[slice_id], positions[slice_id])
+            yield positions
         finally:
+            for stream in streams:
+                stream.end_cut()
             checkpoint.release()
             self._cutting = 0
             self._one_cut.release()
@@ -224,8 +234,6 @@ class Supervisor:
     def _check_checkpoint(self) -> None:
         if self.feed.key_bytes:
             raise SubscriberError(f"checkpoint was called for key_bytes {self.feed.key_bytes}, expected 0")
-        if self._streams:
-            raise SubscriberError("checkpoint was called with streams: what their readers have done is not known")
         if self._processes:
             raise SubscriberError("checkpoint was called with processes=True, where callbacks run in other processes")
         if self._options.slow.action == "conflate":

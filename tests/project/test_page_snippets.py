@@ -9,6 +9,7 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,7 +132,7 @@ def test_the_checkpoint_of_the_page_is_gone_on_from(
 ) -> None:
     feed, publisher, recorder = archived
     monkeypatch.chdir(tmp_path)
-    named, checkpoint = snippets("recovery.md")
+    named, checkpoint, _ = snippets("recovery.md")
     before, after = checkpoint.split("...\n")
     kept: dict[int, Any] = {}
     names: dict[str, Any] = {"feed": feed, "Subscriber": Subscriber, "state": None}
@@ -153,6 +154,29 @@ def test_the_checkpoint_of_the_page_is_gone_on_from(
     with names["subscriber"]:
         wait_until(lambda: len(got) == 150, 10)
     assert got == list(range(150))
+
+
+def test_the_checkpoint_of_a_stream_of_the_page_is_behind_what_was_read(
+    archived: tuple[Feed, Publisher, Recorder],
+) -> None:
+    feed, publisher, _ = archived
+    _, _, code = snippets("recovery.md")
+    kept: list[tuple[int, dict[int, Any]]] = []
+    applied: list[int] = []
+    subscriber = Subscriber(feed)
+
+    def is_time_to_keep() -> bool:
+        if len(applied) == 100:
+            subscriber.request_stop()
+        return len(applied) % 10 == 0
+
+    with subscriber.stream(b"") as stream, subscriber:
+        publish_numbered(publisher, 0, 100)
+        names: dict[str, Any] = {"stream": stream, "subscriber": subscriber, "is_time_to_keep": is_time_to_keep}
+        names["state"] = SimpleNamespace(apply=lambda message: applied.append(message.sequence))
+        names["keep_in_one_transaction"] = lambda _, positions: kept.append((len(applied), dict(positions)))
+        run(code, names)
+    assert kept == [(count, {0: (publisher.epoch, count)}) for count in range(10, 101, 10)]
 
 
 def test_the_archive_answers_what_the_page_asks(archived: tuple[Feed, Publisher, Recorder]) -> None:

@@ -271,14 +271,3 @@ def test_settings_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
         Subscriber(feed, name="a", positions=tmp_path, checkpoint_interval_ns=1)
     with suppress(PositionError):
         PositionFile(tmp_path, "none").forget()
-
-
-def test_positions_of_a_subscriber_with_streams_are_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody knows what was done with what waits in a stream: positions behind it would lose that."""
-    feed = archived_feed()
-    subscriber = Subscriber(feed, name="strategy-1", positions=tmp_path, checkpoint_interval_ns=10_000_000)
-    subscriber.stream(b"")
-    with Publisher(feed, when_full="wait") as publisher, subscriber:
-        publish_numbered(publisher, 0, 50)
-        wait_until(lambda: "positions were not kept: checkpoint was called with streams" in caplog.text)
-    assert PositionFile(tmp_path, "strategy-1").read() is None
