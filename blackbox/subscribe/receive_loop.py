@@ -299,17 +299,28 @@ def _heartbeat(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, header: Head
         drop_doubted(at, line)
     note_clocks(clock_state_at(at.clock), slice_counters_at(at.counters), epoch, line, header.ts_out, now)
     body = msg_data(at.scratch + BODY_AT)
+    doubted = count_doubted(at)
     note_sequences(at.sequences, keys, at.scratch + HEAD_AT, body, line, epoch, _NO, tick)
     result = deliver_held_first(at, table, trie, _NO)
     if result == 0:
-        hand_control(at, now, _YES)
+        hand_control(at, now, _YES, doubted)
     return result
 
 
 @njit(nogil=True, cache=True)
-def hand_control(at: SliceAt, now: int, in_force: int) -> None:
-    """Give the control block at hand to the block handler, if there is one."""
-    if at.handler.function != 0:
+def count_doubted(at: SliceAt) -> int:
+    """Return how many numbers of control blocks were not believed so far."""
+    doubted: int = slice_counters_at(at.counters).implausible_control
+    return doubted
+
+
+@njit(nogil=True, cache=True)
+def hand_control(at: SliceAt, now: int, in_force: int, doubted: int) -> None:
+    """Give the control block at hand to the block handler, if there is one.
+
+    Not one that tells what is not believed: `doubted` was `count_doubted` before its numbers were noted.
+    """
+    if at.handler.function != 0 and count_doubted(at) == doubted:
         handed_block_at(at.handler.record).in_force = in_force
         hand_block(at, numpy.int64(CONTROL_BLOCK), at.scratch + HEAD_AT, at.scratch + BODY_AT, _NO, now)
 

@@ -407,7 +407,7 @@ class SliceThread:
         sockets.append(sub)
         self._at = self._addresses(sub, router, self._slice_callbacks)
         warm_up(run_slice, self._at, self._table.at, self._table.topics, self._table.keys)
-        warm_up(hand_control, self._at, 0, 0)
+        warm_up(hand_control, self._at, 0, 0, 0)
         warm_up(finish, self._at, self._table.at, self._table.topics)
         keys = [keys_of_line(self.feed, line, endpoint) for line, endpoint in enumerate(self.feed_slice.lines)]
         self._guard = FloodGuard(

@@ -32,7 +32,7 @@ from blackbox.subscribe.arbitration import begin_epoch, deliver_held_first, drop
 from blackbox.subscribe.epochs import DOUBTED, NEW, REFUTED, STALE
 from blackbox.subscribe.gaps import enter_epoch, note_sequences
 from blackbox.subscribe.match_table import Table
-from blackbox.subscribe.receive_loop import hand_control
+from blackbox.subscribe.receive_loop import count_doubted, hand_control
 from blackbox.subscribe.sequences import Sequences
 from blackbox.subscribe.slice_memory import BODY_AT, HEAD_AT, KEY_AT, SliceAt
 from blackbox.subscribe.state import SliceState
@@ -309,10 +309,11 @@ class Subscription:
         self._epoch_of_line[line] = epoch
         body = message_bytes(scratch + BODY_AT)[0]
         baseline = int(ours and not reconnected)
+        doubted = count_doubted(at)
         note_sequences(self._sequences.at, self._table.keys, scratch + HEAD_AT, body, line, epoch, baseline, tick_ns)
         result = int(deliver_held_first(at, self._table.at, self._table.topics, 0))
         if result == 0:
-            hand_control(at, now_ns, baseline)
+            hand_control(at, now_ns, baseline, doubted)
         if reconnected or unconfirmed:
             # libzmq sends filters again in an order of its own, the nonce first: this answer proves nothing.
             self._ask_to_confirm()

@@ -395,6 +395,26 @@ def test_what_was_sent_while_the_recorder_was_killed_is_told_at_the_end_of_the_r
     ]
 
 
+def test_a_number_that_is_not_believed_is_not_told_as_gone(tmp_path: Path) -> None:
+    feed = feed_of()
+    with RawPublisher(feed, FIRST) as publisher, Recorder(feed, tmp_path) as recorder:
+        send(publisher, 10)
+        wait_recorded(recorder, 10)
+        for ends in (False, True):
+            publisher.sequences = [{b"": 1 << (50 + ends)}]
+            publisher.heartbeat(end=ends)
+            publisher.sequences = [{b"": 10}]
+            publisher.heartbeat()
+        begin_run(publisher, SECOND_RUN)
+        for _ in range(2):
+            send(publisher, 2)
+        wait_recorded(recorder, 14)
+    archive = Pieces(tmp_path / feed.name)
+    piece, blocks = archive.read(AskBlocks(slice_id=0, key=b"", start=Position(FIRST, 0)))
+    assert (piece.gone, sum(block.count for block in blocks)) == ([], 14)
+    assert [run.last_sequence for run in archive.about(None).slices[0].runs] == [9, 3]
+
+
 def test_what_no_mark_tells_of_the_end_of_a_run_stays_unknown(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "2026-01-01")
     journal.put(block(0, 3, SECOND, epoch=7))
