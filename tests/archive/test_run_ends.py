@@ -166,6 +166,7 @@ def from_start(facts: list[Fact], start: Position | None) -> list[Fact]:
 @example(ops_of("rA3 lA2 e rA1"), 0, (1, 0), True, 1)
 @example(ops_of("rA3 lA2 h n h"), 0, (1, 0), False, 1)
 @example(ops_of("rA3 lA2 h d n rA1"), 0, (1, 3), False, 1)
+@example(ops_of("rA1 lA1 e d h d d"), 0, None, False, 1)
 @example(ops_of("rA3 n lB2 lA1 e rA1"), 1, (1, 0), False, 1)
 def test_what_comes_and_what_is_gone_is_what_a_plain_walk_finds(
     ops: list[Op], key_bytes: int, start: Any, is_closed: bool, piece_bytes: int

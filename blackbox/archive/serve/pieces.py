@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from bisect import bisect
+from bisect import bisect, bisect_left
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -145,7 +145,10 @@ class Pieces:
                 reading = self._reading(ask, day, _missing(day, ask.slice_id, cursor.segment))
                 return reading.answer("more", self._begin(name))
         segments = _of_slice(day, ask.slice_id)
-        end = _end_of_segment(segments[-1]) if segments else End(Totals(), is_closed=False, epoch=0)
+        if segments:
+            end = _end_of_segment(segments[-1])
+        else:
+            end = End(Totals(), is_closed=False, epoch=self._last_run_before(cursor.day, ask.slice_id))
         missing = _missing(day, ask.slice_id, cursor.segment)
         if is_begun or (not end.is_closed and not missing):
             reading = self._reading(ask, day, [])
@@ -154,6 +157,14 @@ class Pieces:
         reading = self._reading(ask, day, missing)
         reading.end()
         return reading.answer("done", cursor)
+
+    def _last_run_before(self, name: str, slice_id: int) -> int:
+        """Return the last run of which the days before one tell; 0: they tell of none."""
+        for before in reversed(self._days[: bisect_left(self._days, name)][-_DAYS_OPEN:]):
+            segments = _of_slice(self._known(before), slice_id) if self._made(before) else []
+            if segments:
+                return _end_of_segment(segments[-1]).epoch
+        return 0
 
     def _reading(self, ask: AskBlocks, day: Recording, missing: list[Damage]) -> PieceReading:
         def told(since: int, before: Place) -> dict[int, int]:
