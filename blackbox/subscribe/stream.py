@@ -174,7 +174,8 @@ class Stream:
                 if first < items:
                     found[taking.block.slice_id] = _position(taking, max(0, first))
             for batch in self._waiting:
-                found.setdefault(batch.block.slice_id, _position(batch, 0))
+                if batch.block.slice_id not in found:
+                    found[batch.block.slice_id] = _position(batch, 0)
         return found
 
     # Life, told by the subscriber.
