@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -50,52 +51,12 @@ def ops_of(text: str) -> list[Op]:
     return [(_LETTERS[word[0]], int(word[2:] or 1), word[1:2].encode() or b"A") for word in text.split()]
 
 
-class Model:
-    """What a publisher sends and a recorder gets, event by event; and what a plain walk through that finds."""
+class Walk:
+    """What a recorder gets, event by event; and what a plain walk through that finds."""
 
-    def __init__(self, path: Path, key_bytes: int) -> None:
-        self.path, self.key_bytes = path, key_bytes
-        self.days = self.epoch = 1
-        self.is_begun = False
-        """Whether the last recorder has anything."""
-        self.sent: dict[bytes, int] = {}
-        self.time = 0
+    def __init__(self) -> None:
         self.log: list[tuple[str, int, bytes, int, int]] = []
         """`block` or `told`, epoch, key, first number, number behind the last one."""
-        self.journal = self._begin()
-
-    def _begin(self) -> Journal:
-        self.is_begun = False
-        return Journal(self.path / f"2026-01-0{self.days}", self.key_bytes)
-
-    def do(self, op: Op) -> None:
-        what, many, topic = op
-        key = topic[: self.key_bytes]
-        self.is_begun |= what in ("record", "hear", "end")
-        self.time += SECOND
-        if what in ("record", "lose"):
-            first = self.sent.get(key, 0)
-            self.sent[key] = first + many
-            if what == "record":
-                self.journal.put(block(first, many, self.time, self.epoch, topic))
-                self.log.append(("block", self.epoch, key, first, first + many))
-        elif what in ("hear", "end"):
-            self.journal.hear(self.sent, self.epoch, self.time, flags=FLAG_END if what == "end" else 0)
-            self.log += [("told", self.epoch, key, 0, number) for key, number in self.sent.items()] or [
-                ("told", self.epoch, b"", 0, 0)
-            ]
-            if what == "end":
-                self._run()
-        elif what == "run":
-            self._run()
-        elif self.days < 9:
-            self.journal.writer.close()
-            self.days += what == "day"
-            self.journal = self._begin()
-
-    def _run(self) -> None:
-        self.epoch += 1
-        self.sent.clear()
 
     def walk(self, key: bytes, start: Position | None, is_closed: bool) -> list[Fact]:
         found: list[Fact] = []
@@ -130,6 +91,53 @@ class Model:
             if is_closed or before < last_epoch:
                 lose(before, told[before])
         return found
+
+
+class Model(Walk):
+    """A publisher, and a recorder whose journal is written by hand."""
+
+    def __init__(self, path: Path, key_bytes: int) -> None:
+        super().__init__()
+        self.path, self.key_bytes = path, key_bytes
+        self.days = self.epoch = 1
+        self.is_begun = False
+        """Whether the last recorder has anything."""
+        self.sent: dict[bytes, int] = {}
+        self.time = 0
+        self.journal = self._begin()
+
+    def _begin(self) -> Journal:
+        self.is_begun = False
+        return Journal(self.path / f"2026-01-0{self.days}", self.key_bytes)
+
+    def do(self, op: Op) -> None:
+        what, many, topic = op
+        key = topic[: self.key_bytes]
+        self.is_begun |= what in ("record", "hear", "end")
+        self.time += SECOND
+        if what in ("record", "lose"):
+            first = self.sent.get(key, 0)
+            self.sent[key] = first + many
+            if what == "record":
+                self.journal.put(block(first, many, self.time, self.epoch, topic))
+                self.log.append(("block", self.epoch, key, first, first + many))
+        elif what in ("hear", "end"):
+            self.journal.hear(self.sent, self.epoch, self.time, flags=FLAG_END if what == "end" else 0)
+            self.log += [("told", self.epoch, key, 0, number) for key, number in self.sent.items()] or [
+                ("told", self.epoch, b"", 0, 0)
+            ]
+            if what == "end":
+                self._run()
+        elif what == "run":
+            self._run()
+        elif self.days < 9:
+            self.journal.writer.close()
+            self.days += what == "day"
+            self.journal = self._begin()
+
+    def _run(self) -> None:
+        self.epoch += 1
+        self.sent.clear()
 
 
 def read_all(archive: Pieces, ask: AskBlocks) -> tuple[list[Fact], str]:
@@ -196,6 +204,10 @@ def told_by(client: ArchiveClient, epoch: int) -> tuple[int, bool]:
     """Return the last number of a run of which the archive knows, and whether that run has ended."""
     runs = {run.epoch: run for run in client.about().slices[0].runs}
     return (runs[epoch].last_sequence, runs[epoch].has_ended) if epoch in runs else (-1, False)
+
+
+def messages_in(client: ArchiveClient) -> int:
+    return sum(held.messages for held in client.about().slices.values())
 
 
 class Order:
@@ -394,6 +406,57 @@ def test_what_was_sent_while_the_recorder_was_killed_is_told_at_the_end_of_the_r
         *facts("gone", FIRST, range(10, 15)),
         *facts("came", SECOND_RUN, range(4)),
     ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_joins_hears_what_a_plain_walk_finds(tmp_path: Path, seed: int) -> None:
+    """Runs that end and lose messages, as recorders that come and go hear of them, over real sockets."""
+    chance, walk = Random(seed), Walk()
+    feed = archived_feed()
+    elsewhere = msgspec.structs.replace(feed_of(), archives=feed.archives)
+    client, recorded = ArchiveClient(feed), 0
+    with RawPublisher(elsewhere, FIRST) as publisher:
+        recorder = Recorder(elsewhere, tmp_path, serve=True).start()
+        for _ in range(40):
+            epoch, at = publisher.epoch, publisher.sequences[0].get(b"", 0)
+            what, many = (
+                chance.choice(["send", "send", "lose", "lose", "hear", "end", "recorder"]),
+                chance.randint(1, 9),
+            )
+            if what == "send":
+                send(publisher, many)
+                recorded += many
+                wait_until(lambda: messages_in(client) == recorded, 30)
+                walk.log.append(("block", epoch, b"", at, at + many))
+            elif what == "lose":
+                lose(publisher, many)
+            elif what in ("hear", "end") and at > 0:
+                publisher.heartbeat(end=what == "end")
+                wait_until(lambda: told_by(client, epoch)[0] == at - 1, 30)
+                walk.log.append(("told", epoch, b"", 0, at))
+                if what == "end" or chance.random() < 0.3:
+                    begin_run(publisher, epoch + 1)
+                    for _ in range(2):
+                        publisher.heartbeat()
+                    wait_until(lambda: epoch + 1 in {run.epoch for run in client.about().slices[0].runs}, 30)
+                    walk.log.append(("told", epoch + 1, b"", 0, 0))
+            elif what == "recorder" and walk.log:
+                recorder.stop()
+                recorder = Recorder(elsewhere, tmp_path, serve=True).start()
+                wait_until(lambda: client.about().slices[0].outages[-1].stop_ns > 0, 30)
+        with RawPublisher(feed, publisher.epoch) as live:
+            live.sequences = [dict(publisher.sequences[0])]
+            start = Position(FIRST, chance.randint(0, 5))
+            subscriber = Subscriber(feed, repair_wait_ns=SECOND // 2)
+            heard = Order(subscriber)
+            subscriber.start(since={0: start})
+            live.heartbeat()
+            subscriber.wait_live()
+            live.heartbeat(end=True)
+            subscriber.run(until_end=True)
+        recorder.stop()
+    walk.log.append(("told", publisher.epoch, b"", 0, publisher.sequences[0].get(b"", 0)))
+    assert heard.told == from_start(walk.walk(b"", start, True), start)
 
 
 def test_a_number_that_is_not_believed_is_not_told_as_gone(tmp_path: Path) -> None:
