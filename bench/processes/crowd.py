@@ -1,0 +1,86 @@
+"""Thousands of plain SUB sockets in one process, and the publishers that they come to: ours, and a bare XPUB socket.
+
+order True   the crowd connects, and says when the last socket was confirmed
+order False  the publisher sends a block to all, and the crowd says when the last socket had it
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from typing import Any, Final
+
+import msgspec
+import zmq
+
+from bench.processes.child import answer, orders
+from blackbox import Feed, Publisher
+from blackbox.block.format import CONFIRM_KEY, NONCE_BYTES
+
+ALL: Final = b"ALL.TOPC"
+"""The key that every socket asks for beside those of its own."""
+_PATIENCE_MS: Final = 60_000
+
+
+def gather(address: str, sockets: int, prefixes_each: int) -> None:
+    """Connect so many sockets, each with as many prefixes of its own."""
+    with ExitStack() as stack:
+        context = stack.enter_context(zmq.Context())
+        context.max_sockets = sockets + 10
+        subs: list[tuple[zmq.Socket[bytes], bytes]] = []
+        for joins in orders():
+            if joins:
+                began = time.time_ns()
+                for number in range(sockets):
+                    sub = stack.enter_context(context.socket(zmq.SUB))
+                    sub.linger, sub.rcvtimeo, sub.reconnect_ivl = 0, _PATIENCE_MS, 100
+                    sub.connect(address)
+                    for place in range(prefixes_each):
+                        sub.subscribe(b"%08d" % (number * prefixes_each + place))
+                    sub.subscribe(ALL)
+                    nonce = CONFIRM_KEY + os.urandom(NONCE_BYTES)
+                    sub.subscribe(nonce)
+                    subs.append((sub, nonce))
+                for sub, nonce in subs:
+                    _await(sub, nonce)
+                answer(began=began, ended=time.time_ns())
+            else:
+                for sub, _ in subs:
+                    _await(sub, ALL)
+                answer(ended=time.time_ns())
+
+
+def _await(sub: zmq.Socket[bytes], key: bytes) -> None:
+    while not sub.recv_multipart()[0].startswith(key):
+        pass
+
+
+def publish(feed: Any, sockets: int) -> None:
+    """Be the publisher of a crowd."""
+    with Publisher(msgspec.convert(feed, Feed)) as publisher:
+        for joins in orders():
+            sent = time.time_ns()
+            if not joins:
+                publisher.publish(ALL, bytes(100))
+            answer(sent=sent)
+
+
+def publish_bare(feed: Any, sockets: int) -> None:
+    """Do the same with libzmq's socket alone: it gives each nonce back, and sends one frame."""
+    with zmq.Context() as context, context.socket(zmq.XPUB) as xpub:
+        xpub.linger, xpub.rcvtimeo = 0, _PATIENCE_MS
+        xpub.setsockopt(zmq.XPUB_VERBOSE, 1)
+        xpub.bind(msgspec.convert(feed, Feed).slices[0].lines[0])
+        for joins in orders():
+            sent = time.time_ns()
+            if joins:
+                answered = 0
+                while answered < sockets:
+                    asked = xpub.recv()
+                    if asked.startswith(b"\1" + CONFIRM_KEY):
+                        xpub.send(asked[1:])
+                        answered += 1
+            else:
+                xpub.send(ALL + bytes(100))
+            answer(sent=sent)
