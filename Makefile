@@ -14,7 +14,7 @@ NO_SPARK := Spark could not be installed: the demo ends without its analysis and
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long torture bench bench-check profile report clean
+.PHONY: help demo test test-long torture bench bench-check profile report scaling clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ bench: $(BENCH)/.ready-bench  ## every figure beside its rivals, three quarters 
 
 report: $(BENCH)/.ready-bench  ## docs/performance.md, all tables and charts, from the last whole run [FILE=run.json: a page beside it]
 	@$(BENCH)/bin/python -m bench.report.page "$(FILE)" $(if $(filter %/latest.json,$(FILE)),docs/performance.md,"$(FILE:.json=.md)")
+
+scaling: $(BENCH)/.ready-bench  ## docs/scaling.md: a million subscribers, simulated with what a relay is measured to cost; five minutes
+	$(BENCH)/bin/python -m bench.scaling.page docs/scaling.md
 
 bench-check: $(VENV)/.ready-check  ## which step of the hot path moved since bench/baseline.json [WRITE=1]
 	$(RUN)/python -m bench.check $(if $(WRITE),--write)

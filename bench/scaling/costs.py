@@ -1,0 +1,106 @@
+"""What a relay really costs, measured: CPU time of a relay's process for blocks and for subscriptions."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+
+import msgspec
+import numpy
+import zmq
+
+from bench.measure.cost import cpu_seconds
+from bench.processes.child import Child
+from blackbox import Feed, Publisher
+from blackbox.block.format import WANT_KEY
+
+_BLOCKS = 4_000
+_MANY_BLOCKS = 400
+_WANTS = 20_000
+_PATIENCE_S = 60.0
+
+
+class Costs(msgspec.Struct, frozen=True):
+    """CPU time of a relay, in seconds."""
+
+    block_in: float
+    block_out: float
+    byte_out: float
+    change: float
+    """Of a subscription that comes, is merged, and passes on upstream."""
+
+
+def measure() -> Costs:
+    """Measure it over loopback, with real relays, publishers and sockets."""
+    runs = [(1_000, 1, _BLOCKS), (1_000, 8, _BLOCKS), (200_000, 1, _MANY_BLOCKS), (200_000, 8, _MANY_BLOCKS)]
+    spent = [_passing(*run) / run[2] for run in runs]
+    shares = [(1.0, float(subscribers), float(size * subscribers)) for size, subscribers, _ in runs]
+    scale = numpy.array([1.0, 1.0, 1e-5])
+    # Sizes differ by far: without a common scale the small ones would count for nothing.
+    weights = 1 / numpy.array(spent)
+    found = numpy.linalg.lstsq(numpy.array(shares) * scale * weights[:, None], numpy.ones(len(runs)), rcond=None)[0]
+    block_in, block_out, byte_out = (float(value) for value in numpy.maximum(found * scale, 0))
+    return Costs(block_in, block_out, byte_out, _changing())
+
+
+def _passing(body_bytes: int, subscribers: int, blocks: int) -> float:
+    """CPU seconds of a relay that passes so many blocks to so many subscribers, each of which gets all."""
+    above, below = Feed.local("scaling", slices=1), Feed.local("scaling", slices=1)
+    rows = body_bytes // 100
+    columns = (b"TOPIC",), numpy.zeros(rows, numpy.int32), numpy.zeros((rows, 100), numpy.uint8)
+    with ExitStack() as stack:
+        publisher = stack.enter_context(Publisher(above, when_full="wait"))
+        relay = stack.enter_context(Child("bench.processes.relay:pass_on", above=above, below=below, when_full="wait"))
+        threads = []
+        for _ in range(subscribers):
+            threads.append(threading.Thread(target=_drain, args=(below.slices[0].lines[0], blocks)))
+            threads[-1].start()
+        publisher.wait_for_subscribers(timeout=_PATIENCE_S)
+        time.sleep(1.0)  # until the filters of all are in force: a bare SUB socket is not told
+        before = cpu_seconds(relay.pid)
+        for _ in range(blocks):
+            publisher.publish_many(*columns)
+        for thread in threads:
+            thread.join()
+        return cpu_seconds(relay.pid) - before
+
+
+def _drain(address: str, blocks: int) -> None:
+    with zmq.Context() as context, context.socket(zmq.SUB) as sub:
+        sub.linger = 0
+        sub.rcvtimeo = int(_PATIENCE_S * 1_000)
+        sub.connect(address)
+        sub.subscribe(b"")
+        taken = 0
+        while taken < blocks:
+            if not sub.recv_multipart()[0].startswith(b"\0"):
+                taken += 1
+
+
+def _changing() -> float:
+    """CPU seconds of a relay for a prefix that somebody wants, until its source knows."""
+    above, below = Feed.local("scaling", slices=1), Feed.local("scaling", slices=1)
+    with (
+        Publisher(above, when_full="wait") as publisher,
+        Child("bench.processes.relay:pass_on", above=above, below=below) as relay,
+        zmq.Context() as context,
+        context.socket(zmq.SUB) as sub,
+    ):
+        sub.linger, sub.sndhwm = 0, 0
+        sub.connect(below.slices[0].lines[0])
+        sub.subscribe(WANT_KEY + b"first")
+        _until_wanted(publisher, b"first")
+        before = cpu_seconds(relay.pid)
+        for number in range(_WANTS):
+            sub.subscribe(WANT_KEY + b"%07d" % number)
+        _until_wanted(publisher, b"%07d" % (_WANTS - 1))
+        return (cpu_seconds(relay.pid) - before) / _WANTS
+
+
+def _until_wanted(publisher: Publisher, topic: bytes) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not publisher.wants(topic):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{topic!r} was not wanted within {_PATIENCE_S:g} s")
+        time.sleep(0.005)
