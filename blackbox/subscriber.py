@@ -122,15 +122,16 @@ class Subscriber(Registration):
 
         With `since` or `back` it begins in the past, then goes over to what comes live, with nothing twice and nothing
         left out. Then `on_live` is called; `wait_live` waits for that, and `statistics().received.catching_up` counts
-        the slices that are not live yet. What archives bring does not count as lag. Only for feeds with `key_bytes` 0.
+        the slices that are not live yet. What archives bring does not count as lag.
 
         Args:
             timeout: how long publishers may take to confirm, in seconds; with `back` also archives, to answer.
             since: with what the feed's archives recorded at this time or later: ns since 1970, a datetime, or text such
                 as "2019-12-30T14:30:00Z", "14:30" (of the session that goes on now, in the feed's time zone) or
-                "session", when that began. Or from (epoch, sequence) of each slice on; those without begin live.
+                "session", when that began. Or from (epoch, sequence) of each slice on; those without begin live; only
+                with `key_bytes` 0.
             back: with the last `back` messages of each slice that archives have recorded; more if some are recorded
-                meanwhile.
+                meanwhile. Only with `key_bytes` 0.
 
         Of two lines one is enough, after `timeout` seconds (not counted: compiling, on the first start ever). Raises
         NotConfirmedError naming the slices without a publisher, EndpointError when a slice cannot connect.

@@ -38,18 +38,19 @@ def beginning_of(
         raise ConfigError(f"since was {since!r} and back {back}, expected one of them")
     if archives is None:
         raise ConfigError(f"feed {feed.name!r} had no archives, expected endpoints such as tcp://host:5600")
-    if feed.key_bytes:
-        raise ConfigError(f"since was given for feed {feed.name!r} with key_bytes {feed.key_bytes}, expected 0")
+    if feed.key_bytes and (back is not None or isinstance(since, Mapping)):
+        said = "back" if since is None else "since, as positions,"
+        raise ConfigError(f"{said} was given for feed {feed.name!r} with key_bytes {feed.key_bytes}, expected 0")
     if back is not None:
         check_integers(("back", back, 1, 1 << 62))
         return _counted_back(archives, back, timeout)
     if isinstance(since, Mapping):
-        positions = {slice_id: Since(epoch, sequence, 0) for slice_id, (epoch, sequence) in since.items()}
+        positions = {slice_id: Since(epoch, {b"": sequence}, 0) for slice_id, (epoch, sequence) in since.items()}
         slices = range(len(feed.slices))
         if not positions.keys() <= set(slices):
             raise ConfigError(f"since was for slices {sorted(positions)}, expected some of 0 to {slices[-1]}")
         return positions.get
-    at = Since(0, 0, _ns_of(feed, since))
+    at = Since(0, {}, _ns_of(feed, since))
     return lambda _slice_id: at
 
 
@@ -82,7 +83,7 @@ def _counted_back(archives: ArchiveClient, count: int, timeout: float) -> Callab
                 if left.get(slice_id, 0) > 0:
                     many = min(left[slice_id], last + 1 - first)
                     left[slice_id] -= many
-                    found[slice_id] = Since(epoch, last + 1 - many, 0)
+                    found[slice_id] = Since(epoch, {b"": last + 1 - many}, 0)
         if not any(left.values()):
             break
-    return lambda slice_id: found.get(slice_id, Since(0, 0, 0))
+    return lambda slice_id: found.get(slice_id, Since(0, {}, 0))

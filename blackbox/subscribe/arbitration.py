@@ -17,7 +17,7 @@ from blackbox.native.intrinsics import inner, int64s_at
 from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, number_of
 from blackbox.native.posix import monotonic_ns, now_ns
-from blackbox.native.prefix_trie import Trie
+from blackbox.native.prefix_trie import Trie, longest_prefix
 from blackbox.subscribe.clocks import clock_state_at, note_clocks
 from blackbox.subscribe.doubt import keep_doubted, refute_all
 from blackbox.subscribe.epochs import DOUBTED, NEW, SAME, STALE, epoch_before, epoch_state_at
@@ -44,21 +44,21 @@ from blackbox.subscribe.join_live import (
     order_joining,
     order_replayed,
     pass_gone,
+    pass_quiet,
 )
 from blackbox.subscribe.join_state import (
     BEGIN,
     FALLEN_BACK,
     GIVE_UP,
     GONE,
+    LACKED,
     LIVE,
     PASSED,
+    QUIET,
     REACHED,
     REPLAYING,
-    end_run,
-    forget_live,
     is_joining,
     join_state_at,
-    note_live,
 )
 from blackbox.subscribe.release import (
     ALL_KEYS,
@@ -80,7 +80,16 @@ from blackbox.subscribe.release import (
     take_back,
     tell_shown_losses,
 )
-from blackbox.subscribe.sequences import ARCHIVE, has_losses, is_wanted
+from blackbox.subscribe.sequences import (
+    ARCHIVE,
+    end_run,
+    forget_live,
+    has_losses,
+    is_current,
+    is_wanted,
+    key_state,
+    note_live,
+)
 from blackbox.subscribe.slice_memory import (
     AT_BEGIN,
     BODY_AT,
@@ -107,7 +116,7 @@ def deliver_held_first(at: SliceAt, table: TableAt, trie: Trie, force: int) -> i
     """
     drop_refuted(at)
     if is_joining(at.sequences.join):
-        return go_over(at, table, 0)
+        return go_over(at, table)
     result = tell_shown_losses(at, table)
     if result != 0:
         return result
@@ -144,6 +153,7 @@ def _judge(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Header, sp
     is_full = verdict == MAKE_ROOM and line != ARCHIVE and not has_room(at.sequences, size)
     if is_full and at.key_bytes == 0 and can_fall_back(at.sequences, key):
         let_all_go(at)
+        forget_live(at.sequences)
         fall_back(at.sequences, key)
         return _FELL_BACK
     for force in range(2):
@@ -170,13 +180,23 @@ def _doubt(at: SliceAt, key: int, header: Header, span: int, now: int) -> int:
 
 
 @inner
-def order_recorded(at: SliceAt, table: TableAt, trie: Trie, now: int, tick: int) -> int:
+def _key_recorded(at: SliceAt, filters: Trie) -> int:
+    """Return the number of the key at hand, which archives have brought; FULL: there is no room, or nobody wants it."""
+    key, size = msg_data(at.scratch + KEY_AT), msg_size(at.scratch + KEY_AT)
+    if longest_prefix(filters, key, size) == 0:
+        return numpy.int64(FULL)
+    number: int = number_of(at.sequences.keys, key, size)
+    return number
+
+
+@inner
+def order_recorded(at: SliceAt, table: TableAt, trie: Trie, filters: Trie, now: int, tick: int) -> int:
     """Deliver what is missing of the block at hand, which an archive has brought, and what waited for it: 0 or FAILED.
 
     One of another epoch is of no use any more.
     """
     header = read_header(at.scratch + HEAD_AT)
-    key = number_of(at.sequences.keys, msg_data(at.scratch + KEY_AT), msg_size(at.scratch + KEY_AT))
+    key = _key_recorded(at, filters)
     if key != FULL and is_joining(at.sequences.join):
         if join_state_at(at.sequences.join).phase == FALLEN_BACK:
             return 0  # archives bring it once more
@@ -200,9 +220,9 @@ def order_recorded(at: SliceAt, table: TableAt, trie: Trie, now: int, tick: int)
 
 
 @inner
-def take_note(at: SliceAt, table: TableAt, trie: Trie) -> int:
+def take_note(at: SliceAt, table: TableAt, trie: Trie, filters: Trie) -> int:
     """Take the note at hand, which comes between what archives have brought: 0 or FAILED."""
-    key = number_of(at.sequences.keys, msg_data(at.scratch + KEY_AT), msg_size(at.scratch + KEY_AT))
+    key = _key_recorded(at, filters)
     note = int64s_at(msg_data(at.scratch + BODY_AT), 3)
     what, epoch, number = note[0], note[1], note[2]
     join = join_state_at(at.sequences.join)
@@ -214,8 +234,10 @@ def take_note(at: SliceAt, table: TableAt, trie: Trie) -> int:
         if what == PASSED and key != FULL:
             pass_by(at.sequences, key, epoch, number)
             result = deliver_held(at, table, trie, key, NO, END)
-    elif what == GONE:
-        result = pass_gone(at, table, numpy.int64(0), epoch, number)
+    elif key != FULL and (what == GONE or (what == LACKED and is_current(at.sequences, epoch))):
+        result = pass_gone(at, table, trie, key, epoch, number)
+    elif key != FULL and what == QUIET and is_current(at.sequences, epoch):
+        result = pass_quiet(at, table, trie, key, epoch, number)
     elif what == REACHED:
         result = note_reached(at, table, epoch)
     elif what == GIVE_UP:
@@ -232,7 +254,7 @@ def _order_live(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Heade
     if verdict == _FAILED:
         return FAILED
     if verdict == _FELL_BACK:
-        note_live(at.sequences.join, header.sequence + span)
+        note_live(at.sequences, key, header.sequence + span)
         counters.let_go += span
         return 0
     result = 0
@@ -309,11 +331,11 @@ def begin_epoch(at: SliceAt, table: TableAt, trie: Trie) -> int:
             _let_doubted_go(at, line)
         let_all_go(at)
         before = epoch_before(epoch_state_at(at.sequences.state))
-        if joins:
-            end_run(at.sequences.join, before, join_state_at(at.sequences.join).live_next)
-            forget_live(at.sequences.join)
-        else:
-            end_run(at.sequences.join, before, known_end(at.sequences, 0))
+        if not joins:
+            key_state(at.sequences, 0).live_next = known_end(at.sequences, 0)
+        end_run(at.sequences, before)
+        forget_live(at.sequences)
+        if not joins:
             fall_back(at.sequences, 0)
         return 0
     put_aside(at, numpy.int64(AT_BEGIN))

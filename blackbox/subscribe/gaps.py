@@ -32,7 +32,7 @@ from blackbox.subscribe.held_blocks import (
     dequeue,
     enqueue,
 )
-from blackbox.subscribe.join_state import FALLEN_BACK, forget_live, is_joining, join_state_at, note_live
+from blackbox.subscribe.join_state import FALLEN_BACK, is_joining, join_state_at
 from blackbox.subscribe.repair_queue import ask_archive, repair_queue_at
 from blackbox.subscribe.sequences import (
     ARCHIVE,
@@ -47,6 +47,8 @@ from blackbox.subscribe.sequences import (
     is_wanted,
     key_state,
     lose,
+    note_behind,
+    note_live,
 )
 from blackbox.subscribe.state import slice_counters_at
 
@@ -110,15 +112,28 @@ def _archives_passed(at: SequencesAt, key: int, since: int, stop: int) -> int:
 
 
 @inner
+def enter_recorded(at: SequencesAt, epoch: int) -> bool:
+    """Note that archives bring blocks of an epoch while we join; False: it is over."""
+    join = join_state_at(at.join)
+    if epoch > join.at_epoch:
+        if join.at_epoch == 0 and join.opens != 0:
+            join.open_epoch = epoch
+        join.at_epoch = epoch
+    is_at: bool = epoch == join.at_epoch
+    return is_at
+
+
+@inner
 def begin_recorded(at: SequencesAt, key: int, epoch: int, sequence: int) -> bool:
     """Take a block that an archive has brought while we join; False: it is of an epoch that is over.
 
-    The first epoch begins where the archive does, later ones at 0.
+    Where the slice began at a time, the first epoch begins where the archive does; later ones at 0.
     """
     state = key_state(at, key)
     if state.expected != UNKNOWN and epoch <= state.epoch:
         return epoch == state.epoch
-    state.expected = sequence if state.expected == UNKNOWN else 0
+    is_open = state.expected == UNKNOWN and epoch == join_state_at(at.join).open_epoch
+    state.expected = sequence if is_open else 0
     state.epoch = epoch
     state.asked_to = 0
     for line in range(3):
@@ -139,10 +154,10 @@ def can_fall_back(at: SequencesAt, key: int) -> bool:
 def fall_back(at: SequencesAt, key: int) -> None:
     """Go back to the archives for a key, from the next expected number on."""
     join, state = join_state_at(at.join), key_state(at, key)
-    join.from_epoch = state.epoch
+    join.from_epoch = join.at_epoch = state.epoch
     join.from_sequence = state.expected
+    join.opens = join.open_epoch = 0
     join.falls += 1
-    forget_live(at.join)
     store_shared(join, "phase", FALLEN_BACK)
     poke(repair_queue_at(at.repair).wake_fd, at.state)
 
@@ -382,7 +397,7 @@ def settle(at: SequencesAt, key: int, now_ns: int, until: int) -> None:
 @inner
 def _note_next(at: SequencesAt, key: int, line: int, epoch: int, following: int, baseline: int, now_ns: int) -> None:
     if is_joining(at.join):
-        note_live(at.join, following)
+        note_live(at, key, following)
         return
     if not is_known(at, key, epoch):
         if not epoch_state_at(at.state).all_told and baseline == 0:
@@ -414,7 +429,7 @@ def note_sequences(
     header = read_header(header_at)
     layout = layout_of(header)
     if is_joining(at.join):
-        note_live(at.join, 0)  # a publisher that has sent nothing tells of no key
+        join_state_at(at.join).is_told = 1
     offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
     following = int64s_at(body + layout.payloads, header.count)
     for row in range(header.count):
@@ -437,5 +452,7 @@ def forget_uncovered(at: SequencesAt, filters: Trie) -> None:
         if longest_prefix(filters, at.keys.text + starts[key], starts[key + 1] - starts[key]) == 0:
             state = key_state(at, key)
             state.expected = UNKNOWN
+            state.live_next = 0
+            note_behind(at, key)
             for line in range(2):
                 refute(at, state, line)

@@ -5,13 +5,11 @@ Compiled; runs in the slice thread.
 
 from __future__ import annotations
 
-import numpy
-
 from blackbox.block.format import (
     Header,
     span_of,
 )
-from blackbox.native.intrinsics import inner
+from blackbox.native.intrinsics import inner, int64s_at
 from blackbox.native.posix import now_ns, poke
 from blackbox.native.prefix_trie import Trie
 from blackbox.native.records import store_shared
@@ -21,6 +19,7 @@ from blackbox.subscribe.gaps import (
     MAKE_ROOM,
     begin_recorded,
     come_to,
+    enter_recorded,
     has_room,
     hold,
     is_behind,
@@ -28,13 +27,13 @@ from blackbox.subscribe.gaps import (
     lose_before,
     reaches,
 )
+from blackbox.subscribe.held_blocks import NONE
 from blackbox.subscribe.join_state import (
     LIVE,
     MOST_ENDED,
     REPLAYING,
     SWITCHING,
     join_state_at,
-    note_live,
 )
 from blackbox.subscribe.release import (
     END,
@@ -50,7 +49,16 @@ from blackbox.subscribe.release import (
     put_aside,
     row_of,
 )
-from blackbox.subscribe.sequences import ARCHIVE, has_losses
+from blackbox.subscribe.sequences import (
+    ARCHIVE,
+    UNKNOWN,
+    has_losses,
+    held_block,
+    is_current,
+    key_state,
+    note_behind,
+    note_live,
+)
 from blackbox.subscribe.slice_memory import (
     BODY_AT,
     SliceAt,
@@ -62,9 +70,17 @@ from blackbox.transport.libzmq import msg_data
 
 
 @inner
+def _known_keys(at: SliceAt) -> int:
+    """Return how many keys have a number."""
+    known: int = int64s_at(at.sequences.keys.used, 1)[0]
+    return known
+
+
+@inner
 def _be_live(at: SliceAt, table: TableAt) -> int:
     """Take what comes live from now on, and tell the workers that listen: 0 or FAILED."""
     join = join_state_at(at.sequences.join)
+    epoch_state_at(at.sequences.state).all_told = 1  # of keys that the publisher has not told it has sent nothing
     join.lives += 1
     result: int = tell_live(at, table)
     store_shared(join, "phase", LIVE)
@@ -73,13 +89,62 @@ def _be_live(at: SliceAt, table: TableAt) -> int:
 
 
 @inner
-def go_over(at: SliceAt, table: TableAt, key: int) -> int:
+def _lose_end(at: SliceAt, epoch: int, key: int, stop: int) -> None:
+    """Lose what a run is known to have sent of a key before a number, unless nobody knows where the key began."""
+    join, state = join_state_at(at.sequences.join), key_state(at.sequences, key)
+    is_short = is_behind(at.sequences, key, epoch)
+    if state.expected == UNKNOWN:
+        is_short = join.at_epoch != 0 and epoch != join.open_epoch
+    if stop > 0 and is_short:
+        begin_recorded(at.sequences, key, epoch, 0)
+        lose_before(at.sequences, key, stop)
+
+
+@inner
+def _end_runs(at: SliceAt, table: TableAt, epoch: int) -> int:
+    """Lose what runs before an epoch are known to have sent, and archives have not brought: 0 or FAILED."""
+    join, current = join_state_at(at.sequences.join), epoch_state_at(at.sequences.state).epoch
+    join.settled = max(join.settled, join.ended - MOST_ENDED)
+    while join.settled < join.ended and join.ended_epoch[join.settled % MOST_ENDED] < epoch:
+        place = join.settled % MOST_ENDED
+        for key in range(_known_keys(at)):
+            _lose_end(at, join.ended_epoch[place], key, key_state(at.sequences, key).ended_next[place])
+        join.settled += 1
+        if has_losses(at.sequences) and tell_losses(at, table, now_ns()) != 0:
+            return FAILED
+    if join.at_epoch < epoch and current != 0 and current < epoch:  # archives are ahead of what comes live
+        for key in range(_known_keys(at)):
+            _lose_end(at, current, key, key_state(at.sequences, key).live_next)
+        if has_losses(at.sequences):
+            return tell_losses(at, table, now_ns())
+    return 0
+
+
+@inner
+def go_over(at: SliceAt, table: TableAt) -> int:
     """Go over to what comes live, if all before it has come: 0 or FAILED."""
     join = join_state_at(at.sequences.join)
     epoch = epoch_state_at(at.sequences.state).epoch
-    if join.phase == LIVE or join.is_told == 0 or not reaches(at.sequences, key, epoch, join.live_next):
+    if join.phase == LIVE or join.is_told == 0 or join.behind != 0 or epoch == 0 or join.at_epoch != epoch:
         return 0
+    if _end_runs(at, table, epoch) != 0:
+        return FAILED
     return _be_live(at, table)
+
+
+@inner
+def _joins_live(at: SliceAt, key: int, header: Header) -> bool:
+    """Whether all before the live block at hand has come.
+
+    With keys not yet while archives bring what is older: what is live of one key would come amid that of others.
+    """
+    join = join_state_at(at.sequences.join)
+    if at.key_bytes != 0 and join.phase != SWITCHING:
+        return False
+    if header.sequence == 0 and join.at_epoch == header.epoch:  # nothing is before it
+        begin_recorded(at.sequences, key, header.epoch, 0)
+    has_come: bool = reaches(at.sequences, key, header.epoch, header.sequence)
+    return has_come
 
 
 @inner
@@ -87,9 +152,11 @@ def order_joining(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Hea
     """Deliver the live block at hand if all before it has come; else let it wait, or go: 0 or FAILED."""
     join = join_state_at(at.sequences.join)
     span = span_of(header, msg_data(at.scratch + BODY_AT))
-    note_live(at.sequences.join, header.sequence + span)
+    note_live(at.sequences, key, header.sequence + span)
+    if at.key_bytes == 0:
+        join.is_told = 1
     result = 0
-    if reaches(at.sequences, key, header.epoch, header.sequence):
+    if _joins_live(at, key, header):
         line, size = line_of(at, header), header.body_bytes
         verdict = judge(at.sequences, key, line, header.epoch, header.sequence, span, size, tick, YES)
         first_row = row_of(at, verdict)
@@ -97,6 +164,7 @@ def order_joining(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Hea
             result = deliver_block(at, table, trie, first_row, now)
         if result == 0:
             result = deliver_held(at, table, trie, key, NO, END)
+        note_behind(at.sequences, key)
     elif join.phase == SWITCHING and has_room(at.sequences, header.body_bytes):
         if not leave_shared_buffer(at):
             return fail(at)
@@ -106,36 +174,59 @@ def order_joining(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Hea
         if join.phase == SWITCHING:
             join.phase = REPLAYING
         slice_counters_at(at.counters).let_go += span
-    return result if result != 0 else go_over(at, table, key)
+    return result if result != 0 else go_over(at, table)
 
 
 @inner
-def pass_gone(at: SliceAt, table: TableAt, key: int, epoch: int, stop: int) -> int:
-    """Lose what archives have no more before a number: 0 or FAILED."""
-    if begin_recorded(at.sequences, key, epoch, 0):
+def pass_gone(at: SliceAt, table: TableAt, trie: Trie, key: int, epoch: int, stop: int) -> int:
+    """Lose what archives have no more before a number, and does not wait here: 0 or FAILED."""
+    if _end_runs(at, table, epoch) != 0:
+        return FAILED
+    if enter_recorded(at.sequences, epoch) and begin_recorded(at.sequences, key, epoch, 0):
+        if deliver_held(at, table, trie, key, YES, stop) != 0:
+            return FAILED
         lose_before(at.sequences, key, stop)
-    return tell_losses(at, table, now_ns()) if has_losses(at.sequences) else 0
+    return _go_on(at, table, trie, key)
 
 
 @inner
-def _end_runs(at: SliceAt, table: TableAt, key: int, epoch: int) -> int:
-    """Lose what runs before an epoch are known to have sent, and archives have not brought: 0 or FAILED."""
-    join = join_state_at(at.sequences.join)
-    for number in range(max(0, join.ended - MOST_ENDED), join.ended):
-        ended, following = join.ended_epoch[number % MOST_ENDED], join.ended_next[number % MOST_ENDED]
-        if ended < epoch and is_behind(at.sequences, key, ended):
-            result = pass_gone(at, table, key, ended, following)
-            if result != 0:
-                return result
-    return 0
+def _begin_key(at: SliceAt, key: int, epoch: int, sequence: int) -> bool:
+    """Do as `begin_recorded`; what begins anywhere begins no later than what waits, or has yet to come live."""
+    state = key_state(at.sequences, key)
+    if is_current(at.sequences, epoch):
+        if join_state_at(at.sequences.join).is_told != 0:
+            sequence = min(sequence, state.live_next)
+        if state.first != NONE:
+            sequence = min(sequence, held_block(at.sequences, state.first).sequence)
+    is_of: bool = begin_recorded(at.sequences, key, epoch, sequence)
+    return is_of
+
+
+@inner
+def pass_quiet(at: SliceAt, table: TableAt, trie: Trie, key: int, epoch: int, following: int) -> int:
+    """Begin a key live, of which nothing came since the time at which the slice begins: 0 or FAILED."""
+    if enter_recorded(at.sequences, epoch) and key_state(at.sequences, key).expected == UNKNOWN:
+        _begin_key(at, key, epoch, following)
+    return _go_on(at, table, trie, key)
+
+
+@inner
+def _go_on(at: SliceAt, table: TableAt, trie: Trie, key: int) -> int:
+    """Deliver what waited of a key for what is now known to be missing, after that is told: 0 or FAILED."""
+    result = tell_losses(at, table, now_ns()) if has_losses(at.sequences) else 0
+    if result == 0:
+        result = deliver_held(at, table, trie, key, NO, END)
+    note_behind(at.sequences, key)
+    return result if result != 0 else go_over(at, table)
 
 
 @inner
 def order_replayed(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Header, now: int, tick: int) -> int:
     """Deliver the block at hand, which an archive has brought to who joins: 0 or FAILED."""
-    if _end_runs(at, table, key, header.epoch) != 0:
+    if _end_runs(at, table, header.epoch) != 0:
         return FAILED
-    if not begin_recorded(at.sequences, key, header.epoch, header.sequence):
+    is_at = enter_recorded(at.sequences, header.epoch)
+    if not is_at or not _begin_key(at, key, header.epoch, header.sequence):
         slice_counters_at(at.counters).stale += header.count
         return 0
     span = span_of(header, msg_data(at.scratch + BODY_AT))
@@ -145,7 +236,8 @@ def order_replayed(at: SliceAt, table: TableAt, trie: Trie, key: int, header: He
         if verdict == MAKE_ROOM and deliver_held_before(at, table, trie, key, YES, header.sequence) != 0:
             return FAILED
     result = deliver_recorded(at, table, trie, key, verdict, now)
-    return result if result != 0 else go_over(at, table, key)
+    note_behind(at.sequences, key)
+    return result if result != 0 else go_over(at, table)
 
 
 @inner
@@ -158,11 +250,11 @@ def note_reached(at: SliceAt, table: TableAt, heard: int) -> int:
     if join.phase == REPLAYING:
         join.phase = SWITCHING
     epoch = epoch_state_at(at.sequences.state).epoch
-    if join.is_told != 0 and join.live_next == 0 and epoch != 0 and heard == epoch:
-        if _end_runs(at, table, numpy.int64(0), epoch) != 0:
+    if join.is_told != 0 and join.behind == 0 and epoch != 0 and heard == epoch:  # its run has not begun to send
+        if _end_runs(at, table, epoch) != 0:
             return FAILED
-        begin_recorded(at.sequences, 0, epoch, 0)  # the publisher's run has not begun to send
-        return go_over(at, table, 0)
+        enter_recorded(at.sequences, epoch)
+        return go_over(at, table)
     return 0
 
 
@@ -172,10 +264,19 @@ def go_over_with_gap(at: SliceAt, table: TableAt, trie: Trie) -> int:
     join, epoch = join_state_at(at.sequences.join), epoch_state_at(at.sequences.state).epoch
     if join.phase == LIVE or join.is_told == 0 or epoch == 0:
         return 0
-    if _end_runs(at, table, numpy.int64(0), epoch) != 0:
+    if _end_runs(at, table, epoch) != 0:
         return FAILED
-    begin_recorded(at.sequences, 0, epoch, join.live_next)
-    come_to(at.sequences, 0, join.live_next)
+    if not enter_recorded(at.sequences, epoch):
+        return 0
+    for key in range(_known_keys(at)):
+        following = key_state(at.sequences, key).live_next
+        if following > 0:
+            _begin_key(at, key, epoch, following)
+            come_to(at.sequences, key, following)
     join.phase = LIVE  # from here on what is missing is lost
-    result = deliver_held(at, table, trie, numpy.int64(0), YES, END)
-    return result if result != 0 else _be_live(at, table)
+    for key in range(_known_keys(at)):
+        if key_state(at.sequences, key).live_next > 0:
+            result = deliver_held(at, table, trie, key, YES, END)
+            if result != 0:
+                return result
+    return _be_live(at, table)

@@ -342,10 +342,10 @@ def _receive_repair(at: SliceAt) -> int:
 
 
 @inner
-def _accept_repair(at: SliceAt, table: TableAt, trie: Trie, frames: int) -> int:
+def _accept_repair(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, frames: int) -> int:
     """Order what archives have brought: a block, or a note that there is nothing more. Return 0 or FAILED."""
     if frames == 3 and msg_size(at.scratch + HEADER_AT) == 0:
-        return take_note(at, table, trie)
+        return take_note(at, table, trie, keys)
     now = now_ns()
     if not _align(at):
         return fail(at)
@@ -357,7 +357,7 @@ def _accept_repair(at: SliceAt, table: TableAt, trie: Trie, frames: int) -> int:
         counters.faults[fault] += 1
         return 0
     uint16s_at(at.scratch + HEAD_AT + OFFSET_FLAGS, 1)[0] |= numpy.uint16(FLAG_RECORDED)
-    return order_recorded(at, table, trie, now, monotonic_ns())
+    return order_recorded(at, table, trie, keys, now, monotonic_ns())
 
 
 @inner
@@ -405,7 +405,7 @@ def run_slice(at: SliceAt, table: TableAt, trie: Trie, keys: Trie) -> int:
         # What comes live takes turns with it: else its queue would run over.
         frames = _receive_repair(at) if state.reads & 1 else numpy.int64(0)
         if frames > 0:
-            result = _accept_repair(at, table, trie, frames)
+            result = _accept_repair(at, table, trie, keys, frames)
         elif frames == 0:
             frames = _receive(at, keys)
             if frames > 0:

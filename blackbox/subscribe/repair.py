@@ -8,7 +8,7 @@ import select
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from random import Random
 from typing import Final, NamedTuple, Protocol, Self
@@ -19,9 +19,19 @@ import zmq
 from blackbox.block.block import Block
 from blackbox.errors import BlackBoxError, SubscriberError
 from blackbox.native.limits import Needs, let_others_go_first, start_thread
-from blackbox.native.name_table import Numbering
-from blackbox.subscribe.join_state import BEGIN, GIVE_UP, GONE, PASSED, REACHED, JoinPhase, JoinState
+from blackbox.subscribe.join_state import (
+    BEGIN,
+    GIVE_UP,
+    GONE,
+    LACKED,
+    PASSED,
+    QUIET,
+    REACHED,
+    JoinPhase,
+    JoinState,
+)
 from blackbox.subscribe.repair_queue import MOST_REQUESTS, RepairQueue, RepairRequest
+from blackbox.subscribe.sequences import UNKNOWN, Behind, Sequences
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
 log = logging.getLogger("blackbox")
@@ -41,6 +51,10 @@ _MOST_PAUSE_S: Final = 0.32
 _PROBE_S: Final = 1.0
 """Between two looks at whether an archive answers, when none did."""
 _NOTICE_S: Final = 10.0
+_STUCK_S: Final = 0.2
+"""After this time without more of a key that is behind, while others come, archives are asked for what it lacks."""
+_LOOK_S: Final = 0.01
+"""Least time between two looks at which keys those are; it is longer where archives take long to answer."""
 _NOTE: Final = struct.Struct("<qqq")
 _chance: Final = Random()
 """Of its own: whoever seeds the module's has the same numbers again, whatever goes on here."""
@@ -72,7 +86,8 @@ class Since(NamedTuple):
 
     epoch: int
     """0: at a time."""
-    sequence: int
+    following: Mapping[bytes, int]
+    """By key the number of the first message; b"" where the feed has no keys. Other keys begin at 0."""
     start_ns: int
     """ns since 1970, by the recorder's clock."""
 
@@ -95,12 +110,20 @@ class Archives(Protocol):
     def answers(self) -> bool:
         """Whether an archive answers now."""
 
-    def since(
-        self, slice_id: int, since: Since, wait_s: float, is_over: Callable[[], bool]
-    ) -> Iterator[Block | Missing | Later]:
-        """Yield all blocks of a slice of a feed without keys, in order, and what is known to be missing between them.
+    def times_of(
+        self, slice_id: int, asked: Iterable[Missing], wait_s: float, is_over: Callable[[], bool]
+    ) -> dict[bytes, int]:
+        """Ask each archive once for one number of each key: return by key when it was received, ns since 1970.
 
-        And Later whenever there are no more for now.
+        Up to MOST_REQUESTS of what is asked; 0: it is gone. What may still come is left out. Raises as `missing`.
+        """
+
+    def since(
+        self, slice_id: int, since: Since, prefix: bytes, wait_s: float, is_over: Callable[[], bool]
+    ) -> Iterator[Block | Missing | Later]:
+        """Yield all blocks of a slice with topics that begin with a prefix, of each key in order.
+
+        And what is known to be missing between them, and Later whenever there are no more for now.
 
         After `wait_s` without more the next archive is asked. Ends once it `is_over`. Raises BlackBoxError when no
         archive answers.
@@ -121,13 +144,15 @@ class Repairer:
         queue: RepairQueue,
         join: JoinState,
         since: Since | None,
-        keys: Numbering,
+        prefix: bytes,
+        sequences: Sequences,
         context: zmq.Context[zmq.Socket[bytes]],
         wake: Callable[[], None],
         report: Callable[[SubscriberError], None],
     ) -> None:
-        self._slice_id, self._archives, self._keys, self._wake = slice_id, archives, keys, wake
-        self._join, self._since, self._report = join, since, report
+        """`since`, `prefix`: where it begins in the past, and what all topics begin with that are wanted then."""
+        self._slice_id, self._archives, self._sequences, self._wake = slice_id, archives, sequences, wake
+        self._join, self._since, self._prefix, self._report = join, since, prefix, report
         self._wait_s = wait_ns / 1e9
         self._queue = queue
         self._requests = numpy.zeros(MOST_REQUESTS, RepairRequest.dtype)
@@ -144,6 +169,10 @@ class Repairer:
         self._rests = False
         """Whether gaps are told at once, as no archive has answered within the time that gaps may wait."""
         self._falls = 0
+        self._behind: dict[tuple[bytes, int], float] = {}
+        """Keys that are behind, and the number that they lack; since when."""
+        self._look_at = 0.0
+        self._is_warned = False
         self._thread = threading.Thread(target=self._run, name=f"blackbox-repair-{slice_id}", daemon=True)
 
     def start(self) -> None:
@@ -204,7 +233,7 @@ class Repairer:
         self._falls = self._join.falls
         self._note(out, BEGIN, 0, self._falls)
         try:
-            self._replay(out, Since(self._join.from_epoch, self._join.from_sequence, 0))
+            self._replay(out, Since(self._join.from_epoch, {b"": self._join.from_sequence}, 0))
         except BlackBoxError as error:
             self._queue.answers = 0
             self._notice(error)
@@ -215,20 +244,74 @@ class Repairer:
     def _replay(self, out: zmq.Socket[bytes], since: Since) -> None:
         """Bring all there is, until the slice has gone over to what comes live. Raises BlackBoxError."""
         came = time.monotonic()
-        for found in self._archives.since(self._slice_id, since, self._wait_s, self._has_joined):
+        for found in self._archives.since(self._slice_id, since, self._prefix, self._wait_s, self._has_joined):
             if isinstance(found, Missing):
-                self._note(out, GONE, found.epoch, found.stop)
+                self._note(out, GONE, found.epoch, found.stop, found.key)
             elif isinstance(found, Block):
                 self._send(out, [found.key, found.header, found.body.data])
                 came = time.monotonic()
             elif self._join.is_told and time.monotonic() - came > self._wait_s:
                 if not self._has_joined():
-                    log.warning("slice %d: archives lack some of what came before it is live", self._slice_id)
+                    self._warn_lacking()
                 self._note(out, GIVE_UP, 0, 0)
             else:
                 if not self._join.is_told:
                     came = time.monotonic()  # nobody knows yet that something is missing
                 self._note(out, REACHED, found.epoch, 0)
+                self._look_at_behind(out, since.start_ns)
+
+    def _warn_lacking(self) -> None:
+        if not self._is_warned:
+            self._is_warned = True
+            log.warning("slice %d: archives lack some of what came before it is live", self._slice_id)
+
+    def _look_at_behind(self, out: zmq.Socket[bytes], start_ns: int) -> None:
+        """See to keys that are behind their publisher, while archives bring nothing more of them.
+
+        Of a quiet one nothing may have come since `start_ns`, where the slice began then. Others lack something: that
+        is asked for by its numbers.
+        """
+        began = time.monotonic()
+        if began < self._look_at:
+            return
+        behind = self._sequences.behind()
+        self._behind = {(each.key, each.first): self._behind.get((each.key, each.first), began) for each in behind}
+        quiet = [each for each in behind if each.first == UNKNOWN]
+        stuck = [each for each in behind if each.first != UNKNOWN and self._waited_s(each) > _STUCK_S]
+        for first in range(0, len(quiet), MOST_REQUESTS):
+            self._find_quiet(out, quiet[first : first + MOST_REQUESTS], start_ns)
+        for first in range(0, len(stuck), MOST_REQUESTS):
+            self._fetch_behind(out, stuck[first : first + MOST_REQUESTS])
+        took_s = time.monotonic() - began
+        self._look_at = began + took_s + max(_LOOK_S, took_s)
+
+    def _waited_s(self, behind: Behind) -> float:
+        return time.monotonic() - self._behind[behind.key, behind.first]
+
+    def _find_quiet(self, out: zmq.Socket[bytes], quiet: list[Behind], start_ns: int) -> None:
+        """Begin those keys live of which archives received the last message before `start_ns`, or do not have it."""
+        asked = [Missing(each.key, each.epoch, each.stop - 1, each.stop) for each in quiet]
+        times = self._archives.times_of(self._slice_id, asked, self._wait_s, self._has_joined)
+        for each in quiet:
+            is_over = self._waited_s(each) > self._wait_s
+            if is_over or times.get(each.key) == 0:
+                self._warn_lacking()
+            if is_over or times.get(each.key, start_ns) < start_ns:
+                self._note(out, QUIET, each.epoch, each.stop, each.key)
+
+    def _fetch_behind(self, out: zmq.Socket[bytes], stuck: list[Behind]) -> None:
+        """Bring what keys lack, by its numbers; note what archives do not have, or not in time."""
+        may_come = set()
+        asked = [Missing(*each) for each in stuck]
+        for found in self._archives.missing(self._slice_id, asked, self._wait_s, self._has_joined):
+            if isinstance(found, Missing):
+                may_come.add(found.key)
+            else:
+                self._send(out, [found.key, found.header, found.body.data])
+        for each in stuck:
+            if each.key not in may_come or self._waited_s(each) > self._wait_s:
+                self._warn_lacking()
+                self._note(out, LACKED, each.epoch, each.stop, each.key)
 
     def _has_joined(self) -> bool:
         """Whether what is replayed is not wanted any more."""
@@ -249,7 +332,7 @@ class Repairer:
         found: dict[tuple[bytes, int], list[Missing]] = {}
         for number in range(first, stop):
             request = RepairRequest(self._requests[number % MOST_REQUESTS : number % MOST_REQUESTS + 1])
-            key = self._keys.name(request.key)
+            key = self._sequences.keys.name(request.key)
             known = found.setdefault((key, request.epoch), [])
             if known and 0 <= request.first - known[-1].stop <= _NEAR:
                 known[-1] = known[-1]._replace(stop=request.stop)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import numpy
 
 from blackbox.block.position import Position
 from blackbox.native.intrinsics import inner, int64s_at, saturated
-from blackbox.native.name_table import Numbering, NumberingAt, number_of
+from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
 from blackbox.native.records import Field, Fields, SharedRecord, record_at
 from blackbox.subscribe.epochs import EpochState, epoch_state_at
 from blackbox.subscribe.held_blocks import (
@@ -18,7 +19,7 @@ from blackbox.subscribe.held_blocks import (
     KeyQueue,
     held_at,
 )
-from blackbox.subscribe.join_state import JoinState
+from blackbox.subscribe.join_state import MOST_ENDED, JoinState, join_state_at
 from blackbox.subscribe.state import SliceCounters, slice_counters_at
 
 ARCHIVE: Final = 2
@@ -48,6 +49,12 @@ class KeyState(KeyQueue):
     """The number of the first of them."""
     next_lost = Field()
     """The number, plus 1, of the next key of which messages are missing; 0: there is none."""
+    live_next = Field()
+    """While archives bring what was before: the number that follows all that the publisher's present run has sent."""
+    is_behind = Field()
+    """1: archives have not brought all of that; counted in `JoinState.behind`."""
+    ended_next = Fields(MOST_ENDED)
+    """The same of runs that have ended meanwhile, in the places of `JoinState.ended_epoch`."""
 
 
 class Losses(SharedRecord):
@@ -84,6 +91,17 @@ class SequencesAt(NamedTuple):
     """1: archives are asked for what is missing."""
     join: int
     """Address of a `JoinState`."""
+
+
+class Behind(NamedTuple):
+    """A key that archives have not brought all of."""
+
+    key: bytes
+    epoch: int
+    first: int
+    """The first number that is missing; UNKNOWN: archives have brought nothing of it, and it may begin anywhere."""
+    stop: int
+    """The number behind all that its publisher has sent."""
 
 
 class Sequences:
@@ -130,6 +148,22 @@ class Sequences:
             self._join.address,
         )
 
+    def behind(self) -> list[Behind]:
+        """Return which keys archives have not brought all of. Any thread may ask; empty while another run begins."""
+        epoch, many = self._state.epoch, len(self.keys)
+        states = self._key_states[:many].copy()
+        if self._state.epoch != epoch or self._join.at_epoch not in (0, epoch):
+            return []
+        found = []
+        for number in numpy.flatnonzero(states["is_behind"]).tolist():
+            state = states[number]
+            first = int(state["expected"])
+            if first == UNKNOWN or state["epoch"] != epoch:
+                is_open = first == UNKNOWN and self._join.opens and self._join.open_epoch in (0, epoch)
+                first = UNKNOWN if is_open else 0
+            found.append(Behind(self.keys.name(number), epoch, first, int(state["live_next"])))
+        return found
+
     @property
     def places_used(self) -> int:
         """The highest place at which a block has ever waited."""
@@ -143,11 +177,15 @@ class Sequences:
         """When a line was last heard, by the monotonic clock."""
         return self._state.heard_ns[line]
 
-    def begin_at(self, epoch: int, sequence: int) -> None:
-        """Expect this number of the one key of a slice whose feed has no keys, in this epoch."""
-        number_of(self.keys.at, 0, 0)
-        state = KeyState(self._key_states[:1])
-        state.epoch, state.expected = epoch, sequence
+    def begin_at(self, epoch: int, following: Mapping[bytes, int]) -> None:
+        """Expect these numbers of keys, in this epoch; of others 0."""
+        self._join.at_epoch = epoch
+        for key, sequence in following.items():
+            text = numpy.frombuffer(key or b"\0", numpy.uint8)
+            number = number_of(self.keys.at, text.ctypes.data, len(key))
+            if number != FULL:
+                state = KeyState(self._key_states[number : number + 1])
+                state.epoch, state.expected = epoch, sequence
 
     def position(self) -> Position | None:
         """Return what comes next of the one key of a slice whose feed has no keys; None: it is not known."""
@@ -196,6 +234,50 @@ def is_known(at: SequencesAt, key: int, epoch: int) -> bool:
 def is_wanted(at: SequencesAt, key: int, epoch: int) -> bool:
     """Whether this is the epoch that goes on, and the next number of a key is known in it."""
     return is_current(at, epoch) and is_known(at, key, epoch)
+
+
+@inner
+def note_behind(at: SequencesAt, key: int) -> None:
+    """Note whether archives have brought all of a key, after it or its publisher went on."""
+    state, join, epoch = key_state(at, key), join_state_at(at.join), epoch_state_at(at.state).epoch
+    is_short = (
+        state.expected == UNKNOWN or state.epoch < epoch or (state.epoch == epoch and state.expected < state.live_next)
+    )
+    is_behind = numpy.int64(state.live_next > 0 and is_short)
+    join.behind += is_behind - state.is_behind
+    state.is_behind = is_behind
+
+
+@inner
+def note_live(at: SequencesAt, key: int, following: int) -> None:
+    """Take note of the number that follows what the publisher's present run has sent of a key."""
+    state = key_state(at, key)
+    state.live_next = max(state.live_next, following)
+    note_behind(at, key)
+
+
+@inner
+def forget_live(at: SequencesAt) -> None:
+    """Know nothing any more of what the publisher has sent."""
+    join = join_state_at(at.join)
+    for key in range(int64s_at(at.keys.used, 1)[0]):
+        state = key_state(at, key)
+        state.live_next = 0
+        state.is_behind = 0
+    join.behind = 0
+    join.is_told = 0
+
+
+@inner
+def end_run(at: SequencesAt, epoch: int) -> None:
+    """Take note that a run of the publisher has ended, and how far it is known to have come."""
+    join = join_state_at(at.join)
+    place = join.ended % MOST_ENDED
+    for key in range(int64s_at(at.keys.used, 1)[0]):
+        state = key_state(at, key)
+        state.ended_next[place] = state.live_next
+    join.ended_epoch[place] = epoch
+    join.ended += 1
 
 
 @inner

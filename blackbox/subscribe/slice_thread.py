@@ -82,6 +82,15 @@ _END_SETTLES_NS = 50_000_000
 """What a publisher sends goes on within this time, or it has ended as it said."""
 
 
+def _common_prefix(filters: frozenset[bytes]) -> bytes:
+    """Return what all filters begin with."""
+    first, last = min(filters, default=b""), max(filters, default=b"")
+    size = 0
+    while size < min(len(first), len(last)) and first[size] == last[size]:
+        size += 1
+    return first[:size]
+
+
 class SliceThread:
     """One slice of a subscriber: its sockets, sequence guards, topic numbers and workers.
 
@@ -118,7 +127,7 @@ class SliceThread:
         self._tables: dict[int, Table] = {table.version: table}
         self._started_ns = time.monotonic_ns()
         self._commands: deque[Callable[[], None]] = deque()
-        self._newest = table.version
+        self._newest, self._filters = table.version, table.upstream
         self._wake_pipe = Pipe()
         lines = len(self.feed_slice.lines)
         asks = options.on_gap == "repair"
@@ -138,8 +147,8 @@ class SliceThread:
         )
         if since is not None:
             self.join.phase = JoinPhase.REPLAYING
-            if since.epoch:
-                self._sequences.begin_at(since.epoch, since.sequence)
+            self.join.opens = int(since.epoch == 0)
+            self._sequences.begin_at(since.epoch, since.following)
         self._clock = ClockState()
         self._subscription = Subscription(feed, slice_id, self.state, self._sequences, news, self._wake_pipe)
         self._conflation = Conflation(feed.max_topics) if options.slow.action == "conflate" else None
@@ -210,8 +219,12 @@ class SliceThread:
 
     def set_table(self, table: Table) -> None:
         """Put a new version in force, filters and all; it is then confirmed anew."""
-        self._newest = table.version
+        self._newest, self._filters = table.version, table.upstream
         self._command(lambda: self._switch(table))
+
+    def covers(self, filters: frozenset[bytes]) -> bool:
+        """Whether the filters in force let through all that these would."""
+        return all(any(each.startswith(known) for known in self._filters) for each in filters)
 
     def remove(self, callback: Callback) -> None:
         """Let no further batch reach a callback."""
@@ -398,7 +411,8 @@ class SliceThread:
                 self._repairs,
                 self.join,
                 self._since,
-                self._sequences.keys,
+                _common_prefix(self._table.upstream),
+                self._sequences,
                 context,
                 self._wake_pipe.poke,
                 self.report,

@@ -8,7 +8,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 
@@ -371,11 +371,22 @@ class Supervisor:
         self._version += 1
         plan = self._plan(self._version, self._slices)
         self._check_limits(plan.keys() - self._slices.keys())
+        self._check_joining(plan)
         for slice_id, table in plan.items():
             if slice_id in self._slices:
                 self._slices[slice_id].set_table(table)
             else:
                 self._start_slice(slice_id, table)
+
+    def _check_joining(self, plan: Mapping[int, Table]) -> None:
+        """Raise SubscriberError when a slice that catches up would want keys that it did not: archives pass them by."""
+        for slice_id, table in plan.items():
+            thread = self._slices.get(slice_id)
+            if thread is not None and thread.join.phase != JoinPhase.LIVE and not thread.covers(table.upstream):
+                raise SubscriberError(
+                    f"a callback for other keys was added while slice {slice_id} catches up, expected it before start "
+                    f"or after wait_live"
+                )
 
     def remove(self, callback: Callback) -> None:
         """Let no further batch reach a callback, also of blocks that were matched before."""

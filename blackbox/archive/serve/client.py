@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 import msgspec
 
 from blackbox.archive.serve.connection import Connection, Fetched, StaleError, in_place
-from blackbox.archive.serve.fetch_progress import Rows, RowsOfRanges
+from blackbox.archive.serve.fetch_progress import NO_END, Rows, RowsOfRanges, Seen
 from blackbox.archive.serve.protocol import (
     FRAMES_OF_BLOCK,
     MOST_RANGES,
@@ -41,7 +41,6 @@ _MOST_WAITS: Final = 10
 _MOST_BYTES: Final = 64 << 20
 """Bytes of blocks that may wait until other archives were asked for earlier ones."""
 
-_NO_END: Final = 1 << 62
 _NOWHERE: Final = (1 << 63, 0)
 """Behind all positions."""
 
@@ -111,7 +110,7 @@ class ArchiveClient:
     def _keep(self, asking: Connection) -> None:
         """Keep a connection for the next question, if one may come."""
         self._silent.pop(asking.endpoint, None)
-        if self._kept is None:
+        if self._kept is None or asking.endpoint in self._kept:  # another question came while this one was answered
             asking.close()
         else:
             self._kept[asking.endpoint] = asking
@@ -263,34 +262,56 @@ class ArchiveClient:
             raise self._none(failures)
         yield from _in_order(waiting, ranges, rows.left if may_come else [])
 
-    def since(
-        self, slice_id: int, since: Since, wait_s: float, is_over: Callable[[], bool]
-    ) -> Iterator[Block | Missing | Later]:
-        """Yield the recorded blocks of a slice of a feed without keys, and what is known to be missing between them.
+    def times_of(
+        self, slice_id: int, asked: Iterable[Missing], wait_s: float, is_over: Callable[[], bool]
+    ) -> dict[bytes, int]:
+        """Ask each archive once for one number of each key, up to 1,024 of them; do not wait for what is not recorded.
 
-        And Later whenever there are no more for now.
+        Return by key when it was received, ns since 1970; 0: it is gone. What may still come is left out, as `missing`
+        has it. Raises ArchiveError when none answers.
+        """
+        rows, times = RowsOfRanges(slice_id, [Range(*each) for each in asked]), dict[bytes, int]()
+        failures, may_come, endpoints = list[str](), False, self._order
+        for endpoint in endpoints:
+            try:
+                for found in self._at(endpoint, rows, 0.0, is_over):
+                    if isinstance(found, Fetched):
+                        times[found.block.key] = found.ts_recv
+            except _NothingMoreError:
+                may_come = True
+            except ArchiveError as error:
+                failures.append(str(error))
+                self._put_last(endpoint)
+                may_come |= time.monotonic() - self._silent[endpoint] < wait_s
+            if not rows.left:
+                break
+        if len(failures) == len(endpoints):
+            raise self._none(failures)
+        return times if may_come else dict.fromkeys((each.key for each in rows.left), 0) | times
+
+    def since(
+        self, slice_id: int, since: Since, prefix: bytes, wait_s: float, is_over: Callable[[], bool]
+    ) -> Iterator[Block | Missing | Later]:
+        """Yield the recorded blocks of a slice with topics that begin with a prefix, of each key in order.
+
+        And what is known to be missing between them, and Later whenever there are no more for now.
 
         Until `is_over`. When one archive has no more the next one goes on. Raises ArchiveError when for ten times
         `wait_s` none answers.
         """
-        ask = AskBlocks(
-            slice_id=slice_id,
-            key=b"",
-            start=Position(since.epoch, since.sequence) if since.epoch else None,
-            start_ns=None if since.epoch else since.start_ns,
-        )
-        rows, heard, failures = Rows(ask, tells_later=True), time.monotonic(), list[str]()
-        behind = ask.start
+        rows, seen = self._beginning(slice_id, since, prefix), Seen(since, bool(self.feed.key_bytes))
+        heard, failures = time.monotonic(), list[str]()
         while not is_over():
             has_more = False
             for endpoint in self._order:
                 try:
                     for found in self._at(endpoint, rows, wait_s, is_over):
                         heard = time.monotonic()
-                        for lacks in _lacking(found, behind):
-                            yield from self._elsewhere(slice_id, lacks, wait_s, is_over, endpoint)
-                        has_more |= isinstance(found, Fetched)
-                        behind = _behind(found, behind)
+                        if not seen.is_wanted(found):
+                            continue
+                        yield from self._elsewhere(slice_id, seen.lacking(found), wait_s, is_over, endpoint)
+                        if isinstance(found, Fetched):
+                            has_more = True
                         yield from _as_told(found)
                         if is_over():
                             return
@@ -308,12 +329,31 @@ class ArchiveClient:
             if not has_more:
                 time.sleep(spread(_MOST_LATER_S))
 
+    def _beginning(self, slice_id: int, since: Since, prefix: bytes) -> Rows:
+        """Return what is wanted of archives from a beginning on."""
+        start_ns = None if since.epoch else since.start_ns
+        following = {key: Position(since.epoch, sequence) for key, sequence in since.following.items()}
+        if self.feed.key_bytes:
+            ask = AskBlocks(slice_id=slice_id, prefix=prefix, epoch=since.epoch, start_ns=start_ns)
+        else:
+            ask = AskBlocks(slice_id=slice_id, key=b"", start=following.get(b""), start_ns=start_ns)
+        return Rows(ask, tells_later=True, following=following)
+
     def _elsewhere(
-        self, slice_id: int, lacks: Missing, wait_s: float, is_over: Callable[[], bool], endpoint: str
+        self, slice_id: int, lacks: Sequence[Missing], wait_s: float, is_over: Callable[[], bool], endpoint: str
     ) -> Iterator[Block | Missing]:
         """Yield what other archives have of what one lacks, then all of that as Missing, which closes it."""
+        for start in range(0, len(lacks), MOST_RANGES):
+            some = lacks[start : start + MOST_RANGES]
+            yield from self._at_others(slice_id, some, wait_s, is_over, endpoint)
+            yield from (each for each in some if each.stop != NO_END)
+
+    def _at_others(
+        self, slice_id: int, left: Sequence[Missing], wait_s: float, is_over: Callable[[], bool], endpoint: str
+    ) -> Iterator[Block]:
+        """Yield what other archives have of what one lacks; what is not recorded yet they are asked again."""
         others = [each for each in self._order if each != endpoint]
-        left, until, pause_s = [lacks], time.monotonic() + wait_s, _LATER_S
+        until, pause_s = time.monotonic() + wait_s, _LATER_S
         while others:
             found: list[Block | Missing] = [*left]
             try:
@@ -328,8 +368,6 @@ class ArchiveClient:
                 break
             time.sleep(spread(pause_s))
             pause_s = min(2 * pause_s, _MOST_LATER_S)
-        if lacks.stop != _NO_END:
-            yield lacks
 
     def _at(
         self, endpoint: str, rows: Rows | RowsOfRanges, wait_s: float, is_over: Callable[[], bool]
@@ -344,6 +382,7 @@ class ArchiveClient:
                 with self._asking(endpoint, is_over) as asking:
                     yield from self._from(asking, rows, patience_s)
             except StaleError:
+                rows.forget(endpoint)
                 continue
             return
 
@@ -361,6 +400,7 @@ class ArchiveClient:
                     return
                 del endpoints[0]
             except StaleError:
+                rows.forget(endpoints[0])
                 continue
             except ArchiveError as error:
                 self._put_last(endpoints[0])
@@ -376,7 +416,7 @@ class ArchiveClient:
 
     def _from(self, asking: Connection, rows: Rows | RowsOfRanges, timeout: float) -> Iterator[Fetched | Gone | Later]:
         """Yield what one archive has, from where the one before ended."""
-        ask, heard, pause_s = rows.begin(), time.monotonic(), _LATER_S
+        ask, heard, pause_s = rows.begin(asking.endpoint), time.monotonic(), _LATER_S
         asking.send(ask)
         while True:
             answer, frames = asking.answer()
@@ -390,6 +430,7 @@ class ArchiveClient:
             for found in in_place(asking.endpoint, answer, frames):
                 if (wanted := rows.take(found)) is not None:
                     yield wanted
+            rows.note(asking.endpoint, answer.cursor)
             if answer.state == "done":
                 return
             if answer.state == "more":
@@ -424,35 +465,9 @@ class ArchiveClient:
         return ArchiveError(f"no archive of feed {self.feed.name!r} answered: {'; '.join(failures)}")
 
 
-def _lacking(found: Fetched | Gone | Later, behind: Position | None) -> Iterator[Missing]:
-    """Yield what an archive lacks before what was found: what it says is gone, and the end of the run before.
-
-    `behind`: the position behind all that was found before. An archive tells what it knows of the end of a run; others
-    may know more.
-    """
-    if isinstance(found, Gone):
-        if found.epoch > 0 and found.first >= 0:
-            yield Missing(found.key, found.epoch, found.first, found.first + found.count)
-        return
-    epoch = found.block.epoch if isinstance(found, Fetched) else found.epoch
-    if behind is not None and 0 < behind.epoch < epoch:
-        yield Missing(b"", behind.epoch, behind.sequence, _NO_END)
-
-
 def _as_told(found: Fetched | Gone | Later) -> Iterator[Block | Later]:
     if not isinstance(found, Gone):
         yield found.block if isinstance(found, Fetched) else found
-
-
-def _behind(found: Fetched | Gone | Later, before: Position | None) -> Position | None:
-    """Return the position behind what was found, and all before; None: nothing has come yet."""
-    if isinstance(found, Fetched):
-        return Position(found.block.epoch, int(found.block.sequences[found.stop_row - 1]) + 1)
-    if before is None:
-        return None
-    if isinstance(found, Gone):
-        return max(before, Position(found.epoch, found.first + found.count))
-    return max(before, Position(found.epoch, 0))
 
 
 def _in_order(blocks: list[Block], asked: list[Range], left: list[Range]) -> Iterator[Block | Missing]:

@@ -1,34 +1,58 @@
-"""Keep what is still wanted of archives, whichever of them brought the rest."""
+"""Keep what is still wanted of archives, whichever of them brought the rest.
+
+Of one key an archive is asked to go on behind all that has come. Of many keys nobody could say so in a request: each
+archive goes on where it was itself, and what others have brought is left out here.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 import numpy
 
 from blackbox.archive.serve.connection import Fetched
-from blackbox.archive.serve.protocol import AskBlocks, Gone, Range
+from blackbox.archive.serve.protocol import AskBlocks, Cursor, Gone, Range
 from blackbox.block.position import Position
+from blackbox.subscribe.repair import Later, Missing, Since
+
+NO_END: Final = 1 << 62
+"""In place of the number behind the last one of a run: no archive tells it."""
 
 
 class Rows:
     """Which rows of the blocks that come are wanted and new, also when another archive goes on."""
 
-    def __init__(self, ask: AskBlocks, *, tells_later: bool = False) -> None:
-        """`tells_later`: the caller is told when there are no more blocks for now."""
+    def __init__(
+        self, ask: AskBlocks, *, tells_later: bool = False, following: Mapping[bytes, Position] | None = None
+    ) -> None:
+        """`tells_later`: the caller is told when there are no more blocks for now. `following`: what comes next."""
         self._ask, self.tells_later = ask, tells_later
-        self._next: dict[bytes, Position] = {}
+        self._next = dict(following or {})
+        self._cursors: dict[str, Cursor] = {}
         self._skipped: dict[bytes, Position] = {}
         self._told: set[Gone] = set()
         if ask.key is not None and ask.start is not None:
             self._next[ask.key] = ask.start
 
-    def begin(self) -> AskBlocks:
-        """Return what to ask the next archive; from then on what has come until now is skipped."""
+    def begin(self, endpoint: str) -> AskBlocks:
+        """Return what to ask an archive; from then on what has come until now is skipped."""
         self._skipped = dict(self._next)
         key = self._ask.key
-        if key is None or key not in self._next:
+        if key is None:
+            return msgspec.structs.replace(self._ask, cursor=self._cursors.get(endpoint))
+        if key not in self._next:
             return self._ask
         return msgspec.structs.replace(self._ask, start=self._next[key], start_ns=None)
+
+    def note(self, endpoint: str, cursor: Cursor) -> None:
+        """Note how far an archive has read, all of which was taken."""
+        self._cursors[endpoint] = cursor
+
+    def forget(self, endpoint: str) -> None:
+        """Have an archive begin anew: it does not know its cursor."""
+        self._cursors.pop(endpoint, None)
 
     def take(self, found: Fetched | Gone) -> Fetched | Gone | None:
         """Return what is new of it; None: nothing."""
@@ -66,9 +90,15 @@ class RowsOfRanges:
         self.left = ranges
         self._why: dict[tuple[bytes, int], str] = {}
 
-    def begin(self) -> AskBlocks:
+    def begin(self, _endpoint: str) -> AskBlocks:
         """Return what to ask the next archive."""
         return AskBlocks(slice_id=self._slice_id, ranges=self.left)
+
+    def note(self, endpoint: str, cursor: Cursor) -> None:
+        """Do nothing: what is left says how far it is."""
+
+    def forget(self, endpoint: str) -> None:
+        """Do nothing."""
 
     def take(self, found: Fetched | Gone) -> Fetched | None:
         """Return what is wanted of it; None: nothing."""
@@ -95,3 +125,41 @@ class RowsOfRanges:
             Gone(each.epoch, each.first, each.stop - each.first, self._why.get((each.key, each.epoch), ""), each.key)
             for each in self.left
         ]
+
+
+class Seen:
+    """What archives have brought of a slice from a beginning on, and what they lack before what is found next."""
+
+    def __init__(self, since: Since, has_keys: bool) -> None:
+        self._has_keys = has_keys
+        self._epoch = since.epoch
+        self._following = dict(since.following)
+        """The next number of each key, in that run."""
+        self._is_open = since.epoch == 0
+        """Whether keys begin in this run where archives bring them: it begins at a time."""
+
+    def is_wanted(self, found: Fetched | Gone | Later) -> bool:
+        """Whether it is of a run that is not over."""
+        return not isinstance(found, Fetched) or found.block.epoch >= self._epoch
+
+    def lacking(self, found: Fetched | Gone | Later) -> list[Missing]:
+        """Return what an archive lacks before what was found, which then counts as seen.
+
+        That is what it says is gone, numbers of a key that were left out, and the end of the run before.
+        """
+        if isinstance(found, Gone) and found.epoch > 0 and found.first >= 0:
+            return [Missing(found.key, found.epoch, found.first, found.first + found.count)]
+        if not isinstance(found, Fetched):
+            return []
+        key, epoch, numbers = found.block.key, found.block.epoch, found.block.sequences
+        lacks = []
+        if epoch > self._epoch:
+            lacks = [Missing(each, self._epoch, sequence, NO_END) for each, sequence in self._following.items()]
+            self._is_open &= self._epoch == 0
+            self._epoch, self._following = epoch, {}
+        first = int(numbers[found.first_row])
+        begin = self._following.get(key, first if self._is_open else 0)
+        if self._has_keys and begin < first:  # without keys the archive says so
+            lacks.append(Missing(key, epoch, begin, first))
+        self._following[key] = int(numbers[found.stop_row - 1]) + 1
+        return lacks

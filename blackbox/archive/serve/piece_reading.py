@@ -77,6 +77,7 @@ class PieceReading:
         start_ns = ask.start_ns if ask.start is None else None
         wanted = Filter(self._key_bytes, ask.prefix, ask.key, start_ns, None, "ts_recv")
         may = wanted.entries(entries)
+        may &= entries["epoch"] >= ask.epoch
         if ask.start is not None:
             epochs = entries["epoch"]
             reaches = entries["max_sequence"] >= ask.start.sequence
@@ -134,7 +135,7 @@ class PieceReading:
                 yield recorded, begin, begin + int(record_bytes(stored))
 
     def _may(self, heads: NDArray[Any]) -> NDArray[numpy.bool_]:
-        may = numpy.ones(len(heads), bool)
+        may = heads["epoch"] >= self._ask.epoch
         if self._ask.start_ns is not None and self._ask.start is None:
             may &= heads["ts_recv"] >= self._ask.start_ns
         if (start := self._ask.start) is not None:

@@ -213,6 +213,8 @@ class Pieces:
             end = self._end_of(day, ask.slice_id)
             if end is None or len(self._ends) - opened == _DAYS_OPEN:
                 return day
+            if end.position.epoch < ask.epoch:
+                continue
             if start is not None:
                 if end.position >= start:
                     return day

@@ -79,6 +79,8 @@ class AskBlocks(Request, frozen=True, tag="blocks", kw_only=True, omit_defaults=
     """Where to end; not asked for itself. Needs a key."""
     ranges: Annotated[list[Range], msgspec.Meta(max_length=MOST_RANGES)] = []
     """Blocks that hold some of these; then none of what else narrows them."""
+    epoch: Number = 0
+    """Blocks of this run of the publisher, or later ones."""
     start_ns: _Time | None = None
     """Blocks received at this time or later, ns since 1970."""
     stop_ns: _Time | None = None

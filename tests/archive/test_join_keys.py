@@ -1,0 +1,345 @@
+"""A subscriber of a feed with keys that begins in the past: each key goes over to live by its own numbers."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple, Self
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from blackbox import Batch, Feed, Publisher, Recorder, Subscriber, SubscriberError
+from blackbox.archive.serve.server import ArchiveServer
+from blackbox.testing import RawPublisher, wait_until
+from tests.archive.archives import archived_feed
+from tests.archive.recorders import MIB, feed_of, wait_recorded
+from tests.examples import examples
+from tests.lossy_proxy import LossyProxy
+
+Run = tuple[int, bytes]
+"""An epoch and a key."""
+
+
+class Heard:
+    """By epoch and key the numbers that came, and what was told to be missing, as (first, count)."""
+
+    def __init__(self, subscriber: Subscriber, prefix: bytes = b"") -> None:
+        self.came: dict[Run, list[int]] = defaultdict(list)
+        self.gaps: dict[Run, list[tuple[int, int]]] = defaultdict(list)
+        self.epochs: list[int] = []
+        self.untrue: list[str] = []
+        self.count = 0
+        self._size = subscriber.feed.key_bytes
+        self._reached: dict[bytes, tuple[int, int]] = {}
+        subscriber.on_batch(prefix)(self._batch)
+        subscriber.on_epoch(lambda _, epoch: self.epochs.append(epoch))
+        subscriber.on_gap(prefix)(lambda gap: self._gap(gap.epoch, gap.key, gap.sequence, gap.count))
+
+    def _batch(self, batch: Batch) -> None:
+        key, numbers = batch.topics[0][: self._size], batch.sequence.tolist()
+        self._take(key, batch.block.epoch, numbers)
+        self.came[batch.block.epoch, key] += numbers
+        self.count += len(numbers)
+
+    def _gap(self, epoch: int, key: bytes, first: int, count: int) -> None:
+        self._take(key, epoch, range(first, first + count))
+        self.gaps[epoch, key].append((first, count))
+
+    def _take(self, key: bytes, epoch: int, numbers: list[int] | range) -> None:
+        for number in numbers:
+            if (epoch, number) <= self._reached.get(key, (0, 0)):
+                self.untrue.append(f"{number} of {key!r} in {epoch} came behind {self._reached[key]}")
+            self._reached[key] = (epoch, number)
+
+
+class Market:
+    """Publishes in many keys of two bytes, now many and now few messages of each, until it is stopped."""
+
+    def __init__(self, publisher: Publisher, seed: int = 1) -> None:
+        self.published: dict[bytes, int] = defaultdict(int)
+        self.count = 0
+        self._publisher, self._random = publisher, random.Random(seed)
+        self._ending, self.slowly = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def publish(self, keys: range, count: int) -> None:
+        for _ in range(count):
+            key = b"%02d" % self._random.choice(keys)
+            self._publisher.publish(key + b".x", b"%d" % self.published[key])
+            self.published[key] += 1
+        self._publisher.flush()
+        self.count += count
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ending.wait(0.05 if self.slowly.is_set() else 0.001):
+            low = self._random.randrange(90)
+            self.publish(range(low, low + 1 + self._random.randrange(10)), 50)
+
+
+@pytest.mark.parametrize("on_gap", ["tell", "repair"])
+def test_a_day_from_its_beginning_then_live(tmp_path: Path, on_gap: str) -> None:
+    feed = archived_feed(key_bytes=2)
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        market = Market(publisher)
+        market.publish(range(60), 3_000)
+        wait_recorded(recorder, 3_000)
+        subscriber = Subscriber(feed, on_gap=on_gap)  # type: ignore[arg-type]
+        heard = Heard(subscriber)
+        subscriber.start(since=0)
+        subscriber.wait_live()
+        market.publish(range(50, 90), 1_000)
+        publisher.close()
+        subscriber.run(until_end=True)
+    assert heard.came == {(publisher.epoch, key): list(range(count)) for key, count in market.published.items()}
+    assert (heard.gaps, heard.untrue) == ({}, [])
+    received = subscriber.statistics().received
+    assert (received.repaired, received.gaps, received.catching_up) == (3_000, 0, 0)
+
+
+@pytest.mark.parametrize(("share", "hwm_blocks"), [(0, 16), (0.3, 2_000)])
+def test_joining_while_the_feed_goes_on(tmp_path: Path, share: float, hwm_blocks: int) -> None:
+    """With 16 blocks less may wait than comes while the archive is asked: live is let go, and tried again."""
+    feed = archived_feed(key_bytes=2, block_bytes=8_192)
+    with (
+        Publisher(feed, when_full="wait") as publisher,
+        Recorder(feed, tmp_path, serve=True, segment_bytes=MIB),
+        LossyProxy(feed, share) as proxy,
+    ):
+        with Market(publisher) as market:
+            wait_until(lambda: market.count > 20_000, 60)
+            subscriber = Subscriber(proxy.feed, on_gap="repair", hwm_blocks=hwm_blocks, repair_wait_ns=30_000_000_000)
+            heard = Heard(subscriber)
+            subscriber.start(since=0, timeout=60)
+            wait_until(lambda: subscriber.statistics().received.let_go > 0, 60)
+            market.slowly.set()
+            subscriber.wait_live(60)
+        publisher.close()
+        subscriber.run(until_end=True)
+    assert heard.came == {(publisher.epoch, key): list(range(count)) for key, count in market.published.items()}
+    assert (heard.gaps, heard.untrue) == ({}, [])
+
+
+def test_from_a_time_on_while_some_keys_are_quiet(tmp_path: Path) -> None:
+    """Keys that are quiet since then begin live; of others all comes from then on; no archive is waited for in vain."""
+    feed = archived_feed(key_bytes=2)
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        market = Market(publisher)
+        market.publish(range(60), 2_000)
+        wait_recorded(recorder, 2_000)
+        before = dict(market.published)
+        since = time.time_ns()
+        market.publish(range(30, 90), 500)
+        subscriber = Subscriber(feed, repair_wait_ns=60_000_000_000)
+        heard = Heard(subscriber)
+        subscriber.start(since=since)
+        subscriber.wait_live(20)
+        market.publish(range(100), 1_000)
+        publisher.close()
+        subscriber.run(until_end=True)
+    expected = {
+        (publisher.epoch, key): list(range(before.get(key, 0), count))
+        for key, count in market.published.items()
+        if count > before.get(key, 0)
+    }
+    assert heard.came == expected
+    assert (heard.gaps, heard.untrue) == ({}, [])
+
+
+def test_only_the_keys_that_it_wants(tmp_path: Path) -> None:
+    feed = archived_feed(key_bytes=2)
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        market = Market(publisher)
+        market.publish(range(60), 2_000)
+        wait_recorded(recorder, 2_000)
+        subscriber = Subscriber(feed, repair_wait_ns=60_000_000_000)
+        some, others = Heard(subscriber, b"1"), Heard(subscriber, b"42.x")
+        subscriber.start(since=0)
+        subscriber.wait_live(20)
+        market.publish(range(60), 1_000)
+        publisher.close()
+        subscriber.run(until_end=True)
+    everything = {(publisher.epoch, key): list(range(count)) for key, count in market.published.items()}
+    assert some.came == {run: numbers for run, numbers in everything.items() if run[1].startswith(b"1")}
+    assert others.came == {run: numbers for run, numbers in everything.items() if run[1] == b"42"}
+    assert (some.gaps, some.untrue) == (others.gaps, others.untrue) == ({}, [])
+
+
+def test_epochs_before_the_live_one_come_first(tmp_path: Path) -> None:
+    feed = archived_feed(key_bytes=2)
+    expected: dict[Run, list[int]] = {}
+    for seed in range(2):
+        with Publisher(feed) as publisher, Recorder(feed, tmp_path) as recorder:
+            market = Market(publisher, seed)
+            market.publish(range(40 * seed, 60), 500)
+            wait_recorded(recorder, 500)
+        expected |= {(publisher.epoch, key): list(range(count)) for key, count in market.published.items()}
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        market = Market(publisher)
+        market.publish(range(10, 30), 500)
+        wait_recorded(recorder, 500)
+        subscriber = Subscriber(feed)
+        heard = Heard(subscriber)
+        subscriber.start(since=0)
+        market.publish(range(90), 500)
+        publisher.close()
+        subscriber.run(until_end=True)
+        expected |= {(publisher.epoch, key): list(range(count)) for key, count in market.published.items()}
+    assert heard.came == expected
+    assert heard.epochs == sorted({epoch for epoch, _ in expected})
+    assert (heard.gaps, heard.untrue) == ({}, [])
+
+
+def test_a_publisher_that_has_sent_nothing_yet(tmp_path: Path) -> None:
+    feed = archived_feed(key_bytes=2)
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True):
+        subscriber = Subscriber(feed)
+        heard = Heard(subscriber)
+        subscriber.start(since=0)
+        subscriber.wait_live()
+        market = Market(publisher)
+        market.publish(range(30), 500)
+        publisher.close()
+        subscriber.run(until_end=True)
+    assert heard.came == {(publisher.epoch, key): list(range(count)) for key, count in market.published.items()}
+
+
+def test_a_callback_for_other_keys_is_refused_while_it_catches_up() -> None:
+    feed = archived_feed(key_bytes=2)
+    with RawPublisher(feed):
+        subscriber = Subscriber(feed, repair_wait_ns=60_000_000_000)
+        Heard(subscriber, b"1")
+        subscriber.start(since=0)
+        Heard(subscriber, b"12")
+        with pytest.raises(SubscriberError, match="for other keys was added while slice 0 catches up, expected it"):
+            Heard(subscriber, b"2")
+        subscriber.terminate()
+
+
+class Sent(NamedTuple):
+    """A block, and what becomes of it."""
+
+    key: bytes
+    messages: int
+    is_archived: bool
+    is_lost: bool
+    begins_run: bool
+    """Whether another run of the publisher begins with it."""
+
+
+SENT = st.lists(
+    st.builds(
+        Sent,
+        st.sampled_from((b"A", b"B", b"C")),
+        st.integers(1, 4),
+        st.sampled_from((True, True, False)),
+        st.sampled_from((False, False, True)),
+        st.sampled_from((False,) * 9 + (True,)),
+    ),
+    min_size=1,
+    max_size=24,
+)
+
+
+def send_all(publisher: RawPublisher, blocks: list[Sent], which: list[bool]) -> None:
+    for block, is_sent in zip(blocks, which, strict=True):
+        if block.begins_run:
+            publisher.epoch, publisher.sequences = publisher.epoch + 1, [{}]
+            publisher.heartbeat()
+            publisher.heartbeat()  # a run is believed at its second block
+        encoded = publisher.encode([(block.key + b".x", b"payload")] * block.messages)
+        if is_sent:
+            publisher.send(encoded)
+
+
+def runs_of(blocks: list[Sent]) -> list[tuple[int, range]]:
+    """Return the epoch and the numbers of each block."""
+    epoch, following, found = 1, defaultdict[bytes, int](int), []
+    for block in blocks:
+        if block.begins_run:
+            epoch, following = epoch + 1, defaultdict(int)
+        found.append((epoch, range(following[block.key], following[block.key] + block.messages)))
+        following[block.key] += block.messages
+    return found
+
+
+@contextmanager
+def archive_of(feed: Feed, blocks: list[Sent]) -> Iterator[None]:
+    with TemporaryDirectory() as directory:
+        elsewhere = feed_of(key_bytes=1)
+        with RawPublisher(elsewhere) as publisher, Recorder(elsewhere, directory) as recorder:
+            send_all(publisher, blocks, [block.is_archived for block in blocks])
+            wait_recorded(recorder, sum(block.messages for block in blocks if block.is_archived))
+            publisher.heartbeat(end=True)
+        with ArchiveServer(Path(directory) / feed.name, feed.archives):
+            yield
+
+
+@settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
+@given(SENT, st.floats(0, 1), st.floats(0, 1), st.booleans())
+def test_whatever_is_lost_all_is_told_once(blocks: list[Sent], started: float, waited: float, repairs: bool) -> None:
+    """Part is sent before it starts, part while it catches up, the rest live; the archive has all but some of it."""
+    many = len(blocks)
+    live_from = round(started * many)
+    waits_at = live_from + round(waited * (many - live_from))
+    # No archive is a run ahead of what is live; and what is ahead, and lacks there, is told to be lost before it comes.
+    blocks = [
+        block if at < waits_at else block._replace(begins_run=False, is_archived=block.is_archived or not block.is_lost)
+        for at, block in enumerate(blocks)
+    ]
+    feed, which = archived_feed(key_bytes=1), [not block.is_lost for block in blocks]
+    subscriber = Subscriber(feed, on_gap="repair" if repairs else "tell", repair_wait_ns=700_000_000)
+    heard = Heard(subscriber)
+    with archive_of(feed, blocks), RawPublisher(feed) as publisher:
+        send_all(publisher, blocks[:live_from], which[:live_from])
+        subscriber.start(since=0)
+        send_all(publisher, blocks[live_from:waits_at], which[live_from:waits_at])
+        publisher.heartbeat()
+        publisher.heartbeat()
+        subscriber.wait_live(20)
+        send_all(publisher, blocks[waits_at:], which[waits_at:])
+        publisher.heartbeat()
+        publisher.heartbeat()
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert heard.untrue == []
+    runs = runs_of(blocks)
+    for run in {(epoch, block.key) for block, (epoch, _) in zip(blocks, runs, strict=True)}:
+        check_run(run, blocks, runs, heard, waits_at, repairs)
+
+
+def check_run(
+    run: Run, blocks: list[Sent], runs: list[tuple[int, range]], heard: Heard, waits_at: int, repairs: bool
+) -> None:
+    """Check what was heard of a key in one run of the publisher."""
+    lost = {number for first, count in heard.gaps[run] for number in range(first, first + count)}
+    told = sorted({*heard.came[run], *lost})
+    assert told == list(range(told[0], told[-1] + 1) if told else ()), "between two messages nothing is passed over"
+    assert len(told) == len(heard.came[run]) + len(lost), "nothing comes twice"
+    archived, live, last = set[int](), set[int](), runs[-1][0]
+    for place, (block, (epoch, numbers)) in enumerate(zip(blocks, runs, strict=True)):
+        if (epoch, block.key) == run:
+            archived |= {*numbers} if block.is_archived and (repairs or place < waits_at) else set()
+            live |= {*numbers} if place >= waits_at and not block.is_lost else set()
+    assert archived - set(heard.came[run]) == set(), "what archives had has come"
+    assert live - set(heard.came[run]) == set(), "what came live has come"
+    if run[0] == last and archived:
+        sent = max(
+            numbers[-1] for block, (epoch, numbers) in zip(blocks, runs, strict=True) if (epoch, block.key) == run
+        )
+        assert told[-1] == sent, "the end told how far the key was"
