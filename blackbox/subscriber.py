@@ -131,7 +131,7 @@ class Subscriber(Registration):
                 "session", when that began. Or from (epoch, sequence) of each slice on; those without begin live; only
                 with `key_bytes` 0.
             back: with the last `back` messages of each slice that archives have recorded; more if some are recorded
-                meanwhile. Only with `key_bytes` 0.
+                meanwhile; with `key_bytes` also the rest of a block.
 
         Of two lines one is enough, after `timeout` seconds (not counted: compiling, on the first start ever). Raises
         NotConfirmedError naming the slices without a publisher, EndpointError when a slice cannot connect.

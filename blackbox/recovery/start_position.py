@@ -38,12 +38,11 @@ def beginning_of(
         raise ConfigError(f"since was {since!r} and back {back}, expected one of them")
     if archives is None:
         raise ConfigError(f"feed {feed.name!r} had no archives, expected endpoints such as tcp://host:5600")
-    if feed.key_bytes and (back is not None or isinstance(since, Mapping)):
-        said = "back" if since is None else "since, as positions,"
-        raise ConfigError(f"{said} was given for feed {feed.name!r} with key_bytes {feed.key_bytes}, expected 0")
+    if feed.key_bytes and isinstance(since, Mapping):
+        raise ConfigError(f"since was positions for feed {feed.name!r} with key_bytes {feed.key_bytes}, expected 0")
     if back is not None:
         check_integers(("back", back, 1, 1 << 62))
-        return _counted_back(archives, back, timeout)
+        return _timed_back(archives, back, timeout) if feed.key_bytes else _counted_back(archives, back, timeout)
     if isinstance(since, Mapping):
         positions = {slice_id: Since(epoch, {b"": sequence}, 0) for slice_id, (epoch, sequence) in since.items()}
         slices = range(len(feed.slices))
@@ -87,3 +86,22 @@ def _counted_back(archives: ArchiveClient, count: int, timeout: float) -> Callab
         if not any(left.values()):
             break
     return lambda slice_id: found.get(slice_id, Since(0, {}, 0))
+
+
+def _timed_back(archives: ArchiveClient, count: int, timeout: float) -> Callable[[int], Since]:
+    """Return when the last `count` recorded messages of each slice began to come; or its first one.
+
+    With keys no number says where in a slice they begin.
+    """
+    left = dict.fromkeys(range(len(archives.feed.slices)), count)
+    newest = archives.about(timeout=timeout, back=left)
+    found: dict[int, int] = {}
+    for day in reversed(newest.days):
+        about = newest if day == newest.day else archives.about(day, back=left)
+        for slice_id, held in about.slices.items():
+            if left.get(slice_id, 0) > 0 and held.messages:
+                left[slice_id] -= held.messages
+                found[slice_id] = min(held.back_ns, found.get(slice_id, held.back_ns))
+        if max(left.values()) <= 0:
+            break
+    return lambda slice_id: Since(0, {}, found.get(slice_id, 0))

@@ -433,7 +433,7 @@ def test_beginnings_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match="had no archives"):
         Subscriber(feed_of()).start(since=0)
     with pytest.raises(ConfigError, match="key_bytes 2, expected 0"):
-        Subscriber(archived_feed(key_bytes=2)).start(back=5)
+        Subscriber(archived_feed(key_bytes=2)).start(since={0: (1, 1)})
     with pytest.raises(ConfigError, match=r"since was for slices \[1\], expected some of 0 to 0"):
         Subscriber(archived_feed()).start(since={1: (1, 1)})
     with pytest.raises(ConfigError, match="since was 0 and back 5, expected one of them"):

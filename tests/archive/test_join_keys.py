@@ -20,7 +20,7 @@ from blackbox import Batch, Feed, Publisher, Recorder, Subscriber, SubscriberErr
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed
-from tests.archive.recorders import MIB, feed_of, wait_recorded
+from tests.archive.recorders import MIB, days, feed_of, wait_recorded
 from tests.examples import examples
 from tests.lossy_proxy import LossyProxy
 
@@ -202,6 +202,35 @@ def test_epochs_before_the_live_one_come_first(tmp_path: Path) -> None:
         expected |= {(publisher.epoch, key): list(range(count)) for key, count in market.published.items()}
     assert heard.came == expected
     assert heard.epochs == sorted({epoch for epoch, _ in expected})
+    assert (heard.gaps, heard.untrue) == ({}, [])
+
+
+@pytest.mark.parametrize("back", [1, 300, 700, 9_000])
+def test_a_number_of_messages_back_over_days(tmp_path: Path, back: int) -> None:
+    """The last of them and all that followed: what comes of each key is the end of it."""
+    feed = archived_feed(key_bytes=2)
+    sent: dict[Run, list[int]] = {}
+    for day in range(2):
+        with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=day == 1) as recorder:
+            market = Market(publisher)
+            for _ in range(10):
+                market.publish(range(40 * day, 90), 50)
+            wait_recorded(recorder, 500)
+            if day == 0:
+                recorder.stop()
+                days(tmp_path, feed)[0].rename(tmp_path / feed.name / "2020-01-01")
+            else:
+                subscriber = Subscriber(feed, repair_wait_ns=60_000_000_000)
+                heard = Heard(subscriber)
+                subscriber.start(back=back)
+                subscriber.wait_live(20)
+                assert min(back, 1_000) <= heard.count <= min(back + 50, 1_000)
+                market.publish(range(90), 500)
+                publisher.close()
+                subscriber.run(until_end=True)
+        sent |= {(publisher.epoch, key): list(range(count)) for key, count in market.published.items()}
+    for run, numbers in heard.came.items():
+        assert numbers == sent[run][-len(numbers) :]
     assert (heard.gaps, heard.untrue) == ({}, [])
 
 

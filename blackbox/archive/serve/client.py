@@ -115,11 +115,11 @@ class ArchiveClient:
         else:
             self._kept[asking.endpoint] = asking
 
-    def about(self, day: str | None = None, timeout: float = 0.0) -> About:
+    def about(self, day: str | None = None, timeout: float = 0.0, back: Mapping[int, int] | None = None) -> About:
         """Return what the first archive that answers holds; `day`: the one to tell more of, default the last.
 
-        `timeout`: for how many seconds to ask again when none answers. Raises ArchiveError saying of each archive why
-        it gave no answer.
+        `back`: by slice, how many of its last messages that day to tell the time of, as `back_ns`. `timeout`: for how
+        many seconds to ask again when none answers. Raises ArchiveError saying of each archive why it gave no answer.
         """
         until = time.monotonic() + timeout
         while True:
@@ -127,7 +127,7 @@ class ArchiveClient:
             for endpoint in self._order:
                 try:
                     with self._asking(endpoint) as asking:
-                        return self._check(asking.ask(AskAbout(day))[0], endpoint)
+                        return self._check(asking.ask(AskAbout(day, dict(back or {})))[0], endpoint)
                 except ArchiveError as error:
                     self._put_last(endpoint)
                     failures.append(str(error))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from bisect import bisect, bisect_left
+from bisect import bisect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy
 from blackbox.archive.day import MANIFEST, recorded_days, segment_path
 from blackbox.archive.format import FILE_HEAD_BYTES
 from blackbox.archive.marks import End, Totals, end_of
+from blackbox.archive.reader import Span, read_spans
 from blackbox.archive.recording import Recording
 from blackbox.archive.retention import Deleted
 from blackbox.archive.segment import Damage, Segment
@@ -60,8 +62,11 @@ class Pieces:
         self._ends: dict[tuple[str, int], tuple[int, _End | None]] = {}
         self._marks: dict[tuple[str, int], tuple[int, RunMarks]] = {}
 
-    def about(self, name: str | None) -> About:
-        """Return what is there. Raises ArchiveError when there is no such day, JournalError when it cannot be read."""
+    def about(self, name: str | None, back: Mapping[int, int] | None = None) -> About:
+        """Return what is there. `back`: see `AskAbout`.
+
+        Raises ArchiveError when there is no such day, JournalError when it cannot be read.
+        """
         days = self._list_days()
         if not days:
             raise ArchiveError(f"{self._directory} had no recorded day, expected at least one")
@@ -80,7 +85,7 @@ class Pieces:
             days=days,
             day=name or days[-1],
             slices={
-                slice_id: _about(segments, self._marks_of(day.path.name, day, slice_id))
+                slice_id: _about(segments, (back or {}).get(slice_id, 0), day.feed.key_bytes)
                 for slice_id, segments in _with_entries(day)
             },
             deleted=self._deleted.last_day,
@@ -332,7 +337,27 @@ def _end_of_segment(segment: Segment) -> End:
     return end_of(segment, Totals())
 
 
-def _about(segments: list[Segment], marks: RunMarks) -> SliceAbout:
+def _last_of(segments: list[Segment], back: int, key_bytes: int) -> int:
+    """Return the least `ts_recv` of the last `back` messages; 0: there are none."""
+    least, left = EVERYTHING, back
+    for segment in reversed(segments):
+        entries = segment.entries[segment.entries["records"] > 0][::-1]
+        whole = int(numpy.searchsorted(numpy.cumsum(entries["messages"]), left, side="right"))
+        least = min(least, int(entries["min_ts_recv"][:whole].min(initial=EVERYTHING)))
+        left -= int(entries["messages"][:whole].sum())
+        if left > 0 and whole < len(entries):
+            span = Span(segment, int(entries["start"][whole]), int(entries["stop"][whole]))
+            runs = read_spans([[span]], lambda heads: numpy.ones(len(heads), bool), key_bytes, lambda _: None)
+            heads = numpy.concatenate([run.heads for run in runs])[::-1]
+            many = int(numpy.searchsorted(numpy.cumsum(heads["count"] - heads["first_row"]), left)) + 1
+            least = min(least, int(heads["ts_recv"][:many].min(initial=EVERYTHING)))
+            left = 0
+        if left <= 0:
+            break
+    return least if least != EVERYTHING else 0
+
+
+def _about(segments: list[Segment], back: int, key_bytes: int) -> SliceAbout:
     entries = numpy.concatenate([each.entries[each.entries["records"] > 0] for each in segments])
     epochs = list(dict.fromkeys(entries["epoch"].tolist()))
     each = [entries[entries["epoch"] == epoch] for epoch in epochs]
@@ -344,6 +369,7 @@ def _about(segments: list[Segment], marks: RunMarks) -> SliceAbout:
         last_sequences=lasts,
         first_ns=int(entries["min_ts_recv"].min()) if len(entries) else 0,
         last_ns=int(entries["max_ts_recv"].max()) if len(entries) else 0,
+        back_ns=_last_of(segments, back, key_bytes),
         is_closed=_end_of_segment(segments[-1]).is_closed,
         runs=marks.runs(dict(zip(epochs, lasts, strict=True))),
         outages=marks.outages(segments),

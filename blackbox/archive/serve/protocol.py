@@ -63,6 +63,8 @@ class AskAbout(Request, frozen=True, tag="about"):
 
     day: str | None = None
     """The day that `slices` shall tell of; None: the last one."""
+    back: Annotated[dict[Number, Number], msgspec.Meta(max_length=65_536)] = {}
+    """By slice, how many of its last messages that day to tell the beginning of."""
 
 
 class AskBlocks(Request, frozen=True, tag="blocks", kw_only=True, omit_defaults=True):
@@ -157,6 +159,8 @@ class SliceAbout(msgspec.Struct, frozen=True, kw_only=True):
     """The least `ts_recv`, 0: there is no message."""
     last_ns: int
     """The largest `ts_recv`."""
+    back_ns: int
+    """Of the last messages that were asked for, the least `ts_recv`; some more may have come then."""
     is_closed: bool
     """Whether its recorder has closed the journal: nothing follows."""
     runs: list[RunAbout]

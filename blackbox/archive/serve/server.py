@@ -196,7 +196,7 @@ class ArchiveServer:
     def _answer_to(self, pieces: Pieces, text: bytes) -> list[bytes | memoryview]:
         request = REQUESTS.decode(text)
         if isinstance(request, AskAbout):
-            return [ENCODER.encode(pieces.about(request.day))]
+            return [ENCODER.encode(pieces.about(request.day, request.back))]
         if isinstance(request, TellConsumer):
             if not self._keeps_for_consumers:
                 raise ArchiveError("consumers were told to an archive that deletes nothing")
