@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from blackbox.arguments import check_integers
-from blackbox.block.position import Position
 from blackbox.errors import SubscriberError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.recovery.consumer import consumer_of
@@ -128,8 +127,8 @@ class Subscriber(Registration):
             timeout: how long publishers may take to confirm, in seconds; with `back` also archives, to answer.
             since: with what the feed's archives recorded at this time or later: ns since 1970, a datetime, or text such
                 as "2019-12-30T14:30:00Z", "14:30" (of the session that goes on now, in the feed's time zone) or
-                "session", when that began. Or from (epoch, sequence) of each slice on; those without begin live; only
-                with `key_bytes` 0.
+                "session", when that began. Or from the position of each slice on, as a `checkpoint` gave it; those
+                without begin live.
             back: with the last `back` messages of each slice that archives have recorded; more if some are recorded
                 meanwhile; with `key_bytes` also the rest of a block.
 
@@ -150,21 +149,19 @@ class Subscriber(Registration):
         return self
 
     @contextmanager
-    def checkpoint(self, timeout: float = 10.0) -> Iterator[dict[int, Position]]:
+    def checkpoint(self, timeout: float = 10.0) -> Iterator[dict[int, Any]]:
         """In a `with` block: let no callback run, and get by slice the (epoch, sequence) of what will come next.
+
+        With the feed's `key_bytes` it is by slice a `KeyPosition`, of all keys: also a tuple of plain values.
 
         All callbacks have then had every message before these, and none after. Keep your own state in the block, with
         the positions in the same transaction, and give them to `start(since=...)`; or let them be kept by `name`: when
         the block ends without an exception, they are. Other blocks wait meanwhile, which is lag, so be quick. May be
         used after the end too, unless it was terminated. Messages that archives still bring come after it.
 
-        With streams, positions are before all with which a reader is not done: it is done with a message once it asks
-        for the next one, or when it makes the checkpoint itself, in its own thread or task. A reader in another thread
-        goes on reading meanwhile.
-
-        Raises TimeoutError when callbacks do not return in time; SubscriberError in a callback, with
-        `processes`, for the policy "conflate", for feeds with `key_bytes`, and while a slice has no position, as
-        nothing has come yet; PositionError when positions cannot be kept; what ended the subscriber.
+        Raises TimeoutError when callbacks do not return in time; SubscriberError in a callback, with streams, with
+        `processes`, for the policy "conflate", and while a slice has no position, as nothing has come yet;
+        PositionError when positions cannot be kept; what ended the subscriber.
         """
         with self._supervisor.checkpoint(timeout, by_reader=True) as positions:
             yield positions

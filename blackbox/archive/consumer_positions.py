@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from blackbox.archive.day import make_directory, replace_file, sync_directory
-from blackbox.block.position import Number, Position
+from blackbox.block.position import KeyPosition, Number, Position, SlicePosition, split
 from blackbox.errors import ConfigError, PositionError
 from blackbox.feed.feed import check_name
 from blackbox.native.file_lock import FileLock, OwnedError
@@ -19,19 +19,26 @@ from blackbox.regular_file import read_regular
 
 _SUFFIX: Final = ".positions"
 _LOCK_SUFFIX: Final = ".lock"
-_MOST_BYTES: Final = 1 << 20
+_MOST_BYTES: Final = 64 << 20
 _LOOK_S: Final = 0.05
 
 
-class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a file says."""
 
     feed: str
     """The name of the feed."""
     kept_ns: Number
     """When, ns since 1970."""
-    positions: dict[Number, Position] = msgspec.field(name="slices")
-    """By slice."""
+    slices: dict[Number, Position] = {}
+    """By slice of a feed without keys."""
+    keys: dict[Number, KeyPosition] = {}
+    """By slice of one with keys."""
+
+    @property
+    def positions(self) -> dict[int, SlicePosition]:
+        """Return the position of each slice."""
+        return {**self.slices, **self.keys}
 
 
 class PositionFile:
@@ -79,9 +86,9 @@ class PositionFile:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise PositionError(f"{self.path} is damaged: {error}") from error
 
-    def keep(self, feed: str, positions: Mapping[int, Position]) -> None:
+    def keep(self, feed: str, positions: Mapping[int, SlicePosition]) -> None:
         """Replace what is kept, durably. Raises PositionError; the old file stays then."""
-        kept = Kept(feed, time.time_ns(), dict(sorted(positions.items())))
+        kept = Kept(feed, time.time_ns(), *split(dict(sorted(positions.items()))))
         try:
             replace_file(self.path, self.path.with_suffix(".new"), msgspec.json.encode(kept) + b"\n")
         except OSError as error:

@@ -1,4 +1,4 @@
-"""How far a reader is in one slice and key: the message that comes next."""
+"""How far a reader is in one slice: what comes next."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Key = Annotated[bytes, msgspec.Meta(max_length=8)]
 
 
 class Position(NamedTuple):
@@ -16,3 +17,36 @@ class Position(NamedTuple):
     """The run of its publisher."""
     sequence: Number
     """The number of the next message."""
+
+
+class KeyPosition(NamedTuple):
+    """How far a slice of a feed with keys is. Stored and sent as an array of these, in this order."""
+
+    epoch: Number
+    """The run of its publisher."""
+    following: dict[_Key, Number]
+    """By key the number of the next message; other keys begin with 0."""
+    prefixes: list[_Key]
+    """What keys begin with that are wanted; nothing is said of others."""
+    done_ns: Number = 0
+    """What was sent before, in this run, by the publisher's clock, is done: nobody need look for more there."""
+    since_ns: Number = 0
+    """Not 0: other keys begin with what archives received from then on."""
+
+
+SlicePosition = Position | KeyPosition
+
+
+def is_before(position: SlicePosition, other: SlicePosition) -> bool:
+    """Whether a position is before another one of the slice, with some key."""
+    if position.epoch != other.epoch:
+        return position.epoch < other.epoch
+    if isinstance(position, KeyPosition) and isinstance(other, KeyPosition):
+        return any(position.following.get(key, 0) < sequence for key, sequence in other.following.items())
+    return isinstance(position, Position) and isinstance(other, Position) and position < other
+
+
+def split(positions: dict[int, SlicePosition]) -> tuple[dict[int, Position], dict[int, KeyPosition]]:
+    """Return the positions, by slice, of a feed without keys, and of one with keys."""
+    plain = {slice_id: each for slice_id, each in positions.items() if isinstance(each, Position)}
+    return plain, {slice_id: each for slice_id, each in positions.items() if isinstance(each, KeyPosition)}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from blackbox.block.position import Position
+from blackbox.block.position import KeyPosition, Position, SlicePosition
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import columns_table, say, stdout
 from blackbox.errors import ConfigError, PositionError
@@ -26,14 +26,17 @@ def positions(
     move: Annotated[str | None, typer.Option(metavar="NAME", help="The consumer to move.")] = None,
     to: Annotated[
         list[str] | None,
-        typer.Option(metavar="SLICE:EPOCH:SEQUENCE", help="Where to; EPOCH in hexadecimal, as listed. Repeat it."),
+        typer.Option(
+            metavar="SLICE:EPOCH[:KEY]:SEQUENCE", help="Where to; EPOCH in hexadecimal, as listed. Repeat it."
+        ),
     ] = None,
     forget: Annotated[str | None, typer.Option(metavar="NAME", help="The consumer to forget.")] = None,
 ) -> None:
     """List what named consumers have done up to, or move one, or forget it.
 
     The message with the sequence number shown comes next when that consumer starts. One that is moved back gets
-    messages again; one that is forgotten begins anew. A consumer that runs cannot be changed.
+    messages again; one that is forgotten begins anew. A consumer that runs cannot be changed. Of a feed with keys each
+    key has a number: give KEY to move it, and where EPOCH is another one all other keys begin with 0.
 
     For example:
 
@@ -64,8 +67,8 @@ def _list(found: list[tuple[PositionFile, Kept | None]]) -> None:
         if kept is None:
             continue
         when = f"{date_of(kept.kept_ns, _ZONE)} {clock_text(kept.kept_ns, _ZONE, 0)} {_ZONE}"
-        for slice_id, (epoch, sequence) in sorted(kept.positions.items()):
-            table.add_row(file.name, kept.feed, when, str(slice_id), f"{epoch:016x}", count(sequence))
+        for slice_id, position in sorted(kept.positions.items()):
+            table.add_row(file.name, kept.feed, when, str(slice_id), f"{position.epoch:016x}", _text(position))
     stdout.print(table)
 
 
@@ -79,15 +82,37 @@ def _change(file: PositionFile, to: list[str] | None) -> None:
             file.forget()
             say(f"forgot consumer {file.name!r}")
         else:
-            file.keep(kept.feed, kept.positions | dict(map(_place, to)))
+            file.keep(kept.feed, _moved(kept.positions, to))
             say(f"moved consumer {file.name!r} to {', '.join(to)}")
     finally:
         file.close()
 
 
-def _place(text: str) -> tuple[int, Position]:
-    try:
-        slice_id, epoch, sequence = text.split(":")
-        return int(slice_id), Position(int(epoch, 16), int(sequence))
-    except ValueError:
-        raise ConfigError(f"to was {text!r}, expected SLICE:EPOCH:SEQUENCE such as 0:18ead45481153800:1000") from None
+def _text(position: SlicePosition) -> str:
+    if isinstance(position, Position):
+        return count(position.sequence)
+    return f"of {len(position.following)} keys"
+
+
+def _moved(positions: dict[int, SlicePosition], to: list[str]) -> dict[int, SlicePosition]:
+    """Return positions with those moved that are named."""
+    moved = dict(positions)
+    for text in to:
+        try:
+            slice_id, epoch, *keys, sequence = text.split(":", 2)[:2] + text.split(":", 2)[2].rsplit(":", 1)
+            place, run, number = int(slice_id), int(epoch, 16), int(sequence)
+        except (ValueError, IndexError):
+            raise ConfigError(
+                f"to was {text!r}, expected SLICE:EPOCH:SEQUENCE such as 0:18ead45481153800:1000"
+            ) from None
+        known = moved.get(place)
+        if isinstance(known, KeyPosition) != bool(keys):
+            raise ConfigError(f"to was {text!r}, expected {'a' if not keys else 'no'} KEY before the sequence number")
+        if isinstance(known, KeyPosition):
+            same = known.epoch == run
+            following = {**(known.following if same else {}), keys[0].encode(): number}
+            # Nothing is said any more of what need not be looked for.
+            moved[place] = KeyPosition(run, following, known.prefixes, 0, known.since_ns if same else 0)
+        else:
+            moved[place] = Position(run, number)
+    return moved

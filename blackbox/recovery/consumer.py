@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Final
 
 from blackbox.archive.consumer_positions import PositionFile
 from blackbox.arguments import check_integers
-from blackbox.block.position import Position
+from blackbox.block.position import Position, SlicePosition, is_before
 from blackbox.errors import BlackBoxError, ConfigError, PositionError
 from blackbox.feed.feed import Feed
 from blackbox.life import Life
 from blackbox.native.limits import start_thread
-from blackbox.recovery.start_position import Positions, Time
+from blackbox.recovery.start_position import Positions, Time, positions_of
 
 if TYPE_CHECKING:
     from blackbox.archive.serve.client import ArchiveClient
 
 log = logging.getLogger("blackbox")
 
-Checkpoint = Callable[[float], AbstractContextManager[Mapping[int, Position]]]
+Checkpoint = Callable[[float], AbstractContextManager[Mapping[int, SlicePosition]]]
 
 _PATIENCE_S: Final = 10.0
 _TELL_S: Final = 5.0
@@ -62,8 +62,8 @@ class Consumer:
         """Held where it goes on, so that it does not once it is over."""
         self._threads: list[threading.Thread] = []
         self._archives = archives
-        self._last: Mapping[int, Position] = {}
-        self._told: Mapping[int, Position] = {}
+        self._last: Mapping[int, SlicePosition] = {}
+        self._told: Mapping[int, SlicePosition] = {}
 
     def begin(self, since: Time | Positions | None, back: int | None) -> tuple[Time | Positions | None, int | None]:
         """Take the name; return where to begin: where it was, or at `since`, or `back`.
@@ -94,7 +94,7 @@ class Consumer:
                     f"{said}, but consumer {self._file.name!r} has been further: expected positions, or "
                     f"`blackbox positions {self._file.directory} --forget {self._file.name}` first"
                 )
-            self._check_forward({slice_id: Position(*each) for slice_id, each in since.items()})
+            self._check_forward(positions_of(self._feed, since))
         except BaseException:
             if self._go_on(ConsumerLife.NEW):
                 self._file.close()
@@ -116,7 +116,7 @@ class Consumer:
         start_thread(thread)
         self._threads.append(thread)
 
-    def keep(self, positions: Mapping[int, Position]) -> None:
+    def keep(self, positions: Mapping[int, SlicePosition]) -> None:
         """Keep where it is. Raises PositionError when that cannot be written."""
         positions = {**self._last, **positions}
         if positions != self._last:
@@ -173,9 +173,9 @@ class Consumer:
         except (BlackBoxError, TimeoutError) as error:
             log.warning("consumer %r: positions were not kept: %s", self._file.name, error)
 
-    def _check_forward(self, positions: Mapping[int, Position]) -> None:
+    def _check_forward(self, positions: Mapping[int, SlicePosition]) -> None:
         for slice_id, position in self._last.items():
-            if slice_id in positions and positions[slice_id] < position:
+            if slice_id in positions and is_before(positions[slice_id], position):
                 raise PositionError(
                     f"consumer {self._file.name!r} slice {slice_id}: position was {_text(positions[slice_id])}, "
                     f"expected {_text(position)} or later, where it has been"
@@ -195,13 +195,12 @@ def consumer_of(
         return None
     if not feed.archives:
         raise ConfigError(f"feed {feed.name!r} had no archives, which a named consumer goes on from")
-    if feed.key_bytes:
-        raise ConfigError(f"name was {name!r} for a feed with key_bytes {feed.key_bytes}, expected 0")
     from blackbox.archive.serve.client import ArchiveClient
 
     archives = ArchiveClient(feed, timeout=_ANSWER_S)
     return Consumer(feed, PositionFile(positions, name), wait_ns, interval_ns, archives)
 
 
-def _text(position: Position) -> str:
-    return f"{position.sequence} of epoch {position.epoch:016x}"
+def _text(position: SlicePosition) -> str:
+    where = position.sequence if isinstance(position, Position) else f"{len(position.following)} keys"
+    return f"{where} of epoch {position.epoch:016x}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from blackbox.archive.day import day_end_ns, session_date
 from blackbox.arguments import check_integers
+from blackbox.block.position import KeyPosition, Position, SlicePosition
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.subscribe.repair import Since
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from blackbox.archive.serve.client import ArchiveClient
 
 Time = int | str | datetime.datetime
-Positions = Mapping[int, tuple[int, int]]
+Positions = Mapping[int, tuple[Any, ...]]
+"""By slice the (epoch, sequence) of what comes next; with keys a `KeyPosition`, or a tuple of its fields."""
 
 SESSION: Final = "session"
 """For `since`: when the session that goes on now began."""
@@ -38,19 +40,34 @@ def beginning_of(
         raise ConfigError(f"since was {since!r} and back {back}, expected one of them")
     if archives is None:
         raise ConfigError(f"feed {feed.name!r} had no archives, expected endpoints such as tcp://host:5600")
-    if feed.key_bytes and isinstance(since, Mapping):
-        raise ConfigError(f"since was positions for feed {feed.name!r} with key_bytes {feed.key_bytes}, expected 0")
     if back is not None:
         check_integers(("back", back, 1, 1 << 62))
         return _timed_back(archives, back, timeout) if feed.key_bytes else _counted_back(archives, back, timeout)
     if isinstance(since, Mapping):
-        positions = {slice_id: Since(epoch, {b"": sequence}, 0) for slice_id, (epoch, sequence) in since.items()}
+        positions = {slice_id: _since(each) for slice_id, each in positions_of(feed, since).items()}
         slices = range(len(feed.slices))
         if not positions.keys() <= set(slices):
             raise ConfigError(f"since was for slices {sorted(positions)}, expected some of 0 to {slices[-1]}")
         return positions.get
     at = Since(0, {}, _ns_of(feed, since))
     return lambda _slice_id: at
+
+
+def positions_of(feed: Feed, since: Positions) -> dict[int, SlicePosition]:
+    """Return positions as a checkpoint gives them. Raises ConfigError when they are none of such a feed."""
+    try:
+        return {n: KeyPosition(*each) if feed.key_bytes else Position(*each) for n, each in since.items()}
+    except TypeError as error:
+        kind = "KeyPosition" if feed.key_bytes else "(epoch, sequence)"
+        raise ConfigError(
+            f"since was {since!r} with key_bytes {feed.key_bytes}, expected a {kind} of each slice"
+        ) from error
+
+
+def _since(position: SlicePosition) -> Since:
+    if isinstance(position, Position):
+        return Since(position.epoch, {b"": position.sequence}, 0)
+    return Since(position.epoch, position.following, position.since_ns, position.done_ns, position.prefixes)
 
 
 def _ns_of(feed: Feed, since: Time | None) -> int:

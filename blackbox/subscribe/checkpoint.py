@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from blackbox.block.position import Position
+from blackbox.block.position import SlicePosition
 from blackbox.errors import SubscriberError
 
 _TICK_S: Final = 0.0005
@@ -25,10 +25,10 @@ class Checkpoint:
     def __init__(self, slices: Iterable[int]) -> None:
         self._changed = threading.Condition()
         self._missing = set(slices)
-        self._positions: dict[int, Position | None] = {}
+        self._positions: dict[int, SlicePosition | None] = {}
         self._is_released = False
 
-    def hold(self, slice_id: int, is_idle: Callable[[], bool], position: Callable[[], Position | None]) -> None:
+    def hold(self, slice_id: int, is_idle: Callable[[], bool], position: Callable[[], SlicePosition | None]) -> None:
         """Come to it in the slice thread: wait until its callbacks are done, say where it is, stay until release.
 
         `is_idle` raises SubscriberError when it is over: then nobody is told where it is.
@@ -41,14 +41,14 @@ class Checkpoint:
                 is_idle()
                 self._changed.wait(_LOOK_S)
 
-    def note(self, slice_id: int, position: Position | None) -> None:
+    def note(self, slice_id: int, position: SlicePosition | None) -> None:
         """Note where a slice is that stays there."""
         with self._changed:
             self._positions[slice_id] = position
             self._missing.discard(slice_id)
             self._changed.notify_all()
 
-    def wait(self, timeout: float, look: Callable[[set[int]], None]) -> dict[int, Position]:
+    def wait(self, timeout: float, look: Callable[[set[int]], None]) -> dict[int, SlicePosition]:
         """Wait until all slices have come; return where they are. `look` is called now and then, with who is missing.
 
         Raises TimeoutError naming the slices whose callbacks still run; SubscriberError when a slice knows no position.

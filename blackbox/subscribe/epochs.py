@@ -44,6 +44,9 @@ class EpochState(SharedRecord):
     retired_count = Field()
     heard_ns = Fields(2)
     """When each line was last heard, by the monotonic clock."""
+    done_ns = Field()
+    """What was sent before this `ts_out` in the run `done_epoch` is done, as a heartbeat has shown; 0: not known."""
+    done_epoch = Field()
     all_told = Field()
     """1 once the publisher has told the sequences of all its keys since the present filters are in force."""
 

@@ -432,6 +432,7 @@ def note_sequences(
         join_state_at(at.join).is_told = 1
     offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
     following = int64s_at(body + layout.payloads, header.count)
+    is_done = not is_joining(at.join)
     for row in range(header.count):
         start = numpy.int64(offsets[row])
         size = numpy.int64(offsets[row + 1]) - start
@@ -441,6 +442,10 @@ def note_sequences(
             key = number_of(at.keys, name, size)
             if key != FULL:
                 _note_next(at, key, line, epoch, following[row], baseline, now_ns)
+                is_done &= is_known(at, key, epoch) and key_state(at, key).expected >= following[row]
+    if is_done and is_current(at, epoch):
+        epoch_state_at(at.state).done_epoch = epoch
+        epoch_state_at(at.state).done_ns = header.ts_out
 
 
 @njit(nogil=True, cache=True)

@@ -8,7 +8,7 @@ import select
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from random import Random
 from typing import Final, NamedTuple, Protocol, Self
@@ -89,7 +89,11 @@ class Since(NamedTuple):
     following: Mapping[bytes, int]
     """By key the number of the first message; b"" where the feed has no keys. Other keys begin at 0."""
     start_ns: int
-    """ns since 1970, by the recorder's clock."""
+    """ns since 1970, by the recorder's clock. With an epoch, not 0: other keys begin there."""
+    done_ns: int = 0
+    """What was sent before in this epoch, by the publisher's clock, is done."""
+    prefixes: Sequence[bytes] | None = None
+    """What keys begin with of which this says where they are; None: all."""
 
 
 class Archives(Protocol):

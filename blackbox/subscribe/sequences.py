@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 import numpy
 
-from blackbox.block.position import Position
+from blackbox.block.position import KeyPosition, Position
 from blackbox.native.intrinsics import inner, int64s_at, saturated
 from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
 from blackbox.native.records import Field, Fields, SharedRecord, record_at
@@ -19,7 +19,7 @@ from blackbox.subscribe.held_blocks import (
     KeyQueue,
     held_at,
 )
-from blackbox.subscribe.join_state import MOST_ENDED, JoinState, join_state_at
+from blackbox.subscribe.join_state import MOST_ENDED, JoinPhase, JoinState, join_state_at
 from blackbox.subscribe.state import SliceCounters, slice_counters_at
 
 ARCHIVE: Final = 2
@@ -177,9 +177,10 @@ class Sequences:
         """When a line was last heard, by the monotonic clock."""
         return self._state.heard_ns[line]
 
-    def begin_at(self, epoch: int, following: Mapping[bytes, int]) -> None:
-        """Expect these numbers of keys, in this epoch; of others 0."""
-        self._join.at_epoch = epoch
+    def begin_at(self, epoch: int, following: Mapping[bytes, int], done_ns: int) -> None:
+        """Expect these numbers of keys, in this epoch; of others 0. `done_ns`: what was sent before is done."""
+        self._join.at_epoch = self._state.done_epoch = epoch
+        self._state.done_ns = done_ns
         for key, sequence in following.items():
             text = numpy.frombuffer(key or b"\0", numpy.uint8)
             number = number_of(self.keys.at, text.ctypes.data, len(key))
@@ -193,6 +194,24 @@ class Sequences:
         if state.expected != UNKNOWN:
             return Position(state.epoch, state.expected)
         return Position(self._state.epoch, 0) if self._state.epoch and self._state.all_told else None
+
+    def key_position(self, prefixes: Iterable[bytes], since_ns: int, margin_ns: int) -> KeyPosition | None:
+        """Return what comes next of all keys; None: nothing has come, and nobody has told it.
+
+        `since_ns`: where keys begin of which archives have brought nothing yet, if they are at the run that began so.
+        `margin_ns`: taken off the time before which all is done.
+        """
+        is_live = self._join.phase == JoinPhase.LIVE
+        epoch = self._state.epoch if is_live else self._join.at_epoch
+        if epoch == 0:
+            return None
+        states = self._key_states[: len(self.keys)]
+        known = numpy.flatnonzero((states["expected"] != UNKNOWN) & (states["epoch"] == epoch))
+        names, expected = self.keys.names(), states["expected"][known].tolist()
+        following = {names[number]: sequence for number, sequence in zip(known.tolist(), expected, strict=True)}
+        is_open = not is_live and epoch == self._join.open_epoch
+        done_ns = max(0, self._state.done_ns - margin_ns) if self._state.done_epoch == epoch else 0
+        return KeyPosition(epoch, following, sorted(prefixes), done_ns, since_ns if is_open else 0)
 
     def set_all_told(self, told: bool) -> None:
         """Note whether the publisher has told the sequences of all its keys since the present filters are in force."""

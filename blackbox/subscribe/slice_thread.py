@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy
@@ -14,12 +14,13 @@ import zmq
 
 from blackbox.block.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.block.format import HEADER_BYTES
-from blackbox.block.position import Position
+from blackbox.block.position import SlicePosition
 from blackbox.block.received_block import BatchFeed
 from blackbox.errors import (
     BlackBoxError,
     CallbackError,
     GapError,
+    PositionError,
     SubscriberError,
 )
 from blackbox.feed.endpoint import SHARED_MEMORY, transport_of
@@ -80,6 +81,11 @@ _RELEASE_TICK_S = 0.001
 _WORKER_END_S = 0.05
 _END_SETTLES_NS = 50_000_000
 """What a publisher sends goes on within this time, or it has ended as it said."""
+
+
+def _cover(prefixes: Iterable[bytes], filters: Iterable[bytes]) -> bool:
+    """Whether all that filters let through begins with one of the prefixes."""
+    return all(any(each.startswith(prefix) for prefix in prefixes) for each in filters)
 
 
 def _common_prefix(filters: frozenset[bytes]) -> bytes:
@@ -147,8 +153,15 @@ class SliceThread:
         )
         if since is not None:
             self.join.phase = JoinPhase.REPLAYING
-            self.join.opens = int(since.epoch == 0)
-            self._sequences.begin_at(since.epoch, since.following)
+            is_open = since.epoch == 0 or since.start_ns != 0
+            self.join.opens = int(is_open)
+            self.join.open_epoch = since.epoch if is_open else 0
+            self._sequences.begin_at(since.epoch, since.following, since.done_ns)
+            if since.prefixes is not None and not _cover(since.prefixes, table.upstream):
+                raise PositionError(
+                    f"slice {slice_id}: callbacks wanted keys that begin with {sorted(table.upstream)}, expected only "
+                    f"those of its position, {sorted(since.prefixes)}"
+                )
         self._clock = ClockState()
         self._subscription = Subscription(feed, slice_id, self.state, self._sequences, news, self._wake_pipe)
         self._conflation = Conflation(feed.max_topics) if options.slow.action == "conflate" else None
@@ -224,7 +237,7 @@ class SliceThread:
 
     def covers(self, filters: frozenset[bytes]) -> bool:
         """Whether the filters in force let through all that these would."""
-        return all(any(each.startswith(known) for known in self._filters) for each in filters)
+        return _cover(self._filters, filters)
 
     def remove(self, callback: Callback) -> None:
         """Let no further batch reach a callback."""
@@ -233,9 +246,14 @@ class SliceThread:
                 worker.remove(callback)
 
     @property
-    def position(self) -> Position | None:
-        """What comes next, of a feed without keys, once all before it has been handed over; None: nobody knows."""
-        return self._sequences.position()
+    def position(self) -> SlicePosition | None:
+        """What comes next, once all before it has been handed over; None: nobody knows."""
+        if not self.feed.key_bytes:
+            return self._sequences.position()
+        since_ns = 0 if self._since is None else max(1, self._since.start_ns)
+        # Of two lines one may be behind what the other's heartbeat has shown.
+        margin_ns = _DEAD_AFTER_HEARTBEATS * self.feed.heartbeat_ns * (len(self.feed_slice.lines) - 1)
+        return self._sequences.key_position(self._filters, since_ns, margin_ns)
 
     def come_to(self, checkpoint: Checkpoint) -> None:
         """Come to a checkpoint, and stay there until it is released."""

@@ -432,7 +432,7 @@ def test_no_archive_ends_a_subscriber_that_cannot_catch_up() -> None:
 def test_beginnings_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match="had no archives"):
         Subscriber(feed_of()).start(since=0)
-    with pytest.raises(ConfigError, match="key_bytes 2, expected 0"):
+    with pytest.raises(ConfigError, match="with key_bytes 2, expected a KeyPosition of each slice"):
         Subscriber(archived_feed(key_bytes=2)).start(since={0: (1, 1)})
     with pytest.raises(ConfigError, match=r"since was for slices \[1\], expected some of 0 to 0"):
         Subscriber(archived_feed()).start(since={1: (1, 1)})

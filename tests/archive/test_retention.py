@@ -13,13 +13,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox import ArchiveClient, ArchiveError, ConfigError, Feed, PositionError, Publisher, Recorder, Retention
+from blackbox import (
+    ArchiveClient,
+    ArchiveError,
+    ConfigError,
+    Feed,
+    PositionError,
+    Publisher,
+    Recorder,
+    Recording,
+    Retention,
+)
 from blackbox.archive.consumer_positions import PositionFile
 from blackbox.archive.day import MANIFEST, Manifest, session_date
 from blackbox.archive.retention import CONSUMERS, Deleted, Deleter, note_consumer
 from blackbox.archive.serve.protocol import Gone
 from blackbox.archive.serve.server import ArchiveServer
-from blackbox.block.position import Position
+from blackbox.block.position import KeyPosition, Position
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed, recorded
 from tests.archive.recorders import publish_numbered, wait_recorded
@@ -110,6 +120,23 @@ def test_what_remains_is_what_a_plain_rule_says(
         assert Deleter(place, feed, retention).look() == names[: len(names) - len(remain)]
         assert days_of(place) == remain
         assert Deleter(place, feed, retention).look() == []
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+def test_of_a_consumer_with_keys_times_say_what_it_needs(house: tuple[Feed, Path, list[int]], by_time: bool) -> None:
+    feed, recordings, epochs = house
+    for place, name in enumerate(days_of(recordings)[:-1]):
+        (_, segments) = Recording.open(recordings / name).segments()[0]
+        column = "max_ts_recv" if by_time else "max_ts_out"
+        last_ns = max(int(entry[column]) for each in segments for entry in each.entries)
+        for at_ns, gone in ((last_ns, place), (last_ns + 1, place + 1)):
+            with TemporaryDirectory() as path:
+                copy = Path(shutil.copytree(recordings, Path(path, feed.name)))
+                with ArchiveServer(copy, feed.archives, keeps_for_consumers=True):
+                    times = (0, at_ns) if by_time else (at_ns, 0)
+                    position = KeyPosition(epochs[place], {b"A": 5}, [b""], *times)
+                    ArchiveClient(feed).tell("strategy-1", {0: position})
+                assert Deleter(copy, feed, Retention(days=1)).look() == days_of(recordings)[:gone]
 
 
 def test_a_deletion_that_was_cut_short_is_finished_the_next_time(tmp_path: Path) -> None:

@@ -187,7 +187,9 @@ def test_what_a_checkpoint_refuses() -> None:
     refused(Subscriber(feed), "before start")
     refused(Subscriber(feed, processes=True), "with processes=True")
     refused(Subscriber(feed, slow=SlowPolicy("conflate")), "policy 'conflate'")
-    refused(Subscriber(Feed.local("cut", slices=1, key_bytes=2)), "for key_bytes 2, expected 0")
+    streaming = Subscriber(feed)
+    streaming.stream(b"")
+    refused(streaming, "with streams")
     own = Subscriber(feed)
     failed: list[str] = []
 

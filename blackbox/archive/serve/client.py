@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from blackbox.archive.serve.connection import Connection, Fetched, StaleError, in_place
-from blackbox.archive.serve.fetch_progress import NO_END, Rows, RowsOfRanges, Seen
+from blackbox.archive.serve.fetch_progress import NO_END, Rows, RowsOfRanges, RowsOfRun, Seen
 from blackbox.archive.serve.protocol import (
     FRAMES_OF_BLOCK,
     MOST_RANGES,
@@ -25,7 +25,7 @@ from blackbox.archive.serve.protocol import (
     TellConsumer,
 )
 from blackbox.block.block import Block
-from blackbox.block.position import Position
+from blackbox.block.position import Position, SlicePosition, split
 from blackbox.errors import ArchiveError, BlackBoxError, ConfigError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.subscribe.repair import Later, Missing, Since, spread
@@ -202,16 +202,18 @@ class ArchiveClient:
         answers = (self._blocks(RowsOfRanges(slice_id, part), timeout) for part in parts)
         return (found for answer in answers for found in answer if not isinstance(found, Later))
 
-    def tell(self, name: str, positions: Mapping[int, Position]) -> None:
+    def tell(self, name: str, positions: Mapping[int, SlicePosition]) -> None:
         """Tell all archives how far a named consumer is: they keep what it still needs, within their bounds.
 
         Raises ArchiveError naming those that have not noted it.
         """
+        slices, keys = split(dict(positions))
+        told = TellConsumer(name, slices, {n: each._replace(following={}, prefixes=[]) for n, each in keys.items()})
         failures: list[str] = []
         for endpoint in self._order:
             try:
                 with self._asking(endpoint) as asking:
-                    answer, _ = asking.ask(TellConsumer(name, dict(positions)))
+                    answer, _ = asking.ask(told)
                 if not isinstance(answer, Noted):
                     raise ArchiveError(f"{endpoint}: answer was {type(answer).__name__}, expected Noted")
             except ArchiveError as error:
@@ -307,12 +309,10 @@ class ArchiveClient:
                 try:
                     for found in self._at(endpoint, rows, wait_s, is_over):
                         heard = time.monotonic()
-                        if not seen.is_wanted(found):
-                            continue
-                        yield from self._elsewhere(slice_id, seen.lacking(found), wait_s, is_over, endpoint)
-                        if isinstance(found, Fetched):
-                            has_more = True
-                        yield from _as_told(found)
+                        has_more |= isinstance(found, Fetched)
+                        if seen.ends_run(found):
+                            yield from self._rest_of_run(slice_id, rows, seen, wait_s, is_over, endpoint)
+                        yield from self._with_lacking(slice_id, found, seen, wait_s, is_over, endpoint)
                         if is_over():
                             return
                     heard = time.monotonic()
@@ -331,13 +331,45 @@ class ArchiveClient:
 
     def _beginning(self, slice_id: int, since: Since, prefix: bytes) -> Rows:
         """Return what is wanted of archives from a beginning on."""
-        start_ns = None if since.epoch else since.start_ns
+        start_ns = None if since.epoch and not since.start_ns else since.start_ns
         following = {key: Position(since.epoch, sequence) for key, sequence in since.following.items()}
         if self.feed.key_bytes:
-            ask = AskBlocks(slice_id=slice_id, prefix=prefix, epoch=since.epoch, start_ns=start_ns)
+            sent_ns = since.done_ns
+            ask = AskBlocks(slice_id=slice_id, prefix=prefix, epoch=since.epoch, sent_ns=sent_ns, start_ns=start_ns)
         else:
             ask = AskBlocks(slice_id=slice_id, key=b"", start=following.get(b""), start_ns=start_ns)
         return Rows(ask, tells_later=True, following=following)
+
+    def _rest_of_run(
+        self, slice_id: int, rows: Rows, seen: Seen, wait_s: float, is_over: Callable[[], bool], endpoint: str
+    ) -> Iterator[Block | Missing | Later]:
+        """Yield what other archives have of a run whose end one has shown: all of a key may be missing there."""
+        for other in [each for each in self._order if each != endpoint]:
+            until, rest, pause_s = time.monotonic() + wait_s, RowsOfRun(rows, seen), _LATER_S
+            while not is_over() and time.monotonic() < until:
+                try:
+                    for found in self._at(other, rest, wait_s, is_over):
+                        yield from self._with_lacking(slice_id, found, seen, wait_s, is_over, other)
+                    break
+                except ArchiveError:
+                    if time.monotonic() - self._silent.get(other, time.monotonic()) >= wait_s:
+                        break
+                time.sleep(spread(pause_s))
+                pause_s = min(2 * pause_s, _MOST_LATER_S)
+
+    def _with_lacking(
+        self,
+        slice_id: int,
+        found: Fetched | Gone | Later,
+        seen: Seen,
+        wait_s: float,
+        is_over: Callable[[], bool],
+        endpoint: str,
+    ) -> Iterator[Block | Missing | Later]:
+        """Yield what an archive has brought, and before that what it lacks there, of other archives or as Missing."""
+        if seen.is_wanted(found):
+            yield from self._elsewhere(slice_id, seen.lacking(found), wait_s, is_over, seen.without(endpoint))
+            yield from _as_told(found)
 
     def _elsewhere(
         self, slice_id: int, lacks: Sequence[Missing], wait_s: float, is_over: Callable[[], bool], endpoint: str
@@ -370,7 +402,7 @@ class ArchiveClient:
             pause_s = min(2 * pause_s, _MOST_LATER_S)
 
     def _at(
-        self, endpoint: str, rows: Rows | RowsOfRanges, wait_s: float, is_over: Callable[[], bool]
+        self, endpoint: str, rows: Rows | RowsOfRanges | RowsOfRun, wait_s: float, is_over: Callable[[], bool]
     ) -> Iterator[Fetched | Gone | Later]:
         """Yield what one archive has. Raises ArchiveError; _NothingMoreError when there is no more for `wait_s`.
 
@@ -414,7 +446,9 @@ class ArchiveClient:
         """Ask others before an archive that has failed."""
         self._order = (*(each for each in self._order if each != endpoint), endpoint)
 
-    def _from(self, asking: Connection, rows: Rows | RowsOfRanges, timeout: float) -> Iterator[Fetched | Gone | Later]:
+    def _from(
+        self, asking: Connection, rows: Rows | RowsOfRanges | RowsOfRun, timeout: float
+    ) -> Iterator[Fetched | Gone | Later]:
         """Yield what one archive has, from where the one before ended."""
         ask, heard, pause_s = rows.begin(asking.endpoint), time.monotonic(), _LATER_S
         asking.send(ask)
@@ -431,7 +465,7 @@ class ArchiveClient:
                 if (wanted := rows.take(found)) is not None:
                     yield wanted
             rows.note(asking.endpoint, answer.cursor)
-            if answer.state == "done":
+            if answer.state == "done" or rows.is_over(answer.epoch):
                 return
             if answer.state == "more":
                 heard, pause_s = time.monotonic(), _LATER_S

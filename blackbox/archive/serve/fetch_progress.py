@@ -46,6 +46,10 @@ class Rows:
             return self._ask
         return msgspec.structs.replace(self._ask, start=self._next[key], start_ns=None)
 
+    def is_over(self, _epoch: int) -> bool:
+        """Return False: what follows is wanted whatever run has begun."""
+        return False
+
     def note(self, endpoint: str, cursor: Cursor) -> None:
         """Note how far an archive has read, all of which was taken."""
         self._cursors[endpoint] = cursor
@@ -94,6 +98,10 @@ class RowsOfRanges:
         """Return what to ask the next archive."""
         return AskBlocks(slice_id=self._slice_id, ranges=self.left)
 
+    def is_over(self, epoch: int) -> bool:
+        """Whether nothing that is left is to be recorded any more, once the run `epoch` has begun."""
+        return bool(self.left) and all(each.epoch < epoch for each in self.left)
+
     def note(self, endpoint: str, cursor: Cursor) -> None:
         """Do nothing: what is left says how far it is."""
 
@@ -131,16 +139,24 @@ class Seen:
     """What archives have brought of a slice from a beginning on, and what they lack before what is found next."""
 
     def __init__(self, since: Since, has_keys: bool) -> None:
-        self._has_keys = has_keys
-        self._epoch = since.epoch
-        self._following = dict(since.following)
+        self._has_keys, self._reads_late = has_keys, since.done_ns > 0
+        self.epoch = since.epoch
+        self.following = dict(since.following)
         """The next number of each key, in that run."""
-        self._is_open = since.epoch == 0
+        self._is_open = since.epoch == 0 or since.start_ns != 0
         """Whether keys begin in this run where archives bring them: it begins at a time."""
+
+    def without(self, endpoint: str) -> str:
+        """Return which archive need not be asked for what is missing in its answer: none, where it was not all read."""
+        return "" if self._reads_late else endpoint
+
+    def ends_run(self, found: Fetched | Gone | Later) -> bool:
+        """Whether it is of a later run than what was seen, with keys: of the one before others may have more."""
+        return self._has_keys and isinstance(found, Fetched) and 0 < self.epoch < found.block.epoch
 
     def is_wanted(self, found: Fetched | Gone | Later) -> bool:
         """Whether it is of a run that is not over."""
-        return not isinstance(found, Fetched) or found.block.epoch >= self._epoch
+        return not isinstance(found, Fetched) or found.block.epoch >= self.epoch
 
     def lacking(self, found: Fetched | Gone | Later) -> list[Missing]:
         """Return what an archive lacks before what was found, which then counts as seen.
@@ -153,13 +169,53 @@ class Seen:
             return []
         key, epoch, numbers = found.block.key, found.block.epoch, found.block.sequences
         lacks = []
-        if epoch > self._epoch:
-            lacks = [Missing(each, self._epoch, sequence, NO_END) for each, sequence in self._following.items()]
-            self._is_open &= self._epoch == 0
-            self._epoch, self._following = epoch, {}
+        if epoch > self.epoch:
+            lacks = [Missing(each, self.epoch, sequence, NO_END) for each, sequence in self.following.items()]
+            self._is_open &= self.epoch == 0
+            self.epoch, self.following = epoch, {}
         first = int(numbers[found.first_row])
-        begin = self._following.get(key, first if self._is_open else 0)
+        begin = self.following.get(key, first if self._is_open else 0)
         if self._has_keys and begin < first:  # without keys the archive says so
             lacks.append(Missing(key, epoch, begin, first))
-        self._following[key] = int(numbers[found.stop_row - 1]) + 1
+        self.following[key] = int(numbers[found.stop_row - 1]) + 1
         return lacks
+
+
+class RowsOfRun:
+    """What an archive has of the run that was seen last, and has not come from others."""
+
+    tells_later = False
+
+    def __init__(self, rows: Rows, seen: Seen) -> None:
+        self._rows, self._epoch = rows, seen.epoch
+        self._following = dict(seen.following)
+        self._is_past = False
+
+    def begin(self, endpoint: str) -> AskBlocks:
+        """Return what to ask an archive."""
+        return self._rows.begin(endpoint)
+
+    def take(self, found: Fetched | Gone) -> Fetched | None:
+        """Return what is new of it; None: nothing, or it is of another run."""
+        if isinstance(found, Gone):
+            return None
+        block, numbers = found.block, found.block.sequences
+        self._is_past |= block.epoch > self._epoch
+        first = max(found.first_row, int(numpy.searchsorted(numbers, self._following.get(block.key, 0))))
+        if block.epoch != self._epoch or first >= block.count:
+            return None
+        self._following[block.key] = int(numbers[-1]) + 1
+        return Fetched(block, found.ts_recv, first, block.count)
+
+    def is_over(self, epoch: int) -> bool:
+        """Whether a later run has begun there."""
+        return self._is_past or epoch > self._epoch
+
+    def note(self, endpoint: str, cursor: Cursor) -> None:
+        """Note how far an archive has read, unless a later run is in that."""
+        if not self._is_past:
+            self._rows.note(endpoint, cursor)
+
+    def forget(self, endpoint: str) -> None:
+        """Have an archive begin anew: it does not know its cursor."""
+        self._rows.forget(endpoint)

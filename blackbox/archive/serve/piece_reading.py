@@ -77,7 +77,7 @@ class PieceReading:
         start_ns = ask.start_ns if ask.start is None else None
         wanted = Filter(self._key_bytes, ask.prefix, ask.key, start_ns, None, "ts_recv")
         may = wanted.entries(entries)
-        may &= entries["epoch"] >= ask.epoch
+        may &= _may_follow(entries["epoch"], entries["max_ts_out"], ask)
         if ask.start is not None:
             epochs = entries["epoch"]
             reaches = entries["max_sequence"] >= ask.start.sequence
@@ -135,7 +135,7 @@ class PieceReading:
                 yield recorded, begin, begin + int(record_bytes(stored))
 
     def _may(self, heads: NDArray[Any]) -> NDArray[numpy.bool_]:
-        may = heads["epoch"] >= self._ask.epoch
+        may = _may_follow(heads["epoch"], heads["ts_out"], self._ask)
         if self._ask.start_ns is not None and self._ask.start is None:
             may &= heads["ts_recv"] >= self._ask.start_ns
         if (start := self._ask.start) is not None:
@@ -279,6 +279,12 @@ class PieceReading:
             epoch=epoch,
         )
         return Read(piece, self._blocks)
+
+
+def _may_follow(epochs: NDArray[Any], sent_ns: NDArray[Any], ask: AskBlocks) -> NDArray[numpy.bool_]:
+    """Return bool[n]: what is of a later run than asked for, or of that one and was sent late enough."""
+    may: NDArray[numpy.bool_] = (epochs > ask.epoch) | ((epochs == ask.epoch) & (sent_ns >= ask.sent_ns))
+    return may
 
 
 def _words(damage: Damage) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from blackbox.block.position import Number, Position
+from blackbox.block.position import KeyPosition, Number, Position
 
 MOST_REQUEST_BYTES: Final = 65_536 * 2
 """Of one frame of a request: two topics, and some numbers, or MOST_RANGES."""
@@ -83,6 +83,8 @@ class AskBlocks(Request, frozen=True, tag="blocks", kw_only=True, omit_defaults=
     """Blocks that hold some of these; then none of what else narrows them."""
     epoch: Number = 0
     """Blocks of this run of the publisher, or later ones."""
+    sent_ns: _Time = 0
+    """Those of that run that were sent at this time or later, by the publisher's clock, ns since 1970."""
     start_ns: _Time | None = None
     """Blocks received at this time or later, ns since 1970."""
     stop_ns: _Time | None = None
@@ -95,7 +97,10 @@ class TellConsumer(Request, frozen=True, tag="consumer"):
     """Tell how far a named consumer is: the archive keeps what it still needs, within its bounds."""
 
     name: Annotated[str, msgspec.Meta(max_length=255)]
-    slices: Annotated[dict[Number, Position], msgspec.Meta(max_length=65_536)]
+    slices: Annotated[dict[Number, Position], msgspec.Meta(max_length=65_536)] = {}
+    """By slice of a feed without keys."""
+    keys: Annotated[dict[Number, KeyPosition], msgspec.Meta(max_length=65_536)] = {}
+    """By slice of one with keys: `done_ns` and `since_ns` say what it needs, so that keys need not be named."""
 
 
 class Noted(msgspec.Struct, frozen=True, tag_field="is", tag="noted"):

@@ -25,6 +25,7 @@ from blackbox.archive.serve.protocol import (
     Refusal,
     TellConsumer,
 )
+from blackbox.block.position import SlicePosition
 from blackbox.errors import ArchiveError, BlackBoxError, ConfigError
 from blackbox.feed.endpoint import check_archive
 from blackbox.feed.feed import Feed
@@ -200,7 +201,8 @@ class ArchiveServer:
         if isinstance(request, TellConsumer):
             if not self._keeps_for_consumers:
                 raise ArchiveError("consumers were told to an archive that deletes nothing")
-            note_consumer(self.directory, self.directory.name, request.name, request.slices)
+            positions: dict[int, SlicePosition] = {**request.slices, **request.keys}
+            note_consumer(self.directory, self.directory.name, request.name, positions)
             return [ENCODER.encode(Noted())]
         found = pieces.read(request)
         if found.piece.state == "later":
