@@ -23,7 +23,7 @@ class KeyPosition(NamedTuple):
     """How far a slice of a feed with keys is. Stored and sent as an array of these, in this order."""
 
     epoch: Number
-    """The run of its publisher."""
+    """The run of its publisher; 0: archives have brought nothing yet."""
     following: dict[_Key, Number]
     """By key the number of the next message; other keys begin with 0."""
     prefixes: list[_Key]

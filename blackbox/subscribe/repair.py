@@ -103,12 +103,19 @@ class Archives(Protocol):
         """Return what one thread asks again and again, and its end."""
 
     def missing(
-        self, slice_id: int, asked: Iterable[Missing], wait_s: float, is_over: Callable[[], bool]
+        self,
+        slice_id: int,
+        asked: Iterable[Missing],
+        wait_s: float,
+        is_over: Callable[[], bool],
+        *,
+        patience_s: float | None = None,
     ) -> Iterator[Block | Missing]:
         """Ask each archive once: yield the blocks that hold missing numbers, of each key in order.
 
         Up to MOST_REQUESTS of what is asked. What may still come follows as Missing: an archive did not answer, unless
-        it has been silent for `wait_s`. Raises BlackBoxError when none answers.
+        it has been silent for `wait_s`. Each may take `patience_s` to record more. Raises BlackBoxError when none
+        answers.
         """
 
     def answers(self) -> bool:
@@ -281,7 +288,7 @@ class Repairer:
         behind = self._sequences.behind()
         self._behind = {(each.key, each.first): self._behind.get((each.key, each.first), began) for each in behind}
         quiet = [each for each in behind if each.first == UNKNOWN]
-        stuck = [each for each in behind if each.first != UNKNOWN and self._waited_s(each) > _STUCK_S]
+        stuck = [each for each in behind if each.key and each.first != UNKNOWN and self._waited_s(each) > _STUCK_S]
         for first in range(0, len(quiet), MOST_REQUESTS):
             self._find_quiet(out, quiet[first : first + MOST_REQUESTS], start_ns)
         for first in range(0, len(stuck), MOST_REQUESTS):
@@ -307,7 +314,7 @@ class Repairer:
         """Bring what keys lack, by its numbers; note what archives do not have, or not in time."""
         may_come = set()
         asked = [Missing(*each) for each in stuck]
-        for found in self._archives.missing(self._slice_id, asked, self._wait_s, self._has_joined):
+        for found in self._archives.missing(self._slice_id, asked, self._wait_s, self._has_joined, patience_s=0.0):
             if isinstance(found, Missing):
                 may_come.add(found.key)
             else:

@@ -196,20 +196,20 @@ class Sequences:
         return Position(self._state.epoch, 0) if self._state.epoch and self._state.all_told else None
 
     def key_position(self, prefixes: Iterable[bytes], since_ns: int, margin_ns: int) -> KeyPosition | None:
-        """Return what comes next of all keys; None: nothing has come, and nobody has told it.
+        """Return what comes next of all keys; None: no publisher has told it. Epoch 0: archives have brought nothing.
 
         `since_ns`: where keys begin of which archives have brought nothing yet, if they are at the run that began so.
         `margin_ns`: taken off the time before which all is done.
         """
         is_live = self._join.phase == JoinPhase.LIVE
         epoch = self._state.epoch if is_live else self._join.at_epoch
-        if epoch == 0:
+        if epoch == 0 and is_live:
             return None
         states = self._key_states[: len(self.keys)]
         known = numpy.flatnonzero((states["expected"] != UNKNOWN) & (states["epoch"] == epoch))
         names, expected = self.keys.names(), states["expected"][known].tolist()
         following = {names[number]: sequence for number, sequence in zip(known.tolist(), expected, strict=True)}
-        is_open = not is_live and epoch == self._join.open_epoch
+        is_open = not is_live and self._join.opens and epoch == self._join.open_epoch
         done_ns = max(0, self._state.done_ns - margin_ns) if self._state.done_epoch == epoch else 0
         return KeyPosition(epoch, following, sorted(prefixes), done_ns, since_ns if is_open else 0)
 

@@ -18,6 +18,7 @@ from tests.archive.archives import archived_feed
 from tests.archive.recorders import wait_recorded
 from tests.archive.test_join_keys import Heard, Market, Run
 from tests.lossy_proxy import LossyProxy
+from tests.support import Script
 
 
 def add(sent: dict[Run, list[int]], epoch: int, market: Market) -> None:
@@ -210,3 +211,49 @@ def test_positions_going_back_are_refused(tmp_path: Path) -> None:
             PositionError, match="expected 2 keys of epoch 0000000000000005 or later, where it has been"
         ):
             subscriber.start(since={0: since})
+
+
+def test_a_killed_consumer_goes_on_exactly_once(tmp_path: Path) -> None:
+    """Its state and positions are replaced together; it is killed at any moment, while it catches up too."""
+    feed = archived_feed(key_bytes=2, block_bytes=4_096, heartbeat_ns=50_000_000)
+    code = f"""
+        from blackbox.block.position import KeyPosition
+        path = {str(tmp_path / "state")!r}
+        positions, heard = 0, []
+        if os.path.exists(path):
+            with open(path, "rb") as file:
+                positions, heard = msgspec.json.decode(
+                    file.read(), type=tuple[dict[int, KeyPosition], list[tuple[str, int]]]
+                )
+        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=10**11), on_gap="repair", repair_wait_ns=10**10)
+        subscriber.on(b"", fields=("topic", "sequence"))(lambda topic, n: heard.append((topic[:2].decode(), n)))
+        subscriber.start(since=positions)
+        say("started")
+        while True:
+            with subscriber.checkpoint() as positions:
+                with open(path + ".new", "wb") as file:
+                    file.write(msgspec.json.encode((positions, heard)))
+                os.replace(path + ".new", path)
+            say("kept", len(heard))
+    """
+    with Publisher(feed, when_full="drop") as publisher, Recorder(feed, tmp_path / "days", serve=True) as recorder:
+        market = Market(publisher)
+        market.publish(range(90), 100)
+        wait_recorded(recorder, 100)
+        for round_ in range(5):
+            with Script(code, feed) as script:
+                script.expect("started")
+                for _ in range(20):
+                    low = 10 * round_
+                    market.publish(range(low, low + 50), 25)
+                    if round_ % 2:
+                        script.read()
+                if round_ == 4:
+                    wait_recorded(recorder, market.count)
+                    while script.read() != f"kept {market.count}":
+                        pass
+                script.kill()
+    came: dict[bytes, list[int]] = defaultdict(list)
+    for key, number in msgspec.json.decode((tmp_path / "state").read_bytes())[1]:
+        came[key.encode()].append(number)
+    assert came == {key: list(range(count)) for key, count in market.published.items()}

@@ -230,13 +230,20 @@ class ArchiveClient:
         return True
 
     def missing(
-        self, slice_id: int, asked: Iterable[Missing], wait_s: float, is_over: Callable[[], bool], without: str = ""
+        self,
+        slice_id: int,
+        asked: Iterable[Missing],
+        wait_s: float,
+        is_over: Callable[[], bool],
+        without: str = "",
+        patience_s: float | None = None,
     ) -> Iterator[Block | Missing]:
         """Ask each archive once for numbers that a subscriber misses, up to 1,024 ranges of them.
 
         Yields the recorded blocks that hold some, of each key in order. What one archive lacks is asked of the next
         one; what may still come follows as Missing: an archive has not answered, or not recorded it yet. An archive
-        that has been silent for `wait_s` is not waited for. All are asked but the one to leave out, `without`.
+        that has been silent for `wait_s` is not waited for. All are asked but the one to leave out, `without`. Each may
+        take `patience_s` to record more; None: as long as for one answer.
         Raises ArchiveError when none answers.
         """
         ranges = [Range(*each) for each in asked]
@@ -245,7 +252,7 @@ class ArchiveClient:
         endpoints = [each for each in self._order if each != without]
         for endpoint in endpoints:
             try:
-                for found in self._at(endpoint, rows, self._timeout, is_over):
+                for found in self._at(endpoint, rows, self._timeout if patience_s is None else patience_s, is_over):
                     if isinstance(found, Fetched):
                         waiting.append(found.block)
                         size += found.block.body.nbytes
