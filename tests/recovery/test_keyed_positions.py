@@ -33,11 +33,13 @@ def begun(feed: Feed, since: Any, **settings: Any) -> tuple[Subscriber, Heard]:
     return subscriber, heard
 
 
-@pytest.mark.parametrize(("seed", "share"), [(1, 0.0), (2, 0.0), (3, 0.3), (4, 0.3)])
-def test_checkpoints_at_any_moment_lose_nothing_and_repeat_nothing(tmp_path: Path, seed: int, share: float) -> None:
+@pytest.mark.parametrize(("seed", "share", "lines"), [(1, 0.0, 1), (2, 0.0, 2), (3, 0.3, 1), (4, 0.3, 1), (5, 0.5, 2)])
+def test_checkpoints_at_any_moment_lose_nothing_and_repeat_nothing(
+    tmp_path: Path, seed: int, share: float, lines: int
+) -> None:
     """While archives bring the past, as it goes over, and live; each time what came behind the checkpoint is undone."""
     chance = random.Random(seed)
-    feed = archived_feed(key_bytes=2, block_bytes=8_192, heartbeat_ns=50_000_000)
+    feed = archived_feed(lines=lines, key_bytes=2, block_bytes=8_192, heartbeat_ns=50_000_000)
     done: dict[Run, list[int]] = defaultdict(list)
     positions: Any = 0
     with (
@@ -139,6 +141,40 @@ def test_what_was_sent_before_a_checkpoint_is_not_read_again(tmp_path: Path) -> 
     assert heard.came == {run: numbers for run, numbers in expected.items() if numbers}
     received = subscriber.statistics().received
     assert (heard.gaps, heard.untrue, received.duplicates, received.stale) == ({}, [], 0, 0)
+
+
+def test_who_began_live_goes_on_with_the_keys_that_it_wants(tmp_path: Path) -> None:
+    """Keys that had sent before it began go on where it began; one that is new while it is away comes whole."""
+    feed = archived_feed(key_bytes=2, heartbeat_ns=20_000_000)
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        market = Market(publisher)
+        market.publish(range(5, 15), 500)
+        before = dict(market.published)
+        first = Subscriber(feed)
+        heard = Heard(first, b"1")
+        first.start()
+        market.publish(range(5, 17), 500)
+        wanted = sum(count for key, count in market.published.items() if key[:1] == b"1")
+        wanted -= sum(count for key, count in before.items() if key[:1] == b"1")
+        wait_until(lambda: heard.count == wanted)
+        positions = kept_once(first, is_done=True)
+        first.terminate()
+        market.publish(range(5, 19), 500)
+        wait_recorded(recorder, 1_500)
+        second = Subscriber(feed, repair_wait_ns=30_000_000_000)
+        rest = Heard(second, b"1")
+        second.start(since=positions)
+        second.wait_live(20)
+        market.publish(range(5, 20), 500)
+        publisher.close()
+        second.run(until_end=True)
+    came = {run: heard.came.get(run, []) + rest.came.get(run, []) for run in heard.came.keys() | rest.came.keys()}
+    assert came == {
+        (publisher.epoch, key): list(range(before.get(key, 0), count))
+        for key, count in market.published.items()
+        if key[:1] == b"1"
+    }
+    assert (heard.gaps, heard.untrue) == (rest.gaps, rest.untrue) == ({}, [])
 
 
 def test_callbacks_for_more_than_its_positions_say_are_refused(tmp_path: Path) -> None:
