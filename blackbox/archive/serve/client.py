@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from blackbox.archive.serve.connection import Connection, Fetched, StaleError, in_place
-from blackbox.archive.serve.fetch_progress import NO_END, Rows, RowsOfRanges, RowsOfRun, Seen
+from blackbox.archive.serve.fetch_progress import NO_END, Rows, RowsOfRanges, RowsOfRuns, Seen
 from blackbox.archive.serve.protocol import (
     FRAMES_OF_BLOCK,
     MOST_RANGES,
@@ -317,8 +317,8 @@ class ArchiveClient:
                     for found in self._at(endpoint, rows, wait_s, is_over):
                         heard = time.monotonic()
                         has_more |= isinstance(found, Fetched)
-                        if seen.ends_run(found):
-                            yield from self._rest_of_run(slice_id, rows, seen, wait_s, is_over, endpoint)
+                        for stop in seen.runs_before(found):
+                            yield from self._rest_of_runs(slice_id, stop, rows, seen, wait_s, is_over, endpoint)
                         yield from self._with_lacking(slice_id, found, seen, wait_s, is_over, endpoint)
                         if is_over():
                             return
@@ -347,12 +347,19 @@ class ArchiveClient:
             ask = AskBlocks(slice_id=slice_id, key=b"", start=following.get(b""), start_ns=start_ns)
         return Rows(ask, tells_later=True, following=following)
 
-    def _rest_of_run(
-        self, slice_id: int, rows: Rows, seen: Seen, wait_s: float, is_over: Callable[[], bool], endpoint: str
+    def _rest_of_runs(
+        self,
+        slice_id: int,
+        stop: int,
+        rows: Rows,
+        seen: Seen,
+        wait_s: float,
+        is_over: Callable[[], bool],
+        endpoint: str,
     ) -> Iterator[Block | Missing | Later]:
-        """Yield what other archives have of a run whose end one has shown: all of a key may be missing there."""
+        """Yield what other archives have of runs before `stop`, whose end one has shown: it may lack all of a key."""
         for other in [each for each in self._order if each != endpoint]:
-            until, rest, pause_s = time.monotonic() + wait_s, RowsOfRun(rows, seen), _LATER_S
+            until, rest, pause_s = time.monotonic() + wait_s, RowsOfRuns(rows, seen, stop), _LATER_S
             while not is_over() and time.monotonic() < until:
                 try:
                     for found in self._at(other, rest, wait_s, is_over):
@@ -409,7 +416,7 @@ class ArchiveClient:
             pause_s = min(2 * pause_s, _MOST_LATER_S)
 
     def _at(
-        self, endpoint: str, rows: Rows | RowsOfRanges | RowsOfRun, wait_s: float, is_over: Callable[[], bool]
+        self, endpoint: str, rows: Rows | RowsOfRanges | RowsOfRuns, wait_s: float, is_over: Callable[[], bool]
     ) -> Iterator[Fetched | Gone | Later]:
         """Yield what one archive has. Raises ArchiveError; _NothingMoreError when there is no more for `wait_s`.
 
@@ -454,7 +461,7 @@ class ArchiveClient:
         self._order = (*(each for each in self._order if each != endpoint), endpoint)
 
     def _from(
-        self, asking: Connection, rows: Rows | RowsOfRanges | RowsOfRun, timeout: float
+        self, asking: Connection, rows: Rows | RowsOfRanges | RowsOfRuns, timeout: float
     ) -> Iterator[Fetched | Gone | Later]:
         """Yield what one archive has, from where the one before ended."""
         ask, heard, pause_s = rows.begin(asking.endpoint), time.monotonic(), _LATER_S

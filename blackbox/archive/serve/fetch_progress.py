@@ -150,9 +150,14 @@ class Seen:
         """Return which archive need not be asked for what is missing in its answer: none, where it was not all read."""
         return "" if self._reads_late else endpoint
 
-    def ends_run(self, found: Fetched | Gone | Later) -> bool:
-        """Whether it is of a later run than what was seen, with keys: of the one before others may have more."""
-        return self._has_keys and isinstance(found, Fetched) and 0 < self.epoch < found.block.epoch
+    def runs_before(self, found: Fetched | Gone | Later) -> tuple[int, ...]:
+        """Return before which runs others may have more, with keys: where it is of a later one than what was seen.
+
+        First of the run that was seen last, then of those between.
+        """
+        if not self._has_keys or not isinstance(found, Fetched) or not 0 < self.epoch < found.block.epoch:
+            return ()
+        return self.epoch + 1, found.block.epoch
 
     def is_wanted(self, found: Fetched | Gone | Later) -> bool:
         """Whether it is of a run that is not over."""
@@ -181,13 +186,13 @@ class Seen:
         return lacks
 
 
-class RowsOfRun:
-    """What an archive has of the run that was seen last, and has not come from others."""
+class RowsOfRuns:
+    """What an archive has of the run that was seen last, and of those before `stop`, and has not come from others."""
 
     tells_later = False
 
-    def __init__(self, rows: Rows, seen: Seen) -> None:
-        self._rows, self._epoch = rows, seen.epoch
+    def __init__(self, rows: Rows, seen: Seen, stop: int) -> None:
+        self._rows, self._epoch, self._stop = rows, seen.epoch, stop
         self._following = dict(seen.following)
         self._is_past = False
 
@@ -200,7 +205,9 @@ class RowsOfRun:
         if isinstance(found, Gone):
             return None
         block, numbers = found.block, found.block.sequences
-        self._is_past |= block.epoch > self._epoch
+        self._is_past |= block.epoch >= self._stop
+        if self._epoch < block.epoch < self._stop:
+            self._epoch, self._following = block.epoch, {}
         first = max(found.first_row, int(numpy.searchsorted(numbers, self._following.get(block.key, 0))))
         if block.epoch != self._epoch or first >= block.count:
             return None
@@ -209,7 +216,7 @@ class RowsOfRun:
 
     def is_over(self, epoch: int) -> bool:
         """Whether a later run has begun there."""
-        return self._is_past or epoch > self._epoch
+        return self._is_past or epoch >= self._stop
 
     def note(self, endpoint: str, cursor: Cursor) -> None:
         """Note how far an archive has read, unless a later run is in that."""
