@@ -159,9 +159,13 @@ class Subscriber(Registration):
         the block ends without an exception, they are. Other blocks wait meanwhile, which is lag, so be quick. May be
         used after the end too, unless it was terminated. Messages that archives still bring come after it.
 
-        Raises TimeoutError when callbacks do not return in time; SubscriberError in a callback, with streams, with
-        `processes`, for the policy "conflate", and while a slice has no position, as nothing has come yet;
-        PositionError when positions cannot be kept; what ended the subscriber.
+        With streams, positions are before all with which a reader is not done: it is done with a message once it asks
+        for the next one, or when it makes the checkpoint itself, in its own thread or task. A reader in another thread
+        goes on reading meanwhile.
+
+        Raises TimeoutError when callbacks do not return in time; SubscriberError in a callback, with `processes`, with
+        streams of a feed with `key_bytes`, for the policy "conflate", and while a slice has no position, as nothing has
+        come yet; PositionError when positions cannot be kept; what ended the subscriber.
         """
         with self._supervisor.checkpoint(timeout, by_reader=True) as positions:
             yield positions

@@ -191,7 +191,7 @@ class Supervisor:
                 self._changed.wait(_TICK_S)
 
     @contextmanager
-    def checkpoint(self, timeout: float) -> Iterator[dict[int, SlicePosition]]:
+    def checkpoint(self, timeout: float, by_reader: bool = False) -> Iterator[dict[int, SlicePosition]]:
         """Let no callback run, and yield what each slice will deliver next; where it has ended, would have.
 
         Or what the reader of a stream is not done with; see `Stream.undone` for `by_reader`.
@@ -232,8 +232,11 @@ class Supervisor:
             self._one_cut.release()
 
     def _check_checkpoint(self) -> None:
-        if self._streams:
-            raise SubscriberError("checkpoint was called with streams: what their readers have done is not known")
+        if self._streams and self.feed.key_bytes:
+            raise SubscriberError(
+                f"checkpoint was called with streams and key_bytes {self.feed.key_bytes}, expected one of them: what "
+                "waits in a stream has a number of its key, and not one of its slice"
+            )
         if self._processes:
             raise SubscriberError("checkpoint was called with processes=True, where callbacks run in other processes")
         if self._options.slow.action == "conflate":

@@ -260,8 +260,10 @@ def test_a_named_consumer_never_keeps_more_than_its_reader_has_done(tmp_path: Pa
             done = [int(line) for line in (tmp_path / "done").read_text().splitlines()]
             kept = file.read()
             assert kept is not None
-            assert kept.positions[0].sequence <= done[-1] + 1
-            rounds.append(kept.positions[0].sequence)
+            position = kept.positions[0]
+            assert isinstance(position, Position)
+            assert position.sequence <= done[-1] + 1
+            rounds.append(position.sequence)
     assert rounds == sorted(rounds)
     assert rounds[0] > 0
     assert sorted(set(done)) == list(range(published))

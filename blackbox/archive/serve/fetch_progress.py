@@ -166,24 +166,47 @@ class Seen:
     def lacking(self, found: Fetched | Gone | Later) -> list[Missing]:
         """Return what an archive lacks before what was found, which then counts as seen.
 
-        That is what it says is gone, numbers of a key that were left out, and the end of the run before.
+        That is what it says is gone, numbers of a key that were left out, and the end of the run before: an archive
+        tells what it knows of that, and others may know more.
         """
-        if isinstance(found, Gone) and found.epoch > 0 and found.first >= 0:
-            return [Missing(found.key, found.epoch, found.first, found.first + found.count)]
-        if not isinstance(found, Fetched):
-            return []
+        if isinstance(found, Gone):
+            return self._lacking_of_gone(found)
+        if isinstance(found, Later):
+            return self._lacking_before(found)
         key, epoch, numbers = found.block.key, found.block.epoch, found.block.sequences
-        lacks = []
-        if epoch > self.epoch:
-            lacks = [Missing(each, self.epoch, sequence, NO_END) for each, sequence in self.following.items()]
-            self._is_open &= self.epoch == 0
-            self.epoch, self.following = epoch, {}
+        lacks = self._ends_before(epoch)
         first = int(numbers[found.first_row])
         begin = self.following.get(key, first if self._is_open else 0)
         if self._has_keys and begin < first:  # without keys the archive says so
             lacks.append(Missing(key, epoch, begin, first))
         self.following[key] = int(numbers[found.stop_row - 1]) + 1
         return lacks
+
+    def _lacking_of_gone(self, gone: Gone) -> list[Missing]:
+        if gone.epoch == 0 or gone.first < 0:
+            return []
+        lacks, stop = list[Missing](), gone.first + gone.count
+        if not self._has_keys and 0 < self.epoch <= gone.epoch:
+            lacks = self._ends_before(gone.epoch)
+            self.following[gone.key] = max(stop, self.following.get(gone.key, 0))
+        return [*lacks, Missing(gone.key, gone.epoch, gone.first, stop)]
+
+    def _lacking_before(self, later: Later) -> list[Missing]:
+        # With keys other archives' blocks of that run may still come: it is over with the first of a later one.
+        if self._has_keys or not 0 < self.epoch < later.epoch:
+            return []
+        lacks = self._ends_before(later.epoch)
+        self.following = {b"": 0}
+        return lacks
+
+    def _ends_before(self, epoch: int) -> list[Missing]:
+        """Return the ends of the run that was seen last, where `epoch` is a later one, which then counts as seen."""
+        if epoch <= self.epoch:
+            return []
+        ends = [Missing(each, self.epoch, sequence, NO_END) for each, sequence in self.following.items()]
+        self._is_open &= self.epoch == 0
+        self.epoch, self.following = epoch, {}
+        return ends
 
 
 class RowsOfRuns:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from bisect import bisect
+from bisect import bisect, bisect_left
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -85,7 +85,12 @@ class Pieces:
             days=days,
             day=name or days[-1],
             slices={
-                slice_id: _about(segments, (back or {}).get(slice_id, 0), day.feed.key_bytes)
+                slice_id: _about(
+                    segments,
+                    self._marks_of(day.path.name, day, slice_id),
+                    (back or {}).get(slice_id, 0),
+                    day.feed.key_bytes,
+                )
                 for slice_id, segments in _with_entries(day)
             },
             deleted=self._deleted.last_day,
@@ -357,7 +362,7 @@ def _last_of(segments: list[Segment], back: int, key_bytes: int) -> int:
     return least if least != EVERYTHING else 0
 
 
-def _about(segments: list[Segment], back: int, key_bytes: int) -> SliceAbout:
+def _about(segments: list[Segment], marks: RunMarks, back: int, key_bytes: int) -> SliceAbout:
     entries = numpy.concatenate([each.entries[each.entries["records"] > 0] for each in segments])
     epochs = list(dict.fromkeys(entries["epoch"].tolist()))
     each = [entries[entries["epoch"] == epoch] for epoch in epochs]
