@@ -16,7 +16,7 @@ from blackbox.block.gap import Gap
 from blackbox.errors import CallbackError, ConfigError, SubscriberError
 from blackbox.native.limits import Needs, check_limits
 from blackbox.native.memory import shared_array
-from blackbox.native.name_table import Numbering
+from blackbox.native.name_table import HINT_WORDS, Numbering
 from blackbox.native.prefix_trie import longest_prefix
 from blackbox.replay.block_table import BlockTable
 from blackbox.replay.feeds import ReplayedFeeds
@@ -78,8 +78,9 @@ class CallbackPlayer:
                 )
         self.topics: list[Numbering] = [
             *known,
-            *(Numbering(most, _MEAN_TOPIC_BYTES) for most in feeds.max_topics[len(known) :]),
+            *(Numbering(most, _MEAN_TOPIC_BYTES, shared_array) for most in feeds.max_topics[len(known) :]),
         ]
+        self._hints = [shared_array((numbering.at.capacity, HINT_WORDS), numpy.uint64) for numbering in self.topics]
         slices = len(feeds.max_topics)
         workers = max(1, min(len(os.sched_getaffinity(0)), slices))
         counted = before._counters if before is not None else []
@@ -239,6 +240,7 @@ class CallbackPlayer:
                     self.topics[n].at,
                     self._sets[n].ctypes.data,
                     self._counters[n % len(self._workers)].slice.address,
+                    self._hints[n].ctypes.data,
                     self._tables[n].at,
                     self._tables[n].workers[0].at,
                 )

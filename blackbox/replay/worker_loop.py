@@ -50,17 +50,17 @@ class PlayedSlice(NamedTuple):
     set_of_topic: int
     counters: int
     hints: int
-    """0: it keeps none."""
+    """As for `number_by_hint`."""
 
 
 def slice_words(
-    topics: NumberingAt, set_of_topic: int, counters: int, table: TableAt, worker_table: WorkerTableAt
+    topics: NumberingAt, set_of_topic: int, counters: int, hints: int, table: TableAt, worker_table: WorkerTableAt
 ) -> list[int]:
     """Return a slice's row of the int64[slices, SLICE_WORDS] that `play` takes."""
-    return [*topics, set_of_topic, counters, *table, *worker_table]
+    return [*topics, set_of_topic, counters, hints, *table, *worker_table]
 
 
-_TABLE: Final = len(NumberingAt._fields) + 2
+_TABLE: Final = len(NumberingAt._fields) + 3
 _WORKER_TABLE: Final = _TABLE + len(TableAt._fields)
 SLICE_WORDS: Final = _WORKER_TABLE + len(WorkerTableAt._fields)
 
@@ -68,7 +68,7 @@ SLICE_WORDS: Final = _WORKER_TABLE + len(WorkerTableAt._fields)
 @inner
 def _played_slice(words: int) -> PlayedSlice:
     w = int64s_at(words, SLICE_WORDS)
-    return PlayedSlice(NumberingAt(w[0], w[1], w[2], w[3], w[4], w[5]), w[6], w[7], numpy.int64(0))
+    return PlayedSlice(NumberingAt(w[0], w[1], w[2], w[3], w[4], w[5]), w[6], w[7], w[8])
 
 
 @inner

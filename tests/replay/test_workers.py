@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from blackbox import CallbackError, Feed, Recording, Replay, Subscriber
+from blackbox import CallbackError, Feed, Publisher, Recorder, Recording, Replay, Subscriber
 from blackbox.replay.measure_blocks import measure
 from blackbox.replay.worker_loop import play
 from blackbox.subscribe.callbacks import CompiledCallback
@@ -198,3 +198,32 @@ def test_everything_is_compiled_before_it_plays(tmp_path: Path) -> None:
     subscriber, _ = compiled(day.feed)
     subscriber.replay(Recording.open(tmp_path))
     assert (len(play.signatures), len(measure.signatures)) == (1, 1)
+
+
+def count_by_topic(batch: Any, state: Any) -> None:
+    """A row a topic number: its text's last byte, and its messages."""
+    for row in batch.rows:
+        place = batch.topic_index[row]
+        state[batch.topic_numbers[place], 0] = batch.topic_text[batch.topic_offsets[place + 1] - 1]
+        state[batch.topic_numbers[place], 1] += 1
+
+
+def test_two_publishers_that_number_topics_differently_share_one_numbering(tmp_path: Path) -> None:
+    feed = Feed.local("two", slices=1)
+    topics = [b"a.long.topic.of.many.bytes.%c" % letter for letter in b"ABCDEF"]
+    for order in (topics, topics[::-1]):
+        recorder = Recorder(feed, tmp_path)
+        with Publisher(feed, when_full="wait") as publisher:
+            recorder.start()
+            for _ in range(3):
+                publisher.publish_many(order, numpy.arange(6), numpy.zeros((6, 8), numpy.uint8), numpy.arange(1, 7))
+                publisher.flush()
+        recorder.run(until_end=True, timeout=10.0)
+    (day,) = recorder.directory.glob("*-*-*")
+    subscriber = Subscriber(feed)
+    callback = subscriber.on_compiled(b"", state=numpy.zeros((8, 2), numpy.int64))(count_by_topic)
+    for times in (1, 2):
+        subscriber.replay(Recording.open(day))
+        names = [topic[-1] for topic in subscriber.topics(0)]
+        assert sorted(names) == list(b"ABCDEF")
+        assert callback.states[0].tolist() == [[name, 6 * times] for name in names] + [[0, 0]] * 2
