@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from typing import Final
 
 import msgspec
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from blackbox.archive.recording import Recording
 from blackbox.block.gap import Gap
 from blackbox.errors import CallbackError, ConfigError, SubscriberError
-from blackbox.native.limits import Needs, check_limits
 from blackbox.native.memory import shared_array
 from blackbox.native.name_table import HINT_WORDS, Numbering
 from blackbox.native.prefix_trie import longest_prefix
@@ -24,6 +23,7 @@ from blackbox.replay.measure_blocks import BlockTableAt
 from blackbox.replay.recorded_gaps import RecordedGaps
 from blackbox.replay.worker import ReplayWorker
 from blackbox.replay.worker_loop import SLICE_WORDS, slice_words
+from blackbox.replay.worker_thread import WorkerThread
 from blackbox.subscribe.callbacks import Callback, CompiledCallback, Kind, callback_error
 from blackbox.subscribe.gap_hooks import GapHook, GapHooks, may_share_topics
 from blackbox.subscribe.match_table import Table
@@ -34,10 +34,6 @@ from blackbox.subscribe.timers import Timer, Timers
 _VERSION: Final = 1
 _MEAN_TOPIC_BYTES: Final = 32
 _HEAR_OF_GAPS: Final[frozenset[Kind]] = frozenset(("compiled", "book"))
-
-
-def _never() -> bool:
-    return False
 
 
 class CallbackPlayer:
@@ -98,7 +94,7 @@ class CallbackPlayer:
         ]
         self.timers = Timers(timers, self._timer_raised)
         self._has_timers = bool(timers)
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: list[WorkerThread] = []
         self._gap_hooks = gap_hooks
         listens = gap_hooks or any(callback.kind in _HEAR_OF_GAPS for callback in callbacks)
         self._gaps = RecordedGaps(recordings if listens else (), feeds)
@@ -181,10 +177,9 @@ class CallbackPlayer:
 
     def _play_in_parallel(self, table: BlockTable, blocks: BlockTableAt) -> None:
         """Play all of these blocks, each worker in a thread; when one fails, or this thread is interrupted, all end."""
-        if self._threads is None:
-            check_limits("replay", Needs(threads=len(self._workers)))
-            self._threads = ThreadPoolExecutor(len(self._workers), "blackbox-replay")
-        ends = [self._threads.submit(worker.play, table, blocks, 0, _never) for worker in self._workers]
+        for number in range(len(self._threads), len(self._many)):
+            self._threads.append(WorkerThread(self._many[number], number))
+        ends = [thread.play(table, blocks) for thread in self._threads]
         try:
             for end in ends:
                 end.result()
@@ -208,8 +203,8 @@ class CallbackPlayer:
 
     def close(self) -> None:
         """End the threads, and free what the last bursts hold, also after an error."""
-        if self._threads is not None:
-            self._threads.shutdown()
+        for thread in self._threads:
+            thread.close()
         for worker in (self._one, *self._many):
             worker.close()
 
