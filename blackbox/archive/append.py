@@ -34,10 +34,12 @@ from blackbox.archive.journal_state import (
     fail,
     flush,
     flush_entries,
+    flush_from,
     journal_at,
     notify,
     seal,
     write_all,
+    write_behind_buffer,
 )
 from blackbox.archive.key_positions import NO_KEY, begin_whole, keys_that_differ, note_key, total_of
 from blackbox.archive.marks import EPOCH_END, HEARD
@@ -176,11 +178,15 @@ def _append(at: int) -> None:
     chain = chain_after(state.chain, place, at + AT_LINK)
     state.buffered += in_buffer
     if direct:
-        if not flush(at):
+        # What is refused is found out in writing the rest: before the body, or within it.
+        written = write_behind_buffer(at, body, stored)
+        of_buffer = min(written, state.buffered)
+        of_body = written - of_buffer
+        if not flush_from(at, of_buffer):
             state.lost += count
             return
         state.safe = start
-        if not write_all(state.fd, body, stored):
+        if not write_all(state.fd, body + of_body, stored - of_body):
             fail(at)
             state.lost += count
             return

@@ -28,6 +28,8 @@ def external(name: str, result: Any, *arguments: Any) -> Any:
 _read = external("read", types.int64, _int, _address, _address)
 write_file = external("write", types.int64, _int, _address, _address)
 """`write(fd, address, size)`: bytes written; -1, and `zmq_errno` says why."""
+write_pieces = external("writev", types.int64, _int, _address, _int)
+"""`writev(fd, pieces, count)`: the same of several pieces, the address and the size of each an int64."""
 sync_file = external("fdatasync", _int, _int)
 cut_file = external("ftruncate", _int, _int, types.int64)
 sleep_microseconds = external("usleep", _int, types.uint32)
