@@ -37,6 +37,7 @@ from blackbox.archive.journal_state import (
     flush_from,
     journal_at,
     notify,
+    reserve,
     seal,
     write_all,
     write_behind_buffer,
@@ -77,6 +78,7 @@ def _switch(at: int, ts: int) -> bool:
     state.fd = state.next_fd
     state.index_fd = state.next_index_fd
     state.offset = FILE_HEAD_BYTES
+    state.reserved = 0
     state.day_end = state.next_day_end
     if state.next_is_new_day != 0:
         state.day_records = state.day_messages = state.day_marks = 0
@@ -178,6 +180,7 @@ def _append(at: int) -> None:
     chain = chain_after(state.chain, place, at + AT_LINK)
     state.buffered += in_buffer
     if direct:
+        reserve(at, state.buffered + stored)
         # What is refused is found out in writing the rest: before the body, or within it.
         written = write_behind_buffer(at, body, stored)
         of_buffer = min(written, state.buffered)

@@ -105,7 +105,7 @@ def _cut_tail(segment: Segment) -> int:
         log.warning("%s", damage)
     if segment.torn_bytes:
         log.warning("%s: cut %d bytes of a block that was not written whole", segment.path, segment.torn_bytes)
-        os.truncate(segment.path, segment.whole_bytes)
+    os.truncate(segment.path, segment.whole_bytes)  # where nothing is torn, for the disk space that was reserved
     return segment.torn_bytes
 
 

@@ -13,7 +13,7 @@ from blackbox.archive.key_positions import KeysAt
 from blackbox.block.block_handler import HandedBlock
 from blackbox.native.intrinsics import bytes_at, copy_bytes, inner, int64s_at
 from blackbox.native.jit import njit
-from blackbox.native.posix import cut_file, poke, write_file, write_pieces
+from blackbox.native.posix import cut_file, poke, reserve_file, write_file, write_pieces
 from blackbox.native.records import Field, Fields, record_at
 from blackbox.transport.libzmq import zmq_errno
 
@@ -100,6 +100,8 @@ class JournalState(HandedBlock):
     """Scratch of `chain_after`."""
     pieces = Fields(4)
     """Scratch of `write_behind_buffer`."""
+    reserved = Field()
+    """Up to here the segment has disk space, or none can be had ahead."""
 
     # Written by the slice thread, read by the maintenance thread.
     position_version = Field(own_line=True)
@@ -149,6 +151,8 @@ COUNTER_BYTES: Final = 8 * COUNTERS
 
 BUFFER_BYTES: Final = 1 << 20
 SEALED_MAX: Final = 256
+_RESERVED_BYTES: Final = 4 << 20
+_NO_MORE: Final = 1 << 62
 
 
 @inner
@@ -230,6 +234,18 @@ def flush_from(at: int, done: int) -> bool:
     if state.sync_each == 0:
         commit(at)
     return True
+
+
+@inner
+def reserve(at: int, size: int) -> None:
+    """See to it that the segment has disk space for so many more bytes, and some MiB with them.
+
+    To find it for each page as it is written would take a third of the time of writing.
+    """
+    state = journal_at(at)
+    if state.offset + size > state.reserved:
+        ahead = size + _RESERVED_BYTES
+        state.reserved = state.offset + ahead if reserve_file(state.fd, state.offset, ahead) else _NO_MORE
 
 
 @inner

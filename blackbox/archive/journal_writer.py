@@ -92,6 +92,8 @@ class SegmentFiles:
     def close(self) -> None:
         """Close both; a segment that holds nothing is removed."""
         if self.fd != _NOTHING_FD and self.is_there:
+            with suppress(OSError):  # then it keeps what was reserved for it
+                os.ftruncate(self.fd, os.fstat(self.fd).st_size)
             with suppress(OSError):  # then an empty one stays: the next recorder removes it
                 remove_empty(self.path)
         for name in ("fd", "index_fd"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import sys
 import time
 from typing import Any, Final
 
@@ -63,6 +64,25 @@ def now_ns(typingctx: Any) -> Any:
 def monotonic_ns(typingctx: Any) -> Any:
     """`time.monotonic_ns` without the GIL: for deadlines and silences, which no step of the clock changes."""
     return _read_clock(_MONOTONIC_CLOCK)
+
+
+_KEEP_SIZE: Final = 1
+"""As linux/falloc.h has it."""
+
+if sys.platform == "linux":
+    _allocate = external("fallocate", _int, _int, _int, types.int64, types.int64)
+
+    @inner
+    def reserve_file(fd: int, start: int, size: int) -> bool:
+        """Reserve disk space for so many bytes of a file, which keeps its size. False: it cannot be had."""
+        return bool(_allocate(fd, _KEEP_SIZE, start, size) == 0)
+
+else:
+
+    @inner
+    def reserve_file(fd: int, start: int, size: int) -> bool:
+        """Reserve nothing: there is no call for it."""
+        return False
 
 
 @inner

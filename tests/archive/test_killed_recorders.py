@@ -14,6 +14,8 @@ import pytest
 from blackbox import Publisher
 from blackbox.archive.recorder import Recorder
 from blackbox.archive.recording import Recording
+from blackbox.native.jit import njit
+from blackbox.native.posix import reserve_file
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.recorders import (
     MIB,
@@ -27,6 +29,7 @@ from tests.archive.recorders import (
     wait_recorded,
 )
 from tests.journals import Put, Row, check_index, record_of, stored
+from tests.process_state import linux_only
 from tests.support import Script
 
 RECORD_AGAIN_AND_AGAIN = """
@@ -123,6 +126,33 @@ def test_a_torn_tail_is_cut_and_reported(tmp_path: Path, torn: int, caplog: pyte
     assert path.stat().st_size == whole
     assert [segment for segment in segments(tmp_path, feed) if stored(segment)[0]] == [path]
     check_index(path)
+
+
+@njit
+def reserve(fd: int, start: int, size: int) -> bool:
+    return bool(reserve_file(fd, start, size))
+
+
+@linux_only
+def test_disk_space_that_was_reserved_is_given_back(tmp_path: Path) -> None:
+    def spare() -> int:
+        status = path.stat()
+        return 512 * status.st_blocks - status.st_size
+
+    with one_slice(tmp_path) as (feed, publisher, recorder):
+        publisher.send(publisher.encode([(b"T", bytes(50_000))]))
+        wait_recorded(recorder, 1)
+        path = segments(tmp_path, feed)[0]
+        if spare() < MIB:
+            pytest.skip("this file system reserves nothing")
+    assert spare() < MIB
+    with path.open("r+b") as file:  # what a recorder leaves that is killed
+        assert reserve(file.fileno(), 0, 4 * MIB)
+    assert spare() > MIB
+    with RawPublisher(feed), Recorder(feed, tmp_path) as recorder:
+        assert recorder.statistics().cut_bytes == 0
+    assert spare() < MIB
+    assert len(records(tmp_path, feed)) == 1
 
 
 def test_the_tail_of_the_day_before_is_cut_too(tmp_path: Path) -> None:
