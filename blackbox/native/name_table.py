@@ -150,6 +150,7 @@ def number_of(numbering: NumberingAt, address: int, size: int) -> int:
 NO_HINT = -1
 HINT_WORDS = 4
 """Of what is kept of a hint: the first and the last eight bytes of its name, and the name's size and number."""
+HINT_BYTES = 8 * HINT_WORDS
 _INLINE_BYTES = 16
 
 
@@ -163,7 +164,7 @@ def number_by_hint(numbering: NumberingAt, hints: int, hint: int, address: int, 
     """
     if hints == 0 or hint < 0 or hint >= numbering.capacity:
         return number_of(numbering, address, size)
-    kept = uint64s_at(hints + 8 * HINT_WORDS * hint, HINT_WORDS)
+    kept = uint64s_at(hints + HINT_BYTES * hint, HINT_WORDS)
     if size >= 8:
         first, last = load_word(address), load_word(address + size - 8)
     else:

@@ -25,11 +25,12 @@ from blackbox.native.intrinsics import (
     inner,
     int32s_at,
     int64s_at,
+    prefetch,
     uint16s_at,
     uint64s_at,
     unsigned,
 )
-from blackbox.native.name_table import FULL, NO_HINT, number_by_hint
+from blackbox.native.name_table import FULL, HINT_BYTES, NO_HINT, number_by_hint
 from blackbox.native.prefix_trie import Trie, longest_prefix
 from blackbox.subscribe.slice_memory import ENVELOPE_AT, SliceAt, TableAt
 from blackbox.subscribe.slow_subscriber import is_over
@@ -37,6 +38,9 @@ from blackbox.subscribe.state import slice_counters_at
 from blackbox.subscribe.worker_loop import run_block
 from blackbox.subscribe.worker_queues import GIVEN_UP, fail, hand_over, leave_untold, tell_dropped, worker_counters
 from blackbox.transport.libzmq import msg_close, msg_data, msg_init_size, msg_size
+
+_AHEAD = 8
+"""So many topics ahead, what is kept of a hint is fetched: of 100,000 topics most are not in the cache."""
 
 
 @inner
@@ -56,6 +60,8 @@ def match_topics(at: SliceAt, table: TableAt, trie: Trie, header: Header, body: 
         start = numpy.int64(offsets[topic])
         size = numpy.int64(offsets[topic + 1]) - start
         before = known[0]
+        if topic + _AHEAD < len(hints):
+            prefetch(at.hints + HINT_BYTES * numpy.int64(hints[topic + _AHEAD]))
         hint = numpy.int64(hints[topic]) if len(hints) > 0 else NO_HINT
         number = number_by_hint(at.topics, at.hints, hint, body + layout.topics + start, size)
         if number == FULL:
