@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from blackbox.archive.filter import Clock
 from blackbox.archive.reader import RecordRun
-from blackbox.archive.segment import Damage
+from blackbox.archive.segment import Damage, SegmentFile
 from blackbox.block.validate import Fault
 from blackbox.native.jit import warm_up
 from blackbox.replay.feeds import ReplayedFeeds
@@ -49,6 +49,8 @@ class BlockTable(NamedTuple):
     selection: Selection
     in_sequence: bool = False
     """Whether these blocks must be played one after the other, those of different slices too."""
+    played: tuple[tuple[SegmentFile, int, int], ...] = ()
+    """Bytes `[start, stop)` of segments that the table before was of."""
 
     @classmethod
     def of(cls, run: RecordRun, selection: Selection, feeds: ReplayedFeeds) -> Self:
@@ -73,6 +75,11 @@ class BlockTable(NamedTuple):
         """RECORD[n]: the head of each block's record."""
         heads: NDArray[Any] = self.run.heads[self.rows["place"]]
         return heads
+
+    def release_played(self) -> None:
+        """Give the memory of the table before back, sooner than the reader would: it can still be read."""
+        for segment, start, stop in self.played:
+            segment.release(start, stop)
 
     def at(self, start: int, stop: int) -> BlockTableAt:
         """Return blocks `[start, stop)` for compiled code."""
@@ -141,14 +148,16 @@ def block_tables(
 
     `is_measured`: check and measure the blocks here already.
     """
+    played: tuple[tuple[SegmentFile, int, int], ...] = ()
     for run in runs:
-        table = BlockTable.of(run, selection, feeds)
+        table = BlockTable.of(run, selection, feeds)._replace(played=played)
         if is_measured or selection.is_limited:
             table.measure(0, len(table.rows))
         if selection.is_limited:
             table = table.in_range()
         if len(table.rows):
             yield table
+            played = tuple(run.ranges())
 
 
 def warm_up_tables() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox import Recording
+from blackbox.archive.reader import RUN_RECORDS
 from blackbox.archive.recordings import runs_of
 from blackbox.block.validate import FAULT_TEXT, Fault
 from blackbox.replay.block_table import BEGINNING, END, BlockTable, Selection, block_tables
@@ -91,3 +92,17 @@ def test_by_the_time_of_sending_a_block_is_whole(tmp_path: Path) -> None:
     table = table_of(tmp_path, "ts_out", start=sent[1], stop=sent[3])
     assert messages_of(table, 3) == [3, 4, 5, 6, 7, 8]
     assert table.rows["next_ns"].tolist() == sent[1:3]
+
+
+def test_a_table_gives_back_what_was_played_before_and_that_can_still_be_read(tmp_path: Path) -> None:
+    simple_day(tmp_path, range(2 * RUN_RECORDS + 1))
+    recordings = [Recording.open(tmp_path)]
+    runs = runs_of(recordings, bodies="unpacked", kept=9)
+    selection = Selection(0, b"", "ts_event")
+    tables = list(block_tables(runs, selection, ReplayedFeeds(recordings), is_measured=False))
+    assert [table.played for table in tables] == [(), *(tuple(table.run.ranges()) for table in tables[:-1])]
+    for table in tables:
+        table.release_played()
+    for table in tables:
+        table.measure(0, len(table.rows))
+    assert [int(table.rows["count"].sum()) for table in tables] == [RUN_RECORDS, RUN_RECORDS, 1]
