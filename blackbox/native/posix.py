@@ -19,6 +19,8 @@ _address = types.int64
 _WALL_CLOCK: Final = time.CLOCK_REALTIME
 _MONOTONIC_CLOCK: Final = getattr(time, "CLOCK_UPTIME_RAW", time.CLOCK_MONOTONIC)
 """The clock of Python's `time.monotonic_ns`: on macOS it is the first, elsewhere the second."""
+_COARSE_CLOCK: Final = 6 if sys.platform == "linux" else _MONOTONIC_CLOCK
+"""CLOCK_MONOTONIC_COARSE as linux/time.h has it."""
 
 
 def external(name: str, result: Any, *arguments: Any) -> Any:
@@ -83,6 +85,12 @@ else:
     def reserve_file(fd: int, start: int, size: int) -> bool:
         """Reserve nothing: there is no call for it."""
         return False
+
+
+@intrinsic
+def coarse_monotonic_ns(typingctx: Any) -> Any:
+    """`monotonic_ns` as it was at the system's last tick, up to some milliseconds ago: for a fraction of the time."""
+    return _read_clock(_COARSE_CLOCK)
 
 
 @inner
