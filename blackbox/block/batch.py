@@ -388,20 +388,20 @@ class Batch:
         return column if self.rows is None else column[self.rows]
 
 
-class SingleBatch(Batch):
-    """A batch of the only message of a block, which is opened when something of it is asked for."""
+class SmallBatch(Batch):
+    """A batch of all messages of a small block, which is opened when something of it is asked for."""
 
     __slots__ = ("_found", "_how")
 
     def __init__(
-        self, how: tuple[object, int, int, int, int, Sequence[BatchFeed]], ts_event: int, end_of_batch: bool
+        self, how: tuple[object, int, int, int, int, Sequence[BatchFeed]], times: list[int], end_of_batch: bool
     ) -> None:
-        """`how`: what `ReceivedBlock` is made with."""
+        """`how`: what `ReceivedBlock` is made with. `times`: `ts_event` of each message."""
         self._how = how
         self._found: ReceivedBlock | None = None
         self.rows, self.end_of_batch = None, end_of_batch
         self._payload_list = self._message_topics = self._message_records = None
-        self._message_times = [ts_event]
+        self._message_times = times
 
     @property
     def _received(self) -> ReceivedBlock:  # type: ignore[override]  # in place of attributes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.arguments import name_of
-from blackbox.block.batch import Batch, Message, SingleBatch
+from blackbox.block.batch import Batch, Message, SmallBatch
 from blackbox.block.format import LEAST_ROW_BYTES, MAX_BODY_BYTES
 from blackbox.block.gap import Gap
 from blackbox.block.received_block import BatchFeed, ReceivedBlock
@@ -46,6 +47,13 @@ from blackbox.transport.libzmq import close_messages
 _FIRST_ROWS = 1 << 16
 _LEAST_ENTRIES = 256
 _BUSY_SINCE: Final = WorkerCounters.busy_since_ns.start
+_DELIVERED: Final = WorkerCounters.delivered.start
+_BATCHES: Final = WorkerCounters.batches.start
+_CALLBACK: Final = BatchEntry.callback.start
+_COUNT: Final = BatchEntry.count.start
+_PLACE: Final = struct.Struct("<4q")
+"""What `ReceivedBlock` wants of a `BlockPlace`."""
+_FEW: Final = [struct.Struct(f"<{collect.FEW_WORDS * count}q") for count in range(collect.MOST_FEW + 1)]
 _MESSAGES: Final[frozenset[Kind]] = frozenset(("message", "book"))
 
 _identity: NDArray[numpy.int32] = numpy.empty(0, numpy.int32)
@@ -117,6 +125,8 @@ class Delivery:
         self._call = CallbackCall()
         self._set_rows(_FIRST_ROWS)
         self._block_places = numpy.zeros(collect.BURST_BLOCKS, BlockPlace.dtype)
+        self._place_bytes = self._block_places.view(numpy.uint8).data
+        self._few = numpy.zeros(collect.FEW_WORDS * collect.MOST_FEW, numpy.int64)
 
     def grow(self) -> None:
         """Make room for the rows that the block at hand needs."""
@@ -140,6 +150,7 @@ class Delivery:
         self._takes_messages = [callback.takes_messages for callback in table.callbacks]
         callbacks = len(table.callbacks) + 1
         self._entries = numpy.zeros(max(_LEAST_ENTRIES, 2 * self._slices * table.at.total), BatchEntry.dtype)
+        self._entry_words = self._entries.view(numpy.int64).data
         self._counts = numpy.zeros(callbacks, numpy.int64)
         self._places = numpy.zeros(callbacks, numpy.int64)
         self._touched = numpy.zeros(callbacks, numpy.int32)
@@ -163,6 +174,7 @@ class Delivery:
             self._callbacks_raised.ctypes.data,
             self._raises.ctypes.data,
             self._call.address,
+            self._few.ctypes.data,
             self._block_places.ctypes.data,
             slice_counters.address,
         )
@@ -238,12 +250,50 @@ class Delivery:
             self._run_callbacks(burst)
         finally:
             if sys.getrefcount(burst) > unshared:
-                burst.blocks = self.state.blocks
-                self.state.blocks = 0
-                alive = burst.alive
-                self.burst = BlockBurst()
-                self.burst.alive = alive
-                self.state.burst = self.burst.address
+                self._leave(burst)
+
+    def deliver_few(self) -> None:
+        """Do as `deliver` where compiled code has seen that they are FEW, and has said that the callback is busy."""
+        number = self._entry_words[_CALLBACK]
+        if not self._takes_messages[number]:
+            self.deliver()
+            return
+        burst = self.burst
+        unshared = sys.getrefcount(burst)
+        try:
+            self._give_few(burst, self._table.callbacks[number])
+        finally:
+            if sys.getrefcount(burst) > unshared:
+                self._leave(burst)
+
+    def _leave(self, burst: BlockBurst) -> None:
+        """Leave a burst to the callback that keeps views on it, and go on with another one."""
+        burst.blocks = self.state.blocks
+        self.state.blocks = 0
+        self.burst = BlockBurst()
+        self.burst.alive = burst.alive
+        self.state.burst = self.burst.address
+
+    def _give_few(self, burst: BlockBurst, callback: Callback) -> None:
+        words, count = self._counters.words, self._entry_words[_COUNT]
+        if callback.active:
+            values = _FEW[count].unpack_from(self._few.data)
+            how = burst, *_PLACE.unpack_from(self._place_bytes), self._feeds
+            batch, function, delivered = SmallBatch(how, list(values[2::3]), True), callback.function, 0
+            for row in range(count):
+                payload = ctypes.string_at(values[3 * row], values[3 * row + 1])
+                try:
+                    function(Message(payload, batch, row))
+                except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
+                    if not self._raised(callback, error, batch, row):
+                        break
+                else:
+                    delivered += 1
+            words[_DELIVERED] += delivered
+            words[_BATCHES] += 1
+        else:
+            self._counters.unwanted += count
+        words[_BUSY_SINCE] = 0
 
     def _run_callbacks(self, burst: BlockBurst) -> None:
         entries = self._entries[: self.state.entries].tolist()
@@ -292,7 +342,7 @@ class Delivery:
                 counters.unwanted += 1
                 continue
             *block, payload, payload_bytes, ts_event = places[slot]
-            batch = SingleBatch((burst, *block, feeds), ts_event, last[chosen] == number)
+            batch = SmallBatch((burst, *block, feeds), [ts_event], last[chosen] == number)
             batches += 1
             busy_since[_BUSY_SINCE] = time.monotonic_ns()
             try:

@@ -16,7 +16,7 @@ from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.slice_hooks import SliceHookCaller
 from blackbox.subscribe.state import TERMINATE, SliceState
 from blackbox.subscribe.timers import Timers
-from blackbox.subscribe.worker_loop import DELIVER, EPOCH, GAP, GROW, TICK
+from blackbox.subscribe.worker_loop import DELIVER, EPOCH, FEW, GAP, GROW, TICK
 from blackbox.subscribe.worker_state import WorkerAt
 
 if TYPE_CHECKING:
@@ -75,7 +75,9 @@ class SliceCallbacks:
     def _answer(self, reason: int) -> None:
         delivery = self._delivery
         try:
-            if reason == GROW:
+            if reason == FEW:
+                delivery.deliver_few()
+            elif reason == GROW:
                 delivery.grow()
             elif reason == EPOCH:
                 self._enter_epoch()

@@ -135,8 +135,8 @@ class Worker:
             reason = collect.collect(delivery.kept.address)
             if delivery.state.raised:
                 delivery.compiled_raised()
-            if reason == collect.DELIVER:
-                delivery.deliver()
+            if reason in (collect.DELIVER, collect.FEW):
+                delivery.deliver() if reason == collect.DELIVER else delivery.deliver_few()
                 if not delivery.is_over() and self._timers.next_ns != NEVER and self._timers.is_due(time.time_ns()):
                     self._tick()
             elif reason == collect.TICK:

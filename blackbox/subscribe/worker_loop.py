@@ -79,6 +79,11 @@ RAISED: Final = 8
 """Compiled callbacks raised, in a slice thread."""
 GAP: Final = 9
 """Hooks or books are to hear of the gap in `notice`."""
+FEW: Final = 10
+"""As DELIVER, where the burst is one block of MOST_FEW messages at most, and one Python callback is to get them all."""
+MOST_FEW: Final = 16
+FEW_WORDS: Final = 3
+"""Of each message of a FEW: the address of its payload, its size, and `ts_event`."""
 
 BURST_BLOCKS: Final = 32
 _READ_AHEAD_BYTES: Final = 256
@@ -425,6 +430,40 @@ def _are_single(at: WorkerAt) -> int:
 
 
 @inner
+def _are_few(at: WorkerAt) -> bool:
+    """Whether the burst is one batch, of all messages of a small block; then tell Python where they lie."""
+    state = worker_state_at(at.state)
+    entry, place = entry_at(at, numpy.int64(0)), block_place_at(at.places_of_blocks)
+    if state.blocks != 1 or state.entries != 1 or state.raised != 0 or place.origins != 0:
+        return False
+    header = read_header(place.envelope)
+    count = header.count
+    if count > MOST_FEW or entry.rows != ALL_ROWS or entry.count != count or header.flags & FLAG_NULLS != 0:
+        return False
+    fixed = header.flags & FLAG_FIXED != 0
+    layout = layout_of(header)
+    times = int64s_at(place.body, count)
+    offsets = int32s_at(place.body + layout.payload_offsets, 0 if fixed else count + 1)
+    few = int64s_at(at.few, FEW_WORDS * count)
+    for row in range(count):
+        start = row * header.stride if fixed else numpy.int64(offsets[row])
+        few[FEW_WORDS * row] = place.body + layout.payloads + start
+        few[FEW_WORDS * row + 1] = header.stride if fixed else offsets[row + 1] - offsets[row]
+        few[FEW_WORDS * row + 2] = times[row]
+    return True
+
+
+@inner
+def _how_to_deliver(at: WorkerAt) -> int:
+    """Return DELIVER or FEW for the burst; from the latter on its callback counts as busy."""
+    if _are_few(at):
+        store_shared(worker_counters_at(at.counters), "busy_since_ns", coarse_monotonic_ns())
+        return FEW
+    worker_state_at(at.state).singles = _are_single(at)
+    return DELIVER
+
+
+@inner
 def run_compiled(at: WorkerAt, table: WorkerTableAt, first: int, origins: int) -> int:
     """Run the compiled callbacks of the entries from `first` on; leave those of Python ones, return their number.
 
@@ -462,7 +501,8 @@ def run_compiled(at: WorkerAt, table: WorkerTableAt, first: int, origins: int) -
 def run_block(at: WorkerAt, table: WorkerTableAt, ask: int, envelope_message: int, body_message: int) -> None:
     """Run the callbacks of the slice thread on one block, which it has just checked and matched.
 
-    `ask`: address of a C function that has Python see to what compiled code cannot: EPOCH, GROW, RAISED and DELIVER.
+    `ask`: address of a C function that has Python see to what compiled code cannot: EPOCH, GROW, RAISED, DELIVER and
+    FEW.
     """
     state = worker_state_at(at.state)
     epoch = read_header(msg_data(envelope_message)).epoch
@@ -492,8 +532,7 @@ def run_block(at: WorkerAt, table: WorkerTableAt, ask: int, envelope_message: in
     if left > 0:
         keep_place(at, msg_size(slot + MESSAGE_BYTES), numpy.int64(0))
         state.blocks = 1  # from here on the burst holds the messages: a callback may keep it
-        state.singles = _are_single(at)
-        call_with_address(ask, DELIVER)
+        call_with_address(ask, _how_to_deliver(at))
         close_messages(state.burst, 2 * state.blocks)
         state.blocks = 0
         return
@@ -574,8 +613,7 @@ def collect(kept: int) -> int:
         taken = state.blocks
         if taken > 0:
             if run_compiled(at, table, numpy.int64(0), numpy.int64(0)) > 0 or state.raised != 0:
-                state.singles = _are_single(at)
-                return DELIVER
+                return _how_to_deliver(at)
             close_messages(state.burst, 2 * taken)
             state.blocks = 0
         if status < 0:

@@ -152,6 +152,7 @@ class WorkerAt(NamedTuple):
     raised: int
     raises: int
     call: int
+    few: int
     places_of_blocks: int
     slice_counters: int
 
