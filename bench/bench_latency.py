@@ -1,6 +1,6 @@
 """Latency of messages at 1,000, 100,000 and 1,000,000 a second, each sent at its due time.
 
-    ours    PUB process: publish() ==blocks of 100 µs, TCP loopback==> SUB | ROUTER ==> DEALER ==> on(prefix)
+    ours    PUB process: publish() ==blocks, TCP loopback==========> SUB | ROUTER ==> DEALER ==> on(prefix)
                                                         workers=0: SUB ==> on(prefix) in the slice thread
                          publish_many(), 100 at once ==============>                              on_compiled(prefix)
     rival   PUB process: pyzmq send() --a message a frame-----------> pyzmq SUB recv()

@@ -285,10 +285,10 @@ class Publisher:
         warm_up(put_stored, sender.ring.at, sender.origin, nothing, 0, sender.encoded, 0, shared, False)
 
     def publish(self, topic: bytes, payload: bytes | None, ts_event: int = 0) -> None:
-        """Publish one message. After a silence it is sent at once; those that follow within `linger_ns` share a block.
+        """Publish one message. It is sent at once; where many come, they share blocks: see the feed's `linger_ns`.
 
-        A payload of None says that the topic has no value any more. With `when_full="drop"` a message after a silence
-        is sent before this returns; other threads' may be sent here, too.
+        A payload of None says that the topic has no value any more. With `when_full="drop"` a message is mostly sent
+        before this returns, and others' may be sent here, too.
 
         Raises ConfigError when no slice covers the topic, PublisherError when the publisher is not running or its topic
         table is full, ValueError when `ts_event` (ns since the epoch) is no int64. Bytes are the fastest payload; other

@@ -62,6 +62,7 @@ from blackbox.publish.sender_state import (
     SHARED,
     TEMPLATE_AT,
     Sender,
+    SenderState,
     sender_state_at,
 )
 from blackbox.publish.to_outbox import is_kept, tell_outbox
@@ -107,6 +108,13 @@ _IN_FLIGHT_NS: Final = 2_000
 """Ten times as long as a processor keeps what it writes to itself."""
 GATHER_ROWS: Final = 16_384
 """Single messages taken out of the ring in one pass."""
+_PRICE_NS: Final = 14_000
+"""What a block of one message costs, at the publisher, on its way and at a subscriber, with a core to spare."""
+_CREDIT_NS: Final = 200_000
+"""Messages that come faster than this price allows are sent at once for so long; then they share blocks."""
+_MOST_OWED_NS: Final = 1_000_000
+_SHARED_NS: Final = 100_000
+"""How long such a block fills, at least."""
 
 
 @inner
@@ -284,6 +292,7 @@ def _drain(sender: Sender, ring: RingAt, encoder: Encoder) -> bool:
     while head != tail:
         head, taken = _gather(sender, ring, encoder, head, tail)
         if taken > 0:
+            _pay(state, taken)
             before = state.messages + state.unwanted
             if not _send_gathered(sender, ring, encoder, taken, ts_in):
                 state.handled = state.messages + state.unwanted - before
@@ -299,16 +308,40 @@ def _drain(sender: Sender, ring: RingAt, encoder: Encoder) -> bool:
 
 
 @inner
+def _pay(state: SenderState, messages: int) -> None:
+    """Note that so many single messages have come."""
+    now = monotonic_ns()
+    state.paid_until = min(max(state.paid_until, now) + _PRICE_NS * messages, now + _MOST_OWED_NS)
+
+
+@inner
+def _linger_ns(sender: Sender, now: int) -> int:
+    """Return the least time between blocks of single messages: more than is set where they come too fast for it."""
+    is_fast = sender_state_at(sender.state).paid_until - now > _CREDIT_NS
+    return max(sender.linger_ns, _SHARED_NS) if is_fast else sender.linger_ns
+
+
+@inner
 def _linger(sender: Sender, ring: RingAt, encoder: Encoder) -> None:
-    """Let a block fill, for at most `linger_ns` since the one before: what comes after a silence goes at once."""
+    """Let a block fill: what comes after a silence goes at once."""
     state = ring_state_at(ring.state)
     # Encoded blocks do not grow any more.
     while load_shared(state, "closing") == OPEN and load_shared(state, "bodies_in") == state.bodies_out:
-        left_ns = sender_state_at(sender.state).sent_at + sender.linger_ns - monotonic_ns()
+        now = monotonic_ns()
+        linger_ns = _linger_ns(sender, now)
+        left_ns = sender_state_at(sender.state).sent_at + linger_ns - now
         filled = load_shared(state, "tail") - state.head
-        if left_ns <= 0 or left_ns > sender.linger_ns or filled < 0 or filled >= encoder.block_bytes:
+        if left_ns <= 0 or left_ns > linger_ns or filled < 0 or filled >= encoder.block_bytes:
             return
         sleep_microseconds(min(100, left_ns // 1000 + 1))
+
+
+@inner
+def _note_sent(sender: Sender) -> None:
+    """Note that all was sent which was in the ring."""
+    state = sender_state_at(sender.state)
+    state.passes += 1
+    state.sent_at = monotonic_ns()
 
 
 @njit(nogil=True, cache=True)
@@ -479,7 +512,6 @@ class StandIn(NamedTuple):
     sender: Sender
     ring: RingAt
     encoder: Encoder
-    may_send: bool
 
 
 _stand_in_at = kept_at(StandIn)
@@ -491,9 +523,10 @@ def tell(kept: int, handed_over_ns: int) -> None:
 
     Here, if its line is idle and its thread may be stood in for, else by waking it. `kept`: address of a `StandIn`.
     """
-    sender, ring, encoder, may_send = _stand_in_at(kept)
+    sender, ring, encoder = _stand_in_at(kept)
     if answer(ring, handed_over_ns):
-        if may_send and monotonic_ns() - sender_state_at(sender.state).sent_at >= sender.linger_ns:
+        now = monotonic_ns()
+        if sender.others_send and now - sender_state_at(sender.state).sent_at >= _linger_ns(sender, now):
             _stand_in(sender, ring, encoder)
         else:
             poke(ring.wake_fd, ring.state)
@@ -512,8 +545,7 @@ def _stand_in(sender: Sender, ring: RingAt, encoder: Encoder) -> None:
     done = load_shared(ring_state, "tail") == ring_state.head
     if not done and state.epoch == encoder.origin.epoch:
         done = _drain(sender, ring, encoder)
-        state.passes += 1
-        state.sent_at = monotonic_ns()
+        _note_sent(sender)
         # What libzmq told by a descriptor it may have told to this thread.
         done = done and not _events(sender) & POLLIN
     if not (_fall_asleep(sender, ring) and done):
@@ -545,12 +577,10 @@ def send_until(sender: Sender, ring: RingAt, encoder: Encoder, retry_at_ns: int)
         if events & POLLIN and (is_empty or now >= state.read_at):
             return SUBSCRIPTIONS
         if not is_empty:
-            if sender.linger_ns > 0:
-                _linger(sender, ring, encoder)
+            _linger(sender, ring, encoder)
             if not _drain(sender, ring, encoder):
                 return FAILED if state.errno != 0 else CLOSED
-            state.passes += 1
-            state.sent_at = monotonic_ns()
+            _note_sent(sender)
         if now >= retry_at_ns:
             return RETRY
         if is_empty:

@@ -41,6 +41,8 @@ class SenderState(SharedRecord):
     """When the next heartbeat is due, by the monotonic clock."""
     sent_at = Field()
     """When the ring was last sent empty, by the monotonic clock."""
+    paid_until = Field()
+    """When as many messages could have been sent, each in a block of its own, by the monotonic clock."""
     asked_at = Field()
     """When writers were last asked: what is in the ring and was not seen then came later, ns since the epoch."""
     passes = Field()
@@ -88,6 +90,8 @@ class Sender(NamedTuple):
     """Of each key: what the outbox has already, all before this number."""
     spin_ns: int
     """For how long the thread looks on, after what it sent last, before it sleeps."""
+    others_send: bool
+    """Whether threads that publish may send in its place: they never wait for a slow subscriber."""
 
 
 KEY_AT: Final = EVENTS_SCRATCH_WORDS * 8

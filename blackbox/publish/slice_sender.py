@@ -428,7 +428,8 @@ class SliceSender:
             self.guard.shared_at,
             self._outbox,
             self._kept,
-            self.part.spin_ns,
+            self.part.spin_ns if self._wait else 0,  # else who publishes sends, and need not wake anybody
+            not self._wait,
         )
 
     def _serve(self, sender: Sender, encoder: Encoder, sockets: list[zmq.Socket[bytes]]) -> None:
@@ -457,7 +458,7 @@ class SliceSender:
     def _let_stand_in(self, sender: Sender, encoder: Encoder) -> None:
         """Let publishing threads send while this one sleeps, unless they could wait for a slow subscriber there."""
         self.sent.epoch = self.origin.epoch
-        self.stand_in = send.StandIn(sender, self.ring.at, encoder, not self._wait)
+        self.stand_in = send.StandIn(sender, self.ring.at, encoder)
         kept = Kept(self.stand_in)
 
         def tell(handed_over_ns: int) -> None:

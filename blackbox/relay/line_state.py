@@ -138,6 +138,7 @@ class LineMemory:
             outbox=NO_HANDLER,
             kept=nothing,
             spin_ns=0,
+            others_send=False,
         )
 
     def origin(self, slice_id: int, key_bytes: int) -> Origin:

@@ -91,5 +91,5 @@ def test_an_array_with_gaps_is_refused() -> None:
 
 def test_types_are_those_that_numba_gives_the_same_tuples() -> None:
     sender = SliceSender(Feed.local("kept", slices=1), 0, 0, 1, False, 8, Demand())
-    value = StandIn(sender._sender([]), sender.ring.at, sender.make_encoder(4), True)
+    value = StandIn(sender._sender([]), sender.ring.at, sender.make_encoder(4))
     assert _kind_of(StandIn) == typeof(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy
@@ -23,8 +23,10 @@ def received(feed: Feed, batches: list[Batch]) -> Subscriber:
     return subscriber
 
 
-@pytest.mark.parametrize("linger_ns", [0, 2_000_000])
-def test_no_block_tells_a_later_time_than_that_of_its_oldest_message(linger_ns: int) -> None:
+@pytest.mark.parametrize(("linger_ns", "when_full"), [(0, "wait"), (2_000_000, "wait"), (20_000, "drop")])
+def test_no_block_tells_a_later_time_than_that_of_its_oldest_message(
+    linger_ns: int, when_full: Literal["wait", "drop"]
+) -> None:
     feed = msgspec.structs.replace(Feed.local("age", slices=1), linger_ns=linger_ns)
     batches: list[Batch] = []
     subscriber = received(feed, batches)
@@ -36,7 +38,7 @@ def test_no_block_tells_a_later_time_than_that_of_its_oldest_message(linger_ns: 
             publisher.publish(topic, b"%d" % number)
             returned[topic].append(time.time_ns())
 
-    with Publisher(feed, when_full="wait") as publisher:
+    with Publisher(feed, when_full=when_full, hwm_blocks=10_000) as publisher:
         subscriber.start()
         threads = []
         for topic in (b"A", b"B"):

@@ -66,15 +66,39 @@ def test_a_line_that_was_busy_within_linger_is_left_to_its_thread() -> None:
 
 def test_a_publisher_that_may_wait_for_a_slow_subscriber_never_does_so_in_publish() -> None:
     with Publisher(idle_feed(), when_full="wait") as publisher:
-        assert not sender_of(publisher).stand_in.may_send
+        assert not sender_of(publisher).stand_in.sender.others_send
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_threads_that_stand_in_by_turns_keep_order_and_lose_nothing(transport: Transport) -> None:
+@pytest.mark.parametrize("linger_ns", [20_000, 80_000])
+def test_what_follows_within_linger_is_sent_though_nothing_comes_behind_it(linger_ns: int) -> None:
+    """The sender is woken for what was left in the ring, whether it sleeps or is about to."""
+    feed = idle_feed(linger_ns=linger_ns)
+    subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
+    subscriber.on(b"")(got.message)
+    rng = random.Random(linger_ns)
+    published = 0
+    with Publisher(feed) as publisher:
+        subscriber.start()
+        for _ in range(300):
+            for _ in range(rng.randint(2, 4)):
+                publisher.publish(b"T", b"%d" % published)
+                published += 1
+                until = time.perf_counter() + rng.random() * 4 * linger_ns / 1e9
+                while time.perf_counter() < until:
+                    pass
+            got.wait(published)
+    subscriber.run(until_end=True)
+    assert numbers_of(got) == list(range(published))
+
+
+@pytest.mark.parametrize(
+    ("transport", "linger_ns"), [("tcp", 0), ("ipc", 0), ("shm", 0), ("tcp", 20_000), ("shm", 20_000)]
+)
+def test_threads_that_stand_in_by_turns_keep_order_and_lose_nothing(transport: Transport, linger_ns: int) -> None:
     """Four threads with pauses, while subscribers come and go and the sender's own thread beats and answers."""
     threads, each = 4, 1_500
     most_waiting = 100  # of each thread: nothing is dropped, however slow the subscriber is, on any transport
-    feed = idle_feed(transport)
+    feed = idle_feed(transport, linger_ns)
     subscriber = Subscriber(feed, slow=PATIENT)
     got: dict[bytes, list[int]] = {b"%d" % thread: [] for thread in range(threads)}
 
@@ -110,9 +134,10 @@ def test_threads_that_stand_in_by_turns_keep_order_and_lose_nothing(transport: T
     assert subscriber.statistics().received.gaps == 0
 
 
-def test_epochs_that_begin_between_messages_of_threads_that_stand_in() -> None:
+@pytest.mark.parametrize("linger_ns", [0, 20_000])
+def test_epochs_that_begin_between_messages_of_threads_that_stand_in(linger_ns: int) -> None:
     """No message is sent with numbers of an epoch that has ended: it would be lost as old."""
-    feed = idle_feed()
+    feed = idle_feed(linger_ns=linger_ns)
     subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
     subscriber.on(b"")(got.message)
     done = threading.Event()
