@@ -30,6 +30,7 @@ BURST = 300_000
 BURST_RATE = 1_000_000
 POLICIES = {"interval": "no fsync within a round", "block": "fsync each block"}
 """The interval is longer than a round."""
+_SHARED = "recorder, from shared memory, no fsync within a round"
 DROPS = "when full, the publisher drops: void if it did"
 _SYNC_S = 1.0
 
@@ -74,10 +75,12 @@ def test_record_at_full_speed(benchmark: BenchmarkFixture, tmp_path: Path) -> No
     """GB/s of journal."""
     contest = Contest("Recording at full wire speed, one slice", "GB/s of journal", topology=__doc__)
     feeds = {policy: Feed.local(f"record-{policy}", slices=1) for policy in (*POLICIES, "none")}
+    feeds["shared"] = Feed.local("record-shared", slices=1, transport="shm")
     loads = {policy: Load(feed=feed, messages=MESSAGES) for policy, feed in feeds.items()}
     with (
         _recording(feeds["interval"], tmp_path, "interval", when_full="wait") as interval,
         _recording(feeds["block"], tmp_path, "block", when_full="wait") as block,
+        _recording(feeds["shared"], tmp_path, when_full="wait") as shared,
         Pair.ours(feeds["none"], when_full="wait") as bare,
     ):
         for policy, pair in (("interval", interval), ("block", block)):
@@ -85,9 +88,12 @@ def test_record_at_full_speed(benchmark: BenchmarkFixture, tmp_path: Path) -> No
             contest.add(name, partial(_record, pair, loads[policy]), promise=WAITS)
             plain = f"plain writing, {POLICIES[policy]}"
             contest.add(plain, partial(_write, tmp_path, policy), "limit", versus=name)
+        contest.add(_SHARED, partial(_record, shared, loads["shared"]), promise=WAITS)
         contest.add("same blocks, only received", partial(_received, bare, loads["none"]), "limit", WAITS)
         contest.bound("disk write", 0)
         contest.run(benchmark)
+        plain = f"plain writing, {POLICIES['interval']}"
+        contest.show("from shared memory, beside plain writing", f"{contest.ratio(_SHARED, plain):.2f} x")
 
 
 def _paced(pair: Pair, load: Load, blocks: list[int]) -> float:
