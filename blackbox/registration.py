@@ -217,8 +217,12 @@ class Registration:
 
         stream = Stream(prefix, limit, when_full, batches, raise_failure, remove)
         with self._supervisor.lock:
-            self.on_batch(prefix, group=group)(stream.put)
-            self._streams.append(stream)
+            self._supervisor.add_stream(stream)  # before anything comes to it
+            try:
+                self.on_batch(prefix, group=group)(stream.put)
+            except BaseException:
+                self._streams.remove(stream)
+                raise
         return stream
 
     def book(

@@ -77,7 +77,7 @@ class Supervisor:
         block_handler: Callable[[int], BlockHandlerAt] | None = None,
         hooks: SliceHooks = NO_HOOKS,
         archives: Archives | None = None,
-        streams: Sequence[Stream] = (),
+        streams: list[Stream] | None = None,
     ) -> None:
         """Settings; nothing is opened before `start`. `block_handler(slice_id)` gets every block of a slice.
 
@@ -90,7 +90,8 @@ class Supervisor:
         self._options = options
         self._plan = plan
         self._processes = processes
-        self._block_handler, self._hooks, self._streams = block_handler, hooks, streams
+        self._block_handler, self._hooks = block_handler, hooks
+        self._streams = [] if streams is None else streams
         self._archives = archives
         self._since: Callable[[int], Since | None] | None = None
 
@@ -202,12 +203,13 @@ class Supervisor:
         self._check_checkpoint()
         if not self._one_cut.acquire(timeout=timeout):
             raise TimeoutError(f"another checkpoint had not ended in {timeout} s")
-        slices, streams = self._slices, tuple(self._streams)
+        slices = self._slices
         checkpoint = Checkpoint(slices)
-        self._cutting = threading.get_ident()
-        try:
-            for stream in streams:
+        with self.lock:
+            self._cutting = threading.get_ident()
+            for stream in self._streams:
                 stream.begin_cut()
+        try:
             for thread in slices.values():
                 thread.come_to(checkpoint)
 
@@ -220,16 +222,23 @@ class Supervisor:
                         checkpoint.note(slice_id, slices[slice_id].position)
 
             positions = checkpoint.wait(timeout, look)
-            for undone in [stream.undone(by_reader) for stream in streams]:
+            for undone in [stream.undone(by_reader) for stream in tuple(self._streams)]:
                 for slice_id in undone.keys() & positions:
                     positions[slice_id] = min(undone[slice_id], positions[slice_id])
             yield positions
         finally:
-            for stream in streams:
-                stream.end_cut()
+            with self.lock:
+                self._cutting = 0
+                for stream in self._streams:
+                    stream.end_cut()
             checkpoint.release()
-            self._cutting = 0
             self._one_cut.release()
+
+    def add_stream(self, stream: Stream) -> None:
+        """Have checkpoints look at a stream from now on, also one that is being made. Call with `lock` held."""
+        self._streams.append(stream)
+        if self._cutting:
+            stream.begin_cut()
 
     def _check_checkpoint(self) -> None:
         if self._streams and self.feed.key_bytes:

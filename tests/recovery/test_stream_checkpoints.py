@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from blackbox import Feed, Publisher, Recorder, Recording, Subscriber
 from blackbox.archive.consumer_positions import PositionFile
 from blackbox.block.position import Position
+from blackbox.subscribe import supervisor
+from blackbox.subscribe.checkpoint import Checkpoint
 from blackbox.subscribe.stream import Stream
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
@@ -317,3 +319,31 @@ def test_a_killed_reader_of_a_stream_goes_on_exactly_once(tmp_path: Path) -> Non
     with sqlite3.connect(tmp_path / "state.db") as database:
         heard = [number for (number,) in database.execute("SELECT number FROM heard ORDER BY rowid")]
     assert heard == list(range(published))
+
+
+def test_a_stream_that_is_made_while_a_checkpoint_begins_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits there is not done. Another thread makes the stream, and fills it, at the worst moment."""
+    feed = Feed.local("cut", slices=1)
+    subscriber = Subscriber(feed, slow=PATIENT)
+    subscriber.on(b"")(lambda _: None)
+    made: list[Stream] = []
+
+    class SlowToBegin(Checkpoint):
+        def __init__(self, slices: Any) -> None:
+            super().__init__(slices)
+            thread = threading.Thread(target=make_and_fill)
+            thread.start()
+            thread.join(ENOUGH_S)
+
+    def make_and_fill() -> None:
+        made.append(subscriber.stream(b"", limit=1))
+        publish(publisher, 50, 50)
+        wait_until(lambda: made[0]._messages > 0)
+
+    with Publisher(feed, when_full="wait") as publisher, subscriber:
+        publish(publisher, 0, 50)
+        wait_until(lambda: subscriber.statistics().delivery.delivered == 50)
+        monkeypatch.setattr(supervisor, "Checkpoint", SlowToBegin)
+        with subscriber.checkpoint() as positions:
+            assert positions[0].sequence == 50
+        assert made[0].get(ENOUGH_S).sequence == 50
