@@ -256,6 +256,7 @@ class Delivery:
         """Do as `deliver` where compiled code has seen that they are FEW, and has said that the callback is busy."""
         number = self._entry_words[_CALLBACK]
         if not self._takes_messages[number]:
+            self._counters.words[_BUSY_SINCE] = 0
             self.deliver()
             return
         burst = self.burst

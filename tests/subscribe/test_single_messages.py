@@ -1,16 +1,27 @@
-"""Blocks of one message reach callbacks the short way, and are to them what messages of larger blocks are."""
+"""Small blocks reach callbacks the short way, and are to them what larger blocks are."""
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
+import numpy
 import pytest
+from numba import njit
 
 from blackbox import CallbackError, Message, Subscriber
-from blackbox.testing import RawPublisher
+from blackbox.testing import RawPublisher, wait_until
 from tests.subscribe.subscribers import one_slice
 
 in_both_threads = pytest.mark.parametrize("workers", [0, 1], ids=["in the slice thread", "on a worker"])
 MANY = 100
 """More than a burst holds."""
+ENOUGH_S = 60.0
+
+
+@njit(nogil=True)
+def count_rows(batch: Any, state: Any) -> None:
+    state[0] += len(batch.rows)
 
 
 @in_both_threads
@@ -102,3 +113,52 @@ def test_a_callback_removed_by_its_own_message_gets_no_more(workers: int) -> Non
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
     assert seen == [b"0"]
+
+
+@in_both_threads
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 40])
+@pytest.mark.parametrize("fixed", [True, False], ids=["of one size", "of many sizes"])
+def test_messages_of_a_block_of_any_size(workers: int, count: int, fixed: bool) -> None:
+    """16 are few: beyond that a block goes the long way."""
+    subscriber = Subscriber(feed := one_slice(), workers=workers)
+    kept: list[Message] = []
+    subscriber.on(b"A")(kept.append)
+    payloads = [b"%03d" % number + b"x" * (0 if fixed else number) for number in range(count)]
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for _ in range(10):
+            publisher.send(publisher.encode([(b"A%d" % (n % 3), text) for n, text in enumerate(payloads)]))
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert [message.payload for message in kept] == payloads * 10
+    assert [message.topic for message in kept] == [b"A%d" % (n % 3) for n in range(count)] * 10
+    assert [message.sequence for message in kept] == list(range(10 * count))
+    assert [message.index for message in kept] == list(range(count)) * 10
+    assert all(len(message.batch) == count for message in kept)
+    delivery = subscriber.statistics().delivery
+    assert delivery.delivered == delivery.due == 10 * count
+
+
+def test_the_one_block_for_python_of_a_burst_whose_others_were_for_compiled_callbacks() -> None:
+    """What compiled code leaves of a burst may be any block of it, not the first."""
+    subscriber = Subscriber(feed := one_slice(), workers=1, queue_blocks=64)
+    got: list[tuple[bytes, bytes | None, int]] = []
+    counted = subscriber.on_compiled(b"A", state=numpy.zeros(1), group="together")(count_rows)
+    held = threading.Event()
+
+    @subscriber.on(b"B", group="together")
+    def message(message: Message) -> None:
+        held.wait(ENOUGH_S)  # so that the rest is one burst
+        got.append((message.topic, message.payload, message.sequence))
+
+    expected = [(b"B", b"%d" % number, number) for number in range(0, 60, 7)]
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for number in range(60):
+            publisher.send(publisher.encode([(b"B" if number % 7 == 0 else b"A", b"%d" % number)]))
+        publisher.heartbeat(end=True)
+        wait_until(lambda: subscriber.statistics().delivery.due == 60, what="all is handed over")
+        held.set()
+        subscriber.run(until_end=True)
+    assert got == expected
+    assert counted.total()[0] == 60 - len(expected)
