@@ -85,8 +85,9 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     idle: str = "park"
     """What the slice's threads do when nothing is there. Default: `park`, sleep until something is.
 
-    `spin` looks on for 2 ms before that: up to some tens of µs less lag for a core of the publisher's and of each
-    subscriber's. A slice in which nothing happens for longer costs no more than parked. Applies to both."""
+    `spin` looks on for 2 ms before that: up to some tens of µs less lag for a core of each subscriber's, and of a
+    publisher's with `when_full="wait"`; with "drop" who publishes sends, and wakes nobody. A slice in which nothing
+    happens for longer costs no more than parked. Applies to both."""
 
     interface: str = ""
     """Address of the network interface that subscribers connect from. Default: the system's.
