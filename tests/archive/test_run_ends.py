@@ -367,6 +367,62 @@ def test_what_one_archive_knows_to_lack_at_the_end_of_a_run_another_one_brings(t
     ]
 
 
+@pytest.mark.parametrize("shown", ["block", "gone", "later"])
+def test_a_run_that_the_first_archive_lacks_another_one_brings(tmp_path: Path, shown: str) -> None:
+    """And tells what it lacks. The first one shows a later run by a block, by what is gone of it, or as heard."""
+    feed, third = archived_feed(2), SECOND_RUN + 1
+    first = {"block": 0, "gone": 10, "later": 0}[shown]
+    with ExitStack() as stack:
+        for place in ("poor", "rich"):
+            elsewhere = feed_of()
+            publisher = stack.enter_context(RawPublisher(elsewhere, FIRST))
+            with Recorder(elsewhere, tmp_path / place) as recorder:
+                send(publisher, 10)
+                wait_recorded(recorder, 10)
+            begin_run(publisher, SECOND_RUN)
+            if place == "rich":
+                with Recorder(elsewhere, tmp_path / place) as recorder:
+                    record_first_run(publisher, recorder, ends=False)
+                    send(publisher, 4)
+                    lose(publisher, 2)
+                    wait_recorded(recorder, 14)
+                    publisher.heartbeat(end=True)
+            begin_run(publisher, third)
+            recorder = stack.enter_context(Recorder(elsewhere, tmp_path / place))
+            for _ in range(3):
+                publisher.heartbeat()
+            if shown == "gone":
+                lose(publisher, first)
+            if shown != "later":
+                send(publisher, 3)
+                wait_recorded(recorder, 3)
+            for _ in range(3):
+                publisher.heartbeat()
+        for place, endpoint in zip(("poor", "rich"), feed.archives, strict=True):
+            stack.enter_context(ArchiveServer(tmp_path / place / feed.name, (endpoint,)))
+        client = ArchiveClient(feed)
+        wait_until(lambda: third in {run.epoch for run in client.about().slices[0].runs}, 30)
+        live = stack.enter_context(RawPublisher(feed, third))
+        live.sequences = [{b"": first + 3}] if shown != "later" else [{}]
+        subscriber = Subscriber(feed)
+        heard = Order(subscriber)
+        subscriber.start(since={0: (FIRST, 5)})
+        live.heartbeat()
+        subscriber.wait_live()
+        send(live, 2)
+        live.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert heard.told == [
+        *facts("came", FIRST, range(5, 10)),
+        *facts("came", SECOND_RUN, range(10)),
+        *facts("gone", SECOND_RUN, range(10, 15)),
+        *facts("came", SECOND_RUN, range(15, 19)),
+        *facts("gone", SECOND_RUN, range(19, 21)),
+        *facts("gone", third, range(first)),
+        *facts("came", third, range(first, first + 2 if shown == "later" else first + 5)),
+    ]
+
+
 def test_what_was_sent_while_the_recorder_was_killed_is_told_at_the_end_of_the_run(tmp_path: Path) -> None:
     feed = archived_feed(heartbeat_ns=60 * SECOND)
     elsewhere = msgspec.structs.replace(feed_of(), archives=feed.archives)

@@ -46,6 +46,12 @@ class Rows:
             return self._ask
         return msgspec.structs.replace(self._ask, start=self._next[key], start_ns=None)
 
+    def begin_at(self, endpoint: str, start: Position) -> AskBlocks:
+        """As `begin`; of one key from a position on, whatever has come behind that."""
+        if self._ask.key is None:
+            return self.begin(endpoint)
+        return msgspec.structs.replace(self._ask, start=start, start_ns=None)
+
     def is_over(self, _epoch: int) -> bool:
         """Return False: what follows is wanted whatever run has begun."""
         return False
@@ -139,7 +145,7 @@ class Seen:
     """What archives have brought of a slice from a beginning on, and what they lack before what is found next."""
 
     def __init__(self, since: Since, has_keys: bool) -> None:
-        self._has_keys, self._reads_late = has_keys, since.done_ns > 0
+        self.has_keys, self._reads_late = has_keys, since.done_ns > 0
         self.epoch = since.epoch
         self.following = dict(since.following)
         """The next number of each key, in that run."""
@@ -151,13 +157,17 @@ class Seen:
         return "" if self._reads_late else endpoint
 
     def runs_before(self, found: Fetched | Gone | Later) -> tuple[int, ...]:
-        """Return before which runs others may have more, with keys: where it is of a later one than what was seen.
+        """Return before which runs others may have more: where it is of a later one than what was seen.
 
-        First of the run that was seen last, then of those between.
+        With keys first of the run that was seen last, then of those between.
         """
-        if not self._has_keys or not isinstance(found, Fetched) or not 0 < self.epoch < found.block.epoch:
+        epoch = found.block.epoch if isinstance(found, Fetched) else found.epoch
+        if not 0 < self.epoch < epoch:
             return ()
-        return self.epoch + 1, found.block.epoch
+        if not self.has_keys:
+            return (epoch,)
+        # Other archives' blocks of the run may still come: it is over with the first of a later one.
+        return (self.epoch + 1, epoch) if isinstance(found, Fetched) else ()
 
     def is_wanted(self, found: Fetched | Gone | Later) -> bool:
         """Whether it is of a run that is not over."""
@@ -177,7 +187,7 @@ class Seen:
         lacks = self._ends_before(epoch)
         first = int(numbers[found.first_row])
         begin = self.following.get(key, first if self._is_open else 0)
-        if self._has_keys and begin < first:  # without keys the archive says so
+        if self.has_keys and begin < first:  # without keys the archive says so
             lacks.append(Missing(key, epoch, begin, first))
         self.following[key] = int(numbers[found.stop_row - 1]) + 1
         return lacks
@@ -186,14 +196,14 @@ class Seen:
         if gone.epoch == 0 or gone.first < 0:
             return []
         lacks, stop = list[Missing](), gone.first + gone.count
-        if not self._has_keys and 0 < self.epoch <= gone.epoch:
+        if not self.has_keys and 0 < self.epoch <= gone.epoch:
             lacks = self._ends_before(gone.epoch)
             self.following[gone.key] = max(stop, self.following.get(gone.key, 0))
         return [*lacks, Missing(gone.key, gone.epoch, gone.first, stop)]
 
     def _lacking_before(self, later: Later) -> list[Missing]:
         # With keys other archives' blocks of that run may still come: it is over with the first of a later one.
-        if self._has_keys or not 0 < self.epoch < later.epoch:
+        if self.has_keys or not 0 < self.epoch < later.epoch:
             return []
         lacks = self._ends_before(later.epoch)
         self.following = {b"": 0}
@@ -216,17 +226,19 @@ class RowsOfRuns:
 
     def __init__(self, rows: Rows, seen: Seen, stop: int) -> None:
         self._rows, self._epoch, self._stop = rows, seen.epoch, stop
+        self._has_keys = seen.has_keys
         self._following = dict(seen.following)
         self._is_past = False
 
     def begin(self, endpoint: str) -> AskBlocks:
         """Return what to ask an archive."""
-        return self._rows.begin(endpoint)
+        return self._rows.begin_at(endpoint, Position(self._epoch, self._following.get(b"", 0)))
 
-    def take(self, found: Fetched | Gone) -> Fetched | None:
+    def take(self, found: Fetched | Gone) -> Fetched | Gone | None:
         """Return what is new of it; None: nothing, or it is of another run."""
         if isinstance(found, Gone):
-            return None
+            # With keys numbers that are left out show in the blocks.
+            return found if not self._has_keys and self._epoch <= found.epoch < self._stop else None
         block, numbers = found.block, found.block.sequences
         self._is_past |= block.epoch >= self._stop
         if self._epoch < block.epoch < self._stop:
