@@ -289,10 +289,13 @@ class Repairer:
         self._behind = {(each.key, each.first): self._behind.get((each.key, each.first), began) for each in behind}
         quiet = [each for each in behind if each.first == UNKNOWN]
         stuck = [each for each in behind if each.key and each.first != UNKNOWN and self._waited_s(each) > _STUCK_S]
-        for first in range(0, len(quiet), MOST_REQUESTS):
-            self._find_quiet(out, quiet[first : first + MOST_REQUESTS], start_ns)
-        for first in range(0, len(stuck), MOST_REQUESTS):
-            self._fetch_behind(out, stuck[first : first + MOST_REQUESTS])
+        try:
+            for first in range(0, len(quiet), MOST_REQUESTS):
+                self._find_quiet(out, quiet[first : first + MOST_REQUESTS], start_ns)
+            for first in range(0, len(stuck), MOST_REQUESTS):
+                self._fetch_behind(out, stuck[first : first + MOST_REQUESTS])
+        except BlackBoxError as error:
+            self._notice(error)  # the next look asks again; it is what is read for the slice that ends for good
         took_s = time.monotonic() - began
         self._look_at = began + took_s + max(_LOOK_S, took_s)
 

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blackbox import Batch, Feed, Publisher, Recorder, Subscriber, SubscriberError
+from blackbox import ArchiveClient, ArchiveError, Batch, Feed, Publisher, Recorder, Subscriber, SubscriberError
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed
@@ -159,6 +159,42 @@ def test_from_a_time_on_while_some_keys_are_quiet(tmp_path: Path) -> None:
     }
     assert heard.came == expected
     assert (heard.gaps, heard.untrue) == ({}, [])
+
+
+@pytest.mark.parametrize("looked_up", ["missing", "times_of"])
+def test_a_moment_without_archives_while_it_looks_up_what_is_behind_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked_up: str
+) -> None:
+    """One key lacks messages; another one was quiet since the time from which all is wanted."""
+    feed, elsewhere, calls = archived_feed(key_bytes=2), feed_of(key_bytes=2), [0]
+    real = getattr(ArchiveClient, looked_up)
+
+    def fails_once(*args: Any, **settings: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 1:
+            raise ArchiveError("no archive answered")
+        return real(*args, **settings)
+
+    monkeypatch.setattr(ArchiveClient, looked_up, fails_once)
+    with RawPublisher(elsewhere, 5) as recorded, Recorder(elsewhere, tmp_path) as recorder, ExitStack() as stack:
+        recorded.send(recorded.encode([(b"K2.x", b"")] * 3))
+        wait_recorded(recorder, 3)
+        since = time.time_ns()
+        recorded.send(recorded.encode([(b"K1.x", b"")] * 10))
+        wait_recorded(recorder, 13)
+        stack.enter_context(ArchiveServer(tmp_path / feed.name, feed.archives))
+        live = stack.enter_context(RawPublisher(feed, 5))
+        live.sequences = [{b"K1": 15, b"K2": 3}]
+        subscriber = Subscriber(feed, repair_wait_ns=2_000_000_000)
+        heard = Heard(subscriber)
+        subscriber.start(since=since)
+        live.heartbeat()
+        subscriber.wait_live(20)
+        live.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert calls[0] >= 2
+    assert heard.came == {(5, b"K1"): list(range(10))}
+    assert (heard.gaps, heard.untrue) == ({(5, b"K1"): [(10, 5)]}, [])
 
 
 def test_only_the_keys_that_it_wants(tmp_path: Path) -> None:
