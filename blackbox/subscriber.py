@@ -164,8 +164,9 @@ class Subscriber(Registration):
         goes on reading meanwhile.
 
         Raises TimeoutError when callbacks do not return in time; SubscriberError in a callback, with `processes`, with
-        streams of a feed with `key_bytes`, for the policy "conflate", and while a slice has no position, as nothing has
-        come yet; PositionError when positions cannot be kept; what ended the subscriber.
+        streams of a feed with `key_bytes`, for the policy "conflate", and while a slice has no position: nothing has
+        come yet, or with `key_bytes` callbacks are new and not confirmed, see `wait_confirmed`; PositionError when
+        positions cannot be kept; what ended the subscriber.
         """
         with self._supervisor.checkpoint(timeout, by_reader=True) as positions:
             yield positions

@@ -130,6 +130,7 @@ class Sequences:
         self._state = EpochState()
         self._losses = Losses()
         self._join = join or JoinState()
+        self._waits_for_told = False
         self.line_dead_ns = line_dead_ns
         self.at = SequencesAt(
             self.keys.at,
@@ -198,12 +199,13 @@ class Sequences:
     def key_position(self, prefixes: Iterable[bytes], since_ns: int, margin_ns: int) -> KeyPosition | None:
         """Return what comes next of all keys; None: no publisher has told it. Epoch 0: archives have brought nothing.
 
+        It is not told either once there are new filters, until a publisher has confirmed them.
         `since_ns`: where keys begin of which archives have brought nothing yet, if they are at the run that began so.
         `margin_ns`: taken off the time before which all is done.
         """
         is_live = self._join.phase == JoinPhase.LIVE
         epoch = self._state.epoch if is_live else self._join.at_epoch
-        if epoch == 0 and is_live:
+        if is_live and (epoch == 0 or (self._waits_for_told and not self._state.all_told)):
             return None
         states = self._key_states[: len(self.keys)]
         known = numpy.flatnonzero((states["expected"] != UNKNOWN) & (states["epoch"] == epoch))
@@ -216,6 +218,7 @@ class Sequences:
     def set_all_told(self, told: bool) -> None:
         """Note whether the publisher has told the sequences of all its keys since the present filters are in force."""
         self._state.all_told = told
+        self._waits_for_told = not told  # a run that begins meanwhile is told from its beginning on
 
 
 @inner

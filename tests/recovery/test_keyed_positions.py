@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from blackbox import Feed, PositionError, Publisher, Recorder, Subscriber
+from blackbox import Feed, NotConfirmedError, PositionError, Publisher, Recorder, Subscriber, SubscriberError
 from blackbox.archive.consumer_positions import PositionFile
 from blackbox.block.position import KeyPosition
-from blackbox.testing import wait_until
+from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed
-from tests.archive.recorders import wait_recorded
+from tests.archive.recorders import feed_of, wait_recorded
 from tests.archive.test_join_keys import Heard, Market, Run
 from tests.lossy_proxy import LossyProxy
 from tests.support import Script
@@ -186,6 +187,35 @@ def test_callbacks_for_more_than_its_positions_say_are_refused(tmp_path: Path) -
         subscriber.on(b"B")(print)
         with pytest.raises(PositionError, match=r"wanted keys that begin with \[b'A1', b'B'\], expected only those of"):
             subscriber.start(since=some)
+
+
+def test_keys_of_new_callbacks_have_no_position_until_their_publisher_has_told_it() -> None:
+    """It is not 0: what the publisher had sent before the callback came is not missing."""
+    feed = feed_of(key_bytes=2)
+    with RawPublisher(feed, 5) as publisher:
+        publisher.send(publisher.encode([(b"K1.x", b"")] * 60))
+        publisher.send(publisher.encode([(b"K2.x", b"")] * 100))
+        subscriber = Subscriber(feed)
+        subscriber.on(b"K1.")(print)
+        subscriber.start()
+        publisher.confirms = False
+        subscriber.on(b"K2.")(print)
+        with pytest.raises(SubscriberError, match="not confirmed what new callbacks want"), subscriber.checkpoint():
+            pass
+        publisher.confirms = True
+
+        def is_confirmed() -> bool:
+            publisher.heartbeat()  # after some it asks again
+            with suppress(NotConfirmedError):
+                subscriber.wait_confirmed(0.02)
+                return True
+            return False
+
+        wait_until(is_confirmed)
+        with subscriber.checkpoint() as positions:
+            assert positions[0].following == {b"K1": 60, b"K2": 100}
+            assert positions[0].prefixes == [b"K1", b"K2"]
+        subscriber.terminate()
 
 
 def test_a_named_consumer_goes_on_where_it_was(tmp_path: Path) -> None:
