@@ -182,6 +182,8 @@ class Repairer:
         self._falls = 0
         self._behind: dict[tuple[bytes, int], float] = {}
         """Keys that are behind, and the number that they lack; since when."""
+        self._looked_up: dict[tuple[bytes, int], float] = {}
+        """Of those that archives were asked for: since when."""
         self._look_at = 0.0
         self._is_warned = False
         self._thread = threading.Thread(target=self._run, name=f"blackbox-repair-{slice_id}", daemon=True)
@@ -269,26 +271,27 @@ class Repairer:
                 if not self._join.is_told:
                     came = time.monotonic()  # nobody knows yet that something is missing
                 self._note(out, REACHED, found.epoch, 0)
-                self._look_at_behind(out, since.start_ns)
+                came += self._look_at_behind(out, since.start_ns)
 
     def _warn_lacking(self) -> None:
         if not self._is_warned:
             self._is_warned = True
             log.warning("slice %d: archives lack some of what came before it is live", self._slice_id)
 
-    def _look_at_behind(self, out: zmq.Socket[bytes], start_ns: int) -> None:
-        """See to keys that are behind their publisher, while archives bring nothing more of them.
+    def _look_at_behind(self, out: zmq.Socket[bytes], start_ns: int) -> float:
+        """See to keys that are behind their publisher, while archives bring nothing more of them; return the s it took.
 
         Of a quiet one nothing may have come since `start_ns`, where the slice began then. Others lack something: that
         is asked for by its numbers.
         """
         began = time.monotonic()
         if began < self._look_at:
-            return
+            return 0.0
         behind = self._sequences.behind()
         self._behind = {(each.key, each.first): self._behind.get((each.key, each.first), began) for each in behind}
+        self._looked_up = {each: since for each, since in self._looked_up.items() if each in self._behind}
         quiet = [each for each in behind if each.first == UNKNOWN]
-        stuck = [each for each in behind if each.key and each.first != UNKNOWN and self._waited_s(each) > _STUCK_S]
+        stuck = [each for each in behind if each.key and each.first != UNKNOWN and began > self._stuck_at(each)]
         try:
             for first in range(0, len(quiet), MOST_REQUESTS):
                 self._find_quiet(out, quiet[first : first + MOST_REQUESTS], start_ns)
@@ -297,33 +300,43 @@ class Repairer:
         except BlackBoxError as error:
             self._notice(error)  # the next look asks again; it is what is read for the slice that ends for good
         took_s = time.monotonic() - began
-        self._look_at = began + took_s + max(_LOOK_S, took_s)
+        self._look_at = began + took_s + max(_LOOK_S, min(took_s, self._wait_s / 2))
+        return took_s
 
-    def _waited_s(self, behind: Behind) -> float:
-        return time.monotonic() - self._behind[behind.key, behind.first]
+    def _stuck_at(self, behind: Behind) -> float:
+        return self._behind[behind.key, behind.first] + _STUCK_S
+
+    def _waits_until(self, asked: list[Behind]) -> dict[bytes, float]:
+        """Return by key until when archives may bring what they are asked for now, or have been asked for before."""
+        now = time.monotonic()
+        return {each.key: self._looked_up.setdefault((each.key, each.first), now) + self._wait_s for each in asked}
 
     def _find_quiet(self, out: zmq.Socket[bytes], quiet: list[Behind], start_ns: int) -> None:
         """Begin those keys live of which archives received the last message before `start_ns`, or do not have it."""
+        until = self._waits_until(quiet)
         asked = [Missing(each.key, each.epoch, each.stop - 1, each.stop) for each in quiet]
         times = self._archives.times_of(self._slice_id, asked, self._wait_s, self._has_joined)
+        now = time.monotonic()
         for each in quiet:
-            is_over = self._waited_s(each) > self._wait_s
-            if is_over or times.get(each.key) == 0:
+            is_before = 0 < times.get(each.key, start_ns) < start_ns
+            is_lacking = times.get(each.key) == 0 or now > until[each.key]
+            if is_lacking and not is_before:
                 self._warn_lacking()
-            if is_over or times.get(each.key, start_ns) < start_ns:
+            if is_lacking or is_before:
                 self._note(out, QUIET, each.epoch, each.stop, each.key)
 
     def _fetch_behind(self, out: zmq.Socket[bytes], stuck: list[Behind]) -> None:
         """Bring what keys lack, by its numbers; note what archives do not have, or not in time."""
-        may_come = set()
+        until, may_come = self._waits_until(stuck), set()
         asked = [Missing(*each) for each in stuck]
         for found in self._archives.missing(self._slice_id, asked, self._wait_s, self._has_joined, patience_s=0.0):
             if isinstance(found, Missing):
                 may_come.add(found.key)
             else:
                 self._send(out, [found.key, found.header, found.body.data])
+        now = time.monotonic()
         for each in stuck:
-            if each.key not in may_come or self._waited_s(each) > self._wait_s:
+            if each.key not in may_come or now > until[each.key]:
                 self._warn_lacking()
                 self._note(out, LACKED, each.epoch, each.stop, each.key)
 

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from blackbox import ArchiveClient, ArchiveError, Batch, Feed, Publisher, Recorder, Subscriber, SubscriberError
 from blackbox.archive.serve.server import ArchiveServer
+from blackbox.subscribe.repair import Missing
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import MIB, days, feed_of, wait_recorded
@@ -195,6 +196,40 @@ def test_a_moment_without_archives_while_it_looks_up_what_is_behind_ends_nothing
     assert calls[0] >= 2
     assert heard.came == {(5, b"K1"): list(range(10))}
     assert (heard.gaps, heard.untrue) == ({(5, b"K1"): [(10, 5)]}, [])
+
+
+def test_each_of_many_quiet_keys_is_waited_for_from_when_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the requests before took is none of its time: `repair_wait_ns` is less than all of them take."""
+    feed, elsewhere = archived_feed(key_bytes=2), feed_of(key_bytes=2)
+    keys = [b"%c%c" % (65 + number // 64, 65 + number % 64) for number in range(3_500)]
+    asked: set[bytes] = set()
+
+    def slowly(_self: ArchiveClient, _slice: int, wanted: Iterable[Missing], *_: object) -> dict[bytes, int]:
+        again = {each.key for each in wanted} & asked
+        asked.update(each.key for each in wanted)
+        time.sleep(0.4)
+        return dict.fromkeys(again, 1)
+
+    monkeypatch.setattr(ArchiveClient, "times_of", slowly)
+    with RawPublisher(elsewhere, 5) as recorded, Recorder(elsewhere, tmp_path) as recorder, ExitStack() as stack:
+        since = time.time_ns()
+        recorded.send(recorded.encode([(b"zz.x", b"")] * 10))
+        wait_recorded(recorder, 10)
+        stack.enter_context(ArchiveServer(tmp_path / feed.name, feed.archives))
+        live = stack.enter_context(RawPublisher(feed, 5))
+        live.sequences = [dict.fromkeys(keys, 1) | {b"zz": 10}]
+        subscriber = Subscriber(feed, repair_wait_ns=1_000_000_000)
+        heard = Heard(subscriber)
+        subscriber.start(since=since)
+        live.heartbeat()
+        subscriber.wait_live(20)
+        live.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert asked == set(keys)
+    assert (heard.came, heard.gaps) == ({(5, b"zz"): list(range(10))}, {})
+    assert "archives lack" not in caplog.text
 
 
 def test_only_the_keys_that_it_wants(tmp_path: Path) -> None:
