@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from blackbox import ArchiveClient, Recorder, Subscriber
 from blackbox.archive.consumer_positions import PositionFile
 from blackbox.archive.serve import piece_reading
+from blackbox.archive.serve.fetch_progress import NO_END, Seen
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.protocol import AskBlocks, Gone, Outage, Range, RunAbout
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.format import FLAG_END
 from blackbox.block.position import Position
+from blackbox.subscribe.repair import Later, Missing, Since
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import feed_of, wait_recorded
@@ -421,6 +423,15 @@ def test_a_run_that_the_first_archive_lacks_another_one_brings(tmp_path: Path, s
         *facts("gone", third, range(first)),
         *facts("came", third, range(first, first + 2 if shown == "later" else first + 5)),
     ]
+
+
+def test_others_are_asked_once_for_the_end_of_a_run_and_the_runs_behind_it() -> None:
+    """Each question may wait for what is not recorded yet. Between them the run 6 comes from one of the others."""
+    seen = Seen(Since(5, {b"": 10}, 0), has_keys=False)
+    assert seen.runs_before(Later(7)) == (7,)
+    assert seen.lacking(Later(6)) == [Missing(b"", 5, 10, NO_END)]
+    assert seen.lacking(Later(7)) == []
+    assert seen.runs_before(Later(7)) == ()
 
 
 def test_what_was_sent_while_the_recorder_was_killed_is_told_at_the_end_of_the_run(tmp_path: Path) -> None:

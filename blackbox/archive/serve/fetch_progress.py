@@ -151,6 +151,8 @@ class Seen:
         """The next number of each key, in that run."""
         self._is_open = since.epoch == 0 or since.start_ns != 0
         """Whether keys begin in this run where archives bring them: it begins at a time."""
+        self._asked_before = 0
+        """Without keys: before which run others are asked for all they have, the end of the one seen last with it."""
 
     def without(self, endpoint: str) -> str:
         """Return which archive need not be asked for what is missing in its answer: none, where it was not all read."""
@@ -165,6 +167,7 @@ class Seen:
         if not 0 < self.epoch < epoch:
             return ()
         if not self.has_keys:
+            self._asked_before = epoch
             return (epoch,)
         # Other archives' blocks of the run may still come: it is over with the first of a later one.
         return (self.epoch + 1, epoch) if isinstance(found, Fetched) else ()
@@ -213,7 +216,8 @@ class Seen:
         """Return the ends of the run that was seen last, where `epoch` is a later one, which then counts as seen."""
         if epoch <= self.epoch:
             return []
-        ends = [Missing(each, self.epoch, sequence, NO_END) for each, sequence in self.following.items()]
+        following = {} if epoch == self._asked_before else self.following
+        ends = [Missing(each, self.epoch, sequence, NO_END) for each, sequence in following.items()]
         self._is_open &= self.epoch == 0
         self.epoch, self.following = epoch, {}
         return ends
