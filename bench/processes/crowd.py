@@ -21,6 +21,7 @@ from blackbox.block.format import CONFIRM_KEY, NONCE_BYTES
 ALL: Final = b"ALL.TOPC"
 """The key that every socket asks for beside those of its own."""
 _PATIENCE_MS: Final = 60_000
+_QUIET_MS: Final = 200
 
 
 def gather(address: str, sockets: int, prefixes_each: int) -> None:
@@ -75,12 +76,12 @@ def publish_bare(feed: Any, sockets: int) -> None:
         for joins in orders():
             sent = time.time_ns()
             if joins:
-                answered = 0
-                while answered < sockets:
+                answered = set[bytes]()
+                while len(answered) < sockets or xpub.poll(_QUIET_MS):  # who has to connect again asks once more
                     asked = xpub.recv()
                     if asked.startswith(b"\1" + CONFIRM_KEY):
                         xpub.send(asked[1:])
-                        answered += 1
+                        answered.add(asked)
             else:
                 xpub.send(ALL + bytes(100))
             answer(sent=sent)
