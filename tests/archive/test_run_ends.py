@@ -389,6 +389,8 @@ def test_a_run_that_the_first_archive_lacks_another_one_brings(tmp_path: Path, s
                     lose(publisher, 2)
                     wait_recorded(recorder, 14)
                     publisher.heartbeat(end=True)
+                    with ArchiveServer(tmp_path / place / feed.name, feed.archives[:1]):
+                        wait_until(lambda: told_by(ArchiveClient(feed), SECOND_RUN) == (20, True), 30)
             begin_run(publisher, third)
             recorder = stack.enter_context(Recorder(elsewhere, tmp_path / place))
             for _ in range(3):
