@@ -516,7 +516,7 @@ def test_who_joins_hears_what_a_plain_walk_finds(tmp_path: Path, seed: int) -> N
         with RawPublisher(feed, publisher.epoch) as live:
             live.sequences = [dict(publisher.sequences[0])]
             start = Position(FIRST, chance.randint(0, 5))
-            subscriber = Subscriber(feed, repair_wait_ns=SECOND // 2)
+            subscriber = Subscriber(feed, repair_wait_ns=2 * SECOND)
             heard = Order(subscriber)
             subscriber.start(since={0: start})
             live.heartbeat()
