@@ -32,7 +32,7 @@ def strategy(feed: Feed, path: Path) -> None:
     def trade(symbol: bytes, shares: int) -> None:
         volumes[symbol.decode()] += shares
 
-    subscriber.start(since=since or 0)  # 0: from the first message that was recorded
+    subscriber.start(since=since or 0, timeout=30)  # 0: from the first message that was recorded
     is_over = False
     while not is_over:
         time.sleep(0.01)
