@@ -248,28 +248,15 @@ class ArchiveClient:
         """
         ranges = [Range(*each) for each in asked]
         rows, waiting, size = RowsOfRanges(slice_id, ranges), list[Block](), 0
-        failures, may_come = list[str](), False
         endpoints = [each for each in self._order if each != without]
-        for endpoint in endpoints:
-            try:
-                for found in self._at(endpoint, rows, self._timeout if patience_s is None else patience_s, is_over):
-                    if isinstance(found, Fetched):
-                        waiting.append(found.block)
-                        size += found.block.body.nbytes
-                    if len(endpoints) == 1 or size > _MOST_BYTES:
-                        yield from waiting
-                        waiting, size = [], 0
-            except _NothingMoreError:
-                may_come = True
-            except ArchiveError as error:
-                failures.append(str(error))
-                self._put_last(endpoint)
-                may_come |= time.monotonic() - self._silent[endpoint] < wait_s
-            if not rows.left:
-                break
-        if len(failures) == len(endpoints):
-            raise self._none(failures)
-        yield from _in_order(waiting, ranges, rows.left if may_come else [])
+        patience_s = self._timeout if patience_s is None else patience_s
+        for found in self._of_each(endpoints, rows, patience_s, wait_s, is_over):
+            waiting.append(found.block)
+            size += found.block.body.nbytes
+            if len(endpoints) == 1 or size > _MOST_BYTES:
+                yield from waiting
+                waiting, size = [], 0
+        yield from _in_order(waiting, ranges, rows.left if rows.may_come else [])
 
     def times_of(
         self, slice_id: int, asked: Iterable[Missing], wait_s: float, is_over: Callable[[], bool]
@@ -280,23 +267,38 @@ class ArchiveClient:
         has it. Raises ArchiveError when none answers.
         """
         rows, times = RowsOfRanges(slice_id, [Range(*each) for each in asked]), dict[bytes, int]()
-        failures, may_come, endpoints = list[str](), False, self._order
+        for found in self._of_each(self._order, rows, 0.0, wait_s, is_over):
+            times[found.block.key] = found.ts_recv
+        return times if rows.may_come else dict.fromkeys((each.key for each in rows.left), 0) | times
+
+    def _of_each(
+        self,
+        endpoints: Sequence[str],
+        rows: RowsOfRanges,
+        patience_s: float,
+        wait_s: float,
+        is_over: Callable[[], bool],
+    ) -> Iterator[Fetched]:
+        """Yield what each archive in turn has of what the others lack; `rows` then says whether more may come.
+
+        Raises ArchiveError when none answers.
+        """
+        failures = list[str]()
         for endpoint in endpoints:
             try:
-                for found in self._at(endpoint, rows, 0.0, is_over):
+                for found in self._at(endpoint, rows, patience_s, is_over):
                     if isinstance(found, Fetched):
-                        times[found.block.key] = found.ts_recv
+                        yield found
             except _NothingMoreError:
-                may_come = True
+                rows.may_come = True
             except ArchiveError as error:
                 failures.append(str(error))
                 self._put_last(endpoint)
-                may_come |= time.monotonic() - self._silent[endpoint] < wait_s
+                rows.may_come |= time.monotonic() - self._silent[endpoint] < wait_s
             if not rows.left:
                 break
         if len(failures) == len(endpoints):
             raise self._none(failures)
-        return times if may_come else dict.fromkeys((each.key for each in rows.left), 0) | times
 
     def since(
         self, slice_id: int, since: Since, prefix: bytes, wait_s: float, is_over: Callable[[], bool]

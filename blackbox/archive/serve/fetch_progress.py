@@ -98,6 +98,8 @@ class RowsOfRanges:
     def __init__(self, slice_id: int, ranges: list[Range]) -> None:
         self._slice_id = slice_id
         self.left = ranges
+        self.may_come = False
+        """Whether an archive may still have more of it: it has not answered, or not recorded it yet."""
         self._why: dict[tuple[bytes, int], str] = {}
 
     def begin(self, _endpoint: str) -> AskBlocks:
