@@ -209,7 +209,7 @@ def test_each_of_many_quiet_keys_is_waited_for_from_when_it_is_asked_for(
     def slowly(_self: ArchiveClient, _slice: int, wanted: Iterable[Missing], *_: object) -> dict[bytes, int]:
         again = {each.key for each in wanted} & asked
         asked.update(each.key for each in wanted)
-        time.sleep(0.4)
+        time.sleep(1.2)
         return dict.fromkeys(again, 1)
 
     monkeypatch.setattr(ArchiveClient, "times_of", slowly)
@@ -220,11 +220,11 @@ def test_each_of_many_quiet_keys_is_waited_for_from_when_it_is_asked_for(
         stack.enter_context(ArchiveServer(tmp_path / feed.name, feed.archives))
         live = stack.enter_context(RawPublisher(feed, 5))
         live.sequences = [dict.fromkeys(keys, 1) | {b"zz": 10}]
-        subscriber = Subscriber(feed, repair_wait_ns=1_000_000_000)
+        subscriber = Subscriber(feed, repair_wait_ns=3_000_000_000)
         heard = Heard(subscriber)
         subscriber.start(since=since)
         live.heartbeat()
-        subscriber.wait_live(20)
+        subscriber.wait_live(60)
         live.heartbeat(end=True)
         subscriber.run(until_end=True)
     assert asked == set(keys)
