@@ -207,8 +207,9 @@ def test_each_of_many_quiet_keys_is_waited_for_from_when_it_is_asked_for(
     asked: set[bytes] = set()
 
     def slowly(_self: ArchiveClient, _slice: int, wanted: Iterable[Missing], *_: object) -> dict[bytes, int]:
-        again = {each.key for each in wanted} & asked
-        asked.update(each.key for each in wanted)
+        quiet = {each.key for each in wanted} - {b"zz"}  # its messages may come only after the first look
+        again = quiet & asked
+        asked.update(quiet)
         time.sleep(1.2)
         return dict.fromkeys(again, 1)
 
