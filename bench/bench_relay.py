@@ -4,23 +4,29 @@
     ours      PUB process ==> Relay process (compiled loop) =====================> SUB process
     three     PUB process ==> Relay process ==> Relay process ==> Relay process ==> SUB process
     rival     PUB process ==> process with XSUB, zmq_proxy(), XPUB ==============> SUB process
+    nats      nats-py process --> nats-server --> nats-py process
+    zenoh     zenoh process --> zenoh process in mode router --> zenoh process; beside two peers without one
 
-All over TCP loopback, all waiting for who is slow, the same publisher and subscriber. On two cores every process beside
+NATS and Zenoh carry blocks packed by hand, or single messages, which Python takes. All over TCP loopback, all waiting
+for who is slow (nats-server holds a whole run), the same publisher and subscriber. On two cores every process beside
 these two takes its time from them: the ratio to direct is that of a machine which has no core for the relay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import Any
 
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.measure.contest import WAITS, Contest, Figure
 from bench.measure.results import Kind
 from bench.processes.child import Child
-from bench.processes.pair import Pair, Work
+from bench.processes.pair import Form, Pair, Work
+from bench.rivals.rival import HOLDS, Rival, tcp_slash
+from bench.rivals.servers import nats_server
 from bench.workload.load import Load
 from blackbox import Feed
 
@@ -39,6 +45,37 @@ WAYS: dict[str, tuple[Kind, Sequence[str]]] = {
 
 def _feed() -> Feed:
     return Feed.local("relay", slices=1)
+
+
+BROKERS = (
+    Rival("through nats-server", "plain_nats", ("nats-py:nats", "uvloop"), str, HOLDS, PACED, 400_000, nats_server),
+    Rival(
+        "through a Zenoh router",
+        "plain_zenoh",
+        ("eclipse-zenoh:zenoh",),
+        tcp_slash,
+        WAITS,
+        PACED,
+        MESSAGES,
+        arguments={"has_router": True},
+    ),
+    Rival("two Zenoh peers", "plain_zenoh", ("eclipse-zenoh:zenoh",), tcp_slash, WAITS, PACED, MESSAGES),
+)
+
+
+def _brokers(contest: Contest, stack: ExitStack, form: Form) -> Iterator[tuple[Rival, str, Pair]]:
+    """Start each of what others have between publisher and subscriber."""
+    for rival in BROKERS:
+
+        def begin(arguments: Mapping[str, Any]) -> Pair:
+            if arguments.get("has_router"):
+                router = Child("bench.rivals.zenoh_router:route", address=arguments["address"])
+                arguments = {**arguments, "server_pid": stack.enter_context(router).pid}
+            return Pair.rival(rival.module, form=form, **arguments)  # noqa: B023  # called before the next
+
+        if started := rival.start(contest, stack, begin):
+            assert isinstance(started.contender, Pair)
+            yield rival, started.name, started.contender
 
 
 @contextmanager
@@ -62,10 +99,13 @@ def _ways(names: Sequence[str]) -> Iterator[dict[str, tuple[Pair, Feed]]]:
 def test_relay_throughput(benchmark: BenchmarkFixture) -> None:
     """M messages/s of 100 bytes in blocks, counted by a compiled callback."""
     contest = Contest("Through a relay, in blocks", "M messages/s", topology=__doc__)
-    with _ways(list(WAYS)) as ways:
+    with ExitStack() as stack, _ways(list(WAYS)) as ways:
         for name, (pair, below) in ways.items():
             load = Load(feed=below, messages=MESSAGES)
             contest.add(name, partial(pair.round, load, Work(form="compiled")), WAYS[name][0], WAITS)
+        for rival, name, pair in _brokers(contest, stack, "blocks"):
+            run = partial(pair.round, Load(messages=rival.more))
+            contest.add(name, run, "rival", rival.promise, versus="through a relay")
         contest.run(benchmark)
         for name in list(WAYS)[1:]:
             contest.show(f"{name}: rate beside direct", f"{contest.ratio(name, 'direct'):.2f} x")
@@ -95,13 +135,20 @@ def _noted(contest: Contest, name: str, pair: Pair, load: Load) -> Figure:
 def test_relay_latency(benchmark: BenchmarkFixture) -> None:
     """µs since due, 1,000 single messages a second; what a hop adds is the difference to direct."""
     contest = Contest(f"Delay through relays, {RATE:,} single messages/s: p50", "µs", lower=True, topology=__doc__)
-    with _ways(list(WAYS)) as ways:
+    with ExitStack() as stack, _ways(list(WAYS)) as ways:
         for name, (pair, below) in ways.items():
             load = Load(feed=below, messages=PACED, rate=RATE, at_once=1)
             contest.add(name, partial(_noted, contest, name, pair, load), WAYS[name][0], WAITS)
+        for rival, name, pair in _brokers(contest, stack, "late"):
+            run = partial(_noted, contest, name, pair, Load(messages=PACED, rate=RATE, at_once=1))
+            contest.add(name, run, "rival", rival.promise, versus="through a relay")
         contest.run(benchmark)
         medians = {each.name: each.median for each in contest.told().percentiles}
-        for name, hops in (("through a relay", 1), ("through three relays", 3), ("through zmq.proxy", 1)):
+        hops = {"through a relay": 1, "through three relays": 3, "through zmq.proxy": 1, "through a Zenoh router": 1}
+        for name, hops_of in hops.items():
+            without = "two Zenoh peers" if "Zenoh" in name else "direct"
+            if name not in medians or without not in medians:
+                continue
             for percentile in ("p50", "p99"):
-                added = (medians[name][percentile] - medians["direct"][percentile]) / hops
+                added = (medians[name][percentile] - medians[without][percentile]) / hops_of
                 contest.show(f"{name}: a hop adds, {percentile}", f"{added:.0f} µs")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy
@@ -55,6 +57,31 @@ def check_late(load: Load, began: int, seen: NDArray[Any], dues: NDArray[Any], f
         "ended": int(seen.max()) if len(seen) else 0,
         "late_us": percentiles_us(seen - dues, missed),
     }
+
+
+class LateTally:
+    """What comes of a paced run, and when; `count(topic, data)` is the callback, data being a place and a payload."""
+
+    def __init__(self, on_last: Callable[[], object]) -> None:
+        self._on_last = on_last
+        self._messages = 0
+        self._seen: list[int] = []
+        self._frames: list[bytes] = []
+
+    def begin(self, messages: int) -> None:
+        """Start anew, for so many messages."""
+        self._messages, self._seen, self._frames = messages, [], []
+
+    def count(self, _topic: Any, data: bytes) -> None:
+        """Take a message."""
+        self._seen.append(time.time_ns())
+        self._frames.append(b" " + data)
+        if len(self._seen) == self._messages:
+            self._on_last()
+
+    def found(self, load: Load, began: int) -> dict[str, Any]:
+        """Return fields of `Heard`. Raises Lost."""
+        return late_frames(load, self._seen, self._frames, began)
 
 
 def late_frames(load: Load, seen: list[int], found: list[bytes], began: int) -> dict[str, Any]:

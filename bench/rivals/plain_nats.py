@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import Any
 
 import nats
 import uvloop
 
+from bench.processes.late import LateTally
 from bench.rivals.records import outgoing, tally_of
 from bench.rivals.runs import Runs
+from bench.workload.load import LEAD_NS, due_ns
 
 
 def publish(address: str, form: str) -> None:
@@ -36,9 +39,17 @@ async def _publish(address: str, form: str) -> None:
         else:
             frames = ((topic.decode(), data) for topic, data in frames)
         publish = client.publish
-        began = time.time_ns()
-        for subject, data in frames:
-            await publish(subject, data)
+        if load.rate:
+            frames = list(frames)
+            began = time.time_ns() + LEAD_NS
+            for due, (subject, data) in zip((due_ns(load) + began).tolist(), frames, strict=True):
+                while time.time_ns() < due:  # noqa: ASYNC110  # the client's own task sends meanwhile
+                    await asyncio.sleep(0)
+                await publish(subject, data)
+        else:
+            began = time.time_ns()
+            for subject, data in frames:
+                await publish(subject, data)
         await client.flush()
         runs.sent(began)
     await client.close()
@@ -47,13 +58,13 @@ async def _publish(address: str, form: str) -> None:
 async def _receive(address: str, form: str) -> None:
     client = await nats.connect(address)
     done = asyncio.Event()
-    tally = tally_of(form, done.set)
+    tally = LateTally(done.set) if form == "late" else tally_of(form, done.set)
     tally.begin(0)
 
     async def take(message: Any) -> None:
         tally.count(message.subject, message.data)
 
-    await client.subscribe(">" if form == "messages" else "block", cb=take, pending_msgs_limit=0, pending_bytes_limit=0)
+    await client.subscribe("block" if form == "blocks" else ">", cb=take, pending_msgs_limit=0, pending_bytes_limit=0)
     await client.flush()
     runs = Runs()
     while (load := await asyncio.to_thread(runs.next)) is not None:
@@ -61,5 +72,8 @@ async def _receive(address: str, form: str) -> None:
         tally.begin(load.messages)
         runs.receiving()
         await done.wait()
-        runs.received(tally.ended, tally.state())
+        if isinstance(tally, LateTally):
+            runs.found(partial(tally.found, load))
+        else:
+            runs.received(tally.ended, tally.state())
     await client.close()
