@@ -20,7 +20,7 @@ from blackbox.block.format import CONFIRM_KEY, NONCE_BYTES
 
 ALL: Final = b"ALL.TOPC"
 """The key that every socket asks for beside those of its own."""
-_PATIENCE_MS: Final = 60_000
+PATIENCE_MS: Final = 60_000
 _QUIET_MS: Final = 200
 
 
@@ -35,7 +35,7 @@ def gather(address: str, sockets: int, prefixes_each: int) -> None:
                 began = time.time_ns()
                 for number in range(sockets):
                     sub = stack.enter_context(context.socket(zmq.SUB))
-                    sub.linger, sub.rcvtimeo, sub.reconnect_ivl = 0, _PATIENCE_MS, 100
+                    sub.linger, sub.rcvtimeo, sub.reconnect_ivl = 0, PATIENCE_MS, 100
                     sub.connect(address)
                     for place in range(prefixes_each):
                         sub.subscribe(b"%08d" % (number * prefixes_each + place))
@@ -44,15 +44,16 @@ def gather(address: str, sockets: int, prefixes_each: int) -> None:
                     sub.subscribe(nonce)
                     subs.append((sub, nonce))
                 for sub, nonce in subs:
-                    _await(sub, nonce)
+                    wait_for(sub, nonce)
                 answer(began=began, ended=time.time_ns())
             else:
                 for sub, _ in subs:
-                    _await(sub, ALL)
+                    wait_for(sub, ALL)
                 answer(ended=time.time_ns())
 
 
-def _await(sub: zmq.Socket[bytes], key: bytes) -> None:
+def wait_for(sub: zmq.Socket[bytes], key: bytes) -> None:
+    """Pass over what comes until the block of that key."""
     while not sub.recv_multipart()[0].startswith(key):
         pass
 
@@ -70,7 +71,7 @@ def publish(feed: Any, sockets: int) -> None:
 def publish_bare(feed: Any, sockets: int) -> None:
     """Do the same with libzmq's socket alone: it gives each nonce back, and sends one frame."""
     with zmq.Context() as context, context.socket(zmq.XPUB) as xpub:
-        xpub.linger, xpub.rcvtimeo = 0, _PATIENCE_MS
+        xpub.linger, xpub.rcvtimeo = 0, PATIENCE_MS
         xpub.setsockopt(zmq.XPUB_VERBOSE, 1)
         xpub.bind(msgspec.convert(feed, Feed).slices[0].lines[0])
         for joins in orders():

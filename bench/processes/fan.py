@@ -1,0 +1,62 @@
+"""Many plain SUB sockets in one process: each is to get every message of a run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final
+
+import zmq
+
+from bench.measure.contest import expect
+from bench.processes.crowd import PATIENCE_MS, wait_for
+from bench.rivals.runs import Runs
+from blackbox.block.format import CONFIRM_KEY, NONCE_BYTES, OFFSET_COUNT
+
+KEY: Final = b"S"
+"""What topics of the pool begin with: the key of all, in a feed with keys of a byte."""
+
+
+def receive(addresses: Sequence[str], sockets: int) -> None:
+    """Connect so many sockets to each address, and count by block headers what each one gets."""
+    with ExitStack() as stack:
+        context = stack.enter_context(zmq.Context())
+        subs: list[zmq.Socket[bytes]] = []
+        for address in list(addresses) * sockets:
+            sub = stack.enter_context(context.socket(zmq.SUB))
+            sub.linger, sub.rcvhwm, sub.rcvtimeo = 0, 8, PATIENCE_MS
+            sub.connect(address)
+            sub.subscribe(KEY)
+            nonce = CONFIRM_KEY + os.urandom(NONCE_BYTES)
+            sub.subscribe(nonce)
+            wait_for(sub, nonce)
+            sub.unsubscribe(nonce)
+            subs.append(sub)
+        poller = zmq.Poller()
+        for sub in subs:
+            poller.register(sub, zmq.POLLIN)
+        runs = Runs()
+        for load in runs:
+            runs.receiving()
+            left = dict.fromkeys(subs, load.messages)
+            waiting = len(subs)
+            while waiting and (ready := poller.poll(PATIENCE_MS)):
+                for each, _ in ready:
+                    left[each] -= _take(each)
+                    waiting -= left[each] <= 0
+            ended, found = time.time_ns(), sorted(load.messages - each for each in left.values())
+            runs.found(partial(_checked, ended, found, load.messages))
+
+
+def _take(sub: zmq.Socket[bytes]) -> int:
+    """Return how many messages the next block has."""
+    key, header, _ = sub.recv_multipart(copy=False)
+    return int.from_bytes(header.buffer[OFFSET_COUNT : OFFSET_COUNT + 4], "little") if key.bytes == KEY else 0
+
+
+def _checked(ended: int, found: list[int], messages: int, _began: int) -> dict[str, Any]:
+    expect("messages of the socket with the fewest, and of that with the most", (found[0], found[-1]), (messages,) * 2)
+    return {"ended": ended, "messages": sum(found)}
