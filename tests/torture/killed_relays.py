@@ -1,4 +1,9 @@
-"""Kill -9 one of five relays in a chain, again and again: what is lost is told, and all is in force again soon."""
+"""Kill -9 one of five relays in a tree, again and again: what is lost is told, and all is in force again soon.
+
+source ==> relay 1 ==> relay 2 ==> relay 4 ==> subscriber
+                   ==> relay 3 ==> subscriber
+                               ==> relay 5 ==> subscriber
+"""
 
 from __future__ import annotations
 
@@ -26,10 +31,13 @@ def work():
         notes[0] = 1
         relay.run()
 """
-RELAYS = 5
+ABOVE = (0, 1, 1, 2, 3)
+"""Which one each relay is connected to; 0 is the source."""
+HEARS = (3, 4, 5)
+"""Which relays have a subscriber."""
 COUNT = 100
 AGAIN_S = 2.0
-"""Time from a relay's restart until what is published arrives again."""
+"""Time from a relay's restart until what is published arrives again everywhere."""
 HOUR_NS = 3_600 * 10**9
 
 
@@ -37,16 +45,17 @@ def attack(random: Random, seconds: float) -> Outcome:
     """Kill a relay after a number of messages, publish some, and start it again; then the same or another one."""
     feeds = [
         msgspec.structs.replace(Feed.local("killed-relays", slices=1, key_bytes=1), heartbeat_ns=200_000_000)
-        for _ in range(RELAYS + 1)
+        for _ in range(len(ABOVE) + 1)
     ]
-    got = Numbers()
-    subscriber = Subscriber(feeds[-1], slow=SlowPolicy(max_lag_ns=HOUR_NS))
-    subscriber.on_batch(b"T")(got.batch)
-    published = killed = 0
+    got = {hears: Numbers() for hears in HEARS}
+    subscribers = {hears: Subscriber(feeds[hears], slow=SlowPolicy(max_lag_ns=HOUR_NS)) for hears in HEARS}
+    for hears, subscriber in subscribers.items():
+        subscriber.on_batch(b"T")(got[hears].batch)
+    outcome, published = Outcome(0, "killed relays"), 0
     with ExitStack() as stack:
         nurseries = [
-            stack.enter_context(Nursery(below, RELAY, 1, msgspec.json.encode(above).decode()))
-            for above, below in zip(feeds, feeds[1:], strict=False)
+            stack.enter_context(Nursery(below, RELAY, 1, msgspec.json.encode(feeds[above]).decode()))
+            for above, below in zip(ABOVE, feeds[1:], strict=True)
         ]
         publisher = stack.enter_context(Publisher(feeds[0]))
 
@@ -56,34 +65,43 @@ def attack(random: Random, seconds: float) -> Outcome:
                 publish_numbered(publisher, 0, published, COUNT)
                 published += COUNT
 
-        def begin(hop: int) -> None:
-            nurseries[hop].notes[0] = 0
-            nurseries[hop].begin()
-            wait_until(lambda: nurseries[hop].notes[0], 60, f"relay {hop + 1} is there")
+        def begin(place: int) -> None:
+            nurseries[place].notes[0] = 0
+            nurseries[place].begin()
+            wait_until(lambda: nurseries[place].notes[0], 60, f"relay {place + 1} is there")
 
         def arrives() -> bool:
             publish(1)
-            return sum(got.received.values()) > before
+            return all(sum(got[hears].received.values()) > before[hears] for hears in HEARS)
 
-        for hop in range(RELAYS):
-            begin(hop)
-        subscriber.start(timeout=60)
+        for place in range(len(ABOVE)):
+            begin(place)
+        for subscriber in subscribers.values():
+            subscriber.start(timeout=60)
         deadline = time.monotonic() + seconds
-        while killed == 0 or time.monotonic() < deadline:
-            hop = random.randrange(RELAYS)
+        while outcome.tried == 0 or time.monotonic() < deadline:
+            place = random.randrange(len(ABOVE))
             publish(random.randrange(1, 100))
-            nurseries[hop].kill()
-            killed += 1
+            nurseries[place].kill()
+            outcome.tried += 1
             publish(random.randrange(1, 100))
-            begin(hop)
-            before = sum(got.received.values())
+            begin(place)
+            before = {hears: sum(got[hears].received.values()) for hears in HEARS}
             began = time.monotonic()
-            wait_until(arrives, 30, f"what is published arrives behind relay {hop + 1}")
+            wait_until(arrives, 30, f"what is published arrives everywhere below relay {place + 1}")
             if (took := time.monotonic() - began) > AGAIN_S:
-                got.defects.append(f"{took:.2f} s after relay {hop + 1} was there again the first message arrived")
+                outcome.found.append(f"{took:.2f} s after relay {place + 1} was there again messages arrived")
         publisher.close()
-        subscriber.run(until_end=True)
-    received, gaps = sum(got.received.values()), subscriber.statistics().received.gaps
-    if received + gaps != published:
-        got.defects.append(f"of {published} messages {received} came and {gaps} were told as lost")
-    return Outcome(killed, "killed relays", got.defects)
+        for subscriber in subscribers.values():
+            subscriber.run(until_end=True)
+    for hears, subscriber in subscribers.items():
+        gaps = subscriber.statistics().received.gaps
+        outcome.found += (f"below relay {hears}: {each}" for each in _defects(got[hears], gaps, published))
+    return outcome
+
+
+def _defects(got: Numbers, gaps: int, published: int) -> list[str]:
+    received = sum(got.received.values())
+    if received + gaps == published:
+        return got.defects
+    return [*got.defects, f"of {published} messages {received} came, and {gaps} were told as lost"]
