@@ -1,7 +1,7 @@
 """Kill and stop publishers, archives and consumers behind lossy lines: each message is committed once, or told lost.
 
 What a killed publisher had sent last may be known to nobody: such a run ends anywhere behind what archives have of it.
-Some publishers have an outbox: they go on in their run, and nothing of it is ever lost.
+Some publishers have an outbox: they go on in a run that has begun, and nothing of it is ever lost.
 """
 
 from __future__ import annotations
@@ -206,6 +206,8 @@ class _House:
         self._open_publisher()
         self._await_publisher()
         now, _, _, begin, _ = self.publisher.notes.tolist()
+        if goes_on and now != epoch and sent == 0:
+            goes_on, self.runs[epoch] = False, range(1)  # nothing was in its outbox
         if (now == epoch) != goes_on or not (sent <= begin <= begun if goes_on else begin == 0):
             self.untrue.append(f"epoch {epoch}, {sent} to {begun} messages, was followed by {now} at {begin}")
         self.publisher.notes[WANTED] = wanted if goes_on else wanted - sent
