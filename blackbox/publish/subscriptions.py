@@ -30,7 +30,7 @@ _MORE_FILTERS: Final = 4_096
 """Distinct filters of a line beyond one for each key that there may be."""
 MOST_WANTS: Final = 131_072
 """Prefixes on a line that say what is wanted."""
-_MOST_ASKED: Final = 1_024
+_MOST_ASKED: Final = 65_536
 """Confirmations asked for and not yet sent, on all lines; those asked for first are forgotten."""
 _MOST_ANSWERED: Final = 65_536
 """Confirmations sent and not yet accepted, and acceptances of a line; the oldest are forgotten."""

@@ -88,7 +88,7 @@ def test_what_is_asked_for_without_end_is_bounded() -> None:
             subscriptions.confirmed(subscriptions.asked[0, CONFIRM_KEY + nonce])
         if number % 4 == 3:
             tell(subscriptions, b"\1", ACCEPT_KEY + nonce + EPOCH.to_bytes(8, "little") + b"\0")
-    assert 1_000 < len(subscriptions.asked) <= 1_024
+    assert len(subscriptions.asked) == 65_535, "the last one was confirmed"
     assert len(subscriptions.answered) == 50_000
     assert subscriptions.subscriber_count() == 50_000
     for number in range(200_000):
@@ -98,6 +98,13 @@ def test_what_is_asked_for_without_end_is_bounded() -> None:
     assert len(subscriptions.answered) == 65_536
     tell(subscriptions, b"\1", HEARTBEAT_KEY)
     assert subscriptions.subscribers(b"AA") == 0
+
+
+def test_of_thousands_that_ask_at_once_none_is_forgotten() -> None:
+    subscriptions = made(2)
+    for fd in range(10_000):
+        tell(subscriptions, b"\1", CONFIRM_KEY + fd.to_bytes(8, "little"), fd=fd)
+    assert [asked.fd for asked in subscriptions.asked.values()] == list(range(10_000))
 
 
 def test_subscribers_are_counted_while_others_come_and_go() -> None:
