@@ -40,9 +40,7 @@ def gather(address: str, sockets: int, prefixes_each: int) -> None:
                     for place in range(prefixes_each):
                         sub.subscribe(b"%08d" % (number * prefixes_each + place))
                     sub.subscribe(ALL)
-                    nonce = CONFIRM_KEY + os.urandom(NONCE_BYTES)
-                    sub.subscribe(nonce)
-                    subs.append((sub, nonce))
+                    subs.append((sub, ask(sub)))
                 for sub, nonce in subs:
                     wait_for(sub, nonce)
                 answer(began=began, ended=time.time_ns())
@@ -50,6 +48,13 @@ def gather(address: str, sockets: int, prefixes_each: int) -> None:
                 for sub, _ in subs:
                     wait_for(sub, ALL)
                 answer(ended=time.time_ns())
+
+
+def ask(sub: zmq.Socket[bytes]) -> bytes:
+    """Ask whether all that it has subscribed to is in force; return the key of the answer."""
+    nonce = CONFIRM_KEY + os.urandom(NONCE_BYTES)
+    sub.subscribe(nonce)
+    return nonce
 
 
 def wait_for(sub: zmq.Socket[bytes], key: bytes) -> None:
@@ -71,7 +76,7 @@ def publish(feed: Any, sockets: int) -> None:
 def publish_bare(feed: Any, sockets: int) -> None:
     """Do the same with libzmq's socket alone: it gives each nonce back, and sends one frame."""
     with zmq.Context() as context, context.socket(zmq.XPUB) as xpub:
-        xpub.linger, xpub.rcvtimeo = 0, PATIENCE_MS
+        xpub.linger, xpub.rcvtimeo, xpub.backlog = 0, PATIENCE_MS, 4_096
         xpub.setsockopt(zmq.XPUB_VERBOSE, 1)
         xpub.bind(msgspec.convert(feed, Feed).slices[0].lines[0])
         for joins in orders():

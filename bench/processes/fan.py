@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -12,9 +11,9 @@ from typing import Any, Final
 import zmq
 
 from bench.measure.contest import expect
-from bench.processes.crowd import PATIENCE_MS, wait_for
+from bench.processes.crowd import PATIENCE_MS, ask, wait_for
 from bench.rivals.runs import Runs
-from blackbox.block.format import CONFIRM_KEY, NONCE_BYTES, OFFSET_COUNT
+from blackbox.block.format import OFFSET_COUNT
 
 KEY: Final = b"S"
 """What topics of the pool begin with: the key of all, in a feed with keys of a byte."""
@@ -30,10 +29,7 @@ def receive(addresses: Sequence[str], sockets: int) -> None:
             sub.linger, sub.rcvhwm, sub.rcvtimeo = 0, 8, PATIENCE_MS
             sub.connect(address)
             sub.subscribe(KEY)
-            nonce = CONFIRM_KEY + os.urandom(NONCE_BYTES)
-            sub.subscribe(nonce)
-            wait_for(sub, nonce)
-            sub.unsubscribe(nonce)
+            wait_for(sub, ask(sub))
             subs.append(sub)
         poller = zmq.Poller()
         for sub in subs:

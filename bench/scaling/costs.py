@@ -12,13 +12,14 @@ import zmq
 
 from bench.measure.cost import cpu_seconds
 from bench.processes.child import Child
+from bench.processes.crowd import PATIENCE_MS, ask, wait_for
 from blackbox import Feed, Publisher
 from blackbox.block.format import WANT_KEY
 
 _BLOCKS = 4_000
 _MANY_BLOCKS = 400
 _WANTS = 20_000
-_PATIENCE_S = 60.0
+_PATIENCE_S = PATIENCE_MS / 1_000
 
 
 class Costs(msgspec.Struct, frozen=True):
@@ -52,12 +53,12 @@ def _passing(body_bytes: int, subscribers: int, blocks: int) -> float:
     with ExitStack() as stack:
         publisher = stack.enter_context(Publisher(above, when_full="wait"))
         relay = stack.enter_context(Child("bench.processes.relay:pass_on", above=above, below=below, when_full="wait"))
+        joined = threading.Barrier(subscribers + 1)
         threads = []
         for _ in range(subscribers):
-            threads.append(threading.Thread(target=_drain, args=(below.slices[0].lines[0], blocks)))
+            threads.append(threading.Thread(target=_drain, args=(below.slices[0].lines[0], blocks, joined)))
             threads[-1].start()
-        publisher.wait_for_subscribers(timeout=_PATIENCE_S)
-        time.sleep(1.0)  # until the filters of all are in force: a bare SUB socket is not told
+        joined.wait(_PATIENCE_S)
         before = cpu_seconds(relay.pid)
         for _ in range(blocks):
             publisher.publish_many(*columns)
@@ -66,12 +67,14 @@ def _passing(body_bytes: int, subscribers: int, blocks: int) -> float:
         return cpu_seconds(relay.pid) - before
 
 
-def _drain(address: str, blocks: int) -> None:
+def _drain(address: str, blocks: int, joined: threading.Barrier) -> None:
     with zmq.Context() as context, context.socket(zmq.SUB) as sub:
         sub.linger = 0
-        sub.rcvtimeo = int(_PATIENCE_S * 1_000)
+        sub.rcvtimeo = PATIENCE_MS
         sub.connect(address)
         sub.subscribe(b"")
+        wait_for(sub, ask(sub))
+        joined.wait(_PATIENCE_S)
         taken = 0
         while taken < blocks:
             if not sub.recv_multipart()[0].startswith(b"\0"):
