@@ -431,8 +431,8 @@ def test_others_are_asked_once_for_the_end_of_a_run_and_the_runs_behind_it() -> 
     """Each question may wait for what is not recorded yet. Between them the run 6 comes from one of the others."""
     seen = Seen(Since(5, {b"": 10}, 0), has_keys=False)
     assert seen.runs_before(Later(7)) == (7,)
-    assert seen.lacking(Later(6)) == [Missing(b"", 5, 10, NO_END)]
-    assert seen.lacking(Later(7)) == []
+    assert seen.lacking(Later(6), {}) == [[Missing(b"", 5, 10, NO_END)], []]
+    assert seen.lacking(Later(7), {}) == [[], []]
     assert seen.runs_before(Later(7)) == ()
 
 

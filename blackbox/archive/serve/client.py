@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import msgspec
@@ -17,6 +17,8 @@ from blackbox.archive.serve.protocol import (
     About,
     AskAbout,
     AskBlocks,
+    AskEnds,
+    Ends,
     Gone,
     Noted,
     Piece,
@@ -313,22 +315,23 @@ class ArchiveClient:
         rows, seen = self._beginning(slice_id, since, prefix), Seen(since, bool(self.feed.key_bytes))
         heard, failures = time.monotonic(), list[str]()
         while not is_over():
-            has_more = False
+            has_more, has_ended = False, True
             for endpoint in self._order:
                 try:
                     for found in self._at(endpoint, rows, wait_s, is_over):
                         heard = time.monotonic()
                         has_more |= isinstance(found, Fetched)
                         for stop in seen.runs_before(found):
-                            yield from self._rest_of_runs(slice_id, stop, rows, seen, wait_s, is_over, endpoint)
-                        yield from self._with_lacking(slice_id, found, seen, wait_s, is_over, endpoint)
+                            yield from self._rest_of_runs(rows, seen, stop, wait_s, is_over, endpoint)
+                        yield from self._with_lacking(rows.ask, found, seen, wait_s, is_over, endpoint)
                         if is_over():
                             return
                     heard = time.monotonic()
                     yield Later(0)
                 except _NothingMoreError:
-                    pass
+                    has_ended = False
                 except ArchiveError as error:
+                    has_ended = False
                     failures.append(str(error))
                     self._put_last(endpoint)
                     if time.monotonic() - heard > _MOST_WAITS * wait_s:
@@ -336,6 +339,8 @@ class ArchiveClient:
                 if is_over():
                     return
             if not has_more:
+                told = self._ends(rows.ask, seen.untold_at_end(has_ended), wait_s, is_over)
+                yield from self._of_others(slice_id, seen.lacking_at_end(told), wait_s, is_over, "")
                 time.sleep(spread(_MOST_LATER_S))
 
     def _beginning(self, slice_id: int, since: Since, prefix: bytes) -> Rows:
@@ -350,32 +355,47 @@ class ArchiveClient:
         return Rows(ask, tells_later=True, following=following)
 
     def _rest_of_runs(
-        self,
-        slice_id: int,
-        stop: int,
-        rows: Rows,
-        seen: Seen,
-        wait_s: float,
-        is_over: Callable[[], bool],
-        endpoint: str,
+        self, rows: Rows, seen: Seen, stop: int, wait_s: float, is_over: Callable[[], bool], endpoint: str
     ) -> Iterator[Block | Missing | Later]:
         """Yield what other archives have of runs before `stop`, whose end one has shown: it may lack all of a key."""
         for other in [each for each in self._order if each != endpoint]:
-            until, rest, pause_s = time.monotonic() + wait_s, RowsOfRuns(rows, seen, stop), _LATER_S
-            while not is_over() and time.monotonic() < until:
-                try:
+            rest = RowsOfRuns(rows, seen, stop)
+            for _ in self._attempts(other, wait_s, is_over):
+                with suppress(ArchiveError):
                     for found in self._at(other, rest, wait_s, is_over):
-                        yield from self._with_lacking(slice_id, found, seen, wait_s, is_over, other)
+                        yield from self._with_lacking(rows.ask, found, seen, wait_s, is_over, other)
                     break
-                except ArchiveError:
-                    if time.monotonic() - self._silent.get(other, time.monotonic()) >= wait_s:
-                        break
-                time.sleep(spread(pause_s))
-                pause_s = min(2 * pause_s, _MOST_LATER_S)
+
+    def _attempts(self, endpoint: str, wait_s: float, is_over: Callable[[], bool]) -> Iterator[None]:
+        """Yield whenever an archive may be asked once more, until `wait_s` is over, or it has been silent so long."""
+        until, pause_s = time.monotonic() + wait_s, _LATER_S
+        while not is_over() and (now := time.monotonic()) < until:
+            yield
+            if now - self._silent.get(endpoint, now) >= wait_s:
+                return
+            time.sleep(spread(pause_s))
+            pause_s = min(2 * pause_s, _MOST_LATER_S)
+
+    def _ends(
+        self, ask: AskBlocks, runs: tuple[int, int] | None, wait_s: float, is_over: Callable[[], bool]
+    ) -> dict[int, dict[bytes, int]]:
+        """Return how far runs had come, as far as any archive has heard: by run and key the next number told."""
+        told: dict[int, dict[bytes, int]] = {}
+        if runs is None:
+            return told
+        asked = AskEnds(slice_id=ask.slice_id, first=runs[0], stop=runs[1], prefix=ask.prefix)
+        for endpoint in self._order:
+            for _ in self._attempts(endpoint, wait_s, is_over):
+                with suppress(ArchiveError), self._asking(endpoint, is_over) as asking:
+                    for epoch, key, following in _all_ends(asking, asked):
+                        of_run = told.setdefault(epoch, {})
+                        of_run[key] = max(following, of_run.get(key, 0))
+                    break
+        return told
 
     def _with_lacking(
         self,
-        slice_id: int,
+        ask: AskBlocks,
         found: Fetched | Gone | Later,
         seen: Seen,
         wait_s: float,
@@ -384,15 +404,16 @@ class ArchiveClient:
     ) -> Iterator[Block | Missing | Later]:
         """Yield what an archive has brought, and before that what it lacks there, of other archives or as Missing."""
         if seen.is_wanted(found):
-            yield from self._elsewhere(slice_id, seen.lacking(found), wait_s, is_over, seen.without(endpoint))
+            told = self._ends(ask, seen.untold(found), wait_s, is_over)
+            without = seen.without(endpoint)
+            yield from self._of_others(ask.slice_id, seen.lacking(found, told), wait_s, is_over, without)
             yield from _as_told(found)
 
-    def _elsewhere(
-        self, slice_id: int, lacks: Sequence[Missing], wait_s: float, is_over: Callable[[], bool], endpoint: str
+    def _of_others(
+        self, slice_id: int, lacks: list[list[Missing]], wait_s: float, is_over: Callable[[], bool], endpoint: str
     ) -> Iterator[Block | Missing]:
-        """Yield what other archives have of what one lacks, then all of that as Missing, which closes it."""
-        for start in range(0, len(lacks), MOST_RANGES):
-            some = lacks[start : start + MOST_RANGES]
+        """Yield, run by run, what other archives have of what one lacks, then all of that as Missing: it is closed."""
+        for some in (each[at : at + MOST_RANGES] for each in lacks for at in range(0, len(each), MOST_RANGES)):
             yield from self._at_others(slice_id, some, wait_s, is_over, endpoint)
             yield from (each for each in some if each.stop != NO_END)
 
@@ -513,6 +534,18 @@ class ArchiveClient:
 
     def _none(self, failures: list[str]) -> ArchiveError:
         return ArchiveError(f"no archive of feed {self.feed.name!r} answered: {'; '.join(failures)}")
+
+
+def _all_ends(asking: Connection, ask: AskEnds) -> Iterator[tuple[int, bytes, int]]:
+    """Yield all that an archive tells of the ends of runs. Raises ArchiveError."""
+    while True:
+        answer, _ = asking.ask(ask)
+        if not isinstance(answer, Ends):
+            raise ArchiveError(f"{asking.endpoint}: answer was {type(answer).__name__}, expected Ends")
+        yield from answer.ends
+        if not answer.has_more or not answer.ends:
+            return
+        ask = msgspec.structs.replace(ask, behind=answer.ends[-1][:2])
 
 
 def _as_told(found: Fetched | Gone | Later) -> Iterator[Block | Later]:

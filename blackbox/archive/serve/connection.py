@@ -15,13 +15,12 @@ from blackbox.archive.serve.protocol import (
     ENCODER,
     FRAMES_OF_BLOCK,
     About,
-    AskAbout,
-    AskBlocks,
+    Ends,
     Gone,
     Noted,
     Piece,
     Refusal,
-    TellConsumer,
+    Request,
 )
 from blackbox.block.block import Block
 from blackbox.errors import ArchiveError, BlockError, EndpointError
@@ -89,12 +88,12 @@ class Connection:
         self._socket.close()
         self._context.term()
 
-    def ask(self, request: AskAbout | AskBlocks | TellConsumer) -> tuple[Piece | About | Noted | Refusal, list[bytes]]:
+    def ask(self, request: Request) -> tuple[Piece | About | Ends | Noted | Refusal, list[bytes]]:
         """Send a request and return its answer. Raises as `send` and `answer`."""
         self.send(request)
         return self.answer()
 
-    def send(self, request: AskAbout | AskBlocks | TellConsumer) -> None:
+    def send(self, request: Request) -> None:
         """Send a request. Raises ArchiveError when it is not taken."""
         self._number = next(self._numbers).to_bytes(8, "little")
         try:
@@ -102,7 +101,7 @@ class Connection:
         except zmq.Again:
             raise ArchiveError(f"{self.endpoint}: took no request") from None
 
-    def answer(self) -> tuple[Piece | About | Noted | Refusal, list[bytes]]:
+    def answer(self) -> tuple[Piece | About | Ends | Noted | Refusal, list[bytes]]:
         """Return the answer to the last request.
 
         Raises ArchiveError when none comes in time, or it, or our key, is refused.

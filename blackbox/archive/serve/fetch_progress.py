@@ -6,7 +6,7 @@ archive goes on where it was itself, and what others have brought is left out he
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -19,6 +19,8 @@ from blackbox.subscribe.repair import Later, Missing, Since
 
 NO_END: Final = 1 << 62
 """In place of the number behind the last one of a run: no archive tells it."""
+RunEnds = Mapping[int, Mapping[bytes, int]]
+"""By run and key the number behind the last message that its publisher has told of."""
 
 
 class Rows:
@@ -28,7 +30,7 @@ class Rows:
         self, ask: AskBlocks, *, tells_later: bool = False, following: Mapping[bytes, Position] | None = None
     ) -> None:
         """`tells_later`: the caller is told when there are no more blocks for now. `following`: what comes next."""
-        self._ask, self.tells_later = ask, tells_later
+        self.ask, self.tells_later = ask, tells_later
         self._next = dict(following or {})
         self._cursors: dict[str, Cursor] = {}
         self._skipped: dict[bytes, Position] = {}
@@ -39,18 +41,18 @@ class Rows:
     def begin(self, endpoint: str) -> AskBlocks:
         """Return what to ask an archive; from then on what has come until now is skipped."""
         self._skipped = dict(self._next)
-        key = self._ask.key
+        key = self.ask.key
         if key is None:
-            return msgspec.structs.replace(self._ask, cursor=self._cursors.get(endpoint))
+            return msgspec.structs.replace(self.ask, cursor=self._cursors.get(endpoint))
         if key not in self._next:
-            return self._ask
-        return msgspec.structs.replace(self._ask, start=self._next[key], start_ns=None)
+            return self.ask
+        return msgspec.structs.replace(self.ask, start=self._next[key], start_ns=None)
 
     def begin_at(self, endpoint: str, start: Position) -> AskBlocks:
         """As `begin`; of one key from a position on, whatever has come behind that."""
-        if self._ask.key is None:
+        if self.ask.key is None:
             return self.begin(endpoint)
-        return msgspec.structs.replace(self._ask, start=start, start_ns=None)
+        return msgspec.structs.replace(self.ask, start=start, start_ns=None)
 
     def is_over(self, _epoch: int) -> bool:
         """Return False: what follows is wanted whatever run has begun."""
@@ -77,7 +79,7 @@ class Rows:
             return None
         if at is not None and block.epoch == at.epoch:
             first = max(first, int(numpy.searchsorted(numbers, at.sequence)))
-        if (end := self._ask.stop) is not None and block.epoch == end.epoch:
+        if (end := self.ask.stop) is not None and block.epoch == end.epoch:
             stop = int(numpy.searchsorted(numbers, end.sequence))
         if first >= stop:
             return None
@@ -148,6 +150,7 @@ class Seen:
 
     def __init__(self, since: Since, has_keys: bool) -> None:
         self.has_keys, self._reads_late = has_keys, since.done_ns > 0
+        self._is_end_told = False
         self.epoch = since.epoch
         self.following = dict(since.following)
         """The next number of each key, in that run."""
@@ -165,36 +168,62 @@ class Seen:
 
         With keys first of the run that was seen last, then of those between.
         """
-        epoch = found.block.epoch if isinstance(found, Fetched) else found.epoch
-        if not 0 < self.epoch < epoch:
+        runs = self._over(found)
+        if runs is None:
             return ()
-        if not self.has_keys:
-            self._asked_before = epoch
-            return (epoch,)
-        # Other archives' blocks of the run may still come: it is over with the first of a later one.
-        return (self.epoch + 1, epoch) if isinstance(found, Fetched) else ()
+        if self.has_keys:
+            return (self.epoch + 1, runs[1])
+        self._asked_before = runs[1]
+        return (runs[1],)
+
+    def untold(self, found: Fetched | Gone | Later) -> tuple[int, int] | None:
+        """Return of which runs archives are to be asked how far they had come, first and stop; None: they tell it.
+
+        Without keys they do.
+        """
+        return self._over(found) if self.has_keys else None
+
+    def untold_at_end(self, has_ended: bool) -> tuple[int, int] | None:
+        """As `untold`, where all archives have ended and brought nothing more; once, until they bring more."""
+        if not has_ended or self._is_end_told or not self.has_keys or self.epoch == 0:
+            return None
+        self._is_end_told = True
+        return self.epoch, NO_END
+
+    def _over(self, found: Fetched | Gone | Later) -> tuple[int, int] | None:
+        """Return the runs that are over, from the one seen last to before the one that was found; None: none is."""
+        epoch = found.block.epoch if isinstance(found, Fetched) else found.epoch
+        return (self.epoch, epoch) if 0 < self.epoch < epoch else None
 
     def is_wanted(self, found: Fetched | Gone | Later) -> bool:
         """Whether it is of a run that is not over."""
         return not isinstance(found, Fetched) or found.block.epoch >= self.epoch
 
-    def lacking(self, found: Fetched | Gone | Later) -> list[Missing]:
-        """Return what an archive lacks before what was found, which then counts as seen.
+    def lacking(self, found: Fetched | Gone | Later, told: RunEnds) -> list[list[Missing]]:
+        """Return what an archive lacks before what was found, run by run; that then counts as seen.
 
         That is what it says is gone, numbers of a key that were left out, and the end of the run before: an archive
-        tells what it knows of that, and others may know more.
+        tells what it knows of that, and others may know more. `told`: how far runs had come that are over.
         """
         if isinstance(found, Gone):
-            return self._lacking_of_gone(found)
+            return [self._lacking_of_gone(found)]
         if isinstance(found, Later):
-            return self._lacking_before(found)
+            return [*self._ends_before(found.epoch, told)] if self.epoch else []
+        ends = [*self._ends_before(found.block.epoch, told)]
         key, epoch, numbers = found.block.key, found.block.epoch, found.block.sequences
-        lacks = self._ends_before(epoch)
+        lacks, self._is_end_told = list[Missing](), False
         first = int(numbers[found.first_row])
         begin = self.following.get(key, first if self._is_open else 0)
         if self.has_keys and begin < first:  # without keys the archive says so
             lacks.append(Missing(key, epoch, begin, first))
         self.following[key] = int(numbers[found.stop_row - 1]) + 1
+        return [*ends, lacks]
+
+    def lacking_at_end(self, told: RunEnds) -> list[list[Missing]]:
+        """Return what no archive has brought of the run that was seen last, and of later ones, once all have ended."""
+        last = max(told, default=self.epoch)
+        lacks = [*self._ends_before(last, told), self._end_of(last, told)]
+        self.following |= {each.key: each.stop for each in lacks[-1]}
         return lacks
 
     def _lacking_of_gone(self, gone: Gone) -> list[Missing]:
@@ -202,27 +231,28 @@ class Seen:
             return []
         lacks, stop = list[Missing](), gone.first + gone.count
         if not self.has_keys and 0 < self.epoch <= gone.epoch:
-            lacks = self._ends_before(gone.epoch)
+            lacks = [each for ends in self._ends_before(gone.epoch, {}) for each in ends]
             self.following[gone.key] = max(stop, self.following.get(gone.key, 0))
         return [*lacks, Missing(gone.key, gone.epoch, gone.first, stop)]
 
-    def _lacking_before(self, later: Later) -> list[Missing]:
-        # With keys other archives' blocks of that run may still come: it is over with the first of a later one.
-        if self.has_keys or not 0 < self.epoch < later.epoch:
-            return []
-        lacks = self._ends_before(later.epoch)
-        self.following = {b"": 0}
-        return lacks
+    def _ends_before(self, epoch: int, told: RunEnds) -> Iterator[list[Missing]]:
+        """Yield the ends of the runs from the one seen last to before `epoch`, which then counts as seen."""
+        for run in (self.epoch, *sorted(each for each in told if each > self.epoch)):
+            if run >= epoch:
+                return
+            following = {} if epoch == self._asked_before else self.following
+            yield [Missing(each, run, sequence, NO_END) for each, sequence in following.items()]
+            yield self._end_of(run, told)
+            self._is_open &= self.epoch == 0
+            self.epoch, self.following = epoch, {} if self.has_keys else {b"": 0}
 
-    def _ends_before(self, epoch: int) -> list[Missing]:
-        """Return the ends of the run that was seen last, where `epoch` is a later one, which then counts as seen."""
-        if epoch <= self.epoch:
-            return []
-        following = {} if epoch == self._asked_before else self.following
-        ends = [Missing(each, self.epoch, sequence, NO_END) for each, sequence in following.items()]
-        self._is_open &= self.epoch == 0
-        self.epoch, self.following = epoch, {}
-        return ends
+    def _end_of(self, run: int, told: RunEnds) -> list[Missing]:
+        """Return what has not come of a run as far as is told; in the first one nobody may know where keys begin."""
+        return [
+            Missing(key, run, at, stop)
+            for key, stop in told.get(run, {}).items()
+            if (at := self.following.get(key, stop if self._is_open else 0)) < stop
+        ]
 
 
 class RowsOfRuns:

@@ -19,7 +19,17 @@ from blackbox.archive.recording import Recording
 from blackbox.archive.retention import Deleted
 from blackbox.archive.segment import Damage, Segment
 from blackbox.archive.serve.piece_reading import EVERYTHING, PieceReading, Read
-from blackbox.archive.serve.protocol import About, AskBlocks, Cursor, Piece, PieceState, SliceAbout
+from blackbox.archive.serve.protocol import (
+    MOST_ENDS,
+    About,
+    AskBlocks,
+    AskEnds,
+    Cursor,
+    Ends,
+    Piece,
+    PieceState,
+    SliceAbout,
+)
 from blackbox.archive.serve.run_marks import EVERYWHERE, Place, RunMarks
 from blackbox.block.position import Position
 from blackbox.errors import ArchiveError
@@ -111,6 +121,22 @@ class Pieces:
             ask = msgspec.structs.replace(ask, cursor=piece.cursor, start=piece.start, ranges=piece.ranges)
             found = self._read(ask)
         return found
+
+    def ends(self, ask: AskEnds) -> Ends:
+        """Return how far runs had come, as marks tell, key by key. Raises as `read`."""
+        found: dict[tuple[int, bytes], int] = {}
+        for name in reversed(self._list_days()[-_DAYS_OPEN:]):
+            day = self._fresh(name, ask.slice_id)
+            marks, prefix = self._marks_of(name, day, ask.slice_id), ask.prefix[: day.feed.key_bytes]
+            for epoch, told in marks.ends(ask.first, ask.stop).items():
+                for key, following in told.items():
+                    if key.startswith(prefix) and following > 0:
+                        found[epoch, key] = max(following, found.get((epoch, key), 0))
+            if marks.tells_of(ask.first):
+                break
+        behind = sorted(each for each in found if ask.behind is None or each > ask.behind)
+        ends = [(epoch, key, found[epoch, key]) for epoch, key in behind[:MOST_ENDS]]
+        return Ends(ends=ends, has_more=len(behind) > MOST_ENDS)
 
     def _read(self, ask: AskBlocks) -> Read:
         cursor = ask.cursor

@@ -11,6 +11,8 @@ from blackbox.block.position import KeyPosition, Number, Position
 MOST_REQUEST_BYTES: Final = 65_536 * 2
 """Of one frame of a request: two topics, and some numbers, or MOST_RANGES."""
 MOST_RANGES: Final = 1_024
+MOST_ENDS: Final = 8_192
+"""Keys of runs in one answer."""
 FRAMES_OF_BLOCK: Final = 3
 
 _Time = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -93,6 +95,20 @@ class AskBlocks(Request, frozen=True, tag="blocks", kw_only=True, omit_defaults=
     """Where the piece before this one ended; None: this is the first one."""
 
 
+class AskEnds(Request, frozen=True, tag="ends", kw_only=True, omit_defaults=True):
+    """Ask how far publishers have told that runs had come, key by key, as far as records fell short."""
+
+    slice_id: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = msgspec.field(name="slice")
+    first: Number
+    """The first run."""
+    stop: Number
+    """Runs before this one."""
+    prefix: _Name = b""
+    """Keys with topics that begin with this."""
+    behind: tuple[Number, _Name] | None = None
+    """Go on behind this run and key, the last ones of the answer before."""
+
+
 class TellConsumer(Request, frozen=True, tag="consumer"):
     """Tell how far a named consumer is: the archive keeps what it still needs, within its bounds."""
 
@@ -127,6 +143,15 @@ class Piece(msgspec.Struct, frozen=True, tag_field="is", tag="blocks", kw_only=T
     """For the next request, where ranges were asked for: what is left of them."""
     epoch: int = 0
     """With `later`, the publisher's last run of which the recorder has heard; 0: none, as far as is known."""
+
+
+class Ends(msgspec.Struct, frozen=True, tag_field="is", tag="ends", kw_only=True):
+    """How far runs had come, as their publisher has told."""
+
+    ends: list[tuple[int, bytes, int]]
+    """Run, key and the number behind the last message told of, in order; a key may have come so far meanwhile."""
+    has_more: bool
+    """Whether there are more: ask on."""
 
 
 class RunAbout(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,6 +224,6 @@ class Refusal(msgspec.Struct, frozen=True, tag_field="is", tag="error"):
     """Whether only its cursor is not of this archive: ask again without it."""
 
 
-REQUESTS: Final = msgspec.msgpack.Decoder(AskAbout | AskBlocks | TellConsumer)
-ANSWERS: Final = msgspec.msgpack.Decoder(Piece | About | Noted | Refusal)
+REQUESTS: Final = msgspec.msgpack.Decoder(AskAbout | AskBlocks | AskEnds | TellConsumer)
+ANSWERS: Final = msgspec.msgpack.Decoder(Piece | About | Ends | Noted | Refusal)
 ENCODER: Final = msgspec.msgpack.Encoder()

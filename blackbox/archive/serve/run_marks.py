@@ -99,6 +99,17 @@ class RunMarks:
         """
         return {epoch: self._told[epoch].get(key, 0) for epoch, place in self._begun.items() if place < before}
 
+    def ends(self, first: int, stop: int) -> dict[int, dict[bytes, int]]:
+        """Return by run, from `first` to before `stop`, the largest next numbers that its publisher has told, by key.
+
+        As far as records fell short when it did.
+        """
+        return {epoch: told for epoch, told in self._told.items() if first <= epoch < stop}
+
+    def tells_of(self, before: int) -> bool:
+        """Whether marks tell of a run before one."""
+        return any(epoch < before for epoch in self._told)
+
     def runs(self, recorded: dict[int, int]) -> list[RunAbout]:
         """Return what is known of each run, in order. `recorded`: the largest number of each, over all keys."""
         return [

@@ -21,6 +21,7 @@ from blackbox.archive.serve.protocol import (
     MOST_REQUEST_BYTES,
     REQUESTS,
     AskAbout,
+    AskEnds,
     Noted,
     Refusal,
     TellConsumer,
@@ -198,6 +199,8 @@ class ArchiveServer:
         request = REQUESTS.decode(text)
         if isinstance(request, AskAbout):
             return [ENCODER.encode(pieces.about(request.day, request.back))]
+        if isinstance(request, AskEnds):
+            return [ENCODER.encode(pieces.ends(request))]
         if isinstance(request, TellConsumer):
             if not self._keeps_for_consumers:
                 raise ArchiveError("consumers were told to an archive that deletes nothing")
