@@ -215,7 +215,7 @@ class Registration:
                     if owner.state in (SubscriberLife.NEW, SubscriberLife.RUNNING):
                         owner.off(stream.put)
 
-        stream = Stream(prefix, limit, when_full, batches, raise_failure, remove)
+        stream = Stream(prefix, limit, when_full, batches, self.feed.key_bytes, raise_failure, remove)
         with self._supervisor.lock:
             self._supervisor.add_stream(stream)  # before anything comes to it
             try:

@@ -163,10 +163,10 @@ class Subscriber(Registration):
         for the next one, or when it makes the checkpoint itself, in its own thread or task. A reader in another thread
         goes on reading meanwhile.
 
-        Raises TimeoutError when callbacks do not return in time; SubscriberError in a callback, with `processes`, with
-        streams of a feed with `key_bytes`, for the policy "conflate", and while a slice has no position: nothing has
-        come yet, or with `key_bytes` callbacks are new and not confirmed, see `wait_confirmed`; PositionError when
-        positions cannot be kept; what ended the subscriber.
+        Raises TimeoutError when callbacks do not return in time; SubscriberError in a callback, with `processes`, for
+        the policy "conflate", and while a slice has no position: nothing has come yet, or with `key_bytes` callbacks
+        are new and not confirmed, see `wait_confirmed`, or a stream's reader is too many runs behind; PositionError
+        when positions cannot be kept; what ended the subscriber.
         """
         with self._supervisor.checkpoint(timeout, by_reader=True) as positions:
             yield positions

@@ -34,6 +34,17 @@ class KeyPosition(NamedTuple):
     """Not 0: other keys begin with what archives received from then on."""
 
 
+class Undone(NamedTuple):
+    """Where a reader is behind what has been delivered of a slice."""
+
+    epoch: int
+    """The run of the first message with which it is not done."""
+    following: dict[bytes, int]
+    """By key the number of the first one in that run."""
+    sent_ns: int
+    """What was sent before, in that run, by the publisher's clock, is none of these."""
+
+
 SlicePosition = Position | KeyPosition
 
 
@@ -44,6 +55,18 @@ def is_before(position: SlicePosition, other: SlicePosition) -> bool:
     if isinstance(position, KeyPosition) and isinstance(other, KeyPosition):
         return any(position.following.get(key, 0) < sequence for key, sequence in other.following.items())
     return isinstance(position, Position) and isinstance(other, Position) and position < other
+
+
+def merged(one: Undone, other: Undone) -> Undone:
+    """Return where the one of two readers of a slice is that is further behind; of each key, in the same run.
+
+    `one` may be changed.
+    """
+    if one.epoch != other.epoch:
+        return min(one, other, key=lambda each: each.epoch)
+    for key, first in other.following.items():
+        one.following[key] = min(first, one.following.get(key, first))
+    return one._replace(sent_ns=min(one.sent_ns, other.sent_ns))
 
 
 def split(positions: dict[int, SlicePosition]) -> tuple[dict[int, Position], dict[int, KeyPosition]]:

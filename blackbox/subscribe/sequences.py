@@ -7,7 +7,8 @@ from typing import Final, NamedTuple
 
 import numpy
 
-from blackbox.block.position import KeyPosition, Position
+from blackbox.block.position import KeyPosition, Position, Undone
+from blackbox.errors import SubscriberError
 from blackbox.native.intrinsics import inner, int64s_at, saturated
 from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
 from blackbox.native.records import Field, Fields, SharedRecord, record_at
@@ -25,6 +26,7 @@ from blackbox.subscribe.state import SliceCounters, slice_counters_at
 ARCHIVE: Final = 2
 """In place of a line: blocks that archives have brought."""
 UNKNOWN: Final = -1
+MOST_LEFT: Final = 8
 
 
 class KeyState(KeyQueue):
@@ -55,6 +57,12 @@ class KeyState(KeyQueue):
     """1: archives have not brought all of that; counted in `JoinState.behind`."""
     ended_next = Fields(MOST_ENDED)
     """The same of runs that have ended meanwhile, in the places of `JoinState.ended_epoch`."""
+    left = Field()
+    """How many runs it has left for a later one."""
+    left_epoch = Fields(MOST_LEFT)
+    """The last of them, used in a circle, for readers of streams that are still there."""
+    left_next = Fields(MOST_LEFT)
+    """The number that was expected then."""
 
 
 class Losses(SharedRecord):
@@ -214,6 +222,34 @@ class Sequences:
         is_open = not is_live and self._join.opens and epoch == self._join.open_epoch
         done_ns = max(0, self._state.done_ns - margin_ns) if self._state.done_epoch == epoch else 0
         return KeyPosition(epoch, following, sorted(prefixes), done_ns, since_ns if is_open else 0)
+
+    def back_to(self, position: KeyPosition, undone: Undone, since_ns: int) -> KeyPosition:
+        """Return a position of all keys, or the one of which all before is done where a reader is behind.
+
+        Raises SubscriberError when it is so many runs behind that this is not known any more.
+        """
+        epoch, _, sent_ns = undone
+        if epoch == position.epoch:
+            following, done_ns = position.following | undone.following, min(position.done_ns, sent_ns)
+            return position._replace(following=following, done_ns=done_ns)
+        following = self._following_in(epoch) | undone.following
+        is_open = self._join.opens and epoch == self._join.open_epoch
+        return KeyPosition(epoch, following, position.prefixes, sent_ns, since_ns if is_open else 0)
+
+    def _following_in(self, epoch: int) -> dict[bytes, int]:
+        """Return what came next of keys in a run that others have followed, or that some are still in."""
+        states, names, following = self._key_states[: len(self.keys)], self.keys.names(), dict[bytes, int]()
+        for number in numpy.flatnonzero((states["expected"] != UNKNOWN) & (states["epoch"] == epoch)).tolist():
+            following[names[number]] = int(states["expected"][number])
+        left = states["left_epoch"]
+        for number, place in zip(*(each.tolist() for each in numpy.nonzero(left == epoch)), strict=True):
+            following[names[number]] = int(states["left_next"][number, place])
+        if bool(((states["left"] > MOST_LEFT) & (left.min(axis=1) > epoch)).any()):
+            raise SubscriberError(
+                f"the reader of a stream was in the run {epoch:016x}, which some key has left more than {MOST_LEFT} "
+                "runs ago: it is not known any more how far that key was"
+            )
+        return following
 
     def set_all_told(self, told: bool) -> None:
         """Note whether the publisher has told the sequences of all its keys since the present filters are in force."""

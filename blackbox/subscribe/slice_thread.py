@@ -14,7 +14,7 @@ import zmq
 
 from blackbox.block.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.block.format import HEADER_BYTES
-from blackbox.block.position import SlicePosition
+from blackbox.block.position import Position, SlicePosition, Undone
 from blackbox.block.received_block import BatchFeed
 from blackbox.errors import (
     BlackBoxError,
@@ -250,10 +250,23 @@ class SliceThread:
         """What comes next, once all before it has been handed over; None: nobody knows."""
         if not self.feed.key_bytes:
             return self._sequences.position()
-        since_ns = 0 if self._since is None else max(1, self._since.start_ns)
         # Of two lines one may be behind what the other's heartbeat has shown.
         margin_ns = _DEAD_AFTER_HEARTBEATS * self.feed.heartbeat_ns * (len(self.feed_slice.lines) - 1)
-        return self._sequences.key_position(self._filters, since_ns, margin_ns)
+        return self._sequences.key_position(self._filters, self._since_ns, margin_ns)
+
+    @property
+    def _since_ns(self) -> int:
+        """The time at which it began, if it did at one."""
+        return 0 if self._since is None else max(1, self._since.start_ns)
+
+    def back_to(self, position: SlicePosition, undone: Undone) -> SlicePosition:
+        """Return where a reader is that is behind a position of this slice, which stays there meanwhile.
+
+        Raises SubscriberError when it is so far behind that nobody knows.
+        """
+        if isinstance(position, Position):
+            return min(position, Position(undone.epoch, undone.following[b""]))
+        return self._sequences.back_to(position, undone, self._since_ns)
 
     def come_to(self, checkpoint: Checkpoint) -> None:
         """Come to a checkpoint, and stay there until it is released."""

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple, Self, get_args
 
 from blackbox.arguments import check_integers
 from blackbox.block.batch import Batch
-from blackbox.block.position import Position
+from blackbox.block.position import Undone, merged
 from blackbox.errors import SubscriberError
 from blackbox.life import Life
 from blackbox.transport.wakeup import Pipe
@@ -71,6 +71,7 @@ class Stream:
         limit: int,
         when_full: WhenFull,
         batches: bool,
+        key_bytes: int,
         raise_failure: Callable[[], None],
         remove: Callable[[Stream], None],
     ) -> None:
@@ -80,7 +81,7 @@ class Stream:
             raise ValueError(f"when_full was {when_full!r}, expected one of: {', '.join(get_args(WhenFull))}")
         self.prefix, self.limit, self.when_full, self.batches = prefix, limit, when_full, batches
         self.dropped = 0
-        self._raise_failure, self._remove = raise_failure, remove
+        self._key_bytes, self._raise_failure, self._remove = key_bytes, raise_failure, remove
         self._changed = threading.Condition()
         self._waiting: deque[Batch] = deque()
         self._messages = self._bytes = 0
@@ -159,24 +160,37 @@ class Stream:
         with self._changed:
             self._is_cut = False
 
-    def undone(self, by_reader: bool) -> dict[int, Position]:
-        """Return by slice the first of the messages here with which the reader is not done; none is of other slices.
+    def undone(self, by_reader: bool) -> dict[int, Undone]:
+        """Return by slice, and there by key, the first of the messages here with which the reader is not done.
+
+        There is none of other slices. Of a slice those of the run of the first one are told.
 
         It is done with what it took before it asked for the next item. `by_reader`: if it is who asks now, also with
         the last item.
         """
-        found: dict[int, Position] = {}
+        found: dict[int, Undone] = {}
         with self._changed:
             if (taking := self._taking) is not None:
                 items = 1 if self.batches else len(taking)
                 is_done = by_reader and self._reader == _Reader.now()
                 first = items - length_hint(self._left) - (not is_done)
                 if first < items:
-                    found[taking.block.slice_id] = _position(taking, max(0, first))
+                    found[taking.block.slice_id] = self._undone(taking, max(0, first))
             for batch in self._waiting:
-                if batch.block.slice_id not in found:
-                    found[batch.block.slice_id] = _position(batch, 0)
+                slice_id = batch.block.slice_id
+                known = found.get(slice_id)
+                if known is None:
+                    found[slice_id] = self._undone(batch, 0)
+                elif known.epoch == batch.block.epoch and self._key_of(batch) not in known.following:
+                    found[slice_id] = merged(known, self._undone(batch, 0))
         return found
+
+    def _undone(self, batch: Batch, item: int) -> Undone:
+        following = {self._key_of(batch): int(batch.sequence[item])}
+        return Undone(batch.block.epoch, following, batch.block.ts_out)
+
+    def _key_of(self, batch: Batch) -> bytes:
+        return batch.topics[0][: self._key_bytes] if self._key_bytes else b""
 
     # Life, told by the subscriber.
 
@@ -307,7 +321,3 @@ class Stream:
         finally:
             self._loop = None
             loop.remove_reader(fd)
-
-
-def _position(batch: Batch, item: int) -> Position:
-    return Position(batch.block.epoch, int(batch.sequence[item]))

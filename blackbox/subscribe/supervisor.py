@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from itertools import chain
 
 from blackbox.block.block_handler import NO_HANDLER, BlockHandlerAt
-from blackbox.block.position import SlicePosition
+from blackbox.block.position import SlicePosition, Undone, merged
 from blackbox.errors import BlackBoxError, SilentPublisherError, SlowSubscriberError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
@@ -222,9 +222,9 @@ class Supervisor:
                         checkpoint.note(slice_id, slices[slice_id].position)
 
             positions = checkpoint.wait(timeout, look)
-            for undone in [stream.undone(by_reader) for stream in tuple(self._streams)]:
-                for slice_id in undone.keys() & positions:
-                    positions[slice_id] = min(undone[slice_id], positions[slice_id])
+            for slice_id, undone in self._undone(by_reader).items():
+                if slice_id in positions:
+                    positions[slice_id] = slices[slice_id].back_to(positions[slice_id], undone)
             yield positions
         finally:
             with self.lock:
@@ -240,12 +240,15 @@ class Supervisor:
         if self._cutting:
             stream.begin_cut()
 
+    def _undone(self, by_reader: bool) -> dict[int, Undone]:
+        """Return by slice where the reader that is furthest behind is; of each key, where they are in the same run."""
+        found: dict[int, Undone] = {}
+        for each in [stream.undone(by_reader) for stream in tuple(self._streams)]:
+            for slice_id, undone in each.items():
+                found[slice_id] = merged(found.get(slice_id, undone), undone)
+        return found
+
     def _check_checkpoint(self) -> None:
-        if self._streams and self.feed.key_bytes:
-            raise SubscriberError(
-                f"checkpoint was called with streams and key_bytes {self.feed.key_bytes}, expected one of them: what "
-                "waits in a stream has a number of its key, and not one of its slice"
-            )
         if self._processes:
             raise SubscriberError("checkpoint was called with processes=True, where callbacks run in other processes")
         if self._options.slow.action == "conflate":

@@ -187,9 +187,6 @@ def test_what_a_checkpoint_refuses() -> None:
     refused(Subscriber(feed), "before start")
     refused(Subscriber(feed, processes=True), "with processes=True")
     refused(Subscriber(feed, slow=SlowPolicy("conflate")), "policy 'conflate'")
-    streaming = Subscriber(Feed.local("keyed", slices=1, key_bytes=2))
-    streaming.stream(b"")
-    refused(streaming, "with streams and key_bytes 2")
     own = Subscriber(feed)
     failed: list[str] = []
 

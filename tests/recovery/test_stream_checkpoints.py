@@ -7,16 +7,16 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox import Feed, Publisher, Recorder, Recording, Subscriber
+from blackbox import Batch, Feed, Publisher, Recorder, Recording, Subscriber
 from blackbox.archive.consumer_positions import PositionFile
-from blackbox.block.position import Position
+from blackbox.block.position import Position, Undone
 from blackbox.subscribe import supervisor
 from blackbox.subscribe.checkpoint import Checkpoint
 from blackbox.subscribe.stream import Stream
@@ -29,6 +29,7 @@ from tests.recovery.test_checkpoints import publish
 from tests.subscribe.subscribers import PATIENT, nothing
 from tests.support import Script
 
+T = TypeVar("T")
 ENOUGH_S = 30.0
 
 
@@ -46,8 +47,13 @@ def cut(subscriber: Subscriber) -> dict[int, int]:
 
 def elsewhere(subscriber: Subscriber) -> dict[int, int]:
     """The same, made in another thread than the reader's."""
-    found: list[dict[int, int]] = []
-    thread = threading.Thread(target=lambda: found.append(cut(subscriber)))
+    return elsewhere_of(cut, subscriber)
+
+
+def elsewhere_of(make: Callable[[Subscriber], dict[int, T]], subscriber: Subscriber) -> dict[int, T]:
+    """What a checkpoint tells that is made in another thread than the reader's."""
+    found: list[dict[int, T]] = []
+    thread = threading.Thread(target=lambda: found.append(make(subscriber)))
     thread.start()
     thread.join(ENOUGH_S)
     return found[0]
@@ -188,32 +194,42 @@ def test_a_task_that_waits_is_done_with_what_it_took() -> None:
 
 @few
 @given(
-    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.booleans()), max_size=12),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.booleans(), st.sampled_from(b"AB")), max_size=12),
     st.lists(st.sampled_from(["put", "take", "take"]), max_size=60),
     st.booleans(),
+    st.sampled_from([0, 1]),
 )
 def test_what_is_undone_is_what_plain_lists_say(
-    tmp_path_factory: Any, of: list[tuple[int, int, bool]], steps: list[str], batches: bool
+    tmp_path_factory: Any, of: list[tuple[int, int, bool, int]], steps: list[str], batches: bool, key_bytes: int
 ) -> None:
     """Blocks of three slices, some in another epoch, come and are taken in any order."""
-    day = Day(tmp_path_factory.mktemp("undone"), feed_of(slices=3))
-    following = [Position(1, 0)] * 3
-    for time, (slice_id, count, restarts) in enumerate(of):
-        epoch, first = following[slice_id] if not restarts else (following[slice_id].epoch + 1, 0)
-        day.put(slice_id, Put(tuple(Row(b"A", b"") for _ in range(count)), first, time, time, epoch))
-        following[slice_id] = Position(epoch, first + count)
+    day = Day(tmp_path_factory.mktemp("undone"), feed_of(slices=3, key_bytes=key_bytes))
+    epochs, following = [1] * 3, dict[tuple[int, int, bytes], int]()
+    for time, (slice_id, count, restarts, letter) in enumerate(of):
+        epochs[slice_id] += restarts
+        topic = bytes([letter])
+        run = slice_id, epochs[slice_id], topic[:key_bytes]
+        first = following.get(run, 0)
+        day.put(slice_id, Put(tuple(Row(topic, b"") for _ in range(count)), first, time, time, epochs[slice_id]))
+        following[run] = first + count
     come = list(Recording.open(day.path).batches()) if of else []
-    stream = Stream(b"", 1_000, "wait", batches, lambda: None, lambda _: None)
-    waits: list[list[tuple[int, Position]]] = []
-    took: list[tuple[int, Position]] = []
+    stream = Stream(b"", 1_000, "wait", batches, key_bytes, lambda: None, lambda _: None)
+    waits: list[list[tuple[Batch, int]]] = []
+    took: list[tuple[Batch, int]] = []
 
-    def first_of(items: list[tuple[int, Position]]) -> dict[int, Position]:
-        return dict(reversed(items))
+    def first_of(items: list[tuple[Batch, int]]) -> dict[int, Undone]:
+        found: dict[int, Undone] = {}
+        for slice_id in {batch.block.slice_id for batch, _ in items}:
+            of_slice = [(batch.block, number) for batch, number in items if batch.block.slice_id == slice_id]
+            of_run = [(block, number) for block, number in of_slice if block.epoch == of_slice[0][0].epoch]
+            firsts = {block.key: number for block, number in reversed(of_run)}
+            found[slice_id] = Undone(of_run[0][0].epoch, firsts, min(block.ts_out for block, _ in of_run))
+        return found
 
     for step in steps:
         if step == "put" and come:
             batch = come.pop(0)
-            items = [(batch.block.slice_id, Position(batch.block.epoch, n)) for n in batch.sequence.tolist()]
+            items = [(batch, number) for number in batch.sequence.tolist()]
             waits += [items] if batches else [[item] for item in items]
             stream.put(batch)
         elif step == "take" and waits:
