@@ -48,7 +48,10 @@ class EpochState(SharedRecord):
     """What was sent before this `ts_out` in the run `done_epoch` is done, as a heartbeat has shown; 0: not known."""
     done_epoch = Field()
     all_told = Field()
-    """1 once the publisher has told the sequences of all its keys since the present filters are in force."""
+    """1 once the publisher has told the sequences of all its keys since the present filters are in force.
+
+    Then it stays so in later runs: what they send of a key begins with 0.
+    """
 
 
 epoch_state_at = record_at(EpochState)
@@ -109,6 +112,5 @@ def judge_epoch(state: EpochState, counters: SliceCounters, epoch: int, line: in
         _refute(state, counters, other)
     state.epoch = epoch
     state.spoke = bit
-    state.all_told = 0
     counters.epochs += 1
     return NEW

@@ -279,3 +279,25 @@ def test_the_parent_of_processes_knows_what_was_discarded(end: Literal["stop", "
     assert statistics.delivery.due == statistics.received.messages
     if end == "stop":
         assert (statistics.delivery.delivered, statistics.delivery.discarded) == (statistics.received.messages, 0)
+
+
+@pytest.mark.parametrize("shown", ["block", "heartbeat"])
+def test_what_a_new_run_sent_of_a_key_unheard_of_before_we_were_there_again_is_a_gap(shown: str) -> None:
+    feed = Feed.local("losses", slices=1, key_bytes=1)
+    subscriber, told = Subscriber(feed), list[tuple[str, int, int]]()
+    subscriber.on(b"", fields=("topic", "epoch", "sequence"))(lambda _, epoch, n: told.append(("came", epoch, n)))
+    subscriber.on_gap(b"")(lambda gap: told.append((gap.key.decode(), gap.sequence, gap.count)))
+    with RawPublisher(feed, 1) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode([(b"A", b"")]))
+        publisher.epoch, publisher.sequences = 2, [{}]
+        publisher.encode([(b"B", b"")] * 3)
+        for _ in range(2):
+            if shown == "block":
+                publisher.send(publisher.encode([(b"B", b"")]))
+            else:
+                publisher.heartbeat()
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    came = [("came", 2, 3), ("came", 2, 4)] if shown == "block" else []
+    assert told == [("came", 1, 0), ("B", 0, 3), *came]
