@@ -33,6 +33,7 @@ from blackbox.transport.context import MAX_SUBSCRIPTIONS, close_context, open_co
 from blackbox.transport.server_thread import bind
 from blackbox.transport.wakeup import Pipe
 
+_LEAST_POLL_S = 0.0005
 _POLL_S = 0.005
 _LINGER_MS = 5_000
 _QUEUE_BLOCKS = 1_000_000
@@ -41,11 +42,12 @@ _QUEUE_BLOCKS = 1_000_000
 def wait_until(condition: Callable[[], object], timeout: float = 10.0, what: str = "the condition") -> None:
     """Return as soon as `condition()` is true. Raises TimeoutError naming `what` after `timeout` seconds."""
     deadline = time.monotonic() + timeout
-    pause = threading.Event()
+    pause, pause_s = threading.Event(), _LEAST_POLL_S
     while not condition():
         if time.monotonic() >= deadline:
             raise TimeoutError(f"{what} was not so after {timeout} s")
-        pause.wait(_POLL_S)
+        pause.wait(pause_s)
+        pause_s = min(2 * pause_s, _POLL_S)
 
 
 class Received(NamedTuple):

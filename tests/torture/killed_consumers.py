@@ -1,14 +1,16 @@
 """Kill and stop publishers, archives and consumers behind lossy lines: each message is committed once, or told lost.
 
 What a killed publisher had sent last may be known to nobody: such a run ends anywhere behind what archives have of it.
-Some publishers have an outbox: they go on in a run that has begun, and nothing of it is ever lost.
+Some publishers have an outbox: they go on in a run that has begun, and nothing of it is ever lost. Some feeds have
+keys: then all of this holds of each.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -21,35 +23,50 @@ from blackbox import Feed, Recording
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.testing import wait_until
 from tests.lossy_proxy import LossyProxy
-from tests.torture.nursery import Nursery
+from tests.torture.nursery import WARM_RECORDER, Nursery
 from tests.torture.outcome import Outcome
 
+TOPICS: Final = (b"A.x", b"AB.x", b"B")
 PUBLISH: Final = """
-def work(seed, directory):
+from tempfile import TemporaryDirectory
+def prepare():
+    with TemporaryDirectory() as directory, Publisher(warm, outbox=Outbox(directory)) as publisher:
+        publisher.publish(b"A", b"")
+
+def work(shape, seed, directory, doubted, *before):
     import random
+    feed = msgspec.json.decode(shape, type=Feed)
     chance, index = random.Random(int(seed)), numpy.zeros(60, int)
+    begun, sent = notes[BEGUN], notes[SENT]
     outbox = Outbox(directory, serve=feed.archives[1]) if len(feed.archives) > 1 else None
     with Publisher(feed, when_full="wait", outbox=outbox) as publisher:
         publisher.wait_for_subscribers(timeout=60, count=1)
         publisher.flush()
-        notes[BEGUN] = notes[SENT] = publisher.numbered()
+        if publisher.numbered():  # it goes on
+            sent[:] = [int(each) for each in before]
+            sent[int(doubted)] += publisher.numbered() - sent.sum()
+            begun[:] = sent
         notes[EPOCH] = publisher.epoch
         while not notes[ENDS]:
-            count = min(chance.randrange(1, 60), notes[WANTED] - notes[SENT])
+            count = min(chance.randrange(1, 60), notes[WANTED] - sent.sum())
             if count <= 0:
                 threading.Event().wait(0.0005)
                 continue
-            notes[BEGUN] += count
-            publisher.publish_many((b"A.x",), index[:count], numpy.zeros((count, 8), numpy.uint8))
+            which = chance.randrange(len(TOPICS)) if feed.key_bytes else 0
+            begun[which] += count
+            publisher.publish_many(TOPICS[which : which + 1], index[:count], numpy.zeros((count, 8), numpy.uint8))
             publisher.flush()
-            notes[SENT] += count
+            sent[which] += count
 """
-EPOCH, WANTED, BEGUN, SENT, ENDS = range(5)
-"""What a publisher notes: its epoch, how many messages are wanted of it, begun with, sent, and that it is to end."""
-NOTES: Final = "EPOCH, WANTED, BEGUN, SENT, ENDS = range(5)\n"
+EPOCH, WANTED, ENDS, BEGUN, SENT = 0, 1, 2, slice(3, 3 + len(TOPICS)), slice(3 + len(TOPICS), 3 + 2 * len(TOPICS))
+"""What a publisher notes: its epoch, how many messages are wanted of it, that it is to end; of each topic how many
+messages it has begun with, and sent."""
+PLACES: Final = f"EPOCH, WANTED, ENDS, BEGUN, SENT = 0, 1, 2, {BEGUN}, {SENT}\nTOPICS = {TOPICS}\n"
 RECORD: Final = """
-def work(directory, most_bytes):
+from contextlib import suppress
+def work(shape, directory, most_bytes):
     import logging, resource
+    feed = msgspec.json.decode(shape, type=Feed)
     logging.disable()  # full disks are no news here
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(most_bytes), resource.RLIM_INFINITY))
     with suppress(JournalError), Recorder(feed, directory, serve=True, max_lag_ns=1 << 60) as recorder:
@@ -58,21 +75,24 @@ def work(directory, most_bytes):
     notes[0] = 2
 """
 CONSUME: Final = """
+from blackbox.block.position import KeyPosition
 def work(shape, path, slow_s):
     feed = msgspec.json.decode(shape, type=Feed)
     with open(path, "rb") as file:
-        since, heard = msgspec.json.decode(file.read(), type=tuple[dict[int, tuple[int, int]], list[list]])
+        position = KeyPosition if feed.key_bytes else tuple[int, int]
+        since, heard = msgspec.json.decode(file.read(), type=tuple[dict[int, position], dict[str, list[list]]])
 
-    def add(what, epoch, first, stop):
-        if heard and heard[-1][:2] == [what, epoch] and heard[-1][3] == first:
-            heard[-1][3] = stop
+    def add(what, key, epoch, first, stop):
+        of_key = heard.setdefault(key.decode(), [])
+        if of_key and of_key[-1][:2] == [what, epoch] and of_key[-1][3] == first:
+            of_key[-1][3] = stop
         else:
-            heard.append([what, epoch, first, stop])
+            of_key.append([what, epoch, first, stop])
 
     def batch(batch):
         threading.Event().wait(float(slow_s))
         for number in batch.sequence.tolist():
-            add("message", batch.block.epoch, number, number + 1)
+            add("message", batch.topics[0][: feed.key_bytes], batch.block.epoch, number, number + 1)
 
     subscriber = Subscriber(
         feed,
@@ -82,7 +102,7 @@ def work(shape, path, slow_s):
         slow=SlowPolicy(max_lag_ns=1 << 60),
     )
     subscriber.on_batch(b"")(batch)
-    subscriber.on_gap(b"")(lambda gap: add("gap", gap.epoch, gap.sequence, gap.sequence + gap.count))
+    subscriber.on_gap(b"")(lambda gap: add("gap", gap.key, gap.epoch, gap.sequence, gap.sequence + gap.count))
     subscriber.start(timeout=60, since=since or 0)
     wait_until(lambda: heard, 3600)  # there is no position before
     while True:
@@ -90,7 +110,8 @@ def work(shape, path, slow_s):
             with open(path + ".new", "wb") as file:
                 file.write(msgspec.json.encode((positions, heard)))
             os.replace(path + ".new", path)
-        notes[:] = positions[0]
+        epoch, following = positions[0][:2]
+        notes[:] = epoch, sum(following.values()) if feed.key_bytes else following
         threading.Event().wait(0.002)
 """
 MESSAGES: Final = 1_000
@@ -107,43 +128,46 @@ _HARMS: Final = (
 class _House:
     """A publisher, an archive and a consumer that go on from one schedule to the next."""
 
-    def __init__(self, stack: ExitStack, random: Random, place: Path) -> None:
-        lines, self._has_outbox = random.choice((1, 2)), random.random() < 0.5
+    def __init__(self, nurseries: Sequence[Nursery], random: Random, place: Path) -> None:
+        lines, key_bytes, self._has_outbox = random.choice((1, 2)), random.choice((0, 2)), random.random() < 0.5
+        self.keys = tuple(dict.fromkeys(topic[:key_bytes] for topic in TOPICS))
         self.feed = feed = msgspec.structs.replace(
-            Feed.local("killed-consumers", slices=1, lines=lines),
+            Feed.local("killed-consumers", slices=1, lines=lines, key_bytes=key_bytes),
             archives=tuple(each for (each,) in free_endpoints("tcp", "archive", 1 + self._has_outbox, 1)),
             heartbeat_ns=200_000_000,
         )
         self.state, self._days, self._random = place / "state", place / "days", random
         self._outbox = place / "outbox"
-        self.state.write_bytes(b"[{}, []]")
-        self.runs: dict[int, range] = {}
-        """By epoch, how many messages it may have had, in the end."""
-        self.archive = stack.enter_context(Nursery(feed, "from contextlib import suppress\n" + RECORD, notes=1))
-        self.consumer = stack.enter_context(Nursery(feed, CONSUME, notes=2))
-        self.publisher = stack.enter_context(Nursery(feed, NOTES + PUBLISH, notes=5))
+        self.state.write_bytes(b"[{}, {}]")
+        self.runs: dict[int, list[range]] = {}
+        """By epoch, how many messages of each topic it may have had, in the end."""
+        self._shape = msgspec.json.encode(feed).decode()
+        self.archive, self.consumer, self.publisher = nurseries
         self.stopped: list[Nursery] = []
         self.untrue: list[str] = []
         """What was wrong with publishers that went on."""
         self.known: set[str] = set()
         """Defects that were told before."""
+        self.publisher.notes[:] = 0
         self._open_publisher()
         self.begin_archive()
         self._await_publisher()
 
     def _open_publisher(self) -> None:
-        self.publisher.notes[:] = 0
-        self.publisher.begin((self._random.randrange(1 << 30), self._outbox))
+        notes = self.publisher.notes
+        doubted, before = int((notes[BEGUN] - notes[SENT]).argmax()), notes[SENT].tolist()
+        notes[:] = 0
+        self.publisher.begin((self._shape, self._random.randrange(1 << 30), self._outbox, doubted, *before))
 
     def _await_publisher(self) -> None:
         wait_until(lambda: self.publisher.notes[EPOCH], _PATIENCE_S, "a publisher has a subscriber")
-        self.runs.setdefault(int(self.publisher.notes[EPOCH]), range(0))
+        self.runs.setdefault(int(self.publisher.notes[EPOCH]), [])
 
     def begin_archive(self, most_bytes: int = _NO_LIMIT) -> None:
         """Record and answer; no file may grow beyond so many bytes."""
         self.go_on()  # it waits for the publisher
         self.archive.notes[0] = 0
-        self.archive.begin((self._days, most_bytes))
+        self.archive.begin((self._shape, self._days, most_bytes))
         wait_until(lambda: self.archive.notes[0], _PATIENCE_S, "an archive answers")
 
     def begin_consumer(self, feed: Feed, slow_s: float) -> None:
@@ -157,13 +181,18 @@ class _House:
 
     def has_sent(self) -> bool:
         """Whether all that was wanted of the publisher is sent."""
-        return bool(self.publisher.notes[SENT] == self.publisher.notes[WANTED])
+        return bool(self.publisher.notes[SENT].sum() == self.publisher.notes[WANTED])
 
     def go_on(self) -> None:
         """Let all go on that were stopped."""
         for nursery in self.stopped:
             nursery.signal(signal.SIGCONT)
         self.stopped.clear()
+
+    def close(self) -> None:
+        """End what still runs."""
+        self.archive.kill()
+        self.publisher.kill()
 
     def mend_archive(self) -> None:
         """Give a recorder whose disk was full, or is to be, another one with room."""
@@ -190,44 +219,61 @@ class _House:
             self.begin_archive(max(sizes) + self._random.randrange(40_000))
         elif harm == "publisher killed":
             who.kill()
-            _, _, begun, _, _ = self.publisher.notes.tolist()
-            self._end_run(range(begun + 1), goes_on=self._has_outbox)
+            self._end_run([range(begun + 1) for begun in who.notes[BEGUN].tolist()], goes_on=self._has_outbox)
         elif harm == "publisher ended":
             self.go_on()  # it waits for them
             wait_until(self.has_sent, _PATIENCE_S, "the publisher has sent what was wanted")
             self.publisher.notes[ENDS] = 1
             self.publisher.wait()
-            self._end_run(range(self.publisher.notes[SENT], self.publisher.notes[SENT] + 1))
+            self._end_run(self._sent())
 
-    def _end_run(self, may_have_had: range, *, goes_on: bool = False) -> None:
-        epoch, wanted, begun, sent, _ = self.publisher.notes.tolist()
+    def _sent(self) -> list[range]:
+        """How many of each topic the publisher has had, while nothing is on its way."""
+        return [range(sent, sent + 1) for sent in self.publisher.notes[SENT].tolist()]
+
+    def _end_run(self, may_have_had: list[range], *, goes_on: bool = False) -> None:
+        before = self.publisher.notes.copy()
+        epoch, begun, sent = int(before[EPOCH]), before[BEGUN].sum(), before[SENT].sum()
         self.runs[epoch] = may_have_had
         self.go_on()
         self._open_publisher()
         self._await_publisher()
-        now, _, _, begin, _ = self.publisher.notes.tolist()
+        now, begin = int(self.publisher.notes[EPOCH]), self.publisher.notes[SENT].sum()
         if goes_on and now != epoch and sent == 0:
-            goes_on, self.runs[epoch] = False, range(1)  # nothing was in its outbox
+            goes_on, self.runs[epoch] = False, [range(1) for _ in may_have_had]  # nothing was in its outbox
         if (now == epoch) != goes_on or not (sent <= begin <= begun if goes_on else begin == 0):
             self.untrue.append(f"epoch {epoch}, {sent} to {begun} messages, was followed by {now} at {begin}")
-        self.publisher.notes[WANTED] = wanted if goes_on else wanted - sent
+        self.publisher.notes[WANTED] = before[WANTED] if goes_on else before[WANTED] - sent
 
     def has_committed(self) -> bool:
         """Whether the consumer has committed all that was published."""
-        epoch, _, _, sent, _ = self.publisher.notes.tolist()
-        return bool(self.consumer.notes.tolist() == [epoch, sent])
+        notes = self.publisher.notes
+        return bool(self.consumer.notes.tolist() == [notes[EPOCH], notes[SENT].sum()])
 
     def defects(self) -> Iterator[str]:
         """Yield what is wrong with what the consumer has committed."""
-        epoch, _, _, sent, _ = self.publisher.notes.tolist()
-        self.runs[epoch] = range(sent, sent + 1)
-        heard: list[tuple[str, int, int, int]] = msgspec.json.decode(self.state.read_bytes())[1]
-        recorded, following, last = self._recorded(), dict.fromkeys(self.runs, 0), 0
+        self.runs[int(self.publisher.notes[EPOCH])] = self._sent()
+        heard: dict[str, list[tuple[str, int, int, int]]] = msgspec.json.decode(self.state.read_bytes())[1]
+        recorded = self._recorded()
+        begin = min((told[0][1] for told in heard.values() if told), default=0)
         yield from self.untrue
-        if heard and (self._has_outbox or not recorded.get(heard[0][1], set()) & set(range(heard[0][2]))):
-            following[heard[0][1]] = heard[0][2]  # it has begun with what the archive had
+        for number, key in enumerate(self.keys):
+            of_key = {epoch: numbers for (epoch, of), numbers in recorded.items() if of == key}
+            ends = {epoch: may_have_had[number] for epoch, may_have_had in self.runs.items()}
+            told = heard.get(key.decode(), [])
+            yield from (f"{each}, key {key!r}" for each in self._defects(told, of_key, ends, begin))
+
+    def _defects(
+        self, heard: list[tuple[str, int, int, int]], recorded: dict[int, set[int]], ends: dict[int, range], begin: int
+    ) -> Iterator[str]:
+        """Yield what is wrong with one key. `ends`: how many messages runs may have had; `begin`: the first one."""
+        following, last = dict.fromkeys(ends, 0), 0
+        if heard and heard[0][1] == begin:
+            first = heard[0][2]
+            if self._has_outbox or not recorded.get(begin, set()) & set(range(first)):
+                following[begin] = first  # it has begun with what the archive had
         for what, epoch, first, stop in heard:
-            if epoch not in self.runs or epoch < last:
+            if epoch not in ends or epoch < last:
                 yield f"epoch {epoch} came behind {last}"
                 return
             last = epoch
@@ -237,31 +283,37 @@ class _House:
             there = recorded.get(epoch, set()) & set(range(first, stop)) if what == "gap" else ()
             if there:
                 yield f"{what} {first} to {stop} of epoch {epoch} was told, but the archive had {len(there)} of it"
-        for epoch, may_have_had in self.runs.items():
+        for epoch, may_have_had in ends.items():
             least = max(may_have_had.start, max(recorded.get(epoch, {-1})) + 1)
+            if epoch == begin and not following[epoch] and epoch not in recorded and self.feed.key_bytes:
+                continue  # nobody knows where a key begins of which nothing has come since it joined
             if not least <= following[epoch] < may_have_had.stop:
                 yield f"of epoch {epoch} {following[epoch]} were committed, expected {least} to {may_have_had.stop - 1}"
 
-    def _recorded(self) -> dict[int, set[int]]:
-        """Return the numbers of each epoch that the archive has."""
-        recorded: dict[int, set[int]] = {}
+    def _recorded(self) -> dict[tuple[int, bytes], set[int]]:
+        """Return the numbers of each key of each epoch that the archive has."""
+        recorded: dict[tuple[int, bytes], set[int]] = {}
         manifests = [*self._days.glob("*/*/manifest.json"), *self._outbox.glob("*/*/manifest.json")]
         for day in sorted(path.parent for path in manifests):
             for batch in Recording.open(day).batches():
-                recorded.setdefault(batch.block.epoch, set()).update(batch.sequence.tolist())
+                key = batch.topics[0][: self.feed.key_bytes]
+                recorded.setdefault((batch.block.epoch, key), set()).update(batch.sequence.tolist())
         return recorded
 
 
 def attack(random: Random, seconds: float) -> Outcome:
     """Run schedules: messages are published, processes harmed meanwhile, and in the end all must be committed."""
     outcome, until = Outcome(0, "schedules of killed consumers"), monotonic() + seconds
-    while outcome.tried == 0 or monotonic() < until:
-        with TemporaryDirectory() as place, ExitStack() as stack:
-            house = _House(stack, random, Path(place))
-            for _ in range(SCHEDULES):
-                if outcome.tried == 0 or monotonic() < until:
-                    _run(random, house, outcome)
-                    outcome.tried += 1
+    warm = Feed.local("killed-consumers", slices=1, key_bytes=2)
+    with ExitStack() as stack, ThreadPoolExecutor() as pool:
+        codes = (WARM_RECORDER + RECORD, 1), (CONSUME, 2), (PLACES + PUBLISH, SENT.stop)
+        nurseries = [stack.enter_context(each) for each in pool.map(lambda each: Nursery(warm, *each), codes)]
+        while outcome.tried == 0 or monotonic() < until:
+            with TemporaryDirectory() as place, closing(_House(nurseries, random, Path(place))) as house:
+                for _ in range(SCHEDULES):
+                    if outcome.tried == 0 or monotonic() < until:
+                        _run(random, house, outcome)
+                        outcome.tried += 1
     return outcome
 
 
@@ -271,7 +323,7 @@ def _run(random: Random, house: _House, outcome: Outcome) -> None:
     for harm in ("consumer killed", *random.choices(_HARMS, k=random.randrange(4))):
         harms.setdefault(random.randrange(MESSAGES - 60), []).append(harm)
     told = ", ".join(harm for each in harms.values() for harm in each)
-    lines = f"{len(house.feed.slices[0].lines)} lines, {len(house.feed.archives)} archives"
+    lines = f"{len(house.feed.slices[0].lines)} lines, {len(house.feed.archives)} archives, {len(house.keys)} keys"
     how = f"schedule {outcome.tried} ({lines}, {share:.0%} lost, {lags:.0%} lag, slow {slow_s} s, {told})"
     with LossyProxy(house.feed, share, random.randrange(1 << 30), lags) as proxy:
         house.begin_consumer(proxy.feed, slow_s)

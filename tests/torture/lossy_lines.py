@@ -15,16 +15,20 @@ from blackbox import Batch, Feed, Gap, Publisher, Subscriber
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.testing import wait_until
 from tests.lossy_proxy import LossyProxy
-from tests.torture.nursery import Nursery
+from tests.torture.nursery import WARM_RECORDER, Nursery
 from tests.torture.outcome import Outcome
 
 RECORD = """
-def work(directory):
+def work(shape, directory):
+    feed = msgspec.json.decode(shape, type=Feed)
     with Recorder(feed, directory, serve=True, max_lag_ns=1 << 60) as recorder:
         notes[0] = 1
         wait_until(lambda: False, 3600)
 """
 MESSAGES = 2_000
+SHAPES = tuple((key_bytes, lines) for key_bytes in (0, 1, 2) for lines in (1, 2))
+RUNS = 10
+"""Of one shape, before another one has its turn."""
 TOPICS = (b"A.x", b"B.x")
 
 
@@ -58,24 +62,32 @@ class Heard:
 
 def attack(random: Random, seconds: float) -> Outcome:
     """Publish one run after another over a line that loses none, some or most of its blocks."""
-    outcome = Outcome(0, "runs over lossy lines")
-    for key_bytes, lines in ((0, 1), (1, 1), (0, 2), (1, 2)):
-        feed = msgspec.structs.replace(
-            Feed.local(f"lossy-lines-{key_bytes}-{lines}", slices=1, key_bytes=key_bytes, lines=lines),
-            archives=free_endpoints("tcp", "archive", 1, 1)[0],
-            heartbeat_ns=200_000_000,
-        )
-        with TemporaryDirectory() as directory, Nursery(feed, RECORD, notes=1) as nursery:
-            before, until = outcome.tried, time.monotonic() + seconds / 4
-            while outcome.tried == before or time.monotonic() < until:
-                _run(random, feed, directory, nursery, outcome)
-                outcome.tried += 1
+    outcome, until = Outcome(0, "runs over lossy lines"), time.monotonic() + seconds
+    with Nursery(Feed.local("lossy-lines", slices=1, key_bytes=2), WARM_RECORDER + RECORD, notes=1) as nursery:
+        while outcome.tried == 0 or time.monotonic() < until:
+            for key_bytes, lines in random.sample(SHAPES, len(SHAPES)):
+                _run_shape(random, key_bytes, lines, nursery, outcome, until)
     return outcome
 
 
-def _begin(nursery: Nursery, directory: str) -> None:
+def _run_shape(random: Random, key_bytes: int, lines: int, nursery: Nursery, outcome: Outcome, until: float) -> None:
+    feed = msgspec.structs.replace(
+        Feed.local(f"lossy-lines-{key_bytes}-{lines}", slices=1, key_bytes=key_bytes, lines=lines),
+        archives=free_endpoints("tcp", "archive", 1, 1)[0],
+        heartbeat_ns=200_000_000,
+    )
+    before = outcome.tried
+    with TemporaryDirectory() as directory:
+        while outcome.tried == before or (outcome.tried < before + RUNS and time.monotonic() < until):
+            _run(random, feed, directory, nursery, outcome)
+            outcome.tried += 1
+        nursery.kill()
+        nursery.notes[0] = 0
+
+
+def _begin(nursery: Nursery, feed: Feed, directory: str) -> None:
     nursery.notes[0] = 0
-    nursery.begin((directory,))
+    nursery.begin((msgspec.json.encode(feed).decode(), directory))
     wait_until(lambda: nursery.notes[0], 60, "an archive answers")
 
 
@@ -85,7 +97,7 @@ def _run(random: Random, feed: Feed, directory: str, nursery: Nursery, outcome: 
     harmed_at, published, is_stopped = random.randrange(MESSAGES), 0, False
     with Publisher(feed, when_full="wait") as publisher:
         if not nursery.notes[0]:
-            _begin(nursery, directory)
+            _begin(nursery, feed, directory)
         publisher.wait_for_subscribers(timeout=60)
         with LossyProxy(feed, share, random.randrange(1 << 30), lags) as proxy:
             subscriber = Subscriber(proxy.feed, on_gap="repair", repair_wait_ns=20_000_000_000)
@@ -103,7 +115,7 @@ def _run(random: Random, feed: Feed, directory: str, nursery: Nursery, outcome: 
                     nursery.signal(signal.SIGSTOP)
                 if harm == "killed" and published <= harmed_at < published + count:
                     nursery.kill()
-                    _begin(nursery, directory)
+                    _begin(nursery, feed, directory)
                 published += count
             if is_stopped:
                 nursery.signal(signal.SIGCONT)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import msgspec
 import numpy
@@ -47,6 +47,17 @@ for line in sys.stdin:
         os._exit(0)
     print("gone", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
+WARM_RECORDER: Final = """
+from tempfile import TemporaryDirectory
+from blackbox.feed.endpoint import free_endpoints
+def prepare():
+    served = msgspec.structs.replace(warm, archives=free_endpoints("tcp", "archive", 1, 1)[0])
+    with TemporaryDirectory() as directory, Publisher(served) as publisher, Recorder(served, directory, serve=True):
+        publisher.publish(b"A", b"")
+        publisher.wait_recorded()
+        list(ArchiveClient(served).blocks(0, stop_ns=0))
+"""
+"""For code that records and answers: it has all of that compiled, too, before it forks."""
 
 
 class Nursery:
