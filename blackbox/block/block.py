@@ -37,6 +37,7 @@ from blackbox.block.format import (
     MAX_BODY_BYTES,
     OFFSET_VERSION,
     VERSION,
+    BodyLayout,
     body_layout,
 )
 from blackbox.block.validate import FAULT_TEXT, Fault, check_block
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 _HEADER = struct.Struct("<IBBHHHIqqqqIIIIII")
-_layout = lru_cache(maxsize=256)(body_layout)
+_layout_of = lru_cache(maxsize=256)(body_layout)
 """Layouts that are kept. Many small blocks are alike, and to look one up takes a tenth of the time."""
 
 
@@ -187,6 +188,8 @@ class Block:
     """
 
     __slots__ = (
+        "_layout",
+        "_topic_bytes",
         "body",
         "count",
         "epoch",
@@ -194,7 +197,6 @@ class Block:
         "header",
         "key",
         "key_bytes",
-        "layout",
         "schema_id",
         "sequence",
         "slice_id",
@@ -210,8 +212,8 @@ class Block:
         self.key, self.header, self.body = key, header, body
         self.key_bytes, self.flags, self.schema_id, self.slice_id, self.count = fields[2:7]
         self.epoch, self.sequence, self.ts_out, self.ts_in = fields[7:11]
-        self.topic_count, self.stride = fields[11], fields[14]
-        self.layout = _layout(self.count, self.topic_count, fields[12], 0, self.flags)
+        self.topic_count, self._topic_bytes, self.stride = fields[11], fields[12], fields[14]
+        self._layout: BodyLayout | None = None
 
     @classmethod
     def decode(cls, key: bytes, header: bytes, body: Any) -> Block:
@@ -222,16 +224,10 @@ class Block:
         memory = numpy.frombuffer(body, numpy.uint8) if len(body) else numpy.empty(0, numpy.uint8)
         if memory.ctypes.data % 8:
             memory = memory.copy()
-        head = numpy.frombuffer(bytes(header).ljust(HEADER_BYTES, b"\0"), numpy.uint8).copy()
-        name = numpy.frombuffer(key or b"\0", numpy.uint8)
-        fault = check_block(
-            head.ctypes.data,
-            len(header),
-            memory.ctypes.data,
-            memory.nbytes,
-            name.ctypes.data,
-            len(key),
-        )
+        head = numpy.frombuffer(bytes(header).ljust(HEADER_BYTES, b"\0") + bytes(key), numpy.uint8).copy()
+        place = head.ctypes.data
+        behind = place + head.nbytes - len(key)
+        fault = check_block(place, len(header), memory.ctypes.data, memory.nbytes, behind, len(key))
         if fault != Fault.NONE:
             what = FAULT_TEXT[Fault(fault)]
             if fault == Fault.VERSION:
@@ -339,6 +335,13 @@ class Block:
         return self.key, self.header, self.body.data
 
     @property
+    def layout(self) -> BodyLayout:
+        """Where the columns lie in the body."""
+        if self._layout is None:
+            self._layout = _layout_of(self.count, self.topic_count, self._topic_bytes, 0, self.flags)
+        return self._layout
+
+    @property
     def line(self) -> int:
         """On which line of its slice it was sent: 0 (A) or 1 (B)."""
         return 1 if self.flags & FLAG_LINE_B else 0
@@ -365,6 +368,18 @@ class Block:
             start = self.layout.sequences
             return self.body[start : start + 8 * self.count].view(numpy.int64)
         return numpy.arange(self.sequence, self.sequence + self.count, dtype=numpy.int64)
+
+    def number_of(self, row: int) -> int:
+        """The sequence number of message `row`; -1: of the last one."""
+        if self.has_sequences:
+            return int(self.sequences[row])
+        return int(self.sequence) + row % int(self.count)
+
+    def row_from(self, sequence: int) -> int:
+        """The first row whose number is `sequence` or larger; `count`: none."""
+        if self.has_sequences:
+            return int(numpy.searchsorted(self.sequences, sequence))
+        return min(max(0, sequence - int(self.sequence)), int(self.count))
 
     @property
     def validity(self) -> NDArray[numpy.uint8] | None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
-import numpy
 
 from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.protocol import AskBlocks, Cursor, Gone, Range
@@ -73,17 +72,17 @@ class Rows:
                 return None
             self._told.add(found)
             return found
-        block, numbers = found.block, found.block.sequences
+        block = found.block
         first, stop, at = found.first_row, block.count, self._skipped.get(block.key)
         if at is not None and block.epoch < at.epoch:
             return None
         if at is not None and block.epoch == at.epoch:
-            first = max(first, int(numpy.searchsorted(numbers, at.sequence)))
+            first = max(first, block.row_from(at.sequence))
         if (end := self.ask.stop) is not None and block.epoch == end.epoch:
-            stop = int(numpy.searchsorted(numbers, end.sequence))
+            stop = block.row_from(end.sequence)
         if first >= stop:
             return None
-        following = Position(block.epoch, int(numbers[stop - 1]) + 1)
+        following = Position(block.epoch, block.number_of(stop - 1) + 1)
         self._next[block.key] = max(following, self._next.get(block.key, following))
         return Fetched(block, found.ts_recv, first, stop)
 
@@ -123,15 +122,15 @@ class RowsOfRanges:
         if isinstance(found, Gone):
             self._why[found.key, found.epoch] = found.why
             return None
-        block, numbers = found.block, found.block.sequences
-        low, high = int(numbers[found.first_row]), int(numbers[-1]) + 1
-        left, rows = [], []
+        block = found.block
+        low, high = block.number_of(found.first_row), block.number_of(-1) + 1
+        left, rows = list[Range](), list[int]()
         for each in self.left:
             first, stop = max(each.first, low), min(each.stop, high)
             if (each.key, each.epoch) != (block.key, block.epoch) or first >= stop:
                 left.append(each)
                 continue
-            rows += numpy.searchsorted(numbers, (first, stop)).tolist()
+            rows += block.row_from(first), block.row_from(stop)
             rests = ((each.first, first), (stop, each.stop))
             left += [Range(each.key, each.epoch, *rest) for rest in rests if rest[0] < rest[1]]
         self.left = left
@@ -210,13 +209,13 @@ class Seen:
         if isinstance(found, Later):
             return [*self._ends_before(found.epoch, told)] if self.epoch else []
         ends = [*self._ends_before(found.block.epoch, told)]
-        key, epoch, numbers = found.block.key, found.block.epoch, found.block.sequences
+        block, key, epoch = found.block, found.block.key, found.block.epoch
         lacks, self._is_end_told = list[Missing](), False
-        first = int(numbers[found.first_row])
+        first = block.number_of(found.first_row)
         begin = self.following.get(key, first if self._is_open else 0)
         if self.has_keys and begin < first:  # without keys the archive says so
             lacks.append(Missing(key, epoch, begin, first))
-        self.following[key] = int(numbers[found.stop_row - 1]) + 1
+        self.following[key] = block.number_of(found.stop_row - 1) + 1
         return [*ends, lacks]
 
     def lacking_at_end(self, told: RunEnds) -> list[list[Missing]]:
@@ -275,14 +274,14 @@ class RowsOfRuns:
         if isinstance(found, Gone):
             # With keys numbers that are left out show in the blocks.
             return found if not self._has_keys and self._epoch <= found.epoch < self._stop else None
-        block, numbers = found.block, found.block.sequences
+        block = found.block
         self._is_past |= block.epoch >= self._stop
         if self._epoch < block.epoch < self._stop:
             self._epoch, self._following = block.epoch, {}
-        first = max(found.first_row, int(numpy.searchsorted(numbers, self._following.get(block.key, 0))))
+        first = max(found.first_row, block.row_from(self._following.get(block.key, 0)))
         if block.epoch != self._epoch or first >= block.count:
             return None
-        self._following[block.key] = int(numbers[-1]) + 1
+        self._following[block.key] = block.number_of(-1) + 1
         return Fetched(block, found.ts_recv, first, block.count)
 
     def is_over(self, epoch: int) -> bool:
