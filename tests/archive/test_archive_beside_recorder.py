@@ -10,6 +10,7 @@ import pytest
 
 from blackbox import ArchiveClient, ArchiveError, Publisher
 from blackbox.archive.recorder import Recorder
+from blackbox.archive.serve import piece_reading
 from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.testing import wait_until
@@ -34,7 +35,10 @@ def test_a_recorder_that_is_never_idle_leaves_its_readers_their_answers(tmp_path
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_a_reader_beside_the_recorder_misses_nothing_over_segments(tmp_path: Path, compression: Any) -> None:
+def test_a_reader_beside_the_recorder_misses_nothing_over_segments(
+    tmp_path: Path, compression: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(piece_reading, "PIECE_BYTES", MIB)
     feed = archived_feed()
     found: list[int] = []
     last = [1 << 62]

@@ -23,9 +23,11 @@ from blackbox.block.block import Block
 from blackbox.block.format import FLAG_SEQUENCES
 from blackbox.block.position import Position
 
-PIECE_BYTES: Final = 1 << 20
+PIECE_BYTES: Final = 4 << 20
 """A piece ends once its blocks have this many bytes."""
 PIECE_BLOCKS: Final = 1_024
+_ENTRIES: Final = 1_024
+"""Entries of the index that are looked at for one piece, unless it is of ranges."""
 EVERYTHING: Final = 1 << 62
 """Beyond every number and offset."""
 
@@ -72,7 +74,12 @@ class PieceReading:
         `torn`: nothing is appended to it any more, so that what is not whole is lost.
         """
         ask = self._ask
-        entries = segment.entries[int(numpy.searchsorted(segment.entries["stop"], start, side="right")) :]
+        stops = segment.entries["stop"]
+        entries = segment.entries[bisect(stops, start) :]
+        until = -1
+        if len(entries) > _ENTRIES and not ask.ranges:
+            entries = entries[:_ENTRIES]
+            until = int(entries["stop"][-1])
         # With a start, what was received before `start_ns` is read too: else it would be told as gone.
         start_ns = ask.start_ns if ask.start is None else None
         wanted = Filter(self._key_bytes, ask.prefix, ask.key, start_ns, None, "ts_recv")
@@ -88,7 +95,8 @@ class PieceReading:
             may |= entries["max_ts_recv"] >= ask.stop_ns  # the block that ends the answer may be of any topic
         chosen = entries[may & (entries["records"] > 0)]
         many = int(numpy.searchsorted(numpy.cumsum(chosen["stop"] - chosen["start"]), PIECE_BYTES)) + 1
-        until = int(chosen["stop"][many - 1]) if many < len(chosen) else -1
+        if many < len(chosen):
+            until = int(chosen["stop"][many - 1])
         if ask.ranges and until < 0 and len(chosen):
             until = int(chosen["stop"][-1])  # what ends a range may stand further on, where keys share a bit
         chosen = chosen[:many]
@@ -153,8 +161,7 @@ class PieceReading:
             return False
         if ask.key is not None and block.key != ask.key:
             return True
-        sequences = block.sequences
-        first, last = int(sequences[recorded.first_row]), int(sequences[-1])
+        first, last = block.number_of(recorded.first_row), block.number_of(-1)
         if ask.ranges:
             if self._takes_of_ranges(block.key, block.epoch, first, last):
                 self._take(recorded, offset)
