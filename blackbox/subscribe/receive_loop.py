@@ -221,8 +221,12 @@ def _fault(at: SliceAt, frames: int, now: int) -> int:
         msg_data(key),
         msg_size(key),
     )
-    if fault != 0:
-        return fault
+    return fault if fault != 0 else _fault_here(at, now)
+
+
+@inner
+def _fault_here(at: SliceAt, now: int) -> int:
+    """What is wrong with the block at hand, which is sound, in this slice; 0: nothing."""
     header = read_header(at.scratch + HEAD_AT)
     if (header.flags & FLAG_CONTROL != 0) != _has_reserved_key(at):
         return _BAD_KEY
@@ -343,13 +347,16 @@ def _receive_repair(at: SliceAt) -> int:
 
 @inner
 def _accept_repair(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, frames: int) -> int:
-    """Order what archives have brought: a block, or a note that there is nothing more. Return 0 or FAILED."""
+    """Order what archives have brought: a block, or a note that there is nothing more. Return 0 or FAILED.
+
+    The thread that has sent it here has checked it.
+    """
     if frames == 3 and msg_size(at.scratch + HEADER_AT) == 0:
         return take_note(at, table, trie, keys)
     now = now_ns()
     if not _align(at):
         return fail(at)
-    fault = _fault(at, frames, now)
+    fault = _fault_here(at, now)
     header = read_header(at.scratch + HEAD_AT)
     if fault != 0 or header.flags & FLAG_CONTROL != 0:
         counters = slice_counters_at(at.counters)
