@@ -405,9 +405,10 @@ class ArchiveClient:
         """Yield what an archive has brought, and before that what it lacks there, of other archives or as Missing."""
         if seen.is_wanted(found):
             told = self._ends(ask, seen.untold(found), wait_s, is_over)
-            without = seen.without(endpoint)
-            yield from self._of_others(ask.slice_id, seen.lacking(found, told), wait_s, is_over, without)
-            yield from _as_told(found)
+            if lacks := seen.lacking(found, told):
+                yield from self._of_others(ask.slice_id, lacks, wait_s, is_over, seen.without(endpoint))
+            if not isinstance(found, Gone):
+                yield found.block if isinstance(found, Fetched) else found
 
     def _of_others(
         self, slice_id: int, lacks: list[list[Missing]], wait_s: float, is_over: Callable[[], bool], endpoint: str
@@ -546,11 +547,6 @@ def _all_ends(asking: Connection, ask: AskEnds) -> Iterator[tuple[int, bytes, in
         if not answer.has_more or not answer.ends:
             return
         ask = msgspec.structs.replace(ask, behind=answer.ends[-1][:2])
-
-
-def _as_told(found: Fetched | Gone | Later) -> Iterator[Block | Later]:
-    if not isinstance(found, Gone):
-        yield found.block if isinstance(found, Fetched) else found
 
 
 def _in_order(blocks: list[Block], asked: list[Range], left: list[Range]) -> Iterator[Block | Missing]:

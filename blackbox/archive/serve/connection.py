@@ -34,7 +34,13 @@ _LOOK_S: Final = 0.05
 """Between two looks at whether it is over."""
 _MOST_BYTES: Final = 64 << 20
 _HEAD_FRAMES: Final = 2
+_SHARED_BYTES: Final = 8_192
+"""Frames up to this size may lie in a buffer of libzmq's that others share; one that is kept would keep all of it."""
 _NEEDS: Final = Needs(descriptors=5)
+
+
+Answered = tuple[Piece | About | Ends | Noted | Refusal, list[bytes | memoryview]]
+"""An answer, and the frames of its blocks."""
 
 
 class Fetched(NamedTuple):
@@ -88,7 +94,7 @@ class Connection:
         self._socket.close()
         self._context.term()
 
-    def ask(self, request: Request) -> tuple[Piece | About | Ends | Noted | Refusal, list[bytes]]:
+    def ask(self, request: Request) -> Answered:
         """Send a request and return its answer. Raises as `send` and `answer`."""
         self.send(request)
         return self.answer()
@@ -101,8 +107,8 @@ class Connection:
         except zmq.Again:
             raise ArchiveError(f"{self.endpoint}: took no request") from None
 
-    def answer(self) -> tuple[Piece | About | Ends | Noted | Refusal, list[bytes]]:
-        """Return the answer to the last request.
+    def answer(self) -> Answered:
+        """Return the answer to the last request, and the frames of its blocks, large ones as views on their messages.
 
         Raises ArchiveError when none comes in time, or it, or our key, is refused.
         """
@@ -115,7 +121,7 @@ class Connection:
                 if why := refusal_of(certain, self._keys):
                     raise ArchiveError(f"{self.endpoint}: {why}")
                 continue
-            frames = self._socket.recv_multipart()
+            frames = [_taken(frame) for frame in self._socket.recv_multipart(copy=False)]
             if len(frames) < _HEAD_FRAMES or frames[0] != self._number:
                 continue
             try:
@@ -130,7 +136,11 @@ class Connection:
         raise ArchiveError(f"{self.endpoint} did not answer within {self._timeout:g} s" + (f": {why}" if why else ""))
 
 
-def in_place(endpoint: str, piece: Piece, frames: list[bytes]) -> Iterator[Fetched | Gone]:
+def _taken(frame: zmq.Frame) -> bytes | memoryview:
+    return frame.buffer if len(frame) > _SHARED_BYTES else frame.bytes
+
+
+def in_place(endpoint: str, piece: Piece, frames: list[bytes | memoryview]) -> Iterator[Fetched | Gone]:
     """Yield the blocks of a piece, checked, and what is missing between them."""
     gone = iter([*piece.gone, (len(piece.blocks) + 1, None)])
     place, missing = next(gone)
@@ -141,7 +151,8 @@ def in_place(endpoint: str, piece: Piece, frames: list[bytes]) -> Iterator[Fetch
         if number < len(piece.blocks):
             start = FRAMES_OF_BLOCK * number
             try:
-                block = Block.decode(frames[start], frames[start + 1], frames[start + 2])
+                key, header, body = frames[start : start + FRAMES_OF_BLOCK]
+                block = Block.decode(bytes(key), bytes(header), body)
             except BlockError as error:
                 raise ArchiveError(f"{endpoint}: a block of its answer is damaged: {error}") from error
             yield Fetched(block, ts_recv, first_row, block.count)
