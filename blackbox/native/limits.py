@@ -9,14 +9,11 @@ from __future__ import annotations
 import mmap
 import os
 import resource
-import sys
 import threading
 from contextlib import suppress
 from typing import NamedTuple
 
 from blackbox.errors import LimitError
-
-_NICE = 15
 
 SPARE_DESCRIPTORS = 8
 """Free beyond those that stay open, for files that are open for a moment: kernels, modules, feed files."""
@@ -79,12 +76,6 @@ def open_pipe() -> tuple[int, int]:
         return os.pipe()
     except OSError as error:
         raise LimitError(f"no pipe could be opened: {error.strerror} (RLIMIT_NOFILE, ulimit -n)") from error
-
-
-def let_others_go_first() -> None:
-    """Have Linux mostly run this thread when others leave cores free: live data goes before the past."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def start_thread(thread: threading.Thread) -> None:

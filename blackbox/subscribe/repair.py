@@ -18,7 +18,8 @@ import zmq
 
 from blackbox.block.block import Block
 from blackbox.errors import BlackBoxError, SubscriberError
-from blackbox.native.limits import Needs, let_others_go_first, start_thread
+from blackbox.native.limits import Needs, start_thread
+from blackbox.native.priority import let_others_go_first, patience
 from blackbox.subscribe.join_state import (
     BEGIN,
     GIVE_UP,
@@ -43,6 +44,8 @@ _REPEAT_S: Final = 0.004
 _NEAR: Final = 10_000
 """Gaps at most this many messages apart are fetched as one: that costs less than to ask twice."""
 _QUEUE_BLOCKS: Final = 64
+_FEW_BLOCKS: Final = 4
+"""With so many to take the slice thread may be about to sleep. With more it is not, and need not be woken."""
 _SEND_MS: Final = 20
 _CLOSE_S: Final = 10.0
 _PAUSE_S: Final = 0.004
@@ -159,12 +162,16 @@ class Repairer:
         sequences: Sequences,
         context: zmq.Context[zmq.Socket[bytes]],
         wake: Callable[[], None],
+        threads: Sequence[threading.Thread],
         report: Callable[[SubscriberError], None],
     ) -> None:
-        """`since`, `prefix`: where it begins in the past, and what all topics begin with that are wanted then."""
+        """`since`, `prefix`: where it begins in the past, and what all topics begin with that are wanted then.
+
+        `threads`: those that deliver what it brings.
+        """
         self._slice_id, self._archives, self._sequences, self._wake = slice_id, archives, sequences, wake
         self._join, self._since, self._prefix, self._report = join, since, prefix, report
-        self._wait_s = wait_ns / 1e9
+        self._wait_s, self._threads = wait_ns / 1e9, threads
         self._queue = queue
         self._requests = numpy.zeros(MOST_REQUESTS, RepairRequest.dtype)
         self._pipe = Pipe()
@@ -214,12 +221,14 @@ class Repairer:
                 self._has_begun.set()
             if self._since is not None:
                 let_others_go_first()
-                self._begin(out, self._since)
+                with patience(self._threads):
+                    self._begin(out, self._since)
             while not self._over.is_set():
                 self._sleep(None if self._queue.answers else _PROBE_S)
                 self._spread()
                 while not self._over.is_set() and self._join.phase != JoinPhase.LIVE:
-                    self._catch_up(out)
+                    with patience(self._threads):
+                        self._catch_up(out)
                 if self._queue.asked != self._taken:
                     self._answer(out)
                 elif not self._queue.answers and not self._over.is_set() and self._archives.answers():
@@ -261,7 +270,7 @@ class Repairer:
             if isinstance(found, Missing):
                 self._note(out, GONE, found.epoch, found.stop, found.key)
             elif isinstance(found, Block):
-                self._send(out, [found.key, found.header, found.body.data])
+                self._send(out, [found.key, found.header, _body_of(found)])
                 came = time.monotonic()
             elif self._join.is_told and time.monotonic() - came > self._wait_s:
                 if not self._has_joined():
@@ -333,7 +342,7 @@ class Repairer:
             if isinstance(found, Missing):
                 may_come.add(found.key)
             else:
-                self._send(out, [found.key, found.header, found.body.data])
+                self._send(out, [found.key, found.header, _body_of(found)])
         now = time.monotonic()
         for each in stuck:
             if each.key not in may_come or now > until[each.key]:
@@ -417,7 +426,7 @@ class Repairer:
             if isinstance(found, Missing):
                 left.append(found)
             else:
-                self._send(out, [found.key, found.header, found.body.data])
+                self._send(out, [found.key, found.header, _body_of(found)])
             if self._over.is_set():
                 return []
         self._took_s = time.monotonic() - self._asked_at
@@ -431,15 +440,22 @@ class Repairer:
     def _note(self, out: zmq.Socket[bytes], what: int, epoch: int, number: int, key: bytes = b"") -> None:
         self._send(out, [key, b"", _NOTE.pack(what, epoch, number)])
 
-    def _send(self, out: zmq.Socket[bytes], frames: list[bytes | memoryview]) -> None:
+    def _send(self, out: zmq.Socket[bytes], frames: list[bytes | memoryview | zmq.Frame]) -> None:
         while not self._over.is_set():
             try:
                 out.send_multipart(frames)
             except zmq.Again:
                 continue
             self._queue.sent += 1
-            self._wake()
+            if self._queue.sent - self._queue.taken <= _FEW_BLOCKS:
+                self._wake()
             return
+
+
+def _body_of(block: Block) -> memoryview | zmq.Frame:
+    """Return a body to send it on: the message in which it came, which libzmq does not copy, or else a view."""
+    view: object = block.body.base
+    return view.obj if isinstance(view, memoryview) and isinstance(view.obj, zmq.Frame) else block.body.data
 
 
 def _holds(asked: Missing, rest: Missing) -> bool:

@@ -446,6 +446,7 @@ class SliceThread:
                 self._sequences,
                 context,
                 self._wake_pipe.poke,
+                self.threads,
                 self.report,
             )
         sub = open_sub(context, self.options.hwm_blocks)
