@@ -15,7 +15,7 @@ from blackbox.block.format import (
 )
 from blackbox.native.intrinsics import inner, int64s_at
 from blackbox.native.jit import njit
-from blackbox.native.name_table import FULL, number_of
+from blackbox.native.name_table import FULL
 from blackbox.native.posix import monotonic_ns, now_ns
 from blackbox.native.prefix_trie import Trie, longest_prefix
 from blackbox.subscribe.clocks import clock_state_at, note_clocks
@@ -89,6 +89,7 @@ from blackbox.subscribe.sequences import (
     is_wanted,
     key_state,
     note_live,
+    number_key,
 )
 from blackbox.subscribe.slice_memory import (
     AT_BEGIN,
@@ -185,7 +186,7 @@ def _key_recorded(at: SliceAt, filters: Trie) -> int:
     key, size = msg_data(at.scratch + KEY_AT), msg_size(at.scratch + KEY_AT)
     if longest_prefix(filters, key, size) == 0:
         return numpy.int64(FULL)
-    number: int = number_of(at.sequences.keys, key, size)
+    number: int = number_key(at.sequences, key, size)
     return number
 
 
@@ -383,7 +384,7 @@ def order(at: SliceAt, table: TableAt, trie: Trie, now: int, tick: int) -> int:
     header = read_header(at.scratch + HEAD_AT)
     epoch = header.epoch
     line = line_of(at, header)
-    key = number_of(at.sequences.keys, msg_data(at.scratch + KEY_AT), msg_size(at.scratch + KEY_AT))
+    key = number_key(at.sequences, msg_data(at.scratch + KEY_AT), msg_size(at.scratch + KEY_AT))
     if key == FULL:
         epoch_state_at(at.sequences.state).heard_ns[line] = tick
         counters.untracked += header.count

@@ -22,11 +22,11 @@ from blackbox.block.encode import (
 from blackbox.block.format import FLAG_FIXED, has_value, layout_of, read_header, sequence_of
 from blackbox.block.worker_envelope import TOPICS_AT
 from blackbox.native.intrinsics import bytes_at, copy_bytes, inner, int32s_at, int64s_at
-from blackbox.native.name_table import FULL, number_of
+from blackbox.native.name_table import FULL
 from blackbox.native.prefix_trie import Trie
 from blackbox.native.records import Field, SharedRecord, record_at
 from blackbox.subscribe.dispatch import any_full, dispatch, match_topics
-from blackbox.subscribe.sequences import has_losses
+from blackbox.subscribe.sequences import has_losses, number_key
 from blackbox.subscribe.slice_memory import ENVELOPE_AT, NEWEST_AT, NEWEST_HEAD_AT, ConflationAt, SliceAt, TableAt
 from blackbox.subscribe.state import slice_counters_at
 from blackbox.subscribe.worker_queues import fail, tell_losses
@@ -160,7 +160,7 @@ def _key_of(at: SliceAt, sizes: NDArray[numpy.int32], topic: int) -> int:
     if at.key_bytes == 0:
         return numpy.int64(0)
     start = int64s_at(at.topics.starts + 8 * topic, 1)[0]
-    return number_of(at.sequences.keys, at.topics.text + start, min(numpy.int64(sizes[topic]), at.key_bytes))
+    return number_key(at.sequences, at.topics.text + start, min(numpy.int64(sizes[topic]), at.key_bytes))
 
 
 @inner

@@ -14,7 +14,7 @@ import numpy
 from blackbox.block.format import MAX_KEY_BYTES, MAX_SEQUENCE, layout_of, read_header
 from blackbox.native.intrinsics import inner, int32s_at, int64s_at, saturated
 from blackbox.native.jit import njit
-from blackbox.native.name_table import FULL, number_of
+from blackbox.native.name_table import FULL
 from blackbox.native.posix import poke
 from blackbox.native.prefix_trie import Trie, longest_prefix
 from blackbox.native.records import load_shared, store_shared
@@ -50,6 +50,7 @@ from blackbox.subscribe.sequences import (
     lose,
     note_behind,
     note_live,
+    number_key,
 )
 from blackbox.subscribe.state import slice_counters_at
 
@@ -452,7 +453,7 @@ def note_sequences(
         name = body + layout.topics + start
         sane = size <= MAX_KEY_BYTES and 0 <= following[row] <= MAX_SEQUENCE
         if sane and longest_prefix(filters, name, size) != 0:
-            key = number_of(at.keys, name, size)
+            key = number_key(at, name, size)
             if key != FULL:
                 _note_next(at, key, line, epoch, following[row], baseline, now_ns)
                 is_done &= is_known(at, key, epoch) and key_state(at, key).expected >= following[row]

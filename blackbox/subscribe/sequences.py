@@ -10,6 +10,7 @@ import numpy
 from blackbox.block.position import KeyPosition, Position, Undone
 from blackbox.errors import SubscriberError
 from blackbox.native.intrinsics import inner, int64s_at, saturated
+from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
 from blackbox.native.records import Field, Fields, SharedRecord, record_at
 from blackbox.subscribe.epochs import EpochState, epoch_state_at
@@ -132,7 +133,7 @@ class Sequences:
     ) -> None:
         self.keys = Numbering(max_keys, 8)
         self._key_states = numpy.zeros(max_keys, KeyState.dtype)
-        self._key_states["expected"] = UNKNOWN
+        self._key_states["expected"][:1] = UNKNOWN  # others when they get their number: all take 300 MB
         self._held = numpy.zeros(HELD_BLOCKS + 1, HeldBlock.dtype)
         self._held_state = HeldState()
         self._state = EpochState()
@@ -192,7 +193,7 @@ class Sequences:
         self._state.done_ns = done_ns
         for key, sequence in following.items():
             text = numpy.frombuffer(key or b"\0", numpy.uint8)
-            number = number_of(self.keys.at, text.ctypes.data, len(key))
+            number = number_key(self.at, text.ctypes.data, len(key))
             if number != FULL:
                 state = KeyState(self._key_states[number : number + 1])
                 state.epoch, state.expected = epoch, sequence
@@ -261,6 +262,16 @@ class Sequences:
 def key_state(at: SequencesAt, key: int) -> KeyState:
     """Return the state of a key, by its number."""
     return _key_state_at(at.key_states + _KEY_BYTES * key)
+
+
+@njit(nogil=True, cache=True)
+def number_key(at: SequencesAt, text: int, size: int) -> int:
+    """Return the number of a key; one that is new gets the next one, and nothing is known of it. FULL: no room."""
+    known = int64s_at(at.keys.used, 1)[0]
+    number: int = number_of(at.keys, text, size)
+    if number == known:
+        key_state(at, number).expected = numpy.int64(UNKNOWN)
+    return number
 
 
 @inner

@@ -12,8 +12,10 @@ import numpy
 import pytest
 
 from blackbox import Feed, Message, Publisher, SlowPolicy, Subscriber
+from blackbox.subscribe.sequences import Sequences
+from blackbox.subscribe.statistics import Counters
 from blackbox.testing import wait_until
-from tests.process_state import held, linux_only
+from tests.process_state import held, linux_only, resident_bytes
 from tests.support import Script
 
 MIB = 1 << 20
@@ -192,3 +194,12 @@ def test_a_callback_left_behind_never_writes_to_a_file_of_others(tmp_path: Path)
     assert [file.tell() for file in files] == [0] * len(files)
     for file in files:
         file.close()
+
+
+@linux_only
+def test_keys_that_nobody_has_take_no_memory() -> None:
+    counters = Counters(1)
+    before = resident_bytes()
+    sequences = Sequences(1 << 20, 1, 0, 0, 0, counters.slice)
+    assert resident_bytes() - before < 10_000_000
+    assert sequences.position() is None
