@@ -8,7 +8,7 @@ import select
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from random import Random
 from typing import Final, NamedTuple, Protocol, Self
@@ -133,9 +133,9 @@ class Archives(Protocol):
         """
 
     def since(
-        self, slice_id: int, since: Since, prefix: bytes, wait_s: float, is_over: Callable[[], bool]
+        self, slice_id: int, since: Since, prefixes: Collection[bytes], wait_s: float, is_over: Callable[[], bool]
     ) -> Iterator[Block | Missing | Later]:
-        """Yield all blocks of a slice with topics that begin with a prefix, of each key in order.
+        """Yield all blocks of a slice of keys that begin with some prefixes, of each key in order.
 
         And what is known to be missing between them, and Later whenever there are no more for now.
 
@@ -158,19 +158,19 @@ class Repairer:
         queue: RepairQueue,
         join: JoinState,
         since: Since | None,
-        prefix: bytes,
+        prefixes: Callable[[], Collection[bytes]],
         sequences: Sequences,
         context: zmq.Context[zmq.Socket[bytes]],
         wake: Callable[[], None],
         threads: Sequence[threading.Thread],
         report: Callable[[SubscriberError], None],
     ) -> None:
-        """`since`, `prefix`: where it begins in the past, and what all topics begin with that are wanted then.
+        """`since`: where it begins in the past. `prefixes` returns what keys begin with that are wanted.
 
         `threads`: those that deliver what it brings.
         """
         self._slice_id, self._archives, self._sequences, self._wake = slice_id, archives, sequences, wake
-        self._join, self._since, self._prefix, self._report = join, since, prefix, report
+        self._join, self._since, self._prefixes, self._report = join, since, prefixes, report
         self._wait_s, self._threads = wait_ns / 1e9, threads
         self._queue = queue
         self._requests = numpy.zeros(MOST_REQUESTS, RepairRequest.dtype)
@@ -266,7 +266,7 @@ class Repairer:
     def _replay(self, out: zmq.Socket[bytes], since: Since) -> None:
         """Bring all there is, until the slice has gone over to what comes live. Raises BlackBoxError."""
         came = time.monotonic()
-        for found in self._archives.since(self._slice_id, since, self._prefix, self._wait_s, self._has_joined):
+        for found in self._archives.since(self._slice_id, since, self._prefixes(), self._wait_s, self._has_joined):
             if isinstance(found, Missing):
                 self._note(out, GONE, found.epoch, found.stop, found.key)
             elif isinstance(found, Block):

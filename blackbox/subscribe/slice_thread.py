@@ -88,15 +88,6 @@ def _cover(prefixes: Iterable[bytes], filters: Iterable[bytes]) -> bool:
     return all(any(each.startswith(prefix) for prefix in prefixes) for each in filters)
 
 
-def _common_prefix(filters: frozenset[bytes]) -> bytes:
-    """Return what all filters begin with."""
-    first, last = min(filters, default=b""), max(filters, default=b"")
-    size = 0
-    while size < min(len(first), len(last)) and first[size] == last[size]:
-        size += 1
-    return first[:size]
-
-
 class SliceThread:
     """One slice of a subscriber: its sockets, sequence guards, topic numbers and workers.
 
@@ -442,7 +433,7 @@ class SliceThread:
                 self._repairs,
                 self.join,
                 self._since,
-                _common_prefix(self._table.upstream),
+                lambda: self._filters,
                 self._sequences,
                 context,
                 self._wake_pipe.poke,

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from blackbox import ArchiveClient, Feed, Recorder, Subscriber
 from blackbox.archive.consumer_positions import PositionFile
 from blackbox.archive.serve import pieces
+from blackbox.archive.serve.fetch_progress import Rows
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.protocol import AskBlocks, AskEnds
 from blackbox.archive.serve.server import ArchiveServer
@@ -201,7 +202,7 @@ def messages_in(client: ArchiveClient) -> int:
 def knows(client: ArchiveClient, epoch: int, ends: dict[bytes, int], has_ended: bool) -> bool:
     """Whether an archive knows a run, how far some keys have come in it, and whether it has ended."""
     runs = [run for held in client.about().slices.values() for run in held.runs if run.epoch == epoch]
-    asked = AskBlocks(slice_id=0), (epoch, epoch + 1), 5.0, lambda: False
+    asked = Rows(AskBlocks(slice_id=0)), (epoch, epoch + 1), 5.0, lambda: False
     return (
         any(run.has_ended >= has_ended for run in runs) and client._ends(*asked).get(epoch, {}).items() >= ends.items()
     )

@@ -11,7 +11,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from blackbox import Feed, NotConfirmedError, PositionError, Publisher, Recorder, Subscriber, SubscriberError
+from blackbox import (
+    ArchiveClient,
+    Feed,
+    NotConfirmedError,
+    PositionError,
+    Publisher,
+    Recorder,
+    Subscriber,
+    SubscriberError,
+)
 from blackbox.archive.consumer_positions import PositionFile
 from blackbox.block.position import KeyPosition
 from blackbox.testing import RawPublisher, wait_until
@@ -87,6 +96,40 @@ def kept_once(subscriber: Subscriber, *, is_done: bool) -> dict[int, KeyPosition
 
     wait_until(is_kept, 20)
     return reached
+
+
+def test_archives_are_asked_for_nothing_of_keys_that_are_not_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it begins behind shows later numbers of all keys: of others it does not matter what was before."""
+    feed = archived_feed(key_bytes=2, heartbeat_ns=20_000_000)
+    asked: set[bytes] = set()
+    real = ArchiveClient.missing
+
+    def missing(client: ArchiveClient, slice_id: int, ranges: Any, *arguments: Any, **settings: Any) -> Any:
+        asked.update(each.key for each in ranges)
+        return real(client, slice_id, ranges, *arguments, **settings)
+
+    monkeypatch.setattr(ArchiveClient, "missing", missing)
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        market, positions = Market(publisher), None
+        for number in range(2):
+            subscriber = Subscriber(feed, repair_wait_ns=30_000_000_000)
+            heard = [Heard(subscriber, prefix) for prefix in (b"1", b"4")]
+            subscriber.start(since=positions)
+            market.publish(range(60), 1_000)
+            wait_recorded(recorder, market.count)
+            if number == 0:
+                positions = kept_once(subscriber, is_done=True)
+                subscriber.terminate()
+                market.publish(range(60), 1_000)
+                wait_recorded(recorder, market.count)
+        subscriber.wait_live(20)
+        publisher.close()
+        subscriber.run(until_end=True)
+    assert {key for each in heard for _, key in each.came} == {b"%02d" % n for n in range(60) if n // 10 in (1, 4)}
+    assert [(each.gaps, each.untrue) for each in heard] == [({}, [])] * 2
+    assert {key for key in asked if not key.startswith((b"1", b"4"))} == set()
 
 
 @pytest.mark.parametrize("is_done", [False, True])

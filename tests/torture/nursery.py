@@ -55,7 +55,7 @@ def prepare():
     with TemporaryDirectory() as directory, Publisher(served) as publisher, Recorder(served, directory, serve=True):
         publisher.publish(b"A", b"")
         publisher.wait_recorded()
-        list(ArchiveClient(served).blocks(0, stop_ns=0))
+        list(ArchiveClient(served, timeout=300).blocks(0, stop_ns=0))
 """
 """For code that records and answers: it has all of that compiled, too, before it forks."""
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
 import msgspec
 
 from blackbox.archive.serve.connection import Connection, Fetched, StaleError, in_place
-from blackbox.archive.serve.fetch_progress import NO_END, Rows, RowsOfRanges, RowsOfRuns, Seen
+from blackbox.archive.serve.fetch_progress import NO_END, Rows, RowsOfRanges, RowsOfRuns, Seen, common_prefix
 from blackbox.archive.serve.protocol import (
     FRAMES_OF_BLOCK,
     MOST_RANGES,
@@ -303,16 +303,16 @@ class ArchiveClient:
             raise self._none(failures)
 
     def since(
-        self, slice_id: int, since: Since, prefix: bytes, wait_s: float, is_over: Callable[[], bool]
+        self, slice_id: int, since: Since, prefixes: Collection[bytes], wait_s: float, is_over: Callable[[], bool]
     ) -> Iterator[Block | Missing | Later]:
-        """Yield the recorded blocks of a slice with topics that begin with a prefix, of each key in order.
+        """Yield the recorded blocks of a slice of keys that begin with some prefixes, of each key in order.
 
         And what is known to be missing between them, and Later whenever there are no more for now.
 
         Until `is_over`. When one archive has no more the next one goes on. Raises ArchiveError when for ten times
         `wait_s` none answers.
         """
-        rows, seen = self._beginning(slice_id, since, prefix), Seen(since, bool(self.feed.key_bytes))
+        rows, seen = self._beginning(slice_id, since, prefixes), Seen(since, bool(self.feed.key_bytes))
         heard, failures = time.monotonic(), list[str]()
         while not is_over():
             has_more, has_ended = False, True
@@ -323,7 +323,7 @@ class ArchiveClient:
                         has_more |= isinstance(found, Fetched)
                         for stop in seen.runs_before(found):
                             yield from self._rest_of_runs(rows, seen, stop, wait_s, is_over, endpoint)
-                        yield from self._with_lacking(rows.ask, found, seen, wait_s, is_over, endpoint)
+                        yield from self._with_lacking(rows, found, seen, wait_s, is_over, endpoint)
                         if is_over():
                             return
                     heard = time.monotonic()
@@ -339,20 +339,20 @@ class ArchiveClient:
                 if is_over():
                     return
             if not has_more:
-                told = self._ends(rows.ask, seen.untold_at_end(has_ended), wait_s, is_over)
+                told = self._ends(rows, seen.untold_at_end(has_ended), wait_s, is_over)
                 yield from self._of_others(slice_id, seen.lacking_at_end(told), wait_s, is_over, "")
                 time.sleep(spread(_MOST_LATER_S))
 
-    def _beginning(self, slice_id: int, since: Since, prefix: bytes) -> Rows:
+    def _beginning(self, slice_id: int, since: Since, prefixes: Collection[bytes]) -> Rows:
         """Return what is wanted of archives from a beginning on."""
         start_ns = None if since.epoch and not since.start_ns else since.start_ns
         following = {key: Position(since.epoch, sequence) for key, sequence in since.following.items()}
         if self.feed.key_bytes:
-            sent_ns = since.done_ns
+            sent_ns, prefix = since.done_ns, common_prefix(prefixes)
             ask = AskBlocks(slice_id=slice_id, prefix=prefix, epoch=since.epoch, sent_ns=sent_ns, start_ns=start_ns)
         else:
             ask = AskBlocks(slice_id=slice_id, key=b"", start=following.get(b""), start_ns=start_ns)
-        return Rows(ask, tells_later=True, following=following)
+        return Rows(ask, tells_later=True, following=following, prefixes=prefixes)
 
     def _rest_of_runs(
         self, rows: Rows, seen: Seen, stop: int, wait_s: float, is_over: Callable[[], bool], endpoint: str
@@ -363,7 +363,7 @@ class ArchiveClient:
             for _ in self._attempts(other, wait_s, is_over):
                 with suppress(ArchiveError):
                     for found in self._at(other, rest, wait_s, is_over):
-                        yield from self._with_lacking(rows.ask, found, seen, wait_s, is_over, other)
+                        yield from self._with_lacking(rows, found, seen, wait_s, is_over, other)
                     break
 
     def _attempts(self, endpoint: str, wait_s: float, is_over: Callable[[], bool]) -> Iterator[None]:
@@ -377,17 +377,17 @@ class ArchiveClient:
             pause_s = min(2 * pause_s, _MOST_LATER_S)
 
     def _ends(
-        self, ask: AskBlocks, runs: tuple[int, int] | None, wait_s: float, is_over: Callable[[], bool]
+        self, rows: Rows, runs: tuple[int, int] | None, wait_s: float, is_over: Callable[[], bool]
     ) -> dict[int, dict[bytes, int]]:
         """Return how far runs had come, as far as any archive has heard: by run and key the next number told."""
         told: dict[int, dict[bytes, int]] = {}
         if runs is None:
             return told
-        asked = AskEnds(slice_id=ask.slice_id, first=runs[0], stop=runs[1], prefix=ask.prefix)
+        asked = AskEnds(slice_id=rows.ask.slice_id, first=runs[0], stop=runs[1], prefix=rows.ask.prefix)
         for endpoint in self._order:
             for _ in self._attempts(endpoint, wait_s, is_over):
                 with suppress(ArchiveError), self._asking(endpoint, is_over) as asking:
-                    for epoch, key, following in _all_ends(asking, asked):
+                    for epoch, key, following in filter(rows.wants_end, _all_ends(asking, asked)):
                         of_run = told.setdefault(epoch, {})
                         of_run[key] = max(following, of_run.get(key, 0))
                     break
@@ -395,7 +395,7 @@ class ArchiveClient:
 
     def _with_lacking(
         self,
-        ask: AskBlocks,
+        rows: Rows,
         found: Fetched | Gone | Later,
         seen: Seen,
         wait_s: float,
@@ -404,9 +404,9 @@ class ArchiveClient:
     ) -> Iterator[Block | Missing | Later]:
         """Yield what an archive has brought, and before that what it lacks there, of other archives or as Missing."""
         if seen.is_wanted(found):
-            told = self._ends(ask, seen.untold(found), wait_s, is_over)
+            told = self._ends(rows, seen.untold(found), wait_s, is_over)
             if lacks := seen.lacking(found, told):
-                yield from self._of_others(ask.slice_id, lacks, wait_s, is_over, seen.without(endpoint))
+                yield from self._of_others(rows.ask.slice_id, lacks, wait_s, is_over, seen.without(endpoint))
             if not isinstance(found, Gone):
                 yield found.block if isinstance(found, Fetched) else found
 

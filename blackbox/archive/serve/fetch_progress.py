@@ -6,7 +6,7 @@ archive goes on where it was itself, and what others have brought is left out he
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -26,9 +26,18 @@ class Rows:
     """Which rows of the blocks that come are wanted and new, also when another archive goes on."""
 
     def __init__(
-        self, ask: AskBlocks, *, tells_later: bool = False, following: Mapping[bytes, Position] | None = None
+        self,
+        ask: AskBlocks,
+        *,
+        tells_later: bool = False,
+        following: Mapping[bytes, Position] | None = None,
+        prefixes: Collection[bytes] = (b"",),
     ) -> None:
-        """`tells_later`: the caller is told when there are no more blocks for now. `following`: what comes next."""
+        """`tells_later`: the caller is told when there are no more blocks for now. `following`: what comes next.
+
+        `prefixes`: what keys begin with that are wanted.
+        """
+        self._prefixes = tuple(prefixes)
         self.ask, self.tells_later = ask, tells_later
         self._next = dict(following or {})
         self._cursors: dict[str, Cursor] = {}
@@ -53,6 +62,14 @@ class Rows:
             return self.begin(endpoint)
         return msgspec.structs.replace(self.ask, start=start, start_ns=None)
 
+    def wants(self, key: bytes) -> bool:
+        """Whether a key is wanted; without keys all is."""
+        return self.ask.key is not None or key.startswith(self._prefixes)
+
+    def wants_end(self, end: tuple[int, bytes, int]) -> bool:
+        """Whether the end of a run is of a key that is wanted."""
+        return self.wants(end[1])
+
     def is_over(self, _epoch: int) -> bool:
         """Return False: what follows is wanted whatever run has begun."""
         return False
@@ -73,6 +90,8 @@ class Rows:
             self._told.add(found)
             return found
         block = found.block
+        if not self.wants(block.key):
+            return None
         first, stop, at = found.first_row, block.count, self._skipped.get(block.key)
         if at is not None and block.epoch < at.epoch:
             return None
@@ -142,6 +161,15 @@ class RowsOfRanges:
             Gone(each.epoch, each.first, each.stop - each.first, self._why.get((each.key, each.epoch), ""), each.key)
             for each in self.left
         ]
+
+
+def common_prefix(prefixes: Collection[bytes]) -> bytes:
+    """Return what all of some prefixes begin with."""
+    first, last = min(prefixes, default=b""), max(prefixes, default=b"")
+    size = 0
+    while size < min(len(first), len(last)) and first[size] == last[size]:
+        size += 1
+    return first[:size]
 
 
 class Seen:
@@ -276,6 +304,8 @@ class RowsOfRuns:
             return found if not self._has_keys and self._epoch <= found.epoch < self._stop else None
         block = found.block
         self._is_past |= block.epoch >= self._stop
+        if not self._rows.wants(block.key):
+            return None
         if self._epoch < block.epoch < self._stop:
             self._epoch, self._following = block.epoch, {}
         first = max(found.first_row, block.row_from(self._following.get(block.key, 0)))
