@@ -1,8 +1,8 @@
 """Which thread goes first when several want the same core.
 
 Linux lets a thread that runs go on for a slice of time, even where it is a nice one, before another that has just been
-woken gets the core. One with a long slice is the exception: whoever wakes with a shorter one goes before it at once
-(since Linux 6.12; before that only niceness counts).
+woken gets the core. One with a longer slice than the other's is the exception: it gives way at once (since Linux 6.12;
+before that only niceness counts). A slice that is much longer would also have it wait longer for its turn.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import platform
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final
 
 _NICE: Final = 15
-_LONG_SLICE_NS: Final = 4_000_000
-"""More than the 0.7 to 3 ms that others have. Much more would also have it wait longer for its turn."""
-_SYSTEM_CALL: Final = {"x86_64": 314, "aarch64": 274}.get(platform.machine())
-"""The number of sched_setattr, which older C libraries lack."""
+_TIMES: Final = 1.1
+"""A slice is so many times longer than others', where its thread is to give way."""
+_SET, _GET = {"x86_64": (314, 315), "aarch64": (274, 275)}.get(platform.machine(), (0, 0))
+"""The numbers of sched_setattr and sched_getattr, which older C libraries lack."""
 
 
 class _Attributes(ctypes.Structure):
@@ -39,22 +39,25 @@ class _Attributes(ctypes.Structure):
 
 
 def let_others_go_first() -> None:
-    """Have Linux mostly run this thread when others leave cores free: live data goes before the past.
-
-    So it is for threads that this one starts from now on.
-    """
+    """Have Linux mostly run this thread when others leave cores free: live data goes before the past."""
     if sys.platform == "linux":
-        me = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, me, _NICE)
-        _set_slice(me, _LONG_SLICE_NS)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+
+
+def give_way() -> None:
+    """Have this thread, and those that it starts from now on, give their core at once to whoever wakes.
+
+    They get as much time as before.
+    """
+    _set_slice(threading.get_native_id(), _TIMES)
 
 
 @contextmanager
-def patience(threads: Sequence[threading.Thread]) -> Iterator[None]:
-    """Have threads give their core at once to whoever wakes, until the block ends; they get as much time as before."""
+def giving_way(threads: Sequence[threading.Thread]) -> Iterator[None]:
+    """Have threads do as `give_way` says until the block ends."""
     known = [thread.native_id for thread in threads if thread.native_id is not None]
     for each in known:
-        _set_slice(each, _LONG_SLICE_NS)
+        _set_slice(each, _TIMES)
     try:
         yield
     finally:
@@ -62,11 +65,13 @@ def patience(threads: Sequence[threading.Thread]) -> Iterator[None]:
             _set_slice(each, 0)
 
 
-def _set_slice(thread: int, slice_ns: int) -> None:
-    """Have Linux run a thread for so long at a time; 0: as it does unless told. A thread that has ended is no error."""
-    if sys.platform != "linux" or _SYSTEM_CALL is None:
+def _set_slice(thread: int, times: float) -> None:
+    """Make a thread's slice so many times longer; 0: as long as that of others. Where that cannot be, do nothing."""
+    if sys.platform != "linux" or not _SET:
         return
-    with suppress(ProcessLookupError):
-        nice = os.getpriority(os.PRIO_PROCESS, thread)
-        wanted = _Attributes(ctypes.sizeof(_Attributes), os.SCHED_OTHER, nice=nice, slice_ns=slice_ns)
-        ctypes.CDLL(None).syscall(_SYSTEM_CALL, thread, ctypes.byref(wanted), 0)
+    libc, wanted = ctypes.CDLL(None), _Attributes()
+    size = ctypes.sizeof(wanted)
+    is_known = libc.syscall(_GET, thread, ctypes.byref(wanted), size, 0) == 0
+    if is_known and wanted.policy in (os.SCHED_OTHER, os.SCHED_BATCH) and wanted.slice_ns:
+        wanted.slice_ns = round(times * wanted.slice_ns)
+        libc.syscall(_SET, thread, ctypes.byref(wanted), 0)

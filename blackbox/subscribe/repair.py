@@ -19,7 +19,7 @@ import zmq
 from blackbox.block.block import Block
 from blackbox.errors import BlackBoxError, SubscriberError
 from blackbox.native.limits import Needs, start_thread
-from blackbox.native.priority import let_others_go_first, patience
+from blackbox.native.priority import give_way, giving_way, let_others_go_first
 from blackbox.subscribe.join_state import (
     BEGIN,
     GIVE_UP,
@@ -220,14 +220,15 @@ class Repairer:
             finally:
                 self._has_begun.set()
             if self._since is not None:
+                give_way()
                 let_others_go_first()
-                with patience(self._threads):
+                with giving_way(self._threads):
                     self._begin(out, self._since)
             while not self._over.is_set():
                 self._sleep(None if self._queue.answers else _PROBE_S)
                 self._spread()
                 while not self._over.is_set() and self._join.phase != JoinPhase.LIVE:
-                    with patience(self._threads):
+                    with giving_way(self._threads):
                         self._catch_up(out)
                 if self._queue.asked != self._taken:
                     self._answer(out)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from blackbox.native.priority import let_others_go_first, patience
+from blackbox.native.priority import give_way, giving_way, let_others_go_first
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone")
 
@@ -29,33 +29,38 @@ def in_thread(run: Callable[[], None]) -> None:
 
 
 def test_threads_that_are_started_from_one_that_gives_way_do_so_too() -> None:
-    found: list[tuple[int, int]] = []
+    found: list[int] = []
 
     def note() -> None:
-        me = threading.get_native_id()
-        found.append((os.getpriority(os.PRIO_PROCESS, me), slice_ns(me)))
+        found.append(slice_ns(threading.get_native_id()))
 
-    def give_way() -> None:
+    def run() -> None:
         note()
-        let_others_go_first()
+        give_way()
         note()
         in_thread(note)
 
-    in_thread(give_way)
-    (_, before_ns), given_way, inherited = found
-    assert given_way == inherited
-    assert given_way[0] == 15
-    assert before_ns == 0 or given_way[1] > before_ns
+    in_thread(run)
+    before_ns, given_way_ns, inherited_ns = found
+    assert given_way_ns == inherited_ns
+    assert before_ns == 0 or before_ns < given_way_ns < 2 * before_ns
 
 
-def test_patience_ends_with_its_block_also_where_a_thread_has_ended() -> None:
-    begun, over = threading.Event(), threading.Event()
+def test_others_go_before_a_thread_that_is_nice() -> None:
+    found: list[int] = []
 
-    def wait() -> None:
-        begun.set()
-        over.wait()
+    def run() -> None:
+        let_others_go_first()
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
 
-    ended, waiting = threading.Thread(target=begun.wait), threading.Thread(target=wait)
+    in_thread(run)
+    assert found == [15]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) < 15
+
+
+def test_giving_way_ends_with_its_block_also_where_a_thread_has_ended() -> None:
+    over = threading.Event()
+    waiting, ended = threading.Thread(target=over.wait), threading.Thread(target=int)
     waiting.start()
     ended.start()
     ended.join()
@@ -63,7 +68,7 @@ def test_patience_ends_with_its_block_also_where_a_thread_has_ended() -> None:
     assert me is not None
     before_ns = slice_ns(me)
     try:
-        with patience([ended, waiting, threading.Thread()]):
+        with giving_way([ended, waiting, threading.Thread()]):
             assert before_ns == 0 or slice_ns(me) > before_ns
         assert slice_ns(me) == before_ns
     finally:

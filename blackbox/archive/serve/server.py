@@ -31,7 +31,7 @@ from blackbox.errors import ArchiveError, BlackBoxError, ConfigError
 from blackbox.feed.endpoint import check_archive
 from blackbox.feed.feed import Feed
 from blackbox.native.limits import Needs
-from blackbox.native.priority import let_others_go_first
+from blackbox.native.priority import give_way, let_others_go_first
 from blackbox.transport.context import allow_ipv6, new_context
 from blackbox.transport.gate import Gate, open_gate
 from blackbox.transport.keep_alive import keep_alive
@@ -134,7 +134,7 @@ class ArchiveServer:
         return ArchiveStatistics(**self._counts, refused_peers=self._gate.refused if self._gate is not None else 0)
 
     def _serve(self) -> None:
-        let_others_go_first()  # the thread that sends for it is started from here, and does as well
+        give_way()  # so does the thread that sends for it, which is started from here
         with ExitStack() as stack:
             context = stack.enter_context(new_context("archive", _NEEDS))
             if self._feed is not None:
@@ -152,6 +152,7 @@ class ArchiveServer:
                 if self._gate is not None:
                     self._gate.secure(socket, endpoint)
                 bind(socket, endpoint, "archive endpoint")
+            let_others_go_first()
             pieces = Pieces(self.directory)
             for frames in self._thread.requests(socket):
                 began = time.monotonic()
