@@ -164,6 +164,23 @@ def test_many_ranges_are_one_request(tmp_path: Path) -> None:
     assert {n for n in range(50_000) if n % 100 < 20} <= set(found)
 
 
+def test_an_index_is_looked_at_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a part holds nothing that is wanted: what stands behind it comes all the same."""
+    feed = archived_feed()
+    recorded(tmp_path, feed, 40_000)
+    (day,) = days_of(tmp_path, feed)
+    segment = Recording.open(day).segments([0])[0][1][0]
+    late_ns = int(segment.entries["max_ts_recv"][-2]) + 1
+    assert len(segment.entries) > 4
+    monkeypatch.setattr(piece_reading, "_ENTRIES", 2)
+    with ArchiveServer(tmp_path / feed.name, feed.archives) as archive:
+        assert all_numbers(ArchiveClient(feed).blocks(0)) == list(range(40_000))
+        late = all_numbers(ArchiveClient(feed).blocks(0, start_ns=late_ns))
+        assert 0 < len(late) < 40_000
+        assert late == list(range(40_000 - len(late), 40_000))
+        assert archive.statistics().refused == 0
+
+
 def test_what_one_archive_lacks_is_asked_of_the_next_one(tmp_path: Path) -> None:
     feed = archived_feed(2)
     places = [tmp_path / "a", tmp_path / "b"]
