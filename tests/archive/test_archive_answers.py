@@ -263,7 +263,7 @@ def test_a_range_of_times_is_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize("by_key", [True, False])
 def test_an_archive_that_is_killed_in_an_answer_is_followed_by_the_next_one(tmp_path: Path, by_key: bool) -> None:
     feed = archived_feed(2)
-    epoch = recorded(tmp_path, feed, 30_000)
+    epoch = recorded(tmp_path, feed, 120_000)
     path = tmp_path / "feed.toml"
     path.write_text(f'name = "{feed.name}"\n[[slices]]\nendpoints = {list(feed.slices[0].endpoints)}\nshare = [0, 1]\n')
     with (
@@ -277,7 +277,7 @@ def test_an_archive_that_is_killed_in_an_answer_is_followed_by_the_next_one(tmp_
         found = numbers(next(asked))  # type: ignore[arg-type]
         assert second.statistics().answered == 0
         first.process.kill()
-        assert found + all_numbers(asked) == list(range(30_000))
+        assert found + all_numbers(asked) == list(range(120_000))
         assert second.statistics().answered > 1
 
 
