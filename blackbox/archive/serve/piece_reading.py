@@ -100,13 +100,15 @@ class PieceReading:
         if ask.ranges and until < 0 and len(chosen):
             until = int(chosen["stop"][-1])  # what ends a range may stand further on, where keys share a bit
         chosen = chosen[:many]
+        apart = numpy.flatnonzero(chosen["stop"][:-1] != chosen["start"][1:]) + 1
         spans = [
-            Span(segment, max(start, low), high)
-            for low, high in zip(chosen["start"].tolist(), chosen["stop"].tolist(), strict=True)
+            Span(segment, max(start, int(together["start"][0])), int(together["stop"][-1]))
+            for together in numpy.split(chosen, apart)
+            if len(together)
         ]
         limit = until if until >= 0 else EVERYTHING
         self._damage += [each for each in segment.damage if start <= each.offset < limit]
-        for recorded, offset, after in self._blocks_in(segment, spans):
+        for recorded, offset, after in self._blocks_in(segment, spans) if spans else ():
             is_last = not self._add(recorded, Place(segment.number, offset))
             if is_last or self._bytes >= PIECE_BYTES or len(self._blocks) == PIECE_BLOCKS:
                 # What is damaged behind it is told by the next piece.
