@@ -57,6 +57,10 @@ class NotConfirmedError(SubscriberError, TimeoutError):
     """A publisher did not confirm the subscription within the timeout."""
 
 
+class RightsError(SubscriberError):
+    """A publisher or an archive does not give what was asked for: the key has no right to it, or has too much."""
+
+
 class SilentPublisherError(SubscriberError, TimeoutError):
     """Nothing came from a publisher for the time that the caller allows, and it has not said that it ends."""
 

@@ -57,7 +57,9 @@ FLAG_RECORDED: Final = 128
 """Never travels: a subscriber notes with it in its copy of a header that an archive has brought the block."""
 FLAG_NUMBERS: Final = 256
 """Data only: the column `topic_numbers` is there, so that a receiver need not look each topic up by its name."""
-KNOWN_FLAGS: Final = 127 | FLAG_NUMBERS
+FLAG_REFUSED: Final = 512
+"""Control only, in place of a confirmation: topics are prefixes that are not in force, payloads say why not."""
+KNOWN_FLAGS: Final = 127 | FLAG_NUMBERS | FLAG_REFUSED
 
 OFFSET_MAGIC: Final = 0
 OFFSET_VERSION: Final = 4

@@ -44,6 +44,7 @@ _FEED_RANGES = {
     "heartbeat_ns": (10**6, 3_600 * 10**9),
     "max_lag_ns": (1, 2**63 - 1),
     "max_topics": (1, 2**31 - 1),
+    "max_subscriptions": (1, 2**31 - 1),
 }
 
 
@@ -233,6 +234,11 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Distinct topics that one slice may have. Unit: topics. Default: 1,048,576.
 
     Bounds the memory of publisher and subscriber."""
+
+    max_subscriptions: int = 524_288
+    """Prefixes that one connection may subscribe to in a slice. Unit: prefixes. Default: 524,288.
+
+    Further ones are refused, and told. Applies to publishers and relays."""
 
     time_zone: str = "UTC"
     """Time zone of the session dates by which recordings rotate, such as `America/New_York`. Default: UTC.

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Final
 
 import numpy
 import zmq
 
+from blackbox.block.block import Block
 from blackbox.block.encode import Origin
+from blackbox.block.format import FLAG_LINE_B, FLAG_REFUSED
+from blackbox.publish.peers import Why
 from blackbox.publish.send_loop import send_control
 from blackbox.publish.sender_state import Sender
 from blackbox.publish.subscriptions import Asked, Subscriptions
@@ -68,6 +71,32 @@ def send_control_blocks(
     return int(made), sent.tobytes()
 
 
+def send_refusal(
+    socket: zmq.Socket[bytes], ask: Asked, refused: Mapping[bytes, Why], origin: Origin, wait: bool
+) -> bool:
+    """Answer who was refused some of what it asked for: the rest is in force. False: it has no room for that now.
+
+    `wait`: whether the socket waits for slow subscribers afterwards.
+    """
+    block = Block.encode_sequences(
+        ask.key,
+        {prefix: int(why) for prefix, why in refused.items()},
+        slice_id=origin.slice_id,
+        key_bytes=origin.key_bytes,
+        epoch=max(1, origin.epoch),
+        ts_out=time.time_ns(),
+        flags=FLAG_REFUSED | (FLAG_LINE_B if ask.line else 0),
+    )
+    socket.setsockopt(zmq.XPUB_NODROP, 1)
+    try:
+        socket.send_multipart(block.frames, zmq.DONTWAIT)
+    except zmq.Again:
+        return False
+    finally:
+        socket.setsockopt(zmq.XPUB_NODROP, wait)
+    return True
+
+
 class Answers:
     """Sends the confirmations that are due, one body for all of them.
 
@@ -81,13 +110,15 @@ class Answers:
         lines: int,
         send: Callable[[int, bytes, int, Full], tuple[int, bytes]],
         waits: Callable[[], int] | None,
+        refuse: Callable[[Asked, Mapping[bytes, Why]], bool],
     ) -> None:
         """`send` gets a line, keys side by side, how many, and what to do when a queue is full.
 
         It returns as `send_control_blocks`. `waits`: how often blocks have waited for slow subscribers; None: they are
-        dropped.
+        dropped. `refuse` gets what is asked for and what was refused; it returns as `send_refusal`.
         """
         self._subscriptions, self._lines, self._send, self._waits = subscriptions, lines, send, waits
+        self._refuse = refuse
         self._waits_before = self._waited_for = 0
         self._at_ns = self._wait_again_ns = 0
 
@@ -105,6 +136,7 @@ class Answers:
         late: list[Asked] = []
         for line in range(self._lines):
             due = [ask for ask in self._subscriptions.asked.values() if ask.line == line and is_due(ask)]
+            due = [ask for ask in due if not self._is_refused(ask)]
             sent_bytes, left = self._send_to(line, due, Full.KEEP)
             body_bytes += sent_bytes
             late += [ask for ask in left if ask.since <= since]
@@ -118,6 +150,14 @@ class Answers:
         if self._subscriptions.asked and body_bytes == 0:
             pause_ns = max(pause_ns, _AGAIN_NS)
         self._at_ns = time.monotonic_ns() + pause_ns
+
+    def _is_refused(self, ask: Asked) -> bool:
+        """Whether who asks was refused something; it is told so then."""
+        refused = self._subscriptions.refused_to(ask)
+        if refused and self._refuse(ask, refused):
+            with self._subscriptions.changed:
+                self._subscriptions.was_told(ask)
+        return bool(refused)
 
     def _send_to(self, line: int, asks: list[Asked], full: Full) -> tuple[int, list[Asked]]:
         """Answer those; return the bytes that were sent, and who has no room."""

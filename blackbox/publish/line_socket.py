@@ -27,19 +27,9 @@ def open_xpub(
     # Whoever would be authenticated must speak ZMTP 3: libzmq tells no descriptor of what comes by older
     # versions. Without a gate there is no authenticator, so those that do are let in.
     socket.setsockopt(zmq.ZAP_DOMAIN, b"blackbox")
+    socket.setsockopt(zmq.XPUB_MANUAL, 1)  # each subscription is decided upon: see `subscription_reader`
     allow_ipv6(socket, endpoint)
     if wait_ms is not None:
         socket.setsockopt(zmq.XPUB_NODROP, 1)
         socket.sndtimeo = wait_ms
     return socket
-
-
-def open_probe(context: zmq.Context[zmq.Socket[bytes]], xpub: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    """Return a subscriber of a line in this process: when it alone has a filter, and withdraws it, nobody has it."""
-    place = f"inproc://blackbox-probe-{id(xpub)}"
-    xpub.bind(place)
-    probe = context.socket(zmq.SUB)
-    probe.linger = 0
-    probe.sndhwm = 0  # it never handles what libzmq tells it, that its queue has room again among it
-    probe.connect(place)
-    return probe

@@ -11,17 +11,20 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+import numpy
 import zmq
 
 from blackbox.block.acknowledgement import MOST_BYTES
 from blackbox.block.format import MOST_WANT_BYTES
 from blackbox.native.limits import Needs, start_thread
+from blackbox.publish.peers import PeerStatistics
 from blackbox.publish.sender_state import SenderState
-from blackbox.publish.subscriptions import MOST_USELESS, MOST_WANTS, Subscriptions
+from blackbox.publish.subscriptions import MOST_WANTS, Subscriptions
 from blackbox.transport.connections import Connection, Connections, Failure
 from blackbox.transport.gate import Gate
 from blackbox.transport.keep_alive import GIVEN_UP_S
 from blackbox.transport.shared_memory_writer import NO_WRITER, SharedWriter, WriterAt
+from blackbox.transport.socket_cookie import COOKIE_SCRATCH_WORDS, socket_cookie
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
 log = logging.getLogger("blackbox")
@@ -140,6 +143,7 @@ class Guard:
         self._looked_at = self._judged_taken_at = self._made_room_at = time.monotonic()
         self.shared: SharedWriter | None = None
         """Shared memory that readers may join, if there is any; set before the start, closed with this."""
+        self._scratch = numpy.zeros(COOKIE_SCRATCH_WORDS, numpy.int64)
         self._wake = Pipe()
         self._thread = threading.Thread(target=self._run, name=f"blackbox-guard-{slice_id}", daemon=True)
 
@@ -162,6 +166,36 @@ class Guard:
             self.shared = None
         for connections in self._watched.values():
             connections.close()
+
+    def peers(self) -> list[PeerStatistics]:
+        """Return what is known of each connection that has asked for something."""
+        now, records = time.monotonic(), {each.fd: (each, record) for each, record in list(self._records.items())}
+        found = []
+        for line in range(self._subscriptions.lines):
+            with self._subscriptions.changed:
+                peers = self._subscriptions.peers(line)
+            for peer in peers:
+                connection, record = records.get(peer.fd, (None, None))
+                if connection is None or record is None or connection.address != peer.address:
+                    taken, unsent, behind_s = 0, 0, 0.0
+                else:
+                    taken, unsent = connection.taken, connection.unsent
+                    behind_s = now - record.moved_at if unsent else 0.0
+                found.append(
+                    PeerStatistics(
+                        slice_id=self._slice_id,
+                        line="AB"[line],
+                        address=peer.address,
+                        key=peer.name,
+                        since_ns=peer.since_ns,
+                        subscriptions=len(peer.filters),
+                        refused=peer.refusals,
+                        taken_bytes=taken,
+                        unsent_bytes=unsent,
+                        behind_s=behind_s,
+                    )
+                )
+        return found
 
     @property
     def _times(self) -> int:
@@ -239,10 +273,11 @@ class Guard:
         if judges_taken:
             self._judged_taken_at = now
         records: dict[Connection, _Record] = {}
-        unwelcome: dict[int, str] = {}
+        self._find_unwelcome()
+        unwelcome: dict[tuple[int, int], str] = {}
         while self._subscriptions.unwelcome:
-            fd, why = self._subscriptions.unwelcome.popitem()
-            unwelcome[fd] = why
+            who, why = self._subscriptions.unwelcome.popitem()
+            unwelcome[who] = why
         for line, connections in self._watched.items():
             found = connections.look()
             self._tell_failures(line, connections)
@@ -254,12 +289,11 @@ class Guard:
                     self._judge_taken(connection, record, now)
                     self._judge_answered(connection, record, now)
                 # What a connection that is gone has sent may be read when another has its descriptor.
-                if connection.fd in unwelcome and connection.received > MOST_USELESS:
-                    self._end(connection, unwelcome[connection.fd])
+                who = connection.fd, socket_cookie(connection.fd, self._scratch.ctypes.data) if unwelcome else 0
+                if who in unwelcome:
+                    self._end(connection, unwelcome[who])
             self._make_room(line, found, now, wants=False)
             self._make_room(line, found, now, wants=True)
-        for gone in self._records.keys() - records.keys():
-            self._subscriptions.forget(gone.fd)
         self._records = records
         is_closing = self.closing_since < now
         patience = PATIENCE_S if is_closing else _DEAF_S
@@ -271,21 +305,31 @@ class Guard:
             self._end(connection, f"it has taken next to nothing for {now - records[connection].moved_at:.1f} s")
         self.deaf = deaf[max(0, more) :]
 
+    def _find_unwelcome(self) -> None:
+        """Have those connections ended whose rights have changed, and those that must ask once more."""
+        subscriptions = self._subscriptions
+        if self.gate is not None and self.gate.look():
+            with subscriptions.changed:
+                for peer in (peer for line in self._watched for peer in subscriptions.peers(line) if peer.key):
+                    if self.gate.rights_of(peer.key) != (peer.name, peer.may):
+                        subscriptions.unwelcome[peer.fd, peer.cookie] = f"the rights of {peer.called} have changed"
+        subscriptions.find_late()
+
     def _make_room(self, line: int, found: list[Connection], now: float, *, wants: bool) -> None:
         """Where a line has too many filters, end connections that may hold most of them, until the rest fit."""
-        first, shared = self._subscriptions.asked_first(line, wants=wants)
+        of_fd, distinct = self._subscriptions.held(line, wants=wants)
         most = MOST_WANTS if wants else self._subscriptions.most_filters
-        over = sum(first.values()) + shared - most
+        over = distinct - most
         settles = now - self._made_room_at < _REMOVAL_S or self._subscriptions.is_behind
         if over <= (most if settles else 0):
             return
         self._made_room_at = now
-        # A filter that others have, too, is not heard: but a peer's bytes bound how many it may have.
-        held = {each: min(each.received // _LEAST_FILTER_BYTES, first.get(each.fd, 0) + shared) for each in found}
+        # What was read of a connection that is gone may count for who has its descriptor: its bytes bound that.
+        held = {each: min(each.received // _LEAST_FILTER_BYTES, of_fd.get(each.fd, 0)) for each in found}
         for connection in sorted(found, key=held.__getitem__, reverse=True):
             if over > 0:
                 over -= held[connection]
-                self._end(connection, f"there were more than {most} distinct filters, up to {held[connection]} its own")
+                self._end(connection, f"there were more than {most} distinct filters, {held[connection]} its own")
 
     def _judge_sent(self, connection: Connection, record: _Record, seconds: float) -> None:
         sent = (connection.received - record.received) / self._times

@@ -39,6 +39,7 @@ from blackbox.publish.batcher import (
 )
 from blackbox.publish.demand import Demand, Listener
 from blackbox.publish.outbox import NO_OUTBOX, Again, OutboxSlice, PublisherOutbox
+from blackbox.publish.peers import PeerStatistics, most_of
 from blackbox.publish.ring import ASKED, RECORD_BYTES, TAIL, FullError, LargePayloadError, Packers, Ring
 from blackbox.publish.sender_state import SenderState
 from blackbox.publish.slice_sender import SliceSender, needs_of
@@ -94,6 +95,14 @@ class PublisherStatistics(msgspec.Struct, frozen=True):
     """How far each recorder of each slice is."""
     refused_peers: int = 0
     """Connections that were refused for their key, for another key of ours, or for none (`[security]`)."""
+    refused: int = 0
+    """Subscriptions that were refused: the key had no right to them, or the connection had as many as it may."""
+    peers: tuple[PeerStatistics, ...] = ()
+    """Connections that have subscribed, of each slice and line: the 100 with most subscriptions."""
+    other_peers: int = 0
+    """Further ones."""
+    subscriptions: int = 0
+    """What all connections have in force, each counted for itself."""
 
 
 def _bytes_of(payload: object) -> bytes:
@@ -574,6 +583,7 @@ class Publisher:
 
     def statistics(self) -> PublisherStatistics:
         """Return a snapshot of the counters."""
+        peers = most_of(peer for sender in self._senders for peer in sender.guard.peers())
         total = SenderState.sum_of([sender.sent for sender in self._senders] or [SenderState()])
         return PublisherStatistics(
             messages=total.messages,
@@ -588,6 +598,10 @@ class Publisher:
             put_out=sum(sender.guard.put_out for sender in self._senders),
             recorders=tuple(position for sender in self._senders for position in sender.recorders()),
             refused_peers=sum(sender.guard.refused for sender in self._senders),
+            refused=sum(sender.subscriptions.refused for sender in self._senders),
+            peers=peers.shown,
+            other_peers=peers.others,
+            subscriptions=peers.subscriptions,
         )
 
     def close(self, timeout: float = 30.0) -> None:

@@ -6,7 +6,6 @@ from typing import Final, NamedTuple
 
 import numpy
 
-from blackbox.block.acknowledgement import MOST_BYTES
 from blackbox.block.encode import (
     Origin,
     Rows,
@@ -25,7 +24,7 @@ from blackbox.block.format import (
     OFFSET_BODY_BYTES,
     OFFSET_COUNT,
 )
-from blackbox.native.intrinsics import bytes_at, copy_bytes, fence, inner, int32s_at, uint32_at
+from blackbox.native.intrinsics import bytes_at, copy_bytes, fence, inner, uint32_at
 from blackbox.native.jit import njit
 from blackbox.native.kept_arguments import kept_at
 from blackbox.native.posix import barrier_of_all_threads, monotonic_ns, now_ns, poke, sleep_microseconds
@@ -71,17 +70,13 @@ from blackbox.transport.libzmq import (
     EAGAIN,
     POLLIN,
     SNDMORE,
-    SRCFD,
     close_messages,
     msg_close,
     msg_copy,
     msg_data,
-    msg_get,
     msg_init,
     msg_init_size,
-    msg_recv,
     msg_send,
-    msg_size,
     socket_events,
     wait_readable,
     zmq_errno,
@@ -99,9 +94,6 @@ FAILED: Final = 4
 EPOCH: Final = 5
 """`send_until` returned because all was sent, and `SenderState.next_epoch` is to begin."""
 
-SUBSCRIPTION_HEAD_BYTES: Final = 12
-KEPT_BYTES: Final = 1 + MOST_BYTES
-"""Bytes of a subscription that Python looks at; no subscription of ours is longer."""
 _HEARTBEAT = numpy.frombuffer(HEARTBEAT_KEY, numpy.uint8)
 
 _IN_FLIGHT_NS: Final = 2_000
@@ -342,30 +334,6 @@ def _note_sent(sender: Sender) -> None:
     state = sender_state_at(sender.state)
     state.passes += 1
     state.sent_at = monotonic_ns()
-
-
-@njit(nogil=True, cache=True)
-def read_subscriptions(sender: Sender, line: int, target: int, room: int) -> int:
-    """Read subscriptions and unsubscriptions into `room` bytes, return bytes used: what is left waits for its turn.
-
-    Each as three int32, bytes that follow, the descriptor that it came on, or -1, and its own bytes; then KEPT_BYTES of
-    it at most. Many at once, so that a sender needs the interpreter once, however busy others keep it.
-    """
-    socket = sender.socket_b if line else sender.socket_a
-    message = sender.scratch.ctypes.data + BODY_AT
-    msg_init(message)
-    used = 0
-    while room - used >= SUBSCRIPTION_HEAD_BYTES + KEPT_BYTES and msg_recv(message, socket, DONTWAIT) >= 0:
-        size = msg_size(message)
-        kept = min(size, KEPT_BYTES)
-        head = int32s_at(target + used, 3)
-        head[0] = kept
-        head[1] = msg_get(message, SRCFD)
-        head[2] = size
-        copy_bytes(target + used + SUBSCRIPTION_HEAD_BYTES, msg_data(message), kept)
-        used += (SUBSCRIPTION_HEAD_BYTES + kept + 3) & -4
-    msg_close(message)
-    return used
 
 
 @inner

@@ -22,15 +22,15 @@ from blackbox.native.limits import Needs, start_thread
 from blackbox.native.posix import allow_barriers
 from blackbox.publish import send_loop as send
 from blackbox.publish.acknowledgements import RecorderPosition, What, in_words
-from blackbox.publish.answers import SURELY_S, Answers, Full, send_control_blocks
+from blackbox.publish.answers import SURELY_S, Answers, Full, send_control_blocks, send_refusal
 from blackbox.publish.batcher import Encoder, make_selection
 from blackbox.publish.demand import Demand
-from blackbox.publish.line_socket import open_probe, open_xpub
+from blackbox.publish.line_socket import open_xpub
 from blackbox.publish.outbox import NO_OUTBOX, OutboxSlice
 from blackbox.publish.peer_guard import GUARD_NEEDS, Guard
 from blackbox.publish.ring import DRAINING, ENDING, Ring, discard
 from blackbox.publish.sender_state import SCRATCH_WORDS, Sender, SenderState
-from blackbox.publish.subscriptions import resolve_doubts, split_changes
+from blackbox.publish.subscription_reader import SubscriptionReader, read_subscriptions
 from blackbox.publish.wanted import WantedKeys, cover
 from blackbox.transport.context import CONTEXT_NEEDS, close_context, open_context, pin_thread, wake_on_time
 from blackbox.transport.gate import Gate, open_gate
@@ -77,7 +77,7 @@ def needs_of(part: Slice) -> tuple[Needs, ...]:
 
 
 def _sockets_of(part: Slice) -> Needs:
-    # Beside each XPUB a probe, and what watches its connections, at both ends. Shared memory: itself, and one reader.
+    # Beside each XPUB what watches its connections, at both ends. Shared memory: itself, and one reader.
     return Needs(descriptors=6 * len(part.lines) + 7 * bool(part.shared_memory))
 
 
@@ -120,8 +120,7 @@ class SliceSender:
         self._hwm_blocks = hwm_blocks
         self._max_keys = feed.max_topics if feed.key_bytes else 1
         self._deadline = 0.0
-        self._received = numpy.zeros(_RECEIVED_BYTES, numpy.uint8)
-        self._probes: list[zmq.Socket[bytes]] = []
+        self._reader: SubscriptionReader | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"blackbox-sender-{slice_id}", daemon=True)
         self.table = TopicTable(
@@ -335,7 +334,7 @@ class SliceSender:
             sender = self._sender([])
             warm_up(send.send_until, sender, self.ring.at, encoder, 0)
             warm_up(send.tell, 0, 0)
-            warm_up(send.read_subscriptions, sender, 0, 0, 0)
+            warm_up(read_subscriptions, *SubscriptionReader.warm_up_arguments())
             warm_up(send.send_control, sender, self.origin, 0, 0, 0, 0, 0, 0, 0)
             warm_up(cover, 0, 0, 0, 0, 0, 0, 0)
             self._share()
@@ -364,7 +363,9 @@ class SliceSender:
                 self.ring.turn = None
                 self.discarded = discard(self.ring.at) - self.sent.handled
             self.guard.close()
-            for socket in (*self._probes, *sockets):
+            if self._reader is not None:
+                self._reader.close()
+            for socket in sockets:
                 socket.close()
             if self._gate is not None:
                 self._gate.close()
@@ -390,8 +391,10 @@ class SliceSender:
             if not endpoint.startswith("inproc:"):
                 self.guard.watch(line, socket)
             bind(socket, endpoint, f"{what}: endpoint")
-            if not endpoint.startswith("inproc:"):
-                self._probes.append(open_probe(context, socket))
+        sent = self.sent
+        self._reader = SubscriptionReader(
+            self.subscriptions, sockets, self.part.lines, self._gate, _RECEIVED_BYTES, lambda _line: sent.passes
+        )
 
     def make_encoder(self, rows: int) -> Encoder:
         """Return an encoder of up to `rows` messages of this slice at a time, for one thread."""
@@ -439,14 +442,20 @@ class SliceSender:
             return self._send_control(sender, line, sockets[line], keys, count, full)
 
         waits = (lambda: int(self.sent.waits)) if self._wait else None
-        answers = Answers(self.subscriptions, len(sockets), send_answers, waits)
+        answers = Answers(
+            self.subscriptions,
+            len(sockets),
+            send_answers,
+            waits,
+            lambda ask, refused: send_refusal(sockets[ask.line], ask, refused, self.origin, self._wait),
+        )
         while True:
             reason = send.send_until(sender, self.ring.at, encoder, answers.due_ns)
             # A confirmation waits for a pass of the ring: what was put there before it, unwanted, then has its numbers.
             # And for what `on_demand` calls: what it makes for who asks is to be there then.
             answers.send_due(lambda ask: ask.after < self.sent.passes and self.subscriptions.is_told(ask.demand))
             if reason == send.SUBSCRIPTIONS:
-                self._read_subscriptions(sender)
+                self._read_subscriptions()
             elif reason == send.EPOCH:
                 self._begin_epoch(sender, sockets)
                 encoder = encoder._replace(origin=self.origin)
@@ -486,7 +495,7 @@ class SliceSender:
                         self._send_heartbeat(sender, line, socket, Full.DROP)
                         break
                     if socket.poll(_SEND_WAIT_MS):
-                        self._read_subscriptions(sender)
+                        self._read_subscriptions()
         with self.changed:
             self.sent.next_epoch = 0
             self.changed.notify_all()
@@ -520,7 +529,7 @@ class SliceSender:
                 repeat = time.monotonic() + _REPEAT_S
             self._check_sender()
             if any(socket.poll(_SEND_WAIT_MS) for socket in sockets):
-                self._read_subscriptions(sender)
+                self._read_subscriptions()
         for line in untold:
             self._send_heartbeat(sender, line, sockets[line], Full.DROP, FLAG_END)
         if waiting:
@@ -542,20 +551,12 @@ class SliceSender:
         reading = self.subscriptions.subscriber_count()
         return max(reading, len(self.subscriptions.answered)) if time.monotonic() < patience else reading
 
-    def _read_subscriptions(self, sender: Sender) -> None:
+    def _read_subscriptions(self) -> None:
         """Take in some of the subscriptions that have come; see to it that what is published has its turn."""
-        subscriptions, left = self.subscriptions, False
-        for line in range(len(self.part.lines)):
-            used = send.read_subscriptions(sender, line, self._received.ctypes.data, len(self._received))
-            left |= used > len(self._received) // 2
-            with self.changed:
-                for fd, size, change in split_changes(self._received[:used].tobytes()):
-                    subscriptions.note(line, fd, change, size, self.sent.passes)
-                self.changed.notify_all()
-        self.sent.read_at = time.monotonic_ns() + _READ_EVERY_NS if left else 0
-        subscriptions.is_behind = left
-        resolve_doubts(subscriptions, self._probes)
-        if subscriptions.unwelcome:
+        assert self._reader is not None, "it is made before anybody can subscribe"
+        self._reader.read()
+        self.sent.read_at = time.monotonic_ns() + _READ_EVERY_NS if self.subscriptions.is_behind else 0
+        if self.subscriptions.unwelcome:
             self.guard.look_now()
 
     def _send_control(

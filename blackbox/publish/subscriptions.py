@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import struct
+import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, Protocol
-
-import zmq
 
 from blackbox.block.acknowledgement import Acknowledgement
 from blackbox.block.format import (
@@ -24,7 +22,9 @@ from blackbox.block.format import (
     WANT_KEY,
 )
 from blackbox.feed.feed import Feed
-from blackbox.publish.send_loop import SUBSCRIPTION_HEAD_BYTES
+from blackbox.publish.peers import Peer, Why, topics_of
+
+log = logging.getLogger("blackbox")
 
 _MORE_FILTERS: Final = 4_096
 """Distinct filters of a line beyond one for each key that there may be."""
@@ -36,6 +36,10 @@ _MOST_ANSWERED: Final = 65_536
 """Confirmations sent and not yet accepted, and acceptances of a line; the oldest are forgotten."""
 MOST_USELESS: Final = 65_536
 """Bytes of filters longer than any key that one connection may ask for: libzmq keeps them, and they match nothing."""
+_MOST_LATE_S: Final = 5.0
+"""How long what a connection asks for may wait for libzmq to know whose it is."""
+_MOST_TOLD: Final = 1_000
+"""Refused keys and hosts that are told one by one."""
 SUBSCRIBE: Final = b"\1"
 UNSUBSCRIBE: Final = b"\0"
 _CONTROL: Final = frozenset((HEARTBEAT_KEY, PATH_KEY))
@@ -60,36 +64,6 @@ class Asked(NamedTuple):
     """The `demand_version` of then."""
 
 
-class _Asker:
-    """A connection that was the first to ask for some of the filters in force."""
-
-    __slots__ = ("filters", "line", "wants")
-
-    def __init__(self, line: int) -> None:
-        self.line, self.filters, self.wants = line, 0, 0
-
-    def count(self, prefix: bytes, by: int) -> None:
-        """Note one more filter of its own, or one less."""
-        if prefix.startswith(WANT_KEY):
-            self.wants += by
-        else:
-            self.filters += by
-
-
-_HEAD = struct.Struct("=iii")
-assert _HEAD.size == SUBSCRIPTION_HEAD_BYTES
-
-
-def split_changes(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Give descriptor, size and first bytes of what `read_subscriptions` read."""
-    place = 0
-    while place < len(data):
-        kept, fd, size = _HEAD.unpack_from(data, place)
-        start = place + _HEAD.size
-        yield fd, size, data[start : start + kept]
-        place = (start + kept + 3) & -4
-
-
 class RecorderNotes(Protocol):
     """Takes in what recorders tell."""
 
@@ -104,41 +78,41 @@ class RecorderNotes(Protocol):
 
 
 class Subscriptions:
-    """The filters in force on each line of a slice, who is to be told so, and who has said that it knows.
+    """The filters in force on each line of a slice, who has asked for them, and who has said that it knows.
 
     Changed by the thread that reads subscriptions, with `changed` held. Who derives from it hears of every filter that
     comes and goes by `filter_changed`.
 
-    libzmq tells when a filter is asked for by a first peer, and when nobody has it any more, and on which descriptor
-    that came; on none for inproc, and when a connection is gone. But it passes on an unsubscription of what others
-    have, too. So one that came on a descriptor is a doubt: its reader subscribes and unsubscribes itself, and hears of
-    it only if nobody else has that filter.
+    Each filter is counted once for each connection that has it. On inproc there are no connections, and who asks is
+    trusted.
 
-    Attributes: `doubts`; `unwelcome`, descriptors of connections to be ended, and why; `heard`, how many changes came
-    on each descriptor; `is_behind`, whether changes wait to be read; `most_filters`, how many a line may have
-    beside MOST_WANTS; `times_asked`, how often recorders were asked how far they are.
+    Attributes: `lines`, how many there are; `unwelcome`, descriptors and cookies of connections to be ended, and why;
+    `heard`, how many changes came on each descriptor; `is_behind`, whether changes wait to be read; `has_died`, whether
+    a connection is gone of which something is kept; `most_filters`, how many a line may have beside MOST_WANTS;
+    `most_each`, how many a connection may have; `refused`, how often one was refused; `times_asked`, how often
+    recorders were asked how far they are.
     """
 
     def __init__(self, feed: Feed, lines: int, recorders: RecorderNotes) -> None:
         self.changed = threading.Condition()
-        self.doubts: list[Place] = []
-        self.unwelcome: dict[int, str] = {}
+        self.unwelcome: dict[tuple[int, int], str] = {}
         self.heard: dict[int, int] = {}
         self.asked: OrderedDict[Place, Asked] = OrderedDict()
         self.answered: OrderedDict[Place, int] = OrderedDict()
         """Confirmations that are not yet accepted, and the descriptor that each was asked for on."""
         self._accepted: list[OrderedDict[bytes, int]] = [OrderedDict() for _ in range(lines)]
-        self._newest: dict[Place, Place] = {}
-        """What was asked for last on a line and descriptor."""
-        self._filters: list[dict[bytes, _Asker | None]] = [{} for _ in range(lines)]
-        """With each filter who asked for it first, if that is known."""
+        self._peers: list[dict[int, Peer]] = [{} for _ in range(lines)]
+        """By descriptor."""
+        self._filters: list[dict[bytes, int]] = [{} for _ in range(lines)]
+        """With each filter how many have it."""
         self._wants = [0] * lines
         """How many of them say what is wanted."""
-        self._askers: dict[int, _Asker] = {}
-        self._useless: dict[int, int] = {}
-        self.is_behind = False
-        self.times_asked = 0
+        self._told: set[tuple[str, Why]] = set()
+        self.is_behind = self.has_died = False
+        self.times_asked = self.refused = 0
         self.most_filters = (feed.max_topics if feed.key_bytes else 1) + _MORE_FILTERS
+        self.most_each = feed.max_subscriptions
+        self.lines = lines
         self._feed = feed
         self._recorders = recorders
         self._mine = [b""] * lines
@@ -157,48 +131,151 @@ class Subscriptions:
             self._mine[line] = epoch.to_bytes(8, "little") + bytes([line])
         self._recorders.begin_epoch(epoch)
 
+    # Connections
+
+    def peer(self, line: int, fd: int) -> Peer | None:
+        """Return the connection that has a descriptor."""
+        return self._peers[line].get(fd)
+
+    def peers(self, line: int) -> list[Peer]:
+        """Return the connections of a line. From other threads with `changed` held."""
+        return list(self._peers[line].values())
+
+    def meet(self, peer: Peer) -> Peer:
+        """Expect what a new connection asks for."""
+        self.heard.pop(peer.fd, None)
+        self._peers[peer.line][peer.fd] = peer
+        return peer
+
+    def forget(self, peer: Peer) -> None:
+        """Forget a connection that is gone, and what it asked for."""
+        line = peer.line
+        self._peers[line].pop(peer.fd, None)
+        for prefix in tuple(peer.filters):
+            self._leave_filter(line, peer, prefix)
+        for prefix in peer.acceptances:
+            self._accepted[line].pop(prefix, None)
+        if peer.newest is not None:
+            self.asked.pop(peer.newest, None)
+            self.answered.pop(peer.newest, None)
+
+    def admit(self, peer: Peer, change: bytes) -> bool:
+        """Whether a connection may have what it asks for; who may not is told, and counted."""
+        prefix = change[1:]
+        if change[:1] != SUBSCRIBE:
+            return peer.refused.pop(prefix, None) is None
+        why = peer.why_refused(prefix, self.most_each)
+        if why is None:
+            return True
+        peer.refuse(prefix, why)
+        self.refused += 1
+        told = peer.key or peer.address.rpartition(":")[0], why
+        if told not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add(told)
+            reason = (
+                "it has no right to that (rights.toml)"
+                if why is Why.NO_RIGHT
+                else f"it has {len(peer.filters)} subscriptions, expected at most {self.most_each} (max_subscriptions)"
+            )
+            log.warning(
+                "feed %r: refused %s the topics %r: %s; further ones are only counted",
+                self._feed.name,
+                peer.called,
+                topics_of(prefix),
+                reason,
+            )
+        return False
+
+    def refused_to(self, ask: Asked) -> dict[bytes, Why]:
+        """Return what who asks for a confirmation was refused, and still wants."""
+        peer = self._peers[ask.line].get(ask.fd)
+        return dict(peer.refused) if peer is not None else {}
+
+    def was_told(self, ask: Asked) -> None:
+        """Note that who asked for a confirmation was told of what it was refused."""
+        self.asked.pop((ask.line, ask.key), None)
+
+    def find_late(self) -> None:
+        """Have those connections ended that have waited for too long: libzmq does not know whose their words are."""
+        since = time.monotonic() - _MOST_LATE_S
+        with self.changed:
+            for peer in (peer for of_line in self._peers for peer in of_line.values()):
+                if peer.late and peer.late_since < since:
+                    self.unwelcome[peer.fd, peer.cookie] = "what it asked for was lost: it is to ask again"
+
+    # What they ask for
+
     def note(self, line: int, fd: int, change: bytes, size: int, after: int) -> None:
         """Take in a subscription or unsubscription of `size` bytes, of which `change` are the first.
 
         `after`: as in `Asked`.
         """
+        peer = None
         if fd >= 0:
+            peer = self._peers[line].get(fd) or self.meet(Peer(line, fd))
             self.heard[fd] = self.heard.get(fd, 0) + 1
         what, prefix = change[:1], change[1:]
         if what == UNSUBSCRIBE:
-            self._withdraw(line, fd, prefix)
+            self._withdraw(line, fd, peer, prefix)
         elif what == SUBSCRIBE:
             of_keys = prefix.removeprefix(SHARED_KEY)
             lets_through = len(of_keys) <= self._feed.key_bytes and of_keys[:1] != b"\0"
             if prefix in _CONTROL or lets_through or is_want(prefix, size):
-                self._add_filter(line, fd, prefix)
+                self._add_filter(line, peer, prefix)
             elif prefix.startswith(CONFIRM_KEY) and size == 1 + len(CONFIRM_KEY) + NONCE_BYTES:
-                self._ask(Asked(line, prefix, fd, after, time.monotonic(), self.demand_version))
+                self._ask(Asked(line, prefix, fd, after, time.monotonic(), self.demand_version), peer)
             elif prefix.startswith(ACCEPT_KEY) and prefix.endswith(self._mine[line]):
                 self._accept(line, prefix)
             elif prefix.startswith(RECORDED_KEY) and (told := Acknowledgement.decode(prefix)):
-                self._recorders.note(line, prefix, told)
-            elif fd >= 0 and not self._is_of_other_line(prefix):
-                self._useless[fd] = self._useless.get(fd, 0) + size
-                if self._useless[fd] > MOST_USELESS:
-                    del self._useless[fd]
-                    self.unwelcome[fd] = f"it asked for {MOST_USELESS} bytes of filters longer than any key"
+                if self._add_filter(line, peer, prefix):
+                    self._recorders.note(line, prefix, told)
+            elif peer is not None and not self._is_of_other_line(prefix):
+                peer.useless += size
+                if peer.useless > MOST_USELESS:
+                    peer.useless = 0
+                    why = f"it asked for {MOST_USELESS} bytes of filters longer than any key"
+                    self.unwelcome[fd, peer.cookie] = why
 
-    def _add_filter(self, line: int, fd: int, prefix: bytes) -> None:
+    def _add_filter(self, line: int, peer: Peer | None, prefix: bytes) -> bool:
+        """Count one more who has a filter; return whether it is the first one."""
+        if peer is not None:
+            if prefix in peer.filters:
+                return False
+            peer.filters.add(prefix)
+            peer.wants += prefix.startswith(WANT_KEY)
         filters = self._filters[line]
-        if prefix not in filters:
-            filters[prefix] = asker = self._askers.setdefault(fd, _Asker(line)) if fd >= 0 else None
-            if asker is not None:
-                asker.count(prefix, 1)
+        count = filters[prefix] = filters.get(prefix, 0) + 1
+        if count == 1 and not prefix.startswith(RECORDED_KEY):
             self._wants[line] += prefix.startswith(WANT_KEY)
             self.filter_changed((line, prefix), 1)
+        return count == 1
 
-    def _ask(self, ask: Asked) -> None:
+    def _leave_filter(self, line: int, peer: Peer | None, prefix: bytes) -> None:
+        """Count one less who has a filter, if it has it."""
+        filters = self._filters[line]
+        if peer is not None:
+            if prefix not in peer.filters:
+                return
+            peer.filters.remove(prefix)
+            peer.wants -= prefix.startswith(WANT_KEY)
+        elif prefix not in filters:
+            return
+        filters[prefix] -= 1
+        if filters[prefix]:
+            return
+        del filters[prefix]
+        if prefix.startswith(RECORDED_KEY):
+            self._recorders.withdraw(line, prefix)
+        else:
+            self._wants[line] -= prefix.startswith(WANT_KEY)
+            self.filter_changed((line, prefix), -1)
+
+    def _ask(self, ask: Asked, peer: Peer | None) -> None:
         place = ask.line, ask.key
-        if ask.fd >= 0:  # one at a time for each connection: who asks again has withdrawn what it asked before
-            owner = ask.line, b"%d" % ask.fd
-            self.asked.pop(self._newest.get(owner, place), None)
-            self._newest[owner] = place
+        if peer is not None:  # one at a time for each connection: who asks again has withdrawn what it asked before
+            if peer.newest is not None:
+                self.asked.pop(peer.newest, None)
+            peer.newest = place
         self.asked[place] = ask
         _drop_first(self.asked, _MOST_ASKED)
 
@@ -206,7 +283,9 @@ class Subscriptions:
         """Count the subscriber that had asked for this confirmation, whoever accepts it: nonces can be overheard."""
         place = line, CONFIRM_KEY + prefix[len(ACCEPT_KEY) :][:NONCE_BYTES]
         if place in self.answered:
-            self._accepted[line][prefix] = self.answered.pop(place)
+            fd = self._accepted[line][prefix] = self.answered.pop(place)
+            if (peer := self._peers[line].get(fd)) is not None:
+                peer.acceptances.add(prefix)
             _drop_first(self._accepted[line], _MOST_ANSWERED)
 
     def _is_of_other_line(self, prefix: bytes) -> bool:
@@ -218,26 +297,20 @@ class Subscriptions:
             for line, mine in enumerate(self._mine)
         )
 
-    def _withdraw(self, line: int, fd: int, prefix: bytes) -> None:
+    def _withdraw(self, line: int, fd: int, peer: Peer | None, prefix: bytes) -> None:
+        """Take in that something is not asked for any more, by who has asked for it."""
         place = line, prefix
-        if prefix.startswith(RECORDED_KEY):
-            self._recorders.withdraw(line, prefix)
-        elif prefix.startswith(CONFIRM_KEY):
-            if place in self.asked and fd in (-1, self.asked[place].fd):
+        if prefix.startswith(CONFIRM_KEY):
+            if place in self.asked and self.asked[place].fd == fd:
                 del self.asked[place]
-            if fd in (-1, self.answered.get(place)):
-                self.answered.pop(place, None)
-        elif fd >= 0:
-            if prefix in self._filters[line] or prefix in self._accepted[line]:
-                self.doubts.append(place)
-        elif prefix in self._filters[line]:
-            asker = self._filters[line].pop(prefix)
-            if asker is not None:
-                asker.count(prefix, -1)
-            self._wants[line] -= prefix.startswith(WANT_KEY)
-            self.filter_changed(place, -1)
+            if self.answered.get(place) == fd:
+                del self.answered[place]
+        elif self._accepted[line].get(prefix) == fd:
+            del self._accepted[line][prefix]
+            if peer is not None:
+                peer.acceptances.discard(prefix)
         else:
-            self._accepted[line].pop(prefix, None)
+            self._leave_filter(line, peer, prefix)
 
     def confirmed(self, ask: Asked) -> None:
         """Note that a confirmation was sent."""
@@ -272,34 +345,18 @@ class Subscriptions:
         counts = zip(map(len, self._filters), self._wants, strict=True)  # other threads ask, too
         return max(filters - (0 if wants else of_wants) for filters, of_wants in counts)
 
-    def asked_first(self, line: int, *, wants: bool) -> tuple[dict[int, int], int]:
-        """How many filters of a line each descriptor was the first to ask for, and how many nobody who is there.
+    def held(self, line: int, *, wants: bool) -> tuple[dict[int, int], int]:
+        """How many filters of a line each descriptor has, and how many distinct ones there are.
 
         `wants`: of those that say what is wanted, else of the others.
         """
         with self.changed:
-            askers = {fd: asker for fd, asker in self._askers.items() if asker.line == line}
-            first = {fd: asker.wants if wants else asker.filters for fd, asker in askers.items()}
-            count = self._wants[line] if wants else len(self._filters[line]) - self._wants[line]
-            return first, count - sum(first.values())
-
-    def forget(self, fd: int) -> None:
-        """Forget what a connection that is gone asked for: its descriptor may be another's next."""
-        with self.changed:
-            self._useless.pop(fd, None)
-            self._askers.pop(fd, None)
+            held = {peer.fd: peer.wants if wants else len(peer.filters) - peer.wants for peer in self.peers(line)}
+            return held, self._wants[line] if wants else len(self._filters[line]) - self._wants[line]
 
     def _accepted_on(self, line: int, ending: bytes = b"") -> int:
         fds = [fd for accepted, fd in self._accepted[line].items() if accepted.endswith(ending)]
         return sum(fd < 0 for fd in fds) + len({fd for fd in fds if fd >= 0})
-
-
-def resolve_doubts(subscriptions: Subscriptions, probes: Sequence[zmq.Socket[bytes]]) -> None:
-    """Ask on its line's probe for each filter that may be gone, and withdraw it: libzmq tells if nobody has it."""
-    while subscriptions.doubts:
-        line, prefix = subscriptions.doubts.pop()
-        probes[line].subscribe(prefix)
-        probes[line].unsubscribe(prefix)
 
 
 def is_want(prefix: bytes, size: int) -> bool:

@@ -8,7 +8,8 @@ from typing import Final
 from blackbox.block.acknowledgement import Acknowledgement
 from blackbox.block.format import PATH_KEY, WANT_KEY
 from blackbox.feed.feed import Feed
-from blackbox.publish.subscriptions import MOST_WANTS, Place, Subscriptions
+from blackbox.publish.peers import Why
+from blackbox.publish.subscriptions import MOST_WANTS, Asked, Place, Subscriptions
 from blackbox.relay.upstream import Upstream
 
 _MOST_WANTS_ABOVE: Final = MOST_WANTS // 2
@@ -39,6 +40,14 @@ class Below(Subscriptions):
             (upstream.want if by > 0 else upstream.leave)(prefix)
             if prefix.startswith(WANT_KEY):
                 self._bound_wants(line)
+
+    def refused_to(self, ask: Asked) -> dict[bytes, Why]:
+        """Return what who asks for a confirmation is refused here, or by the source."""
+        refused = super().refused_to(ask)
+        above = self._upstreams[ask.line].refused
+        if above and (peer := self.peer(ask.line, ask.fd)) is not None:
+            refused |= dict.fromkeys(above & peer.filters, Why.NO_RIGHT)
+        return refused
 
     def _bound_wants(self, line: int) -> None:
         """Want all above while more is wanted below than the source keeps of one relay."""

@@ -85,6 +85,8 @@ class Interest:
         self._references: Counter[bytes] = Counter()
         self._held: OrderedDict[bytes, float] = OrderedDict()
         """Until when each is held back, the first one first."""
+        self.refused: set[bytes] = set()
+        """Those wanted ones that the source does not put in force: nothing is covered by them."""
 
     @property
     def due(self) -> float | None:
@@ -111,10 +113,24 @@ class Interest:
         if self._references[prefix]:
             return NO_CHANGES
         del self._references[prefix]
+        if prefix in self.refused:
+            self.refused.remove(prefix)
+            return NO_CHANGES
         if self._hold_s > 0:
             self._held[prefix] = now + self._hold_s
             return self.settle(now)
         return self._cover.remove(prefix)
+
+    def refuse(self, prefixes: Iterable[bytes]) -> Changes:
+        """Cover no more those that the source refuses; what they covered is covered by others again."""
+        new = [prefix for prefix in prefixes if self._references[prefix] and prefix not in self.refused]
+        self.refused.update(new)
+        return together(self._cover.remove(prefix) for prefix in new)
+
+    def ask_again(self) -> Changes:
+        """Cover what was refused: another source may not refuse it."""
+        again, self.refused = self.refused, set()
+        return together(self._cover.add(prefix) for prefix in sorted(again))
 
     def settle(self, now: float) -> Changes:
         """Withdraw what was held back for long enough."""

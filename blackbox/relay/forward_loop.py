@@ -14,6 +14,7 @@ from blackbox.block.format import (
     CONFIRM_KEY,
     FLAG_CONTROL,
     FLAG_END,
+    FLAG_REFUSED,
     FLAG_SEQUENCES,
     HEADER_BYTES,
     HEARTBEAT_KEY,
@@ -68,7 +69,8 @@ from blackbox.transport.libzmq import (
 SUBSCRIPTIONS: Final = 1
 """`forward_until` returned because somebody below subscribed or unsubscribed."""
 NEWS: Final = 2
-"""... because something came that Python has to see: of the line's state `answered`, `began`, `ended`, `has_path`."""
+"""... because something came that Python has to see: of the line's state `answered`, `has_refusal`, `began`, `ended`,
+`has_path`."""
 CONNECTIONS: Final = 3
 """... because a connection towards the source has come or gone."""
 RETRY: Final = 4
@@ -224,6 +226,9 @@ def _take_control(line: LineAt, state: LineState, header: Header, key: int, size
         return _PASS
     if kind == _CONFIRM:
         ours = size == _NONCE_SIZE and state.nonce != 0 and numpy.int64(load_word(key + 2)) == state.nonce
+        if ours and header.flags & FLAG_REFUSED:
+            state.has_refusal = 1
+            return _KEEP
         if ours and _note_sequences(line, state, header):
             state.answered = 1
             state.answer_flags = header.flags
@@ -278,7 +283,7 @@ def _serve_line(at: SliceRelayAt, line: LineAt, now: int) -> Any:
         fate = _take(line)
         if fate == _PASS and not _pass_on(at, line):
             return -FAILED if state.errno != 0 else -CLOSED
-        if state.answered | state.began | state.has_path | (state.ended ^ ended) != 0:
+        if state.answered | state.began | state.has_path | state.has_refusal | (state.ended ^ ended) != 0:
             return -NEWS
     return count
 

@@ -46,6 +46,8 @@ class LineState(SenderState):
     """1: another epoch has begun."""
     ended = Field()
     """1: the last block of the epoch has passed."""
+    has_refusal = Field()
+    """1: what the source does not put in force lies in the scratch."""
     has_path = Field()
     """1: what the relay above says of itself lies in the scratch."""
 

@@ -17,6 +17,7 @@ from blackbox.feed.endpoint import transport_of
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.life import Life
 from blackbox.native.limits import check_limits
+from blackbox.publish.peers import PeerStatistics, most_of
 from blackbox.publish.publisher import HWM_BLOCKS_DROP, HWM_BLOCKS_WAIT
 from blackbox.relay.cover import Cover, SmallestCover
 from blackbox.relay.path import new_hop
@@ -93,6 +94,14 @@ class RelayStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Peers below disconnected because they sent what no subscriber sends, or took nothing for too long."""
     refused_peers: int
     """Connections from below that were refused for their key, for another key of ours, or for none (`[security]`)."""
+    refused_below: int
+    """Subscriptions of those below that were refused."""
+    peers: tuple[PeerStatistics, ...]
+    """Connections from below that have subscribed, of each slice and line: the 100 with most subscriptions."""
+    other_peers: int
+    """Further ones."""
+    subscriptions: int
+    """What all connections from below have in force, each counted for itself."""
     hops: int
     """Relays between the source and those below, this one counted, on the line where they are most."""
     lines: tuple[RelayLine, ...]
@@ -213,6 +222,7 @@ class Relay:
         lines = tuple(
             _line_of(each, number, line, self.name) for each in self._slices for number, line in enumerate(each.lines)
         )
+        peers = most_of(peer for each in self._slices for peer in each.guard.peers())
         return RelayStatistics(
             messages=sum(line.messages for line in lines),
             blocks=sum(line.blocks for line in lines),
@@ -223,6 +233,10 @@ class Relay:
             subscribers=max(each.below.subscriber_count() for each in self._slices),
             put_out=sum(each.guard.put_out for each in self._slices),
             refused_peers=sum(each.guard.refused for each in self._slices),
+            refused_below=sum(each.below.refused for each in self._slices),
+            peers=peers.shown,
+            other_peers=peers.others,
+            subscriptions=peers.subscriptions,
             hops=max(len(line.path) for line in lines),
             lines=lines,
         )

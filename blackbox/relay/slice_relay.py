@@ -13,16 +13,20 @@ from typing import Final, NamedTuple
 import numpy
 import zmq
 
-from blackbox.errors import BlackBoxError, RelayError
+from blackbox.block.block import Block
+from blackbox.block.format import CONFIRM_KEY
+from blackbox.errors import BlackBoxError, BlockError, RelayError
 from blackbox.feed.feed import Feed, Slice
 from blackbox.life import Life
 from blackbox.native.jit import WARM_UP_NEEDS, warm_up
 from blackbox.native.limits import Needs, start_thread
-from blackbox.publish.answers import Answers, Full, send_control_blocks
-from blackbox.publish.line_socket import open_probe, open_xpub
+from blackbox.publish.answers import Answers, Full, send_control_blocks, send_refusal
+from blackbox.publish.line_socket import open_xpub
 from blackbox.publish.peer_guard import GUARD_NEEDS, Guard
-from blackbox.publish.send_loop import read_subscriptions, send_control
-from blackbox.publish.subscriptions import Asked, resolve_doubts, split_changes
+from blackbox.publish.peers import Why
+from blackbox.publish.send_loop import send_control
+from blackbox.publish.subscription_reader import SubscriptionReader, read_subscriptions
+from blackbox.publish.subscriptions import Asked
 from blackbox.relay.below import Below
 from blackbox.relay.cover import Cover, Interest
 from blackbox.relay.forward_loop import CLOSED, FAILED, ITEMS_OF_LINE, SUBSCRIPTIONS, forward_until
@@ -83,7 +87,7 @@ def needs_of(part: Slice) -> tuple[Needs, ...]:
 
 
 def _sockets_of(part: Slice) -> Needs:
-    # Of each line the XPUB, its endpoint, a connection, a probe, what watches connections, at both ends; of the way up
+    # Of each line the XPUB, its endpoint, a connection, what watches connections, at both ends; of the way up
     # the XSUB, its connection, and what watches that, at both ends.
     return Needs(descriptors=11 * len(part.lines))
 
@@ -141,9 +145,8 @@ class SliceRelay:
         self._wake = Pipe()
         self.guard = Guard(slice_id, self.below, self._kept, self._wake.poke, drop=not settings.wait)
         self._gate: Gate | None = None
-        self._received = numpy.zeros(_RECEIVED_BYTES, numpy.uint8)
+        self._reader: SubscriptionReader | None = None
         self._xpubs: list[zmq.Socket[bytes]] = []
-        self._probes: list[zmq.Socket[bytes]] = []
         self._polls = numpy.zeros(2 * (1 + ITEMS_OF_LINE * len(self.lines)), numpy.int64)
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"blackbox-relay-{slice_id}", daemon=True)
@@ -203,7 +206,7 @@ class SliceRelay:
     def _warm_up(self) -> None:
         sender = self.lines[0].memory.sender(0)
         warm_up(forward_until, self._at([0] * len(self.lines)), 0)
-        warm_up(read_subscriptions, sender, 0, 0, 0)
+        warm_up(read_subscriptions, *SubscriptionReader.warm_up_arguments())
         warm_up(send_control, sender, self.lines[0].memory.origin(0, 0), 0, 0, 0, 0, 0, 0, 0)
         own = encode_path((self._me,), 0, 0, 1)
         decode_path(own.header, bytes(own.body))
@@ -220,16 +223,24 @@ class SliceRelay:
             if not endpoint.startswith("inproc:"):
                 self.guard.watch(number, xpub)
             bind(xpub, endpoint, f"{self._what}: endpoint")
-            self._probes.append(open_probe(context, xpub))
             line.upstream.open(context, self._settings.hwm_blocks)
+        lines = self.lines
+        self._reader = SubscriptionReader(
+            self.below,
+            self._xpubs,
+            self.part.lines,
+            self._gate,
+            _RECEIVED_BYTES,
+            lambda number: lines[number].upstream.version,
+        )
 
     def _close(self) -> None:
         self.guard.close()
         for line in self.lines:
             line.upstream.close()
             line.memory.close()
-        for probe in self._probes:
-            probe.close()
+        if self._reader is not None:
+            self._reader.close()
         for xpub in self._xpubs:
             xpub.close(linger=_LINGER_MS if self.error is None else 0)
         if self._gate is not None:
@@ -265,12 +276,17 @@ class SliceRelay:
 
         wait = self._settings.wait
         waits = (lambda: sum(int(line.state.waits) for line in self.lines)) if wait else None
-        answers = Answers(self.below, len(self.lines), send_answers, waits)
+
+        def refuse(ask: Asked, refused: Mapping[bytes, Why]) -> bool:
+            origin = self.lines[ask.line].memory.origin(self.slice_id, self._feed.key_bytes)
+            return send_refusal(self._xpubs[ask.line], ask, refused, origin, wait)
+
+        answers = Answers(self.below, len(self.lines), send_answers, waits, refuse)
         reason = 0
         while reason != CLOSED:
             self._read_news()
             if reason == SUBSCRIPTIONS:
-                self._read_subscriptions(senders)
+                self._read_subscriptions()
             waiting = {ask.line for ask in self.below.asked.values()}
             for number, line in enumerate(self.lines):
                 line.upstream.look(number in waiting)
@@ -307,10 +323,21 @@ class SliceRelay:
             if state.answered:
                 state.answered = 0
                 upstream.answered()
+            if state.has_refusal:
+                state.has_refusal = 0
+                upstream.was_refused(self._read_refusal(line))
             if bool(state.ended) != line.was_ended:
                 line.was_ended = bool(state.ended)
                 if line.was_ended:
                     upstream.ended()
+
+    @staticmethod
+    def _read_refusal(line: Line) -> dict[bytes, int]:
+        header, body = (string_at(*message_bytes(line.memory.scratch + place)) for place in (HEADER_AT, BODY_AT))
+        try:
+            return Block.decode(CONFIRM_KEY, header, body).next_sequences()
+        except (BlockError, ValueError):
+            return {}
 
     def _read_path(self, line: Line) -> None:
         header, body = (string_at(*message_bytes(line.memory.scratch + place)) for place in (HEADER_AT, BODY_AT))
@@ -334,17 +361,10 @@ class SliceRelay:
         self.below.wants_path = False
         return until_ns
 
-    def _read_subscriptions(self, senders: Sequence[object]) -> None:
+    def _read_subscriptions(self) -> None:
         """Take in some of the subscriptions that have come; see to it that blocks have their turn."""
-        left = False
-        for number, (line, sender) in enumerate(zip(self.lines, senders, strict=True)):
-            used = read_subscriptions(sender, number, self._received.ctypes.data, len(self._received))
-            left |= used > len(self._received) // 2
-            with self.below.changed:
-                for fd, size, change in split_changes(self._received[:used].tobytes()):
-                    self.below.note(number, fd, change, size, line.upstream.version)
+        assert self._reader is not None, "it is made before anybody can subscribe"
+        self._reader.read()
         self._kept.read_at = time.monotonic_ns() + _READ_EVERY_NS
-        self.below.is_behind = left
-        resolve_doubts(self.below, self._probes)
         if self.below.unwelcome:
             self.guard.look_now()

@@ -43,6 +43,8 @@ _RECONNECT_MS: Final = 20, 200
 _MOST_RECORDERS: Final = 1_024
 """Acknowledgements that stand at a time; those that were passed up first are withdrawn."""
 _UNCONFIRMED: Final = -1
+_MOST_SHOWN: Final = 5
+"""Refused prefixes that the log names."""
 
 
 class UpstreamLife(Life):
@@ -100,6 +102,9 @@ class Upstream:
         """What an answer may take: it comes behind all that is queued on its way."""
         self._accepted = b""
         self._recorders: dict[bytes, None] = {}
+        self._covered: list[bytes] = []
+        """Filters to be withdrawn once those are in force that cover them, which are asked for in `_covered_at`."""
+        self._covered_at = 0
         self.life = UpstreamLife.NEW
         self._connection: Connection | None = None
 
@@ -200,6 +205,8 @@ class Upstream:
         elif not is_there and self.is_connected:
             log.warning("%s: the connection to %s is gone", self._what, self.address)
         self._enter(UpstreamLife.CONNECTED if is_there else UpstreamLife.CONNECTING)
+        if is_there:
+            self._filter(self._filters.ask_again())
         self._changed_at = time.monotonic()
         self._state.heard_ns = self._state.ended = 0
         self._void()
@@ -237,9 +244,16 @@ class Upstream:
         self.version += bool(changes.subscribe)
 
     def _filter(self, changes: Changes) -> None:
-        self._send(changes)
-        self.filters += len(changes.subscribe) - len(changes.withdraw)
-        if changes.withdraw and not self.filters:
+        # Where the source may refuse what is to cover others, these stay until it has not.
+        held = changes.withdraw if changes.subscribe else []
+        self._covered += held
+        self._covered_at = self.version + 1 if held else self._covered_at
+        self._withdraw_filters(changes.subscribe, [] if held else changes.withdraw)
+
+    def _withdraw_filters(self, subscribe: list[bytes], withdraw: list[bytes]) -> None:
+        self._send(Changes(subscribe, withdraw))
+        self.filters += len(subscribe) - len(withdraw)
+        if withdraw and not self.filters:
             self._withdraw_acceptance()  # nobody is here any more, and nobody counts
             self._confirmed = _UNCONFIRMED
 
@@ -321,6 +335,28 @@ class Upstream:
             self.xsub.send(UNSUBSCRIBE + before)
         self._confirmed, self._asked = self._asked, _UNCONFIRMED
         self._withdraw_nonce()
+        covered, self._covered = self._covered, []
+        if covered and self._confirmed >= self._covered_at:
+            self._withdraw_filters([], covered)
+        else:
+            self._covered = covered
+
+    def was_refused(self, refused: Mapping[bytes, int]) -> None:
+        """Note that the nonce has come back with what the source does not put in force, and with all else in force."""
+        if self._asked == _UNCONFIRMED:
+            return  # as above
+        known = frozenset(self._filters.refused)
+        changes = self._filters.refuse(prefix for prefix in refused if prefix[:1] != b"\0")
+        if new := sorted(self._filters.refused - known):
+            shown = ", ".join(map(repr, new[:_MOST_SHOWN])) + (", ..." if len(new) > _MOST_SHOWN else "")
+            log.warning("%s: %s refused this relay the topics %s", self._what, self.address, shown)
+        self.answered()
+        self._withdraw_filters(changes.subscribe, changes.withdraw)
+
+    @property
+    def refused(self) -> set[bytes]:
+        """Filters of those below that the source does not put in force."""
+        return self._filters.refused
 
     def began(self) -> None:
         """Note that another run has begun: confirmations held for the one before."""

@@ -15,6 +15,7 @@ from blackbox.errors import (
     ConfigError,
     EndpointError,
     GapError,
+    RightsError,
     SlowSubscriberError,
     SubscriberError,
 )
@@ -22,7 +23,8 @@ from blackbox.native.memory import shared_array
 
 _TEXT_BYTES: Final = 16_384
 _KINDS: Final = {
-    kind.__name__: kind for kind in (CallbackError, ConfigError, GapError, SlowSubscriberError, SubscriberError)
+    kind.__name__: kind
+    for kind in (CallbackError, ConfigError, GapError, RightsError, SlowSubscriberError, SubscriberError)
 }
 """Errors that keep their kind on their way out of a process."""
 

@@ -14,11 +14,14 @@ from ctypes import string_at
 
 import zmq
 
+from blackbox.block.block import Block
 from blackbox.block.format import (
     ACCEPT_KEY,
     CONFIRM_KEY,
     FLAG_END,
     FLAG_LINE_B,
+    FLAG_REFUSED,
+    HEADER_BYTES,
     HEARTBEAT_KEY,
     MAX_BODY_BYTES,
     NONCE_BYTES,
@@ -26,8 +29,9 @@ from blackbox.block.format import (
     WANT_KEY,
     read_header,
 )
-from blackbox.errors import EndpointError
+from blackbox.errors import EndpointError, RightsError
 from blackbox.feed.feed import Feed
+from blackbox.publish.peers import Why, topics_of
 from blackbox.subscribe.arbitration import begin_epoch, deliver_held_first, drop_doubted
 from blackbox.subscribe.epochs import DOUBTED, NEW, REFUTED, STALE
 from blackbox.subscribe.gaps import enter_epoch, note_sequences
@@ -52,6 +56,8 @@ MOST_PATIENT_S = 60.0
 """Most time before one is, where that is not less than those heartbeats."""
 _TRIES = 5
 """Control blocks to wait for shared memory where there was some: the first may be of the publisher that is gone."""
+_MOST_SHOWN = 5
+"""Refused prefixes that an error names."""
 _UNHEARD_NS = 30_000_000_000
 """Time after which a line that was never heard is connected again."""
 
@@ -283,6 +289,7 @@ class Subscription:
         if key != HEARTBEAT_KEY and not ours:
             return 0
         header = read_header(scratch + HEAD_AT)
+        self._check_refusal(at, header.flags)
         if self._tries_left and self._reader is None and not header.flags & FLAG_END:
             self._decide()
             ours = False
@@ -334,6 +341,25 @@ class Subscription:
                 self._ask_to_confirm()
         self._note_end(epoch, line, header.flags & FLAG_END != 0, ours, fresh)
         return result
+
+    def _check_refusal(self, at: SliceAt, flags: int) -> None:
+        """Raise RightsError when an answer to us names what is not in force: heartbeats never do."""
+        if not flags & FLAG_REFUSED:
+            return
+        header, body = string_at(at.scratch + HEAD_AT, HEADER_BYTES), string_at(*message_bytes(at.scratch + BODY_AT))
+        refused = Block.decode(CONFIRM_KEY, header, body).next_sequences()
+        too_many = Why.TOO_MANY in refused.values()
+        topics = sorted({topics for prefix in refused if (topics := topics_of(prefix)) is not None})
+        shown = ", ".join(map(repr, topics[:_MOST_SHOWN])) + (", ..." if len(topics) > _MOST_SHOWN else "")
+        why = (
+            "there are more subscriptions than its max_subscriptions"
+            if too_many
+            else "our key has no right to that, expected it among the prefixes of its rights.toml"
+        )
+        address = self._address(self._feed_slice.lines[1 if flags & FLAG_LINE_B else 0])
+        raise RightsError(
+            f"feed {self._feed.name!r} slice {self._slice_id}: {address} refused the topics {shown}: {why}"
+        )
 
     def _is_anew(self, line: int, epoch: int) -> bool:
         """Whether an answer came on a new connection: libzmq repeats filters there in an order of its own."""

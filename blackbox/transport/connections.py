@@ -157,6 +157,14 @@ def _connection_on(fd: int) -> Connection:
         ours.detach()
 
 
+def address_of(fd: int) -> str:
+    """Return the address of who is at the other end of a descriptor; empty: it is no connection over tcp."""
+    with suppress(OSError, ValueError):
+        found = _connection_on(fd)
+        return "" if isinstance(found.peer, str | bytes) else found.address
+    return ""
+
+
 def _port_of(endpoint: str) -> int:
     return int(endpoint.rpartition(":")[2])
 

@@ -1,9 +1,11 @@
-"""The gate of a context: which keys may connect to what is bound there (ZAP, ZeroMQ's RFC 27)."""
+"""The gate of a context: which keys may connect to what is bound there (ZAP, ZeroMQ's RFC 27), what each may read."""
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -11,9 +13,11 @@ from typing import Final
 import zmq
 from zmq.utils import z85
 
+from blackbox.block.format import MAX_KEY_BYTES
 from blackbox.errors import ConfigError
 from blackbox.feed.endpoint import transport_of
 from blackbox.feed.feed import Feed
+from blackbox.feed.rights import NO_RIGHTS, OTHERS, RIGHTS_FILE, Prefixes, load_rights
 from blackbox.feed.security import Security, warn_if_open
 from blackbox.native.limits import Needs, check_limits
 from blackbox.transport.curve import check_curve, connect_in_the_clear, load_pair, load_public
@@ -25,59 +29,101 @@ _ZAP: Final = "inproc://zeromq.zap.01"
 _DOMAIN: Final = b"blackbox"
 _MOST_TOLD: Final = 1_000
 """Refused peers that are remembered, and told one by one."""
+_LOOK_S: Final = 1.0
+"""Time between two looks at rights: those that were revoked hold for so long."""
 _NEEDS: Final = Needs(descriptors=4, threads=1)
 
 
 class AllowedKeys:
-    """The public keys in a directory, read again when its files have changed."""
+    """The public keys in a directory, and what each may subscribe to; read again when its files have changed.
 
-    def __init__(self, directory: str) -> None:
-        """Raises ConfigError when the directory is missing, or a key in it is malformed."""
-        self._directory = directory
+    Any thread may ask.
+    """
+
+    def __init__(self, directory: str, key_bytes: int = MAX_KEY_BYTES) -> None:
+        """Raises ConfigError when the directory is missing, or a key in it or `rights.toml` is malformed."""
+        self._directory, self._key_bytes = directory, key_bytes
+        self._lock = threading.Lock()
+        self.version = 0
+        """Grows whenever files were read."""
         try:
             if not Path(directory).is_dir():
                 raise ConfigError(f"allowed_keys was {directory!r}, expected a directory of public key files")
             self._files = self._look()
         except OSError as error:
             raise ConfigError(f"allowed_keys {directory!r} cannot be read: {error.strerror}") from error
-        self._keys = {load_public(path) for path, _ in self._files}
+        self._names = {load_public(path): Path(path).stem for path in self._key_files()}
+        self._rights = load_rights(directory, key_bytes)
         self._is_unread = False
-        if not self._keys:
+        if not self._names:
             log.warning("allowed_keys %r has no *.key file: nobody may connect", directory)
+        self._warn_of_unknown()
+
+    def _key_files(self) -> list[str]:
+        return [path for path, _ in self._files if path.endswith(".key")]
 
     def _look(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Return the key files, and what changes with what is in them or who may read them. Raises OSError."""
+        """Return the files, and what changes with what is in them or who may read them. Raises OSError."""
         found: list[tuple[str, tuple[int, ...]]] = []
         with os.scandir(self._directory) as entries:
             for entry in entries:
-                if entry.name.endswith(".key"):
+                if entry.name.endswith(".key") or entry.name == RIGHTS_FILE:
                     try:
                         status = entry.stat()
-                    except OSError:  # a link to nowhere: `load_public` says so
+                    except OSError:  # a link to nowhere: who reads it says so
                         found.append((entry.path, ()))
                     else:
                         marks = (status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size)
                         found.append((entry.path, marks))
         return sorted(found)
 
-    def has(self, key: bytes) -> bool:
-        """Whether a key is allowed now. What has become unreadable allows nobody, and is told once."""
-        try:
-            files = self._look()
-        except OSError as error:
-            if not self._is_unread:
-                log.warning("allowed_keys %r cannot be read, so nobody may connect: %s", self._directory, error)
-            self._is_unread = True
-            return False
-        self._is_unread = False
-        if files != self._files:
-            self._files, self._keys = files, set()
-            for path, _ in files:
+    def look(self) -> None:
+        """Read the files if they have changed.
+
+        What has become unreadable, or malformed, allows nobody anything, and is told once.
+        """
+        with self._lock:
+            try:
+                files = self._look()
+            except OSError as error:
+                if not self._is_unread:
+                    log.warning("allowed_keys %r cannot be read, so nobody may connect: %s", self._directory, error)
+                    self._files, self._names = [], {}
+                    self.version += 1
+                self._is_unread = True
+                return
+            self._is_unread = False
+            if files == self._files:
+                return
+            self._files = files
+            names: dict[bytes, str] = {}
+            for path in self._key_files():
                 try:
-                    self._keys.add(load_public(path))
+                    names[load_public(path)] = Path(path).stem
                 except ConfigError as error:
                     log.warning("%s", error)
-        return key in self._keys
+            self._names = names
+            try:
+                self._rights = load_rights(self._directory, self._key_bytes)
+            except ConfigError as error:
+                log.warning("%s: until that is corrected no key has a right", error)
+                self._rights = NO_RIGHTS
+            self.version += 1
+            self._warn_of_unknown()
+
+    def _warn_of_unknown(self) -> None:
+        for name in self._rights.keys() - {*self._names.values(), OTHERS}:
+            log.warning("%s in %r names %r, which has no key there", RIGHTS_FILE, self._directory, name)
+
+    def has(self, key: bytes) -> bool:
+        """Whether a key is allowed now."""
+        self.look()
+        return key in self._names
+
+    def rights_of(self, key: bytes) -> tuple[str, Prefixes | None]:
+        """Return a key's name, and the prefixes that it may subscribe to as of the last look; None: all."""
+        name = self._names.get(key)
+        return ("", ()) if name is None else (name, self._rights.get(name, self._rights.get(OTHERS)))
 
 
 class Gate:
@@ -88,16 +134,25 @@ class Gate:
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], security: Security, what: str, allowed_keys: str = ""
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        security: Security,
+        what: str,
+        allowed_keys: str = "",
+        key_bytes: int = MAX_KEY_BYTES,
     ) -> None:
-        """Read the keys; `allowed_keys` in place of the feed's. Raises ConfigError for a missing or malformed one."""
+        """Read the keys; `allowed_keys` in place of the feed's. Raises ConfigError for a missing or malformed one.
+
+        `key_bytes`: the feed's: rights go no further.
+        """
         check_curve()
         if not (allowed_keys := allowed_keys or security.allowed_keys):
             raise ConfigError("security.allowed_keys was missing, expected the directory of keys that may connect")
         self.refused = 0
         self._context, self._what = context, what
-        self._own, self._allowed = load_pair(security.key), AllowedKeys(allowed_keys)
+        self._own, self._allowed = load_pair(security.key), AllowedKeys(allowed_keys, key_bytes)
         self._told: set[tuple[bytes, bytes]] = set()
+        self._looked_at, self._seen = 0.0, self._allowed.version
         self._thread = ServerThread("blackbox-gate", f"gate of {what}", self._serve)
 
     def open(self) -> None:
@@ -118,6 +173,20 @@ class Gate:
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer from here nobody comes in
         socket.curve_publickey, socket.curve_secretkey = self._own
         socket.curve_server = 1
+
+    def look(self) -> bool:
+        """Look after the keys and their rights, once a second; return whether anything has changed."""
+        now = time.monotonic()
+        if now - self._looked_at < _LOOK_S:
+            return False
+        self._looked_at = now
+        self._allowed.look()
+        before, self._seen = self._seen, self._allowed.version
+        return before != self._seen
+
+    def rights_of(self, key: str) -> tuple[str, Prefixes | None]:
+        """Return a key's name, and the prefixes that it may subscribe to; None: all."""
+        return self._allowed.rights_of(key.encode())
 
     def _serve(self) -> None:
         with self._context.socket(zmq.REP) as socket:
@@ -162,7 +231,7 @@ def open_gate(
     if context is zmq.Context.instance():
         raise ConfigError(f"{what}: inproc was beside {of_tcp[0]} with security, expected tcp or ipc")
     try:
-        gate = Gate(context, feed.security, what, allowed_keys)
+        gate = Gate(context, feed.security, what, allowed_keys, feed.key_bytes)
     except ConfigError as error:
         raise ConfigError(f"feed {feed.name!r}: {error}") from None
     gate.open()

@@ -38,6 +38,8 @@ _msg_init_data = external("zmq_msg_init_data", _int, _address, _address, _addres
 msg_data = external("zmq_msg_data", _address, _address)
 msg_size = external("zmq_msg_size", _address, _address)
 msg_get = external("zmq_msg_get", _int, _address, _int)
+msg_gets = external("zmq_msg_gets", _address, _address, _address)
+"""`msg_gets(message, name)`: address of a property's text, 0: there is none. Name and text end with a zero byte."""
 msg_more = external("zmq_msg_more", _int, _address)
 msg_copy = external("zmq_msg_copy", _int, _address, _address)
 msg_move = external("zmq_msg_move", _int, _address, _address)

@@ -41,6 +41,7 @@ NAMES = {
     "RelayError": "blackbox.errors",
     "Replay": "blackbox.replay.replay",
     "Retention": "blackbox.archive.retention",
+    "RightsError": "blackbox.errors",
     "Schema": "blackbox.feed.schema",
     "SilentPublisherError": "blackbox.errors",
     "SlowSubscriberError": "blackbox.errors",

@@ -343,7 +343,7 @@ def test_what_is_read_late_of_a_connection_is_not_held_against_who_has_its_descr
         sender = publisher._senders[0]
         wait_until(lambda: sender.guard._records, what="a look at it")
         (connection,) = sender.guard._records
-        sender.subscriptions.unwelcome[connection.fd] = "the one before it asked for too much"
+        sender.subscriptions.unwelcome[connection.fd, 0] = "the one before it asked for too much"
         wait_until(lambda: not sender.subscriptions.unwelcome, what="another look")
         peer.ask()
         assert publisher.statistics().put_out == 0

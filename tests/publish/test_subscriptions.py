@@ -67,16 +67,48 @@ def test_a_key_is_wanted_while_a_filter_of_any_line_lets_it_through(key_bytes: i
     assert seen == {True, False}
 
 
-def test_an_unsubscription_from_a_connection_is_a_doubt_until_nobody_has_the_filter() -> None:
+def test_a_filter_is_wanted_until_the_last_connection_that_has_it_withdraws_it_or_is_gone() -> None:
     subscriptions = made(2)
     add_key(subscriptions, b"AA")
-    tell(subscriptions, b"\1", b"AA", fd=5)
-    tell(subscriptions, b"\0", b"AA", fd=6)
+    for fd in (5, 6, 5):
+        tell(subscriptions, b"\1", b"AA", fd=fd)
+    tell(subscriptions, b"\0", b"AA", fd=7)
     tell(subscriptions, b"\0", b"BB", fd=6)
-    assert subscriptions.doubts == [(0, b"AA")]
+    tell(subscriptions, b"\0", b"AA", fd=6)
     assert subscriptions.wanted[0] == 1
-    tell(subscriptions, b"\0", b"AA")
+    tell(subscriptions, b"\0", b"AA", fd=6)
+    assert subscriptions.wanted[0] == 1, "it had withdrawn its own before"
+    gone = subscriptions.peer(0, 5)
+    assert gone is not None
+    subscriptions.forget(gone)
     assert subscriptions.wanted[0] == 0
+    tell(subscriptions, b"\0", b"AA", fd=5)
+    assert subscriptions.wanted[0] == 0
+
+
+def test_any_changes_of_several_connections_count_as_sets_do() -> None:
+    random = Random(7)
+    subscriptions = made(1)
+    for key in (b"A", b"B"):
+        add_key(subscriptions, key)
+    has: dict[int, set[bytes]] = {fd: set() for fd in range(4)}
+    for _ in range(2_000):
+        fd, prefix = random.randrange(4), random.choice([b"A", b"B", b""])
+        choice = random.random()
+        if choice < 0.05:
+            if (gone := subscriptions.peer(0, fd)) is not None:
+                subscriptions.forget(gone)
+            has[fd].clear()
+        elif choice < 0.5:
+            tell(subscriptions, b"\1", prefix, fd=fd)
+            has[fd].add(prefix)
+        else:
+            tell(subscriptions, b"\0", prefix, fd=fd)
+            has[fd].discard(prefix)
+        distinct = set().union(*has.values())
+        for key, number in subscriptions.keys.items():
+            assert subscriptions.wanted[number] == sum(key.startswith(has_) for has_ in distinct)
+        assert subscriptions.held(0, wants=False)[1] == len(distinct)
 
 
 def test_what_is_asked_for_without_end_is_bounded() -> None:
@@ -150,4 +182,4 @@ def test_acceptances_of_the_other_line_are_not_useless() -> None:
     assert subscriptions.subscriber_count() == 5_000
     for number in range(10_000, 14_000):
         tell(subscriptions, b"\1", acceptance(number.to_bytes(8, "little"), 1), line=0, fd=5)
-    assert list(subscriptions.unwelcome) == [5], "of nonces that nobody asked for they are"
+    assert list(subscriptions.unwelcome) == [(5, 0)], "of nonces that nobody asked for they are"

@@ -1,0 +1,357 @@
+"""Read what peers of a slice's XPUB sockets ask for, and put in force what they may have.
+
+The sockets have ZMQ_XPUB_MANUAL: libzmq hands on every subscription of every connection, also what others have, and
+matches nothing that is not set here: `zmq_setsockopt` then means the connection of the message that was read last.
+
+One thing of libzmq (up to 4.3.5) needs care: it keeps messages and their connections in two queues, and a message that
+is no subscription stands in the first one alone. Who is read behind it would get what others have asked for. So
+nothing is put in force behind such a message until both queues are empty: those it concerns have it with their next
+message, and who sent it is disconnected.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from ctypes import string_at
+from typing import Any, Final, NamedTuple
+
+import numpy
+import zmq
+from numpy.typing import NDArray
+
+from blackbox.block.acknowledgement import MOST_BYTES
+from blackbox.block.format import CONFIRM_KEY, HEARTBEAT_KEY, NONCE_BYTES, PATH_KEY
+from blackbox.native.intrinsics import bytes_at, copy_bytes, inner, int32s_at, int64s_at
+from blackbox.native.jit import njit
+from blackbox.publish.peers import Peer, is_put_in_force
+from blackbox.publish.subscriptions import SUBSCRIBE, Subscriptions
+from blackbox.transport.connections import address_of
+from blackbox.transport.gate import Gate
+from blackbox.transport.libzmq import (
+    DONTWAIT,
+    MESSAGE_BYTES,
+    SRCFD,
+    close_messages,
+    init_messages,
+    msg_copy,
+    msg_data,
+    msg_get,
+    msg_gets,
+    msg_init,
+    msg_recv,
+    msg_size,
+    zmq_setsockopt,
+)
+from blackbox.transport.socket_cookie import COOKIE_SCRATCH_WORDS, socket_cookie
+
+KEPT_BYTES: Final = 1 + MOST_BYTES
+"""Bytes of a subscription that Python looks at; no subscription of ours is longer."""
+_HEAD: Final = struct.Struct("=iiiiq")
+
+SETTLED: Final = 0
+"""It is in force, or need not be."""
+ASKS: Final = 1
+"""It is not in force: Python says what becomes of it before the next one is read."""
+LATE: Final = 2
+"""The same, and libzmq has lost whose it is."""
+STRAY: Final = 3
+"""It is no subscription."""
+
+_STRAYED_AT: Final = MESSAGE_BYTES
+_GONE_AT: Final = _STRAYED_AT + 8
+_FD_NAME_AT: Final = _GONE_AT + 8
+_USER_NAME_AT: Final = _FD_NAME_AT + 8
+_COOKIE_AT: Final = _USER_NAME_AT + 8
+_MEMORY_WORDS: Final = _COOKIE_AT // 8 + COOKIE_SCRATCH_WORDS
+_HEARTBEAT, _PATH, _CONFIRM = HEARTBEAT_KEY[1], PATH_KEY[1], CONFIRM_KEY[1]
+_NONCE_SIZE: Final = 1 + len(CONFIRM_KEY) + NONCE_BYTES
+_SUBSCRIBE, _UNSUBSCRIBE = int(zmq.SUBSCRIBE), int(zmq.UNSUBSCRIBE)
+_TURN_S: Final = 0.001
+"""For how long what is asked for may keep a line's blocks waiting, where each word of it must be looked at."""
+_MOST_LATE: Final = 10_000
+"""Words of a connection that may wait for libzmq to know whose they are."""
+_FIRST_PEERS: Final = 1_024
+_ROW_WORDS: Final = 3
+_ROW_BYTES: Final = 8 * _ROW_WORDS
+
+
+class _Entry(NamedTuple):
+    """A message that was read."""
+
+    fd: int
+    """The descriptor that it came on, or -1."""
+    size: int
+    what: int
+    connection: int
+    """Address of what libzmq knows of its connection; 0: it came on none."""
+    change: bytes
+    """Its first bytes."""
+
+
+def _entries(data: bytes) -> Iterator[_Entry]:
+    place = 0
+    while place < len(data):
+        kept, fd, size, what, connection = _HEAD.unpack_from(data, place)
+        start = place + _HEAD.size
+        yield _Entry(fd, size, what, connection, data[start : start + kept])
+        place = (start + kept + 7) & -8
+
+
+@inner
+def _matters(data: int, size: int) -> bool:
+    """Whether libzmq is to match it: see `is_put_in_force`."""
+    text = bytes_at(data, size)
+    if size == 1 or text[1] != 0:
+        return True
+    if size == 3:
+        return bool(text[2] == _HEARTBEAT or text[2] == _PATH)
+    return bool(size == _NONCE_SIZE and text[2] == _CONFIRM)
+
+
+@njit(nogil=True, cache=True)
+def put_in_force(socket: int, message: int) -> None:
+    """Subscribe the connection of the message that was read last, or unsubscribe it, as the message says."""
+    data, size = msg_data(message), msg_size(message)
+    option = _SUBSCRIBE if bytes_at(data, 1)[0] == 1 else _UNSUBSCRIBE
+    zmq_setsockopt(socket, option, data + 1, size - 1)
+
+
+@njit(nogil=True, cache=True)
+def _keep(message: int, kept: int) -> None:
+    """Make a copy of a message: while it is there, no other connection has the address of what libzmq knows of its."""
+    msg_init(kept)
+    msg_copy(kept, message)
+
+
+@njit(nogil=True, cache=True)
+def _property_at(message: int, name: int) -> int:
+    text: int = msg_gets(message, name)
+    return text
+
+
+@njit(nogil=True, cache=True)
+def read_subscriptions(socket: int, memory: int, known: int, most: int, target: int, room: int) -> int:
+    """Read subscriptions and unsubscriptions into `room` bytes, return bytes used: what is left waits for its turn.
+
+    `known` has a row for each of the first `most` descriptors: connection, cookie, and whether it may have all that it
+    asks for. Then that is put in force; behind what another one asks for this returns. What came of a connection that
+    is gone is passed over. Each becomes four int32, bytes that follow, the descriptor that it came on, its own bytes
+    and what became of it, and an int64, its connection; then KEPT_BYTES of it at most. Many at once, so that a sender
+    needs the interpreter once, however busy others keep it.
+    """
+    message = memory
+    strayed = int64s_at(memory + _STRAYED_AT, 1)
+    used = 0
+    while room - used >= 24 + KEPT_BYTES + 8:
+        if msg_recv(message, socket, DONTWAIT) < 0:
+            strayed[0] = 0
+            break
+        size, data = msg_size(message), msg_data(message)
+        connection = msg_gets(message, memory + _FD_NAME_AT)
+        fd = numpy.int64(msg_get(message, SRCFD)) if connection != 0 else numpy.int64(-1)
+        what = SETTLED
+        if size == 0 or bytes_at(data, 1)[0] > 1:
+            what = STRAY
+            strayed[0] = 1
+        else:
+            is_free = connection == 0
+            if 0 <= fd < most:
+                row = int64s_at(known + _ROW_BYTES * fd, _ROW_WORDS)
+                if row[0] == connection:
+                    if row[1] != socket_cookie(fd, memory + _COOKIE_AT):
+                        int64s_at(memory + _GONE_AT, 1)[0] = 1
+                        continue
+                    is_free = row[2] != 0
+            matters = _matters(data, size)
+            if matters and strayed[0] != 0:
+                what = LATE
+            elif not is_free:
+                what = ASKS
+            elif matters:
+                put_in_force(socket, message)
+        kept = min(size, KEPT_BYTES)
+        head = int32s_at(target + used, 4)
+        head[0] = kept
+        head[1] = fd
+        head[2] = size
+        head[3] = what
+        int64s_at(target + used + 16, 1)[0] = connection
+        copy_bytes(target + used + 24, data, kept)
+        used = (used + 24 + kept + 7) & -8
+        if what in (ASKS, LATE):
+            break
+    return used
+
+
+class _Line:
+    """What is read with on a line."""
+
+    def __init__(self, socket: zmq.Socket[bytes], is_inproc: bool) -> None:
+        self.socket, self.is_inproc = socket, is_inproc
+        self._memory = numpy.zeros(_MEMORY_WORDS, numpy.int64)
+        text = self._memory.view(numpy.uint8)
+        text[_FD_NAME_AT:][:5] = numpy.frombuffer(b"__fd\0", numpy.uint8)
+        text[_USER_NAME_AT:][:8] = numpy.frombuffer(b"User-Id\0", numpy.uint8)
+        self.memory = self._memory.ctypes.data
+        init_messages(self.memory, 1)
+        self.known: NDArray[numpy.int64] = numpy.zeros((_FIRST_PEERS, _ROW_WORDS), numpy.int64)
+        self.kept: dict[Peer, NDArray[numpy.int64]] = {}
+        """Of each connection a message."""
+
+    @property
+    def strayed(self) -> bool:
+        """Whether libzmq does not know whose the next message is."""
+        return bool(self._memory[_STRAYED_AT // 8])
+
+    def has_gone(self) -> bool:
+        """Whether something was passed over since this was last asked: its connection is gone."""
+        has_gone = bool(self._memory[_GONE_AT // 8])
+        self._memory[_GONE_AT // 8] = 0
+        return has_gone
+
+
+class SubscriptionReader:
+    """Reads on the XPUB sockets of a slice, in their thread, for its `Subscriptions`."""
+
+    def __init__(
+        self,
+        subscriptions: Subscriptions,
+        sockets: Sequence[zmq.Socket[bytes]],
+        endpoints: Sequence[str],
+        gate: Gate | None,
+        room: int,
+        after: Callable[[int], int],
+    ) -> None:
+        """`room`: bytes that are read in one pass; some 50 for each subscription.
+
+        `after`: what `Asked.after` is on a line now.
+        """
+        self._subscriptions, self._gate, self._after = subscriptions, gate, after
+        self._received = numpy.zeros(room, numpy.uint8)
+        self._lines = [
+            _Line(socket, endpoint.startswith("inproc:")) for socket, endpoint in zip(sockets, endpoints, strict=True)
+        ]
+
+    @staticmethod
+    def warm_up_arguments() -> tuple[Any, ...]:
+        """Return what `read_subscriptions` is compiled for."""
+        return 0, 0, 0, 0, 0, 0
+
+    def close(self) -> None:
+        """Release what is kept of connections. Nothing is read any more."""
+        for line in self._lines:
+            close_messages(line.memory, 1)
+            for kept in line.kept.values():
+                close_messages(kept.ctypes.data, 1)
+            line.kept.clear()
+
+    def read(self) -> None:
+        """Take in some of what has come; `subscriptions.is_behind` is set where more waits."""
+        subscriptions = self._subscriptions
+        left = False
+        with subscriptions.changed:
+            for number, line in enumerate(self._lines):
+                left |= self._read_line(number, line)
+            if subscriptions.has_died:
+                subscriptions.has_died = False
+                self._bury()
+            subscriptions.changed.notify_all()
+        subscriptions.is_behind = left
+
+    def _read_line(self, number: int, line: _Line) -> bool:
+        """Read on a line for its turn; return whether more may wait."""
+        room, used, socket = len(self._received), 0, line.socket.underlying
+        until = time.monotonic() + _TURN_S
+        stopped = True
+        while stopped and used <= room // 2 and time.monotonic() < until:
+            known, target = line.known, self._received.ctypes.data
+            read = read_subscriptions(socket, line.memory, known.ctypes.data, len(known), target, room - used)
+            stopped = False
+            for entry in _entries(self._received[:read].tobytes()):
+                stopped = self._take(number, line, entry)
+            used += read
+        self._subscriptions.has_died |= line.has_gone()
+        return stopped or used > room // 2
+
+    def _take(self, number: int, line: _Line, entry: _Entry) -> bool:
+        """Take in one message; return whether reading has stopped behind it."""
+        subscriptions, fd = self._subscriptions, entry.fd
+        if entry.what == STRAY:
+            if fd >= 0:
+                cookie = int(socket_cookie(fd, line.memory + _COOKIE_AT))
+                subscriptions.unwelcome[fd, cookie] = "it sent what is no subscription"
+        elif fd >= 0:
+            self._take_of(self._peer_of(number, line, entry), line, entry)
+        elif line.is_inproc:
+            subscriptions.note(number, fd, entry.change, entry.size, self._after(number))
+        else:  # only on inproc who asks has no descriptor: this is of a connection that is gone
+            subscriptions.has_died = True
+        return entry.what in (ASKS, LATE)
+
+    def _peer_of(self, number: int, line: _Line, entry: _Entry) -> Peer:
+        peer = self._subscriptions.peer(number, entry.fd)
+        if peer is not None and peer.connection == entry.connection:
+            return peer
+        if peer is not None:
+            self._forget(line, peer)
+        return self._meet(number, line, entry)
+
+    def _take_of(self, peer: Peer, line: _Line, entry: _Entry) -> None:
+        """Take in what a connection asks for, and put it in force if it asks for leave."""
+        subscriptions, change = self._subscriptions, entry.change
+        if entry.what == LATE:
+            peer.late_since = peer.late_since or time.monotonic()
+            peer.late.append((change, entry.size))
+            if len(peer.late) > _MOST_LATE:
+                subscriptions.unwelcome[peer.fd, peer.cookie] = "what it asked for was lost: it is to ask again"
+        else:
+            if peer.late and entry.what == ASKS and not line.strayed:
+                self._catch_up(line, peer)
+            if entry.what == SETTLED or subscriptions.admit(peer, change):
+                if entry.what == ASKS and is_put_in_force(change[1:]):
+                    put_in_force(line.socket.underlying, line.memory)
+                subscriptions.note(peer.line, peer.fd, change, entry.size, self._after(peer.line))
+        is_free = peer.may is None and not peer.late and len(peer.filters) < subscriptions.most_each
+        line.known[peer.fd] = peer.connection, peer.cookie, is_free
+
+    def _catch_up(self, line: _Line, peer: Peer) -> None:
+        """Put in force what came of a connection when libzmq did not know whose it was: it knows now."""
+        for change, size in peer.late:
+            if self._subscriptions.admit(peer, change):
+                if is_put_in_force(change[1:]):
+                    option = zmq.SUBSCRIBE if change[:1] == SUBSCRIBE else zmq.UNSUBSCRIBE
+                    line.socket.setsockopt(option, change[1:])
+                self._subscriptions.note(peer.line, peer.fd, change, size, self._after(peer.line))
+        peer.late.clear()
+        peer.late_since = 0.0
+
+    def _meet(self, number: int, line: _Line, entry: _Entry) -> Peer:
+        key, name, may = "", "", None
+        text = int(_property_at(line.memory, line.memory + _USER_NAME_AT))
+        if text and self._gate is not None and (key := string_at(text).decode(errors="replace")):
+            name, may = self._gate.rights_of(key)
+        cookie = int(socket_cookie(entry.fd, line.memory + _COOKIE_AT))
+        peer = Peer(number, entry.fd, entry.connection, cookie, address_of(entry.fd), key, name, may)
+        line.kept[peer] = kept = numpy.zeros(MESSAGE_BYTES // 8, numpy.int64)
+        _keep(line.memory, kept.ctypes.data)
+        if entry.fd >= len(line.known):
+            line.known = numpy.concatenate([line.known, numpy.zeros((entry.fd + 1, _ROW_WORDS), numpy.int64)])
+        self._subscriptions.meet(peer)
+        return peer
+
+    def _forget(self, line: _Line, peer: Peer) -> None:
+        self._subscriptions.forget(peer)
+        kept = line.kept.pop(peer)
+        close_messages(kept.ctypes.data, 1)
+        line.known[peer.fd] = 0
+
+    def _bury(self) -> None:
+        """Forget what those asked for whose connections are gone."""
+        for number, line in enumerate(self._lines):
+            for peer in self._subscriptions.peers(number):
+                if int(socket_cookie(peer.fd, line.memory + _COOKIE_AT)) != peer.cookie:
+                    with suppress(KeyError):
+                        self._forget(line, peer)

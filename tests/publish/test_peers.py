@@ -1,0 +1,220 @@
+"""Connections one by one: what each has in force, what it was refused, and what its misbehaviour costs others."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+import zmq
+
+from blackbox import Feed, Publisher, RightsError, Subscriber
+from blackbox.block.format import CONFIRM_KEY
+from blackbox.publish.line_socket import open_xpub
+from blackbox.publish.peers import MOST_SHOWN_PEERS, PeerStatistics, most_of
+from blackbox.publish.subscription_reader import SubscriptionReader
+from blackbox.publish.subscriptions import Subscriptions
+from blackbox.testing import wait_until
+from tests.publish.hostile import MORE, Peer, confirmation, frame, subscription, unsubscription
+from tests.publish.subscribers import collected, one_slice
+
+
+def serves(publisher: Publisher, feed: Feed, count: int = 100) -> None:
+    """Check that a new subscriber is confirmed and gets what is then published."""
+    subscriber, got = collected(feed, b"AAPL.")
+    with subscriber.start(timeout=60):
+        for number in range(count):
+            publisher.publish(b"AAPL.x", b"%d" % number)
+        got.wait(count)
+    assert subscriber.statistics().received.gaps == 0
+
+
+def of(publisher: Publisher, peer: Peer) -> PeerStatistics:
+    (found,) = [each for each in publisher.statistics().peers if each.address == peer.address]
+    return found
+
+
+def test_statistics_tell_of_each_connection_what_it_has() -> None:
+    feed = one_slice(key_bytes=4)
+    with Publisher(feed) as publisher, Peer(feed) as first, Peer(feed) as second:
+        first.send(*(subscription(b"%04d" % number) for number in range(50)), unsubscription(b"0000"))
+        second.send(*[subscription(b"0001")] * 3)
+        first.ask()
+        second.ask()
+        assert (of(publisher, first).subscriptions, of(publisher, second).subscriptions) == (49, 1)
+        assert publisher.statistics().subscriptions == 50
+        assert of(publisher, first).key == ""
+        assert 0 < of(publisher, first).since_ns <= of(publisher, second).since_ns
+        second.close()
+        wait_until(lambda: [each.address for each in publisher.statistics().peers] == [first.address])
+        assert publisher._senders[0].subscriptions.filter_count() == 49
+
+
+def test_a_peer_that_takes_nothing_is_behind_and_the_others_are_not() -> None:
+    feed = one_slice(block_bytes=65_536)
+    quick, got = collected(feed)
+    with Publisher(feed, hwm_blocks=200) as publisher, Peer(feed) as slow:
+        quick.start()
+        slow.send(subscription(b""))
+        slow.ask()
+        sent = 0
+        while of(publisher, slow).behind_s < 0.5:
+            publisher.publish(b"T", bytes(20_000))
+            sent += 1
+            got.wait(sent)
+        assert of(publisher, slow).unsent_bytes > 0
+        (other,) = [each for each in publisher.statistics().peers if each.address != slow.address]
+        assert other.behind_s < 0.5
+        quick.stop()
+    assert quick.statistics().received.gaps == 0
+
+
+def test_a_million_subscriptions_stop_at_the_bound_and_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    feed = one_slice(key_bytes=8, max_subscriptions=1_000)
+    with Publisher(feed) as publisher, Peer(feed) as greedy:
+        for start in range(0, 1_000_000, 50_000):
+            if not greedy.send(*(subscription(b"%08d" % number) for number in range(start, start + 50_000))):
+                break
+            serves(publisher, feed, 10)
+        statistics = publisher.statistics()
+        assert statistics.subscriptions < 1_600, "1,000, and some that came before the bound was seen"
+        assert statistics.refused > 10_000
+        assert "expected at most 1000 (max_subscriptions)" in caplog.text
+        assert caplog.text.count("max_subscriptions") == 1
+        greedy.close()
+        wait_until(lambda: publisher.statistics().subscriptions == 0, 60, "what it asked for is gone")
+        serves(publisher, feed)
+
+
+def test_a_subscriber_with_more_prefixes_than_it_may_have_is_told() -> None:
+    feed = one_slice(key_bytes=4, max_subscriptions=10)
+    subscriber = Subscriber(feed)
+    for number in range(2_000):
+        subscriber.on_batch(b"%04d" % number)(len)
+    with (
+        Publisher(feed),
+        pytest.raises(RightsError, match=r"refused the topics .*: there are more subscriptions than its max_subscr"),
+    ):
+        subscriber.start(600)
+
+
+def test_what_is_withdrawn_makes_room_again() -> None:
+    feed = one_slice(key_bytes=4, max_subscriptions=10)
+    with Publisher(feed) as publisher, Peer(feed) as peer:
+        peer.send(*(subscription(b"%04d" % number) for number in range(10)))
+        peer.ask()
+        peer.send(subscription(b"MORE"))
+        peer.ask()
+        assert (of(publisher, peer).subscriptions, of(publisher, peer).refused) == (10, 1)
+        peer.send(unsubscription(b"0000"), unsubscription(b"MORE"), subscription(b"MORE"))
+        peer.ask()
+        assert (of(publisher, peer).subscriptions, of(publisher, peer).refused) == (10, 1)
+        publisher.publish(b"MORE", b"x")
+        assert peer.read_block()[0] == b"MORE"
+
+
+@contextmanager
+def read_by_hand(feed: Feed) -> Iterator[tuple[zmq.Socket[bytes], Subscriptions, SubscriptionReader]]:
+    """A line's socket, which is read when the test says so."""
+
+    class Recorders:
+        def begin_epoch(self, epoch: int) -> None:
+            pass
+
+        def note(self, line: int, said: bytes, what: object) -> None:
+            pass
+
+        def withdraw(self, line: int, said: bytes) -> None:
+            pass
+
+    with zmq.Context() as context, open_xpub(context, feed.slices[0].lines[0], None, 100) as xpub:
+        xpub.bind(feed.slices[0].lines[0])
+        subscriptions = Subscriptions(feed, 1, Recorders())
+        reader = SubscriptionReader(subscriptions, [xpub], feed.slices[0].lines, None, 1 << 16, lambda _line: 0)
+        yield xpub, subscriptions, reader
+        reader.close()
+
+
+def has_come(xpub: zmq.Socket[bytes]) -> None:
+    """Wait until what a peer has sent is with libzmq, unread, and stands behind what came before."""
+    assert xpub.poll(10_000)
+    for _ in range(20):
+        xpub.poll(10)  # has libzmq take in what its I/O thread has read
+
+
+def read_until(reader: SubscriptionReader, condition: Callable[[], bool]) -> None:
+    def look() -> bool:
+        reader.read()
+        return condition()
+
+    wait_until(look)
+
+
+def test_a_message_that_is_no_subscription_gets_its_sender_nothing_that_others_asked_for() -> None:
+    feed = one_slice(key_bytes=4)
+    with read_by_hand(feed) as (xpub, subscriptions, reader), Peer(feed) as hostile, Peer(feed) as honest:
+        for sender, words in (
+            (honest, [subscription(b"EVEN")]),
+            (hostile, [frame(b"garbage"), frame(b""), frame(b"\7")]),
+            (honest, [subscription(b"MINE"), subscription(b"ALSO")]),
+            (hostile, [subscription(b"ITS")]),
+        ):
+            sender.send(*words)
+            has_come(xpub)
+        read_until(reader, lambda: len(subscriptions.unwelcome) == 1)
+        for key in (b"MINE", b"ALSO", b"EVEN"):
+            xpub.send(key)
+        assert honest.read_frame() == b"EVEN", "the others wait for its next word"
+        honest.send(confirmation(b"12345678"))
+        read_until(reader, lambda: bool(subscriptions.asked))
+        for key in (b"MINE", b"ALSO", b"EVEN", CONFIRM_KEY + b"12345678"):
+            xpub.send(key)
+        assert [honest.read_frame() for _ in range(4)] == [b"MINE", b"ALSO", b"EVEN", CONFIRM_KEY + b"12345678"]
+        hostile.socket.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            hostile.socket.recv(1)
+
+
+@pytest.mark.parametrize("garbage", [frame(b"garbage"), frame(b""), frame(b"x", MORE) + frame(b"\1AAPL")])
+def test_who_sends_what_is_no_subscription_is_disconnected_and_others_go_on(
+    garbage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    feed = one_slice(key_bytes=4, heartbeat_ns=100_000_000)
+    with caplog.at_level(logging.WARNING, "blackbox"), Publisher(feed) as publisher:
+        for number in range(1, 4):
+            with Peer(feed) as peer:
+                peer.send(garbage)
+                serves(publisher, feed, 10)
+                assert peer.was_ended()
+            wait_until(lambda number=number: publisher.statistics().put_out == number)  # type: ignore[misc]
+    assert "it sent what is no subscription" in caplog.text
+
+
+def test_a_thousand_connections_are_told_by_the_hundred_and_others_go_on() -> None:
+    feed = one_slice(key_bytes=4)
+    with Publisher(feed) as publisher, ExitStack() as stack:
+        peers = [stack.enter_context(Peer(feed)) for _ in range(300)]
+        for number, peer in enumerate(peers):
+            peer.send(*(subscription(b"%04d" % each) for each in range(1 + number % 7)))
+        for _ in range(700):  # those say nothing, not even hello
+            stack.enter_context(socket.create_connection(peers[0].socket.getpeername()))
+        serves(publisher, feed)
+        total = sum(1 + number % 7 for number in range(300))
+        wait_until(lambda: publisher.statistics().subscriptions == total, 30)
+        statistics = publisher.statistics()
+        assert len(statistics.peers) == MOST_SHOWN_PEERS
+        assert statistics.other_peers == 300 - MOST_SHOWN_PEERS
+        assert min(each.subscriptions for each in statistics.peers) >= 5
+    assert statistics.put_out == 0
+
+
+def test_those_with_most_subscriptions_are_shown() -> None:
+    every = [
+        PeerStatistics(slice_id=0, line="A", address=str(n), key="", since_ns=1, subscriptions=n, refused=0)
+        for n in range(250)
+    ]
+    found = most_of(every)
+    assert [each.subscriptions for each in found.shown] == list(range(249, 149, -1))
+    assert (found.others, found.subscriptions) == (150, sum(range(250)))
