@@ -68,13 +68,17 @@ class ServerThread:
 
     def requests(self, socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
         """Say that the socket is bound; yield what comes, until the thread is told to end."""
+        return ([frame.bytes for frame in frames] for frames in self.frames(socket))
+
+    def frames(self, socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:
+        """As `requests`, with what libzmq knows of who sent it."""
         self._enter(ServerLife.SERVING)
         self._bound.set_result(None)
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(self._end.reader, zmq.POLLIN)
         while self._end.reader not in dict(poller.poll()):
-            yield socket.recv_multipart()
+            yield socket.recv_multipart(copy=False)
         self._enter(ServerLife.ENDING)
 
     def _enter(self, life: ServerLife) -> None:

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -21,15 +21,18 @@ from blackbox.archive.serve.protocol import (
     MOST_REQUEST_BYTES,
     REQUESTS,
     AskAbout,
+    AskBlocks,
     AskEnds,
     Noted,
     Refusal,
+    Request,
     TellConsumer,
 )
 from blackbox.block.position import SlicePosition
-from blackbox.errors import ArchiveError, BlackBoxError, ConfigError
+from blackbox.errors import ArchiveError, BlackBoxError, ConfigError, RightsError
 from blackbox.feed.endpoint import check_archive
 from blackbox.feed.feed import Feed
+from blackbox.feed.rights import Prefixes
 from blackbox.native.limits import Needs
 from blackbox.native.priority import give_way, let_others_go_first
 from blackbox.transport.context import allow_ipv6, new_context
@@ -73,7 +76,8 @@ class ArchiveStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class ArchiveServer:
     """Answers for the recordings of one feed, in a thread of its own, from `with` to its end.
 
-    Whoever can reach an endpoint, and has an allowed key where the feed has `[security]`, may read all recordings.
+    Whoever can reach an endpoint may read all recordings; where the feed has `[security]`, whoever has an allowed key,
+    and of those topics that it has a right to.
     """
 
     def __init__(
@@ -154,13 +158,13 @@ class ArchiveServer:
                 bind(socket, endpoint, "archive endpoint")
             let_others_go_first()
             pieces = Pieces(self.directory)
-            for frames in self._thread.requests(socket):
+            for frames in self._thread.frames(socket):
                 began = time.monotonic()
                 self._answer(socket, pieces, frames)
                 self._give_way(time.monotonic() - began)
             until = time.monotonic() + (_GOODBYE_S if time.monotonic() - self._later_at < _WAITS_S else 0)
             while (left_s := until - time.monotonic()) > 0 and socket.poll(round(1e3 * left_s)):
-                self._answer(socket, pieces, socket.recv_multipart())
+                self._answer(socket, pieces, socket.recv_multipart(copy=False))
 
     def _give_way(self, worked_s: float) -> None:
         """Leave the cores to a recorder that has something to record, for nine times as long as an answer took."""
@@ -168,14 +172,15 @@ class ArchiveServer:
         while self._is_recording() and time.monotonic() < until:
             time.sleep(_LOOK_S)
 
-    def _answer(self, socket: zmq.Socket[bytes], pieces: Pieces, frames: list[bytes]) -> None:
+    def _answer(self, socket: zmq.Socket[bytes], pieces: Pieces, request: list[zmq.Frame]) -> None:
         """Answer one request: reader, number, request."""
+        frames = [frame.bytes for frame in request]
         if len(frames) != _REQUEST_FRAMES:
             self._counts["dropped"] += 1
             return
         what, answer = "answered", []
         try:
-            answer = self._answer_to(pieces, frames[2])
+            answer = self._answer_to(pieces, frames[2], self._rights_of(request[2]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             refusal = Refusal(f"request was not understood: {error}")
         except (BlackBoxError, OSError, ValueError) as error:
@@ -197,8 +202,22 @@ class ArchiveServer:
             what = "dropped"
         self._counts[what] += 1
 
-    def _answer_to(self, pieces: Pieces, text: bytes) -> list[bytes | memoryview]:
+    def _rights_of(self, frame: zmq.Frame) -> Prefixes | None:
+        """Return the prefixes that who sent a frame may ask for; None: all."""
+        if self._gate is None:
+            return None
+        self._gate.look()
+        with suppress(zmq.ZMQError):  # there is none on ipc
+            if key := frame.get("User-Id"):
+                return self._gate.rights_of(str(key))[1]
+        return None
+
+    def _answer_to(self, pieces: Pieces, text: bytes, rights: Prefixes | None) -> list[bytes | memoryview]:
         request = REQUESTS.decode(text)
+        if rights is not None:
+            for prefix in _prefixes_of(request):
+                if not prefix.startswith(rights):
+                    raise RightsError(f"the key has no right to topics that begin with {prefix!r}")
         if isinstance(request, AskAbout):
             return [ENCODER.encode(pieces.about(request.day, request.back))]
         if isinstance(request, AskEnds):
@@ -230,3 +249,12 @@ def archive_of(
         raise ConfigError(f"feed {feed.name!r} had no archives, expected endpoints such as tcp://host:5600")
     endpoints = (serve if isinstance(serve, str) else feed.archives[0],)
     return ArchiveServer(directory, endpoints, is_recording, keeps_for_consumers, feed)
+
+
+def _prefixes_of(request: Request) -> list[bytes]:
+    """Return what the topics that are asked for begin with."""
+    if isinstance(request, AskEnds):
+        return [request.prefix]
+    if isinstance(request, AskBlocks):
+        return [each.key for each in request.ranges] or [request.prefix if request.key is None else request.key]
+    return []

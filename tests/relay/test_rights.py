@@ -1,0 +1,249 @@
+"""Rights by key and prefix: what a key may not have is not put in force, is told, and costs nobody else anything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from blackbox import ArchiveClient, ArchiveError, ConfigError, Feed, Publisher, Recorder, Relay, RightsError
+from blackbox.block.format import CONFIRM_KEY, SHARED_KEY, WANT_KEY
+from blackbox.testing import wait_until
+from blackbox.transport.curve import keys_of_line, use_keys
+from tests.archive.archives import free_endpoint
+from tests.keyring import Keyring
+from tests.relay.relays import PATIENCE_S, collected
+
+NAMES = ("exchange", "london", "desk", "archive", "other")
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Keyring:
+    ring = Keyring(tmp_path, *NAMES)
+    ring.allow("exchange", "desk", "london", "archive", "other")
+    ring.allow("london", "desk", "other")
+    ring.allow("archive", "desk", "other")
+    return ring
+
+
+def quotes() -> Feed:
+    return msgspec.structs.replace(Feed.local("quotes", slices=1, key_bytes=4), heartbeat_ns=100_000_000)
+
+
+def give(ring: Keyring, text: str, by: str = "exchange") -> None:
+    """Replace the rights that somebody gives."""
+    new = ring.directory / "rights.new"
+    new.write_text(text)
+    new.rename(ring.directory / f"allowed-by-{by}" / "rights.toml")
+
+
+@pytest.fixture
+def sub() -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context() as context, context.socket(zmq.SUB) as sub:
+        sub.linger, sub.rcvtimeo = 0, 1_000 * int(PATIENCE_S)
+        yield sub
+
+
+def refused(feed: Feed, *prefixes: bytes) -> str:
+    """Check that a subscriber's start fails at once, long before it would be out of time; return what it says."""
+    subscriber, got = collected(feed, *prefixes)
+    began = time.monotonic()
+    with pytest.raises(RightsError) as caught:
+        subscriber.start(10 * PATIENCE_S)
+    assert time.monotonic() - began < 5 * PATIENCE_S
+    assert len(got) == 0
+    return str(caught.value)
+
+
+def test_a_key_that_asks_beyond_its_rights_is_refused_and_told(ring: Keyring, caplog: pytest.LogCaptureFixture) -> None:
+    give(ring, 'desk = ["AAPL"]')
+    feed = quotes()
+    endpoint = feed.slices[0].lines[0]
+    other, got = collected(ring.feed(feed, "other", "exchange"), b"MSFT.")
+    with Publisher(ring.feed(feed, "exchange")) as publisher:
+        other.start(PATIENCE_S)
+        said = refused(ring.feed(feed, "desk", "exchange"), b"MSFT.", b"AAPL.")
+        assert said == (
+            f"feed 'quotes' slice 0: {endpoint} refused the topics b'MSFT', b'MSFT.': "
+            "our key has no right to that, expected it among the prefixes of its rights.toml"
+        )
+        assert "feed 'quotes': refused key 'desk' at 127.0.0.1:" in caplog.text
+        assert caplog.text.count("it has no right to that (rights.toml)") == 1
+        assert publisher.statistics().refused >= 2
+        publisher.publish(b"MSFT.x", b"1")
+        got.wait(1)
+        other.stop()
+
+
+def test_what_is_refused_is_not_put_in_force_and_the_rest_is(ring: Keyring, sub: zmq.Socket[bytes]) -> None:
+    give(ring, 'desk = ["AAPL"]')
+    feed = quotes()
+    endpoint = feed.slices[0].lines[0]
+    other, got = collected(ring.feed(feed, "other", "exchange"))
+    with Publisher(ring.feed(feed, "exchange")) as publisher:
+        other.start(PATIENCE_S)
+        use_keys(sub, keys_of_line(ring.feed(feed, "desk", "exchange"), 0, endpoint))
+        sub.connect(endpoint)
+        nonce = CONFIRM_KEY + b"12345678"
+        for prefix in (b"MSFT", b"", b"A", b"AAP", WANT_KEY + b"MSFT", SHARED_KEY + b"MSFT", b"\0", b"AAPL", nonce):
+            sub.subscribe(prefix)
+        assert sub.recv_multipart()[0] == nonce
+        for number in range(100):
+            publisher.publish(b"AAPL.x" if number % 10 == 0 else b"MSFT.x", b"%d" % number)
+        came = 0
+        while came < 10:
+            key, header, _ = sub.recv_multipart()
+            assert key == b"AAPL"
+            came += int.from_bytes(header[12:16], "little")
+        got.wait(100)
+        assert not sub.poll(100)
+        (desk,) = [peer for peer in publisher.statistics().peers if peer.key == "desk"]
+        assert (desk.subscriptions, desk.refused, desk.line) == (1, 6, "A")
+        assert not publisher.wants(b"MSFT.x") or publisher.statistics().subscriptions > 1
+        other.stop()
+
+
+def test_who_has_the_right_to_a_longer_prefix_only_gets_that_and_no_shorter_one(ring: Keyring) -> None:
+    give(ring, 'desk = ["AAPL", "MS"]')
+    feed = quotes()
+    desk = ring.feed(feed, "desk", "exchange")
+    with Publisher(ring.feed(feed, "exchange")) as publisher:
+        assert "refused the topics b'':" in refused(desk, b"")
+        assert "refused the topics b'AAP':" in refused(desk, b"AAP")
+        subscriber, got = collected(desk, b"AAPL.trade", b"MSFT.")
+        subscriber.start(PATIENCE_S)
+        publisher.publish(b"AAPL.trade", b"1")
+        publisher.publish(b"MSFT.trade", b"2")
+        assert {each.payload for each in got.wait(2)} == {b"1", b"2"}
+        subscriber.stop()
+
+
+def test_revoked_rights_end_a_subscriber_that_used_them_and_nobody_else(ring: Keyring) -> None:
+    feed = quotes()
+    desk, _ = collected(ring.feed(feed, "desk", "exchange"), b"AAPL.")
+    other, got = collected(ring.feed(feed, "other", "exchange"), b"AAPL.")
+    with Publisher(ring.feed(feed, "exchange")) as publisher:
+        desk.start(PATIENCE_S)
+        other.start(PATIENCE_S)
+        give(ring, 'desk = ["MSFT"]')
+        with pytest.raises(RightsError, match="refused the topics b'AAPL'"):
+            desk.run()
+        assert publisher.statistics().put_out == 1
+        for number in range(100):
+            publisher.publish(b"AAPL.x", b"%d" % number)
+        got.wait(100)
+        other.stop()
+        assert other.statistics().received.gaps == 0
+
+
+def test_a_key_that_is_no_longer_allowed_is_disconnected(ring: Keyring) -> None:
+    feed = quotes()
+    desk, _ = collected(ring.feed(feed, "desk", "exchange"))
+    with Publisher(ring.feed(feed, "exchange")) as publisher:
+        desk.start(PATIENCE_S)
+        (ring.directory / "allowed-by-exchange" / "desk.key").unlink()
+        wait_until(lambda: publisher.statistics().put_out == 1, PATIENCE_S)
+        wait_until(lambda: publisher.statistics().refused_peers > 0, PATIENCE_S, "it connects again")
+        wait_until(lambda: publisher.statistics().peers == (), PATIENCE_S, "what it asked for is gone")
+        desk.stop()
+
+
+def test_keys_without_a_line_have_the_rights_of_the_star(ring: Keyring) -> None:
+    give(ring, 'desk = [""]\n"*" = ["INDE"]\n')
+    feed = quotes()
+    with Publisher(ring.feed(feed, "exchange")):
+        assert "refused the topics b'AAPL'" in refused(ring.feed(feed, "other", "exchange"), b"AAPL.")
+        for name, prefix in (("other", b"INDEX."), ("desk", b"")):
+            subscriber, _ = collected(ring.feed(feed, name, "exchange"), prefix)
+            subscriber.start(PATIENCE_S)
+            subscriber.stop()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("desk = 7", "'desk' was 7, expected a list of prefixes of topics"),
+        ('desk = ["AAPL."]', r"'desk' had the prefix b'AAPL.', expected at most key_bytes = 4 bytes"),
+        ('desk = ["\\u0000H"]', "expected no zero byte first"),
+        ("desk = [", "are no TOML"),
+    ],
+)
+def test_malformed_rights_are_named_at_the_start(ring: Keyring, text: str, message: str) -> None:
+    give(ring, text)
+    with pytest.raises(ConfigError, match=message):
+        Publisher(ring.feed(quotes(), "exchange")).start()
+
+
+def test_rights_that_turn_malformed_are_logged_and_allow_nobody(
+    ring: Keyring, caplog: pytest.LogCaptureFixture
+) -> None:
+    feed = quotes()
+    with Publisher(ring.feed(feed, "exchange")):
+        give(ring, 'desk = [""')
+        wait_until(lambda: "until that is corrected no key has a right" in caplog.text, PATIENCE_S)
+        assert "refused the topics b'AAPL'" in refused(ring.feed(feed, "other", "exchange"), b"AAPL.")
+
+
+def test_rights_hold_below_a_relay(ring: Keyring) -> None:
+    give(ring, 'desk = ["AAPL"]', by="london")
+    above, below = quotes(), quotes()
+    with (
+        Publisher(ring.feed(above, "exchange")) as publisher,
+        Relay(ring.feed(above, "london", "exchange"), ring.feed(below, "london")) as relay,
+    ):
+        assert "refused the topics b'MSFT'" in refused(ring.feed(below, "desk", "london"), b"MSFT.")
+        subscriber, got = collected(ring.feed(below, "desk", "london"), b"AAPL.")
+        subscriber.start(PATIENCE_S)
+        publisher.publish(b"AAPL.x", b"1")
+        got.wait(1)
+        assert [peer.key for peer in relay.statistics().peers] == ["desk"]
+        assert relay.statistics().refused_below > 0
+        subscriber.stop()
+
+
+def test_what_a_relay_has_no_right_to_it_refuses_below_and_others_miss_nothing(ring: Keyring) -> None:
+    give(ring, 'london = ["AAPL", "MSFT"]')
+    above, below = quotes(), quotes()
+    with (
+        Publisher(ring.feed(above, "exchange")) as publisher,
+        Relay(ring.feed(above, "london", "exchange"), ring.feed(below, "london")) as relay,
+    ):
+        subscriber, got = collected(ring.feed(below, "desk", "london"), b"AAPL.")
+        subscriber.start(PATIENCE_S)
+        sent = 0
+        for prefix in (b"", b"AAP", b"X"):
+            publisher.publish(b"AAPL.x", b"%d" % sent)
+            assert f"refused the topics {prefix!r}" in refused(ring.feed(below, "other", "london"), prefix)
+            publisher.publish(b"AAPL.x", b"")
+            sent += 2
+        got.wait(sent)
+        subscriber.stop()
+        assert subscriber.statistics().received.gaps == 0
+        wait_until(lambda: relay.statistics().lines[0].filters_above == 0, PATIENCE_S)
+
+
+def test_an_archive_gives_a_key_what_it_has_a_right_to(ring: Keyring, tmp_path: Path) -> None:
+    give(ring, 'desk = ["AAPL"]', by="archive")
+    feed = msgspec.structs.replace(quotes(), archives=(free_endpoint(),))
+    recording = ring.feed(feed, "archive", "exchange")
+    with (
+        Publisher(ring.feed(feed, "exchange")) as publisher,
+        Recorder(recording, tmp_path / "recordings", serve=True),
+    ):
+        for number in range(100):
+            publisher.publish((b"AAPL.x", b"MSFT.x")[number % 2], b"%d" % number)
+        publisher.wait_recorded(PATIENCE_S)
+        client = ArchiveClient(ring.feed(feed, "desk", "exchange", archives=("archive",)))
+        found = client.blocks(0, b"AAPL.", stop_ns=time.time_ns(), timeout=PATIENCE_S)
+        assert next(found).block.key == b"AAPL"  # type: ignore[union-attr]
+        for asked in (
+            client.blocks(0, timeout=PATIENCE_S),
+            client.blocks(0, b"MSFT.", timeout=PATIENCE_S),
+            client.blocks(0, key=b"MSFT", start=(1, 0), timeout=PATIENCE_S),
+        ):
+            with pytest.raises(ArchiveError, match="the key has no right to topics that begin with"):
+                next(asked)
