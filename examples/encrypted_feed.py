@@ -1,4 +1,4 @@
-"""How do I encrypt a feed, and say who may read it?"""
+"""How do I encrypt a feed, and say who may read what of it?"""
 
 import logging
 import shutil
@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from blackbox import Feed, Message, NotConfirmedError, Publisher, Subscriber
+from blackbox import Feed, Message, NotConfirmedError, Publisher, RightsError, Subscriber
 
 logging.disable()  # the publisher also says in its log whom it refuses
 
@@ -18,6 +18,7 @@ for name in ("exchange", "desk", "stranger"):  # at a shell: blackbox keys new N
 
 (place / "allowed").mkdir()
 shutil.copy(place / "keys" / "desk.key", place / "allowed")  # public keys: these may connect
+(place / "allowed" / "rights.toml").write_text('desk = ["AAPL."]')  # what each may read; without the file, all
 
 (endpoint,) = Feed.local("quotes", slices=1).slices[0].endpoints
 
@@ -27,6 +28,7 @@ def feed_of(me: str) -> Feed:
     path = place / f"{me}.toml"
     path.write_text(f"""
         name = "quotes"
+        key_bytes = 8   # rights go as far as ZeroMQ filters: by the first bytes of topics
 
         [security]
         key = "keys/{me}.key_secret"          # of this side; the other paths are of public keys
@@ -40,6 +42,7 @@ def feed_of(me: str) -> Feed:
 
 
 desk, stranger = Subscriber(feed_of("desk")), Subscriber(feed_of("stranger"))
+greedy = Subscriber(feed_of("desk"))
 
 
 @desk.on(b"AAPL.")
@@ -48,10 +51,11 @@ def apple(message: Message) -> None:
     print("desk:", message.topic.decode(), message.payload.decode())
 
 
+@greedy.on(b"MSFT.")
 @stranger.on(b"")
 def everything(message: Message) -> None:
     """Never called."""
-    print("stranger:", message.topic.decode())
+    print("not for them:", message.topic.decode())
 
 
 with Publisher(feed_of("exchange")) as publisher:
@@ -60,6 +64,10 @@ with Publisher(feed_of("exchange")) as publisher:
         stranger.start(timeout=2)
     except NotConfirmedError as error:
         print("stranger:", str(error).split(": ")[-1].split(" key")[0])
+    try:
+        greedy.start()
+    except RightsError as error:
+        print("desk:", str(error).split("refused ")[1].split(",")[0])
     publisher.publish(b"AAPL.trade", b"189.98")
     publisher.close()
     desk.run(until_end=True)

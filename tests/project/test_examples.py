@@ -19,7 +19,11 @@ SAYS = {
     "change_what_i_want": ["[b'first', b'second', b'third']"],
     "compute_only_what_is_wanted": ["AAPL.delta is wanted\nAAPL.delta 0.52", "computed: [b'AAPL.delta']"],
     "count_without_the_gil": ["messages: 1000000"],
-    "encrypted_feed": ["desk: AAPL.trade 189.98", "stranger: it refused our"],
+    "encrypted_feed": [
+        "desk: AAPL.trade 189.98",
+        "stranger: it refused our",
+        "desk: the topics b'MSFT.': our key has no right to that",
+    ],
     "fan_out_to_websockets": [
         "['AAPL.trade 189.98', 'AAPL.trade 189.99']",
         "['AAPL.trade 189.98', 'MSFT.trade 370.10', 'AAPL.trade 189.99']",
