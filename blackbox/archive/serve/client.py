@@ -348,8 +348,15 @@ class ArchiveClient:
         start_ns = None if since.epoch and not since.start_ns else since.start_ns
         following = {key: Position(since.epoch, sequence) for key, sequence in since.following.items()}
         if self.feed.key_bytes:
-            sent_ns, prefix = since.done_ns, common_prefix(prefixes)
-            ask = AskBlocks(slice_id=slice_id, prefix=prefix, epoch=since.epoch, sent_ns=sent_ns, start_ns=start_ns)
+            # What the key may not have was not put in force either, and told.
+            ask = AskBlocks(
+                slice_id=slice_id,
+                prefix=common_prefix(prefixes),
+                may_narrow=True,
+                epoch=since.epoch,
+                sent_ns=since.done_ns,
+                start_ns=start_ns,
+            )
         else:
             ask = AskBlocks(slice_id=slice_id, key=b"", start=following.get(b""), start_ns=start_ns)
         return Rows(ask, tells_later=True, following=following, prefixes=prefixes)

@@ -22,6 +22,7 @@ from blackbox.archive.serve.run_marks import EVERYWHERE, Place
 from blackbox.block.block import Block
 from blackbox.block.format import FLAG_SEQUENCES
 from blackbox.block.position import Position
+from blackbox.feed.rights import Prefixes
 
 PIECE_BYTES: Final = 4 << 20
 """A piece ends once its blocks have this many bytes."""
@@ -49,9 +50,16 @@ class PieceReading:
     """What one piece is made of."""
 
     def __init__(
-        self, ask: AskBlocks, key_bytes: int, missing: list[Damage], deleted: list[Position], told: Told
+        self,
+        ask: AskBlocks,
+        key_bytes: int,
+        missing: list[Damage],
+        deleted: list[Position],
+        told: Told,
+        rights: Prefixes | None = None,
     ) -> None:
-        """`deleted`: of each epoch of the days that were deleted, the largest position."""
+        """`deleted`: of each epoch of the days that were deleted, the largest position. `rights`: see `Pieces.read`."""
+        self._rights = rights
         self.is_done = False
         self._deleted, self._told_of_runs = deleted, told
         self._ask, self._key_bytes = ask, key_bytes
@@ -183,12 +191,18 @@ class PieceReading:
             self._start = Position(block.epoch, last + 1)
         elif ask.key is not None and not is_early:
             self._start = Position(block.epoch, last + 1)
-        if not is_early and (not ask.prefix or any(topic.startswith(ask.prefix) for topic in block.topics)):
+        if not is_early and self._is_wanted(block):
             self._take(recorded, offset)
         if ask.stop is not None and Position(block.epoch, last + 1) >= ask.stop:
             self.is_done = True
             return False
         return True
+
+    def _is_wanted(self, block: Block) -> bool:
+        prefix = self._ask.prefix
+        if self._rights is not None and not block.key.startswith(self._rights):
+            return False
+        return not prefix or any(topic.startswith(prefix) for topic in block.topics)
 
     def _take(self, recorded: Recorded, offset: int) -> None:
         self._blocks.append(recorded.block)

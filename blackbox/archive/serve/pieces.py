@@ -33,6 +33,7 @@ from blackbox.archive.serve.protocol import (
 from blackbox.archive.serve.run_marks import EVERYWHERE, Place, RunMarks
 from blackbox.block.position import Position
 from blackbox.errors import ArchiveError
+from blackbox.feed.rights import Prefixes
 from blackbox.feed.schema_document import SchemaDocument
 
 _PASSED_SEGMENTS: Final = 64
@@ -64,6 +65,7 @@ class Pieces:
         """`directory`: the feed's, with a directory for each day."""
         self._directory = directory
         self._archive = secrets.randbits(63)
+        self._rights: Prefixes | None = None
         self._open: dict[str, tuple[int, Recording]] = {}
         self._days: list[str] = []
         """As they were listed last."""
@@ -107,12 +109,15 @@ class Pieces:
             live_epoch=max(open_epochs, default=None),
         )
 
-    def read(self, ask: AskBlocks) -> Read:
+    def read(self, ask: AskBlocks, rights: Prefixes | None = None) -> Read:
         """Return the next piece. What is on disk and whole is in it, or in one of those after it, in order.
+
+        `rights`: what the keys of its blocks are to begin with; None: with anything.
 
         Raises ArchiveError naming what of the request cannot be, JournalError when files cannot be read.
         """
         _check(ask)
+        self._rights = rights
         found = self._read(ask)
         for _ in range(_PASSED_SEGMENTS):
             if found.blocks or found.piece.gone or found.piece.state != "more":
@@ -122,15 +127,15 @@ class Pieces:
             found = self._read(ask)
         return found
 
-    def ends(self, ask: AskEnds) -> Ends:
-        """Return how far runs had come, as marks tell, key by key. Raises as `read`."""
+    def ends(self, ask: AskEnds, rights: Prefixes | None = None) -> Ends:
+        """Return how far runs had come, as marks tell, key by key. `rights`: as `read`, and it raises as that."""
         found: dict[tuple[int, bytes], int] = {}
         for name in reversed(self._list_days()[-_DAYS_OPEN:]):
             day = self._fresh(name, ask.slice_id)
             marks, prefix = self._marks_of(name, day, ask.slice_id), ask.prefix[: day.feed.key_bytes]
             for epoch, told in marks.ends(ask.first, ask.stop).items():
                 for key, following in told.items():
-                    if key.startswith(prefix) and following > 0:
+                    if key.startswith(prefix) and (rights is None or key.startswith(rights)) and following > 0:
                         found[epoch, key] = max(following, found.get((epoch, key), 0))
             if marks.tells_of(ask.first):
                 break
@@ -206,7 +211,8 @@ class Pieces:
         def told(since: int, before: Place) -> dict[int, int]:
             return self._told_of_runs(ask.slice_id, ask.key or b"", since, day, before)
 
-        return PieceReading(ask, day.feed.key_bytes, missing, self._deleted.slices.get(ask.slice_id, []), told)
+        deleted = self._deleted.slices.get(ask.slice_id, [])
+        return PieceReading(ask, day.feed.key_bytes, missing, deleted, told, self._rights)
 
     def _told_of_runs(self, slice_id: int, key: bytes, since: int, day: Recording, before: Place) -> dict[int, int]:
         """Return by run, from one on, the next number of a key that its publisher has told.

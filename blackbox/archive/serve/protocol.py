@@ -91,6 +91,8 @@ class AskBlocks(Request, frozen=True, tag="blocks", kw_only=True, omit_defaults=
     """Blocks received at this time or later, ns since 1970."""
     stop_ns: _Time | None = None
     """End before the first block received at this time or later, ns since 1970."""
+    may_narrow: bool = False
+    """Whether to leave out topics that the reader's key has no right to; else a prefix that holds some is an error."""
     cursor: Cursor | None = None
     """Where the piece before this one ended; None: this is the first one."""
 

@@ -25,7 +25,6 @@ from blackbox.archive.serve.protocol import (
     AskEnds,
     Noted,
     Refusal,
-    Request,
     TellConsumer,
 )
 from blackbox.block.position import SlicePosition
@@ -214,21 +213,23 @@ class ArchiveServer:
 
     def _answer_to(self, pieces: Pieces, text: bytes, rights: Prefixes | None) -> list[bytes | memoryview]:
         request = REQUESTS.decode(text)
-        if rights is not None:
-            for prefix in _prefixes_of(request):
-                if not prefix.startswith(rights):
+        if isinstance(request, AskBlocks) and rights is not None:
+            asked = [each.key for each in request.ranges] or [request.prefix if request.key is None else request.key]
+            for prefix in asked:
+                may_narrow = request.may_narrow and any(right.startswith(prefix) for right in rights)
+                if not (may_narrow or prefix.startswith(rights)):
                     raise RightsError(f"the key has no right to topics that begin with {prefix!r}")
         if isinstance(request, AskAbout):
             return [ENCODER.encode(pieces.about(request.day, request.back))]
         if isinstance(request, AskEnds):
-            return [ENCODER.encode(pieces.ends(request))]
+            return [ENCODER.encode(pieces.ends(request, rights))]
         if isinstance(request, TellConsumer):
             if not self._keeps_for_consumers:
                 raise ArchiveError("consumers were told to an archive that deletes nothing")
             positions: dict[int, SlicePosition] = {**request.slices, **request.keys}
             note_consumer(self.directory, self.directory.name, request.name, positions)
             return [ENCODER.encode(Noted())]
-        found = pieces.read(request)
+        found = pieces.read(request, rights)
         if found.piece.state == "later":
             self._later_at = time.monotonic()
         return [ENCODER.encode(found.piece), *(frame for block in found.blocks for frame in block.frames)]
@@ -249,12 +250,3 @@ def archive_of(
         raise ConfigError(f"feed {feed.name!r} had no archives, expected endpoints such as tcp://host:5600")
     endpoints = (serve if isinstance(serve, str) else feed.archives[0],)
     return ArchiveServer(directory, endpoints, is_recording, keeps_for_consumers, feed)
-
-
-def _prefixes_of(request: Request) -> list[bytes]:
-    """Return what the topics that are asked for begin with."""
-    if isinstance(request, AskEnds):
-        return [request.prefix]
-    if isinstance(request, AskBlocks):
-        return [each.key for each in request.ranges] or [request.prefix if request.key is None else request.key]
-    return []
