@@ -23,7 +23,7 @@ from blackbox.replay.status import ReplayStatus
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 WIRE = (DOCS / "wire-format.md").read_text()
 
-FLAGS = ("CHECKSUM", "FIXED", "CONTROL", "LINE_B", "END", "SEQUENCES", "NULLS", "NUMBERS")
+FLAGS = ("CHECKSUM", "FIXED", "CONTROL", "LINE_B", "END", "SEQUENCES", "NULLS", "NUMBERS", "REFUSED")
 EPOCH = 1_699_999_999_000_000_000
 
 HEADER_FIELDS = {

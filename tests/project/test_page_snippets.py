@@ -20,6 +20,7 @@ from blackbox import ArchiveClient, Feed, Publisher, Recorder, Recording, Subscr
 from blackbox.archive.serve.protocol import Gone
 from blackbox.block.gap import Gap
 from blackbox.cli.program import app
+from blackbox.feed.rights import RIGHTS_FILE, load_rights
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import publish_numbered, wait_recorded
@@ -51,11 +52,17 @@ def test_a_command_of_a_page_is_a_right_command_line(page: str, line: str) -> No
 
 @pytest.mark.parametrize("page", ["archive-protocol.md", "operations.md", "shared-memory.md"])
 def test_settings_of_a_page_load(page: str, tmp_path: Path) -> None:
-    (text,) = snippets(page, "toml")
+    text, *_ = snippets(page, "toml")
     slices = "" if "[[slices]]" in text else '\n[[slices]]\nendpoints = ["tcp://127.0.0.1:17201"]\n'
     path = tmp_path / "feed.toml"
     path.write_text(f'name = "page"\n{text}{slices}')
     assert Feed.load(path).slices
+
+
+def test_rights_of_the_page_load(tmp_path: Path) -> None:
+    _, text = snippets("operations.md", "toml")
+    (tmp_path / RIGHTS_FILE).write_text(text)
+    assert load_rights(str(tmp_path), 8) == {"desk": (b"AAPL.", b"MSFT."), "intern": (), "*": (b"INDEX.",)}
 
 
 @pytest.fixture(scope="module")
