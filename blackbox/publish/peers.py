@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -14,6 +14,8 @@ from blackbox.block.format import CONFIRM_KEY, HEARTBEAT_KEY, NONCE_BYTES, PATH_
 
 MOST_TOLD_REFUSALS: Final = 100
 """Refused prefixes of one connection that are remembered, and told to it."""
+_MOST_ANSWERS: Final = 64
+"""Confirmations sent to one connection that are forgotten with it."""
 MOST_SHOWN_PEERS: Final = 100
 """Connections of which statistics tell one by one."""
 
@@ -38,6 +40,7 @@ class Peer:
     __slots__ = (
         "acceptances",
         "address",
+        "answers",
         "connection",
         "cookie",
         "fd",
@@ -76,6 +79,8 @@ class Peer:
         self.late_since = 0.0
         self.newest: tuple[int, bytes] | None = None
         """The confirmation that it asked for last."""
+        self.answers: deque[tuple[int, bytes]] = deque(maxlen=_MOST_ANSWERS)
+        """Those that were sent to it."""
         self.refusals = self.useless = self.wants = 0
         self.since_ns = time.time_ns()
 

@@ -157,7 +157,9 @@ class Subscriptions:
             self._accepted[line].pop(prefix, None)
         if peer.newest is not None:
             self.asked.pop(peer.newest, None)
-            self.answered.pop(peer.newest, None)
+        for place in peer.answers:
+            if self.answered.get(place) == peer.fd:
+                del self.answered[place]
 
     def admit(self, peer: Peer, change: bytes) -> bool:
         """Whether a connection may have what it asks for; who may not is told, and counted."""
@@ -317,6 +319,8 @@ class Subscriptions:
         place = ask.line, ask.key
         if self.asked.pop(place, None) is not None:
             self.answered[place] = ask.fd
+            if (peer := self._peers[ask.line].get(ask.fd)) is not None:
+                peer.answers.append(place)
             _drop_first(self.answered, _MOST_ANSWERED)
 
     def subscribers(self, prefix: bytes) -> int:
