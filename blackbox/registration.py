@@ -329,6 +329,8 @@ class Registration:
     def off(self, function: Callable[..., Any] | Callback) -> None:
         """Remove a callback, everywhere it was registered. No new batch of it begins; one that runs is finished.
 
+        A slice that nothing needs any more is released a second later, and comes back when a callback wants it.
+
         Raises ValueError when it was not registered.
         """
         with self._supervisor.lock:

@@ -344,7 +344,7 @@ class Subscriber(Registration):
 
     @property
     def is_finished(self) -> bool:
-        """Whether every publisher has said that it ends, and all it sent is with the workers."""
+        """Whether every publisher has said that it ends, and all it sent is with the workers; of slices in use."""
         return self._supervisor.is_finished
 
     @property

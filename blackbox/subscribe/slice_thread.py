@@ -95,6 +95,7 @@ class SliceThread:
     may ask and read lives in shared memory: the thread may run in a process that was forked after this was made.
 
     `news` is poked whenever there is some for the owner. With a `handler` there are no workers: it gets every block.
+    With `topics` it goes on numbering where another one ended.
     """
 
     def __init__(
@@ -110,12 +111,15 @@ class SliceThread:
         hooks: SliceHooks = NO_HOOKS,
         archives: Archives | None = None,
         since: Since | None = None,
+        topics: Numbering | None = None,
     ) -> None:
         self.feed, self.slice_id, self.options = feed, slice_id, options
         self.feed_slice = feed.slices[slice_id]
         self.counters = counters
         self.state = SliceState()
-        self.topics = Numbering(feed.max_topics, _MEAN_TOPIC_BYTES, shared_array)
+        if topics is None:
+            topics = Numbering(feed.max_topics, _MEAN_TOPIC_BYTES, shared_array)
+        self.topics = topics
         self._failure = SliceFailure()
         self._batch_feed = BatchFeed(feed.name, schema if schema.schema_id else None, feed.symbol_rule)
         self._news = news
@@ -125,6 +129,7 @@ class SliceThread:
         self._started_ns = time.monotonic_ns()
         self._commands: deque[Callable[[], None]] = deque()
         self._newest, self._filters = table.version, table.upstream
+        self._timers = [timer for worker in table.workers for timer in worker.timers]
         self._wake_pipe = Pipe()
         lines = len(self.feed_slice.lines)
         asks = options.on_gap == "repair"
@@ -229,6 +234,14 @@ class SliceThread:
     def covers(self, filters: frozenset[bytes]) -> bool:
         """Whether the filters in force let through all that these would."""
         return _cover(self._filters, filters)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether it has something to do: callbacks, or timers, what they were sent, or an end to remember."""
+        if self._filters or any(timer.active for timer in self._timers):
+            return True
+        is_idle = self.life is SliceLife.RUNNING and not self.busy_ns() and all(each.is_idle() for each in self.workers)
+        return not is_idle or self.is_finished
 
     def remove(self, callback: Callback) -> None:
         """Let no further batch reach a callback."""

@@ -26,6 +26,13 @@ class Counters:
         self.lags: NDArray[numpy.int64] = shared_array((workers, BUCKETS), numpy.int64)
         self.ages: NDArray[numpy.int64] = shared_array((workers, BUCKETS), numpy.int64)
 
+    def settle(self) -> None:
+        """Forget what waited: the slice has ended, and its workers."""
+        self.slice.held = 0
+        for worker in self.workers:
+            worker.sent = worker.blocks
+            worker.has_more = worker.untold = 0
+
 
 class Counted(NamedTuple):
     """What the statistics of one slice are made from."""
@@ -73,7 +80,7 @@ class ReceivedStatistics(msgspec.Struct, frozen=True, kw_only=True):
     untracked: int
     """Delivered without a gap check: the key table was full."""
     epochs: int
-    """Runs of the publisher seen."""
+    """Runs of the publisher seen; one is seen again by a slice that was released and comes back."""
     held: int
     """Blocks that wait for the other line now."""
     subscriptions: int

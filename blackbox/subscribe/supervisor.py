@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from operator import itemgetter
 
 from blackbox.block.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.block.position import SlicePosition, Undone, merged
@@ -27,6 +28,7 @@ from blackbox.subscribe.log_warnings import LogWarnings
 from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.options import Options, needs_of
 from blackbox.subscribe.processes import PROCESS_NEEDS, SliceProcess
+from blackbox.subscribe.released_slices import ReleasedSlices
 from blackbox.subscribe.repair import Archives, Since
 from blackbox.subscribe.slice_hooks import NO_HOOKS, SliceHooks
 from blackbox.subscribe.slice_plan import Plan
@@ -104,6 +106,9 @@ class Supervisor:
         self._version = 0
         self._slices: dict[int, SliceThread] = {}
         self._children: dict[int, SliceProcess] = {}
+        self._released = ReleasedSlices()
+        self._returning: frozenset[int] = frozenset()
+        """Slices that are needed again, and begin once they have ended."""
         self._error: BlackBoxError | None = None
         self._stop_at_end = False
         self._terminated_at = 0.0
@@ -165,11 +170,11 @@ class Supervisor:
         deadline = time.monotonic() + _COMPILE_S
         ready = False
         with self._changed:
-            while not all(thread.is_confirmed for thread in self._slices.values()):
+            while self._returning or not all(thread.is_confirmed for thread in self._slices.values()):
                 self.raise_failure()
                 if self._state is not SubscriberLife.RUNNING:
                     raise SubscriberError("the subscriber ended before its subscriptions were confirmed")
-                if not ready and all(thread.is_ready for thread in self._slices.values()):
+                if not ready and not self._returning and all(thread.is_ready for thread in self._slices.values()):
                     ready = True
                     deadline = time.monotonic() + timeout
                 if time.monotonic() >= deadline:
@@ -203,10 +208,11 @@ class Supervisor:
         self._check_checkpoint()
         if not self._one_cut.acquire(timeout=timeout):
             raise TimeoutError(f"another checkpoint had not ended in {timeout} s")
+        with self.lock:
+            self._cutting = threading.get_ident()  # from here on no slice is released
         slices = self._slices
         checkpoint = Checkpoint(slices)
         with self.lock:
-            self._cutting = threading.get_ident()
             for stream in self._streams:
                 stream.begin_cut()
         try:
@@ -359,7 +365,8 @@ class Supervisor:
 
     def _is_own_thread(self) -> bool:
         """Whether the caller is a callback or hook: what must return before the end cannot wait for it."""
-        threads = [each for thread in self._slices.values() for each in thread.threads]
+        slices = (*self._slices.values(), *self._released.leaving.values())
+        threads = [each for thread in slices for each in thread.threads]
         return threading.current_thread() in (self._thread, *threads)
 
     def _wait_ended(self, timeout: float = float("inf")) -> bool:
@@ -387,11 +394,13 @@ class Supervisor:
         plan = self._plan(self._version, self._slices)
         self._check_limits(plan.keys() - self._slices.keys())
         self._check_joining(plan)
+        returning = frozenset(plan.keys() & self._released.leaving.keys())
         for slice_id, table in plan.items():
             if slice_id in self._slices:
                 self._slices[slice_id].set_table(table)
-            else:
+            elif slice_id not in returning:
                 self._start_slice(slice_id, table)
+        self._returning = returning  # last: until it has begun, one that returns is not confirmed
 
     def _check_joining(self, plan: Mapping[int, Table]) -> None:
         """Raise SubscriberError when a slice that catches up would want keys that it did not: archives pass them by."""
@@ -418,18 +427,20 @@ class Supervisor:
             check_limits(f"subscriber of feed {self.feed.name!r}", Needs(threads=1), *chain(*needs))
 
     def _start_slice(self, slice_id: int, table: Table) -> None:
+        kept = self._released.kept.get(slice_id)  # one that comes back goes on counting, and begins live
         thread = SliceThread(
             self.feed,
             slice_id,
             self._options,
             self._schema,
-            Counters(self._options.workers + 1),
+            Counters(self._options.workers + 1) if kept is None else kept.counters,
             table,
             self._news,
             NO_HANDLER if self._block_handler is None else self._block_handler(slice_id),
             self._hooks,
             self._archives,
-            None if self._since is None else self._since(slice_id),
+            None if self._since is None or kept is not None else self._since(slice_id),
+            None if kept is None else kept.topics,
         )
         child = SliceProcess(thread, self._renew_locks) if self._processes else None
         before = self._children, self._slices
@@ -458,6 +469,7 @@ class Supervisor:
 
     def statistics(self) -> Statistics:
         """Return a snapshot of all counters; exact once it has ended."""
+        slices, released = self._slices, self._released.kept
         counted = [
             Counted(
                 slice_id,
@@ -467,23 +479,30 @@ class Supervisor:
                 thread.transport,
                 thread.join.phase != JoinPhase.LIVE,
             )
-            for slice_id, thread in sorted(self._slices.items())
+            for slice_id, thread in slices.items()
         ]
-        return statistics_of(counted, self._state is SubscriberLife.ENDED)
+        counted += [
+            Counted(slice_id, kept.counters, 0, len(kept.topics), kept.transport)
+            for slice_id, kept in released.items()
+            if slice_id not in slices
+        ]
+        return statistics_of(sorted(counted, key=itemgetter(0)), self._state is SubscriberLife.ENDED)
 
     def topics(self, slice_id: int) -> list[bytes]:
         """Return the topics seen in one slice, by number."""
-        return self._slices[slice_id].topics.names() if slice_id in self._slices else []
+        known = self._slices.get(slice_id) or self._released.kept.get(slice_id)
+        return [] if known is None else known.topics.names()
 
     @property
     def is_finished(self) -> bool:
-        """Whether every publisher has said that it ends, and all it sent is with the workers."""
+        """Whether every publisher has said that it ends, and all it sent is with the workers; of slices in use."""
         return bool(self._slices) and all(thread.is_finished for thread in self._slices.values())
 
     @property
     def is_done(self) -> bool:
         """Whether all threads and processes have ended: once it has ENDED, unless one hangs and was left behind."""
-        return all(self._runner(slice_id).is_done for slice_id in self._slices)
+        running = [self._runner(slice_id) for slice_id in self._slices]
+        return all(each.is_done for each in (*running, *self._released.leaving.values()))
 
     # What follows runs in the supervisor's thread.
 
@@ -523,8 +542,32 @@ class Supervisor:
                 self._end()
             elif any(done) and self._state is SubscriberLife.RUNNING:
                 self._give_up(SubscriberError("a slice ended by itself"))
+            with self.lock:
+                self._release_slices()
             with self._changed:
                 self._changed.notify_all()
+
+    def _release_slices(self) -> None:
+        """Release slices that no callback needs any more; begin again those that have ended and are needed again.
+
+        By the last one the subscriber hears that publishers end, if it waits for that.
+        """
+        for thread in self._released.leaving.values():
+            if (failure := thread.failure()) is not None:
+                self._give_up(failure)
+        if self._released.keep_ended() and self._returning:
+            try:
+                self.renew()
+            except BlackBoxError as error:
+                self._give_up(error)
+        if self._state is not SubscriberLife.RUNNING or self._processes or self._cutting:
+            return
+        unneeded = self._released.unneeded(self._slices)
+        if self._stop_at_end and len(unneeded) == len(self._slices):
+            unneeded = unneeded[1:]
+        for slice_id in unneeded:
+            self._released.release(slice_id, self._slices[slice_id])
+            self._slices = {n: thread for n, thread in self._slices.items() if n != slice_id}
 
     def _may_end(self) -> bool:
         running = self._stop_at_end and self._state is SubscriberLife.RUNNING
@@ -556,5 +599,8 @@ class Supervisor:
                 log.error("slice %d: a callback hangs; its thread is left behind, or its process killed", slice_id)
                 if isinstance(self._error, SlowSubscriberError) and self._hangs_here(slice_id):
                     end_process()
+        for slice_id, thread in self._released.leaving.items():
+            if not thread.release(timeout):
+                log.error("slice %d: a hook hangs; its thread is left behind", slice_id)
         self._alerts.close()
         self._enter(SubscriberLife.ENDED)

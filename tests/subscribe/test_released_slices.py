@@ -1,0 +1,581 @@
+"""A slice that no callback needs any more is released, and comes back when one wants it again."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import resource
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+
+from blackbox import (
+    Feed,
+    LimitError,
+    Message,
+    Publisher,
+    Recorder,
+    SlowPolicy,
+    Subscriber,
+    SubscriberError,
+)
+from blackbox.block.position import KeyPosition
+from blackbox.subscribe import released_slices
+from blackbox.testing import Collector, RawPublisher, wait_until
+from tests.archive.archives import free_endpoint
+from tests.archive.recorders import wait_recorded
+from tests.process_state import held, linux_only
+from tests.subscribe.shared import mapped
+from tests.subscribe.subscribers import PATIENT, nothing, numbers_of
+
+
+def two_slices(**settings: Any) -> tuple[Feed, bytes, bytes]:
+    """A feed, and for each of its two slices a topic."""
+    feed = Feed.local("released", slices=2, transport=settings.pop("transport", "tcp"))
+    feed = msgspec.structs.replace(feed, **{"max_lag_ns": 60_000_000_000} | settings)
+    topics = [b"S%d.t" % number for number in range(100)]
+    first, second = (next(topic for topic in topics if feed.slice_of(topic) == n) for n in range(2))
+    return feed, first, second
+
+
+def running(subscriber: Subscriber) -> list[int]:
+    return sorted(subscriber._supervisor._slices)
+
+
+def wait_released(subscriber: Subscriber, *left: int) -> None:
+    """Wait until these slices alone are left, and the others have ended."""
+    supervisor = subscriber._supervisor
+    wait_until(lambda: running(subscriber) == list(left) and not supervisor._released.leaving, 30, f"only {left} left")
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice is released as soon as nobody needs it."""
+    monkeypatch.setattr(released_slices, "_UNNEEDED_S", 0.0)
+
+
+@pytest.mark.own_process
+@linux_only
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_its_threads_descriptors_and_memory_go_and_come_again(transport: str) -> None:
+    feed, first, second = two_slices(transport=transport)
+    got, subscriber = Collector(), Subscriber(feed, slow=PATIENT)
+    subscriber.on(first)(nothing)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        for topic in (first, second):  # what the publisher's side needs for a connection is there
+            publisher.publish(topic, b"")
+        wait_until(lambda: subscriber.statistics().delivery.delivered == 1)
+        before, mappings = held(), mapped()
+        for round_ in range(3):
+            subscriber.on(second)(got.message)
+            subscriber.wait_confirmed()
+            assert running(subscriber) == [0, 1]
+            publisher.publish(second, b"%d" % round_)
+            got.wait(round_ + 1)
+            gone = weakref.ref(subscriber._supervisor._slices[1])
+            gc.disable()  # nothing here goes in circles: everything is freed at once
+            try:
+                subscriber.off(got.message)
+                wait_released(subscriber, 0)
+                wait_until(lambda: gone() is None, what="the slice's own memory is freed")
+                wait_until(lambda: mapped() == mappings, what="shared memory is given back")
+                wait_until(lambda: held(collect=False) <= before, what=f"{before} threads and descriptors")
+            finally:
+                gc.enable()
+        subscriber.stop()
+    assert numbers_of(got) == [0, 1, 2]
+
+
+def test_what_was_counted_stays_and_goes_on_when_it_comes_back() -> None:
+    feed, first, second = two_slices()
+    other = next(topic for topic in (b"T%d.t" % n for n in range(100)) if feed.slice_of(topic) == 1)
+    subscriber, got, late = Subscriber(feed), Collector(), Collector()
+    subscriber.on(first)(nothing)
+    subscriber.on(second)(got.message)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        for number in range(10):
+            publisher.publish(second, b"%d" % number)
+        got.wait(10)
+        subscriber.off(got.message)
+        wait_released(subscriber, 0)
+        of_gone = subscriber.statistics().slices[1]
+        assert (of_gone.slice_id, of_gone.received.messages, of_gone.delivery.delivered) == (1, 10, 10)
+        assert (of_gone.received.transport, of_gone.received.subscriptions) == ("tcp", 0)
+        assert subscriber.topics(1) == [second]
+        publisher.publish(second, b"10")  # nobody wants it
+        publisher.flush()
+        subscriber.on(other)(late.message)
+        subscriber.wait_confirmed()
+        for number in range(11, 20):
+            publisher.publish(other, b"%d" % number)
+    subscriber.run(until_end=True)
+    assert (numbers_of(got), numbers_of(late)) == (list(range(10)), list(range(11, 20)))
+    assert subscriber.topics(1) == [second, other]
+    statistics = subscriber.statistics()
+    assert [each.slice_id for each in statistics.slices] == [0, 1]
+    assert (statistics.received.messages, statistics.delivery.delivered, statistics.received.gaps) == (19, 19, 0)
+    assert (statistics.delivery.due, statistics.delivery.discarded, statistics.delivery.queue_blocks) == (19, 0, 0)
+
+
+def test_all_go_and_come_back() -> None:
+    feed, first, second = two_slices()
+    subscriber, got = Subscriber(feed, workers=0), Collector()
+    subscriber.on(b"")(got.message)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        subscriber.off(got.message)
+        wait_released(subscriber)
+        subscriber.wait_confirmed()
+        subscriber.wait_live()
+        subscriber.check_silence(0.0)
+        with subscriber.checkpoint() as positions:
+            assert positions == {}
+        assert not subscriber.is_finished
+        subscriber.on(b"")(got.message)
+        subscriber.wait_confirmed()
+        publisher.publish(first, b"0")
+        publisher.publish(second, b"1")
+    subscriber.run(until_end=True)
+    assert sorted(numbers_of(got)) == [0, 1]
+
+
+def test_one_without_any_slice_stops() -> None:
+    feed, first, _ = two_slices()
+    subscriber = Subscriber(feed)
+    subscriber.on(first)(nothing)
+    with Publisher(feed):
+        subscriber.start()
+        subscriber.off(nothing)
+        wait_released(subscriber)
+        subscriber.stop()
+    assert subscriber.is_done
+
+
+def test_the_publisher_is_told_that_it_has_gone() -> None:
+    feed, first, second = two_slices(heartbeat_ns=50_000_000)
+    subscriber = Subscriber(feed)
+    subscriber.on(first)(nothing)
+    subscriber.on(second)(nothing)
+    with Publisher(feed) as publisher:
+        subscriber.start()
+        wait_until(lambda: publisher.wants(second))
+        gone, stays = subscriber.callbacks[1], subscriber.callbacks[0]
+        subscriber.off(gone)
+        wait_released(subscriber, 0)
+        wait_until(lambda: not publisher.wants(second), what="the slice's publisher knows")
+        assert publisher.wants(first)
+        assert stays in subscriber.callbacks
+        subscriber.stop()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.usefixtures("at_once")
+def test_a_callback_takes_itself_off_in_its_own_slice_and_another_comes(workers: int) -> None:
+    feed, _, second = two_slices()
+    subscriber, got, after = Subscriber(feed, workers=workers), Collector(), Collector()
+
+    @subscriber.on(second)
+    def once(message: Message) -> None:
+        got.message(message)
+        subscriber.off(once)
+
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        publisher.publish(second, b"0")
+        got.wait(1)
+        publisher.publish(second, b"1")
+        wait_released(subscriber)
+        subscriber.on(second)(after.message)
+        subscriber.wait_confirmed()
+        publisher.publish(second, b"2")
+        after.wait(1)
+        subscriber.stop()
+    assert (numbers_of(got), numbers_of(after)) == ([0], [2])
+
+
+def test_one_callback_that_takes_the_place_of_another_keeps_the_slice() -> None:
+    feed, _, second = two_slices()
+    subscriber, got = Subscriber(feed), Collector()
+    subscriber.on(second)(nothing)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        thread = subscriber._supervisor._slices[1]
+        subscriber.off(nothing)
+        subscriber.on(second)(got.message)
+        subscriber.wait_confirmed()
+        publisher.publish(second, b"0")
+        got.wait(1)
+        assert subscriber._supervisor._slices == {1: thread}
+        subscriber.stop()
+
+
+def test_a_stream_that_is_closed_releases_its_slice() -> None:
+    feed, first, second = two_slices()
+    subscriber = Subscriber(feed)
+    subscriber.on(first)(nothing)
+    stream = subscriber.stream(second)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        publisher.publish(second, b"x")
+        assert stream.get(10).payload == b"x"
+        stream.close()
+        wait_released(subscriber, 0)
+        subscriber.stop()
+
+
+def test_a_timer_keeps_its_slice_until_it_is_off() -> None:
+    feed, first, _ = two_slices()
+    subscriber, times = Subscriber(feed), list[int]()
+    subscriber.on(first)(nothing)
+    subscriber.at(10_000_000)(times.append)
+    with Publisher(feed):
+        subscriber.start()
+        subscriber.off(nothing)
+        begin = time.monotonic()
+        wait_until(lambda: time.monotonic() - begin > 2 * released_slices._UNNEEDED_S)
+        seen = len(times)
+        wait_until(lambda: len(times) > seen, what="another time is called")
+        assert running(subscriber) == [0]
+        subscriber.off(times.append)
+        wait_released(subscriber)
+        subscriber.stop()
+
+
+def test_a_callback_that_still_runs_is_finished_first() -> None:
+    feed, _, second = two_slices()
+    subscriber, entered, go_on, done = Subscriber(feed), threading.Event(), threading.Event(), list[int]()
+
+    @subscriber.on(second)
+    def slow(message: Message) -> None:
+        entered.set()
+        go_on.wait(30)
+        done.append(message.sequence)
+
+    with Publisher(feed) as publisher:
+        subscriber.start()
+        publisher.publish(second, b"x")
+        assert entered.wait(30)
+        subscriber.off(slow)
+        begin = time.monotonic()
+        wait_until(lambda: time.monotonic() - begin > 1.5 * released_slices._UNNEEDED_S)
+        assert running(subscriber) == [1]
+        go_on.set()
+        wait_released(subscriber)
+        assert done == [0]
+        assert subscriber.statistics().delivery.delivered == 1
+        subscriber.stop()
+
+
+@pytest.mark.usefixtures("at_once")
+def test_slices_that_come_and_go_all_the_time_disturb_none_that_stays() -> None:
+    feed, first, second = two_slices()
+    subscriber, stays = Subscriber(feed, slow=PATIENT), Collector()
+    subscriber.on_batch(first)(stays.batch)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        wanted = 0
+        for round_ in range(40):
+            got = Collector()
+            subscriber.on(second)(got.message)
+            subscriber.wait_confirmed()
+            for number in range(5):
+                publisher.publish(second, b"%d" % number)
+                publisher.publish(first, b"%d" % (5 * round_ + number))
+            assert numbers_of_first(got, 5) == list(range(5))
+            wanted += 5
+            subscriber.off(got.message)
+            if round_ % 3 == 0:
+                wait_released(subscriber, 0)
+    subscriber.run(until_end=True)
+    assert numbers_of(stays) == list(range(200))
+    statistics = subscriber.statistics()
+    assert (statistics.slices[1].delivery.delivered, statistics.received.gaps) == (wanted, 0)
+    assert statistics.delivery.due == statistics.delivery.delivered
+
+
+def numbers_of_first(got: Collector, count: int) -> list[int]:
+    got.wait(count)
+    return numbers_of(got)
+
+
+class _Held(logging.Handler):
+    """Holds up who logs that errors of callbacks were not logged: a slice does so as it ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on, self.holds = threading.Event(), threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "more errors of callbacks" in record.getMessage():
+            self.holds.set()
+            self.go_on.wait(30)
+
+
+def raises(_: Message) -> None:
+    raise ValueError("no")
+
+
+def ending(subscriber: Subscriber, publisher: Publisher, topic: bytes, held_up: _Held) -> None:
+    """Have a slice be released, and held up as it ends."""
+    for _ in range(20):
+        publisher.publish(topic, b"")
+    wait_until(lambda: subscriber.statistics().delivery.callback_errors == 20)
+    subscriber.off(raises)
+    assert held_up.holds.wait(30)
+
+
+@pytest.fixture
+def held_up() -> Any:
+    handler = _Held()
+    logging.getLogger("blackbox").addHandler(handler)
+    yield handler
+    handler.go_on.set()
+    logging.getLogger("blackbox").removeHandler(handler)
+
+
+def test_one_that_is_wanted_while_it_ends_begins_again_after_that(held_up: _Held) -> None:
+    feed, first, second = two_slices()
+    subscriber, got = Subscriber(feed, on_error="log"), Collector()
+    subscriber.on(first)(nothing)
+    subscriber.on(second)(raises)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        ending(subscriber, publisher, second, held_up)
+        with subscriber.checkpoint() as positions:
+            assert list(positions) == [0]
+        subscriber.on(second)(got.message)
+        confirmed = threading.Thread(target=subscriber.wait_confirmed)
+        confirmed.start()
+        assert running(subscriber) == [0]
+        held_up.go_on.set()
+        confirmed.join(30)
+        assert running(subscriber) == [0, 1]
+        publisher.publish(second, b"7")
+        assert numbers_of_first(got, 1) == [7]
+        subscriber.stop()
+    assert subscriber.statistics().slices[1].delivery.callback_errors == 20
+
+
+@pytest.mark.parametrize("end", [Subscriber.stop, Subscriber.terminate])
+def test_the_end_waits_for_one_that_is_ending(held_up: _Held, end: Callable[[Subscriber], None]) -> None:
+    feed, first, second = two_slices()
+    subscriber = Subscriber(feed, on_error="log")
+    subscriber.on(first)(nothing)
+    subscriber.on(second)(raises)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        ending(subscriber, publisher, second, held_up)
+        subscriber.on(second)(nothing)  # it does not come back any more
+        subscriber.request_stop()
+        with pytest.raises(SubscriberError, match="ended before its subscriptions were confirmed"):
+            subscriber.wait_confirmed()
+        held_up.go_on.set()
+        end(subscriber)
+    wait_until(lambda: subscriber.is_done)
+    assert running(subscriber) == [0]
+
+
+@pytest.mark.own_process
+def test_one_that_cannot_begin_again_ends_the_subscriber_with_the_limit(held_up: _Held) -> None:
+    feed, first, second = two_slices()
+    subscriber = Subscriber(feed, on_error="log")
+    subscriber.on(first)(nothing)
+    subscriber.on(second)(raises)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        ending(subscriber, publisher, second, held_up)
+        subscriber.on(second)(nothing)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (16, limits[1]))
+            held_up.go_on.set()
+            with pytest.raises(LimitError, match="RLIMIT_NOFILE"):
+                subscriber.run()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_run_until_the_end_keeps_the_last_slice_to_hear_of_the_end() -> None:
+    feed, _, _ = two_slices()
+    subscriber = Subscriber(feed)
+    subscriber.on(b"")(nothing)
+    with Publisher(feed) as publisher:
+        subscriber.start()
+        waiting = threading.Thread(target=lambda: subscriber.run(until_end=True))
+        waiting.start()
+        wait_until(lambda: subscriber._supervisor._stop_at_end)
+        subscriber.off(nothing)
+        wait_released(subscriber, 0)
+        begin = time.monotonic()
+        wait_until(lambda: time.monotonic() - begin > 1.5 * released_slices._UNNEEDED_S)
+        assert running(subscriber) == [0]
+        publisher.close()
+        waiting.join(30)
+    assert not waiting.is_alive()
+    assert subscriber.is_done
+
+
+def test_one_whose_publisher_has_ended_stays_as_nobody_would_tell_it_again() -> None:
+    feed, first, second = two_slices()
+    subscriber, got = Subscriber(feed), Collector()
+    subscriber.on(first)(got.message)
+    subscriber.on(second)(nothing)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.heartbeat(end=True, slice_id=1)
+        wait_until(lambda: subscriber._supervisor._slices[1].is_finished)
+        subscriber.off(nothing)
+        begin = time.monotonic()
+        wait_until(lambda: time.monotonic() - begin > 1.5 * released_slices._UNNEEDED_S)
+        assert running(subscriber) == [0, 1]
+        subscriber.on(second)(nothing)
+        publisher.send(publisher.encode([(first, b"0")]))
+        publisher.heartbeat(end=True, slice_id=0)
+        subscriber.run(until_end=True)
+    assert numbers_of(got) == [0]
+
+
+def test_nothing_late_or_silent_of_a_slice_that_is_gone_ends_the_subscriber() -> None:
+    feed, first, second = two_slices()
+    alerts: list[str] = []
+    slow = SlowPolicy("terminate", max_lag_ns=60_000_000_000, on_alert=alerts.append)
+    subscriber, got = Subscriber(feed, slow=slow), Collector()
+    subscriber.on(first)(got.message)
+    subscriber.on(second)(nothing)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        subscriber.off(nothing)
+        wait_released(subscriber, 0)
+        publisher.send(publisher.encode([(second, b"")], slice_id=1, ts_out=1))
+        for number in range(3):
+            publisher.send(publisher.encode([(first, b"%d" % number)]))
+            got.wait(number + 1)
+            publisher.heartbeat(slice_id=0)
+            subscriber.check_silence(30.0)
+        assert (subscriber.state.value, alerts) == ("running", [])
+        begin = time.monotonic()
+        wait_until(lambda: time.monotonic() - begin > 0.3)
+        publisher.heartbeat(slice_id=0)
+        wait_until(lambda: subscriber._supervisor._slices[0].silence_s() < 0.2)
+        subscriber.check_silence(0.25)  # of the other one nothing has come for longer
+        subscriber.stop()
+
+
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_a_named_consumer_keeps_where_it_was_when_it_was_released(tmp_path: Path, key_bytes: int) -> None:
+    archive = free_endpoint()
+    feed, first, second = two_slices(key_bytes=key_bytes, archives=(archive,))
+    settings: dict[str, Any] = {"name": "strategy", "positions": tmp_path / "positions", "slow": PATIENT}
+
+    def number_of(position: Any) -> int:
+        return sum(position.following.values()) if isinstance(position, KeyPosition) else int(position[1])
+
+    with Publisher(feed, when_full="wait") as publisher:
+        recorder = Recorder(feed, tmp_path / "days", serve=True).start()
+        subscriber, got, again, stays = Subscriber(feed, **settings), Collector(), Collector(), Collector()
+        subscriber.on(first)(stays.message)
+        subscriber.on(second)(got.message)
+        subscriber.start()
+        for number in range(5):
+            publisher.publish(second, b"%d" % number)
+            publisher.publish(first, b"%d" % number)
+        got.wait(5)
+        stays.wait(5)
+        with subscriber.checkpoint() as positions:
+            assert {n: number_of(each) for n, each in positions.items()} == {0: 5, 1: 5}
+        subscriber.off(got.message)
+        wait_released(subscriber, 0)
+        for number in range(5, 10):  # nobody wants them now
+            publisher.publish(second, b"%d" % number)
+        publisher.flush()
+        with subscriber.checkpoint() as positions:
+            assert list(positions) == [0]
+        subscriber.stop()
+        wait_recorded(recorder, 15)
+        following = Subscriber(feed, **settings)
+        following.on(first)(nothing)
+        following.on(second)(again.message)
+        following.start()
+        following.wait_live()
+        assert numbers_of_first(again, 5) == list(range(5, 10))
+        following.stop()
+        recorder.stop()
+    assert numbers_of(got) == list(range(5))
+
+
+def test_one_that_began_in_the_past_comes_back_live(tmp_path: Path) -> None:
+    feed, first, second = two_slices(archives=(free_endpoint(),))
+    with Publisher(feed, when_full="wait") as publisher:
+        recorder = Recorder(feed, tmp_path / "days", serve=True).start()
+        for number in range(5):
+            publisher.publish(second, b"%d" % number)
+        publisher.flush()
+        wait_recorded(recorder, 5)
+        subscriber, got, again = Subscriber(feed, slow=PATIENT), Collector(), Collector()
+        subscriber.on(first)(nothing)
+        subscriber.on(second)(got.message)
+        subscriber.start(since=0)
+        subscriber.wait_live()
+        assert numbers_of_first(got, 5) == list(range(5))
+        subscriber.off(got.message)
+        wait_released(subscriber, 0)
+        subscriber.on(second)(again.message)
+        subscriber.wait_confirmed()
+        subscriber.wait_live()
+        publisher.publish(second, b"5")
+        assert numbers_of_first(again, 1) == [5]
+        subscriber.stop()
+        recorder.stop()
+
+
+def test_one_that_catches_up_is_released_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    feed, first, second = two_slices(archives=(free_endpoint(),))  # an archive that never answers
+    subscriber = Subscriber(feed, slow=PATIENT)
+    subscriber.on(first)(nothing)
+    subscriber.on(second)(nothing)
+    with Publisher(feed, when_full="wait") as publisher:
+        recorder = Recorder(feed, tmp_path / "days", serve=True).start()
+        publisher.publish(first, b"")
+        publisher.publish(second, b"")
+        publisher.flush()
+        wait_recorded(recorder, 2)
+        subscriber.start(since={1: (publisher.epoch, 0)})
+        recorder.stop()
+        subscriber.off(subscriber.callbacks[1])
+        wait_released(subscriber, 0)
+        subscriber.wait_live(5.0)
+        assert subscriber.statistics().received.catching_up == 0
+        subscriber.stop()
+
+
+def test_compiled_callbacks_of_a_slice_that_comes_back_keep_their_states() -> None:
+    feed, first, second = two_slices()
+    subscriber = Subscriber(feed)
+    subscriber.on(first)(nothing)
+
+    def count(batch: Any, state: Any) -> None:
+        state[0] += len(batch.rows)
+
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        counts = []
+        for _ in range(2):
+            counted = subscriber.on_compiled(second, state=numpy.zeros(1))(count)
+            subscriber.wait_confirmed()
+            for _ in range(3):
+                publisher.publish(second, b"")
+            wait_until(lambda: counted.total()[0] == 3)
+            subscriber.off(counted)
+            wait_released(subscriber, 0)
+            counts.append(counted)
+        subscriber.stop()
+    assert [each.total().tolist() for each in counts] == [[3], [3]]
