@@ -13,16 +13,15 @@ from blackbox.native.posix import now_ns
 from blackbox.native.records import load_shared
 from blackbox.publish.ring import ENDING, RingAt, ring_state_at
 from blackbox.publish.sender_state import COPY_AT, Sender, sender_state_at
-from blackbox.transport.libzmq import msg_close, msg_data, msg_init_size, msg_move, msg_size, wait_readable, zmq_errno
+from blackbox.transport.libzmq import msg_close, msg_data, msg_init_size, msg_move, msg_size, zmq_errno
 from blackbox.transport.shared_memory_writer import (
     NO_PLACE,
     WriterAt,
-    begin_to_wait,
+    await_place,
     claim_place,
-    end_waiting,
+    find_place,
     give_back,
     has_readers,
-    has_room,
     offer_places,
     place_address,
     place_of,
@@ -31,7 +30,6 @@ from blackbox.transport.shared_memory_writer import (
     writer_state_at,
 )
 
-_WAIT_MS: Final = numpy.int64(20)
 _NO: Final = numpy.int64(0)
 
 
@@ -45,25 +43,12 @@ def place_to_encode(shared: WriterAt, body_bytes: int) -> Any:
 
 
 @inner
-def _find(shared: WriterAt, place: int, body_bytes: int) -> Any:
-    """Return a place for a body, its own if it lies in one; NO_PLACE: there is no room now."""
-    if not has_room(shared):
-        return NO_PLACE
-    return claim_place(shared, body_bytes) if place == NO_PLACE else place
-
-
-@inner
 def _wait_for_place(sender: Sender, ring: RingAt, own: int, body_bytes: int) -> Any:
     """Wait until slow readers leave a place, and return it; NO_PLACE: the publisher ends first."""
-    shared = sender.shared
-    begin_to_wait(shared)
-    place = _find(shared, own, body_bytes)
+    place = numpy.int64(NO_PLACE)
     while place == NO_PLACE and load_shared(ring_state_at(ring.state), "closing") != ENDING:
         sender_state_at(sender.state).waits += 1
-        wait_readable(_NO, _NO, sender.wake_fd, _WAIT_MS, sender.scratch.ctypes.data)
-        begin_to_wait(shared)
-        place = _find(shared, own, body_bytes)
-    end_waiting(shared)
+        place = await_place(sender.shared, own, body_bytes, sender.wake_fd, sender.scratch.ctypes.data)
     return place
 
 
@@ -95,7 +80,7 @@ def share(
         if own != NO_PLACE:
             give_back(shared, own)
         return True
-    place = _find(shared, own, body_bytes)
+    place = find_place(shared, own, body_bytes)
     if place == NO_PLACE:
         if writer_state_at(shared.state).waits == 0:
             sender_state_at(sender.state).shared_memory_dropped += uint32_at(header + OFFSET_COUNT)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from blackbox.block.acknowledgement import Acknowledgement
-from blackbox.block.format import PATH_KEY, WANT_KEY
+from blackbox.block.format import PATH_KEY, SHARED_KEY, WANT_KEY
 from blackbox.feed.feed import Feed
+from blackbox.native.prefix_trie import build_trie
 from blackbox.publish.peers import Why
 from blackbox.publish.subscriptions import MOST_WANTS, Asked, Place, Subscriptions
 from blackbox.relay.upstream import Upstream
@@ -19,14 +20,19 @@ class Below(Subscriptions):
     """The subscriptions below a relay's slice. Filters of data go up as each line's `Upstream` decides.
 
     Acknowledgements of recorders go up as they are. Acceptances stay here: those below are this relay's subscribers,
-    and the relay is one of its source's. Filters of shared memory stay, too: a relay has none, so readers use sockets.
+    and the relay is one of its source's.
 
-    `wants_path` is set when somebody has asked how this relay is reached.
+    Attributes: `wants_path`, set when somebody has asked how this relay is reached; `readers`, the keys that readers of
+    shared memory want, as prefixes.
     """
 
-    def __init__(self, feed: Feed, upstreams: Sequence[Upstream]) -> None:
+    def __init__(self, feed: Feed, slice_id: int, upstreams: Sequence[Upstream]) -> None:
         super().__init__(feed, len(upstreams), _PassedUp(upstreams))
         self.wants_path = False
+        self.readers = build_trie([])
+        self._shared: set[Place] = set()
+        self._shares = bool(feed.slices[slice_id].shared_memory)
+        self._readers_changed = False
         self._wants_all = [False] * len(upstreams)
         self._upstreams = upstreams
 
@@ -35,6 +41,11 @@ class Below(Subscriptions):
         line, prefix = place
         if prefix == PATH_KEY:
             self.wants_path |= by > 0
+        elif prefix.startswith(SHARED_KEY):
+            if self._shares:
+                (self._shared.add if by > 0 else self._shared.remove)(place)
+                self._readers_changed = True
+                self.filter_changed((line, prefix.removeprefix(SHARED_KEY)), by)
         elif prefix[:1] != b"\0" or prefix.startswith(WANT_KEY):
             upstream = self._upstreams[line]
             (upstream.want if by > 0 else upstream.leave)(prefix)
@@ -48,6 +59,12 @@ class Below(Subscriptions):
         if above and (peer := self.peer(ask.line, ask.fd)) is not None:
             refused |= dict.fromkeys(above & peer.filters, Why.NO_RIGHT)
         return refused
+
+    def renew_readers(self) -> None:
+        """Bring `readers` up to date."""
+        if self._readers_changed:
+            self._readers_changed = False
+            self.readers = build_trie(sorted({prefix.removeprefix(SHARED_KEY) for _, prefix in self._shared}))
 
     def _bound_wants(self, line: int) -> None:
         """Want all above while more is wanted below than the source keeps of one relay."""

@@ -1,7 +1,8 @@
 """The compiled loop of a relay's slice: blocks in on XSUB sockets, the same messages out on XPUB sockets, no GIL.
 
-A message is moved from socket to socket, never copied. Of a block with data only the header is read: its key's next
-sequence number is what a confirmation tells later. Of a heartbeat also the body, which tells them of all keys.
+A message is moved from socket to socket, never copied; for readers of shared memory it is written there, too. Of a
+block with data only the header is read: its key's next sequence number is what a confirmation tells later. Of a
+heartbeat also the body, which tells them of all keys.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from blackbox.native.intrinsics import bytes_at, copy_bytes, inner, int32s_at, i
 from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, number_of
 from blackbox.native.posix import drain_pipe, monotonic_ns
+from blackbox.native.prefix_trie import Trie, longest_prefix
 from blackbox.native.records import load_shared
 from blackbox.relay.line_state import (
     BODY_AT,
@@ -65,6 +67,16 @@ from blackbox.transport.libzmq import (
     socket_events,
     zmq_errno,
 )
+from blackbox.transport.shared_memory_writer import (
+    NO_PLACE,
+    await_place,
+    find_place,
+    has_readers,
+    place_address,
+    publish_place,
+    ring_bells,
+    writer_state_at,
+)
 
 SUBSCRIPTIONS: Final = 1
 """`forward_until` returned because somebody below subscribed or unsubscribed."""
@@ -96,6 +108,8 @@ _PASS: Final = 0
 _KEEP: Final = 1
 """It is for this relay."""
 _DROP: Final = 2
+_DATA: Final = 3
+"""It passes, to readers of shared memory too."""
 
 
 @inner
@@ -142,6 +156,35 @@ def _pass_on(at: SliceRelayAt, line: LineAt) -> bool:
         and _send(at, line, line.scratch + BODY_AT, _NO)
     )
     return passed
+
+
+@inner
+def _share(at: SliceRelayAt, line: LineAt) -> bool:
+    """Write the block at hand to shared memory; wait for slow readers if set to. False: closing."""
+    state, own_header = line_state_at(line.state), line.scratch + OWN_HEADER_AT
+    key, body, scratch = line.scratch + KEY_AT, line.scratch + BODY_AT, line.scratch + EVENTS_AT
+    size = msg_size(body)
+    place = find_place(at.shared, numpy.int64(NO_PLACE), size)
+    while place == NO_PLACE:
+        if writer_state_at(at.shared.state).waits == 0:
+            state.shared_memory_dropped += read_header(own_header).count
+            return True
+        if load_shared(slice_relay_state_at(at.state), "closing") != 0:
+            return False
+        state.waits += 1
+        place = await_place(at.shared, numpy.int64(NO_PLACE), size, at.wake_fd, scratch)
+    copy_bytes(place_address(at.shared, place), msg_data(body), size)
+    publish_place(at.shared, place, size, msg_data(key), msg_size(key), own_header)
+    ring_bells(at.shared, scratch)
+    return True
+
+
+@inner
+def _share_wanted(at: SliceRelayAt, line: LineAt, readers: Trie) -> bool:
+    """As `_share`, if somebody reads blocks of that key."""
+    key = line.scratch + KEY_AT
+    is_wanted = has_readers(at.shared) and longest_prefix(readers, msg_data(key), msg_size(key)) != 0
+    return not is_wanted or _share(at, line)
 
 
 @inner
@@ -240,7 +283,7 @@ def _take_control(line: LineAt, state: LineState, header: Header, key: int, size
 
 
 @inner
-def _take(line: LineAt) -> int:
+def _take(line: LineAt) -> Any:
     """Take in a block that lies in the scratch; return what is to become of it."""
     state = line_state_at(line.state)
     key, own_header = line.scratch + KEY_AT, line.scratch + OWN_HEADER_AT
@@ -251,21 +294,22 @@ def _take(line: LineAt) -> int:
         return _PASS
     header = read_header(own_header)
     if size >= _SMALLEST_SIZE and bytes_at(name, 1)[0] == 0:
-        fate: int = _take_control(line, state, header, name, size)
-        return fate
+        return _take_control(line, state, header, name, size)
+    fate = _PASS
     body = line.scratch + BODY_AT
     if header.flags & FLAG_CONTROL == 0 and size <= MAX_KEY_BYTES:
         _enter_epoch(line, state, header.epoch)
         state.ended = 0
         _note_next(line, state, name, size, _end_of(header, msg_data(body), msg_size(body)))
+        fate = _DATA
     state.messages += header.count
     state.blocks += 1
     state.body_bytes += msg_size(body)
-    return _PASS
+    return fate
 
 
 @inner
-def _serve_line(at: SliceRelayAt, line: LineAt, now: int) -> Any:
+def _serve_line(at: SliceRelayAt, line: LineAt, readers: Trie, now: int) -> Any:
     """Pass on what has come on a line, for its turn; return how many blocks, or -NEWS, -CLOSED or -FAILED."""
     state = line_state_at(line.state)
     ended = state.ended
@@ -281,7 +325,9 @@ def _serve_line(at: SliceRelayAt, line: LineAt, now: int) -> Any:
         if received < 0:
             continue
         fate = _take(line)
-        if fate == _PASS and not _pass_on(at, line):
+        if fate == _DATA and not _share_wanted(at, line, readers):
+            return -CLOSED
+        if fate in (_PASS, _DATA) and not _pass_on(at, line):
             return -FAILED if state.errno != 0 else -CLOSED
         if state.answered | state.began | state.has_path | state.has_refusal | (state.ended ^ ended) != 0:
             return -NEWS
@@ -303,10 +349,11 @@ def _sleep(at: SliceRelayAt, wait_ns: int) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def forward_until(at: SliceRelayAt, retry_at_ns: int) -> int:
+def forward_until(at: SliceRelayAt, readers: Trie, retry_at_ns: int) -> int:
     """Pass blocks on until Python is needed; return why: SUBSCRIPTIONS, NEWS, CONNECTIONS, RETRY, CLOSED or FAILED.
 
-    `retry_at_ns`: when to return RETRY, by the monotonic clock.
+    `readers`: the keys that readers of shared memory want, as prefixes. `retry_at_ns`: when to return RETRY, by the
+    monotonic clock.
     """
     slice_state = slice_relay_state_at(at.state)
     while load_shared(slice_state, "closing") == 0:
@@ -315,7 +362,7 @@ def forward_until(at: SliceRelayAt, retry_at_ns: int) -> int:
         events = 0
         for number in range(at.lines):
             line = at.first if number == 0 else at.second
-            served: int = _serve_line(at, line, now)
+            served: int = _serve_line(at, line, readers, now)
             if served < 0:
                 return -served
             passed += served

@@ -13,7 +13,7 @@ from blackbox.native.name_table import Numbering, NumberingAt
 from blackbox.native.records import Field, record_at
 from blackbox.publish.sender_state import SCRATCH_WORDS, Sender, SenderState
 from blackbox.transport.libzmq import EVENTS_SCRATCH_WORDS, MESSAGE_BYTES, close_messages, init_messages
-from blackbox.transport.shared_memory_writer import NO_WRITER
+from blackbox.transport.shared_memory_writer import NO_WRITER, WriterAt
 
 KEY_AT: Final = 0
 HEADER_AT: Final = KEY_AT + MESSAGE_BYTES
@@ -86,6 +86,8 @@ class SliceRelayAt(NamedTuple):
     """Address of `zmq_pollitem_t`: the wake-up pipe, then three of each line: XSUB, XPUB, news of connections."""
     wake_fd: int
     spin_ns: int
+    shared: WriterAt
+    """Where blocks are written for readers below on this host."""
 
 
 class LineMemory:

@@ -88,6 +88,8 @@ class RelayStatistics(msgspec.Struct, frozen=True, kw_only=True):
     waits: int
     refused: int
     faults: int
+    shared_memory_dropped: int
+    """Messages for which shared memory had no place (`when_full="drop"`)."""
     subscribers: int
     """Confirmed subscribers of the slice that has most; a relay below is one."""
     put_out: int
@@ -230,6 +232,7 @@ class Relay:
             waits=sum(line.waits for line in lines),
             refused=sum(line.refused for line in lines),
             faults=sum(line.faults for line in lines),
+            shared_memory_dropped=sum(line.state.shared_memory_dropped for each in self._slices for line in each.lines),
             subscribers=max(each.below.subscriber_count() for each in self._slices),
             put_out=sum(each.guard.put_out for each in self._slices),
             refused_peers=sum(each.guard.refused for each in self._slices),
@@ -312,9 +315,5 @@ def _check_fit(above: Feed, below: Feed) -> None:
             raise ConfigError(f"{where} was {lower!r}, expected the topics of {upper!r} above it")
         if len(lower.lines) > len(upper.lines):
             raise ConfigError(f"{where} had lines A and B, expected line A alone as above it")
-        if lower.shared_memory:
-            raise ConfigError(
-                f"{where} had shm://{lower.shared_memory}, expected lines alone: a relay shares no memory"
-            )
-        if both := set(lower.lines) & set(upper.lines):
+        if both := set(lower.endpoints) & set(upper.endpoints):
             raise ConfigError(f"{where} had {min(both)}, expected another endpoint: the relay would be its own source")

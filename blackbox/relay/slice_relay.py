@@ -38,6 +38,8 @@ from blackbox.transport.curve import ClientKeys
 from blackbox.transport.gate import Gate, open_gate
 from blackbox.transport.libzmq import message_bytes
 from blackbox.transport.server_thread import bind
+from blackbox.transport.shared_memory import is_supported
+from blackbox.transport.shared_memory_writer import SharedWriter
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
 log = logging.getLogger("blackbox")
@@ -88,8 +90,8 @@ def needs_of(part: Slice) -> tuple[Needs, ...]:
 
 def _sockets_of(part: Slice) -> Needs:
     # Of each line the XPUB, its endpoint, a connection, what watches connections, at both ends; of the way up
-    # the XSUB, its connection, and what watches that, at both ends.
-    return Needs(descriptors=11 * len(part.lines))
+    # the XSUB, its connection, and what watches that, at both ends. Shared memory: itself, and one reader.
+    return Needs(descriptors=11 * len(part.lines) + 7 * bool(part.shared_memory))
 
 
 class Line:
@@ -141,7 +143,7 @@ class SliceRelay:
             interest = Interest(settings.make_cover(), settings.hold_s)
             upstream = Upstream(addresses, interest, settings.hold_s, memory.state, feed.heartbeat_ns, self._what)
             self.lines.append(Line(memory, upstream))
-        self.below = Below(feed, [line.upstream for line in self.lines])
+        self.below = Below(feed, slice_id, [line.upstream for line in self.lines])
         self._wake = Pipe()
         self.guard = Guard(slice_id, self.below, self._kept, self._wake.poke, drop=not settings.wait)
         self._gate: Gate | None = None
@@ -205,13 +207,16 @@ class SliceRelay:
 
     def _warm_up(self) -> None:
         sender = self.lines[0].memory.sender(0)
-        warm_up(forward_until, self._at([0] * len(self.lines)), 0)
+        warm_up(forward_until, self._at([0] * len(self.lines)), self.below.readers, 0)
         warm_up(read_subscriptions, *SubscriptionReader.warm_up_arguments())
         warm_up(send_control, sender, self.lines[0].memory.origin(0, 0), 0, 0, 0, 0, 0, 0, 0)
         own = encode_path((self._me,), 0, 0, 1)
         decode_path(own.header, bytes(own.body))
 
     def _open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        if (name := self.part.shared_memory) and is_supported():
+            sizes = self._feed.block_bytes, self._settings.wait, self._settings.hwm_blocks
+            self.guard.shared = SharedWriter(name, f"{self._what}: endpoint shm://{name}", *sizes, self._wake)
         wait_ms = _SEND_WAIT_MS if self._settings.wait else None
         allowed = self.part.allowed_keys
         self._gate = self.guard.gate = open_gate(context, self._feed, self.part.lines, self._what, allowed)
@@ -264,6 +269,7 @@ class SliceRelay:
             self._polls.ctypes.data,
             self._wake.reader,
             self.part.spin_ns,
+            self.guard.shared_at,
         )
 
     def _serve(self) -> None:
@@ -294,7 +300,7 @@ class SliceRelay:
             if any(map(self._is_due, self.below.asked.values())):
                 answers.send_due(self._is_due)
                 retry_ns = min(retry_ns, answers.due_ns)
-            reason = forward_until(at, retry_ns)
+            reason = forward_until(at, self.below.readers, retry_ns)
             if reason == FAILED:
                 errno = next(line.state.errno for line in self.lines if line.state.errno)
                 raise RelayError(f"{self._what}: libzmq refused a block: {zmq.strerror(errno)}")
@@ -366,5 +372,6 @@ class SliceRelay:
         assert self._reader is not None, "it is made before anybody can subscribe"
         self._reader.read()
         self._kept.read_at = time.monotonic_ns() + _READ_EVERY_NS
+        self.below.renew_readers()
         if self.below.unwelcome:
             self.guard.look_now()

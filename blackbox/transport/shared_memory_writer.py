@@ -17,6 +17,7 @@ from blackbox.native.intrinsics import copy_bytes, fence, inner, load_acquire, l
 from blackbox.native.jit import njit
 from blackbox.native.posix import poke
 from blackbox.native.records import Field, Fields, SharedRecord, load_shared, record_at, store_shared
+from blackbox.transport.libzmq import wait_readable
 from blackbox.transport.shared_memory import (
     DESCRIPTOR_BYTES,
     DESCRIPTORS,
@@ -60,6 +61,8 @@ OFFERED: Final = 16
 """Blocks that may be encoded ahead in places of their own: as many as fill up before a sender that is behind. What is
 encoded elsewhere is copied by the sender, who has it in another core's cache."""
 assert MOST_WAITING + MOST_PINNED + READERS + OFFERED <= SMALL_PLACES
+_WAIT_MS: Final = numpy.int64(20)
+_NO: Final = numpy.int64(0)
 _PATIENCE_S: Final = 1.0
 """How long somebody who has connected may take to say who it is."""
 
@@ -174,6 +177,26 @@ def claim_place(at: WriterAt, body_bytes: int) -> Any:
                 return place
             free &= ~bit
     return NO_PLACE
+
+
+@inner
+def find_place(at: WriterAt, own: int, body_bytes: int) -> Any:
+    """Return a place for a body, its own if it lies in one; NO_PLACE: there is no room now."""
+    if not has_room(at):
+        return NO_PLACE
+    return claim_place(at, body_bytes) if own == NO_PLACE else own
+
+
+@inner
+def await_place(at: WriterAt, own: int, body_bytes: int, wake_fd: int, scratch: int) -> Any:
+    """As `find_place`, behind a moment in which slow readers may leave a place."""
+    begin_to_wait(at)
+    place = find_place(at, own, body_bytes)
+    if place == NO_PLACE:
+        wait_readable(_NO, _NO, wake_fd, _WAIT_MS, scratch)
+        place = find_place(at, own, body_bytes)
+    end_waiting(at)
+    return place
 
 
 @inner

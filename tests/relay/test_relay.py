@@ -420,11 +420,6 @@ def test_an_endpoint_above_and_below_is_refused() -> None:
         Relay(feed, feed)
 
 
-def test_shared_memory_below_a_relay_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a relay shares no memory"):
-        Relay(chain(0)[0], Feed.local("chain", slices=1, transport="shm"))
-
-
 def test_an_endpoint_that_is_in_use_is_named() -> None:
     feeds = chain()
     with relayed(feeds), pytest.raises(EndpointError, match=f"endpoint {feeds[1].slices[0].endpoints[0]} is in use"):

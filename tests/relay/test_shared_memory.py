@@ -1,0 +1,320 @@
+"""Relays and shared memory: below one on its host, and above it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+
+from blackbox import Batch, ConfigError, EndpointError, Feed, Publisher, Relay, SlowPolicy, Subscriber
+from blackbox.testing import wait_until
+from tests.process_state import linux_only
+from tests.relay.relays import BEAT_NS, PATIENCE_S
+from tests.subscribe.shared import came_by, mapped, numbers_in, publish_numbers
+from tests.subscribe.subscribers import PATIENT
+from tests.support import Script
+
+pytestmark = linux_only
+
+KIB = 1 << 10
+RELAY = """
+    below = msgspec.json.decode(sys.argv[1], type=Feed)
+    above = msgspec.json.decode(input(), type=Feed)
+    relay = Relay(above, below, **eval(input())).start()
+    say("started")
+    input()
+"""
+READER = """
+    subscriber, seen = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9)), 0
+    @subscriber.on_batch(b"")
+    def count(batch):
+        global seen
+        seen += len(batch)
+    subscriber.start(timeout=60)
+    say(subscriber.statistics().received.transport)
+    for command in iter(input, "end"):
+        say(seen, subscriber.statistics().received.gaps)
+"""
+
+
+def shm_chain(above: str = "tcp", below: str = "shm", **settings: Any) -> list[Feed]:
+    """The same feed at its source and below a relay."""
+    lines, slices, key_bytes = settings.pop("lines", 1), settings.pop("slices", 1), settings.pop("key_bytes", 0)
+    feeds = [
+        Feed.local("chain", slices=slices, key_bytes=key_bytes, lines=lines, transport=transport)  # type: ignore[arg-type]
+        for transport in (above, below)
+    ]
+    return [msgspec.structs.replace(feed, **{"heartbeat_ns": BEAT_NS} | settings) for feed in feeds]
+
+
+def by_sockets(feed: Feed) -> Feed:
+    slices = tuple(msgspec.structs.replace(each, endpoints=each.lines) for each in feed.slices)
+    return msgspec.structs.replace(feed, slices=slices)
+
+
+def relay_script(above: Feed, below: Feed, **settings: Any) -> Script:
+    script = Script(RELAY, below)
+    script.tell(msgspec.json.encode(above).decode())
+    script.tell(repr(settings))
+    script.expect("started")
+    return script
+
+
+class Blocks:
+    """Every block that a subscriber gets, byte by byte, with its header's numbers."""
+
+    def __init__(self, feed: Feed, *prefixes: bytes, **settings: Any) -> None:
+        self.subscriber = Subscriber(feed, slow=PATIENT, **settings)
+        self.blocks: list[tuple[Any, ...]] = []
+        self.numbers: list[int] = []
+        for prefix in prefixes or (b"",):
+            self.subscriber.on_batch(prefix)(self.note)
+
+    def note(self, batch: Batch) -> None:
+        block = batch.block
+        body = bytes(block.body)
+        self.blocks.append((block.slice_id, block.key, block.epoch, block.sequence, block.ts_out, block.count, body))
+        self.numbers += numbers_in(batch)
+
+
+def writer_of(relay: Relay) -> Any:
+    shared = relay._slices[0].guard.shared
+    assert shared is not None
+    return shared
+
+
+def publish_topics(publisher: Publisher, first: int, stop: int, topics: int = 8) -> None:
+    rows = numpy.arange(first, stop, dtype=numpy.int64).reshape(-1, 1)
+    names = tuple(b"K%d" % number for number in range(topics))
+    publisher.publish_many(names, (rows[:, 0] % topics).astype(numpy.int32), rows.view(numpy.uint8))
+
+
+@pytest.mark.parametrize("lines", [1, 2])
+@pytest.mark.parametrize("above", ["tcp", "shm"])
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_subscribers_on_sockets_and_in_memory_get_the_bytes_of_the_publisher(
+    lines: int, above: str, key_bytes: int
+) -> None:
+    source, below = shm_chain(above, lines=lines, slices=2, key_bytes=key_bytes, block_bytes=16 * KIB)
+    direct, on_tcp, in_memory = Blocks(by_sockets(source)), Blocks(by_sockets(below)), Blocks(below)
+    total = 60_000
+    with Publisher(source, when_full="wait") as publisher, relay_script(source, below, when_full="wait"):
+        for each in (direct, on_tcp, in_memory):
+            each.subscriber.start(PATIENCE_S)
+        assert (came_by(on_tcp.subscriber), came_by(in_memory.subscriber)) == ("tcp", "shm")
+        for first in range(0, total, 3_000):
+            publish_topics(publisher, first, first + 3_000)
+        publisher.publish(b"K1", bytes(100 * KIB - 8 * 8))  # larger than a small place
+        publisher.flush()
+        for each in (direct, on_tcp, in_memory):
+            wait_until(lambda each=each: len(each.numbers) == total + 1, 60)  # type: ignore[misc]
+        for each in (direct, on_tcp, in_memory):
+            each.subscriber.stop()
+    assert sorted(direct.numbers)[1:] == list(range(total))
+    if lines == 2:  # a publisher stamps a block anew for line B
+        for each in (direct, on_tcp, in_memory):
+            each.blocks = [block[:4] + block[5:] for block in each.blocks]
+    assert sorted(in_memory.blocks) == sorted(on_tcp.blocks) == sorted(direct.blocks)
+    received = in_memory.subscriber.statistics().received
+    assert (received.gaps, received.malformed) == (0, 0)
+    assert received.duplicates == (0 if lines == 1 else received.duplicates)
+
+
+def test_only_what_readers_want_is_written_to_memory() -> None:
+    source, below = shm_chain(key_bytes=2)
+    some, everything = Blocks(below, b"K3"), Blocks(by_sockets(below))
+    with Publisher(source, when_full="wait") as publisher, Relay(source, below, when_full="wait") as relay:
+        everything.subscriber.start(PATIENCE_S)
+        publish_topics(publisher, 0, 800)
+        wait_until(lambda: len(everything.numbers) == 800)
+        assert writer_of(relay).state.following == 0
+        some.subscriber.start(PATIENCE_S)
+        publish_topics(publisher, 800, 1_600)
+        wait_until(lambda: len(some.numbers) == 100 and len(everything.numbers) == 1_600)
+        written = writer_of(relay).state.following
+        assert written == len(some.blocks)
+        some.subscriber.stop()
+        publish_topics(publisher, 1_600, 2_400)
+        wait_until(lambda: len(everything.numbers) == 2_400)
+        assert writer_of(relay).state.following == written
+        everything.subscriber.stop()
+
+
+def test_a_reader_wants_above_what_it_reads_and_no_more_when_it_has_gone() -> None:
+    source, below = shm_chain(key_bytes=2, heartbeat_ns=50_000_000)
+    reader = Blocks(below, b"K3")
+    with Publisher(source) as publisher, Relay(source, below) as relay:
+        reader.subscriber.start(PATIENCE_S)
+        assert publisher.wants(b"K3")
+        assert not publisher.wants(b"K4")
+        assert relay.statistics().lines[0].filters_above == 1
+        wait_until(lambda: relay.statistics().subscribers == 1)
+        reader.subscriber.stop()
+        wait_until(lambda: not publisher.wants(b"K3"))
+        wait_until(lambda: relay.statistics().lines[0].filters_above == 0)
+
+
+def test_a_stopped_reader_loses_for_itself_alone() -> None:
+    source, below = shm_chain(block_bytes=4 * KIB)
+    others = [Blocks(below), Blocks(by_sockets(below))]
+    total = 40_000
+    with (
+        Publisher(source, when_full="wait") as publisher,
+        Relay(source, below, when_full="drop", hwm_blocks=20) as relay,
+        Script(READER, below) as stopped,
+    ):
+        stopped.expect("shm")
+        for each in others:
+            each.subscriber.start(PATIENCE_S)
+        stopped.process.send_signal(signal.SIGSTOP)
+        for first in range(0, total, 200):
+            publish_numbers(publisher, first, first + 200)
+            wait_until(lambda first=first: all(len(each.numbers) == first + 200 for each in others))  # type: ignore[misc]
+        stopped.process.send_signal(signal.SIGCONT)
+
+        def told() -> tuple[int, int]:
+            stopped.tell("seen")
+            seen, gaps = map(int, stopped.read().split())
+            return seen, gaps
+
+        wait_until(lambda: sum(told()) == total, 30)
+        _, gaps = told()
+        assert 0 < gaps < total
+        assert relay.statistics().waits == 0
+        for each in others:
+            each.subscriber.stop()
+            assert each.numbers == list(range(total))
+            assert each.subscriber.statistics().received.gaps == 0
+
+
+def test_a_relay_that_waits_waits_for_a_stopped_reader_and_nobody_loses() -> None:
+    source, below = shm_chain(block_bytes=4 * KIB)
+    other = Blocks(below)
+    total = 40_000
+    with (
+        Publisher(source, when_full="wait", hwm_blocks=4) as publisher,
+        Relay(source, below, when_full="wait", hwm_blocks=20) as relay,
+        Script(READER, below) as stopped,
+    ):
+        stopped.expect("shm")
+        other.subscriber.start(PATIENCE_S)
+        publish_numbers(publisher, 0, 200)
+        stopped.process.send_signal(signal.SIGSTOP)
+        for first in range(200, 10_000, 200):
+            publish_numbers(publisher, first, first + 200)
+        wait_until(lambda: relay.statistics().waits > 0, 30, "the relay waits")
+        stopped.process.send_signal(signal.SIGCONT)
+        for first in range(10_000, total, 200):
+            publish_numbers(publisher, first, first + 200)
+        wait_until(lambda: len(other.numbers) == total, 60)
+
+        def told() -> str:
+            stopped.tell("seen")
+            return stopped.read()
+
+        wait_until(lambda: told() == f"{total} 0", 30)
+        other.subscriber.stop()
+    assert other.numbers == list(range(total))
+
+
+def test_a_reader_that_is_killed_while_it_is_waited_for_frees_its_places() -> None:
+    source, below = shm_chain(block_bytes=4 * KIB)
+    other = Blocks(below)
+    total = 40_000
+    with (
+        Publisher(source, when_full="wait", hwm_blocks=4) as publisher,
+        Relay(source, below, when_full="wait", hwm_blocks=20) as relay,
+        Script(READER, below) as killed,
+    ):
+        killed.expect("shm")
+        other.subscriber.start(PATIENCE_S)
+        assert writer_of(relay).state.readers == 2
+        killed.process.send_signal(signal.SIGSTOP)
+        for first in range(0, 10_000, 200):
+            publish_numbers(publisher, first, first + 200)
+        wait_until(lambda: relay.statistics().waits > 0, 30, "the relay waits")
+        killed.kill()
+        for first in range(10_000, total, 200):
+            publish_numbers(publisher, first, first + 200)
+        wait_until(lambda: len(other.numbers) == total, 60)
+        wait_until(lambda: writer_of(relay).state.readers == 1)
+        other.subscriber.stop()
+    assert other.numbers == list(range(total))
+
+
+def test_memory_and_name_of_a_relay_that_is_killed_go_and_the_next_one_has_both() -> None:
+    source, below = shm_chain()
+    reader = Blocks(below)
+    before = mapped()
+    with Publisher(source, when_full="wait") as publisher:
+        with relay_script(source, below) as first:
+            reader.subscriber.start(PATIENCE_S)
+            publish_numbers(publisher, 0, 100)
+            wait_until(lambda: len(reader.numbers) == 100)
+            assert mapped() == before + 2  # the memory, and the page of the slot
+            first.kill()
+        with Relay(source, below) as relay:
+            wait_until(lambda: relay.statistics().subscribers == 1, 30, "the reader is confirmed by the next relay")
+            publish_numbers(publisher, 100, 200)
+            wait_until(lambda: len(reader.numbers) == 200)
+            assert came_by(reader.subscriber) == "shm"
+            wait_until(lambda: mapped() == before + 3, 30, "memory of the next relay alone: its own and the reader's")
+        reader.subscriber.stop()
+    wait_until(lambda: mapped() == before)
+    assert reader.numbers == list(range(200))
+    assert not [name for name in os.listdir("/dev/shm") if "blackbox" in name]  # noqa: PTH208
+
+
+def test_the_publisher_may_end_and_begin_again_above_readers_of_memory() -> None:
+    source, below = shm_chain()
+    reader = Blocks(below)
+    with Relay(source, below):
+        for run in range(2):
+            with Publisher(source, when_full="wait") as publisher:
+                if run == 0:
+                    reader.subscriber.start(PATIENCE_S)
+                publisher.wait_for_subscribers(timeout=PATIENCE_S)
+                publish_numbers(publisher, 100 * run, 100 * run + 100)
+                publisher.flush()
+                wait_until(lambda run=run: len(reader.numbers) == 100 * (run + 1))  # type: ignore[misc]
+    reader.subscriber.stop()
+    assert reader.numbers == list(range(200))
+
+
+def test_a_name_that_another_has_is_told() -> None:
+    source, below = shm_chain()
+    with (
+        Publisher(below),
+        pytest.raises(EndpointError, match=rf"endpoint shm://{below.slices[0].shared_memory} is in use"),
+    ):
+        Relay(source, msgspec.structs.replace(below, slices=_moved(below))).start()
+
+
+def _moved(feed: Feed) -> Any:
+    """Slices with the memory of a feed, and other lines."""
+    lines = Feed.local("chain", slices=1).slices[0].lines
+    return (msgspec.structs.replace(feed.slices[0], endpoints=(*lines, f"shm://{feed.slices[0].shared_memory}")),)
+
+
+def test_the_same_memory_above_and_below_is_refused() -> None:
+    source, _ = shm_chain("shm")
+    with pytest.raises(ConfigError, match=r"had shm://.*, expected another endpoint: the relay would be its own"):
+        Relay(source, msgspec.structs.replace(source, slices=_moved(source)))
+
+
+def test_a_subscriber_too_slow_in_memory_below_a_relay_is_told_its_lag() -> None:
+    """`ts_out` is the publisher's, so that lag is that of the whole way."""
+    source, below = shm_chain()
+    alerts: list[str] = []
+    subscriber = Subscriber(below, slow=SlowPolicy("warn", max_lag_ns=1, on_alert=alerts.append))
+    subscriber.on_batch(b"")(lambda _: None)
+    with Publisher(source) as publisher, Relay(source, below):
+        subscriber.start(PATIENCE_S)
+        publisher.publish(b"T", bytes(8))
+        wait_until(lambda: alerts)
+        assert came_by(subscriber) == "shm"
+        subscriber.stop()
