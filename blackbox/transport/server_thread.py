@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from typing import Final
 
 import zmq
 
@@ -15,6 +16,10 @@ from blackbox.native.limits import start_thread
 from blackbox.transport.wakeup import Pipe
 
 log = logging.getLogger("blackbox")
+
+_BACKLOG: Final = 4_096
+"""Connections that wait to be taken in: a whole crowd comes at once when who serves it begins again, and whom the
+system turns away tries again seconds later. `net.core.somaxconn` bounds it."""
 
 
 class ServerLife(Life):
@@ -99,6 +104,7 @@ class ServerThread:
 
 def bind(socket: zmq.Socket[bytes], endpoint: str, what: str) -> None:
     """Bind a socket. Raises EndpointError, which says `what` the endpoint is."""
+    socket.backlog = _BACKLOG
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
