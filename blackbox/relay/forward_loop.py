@@ -42,6 +42,7 @@ from blackbox.relay.line_state import (
     HEADER_AT,
     KEY_AT,
     OWN_HEADER_AT,
+    WAITING_AT,
     LineAt,
     LineState,
     SliceRelayAt,
@@ -49,24 +50,21 @@ from blackbox.relay.line_state import (
     slice_relay_state_at,
 )
 from blackbox.transport.libzmq import (
-    DONTWAIT,
     EAGAIN,
-    MESSAGE_BYTES,
     POLLIN,
     SNDMORE,
     is_item_readable,
     msg_close,
     msg_data,
     msg_init_size,
-    msg_more,
     msg_move,
-    msg_recv,
     msg_send,
     msg_size,
     poll_items,
     socket_events,
     zmq_errno,
 )
+from blackbox.transport.shared_memory_reader import may_sleep, receive_both, receive_from_socket, wake_up
 from blackbox.transport.shared_memory_writer import (
     NO_PLACE,
     await_place,
@@ -113,20 +111,30 @@ _DATA: Final = 3
 
 
 @inner
-def _receive(line: LineAt) -> Any:
+def _copy_frame(line: LineAt, message: int) -> bool:
+    """Copy a frame out of memory that holds it until the next block is taken alone. False: no memory."""
+    copy, size = line.scratch + COPY_AT, msg_size(message)
+    if msg_init_size(copy, size) != 0:
+        return False
+    copy_bytes(msg_data(copy), msg_data(message), size)
+    msg_move(message, copy)
+    msg_close(copy)
+    return True
+
+
+@inner
+def _receive(at: SliceRelayAt, line: LineAt, wanted: Trie) -> Any:
     """Receive a block into the scratch: 1; 0: nothing is there; -1: it was none, and is gone; -2: libzmq is ending."""
-    key, body = line.scratch + KEY_AT, line.scratch + BODY_AT
-    if msg_recv(key, line.xsub, DONTWAIT) < 0:
-        return 0 if zmq_errno() == EAGAIN else -2
-    frames = 1
-    more = msg_more(key)
-    while more != 0:
-        place = min(frames * MESSAGE_BYTES + line.scratch, body)
-        if msg_recv(place, line.xsub, DONTWAIT) < 0:
+    key, header = line.scratch + KEY_AT, line.scratch + HEADER_AT
+    if at.above.state != 0:
+        frames = receive_both(at.above, wanted, line.xsub, key, line.scratch + WAITING_AT)
+        if frames == 3 and not (_copy_frame(line, key) and _copy_frame(line, header)):
             return -2
-        more = msg_more(place)
-        frames += 1
-    if frames == 3 and msg_size(line.scratch + HEADER_AT) == HEADER_BYTES:
+    else:
+        frames = receive_from_socket(line.xsub, key)
+    if frames <= 0:
+        return 0 if frames == 0 else -2
+    if frames == 3 and msg_size(header) == HEADER_BYTES:
         return 1
     line_state_at(line.state).no_blocks += 1
     return -1
@@ -223,16 +231,9 @@ def _end_of(header: Header, body: int, body_size: int) -> Any:
 @inner
 def _align_body(line: LineAt) -> bool:
     """Have the body at a multiple of 8, for it to be read. False: no memory."""
-    body, copy = line.scratch + BODY_AT, line.scratch + COPY_AT
-    if msg_data(body) & 7 == 0:
-        return True
-    size = msg_size(body)
-    if msg_init_size(copy, size) != 0:
-        return False
-    copy_bytes(msg_data(copy), msg_data(body), size)
-    msg_move(body, copy)
-    msg_close(copy)
-    return True
+    body = line.scratch + BODY_AT
+    is_aligned: bool = msg_data(body) & 7 == 0 or _copy_frame(line, body)
+    return is_aligned
 
 
 @inner
@@ -309,13 +310,13 @@ def _take(line: LineAt) -> Any:
 
 
 @inner
-def _serve_line(at: SliceRelayAt, line: LineAt, readers: Trie, now: int) -> Any:
+def _serve_line(at: SliceRelayAt, line: LineAt, readers: Trie, wanted: Trie, now: int) -> Any:
     """Pass on what has come on a line, for its turn; return how many blocks, or -NEWS, -CLOSED or -FAILED."""
     state = line_state_at(line.state)
     ended = state.ended
     count = 0
     while count < _BURST:
-        received = _receive(line)
+        received = _receive(at, line, wanted)
         if received == 0:
             break
         if received == -2:
@@ -338,7 +339,12 @@ def _serve_line(at: SliceRelayAt, line: LineAt, readers: Trie, now: int) -> Any:
 def _sleep(at: SliceRelayAt, wait_ns: int) -> Any:
     """Sleep until something comes, or that long; return CONNECTIONS if one has come or gone, CLOSED, or 0."""
     count = 1 + ITEMS_OF_LINE * at.lines
-    if poll_items(at.polls, count, min(wait_ns // 1_000_000 + 1, 3_600_000)) < 0:
+    if at.above.state != 0 and not may_sleep(at.above):
+        return 0
+    polled = poll_items(at.polls, count, min(wait_ns // 1_000_000 + 1, 3_600_000))
+    if at.above.state != 0:
+        wake_up(at.above)
+    if polled < 0:
         return CLOSED
     if is_item_readable(at.polls, 0):
         drain_pipe(at.wake_fd, at.first.scratch + EVENTS_AT)
@@ -349,11 +355,11 @@ def _sleep(at: SliceRelayAt, wait_ns: int) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def forward_until(at: SliceRelayAt, readers: Trie, retry_at_ns: int) -> int:
+def forward_until(at: SliceRelayAt, readers: Trie, wanted: Trie, retry_at_ns: int) -> int:
     """Pass blocks on until Python is needed; return why: SUBSCRIPTIONS, NEWS, CONNECTIONS, RETRY, CLOSED or FAILED.
 
-    `readers`: the keys that readers of shared memory want, as prefixes. `retry_at_ns`: when to return RETRY, by the
-    monotonic clock.
+    As prefixes, `readers`: the keys that readers of shared memory want; `wanted`: those to read in that of the source.
+    `retry_at_ns`: when to return RETRY, by the monotonic clock.
     """
     slice_state = slice_relay_state_at(at.state)
     while load_shared(slice_state, "closing") == 0:
@@ -362,7 +368,7 @@ def forward_until(at: SliceRelayAt, readers: Trie, retry_at_ns: int) -> int:
         events = 0
         for number in range(at.lines):
             line = at.first if number == 0 else at.second
-            served: int = _serve_line(at, line, readers, now)
+            served: int = _serve_line(at, line, readers, wanted, now)
             if served < 0:
                 return -served
             passed += served

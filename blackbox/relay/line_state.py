@@ -13,17 +13,20 @@ from blackbox.native.name_table import Numbering, NumberingAt
 from blackbox.native.records import Field, record_at
 from blackbox.publish.sender_state import SCRATCH_WORDS, Sender, SenderState
 from blackbox.transport.libzmq import EVENTS_SCRATCH_WORDS, MESSAGE_BYTES, close_messages, init_messages
+from blackbox.transport.shared_memory_reader import ReaderAt
 from blackbox.transport.shared_memory_writer import NO_WRITER, WriterAt
 
 KEY_AT: Final = 0
 HEADER_AT: Final = KEY_AT + MESSAGE_BYTES
 BODY_AT: Final = HEADER_AT + MESSAGE_BYTES
 COPY_AT: Final = BODY_AT + MESSAGE_BYTES
-MESSAGES: Final = 4
+WAITING_AT: Final = COPY_AT + MESSAGE_BYTES
+"""Three messages of a block that came on a socket, and waits until those before it are taken from shared memory."""
+MESSAGES: Final = 7
 EVENTS_AT: Final = MESSAGES * MESSAGE_BYTES
 OWN_HEADER_AT: Final = EVENTS_AT + 8 * EVENTS_SCRATCH_WORDS
 _SCRATCH_WORDS: Final = (OWN_HEADER_AT + HEADER_BYTES) // 8
-"""int64 words of a line's scratch: four messages, what asking for events takes, a header that is aligned."""
+"""int64 words of a line's scratch: its messages, what asking for events takes, a header that is aligned."""
 
 
 class LineState(SenderState):
@@ -88,6 +91,8 @@ class SliceRelayAt(NamedTuple):
     spin_ns: int
     shared: WriterAt
     """Where blocks are written for readers below on this host."""
+    above: ReaderAt
+    """Where the blocks of its only line are read in memory of the source."""
 
 
 class LineMemory:

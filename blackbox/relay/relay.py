@@ -13,8 +13,8 @@ from typing import Literal, Self
 import msgspec
 
 from blackbox.errors import ConfigError, RelayError
-from blackbox.feed.endpoint import transport_of
-from blackbox.feed.feed import Feed, check_is_feed
+from blackbox.feed.endpoint import SHARED_MEMORY, transport_of
+from blackbox.feed.feed import Feed, Slice, check_is_feed
 from blackbox.life import Life
 from blackbox.native.limits import check_limits
 from blackbox.publish.peers import PeerStatistics, most_of
@@ -22,8 +22,9 @@ from blackbox.publish.publisher import HWM_BLOCKS_DROP, HWM_BLOCKS_WAIT
 from blackbox.relay.cover import Cover, SmallestCover
 from blackbox.relay.path import new_hop
 from blackbox.relay.slice_relay import Line, Settings, SliceRelay, needs_of
+from blackbox.relay.upstream import Source
 from blackbox.subscribe.subscription import address_from
-from blackbox.transport.curve import ClientKeys, keys_of_line
+from blackbox.transport.curve import keys_of_line
 
 log = logging.getLogger("blackbox")
 
@@ -51,6 +52,8 @@ class RelayLine(msgspec.Struct, frozen=True, kw_only=True):
     """A or B, of the feed below."""
     source: str
     """The endpoint that it is, or shall be, connected to."""
+    transport: str
+    """What its blocks come by: `shm`, `tcp`, `ipc` or `inproc`."""
     is_connected: bool
     is_confirmed: bool
     """Whether all that is wanted below is in force above."""
@@ -155,7 +158,7 @@ class Relay:
         self._ended = threading.Event()
         settings = Settings(when_full == "wait", hwm_blocks, hold_s, make_cover)
         me = new_hop(self.name)
-        sources = (upstream, *spares)
+        self._sources = sources = (upstream, *spares)
         self._slices = [
             SliceRelay(
                 downstream,
@@ -178,7 +181,11 @@ class Relay:
             raise RelayError(f"start was called when {self.state}; a relay is used once")
         self._enter(RelayLife.RUNNING)
         try:
-            needs = [need for part in self.downstream.slices for need in needs_of(part)]
+            needs = [
+                need
+                for slice_id, part in enumerate(self.downstream.slices)
+                for need in needs_of(part, any(_memory_of(feed, part, slice_id) for feed in self._sources))
+            ]
             check_limits(f"relay of feed {self.downstream.name!r}", *needs)
             for each in self._slices:
                 each.start()
@@ -262,6 +269,7 @@ def _line_of(each: SliceRelay, number: int, line: Line, name: str) -> RelayLine:
         slice_id=each.slice_id,
         line="AB"[number],
         source=upstream.address,
+        transport=SHARED_MEMORY if upstream.memory.at.state else transport_of(upstream.address),
         is_connected=upstream.is_connected,
         is_confirmed=upstream.is_confirmed(upstream.version),
         reconnects=max(0, upstream.reconnects),
@@ -284,14 +292,22 @@ def _uses_inproc(feed: Feed, slice_id: int) -> bool:
     return any(transport_of(endpoint) == "inproc" for endpoint in feed.slices[slice_id].endpoints)
 
 
-def _sources_of(sources: Sequence[Feed], downstream: Feed, slice_id: int) -> list[dict[str, ClientKeys | None]]:
-    """Return, for each line below, the addresses where it can be had, the first one first, each with its keys."""
-    lines: list[dict[str, ClientKeys | None]] = [{} for _ in downstream.slices[slice_id].lines]
+def _memory_of(source: Feed, below: Slice, slice_id: int) -> str:
+    """Return the name of a source's memory, if it is read: what lies there is of one line, so not for two below."""
+    return source.slices[slice_id].shared_memory if len(below.lines) == 1 else ""
+
+
+def _sources_of(sources: Sequence[Feed], downstream: Feed, slice_id: int) -> list[dict[str, Source]]:
+    """Return, for each line below, the addresses where it can be had, the first one first."""
+    below = downstream.slices[slice_id]
+    lines: list[dict[str, Source]] = [{} for _ in below.lines]
     for source in sources:
-        part = source.slices[slice_id]
+        part, memory = source.slices[slice_id], _memory_of(source, below, slice_id)
         for number, endpoint in enumerate(part.lines):
             address = address_from(part.interface, endpoint)
-            lines[min(number, len(lines) - 1)].setdefault(address, keys_of_line(source, number, endpoint))
+            lines[min(number, len(lines) - 1)].setdefault(
+                address, Source(keys_of_line(source, number, endpoint), memory)
+            )
     return lines
 
 

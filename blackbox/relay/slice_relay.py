@@ -32,9 +32,8 @@ from blackbox.relay.cover import Cover, Interest
 from blackbox.relay.forward_loop import CLOSED, FAILED, ITEMS_OF_LINE, SUBSCRIPTIONS, forward_until
 from blackbox.relay.line_state import BODY_AT, HEADER_AT, LineMemory, SliceRelayAt, SliceRelayState
 from blackbox.relay.path import Hop, check_path, decode_path, encode_path
-from blackbox.relay.upstream import Upstream
+from blackbox.relay.upstream import Source, Upstream
 from blackbox.transport.context import CONTEXT_NEEDS, close_context, open_context, pin_thread, wake_on_time
-from blackbox.transport.curve import ClientKeys
 from blackbox.transport.gate import Gate, open_gate
 from blackbox.transport.libzmq import message_bytes
 from blackbox.transport.server_thread import bind
@@ -76,8 +75,11 @@ class SliceRelayLife(Life):
     """It passes on no more, and gives back what it has opened. Nothing follows."""
 
 
-def needs_of(part: Slice) -> tuple[Needs, ...]:
-    """What a `SliceRelay` opens and starts, with one connection below and one above on each line."""
+def needs_of(part: Slice, reads_memory: bool) -> tuple[Needs, ...]:
+    """What a `SliceRelay` opens and starts, with one connection below and one above on each line.
+
+    `reads_memory`: whether a source has shared memory: a connection, a watch, its bell, and for a moment the memory.
+    """
     return (
         PIPE_NEEDS,
         CONTEXT_NEEDS,
@@ -85,6 +87,7 @@ def needs_of(part: Slice) -> tuple[Needs, ...]:
         Needs(descriptors=2, threads=_IO_THREADS),
         GUARD_NEEDS,
         _sockets_of(part),
+        Needs(descriptors=5 * reads_memory),
     )
 
 
@@ -118,13 +121,13 @@ class SliceRelay:
         self,
         feed: Feed,
         slice_id: int,
-        sources: Sequence[Mapping[str, ClientKeys | None]],
+        sources: Sequence[Mapping[str, Source]],
         uses_inproc: bool,
         settings: Settings,
         me: Hop,
         ended: Callable[[], None],
     ) -> None:
-        """`feed`: what those below use. `sources`: of each line where it comes from, with the keys of each.
+        """`feed`: what those below use. `sources`: of each line where it comes from.
 
         `ended` is called at the end.
         """
@@ -137,14 +140,16 @@ class SliceRelay:
         self._what = f"relay {me.name!r} of feed {feed.name!r} slice {slice_id}"
         self._kept = SliceRelayState()
         max_keys = feed.max_topics if feed.key_bytes else 1
+        self._wake = Pipe()
         self.lines: list[Line] = []
         for addresses in sources:
             memory = LineMemory(max_keys)
             interest = Interest(settings.make_cover(), settings.hold_s)
-            upstream = Upstream(addresses, interest, settings.hold_s, memory.state, feed.heartbeat_ns, self._what)
+            upstream = Upstream(
+                addresses, interest, settings.hold_s, memory.state, feed.heartbeat_ns, self._what, self._wake
+            )
             self.lines.append(Line(memory, upstream))
         self.below = Below(feed, slice_id, [line.upstream for line in self.lines])
-        self._wake = Pipe()
         self.guard = Guard(slice_id, self.below, self._kept, self._wake.poke, drop=not settings.wait)
         self._gate: Gate | None = None
         self._reader: SubscriptionReader | None = None
@@ -207,7 +212,7 @@ class SliceRelay:
 
     def _warm_up(self) -> None:
         sender = self.lines[0].memory.sender(0)
-        warm_up(forward_until, self._at([0] * len(self.lines)), self.below.readers, 0)
+        warm_up(forward_until, self._at([0] * len(self.lines)), self.below.readers, self.below.readers, 0)
         warm_up(read_subscriptions, *SubscriptionReader.warm_up_arguments())
         warm_up(send_control, sender, self.lines[0].memory.origin(0, 0), 0, 0, 0, 0, 0, 0, 0)
         own = encode_path((self._me,), 0, 0, 1)
@@ -270,6 +275,7 @@ class SliceRelay:
             self._wake.reader,
             self.part.spin_ns,
             self.guard.shared_at,
+            self.lines[0].upstream.memory.at,
         )
 
     def _serve(self) -> None:
@@ -300,7 +306,8 @@ class SliceRelay:
             if any(map(self._is_due, self.below.asked.values())):
                 answers.send_due(self._is_due)
                 retry_ns = min(retry_ns, answers.due_ns)
-            reason = forward_until(at, self.below.readers, retry_ns)
+            above = self.lines[0].upstream
+            reason = forward_until(at._replace(above=above.memory.at), self.below.readers, above.keys, retry_ns)
             if reason == FAILED:
                 errno = next(line.state.errno for line in self.lines if line.state.errno)
                 raise RelayError(f"{self._what}: libzmq refused a block: {zmq.strerror(errno)}")

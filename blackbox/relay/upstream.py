@@ -13,14 +13,24 @@ import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY, FLAG_LINE_B, HEARTBEAT_KEY, NONCE_BYTES, PATH_KEY, WANT_KEY
+from blackbox.block.format import (
+    ACCEPT_KEY,
+    CONFIRM_KEY,
+    FLAG_LINE_B,
+    HEARTBEAT_KEY,
+    NONCE_BYTES,
+    PATH_KEY,
+    SHARED_KEY,
+    WANT_KEY,
+)
 from blackbox.errors import EndpointError
 from blackbox.life import Life
+from blackbox.native.prefix_trie import Trie, build_trie
 from blackbox.publish.subscriptions import SUBSCRIBE, UNSUBSCRIBE
 from blackbox.relay.cover import Changes, Interest, SmallestCover
 from blackbox.relay.line_state import LineState
@@ -28,6 +38,8 @@ from blackbox.subscribe.subscription import MOST_PATIENT_S, open_sub
 from blackbox.transport.connections import FAILURE_EVENTS, Connection, Failure, connection_to, failure_of
 from blackbox.transport.context import allow_ipv6
 from blackbox.transport.curve import ClientKeys, refusal_of, use_keys
+from blackbox.transport.shared_memory_reader import SharedSource
+from blackbox.transport.wakeup import Pipe
 
 log = logging.getLogger("blackbox")
 
@@ -45,6 +57,14 @@ _MOST_RECORDERS: Final = 1_024
 _UNCONFIRMED: Final = -1
 _MOST_SHOWN: Final = 5
 """Refused prefixes that the log names."""
+
+
+class Source(NamedTuple):
+    """How to connect to an address."""
+
+    keys: ClientKeys | None
+    memory: str
+    """The name of the shared memory in which its blocks can be read on its host; empty: they come on the socket."""
 
 
 class UpstreamLife(Life):
@@ -67,31 +87,38 @@ class Upstream:
     the next one when that falls silent, or cannot be reached.
 
     Attributes: `version`, grows whenever more was asked for; `life`; `addresses`, the one in use first; `reconnects`,
-    times that a connection was there anew.
+    times that a connection was there anew; `memory`, that of the address in use.
     """
 
     def __init__(
         self,
-        sources: Mapping[str, ClientKeys | None],
+        sources: Mapping[str, Source],
         interest: Interest,
         hold_s: float,
         state: LineState,
         heartbeat_ns: int,
         what: str,
+        bell: Pipe,
     ) -> None:
-        """`sources`: addresses, with the keys to connect to each. `what` names the slice in the log.
+        """`sources`: addresses, and how to connect to each. `what` names the slice in the log.
 
-        `hold_s`: as in `Interest`, for what is wanted.
+        `bell` is rung by who writes to shared memory. `hold_s`: as in `Interest`, for what is wanted.
         """
         self.addresses = list(sources)
-        self._keys, self._failures = sources, dict[str, set[Failure]]()
+        self._sources, self._failures = sources, dict[str, set[Failure]]()
+        self._bell = bell
+        self.memory = SharedSource("", bell, what)
+        self._in_force: set[bytes] = set()
+        """The filters that are asked for."""
+        self._keys, self._are_keys_new = build_trie([]), False
+        self._asks_memory = False
+        """Whether they are asked for in shared memory."""
+        self._heartbeats = 0
         self._filters = interest
         # The smallest cover, whatever filters there are: else publishers would compute what nobody wants.
         self._wanted = Interest(SmallestCover(), hold_s)
         self.version = 0
         self.reconnects = -1
-        self.filters = 0
-        """How many are asked for."""
         self._state, self._what = state, what
         self._dead_s = _DEAD_BEATS * heartbeat_ns / 1e9
         self._confirmed = self._asked = _UNCONFIRMED
@@ -102,7 +129,7 @@ class Upstream:
         """What an answer may take: it comes behind all that is queued on its way."""
         self._accepted = b""
         self._recorders: dict[bytes, None] = {}
-        self._covered: list[bytes] = []
+        self._covered: dict[bytes, None] = {}
         """Filters to be withdrawn once those are in force that cover them, which are asked for in `_covered_at`."""
         self._covered_at = 0
         self.life = UpstreamLife.NEW
@@ -132,10 +159,23 @@ class Upstream:
         is_open = self.life in (UpstreamLife.CONNECTING, UpstreamLife.CONNECTED)
         self._enter(UpstreamLife.CLOSED)
         if is_open:
+            self.memory.close()
             with suppress(zmq.ZMQError):
                 self.xsub.monitor(None, 0)
             self.news.close()
             self.xsub.close(linger=0)
+
+    @property
+    def keys(self) -> Trie:
+        """The filters that are asked for in shared memory."""
+        if self._are_keys_new and self.memory.is_asked:
+            self._keys, self._are_keys_new = build_trie(sorted(self._in_force)), False
+        return self._keys
+
+    @property
+    def filters(self) -> int:
+        """How many are asked for."""
+        return len(self._in_force)
 
     @property
     def handles(self) -> tuple[int, int]:
@@ -159,7 +199,13 @@ class Upstream:
     def _connect(self) -> None:
         self._changed_at = time.monotonic()
         allow_ipv6(self.xsub, self.address)
-        use_keys(self.xsub, self._keys[self.address])
+        source = self._sources[self.address]
+        use_keys(self.xsub, source.keys)
+        self.memory.close()
+        self.memory = SharedSource(source.memory, self._bell, self._what)
+        if self.memory.is_asked:
+            self.memory.attach()
+        self._ask_where_it_is()
         try:
             self.xsub.connect(self.address)
         except zmq.ZMQError as error:
@@ -193,9 +239,10 @@ class Upstream:
     def _note_failure(self, failure: Failure) -> None:
         """Log, once for each address and reason, why a connection was refused."""
         failures = self._failures.setdefault(self.address, set())
-        before = refusal_of(failures, self._keys[self.address])
+        keys = self._sources[self.address].keys
+        before = refusal_of(failures, keys)
         failures.add(failure)
-        why = refusal_of(failures, self._keys[self.address])
+        why = refusal_of(failures, keys)
         if why != before:
             log.warning("%s: no connection to %s: %s", self._what, self.address, why)
 
@@ -244,18 +291,48 @@ class Upstream:
         self.version += bool(changes.subscribe)
 
     def _filter(self, changes: Changes) -> None:
+        if not changes.subscribe and not changes.withdraw:
+            return
+        subscribe = [each for each in changes.subscribe if each not in self._covered]
+        for each in changes.subscribe:
+            self._covered.pop(each, None)
         # Where the source may refuse what is to cover others, these stay until it has not.
         held = changes.withdraw if changes.subscribe else []
-        self._covered += held
-        self._covered_at = self.version + 1 if held else self._covered_at
-        self._withdraw_filters(changes.subscribe, [] if held else changes.withdraw)
+        self._covered |= dict.fromkeys(held)
+        self._covered_at = self.version + bool(subscribe) if held else self._covered_at
+        self._withdraw_filters(subscribe, [] if held else changes.withdraw)
 
     def _withdraw_filters(self, subscribe: list[bytes], withdraw: list[bytes]) -> None:
-        self._send(Changes(subscribe, withdraw))
-        self.filters += len(subscribe) - len(withdraw)
+        self._send(Changes(subscribe, withdraw), SHARED_KEY if self._asks_memory else b"")
+        self._in_force.update(subscribe)
+        self._in_force.difference_update(withdraw)
+        self._are_keys_new = True
         if withdraw and not self.filters:
             self._withdraw_acceptance()  # nobody is here any more, and nobody counts
             self._confirmed = _UNCONFIRMED
+
+    def _ask_where_it_is(self) -> None:
+        """Ask for data in shared memory if it is read there, else on the socket."""
+        if self._asks_memory is not self.memory.is_asked:
+            self._asks_memory = self.memory.is_asked
+            kinds = (SHARED_KEY, b"") if self._asks_memory else (b"", SHARED_KEY)
+            for prefix in self._in_force:
+                self.xsub.send(SUBSCRIBE + kinds[0] + prefix)
+                self.xsub.send(UNSUBSCRIBE + kinds[1] + prefix)
+
+    def _look_at_memory(self) -> None:
+        """Leave that of a source that has gone; decide anew once the next one is heard."""
+        is_heard, self._heartbeats = self._state.heartbeats != self._heartbeats, self._state.heartbeats
+        if self.memory.leave_gone():
+            self._void()
+        elif self.memory.is_open and is_heard and not self._state.ended:
+            self._decide()
+
+    def _decide(self) -> None:
+        """Attach to the memory of the source just heard, or ask on the socket; nothing of before is confirmed."""
+        self.memory.decide()
+        self._ask_where_it_is()
+        self._void()
 
     # Recorders
 
@@ -282,6 +359,7 @@ class Upstream:
     def look(self, is_needed: bool) -> None:
         """Ask for a confirmation where one is due; give up a connection that is silent. `is_needed`: somebody waits."""
         now = time.monotonic()
+        self._look_at_memory()
         self._filter(self._filters.settle(now))
         self._send(self._wanted.settle(now), WANT_KEY)
         silent_s = now - max(self._state.heard_ns / 1e9, self._changed_at)
@@ -325,6 +403,9 @@ class Upstream:
         """Note that the nonce has come back, and say so."""
         if self._asked == _UNCONFIRMED:
             return  # the connection has gone since
+        if self.memory.is_open:
+            self._decide()
+            return
         self._patience_s = max(self._dead_s, 2 * (time.monotonic() - self._asked_at))
         line = bytes([1 if self._state.answer_flags & FLAG_LINE_B else 0])
         before, self._accepted = self._accepted, b""
@@ -335,18 +416,17 @@ class Upstream:
             self.xsub.send(UNSUBSCRIBE + before)
         self._confirmed, self._asked = self._asked, _UNCONFIRMED
         self._withdraw_nonce()
-        covered, self._covered = self._covered, []
-        if covered and self._confirmed >= self._covered_at:
+        if self._covered and self._confirmed >= self._covered_at:
+            covered, self._covered = [*self._covered], {}
             self._withdraw_filters([], covered)
-        else:
-            self._covered = covered
 
     def was_refused(self, refused: Mapping[bytes, int]) -> None:
         """Note that the nonce has come back with what the source does not put in force, and with all else in force."""
         if self._asked == _UNCONFIRMED:
             return  # as above
         known = frozenset(self._filters.refused)
-        changes = self._filters.refuse(prefix for prefix in refused if prefix[:1] != b"\0")
+        keys = (prefix.removeprefix(SHARED_KEY) for prefix in refused)
+        changes = self._filters.refuse(key for key in keys if key[:1] != b"\0")
         if new := sorted(self._filters.refused - known):
             shown = ", ".join(map(repr, new[:_MOST_SHOWN])) + (", ..." if len(new) > _MOST_SHOWN else "")
             log.warning("%s: %s refused this relay the topics %s", self._what, self.address, shown)

@@ -56,27 +56,22 @@ from blackbox.subscribe.worker_loop import TICK, idle_ms
 from blackbox.subscribe.worker_queues import fail
 from blackbox.subscribe.worker_state import NEVER, worker_state_at
 from blackbox.transport.libzmq import (
-    DONTWAIT,
-    EAGAIN,
-    MESSAGE_BYTES,
     POLLIN,
     is_descriptor_readable,
     msg_close,
     msg_data,
     msg_init_size,
-    msg_more,
     msg_move,
-    msg_recv,
     msg_size,
     socket_events,
     wait_readable,
-    zmq_errno,
 )
 from blackbox.transport.shared_memory_reader import (
     connection_of,
     may_sleep,
     reader_state_at,
-    take_block,
+    receive_both,
+    receive_from_socket,
     wake_up,
     written,
 )
@@ -86,8 +81,6 @@ _BAD_KEY = int(Fault.RESERVED_KEY)
 _BAD_KEY_BYTES = int(Fault.KEY_BYTES)
 _BAD_SLICE = int(Fault.SLICE)
 _BAD_EPOCH = int(Fault.EPOCH)
-_SOCKET_EVERY = 8
-"""Blocks taken from shared memory between two looks at the sockets."""
 _TURNS = 32
 """Blocks taken before Python has its turn again."""
 # As arguments these are int64 rather than literals: numba would compile the callee once for each literal.
@@ -96,53 +89,11 @@ _YES = numpy.int64(1)
 
 
 @inner
-def _receive_from_socket(socket: int, first: int) -> int:
-    """Receive one block into three messages; returns its frames, 0 when there is none, -1 when libzmq failed."""
-    message = first
-    if msg_recv(message, socket, DONTWAIT) < 0:
-        return 0 if zmq_errno() == EAGAIN else -1
-    frames = 1
-    while msg_more(message):
-        # Frames behind the third overwrite it: the caller refuses the block.
-        message = first + min(frames, 2) * MESSAGE_BYTES
-        if msg_recv(message, socket, DONTWAIT) < 0:
-            return -1
-        frames += 1
-    return frames
-
-
-@inner
-def _receive_shared(at: SliceAt, keys: Trie) -> int:
-    """As `_receive`, where data lies in shared memory.
-
-    What comes on a socket was sent after all that had been written to memory by then: it waits until that is taken.
-    """
-    state = reader_state_at(at.shared.state)
-    waiting = at.scratch + WAITING_AT
-    if state.frames == 0 and (state.turn % _SOCKET_EVERY == 0 or written(at.shared) == state.cursor):
-        state.frames = _receive_from_socket(at.sub, waiting)
-        if state.frames < 0:
-            state.frames = 0
-            return -1
-        state.frames_after = written(at.shared)
-    state.turn += 1
-    if state.frames == 0 or state.cursor < state.frames_after:
-        taken = take_block(at.shared, keys, at.scratch + KEY_AT, at.scratch + HEADER_AT, at.scratch + BODY_AT)
-        if taken != 0 or state.frames == 0:
-            return taken
-    frames = state.frames
-    state.frames = 0
-    for frame in range(3):
-        msg_move(at.scratch + KEY_AT + frame * MESSAGE_BYTES, waiting + frame * MESSAGE_BYTES)
-    return frames
-
-
-@inner
 def _receive(at: SliceAt, keys: Trie) -> int:
     """Receive one block into the scratch messages; returns its frames, 0 when there is none, -1 when libzmq failed."""
     if at.shared.state != 0:
-        return _receive_shared(at, keys)
-    return _receive_from_socket(at.sub, at.scratch + KEY_AT)
+        return receive_both(at.shared, keys, at.sub, at.scratch + KEY_AT, at.scratch + WAITING_AT)
+    return receive_from_socket(at.sub, at.scratch + KEY_AT)
 
 
 @inner
@@ -340,7 +291,7 @@ def _receive_repair(at: SliceAt) -> int:
     """As `_receive`, what archives have brought."""
     if not _repairs_wait(at):
         return 0
-    frames = _receive_from_socket(at.repair_socket, at.scratch + KEY_AT)
+    frames = receive_from_socket(at.repair_socket, at.scratch + KEY_AT)
     repair_queue_at(at.sequences.repair).taken += frames > 0
     return frames
 

@@ -45,7 +45,7 @@ from blackbox.transport.context import MAX_SUBSCRIPTIONS, allow_ipv6
 from blackbox.transport.curve import ClientKeys, use_keys
 from blackbox.transport.keep_alive import keep_alive
 from blackbox.transport.libzmq import descriptor_of, message_bytes
-from blackbox.transport.shared_memory_reader import NO_READER, ReaderAt, SharedReader, attach
+from blackbox.transport.shared_memory_reader import ReaderAt, SharedSource
 from blackbox.transport.wakeup import Pipe
 
 log = logging.getLogger("blackbox")
@@ -54,8 +54,6 @@ _PATIENT_BEATS = 3
 """Least number of heartbeats before an unanswered confirmation is asked for again."""
 MOST_PATIENT_S = 60.0
 """Most time before one is, where that is not less than those heartbeats."""
-_TRIES = 5
-"""Control blocks to wait for shared memory where there was some: the first may be of the publisher that is gone."""
 _MOST_SHOWN = 5
 """Refused prefixes that an error names."""
 _UNHEARD_NS = 30_000_000_000
@@ -110,10 +108,7 @@ class Subscription:
         self._beats_without_answer = 0
         self._patient_beats = _PATIENT_BEATS
         """How many heartbeats may be queued ahead of an answer."""
-        self._bell = bell
-        self._reader: SharedReader | None = None
-        self._tries_left = 1 if self._feed_slice.shared_memory else 0
-        """Control blocks left to wait for shared memory; at 0 data comes on sockets."""
+        self._memory = SharedSource(self._feed_slice.shared_memory, bell, f"slice {slice_id}")
         self._reconnected: set[int] = set()
         """Lines that were connected again, and have not answered since."""
         self._connected_ns = [time.monotonic_ns()] * len(self._feed_slice.lines)
@@ -137,35 +132,19 @@ class Subscription:
                     f"feed {self._feed.name!r} slice {self._slice_id}: cannot connect to {address}: {error.strerror}",
                 ) from error
         sub.subscribe(HEARTBEAT_KEY)
-        if self._tries_left:
-            self._attach()
+        if self._memory.is_asked and self._memory.attach():
+            self._state.is_shared = 1
 
     @property
     def shared(self) -> ReaderAt:
         """Where data is read in shared memory."""
-        return NO_READER if self._reader is None else self._reader.at
-
-    def _attach(self) -> None:
-        """Attach to the shared memory of the slice's publisher; without one, again when a publisher is heard.
-
-        Until then no data is asked for on sockets: it would come twice.
-        """
-        try:
-            self._reader = attach(self._feed_slice.shared_memory, self._bell)
-        except ConnectionRefusedError:
-            return
-        except OSError as error:
-            log.info("slice %d: data comes on sockets: %s", self._slice_id, error)
-            self._tries_left = 0
-            return
-        self._tries_left = _TRIES
-        self._state.is_shared = 1
+        return self._memory.at
 
     def _decide(self) -> None:
         """Attach to the shared memory of the publisher just heard; with no tries left, subscribe on sockets."""
-        self._tries_left -= 1
-        self._attach()
-        if not self._tries_left:
+        if self._memory.decide():
+            self._state.is_shared = 1
+        if not self._memory.is_asked:
             self._state.is_shared = 0
             for prefix in self._filters:
                 self._sub.subscribe(prefix)
@@ -174,23 +153,19 @@ class Subscription:
 
     def look_at_shared(self) -> None:
         """Detach from a publisher that has gone, once all its blocks are taken; decide again with the next one."""
-        if self._reader is None or not self._reader.is_gone() or self._reader.has_more():
-            return
-        self.close()
-        self._ask_to_confirm()
+        if self._memory.leave_gone():
+            self._ask_to_confirm()
 
     def close(self) -> None:
         """Give shared memory back."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        self._memory.close()
 
     def _address(self, endpoint: str) -> str:
         return address_from(self._feed_slice.interface, endpoint)
 
     def ask(self, table: Table) -> None:
         """Ask for what a table needs, and no more; it is then to be confirmed anew."""
-        kind = SHARED_KEY if self._tries_left else b""
+        kind = SHARED_KEY if self._memory.is_asked else b""
         for prefix in table.wanted - self._wanted:
             self._sub.subscribe(WANT_KEY + prefix)
         for prefix in self._wanted - table.wanted:
@@ -290,7 +265,7 @@ class Subscription:
             return 0
         header = read_header(scratch + HEAD_AT)
         self._check_refusal(at, header.flags)
-        if self._tries_left and self._reader is None and not header.flags & FLAG_END:
+        if self._memory.is_open and not header.flags & FLAG_END:
             self._decide()
             ours = False
         line = 1 if header.flags & FLAG_LINE_B and len(self._feed_slice.lines) > 1 else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import os
 import socket
@@ -19,11 +20,18 @@ from blackbox.native.posix import external, poke
 from blackbox.native.prefix_trie import Trie, longest_prefix
 from blackbox.native.records import Field, Fields, SharedRecord, load_shared, record_at, store_shared
 from blackbox.transport.libzmq import (
+    DONTWAIT,
+    EAGAIN,
+    MESSAGE_BYTES,
     msg_close,
     msg_data,
     msg_init_on,
     msg_init_shared,
     msg_init_size,
+    msg_more,
+    msg_move,
+    msg_recv,
+    zmq_errno,
 )
 from blackbox.transport.shared_memory import (
     DESCRIPTOR_BYTES,
@@ -57,8 +65,14 @@ from blackbox.transport.shared_memory import (
 )
 from blackbox.transport.wakeup import Pipe
 
+log = logging.getLogger("blackbox")
+
 _ANSWER_S: Final = 1.0
 """How long a publisher may take to answer; one that is stopped does not."""
+_SOCKET_EVERY: Final = 8
+"""Blocks taken from memory between two looks at the sockets."""
+_TRIES: Final = 5
+"""Control blocks to wait for shared memory where there was some: the first may be of the publisher that is gone."""
 _GONE: Final = (1 << 63) - 1
 _RECORD_BYTES: Final = 4096
 """Room, and alignment, of a ReaderState: the lower bits of its address take the number of a place."""
@@ -248,6 +262,47 @@ def take_block(at: ReaderAt, keys: Trie, key_message: int, header_message: int, 
 
 
 @inner
+def receive_from_socket(socket: int, first: int) -> Any:
+    """Receive one block into three messages; returns its frames, 0 when there is none, -1 when libzmq failed."""
+    message = first
+    if msg_recv(message, socket, DONTWAIT) < 0:
+        return 0 if zmq_errno() == EAGAIN else -1
+    frames = 1
+    while msg_more(message):
+        # Frames behind the third overwrite it: the caller refuses the block.
+        message = first + min(frames, 2) * MESSAGE_BYTES
+        if msg_recv(message, socket, DONTWAIT) < 0:
+            return -1
+        frames += 1
+    return frames
+
+
+@inner
+def receive_both(at: ReaderAt, keys: Trie, socket: int, first: int, waiting: int) -> Any:
+    """As `receive_from_socket`, where data lies in shared memory. `waiting`: three more messages.
+
+    What comes on a socket was sent after all that had been written to memory by then: it waits until that is taken.
+    """
+    state = reader_state_at(at.state)
+    if state.frames == 0 and (state.turn % _SOCKET_EVERY == 0 or written(at) == state.cursor):
+        state.frames = receive_from_socket(socket, waiting)
+        if state.frames < 0:
+            state.frames = 0
+            return -1
+        state.frames_after = written(at)
+    state.turn += 1
+    if state.frames == 0 or state.cursor < state.frames_after:
+        taken = take_block(at, keys, first, first + MESSAGE_BYTES, first + 2 * MESSAGE_BYTES)
+        if taken != 0 or state.frames == 0:
+            return taken
+    frames = state.frames
+    state.frames = 0
+    for frame in range(3):
+        msg_move(first + frame * MESSAGE_BYTES, waiting + frame * MESSAGE_BYTES)
+    return frames
+
+
+@inner
 def connection_of(at: ReaderAt) -> int:
     """The descriptor that becomes readable when the publisher goes."""
     connection: int = reader_state_at(at.state).connection
@@ -382,3 +437,63 @@ def attach(name: str, bell: Pipe) -> SharedReader:
         for fd in fds:
             os.close(fd)
         raise
+
+
+class SharedSource:
+    """What a slice reads of its publisher's shared memory, if it does: decided anew with each publisher.
+
+    `is_asked`: data is asked for in memory, and not on sockets, where it would come twice. Without a publisher it is
+    decided when one is heard.
+    """
+
+    def __init__(self, name: str, bell: Pipe, what: str) -> None:
+        """`name` of the memory; empty: there is none. `bell` is rung by who writes it. `what` reads, for the log."""
+        self._name, self._bell, self._what = name, bell, what
+        self._reader: SharedReader | None = None
+        self._tries_left = 1 if name else 0
+
+    @property
+    def at(self) -> ReaderAt:
+        """Where data is read."""
+        return NO_READER if self._reader is None else self._reader.at
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether data is asked for in memory."""
+        return self._tries_left > 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is asked for there, and no publisher's memory is read."""
+        return self.is_asked and self._reader is None
+
+    def attach(self) -> bool:
+        """Attach to the memory of the publisher that is there; return whether there is one that takes us."""
+        try:
+            self._reader = attach(self._name, self._bell)
+        except ConnectionRefusedError:
+            return False
+        except OSError as error:
+            log.info("%s: data comes on sockets: %s", self._what, error)
+            self._tries_left = 0
+            return False
+        self._tries_left = _TRIES
+        return True
+
+    def decide(self) -> bool:
+        """Attach to the memory of the publisher just heard, and return whether that is done; at last use sockets."""
+        self._tries_left -= 1
+        return self.attach()
+
+    def leave_gone(self) -> bool:
+        """Detach from a publisher that has gone, once all its blocks are taken; return whether it was so."""
+        if self._reader is None or not self._reader.is_gone() or self._reader.has_more():
+            return False
+        self.close()
+        return True
+
+    def close(self) -> None:
+        """Give shared memory back."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None

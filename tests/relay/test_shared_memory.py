@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from blackbox import Batch, ConfigError, EndpointError, Feed, Publisher, Relay, 
 from blackbox.testing import wait_until
 from tests.process_state import linux_only
 from tests.relay.relays import BEAT_NS, PATIENCE_S
-from tests.subscribe.shared import came_by, mapped, numbers_in, publish_numbers
+from tests.subscribe.shared import came_by, mapped, numbers_in, publish_numbers, shared_state
 from tests.subscribe.subscribers import PATIENT
 from tests.support import Script
 
@@ -100,7 +101,9 @@ def test_subscribers_on_sockets_and_in_memory_get_the_bytes_of_the_publisher(
     lines: int, above: str, key_bytes: int
 ) -> None:
     source, below = shm_chain(above, lines=lines, slices=2, key_bytes=key_bytes, block_bytes=16 * KIB)
-    direct, on_tcp, in_memory = Blocks(by_sockets(source)), Blocks(by_sockets(below)), Blocks(below)
+    # A publisher stamps a block anew for memory and for each line: with one line the relay reads in memory, if it may.
+    direct = Blocks(source if lines == 1 else by_sockets(source))
+    on_tcp, in_memory = Blocks(by_sockets(below)), Blocks(below)
     total = 60_000
     with Publisher(source, when_full="wait") as publisher, relay_script(source, below, when_full="wait"):
         for each in (direct, on_tcp, in_memory):
@@ -115,7 +118,7 @@ def test_subscribers_on_sockets_and_in_memory_get_the_bytes_of_the_publisher(
         for each in (direct, on_tcp, in_memory):
             each.subscriber.stop()
     assert sorted(direct.numbers)[1:] == list(range(total))
-    if lines == 2:  # a publisher stamps a block anew for line B
+    if lines == 2:
         for each in (direct, on_tcp, in_memory):
             each.blocks = [block[:4] + block[5:] for block in each.blocks]
     assert sorted(in_memory.blocks) == sorted(on_tcp.blocks) == sorted(direct.blocks)
@@ -318,3 +321,155 @@ def test_a_subscriber_too_slow_in_memory_below_a_relay_is_told_its_lag() -> None
         wait_until(lambda: alerts)
         assert came_by(subscriber) == "shm"
         subscriber.stop()
+
+
+SOURCE = """
+    publisher = Publisher(feed, when_full="wait").start()
+    say("started")
+    for first in map(int, iter(input, "end")):
+        for number in range(first, first + 100):
+            publisher.publish(b"T", number.to_bytes(8, "little"))
+        publisher.flush()
+        say("sent")
+    publisher.close()
+"""
+
+
+def transport_of(relay: Relay) -> str:
+    return relay.statistics().lines[0].transport
+
+
+def test_a_relay_reads_in_the_memory_of_its_source_and_holds_none_of_it() -> None:
+    source, below = shm_chain("shm", "tcp", block_bytes=4 * KIB)
+    reader = Blocks(below)
+    with Publisher(source, when_full="wait") as publisher, Relay(source, below) as relay:
+        reader.subscriber.start(PATIENCE_S)
+        assert transport_of(relay) == "shm"
+        for first in range(0, 100_000, 500):
+            publish_numbers(publisher, first, first + 500)
+        wait_until(lambda: len(reader.numbers) == 100_000, 60)
+        assert shared_state(publisher).following == relay.statistics().blocks
+        assert publisher.statistics().shared_memory_dropped == 0
+        reader.subscriber.stop()
+    assert reader.numbers == list(range(100_000))
+
+
+def test_a_relay_reads_in_memory_only_what_is_wanted_below() -> None:
+    source, below = shm_chain("shm", "shm", key_bytes=2)
+    some, at_source = Blocks(below, b"K3"), Blocks(source)
+    with Publisher(source, when_full="wait") as publisher, Relay(source, below) as relay:
+        some.subscriber.start(PATIENCE_S)
+        at_source.subscriber.start(PATIENCE_S)
+        publish_topics(publisher, 0, 800)
+        wait_until(lambda: len(some.numbers) == 100 and len(at_source.numbers) == 800)
+        assert relay.statistics().messages == 100
+        more = Blocks(below, b"K4")
+        more.subscriber.start(PATIENCE_S)
+        publish_topics(publisher, 800, 1_600)
+        wait_until(lambda: len(some.numbers) == 200 and len(more.numbers) == 100)
+        for each in (some, at_source, more):
+            each.subscriber.stop()
+
+
+def test_a_source_that_is_killed_is_read_in_memory_again_when_it_is_back() -> None:
+    source, below = shm_chain("shm", "tcp")
+    reader = Blocks(below)
+    with Relay(source, below) as relay:
+        for run in range(3):
+            with Script(SOURCE, source) as publisher:
+                publisher.expect("started")
+                if run == 0:
+                    reader.subscriber.start(PATIENCE_S)
+                wait_until(lambda: relay.statistics().lines[0].is_confirmed and transport_of(relay) == "shm", 60)
+                publisher.tell(str(100 * run))
+                publisher.expect("sent")
+                wait_until(lambda run=run: len(reader.numbers) == 100 * (run + 1))  # type: ignore[misc]
+                publisher.kill()
+            wait_until(lambda: not relay.statistics().lines[0].is_confirmed, 30)
+        reader.subscriber.stop()
+    assert reader.numbers == list(range(300))
+
+
+def test_a_relay_that_is_killed_gives_its_places_in_the_source_back() -> None:
+    source, below = shm_chain("shm", "tcp", block_bytes=4 * KIB)
+    with Publisher(source, when_full="wait", hwm_blocks=4) as publisher:
+        with relay_script(source, below) as relay, Script(READER, below) as reader:
+            reader.expect("tcp")
+            assert shared_state(publisher).readers == 1
+            relay.process.send_signal(signal.SIGSTOP)
+            for first in range(0, 1_500, 500):
+                publish_numbers(publisher, first, first + 500)
+            relay.kill()
+        wait_until(lambda: shared_state(publisher).readers == 0, 30)
+        publisher.flush(30)
+
+
+def test_a_stopped_relay_loses_in_memory_what_it_does_not_take_and_below_it_is_a_gap() -> None:
+    source, below = shm_chain("shm", "tcp", block_bytes=4 * KIB)
+    reader = Blocks(below)
+    with Publisher(source, when_full="drop", hwm_blocks=4) as publisher, relay_script(source, below) as relay:
+        reader.subscriber.start(PATIENCE_S)
+        relay.process.send_signal(signal.SIGSTOP)
+        for first in range(0, 10_000, 200):
+            publish_numbers(publisher, first, first + 200)
+        publisher.flush()
+        relay.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: len(reader.numbers) + reader.subscriber.statistics().received.gaps == 10_000, 30)
+        assert reader.subscriber.statistics().received.gaps > 0
+        reader.subscriber.stop()
+
+
+def test_a_stopped_subscriber_below_keeps_no_places_of_the_source() -> None:
+    """What waits for it lies in the source's memory only up to a bound; beyond that it is copied."""
+    source, below = shm_chain("shm", "tcp", block_bytes=4 * KIB)
+    other = Blocks(below)
+    with (
+        Publisher(source, when_full="wait") as publisher,
+        Relay(source, below, when_full="drop", hwm_blocks=2_000),
+        Script(READER, below) as stopped,
+    ):
+        stopped.expect("tcp")
+        other.subscriber.start(PATIENCE_S)
+        stopped.process.send_signal(signal.SIGSTOP)
+        for first in range(0, 400_000, 200):
+            publish_numbers(publisher, first, first + 200)
+        wait_until(lambda: len(other.numbers) == 400_000, 60)
+        other.subscriber.stop()
+    assert other.numbers == list(range(400_000))
+
+
+def test_memory_that_is_not_on_this_host_is_not_waited_for() -> None:
+    source, below = shm_chain("shm", "tcp")
+    reader = Blocks(below)
+    with Publisher(by_sockets(source), when_full="wait") as publisher, Relay(source, below) as relay:
+        reader.subscriber.start(PATIENCE_S)
+        assert transport_of(relay) == "tcp"
+        publish_numbers(publisher, 0, 100)
+        wait_until(lambda: len(reader.numbers) == 100)
+        reader.subscriber.stop()
+
+
+@pytest.mark.parametrize("spare_transport", ["tcp", "shm"])
+def test_a_spare_has_memory_of_its_own_or_none(spare_transport: str) -> None:
+    source, below = shm_chain("shm", "tcp", heartbeat_ns=10**9)
+    spare, _ = shm_chain(spare_transport, heartbeat_ns=10**9)
+    reader = Blocks(below)
+    with ExitStack() as stack:
+        second = stack.enter_context(Publisher(spare))
+        with Script(SOURCE, source) as first:
+            first.expect("started")  # the relay comes second, or it would go on with the spare
+            relay = stack.enter_context(Relay(source, below, spares=[spare]))
+            reader.subscriber.start(PATIENCE_S)
+            wait_until(lambda: transport_of(relay) == "shm", 30)
+            first.tell("0")
+            first.expect("sent")
+            wait_until(lambda: len(reader.numbers) == 100)
+            first.kill()
+        line = spare.slices[0].lines[0]
+        wait_until(lambda: relay.statistics().lines[0].source == line and relay.statistics().lines[0].is_confirmed, 60)
+        reader.subscriber.wait_confirmed(PATIENCE_S)
+        assert transport_of(relay) == spare_transport
+        wait_until(lambda: relay.statistics().subscribers == 1, 30)
+        publish_numbers(second, 100, 200)
+        wait_until(lambda: reader.numbers[-1] == 199, 30)
+        reader.subscriber.stop()
