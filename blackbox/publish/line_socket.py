@@ -8,9 +8,6 @@ from blackbox.publish.peer_guard import UPSTREAM_BUFFER_BYTES, UPSTREAM_BYTES, U
 from blackbox.transport.context import allow_ipv6
 from blackbox.transport.keep_alive import keep_alive
 
-_BACKLOG = 4_096
-"""Connections that wait to be taken in: more at once try again after a second (Linux also has `net.core.somaxconn`)."""
-
 
 def open_xpub(
     context: zmq.Context[zmq.Socket[bytes]], endpoint: str, wait_ms: int | None, hwm_blocks: int
@@ -22,7 +19,6 @@ def open_xpub(
     socket.rcvbuf = UPSTREAM_BUFFER_BYTES
     socket.maxmsgsize = UPSTREAM_BYTES
     socket.linger = 0
-    socket.backlog = _BACKLOG
     keep_alive(socket)
     # Whoever would be authenticated must speak ZMTP 3: libzmq tells no descriptor of what comes by older
     # versions. Without a gate there is no authenticator, so those that do are let in.

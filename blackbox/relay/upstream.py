@@ -297,9 +297,9 @@ class Upstream:
         for each in changes.subscribe:
             self._covered.pop(each, None)
         # Where the source may refuse what is to cover others, these stay until it has not.
-        held = changes.withdraw if changes.subscribe else []
+        held = changes.withdraw if subscribe else []
         self._covered |= dict.fromkeys(held)
-        self._covered_at = self.version + bool(subscribe) if held else self._covered_at
+        self._covered_at = self.version + 1 if held else self._covered_at
         self._withdraw_filters(subscribe, [] if held else changes.withdraw)
 
     def _withdraw_filters(self, subscribe: list[bytes], withdraw: list[bytes]) -> None:
