@@ -36,7 +36,6 @@ from blackbox.subscribe.join_state import FALLEN_BACK, is_joining, join_state_at
 from blackbox.subscribe.repair_queue import ask_archive, repair_queue_at
 from blackbox.subscribe.sequences import (
     ARCHIVE,
-    MOST_LEFT,
     UNKNOWN,
     KeyState,
     SequencesAt,
@@ -47,6 +46,7 @@ from blackbox.subscribe.sequences import (
     is_known,
     is_wanted,
     key_state,
+    leave_run,
     lose,
     note_behind,
     note_live,
@@ -64,16 +64,6 @@ _NO_LIMIT: Final = (1 << 63) - 1
 
 
 @inner
-def _leave_run(state: KeyState, epoch: int) -> None:
-    """Keep how far a key was in the run before, where it begins another one."""
-    if state.expected != UNKNOWN and state.epoch != epoch:
-        place = state.left % MOST_LEFT
-        state.left_epoch[place] = state.epoch
-        state.left_next[place] = state.expected
-        state.left += 1
-
-
-@inner
 def _begin_key(at: SequencesAt, key: int, epoch: int, sequence: int) -> None:
     """Start a key in this epoch, at `sequence`.
 
@@ -82,7 +72,7 @@ def _begin_key(at: SequencesAt, key: int, epoch: int, sequence: int) -> None:
     """
     state = key_state(at, key)
     is_followed = state.expected != UNKNOWN and state.epoch != epoch
-    _leave_run(state, epoch)
+    leave_run(at, key, epoch)
     state.expected = 0 if is_followed or epoch_state_at(at.state).all_told else sequence
     state.epoch = epoch
     for line in range(2):
@@ -146,7 +136,7 @@ def begin_recorded(at: SequencesAt, key: int, epoch: int, sequence: int) -> bool
     if state.expected != UNKNOWN and epoch <= state.epoch:
         return epoch == state.epoch
     is_open = state.expected == UNKNOWN and epoch == join_state_at(at.join).open_epoch
-    _leave_run(state, epoch)
+    leave_run(at, key, epoch)
     state.expected = sequence if is_open else 0
     state.epoch = epoch
     state.asked_to = 0

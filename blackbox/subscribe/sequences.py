@@ -58,11 +58,15 @@ class KeyState(KeyQueue):
     """1: archives have not brought all of that; counted in `JoinState.behind`."""
     ended_next = Fields(MOST_ENDED)
     """The same of runs that have ended meanwhile, in the places of `JoinState.ended_epoch`."""
-    left = Field()
-    """How many runs it has left for a later one."""
-    left_epoch = Fields(MOST_LEFT)
+
+
+class LeftRuns(SharedRecord):
+    """Runs that a key has left for a later one; apart from the rest, so that it is touched where there are any."""
+
+    count = Field()
+    epoch = Fields(MOST_LEFT)
     """The last of them, used in a circle, for readers of streams that are still there."""
-    left_next = Fields(MOST_LEFT)
+    following = Fields(MOST_LEFT)
     """The number that was expected then."""
 
 
@@ -74,6 +78,8 @@ class Losses(SharedRecord):
 
 
 _KEY_BYTES: Final = KeyState.dtype.itemsize
+_LEFT_BYTES: Final = LeftRuns.dtype.itemsize
+_left_runs_at = record_at(LeftRuns)
 _losses_at = record_at(Losses)
 held_state_at = record_at(HeldState)
 _key_state_at = record_at(KeyState)
@@ -100,6 +106,8 @@ class SequencesAt(NamedTuple):
     """1: archives are asked for what is missing."""
     join: int
     """Address of a `JoinState`."""
+    left: int
+    """Address of the `LeftRuns` of all keys."""
 
 
 class Behind(NamedTuple):
@@ -133,7 +141,8 @@ class Sequences:
     ) -> None:
         self.keys = Numbering(max_keys, 8)
         self._key_states = numpy.zeros(max_keys, KeyState.dtype)
-        self._key_states["expected"][:1] = UNKNOWN  # others when they get their number: all take 300 MB
+        self._key_states["expected"][:1] = UNKNOWN  # others when they get their number: all take 200 MB
+        self._left = numpy.zeros(max_keys, LeftRuns.dtype)
         self._held = numpy.zeros(HELD_BLOCKS + 1, HeldBlock.dtype)
         self._held_state = HeldState()
         self._state = EpochState()
@@ -156,6 +165,7 @@ class Sequences:
             repair,
             int(asks),
             self._join.address,
+            self._left.ctypes.data,
         )
 
     def behind(self) -> list[Behind]:
@@ -242,10 +252,10 @@ class Sequences:
         states, names, following = self._key_states[: len(self.keys)], self.keys.names(), dict[bytes, int]()
         for number in numpy.flatnonzero((states["expected"] != UNKNOWN) & (states["epoch"] == epoch)).tolist():
             following[names[number]] = int(states["expected"][number])
-        left = states["left_epoch"]
-        for number, place in zip(*(each.tolist() for each in numpy.nonzero(left == epoch)), strict=True):
-            following[names[number]] = int(states["left_next"][number, place])
-        if bool(((states["left"] > MOST_LEFT) & (left.min(axis=1) > epoch)).any()):
+        left = self._left[: len(states)]
+        for number, place in zip(*(each.tolist() for each in numpy.nonzero(left["epoch"] == epoch)), strict=True):
+            following[names[number]] = int(left["following"][number, place])
+        if bool(((left["count"] > MOST_LEFT) & (left["epoch"].min(axis=1) > epoch)).any()):
             raise SubscriberError(
                 f"the reader of a stream was in the run {epoch:016x}, which some key has left more than {MOST_LEFT} "
                 "runs ago: it is not known any more how far that key was"
@@ -272,6 +282,17 @@ def number_key(at: SequencesAt, text: int, size: int) -> int:
     if number == known:
         key_state(at, number).expected = numpy.int64(UNKNOWN)
     return number
+
+
+@inner
+def leave_run(at: SequencesAt, key: int, epoch: int) -> None:
+    """Keep how far a key was in the run before, where it begins another one."""
+    state, left = key_state(at, key), _left_runs_at(at.left + _LEFT_BYTES * key)
+    if state.expected != UNKNOWN and state.epoch != epoch:
+        place = left.count % MOST_LEFT
+        left.epoch[place] = state.epoch
+        left.following[place] = state.expected
+        left.count += 1
 
 
 @inner
