@@ -25,11 +25,13 @@ if TYPE_CHECKING:
         ControlError,
         EndpointError,
         GapError,
+        HubError,
         JournalError,
         LimitError,
         NoSubscriberError,
         NotConfirmedError,
         NotRecordedError,
+        NotStoredError,
         PositionError,
         PublisherError,
         RelayError,
@@ -42,6 +44,9 @@ if TYPE_CHECKING:
     from blackbox.feed.feed import Feed
     from blackbox.feed.schema import Schema
     from blackbox.feed.source import Source
+    from blackbox.hub.async_client import AsyncClient
+    from blackbox.hub.client import Client
+    from blackbox.hub.hub import Hub
     from blackbox.publish.publisher import Publisher
     from blackbox.relay.plain import PlainRelay
     from blackbox.relay.relay import Relay
@@ -55,11 +60,13 @@ __version__ = "0.1.0"
 __all__ = [
     "ArchiveClient",
     "ArchiveError",
+    "AsyncClient",
     "Batch",
     "BlackBoxError",
     "Block",
     "BlockError",
     "CallbackError",
+    "Client",
     "ConfigError",
     "ControlError",
     "Controls",
@@ -67,12 +74,15 @@ __all__ = [
     "Feed",
     "Gap",
     "GapError",
+    "Hub",
+    "HubError",
     "JournalError",
     "LimitError",
     "Message",
     "NoSubscriberError",
     "NotConfirmedError",
     "NotRecordedError",
+    "NotStoredError",
     "Outbox",
     "PlainRelay",
     "PositionError",
@@ -99,11 +109,14 @@ __all__ = [
 
 _MODULE_OF = {
     "ArchiveClient": "archive.serve.client",
+    "AsyncClient": "hub.async_client",
     "Batch": "block.batch",
     "Block": "block.block",
+    "Client": "hub.client",
     "Controls": "replay.controls",
     "Feed": "feed.feed",
     "Gap": "block.gap",
+    "Hub": "hub.hub",
     "Message": "block.batch",
     "Outbox": "archive.outbox",
     "PlainRelay": "relay.plain",

@@ -49,6 +49,14 @@ class NotRecordedError(PublisherError, TimeoutError):
     """Recorders did not acknowledge within the timeout what was published."""
 
 
+class HubError(BlackBoxError):
+    """A hub refused what was put, or cannot go on; or a client has ended."""
+
+
+class NotStoredError(HubError, TimeoutError):
+    """The hub did not say within the timeout that it has what was put."""
+
+
 class SubscriberError(BlackBoxError):
     """The subscriber cannot do what was asked, or one of its threads or processes has failed."""
 

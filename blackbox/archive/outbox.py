@@ -28,6 +28,7 @@ from blackbox.archive.segment import Segment
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.server import ArchiveStatistics
 from blackbox.arguments import check_integers
+from blackbox.block.acknowledgement import Acknowledgement
 from blackbox.block.block import Block
 from blackbox.errors import BlackBoxError, ConfigError, JournalError
 from blackbox.feed.feed import Feed
@@ -94,10 +95,12 @@ class Outbox:
                 serve=serve,
                 retention=retention,
                 write_each=True,
+                acknowledge=self._note,
             )
 
         self._make = make
         self._journals: Journals | None = None
+        self._told: dict[int, Acknowledgement] = {}
 
     def open(self, feed: Feed) -> OpenOutbox:
         """Take hold of the files, and find where the publisher was.
@@ -145,6 +148,18 @@ class Outbox:
     def archive_statistics(self) -> ArchiveStatistics | None:
         """What it has answered so far; None: it does not serve."""
         return self._journals.archive_statistics if self._journals else None
+
+    def synced(self, slice_id: int) -> tuple[int, int]:
+        """Return how far a slice is on the disk: epoch and count of messages numbered in it; epoch 0: nothing is told.
+
+        What was written before this outbox was opened counts as on the disk.
+        """
+        told = self._told.get(slice_id)
+        return (told.epoch, told.synced) if told is not None else (0, 0)
+
+    def _note(self, slice_id: int, said: bytes) -> None:
+        if (told := Acknowledgement.decode(said)) is not None:
+            self._told[slice_id] = told
 
     def __repr__(self) -> str:
         return f"Outbox({str(self.directory)!r})"

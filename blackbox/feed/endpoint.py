@@ -66,11 +66,11 @@ def check_endpoint(endpoint: str) -> None:
             )
 
 
-def check_archive(endpoint: str) -> None:
-    """Raise ConfigError unless an archive can answer at `endpoint`, and other processes can ask there."""
+def check_archive(endpoint: str, what: str = "archive") -> None:
+    """Raise ConfigError unless an archive, or a hub, can answer at `endpoint`, and other processes can ask there."""
     check_endpoint(endpoint)
     if transport_of(endpoint) not in ("tcp", "ipc"):
-        raise ConfigError(f"archive was {endpoint!r}, expected tcp:// or ipc://")
+        raise ConfigError(f"{what} was {endpoint!r}, expected tcp:// or ipc://")
 
 
 def check_interface(interface: str) -> None:

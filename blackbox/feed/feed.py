@@ -204,6 +204,9 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Readers ask them in this order. Each archive is told which of them it is, or answers at the first one."""
 
+    hub: str = ""
+    """Where the feed's hub takes what clients put, `tcp://HOST:PORT` or `ipc://PATH`. Default: there is none."""
+
     block_bytes: int = 262_144
     """Body size at which a block is sent without waiting. Unit: bytes. Default: 256 KiB.
 
@@ -268,6 +271,8 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             _check_session(self.time_zone, self.day_start)
             _check_endpoints_differ(self.slices)
             _check_archives(self.archives)
+            if self.hub:
+                check_archive(self.hub, "hub")
             _check_allowed(self.slices, self.security)
             _ = self.routing
         except ConfigError as error:

@@ -28,6 +28,7 @@ ORDER = (
     "subscriber",
     "testing",
     "relay",
+    "hub",
     "monitor",
     "spark",
     "report",

@@ -1,0 +1,101 @@
+"""A client of a hub in asyncio: the verbs of `Client`, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from types import TracebackType
+from typing import Any, Final, Self
+
+from blackbox.block.batch import Message
+from blackbox.errors import NotStoredError, SubscriberError
+from blackbox.feed.feed import Feed
+from blackbox.hub.client import Client
+from blackbox.hub.protocol import Place
+
+_LOOK_S: Final = 1.0
+
+
+class AsyncClient:
+    """As `Client`, in `async with`, without times to wait: give those by `asyncio.timeout`. `client` is what it drives.
+
+    Any task may put; each subscription has one task that gets, and that commits.
+    """
+
+    def __init__(
+        self,
+        feed: Feed | str | os.PathLike[str],
+        name: str | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        **settings: Any,
+    ) -> None:
+        """As `Client`."""
+        self.client = Client(feed, name, directory, **settings)
+
+    async def __aenter__(self) -> Self:
+        self.client.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.client.__exit__, kind, error, at)
+
+    async def put(
+        self,
+        topic: bytes,
+        payload: bytes | None,
+        id: bytes | None = None,  # noqa: A002
+        *,
+        ts_event: int = 0,
+    ) -> Place:
+        """As `Client.put`. One that is cancelled stays on its way."""
+        while True:
+            try:
+                future = self.client.put_soon(topic, payload, id, ts_event=ts_event, timeout=0)
+            except NotStoredError:  # there is no room
+                await asyncio.sleep(0.001)
+            else:
+                return await asyncio.wrap_future(future)
+
+    async def flush(self) -> None:
+        """As `Client.flush`."""
+        while True:
+            try:
+                return await asyncio.to_thread(self.client.flush, _LOOK_S)
+            except NotStoredError:
+                continue
+
+    async def subscribe(self, prefix: bytes) -> None:
+        """As `Client.subscribe`."""
+        while True:
+            try:
+                return await asyncio.to_thread(self.client.subscribe, prefix, _LOOK_S)
+            except NotStoredError:
+                continue
+
+    async def unsubscribe(self, prefix: bytes) -> None:
+        """As `Client.unsubscribe`."""
+        await asyncio.to_thread(self.client.unsubscribe, prefix)
+
+    async def get(self, prefix: bytes) -> Message:
+        """As `Client.get`."""
+        inbox = self.client.inbox(prefix)
+        while True:
+            try:
+                stream = await asyncio.to_thread(inbox.open, time.monotonic() + _LOOK_S)
+            except TimeoutError:
+                continue
+            try:
+                message: Message = await anext(stream)
+            except StopAsyncIteration:
+                raise SubscriberError(f"subscription {prefix!r} has ended") from None
+            except SubscriberError:
+                inbox.close()
+                raise
+            return message
+
+    async def commit(self) -> None:
+        """As `Client.commit`; it holds the loop up for as long as a file takes to be synced."""
+        self.client.commit()

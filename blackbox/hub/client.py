@@ -1,0 +1,323 @@
+"""A client of a hub: put messages once, and get those of durable subscriptions."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.arguments import check_integers
+from blackbox.block.batch import Message
+from blackbox.block.block import as_topic_index
+from blackbox.errors import ConfigError, HubError
+from blackbox.feed.feed import Feed
+from blackbox.hub.inbox import Inbox, check_client_name, not_subscribed, prefixes_of
+from blackbox.hub.protocol import MOST_BYTES, MOST_ID_BYTES, MOST_PUTS, PLACE, Place, Places, Welcome, check_topic_of
+from blackbox.hub.sender import Columns, Sender
+from blackbox.hub.settings import feed_of_hub
+
+_INT64: Final = 1 << 63
+
+
+class Client:
+    """Put to a hub, and get from it. Any thread may put; each subscription has one reader.
+
+    A put is stored once, however often it is sent, and whoever is killed. One that has an `id` is stored once, too,
+    if it is put again, by this client or another. Without one, put again is another message: wait with `flush`.
+    """
+
+    def __init__(
+        self,
+        feed: Feed | str | os.PathLike[str],
+        name: str | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        acknowledged: Literal["recorded", "synced"] = "recorded",
+        in_flight: int = 16_384,
+        queue: int = 10_000,
+    ) -> None:
+        """Settings; nothing is opened before `start`, or `with`. Raises ConfigError or ValueError.
+
+        Args:
+            feed: of the hub, or the hub file.
+            name: of the client: `numbered` then goes on where the process before was. One process has it at a time; a
+                later one takes it over. Default: a new one.
+            directory: where subscriptions are kept, of clients with a name.
+            acknowledged: what a put waits for: the hub has it in the page cache ("recorded"), so that it survives
+                whatever is killed; or on its disk ("synced"), so that it survives a power cut, too.
+            in_flight: puts that may be on their way at once.
+            queue: messages of a subscription that may wait here to be got; the hub keeps all.
+        """
+        self.feed = feed_of_hub(feed)
+        self.name = f"unnamed-{secrets.token_hex(8)}" if name is None else name
+        check_client_name(self.name)
+        if directory is not None and name is None:
+            raise ConfigError("directory was given without a name, expected both to subscribe")
+        if acknowledged not in ("recorded", "synced"):
+            raise ValueError(f"acknowledged was {acknowledged!r}, expected recorded or synced")
+        check_integers(("in_flight", in_flight, 1, 1 << 20), ("queue", queue, 1, 1 << 30))
+        self._directory, self._queue = directory, queue
+        self._slices: dict[bytes, int] = {}
+        self._inboxes: dict[bytes, Inbox] = {}
+        self._sender = Sender(self.feed, self.name, synced=acknowledged == "synced", most=in_flight)
+        self._is_started = False
+
+    def start(self) -> Self:
+        """Connect, also while the hub is away. Raises EndpointError, ConfigError, LimitError, PositionError."""
+        if not self._is_started:
+            for prefix in prefixes_of(self._directory, self.name) if self._directory is not None else ():
+                self._inboxes[prefix] = self._inbox(prefix)
+            self._sender.start()
+            self._is_started = True
+        return self
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Wait until the hub has what was put, and end. Raises NotStoredError for what it has not said to have."""
+        try:
+            if self._is_started:
+                self.flush(timeout)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        for inbox in self._inboxes.values():
+            inbox.close()
+        self._sender.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._end()
+
+    def __repr__(self) -> str:
+        return f"Client({self.feed!r}, {self.name!r})"
+
+    # Put
+
+    def put(
+        self,
+        topic: bytes,
+        payload: bytes | None,
+        id: bytes | None = None,  # noqa: A002
+        *,
+        ts_event: int = 0,
+        timeout: float = 10.0,
+    ) -> Place:
+        """Put a message, and return where it is once the hub has it; None: the topic has no value any more.
+
+        Raises NotStoredError after `timeout` seconds: it stays on its way while this client lives, and may come to be
+        stored. Put again with the same `id` it is stored once. Raises ConfigError for a topic of no slice, or a value
+        that is too large; HubError when the hub refuses it.
+        """
+        until = time.monotonic() + timeout
+        future = self._put(topic, payload, id or b"", ts_event, until)
+        try:
+            return future.result(max(0.0, until - time.monotonic()))
+        except TimeoutError as error:
+            if isinstance(error, HubError):
+                raise
+            raise self._sender.not_stored(f"the put of {topic!r}") from None
+
+    def put_soon(
+        self,
+        topic: bytes,
+        payload: bytes | None,
+        id: bytes | None = None,  # noqa: A002
+        *,
+        ts_event: int = 0,
+        timeout: float = 10.0,
+    ) -> Future[Place]:
+        """Have a message on its way, and return at once, if there is room: `flush` waits for all of them.
+
+        The future gives its place, or raises HubError. Raises as `put`; NotStoredError when there is no room in time.
+        """
+        return self._put(topic, payload, id or b"", ts_event, time.monotonic() + timeout)
+
+    def _put(self, topic: bytes, payload: bytes | None, put_id: bytes, ts_event: int, until: float) -> Future[Place]:
+        if topic not in self._slices:
+            self._check_topic(topic)
+        if payload is not None and (type(payload) is not bytes or len(payload) > MOST_BYTES):
+            if type(payload) is not bytes:
+                raise TypeError(f"payload was {payload!r:.80}, expected bytes")
+            raise ConfigError(f"payload had {len(payload)} bytes, expected at most {MOST_BYTES}")
+        if len(put_id) > MOST_ID_BYTES:
+            raise ConfigError(f"id had {len(put_id)} bytes, expected at most {MOST_ID_BYTES}")
+        if not -_INT64 <= ts_event < _INT64:
+            raise ValueError(f"ts_event was {ts_event!r}, expected an int64")
+        return self._sender.put(topic, payload, ts_event, put_id, until)
+
+    def _check_topic(self, topic: bytes) -> None:
+        if type(topic) is not bytes:
+            raise TypeError(f"topic was {type(topic).__name__}, expected bytes: {topic!r}")
+        found = check_topic_of(self.feed, topic)
+        if len(self._slices) < self.feed.max_topics:
+            self._slices[topic] = found
+
+    def put_many(
+        self,
+        topics: Sequence[bytes],
+        topic_index: Any,
+        payloads: Any,
+        ts_event: Any = None,
+        offsets: Any = None,
+        ids: Sequence[bytes] = (),
+        timeout: float = 60.0,
+    ) -> Places:
+        """Put n messages in columns, as `Publisher.publish_many`; return their places: `slice`, `epoch`, `sequence`.
+
+        Raises as `put`. Of many some may then be stored; `ids` of each let them be put again. Raises ValueError for a
+        column that does not fit.
+        """
+        index = as_topic_index(topic_index, topics)
+        for topic in topics:
+            self._check_topic(topic)
+        data = numpy.ascontiguousarray(numpy.frombuffer(payloads, numpy.uint8) if offsets is not None else payloads)
+        count, flat = len(index), data.view(numpy.uint8).reshape(-1)
+        if offsets is None and (data.ndim != 2 or len(data) != count):
+            raise ValueError(f"payloads had shape {data.shape}, expected ({count}, size)")
+        stops = numpy.arange(count + 1) * (len(flat) // max(1, count)) if offsets is None else numpy.asarray(offsets)
+        stops = stops.astype(numpy.int64)
+        if len(stops) != count + 1 or stops[0] < 0 or stops[-1] > len(flat) or (numpy.diff(stops) < 0).any():
+            raise ValueError(f"offsets were {stops[:1]} to {stops[-1:]}, expected {count + 1} within {len(flat)}")
+        if count and (largest := int(numpy.diff(stops).max())) > MOST_BYTES:
+            raise ConfigError(f"payload had {largest} bytes, expected at most {MOST_BYTES}")
+        times = None if ts_event is None else numpy.asarray(ts_event, numpy.int64)
+        if (times is not None and len(times) != count) or len(ids) not in (0, count):
+            raise ValueError(f"ts_event and ids were of other lengths, expected {count}")
+        until = time.monotonic() + timeout
+        futures = [self._put_part(topics, index[part], stops, part, flat, times, ids, until) for part in _parts(stops)]
+        wait(futures, max(0.0, until - time.monotonic()))
+        if not all(future.done() for future in futures):
+            raise self._sender.not_stored(f"the put of {count} messages")
+        return numpy.concatenate([future.result() for future in futures] or [numpy.empty(0, PLACE)])
+
+    def _put_part(
+        self,
+        topics: Sequence[bytes],
+        index: NDArray[numpy.int32],
+        stops: NDArray[numpy.int64],
+        part: slice,
+        data: NDArray[numpy.uint8],
+        times: NDArray[numpy.int64] | None,
+        ids: Sequence[bytes],
+        until: float,
+    ) -> Future[Places]:
+        future: Future[Places] = Future()
+        used, places = numpy.unique(index, return_inverse=True)
+        offsets = stops[part.start : part.stop + 1]
+
+        def tell(result: Places | HubError) -> None:
+            if isinstance(result, HubError):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+        columns = Columns(
+            [topics[each] for each in used.tolist()],
+            places.astype(numpy.int32).tobytes(),
+            (offsets - offsets[0]).tobytes(),
+            data[offsets[0] : offsets[-1]].tobytes(),
+            b"" if times is None else times[part].tobytes(),
+            b"",
+            list(ids[part]),
+            len(index),
+            tell,
+        )
+        self._sender.put_columns(columns, until)
+        return future
+
+    def flush(self, timeout: float = 60.0) -> None:
+        """Wait until the hub has answered all that was put; what it refused, the futures tell.
+
+        Raises NotStoredError after `timeout` seconds; HubError when the client has ended.
+        """
+        self._sender.flush(time.monotonic() + timeout)
+
+    def numbered(self, timeout: float = 10.0) -> int:
+        """Return how many puts of this client's name the hub has had, of all processes that had it, in their order.
+
+        So one that was killed sees how far it came, and goes on with the next one. Call it before you put.
+        Raises NotStoredError, HubError.
+        """
+        return self._ask(timeout).last
+
+    # Get
+
+    def subscribe(self, prefix: bytes, timeout: float = 10.0) -> None:
+        """Have all that is put from now on under a prefix kept for `get`, until `unsubscribe`; again is fine.
+
+        Raises NotStoredError when the hub does not answer in time, ConfigError, PositionError.
+        """
+        if prefix not in self._inboxes:
+            self.feed.slices_for(prefix)
+            inbox = self._inbox(prefix)
+            welcome = self._ask(timeout)
+            inbox.subscribe(welcome.epoch, welcome.following)
+            self._inboxes[prefix] = inbox
+
+    def unsubscribe(self, prefix: bytes) -> None:
+        """End a subscription, and forget where it was. Raises HubError when there is none, PositionError."""
+        self.inbox(prefix).unsubscribe()
+        del self._inboxes[prefix]
+
+    @property
+    def subscriptions(self) -> list[bytes]:
+        """The prefixes that are subscribed to."""
+        return sorted(self._inboxes)
+
+    def get(self, prefix: bytes, timeout: float | None = None) -> Message:
+        """Return the next message of a subscription; what is here comes also while the hub is away.
+
+        What was got since the last `commit` comes again after a crash.
+
+        Raises TimeoutError when none came in `timeout` seconds (None: no bound), HubError when it is not subscribed to,
+        SubscriberError for what ended it: the next call begins anew at the last commit.
+        """
+        return self.inbox(prefix).get(timeout)
+
+    def commit(self, timeout: float = 10.0) -> None:
+        """Say that all that was got is done with, of all subscriptions: it does not come again, whatever crashes.
+
+        Call it in the thread that gets. Raises PositionError, SubscriberError, TimeoutError.
+        """
+        for inbox in self._inboxes.values():
+            inbox.commit(timeout)
+
+    def inbox(self, prefix: bytes) -> Inbox:
+        """Return a subscription. Raises HubError when there is none of this prefix."""
+        if prefix not in self._inboxes:
+            raise not_subscribed(prefix, self.subscriptions)
+        return self._inboxes[prefix]
+
+    def _inbox(self, prefix: bytes) -> Inbox:
+        if self._directory is None:
+            raise ConfigError(f"directory was None, expected one that keeps subscriptions of client {self.name!r}")
+        return Inbox(self.feed, self._directory, self.name, prefix, self._queue)
+
+    def _ask(self, timeout: float) -> Welcome:
+        try:
+            return self._sender.ask().result(timeout)
+        except TimeoutError:
+            raise self._sender.not_stored("this client") from None
+
+
+def _parts(stops: NDArray[numpy.int64]) -> list[slice]:
+    """Cut rows into parts that a request can have."""
+    found, begin, count = [], 0, len(stops) - 1
+    while begin < count:
+        fits = int(numpy.searchsorted(stops, stops[begin] + MOST_BYTES, "right")) - 1
+        stop = max(begin + 1, min(fits, begin + MOST_PUTS, count))
+        found.append(slice(begin, stop))
+        begin = stop
+    return found

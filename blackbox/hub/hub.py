@@ -1,0 +1,466 @@
+"""A hub: takes what clients put, stores it once, numbers it, answers, and publishes it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Literal, NamedTuple, Self
+
+import msgspec
+import numpy
+import zmq
+from numpy.typing import NDArray
+
+from blackbox.archive.day import make_directory, recorded_days, recorded_files
+from blackbox.archive.outbox import Outbox
+from blackbox.archive.recording import Recording
+from blackbox.arguments import check_integers
+from blackbox.errors import ConfigError, HubError, JournalError
+from blackbox.feed.feed import Feed
+from blackbox.feed.schema import load_schema
+from blackbox.hub.protocol import (
+    ENCODER,
+    MOST_REQUEST_BYTES,
+    PLACE,
+    REQUESTS,
+    Columns,
+    Ended,
+    Expected,
+    Hello,
+    Places,
+    Put,
+    Refused,
+    Stored,
+    Welcome,
+    check_topic_of,
+)
+from blackbox.hub.put_log import PutLog
+from blackbox.hub.settings import HubSettings, feed_of_hub
+from blackbox.native.limits import Needs
+from blackbox.publish.publisher import Publisher
+from blackbox.transport.context import allow_ipv6, new_context
+from blackbox.transport.gate import open_gate
+from blackbox.transport.keep_alive import keep_alive
+from blackbox.transport.server_thread import ServerLife, ServerThread, bind
+
+log = logging.getLogger("blackbox")
+
+QUEUE_REQUESTS: Final = 16
+"""Requests of one client that wait here; more wait on the client's side."""
+QUEUE_ANSWERS: Final = 1_000
+"""Answers that may wait for one client; it asks again for those that it is not given."""
+_MOST_AT_ONCE: Final = 256
+_MOST_BYTES_AT_ONCE: Final = 16 << 20
+"""Requests, and their bytes, that share a transaction."""
+_MOST_LOG_BYTES: Final = 256 << 20
+"""Of requests that wait for the outbox to be synced: then no more are taken until it is."""
+_DROP_S: Final = 0.5
+_PATIENCE_S: Final = 60.0
+_LOOK_S: Final = 0.01
+_RECENT_DAYS: Final = 2
+_MOST_WHY: Final = 500
+_FRAMES: Final = 2
+_NEEDS: Final = Needs(descriptors=64)
+
+Answer = Welcome | Stored | Refused | Expected | Ended
+
+
+class HubStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What a hub has done so far."""
+
+    stored: int = 0
+    """Puts that were taken."""
+    known: int = 0
+    """Puts that were there already, by their id or as they came again."""
+    refused: int = 0
+    """Requests that were answered with an error."""
+    unread: int = 0
+    """Answers that a client did not take, or that was gone; it asks again."""
+
+
+class _Fresh(NamedTuple):
+    """Puts to be published."""
+
+    topics: list[bytes]
+    columns: Columns
+    rows: NDArray[numpy.bool_]
+    """Those of them."""
+
+
+class _Mark(NamedTuple):
+    """Requests that may be dropped from the log once the outbox is synced far enough."""
+
+    number: int
+    """Of the last of them."""
+    size: int
+    """Their bytes."""
+    needs: dict[int, int]
+    """By slice, how many messages must be synced."""
+
+
+class Hub:
+    """The hub of one feed, in a thread of its own, from `start` to `close`. It is used once.
+
+    It is the feed's publisher, and the first of its archives. Killed, the next one goes on with what this one has.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        directory: str | os.PathLike[str],
+        *,
+        fsync: Literal["interval", "block"] = "interval",
+        fsync_interval_ns: int = 1_000_000_000,
+        remember_puts: int = 100_000,
+        remember_ids: int = 1_000_000,
+        most_clients: int = 100_000,
+    ) -> None:
+        """Settings, as in a hub file: see `HubSettings`; nothing is opened. Raises ConfigError or ValueError."""
+        check_integers(
+            ("remember_puts", remember_puts, 1, 10**9),
+            ("remember_ids", remember_ids, 1, 10**9),
+            ("most_clients", most_clients, 1, 10**7),
+        )
+        if fsync not in ("interval", "block"):
+            raise ValueError(f"fsync was {fsync!r}, expected interval or block")
+        self.feed, self.directory = feed_of_hub(feed), Path(directory)
+        self.epoch = 0
+        """Of the messages that are published, once it has started."""
+        self._outbox = Outbox(
+            directory, fsync=fsync, fsync_interval_ns=fsync_interval_ns, serve=True, again_bytes=0
+        )  # what a killed hub has not sent is asked of its archive
+        self._remembered = remember_puts, remember_ids, most_clients
+        self._schema = load_schema(feed.schema)
+        self._counts = dict.fromkeys(HubStatistics.__struct_fields__, 0)
+        self._error: BaseException | None = None
+        self._over = threading.Event()
+        self._thread = ServerThread("blackbox-hub", f"hub of feed {feed.name!r}", self._run)
+        self._slices: dict[bytes, int] = {}
+        """Of each topic; of each slice as many as the publisher has room for."""
+        self._topics = [0] * len(feed.slices)
+        self._following = numpy.zeros(len(feed.slices), numpy.int64)
+        """By slice, the number of its next message."""
+        self._newest = self._waiting_bytes = 0
+        """The last request that was taken, and the bytes of those that wait for the outbox to be synced."""
+        self._touched: dict[int, int] = {}
+        """By slice, how far the outbox must be synced for them."""
+        self._mark = _Mark(0, 0, {})
+        self._dropped, self._dropped_at = 0, 0.0
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Make the hub of a hub file. Raises ConfigError naming what is wrong with it, or with its feed file."""
+        settings = msgspec.structs.asdict(HubSettings.load(path))
+        return cls(Feed.load(settings.pop("feed")), settings.pop("directory"), **settings)
+
+    # For its owner.
+
+    def start(self) -> Self:
+        """Return once it takes puts. Raises JournalError, EndpointError, ConfigError or LimitError when it cannot."""
+        self._thread.start()
+        return self
+
+    def run(self) -> None:
+        """Wait until it ends. Raises what ended it."""
+        self._over.wait()
+        self.close()
+
+    def close(self) -> None:
+        """Answer what was taken, publish it, and end; again is fine. Raises HubError with what ended it before."""
+        if not self._thread.end(_PATIENCE_S):
+            raise HubError(f"hub of feed {self.feed.name!r} has not ended within {_PATIENCE_S:g} s")
+        if self._error is not None:
+            raise HubError(f"hub of feed {self.feed.name!r} ended: {self._error}") from self._error
+
+    def statistics(self) -> HubStatistics:
+        """Return a snapshot of the counters."""
+        return HubStatistics(**self._counts)
+
+    def __enter__(self) -> Self:
+        return self if self._thread.life is ServerLife.SERVING else self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._thread.end(_PATIENCE_S)
+
+    # In its thread.
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:
+            if self._thread.life is ServerLife.BINDING:
+                raise  # from `start`
+            self._error = error
+            log.error("hub of feed %r ended: %s", self.feed.name, error)
+        finally:
+            self._over.set()
+
+    def _serve(self) -> None:
+        make_directory(self.directory)
+        self._sync_files()
+        with ExitStack() as stack:
+            publisher = self._publisher = Publisher(self.feed, outbox=self._outbox)
+            publisher.start()  # first: its outbox lets no other hub in
+            stack.callback(publisher.close)
+            self._log = stack.enter_context(PutLog(self.directory / f"{self.feed.name}.puts", *self._remembered))
+            publisher.flush()
+            self.epoch = publisher.epoch
+            self._following = numpy.array([publisher.numbered(each) for each in range(len(self.feed.slices))])
+            self._put_again()
+            context = stack.enter_context(new_context("hub", _NEEDS))
+            gate = open_gate(context, self.feed, (self.feed.hub,), f"hub of feed {self.feed.name!r}")
+            if gate is not None:
+                stack.callback(gate.close)
+            socket = stack.enter_context(context.socket(zmq.ROUTER))
+            socket.setsockopt(zmq.MAXMSGSIZE, MOST_REQUEST_BYTES)
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what a client does not take vanishes uncounted
+            socket.rcvhwm, socket.sndhwm, socket.linger = QUEUE_REQUESTS, QUEUE_ANSWERS, 0
+            keep_alive(socket)
+            allow_ipv6(socket, self.feed.hub)
+            if gate is not None:
+                gate.secure(socket, self.feed.hub)
+            bind(socket, self.feed.hub, "hub endpoint")
+            for frames in self._thread.requests(socket):
+                self._answer_all(socket, frames)
+            self._close_log()
+
+    def _sync_files(self) -> None:
+        """Have on the disk what a killed hub has left with the system: what is synced from now on follows it."""
+        for day in recorded_days(self.directory / self.feed.name)[-_RECENT_DAYS:]:
+            for path in recorded_files(day):
+                with path.open("rb") as file:
+                    os.fdatasync(file.fileno())
+
+    def _close_log(self) -> None:
+        """Drop all that was put, once the outbox has closed in order: the next epoch need not look for it."""
+        self._publisher.close()
+        self._log.drop(self._newest)
+
+    # What comes.
+
+    def _answer_all(self, socket: zmq.Socket[bytes], frames: list[bytes]) -> None:
+        """Answer a request, and those that wait behind it, after one transaction for all of them."""
+        waiting = [frames]
+        size = sum(map(len, frames))
+        while len(waiting) < _MOST_AT_ONCE and size < _MOST_BYTES_AT_ONCE:
+            try:
+                frames = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            size += sum(map(len, frames))
+            waiting.append(frames)
+        requests = [(frames[0], frames[-1], _decoded(frames)) for frames in waiting]
+        fresh: list[_Fresh] = []
+        synced = any(isinstance(each, Put) and each.synced for _, _, each in requests)
+        with self._log.transaction(synced=synced):
+            answers = [(client, self._answer(request, text, fresh)) for client, text, request in requests]
+        for each in fresh:
+            self._publish(each)
+        for client, answer in answers:
+            self._counts["refused"] += isinstance(answer, Refused | Ended)
+            try:
+                socket.send_multipart([client, ENCODER.encode(answer)], zmq.NOBLOCK)
+            except zmq.ZMQError as error:
+                if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                    raise
+                self._counts["unread"] += 1
+        self._drop()
+
+    def _answer(self, request: Hello | Put | Ended, text: bytes, fresh: list[_Fresh]) -> Answer:
+        if isinstance(request, Ended):
+            return request
+        known = self._log.client(request.client)
+        if isinstance(request, Hello):
+            return self._welcome(request, known)
+        if known is None:
+            return Ended(f"client {request.client!r} was not known, expected a hub that it has begun with")
+        session, last = known
+        if request.session != session:
+            return Ended(f"client {request.client!r} was begun elsewhere since, expected one process of this name")
+        if request.first > last + 1:
+            return Expected(last + 1)
+        if request.first <= last:
+            return self._answer_again(request)
+        try:
+            columns = Columns.of(request, self._schema)
+            slices = numpy.array([self._slice_of(topic) for topic in request.topics], numpy.uint32)
+            places = self._places(request, slices[columns.index])
+        except (ConfigError, ValueError) as error:
+            why = str(error)[:_MOST_WHY]
+            self._newest = self._log.add(request.client, request.first, request.count, b"", why, None)
+            return Refused(request.first, why)
+        packed = places.tobytes()
+        self._counts["stored"] += int(places["is_new"].sum())
+        self._newest = self._log.add(request.client, request.first, request.count, packed, "", text)
+        self._waiting_bytes += len(text)
+        fresh.append(_Fresh(request.topics, columns, places["is_new"] != 0))
+        return Stored(request.first, packed)
+
+    def _welcome(self, request: Hello, known: tuple[int, int] | None) -> Answer:
+        if request.feed != self.feed.name:
+            return Ended(f"feed was {request.feed!r}, expected {self.feed.name!r}, whose hub this is")
+        session, last = known or (0, 0)
+        if request.session < session:
+            return Ended(f"client {request.client!r} was begun elsewhere since", session + 1)
+        if request.session > session:
+            self._log.begin_session(request.client, request.session)
+        return Welcome(request.number, last, self.epoch, self._following.tolist())
+
+    def _answer_again(self, request: Put) -> Answer:
+        answered = self._log.answered(request.client, request.first)
+        if answered is None:
+            return Refused(request.first, "it was answered before, so long ago that the hub has forgotten where it is")
+        places, why = answered
+        if why:
+            return Refused(request.first, why)
+        self._counts["known"] += request.count
+        return Stored(request.first, places)
+
+    def _slice_of(self, topic: bytes) -> int:
+        found = self._slices.get(topic)
+        if found is None:
+            found = check_topic_of(self.feed, topic)
+            if self._topics[found] >= self.feed.max_topics:
+                raise ConfigError(f"slice {found} had {self.feed.max_topics} topics, its max_topics: {topic!r} is new")
+            self._topics[found] += 1
+            self._slices[topic] = found
+        return found
+
+    def _places(self, put: Put, slices: NDArray[numpy.uint32]) -> Places:
+        """Give puts their places, but for those whose ids are known: these have theirs."""
+        places = numpy.zeros(put.count, PLACE)
+        places["slice"], places["is_new"], places["epoch"] = slices, 1, self.epoch
+        if not any(put.ids):
+            self._number(places, numpy.ones(put.count, numpy.bool_))
+            return places
+        known = self._log.places_of([each for each in put.ids if each])
+        first_of: dict[bytes, int] = {}
+        for row, each in enumerate(put.ids):
+            if each and (each in known or first_of.setdefault(each, row) != row):
+                places["is_new"][row] = 0
+        self._number(places, places["is_new"] != 0)
+        self._log.remember([(each, places[row].tobytes()) for each, row in first_of.items()])
+        for row in numpy.nonzero(places["is_new"] == 0)[0].tolist():
+            each = put.ids[row]
+            place = numpy.frombuffer(known[each], PLACE)[0] if each in known else places[first_of[each]]
+            places[row] = place
+            places["is_new"][row] = 0
+            self._counts["known"] += 1
+        return places
+
+    def _number(self, places: Places, rows: NDArray[numpy.bool_]) -> None:
+        """Number those rows, each slice on its own."""
+        for slice_id in numpy.unique(places["slice"][rows]).tolist():
+            mine = rows & (places["slice"] == slice_id)
+            count, first = int(mine.sum()), int(self._following[slice_id])
+            places["sequence"][mine] = numpy.arange(first, first + count)
+            self._following[slice_id] = self._touched[slice_id] = first + count
+
+    def _publish(self, fresh: _Fresh) -> None:
+        columns, rows = fresh.columns, numpy.nonzero(fresh.rows)[0]
+        starts, stops = columns.offsets[:-1], columns.offsets[1:]
+        if len(rows) == 1:
+            row = int(rows[0])
+            is_null = columns.valid is not None and not columns.valid[row]
+            payload = None if is_null else columns.data[starts[row] : stops[row]].tobytes()
+            time_ns = 0 if columns.times is None else int(columns.times[row])
+            self._publisher.publish(fresh.topics[columns.index[row]], payload, time_ns)
+        elif len(rows):
+            self._publisher.publish_many(
+                tuple(fresh.topics),
+                columns.index[rows],
+                columns.data,
+                None if columns.times is None else columns.times[rows],
+                starts[rows],
+                (stops - starts)[rows].astype(numpy.int32),
+                None if columns.valid is None else columns.valid[rows],
+            )
+
+    # What is in the log, and perhaps not in the outbox.
+
+    def _put_again(self) -> None:
+        """Publish what a killed hub had taken and its outbox lacks, where it was to go.
+
+        Where the epoch does not go on, since a power cut, it goes to the new one.
+        """
+        begun, others = self._following.copy(), dict[tuple[int, int], set[int]]()
+        with self._log.transaction():
+            waiting = self._log.waiting()
+        for number in waiting:
+            with self._log.transaction():
+                packed, text = self._log.read(number)
+                request, places = REQUESTS.decode(text), numpy.frombuffer(packed, PLACE).copy()
+                assert isinstance(request, Put)
+                lacks = places["is_new"] != 0
+                for row in numpy.nonzero(lacks)[0].tolist():
+                    _, _, epoch, sequence = place = places[row]
+                    if epoch == self.epoch:
+                        lacks[row] = sequence >= begun[place["slice"]]
+                    else:
+                        lacks[row] = sequence not in self._recorded(others, int(epoch), int(place["slice"]))
+                before = places.copy()
+                places["epoch"][lacks] = self.epoch
+                self._number(places, lacks)
+                moved = before != places
+                if (moved & (before["epoch"] == self.epoch)).any():
+                    raise JournalError(f"put log {number} was {before[moved][:1]}, expected {places[moved][:1]}")
+                if moved.any():
+                    ids = [(request.ids[row], places[row].tobytes()) for row in numpy.nonzero(moved)[0].tolist()]
+                    self._log.move(number, places.tobytes(), [each for each in ids if request.ids and each[0]])
+            self._publish(_Fresh(request.topics, Columns.of(request, self._schema), lacks))
+            self._newest, self._waiting_bytes = number, self._waiting_bytes + len(text)
+
+    def _recorded(self, known: dict[tuple[int, int], set[int]], epoch: int, slice_id: int) -> set[int]:
+        """Return the numbers of an earlier epoch that the outbox has of a slice."""
+        if (epoch, slice_id) not in known:
+            found = known[epoch, slice_id] = set()
+            for day in recorded_days(self.directory / self.feed.name)[-_RECENT_DAYS:]:
+                for batch in Recording.open(day).batches():
+                    if (batch.block.epoch, batch.block.slice_id) == (epoch, slice_id):
+                        found.update(batch.sequence.tolist())
+        return known[epoch, slice_id]
+
+    def _drop(self) -> None:
+        """Drop from the log what the outbox has synced; wait for that, once the log is too long.
+
+        Raises JournalError when the disk does not sync, or what ended the publisher.
+        """
+        now = time.monotonic()
+        if now - self._dropped_at < _DROP_S and self._waiting_bytes < _MOST_LOG_BYTES:
+            return
+        self._dropped_at = now
+        self._drop_synced()
+        while self._waiting_bytes >= _MOST_LOG_BYTES:
+            if time.monotonic() > now + _PATIENCE_S:
+                raise JournalError(f"outbox {self.directory} was not synced within {_PATIENCE_S:g} s")
+            self._publisher.flush()
+            self._over.wait(_LOOK_S)
+            self._drop_synced()
+
+    def _drop_synced(self) -> None:
+        mark = self._mark
+        if all(self._outbox.synced(each) >= (self.epoch, count) for each, count in mark.needs.items()):
+            if mark.number > self._dropped:
+                self._log.drop(mark.number)
+                self._dropped = mark.number
+                self._waiting_bytes -= mark.size
+            self._mark = _Mark(self._newest, self._waiting_bytes, self._touched)
+            self._touched = {}
+
+
+def _decoded(frames: list[bytes]) -> Hello | Put | Ended:
+    if len(frames) != _FRAMES:
+        return Ended(f"request had {len(frames) - 1} frames, expected 1")
+    try:
+        request: Hello | Put = REQUESTS.decode(frames[1])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return Ended(f"request was not understood: {error}")
+    return request

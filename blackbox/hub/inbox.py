@@ -1,0 +1,150 @@
+"""One durable subscription of a client: a named consumer of one prefix, whose position lies in a file."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+from blackbox.archive.consumer_positions import PositionFile, consumers
+from blackbox.block.batch import Message
+from blackbox.block.gap import Gap
+from blackbox.block.position import Position
+from blackbox.errors import ConfigError, HubError, NotConfirmedError, SubscriberError
+from blackbox.feed.feed import Feed
+from blackbox.subscribe.slow_subscriber import SlowPolicy
+from blackbox.subscribe.stream import Stream
+from blackbox.subscriber import Subscriber
+
+log = logging.getLogger("blackbox")
+
+_REPAIR_WAIT_NS: Final = 60_000_000_000
+"""How long a hub that is being started again is waited for, behind what it had written and not sent."""
+_START_S: Final = 10.0
+_PATIENT: Final = SlowPolicy("warn", max_lag_ns=1 << 60)
+_PLAIN: Final = re.compile(rb"[A-Za-z0-9.-]")
+_MARK: Final = "_"
+
+
+def name_of(client: str, prefix: bytes) -> str:
+    """Return the name of the consumer: a client's subscription to a prefix, so that each can be read from the other."""
+    text = "".join(chr(byte) if _PLAIN.match(bytes([byte])) else f"{_MARK}{byte:02x}" for byte in prefix)
+    return f"{client}{_MARK}{text}"
+
+
+def prefix_of(client: str, name: str) -> bytes | None:
+    """Return the prefix that a consumer's name tells; None: it is of another client."""
+    if not name.startswith(client + _MARK):
+        return None
+    text = name[len(client) + 1 :]
+    return re.sub(rb"_([0-9a-f]{2})", lambda match: bytes([int(match[1], 16)]), text.encode())
+
+
+def prefixes_of(directory: str | os.PathLike[str], client: str) -> list[bytes]:
+    """Return what a client has subscribed to. Raises PositionError when the directory has files that are none."""
+    if not Path(directory).is_dir():
+        return []
+    found = (prefix_of(client, file.name) for file in consumers(directory))
+    return [prefix for prefix in found if prefix is not None]
+
+
+class Inbox:
+    """What has come, and will come, of a prefix. Its reader is one thread, or one task.
+
+    The subscriber starts when something is asked for, and begins at the position in the file.
+    """
+
+    def __init__(self, feed: Feed, directory: str | os.PathLike[str], client: str, prefix: bytes, limit: int) -> None:
+        self.prefix = prefix
+        self._feed, self._directory, self._limit = feed, directory, limit
+        self._file = PositionFile(directory, name_of(client, prefix))
+        self._opens = threading.Lock()
+        self._subscriber: Subscriber | None = None
+        self._stream: Stream | None = None
+
+    def subscribe(self, epoch: int, following: list[int]) -> None:
+        """Begin where the feed is, durably. Raises PositionError."""
+        self._file.own(0)
+        try:
+            self._file.keep(self._feed.name, {number: Position(epoch, each) for number, each in enumerate(following)})
+        finally:
+            self._file.close()
+
+    def unsubscribe(self) -> None:
+        """End it, durably. Raises PositionError."""
+        self.close()
+        self._file.forget()
+
+    def get(self, timeout: float | None) -> Message:
+        """Return the next message. Raises TimeoutError; SubscriberError, and begins anew at the next call."""
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        stream = self.open(until)
+        left = None if timeout is None else max(0.0, until - time.monotonic())
+        try:
+            message: Message = stream.get(left)
+        except SubscriberError:
+            self.close()
+            raise
+        return message
+
+    def open(self, until: float) -> Stream:
+        """Return its stream, once the hub has confirmed it. Raises TimeoutError when it has not until then."""
+        with self._opens:
+            while self._stream is None:
+                self._open(until)
+            return self._stream
+
+    def _open(self, until: float) -> None:
+        subscriber = Subscriber(
+            self._feed,
+            workers=1,
+            on_gap="repair",
+            repair_wait_ns=_REPAIR_WAIT_NS,
+            slow=_PATIENT,
+            name=self._file.name,
+            positions=self._directory,
+        )
+        stream = subscriber.stream(self.prefix, limit=self._limit)
+        subscriber.on_gap(self.prefix)(self._tell)
+        try:
+            subscriber.start(max(0.01, min(_START_S, until - time.monotonic())))
+        except NotConfirmedError as error:
+            subscriber.terminate()
+            if time.monotonic() >= until:
+                raise TimeoutError(f"nothing of {self.prefix!r} has come, and the hub is away: {error}") from error
+        except BaseException:
+            subscriber.terminate()
+            raise
+        else:
+            self._subscriber, self._stream = subscriber, stream
+
+    def commit(self, timeout: float) -> None:
+        """Keep the position behind the message that was got last. Raises PositionError, SubscriberError."""
+        if self._subscriber is not None:
+            with self._subscriber.checkpoint(timeout):
+                pass
+
+    def close(self) -> None:
+        """End the subscriber; what was got since the last commit comes again."""
+        subscriber, self._subscriber, self._stream = self._subscriber, None, None
+        if subscriber is not None:
+            subscriber.terminate()
+
+    def _tell(self, gap: Gap) -> None:
+        log.warning("subscription %r has lost %d messages of slice %d", self.prefix, gap.count, gap.slice_id)
+
+
+def check_client_name(name: str) -> None:
+    """Raise ConfigError unless a client can have this name."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]{0,31}", name):
+        raise ConfigError(f"name was {name!r}, expected 1 to 32 letters, digits, '.' or '-', the first no '.' or '-'")
+
+
+def not_subscribed(prefix: bytes, known: list[bytes]) -> HubError:
+    """Return the error for a prefix that is not among those subscribed to."""
+    return HubError(f"prefix was {prefix!r}, expected one that is subscribed to: {known}")

@@ -1,0 +1,183 @@
+"""What a client and a hub say to each other: msgpack, one frame a request, one an answer; puts travel in columns."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.block.position import Number
+from blackbox.errors import ConfigError
+from blackbox.feed.feed import Feed
+from blackbox.feed.schema import Schema
+
+MOST_PUTS: Final = 4_096
+"""Of one request."""
+MOST_BYTES: Final = 1 << 20
+"""Of the payloads of one request, hence of one payload."""
+MOST_TOPIC_BYTES: Final = 1_024
+MOST_ID_BYTES: Final = 64
+MOST_REQUEST_BYTES: Final = 8 << 20
+
+PLACE: Final = numpy.dtype([("slice", "<u4"), ("is_new", "<u4"), ("epoch", "<u8"), ("sequence", "<i8")])
+"""Where a put is. `is_new`: this request has brought it, and not one before with the same id."""
+
+Places = NDArray[Any]
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+
+
+class Place(NamedTuple):
+    """Where a put message is in its feed: as the `slice_id`, `epoch` and `sequence` of the message that is got."""
+
+    slice_id: int
+    epoch: int
+    sequence: int
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """Begin a session, or ask again where the feed is; a later session of a client ends the one before."""
+
+    client: _Name
+    session: Number
+    feed: str
+    number: Number
+    """Comes back in the answer."""
+
+
+class Put(msgspec.Struct, frozen=True, array_like=True, tag="put"):
+    """Puts in columns, little-endian: message i has topic `topics[index[i]]`."""
+
+    client: _Name
+    session: Number
+    first: Number
+    """The number of the first of them; each client numbers its puts from 1, without a gap, through all its sessions."""
+    count: Annotated[int, msgspec.Meta(ge=1, le=MOST_PUTS)]
+    synced: bool
+    """Answer once they are on the hub's disk, not only with its system."""
+    topics: Annotated[list[bytes], msgspec.Meta(max_length=MOST_PUTS)]
+    index: bytes
+    """int32[count]"""
+    offsets: bytes
+    """int64[count + 1] into `payloads`"""
+    payloads: bytes
+    times: bytes
+    """int64[count], `ts_event` of each; empty: 0 for all."""
+    valid: bytes
+    """bool[count], false: the message has no value; empty: all have one."""
+    ids: Annotated[list[Annotated[bytes, msgspec.Meta(max_length=MOST_ID_BYTES)]], msgspec.Meta(max_length=MOST_PUTS)]
+    """Of each put, b"" for none; empty: none has one."""
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
+    """A session has begun, or goes on."""
+
+    number: int
+    last: int
+    """The number of the client's last put that the hub has."""
+    epoch: int
+    following: list[int]
+    """By slice, the number of its next message."""
+
+
+class Stored(msgspec.Struct, frozen=True, array_like=True, tag="stored"):
+    """The hub has the puts of a request."""
+
+    first: int
+    places: bytes
+    """PLACE[count]"""
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """The puts of a request are not stored, and never will be: their numbers are used up."""
+
+    first: int
+    why: str
+
+
+class Expected(msgspec.Struct, frozen=True, array_like=True, tag="expected"):
+    """A request is not taken, as puts before it are missing."""
+
+    first: int
+    """The number that comes next."""
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
+    """A request is not understood, or of a client or session that cannot go on."""
+
+    why: str
+    later: int = 0
+    """A session that may be begun in its place must be later than this one; 0: that would not help."""
+
+
+REQUESTS: Final = msgspec.msgpack.Decoder(Hello | Put)
+ANSWERS: Final = msgspec.msgpack.Decoder(Welcome | Stored | Refused | Expected | Ended)
+ENCODER: Final = msgspec.msgpack.Encoder()
+
+
+class Columns(msgspec.Struct, frozen=True):
+    """The columns of a request, checked."""
+
+    index: NDArray[numpy.int32]
+    offsets: NDArray[numpy.int64]
+    data: NDArray[numpy.uint8]
+    times: NDArray[numpy.int64] | None
+    valid: NDArray[numpy.bool_] | None
+
+    @classmethod
+    def of(cls, put: Put, schema: Schema) -> Columns:
+        """Check a request's columns, but for what its topics are. Raises ConfigError saying what is wrong."""
+        count = put.count
+        index = _column("index", put.index, numpy.int32, count)
+        offsets = _column("offsets", put.offsets, numpy.int64, count + 1)
+        data = numpy.frombuffer(put.payloads, numpy.uint8) if put.payloads else numpy.empty(0, numpy.uint8)
+        sizes = numpy.diff(offsets)
+        if offsets[0] != 0 or offsets[-1] != len(data) or sizes.min() < 0:
+            raise ConfigError(f"offsets were from {offsets[0]} to {offsets[-1]}, expected 0 to {len(data)}, ascending")
+        if index.min() < 0 or index.max() >= len(put.topics):
+            raise ConfigError(f"index was {index.min()} to {index.max()}, expected places of {len(put.topics)} topics")
+        if put.ids and len(put.ids) != count:
+            raise ConfigError(f"ids were {len(put.ids)}, expected none or {count}")
+        times = _column("times", put.times, numpy.int64, count) if put.times else None
+        valid = _column("valid", put.valid, numpy.uint8, count) != 0 if put.valid else None
+        _check_sizes(schema, offsets[:-1], sizes, data, valid)
+        return cls(index, offsets, data, times, valid)
+
+
+def _column(name: str, data: bytes, dtype: type[Any], count: int) -> NDArray[Any]:
+    size = numpy.dtype(dtype).itemsize * count
+    if len(data) != size:
+        raise ConfigError(f"{name} had {len(data)} bytes, expected {size}")
+    return numpy.frombuffer(data, dtype)
+
+
+def _check_sizes(
+    schema: Schema,
+    starts: NDArray[numpy.int64],
+    sizes: NDArray[numpy.int64],
+    data: NDArray[numpy.uint8],
+    valid: NDArray[numpy.bool_] | None,
+) -> None:
+    """Raise ConfigError for a payload that is no record of the feed's schema."""
+    if not schema.records:
+        return
+    expected = numpy.zeros(256, numpy.int64)
+    for kind, dtype in schema.records.items():
+        expected[ord(kind)] = dtype.itemsize
+    rows = numpy.arange(len(sizes)) if valid is None else numpy.nonzero(valid)[0]
+    short = rows[sizes[rows] <= schema.type_offset]
+    kinds = data[starts[rows] + schema.type_offset] if not len(short) else numpy.empty(0, numpy.uint8)
+    wrong = short if len(short) else rows[expected[kinds] != sizes[rows]]
+    if len(wrong):
+        row = int(wrong[0])
+        kind = "" if len(short) else chr(data[starts[row] + schema.type_offset])
+        fits = f"{expected[ord(kind)]} of type {kind!r}" if kind in schema.records else "that of a type of the schema"
+        raise ConfigError(f"payload {row} had {sizes[row]} bytes, expected {fits} ({schema.name})")
+
+
+def check_topic_of(feed: Feed, topic: bytes) -> int:
+    """Return the slice of a topic. Raises ConfigError for one that no slice covers, or that is too long."""
+    if len(topic) > MOST_TOPIC_BYTES:
+        raise ConfigError(f"topic had {len(topic)} bytes, expected at most {MOST_TOPIC_BYTES}: {topic[:40]!r}...")
+    return feed.slice_of(topic)

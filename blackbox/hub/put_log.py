@@ -1,0 +1,164 @@
+"""The put log: what a hub has taken, and where it went, in one SQLite file, beside what it knows of its clients.
+
+What is put is in here before it is published, and stays until the outbox has it on the disk.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Self
+
+from blackbox.errors import JournalError
+
+_VERSION: Final = 1
+_CHECKPOINT_PAGES: Final = 16_384
+"""Pages of the write-ahead file at which SQLite moves them to the main one, with two syncs."""
+_TABLES: Final = """
+CREATE TABLE clients(name TEXT PRIMARY KEY, session INTEGER, last INTEGER, seen INTEGER) WITHOUT ROWID;
+CREATE TABLE puts(number INTEGER PRIMARY KEY, client TEXT, first INTEGER, places BLOB, why TEXT, request BLOB);
+CREATE UNIQUE INDEX put_of_client ON puts(client, first);
+CREATE TABLE ids(number INTEGER PRIMARY KEY, id BLOB UNIQUE, place BLOB);
+"""
+
+
+class PutLog:
+    """The file, open in one thread. Every method raises JournalError when the disk refuses."""
+
+    def __init__(self, path: Path, remember_puts: int, remember_ids: int, most_clients: int) -> None:
+        """Open it, or make it, and sync what a hub before has left there."""
+        self._path = path
+        self._remember_puts, self._remember_ids, self._most_clients = remember_puts, remember_ids, most_clients
+        self._is_synced = False
+        self._dropped = 0
+        with self._in_words():
+            self._sql = sqlite3.connect(path, isolation_level=None, cached_statements=256)
+            (version,) = self._sql.execute("PRAGMA user_version").fetchone()
+            if version not in (0, _VERSION):
+                raise JournalError(f"put log {path} had version {version}, expected {_VERSION}")
+            self._sql.execute("PRAGMA journal_mode=WAL")
+            self._sql.execute("PRAGMA synchronous=FULL")
+            self._sql.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
+            if version == 0:
+                self._sql.executescript(f"BEGIN;{_TABLES}PRAGMA user_version={_VERSION};COMMIT;")
+            self._sql.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._sql.execute("PRAGMA synchronous=NORMAL")
+
+    @contextmanager
+    def transaction(self, *, synced: bool = False) -> Iterator[None]:
+        """Do all in the `with` block, or nothing; `synced`: it is on the disk when that ends, else with the system."""
+        with self._in_words():
+            if synced != self._is_synced:
+                self._sql.execute(f"PRAGMA synchronous={'FULL' if synced else 'NORMAL'}")
+                self._is_synced = synced
+            self._sql.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                if self._sql.in_transaction:
+                    self._sql.execute("ROLLBACK")
+                raise
+            self._sql.execute("COMMIT")
+
+    def client(self, name: str) -> tuple[int, int] | None:
+        """Return a client's session and the number of its last put; None: it is not known."""
+        found: tuple[int, int] | None = self._sql.execute(
+            "SELECT session, last FROM clients WHERE name = ?", (name,)
+        ).fetchone()
+        return found
+
+    def begin_session(self, name: str, session: int) -> None:
+        """Note the session of a client; forget those not heard of for longest, if there are too many."""
+        self._sql.execute(
+            "INSERT INTO clients VALUES (?, ?, 0, ?) ON CONFLICT (name) DO UPDATE SET session = ?, seen = ?",
+            (name, session, now := time.time_ns(), session, now),
+        )
+        (count,) = self._sql.execute("SELECT count(*) FROM clients").fetchone()
+        if count > self._most_clients:
+            old = "SELECT name FROM clients WHERE name != ? ORDER BY seen LIMIT ?"
+            forgotten = self._sql.execute(old, (name, count - self._most_clients)).fetchall()
+            self._sql.executemany("DELETE FROM clients WHERE name = ?", forgotten)
+            self._sql.executemany("UPDATE puts SET client = NULL WHERE client = ?", forgotten)
+
+    def answered(self, client: str, first: int) -> tuple[bytes, str] | None:
+        """Return where the puts of an earlier request went, and why it was refused; None: that is forgotten."""
+        found: tuple[bytes, str] | None = self._sql.execute(
+            "SELECT places, why FROM puts WHERE client = ? AND first = ?", (client, first)
+        ).fetchone()
+        return found
+
+    def add(self, client: str, first: int, count: int, places: bytes, why: str, request: bytes | None) -> int:
+        """Take a request; return its number in here."""
+        self._sql.execute(
+            "UPDATE clients SET last = ?, seen = ? WHERE name = ?", (first + count - 1, time.time_ns(), client)
+        )
+        added = self._sql.execute(
+            "INSERT INTO puts VALUES (NULL, ?, ?, ?, ?, ?)", (client, first, places, why, request)
+        )
+        return int(added.lastrowid or 0)
+
+    def places_of(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Return where what was put with these ids is, of those that are remembered."""
+        found: dict[bytes, bytes] = {}
+        for each in ids:
+            row = self._sql.execute("SELECT place FROM ids WHERE id = ?", (each,)).fetchone()
+            if row is not None:
+                found[each] = row[0]
+        return found
+
+    def remember(self, places: Sequence[tuple[bytes, bytes]]) -> None:
+        """Note ids and where each went; forget the oldest, if there are too many."""
+        self._sql.executemany("INSERT INTO ids VALUES (NULL, ?, ?)", places)
+        (newest,) = self._sql.execute("SELECT max(number) FROM ids").fetchone()
+        self._sql.execute("DELETE FROM ids WHERE number <= ?", (newest - self._remember_ids,))
+
+    def waiting(self) -> list[int]:
+        """Return the numbers of requests that may not be in the outbox, in order."""
+        rows = self._sql.execute("SELECT number FROM puts WHERE request IS NOT NULL ORDER BY number")
+        return [number for (number,) in rows]
+
+    def read(self, number: int) -> tuple[bytes, bytes]:
+        """Return one of them: its places, and itself."""
+        row: tuple[bytes, bytes] = self._sql.execute(
+            "SELECT places, request FROM puts WHERE number = ?", (number,)
+        ).fetchone()
+        return row
+
+    def move(self, number: int, places: bytes, ids: Sequence[tuple[bytes, bytes]]) -> None:
+        """Note that a request went elsewhere."""
+        self._sql.execute("UPDATE puts SET places = ? WHERE number = ?", (places, number))
+        self._sql.executemany("UPDATE ids SET place = ? WHERE id = ?", [(place, each) for each, place in ids])
+
+    def drop(self, number: int) -> None:
+        """Forget requests up to a number: the outbox has them; and where the oldest went, if there are too many."""
+        with self.transaction():
+            self._sql.execute(
+                "UPDATE puts SET request = NULL WHERE number > ? AND number <= ? AND request IS NOT NULL",
+                (self._dropped, number),
+            )
+            self._sql.execute(
+                "DELETE FROM puts WHERE number <= (SELECT max(number) FROM puts) - ? AND request IS NULL",
+                (self._remember_puts,),
+            )
+        self._dropped = number
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._in_words():
+            self._sql.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise JournalError(f"put log {self._path} cannot be used: {error}") from error

@@ -1,0 +1,399 @@
+"""A client's end of putting: numbers puts, sends them to the hub in requests, and again until it has answered each."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy
+import zmq
+
+from blackbox.errors import EndpointError, HubError, NotStoredError
+from blackbox.feed.feed import Feed
+from blackbox.hub.protocol import (
+    ANSWERS,
+    ENCODER,
+    MOST_BYTES,
+    MOST_PUTS,
+    PLACE,
+    Expected,
+    Hello,
+    Place,
+    Places,
+    Put,
+    Refused,
+    Stored,
+    Welcome,
+)
+from blackbox.native.limits import Needs, start_thread
+from blackbox.transport.connections import Connections, Failure
+from blackbox.transport.context import allow_ipv6, new_context
+from blackbox.transport.curve import keys_of_line, refusal_of, use_keys
+from blackbox.transport.keep_alive import keep_alive
+from blackbox.transport.wakeup import Pipe
+
+_QUEUE_REQUESTS: Final = 64
+_AGAIN_S: Final = 0.5
+_MOST_AGAIN_S: Final = 2.0
+"""When to send again what the hub has not answered: after the first, then twice as long each time, up to the second."""
+_MOST_REQUESTS: Final = 8
+"""Requests that are on their way; puts that come meanwhile share the next one."""
+_NEEDS: Final = Needs(descriptors=9)
+
+
+class Columns(msgspec.Struct, frozen=True):
+    """Puts that share a request, and what their places are given to."""
+
+    topics: list[bytes]
+    index: bytes
+    offsets: bytes
+    payloads: bytes
+    times: bytes
+    valid: bytes
+    ids: list[bytes]
+    count: int
+    tell: Callable[[Places | HubError], None]
+
+
+class _Single(NamedTuple):
+    """One put."""
+
+    topic: bytes
+    payload: bytes | None
+    time_ns: int
+    id: bytes
+    future: Future[Place]
+
+
+class _Sent(NamedTuple):
+    """A request that the hub has not answered."""
+
+    columns: Columns
+    text: bytes
+
+
+class Sender:
+    """Owns a client's socket, in a thread of its own, from `start` to `close`. Puts go in the order in which they came.
+
+    At most `most` puts, of 64 MiB, are on their way: who puts more waits.
+    """
+
+    def __init__(self, feed: Feed, name: str, *, synced: bool, most: int) -> None:
+        self.name, self._feed, self._synced, self._most = name, feed, synced, most
+        self._changed = threading.Condition()
+        self._singles: list[_Single] = []
+        self._columns: deque[Columns] = deque()
+        """What is to be sent: columns first, as singles become columns when those come behind them."""
+        self._puts = self._bytes = 0
+        """On their way."""
+        self._asked: dict[int, Future[Welcome]] = {}
+        self._unsaid: deque[int] = deque()
+        """Those of them that are to be sent."""
+        self._sleeps = True
+        """Whether it must be woken to send something."""
+        self._failure: HubError | None = None
+        self._is_ended = False
+        self._pipe = Pipe()
+        self._thread = threading.Thread(target=self._run, name="blackbox-client", daemon=True)
+        self.why = ""
+        """Why the hub does not let us connect, as far as it is known."""
+        # Of the thread:
+        self._session = time.time_ns()
+        self._next = 0
+        """The number of the next put; 0: the hub has not said yet."""
+        self._sent: dict[int, _Sent] = {}
+        """By the number of its first put."""
+        self._unsent: deque[int] = deque()
+        self._again_at, self._again_s = 0.0, _AGAIN_S
+        self._expected = 0
+
+    # For the client, in any thread.
+
+    def start(self) -> None:
+        """Connect, whether the hub is there or not. Raises EndpointError, ConfigError or LimitError."""
+        with ExitStack() as stack:
+            context = stack.enter_context(new_context("hub client", _NEEDS))
+            socket = stack.enter_context(context.socket(zmq.DEALER))
+            socket.linger, socket.sndhwm = 0, _QUEUE_REQUESTS
+            socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing waits for a hub that is away but here
+            allow_ipv6(socket, self._feed.hub)
+            keep_alive(socket)
+            self._keys = keys_of_line(self._feed, 0, self._feed.hub)
+            use_keys(socket, self._keys)
+            self._connections = Connections(socket)
+            stack.callback(self._connections.close)
+            try:
+                socket.connect(self._feed.hub)
+            except zmq.ZMQError as error:
+                raise EndpointError(error.errno, f"cannot connect to hub {self._feed.hub}: {error.strerror}") from error
+            self._socket = socket
+            self.ask()
+            self._stack = stack.pop_all()
+        try:
+            start_thread(self._thread)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def put(self, topic: bytes, payload: bytes | None, time_ns: int, put_id: bytes, until: float) -> Future[Place]:
+        """Have one message on its way. Raises NotStoredError when there is no room in time, HubError."""
+        single = _Single(topic, payload, time_ns, put_id, Future())
+        single.future.set_running_or_notify_cancel()  # it is not to be cancelled
+        with self._changed:
+            self._take_room(1, len(payload or b""), until)
+            self._singles.append(single)
+            self._wake()
+        return single.future
+
+    def put_columns(self, columns: Columns, until: float) -> None:
+        """Have those of a request on their way, behind what came before."""
+        with self._changed:
+            self._take_room(columns.count, len(columns.payloads), until)
+            self._gather()
+            self._columns.append(columns)
+            self._wake()
+
+    def ask(self) -> Future[Welcome]:
+        """Ask where the feed is, and what the hub has of this client."""
+        asked: Future[Welcome] = Future()
+        with self._changed:
+            self._check()
+            number = secrets.randbits(62)
+            self._asked[number] = asked
+            self._unsaid.append(number)
+            self._pipe.poke()
+        return asked
+
+    def flush(self, until: float) -> None:
+        """Wait until the hub has answered all that was put. Raises NotStoredError, HubError."""
+        with self._changed:
+            while self._puts:
+                self._check()
+                self._wait(until, f"{self._puts} puts")
+
+    def close(self) -> None:
+        """End; what the hub has not answered fails."""
+        with self._changed:
+            self._is_ended = True
+        self._pipe.poke()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def not_stored(self, what: str) -> NotStoredError:
+        """Return the error that says that something took too long."""
+        why = f": {self.why}" if self.why else ""
+        return NotStoredError(f"hub {self._feed.hub} did not answer in time that it has {what}{why}")
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._is_ended:
+            raise HubError(f"client {self.name!r} was closed, expected one that is open")
+
+    def _take_room(self, count: int, size: int, until: float) -> None:
+        self._check()
+        while self._puts and (self._puts + count > self._most or self._bytes + size > _QUEUE_REQUESTS * MOST_BYTES):
+            self._wait(until, f"the {self._puts} puts that are on their way, so that there is room for more")
+            self._check()
+        self._puts += count
+        self._bytes += size
+
+    def _wait(self, until: float, what: str) -> None:
+        if (left := until - time.monotonic()) <= 0:
+            raise self.not_stored(what)
+        self._changed.wait(left)
+
+    def _wake(self) -> None:
+        if self._sleeps:
+            self._sleeps = False
+            self._pipe.poke()
+
+    def _gather(self) -> None:
+        """Make columns of single puts, up to what a request may have."""
+        singles, self._singles = self._singles, []
+        begin = size = 0
+        for at, single in enumerate(singles):
+            size += len(single.payload or b"")
+            if at - begin == MOST_PUTS or (size > MOST_BYTES and at > begin):
+                self._columns.append(_columns_of(singles[begin:at]))
+                begin, size = at, len(single.payload or b"")
+        if begin < len(singles):
+            self._columns.append(_columns_of(singles[begin:]))
+
+    # In its thread.
+
+    def _run(self) -> None:
+        with self._stack:
+            try:
+                self._work()
+                self._fail(HubError(f"client {self.name!r} was closed before the hub had answered"))
+            except HubError as error:
+                self._fail(error)
+            except BaseException as error:  # noqa: BLE001 - whoever waits must hear of it
+                self._fail(HubError(f"client {self.name!r} failed: {error!r}"))
+
+    def _work(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._pipe.reader, zmq.POLLIN)
+        while not self._is_ended:
+            self._send()
+            poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._unsent or self._unsaid else 0))
+            is_waiting = self._sent or self._asked
+            left_s = max(0.0, self._again_at - time.monotonic()) if is_waiting else _MOST_AGAIN_S
+            if self._pipe.reader in dict(poller.poll(round(1e3 * left_s))):
+                with suppress(BlockingIOError):
+                    os.read(self._pipe.reader, 4096)
+            while self._socket.poll(0):
+                self._take(self._socket.recv_multipart()[0])
+            if is_waiting and time.monotonic() >= self._again_at:
+                self._send_again()
+
+    def _send(self) -> None:
+        """Number and send what there is to send, as far as the connection takes it."""
+        while self._next and len(self._sent) < _MOST_REQUESTS and (columns := self._next_columns()) is not None:
+            put = Put(
+                self.name,
+                self._session,
+                self._next,
+                columns.count,
+                self._synced,
+                columns.topics,
+                columns.index,
+                columns.offsets,
+                columns.payloads,
+                columns.times,
+                columns.valid,
+                columns.ids,
+            )
+            self._sent[self._next] = _Sent(columns, ENCODER.encode(put))
+            self._unsent.append(self._next)
+            self._next += columns.count
+        with suppress(zmq.Again):
+            while self._unsaid:
+                hello = Hello(self.name, self._session, self._feed.name, self._unsaid[0])
+                self._send_one(ENCODER.encode(hello))
+                self._unsaid.popleft()
+            while self._unsent:
+                if (sent := self._sent.get(self._unsent[0])) is not None:
+                    self._send_one(sent.text)
+                self._unsent.popleft()
+
+    def _send_one(self, text: bytes) -> None:
+        self._socket.send(text, zmq.NOBLOCK)
+        self._again_at = time.monotonic() + self._again_s
+
+    def _next_columns(self) -> Columns | None:
+        with self._changed:
+            if not self._columns:
+                self._gather()
+            self._sleeps = not self._columns
+            return self._columns.popleft() if self._columns else None
+
+    def _send_again(self) -> None:
+        self._again_s = min(2 * self._again_s, _MOST_AGAIN_S)
+        self._again_at = time.monotonic() + self._again_s
+        self._expected = 0
+        self._unsent = deque(self._sent)
+        with self._changed:
+            self._unsaid = deque(self._asked)
+        self._connections.look()
+        self.why = refusal_of(self._connections.failures.keys() - {Failure.LEFT}, self._keys)
+
+    def _take(self, text: bytes) -> None:
+        answer = ANSWERS.decode(text)
+        if isinstance(answer, Stored):
+            self._answered(answer.first, numpy.frombuffer(answer.places, PLACE))
+        elif isinstance(answer, Refused):
+            self._answered(
+                answer.first, HubError(f"hub refused put {answer.first} of client {self.name!r}: {answer.why}")
+            )
+        elif isinstance(answer, Expected):
+            self._resume(answer.first)
+        elif isinstance(answer, Welcome):
+            self._next = self._next or answer.last + 1
+            with self._changed:
+                asked = self._asked.pop(answer.number, None)
+            if asked is not None:
+                asked.set_result(answer)
+        elif answer.later and not self._next:
+            self._session = max(self._session, answer.later)  # a clock was set back, or ours is behind
+            self._send_again()
+        else:
+            raise HubError(f"hub {self._feed.hub} ended client {self.name!r}: {answer.why}")
+
+    def _answered(self, first: int, result: Places | HubError) -> None:
+        if (sent := self._sent.pop(first, None)) is not None:
+            self._again_s, self._expected = _AGAIN_S, 0
+            self._again_at = time.monotonic() + _AGAIN_S
+            sent.columns.tell(result)
+            self._give_room(sent.columns)
+
+    def _resume(self, expected: int) -> None:
+        """Send again from the request that the hub expects, once."""
+        if expected == self._expected or not self._sent:
+            return
+        if expected not in self._sent:
+            raise HubError(
+                f"hub {self._feed.hub} expected put {expected} of client {self.name!r}, which it had already: "
+                f"expected {next(iter(self._sent))}"
+            )
+        self._expected = expected
+        self._unsent = deque(self._sent)
+
+    def _give_room(self, columns: Columns) -> None:
+        with self._changed:
+            self._puts -= columns.count
+            self._bytes -= len(columns.payloads)
+            self._changed.notify_all()
+
+    def _fail(self, error: HubError) -> None:
+        with self._changed:
+            self._failure = error
+            self._gather()
+            left = [*(sent.columns for sent in self._sent.values()), *self._columns]
+            asked, self._asked = list(self._asked.values()), {}
+            self._puts = 0
+            self._changed.notify_all()
+        for columns in left:
+            columns.tell(error)
+        for future in asked:
+            future.set_exception(error)
+
+
+def _columns_of(singles: list[_Single]) -> Columns:
+    numbers: dict[bytes, int] = {}
+    index = [numbers.setdefault(each.topic, len(numbers)) for each in singles]
+    payloads = [each.payload or b"" for each in singles]
+    offsets = numpy.zeros(len(singles) + 1, numpy.int64)
+    numpy.cumsum([*map(len, payloads)], out=offsets[1:])
+    times = [each.time_ns for each in singles]
+    ids = [each.id for each in singles]
+    is_null = any(each.payload is None for each in singles)
+
+    def tell(result: Places | HubError) -> None:
+        if isinstance(result, HubError):
+            for each in singles:
+                each.future.set_exception(result)
+        else:
+            for each, (slice_id, _, epoch, sequence) in zip(singles, result.tolist(), strict=True):
+                each.future.set_result(Place(slice_id, epoch, sequence))
+
+    return Columns(
+        list(numbers),
+        numpy.array(index, numpy.int32).tobytes(),
+        offsets.tobytes(),
+        b"".join(payloads),
+        numpy.array(times, numpy.int64).tobytes() if any(times) else b"",
+        bytes(each.payload is not None for each in singles) if is_null else b"",
+        ids if any(ids) else [],
+        len(singles),
+        tell,
+    )

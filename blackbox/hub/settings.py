@@ -1,0 +1,75 @@
+"""The settings of a hub: `hub.toml`."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Literal, Self
+
+import msgspec
+
+from blackbox.errors import ConfigError
+from blackbox.feed.feed import Feed
+from blackbox.feed.security import path_in
+from blackbox.feed.toml import check_types, from_document
+from blackbox.regular_file import read_regular
+
+_MOST_BYTES = 1 << 20
+
+
+class HubSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a hub keeps what is put. Paths in the file are relative to it."""
+
+    feed: str
+    """The feed file. It says where the hub is (`hub`), and where its archive answers (the first of `archives`)."""
+
+    directory: str
+    """Where everything is kept: the put log, and the outbox with the feed's days. No default."""
+
+    fsync: Literal["interval", "block"] = "interval"
+    """When the outbox is synced: once in a while, or each block. Default: `interval`.
+
+    The put log has what the outbox has not synced, so nothing is lost that was answered as synced."""
+
+    fsync_interval_ns: int = 1_000_000_000
+    """Time between two syncs of the outbox. Unit: ns. Default: 1 s."""
+
+    remember_puts: int = 100_000
+    """Requests, of all clients, whose answers are remembered for who asks again. Default: 100,000."""
+
+    remember_ids: int = 1_000_000
+    """Ids that are remembered, the newest: what is put with one of them is there already. Default: 1,000,000."""
+
+    most_clients: int = 100_000
+    """Clients that are known; the one not heard of for longest is forgotten for a new one. Default: 100,000."""
+
+    def __post_init__(self) -> None:
+        """Check types; ConfigError names the setting and its value."""
+        check_types(self)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a hub file. Raises ConfigError: it cannot be read, is not TOML, or a setting is wrong."""
+        try:
+            settings = from_document(tomllib.loads(read_regular(path, _MOST_BYTES).decode()), cls)
+        except OSError as error:
+            raise ConfigError(f"hub file {os.fspath(path)!r} cannot be read: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ConfigError(f"{os.fspath(path)} is not TOML: {error}") from error
+        except ConfigError as error:
+            raise ConfigError(f"{os.fspath(path)}: {error}") from None
+        paths = {name: path_in(Path(path).parent, getattr(settings, name)) for name in ("feed", "directory")}
+        return msgspec.structs.replace(settings, **paths)
+
+
+def feed_of_hub(feed: Feed | str | os.PathLike[str]) -> Feed:
+    """Return a feed that has a hub, or that of a hub file. Raises ConfigError when it lacks what a hub needs."""
+    if not isinstance(feed, Feed):
+        feed = Feed.load(HubSettings.load(feed).feed)
+    for name in ("hub", "archives"):
+        if not getattr(feed, name):
+            raise ConfigError(f"feed {feed.name!r} had no {name}, expected an endpoint such as tcp://host:5600")
+    if feed.key_bytes:
+        raise ConfigError(f"feed {feed.name!r} had key_bytes {feed.key_bytes}, expected 0 where a hub numbers messages")
+    return feed
