@@ -1,0 +1,36 @@
+"""Feeds with a hub, and processes of hubs and clients that are killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from blackbox import Feed, Recording
+from blackbox.feed.endpoint import free_endpoints
+
+HUB: Final = """
+def work(directory):
+    with Hub(feed, directory) as hub:
+        notes[0] += 1
+        hub.run()
+"""
+
+
+def hub_feed(name: str = "hub", slices: int = 2, *, schema: str = "raw", key_bytes: int = 0) -> Feed:
+    """A feed on free ports, with a hub that is its one archive."""
+    feed = Feed.local(name, slices=slices, schema=schema, key_bytes=key_bytes)
+    archives, hub = free_endpoints("tcp", name, 2, 1)
+    return msgspec.structs.replace(feed, archives=archives, hub=hub[0], heartbeat_ns=200_000_000)
+
+
+def published(directory: Path, feed: Feed) -> list[tuple[int, int, int, bytes, bytes | None]]:
+    """All that a hub has published, once it has ended: (epoch, slice, sequence, topic, payload), in order."""
+    found = [
+        (message.epoch, message.slice_id, message.sequence, message.topic, message.payload)
+        for manifest in sorted((directory / feed.name).glob("*/manifest.json"))
+        for batch in Recording.open(manifest.parent).batches()
+        for message in batch
+    ]
+    return sorted(found, key=lambda each: each[:3])

@@ -1,0 +1,236 @@
+"""Kill, stop and end a hub and its clients: each put is published once, in its client's order, and got once.
+
+One client goes on by `numbered`, another one gives ids and puts again from the last that was acknowledged. What a
+reader gets goes to a file of its own, with the place of each message, before it commits.
+"""
+
+from __future__ import annotations
+
+import signal
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from time import monotonic
+from typing import Final
+
+import msgspec
+
+from blackbox.testing import wait_until
+from tests.hub.hubs import hub_feed, published
+from tests.torture.nursery import Nursery
+from tests.torture.outcome import Outcome
+
+PREPARE: Final = """
+def prepare():
+    import logging, tempfile
+    from tests.hub.hubs import hub_feed
+    logging.disable()
+    with tempfile.TemporaryDirectory() as place:
+        feed = hub_feed("warm")
+        with Hub(feed, place) as hub, Client(feed, "warm", place + "/reader") as client:
+            client.subscribe(b"", 60)
+            client.put(b"A", b"1", b"id", timeout=60)
+            client.put_many((b"A",), numpy.zeros(10, int), numpy.zeros((10, 8), numpy.uint8))
+            client.get(b"", 60)
+            client.commit()
+"""
+SERVE: Final = """
+def work(directory, fsync):
+    with Hub(feed, directory, fsync=fsync, fsync_interval_ns=20_000_000):
+        notes[0] = 1
+        wait_until(lambda: notes[1], 3600)
+    notes[2] = 1
+"""
+PUT: Final = """
+def work(name, seed, acknowledged):
+    import random, struct
+    chance = random.Random(int(seed))
+    has_ids = name.startswith("ids")
+    client = Client(feed, None if has_ids else name, acknowledged=acknowledged).start()
+    number = notes[ACKED] if has_ids else client.numbered(600)
+    going = []
+    while True:
+        while going and (going[0][1].done() or len(going) > 200):
+            last, future = going.pop(0)
+            future.result(600)
+            notes[ACKED] = last
+        if number >= notes[WANTED]:
+            threading.Event().wait(0.0005)
+            continue
+        number += 1
+        topic, data = f"{chance.choice('ABCDEFGH')}.{name}".encode(), struct.pack("<q", number)
+        going.append((number, client.put_soon(topic, data, data + name.encode() if has_ids else None, timeout=600)))
+"""
+WANTED, ACKED = range(2)
+NOTES: Final = "WANTED, ACKED = range(2)\n"
+GET: Final = """
+def work(directory, path, seed):
+    import random
+    chance = random.Random(int(seed))
+    with open(path, "rb") as file:
+        got = msgspec.json.decode(file.read(), type=list[tuple[int, int, int]])
+    last = {place[1]: place for place in got}
+    client = Client(feed, "reader", directory).start()
+    if b"" not in client.subscriptions:
+        client.subscribe(b"", 600)
+    notes[0] = 1
+    while True:
+        for _ in range(chance.randrange(1, 200)):
+            try:
+                message = client.get(b"", 0.02)
+            except TimeoutError:
+                break
+            place = message.epoch, message.slice_id, message.sequence
+            if place > last.get(place[1], (0, 0, -1)):
+                got.append(place)
+                last[place[1]] = place
+        with open(path + ".new", "wb") as file:
+            file.write(msgspec.json.encode(got))
+        os.replace(path + ".new", path)
+        client.commit(60)
+        notes[1] = len(got)
+"""
+SCHEDULES: Final = 25
+"""After so many all begins anew, in another place."""
+MESSAGES: Final = 300
+_PATIENCE_S: Final = 120.0
+_HARMS: Final = (
+    *("hub killed", "hub killed", "hub stopped", "hub ended", "reader killed", "reader stopped"),
+    *("numbers killed", "numbers stopped", "ids killed", "ids stopped"),
+)
+
+
+class _House:
+    """A hub, two clients that put and one that gets, that go on from one schedule to the next."""
+
+    def __init__(self, stack: ExitStack, random: Random, place: Path) -> None:
+        self._random, self.place = random, place
+        self.feed = feed = hub_feed("killed-hubs", slices=random.choice((1, 2)))
+        self._fsync, self.acknowledged = random.choice(("interval", "block")), random.choice(("recorded", "synced"))
+        self.state = place / "got"
+        self.state.write_bytes(b"[]")
+        self.of = {
+            "hub": stack.enter_context(Nursery(feed, PREPARE + SERVE, notes=3)),
+            "reader": stack.enter_context(Nursery(feed, PREPARE + GET, notes=2)),
+            "numbers": stack.enter_context(Nursery(feed, NOTES + PREPARE + PUT, notes=2)),
+            "ids": stack.enter_context(Nursery(feed, NOTES + PREPARE + PUT, notes=2)),
+        }
+        self._stopped: list[Nursery] = []
+        self.begin("hub")
+        self.begin("reader")
+        wait_until(lambda: self.of["reader"].notes[0], _PATIENCE_S, "the reader has subscribed")
+        self.begin("numbers")
+        self.begin("ids")
+
+    def begin(self, who: str) -> None:
+        nursery, seed = self.of[who], self._random.randrange(1 << 30)
+        if who == "hub":
+            nursery.notes[:] = 0
+            nursery.begin((self.place / "hub", self._fsync))
+        elif who == "reader":
+            nursery.begin((self.place / "reader", self.state, seed))
+        else:
+            nursery.begin((who, seed, self.acknowledged))
+
+    def want(self, count: int) -> None:
+        for who in ("numbers", "ids"):
+            self.of[who].notes[WANTED] += count
+
+    def go_on(self) -> None:
+        for nursery in self._stopped:
+            nursery.signal(signal.SIGCONT)
+        self._stopped.clear()
+
+    def harm(self, harm: str) -> None:
+        who, how = harm.split()
+        nursery = self.of[who]
+        if how == "stopped":
+            nursery.signal(signal.SIGSTOP)
+            self._stopped.append(nursery)
+            return
+        if nursery in self._stopped:
+            self.go_on()
+        if how == "ended":
+            wait_until(lambda: nursery.notes[0], _PATIENCE_S, "the hub has begun")
+            nursery.notes[1] = 1
+            wait_until(lambda: nursery.notes[2], _PATIENCE_S, "the hub has ended")
+        nursery.kill()
+        self.begin(who)
+
+    def is_acknowledged(self) -> bool:
+        return all(self.of[who].notes[WANTED] == self.of[who].notes[ACKED] for who in ("numbers", "ids"))
+
+    def wanted(self) -> int:
+        return int(self.of["ids"].notes[WANTED] + self.of["numbers"].notes[WANTED])
+
+    def has_got(self) -> bool:
+        return bool(self.of["reader"].notes[1] == self.wanted())
+
+    def defects(self) -> Iterator[str]:
+        """Yield what is wrong with what was published and got; the hub has ended."""
+        said = published(self.place / "hub", self.feed)
+        for who in ("numbers", "ids"):
+            mine = [
+                (place[:3], struct.unpack("<q", payload or b"")[0])
+                for *place, topic, payload in said
+                if topic[2:] == who.encode()
+            ]
+            expected = list(range(1, int(self.of[who].notes[WANTED]) + 1))
+            if sorted(number for _, number in mine) != expected:
+                yield f"{who}: {len(mine)} were published, expected 1 to {expected[-1]} once each"
+            for slice_id in range(len(self.feed.slices)):
+                numbers = [number for (_, place, _), number in mine if place == slice_id]
+                if numbers != sorted(numbers):
+                    yield f"{who}: those of slice {slice_id} were published in another order"
+        got: list[tuple[int, int, int]] = msgspec.json.decode(self.state.read_bytes(), type=list[tuple[int, int, int]])
+        if sorted(got) != [place[:3] for place in said]:
+            yield f"{len(got)} messages were got, expected the {len(said)} published, each once"
+        if got != sorted(got, key=lambda each: each[1]) and any(
+            [place for place in got if place[1] == slice_id] != sorted(place for place in got if place[1] == slice_id)
+            for slice_id in range(len(self.feed.slices))
+        ):
+            yield "they were got in another order"
+
+
+def attack(random: Random, seconds: float) -> Outcome:
+    """Run schedules: messages are put, processes harmed meanwhile; in the end each was published and got once."""
+    outcome, until = Outcome(0, "schedules of killed hubs"), monotonic() + seconds
+    while outcome.tried == 0 or monotonic() < until:
+        with TemporaryDirectory() as place, ExitStack() as stack:
+            house = _House(stack, random, Path(place))
+            try:
+                for _ in range(SCHEDULES):
+                    if outcome.tried == 0 or monotonic() < until:
+                        _run(random, house)
+                        outcome.tried += 1
+                house.harm("hub ended")
+                house.of["hub"].kill()
+            except TimeoutError as error:
+                notes = {who: nursery.notes.tolist() for who, nursery in house.of.items()}
+                outcome.found.append(f"schedule {outcome.tried}: {error}: {notes}")
+                house.of["hub"].kill()
+            outcome.found += [f"up to schedule {outcome.tried}: {defect}" for defect in house.defects()]
+    return outcome
+
+
+def _run(random: Random, house: _House) -> None:
+    harms: dict[int, list[str]] = {}
+    for harm in ("hub killed", *random.choices(_HARMS, k=random.randrange(5))):
+        harms.setdefault(random.randrange(MESSAGES - 40), []).append(harm)
+    wanted = 0
+    while wanted < MESSAGES:
+        count = min(random.randrange(1, 40), MESSAGES - wanted)
+        house.want(count)
+        for place in range(wanted, wanted + count):
+            for harm in harms.pop(place, ()):
+                house.harm(harm)
+        if random.random() < 0.5:
+            house.go_on()
+            wait_until(house.is_acknowledged, _PATIENCE_S, "all was acknowledged")
+        wanted += count
+    house.go_on()
+    wait_until(house.is_acknowledged, _PATIENCE_S, "all was acknowledged")
+    wait_until(house.has_got, _PATIENCE_S, "all was got")
