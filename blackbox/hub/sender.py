@@ -175,9 +175,10 @@ class Sender:
     def flush(self, until: float) -> None:
         """Wait until the hub has answered all that was put. Raises NotStoredError, HubError."""
         with self._changed:
+            self._check()
             while self._puts:
-                self._check()
                 self._wait(until, f"{self._puts} puts")
+                self._check()
 
     def close(self) -> None:
         """End; what the hub has not answered fails."""

@@ -1,0 +1,154 @@
+"""Getting: durable subscriptions, from the place where they began until they are ended, each message once a commit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blackbox import Client, ConfigError, Feed, Hub, HubError
+from blackbox.hub.inbox import name_of, prefix_of
+from tests.hub.hubs import hub_feed
+from tests.support import Script
+
+WAIT_S = 60.0
+
+
+def numbers(client: Client, prefix: bytes, count: int) -> list[int]:
+    return [int(client.get(prefix, WAIT_S).payload) for _ in range(count)]
+
+
+def put_numbers(client: Client, begin: int, stop: int, topic: bytes = b"A.x") -> None:
+    for number in range(begin, stop):
+        client.put_soon(topic, b"%d" % number)
+    client.flush()
+
+
+def reader(feed: Feed, place: Path) -> Client:
+    return Client(feed, "reader", place / "reader")
+
+
+def test_all_that_is_put_after_subscribe_is_got_once(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path / "hub"), reader(feed, tmp_path) as client:
+        put_numbers(client, 0, 10)
+        client.subscribe(b"A.")
+        client.subscribe(b"A.")
+        put_numbers(client, 10, 1_000)
+        put_numbers(client, 0, 5, b"B.x")
+        assert numbers(client, b"A.", 990) == list(range(10, 1_000))
+        with pytest.raises(TimeoutError):
+            client.get(b"A.", 0.1)
+        assert client.subscriptions == [b"A."]
+
+
+def test_what_was_got_since_the_last_commit_comes_again(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path / "hub"):
+        with reader(feed, tmp_path) as client:
+            client.subscribe(b"")
+            put_numbers(client, 0, 100)
+            assert numbers(client, b"", 30) == list(range(30))
+            client.commit()
+            assert numbers(client, b"", 20) == list(range(30, 50))
+        with reader(feed, tmp_path) as client:
+            assert client.subscriptions == [b""]
+            assert numbers(client, b"", 70) == list(range(30, 100))
+            client.commit()
+        with reader(feed, tmp_path) as client:
+            put_numbers(client, 100, 110)
+            assert numbers(client, b"", 10) == list(range(100, 110))
+
+
+def test_subscriptions_each_have_their_own_position(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path / "hub"), reader(feed, tmp_path) as client:
+        client.subscribe(b"A")
+        client.subscribe(b"A.x")
+        put_numbers(client, 0, 20)
+        assert numbers(client, b"A.x", 20) == list(range(20))
+        client.commit()
+        assert numbers(client, b"A", 20) == list(range(20))
+
+
+def test_what_is_here_is_got_while_the_hub_is_away_and_the_rest_when_it_is_back(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    with reader(feed, tmp_path) as client:
+        with Hub(feed, tmp_path / "hub"):
+            client.subscribe(b"")
+            put_numbers(client, 0, 50)
+            assert numbers(client, b"", 1) == [0]
+            # All have come by the time the hub has ended in order: it sends before it says that it ends.
+        assert numbers(client, b"", 49) == list(range(1, 50))
+        with pytest.raises(TimeoutError, match="nothing came in"):
+            client.get(b"", 0.2)
+        with Hub(feed, tmp_path / "hub"):
+            put_numbers(client, 50, 60)
+            assert numbers(client, b"", 10) == list(range(50, 60))
+
+
+def test_a_subscription_that_begins_while_the_hub_is_away_says_so(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path / "hub"), reader(feed, tmp_path) as client:
+        client.subscribe(b"")
+        put_numbers(client, 0, 5)
+    with reader(feed, tmp_path) as client:
+        with pytest.raises(TimeoutError, match="the hub is away"):
+            client.get(b"", 0.5)
+        with Hub(feed, tmp_path / "hub"):
+            assert numbers(client, b"", 5) == list(range(5))
+
+
+def test_unsubscribe_is_durable_and_subscribe_begins_anew(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path / "hub"):
+        with reader(feed, tmp_path) as client:
+            client.subscribe(b"A")
+            client.subscribe(b"B")
+            put_numbers(client, 0, 10)
+            numbers(client, b"A", 1)
+            client.unsubscribe(b"A")
+            with pytest.raises(HubError, match=r"prefix was b'A', expected one that is subscribed to: \[b'B'\]"):
+                client.get(b"A")
+        with reader(feed, tmp_path) as client:
+            assert client.subscriptions == [b"B"]
+            with pytest.raises(HubError):
+                client.unsubscribe(b"A")
+            client.subscribe(b"A")
+            put_numbers(client, 10, 12)
+            assert numbers(client, b"A", 2) == [10, 11]
+
+
+def test_a_client_killed_behind_subscribe_is_still_subscribed(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    code = f"""
+    client = Client(feed, "reader", {str(tmp_path / "reader")!r}).start()
+    client.subscribe(b"A")
+    say("subscribed")
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    with Hub(feed, tmp_path / "hub"):
+        with Script(code, feed) as script:
+            script.expect("subscribed")
+            assert script.finish()[0] == -9
+        with reader(feed, tmp_path) as client:
+            put_numbers(client, 0, 3)
+            assert numbers(client, b"A", 3) == [0, 1, 2]
+
+
+def test_a_client_without_a_name_or_directory_cannot_subscribe(tmp_path: Path) -> None:
+    feed = hub_feed()
+    with pytest.raises(ConfigError, match="expected both to subscribe"):
+        Client(feed, directory=tmp_path)
+    with Client(feed, "desk") as client, pytest.raises(ConfigError, match="directory was None"):
+        client.subscribe(b"A")
+
+
+@given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9.-]{0,31}", fullmatch=True), st.binary(max_size=12), st.text(max_size=5))
+def test_a_consumer_s_name_tells_client_and_prefix(client: str, prefix: bytes, other: str) -> None:
+    name = name_of(client, prefix)
+    assert prefix_of(client, name) == prefix
+    if other and not client.startswith(other) and "_" not in other:
+        assert prefix_of(other, name) is None

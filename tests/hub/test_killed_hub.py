@@ -1,0 +1,180 @@
+"""A hub that is killed, or whose system lost power: the next one has what it had taken, each put once."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from blackbox import Client, Feed, Hub, HubError, Publisher
+from blackbox.archive import outbox as outbox_module
+from blackbox.hub.hub import _Fresh
+from blackbox.testing import wait_until
+from tests.hub.hubs import HUB, hub_feed, published
+from tests.torture.nursery import Nursery
+
+
+def payloads(place: Path, feed: Feed) -> list[bytes]:
+    return [bytes(each[-1] or b"") for each in published(place, feed)]
+
+
+@pytest.fixture
+def feed() -> Feed:
+    return hub_feed(slices=1)
+
+
+@pytest.mark.parametrize("acknowledged", ["recorded", "synced"])
+def test_a_killed_hub_goes_on_and_what_was_put_meanwhile_is_stored_once(
+    tmp_path: Path, feed: Feed, acknowledged: str
+) -> None:
+    with Nursery(feed, HUB, 1) as hub, Client(feed, "desk", acknowledged=acknowledged) as client:  # type: ignore[arg-type]
+        hub.begin((tmp_path,))
+        futures = []
+        for number in range(3_000):
+            futures.append(client.put_soon(b"A.x", b"%d" % number, timeout=60))
+            if number % 1_000 == 500:
+                futures[-1].result(60)
+                hub.kill()
+                hub.begin((tmp_path,))
+        client.flush(60)
+        assert [future.result().sequence for future in futures] == list(range(3_000))
+        assert len({future.result().epoch for future in futures}) == 1
+        assert client.numbered() == 3_000
+        wait_until(lambda: hub.notes[0] == 4, 60)
+        hub.kill()
+    assert payloads(tmp_path, feed) == [b"%d" % number for number in range(3_000)]
+
+
+class KilledError(BaseException):
+    """The hub dies here."""
+
+
+def dying_at(feed: Feed, place: Path, monkeypatch: pytest.MonkeyPatch, when: Callable[[int], bool]) -> Path:
+    """Put ten messages; the hub takes all and publishes those before `when`. Return what is there when it dies."""
+    publish, published_so_far = Hub._publish, [0]
+
+    def dies(self: Hub, fresh: _Fresh) -> None:
+        if not when(published_so_far[0]):
+            publish(self, fresh)
+        published_so_far[0] += 1
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Hub, "_publish", dies)
+        with Hub(feed, place / "hub") as hub:
+            with Client(feed) as client:
+                for number in range(10):
+                    client.put(b"A.x", b"%d" % number, b"id-%d" % number)
+            hub._publisher.flush()
+            shutil.copytree(place / "hub", place / "left")
+    return place / "left"
+
+
+@pytest.mark.parametrize("taken", [0, 4, 9])
+def test_what_was_answered_and_not_published_is_published_by_the_next_hub(
+    tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    left = dying_at(feed, tmp_path, monkeypatch, lambda number: number >= taken)
+    with Hub(feed, left), Client(feed) as client:
+        again = client.put(b"A.x", b"9", b"id-9")
+        assert again.sequence == 9
+        assert client.put(b"A.x", b"10").sequence == 10
+    assert payloads(left, feed) == [b"%d" % number for number in range(11)]
+
+
+def test_a_hub_killed_again_and_again_while_it_publishes_what_was_left_publishes_it_once(
+    tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = dying_at(feed, tmp_path, monkeypatch, lambda number: number >= 2)
+    publish = Hub._publish
+    for run in range(3):
+        count = [0]
+
+        def dies(self: Hub, fresh: _Fresh, count: list[int] = count) -> None:
+            if count[0] == 2:
+                self._publisher.flush()
+                shutil.copytree(left, tmp_path / f"left-{run}")
+                raise KilledError
+            count[0] += 1
+            publish(self, fresh)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Hub, "_publish", dies)
+            with pytest.raises(KilledError):
+                Hub(feed, left).start()
+        left = tmp_path / f"left-{run}"
+    with Hub(feed, left):
+        pass
+    assert payloads(left, feed) == [b"%d" % number for number in range(10)]
+
+
+def test_after_a_power_cut_what_the_outbox_lost_is_published_in_the_next_epoch_once(
+    tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = dying_at(feed, tmp_path, monkeypatch, lambda number: number >= 6)
+    boot = tmp_path / "boot_id"
+    boot.write_text("another start of the system")
+    monkeypatch.setattr(outbox_module, "_BOOT_ID", boot)
+    with Hub(feed, left) as hub, Client(feed) as client:
+        epoch = hub.epoch
+        again = client.put(b"A.x", b"8", b"id-8")
+        assert (again.epoch, again.sequence) == (epoch, 2)
+        assert client.put(b"A.x", b"10").sequence == 4
+    assert [(each[0] == epoch, each[2], each[-1]) for each in published(left, feed)] == [
+        *((False, number, b"%d" % number) for number in range(6)),
+        *((True, number - 6, b"%d" % number) for number in range(6, 11)),
+    ]
+
+
+def test_a_hub_that_ended_in_order_begins_an_epoch_and_publishes_nothing_again(tmp_path: Path, feed: Feed) -> None:
+    for run in range(3):
+        with Hub(feed, tmp_path), Client(feed, "desk") as client:
+            assert client.numbered() == 5 * run
+            for number in range(5):
+                assert client.put(b"A.x", b"%d" % (5 * run + number)).sequence == number
+    assert payloads(tmp_path, feed) == [b"%d" % number for number in range(15)]
+
+
+def test_a_hub_that_has_lost_what_it_had_is_told_by_its_clients(tmp_path: Path, feed: Feed) -> None:
+    client = Client(feed, "desk").start()
+    with Hub(feed, tmp_path / "first"):
+        client.put(b"A.x", b"1")
+    with Hub(feed, tmp_path / "second"), pytest.raises(HubError, match="client 'desk' was not known"):
+        client.put(b"A.x", b"2", timeout=30)
+    with pytest.raises(HubError, match="client 'desk' was not known"):
+        client.close()
+
+
+def test_a_hub_whose_outbox_cannot_write_ends_with_an_error_and_the_next_one_has_all(
+    tmp_path: Path, feed: Feed
+) -> None:
+    full = """
+def work(directory):
+    import resource
+    hub = Hub(feed, directory).start()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, resource.RLIM_INFINITY))
+    try:
+        hub.run()
+    except HubError as error:
+        print(error, flush=True)
+"""
+    with Nursery(feed, full, 1) as hub, Client(feed) as client:
+        hub.begin((tmp_path,))
+        futures = [client.put_soon(b"A.x", b"%d" % number * 5_000, timeout=60) for number in range(300)]
+        status, said = hub.wait()
+        assert status == 0
+        assert len(said) == 1, said
+        with Hub(feed, tmp_path):
+            client.flush(60)
+            assert [future.result().sequence for future in futures] == list(range(300))
+    assert payloads(tmp_path, feed) == [b"%d" % number * 5_000 for number in range(300)]
+
+
+def test_no_other_publisher_can_use_the_outbox_of_a_hub(tmp_path: Path, feed: Feed) -> None:
+    from blackbox import JournalError
+
+    other = msgspec.structs.replace(hub_feed("hub", slices=1), archives=())
+    with Hub(feed, tmp_path), pytest.raises(JournalError):
+        Publisher(other, outbox=tmp_path).start()

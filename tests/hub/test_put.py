@@ -1,0 +1,397 @@
+"""Putting: each message is stored once, where its answer says, in its client's order."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blackbox import AsyncClient, Client, ConfigError, Feed, Hub, HubError, JournalError, NotStoredError
+from blackbox.hub import hub as hub_module
+from blackbox.hub.protocol import ANSWERS, ENCODER, MOST_BYTES, Ended, Expected, Hello, Put, Refused, Stored, Welcome
+from blackbox.testing import wait_until
+from tests.hub.hubs import hub_feed, published
+
+
+class Peer:
+    """A client by hand: what it sends, and what comes."""
+
+    def __init__(self, feed: Feed, name: str = "peer", session: int = 1) -> None:
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.linger, self.socket.rcvhwm = 0, 1
+        self.socket.connect(feed.hub)
+        self.feed, self.name, self.session = feed, name, session
+
+    def ask(self, request: Any) -> Any:
+        self.socket.send(request if isinstance(request, bytes) else ENCODER.encode(request))
+        return self.answer()
+
+    def answer(self) -> Any:
+        assert self.socket.poll(30_000), "the hub did not answer"
+        return ANSWERS.decode(self.socket.recv())
+
+    def hello(self) -> Any:
+        return self.ask(Hello(self.name, self.session, self.feed.name, 7))
+
+    def puts(self, first: int, *payloads: bytes, **changes: Any) -> Put:
+        index = numpy.zeros(len(payloads), numpy.int32)
+        offsets = numpy.cumsum([0, *map(len, payloads)]).astype(numpy.int64)
+        put = Put(
+            *(self.name, self.session, first, len(payloads), False, [b"A.x"], index.tobytes(), offsets.tobytes()),
+            *(b"".join(payloads), b"", b"", []),
+        )
+        return msgspec.structs.replace(put, **changes)
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+        self.context.term()
+
+
+def test_a_put_is_where_its_answer_says(tmp_path: Path) -> None:
+    feed = hub_feed()
+    with Hub(feed, tmp_path) as hub, Client(feed) as client:
+        places = [
+            client.put(topic, b"%d" % at, ts_event=at) for at, topic in enumerate([b"A.x", b"B.x", b"A.y", b"C.x"])
+        ]
+        places.append(client.put(b"A.x", None))
+        assert client.numbered() == 5
+        assert hub.statistics().stored == 5
+    said = {(each[1], each[0], each[2]): each[3:] for each in published(tmp_path, feed)}
+    expected = [(b"A.x", b"0"), (b"B.x", b"1"), (b"A.y", b"2"), (b"C.x", b"3"), (b"A.x", None)]
+    assert [said[place] for place in places] == expected
+    assert len(said) == 5
+
+
+@settings(max_examples=15)
+@given(
+    parts=st.lists(
+        st.tuples(
+            st.booleans(),
+            st.lists(st.tuples(st.sampled_from([b"A.x", b"B", b"C.y"]), st.binary(max_size=9)), max_size=40),
+        ),
+        max_size=6,
+    )
+)
+def test_columns_and_single_puts_are_stored_in_their_order(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[bool, list[tuple[bytes, bytes]]]]
+) -> None:
+    feed, place = hub_feed(), tmp_path_factory.mktemp("hub")
+    found = []
+    with Hub(feed, place), Client(feed) as client:
+        for is_columns, puts in parts:
+            topics = list(dict.fromkeys(topic for topic, _ in puts))
+            if is_columns:
+                index = [topics.index(topic) for topic, _ in puts]
+                offsets = numpy.cumsum([0, *(len(data) for _, data in puts)])
+                placed = client.put_many(topics, index, b"".join(data for _, data in puts) or b"-", None, offsets)
+                found += [(int(each["slice"]), int(each["sequence"])) for each in placed]
+            else:
+                futures = [client.put_soon(topic, data) for topic, data in puts]
+                client.flush()
+                found += [(future.result().slice_id, future.result().sequence) for future in futures]
+    flat = [put for _, puts in parts for put in puts]
+    following: dict[int, int] = {}
+    expected = []
+    for topic, _ in flat:
+        slice_id = feed.slice_of(topic)
+        expected.append((slice_id, following.get(slice_id, 0)))
+        following[slice_id] = expected[-1][1] + 1
+    assert found == expected
+    said = {(each[1], each[2]): each[3:] for each in published(place, feed)}
+    assert [said[each] for each in found] == flat
+
+
+def test_ten_thousand_are_on_their_way_and_none_is_lost(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path), Client(feed) as client:
+        futures = [client.put_soon(b"A.x", b"%d" % number) for number in range(10_000)]
+        client.flush()
+        assert [future.result().sequence for future in futures] == list(range(10_000))
+        places = client.put_many((b"A.x",), numpy.zeros(10_000, int), numpy.zeros((10_000, 300), numpy.uint8))
+        assert places["sequence"].tolist() == list(range(10_000, 20_000))
+    said = published(tmp_path, feed)
+    assert [payload for *_, payload in said[:10_000]] == [b"%d" % number for number in range(10_000)]
+    assert len(said) == 20_000
+
+
+def test_an_id_is_stored_once_by_whoever_puts_it_again(tmp_path: Path) -> None:
+    feed = hub_feed()
+    with Hub(feed, tmp_path), Client(feed) as one, Client(feed) as other:
+        place = one.put(b"A.x", b"1", b"order-1")
+        assert one.put(b"A.x", b"1", b"order-1") == place == other.put(b"A.x", b"1", b"order-1")
+        ids = [b"order-1", b"order-2", b"order-2", b""]
+        many = other.put_many((b"A.x",), [0] * 4, numpy.zeros((4, 1), numpy.uint8), ids=ids)
+        assert many["sequence"].tolist() == [0, 1, 1, 2]
+        assert many["is_new"].tolist() == [0, 1, 0, 1]
+    assert len(published(tmp_path, feed)) == 3
+
+
+def test_ids_and_requests_are_remembered_as_long_as_it_says(tmp_path: Path) -> None:
+    feed = hub_feed()
+    with Hub(feed, tmp_path, remember_ids=3, remember_puts=2), Client(feed) as client, Peer(feed) as peer:
+        peer.hello()
+        first = peer.puts(1, b"first")
+        assert isinstance(peer.ask(first), Stored)
+        kept = [client.put(b"A.x", b"", b"%d" % number) for number in range(4)]
+        assert client.put(b"A.x", b"", b"1") == kept[1]
+        assert client.put(b"A.x", b"", b"0") != kept[0]
+        deadline = time.monotonic() + 60
+        while isinstance(answer := peer.ask(first), Stored) and time.monotonic() < deadline:
+            client.put(b"A.x", b"")
+        assert isinstance(answer, Refused)
+        assert "answered before" in answer.why
+
+
+def test_a_hub_that_is_away_is_a_clear_error_and_the_same_id_later_is_stored_once(tmp_path: Path) -> None:
+    feed = hub_feed()
+    client = Client(feed).start()
+    with pytest.raises(NotStoredError, match=rf"hub {feed.hub} did not answer in time that it has the put of b'A.x'"):
+        client.put(b"A.x", b"1", b"id", timeout=0.3)
+    with pytest.raises(NotStoredError, match="1 puts"):
+        client.flush(0.1)
+    with Hub(feed, tmp_path):
+        place = client.put(b"A.x", b"1", b"id", timeout=30)
+        client.close(30)
+    assert [each[:3] for each in published(tmp_path, feed)] == [(place.epoch, place.slice_id, place.sequence)]
+
+
+def test_what_was_put_while_the_hub_was_away_is_stored_in_order_when_it_comes(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    with Client(feed, in_flight=50) as client:
+        for number in range(50):
+            client.put_soon(b"A.x", b"%d" % number)
+        with pytest.raises(NotStoredError, match="the 50 puts that are on their way, so that there is room"):
+            client.put_soon(b"A.x", b"50", timeout=0.1)
+        with Hub(feed, tmp_path):
+            client.flush(30)
+    assert [each[-1] for each in published(tmp_path, feed)] == [b"%d" % number for number in range(50)]
+
+
+def test_a_client_that_ends_says_what_was_not_stored() -> None:
+    client = Client(hub_feed()).start()
+    future = client.put_soon(b"A.x", b"1")
+    with pytest.raises(NotStoredError):
+        client.close(0.1)
+    with pytest.raises(HubError, match="closed before the hub had answered"):
+        future.result(10)
+    with pytest.raises(HubError):
+        client.put(b"A.x", b"1")
+
+
+def test_a_later_process_takes_a_name_over_and_the_one_before_is_told(tmp_path: Path) -> None:
+    feed = hub_feed()
+    with Hub(feed, tmp_path):
+        before = Client(feed, "desk").start()
+        before.put(b"A.x", b"1")
+        with Client(feed, "desk") as after:
+            assert after.numbered() == 1
+            with pytest.raises(HubError, match="client 'desk' was begun elsewhere since"):
+                before.put(b"A.x", b"2")
+            after.put(b"A.x", b"3")
+            assert after.numbered() == 2
+        with pytest.raises(HubError):
+            before.close()
+    assert [each[-1] for each in published(tmp_path, feed)] == [b"1", b"3"]
+
+
+def test_a_client_whose_clock_is_behind_takes_its_name_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = hub_feed()
+    with Hub(feed, tmp_path):
+        with Client(feed, "desk") as before:
+            before.put(b"A.x", b"1")
+        after = Client(feed, "desk")
+        monkeypatch.setattr(after._sender, "_session", 5)
+        with after:
+            after.put(b"A.x", b"2", timeout=30)
+            assert after.numbered() == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"topics": [b""]}, "topic"),
+        ({"topics": [b"A" * 2_000]}, "topic had 2000 bytes, expected at most 1024"),
+        ({"index": b"\1\0\0\0"}, "index was 1 to 1, expected places of 1 topics"),
+        ({"index": b"\0"}, "index had 1 bytes, expected 4"),
+        ({"offsets": b"\0" * 8}, "offsets had 8 bytes, expected 16"),
+        ({"offsets": numpy.array([0, 9]).tobytes()}, "offsets were from 0 to 9, expected 0 to 2"),
+        ({"times": b"1"}, "times had 1 bytes, expected 8"),
+        ({"valid": b"11"}, "valid had 2 bytes, expected 1"),
+        ({"ids": [b"a", b"b"]}, "ids were 2, expected none or 1"),
+    ],
+)
+def test_a_wrong_request_is_refused_with_what_is_wrong_and_those_behind_it_go_on(
+    tmp_path: Path, changes: dict[str, Any], why: str
+) -> None:
+    feed = hub_feed()
+    with Hub(feed, tmp_path) as hub, Peer(feed) as peer:
+        peer.hello()
+        wrong = peer.puts(1, b"no", **changes)
+        answer = peer.ask(wrong)
+        assert isinstance(answer, Refused)
+        assert why in answer.why
+        assert peer.ask(wrong) == answer
+        assert isinstance(peer.ask(peer.puts(2, b"yes")), Stored)
+        assert hub.statistics().refused == 2
+    assert [each[-1] for each in published(tmp_path, feed)] == [b"yes"]
+
+
+def test_what_cannot_be_read_or_is_of_nobody_is_answered_and_harms_nobody(tmp_path: Path) -> None:
+    feed = hub_feed()
+    with Hub(feed, tmp_path) as hub, Peer(feed) as peer, Client(feed) as client:
+        assert "not understood" in peer.ask(b"\xff\xff").why
+        peer.socket.send_multipart([b"1", b"2", b"3"])
+        assert peer.answer().why == "request had 3 frames, expected 1"
+        assert "was not known" in peer.ask(peer.puts(1, b"1")).why
+        assert "feed was 'other', expected 'hub'" in peer.ask(Hello("peer", 1, "other", 1)).why
+        assert "not understood" in peer.ask(ENCODER.encode(peer.puts(1, b"1", count=1 << 40))).why
+        assert isinstance(peer.hello(), Welcome)
+        assert peer.ask(peer.puts(3, b"3")) == Expected(1)
+        assert isinstance(peer.ask(peer.puts(1, b"1", session=9)), Ended)
+        assert client.put(b"A.x", b"1").sequence == 0
+        assert hub.statistics().refused == 6
+
+
+def test_a_payload_that_is_no_record_of_the_schema_is_refused(tmp_path: Path) -> None:
+    feed = hub_feed(schema="itch50")
+    from blackbox.feed.schema import load_schema
+
+    size = load_schema("itch50").dtype("P").itemsize
+    with Hub(feed, tmp_path), Client(feed) as client:
+        client.put(b"AAPL.P", b"P" + bytes(size - 1))
+        client.put(b"AAPL.P", None)
+        with pytest.raises(HubError, match=rf"payload 0 had {size + 1} bytes, expected {size} of type 'P'"):
+            client.put(b"AAPL.P", b"P" + bytes(size))
+        with pytest.raises(HubError, match="payload 0 had 1 bytes, expected that of a type of the schema"):
+            client.put(b"AAPL.P", b"\0")
+        with pytest.raises(HubError, match="payload 0 had 0 bytes"):
+            client.put(b"AAPL.P", b"")
+    assert len(published(tmp_path, feed)) == 2
+
+
+def test_what_a_client_sees_itself_is_refused_before_it_is_sent() -> None:
+    feed = hub_feed()
+    client = Client(feed)
+    with pytest.raises(ConfigError, match=f"payload had {MOST_BYTES + 1} bytes, expected at most {MOST_BYTES}"):
+        client.put(b"A.x", bytes(MOST_BYTES + 1))
+    with pytest.raises(TypeError, match="payload was 'text', expected bytes"):
+        client.put(b"A.x", "text")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="topic was str, expected bytes"):
+        client.put("A.x", b"")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="id had 65 bytes, expected at most 64"):
+        client.put(b"A.x", b"", bytes(65))
+    with pytest.raises(ValueError, match="ts_event was"):
+        client.put(b"A.x", b"", ts_event=1 << 63)
+    with pytest.raises(ValueError, match="offsets were"):
+        client.put_many((b"A.x",), [0], b"1", None, [0, 2])
+    with pytest.raises(ConfigError, match="name was 'a_b'"):
+        Client(feed, "a_b")
+    with pytest.raises(ConfigError, match="had no hub"):
+        Client(Feed.local("none"))
+    with pytest.raises(ConfigError, match="key_bytes 1, expected 0"):
+        Client(hub_feed(key_bytes=1))
+
+
+def test_more_topics_than_a_slice_may_have_are_refused_and_the_hub_goes_on(tmp_path: Path) -> None:
+    feed = msgspec.structs.replace(hub_feed(slices=1), max_topics=2)
+    with Hub(feed, tmp_path), Client(feed) as client:
+        client.put(b"A", b"")
+        client.put(b"B", b"")
+        with pytest.raises(HubError, match="slice 0 had 2 topics, its max_topics: b'C' is new"):
+            client.put(b"C", b"")
+        client.put(b"A", b"")
+
+
+def test_a_client_that_reads_no_answers_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "QUEUE_ANSWERS", 2)
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path) as hub, Peer(feed) as peer, Client(feed) as client:
+        peer.hello()
+        payloads = [b""] * 4_096  # an answer has 24 bytes for each
+        for number in range(200):
+            peer.socket.send(ENCODER.encode(peer.puts(1 + 4_096 * number, *payloads)))
+            client.put(b"A.x", b"", timeout=30)
+        wait_until(lambda: hub.statistics().stored == 200 * 4_097, 60)
+        assert hub.statistics().unread > 0
+        for _ in range(200):  # what it did not take it may ask for
+            peer.socket.poll(1_000) and peer.socket.recv()
+        assert isinstance(peer.ask(peer.puts(1, *payloads)), Stored)
+
+
+def test_two_hubs_of_one_directory_are_refused(tmp_path: Path) -> None:
+    feed, other = hub_feed("hub"), hub_feed("hub")
+    with Hub(feed, tmp_path), pytest.raises(JournalError):
+        Hub(other, tmp_path).start()
+
+
+def test_a_hub_whose_endpoint_is_taken_says_so(tmp_path: Path) -> None:
+    feed = hub_feed()
+    with socket.socket() as taken:
+        host, port = feed.hub.removeprefix("tcp://").split(":")
+        taken.bind((host, int(port)))
+        taken.listen()
+        with pytest.raises(OSError, match=f"hub endpoint {feed.hub} is in use"):
+            Hub(feed, tmp_path).start()
+    with Hub(feed, tmp_path), Client(feed) as client:  # all that the first one held is free again
+        client.put(b"A.x", b"")
+
+
+def test_a_put_log_of_another_version_is_refused(tmp_path: Path) -> None:
+    import sqlite3
+
+    feed = hub_feed()
+    sql = sqlite3.connect(tmp_path / "hub.puts")
+    sql.execute("PRAGMA user_version=99")
+    sql.close()
+    with pytest.raises(JournalError, match="had version 99, expected 1"):
+        Hub(feed, tmp_path).start()
+
+
+def test_puts_in_asyncio_are_stored_in_order_and_got(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+
+    async def run() -> list[bytes]:
+        async with AsyncClient(feed, "desk", tmp_path / "desk", in_flight=20) as client, asyncio.timeout(60):
+            await client.subscribe(b"A")
+            places = await asyncio.gather(*(client.put(b"A.x", b"%d" % number) for number in range(20)))
+            assert [place.sequence for place in places] == list(range(20))
+            await asyncio.gather(*(client.put(b"B.x", b"") for _ in range(100)))
+            await client.flush()
+            got = [bytes((await client.get(b"A")).payload) for _ in range(20)]
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await client.get(b"A")
+            await client.commit()
+            await client.unsubscribe(b"A")
+            return got
+
+    with Hub(feed, tmp_path / "hub"):
+        assert asyncio.run(run()) == [b"%d" % number for number in range(20)]
+
+
+def test_what_the_outbox_has_synced_leaves_the_log(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    hub = Hub(feed, tmp_path, fsync_interval_ns=1_000_000)
+    with hub, Client(feed, acknowledged="synced") as client:
+
+        def is_dropped() -> bool:
+            client.put(b"A.x", bytes(100_000))
+            return hub._dropped > 5
+
+        wait_until(is_dropped, 60)
+        assert hub._waiting_bytes < (hub._newest - hub._dropped + 1) * 101_000
