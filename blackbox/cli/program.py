@@ -21,11 +21,14 @@ from blackbox.cli.control import control
 from blackbox.cli.demo import demo
 from blackbox.cli.dump import dump
 from blackbox.cli.export import export
+from blackbox.cli.get import get, unsubscribe
+from blackbox.cli.hub import hub
 from blackbox.cli.import_ import import_
 from blackbox.cli.inspect import inspect
 from blackbox.cli.keys import keys
 from blackbox.cli.positions import positions
 from blackbox.cli.publish import publish
+from blackbox.cli.put import put
 from blackbox.cli.record import record
 from blackbox.cli.relay import relay
 from blackbox.cli.repair import repair
@@ -58,6 +61,10 @@ for _command in (
     publish,
     subscribe,
     relay,
+    hub,
+    put,
+    get,
+    unsubscribe,
     record,
     import_,
     replay,

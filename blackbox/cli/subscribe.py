@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import numpy
 import typer
 from rich.console import Group, RenderableType
 
+from blackbox.cli.get import PositionsOption, subscribe_durably
 from blackbox.cli.ui.feeds import ConfirmTimeout, FeedOption, SilenceTimeout, feed_text, load_feed
 from blackbox.cli.ui.live import Rates, follow, live_screen
 from blackbox.cli.ui.status import exit_statuses, lose
@@ -76,6 +78,15 @@ def subscribe(
             show_default=False,
         ),
     ] = None,
+    durable: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Of a feed with a hub: have what is put from now on kept for `get --name NAME`, and end.",
+            show_default=False,
+        ),
+    ] = None,
+    positions: PositionsOption = Path("positions"),
 ) -> None:
     """Subscribe to a feed by topic prefix; show rates, losses and lag.
 
@@ -88,8 +99,14 @@ def subscribe(
     blackbox subscribe --until-end              end with the publisher; status 4 if anything was lost
 
     blackbox subscribe --feed configs/nasdaq.toml --max-lag 0.5 --on-slow conflate
+
+    blackbox subscribe orders. --feed feed.toml --durable desk-1
     """
     with exit_statuses():
+        prefixes = tuple(dict.fromkeys(text.encode() for text in prefix or ("",)))
+        if durable is not None:
+            subscribe_durably(durable, positions, feed, prefixes, timeout)
+            return
         from blackbox.subscribe.slow_subscriber import SlowPolicy
         from blackbox.subscriber import Subscriber
 
@@ -102,7 +119,6 @@ def subscribe(
             queue_blocks=queue_blocks,
             processes=processes,
         )
-        prefixes = tuple(dict.fromkeys(text.encode() for text in prefix or ("",)))
         view = _SubscriberView(subscriber, prefixes, show)
         say(f"waiting for the publishers of {feed_text(shape)}")
         with ExitStack() as stack:

@@ -84,9 +84,10 @@ class Client:
             if self._is_started:
                 self.flush(timeout)
         finally:
-            self._end()
+            self.end()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End now: what the hub has not answered fails, and may be stored all the same."""
         for inbox in self._inboxes.values():
             inbox.close()
         self._sender.close()
@@ -98,7 +99,7 @@ class Client:
         if kind is None:
             self.close()
         else:
-            self._end()
+            self.end()
 
     def __repr__(self) -> str:
         return f"Client({self.feed!r}, {self.name!r})"

@@ -156,7 +156,11 @@ class Hub:
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Make the hub of a hub file. Raises ConfigError naming what is wrong with it, or with its feed file."""
         settings = msgspec.structs.asdict(HubSettings.load(path))
-        return cls(Feed.load(settings.pop("feed")), settings.pop("directory"), **settings)
+        feed = Feed.load(settings.pop("feed"))
+        try:
+            return cls(feed, settings.pop("directory"), **settings)
+        except ValueError as error:
+            raise ConfigError(f"{os.fspath(path)}: {error}") from None
 
     # For its owner.
 

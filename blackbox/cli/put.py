@@ -1,0 +1,68 @@
+"""`blackbox put`: put messages to a hub."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from blackbox.cli.ui.feeds import FeedOption, load_feed
+from blackbox.cli.ui.status import exit_statuses
+from blackbox.cli.ui.terminal import say
+from blackbox.errors import ConfigError
+
+PutTimeout = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long the hub may take to answer.")]
+
+
+def put(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Its topic.")],
+    payload: Annotated[
+        str, typer.Argument(metavar="PAYLOAD", help="What to put; `-`: each line of stdin, as a message of its own.")
+    ],
+    feed: FeedOption = None,
+    put_id: Annotated[
+        str | None, typer.Option("--id", metavar="ID", help="Put with the same ID again, it is stored once.")
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With `-`: leave out as many lines as the hub has had of NAME already."),
+    ] = None,
+    synced: Annotated[
+        bool, typer.Option("--synced", help="Wait until it is on the hub's disk, not only with its system.")
+    ] = False,
+    timeout: PutTimeout = 10.0,
+) -> None:
+    """Put a message, or each line of stdin; print where it is, as SLICE:EPOCH:SEQUENCE, once the hub has it.
+
+    Ends with status 1 when the hub has not answered in time. The message may be stored all the same: put it again with
+    the same --id, or, with `-`, the same lines with the same --name.
+
+    For example:
+
+    blackbox put orders.new '{"id": 17}' --feed feed.toml --id order-17
+
+    blackbox put orders.new - --feed feed.toml --name desk-1 < orders.jsonl
+    """
+    with exit_statuses():
+        from blackbox.hub.client import Client
+
+        lines = payload == "-"
+        if (name is not None and not lines) or (put_id is not None and lines):
+            raise ConfigError(f"name was {name!r} and id {put_id!r}, expected a name with `-` and an id without")
+        client = Client(load_feed(feed), name, acknowledged="synced" if synced else "recorded").start()
+        try:
+            if lines:
+                known = 0 if name is None else client.numbered(timeout)
+                for number, line in enumerate(sys.stdin.buffer):
+                    if number >= known:
+                        client.put_soon(topic.encode(), line.rstrip(b"\n"), timeout=timeout)
+                client.flush(timeout)
+                say(f"{client.numbered(timeout)} messages are stored")
+            else:
+                told = os.fsencode(put_id) if put_id is not None else None
+                place = client.put(os.fsencode(topic), os.fsencode(payload), told, timeout=timeout)
+                typer.echo(f"{place.slice_id}:{place.epoch:016x}:{place.sequence}")
+        finally:
+            client.end()

@@ -1,0 +1,98 @@
+"""`blackbox hub`, `put`, `get`, `subscribe --durable` and `unsubscribe`."""
+
+from __future__ import annotations
+
+import json
+import signal
+from base64 import b64decode
+from pathlib import Path
+
+import pytest
+
+from blackbox import Feed
+from blackbox.feed.endpoint import free_endpoints
+from tests.cli.commands import Command, invoke
+from tests.hub.hubs import published
+
+FEED = """
+name = "orders"
+hub = "{hub}"
+archives = ["{archive}"]
+
+[[slices]]
+endpoints = ["{line}"]
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory with a feed file and a hub file."""
+    (line,), (archive,), (hub,) = free_endpoints("tcp", "orders", 3, 1)
+    (tmp_path / "feed.toml").write_text(FEED.format(line=line, archive=archive, hub=hub))
+    (tmp_path / "hub.toml").write_text('feed = "feed.toml"\ndirectory = "kept"\n')
+    return tmp_path
+
+
+def test_put_and_get_from_outside_while_the_hub_is_killed_and_started(place: Path) -> None:
+    feed = ["--feed", place / "feed.toml"]
+    durable = [*feed, "--positions", place / "positions"]
+    with Command("hub", place / "hub.toml") as hub:
+        hub.read_error("takes puts at")
+        assert invoke("subscribe", "orders.", "--durable", "desk", *durable).status == 0
+        first = invoke("put", "orders.new", "one", "--id", "1", *feed)
+        assert first.status == 0, first.errors
+        assert first.out.split(":")[0::2] == ["0", "0\n"]
+        hub.process.kill()
+        hub.process.wait()
+    away = invoke("put", "orders.new", "two", "--timeout", "0.2", *feed)
+    assert away.status == 1
+    assert "did not answer in time" in away.errors
+    with Command("hub", place / "hub.toml") as hub:
+        hub.read_error("takes puts at")
+        assert invoke("put", "orders.new", "one", "--id", "1", "--timeout", "60", *feed).out == first.out
+        assert invoke("put", "orders.new", "two", "--synced", "--timeout", "60", *feed).status == 0
+        got = invoke("get", "orders.", "--name", "desk", "--count", "2", "--timeout", "60", *durable)
+        assert got.status == 0, got.errors
+        lines = [json.loads(line) for line in got.out.splitlines()]
+        assert [(b64decode(line["payload"]), line["sequence"]) for line in lines] == [(b"one", 0), (b"two", 1)]
+        more = invoke("get", "orders.", "--name", "desk", "--timeout", "0.2", *durable)
+        assert more.status == 1
+        assert "0 messages came, expected 1" in more.errors
+        assert invoke("unsubscribe", "orders.", "--name", "desk", *durable).status == 0
+        assert "expected one that is subscribed to" in invoke("get", "orders.", "--name", "desk", *durable).errors
+        hub.process.send_signal(signal.SIGTERM)
+        assert hub.process.wait(60) == 143
+    said = published(place / "kept", Feed.load(place / "feed.toml"))
+    assert [each[-1] for each in said] == [b"one", b"two"]
+
+
+def test_lines_that_the_hub_has_had_are_left_out(place: Path) -> None:
+    with Command("hub", place / "hub.toml") as hub:
+        hub.read_error("takes puts at")
+        for lines in (range(3), range(10)):
+            (place / "lines").write_text("".join(f"{number}\n" for number in lines))
+            with (place / "lines").open() as file:
+                words = ("put", "orders.new", "-", "--name", "desk", "--feed", place / "feed.toml", "--timeout", "60")
+                with Command(*words, stdin=file.fileno()) as put:
+                    assert put.process.wait(120) == 0
+        hub.process.send_signal(signal.SIGINT)
+        assert hub.process.wait(60) == 130
+    said = published(place / "kept", Feed.load(place / "feed.toml"))
+    assert [each[-1] for each in said] == [b"%d" % number for number in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("file", "why"),
+    [
+        ('feed = "feed.toml"\n', "key 'directory' was missing"),
+        ('feed = "feed.toml"\ndirectory = "kept"\nfsink = "block"\n', "unknown key 'fsink', did you mean 'fsync'?"),
+        ('feed = "none.toml"\ndirectory = "kept"\n', "none.toml' was not found"),
+        ('feed = "feed.toml"\ndirectory = "kept"\nremember_ids = 0\n', "remember_ids was 0"),
+        ("feed = ", "is not TOML"),
+    ],
+)
+def test_a_wrong_hub_file_is_one_clear_error(place: Path, file: str, why: str) -> None:
+    (place / "hub.toml").write_text(file)
+    ended = invoke("hub", place / "hub.toml")
+    assert ended.status == 1
+    assert why in ended.errors
