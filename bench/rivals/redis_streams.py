@@ -45,6 +45,24 @@ def record(address: str) -> None:
         runs.verified(began, ended, partial(expect_stored, stored, load.messages))
 
 
+def acknowledge(address: str) -> None:
+    """Add `calls` times `at_once` messages, in a pipeline each, waiting for the answers."""
+    client = redis.Redis.from_url(address)
+    fields = {b"t": b"AAPL.trade", b"d": bytes(PAYLOAD_BYTES)}
+    for order in orders():
+        client.delete(STREAM)
+        began = time.perf_counter()
+        for _ in range(order["calls"]):
+            if order["at_once"] == 1:
+                client.xadd(STREAM, fields)
+            else:
+                pipeline = client.pipeline(transaction=False)
+                for _ in range(order["at_once"]):
+                    pipeline.xadd(STREAM, fields)
+                pipeline.execute()
+        answer(seconds=time.perf_counter() - began, stored=client.xlen(STREAM))
+
+
 def consume(address: str) -> None:
     """Read all as the consumer of a group, and acknowledge page by page."""
     client = redis.Redis.from_url(address, socket_read_size=_READ_BYTES)

@@ -1,0 +1,83 @@
+"""Putting to a hub and waiting until it has all, a call at a time; every message has 100 bytes.
+
+ours        Client ==requests of columns, TCP loopback==> hub process ==one transaction for all that wait==> put log
+JetStream   nats-py ==a message each, TCP loopback==> nats-server ==write==> files; acknowledgements, one a message
+Redis       redis-py ==XADD in a pipeline, TCP loopback==> redis-server ==write==> append-only file
+
+Recorded: with the system of the host, so that it survives kill -9. Synced: on its disk; JetStream with
+`sync_interval: always`, Redis with `appendfsync always`. Ours publishes all it takes meanwhile, by way of an outbox.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from bench.measure.contest import Contest, expect
+from bench.processes.child import Child
+from bench.rivals.rival import need, tcp
+from bench.rivals.servers import Missing, Server, nats_server, redis_server
+from blackbox import Feed
+
+_CALLS: Final = {"recorded": {1: 1_000, 10_000: 10}, "synced": {1: 300, 10_000: 10}}
+_RIVALS_CALLS: Final = {"recorded": {1: 1_000, 10_000: 3}, "synced": {1: 300, 10_000: 2}}
+_SYNC: Final = {"recorded": "2m", "synced": "always"}
+_APPENDFSYNC: Final = {"recorded": "everysec", "synced": "always"}
+
+
+def _ours(hub: Child, client: Child, how: str, at_once: int, calls: int) -> float:
+    before = hub.ask({})["stored"]
+    told = client.ask({"how": how, "at_once": at_once, "calls": calls})
+    expect("messages stored", hub.ask({})["stored"] - before, at_once * calls)
+    return float(calls / told["seconds"])
+
+
+def _rival(child: Child, at_once: int, calls: int) -> float:
+    told = child.ask({"at_once": at_once, "calls": calls})
+    expect("messages stored", told["stored"], at_once * calls)
+    return float(calls / told["seconds"])
+
+
+@pytest.mark.parametrize("what", ["recorded", "synced"])
+def test_put(benchmark: BenchmarkFixture, tmp_path: Path, what: str) -> None:
+    """Calls/s, each of which returned once the hub had all of it."""
+    contest = Contest(f"Put to a hub, {what}", "calls/s", topology=__doc__, axis="messages a call")
+    with ExitStack() as stack:
+        feed = msgspec.structs.replace(Feed.local(f"hub-{what}", slices=1), archives=(tcp(),), hub=tcp())
+        hub = stack.enter_context(Child("bench.processes.hub:serve", feed=feed, directory=str(tmp_path / "hub")))
+        client = stack.enter_context(Child("bench.processes.hub:put", feed=feed, acknowledged=what))
+        for at_once, calls in _CALLS[what].items():
+            for how in ("put",) if at_once == 1 else ("put_soon", "put_many"):
+                name = "put" if at_once == 1 else f"{how}, flush" if how == "put_soon" else how
+                contest.add(name, partial(_ours, hub, client, how, at_once, calls), promise=what, at=at_once)
+        for name, module, needs, serve in (
+            ("NATS JetStream, nats-server", "nats_jetstream", ("nats-py:nats", "uvloop"), partial(_nats, tmp_path)),
+            ("Redis Streams, redis-server", "redis_streams", ("redis", "hiredis"), _redis),
+        ):
+            try:
+                need(*needs)
+                server = stack.enter_context(serve(what))
+                rival = stack.enter_context(Child(f"bench.rivals.{module}:acknowledge", address=server.url))
+            except Missing as why:
+                contest.skip(name, str(why))
+            else:
+                for at_once, calls in _RIVALS_CALLS[what].items():
+                    run = partial(_rival, rival, at_once, calls)
+                    contest.add(f"{name} {server.version}", run, "rival", what, at=at_once)
+        contest.run(benchmark)
+
+
+def _nats(place: Path, what: str) -> Server:
+    settings = place / "nats.conf"
+    settings.write_text(f'jetstream {{ store_dir: "{place / "nats"}", sync_interval: {_SYNC[what]} }}')
+    return nats_server("-c", str(settings))
+
+
+def _redis(what: str) -> Server:
+    return redis_server("--appendonly", "yes", "--appendfsync", _APPENDFSYNC[what])
