@@ -145,6 +145,8 @@ class Hub:
         self._topics = [0] * len(feed.slices)
         self._following = numpy.zeros(len(feed.slices), numpy.int64)
         """By slice, the number of its next message."""
+        self._has_begun = False
+        """Whether a message of the epoch is in the outbox."""
         self._newest = self._waiting_bytes = 0
         """The last request that was taken, and the bytes of those that wait for the outbox to be synced."""
         self._touched: dict[int, int] = {}
@@ -219,6 +221,8 @@ class Hub:
             self.epoch = publisher.epoch
             self._following = numpy.array([publisher.numbered(each) for each in range(len(self.feed.slices))])
             self._put_again()
+            publisher.flush()
+            self._has_begun = bool(self._following.any())
             context = stack.enter_context(new_context("hub", _NEEDS))
             gate = open_gate(context, self.feed, (self.feed.hub,), f"hub of feed {self.feed.name!r}")
             if gate is not None:
@@ -266,9 +270,11 @@ class Hub:
         synced = any(isinstance(each, Put) and each.synced for _, _, each in requests)
         with self._log.transaction(synced=synced):
             answers = [(client, self._answer(request, text, fresh)) for client, text, request in requests]
-        for each in fresh:
-            self._publish(each)
-        for client, answer in answers:
+        if fresh and not self._has_begun:  # the epoch goes on after a kill once something of it is in the outbox
+            self._publish(fresh.pop(0))
+            self._publisher.flush()
+            self._has_begun = True
+        for client, answer in answers:  # first: what is in the log will be published, whatever happens
             self._counts["refused"] += isinstance(answer, Refused | Ended)
             try:
                 socket.send_multipart([client, ENCODER.encode(answer)], zmq.NOBLOCK)
@@ -276,6 +282,8 @@ class Hub:
                 if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                     raise
                 self._counts["unread"] += 1
+        for each in fresh:
+            self._publish(each)
         self._drop()
 
     def _answer(self, request: Hello | Put | Ended, text: bytes, fresh: list[_Fresh]) -> Answer:
@@ -362,6 +370,13 @@ class Hub:
 
     def _number(self, places: Places, rows: NDArray[numpy.bool_]) -> None:
         """Number those rows, each slice on its own."""
+        if len(places) == 1:
+            if rows[0]:
+                slice_id = int(places["slice"][0])
+                places["sequence"][0] = self._following[slice_id]
+                self._following[slice_id] += 1
+                self._touched[slice_id] = int(self._following[slice_id])
+            return
         for slice_id in numpy.unique(places["slice"][rows]).tolist():
             mine = rows & (places["slice"] == slice_id)
             count, first = int(mine.sum()), int(self._following[slice_id])
@@ -417,8 +432,9 @@ class Hub:
                 if (moved & (before["epoch"] == self.epoch)).any():
                     raise JournalError(f"put log {number} was {before[moved][:1]}, expected {places[moved][:1]}")
                 if moved.any():
-                    ids = [(request.ids[row], places[row].tobytes()) for row in numpy.nonzero(moved)[0].tolist()]
-                    self._log.move(number, places.tobytes(), [each for each in ids if request.ids and each[0]])
+                    rows = numpy.nonzero(moved)[0].tolist() if request.ids else []
+                    ids = [(request.ids[row], places[row].tobytes()) for row in rows if request.ids[row]]
+                    self._log.move(number, places.tobytes(), ids)
             self._publish(_Fresh(request.topics, Columns.of(request, self._schema), lacks))
             self._newest, self._waiting_bytes = number, self._waiting_bytes + len(text)
 

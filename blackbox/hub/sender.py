@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
+import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -47,6 +49,7 @@ _MOST_AGAIN_S: Final = 2.0
 _MOST_REQUESTS: Final = 8
 """Requests that are on their way; puts that come meanwhile share the next one."""
 _NEEDS: Final = Needs(descriptors=9)
+_NUMBER: Final = struct.Struct("<q")
 
 
 class Columns(msgspec.Struct, frozen=True):
@@ -242,18 +245,21 @@ class Sender:
                 self._fail(HubError(f"client {self.name!r} failed: {error!r}"))
 
     def _work(self) -> None:
-        poller = zmq.Poller()
+        poller, wants = zmq.Poller(), 0
         poller.register(self._pipe.reader, zmq.POLLIN)
         while not self._is_ended:
             self._send()
-            poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._unsent or self._unsaid else 0))
+            if wants != (wanted := zmq.POLLIN | (zmq.POLLOUT if self._unsent or self._unsaid else 0)):
+                wants = wanted
+                poller.register(self._socket, wants)
             is_waiting = self._sent or self._asked
             left_s = max(0.0, self._again_at - time.monotonic()) if is_waiting else _MOST_AGAIN_S
             if self._pipe.reader in dict(poller.poll(round(1e3 * left_s))):
                 with suppress(BlockingIOError):
                     os.read(self._pipe.reader, 4096)
-            while self._socket.poll(0):
-                self._take(self._socket.recv_multipart()[0])
+            with suppress(zmq.Again):
+                while True:
+                    self._take(self._socket.recv_multipart(zmq.NOBLOCK)[0])
             if is_waiting and time.monotonic() >= self._again_at:
                 self._send_again()
 
@@ -370,6 +376,8 @@ class Sender:
 
 
 def _columns_of(singles: list[_Single]) -> Columns:
+    if len(singles) == 1:
+        return _columns_of_one(singles)
     numbers: dict[bytes, int] = {}
     index = [numbers.setdefault(each.topic, len(numbers)) for each in singles]
     payloads = [each.payload or b"" for each in singles]
@@ -378,14 +386,6 @@ def _columns_of(singles: list[_Single]) -> Columns:
     times = [each.time_ns for each in singles]
     ids = [each.id for each in singles]
     is_null = any(each.payload is None for each in singles)
-
-    def tell(result: Places | HubError) -> None:
-        if isinstance(result, HubError):
-            for each in singles:
-                each.future.set_exception(result)
-        else:
-            for each, (slice_id, _, epoch, sequence) in zip(singles, result.tolist(), strict=True):
-                each.future.set_result(Place(slice_id, epoch, sequence))
 
     return Columns(
         list(numbers),
@@ -396,5 +396,30 @@ def _columns_of(singles: list[_Single]) -> Columns:
         bytes(each.payload is not None for each in singles) if is_null else b"",
         ids if any(ids) else [],
         len(singles),
-        tell,
+        partial(_tell, singles),
     )
+
+
+def _columns_of_one(singles: list[_Single]) -> Columns:
+    ((topic, payload, time_ns, put_id, _),) = singles
+    data = payload or b""
+    return Columns(
+        [topic],
+        bytes(4),
+        bytes(8) + _NUMBER.pack(len(data)),
+        data,
+        _NUMBER.pack(time_ns) if time_ns else b"",
+        b"\0" if payload is None else b"",
+        [put_id] if put_id else [],
+        1,
+        partial(_tell, singles),
+    )
+
+
+def _tell(singles: list[_Single], result: Places | HubError) -> None:
+    if isinstance(result, HubError):
+        for each in singles:
+            each.future.set_exception(result)
+        return
+    for each, (slice_id, _, epoch, sequence) in zip(singles, result.tolist(), strict=True):
+        each.future.set_result(Place(slice_id, epoch, sequence))

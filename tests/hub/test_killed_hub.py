@@ -52,7 +52,9 @@ class KilledError(BaseException):
     """The hub dies here."""
 
 
-def dying_at(feed: Feed, place: Path, monkeypatch: pytest.MonkeyPatch, when: Callable[[int], bool]) -> Path:
+def dying_at(
+    feed: Feed, place: Path, monkeypatch: pytest.MonkeyPatch, when: Callable[[int], bool], has_ids: bool = True
+) -> Path:
     """Put ten messages; the hub takes all and publishes those before `when`. Return what is there when it dies."""
     publish, published_so_far = Hub._publish, [0]
 
@@ -66,13 +68,13 @@ def dying_at(feed: Feed, place: Path, monkeypatch: pytest.MonkeyPatch, when: Cal
         with Hub(feed, place / "hub") as hub:
             with Client(feed) as client:
                 for number in range(10):
-                    client.put(b"A.x", b"%d" % number, b"id-%d" % number)
+                    client.put(b"A.x", b"%d" % number, b"id-%d" % number if has_ids else None)
             hub._publisher.flush()
             shutil.copytree(place / "hub", place / "left")
     return place / "left"
 
 
-@pytest.mark.parametrize("taken", [0, 4, 9])
+@pytest.mark.parametrize("taken", [1, 4, 9])
 def test_what_was_answered_and_not_published_is_published_by_the_next_hub(
     tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch, taken: int
 ) -> None:
@@ -80,6 +82,7 @@ def test_what_was_answered_and_not_published_is_published_by_the_next_hub(
     with Hub(feed, left), Client(feed) as client:
         again = client.put(b"A.x", b"9", b"id-9")
         assert again.sequence == 9
+        assert {again.epoch} == {each[0] for each in published(tmp_path / "left", feed)}
         assert client.put(b"A.x", b"10").sequence == 10
     assert payloads(left, feed) == [b"%d" % number for number in range(11)]
 
@@ -110,17 +113,29 @@ def test_a_hub_killed_again_and_again_while_it_publishes_what_was_left_publishes
     assert payloads(left, feed) == [b"%d" % number for number in range(10)]
 
 
+def test_a_hub_killed_behind_its_first_answer_goes_on_in_its_epoch(tmp_path: Path, feed: Feed) -> None:
+    with Hub(feed, tmp_path / "hub") as hub, Client(feed) as client:
+        place = client.put(b"A.x", b"1", b"id")
+        shutil.copytree(tmp_path / "hub", tmp_path / "left")
+        epoch = hub.epoch
+    with Hub(feed, tmp_path / "left") as hub, Client(feed) as client:
+        assert hub.epoch == epoch
+        assert client.put(b"A.x", b"1", b"id") == place
+
+
+@pytest.mark.parametrize("has_ids", [False, True])
 def test_after_a_power_cut_what_the_outbox_lost_is_published_in_the_next_epoch_once(
-    tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch, has_ids: bool
 ) -> None:
-    left = dying_at(feed, tmp_path, monkeypatch, lambda number: number >= 6)
+    left = dying_at(feed, tmp_path, monkeypatch, lambda number: number >= 6, has_ids)
     boot = tmp_path / "boot_id"
     boot.write_text("another start of the system")
     monkeypatch.setattr(outbox_module, "_BOOT_ID", boot)
     with Hub(feed, left) as hub, Client(feed) as client:
         epoch = hub.epoch
-        again = client.put(b"A.x", b"8", b"id-8")
-        assert (again.epoch, again.sequence) == (epoch, 2)
+        if has_ids:
+            again = client.put(b"A.x", b"8", b"id-8")
+            assert (again.epoch, again.sequence) == (epoch, 2)
         assert client.put(b"A.x", b"10").sequence == 4
     assert [(each[0] == epoch, each[2], each[-1]) for each in published(left, feed)] == [
         *((False, number, b"%d" % number) for number in range(6)),

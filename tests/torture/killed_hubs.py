@@ -119,6 +119,8 @@ class _House:
             "ids": stack.enter_context(Nursery(feed, NOTES + PREPARE + PUT, notes=2)),
         }
         self._stopped: list[Nursery] = []
+        self._epochs = 1
+        """That may be: only a hub that ends in order ends its epoch."""
         self.begin("hub")
         self.begin("reader")
         wait_until(lambda: self.of["reader"].notes[0], _PATIENCE_S, "the reader has subscribed")
@@ -156,6 +158,7 @@ class _House:
         if how == "ended":
             wait_until(lambda: nursery.notes[0], _PATIENCE_S, "the hub has begun")
             nursery.notes[1] = 1
+            self._epochs += 1
             wait_until(lambda: nursery.notes[2], _PATIENCE_S, "the hub has ended")
         nursery.kill()
         self.begin(who)
@@ -185,6 +188,8 @@ class _House:
                 numbers = [number for (_, place, _), number in mine if place == slice_id]
                 if numbers != sorted(numbers):
                     yield f"{who}: those of slice {slice_id} were published in another order"
+        if len(epochs := {place[0] for place in said}) > self._epochs:
+            yield f"they were published in {len(epochs)} epochs, expected {self._epochs} at most"
         got: list[tuple[int, int, int]] = msgspec.json.decode(self.state.read_bytes(), type=list[tuple[int, int, int]])
         if sorted(got) != [place[:3] for place in said]:
             yield f"{len(got)} messages were got, expected the {len(said)} published, each once"
