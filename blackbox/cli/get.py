@@ -39,12 +39,14 @@ def get(
 ) -> None:
     """Print the next messages of a durable subscription, a JSON object a line, payloads in base64.
 
+    `subscribe --durable NAME` begins one.
+
     What was printed is committed: it does not come again. One that is killed may print the last ones again: up to a
     thousand. Ends with status 1 when a message does not come in time.
 
     For example:
 
-    blackbox subscribe orders. --durable desk-1 --feed feed.toml
+    blackbox get orders. --name desk-1 --feed feed.toml
 
     blackbox get orders. --name desk-1 --feed feed.toml --count 10 --timeout 5
     """
@@ -91,6 +93,8 @@ def unsubscribe(
     For example:
 
     blackbox unsubscribe orders. --name desk-1 --feed feed.toml
+
+    blackbox unsubscribe --name desk-1 --feed feed.toml --positions /var/lib/desk-1
     """
     with exit_statuses():
         from blackbox.hub.client import Client

@@ -24,6 +24,8 @@ def hub(
     For example:
 
     blackbox hub hub.toml
+
+    blackbox hub /etc/blackbox/orders-hub.toml
     """
     with exit_statuses():
         from blackbox.hub.hub import Hub

@@ -43,7 +43,7 @@ def put(
 
     blackbox put orders.new '{"id": 17}' --feed feed.toml --id order-17
 
-    blackbox put orders.new - --feed feed.toml --name desk-1 < orders.jsonl
+    blackbox put orders.new - --feed feed.toml --name desk-1    each line of stdin
     """
     with exit_statuses():
         from blackbox.hub.client import Client
