@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -23,7 +24,9 @@ from blackbox.archive.serve.fetch_progress import Rows
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.protocol import AskBlocks, AskEnds
 from blackbox.archive.serve.server import ArchiveServer
+from blackbox.block.block import Block
 from blackbox.block.position import KeyPosition
+from blackbox.subscribe.repair import Since
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import feed_of
@@ -255,3 +258,31 @@ def test_who_joins_is_told_of_each_key_once_what_no_archive_has(tmp_path: Path, 
         subscriber.run(until_end=True)
     wanted = {key: model.expected(key, None if begins == "time" else since) for key in KEYS if key.startswith(prefix)}
     assert told.facts == {key: facts for key, facts in wanted.items() if facts}
+
+
+def test_the_end_of_a_run_is_asked_only_of_keys_that_are_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A position names others, too; an archive refuses all of a request that names a key without a right."""
+    feed, elsewhere, asked = archived_feed(2, key_bytes=2), feed_of(key_bytes=2), set[bytes]()
+    real = ArchiveClient.missing
+
+    def missing(client: ArchiveClient, slice_id: int, ranges: Any, *arguments: Any, **settings: Any) -> Any:
+        asked.update(each.key for each in ranges)
+        return real(client, slice_id, ranges, *arguments, **settings)
+
+    monkeypatch.setattr(ArchiveClient, "missing", missing)
+    with RawPublisher(elsewhere, FIRST) as publisher, ExitStack() as stack:
+        model = Archived(feed, tmp_path, publisher, elsewhere)
+        for number in range(2):
+            model.begin(number)
+            stack.callback(model.stop, number)
+        for what in ("hear", "run"):
+            model.do(what, b"", 0, 0)
+            for key in KEYS:
+                model.send(key, 5)
+        since = Since(FIRST, {b"AA": 2, b"B": 1}, 0, 0, [b""])
+        found = ArchiveClient(feed).since(0, since, [b"AA"], 2.0, lambda: False)
+        came = [(each.key, each.epoch) for each in islice((each for each in found if isinstance(each, Block)), 2)]
+    assert came == [(b"AA", FIRST), (b"AA", FIRST + 1)]
+    assert asked == {b"AA"}

@@ -312,7 +312,9 @@ class ArchiveClient:
         Until `is_over`. When one archive has no more the next one goes on. Raises ArchiveError when for ten times
         `wait_s` none answers.
         """
-        rows, seen = self._beginning(slice_id, since, prefixes), Seen(since, bool(self.feed.key_bytes))
+        rows = self._beginning(slice_id, since, prefixes)
+        wanted = {key: sequence for key, sequence in since.following.items() if rows.wants(key)}
+        seen = Seen(since._replace(following=wanted), bool(self.feed.key_bytes))
         heard, failures = time.monotonic(), list[str]()
         while not is_over():
             has_more, has_ended = False, True
