@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from blackbox import ArchiveClient, ArchiveError, Batch, Feed, Publisher, Recorder, Subscriber, SubscriberError
 from blackbox.archive.serve.server import ArchiveServer
-from blackbox.subscribe.repair import Missing
+from blackbox.block.block import Block
+from blackbox.subscribe.repair import Missing, Since
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import MIB, days, feed_of, wait_recorded
@@ -436,6 +437,25 @@ def test_whatever_is_lost_all_is_told_once(
     runs = runs_of(blocks)
     for run in {(epoch, block.key) for block, (epoch, _) in zip(blocks, runs, strict=True)}:
         check_run(run, blocks, runs, heard, waits_at, repairs)
+
+
+def test_what_waits_for_an_archive_that_is_asked_no_more_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has joined meanwhile would take it for all that archives have, and tell what is before it to be lost."""
+    blocks = [Sent(b"A", 1, (number != 10, True), is_lost=False, begins_run=False) for number in range(12)]
+    has_joined = threading.Event()
+    real = ArchiveClient.missing
+
+    def missing(*arguments: Any, **settings: Any) -> Any:
+        has_joined.set()
+        return real(*arguments, **settings)
+
+    monkeypatch.setattr(ArchiveClient, "missing", missing)
+    feed = archived_feed(2, key_bytes=1)
+    with archive_of(feed, 0, blocks), archive_of(feed, 1, blocks):
+        client = ArchiveClient(feed)
+        found = list(client.since(0, Since(0, {}, 0), [b""], 10.0, has_joined.is_set))
+        came = [each.sequence for each in found if isinstance(each, Block)]
+        assert (came, found[10:]) == ([*range(10)], [])
 
 
 def check_run(

@@ -414,8 +414,11 @@ class ArchiveClient:
         """Yield what an archive has brought, and before that what it lacks there, of other archives or as Missing."""
         if seen.is_wanted(found):
             told = self._ends(rows, seen.untold(found), wait_s, is_over)
-            if lacks := seen.lacking(found, told):
+            lacks = seen.lacking(found, told)
+            if any(lacks):
                 yield from self._of_others(rows.ask.slice_id, lacks, wait_s, is_over, seen.without(endpoint))
+                if is_over():
+                    return  # not all may have been asked: what was found would show them to lack what is before it
             if not isinstance(found, Gone):
                 yield found.block if isinstance(found, Fetched) else found
 
@@ -425,6 +428,8 @@ class ArchiveClient:
         """Yield, run by run, what other archives have of what one lacks, then all of that as Missing: it is closed."""
         for some in (each[at : at + MOST_RANGES] for each in lacks for at in range(0, len(each), MOST_RANGES)):
             yield from self._at_others(slice_id, some, wait_s, is_over, endpoint)
+            if is_over():
+                return
             yield from (each for each in some if each.stop != NO_END)
 
     def _at_others(
