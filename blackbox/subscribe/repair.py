@@ -82,6 +82,8 @@ class Later(NamedTuple):
 
     epoch: int
     """The publisher's last run of which the archive's recorder has heard; 0: none, as far as is known."""
+    came: float = 0.0
+    """When more was read last, wanted or not, by the monotonic clock; 0: nothing, this time."""
 
 
 class Since(NamedTuple):
@@ -266,22 +268,24 @@ class Repairer:
 
     def _replay(self, out: zmq.Socket[bytes], since: Since) -> None:
         """Bring all there is, until the slice has gone over to what comes live. Raises BlackBoxError."""
-        came = time.monotonic()
+        quiet = 0.0
         for found in self._archives.since(self._slice_id, since, self._prefixes(), self._wait_s, self._has_joined):
             if isinstance(found, Missing):
                 self._note(out, GONE, found.epoch, found.stop, found.key)
-            elif isinstance(found, Block):
+                continue
+            if isinstance(found, Block):
                 self._send(out, [found.key, found.header, _body_of(found)])
-                came = time.monotonic()
-            elif self._join.is_told and time.monotonic() - came > self._wait_s:
+                quiet = 0.0
+                continue
+            if quiet <= found.came or not self._join.is_told:  # from here on it waits
+                quiet = time.monotonic()
+            if time.monotonic() - quiet > self._wait_s:
                 if not self._has_joined():
                     self._warn_lacking()
                 self._note(out, GIVE_UP, 0, 0)
             else:
-                if not self._join.is_told:
-                    came = time.monotonic()  # nobody knows yet that something is missing
                 self._note(out, REACHED, found.epoch, 0)
-                came += self._look_at_behind(out, since.start_ns)
+                quiet += self._look_at_behind(out, since.start_ns)
 
     def _warn_lacking(self) -> None:
         if not self._is_warned:

@@ -12,11 +12,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blackbox import ArchiveClient, ArchiveError, Batch, Feed, Publisher, Recorder, Subscriber, SubscriberError
+from blackbox.archive.serve import piece_reading
+from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.block import Block
 from blackbox.subscribe.repair import Missing, Since
@@ -251,6 +254,44 @@ def test_only_the_keys_that_it_wants(tmp_path: Path) -> None:
     assert some.came == {run: numbers for run, numbers in everything.items() if run[1].startswith(b"1")}
     assert others.came == {run: numbers for run, numbers in everything.items() if run[1] == b"42"}
     assert (some.gaps, some.untrue) == (others.gaps, others.untrue) == ({}, [])
+
+
+def test_who_joins_waits_for_archives_that_have_long_brought_only_what_it_does_not_want(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes longer than `repair_wait_ns`; what is recorded then comes all the same, and is not told to be lost."""
+    feed, elsewhere = archived_feed(key_bytes=2), feed_of(key_bytes=2)
+    has_no_more, real = threading.Event(), Pieces.read
+
+    def read(pieces: Pieces, *arguments: Any) -> Any:
+        time.sleep(0.05)
+        found = real(pieces, *arguments)
+        if found.piece.state == "later" and not found.blocks:
+            has_no_more.set()
+        return found
+
+    monkeypatch.setattr(Pieces, "read", read)
+    monkeypatch.setattr(piece_reading, "PIECE_BLOCKS", 1)
+    recording = msgspec.structs.replace(elsewhere, archives=feed.archives)
+    with (
+        RawPublisher(elsewhere, 5) as recorded,
+        Recorder(recording, tmp_path, serve=True) as recorder,
+        RawPublisher(feed, 5) as live,
+    ):
+        for key in (b"AA", *[b"BB"] * 50):
+            recorded.send(recorded.encode([(key, b"")] * 5))
+        wait_recorded(recorder, 255)
+        live.sequences = [{b"AA": 10}]
+        subscriber = Subscriber(feed, repair_wait_ns=2_000_000_000)
+        heard, _ = Heard(subscriber, b"AA"), Heard(subscriber, b"C")
+        subscriber.start(since=0)
+        live.heartbeat()
+        assert has_no_more.wait(20)
+        recorded.send(recorded.encode([(b"AA", b"")] * 5))
+        subscriber.wait_live(20)
+        live.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert (heard.came, heard.gaps, heard.untrue) == ({(5, b"AA"): list(range(10))}, {}, [])
 
 
 def test_epochs_before_the_live_one_come_first(tmp_path: Path) -> None:

@@ -329,7 +329,6 @@ class ArchiveClient:
                         if is_over():
                             return
                     heard = time.monotonic()
-                    yield Later(0)
                 except _NothingMoreError:
                     has_ended = False
                 except ArchiveError as error:
@@ -361,7 +360,7 @@ class ArchiveClient:
             )
         else:
             ask = AskBlocks(slice_id=slice_id, key=b"", start=following.get(b""), start_ns=start_ns)
-        return Rows(ask, tells_later=True, following=following, prefixes=prefixes)
+        return Rows(ask, following=following, prefixes=prefixes)
 
     def _rest_of_runs(
         self, rows: Rows, seen: Seen, stop: int, wait_s: float, is_over: Callable[[], bool], endpoint: str
@@ -372,7 +371,8 @@ class ArchiveClient:
             for _ in self._attempts(other, wait_s, is_over):
                 with suppress(ArchiveError):
                     for found in self._at(other, rest, wait_s, is_over):
-                        yield from self._with_lacking(rows, found, seen, wait_s, is_over, other)
+                        if not isinstance(found, Later):
+                            yield from self._with_lacking(rows, found, seen, wait_s, is_over, other)
                     break
 
     def _attempts(self, endpoint: str, wait_s: float, is_over: Callable[[], bool]) -> Iterator[None]:
@@ -502,7 +502,7 @@ class ArchiveClient:
         self, asking: Connection, rows: Rows | RowsOfRanges | RowsOfRuns, timeout: float
     ) -> Iterator[Fetched | Gone | Later]:
         """Yield what one archive has, from where the one before ended."""
-        ask, heard, pause_s = rows.begin(asking.endpoint), time.monotonic(), _LATER_S
+        ask, heard, came, pause_s = rows.begin(asking.endpoint), time.monotonic(), 0.0, _LATER_S
         asking.send(ask)
         while True:
             answer, frames = asking.answer()
@@ -517,20 +517,20 @@ class ArchiveClient:
                 if (wanted := rows.take(found)) is not None:
                     yield wanted
             rows.note(asking.endpoint, answer.cursor)
+            if answer.blocks or answer.state == "more":
+                heard = came = time.monotonic()
+                pause_s = _LATER_S
             if answer.state == "done" or rows.is_over(answer.epoch):
+                yield Later(0, came)
                 return
             if answer.state == "more":
-                heard, pause_s = time.monotonic(), _LATER_S
                 continue
-            if answer.blocks:
-                heard, pause_s = time.monotonic(), _LATER_S
-            elif time.monotonic() - heard > timeout:
-                raise _NothingMoreError(
-                    f"{asking.endpoint}: nothing more was recorded within {timeout:g} s, and no end"
-                )
-            else:
-                if rows.tells_later:
-                    yield Later(answer.epoch)
+            if not answer.blocks:
+                if time.monotonic() - heard > timeout:
+                    raise _NothingMoreError(
+                        f"{asking.endpoint}: nothing more was recorded within {timeout:g} s, and no end"
+                    )
+                yield Later(answer.epoch, came)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _MOST_LATER_S)
             asking.send(ask)

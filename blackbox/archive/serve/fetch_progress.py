@@ -29,16 +29,12 @@ class Rows:
         self,
         ask: AskBlocks,
         *,
-        tells_later: bool = False,
         following: Mapping[bytes, Position] | None = None,
         prefixes: Collection[bytes] = (b"",),
     ) -> None:
-        """`tells_later`: the caller is told when there are no more blocks for now. `following`: what comes next.
-
-        `prefixes`: what keys begin with that are wanted.
-        """
+        """`following`: what comes next. `prefixes`: what keys begin with that are wanted."""
         self._prefixes = tuple(prefixes)
-        self.ask, self.tells_later = ask, tells_later
+        self.ask = ask
         self._next = dict(following or {})
         self._cursors: dict[str, Cursor] = {}
         self._skipped: dict[bytes, Position] = {}
@@ -112,8 +108,6 @@ class Rows:
 
 class RowsOfRanges:
     """What is left of ranges, whichever archive brought the rest."""
-
-    tells_later = False
 
     def __init__(self, slice_id: int, ranges: list[Range]) -> None:
         self._slice_id = slice_id
@@ -284,8 +278,6 @@ class Seen:
 
 class RowsOfRuns:
     """What an archive has of the run that was seen last, and of those before `stop`, and has not come from others."""
-
-    tells_later = False
 
     def __init__(self, rows: Rows, seen: Seen, stop: int) -> None:
         self._rows, self._epoch, self._stop = rows, seen.epoch, stop
