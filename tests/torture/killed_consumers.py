@@ -102,7 +102,13 @@ def work(shape, path, slow_s):
         slow=SlowPolicy(max_lag_ns=1 << 60),
     )
     subscriber.on_batch(b"")(batch)
-    subscriber.on_gap(b"")(lambda gap: add("gap", gap.key, gap.epoch, gap.sequence, gap.sequence + gap.count))
+
+    @subscriber.on_gap(b"")
+    def gap(gap):
+        is_live = subscriber.statistics().received.catching_up == 0
+        what = "gap while live" if is_live else "gap"
+        add(what, gap.key, gap.epoch, gap.sequence, gap.sequence + gap.count)
+
     subscriber.start(timeout=60, since=since or 0)
     wait_until(lambda: heard, 3600)  # there is no position before
     while True:
@@ -280,9 +286,9 @@ class _House:
             if first != following[epoch]:
                 yield f"{what} {first} to {stop} of epoch {epoch} was committed, expected {following[epoch]} next"
             following[epoch] = stop
-            there = recorded.get(epoch, set()) & set(range(first, stop)) if what == "gap" else ()
+            there = recorded.get(epoch, set()) & set(range(first, stop)) if what != "message" else ()
             # With keys who is live does not fetch what a run has lost that is over, as the page on recovery says.
-            if there and not (self.feed.key_bytes and epoch < max(ends)):
+            if there and not (self.feed.key_bytes and what == "gap while live" and epoch < max(ends)):
                 yield f"{what} {first} to {stop} of epoch {epoch} was told, but the archive had {len(there)} of it"
         for epoch, may_have_had in ends.items():
             least = max(may_have_had.start, max(recorded.get(epoch, {-1})) + 1)
