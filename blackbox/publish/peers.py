@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -13,7 +13,7 @@ import msgspec
 from blackbox.block.format import CONFIRM_KEY, HEARTBEAT_KEY, NONCE_BYTES, PATH_KEY, SHARED_KEY, WANT_KEY
 
 MOST_TOLD_REFUSALS: Final = 100
-"""Refused prefixes of one connection that are remembered, and told to it."""
+"""Refused prefixes that one answer tells."""
 _MOST_ANSWERS: Final = 64
 """Confirmations sent to one connection that are forgotten with it."""
 MOST_SHOWN_PEERS: Final = 100
@@ -74,7 +74,7 @@ class Peer:
         self.address, self.key, self.name, self.may = address, key, name, may
         self.filters: set[bytes] = set()
         self.acceptances: set[bytes] = set()
-        self.refused: OrderedDict[bytes, Why] = OrderedDict()
+        self.refused: dict[bytes, Why] = {}
         self.late: list[tuple[bytes, int]] = []
         self.late_since = 0.0
         self.newest: tuple[int, bytes] | None = None
@@ -102,8 +102,6 @@ class Peer:
         """Note what it is refused."""
         self.refusals += 1
         self.refused[prefix] = why
-        if len(self.refused) > MOST_TOLD_REFUSALS:
-            self.refused.popitem(last=False)
 
 
 def topics_of(prefix: bytes) -> bytes | None:

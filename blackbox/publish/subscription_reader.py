@@ -50,6 +50,8 @@ from blackbox.transport.socket_cookie import COOKIE_SCRATCH_WORDS, socket_cookie
 KEPT_BYTES: Final = 1 + MOST_BYTES
 """Bytes of a subscription that Python looks at; no subscription of ours is longer."""
 _HEAD: Final = struct.Struct("=iiiiq")
+_LEAST_ENTRY_BYTES: Final = 32
+"""What one subscription takes of those that are read at once, at least."""
 
 SETTLED: Final = 0
 """It is in force, or need not be."""
@@ -314,7 +316,8 @@ class SubscriptionReader:
                 if entry.what == ASKS and is_put_in_force(change[1:]):
                     put_in_force(line.socket.underlying, line.memory)
                 subscriptions.note(peer.line, peer.fd, change, entry.size, self._after(peer.line))
-        is_free = peer.may is None and not peer.late and len(peer.filters) < subscriptions.most_each
+        has_room = len(peer.filters) + len(self._received) // _LEAST_ENTRY_BYTES <= subscriptions.most_each
+        is_free = peer.may is None and not peer.late and not peer.refused and has_room
         line.known[peer.fd] = peer.connection, peer.cookie, is_free
 
     def _catch_up(self, line: _Line, peer: Peer) -> None:

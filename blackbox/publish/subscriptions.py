@@ -7,6 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
 
 from blackbox.block.acknowledgement import Acknowledgement
@@ -22,7 +23,7 @@ from blackbox.block.format import (
     WANT_KEY,
 )
 from blackbox.feed.feed import Feed
-from blackbox.publish.peers import Peer, Why, topics_of
+from blackbox.publish.peers import MOST_TOLD_REFUSALS, Peer, Why, topics_of
 
 log = logging.getLogger("blackbox")
 
@@ -38,6 +39,8 @@ MOST_USELESS: Final = 65_536
 """Bytes of filters longer than any key that one connection may ask for: libzmq keeps them, and they match nothing."""
 _MOST_LATE_S: Final = 5.0
 """How long what a connection asks for may wait for libzmq to know whose it is."""
+_MOST_REFUSED: Final = 65_536
+"""Refused prefixes that one connection may go on asking for."""
 _MOST_TOLD: Final = 1_000
 """Refused keys and hosts that are told one by one."""
 SUBSCRIBE: Final = b"\1"
@@ -171,6 +174,8 @@ class Subscriptions:
             return True
         peer.refuse(prefix, why)
         self.refused += 1
+        if len(peer.refused) > _MOST_REFUSED:
+            self.unwelcome[peer.fd, peer.cookie] = f"it asks for more than {_MOST_REFUSED} topics that it may not have"
         told = peer.key or peer.address.rpartition(":")[0], why
         if told not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(told)
@@ -189,9 +194,9 @@ class Subscriptions:
         return False
 
     def refused_to(self, ask: Asked) -> dict[bytes, Why]:
-        """Return what who asks for a confirmation was refused, and still wants."""
+        """Return what who asks for a confirmation was refused, and still wants: as much as one answer tells."""
         peer = self._peers[ask.line].get(ask.fd)
-        return dict(peer.refused) if peer is not None else {}
+        return dict(islice(peer.refused.items(), MOST_TOLD_REFUSALS)) if peer is not None else {}
 
     def was_told(self, ask: Asked) -> None:
         """Note that who asked for a confirmation was told of what it was refused."""

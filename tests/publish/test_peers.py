@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from blackbox import Feed, Publisher, RightsError, Subscriber
-from blackbox.block.format import CONFIRM_KEY
+from blackbox.block.format import CONFIRM_KEY, FLAG_REFUSED
 from blackbox.publish.line_socket import open_xpub
 from blackbox.publish.peers import MOST_SHOWN_PEERS, PeerStatistics, most_of
 from blackbox.publish.subscription_reader import SubscriptionReader
@@ -82,7 +82,8 @@ def test_a_million_subscriptions_stop_at_the_bound_and_others_go_on(caplog: pyte
         assert statistics.subscriptions < 1_600, "1,000, and some that came before the bound was seen"
         assert statistics.refused > 10_000
         assert "expected at most 1000 (max_subscriptions)" in caplog.text
-        assert caplog.text.count("max_subscriptions") == 1
+        assert caplog.text.count("refused 127.0.0.1") == 1
+        assert "it asks for more than 65536 topics that it may not have" in caplog.text
         greedy.close()
         wait_until(lambda: publisher.statistics().subscriptions == 0, 60, "what it asked for is gone")
         serves(publisher, feed)
@@ -113,6 +114,19 @@ def test_what_is_withdrawn_makes_room_again() -> None:
         assert (of(publisher, peer).subscriptions, of(publisher, peer).refused) == (10, 1)
         publisher.publish(b"MORE", b"x")
         assert peer.read_block()[0] == b"MORE"
+
+
+def test_a_refused_filter_that_is_withdrawn_when_there_is_room_again_is_refused_no_more() -> None:
+    feed = one_slice(key_bytes=4, max_subscriptions=10)
+    with Publisher(feed) as publisher, Peer(feed) as peer:
+        peer.send(*(subscription(b"%04d" % number) for number in range(11)))
+        peer.ask()
+        assert of(publisher, peer).refused == 1
+        peer.send(unsubscription(b"0000"))
+        peer.send(unsubscription(b"0010"), confirmation(b"12345678"))
+        while (block := peer.read_block())[0] != CONFIRM_KEY + b"12345678":
+            pass
+        assert not block[1].flags & FLAG_REFUSED
 
 
 @contextmanager
