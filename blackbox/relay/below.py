@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
 from blackbox.block.acknowledgement import Acknowledgement
 from blackbox.block.format import PATH_KEY, SHARED_KEY, WANT_KEY
 from blackbox.feed.feed import Feed
 from blackbox.native.prefix_trie import build_trie
-from blackbox.publish.peers import Why
+from blackbox.publish.peers import MOST_TOLD_REFUSALS, Why
 from blackbox.publish.subscriptions import MOST_WANTS, Asked, Place, Subscriptions
 from blackbox.relay.upstream import Upstream
 
@@ -57,7 +58,9 @@ class Below(Subscriptions):
         refused = super().refused_to(ask)
         above = self._upstreams[ask.line].refused
         if above and (peer := self.peer(ask.line, ask.fd)) is not None:
-            refused |= dict.fromkeys(above & peer.filters, Why.NO_RIGHT)
+            of_both = (kind + prefix for prefix in above for kind in (b"", SHARED_KEY))
+            by_source = islice((each for each in of_both if each in peer.filters), MOST_TOLD_REFUSALS - len(refused))
+            refused |= dict.fromkeys(by_source, Why.NO_RIGHT)
         return refused
 
     def renew_readers(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple, Protocol
 
 _MOST_HELD: Final = 65_536
@@ -121,11 +121,12 @@ class Interest:
             return self.settle(now)
         return self._cover.remove(prefix)
 
-    def refuse(self, prefixes: Iterable[bytes]) -> Changes:
+    def refuse(self, prefixes: Collection[bytes]) -> Changes:
         """Cover no more those that the source refuses; what they covered is covered by others again."""
         new = [prefix for prefix in prefixes if self._references[prefix] and prefix not in self.refused]
+        held = [prefix for prefix in prefixes if self._held.pop(prefix, None) is not None]
         self.refused.update(new)
-        return together(self._cover.remove(prefix) for prefix in new)
+        return together(self._cover.remove(prefix) for prefix in (*new, *held))
 
     def ask_again(self) -> Changes:
         """Cover what was refused: another source may not refuse it."""

@@ -254,6 +254,7 @@ class Upstream:
         self._enter(UpstreamLife.CONNECTED if is_there else UpstreamLife.CONNECTING)
         if is_there:
             self._filter(self._filters.ask_again())
+            self._send(self._wanted.ask_again(), WANT_KEY)
         self._changed_at = time.monotonic()
         self._state.heard_ns = self._state.ended = 0
         self._void()
@@ -421,17 +422,30 @@ class Upstream:
             self._withdraw_filters([], covered)
 
     def was_refused(self, refused: Mapping[bytes, int]) -> None:
-        """Note that the nonce has come back with what the source does not put in force, and with all else in force."""
+        """Note that the nonce has come back with what the source does not put in force: withdraw that, and ask again.
+
+        There may be more of it than one answer tells.
+        """
         if self._asked == _UNCONFIRMED:
             return  # as above
         known = frozenset(self._filters.refused)
-        keys = (prefix.removeprefix(SHARED_KEY) for prefix in refused)
-        changes = self._filters.refuse(key for key in keys if key[:1] != b"\0")
+        wants = self._wanted.refuse([each.removeprefix(WANT_KEY) for each in refused if each.startswith(WANT_KEY)])
+        keys = [each.removeprefix(SHARED_KEY) for each in refused if not each.startswith(WANT_KEY)]
+        changes = self._filters.refuse(keys)
         if new := sorted(self._filters.refused - known):
             shown = ", ".join(map(repr, new[:_MOST_SHOWN])) + (", ..." if len(new) > _MOST_SHOWN else "")
             log.warning("%s: %s refused this relay the topics %s", self._what, self.address, shown)
-        self.answered()
-        self._withdraw_filters(changes.subscribe, changes.withdraw)
+        self._send(wants, WANT_KEY)
+        subscribe = [each for each in changes.subscribe if each not in self._covered]
+        for each in changes.subscribe:
+            self._covered.pop(each, None)
+        covered = [key for key in keys if key in self._covered]
+        for key in covered:
+            del self._covered[key]
+        self._withdraw_filters(subscribe, [*changes.withdraw, *covered])
+        self._withdraw_nonce()
+        if wants.withdraw or changes.withdraw or covered:
+            self._asked = _UNCONFIRMED
 
     @property
     def refused(self) -> set[bytes]:

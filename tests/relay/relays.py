@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
@@ -62,13 +62,18 @@ def line_of(relay: Relay, place: int = 0) -> RelayLine:
 
 def asked_of(publisher: Publisher) -> list[bytes]:
     """All that is asked of a publisher from now on, but acceptances: these end a start, and may come late."""
-    subscriptions, asked = publisher._senders[0].subscriptions, list[bytes]()
+    return changes_of(publisher, lambda change: change[:1] == SUBSCRIBE and not change[1:].startswith(ACCEPT_KEY))
+
+
+def changes_of(publisher: Publisher, counts: Callable[[bytes], bool] = bool) -> list[bytes]:
+    """All that is asked of a publisher from now on, and all that is withdrawn, if it `counts`."""
+    subscriptions, changes = publisher._senders[0].subscriptions, list[bytes]()
     note = subscriptions.note
 
     def listen(line: int, fd: int, change: bytes, size: int, after: int) -> None:
-        if change.startswith(SUBSCRIBE) and not change.startswith(SUBSCRIBE + ACCEPT_KEY):
-            asked.append(change)
+        if counts(change):
+            changes.append(change)
         note(line, fd, change, size, after)
 
     subscriptions.note = listen  # type: ignore[method-assign]
-    return asked
+    return changes

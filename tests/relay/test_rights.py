@@ -13,12 +13,15 @@ import zmq
 from blackbox import ArchiveClient, ArchiveError, ConfigError, Feed, Publisher, Recorder, Relay, RightsError
 from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.protocol import Gone
-from blackbox.block.format import CONFIRM_KEY, SHARED_KEY, WANT_KEY
+from blackbox.block.block import Block
+from blackbox.block.format import CONFIRM_KEY, FLAG_REFUSED, SHARED_KEY, WANT_KEY
+from blackbox.publish.subscriptions import UNSUBSCRIBE
 from blackbox.testing import wait_until
 from blackbox.transport.curve import keys_of_line, use_keys
 from tests.archive.archives import free_endpoint
 from tests.keyring import Keyring
-from tests.relay.relays import PATIENCE_S, collected
+from tests.process_state import linux_only
+from tests.relay.relays import PATIENCE_S, changes_of, collected
 
 NAMES = ("exchange", "london", "desk", "archive", "other")
 
@@ -226,6 +229,104 @@ def test_what_a_relay_has_no_right_to_it_refuses_below_and_others_miss_nothing(r
         subscriber.stop()
         assert subscriber.statistics().received.gaps == 0
         wait_until(lambda: relay.statistics().lines[0].filters_above == 0, PATIENCE_S)
+
+
+@linux_only
+def test_what_a_relay_has_no_right_to_it_refuses_those_who_read_in_its_memory(ring: Keyring) -> None:
+    give(ring, 'london = ["AAPL"]')
+    above, below = quotes(), quotes()
+    (part,) = below.slices
+    shared = msgspec.structs.replace(part, endpoints=(*part.endpoints, f"shm://{part.endpoints[0][-5:]}"))
+    below = msgspec.structs.replace(below, slices=(shared,))
+    with (
+        Publisher(ring.feed(above, "exchange")),
+        Relay(ring.feed(above, "london", "exchange"), ring.feed(below, "london")),
+    ):
+        assert "refused the topics b'MSFT'" in refused(ring.feed(below, "desk", "london"), b"MSFT.")
+        subscriber, _ = collected(ring.feed(below, "desk", "london"), b"AAPL.")
+        subscriber.start(PATIENCE_S)
+        assert subscriber.statistics().received.transport == "shm"
+        subscriber.stop()
+
+
+def test_a_confirmation_comes_for_nothing_that_was_refused_however_much_was(
+    ring: Keyring, sub: zmq.Socket[bytes]
+) -> None:
+    give(ring, 'desk = ["AAPL"]')
+    feed = quotes()
+    with Publisher(ring.feed(feed, "exchange")):
+        check_told(sub, ring.feed(feed, "desk", "exchange"), 250)
+
+
+def check_told(sub: zmq.Socket[bytes], feed: Feed, count: int) -> None:
+    """Check that a confirmation comes once all of so many filters without a right were told, and withdrawn."""
+    endpoint = feed.slices[0].lines[0]
+    use_keys(sub, keys_of_line(feed, 0, endpoint))
+    sub.connect(endpoint)
+    asked = {b"%04d" % number for number in range(count)}
+    for prefix in asked:
+        sub.subscribe(prefix)
+    for number in range(4):
+        nonce = CONFIRM_KEY + b"%08d" % number
+        sub.subscribe(nonce)
+        block = Block.decode(*sub.recv_multipart())
+        assert block.key == nonce
+        assert bool(block.flags & FLAG_REFUSED) is bool(asked)
+        told = block.next_sequences() if asked else {}
+        assert len(told) <= 100
+        for prefix in told:
+            sub.unsubscribe(prefix)
+            asked.remove(prefix)
+
+
+def test_a_relay_that_is_refused_a_wider_filter_never_withdraws_the_narrower_one(ring: Keyring) -> None:
+    give(ring, 'london = ["AAPL"]')
+    above, below = quotes(), quotes()
+    with (
+        Publisher(ring.feed(above, "exchange")) as publisher,
+        Relay(ring.feed(above, "london", "exchange"), ring.feed(below, "london")),
+    ):
+        subscriber, got = collected(ring.feed(below, "desk", "london"), b"AAPL.")
+        subscriber.start(PATIENCE_S)
+        changes = changes_of(publisher)
+        assert "refused the topics b'AAP'" in refused(ring.feed(below, "other", "london"), b"AAP")
+        publisher.publish(b"AAPL.x", b"1")
+        got.wait(1)
+        assert UNSUBSCRIBE + b"AAPL" not in changes
+        subscriber.stop()
+
+
+def test_who_wants_what_a_relay_may_not_have_hides_nothing_that_others_want(
+    ring: Keyring, sub: zmq.Socket[bytes]
+) -> None:
+    give(ring, 'london = ["AAPL"]')
+    above, below = quotes(), quotes()
+    endpoint = below.slices[0].lines[0]
+    with (
+        Publisher(ring.feed(above, "exchange")) as publisher,
+        Relay(ring.feed(above, "london", "exchange"), ring.feed(below, "london")),
+    ):
+        use_keys(sub, keys_of_line(ring.feed(below, "other", "london"), 0, endpoint))
+        sub.subscribe(WANT_KEY)
+        sub.subscribe(CONFIRM_KEY + b"12345678")
+        sub.connect(endpoint)
+        assert sub.recv_multipart()[0] == CONFIRM_KEY + b"12345678"
+        subscriber, _ = collected(ring.feed(below, "desk", "london"), b"AAPL.")
+        subscriber.start(PATIENCE_S)
+        assert publisher.wants(b"AAPL.x")
+        subscriber.stop()
+
+
+def test_a_relay_that_is_refused_more_than_one_answer_tells_confirms_none_of_it(
+    ring: Keyring, sub: zmq.Socket[bytes]
+) -> None:
+    give(ring, 'london = ["AAPL"]')
+    above, below = quotes(), quotes()
+    with (
+        Publisher(ring.feed(above, "exchange")),
+        Relay(ring.feed(above, "london", "exchange"), ring.feed(below, "london")),
+    ):
+        check_told(sub, ring.feed(below, "other", "london"), 250)
 
 
 def test_an_archive_gives_a_key_what_it_has_a_right_to(ring: Keyring, tmp_path: Path) -> None:
