@@ -52,6 +52,7 @@ class Peer:
         "may",
         "name",
         "newest",
+        "nonces",
         "refusals",
         "refused",
         "since_ns",
@@ -77,6 +78,8 @@ class Peer:
         self.refused: dict[bytes, Why] = {}
         self.late: list[tuple[bytes, int]] = []
         self.late_since = 0.0
+        self.nonces: set[bytes] = set()
+        """Confirmations that it has asked for and not withdrawn: libzmq keeps them."""
         self.newest: tuple[int, bytes] | None = None
         """The confirmation that it asked for last."""
         self.answers: deque[tuple[int, bytes]] = deque(maxlen=_MOST_ANSWERS)

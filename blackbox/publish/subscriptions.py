@@ -39,6 +39,8 @@ MOST_USELESS: Final = 65_536
 """Bytes of filters longer than any key that one connection may ask for: libzmq keeps them, and they match nothing."""
 _MOST_LATE_S: Final = 5.0
 """How long what a connection asks for may wait for libzmq to know whose it is."""
+_MOST_NONCES: Final = 1_024
+"""Confirmations that one connection may ask for without withdrawing any."""
 _MOST_REFUSED: Final = 65_536
 """Refused prefixes that one connection may go on asking for."""
 _MOST_TOLD: Final = 1_000
@@ -283,6 +285,11 @@ class Subscriptions:
             if peer.newest is not None:
                 self.asked.pop(peer.newest, None)
             peer.newest = place
+            peer.nonces.add(ask.key)
+            if len(peer.nonces) > _MOST_NONCES:
+                why = f"it asked for {_MOST_NONCES} confirmations, and withdrew none"
+                self.unwelcome[peer.fd, peer.cookie] = why
+                return
         self.asked[place] = ask
         _drop_first(self.asked, _MOST_ASKED)
 
@@ -308,6 +315,8 @@ class Subscriptions:
         """Take in that something is not asked for any more, by who has asked for it."""
         place = line, prefix
         if prefix.startswith(CONFIRM_KEY):
+            if peer is not None:
+                peer.nonces.discard(prefix)
             if place in self.asked and self.asked[place].fd == fd:
                 del self.asked[place]
             if self.answered.get(place) == fd:

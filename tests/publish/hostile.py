@@ -44,6 +44,11 @@ def confirmation(nonce: bytes = b"") -> bytes:
     return subscription(CONFIRM_KEY + (nonce or secrets.token_bytes(8)))
 
 
+def withdrawal(nonce: bytes) -> bytes:
+    """That it is not asked for any more."""
+    return unsubscription(CONFIRM_KEY + nonce)
+
+
 def acceptance(nonce: bytes, epoch: int, line: int = 0) -> bytes:
     return subscription(ACCEPT_KEY + nonce + struct.pack("<QB", epoch, line))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,7 +18,7 @@ from blackbox.publish.peers import MOST_SHOWN_PEERS, PeerStatistics, most_of
 from blackbox.publish.subscription_reader import SubscriptionReader
 from blackbox.publish.subscriptions import Subscriptions
 from blackbox.testing import wait_until
-from tests.publish.hostile import MORE, Peer, confirmation, frame, subscription, unsubscription
+from tests.publish.hostile import MORE, Peer, confirmation, frame, subscription, unsubscription, withdrawal
 from tests.publish.subscribers import collected, one_slice
 
 
@@ -127,6 +128,19 @@ def test_a_refused_filter_that_is_withdrawn_when_there_is_room_again_is_refused_
         while (block := peer.read_block())[0] != CONFIRM_KEY + b"12345678":
             pass
         assert not block[1].flags & FLAG_REFUSED
+
+
+def test_who_withdraws_none_of_the_confirmations_it_asks_for_is_disconnected(caplog: pytest.LogCaptureFixture) -> None:
+    feed = one_slice(key_bytes=4)
+    with Publisher(feed) as publisher, Peer(feed) as greedy, Peer(feed) as honest:
+        greedy.send(*(confirmation() for _ in range(2_000)))
+        wait_until(lambda: publisher.statistics().put_out == 1)
+        assert "it asked for 1024 confirmations, and withdrew none" in caplog.text
+        for _ in range(20):
+            nonces = [secrets.token_bytes(8) for _ in range(100)]
+            honest.send(*(word for nonce in nonces for word in (confirmation(nonce), withdrawal(nonce))))
+            honest.ask()
+        assert publisher.statistics().put_out == 1
 
 
 @contextmanager
