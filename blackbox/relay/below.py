@@ -57,9 +57,12 @@ class Below(Subscriptions):
         """Return what who asks for a confirmation is refused here, or by the source."""
         refused = super().refused_to(ask)
         above = self._upstreams[ask.line].refused
-        if above and (peer := self.peer(ask.line, ask.fd)) is not None:
+        if above:
+            peer = self.peer(ask.line, ask.fd)
+            # On inproc it is not known who asks: all are told, else who was refused would take it for confirmed.
+            filters = self._filters[ask.line] if peer is None else peer.filters
             of_both = (kind + prefix for prefix in above for kind in (b"", SHARED_KEY))
-            by_source = islice((each for each in of_both if each in peer.filters), MOST_TOLD_REFUSALS - len(refused))
+            by_source = islice((each for each in of_both if each in filters), MOST_TOLD_REFUSALS - len(refused))
             refused |= dict.fromkeys(by_source, Why.NO_RIGHT)
         return refused
 

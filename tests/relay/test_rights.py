@@ -329,6 +329,14 @@ def test_a_relay_that_is_refused_more_than_one_answer_tells_confirms_none_of_it(
         check_told(sub, ring.feed(below, "other", "london"), 250)
 
 
+def test_what_a_source_refuses_is_not_confirmed_on_inproc_either() -> None:
+    above, below = quotes(), Feed.local("quotes", slices=1, key_bytes=4, transport="inproc")
+    above = msgspec.structs.replace(above, max_subscriptions=10)
+    below = msgspec.structs.replace(below, heartbeat_ns=above.heartbeat_ns)
+    with Publisher(above), Relay(above, below):
+        assert "refused the topics" in refused(below, *(b"%04d" % number for number in range(50)))
+
+
 def test_an_archive_gives_a_key_what_it_has_a_right_to(ring: Keyring, tmp_path: Path) -> None:
     give(ring, 'desk = ["AAPL"]', by="archive")
     feed = msgspec.structs.replace(quotes(), archives=(free_endpoint(),))
