@@ -250,3 +250,14 @@ def test_another_cover_may_ask_for_more() -> None:
     assert interest.want(b"AC") == ([], [])
     interest.leave(b"AB", 0.0)
     assert interest.leave(b"AC", 0.0) == ([], [b"A"])
+
+
+def test_what_is_held_back_and_refused_is_asked_for_no_more() -> None:
+    interest = Interest(SmallestCover(), 5.0)
+    for prefix in (b"AA", b"AAA", b"B"):
+        interest.want(prefix)
+    interest.leave(b"AA", 0.0)
+    assert interest.refuse([b"AA", b"B", b"GONE"]) == ([b"AAA"], [b"B", b"AA"])
+    assert interest.refused == {b"B"}
+    assert interest.due is None
+    assert interest.ask_again() == ([b"B"], [])

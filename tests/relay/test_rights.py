@@ -14,7 +14,7 @@ from blackbox import ArchiveClient, ArchiveError, ConfigError, Feed, Publisher, 
 from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.protocol import Gone
 from blackbox.block.block import Block
-from blackbox.block.format import CONFIRM_KEY, FLAG_REFUSED, SHARED_KEY, WANT_KEY
+from blackbox.block.format import CONFIRM_KEY, FLAG_REFUSED, HEARTBEAT_KEY, SHARED_KEY, WANT_KEY
 from blackbox.publish.subscriptions import UNSUBSCRIBE
 from blackbox.testing import wait_until
 from blackbox.transport.curve import keys_of_line, use_keys
@@ -294,6 +294,39 @@ def test_a_relay_that_is_refused_a_wider_filter_never_withdraws_the_narrower_one
         got.wait(1)
         assert UNSUBSCRIBE + b"AAPL" not in changes
         subscriber.stop()
+
+
+def test_a_refused_filter_that_a_wider_refused_one_covers_ends_no_confirmation(
+    ring: Keyring, sub: zmq.Socket[bytes]
+) -> None:
+    give(ring, 'london = ["AAPL"]')
+    above, below = quotes(), quotes()
+    endpoint = below.slices[0].lines[0]
+    with (
+        Publisher(ring.feed(above, "exchange")) as publisher,
+        Relay(ring.feed(above, "london", "exchange"), ring.feed(below, "london")) as relay,
+    ):
+        subscriber, got = collected(ring.feed(below, "desk", "london"), b"AAPL.")
+        subscriber.start(PATIENCE_S)
+        use_keys(sub, keys_of_line(ring.feed(below, "other", "london"), 0, endpoint))
+        sub.connect(endpoint)
+        sub.subscribe(HEARTBEAT_KEY)
+        sub.recv_multipart()  # from here on what it asks for goes up in that order
+        for word in (b"AAP", b"AA", b"A", b"", CONFIRM_KEY + b"12345678"):
+            sub.subscribe(word)
+        frames = sub.recv_multipart()
+        while frames[0] != CONFIRM_KEY + b"12345678":
+            frames = sub.recv_multipart()
+        block = Block.decode(*frames)
+        assert (block.flags & FLAG_REFUSED, set(block.topics)) == (FLAG_REFUSED, {b"", b"A", b"AA", b"AAP"})
+        publisher.publish(b"AAPL.x", b"1")
+        got.wait(1)
+        wait_until(lambda: relay.statistics().lines[0].filters_above == 1, PATIENCE_S)
+        late, _ = collected(ring.feed(below, "desk", "london"), b"AAPL.x")
+        late.start(PATIENCE_S)
+        late.stop()
+        subscriber.stop()
+        assert subscriber.statistics().received.gaps == 0
 
 
 def test_who_wants_what_a_relay_may_not_have_hides_nothing_that_others_want(
