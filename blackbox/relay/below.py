@@ -61,9 +61,8 @@ class Below(Subscriptions):
             peer = self.peer(ask.line, ask.fd)
             # On inproc it is not known who asks: all are told, else who was refused would take it for confirmed.
             filters = self._filters[ask.line] if peer is None else peer.filters
-            of_both = (kind + prefix for prefix in above for kind in (b"", SHARED_KEY))
-            by_source = islice((each for each in of_both if each in filters), MOST_TOLD_REFUSALS - len(refused))
-            refused |= dict.fromkeys(by_source, Why.NO_RIGHT)
+            of_both = ((kind + prefix, why) for prefix, why in above.items() for kind in (b"", SHARED_KEY))
+            refused |= islice((each for each in of_both if each[0] in filters), MOST_TOLD_REFUSALS - len(refused))
         return refused
 
     def renew_readers(self) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, Protocol
+
+from blackbox.publish.peers import Why
 
 _MOST_HELD: Final = 65_536
 """Most prefixes held after their last subscriber has left; beyond that the oldest are withdrawn."""
@@ -85,8 +87,8 @@ class Interest:
         self._references: Counter[bytes] = Counter()
         self._held: OrderedDict[bytes, float] = OrderedDict()
         """Until when each is held back, the first one first."""
-        self.refused: set[bytes] = set()
-        """Those wanted ones that the source does not put in force: nothing is covered by them."""
+        self.refused: dict[bytes, Why] = {}
+        """Those wanted ones that the source does not put in force, and why: nothing is covered by them."""
 
     @property
     def due(self) -> float | None:
@@ -113,24 +115,23 @@ class Interest:
         if self._references[prefix]:
             return NO_CHANGES
         del self._references[prefix]
-        if prefix in self.refused:
-            self.refused.remove(prefix)
+        if self.refused.pop(prefix, None) is not None:
             return NO_CHANGES
         if self._hold_s > 0:
             self._held[prefix] = now + self._hold_s
             return self.settle(now)
         return self._cover.remove(prefix)
 
-    def refuse(self, prefixes: Collection[bytes]) -> Changes:
+    def refuse(self, prefixes: Mapping[bytes, Why]) -> Changes:
         """Cover no more those that the source refuses; what they covered is covered by others again."""
-        new = [prefix for prefix in prefixes if self._references[prefix] and prefix not in self.refused]
+        new = {each: why for each, why in prefixes.items() if self._references[each] and each not in self.refused}
         held = [prefix for prefix in prefixes if self._held.pop(prefix, None) is not None]
         self.refused.update(new)
         return together(self._cover.remove(prefix) for prefix in (*new, *held))
 
     def ask_again(self) -> Changes:
         """Cover what was refused: another source may not refuse it."""
-        again, self.refused = self.refused, set()
+        again, self.refused = self.refused, {}
         return together(self._cover.add(prefix) for prefix in sorted(again))
 
     def settle(self, now: float) -> Changes:

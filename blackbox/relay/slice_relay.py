@@ -345,10 +345,11 @@ class SliceRelay:
                     upstream.ended()
 
     @staticmethod
-    def _read_refusal(line: Line) -> dict[bytes, int]:
+    def _read_refusal(line: Line) -> dict[bytes, Why]:
         header, body = (string_at(*message_bytes(line.memory.scratch + place)) for place in (HEADER_AT, BODY_AT))
         try:
-            return Block.decode(CONFIRM_KEY, header, body).next_sequences()
+            told = Block.decode(CONFIRM_KEY, header, body).next_sequences()
+            return {prefix: Why(number) for prefix, number in told.items()}
         except (BlockError, ValueError):
             return {}
 

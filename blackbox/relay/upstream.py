@@ -31,6 +31,7 @@ from blackbox.block.format import (
 from blackbox.errors import EndpointError
 from blackbox.life import Life
 from blackbox.native.prefix_trie import Trie, build_trie
+from blackbox.publish.peers import Why
 from blackbox.publish.subscriptions import SUBSCRIBE, UNSUBSCRIBE
 from blackbox.relay.cover import Changes, Interest, SmallestCover
 from blackbox.relay.line_state import LineState
@@ -421,7 +422,7 @@ class Upstream:
             covered, self._covered = [*self._covered], {}
             self._withdraw_filters([], covered)
 
-    def was_refused(self, refused: Mapping[bytes, int]) -> None:
+    def was_refused(self, refused: Mapping[bytes, Why]) -> None:
         """Note that the nonce has come back with what the source does not put in force: withdraw that, and ask again.
 
         There may be more of it than one answer tells.
@@ -429,10 +430,11 @@ class Upstream:
         if self._asked == _UNCONFIRMED:
             return  # as above
         known = frozenset(self._filters.refused)
-        wants = self._wanted.refuse([each.removeprefix(WANT_KEY) for each in refused if each.startswith(WANT_KEY)])
-        keys = [each.removeprefix(SHARED_KEY) for each in refused if not each.startswith(WANT_KEY)]
+        topics = {each.removeprefix(WANT_KEY): why for each, why in refused.items() if each.startswith(WANT_KEY)}
+        wants = self._wanted.refuse(topics)
+        keys = {each.removeprefix(SHARED_KEY): why for each, why in refused.items() if not each.startswith(WANT_KEY)}
         changes = self._filters.refuse(keys)
-        if new := sorted(self._filters.refused - known):
+        if new := sorted(self._filters.refused.keys() - known):
             shown = ", ".join(map(repr, new[:_MOST_SHOWN])) + (", ..." if len(new) > _MOST_SHOWN else "")
             log.warning("%s: %s refused this relay the topics %s", self._what, self.address, shown)
         self._send(wants, WANT_KEY)
@@ -448,8 +450,8 @@ class Upstream:
             self._asked = _UNCONFIRMED
 
     @property
-    def refused(self) -> set[bytes]:
-        """Filters of those below that the source does not put in force."""
+    def refused(self) -> Mapping[bytes, Why]:
+        """Filters of those below that the source does not put in force, and why."""
         return self._filters.refused
 
     def began(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blackbox.publish.peers import Why
 from blackbox.relay.cover import Changes, Cover, Interest, SmallestCover, together
 from tests.examples import examples
 
@@ -257,7 +258,7 @@ def test_what_is_held_back_and_refused_is_asked_for_no_more() -> None:
     for prefix in (b"AA", b"AAA", b"B"):
         interest.want(prefix)
     interest.leave(b"AA", 0.0)
-    assert interest.refuse([b"AA", b"B", b"GONE"]) == ([b"AAA"], [b"B", b"AA"])
-    assert interest.refused == {b"B"}
+    assert interest.refuse(dict.fromkeys([b"AA", b"B", b"GONE"], Why.TOO_MANY)) == ([b"AAA"], [b"B", b"AA"])
+    assert interest.refused == {b"B": Why.TOO_MANY}
     assert interest.due is None
     assert interest.ask_again() == ([b"B"], [])
