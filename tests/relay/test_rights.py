@@ -231,22 +231,35 @@ def test_what_a_relay_has_no_right_to_it_refuses_below_and_others_miss_nothing(r
         wait_until(lambda: relay.statistics().lines[0].filters_above == 0, PATIENCE_S)
 
 
+def in_memory(feed: Feed) -> Feed:
+    (part,) = feed.slices
+    endpoints = *part.endpoints, f"shm://rights-{part.endpoints[0][-5:]}"
+    return msgspec.structs.replace(feed, slices=(msgspec.structs.replace(part, endpoints=endpoints),))
+
+
 @linux_only
-def test_what_a_relay_has_no_right_to_it_refuses_those_who_read_in_its_memory(ring: Keyring) -> None:
+@pytest.mark.parametrize(("is_above", "is_below"), [(False, True), (True, False), (True, True)])
+def test_what_a_relay_has_no_right_to_it_refuses_where_memory_is_read(
+    ring: Keyring, is_above: bool, is_below: bool
+) -> None:
     give(ring, 'london = ["AAPL"]')
-    above, below = quotes(), quotes()
-    (part,) = below.slices
-    shared = msgspec.structs.replace(part, endpoints=(*part.endpoints, f"shm://{part.endpoints[0][-5:]}"))
-    below = msgspec.structs.replace(below, slices=(shared,))
+    above = in_memory(quotes()) if is_above else quotes()
+    below = in_memory(quotes()) if is_below else quotes()
     with (
-        Publisher(ring.feed(above, "exchange")),
-        Relay(ring.feed(above, "london", "exchange"), ring.feed(below, "london")),
+        Publisher(ring.feed(above, "exchange")) as publisher,
+        Relay(ring.feed(above, "london", "exchange"), ring.feed(below, "london")) as relay,
     ):
-        assert "refused the topics b'MSFT'" in refused(ring.feed(below, "desk", "london"), b"MSFT.")
-        subscriber, _ = collected(ring.feed(below, "desk", "london"), b"AAPL.")
+        subscriber, got = collected(ring.feed(below, "desk", "london"), b"AAPL.")
         subscriber.start(PATIENCE_S)
-        assert subscriber.statistics().received.transport == "shm"
+        for prefix in (b"MSFT", b"AAP", b""):
+            assert f"refused the topics {prefix!r}" in refused(ring.feed(below, "other", "london"), prefix)
+            publisher.publish(b"AAPL.x", prefix)
+        got.wait(3)
+        assert relay.statistics().lines[0].transport == ("shm" if is_above else "tcp")
+        assert subscriber.statistics().received.transport == ("shm" if is_below else "tcp")
+        wait_until(lambda: relay.statistics().lines[0].filters_above == 1, PATIENCE_S)
         subscriber.stop()
+        assert subscriber.statistics().received.gaps == 0
 
 
 def test_a_confirmation_comes_for_nothing_that_was_refused_however_much_was(
