@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
@@ -64,6 +64,14 @@ class Below(Subscriptions):
             of_both = ((kind + prefix, why) for prefix, why in above.items() for kind in (b"", SHARED_KEY))
             refused |= islice((each for each in of_both if each[0] in filters), MOST_TOLD_REFUSALS - len(refused))
         return refused
+
+    def note_refused(self, line: int, new: Iterable[bytes]) -> None:
+        """Have those ask again, and so be told, for whom filters are confirmed that the source refuses from now on."""
+        filters = {kind + prefix for prefix in new for kind in (b"", SHARED_KEY)}
+        with self.changed:
+            for peer in self.peers(line) if filters else ():
+                if peer.acceptances and peer.newest not in self.asked and not filters.isdisjoint(peer.filters):
+                    self.unwelcome[peer.fd, peer.cookie] = "the source refuses what it asked for: it is to ask again"
 
     def renew_readers(self) -> None:
         """Bring `readers` up to date."""

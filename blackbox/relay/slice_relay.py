@@ -338,7 +338,9 @@ class SliceRelay:
                 upstream.answered()
             if state.has_refusal:
                 state.has_refusal = 0
-                upstream.was_refused(self._read_refusal(line))
+                self.below.note_refused(number, upstream.was_refused(self._read_refusal(line)))
+                if self.below.unwelcome:
+                    self.guard.look_now()
             if bool(state.ended) != line.was_ended:
                 line.was_ended = bool(state.ended)
                 if line.was_ended:

@@ -422,13 +422,13 @@ class Upstream:
             covered, self._covered = [*self._covered], {}
             self._withdraw_filters([], covered)
 
-    def was_refused(self, refused: Mapping[bytes, Why]) -> None:
+    def was_refused(self, refused: Mapping[bytes, Why]) -> list[bytes]:
         """Note that the nonce has come back with what the source does not put in force: withdraw that, and ask again.
 
-        There may be more of it than one answer tells.
+        There may be more of it than one answer tells. Return which filters of those below it had not refused before.
         """
         if self._asked == _UNCONFIRMED:
-            return  # as above
+            return []  # as above
         known = frozenset(self._filters.refused)
         topics = {each.removeprefix(WANT_KEY): why for each, why in refused.items() if each.startswith(WANT_KEY)}
         wants = self._wanted.refuse(topics)
@@ -448,6 +448,7 @@ class Upstream:
         self._withdraw_nonce()
         if wants.withdraw or changes.withdraw or covered:
             self._asked = _UNCONFIRMED
+        return new
 
     @property
     def refused(self) -> Mapping[bytes, Why]:

@@ -342,6 +342,27 @@ def test_a_refused_filter_that_a_wider_refused_one_covers_ends_no_confirmation(
         assert subscriber.statistics().received.gaps == 0
 
 
+def test_who_used_what_a_relay_has_lost_the_right_to_is_told_and_nobody_else(ring: Keyring) -> None:
+    above, below = quotes(), quotes()
+    with (
+        Publisher(ring.feed(above, "exchange")) as publisher,
+        Relay(ring.feed(above, "london", "exchange"), ring.feed(below, "london")) as relay,
+    ):
+        desk, _ = collected(ring.feed(below, "desk", "london"), b"MSFT.")
+        other, got = collected(ring.feed(below, "other", "london"), b"AAPL.")
+        desk.start(PATIENCE_S)
+        other.start(PATIENCE_S)
+        give(ring, 'london = ["AAPL"]')
+        wait_until(lambda: desk.is_done, PATIENCE_S)
+        with pytest.raises(RightsError, match="refused the topics b'MSFT'"):
+            desk.stop()
+        wait_until(lambda: relay.statistics().lines[0].is_confirmed, PATIENCE_S)
+        assert relay.statistics().put_out == 1
+        publisher.publish(b"AAPL.x", b"1")
+        got.wait(1)
+        other.stop()
+
+
 def test_who_wants_what_a_relay_may_not_have_hides_nothing_that_others_want(
     ring: Keyring, sub: zmq.Socket[bytes]
 ) -> None:
