@@ -12,6 +12,7 @@ message, and who sent it is disconnected.
 from __future__ import annotations
 
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -49,6 +50,7 @@ from blackbox.transport.socket_cookie import COOKIE_SCRATCH_WORDS, socket_cookie
 
 KEPT_BYTES: Final = 1 + MOST_BYTES
 """Bytes of a subscription that Python looks at; no subscription of ours is longer."""
+_HAVE_COOKIES: Final = sys.platform == "linux"
 _HEAD: Final = struct.Struct("=iiiiq")
 _LEAST_ENTRY_BYTES: Final = 32
 """What one subscription takes of those that are read at once, at least."""
@@ -343,6 +345,7 @@ class SubscriptionReader:
         if entry.fd >= len(line.known):
             line.known = numpy.concatenate([line.known, numpy.zeros((entry.fd + 1, _ROW_WORDS), numpy.int64)])
         self._subscriptions.meet(peer)
+        self._subscriptions.has_died |= cookie == 0  # it had gone before this was read
         return peer
 
     def _forget(self, line: _Line, peer: Peer) -> None:
@@ -355,6 +358,7 @@ class SubscriptionReader:
         """Forget what those asked for whose connections are gone."""
         for number, line in enumerate(self._lines):
             for peer in self._subscriptions.peers(number):
-                if int(socket_cookie(peer.fd, line.memory + _COOKIE_AT)) != peer.cookie:
+                cookie = int(socket_cookie(peer.fd, line.memory + _COOKIE_AT))
+                if cookie != peer.cookie or (cookie == 0 and _HAVE_COOKIES):
                     with suppress(KeyError):
                         self._forget(line, peer)

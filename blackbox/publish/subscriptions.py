@@ -289,7 +289,6 @@ class Subscriptions:
             if len(peer.nonces) > _MOST_NONCES:
                 why = f"it asked for {_MOST_NONCES} confirmations, and withdrew none"
                 self.unwelcome[peer.fd, peer.cookie] = why
-                return
         self.asked[place] = ask
         _drop_first(self.asked, _MOST_ASKED)
 

@@ -205,6 +205,17 @@ def test_a_message_that_is_no_subscription_gets_its_sender_nothing_that_others_a
             hostile.socket.recv(1)
 
 
+def test_what_is_read_of_a_connection_that_has_gone_does_not_stay() -> None:
+    feed = one_slice(key_bytes=4)
+    with read_by_hand(feed) as (xpub, subscriptions, reader):
+        with Peer(feed) as peer:
+            peer.send(subscription(b"GONE"), subscription(b"ALSO"))
+            has_come(xpub)
+        has_come(xpub)
+        read_until(reader, lambda: not xpub.poll(0))
+        assert (subscriptions.peers(0), subscriptions.filter_count()) == ([], 0)
+
+
 @pytest.mark.parametrize("garbage", [frame(b"garbage"), frame(b""), frame(b"x", MORE) + frame(b"\1AAPL")])
 def test_who_sends_what_is_no_subscription_is_disconnected_and_others_go_on(
     garbage: bytes, caplog: pytest.LogCaptureFixture
