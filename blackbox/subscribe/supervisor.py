@@ -552,10 +552,12 @@ class Supervisor:
 
         By the last one the subscriber hears that publishers end, if it waits for that.
         """
-        for thread in self._released.leaving.values():
+        leaving = self._released.leaving.values()
+        has_ended = self._released.keep_ended()
+        for thread in leaving:
             if (failure := thread.failure()) is not None:
                 self._give_up(failure)
-        if self._released.keep_ended() and self._returning:
+        if has_ended and self._returning:
             try:
                 self.renew()
             except BlackBoxError as error:
