@@ -286,7 +286,7 @@ class Stream:
                     return False
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    raise TimeoutError(f"stream of {self.prefix!r}: nothing came in {timeout} s")
+                    raise TimeoutError(f"stream of {self.prefix!r}: nothing came in {timeout:.3g} s")
                 self._changed.wait(left)
             batch = self._taking = self._take_oldest()
             self._left = left_items = iter(range(1 if self.batches else len(batch)))
