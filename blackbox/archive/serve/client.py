@@ -368,19 +368,20 @@ class ArchiveClient:
         """Yield what other archives have of runs before `stop`, whose end one has shown: it may lack all of a key."""
         for other in [each for each in self._order if each != endpoint]:
             rest = RowsOfRuns(rows, seen, stop)
-            for _ in self._attempts(other, wait_s, is_over):
+            for _ in self._attempts([other], wait_s, is_over):
                 with suppress(ArchiveError):
                     for found in self._at(other, rest, wait_s, is_over):
                         if not isinstance(found, Later):
                             yield from self._with_lacking(rows, found, seen, wait_s, is_over, other)
                     break
 
-    def _attempts(self, endpoint: str, wait_s: float, is_over: Callable[[], bool]) -> Iterator[None]:
-        """Yield whenever an archive may be asked once more, until `wait_s` is over, or it has been silent so long."""
+    def _attempts(self, endpoints: Sequence[str], wait_s: float, is_over: Callable[[], bool]) -> Iterator[None]:
+        """Yield whenever archives may be asked once more, until `wait_s` is over, or all have been silent so long."""
         until, pause_s = time.monotonic() + wait_s, _LATER_S
-        while not is_over() and (now := time.monotonic()) < until:
+        while endpoints and not is_over():
             yield
-            if now - self._silent.get(endpoint, now) >= wait_s:
+            now = time.monotonic()
+            if now > until or all(now - self._silent.get(each, now) >= wait_s for each in endpoints):
                 return
             time.sleep(spread(pause_s))
             pause_s = min(2 * pause_s, _MOST_LATER_S)
@@ -394,7 +395,7 @@ class ArchiveClient:
             return told
         asked = AskEnds(slice_id=rows.ask.slice_id, first=runs[0], stop=runs[1], prefix=rows.ask.prefix)
         for endpoint in self._order:
-            for _ in self._attempts(endpoint, wait_s, is_over):
+            for _ in self._attempts([endpoint], wait_s, is_over):
                 with suppress(ArchiveError), self._asking(endpoint, is_over) as asking:
                     for epoch, key, following in filter(rows.wants_end, _all_ends(asking, asked)):
                         of_run = told.setdefault(epoch, {})
@@ -437,21 +438,13 @@ class ArchiveClient:
     ) -> Iterator[Block]:
         """Yield what other archives have of what one lacks; what is not recorded yet they are asked again."""
         others = [each for each in self._order if each != endpoint]
-        until, pause_s = time.monotonic() + wait_s, _LATER_S
-        while others:
-            found: list[Block | Missing] = [*left]
-            try:
+        for _ in self._attempts(others, wait_s, is_over):
+            with suppress(ArchiveError):
                 found = list(self.missing(slice_id, left, wait_s, is_over, endpoint))
-            except ArchiveError:
-                now = time.monotonic()
-                if all(now - self._silent.get(each, now) >= wait_s for each in others):
-                    break
-            yield from (each for each in found if isinstance(each, Block))
-            left = [each for each in found if isinstance(each, Missing)]
-            if not left or is_over() or time.monotonic() > until:
-                break
-            time.sleep(spread(pause_s))
-            pause_s = min(2 * pause_s, _MOST_LATER_S)
+                yield from (each for each in found if isinstance(each, Block))
+                left = [each for each in found if isinstance(each, Missing)]
+            if not left:
+                return
 
     def _at(
         self, endpoint: str, rows: Rows | RowsOfRanges | RowsOfRuns, wait_s: float, is_over: Callable[[], bool]
