@@ -54,8 +54,8 @@ def test_others_go_before_a_thread_that_is_nice() -> None:
         found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
 
     in_thread(run)
-    assert found == [15]
-    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) < 15
+    assert found == [5]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) < 5
 
 
 def test_giving_way_ends_with_its_block_also_where_a_thread_has_ended() -> None:
