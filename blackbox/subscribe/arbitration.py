@@ -47,6 +47,7 @@ from blackbox.subscribe.join_live import (
     pass_quiet,
 )
 from blackbox.subscribe.join_state import (
+    ANSWERS,
     BEGIN,
     FALLEN_BACK,
     GIVE_UP,
@@ -202,6 +203,8 @@ def order_recorded(at: SliceAt, table: TableAt, trie: Trie, filters: Trie, now: 
         if join_state_at(at.sequences.join).phase == FALLEN_BACK:
             return 0  # archives bring it once more
         return order_replayed(at, table, trie, key, header, now, tick)
+    if join_state_at(at.sequences.join).has_left_over != 0:
+        return 0  # it comes live; and archives were not asked for what is before it
     if key == FULL or not is_wanted(at.sequences, key, header.epoch):
         slice_counters_at(at.counters).stale += header.count
         return 0
@@ -232,7 +235,9 @@ def take_note(at: SliceAt, table: TableAt, trie: Trie, filters: Trie) -> int:
         if what == BEGIN and number == join.falls:
             join.phase = REPLAYING
     elif join.phase == LIVE:
-        if what == PASSED and key != FULL:
+        if what == ANSWERS and number == join.falls:
+            join.has_left_over = 0
+        elif what == PASSED and key != FULL and join.has_left_over == 0:
             pass_by(at.sequences, key, epoch, number)
             result = deliver_held(at, table, trie, key, NO, END)
     elif key != FULL and (what == GONE or (what == LACKED and is_current(at.sequences, epoch))):

@@ -82,6 +82,7 @@ def _be_live(at: SliceAt, table: TableAt) -> int:
     join = join_state_at(at.sequences.join)
     epoch_state_at(at.sequences.state).all_told = 1  # of keys that the publisher has not told it has sent nothing
     join.lives += 1
+    join.has_left_over = 1
     result: int = tell_live(at, table)
     store_shared(join, "phase", LIVE)
     poke(at.news_fd, at.state)

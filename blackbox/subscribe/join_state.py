@@ -52,6 +52,8 @@ LACKED: Final = 5
 """As GONE, in the run that goes on: archives bring nothing more of a key before that number."""
 QUIET: Final = 6
 """Nothing of a key came since the time at which the slice begins, before that number of the run that goes on."""
+ANSWERS: Final = 7
+"""What follows answers requests of who fell back so many times; what came before was to bring it to what is live."""
 
 
 class JoinState(SharedRecord):
@@ -82,6 +84,9 @@ class JoinState(SharedRecord):
     """The last of them, used in a circle; a key's `ended_next` says how far each is known to have come."""
     settled = Field()
     """How many of them are settled: what they are known to have sent has come, or is told to be lost."""
+
+    has_left_over = Field()
+    """1 since it went over to what comes live, until ANSWERS: what archives bring is of the time before that."""
 
 
 join_state_at = record_at(JoinState)

@@ -21,6 +21,7 @@ from blackbox.errors import BlackBoxError, SubscriberError
 from blackbox.native.limits import Needs, start_thread
 from blackbox.native.priority import give_way, giving_way, let_others_go_first
 from blackbox.subscribe.join_state import (
+    ANSWERS,
     BEGIN,
     GIVE_UP,
     GONE,
@@ -333,7 +334,7 @@ class Repairer:
         now = time.monotonic()
         for each in quiet:
             is_before = 0 < times.get(each.key, start_ns) < start_ns
-            is_lacking = times.get(each.key) == 0 or now > until[each.key]
+            is_lacking = times.get(each.key) == 0 or (each.key not in times and now > until[each.key])
             if is_lacking and not is_before:
                 self._warn_lacking()
             if is_lacking or is_before:
@@ -390,6 +391,7 @@ class Repairer:
         waiting: list[tuple[float, Missing]] = []
         pause_s, heard, failure = _PAUSE_S, 0.0, BlackBoxError()
         while self._join.phase == JoinPhase.LIVE and (waiting or self._queue.asked != self._taken):
+            self._note(out, ANSWERS, 0, self._join.falls)
             fresh = self._take(MOST_REQUESTS - len(waiting))
             waiting += ((time.monotonic() + self._wait_s, each) for each in fresh)
             self._queue.answered = self._taken - 1  # the last one stands for all that wait

@@ -22,7 +22,7 @@ from blackbox.archive.serve import piece_reading
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.block import Block
-from blackbox.subscribe.repair import Missing, Since
+from blackbox.subscribe.repair import Later, Missing, Since
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import MIB, days, feed_of, wait_recorded
@@ -436,6 +436,34 @@ def archive_of(feed: Feed, number: int, blocks: list[Sent]) -> Iterator[None]:
             publisher.heartbeat(end=True)
         with ArchiveServer(Path(directory) / feed.name, feed.archives[number : number + 1]):
             yield
+
+
+def test_what_was_to_bring_it_to_what_is_live_closes_no_gap_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first archive lacks 0 of C, and brings 1 once the slice is live and has asked for 0: the second has it."""
+    feed = archived_feed(2, key_bytes=1)
+    blocks = [*[Sent(b"A", 1, (True, True), False, False)] * 4]
+    blocks += [Sent(b"C", 1, (False, True), True, False), Sent(b"C", 1, (True, True), False, False)]
+    subscriber = Subscriber(feed, on_gap="repair")
+    heard, bring = Heard(subscriber), ArchiveClient.since
+
+    def bring_late(*args: Any) -> Iterator[Block | Missing | Later]:
+        for found in bring(*args):
+            if isinstance(found, Block) and found.key == b"C":
+                wait_until(lambda: subscriber.statistics().received.held == 1)
+            yield found
+
+    monkeypatch.setattr(ArchiveClient, "since", bring_late)
+    with archive_of(feed, 0, blocks), archive_of(feed, 1, blocks), RawPublisher(feed) as publisher:
+        subscriber.start(since=0)
+        send_all(publisher, blocks[:4], [True] * 4)
+        publisher.heartbeat()
+        publisher.heartbeat()
+        subscriber.wait_live(20)
+        send_all(publisher, blocks[4:], [False, True])
+        wait_until(lambda: heard.count == 6)
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert (heard.came[1, b"C"], heard.gaps, heard.untrue) == ([0, 1], {}, [])
 
 
 @settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
