@@ -91,8 +91,8 @@ def _unknown_keys(
         if key not in known:
             yield where, key, known
     for field in msgspec.structs.fields(struct):
-        # Settings nest in two forms: a list of tables, and a table that may be missing.
-        inner = getattr(field.type, "__args__", (None,))[0]
+        # Settings nest in three forms: a list of tables, a table, and a table that may be missing.
+        inner = getattr(field.type, "__args__", (field.type,))[0]
         tables = document.get(field.name)
         if isinstance(inner, type) and issubclass(inner, msgspec.Struct) and type(tables) is list:
             for position, table in enumerate(tables):

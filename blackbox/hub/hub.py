@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from blackbox.archive.day import make_directory, recorded_days, recorded_files
 from blackbox.archive.outbox import Outbox
 from blackbox.archive.recording import Recording
+from blackbox.archive.retention import EVERYTHING, Retention
 from blackbox.arguments import check_integers
 from blackbox.errors import ConfigError, HubError, JournalError
 from blackbox.feed.feed import Feed
@@ -119,6 +120,7 @@ class Hub:
         remember_puts: int = 100_000,
         remember_ids: int = 1_000_000,
         most_clients: int = 100_000,
+        retention: Retention = EVERYTHING,
     ) -> None:
         """Settings, as in a hub file: see `HubSettings`; nothing is opened. Raises ConfigError or ValueError."""
         check_integers(
@@ -132,7 +134,12 @@ class Hub:
         self.epoch = 0
         """Of the messages that are published, once it has started."""
         self._outbox = Outbox(
-            directory, fsync=fsync, fsync_interval_ns=fsync_interval_ns, serve=True, again_bytes=0
+            directory,
+            fsync=fsync,
+            fsync_interval_ns=fsync_interval_ns,
+            serve=True,
+            retention=retention,
+            again_bytes=0,
         )  # what a killed hub has not sent is asked of its archive
         self._remembered = remember_puts, remember_ids, most_clients
         self._schema = load_schema(feed.schema)

@@ -9,6 +9,7 @@ from typing import Literal, Self
 
 import msgspec
 
+from blackbox.archive.retention import EVERYTHING, Retention
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.feed.security import path_in
@@ -44,9 +45,17 @@ class HubSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     most_clients: int = 100_000
     """Clients that are known; the one not heard of for longest is forgotten for a new one. Default: 100,000."""
 
+    retention: Retention = EVERYTHING
+    """How many of the feed's days are kept: `days`, `bytes`, and what durable clients that still need more may hold
+    back, `most_days`, `most_bytes`. Default: all."""
+
     def __post_init__(self) -> None:
         """Check types; ConfigError names the setting and its value."""
         check_types(self)
+        try:
+            self.retention.check()
+        except ValueError as error:
+            raise ConfigError(f"retention: {error}") from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
