@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Final
+from typing import Any, Final
 
 import zmq
 
@@ -102,7 +102,7 @@ class ServerThread:
         del self._serve  # it leads back to the owner: without the circle the pipe goes with that
 
 
-def bind(socket: zmq.Socket[bytes], endpoint: str, what: str) -> None:
+def bind(socket: zmq.Socket[Any], endpoint: str, what: str) -> None:
     """Bind a socket. Raises EndpointError, which says `what` the endpoint is."""
     socket.backlog = _BACKLOG
     try:

@@ -1,0 +1,115 @@
+"""A client of a hub that another process drives: its verbs as JSON over one ZeroMQ socket, from any language."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Final
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from blackbox.errors import BlackBoxError, ConfigError, NotStoredError
+from blackbox.feed.endpoint import check_endpoint, transport_of
+from blackbox.feed.security import is_loopback
+from blackbox.hub.async_client import AsyncClient
+from blackbox.hub.json_form import (
+    ASKED,
+    Asked,
+    Get,
+    Put,
+    Subscribe,
+    Unsubscribe,
+    error_as_json,
+    message_as_json,
+    number_of,
+)
+from blackbox.hub.protocol import MOST_BYTES
+from blackbox.native.limits import Needs
+from blackbox.transport.context import new_context
+from blackbox.transport.server_thread import bind
+
+log = logging.getLogger("blackbox")
+
+_MOST_AT_ONCE: Final = 1_000
+"""Requests that are being done; who asks for more is told so."""
+_MOST_REQUEST_BYTES: Final = 2 * MOST_BYTES
+_NEEDS: Final = Needs(descriptors=64)
+
+
+class DrivenClient:
+    """Answers requests at an endpoint with what a client's verbs return. Run by one task; see `json_form`.
+
+    Requests are done beside each other, those of one subscription one after the other.
+    """
+
+    def __init__(self, client: AsyncClient, endpoint: str) -> None:
+        """Raises ConfigError unless the endpoint is one that this host alone reaches: who asks there is the client."""
+        check_endpoint(endpoint)
+        if transport_of(endpoint) != "ipc" and not is_loopback(endpoint):
+            raise ConfigError(f"endpoint was {endpoint!r}, expected ipc, or tcp on a loopback address")
+        self._client, self._endpoint = client, endpoint
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def serve(self, bound: Callable[[], None] = lambda: None) -> None:
+        """Answer until the task is cancelled; call `bound` once the endpoint is there. Raises EndpointError."""
+        with ExitStack() as stack:
+            plain = stack.enter_context(new_context("driven client", _NEEDS))
+            socket = zmq.asyncio.Context(shadow=plain).socket(zmq.ROUTER)
+            stack.callback(socket.close)
+            socket.linger = 0
+            socket.setsockopt(zmq.MAXMSGSIZE, _MOST_REQUEST_BYTES)
+            bind(socket, self._endpoint, "endpoint")
+            bound()
+            running = set[asyncio.Task[None]]()
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    *envelope, text = await socket.recv_multipart()
+                    is_room = len(running) < _MOST_AT_ONCE
+                    task = group.create_task(self._answer(socket, envelope, text, is_room=is_room))
+                    running.add(task)
+                    task.add_done_callback(running.discard)
+
+    async def _answer(self, socket: zmq.asyncio.Socket, envelope: list[bytes], text: bytes, *, is_room: bool) -> None:
+        try:
+            asked = ASKED.decode(text)
+            if not is_room:
+                raise ConfigError(
+                    f"requests were more than {_MOST_AT_ONCE} at once, expected some to be answered first"
+                )
+            answer = await self._do(asked)
+        except (BlackBoxError, TimeoutError, msgspec.DecodeError, UnicodeError, ValueError) as error:
+            answer = error_as_json(error)
+        await socket.send_multipart([*envelope, msgspec.json.encode({"number": number_of(text), **answer})])
+
+    async def _do(self, asked: Asked) -> dict[str, Any]:
+        """Do what is asked, and return what to answer. Raises as the client does; TimeoutError."""
+        try:
+            async with asyncio.timeout(asked.timeout_s):
+                return await self._verb(asked)
+        except TimeoutError as error:
+            if isinstance(error, BlackBoxError) or str(error):
+                raise
+            if isinstance(asked, Put | Subscribe):
+                raise NotStoredError(f"the hub did not answer within {asked.timeout_s:g} s") from None
+            raise TimeoutError(f"nothing came within {asked.timeout_s:g} s") from None
+
+    async def _verb(self, asked: Asked) -> dict[str, Any]:
+        client = self._client
+        if isinstance(asked, Put):
+            put_id = None if asked.id is None else asked.id.encode()
+            place = await client.put(asked.topic.encode(), asked.value(), put_id, ts_event=asked.ts_event)
+            return {"slice": place.slice_id, "epoch": place.epoch, "sequence": place.sequence}
+        if isinstance(asked, Subscribe | Unsubscribe | Get):
+            async with self._turns[asked.prefix]:
+                if isinstance(asked, Get):
+                    return message_as_json(await client.get(asked.prefix.encode()))
+                do = client.subscribe if isinstance(asked, Subscribe) else client.unsubscribe
+                await do(asked.prefix.encode())
+                return {"prefix": asked.prefix}
+        await client.commit()
+        return {}

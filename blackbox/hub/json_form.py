@@ -1,0 +1,93 @@
+"""What a driven client is asked, and what it answers: JSON objects, one a frame; payloads in base64."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from blackbox.block.batch import Message
+from blackbox.errors import ConfigError
+
+
+class _Request(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="do", tag=lambda name: name.lower()
+):
+    number: int = 0
+    """Comes back in the answer."""
+    timeout_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 10.0
+
+
+class Put(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Put a message; the answer says where it is: `slice`, `epoch`, `sequence`."""
+
+    topic: str
+    payload: str | None
+    """In base64; null: the topic has no value any more."""
+    id: str | None = None
+    ts_event: int = 0
+
+    def value(self) -> bytes | None:
+        """Return the payload. Raises ConfigError when it is not in base64."""
+        if self.payload is None:
+            return None
+        try:
+            return b64decode(self.payload, validate=True)
+        except ValueError as error:
+            raise ConfigError(f"payload was {self.payload[:40]!r}, expected base64: {error}") from None
+
+
+class Subscribe(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Have all that is put from now on under a prefix kept for `get`."""
+
+    prefix: str
+
+
+class Unsubscribe(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """End a subscription."""
+
+    prefix: str
+
+
+class Get(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Get the next message of a subscription."""
+
+    prefix: str
+
+
+class Commit(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Say that all that was got is done with."""
+
+
+class _Numbered(msgspec.Struct):
+    number: int = 0
+
+
+Asked = Put | Subscribe | Unsubscribe | Get | Commit
+ASKED: Final = msgspec.json.Decoder(Asked)
+
+
+def number_of(text: bytes) -> int:
+    """Return the number of a request that cannot be understood; 0 where it has none."""
+    try:
+        return msgspec.json.decode(text, type=_Numbered).number
+    except (msgspec.DecodeError, UnicodeError):
+        return 0
+
+
+def message_as_json(message: Message) -> dict[str, Any]:
+    """Return a message as it is shown in JSON."""
+    return {
+        "topic": message.topic.decode(errors="backslashreplace"),
+        "payload": None if message.payload is None else b64encode(message.payload).decode(),
+        "ts_event": message.ts_event,
+        "slice": message.slice_id,
+        "epoch": message.epoch,
+        "sequence": message.sequence,
+    }
+
+
+def error_as_json(error: BaseException) -> dict[str, Any]:
+    """Return what kept a request from being done."""
+    return {"error": type(error).__name__, "why": str(error)}

@@ -1,0 +1,206 @@
+"""A client that is driven from outside, by JSON over one socket."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+import zmq
+
+from blackbox import AsyncClient, ConfigError, Feed, Hub
+from blackbox.feed.endpoint import free_endpoints
+from blackbox.hub.driven_client import DrivenClient
+from tests.examples import examples
+from tests.hub.hubs import HUB, hub_feed, published
+from tests.torture.nursery import Nursery
+
+CLIENT: Final = """
+import asyncio
+from blackbox.hub.driven_client import DrivenClient
+def work(directory, endpoint):
+    async def serve():
+        async with AsyncClient(feed, "desk", directory) as client:
+            def count():
+                notes[0] += 1
+            await DrivenClient(client, endpoint).serve(count)
+    asyncio.run(serve())
+"""
+
+
+class Driver:
+    """What a program in any language does: a DEALER socket, JSON, and asking again when no answer comes."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.connect(endpoint)
+        self._number = 0
+
+    def send(self, **asked: Any) -> None:
+        self._socket.send(msgspec.json.encode(asked))
+
+    def answer(self, patience_s: float = 60.0) -> dict[str, Any] | None:
+        if not self._socket.poll(round(1e3 * patience_s)):
+            return None
+        found: dict[str, Any] = msgspec.json.decode(self._socket.recv())
+        return found
+
+    def ask(self, patience_s: float = 60.0, **asked: Any) -> dict[str, Any] | None:
+        """Return the answer to this request; None: there was none in time."""
+        self._number += 1
+        self.send(number=self._number, **asked)
+        while (answer := self.answer(patience_s)) is not None:
+            if answer.pop("number") == self._number:
+                return answer
+        return None
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    with zmq.Context() as context:
+        yield context
+
+
+@contextmanager
+def driven(feed: Feed, place: Path, context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Driver]:
+    """A driven client in a process of its own, and who drives it."""
+    endpoint = f"ipc://{place / 'desk'}"
+    with Nursery(feed, CLIENT, 1) as client:
+        client.begin((place / "positions", endpoint))
+        driver = Driver(context, endpoint)
+        try:
+            yield driver
+        finally:
+            driver.close()
+            client.kill()
+
+
+def test_all_verbs_of_a_client_from_a_plain_socket(tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path / "hub") as hub, driven(feed, tmp_path, context) as driver:
+        assert driver.ask(do="subscribe", prefix="orders.") == {"prefix": "orders."}
+        first = driver.ask(do="put", topic="orders.new", payload="YnV5", id="order-17", ts_event=5)
+        assert first == {"slice": 0, "epoch": hub.epoch, "sequence": 0}
+        assert driver.ask(do="put", topic="orders.new", payload="YnV5", id="order-17") == first
+        assert driver.ask(do="put", topic="orders.gone", payload=None) == {**first, "sequence": 1}
+        got = driver.ask(do="get", prefix="orders.")
+        assert got == {"topic": "orders.new", "payload": "YnV5", "ts_event": 5, **first}
+        assert (driver.ask(do="get", prefix="orders.") or {})["payload"] is None
+        assert driver.ask(do="commit") == {}
+        assert driver.ask(do="unsubscribe", prefix="orders.") == {"prefix": "orders."}
+
+
+def test_what_cannot_be_done_is_answered_with_an_error(tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path / "hub"), driven(feed, tmp_path, context) as driver:
+
+        def error(**asked: Any) -> str:
+            answer = driver.ask(**asked) or {}
+            return f"{answer['error']}: {answer['why']}"
+
+        assert error(do="get", prefix="A").startswith("HubError: prefix was b'A', expected one that is subscribed to")
+        assert error(do="put", topic="A", payload="*").startswith("ConfigError: payload was '*', expected base64")
+        assert "unknown field `at_once`" in error(do="commit", at_once=True)
+        assert error(do="put", topic="A" * 2_000, payload="").startswith("ConfigError: topic had 2000 bytes")
+        driver.ask(do="subscribe", prefix="A")
+        assert error(do="get", prefix="A", timeout_s=0.05) == "TimeoutError: nothing came within 0.05 s"
+        driver.send(nothing="of this is known")
+        answer = driver.answer() or {}
+        assert (answer["number"], answer["error"]) == (0, "ValidationError")
+        assert driver.ask(do="put", topic="A", payload="") is not None, "it goes on"
+
+
+def test_a_put_without_a_hub_is_answered_in_time(tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    with driven(hub_feed(slices=1), tmp_path, context) as driver:
+        answer = driver.ask(do="put", topic="A", payload="", timeout_s=0.1)
+        assert answer == {"error": "NotStoredError", "why": "the hub did not answer within 0.1 s"}
+
+
+def test_requests_are_done_beside_each_other(tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path / "hub"), driven(feed, tmp_path, context) as driver:
+        driver.ask(do="subscribe", prefix="A")
+        driver.send(do="get", prefix="A", number=7)
+        assert driver.ask(do="put", topic="A", payload="") is not None, "while one waits for a message"
+
+
+def test_more_requests_than_it_does_at_once_are_told(tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path / "hub"), driven(feed, tmp_path, context) as driver:
+        driver.ask(do="subscribe", prefix="A")
+        for _ in range(1_000):
+            driver.send(do="get", prefix="A", timeout_s=600)
+        assert "requests were more than 1000" in (driver.ask(do="commit") or {})["why"]
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:5600", "tcp://10.0.0.1:5600", "inproc://here"])
+def test_an_endpoint_that_others_reach_is_refused(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="expected"):
+        DrivenClient(AsyncClient(hub_feed()), endpoint)
+
+
+def test_an_endpoint_in_use_is_told(tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    ((endpoint,),) = free_endpoints("tcp", "driven", 1, 1)
+    with context.socket(zmq.REP) as taken:
+        taken.bind(endpoint)
+
+        async def serve() -> None:
+            async with AsyncClient(hub_feed()) as client:
+                await DrivenClient(client, endpoint).serve()
+
+        with pytest.raises(OSError, match=f"endpoint {endpoint} is in use"):
+            asyncio.run(serve())
+
+
+def test_what_is_driven_survives_kills_of_hub_and_client(
+    tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    """Each message is put once and got once, though hub, client, or both are killed between any two requests."""
+    feed, chance, kills = hub_feed(slices=1), random.Random(5), examples(100)
+    hub_words, client_words = (tmp_path / "hub",), (tmp_path / "positions", f"ipc://{tmp_path / 'desk'}")
+    with Nursery(feed, HUB, 1) as hub, Nursery(feed, CLIENT, 1) as client:
+        hub.begin(hub_words)
+        client.begin(client_words)
+        driver = Driver(context, client_words[1])
+
+        def sure(**asked: Any) -> dict[str, Any]:
+            """Ask until it is done: that is what an id, and a position that was kept, are for."""
+            while (answer := driver.ask(5.0, timeout_s=2, **asked)) is None or "error" in answer:
+                pass
+            return answer
+
+        sure(do="subscribe", prefix="A")
+        put, got = list[tuple[int, int]](), list[tuple[int, int]]()
+        for number in range(kills):
+            for process, words in ((hub, hub_words), (client, client_words)):
+                if chance.random() < 0.6:
+                    if chance.random() < 0.5:  # in the midst of what it is asked
+                        driver.send(do="put", topic="A", payload=b"%d" % number, id=str(number))
+                    process.kill()
+                    process.begin(words)
+            place = sure(do="put", topic="A", payload=b"%d" % number, id=str(number))
+            put.append((place["epoch"], place["sequence"]))
+            while put[-1] not in got:
+                message = sure(do="get", prefix="A")
+                where = message["epoch"], message["sequence"]
+                if where not in got:
+                    assert message["payload"] == b64encode(b"%d" % len(got)).decode()
+                    got.append(where)
+            if chance.random() < 0.7:
+                sure(do="commit")
+        driver.close()
+        client.kill()
+        hub.kill()
+    assert got == put
+    stored = [(epoch, sequence) for epoch, _, sequence, _, _ in published(tmp_path / "hub", feed)]
+    assert stored == put
