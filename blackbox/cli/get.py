@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from base64 import b64encode
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -71,15 +70,9 @@ def get(
 
 def print_message(message: Message) -> None:
     """Print a message as a line of JSON."""
-    line = {
-        "topic": message.topic.decode(errors="backslashreplace"),
-        "payload": None if message.payload is None else b64encode(message.payload).decode(),
-        "ts_event": message.ts_event,
-        "slice": message.slice_id,
-        "epoch": message.epoch,
-        "sequence": message.sequence,
-    }
-    sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+    from blackbox.hub.json_form import message_as_json
+
+    sys.stdout.write(msgspec.json.encode(message_as_json(message)).decode() + "\n")
 
 
 def unsubscribe(

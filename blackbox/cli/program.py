@@ -16,6 +16,7 @@ import typer
 
 from blackbox import __version__
 from blackbox.cli.analyse import analyse
+from blackbox.cli.client import client
 from blackbox.cli.compact import compact
 from blackbox.cli.control import control
 from blackbox.cli.demo import demo
@@ -65,6 +66,7 @@ for _command in (
     put,
     get,
     unsubscribe,
+    client,
     record,
     import_,
     replay,

@@ -1,4 +1,4 @@
-"""`blackbox hub`, `put`, `get`, `subscribe --durable` and `unsubscribe`."""
+"""`blackbox hub`, `put`, `get`, `subscribe --durable`, `unsubscribe` and `client`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from base64 import b64decode
 from pathlib import Path
 
 import pytest
+import zmq
 
 from blackbox import Feed
 from blackbox.feed.endpoint import free_endpoints
@@ -79,6 +80,23 @@ def test_lines_that_the_hub_has_had_are_left_out(place: Path) -> None:
         assert hub.process.wait(60) == 130
     said = published(place / "kept", Feed.load(place / "feed.toml"))
     assert [each[-1] for each in said] == [b"%d" % number for number in range(10)]
+
+
+@pytest.mark.parametrize(("ends", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_client_answers_json_until_it_is_ended(place: Path, ends: signal.Signals, status: int) -> None:
+    endpoint = f"ipc://{place / 'desk'}"
+    words = ("--name", "desk", "--feed", place / "feed.toml", "--positions", place / "positions")
+    with Command("hub", place / "hub.toml") as hub, Command("client", endpoint, *words) as client:
+        hub.read_error("takes puts at")
+        client.read_error(f"desk answers at {endpoint}")
+        with zmq.Context() as context, context.socket(zmq.REQ) as driver:
+            driver.linger = 0
+            driver.connect(endpoint)
+            driver.send(b'{"do": "put", "topic": "orders.new", "payload": "YnV5", "timeout_s": 60}')
+            assert driver.poll(60_000)
+            assert json.loads(driver.recv())["sequence"] == 0
+        ended = client.interrupt(ends)
+    assert (ended.status, "Traceback" in ended.errors) == (status, False), ended.errors
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,50 @@
+"""`blackbox client`: be a client of a hub for programs in other languages."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blackbox.cli.get import ClientName, PositionsOption
+from blackbox.cli.ui.feeds import FeedOption, load_feed
+from blackbox.cli.ui.status import exit_statuses
+from blackbox.cli.ui.terminal import say
+
+
+def client(
+    endpoint: Annotated[
+        str, typer.Argument(metavar="ENDPOINT", help="Where to answer: ipc, or tcp on a loopback address.")
+    ],
+    name: ClientName,
+    feed: FeedOption = None,
+    positions: PositionsOption = Path("positions"),
+    synced: Annotated[
+        bool, typer.Option("--synced", help="Answer a put once it is on the hub's disk, not only with its system.")
+    ] = False,
+) -> None:
+    """Be a client of a hub, driven from outside: a ZeroMQ REQ or DEALER socket sends JSON, and gets JSON.
+
+    docs/hub.md has the requests: put, get, subscribe, unsubscribe, commit. Whoever reaches the endpoint is this client.
+    Ends at Ctrl-C or SIGTERM; what the hub has not answered by then may be stored all the same.
+
+    For example:
+
+    blackbox client tcp://127.0.0.1:17120 --name desk-1 --feed feed.toml
+
+    blackbox client ipc:///run/desk-1 --name desk-1 --feed feed.toml --positions /var/lib/desk-1
+    """
+    with exit_statuses():
+        from blackbox.hub.async_client import AsyncClient
+        from blackbox.hub.driven_client import DrivenClient
+
+        known = load_feed(feed)
+        driven = AsyncClient(known, name, positions, acknowledged="synced" if synced else "recorded")
+
+        async def serve() -> None:
+            async with driven:
+                await DrivenClient(driven, endpoint).serve(lambda: say(f"{name} answers at {endpoint}"))
+
+        asyncio.run(serve())
