@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -37,6 +36,7 @@ def client(
     blackbox client ipc:///run/desk-1 --name desk-1 --feed feed.toml --positions /var/lib/desk-1
     """
     with exit_statuses():
+        from blackbox.cli.ui.event_loop import run_in_loop
         from blackbox.hub.async_client import AsyncClient
         from blackbox.hub.driven_client import DrivenClient
 
@@ -47,4 +47,4 @@ def client(
             async with driven:
                 await DrivenClient(driven, endpoint).serve(lambda: say(f"{name} answers at {endpoint}"))
 
-        asyncio.run(serve())
+        run_in_loop(serve())

@@ -1,0 +1,35 @@
+"""Commands that run an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from contextlib import suppress
+
+
+def run_in_loop(work: Coroutine[None, None, None]) -> None:
+    """Run it until it ends. Ctrl-C and SIGTERM cancel it, in order, and then end the command as they end any other."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    came: list[int] = []
+
+    async def run() -> None:
+        task = asyncio.ensure_future(work)
+
+        def end(number: int) -> None:
+            came.append(number)
+            task.cancel()
+
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                asyncio.get_running_loop().add_signal_handler(number, end, number)
+        with suppress(asyncio.CancelledError):
+            await task
+
+    try:
+        asyncio.run(run())
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])
