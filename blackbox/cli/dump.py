@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import sys
-from base64 import b64encode
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
+from blackbox.block.plain_message import as_object
 from blackbox.cli.ui.days import RecordingArgument, StartOption, StopOption, open_day, time_ns
-from blackbox.cli.ui.messages import describe, fields_of
+from blackbox.cli.ui.messages import describe
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.feed.schema import schema_of
 
 if TYPE_CHECKING:
     from blackbox.archive.recording import Recording
-    from blackbox.block.batch import Batch, Message
-    from blackbox.feed.schema import Schema
 
 
 def dump(
@@ -84,12 +82,12 @@ def _lines(
     encode = msgspec.json.Encoder().encode
     for batch in day.batches(_common(prefixes), start=start, stop=stop, slices=slices):
         schema = batch.schema or schema_of(batch.block.schema_id)
-        sequences = batch.sequence.tolist() if as_json else ()
         for message in batch:
             if narrow and not message.topic.startswith(prefixes):
                 continue
             if as_json:
-                yield encode(_as_object(message, sequences[message.index], batch, schema)) + b"\n"
+                times = {"ts_out": batch.ts_out, "ts_recv": batch.ts_recv}
+                yield encode(as_object(message, schema) | times) + b"\n"
             else:
                 yield describe(message, schema).encode(errors="backslashreplace") + b"\n"
 
@@ -99,22 +97,3 @@ def _common(prefixes: tuple[bytes, ...]) -> bytes:
     low, high = min(prefixes), max(prefixes)
     same = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
     return low[:same]
-
-
-def _as_object(message: Message, sequence: int, batch: Batch, schema: Schema) -> dict[str, Any]:
-    block, payload = batch.block, message.payload
-    line: dict[str, Any] = {
-        "topic": message.topic.decode(errors="backslashreplace"),
-        "ts_event": message.ts_event,
-        "ts_out": batch.ts_out,
-        "ts_recv": batch.ts_recv,
-        "slice": block.slice_id,
-        "epoch": block.epoch,
-        "sequence": sequence,
-    }
-    fields = fields_of(payload, schema)
-    if fields is not None:
-        line["record"] = fields
-    else:
-        line["payload"] = None if payload is None else b64encode(payload).decode()
-    return line

@@ -70,9 +70,9 @@ def get(
 
 def print_message(message: Message) -> None:
     """Print a message as a line of JSON."""
-    from blackbox.hub.json_form import message_as_json
+    from blackbox.block.plain_message import as_object
 
-    sys.stdout.write(msgspec.json.encode(message_as_json(message)).decode() + "\n")
+    sys.stdout.write(msgspec.json.encode(as_object(message, None)).decode() + "\n")
 
 
 def unsubscribe(

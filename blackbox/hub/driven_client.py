@@ -13,6 +13,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from blackbox.block.plain_message import as_object
 from blackbox.errors import BlackBoxError, ConfigError, NotStoredError
 from blackbox.feed.endpoint import check_endpoint, transport_of
 from blackbox.feed.security import is_loopback
@@ -25,7 +26,6 @@ from blackbox.hub.json_form import (
     Subscribe,
     Unsubscribe,
     error_as_json,
-    message_as_json,
     number_of,
 )
 from blackbox.hub.protocol import MOST_BYTES
@@ -105,9 +105,11 @@ class DrivenClient:
             place = await client.put(asked.topic.encode(), asked.value(), put_id, ts_event=asked.ts_event)
             return {"slice": place.slice_id, "epoch": place.epoch, "sequence": place.sequence}
         if isinstance(asked, Subscribe | Unsubscribe | Get):
+            if not isinstance(asked, Subscribe):
+                client.client.inbox(asked.prefix.encode())  # raises, so that none is kept in mind that is not there
             async with self._turns[asked.prefix]:
                 if isinstance(asked, Get):
-                    return message_as_json(await client.get(asked.prefix.encode()))
+                    return as_object(await client.get(asked.prefix.encode()), None)
                 do = client.subscribe if isinstance(asked, Subscribe) else client.unsubscribe
                 await do(asked.prefix.encode())
                 return {"prefix": asked.prefix}

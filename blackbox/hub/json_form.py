@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from typing import Annotated, Any, Final
 
 import msgspec
 
-from blackbox.block.batch import Message
 from blackbox.errors import ConfigError
 
 
@@ -74,18 +73,6 @@ def number_of(text: bytes) -> int:
         return msgspec.json.decode(text, type=_Numbered).number
     except (msgspec.DecodeError, UnicodeError):
         return 0
-
-
-def message_as_json(message: Message) -> dict[str, Any]:
-    """Return a message as it is shown in JSON."""
-    return {
-        "topic": message.topic.decode(errors="backslashreplace"),
-        "payload": None if message.payload is None else b64encode(message.payload).decode(),
-        "ts_event": message.ts_event,
-        "slice": message.slice_id,
-        "epoch": message.epoch,
-        "sequence": message.sequence,
-    }
 
 
 def error_as_json(error: BaseException) -> dict[str, Any]:

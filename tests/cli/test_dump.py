@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from blackbox import Recording
-from blackbox.cli.ui.messages import decimal_text
+from blackbox.block.plain_message import decimal_text
 from tests.cli.commands import ROOT, invoke
 from tests.cli.days import OPEN, SECOND, trade
 from tests.journals import Day, Put, Row, feed_of
