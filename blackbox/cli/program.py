@@ -16,6 +16,7 @@ import typer
 
 from blackbox import __version__
 from blackbox.cli.analyse import analyse
+from blackbox.cli.bridge import bridge
 from blackbox.cli.client import client
 from blackbox.cli.compact import compact
 from blackbox.cli.control import control
@@ -67,6 +68,7 @@ for _command in (
     get,
     unsubscribe,
     client,
+    bridge,
     record,
     import_,
     replay,

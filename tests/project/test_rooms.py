@@ -29,6 +29,7 @@ ORDER = (
     "testing",
     "relay",
     "hub",
+    "bridge",
     "monitor",
     "spark",
     "report",

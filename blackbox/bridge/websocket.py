@@ -1,0 +1,307 @@
+"""A feed for browsers: JSON over WebSocket, each client the prefixes that it asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from blackbox.block.gap import Gap
+from blackbox.block.plain_message import as_object
+from blackbox.bridge.waiting import Waiting
+from blackbox.errors import BlackBoxError, ConfigError, EndpointError
+from blackbox.feed.feed import Feed
+from blackbox.feed.schema import load_schema
+from blackbox.subscriber import Subscriber
+
+try:
+    from websockets.asyncio.server import ServerConnection, serve
+    from websockets.exceptions import ConnectionClosed
+    from websockets.typing import Origin
+except ImportError as error:
+    raise ImportError(f"this needs websockets: pip install 'blackbox-md[bridge]' ({error})") from error
+
+log = logging.getLogger("blackbox")
+
+_MOST_PREFIXES: Final = 1_000
+"""Of one client."""
+_MOST_REQUEST_BYTES: Final = 64 << 10
+_STREAM_MESSAGES: Final = 100_000
+"""Of one prefix that wait to be encoded."""
+_MOST_BYTES: Final = 16 << 20
+"""Of what waits for one client under one prefix."""
+_FRAME_BYTES: Final = 256 << 10
+"""About as much is sent in one frame."""
+_CONFIRM_S: Final = 10.0
+_ENCODE: Final = msgspec.json.Encoder().encode
+
+
+class Subscribe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="subscribe"):
+    """Send what comes under a prefix from now on."""
+
+    prefix: Annotated[str, msgspec.Meta(max_length=1_024)]
+
+
+class Unsubscribe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="unsubscribe"):
+    """Do not send it any more."""
+
+    prefix: Annotated[str, msgspec.Meta(max_length=1_024)]
+
+
+_ASKED: Final = msgspec.json.Decoder(Subscribe | Unsubscribe)
+
+
+class BridgeStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What a bridge has done so far."""
+
+    clients: int
+    """Those connected now."""
+    prefixes: int
+    """Those that somebody wants now."""
+    sent: int
+    """Messages that were sent, to all clients."""
+    passed_over: int
+    """Messages that clients were not sent, as they were too slow for all."""
+    refused: int
+    """Clients that were one too many."""
+
+
+class _Browser:
+    """One client."""
+
+    def __init__(self, connection: ServerConnection, limit: int) -> None:
+        self.connection = connection
+        self.prefixes: set[str] = set()
+        self._waiting: dict[str, Waiting] = {}
+        self._limit, self._notes = limit, list[bytes]()
+        self._has_more = asyncio.Event()
+
+    def add(self, prefix: str, topic: bytes, text: bytes) -> None:
+        self._of(prefix).add(topic, text)
+        self._has_more.set()
+
+    def pass_over(self, prefix: str, count: int) -> None:
+        self._of(prefix).lose(count)
+        self._has_more.set()
+
+    def _of(self, prefix: str) -> Waiting:
+        if prefix not in self._waiting:
+            self._waiting[prefix] = Waiting(self._limit, _MOST_BYTES)
+        return self._waiting[prefix]
+
+    def tell(self, **note: Any) -> None:
+        """Send something that is no message; of many that wait the last ones."""
+        self._notes.append(_ENCODE(note))
+        del self._notes[: -self._limit]
+        self._has_more.set()
+
+    async def send(self, count: Callable[[int, int], None]) -> None:
+        """Send what waits, until the connection ends."""
+        while True:
+            await self._has_more.wait()
+            self._has_more.clear()
+            notes, self._notes = self._notes, []
+            for note in notes:
+                await self.connection.send(note, text=True)
+            waiting, self._waiting = self._waiting, {}
+            for prefix, each in waiting.items():
+                texts, passed_over = each.take()
+                name = _ENCODE(prefix)
+                if passed_over:
+                    await self.connection.send(b'{"prefix":%b,"passed_over":%d}' % (name, passed_over), text=True)
+                for some in _parts(texts):
+                    text = b'{"prefix":%b,"messages":[%b]}' % (name, b",".join(some))
+                    await self.connection.send(text, text=True)
+                count(len(texts), passed_over)
+
+
+def _parts(texts: list[bytes]) -> Iterator[list[bytes]]:
+    """Yield texts in parts that each fit into a frame."""
+    part, size = list[bytes](), 0
+    for text in texts:
+        if part and size + len(text) > _FRAME_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(text)
+        size += len(text)
+    if part:
+        yield part
+
+
+class WebSocketBridge:
+    """Serves a feed to WebSocket clients; used in one event loop, from `serve` until that is cancelled.
+
+    Each subscription of a client is a stream of its own: two prefixes that overlap bring a message twice, under both. A
+    client that does not take what comes gets the newest of each topic; nobody waits for it.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        origins: Sequence[str] | None = None,
+        limit: int = 10_000,
+        most_clients: int = 1_000,
+    ) -> None:
+        """Settings; nothing is opened.
+
+        Args:
+            feed: what to serve. Whoever connects may read all that this process may.
+            host: the interface to listen on.
+            port: 0: one that is free, which `port` tells once it serves.
+            origins: pages that may connect, such as "https://desk.example"; None: any, and who is no browser.
+            limit: messages that wait for one client under one prefix before only the newest of each topic do.
+            most_clients: more are turned away.
+        """
+        if not 1 <= limit <= 1 << 20 or not 1 <= most_clients <= 1 << 20:
+            raise ConfigError(f"limit was {limit} and most_clients {most_clients}, expected 1 to {1 << 20}")
+        self.feed, self.host, self.port = feed, host, port
+        self._origins = None if origins is None else [Origin(each) for each in origins]
+        self._limit, self._most_clients = limit, most_clients
+        self._schema = load_schema(feed.schema)
+        self._wanted: dict[str, dict[_Browser, None]] = {}
+        """By prefix, who wants it."""
+        self._readers: dict[str, asyncio.Task[None]] = {}
+        self._browsers = 0
+        self._sent = self._passed_over = self._refused = 0
+
+    def statistics(self) -> BridgeStatistics:
+        """Return a snapshot of the counters."""
+        return BridgeStatistics(
+            clients=self._browsers,
+            prefixes=len(self._wanted),
+            sent=self._sent,
+            passed_over=self._passed_over,
+            refused=self._refused,
+        )
+
+    async def serve(self, bound: Callable[[], None] = lambda: None) -> None:
+        """Serve until the task is cancelled; call `bound` once clients may come.
+
+        Raises EndpointError when it cannot listen; what ended the subscriber.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._failed: asyncio.Future[None] = self._loop.create_future()
+        with Subscriber(self.feed, on_gap="tell") as self._subscriber:
+            self._subscriber.on_gap(b"")(lambda gap: self._loop.call_soon_threadsafe(self._tell_gap, gap))
+            try:
+                server = await serve(
+                    self._serve_one,
+                    self.host,
+                    self.port,
+                    origins=self._origins,
+                    max_size=_MOST_REQUEST_BYTES,
+                    compression=None,  # it would cost more than all the rest
+                )
+            except OSError as error:
+                where = f"{self.host}:{self.port}"
+                raise EndpointError(error.errno, f"cannot listen at {where}: {error.strerror}") from error
+            async with server:
+                self.port = next(iter(server.sockets)).getsockname()[1]
+                bound()
+                try:
+                    await self._failed
+                finally:
+                    for reader in self._readers.values():
+                        reader.cancel()
+
+    # Clients
+
+    async def _serve_one(self, connection: ServerConnection) -> None:
+        if self._browsers >= self._most_clients:
+            self._refused += 1
+            await connection.close(1013, f"there are {self._most_clients} clients, try again later")
+            return
+        self._browsers += 1
+        browser = _Browser(connection, self._limit)
+        sending = asyncio.ensure_future(browser.send(self._count))
+        try:
+            async for text in connection:
+                await self._do(browser, text)
+        except ConnectionClosed:
+            pass
+        finally:
+            self._browsers -= 1
+            for prefix in list(browser.prefixes):
+                self._leave(browser, prefix)
+            sending.cancel()
+            with suppress(asyncio.CancelledError, ConnectionClosed):
+                await sending
+
+    def _count(self, sent: int, passed_over: int) -> None:
+        self._sent += sent
+        self._passed_over += passed_over
+
+    async def _do(self, browser: _Browser, text: str | bytes) -> None:
+        try:
+            asked = _ASKED.decode(text)
+            if isinstance(asked, Unsubscribe):
+                self._leave(browser, asked.prefix)
+                browser.tell(unsubscribed=asked.prefix)
+            else:
+                await self._join(browser, asked.prefix)
+                browser.tell(subscribed=asked.prefix)
+        except (BlackBoxError, msgspec.DecodeError, UnicodeError, ValueError) as error:
+            browser.tell(error=type(error).__name__, why=str(error))
+
+    async def _join(self, browser: _Browser, prefix: str) -> None:
+        """Have what comes under a prefix sent. Raises NotConfirmedError, ConfigError; it is not sent then."""
+        if prefix in browser.prefixes:
+            return
+        if len(browser.prefixes) >= _MOST_PREFIXES:
+            raise ConfigError(f"prefix {prefix!r} was one too many, expected at most {_MOST_PREFIXES} of a client")
+        self.feed.slices_for(prefix.encode())
+        browser.prefixes.add(prefix)
+        self._wanted.setdefault(prefix, {})[browser] = None
+        if prefix not in self._readers:
+            self._readers[prefix] = reader = asyncio.ensure_future(self._read(prefix))
+            reader.add_done_callback(self._note_failure)
+            await asyncio.sleep(0)  # now its callback is registered
+        try:
+            await asyncio.to_thread(self._subscriber.wait_confirmed, _CONFIRM_S)
+        except BlackBoxError:
+            self._leave(browser, prefix)
+            raise
+
+    def _note_failure(self, reader: asyncio.Task[None]) -> None:
+        """End all with what has ended the subscriber."""
+        if not reader.cancelled() and (error := reader.exception()) is not None and not self._failed.done():
+            self._failed.set_exception(error)
+
+    def _leave(self, browser: _Browser, prefix: str) -> None:
+        browser.prefixes.discard(prefix)
+        wanted = self._wanted.get(prefix, {})
+        wanted.pop(browser, None)
+        if not wanted and prefix in self._readers:
+            del self._wanted[prefix]
+            self._readers.pop(prefix).cancel()
+
+    # The feed
+
+    async def _read(self, prefix: str) -> None:
+        """Send what comes under a prefix to all who want it."""
+        wanted, dropped = self._wanted[prefix], 0
+        with self._subscriber.stream(
+            prefix.encode(), limit=_STREAM_MESSAGES, when_full="drop_oldest", batches=True
+        ) as stream:
+            async for batch in stream:
+                schema = batch.schema or self._schema
+                for message in batch:
+                    text = _ENCODE(as_object(message, schema))
+                    for browser in wanted:
+                        browser.add(prefix, message.topic, text)
+                if stream.dropped != dropped:
+                    for browser in wanted:
+                        browser.pass_over(prefix, stream.dropped - dropped)
+                    dropped = stream.dropped
+
+    def _tell_gap(self, gap: Gap) -> None:
+        told = {"slice": gap.slice_id, "epoch": gap.epoch, "sequence": gap.sequence, "count": gap.count}
+        for browser in {each: None for wanted in self._wanted.values() for each in wanted}:
+            browser.tell(gap=told)

@@ -1,0 +1,250 @@
+"""A feed that is served to WebSocket clients, over real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from base64 import b64decode
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from blackbox import Feed, Publisher
+from blackbox.bridge import websocket
+from blackbox.bridge.websocket import WebSocketBridge
+from blackbox.testing import RawPublisher, wait_until
+
+Work = Callable[[WebSocketBridge, str], Coroutine[Any, Any, None]]
+
+
+def serving(feed: Feed, work: Work, **settings: Any) -> WebSocketBridge:
+    """Serve a feed while some work is done with the bridge and its address; return the bridge."""
+    bridge = WebSocketBridge(feed, **settings)
+
+    async def run() -> None:
+        bound = asyncio.Event()
+        serves = asyncio.ensure_future(bridge.serve(bound.set))
+        begun = asyncio.ensure_future(bound.wait())
+        await asyncio.wait((serves, begun), return_when=asyncio.FIRST_COMPLETED)
+        begun.cancel()
+        if serves.done():
+            serves.result()
+        async with asyncio.timeout(60):
+            await work(bridge, f"ws://127.0.0.1:{bridge.port}")
+        serves.cancel()
+        await asyncio.wait((serves,))
+
+    asyncio.run(run())
+    return bridge
+
+
+@asynccontextmanager
+async def client(url: str, *prefixes: str, **settings: Any) -> AsyncIterator[ClientConnection]:
+    async with connect(url, **settings) as connection:
+        for prefix in prefixes:
+            assert await ask(connection, do="subscribe", prefix=prefix) == {"subscribed": prefix}
+        yield connection
+
+
+async def told(connection: ClientConnection) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(await connection.recv())
+    return found
+
+
+async def ask(connection: ClientConnection, **asked: Any) -> dict[str, Any]:
+    await connection.send(json.dumps(asked))
+    return await told(connection)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    await asyncio.to_thread(wait_until, condition, 30)
+
+
+async def payloads(connection: ClientConnection, count: int, prefix: str) -> list[bytes]:
+    found: list[bytes] = []
+    while len(found) < count:
+        frame = await told(connection)
+        assert frame["prefix"] == prefix
+        found += [b64decode(each["payload"]) for each in frame["messages"]]
+    return found
+
+
+def test_each_client_gets_the_prefixes_that_it_asks_for() -> None:
+    feed = Feed.local("bridged", slices=2)
+    with Publisher(feed) as publisher:
+
+        async def work(bridge: WebSocketBridge, url: str) -> None:
+            assert not publisher.wants(b"AAPL.trade")
+            async with client(url, "AAPL.") as one, client(url, "") as all_of_it:
+                for number in range(100):
+                    publisher.publish(b"AAPL.trade", b"%d" % number, 7)
+                frame = await told(one)
+                assert frame["prefix"] == "AAPL."
+                first = frame["messages"][0]
+                assert (first["topic"], first["ts_event"], first["sequence"]) == ("AAPL.trade", 7, 0)
+                assert (first["slice"], first["epoch"]) == (feed.slice_of(b"AAPL.trade"), publisher.epoch)
+                left = 100 - len(frame["messages"])
+                assert (await payloads(one, left, "AAPL."))[-1:] in ([b"99"], [])
+                assert await payloads(all_of_it, 100, "") == [b"%d" % number for number in range(100)]
+                publisher.publish(b"MSFT.trade", b"other")
+                assert await payloads(all_of_it, 1, "") == [b"other"]
+                assert await ask(one, do="unsubscribe", prefix="AAPL.") == {"unsubscribed": "AAPL."}
+                assert bridge.statistics().prefixes == 1
+            await until(lambda: not publisher.wants(b"AAPL.trade"))  # nobody wants anything any more
+            await until(lambda: bridge.statistics().clients == 0)
+
+        bridge = serving(feed, work)
+    assert (bridge.statistics().sent, bridge.statistics().passed_over) == (201, 0)
+
+
+def test_prefixes_that_overlap_are_streams_of_their_own() -> None:
+    feed = Feed.local("bridged", slices=1)
+    with Publisher(feed) as publisher:
+
+        async def work(_: WebSocketBridge, url: str) -> None:
+            async with client(url, "A", "AA") as both:
+                publisher.publish(b"AAA", b"x")
+                frames = [await told(both), await told(both)]
+                assert sorted(frame["prefix"] for frame in frames) == ["A", "AA"]
+                assert {frame["messages"][0]["sequence"] for frame in frames} == {0}
+
+        serving(feed, work)
+
+
+def test_a_slow_client_gets_the_newest_of_each_topic_and_others_everything() -> None:
+    feed, count, topics = Feed.local("bridged", slices=1), 60_000, tuple(b"%02d" % each for each in range(20))
+    with Publisher(feed, when_full="wait") as publisher:
+
+        async def work(bridge: WebSocketBridge, url: str) -> None:
+            narrow = socket.socket()
+            narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            narrow.connect(("127.0.0.1", bridge.port))
+            async with client(url, "", sock=narrow, max_queue=1) as slow, client(url, "") as fast:
+                payload = numpy.zeros((count, 200), numpy.uint8)
+                payload[:, :8] = numpy.arange(count).view(numpy.uint8).reshape(-1, 8)
+                index, got = numpy.arange(count) % len(topics), 0
+                for first in range(0, count, 500):  # as fast as the fast one takes them
+                    part = slice(first, first + 500)
+                    publisher.publish_many(topics, index[part], payload[part])
+                    while got < first + 500:
+                        frame = await told(fast)
+                        got += len(frame["messages"])
+                newest, came, passed_over = dict[str, int](), 0, 0
+                while came + passed_over < count:
+                    frame = await told(slow)
+                    passed_over += frame.get("passed_over", 0)
+                    for each in frame.get("messages", ()):
+                        came += 1
+                        newest[each["topic"]] = int.from_bytes(b64decode(each["payload"])[:8], "little")
+                assert passed_over > 0
+                assert sorted(newest.values()) == list(range(count - len(topics), count))
+                assert bridge.statistics().passed_over == passed_over
+
+        serving(feed, work, limit=1_000)
+
+
+def test_what_cannot_be_done_is_answered_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websocket, "_CONFIRM_S", 0.1)
+    monkeypatch.setattr(websocket, "_MOST_PREFIXES", 2)
+    feed = Feed.local("bridged", slices=1)
+
+    async def work(_: WebSocketBridge, url: str) -> None:
+        async with client(url) as one:
+            assert (await ask(one, do="subscribe", prefix="A", fast=True))["error"] == "ValidationError"
+            assert (await ask(one, do="subscribe", prefix="A"))["error"] == "NotConfirmedError", "nobody publishes"
+            with Publisher(feed) as publisher:
+                await until(lambda: publisher.wants(b"B") or True)
+                for prefix in ("A", "B"):
+                    monkeypatch.setattr(websocket, "_CONFIRM_S", 30)
+                    assert await ask(one, do="subscribe", prefix=prefix) == {"subscribed": prefix}
+                assert "one too many" in (await ask(one, do="subscribe", prefix="C"))["why"]
+
+    serving(feed, work)
+
+
+def test_a_gap_is_told_to_all() -> None:
+    feed = Feed.local("bridged", slices=1, key_bytes=0)
+    with RawPublisher(feed) as publisher:
+
+        async def work(_: WebSocketBridge, url: str) -> None:
+            async with connect(url) as one:
+                await one.send('{"do": "subscribe", "prefix": ""}')
+                assert await told(one) == {"subscribed": ""}
+                publisher.send(publisher.encode([(b"A", b"0")]))
+                publisher.encode([(b"A", b"1")] * 3)  # is lost
+                publisher.send(publisher.encode([(b"A", b"4")]))
+                frames = [await told(one) for _ in range(2)]
+                gaps = [frame["gap"] for frame in frames if "gap" in frame]
+                assert gaps == [{"slice": 0, "epoch": publisher.epoch, "sequence": 1, "count": 3}]
+
+        serving(feed, work)
+
+
+def test_more_clients_than_it_takes_are_turned_away() -> None:
+    async def work(bridge: WebSocketBridge, url: str) -> None:
+        async with client(url), connect(url) as other:
+            with pytest.raises(ConnectionClosed) as closed:
+                await other.recv()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1013
+            assert bridge.statistics().refused == 1
+
+    serving(Feed.local("bridged", slices=1), work, most_clients=1)
+
+
+def test_pages_of_other_origins_are_refused() -> None:
+    async def work(_: WebSocketBridge, url: str) -> None:
+        async with connect(url, origin="https://desk.example"):  # type: ignore[arg-type]
+            pass
+        with pytest.raises(InvalidStatus):
+            async with connect(url, origin="https://elsewhere.example"):  # type: ignore[arg-type]
+                pass
+
+    serving(Feed.local("bridged", slices=1), work, origins=["https://desk.example"])
+
+
+def test_a_port_in_use_is_told() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        async def work(*_: object) -> None:
+            raise AssertionError("it serves")
+
+        with pytest.raises(OSError, match=f"cannot listen at 127.0.0.1:{port}"):
+            serving(Feed.local("bridged", slices=1), work, port=port)
+
+
+def test_what_ends_the_subscriber_ends_the_bridge() -> None:
+    feed = Feed.local("bridged", slices=1)
+    with Publisher(feed) as publisher:
+        bridge = WebSocketBridge(feed)
+
+        async def run() -> None:
+            bound = asyncio.Event()
+            serves = asyncio.ensure_future(bridge.serve(bound.set))
+            await bound.wait()
+            async with client(f"ws://127.0.0.1:{bridge.port}", "") as one:
+
+                def fail(*_: object) -> None:
+                    raise RuntimeError("of a callback")
+
+                bridge._subscriber.on_batch(b"")(fail)
+                bridge._subscriber.wait_confirmed()
+                publisher.publish(b"A", b"")
+                async with asyncio.timeout(30):
+                    await asyncio.wait((serves,))
+                    with pytest.raises(ConnectionClosed):
+                        while True:
+                            await one.recv()
+            serves.result()
+
+        with pytest.raises(Exception, match="of a callback"):
+            asyncio.run(run())
