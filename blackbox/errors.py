@@ -49,6 +49,10 @@ class NotRecordedError(PublisherError, TimeoutError):
     """Recorders did not acknowledge within the timeout what was published."""
 
 
+class BridgeError(BlackBoxError):
+    """The system on the other side of a bridge is not there, or refuses what it is given."""
+
+
 class HubError(BlackBoxError):
     """A hub refused what was put, or cannot go on; or a client has ended."""
 

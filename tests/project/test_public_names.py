@@ -16,6 +16,7 @@ NAMES = {
     "BlackBoxError": "blackbox.errors",
     "Block": "blackbox.block.block",
     "BlockError": "blackbox.errors",
+    "BridgeError": "blackbox.errors",
     "CallbackError": "blackbox.errors",
     "Client": "blackbox.hub.client",
     "ConfigError": "blackbox.errors",

@@ -1,0 +1,232 @@
+"""A feed in Redis streams: each message an entry, whose id is its place in the feed, so that it is there once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+
+from blackbox.block.batch import Batch
+from blackbox.block.gap import Gap
+from blackbox.block.position import Position
+from blackbox.errors import BridgeError, ConfigError
+from blackbox.feed.feed import Feed, check_is_feed
+from blackbox.subscribe.slow_subscriber import SlowPolicy
+from blackbox.subscriber import Subscriber
+
+try:
+    import redis
+    from redis.exceptions import BusyLoadingError, RedisError
+    from redis.exceptions import ConnectionError as NotThere
+    from redis.exceptions import TimeoutError as TooLate
+except ImportError as error:
+    raise ImportError(f"this needs redis: pip install 'blackbox-md[bridge]' ({error})") from error
+
+log = logging.getLogger("blackbox")
+
+_PATIENT: Final = SlowPolicy("warn", max_lag_ns=1 << 60)
+_REPAIR_WAIT_NS: Final = 10_000_000_000
+_AWAY: Final = (NotThere, TooLate, BusyLoadingError)
+_AGAIN_S: Final = 0.05
+_MOST_AGAIN_S: Final = 2.0
+_SOCKET_S: Final = 5.0
+_MOST_AT_ONCE: Final = 1_000
+"""Entries that share a round trip."""
+_ADD: Final = """
+local function is_before(a, b)
+    local high_a, low_a = string.match(a, '^(%d+)-(%d+)$')
+    local high_b, low_b = string.match(b, '^(%d+)-(%d+)$')
+    if high_a ~= high_b then return #high_a < #high_b or (#high_a == #high_b and high_a < high_b) end
+    return #low_a < #low_b or (#low_a == #low_b and low_a < low_b)
+end
+local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
+if ARGV[1] ~= '' and (#last == 0 or is_before(last[1][1], ARGV[1])) then
+    return redis.error_reply('LOST entries that it had: ' .. ARGV[1] .. ' is not there any more')
+end
+local known, at = 0, 3
+while at <= #ARGV do
+    local words = {'XADD', KEYS[1]}
+    if ARGV[2] ~= '' then words = {'XADD', KEYS[1], 'MAXLEN', '~', ARGV[2]} end
+    for each = 1, tonumber(ARGV[at]) do words[#words + 1] = ARGV[at + each] end
+    local done = redis.pcall(unpack(words))
+    if type(done) == 'table' and done.err then
+        if not string.find(done.err, 'equal or smaller', 1, true) then return done end
+        known = known + 1
+    end
+    at = at + 1 + tonumber(ARGV[at])
+end
+return known
+"""
+"""Adds entries in order, and stops at the first that is refused: one behind it would hide that it is missing."""
+
+
+class StreamsStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What a bridge has done so far."""
+
+    added: int
+    """Messages that were added."""
+    known: int
+    """Those that were there already."""
+    missing: int
+    """Messages that were lost on their way to the bridge; entries tell where."""
+
+
+class RedisStreams:
+    """Carries what a feed brings under a prefix to Redis, a stream for each slice: `STREAM:SLICE`.
+
+    An entry has the id `EPOCH-SEQUENCE`, and the fields `topic`, `payload` and `ts_event`; without `payload` the topic
+    has no value any more. An entry with `gap` in their place says how many messages were lost, up to its number. Redis
+    takes no id twice, so several bridges may run beside each other, and one that is started again goes on from the last
+    entry: what came meanwhile the feed's archives bring.
+    """
+
+    def __init__(
+        self, feed: Feed, url: str, prefix: bytes = b"", *, stream: str | None = None, keep: int | None = None
+    ) -> None:
+        """Settings; nothing is opened.
+
+        Args:
+            feed: what to carry, without `key_bytes`: one row of numbers for each slice.
+            url: where Redis is, such as redis://127.0.0.1:6379/0.
+            prefix: of the topics to carry.
+            stream: what the names of streams begin with. Default: the feed's name.
+            keep: about how many of its newest entries each stream keeps. Default: all.
+
+        Raises ConfigError.
+        """
+        check_is_feed(feed)
+        if feed.key_bytes:
+            raise ConfigError(
+                f"feed {feed.name!r} had key_bytes {feed.key_bytes}, expected 0: ids ascend in each slice"
+            )
+        if keep is not None and keep < 1:
+            raise ConfigError(f"keep was {keep}, expected at least 1")
+        try:
+            self._redis = redis.Redis.from_url(
+                url, socket_timeout=_SOCKET_S, socket_connect_timeout=_SOCKET_S, protocol=2
+            )
+        except ValueError as error:
+            raise ConfigError(f"url was {url!r}, expected one such as redis://127.0.0.1:6379/0: {error}") from None
+        self.feed, self.url = feed, url
+        self._prefix, self._stream, self._keep = prefix, stream or feed.name, keep
+        self._script = self._redis.register_script(_ADD)
+        self._ids: dict[int, str] = {}
+        """By slice, the id of the last entry that Redis is known to have."""
+        self._ending = threading.Event()
+        self._counts = dict.fromkeys(StreamsStatistics.__struct_fields__, 0)
+        self._counting = threading.Lock()
+        self._subscriber = Subscriber(
+            feed,
+            workers=1,
+            slow=_PATIENT,
+            on_gap="repair" if feed.archives else "tell",
+            repair_wait_ns=_REPAIR_WAIT_NS,
+        )
+        self._subscriber.on_batch(prefix)(self._add)
+        self._subscriber.on_gap(prefix)(self._add_gap)
+
+    def start(self, timeout: float = 10.0) -> Self:
+        """Go on from the last entries. Raises BridgeError when Redis is not there, and as `Subscriber.start`."""
+        try:
+            last = {each: self._last(each) for each in self.feed.slices_for(self._prefix)}
+        except RedisError as error:
+            raise BridgeError(f"{self.url}: {error}") from error
+        since = {slice_id: position for slice_id, position in last.items() if position is not None}
+        if since and not self.feed.archives:
+            log.warning("feed %r has no archive: what came since the last entries is not carried", self.feed.name)
+            since = {}
+        self._subscriber.start(timeout, since=since or None)
+        return self
+
+    def run(self, *, until_end: bool = False) -> None:
+        """Wait until it ends: a signal, `close`, an error; `until_end`: also when the publisher has closed."""
+        try:
+            self._subscriber.run(until_end=until_end)
+        finally:
+            self._ending.set()
+
+    def close(self) -> None:
+        """End: what has come is carried, unless Redis is away."""
+        self._ending.set()
+        self._subscriber.stop()
+        self._redis.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+            return
+        self._ending.set()
+        self._subscriber.terminate()
+        self._redis.close()
+
+    def statistics(self) -> StreamsStatistics:
+        """Return a snapshot of the counters."""
+        with self._counting:
+            return StreamsStatistics(**self._counts)
+
+    def _name(self, slice_id: int) -> str:
+        return f"{self._stream}:{slice_id}"
+
+    def _last(self, slice_id: int) -> Position | None:
+        """Return what follows the last entry of a slice, and keep in mind where that is; None: there is none."""
+        found = self._redis.xrevrange(self._name(slice_id), count=1)
+        if not found:
+            return None
+        self._ids[slice_id] = found[0][0].decode()
+        epoch, _, sequence = self._ids[slice_id].partition("-")
+        return Position(int(epoch), int(sequence) + 1)
+
+    # In the workers, one for each slice.
+
+    def _add(self, batch: Batch) -> None:
+        entries: list[list[str | bytes | int]] = []
+        for message in batch:
+            entry: list[str | bytes | int] = [
+                f"{batch.block.epoch}-{message.sequence}",
+                "topic",
+                message.topic,
+                "ts_event",
+                message.ts_event,
+            ]
+            if message.payload is not None:
+                entry += "payload", message.payload
+            entries.append(entry)
+        for first in range(0, len(entries), _MOST_AT_ONCE):
+            part = entries[first : first + _MOST_AT_ONCE]
+            known = self._send(batch.block.slice_id, part)
+            self._count(added=len(part) - known, known=known)
+
+    def _add_gap(self, gap: Gap) -> None:
+        if self._send(gap.slice_id, [[f"{gap.epoch}-{gap.sequence + gap.count - 1}", "gap", gap.count]]) == 0:
+            self._count(missing=gap.count)
+
+    def _count(self, **counts: int) -> None:
+        with self._counting:
+            for name, count in counts.items():
+                self._counts[name] += count
+
+    def _send(self, slice_id: int, entries: list[list[str | bytes | int]]) -> int:
+        """Add entries, however long Redis is away; return how many were there. Raises BridgeError when it refuses."""
+        name, pause_s = self._name(slice_id), _AGAIN_S
+        words = [word for entry in entries for word in (len(entry), *entry)]
+        while True:
+            try:
+                known = self._script([name], [self._ids.get(slice_id, ""), self._keep or "", *words])
+            except _AWAY as error:
+                why: RedisError = error
+            except RedisError as error:
+                raise BridgeError(f"{self.url} refused an entry of {name}: {error}") from error
+            else:
+                self._ids[slice_id] = str(entries[-1][0])
+                return int(known)
+            if pause_s == _AGAIN_S:
+                log.warning("%s is away, and asked again until it is back: %s", self.url, why)
+            if self._ending.wait(pause_s):
+                raise BridgeError(f"{self.url} was away as the bridge ended: {len(entries)} messages are not there")
+            pause_s = min(2 * pause_s, _MOST_AGAIN_S)

@@ -1,0 +1,176 @@
+"""A feed in the streams of a real Redis."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+import redis
+
+from bench.rivals.servers import Missing, Server, redis_server
+from blackbox import BridgeError, CallbackError, ConfigError, Feed, Publisher, Recorder
+from blackbox.bridge import redis_streams
+from blackbox.bridge.redis_streams import RedisStreams
+from blackbox.feed.endpoint import free_endpoints
+from blackbox.testing import RawPublisher, wait_until
+from tests.archive.recorders import wait_recorded
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    try:
+        with redis_server() as server:
+            yield server
+    except Missing as why:
+        pytest.skip(str(why))
+
+
+@pytest.fixture
+def there(server: Server) -> Iterator[redis.Redis]:
+    with redis.Redis(port=server.port, protocol=2) as client:
+        client.flushall()
+        yield client
+        client.config_set("maxmemory", 0)
+
+
+def feed_of(archive: bool = False) -> Feed:
+    feed = msgspec.structs.replace(Feed.local("carried", slices=1), heartbeat_ns=50_000_000)
+    return msgspec.structs.replace(feed, archives=free_endpoints("tcp", "archive", 1, 1)[0]) if archive else feed
+
+
+def entries(there: redis.Redis) -> list[tuple[str, dict[bytes, bytes]]]:
+    return [(name.decode(), fields) for name, fields in there.xrange("carried:0")]
+
+
+def test_each_message_is_an_entry_at_its_place(server: Server, there: redis.Redis) -> None:
+    feed = feed_of()
+    with Publisher(feed) as publisher, RedisStreams(feed, server.url, b"A") as bridge:
+        publisher.publish(b"A.x", b"one", 7)
+        publisher.publish(b"B.x", b"is not asked for")
+        publisher.publish(b"A.x", None)
+        wait_until(lambda: bridge.statistics().added == 2)
+    assert entries(there) == [
+        (f"{publisher.epoch}-0", {b"topic": b"A.x", b"ts_event": b"7", b"payload": b"one"}),
+        (f"{publisher.epoch}-2", {b"topic": b"A.x", b"ts_event": b"0"}),
+    ]
+
+
+def _has_added(bridge: RedisStreams, count: int) -> bool:
+    return bridge.statistics().added == count
+
+
+def test_who_is_started_again_goes_on_from_the_last_entry(server: Server, there: redis.Redis, tmp_path: Path) -> None:
+    feed = feed_of(archive=True)
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        for turn in range(4):
+            with RedisStreams(feed, server.url) as bridge:
+                for number in range(1_000):
+                    publisher.publish(b"A", b"%d" % (turn * 2_000 + number))
+                count = 1_000 if turn == 0 else 2_000
+                wait_until(partial(_has_added, bridge, count))
+            for number in range(1_000, 2_000):
+                publisher.publish(b"A", b"%d" % (turn * 2_000 + number))
+            publisher.flush()
+            wait_recorded(recorder, (turn + 1) * 2_000)
+    found = entries(there)
+    assert [name for name, _ in found] == [f"{publisher.epoch}-{number}" for number in range(7_000)]
+    assert [int(fields[b"payload"]) for _, fields in found] == list(range(7_000))
+
+
+def test_bridges_beside_each_other_add_each_message_once(server: Server, there: redis.Redis) -> None:
+    feed = feed_of()
+    one, other = RedisStreams(feed, server.url), RedisStreams(feed, server.url)
+    with Publisher(feed, when_full="wait") as publisher, one, other:
+        for number in range(5_000):
+            publisher.publish(b"A", b"%d" % number)
+        counts = one.statistics, other.statistics
+        wait_until(lambda: sum(each().added + each().known for each in counts) == 10_000)
+        assert sum(each().added for each in counts) == 5_000
+    assert [int(fields[b"payload"]) for _, fields in entries(there)] == list(range(5_000))
+
+
+def test_while_redis_does_not_answer_it_is_waited_for(
+    server: Server, there: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(redis_streams, "_SOCKET_S", 0.2)
+    feed = feed_of()
+    with Publisher(feed, when_full="wait") as publisher, RedisStreams(feed, server.url) as bridge:
+        publisher.publish(b"A", b"0")
+        wait_until(lambda: bridge.statistics().added == 1)
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            for number in range(1, 100):
+                publisher.publish(b"A", b"%d" % number)
+            wait_until(lambda: "is away" in caplog.text)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        wait_until(lambda: bridge.statistics().added + bridge.statistics().known == 100, 30)
+    assert [int(fields[b"payload"]) for _, fields in entries(there)] == list(range(100))
+
+
+def test_entries_that_redis_has_lost_end_it(server: Server, there: redis.Redis) -> None:
+    feed = feed_of()
+    with Publisher(feed) as publisher, pytest.raises(CallbackError) as failed, RedisStreams(feed, server.url) as bridge:
+        publisher.publish(b"A", b"0")
+        wait_until(lambda: bridge.statistics().added == 1)
+        there.flushall()
+        publisher.publish(b"A", b"1")
+        bridge.run(until_end=True)
+    assert isinstance(failed.value.__cause__, BridgeError)
+    assert f"LOST entries that it had: {publisher.epoch}-0 is not there any more" in str(failed.value.__cause__)
+    assert entries(there) == []
+
+
+def test_nothing_is_added_behind_an_entry_that_is_refused(server: Server, there: redis.Redis) -> None:
+    feed = feed_of()
+    with Publisher(feed) as publisher, pytest.raises(CallbackError) as failed, RedisStreams(feed, server.url) as bridge:
+        there.config_set("maxmemory", 1)
+        publisher.publish(b"A", b"0")
+        bridge.run(until_end=True)
+    assert "refused an entry of carried:0" in str(failed.value.__cause__)
+    there.config_set("maxmemory", 0)
+    assert entries(there) == []
+
+
+def test_what_is_lost_on_the_way_is_an_entry(server: Server, there: redis.Redis) -> None:
+    feed = feed_of()
+    with RawPublisher(feed) as publisher, RedisStreams(feed, server.url) as bridge:
+        publisher.send(publisher.encode([(b"A", b"0")]))
+        publisher.encode([(b"A", b"1")] * 3)  # is lost
+        publisher.send(publisher.encode([(b"A", b"4")]))
+        wait_until(lambda: bridge.statistics().added == 2)
+        assert bridge.statistics().missing == 3
+    assert [(name, fields.get(b"gap")) for name, fields in entries(there)] == [
+        ("1-0", None),
+        ("1-3", b"3"),
+        ("1-4", None),
+    ]
+
+
+def test_a_stream_keeps_about_as_many_entries_as_it_is_told(server: Server, there: redis.Redis) -> None:
+    feed = feed_of()
+    with Publisher(feed, when_full="wait") as publisher, RedisStreams(feed, server.url, keep=100) as bridge:
+        for number in range(5_000):
+            publisher.publish(b"A", b"%d" % number)
+        wait_until(lambda: bridge.statistics().added == 5_000)
+    assert 100 <= there.xlen("carried:0") < 1_000
+    assert entries(there)[-1][0] == f"{publisher.epoch}-4999"
+
+
+def test_no_redis_is_told() -> None:
+    with pytest.raises(BridgeError, match="redis://127.0.0.1:1: "):
+        RedisStreams(feed_of(), "redis://127.0.0.1:1").start()
+
+
+def test_wrong_settings_are_told() -> None:
+    with pytest.raises(ConfigError, match="url was 'nothing', expected one such as redis://"):
+        RedisStreams(feed_of(), "nothing")
+    with pytest.raises(ConfigError, match="key_bytes 2, expected 0"):
+        RedisStreams(Feed.local("carried", slices=1, key_bytes=2), "redis://127.0.0.1:1")
+    with pytest.raises(ConfigError, match="keep was 0"):
+        RedisStreams(feed_of(), "redis://127.0.0.1:1", keep=0)
