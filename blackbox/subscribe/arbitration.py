@@ -32,8 +32,8 @@ from blackbox.subscribe.gaps import (
     has_room,
     hold,
     judge,
-    known_end,
     lose_rests,
+    note_ends,
     pass_by,
 )
 from blackbox.subscribe.held_blocks import NONE
@@ -57,7 +57,7 @@ from blackbox.subscribe.join_state import (
     PASSED,
     QUIET,
     REACHED,
-    REPLAYING,
+    SWITCHING,
     is_joining,
     join_state_at,
 )
@@ -153,10 +153,10 @@ def _judge(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Header, sp
     line, size = line_of(at, header), header.body_bytes
     verdict = judge(at.sequences, key, line, header.epoch, header.sequence, span, size, tick, NO)
     is_full = verdict == MAKE_ROOM and line != ARCHIVE and not has_room(at.sequences, size)
-    if is_full and at.key_bytes == 0 and can_fall_back(at.sequences, key):
+    if is_full and at.key_bytes == 0 and can_fall_back(at.sequences, False):
         let_all_go(at)
         forget_live(at.sequences)
-        fall_back(at.sequences, key)
+        fall_back(at.sequences, key_state(at.sequences, key).epoch)
         return _FELL_BACK
     for force in range(2):
         if verdict != MAKE_ROOM:
@@ -233,7 +233,7 @@ def take_note(at: SliceAt, table: TableAt, trie: Trie, filters: Trie) -> int:
     result = 0
     if join.phase == FALLEN_BACK:
         if what == BEGIN and number == join.falls:
-            join.phase = REPLAYING
+            join.phase = SWITCHING
     elif join.phase == LIVE:
         if what == ANSWERS and number == join.falls:
             join.has_left_over = 0
@@ -245,7 +245,7 @@ def take_note(at: SliceAt, table: TableAt, trie: Trie, filters: Trie) -> int:
     elif key != FULL and what == QUIET and is_current(at.sequences, epoch):
         result = pass_quiet(at, table, trie, key, epoch, number)
     elif what == REACHED:
-        result = note_reached(at, table, epoch)
+        result = note_reached(at, table, trie, epoch)
     elif what == GIVE_UP:
         result = go_over_with_gap(at, table, trie)
     return result
@@ -295,23 +295,13 @@ def _deliver_doubted(at: SliceAt, table: TableAt, trie: Trie, line: int) -> int:
     state.doubted_key[line] = 0
     take_back(at, place)
     slice_state_at(at.state).excused_ns = now_ns() - came
-    result = _order_live(at, table, trie, key, read_header(at.scratch + HEAD_AT), came, monotonic_ns())
+    header, tick = read_header(at.scratch + HEAD_AT), monotonic_ns()
+    if is_joining(at.sequences.join):
+        result = order_joining(at, table, trie, key, header, came, tick)
+    else:
+        result = _order_live(at, table, trie, key, header, came, tick)
     slice_state_at(at.state).excused_ns = 0
     return result
-
-
-@inner
-def _let_doubted_go(at: SliceAt, line: int) -> None:
-    """Let go of the block of the epoch that has begun which a line brought before: archives bring it."""
-    state = epoch_state_at(at.sequences.state)
-    held = at.held_messages + HELD_MESSAGE_BYTES * (DOUBTED_AT + line)
-    header = read_header(held)
-    if state.doubted_key[line] == 0 or header.epoch != state.epoch:
-        drop_doubted(at, line)
-        return
-    state.doubted_key[line] = 0
-    slice_counters_at(at.counters).let_go += span_of(header, msg_data(held + HEADER_BYTES))
-    msg_close(held + HEADER_BYTES)
 
 
 @inner
@@ -325,30 +315,47 @@ def _line_of_first_doubted(at: SliceAt) -> int:
     return numpy.int64(second.sequence < first.sequence)
 
 
+@inner
+def _falls_back_from(at: SliceAt) -> int:
+    """Return the run with which archives are to go on, now that another one has begun; 0: they cannot, or do already.
+
+    Without keys what is missing may be of a run before the last one, which has sent nothing.
+    """
+    if is_joining(at.sequences.join) or not can_fall_back(at.sequences, at.key_bytes != 0):
+        return 0
+    epochs = epoch_state_at(at.sequences.state)
+    before = epoch_before(epochs) if at.key_bytes != 0 else key_state(at.sequences, 0).epoch
+    return before if 0 < before < epochs.epoch else 0
+
+
+@inner
+def _leave_to_archives(at: SliceAt, before: int) -> None:
+    """Leave a run to archives that has ended."""
+    let_all_go(at)
+    end_run(at.sequences, before)
+    forget_live(at.sequences)
+
+
 @njit(nogil=True, cache=True)
 def begin_epoch(at: SliceAt, table: TableAt, trie: Trie) -> int:
     """Deliver what is held of the epoch before, then the doubted blocks of this one: 0 or FAILED.
 
-    Archives do both when they can: they have the rest of the one before.
+    Archives do the first when they can: they have the rest of the one before, and the ones between that nobody heard.
     """
-    joins = is_joining(at.sequences.join)
-    if joins or (at.key_bytes == 0 and can_fall_back(at.sequences, 0)):
-        for line in range(2):
-            _let_doubted_go(at, line)
-        let_all_go(at)
-        before = epoch_before(epoch_state_at(at.sequences.state))
-        if not joins:
-            key_state(at.sequences, 0).live_next = known_end(at.sequences, 0)
-        end_run(at.sequences, before)
-        forget_live(at.sequences)
-        if not joins:
-            fall_back(at.sequences, 0)
-        return 0
     put_aside(at, numpy.int64(AT_BEGIN))
-    result = deliver_all_held(at, table, trie, YES)
-    if result == 0:
-        lose_rests(at.sequences)
-        result = tell_losses(at, table, now_ns()) if has_losses(at.sequences) else 0
+    before, result = _falls_back_from(at), numpy.int64(0)
+    if before != 0:
+        note_ends(at.sequences, before)
+        _leave_to_archives(at, before)
+        fall_back(at.sequences, before)
+    elif is_joining(at.sequences.join):
+        _leave_to_archives(at, epoch_before(epoch_state_at(at.sequences.state)))
+    else:
+        result = deliver_all_held(at, table, trie, YES)
+        if result == 0:
+            lose_rests(at.sequences)
+    if result == 0 and has_losses(at.sequences):
+        result = tell_losses(at, table, now_ns())
     first = _line_of_first_doubted(at)
     for line in (first, 1 - first):
         if result == 0:

@@ -146,24 +146,30 @@ def begin_recorded(at: SequencesAt, key: int, epoch: int, sequence: int) -> bool
 
 
 @inner
-def can_fall_back(at: SequencesAt, key: int) -> bool:
-    """Whether archives can go on with a key from what comes next, as far as is known."""
-    if at.asks == 0 or key_state(at, key).expected == UNKNOWN:
-        return False
+def can_fall_back(at: SequencesAt, has_keys: bool) -> bool:
+    """Whether archives can go on from what comes next of all keys, as far as is known."""
+    is_known = epoch_state_at(at.state).all_told != 0 if has_keys else key_state(at, 0).expected != UNKNOWN
     answers: int = load_shared(repair_queue_at(at.repair), "answers")
-    return answers != 0
+    return at.asks != 0 and is_known and answers != 0
 
 
 @inner
-def fall_back(at: SequencesAt, key: int) -> None:
-    """Go back to the archives for a key, from the next expected number on."""
-    join, state = join_state_at(at.join), key_state(at, key)
-    join.from_epoch = join.at_epoch = state.epoch
-    join.from_sequence = state.expected
+def fall_back(at: SequencesAt, epoch: int) -> None:
+    """Go back to the archives in a run, of each key from the next expected number on."""
+    join = join_state_at(at.join)
+    join.from_epoch = join.at_epoch = epoch
     join.opens = join.open_epoch = 0
     join.falls += 1
     store_shared(join, "phase", FALLEN_BACK)
     poke(repair_queue_at(at.repair).wake_fd, at.state)
+
+
+@inner
+def note_ends(at: SequencesAt, epoch: int) -> None:
+    """Take note of how far keys are known to have come in a run."""
+    for key in range(int64s_at(at.keys.used, 1)[0]):
+        state = key_state(at, key)
+        state.live_next = known_end(at, key) if state.expected != UNKNOWN and state.epoch == epoch else 0
 
 
 @inner

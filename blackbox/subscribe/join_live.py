@@ -166,7 +166,7 @@ def order_joining(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Hea
         if result == 0:
             result = deliver_held(at, table, trie, key, NO, END)
         note_behind(at.sequences, key)
-    elif join.phase == SWITCHING and has_room(at.sequences, header.body_bytes):
+    elif join.phase != REPLAYING and has_room(at.sequences, header.body_bytes):
         if not leave_shared_buffer(at):
             return fail(at)
         put_aside(at, hold(at.sequences, key, header.sequence, span, header.body_bytes, tick, now))
@@ -242,21 +242,39 @@ def order_replayed(at: SliceAt, table: TableAt, trie: Trie, key: int, header: He
 
 
 @inner
-def note_reached(at: SliceAt, table: TableAt, heard: int) -> int:
+def _enter_heard(at: SliceAt, table: TableAt, trie: Trie, epoch: int) -> int:
+    """Go on to the present run, of which archives have brought nothing yet, with what waits from its beginning on."""
+    if _end_runs(at, table, epoch) != 0:
+        return FAILED
+    is_open = join_state_at(at.sequences.join).at_epoch == 0
+    enter_recorded(at.sequences, epoch)
+    for key in range(_known_keys(at)):
+        first = key_state(at.sequences, key).first
+        if first != NONE and not is_open and held_block(at.sequences, first).sequence == 0:
+            begin_recorded(at.sequences, key, epoch, 0)
+            if deliver_held(at, table, trie, key, NO, END) != 0:
+                return FAILED
+            note_behind(at.sequences, key)
+    return 0
+
+
+@inner
+def note_reached(at: SliceAt, table: TableAt, trie: Trie, heard: int) -> int:
     """Take note that archives have brought all that they have, and let what comes live wait: 0 or FAILED.
 
-    `heard`: the last epoch that they have heard of.
+    `heard`: the last epoch that they have heard of. All that they have of those before has come.
     """
     join = join_state_at(at.sequences.join)
     if join.phase == REPLAYING:
         join.phase = SWITCHING
     epoch = epoch_state_at(at.sequences.state).epoch
-    if join.is_told != 0 and join.behind == 0 and epoch != 0 and heard == epoch:  # its run has not begun to send
-        if _end_runs(at, table, epoch) != 0:
-            return FAILED
-        enter_recorded(at.sequences, epoch)
-        return go_over(at, table)
-    return 0
+    if epoch == 0 or heard != epoch:
+        return 0
+    # Of who begins at a time, and has got nothing yet, not all archives may have been asked.
+    is_begun = join.at_epoch != 0 or (join.is_told != 0 and join.behind == 0)
+    if is_begun and join.at_epoch < epoch and _enter_heard(at, table, trie, epoch) != 0:
+        return FAILED
+    return go_over(at, table)
 
 
 @inner

@@ -6,8 +6,8 @@ on that key goes on live. LIVE when no key is behind. When more would wait than 
 The numbers decide, never the time.
 
 A slice that repairs goes back from LIVE when more would wait for archives than may, and when another run of its
-publisher begins: they have the rest of the one before. It has FALLEN_BACK until what they had been asked for before has
-come.
+publisher begins: they have the rest of the one before, and runs between that nobody heard. It has FALLEN_BACK until
+what they had been asked for before has come; then it is SWITCHING, as what comes live waits from the beginning on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class JoinPhase(IntEnum):
     SWITCHING = 2
     """LIVE when archives have brought all up to what waits, of all keys; REPLAYING when more would wait than may."""
     FALLEN_BACK = 3
-    """REPLAYING when what archives bring begins where the slice fell back; LIVE if all before has come meanwhile."""
+    """SWITCHING when what archives bring begins where the slice fell back; LIVE if all before has come meanwhile."""
 
 
 MOST_ENDED: Final = 8
@@ -73,7 +73,6 @@ class JoinState(SharedRecord):
     """The run in which it does: its keys begin where archives bring them. In others they begin at 0."""
     from_epoch = Field()
     """Where archives are to begin, when a slice that was live has fallen behind."""
-    from_sequence = Field()
     falls = Field()
     """How often it has fallen back."""
     lives = Field()

@@ -259,7 +259,7 @@ class Repairer:
         self._falls = self._join.falls
         self._note(out, BEGIN, 0, self._falls)
         try:
-            self._replay(out, Since(self._join.from_epoch, {b"": self._join.from_sequence}, 0))
+            self._replay(out, Since(*self._sequences.fell_back_at()))
         except BlackBoxError as error:
             self._queue.answers = 0
             self._notice(error)

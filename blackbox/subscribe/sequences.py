@@ -262,6 +262,16 @@ class Sequences:
             )
         return following
 
+    def fell_back_at(self) -> tuple[int, dict[bytes, int], int, int]:
+        """Return where archives are to begin, as a `Since`, when the slice has fallen back.
+
+        Any thread may ask, until they do. What goes on live meanwhile, without keys, does so without a gap.
+        """
+        epoch, state = self._join.from_epoch, self._state
+        margin_ns = self.line_dead_ns * (self.at.lines - 1)
+        done_ns = max(0, state.done_ns - margin_ns) if state.done_epoch == epoch else 0
+        return epoch, self._following_in(epoch), 0, done_ns
+
     def set_all_told(self, told: bool) -> None:
         """Note whether the publisher has told the sequences of all its keys since the present filters are in force."""
         self._state.all_told = told

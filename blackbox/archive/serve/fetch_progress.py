@@ -170,7 +170,7 @@ class Seen:
     """What archives have brought of a slice from a beginning on, and what they lack before what is found next."""
 
     def __init__(self, since: Since, has_keys: bool) -> None:
-        self.has_keys, self._reads_late = has_keys, since.done_ns > 0
+        self.has_keys, self._reads_late = has_keys, has_keys and since.done_ns > 0
         self._is_end_told = False
         self.epoch = since.epoch
         self.following = dict(since.following)
