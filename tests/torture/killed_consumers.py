@@ -287,8 +287,7 @@ class _House:
                 yield f"{what} {first} to {stop} of epoch {epoch} was committed, expected {following[epoch]} next"
             following[epoch] = stop
             there = recorded.get(epoch, set()) & set(range(first, stop)) if what != "message" else ()
-            # With keys who is live does not fetch what a run has lost that is over, as the page on recovery says.
-            if there and not (self.feed.key_bytes and what == "gap while live" and epoch < max(ends)):
+            if there:
                 yield f"{what} {first} to {stop} of epoch {epoch} was told, but the archive had {len(there)} of it"
         for epoch, may_have_had in ends.items():
             least = max(may_have_had.start, max(recorded.get(epoch, {-1})) + 1)
