@@ -49,6 +49,8 @@ _FEW_BLOCKS: Final = 4
 """With so many to take the slice thread may be about to sleep. With more it is not, and need not be woken."""
 _SEND_MS: Final = 20
 _CLOSE_S: Final = 10.0
+_MOST_WAITS: Final = 10
+"""When no archive answers, who begins in the past goes on asking for this many times `repair_wait_ns`."""
 _PAUSE_S: Final = 0.004
 """Until archives are asked again that have not answered; it doubles, up to the next one."""
 _MOST_PAUSE_S: Final = 0.32
@@ -136,14 +138,21 @@ class Archives(Protocol):
         """
 
     def since(
-        self, slice_id: int, since: Since, prefixes: Collection[bytes], wait_s: float, is_over: Callable[[], bool]
+        self,
+        slice_id: int,
+        since: Since,
+        prefixes: Collection[bytes],
+        wait_s: float,
+        is_over: Callable[[], bool],
+        *,
+        patience_s: float,
     ) -> Iterator[Block | Missing | Later]:
         """Yield all blocks of a slice of keys that begin with some prefixes, of each key in order.
 
         And what is known to be missing between them, and Later whenever there are no more for now.
 
-        After `wait_s` without more the next archive is asked. Ends once it `is_over`. Raises BlackBoxError when no
-        archive answers.
+        After `wait_s` without more the next archive is asked. Ends once it `is_over`. Raises BlackBoxError when for
+        `patience_s` no archive answers.
         """
 
 
@@ -247,7 +256,7 @@ class Repairer:
     def _begin(self, out: zmq.Socket[bytes], since: Since) -> None:
         """Bring what was before the slice began."""
         try:
-            self._replay(out, since)
+            self._replay(out, since, _MOST_WAITS * self._wait_s)
         except BlackBoxError as error:
             if not self._has_joined():
                 failure = SubscriberError(f"slice {self._slice_id} could not catch up: {error}")
@@ -259,7 +268,7 @@ class Repairer:
         self._falls = self._join.falls
         self._note(out, BEGIN, 0, self._falls)
         try:
-            self._replay(out, Since(*self._sequences.fell_back_at()))
+            self._replay(out, Since(*self._sequences.fell_back_at()), self._wait_s)
         except BlackBoxError as error:
             self._queue.answers = 0
             self._notice(error)
@@ -267,10 +276,12 @@ class Repairer:
                 self._note(out, GIVE_UP, 0, 0)
                 self._over.wait(_REPEAT_S)
 
-    def _replay(self, out: zmq.Socket[bytes], since: Since) -> None:
+    def _replay(self, out: zmq.Socket[bytes], since: Since, patience_s: float) -> None:
         """Bring all there is, until the slice has gone over to what comes live. Raises BlackBoxError."""
-        quiet = 0.0
-        for found in self._archives.since(self._slice_id, since, self._prefixes(), self._wait_s, self._has_joined):
+        quiet, prefixes = 0.0, self._prefixes()
+        for found in self._archives.since(
+            self._slice_id, since, prefixes, self._wait_s, self._has_joined, patience_s=patience_s
+        ):
             if isinstance(found, Missing):
                 self._note(out, GONE, found.epoch, found.stop, found.key)
                 continue

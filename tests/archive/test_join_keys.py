@@ -446,8 +446,8 @@ def test_what_was_to_bring_it_to_what_is_live_closes_no_gap_there(monkeypatch: p
     subscriber = Subscriber(feed, on_gap="repair")
     heard, bring = Heard(subscriber), ArchiveClient.since
 
-    def bring_late(*args: Any) -> Iterator[Block | Missing | Later]:
-        for found in bring(*args):
+    def bring_late(*args: Any, **settings: Any) -> Iterator[Block | Missing | Later]:
+        for found in bring(*args, **settings):
             if isinstance(found, Block) and found.key == b"C":
                 wait_until(lambda: subscriber.statistics().received.held == 1)
             yield found
@@ -522,7 +522,7 @@ def test_what_waits_for_an_archive_that_is_asked_no_more_does_not_come(monkeypat
     feed = archived_feed(2, key_bytes=1)
     with archive_of(feed, 0, blocks), archive_of(feed, 1, blocks):
         client = ArchiveClient(feed)
-        found = list(client.since(0, Since(0, {}, 0), [b""], 10.0, has_joined.is_set))
+        found = list(client.since(0, Since(0, {}, 0), [b""], 10.0, has_joined.is_set, patience_s=100.0))
         came = [each.sequence for each in found if isinstance(each, Block)]
         assert (came, found[10:]) == ([*range(10)], [])
 

@@ -282,7 +282,7 @@ def test_the_end_of_a_run_is_asked_only_of_keys_that_are_wanted(
             for key in KEYS:
                 model.send(key, 5)
         since = Since(FIRST, {b"AA": 2, b"B": 1}, 0, 0, [b""])
-        found = ArchiveClient(feed).since(0, since, [b"AA"], 2.0, lambda: False)
+        found = ArchiveClient(feed).since(0, since, [b"AA"], 2.0, lambda: False, patience_s=20.0)
         came = [(each.key, each.epoch) for each in islice((each for each in found if isinstance(each, Block)), 2)]
     assert came == [(b"AA", FIRST), (b"AA", FIRST + 1)]
     assert asked == {b"AA"}

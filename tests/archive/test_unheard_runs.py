@@ -175,3 +175,27 @@ def test_nothing_that_comes_live_of_a_run_is_lost_where_nobody_records_it(tmp_pa
         subscriber.run(until_end=True)
     assert facts == [(FIRST, number) for number in range(3)] + [(SECOND_RUN, number) for number in range(20)]
     assert gaps == []
+
+
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_a_run_does_not_wait_longer_for_an_archive_that_is_gone_than_a_gap_does(tmp_path: Path, key_bytes: int) -> None:
+    """It answered when the subscriber began; who joins waits for it ten times as long."""
+    feed, elsewhere = archived_feed(key_bytes=key_bytes), feed_of(key_bytes=key_bytes)
+    with RawPublisher(elsewhere, FIRST) as publisher, Recorder(elsewhere, tmp_path) as recorder:
+        send(publisher, b"AA", 3)
+        wait_recorded(recorder, 3)
+    with RawPublisher(feed, FIRST) as live:
+        subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=3 * SECOND)
+        told = Told(subscriber)
+        with ArchiveServer(tmp_path / feed.name, feed.archives):
+            subscriber.start()
+            send(live, b"AA", 3)
+            wait_until(lambda: told.facts[b"AA"])
+        begin_run(live, SECOND_RUN)
+        for _ in range(2):
+            send(live, b"AA", 1)
+        live.heartbeat()
+        wait_until(lambda: len(told.facts[b"AA"]) == 5, 15)
+        live.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert told.facts[b"AA"] == [("came", FIRST, n) for n in range(3)] + [("came", SECOND_RUN, n) for n in range(2)]

@@ -38,8 +38,6 @@ _LATER_S: Final = 0.001
 _MOST_LATER_S: Final = 0.32
 _NEXT_S: Final = 0.1
 """How long to wait for more from one archive before the next one is asked, where there are several."""
-_MOST_WAITS: Final = 10
-"""When no archive answers, joining goes on asking for this many times `wait_s`."""
 _MOST_BYTES: Final = 64 << 20
 """Bytes of blocks that may wait until other archives were asked for earlier ones."""
 
@@ -303,14 +301,21 @@ class ArchiveClient:
             raise self._none(failures)
 
     def since(
-        self, slice_id: int, since: Since, prefixes: Collection[bytes], wait_s: float, is_over: Callable[[], bool]
+        self,
+        slice_id: int,
+        since: Since,
+        prefixes: Collection[bytes],
+        wait_s: float,
+        is_over: Callable[[], bool],
+        *,
+        patience_s: float,
     ) -> Iterator[Block | Missing | Later]:
         """Yield the recorded blocks of a slice of keys that begin with some prefixes, of each key in order.
 
         And what is known to be missing between them, and Later whenever there are no more for now.
 
-        Until `is_over`. When one archive has no more the next one goes on. Raises ArchiveError when for ten times
-        `wait_s` none answers.
+        Until `is_over`. When one archive has no more the next one goes on. Raises ArchiveError when for `patience_s`
+        none answers.
         """
         rows = self._beginning(slice_id, since, prefixes)
         wanted = {key: sequence for key, sequence in since.following.items() if rows.wants(key)}
@@ -321,13 +326,13 @@ class ArchiveClient:
             for endpoint in self._order:
                 try:
                     for found in self._at(endpoint, rows, wait_s, is_over):
-                        heard = time.monotonic()
                         has_more |= isinstance(found, Fetched)
                         for stop in seen.runs_before(found):
                             yield from self._rest_of_runs(rows, seen, stop, wait_s, is_over, endpoint)
                         yield from self._with_lacking(rows, found, seen, wait_s, is_over, endpoint)
                         if is_over():
                             return
+                        heard = time.monotonic()  # behind what others were asked for meanwhile
                     heard = time.monotonic()
                 except _NothingMoreError:
                     has_ended = False
@@ -335,7 +340,7 @@ class ArchiveClient:
                     has_ended = False
                     failures.append(str(error))
                     self._put_last(endpoint)
-                    if time.monotonic() - heard > _MOST_WAITS * wait_s:
+                    if time.monotonic() - heard > patience_s:
                         raise self._none(failures[-len(self._order) :]) from error
                 if is_over():
                     return
