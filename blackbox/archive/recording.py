@@ -22,6 +22,7 @@ from blackbox.archive.data_frames import Frames, Ticks, needs
 from blackbox.archive.day import Date, Manifest, as_date, day_end_ns, session_date
 from blackbox.archive.filter import CLOCKS, Clock, Filter, RowFilter, Selection, Time, check_options, check_range
 from blackbox.archive.marks import Mark, marks_of
+from blackbox.archive.newest import Newest
 from blackbox.archive.reader import (
     Bodies,
     Recorded,
@@ -185,6 +186,23 @@ class Recording(Frames):
         """Yield the messages of one key and one run of the publisher, from a sequence number on."""
         wanted = self._filter(key, {"epoch": epoch, "first_sequence": sequence})._replace(key=key)
         return self._batches(wanted, self.streams(key, [slice_id]))
+
+    def newest(self, prefix: bytes = b"", until: Time | None = None) -> Iterator[Batch]:
+        """Yield the newest message of each topic that starts with `prefix`: as it was at a time, or at the end.
+
+        `until`: only what was received before this. Slice by slice, run by run, in the order in which they were
+        published; each batch is of one key, and `is_image`. A topic whose newest message has no value is left out.
+
+        Reads all that is there until then. Raises as `batches`; JournalError when a slice has more topics than the
+        feed's `max_topics`, or their newest messages have more than 1 GiB.
+        """
+        feed = BatchFeed(self.feed.name, self.schema if self.schema.records else None, self.feed.symbol_rule)
+        for slice_id in self._wanted_slices(prefix, None):
+            newest = Newest(slice_id, self.feed.key_bytes, self.feed.max_topics)
+            for run in self.runs(prefix, stop=until, by="ts_recv", slices=[slice_id]):
+                newest.take(run)
+            for block in newest.blocks([prefix]):
+                yield Batch(block, None, ReceivedBlock.of_block(block, feed, 0, is_image=True))
 
     def topics(self) -> list[bytes]:
         """Return all topics, sorted. Reads everything, as `counts`."""

@@ -132,6 +132,10 @@ class Batch:
         ]
         return Batch(self.block, numpy.sort(numpy.concatenate([rows[:0], *found])), self._received, self.end_of_batch)
 
+    def chosen(self, places: NDArray[numpy.int64]) -> Batch:
+        """Return the messages at some places."""
+        return Batch(self.block, self._all_rows()[places], self._received, self.end_of_batch)
+
     def _feed_numbers(self) -> NDArray[numpy.int64] | None:
         """int64[n]: a number for the feed of each message; None: all are of one."""
         received = self._received
@@ -173,6 +177,11 @@ class Batch:
     def is_recorded(self) -> bool:
         """Whether it was missed live, and an archive has brought it."""
         return self._received is not None and self._received.is_recorded
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it is of an image: the newest message of each topic, from before what follows begins."""
+        return self._received is not None and self._received.is_image
 
     @property
     def received(self) -> ReceivedBlock:

@@ -25,6 +25,7 @@ _ENVELOPE: Final = struct.Struct(f"<{Envelope.dtype.itemsize // 8}q")
 _TS_RECV: Final = Envelope.ts_recv.start
 _CONFLATED: Final = Envelope.conflated.start
 _RECORDED: Final = Envelope.recorded.start
+_IMAGE: Final = Envelope.image.start
 NO_NUMBERS: Final = "this batch did not come from a subscriber: topics have no numbers"
 
 
@@ -52,6 +53,7 @@ class ReceivedBlock:
         "block",
         "conflated",
         "feeds",
+        "is_image",
         "is_recorded",
         "origins",
         "ts_recv",
@@ -73,6 +75,7 @@ class ReceivedBlock:
         self.ts_recv: int = words[_TS_RECV]
         self.conflated = bool(words[_CONFLATED])
         self.is_recorded = bool(words[_RECORDED])
+        self.is_image = bool(words[_IMAGE])
         self.origins: NDArray[numpy.int64] | None = None
         if origins:
             self.origins = foreign_array(owner, origins, ORIGINS * self.block.count, "<i8").reshape(ORIGINS, -1)
@@ -82,12 +85,13 @@ class ReceivedBlock:
         self._numbers: NDArray[numpy.int32] | None = None
 
     @classmethod
-    def of_block(cls, block: Block, feed: BatchFeed, ts_recv: int) -> Self:
+    def of_block(cls, block: Block, feed: BatchFeed, ts_recv: int, *, is_image: bool = False) -> Self:
         """Wrap a block that no worker took off a queue, such as a recorded one: its topics have no numbers."""
         received = cls.__new__(cls)
         received.block, received.feeds, received.ts_recv = block, (feed,), ts_recv
         received.addresses = numpy.frombuffer(block.header, numpy.uint8).ctypes.data, block.body.ctypes.data, 0
-        received.conflated, received.is_recorded, received.origins = False, False, None
+        received.conflated, received.is_recorded, received.origins = False, is_image, None
+        received.is_image = is_image
         received._owner, received._envelope = None, 0
         received._topics = received._numbers = None
         return received

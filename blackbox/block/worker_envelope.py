@@ -31,6 +31,8 @@ class Envelope(SharedRecord):
     """1: the newest message of each topic of several blocks, with its own sequence number."""
     recorded = Field()
     """1: an archive has brought the block, as it was missed."""
+    image = Field()
+    """1: the block is of an image: the newest message of each topic, from before the slice begins."""
     groups = Field()
     """How many match sets the rows are grouped by; 0: all topics have the same."""
 

@@ -143,6 +143,7 @@ def _fill(slices: int, trie: Trie, slot: int, row: int) -> int:
     envelope.ts_recv = block.ts_recv
     envelope.conflated = 0
     envelope.recorded = 0
+    envelope.image = 0
     envelope.groups = 0
     if _match(slices, trie, header, block, frame) == 0:
         close_messages(slot, 1)

@@ -1,0 +1,83 @@
+"""The newest message of every topic of a recording, against a slow loop over all of them."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blackbox import JournalError
+from blackbox.archive.recording import Recording
+from tests.archive.written_days import days, few, made, told
+from tests.archive.written_journals import block
+from tests.journals import Day, Put, Row, Told, feed_of
+
+
+def slow_newest(messages: list[Told]) -> dict[bytes, Told]:
+    """Go through all messages; a later number of a later run wins."""
+    found: dict[bytes, Told] = {}
+    for each in messages:
+        before = found.get(each.topic)
+        if before is None or (each.epoch, each.sequence) >= (before.epoch, before.sequence):
+            found[each.topic] = each
+    return {topic: each for topic, each in found.items() if each.payload is not None}
+
+
+def same(each: Told) -> tuple[object, ...]:
+    """What an image says of a message; a block's `ts_out` is the largest of its messages."""
+    return each.slice_id, each.epoch, each.sequence, each.topic, each.payload, each.ts_event
+
+
+@few
+@given(days(), st.sampled_from([b"", b"A", b"AX", b"AXYZ.", b"B", b"CY.trade.of.more"]), st.none() | st.integers(0, 9))
+def test_the_newest_of_a_day_is_that_of_a_slow_loop(
+    day: tuple[int, int, list[tuple[int, bool, list[Put]]]], prefix: bytes, until: int | None
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        written = made(directory, day)
+        recording = Recording.open(directory)
+        messages = [
+            each for each in written.told() if each.topic.startswith(prefix) and (until is None or each.ts_recv < until)
+        ]
+        batches = list(recording.newest(prefix, until))
+        assert all(batch.is_image and batch.is_recorded for batch in batches)
+        found = told(iter(batches))
+    assert sorted(map(same, found)) == sorted(map(same, slow_newest(messages).values()))
+    runs = [(batch.block.slice_id, batch.block.epoch) for batch in batches]
+    assert runs == sorted(runs)
+
+
+def test_a_topic_whose_newest_message_has_no_value_is_left_out(tmp_path: Path) -> None:
+    written = Day(tmp_path, feed_of())
+    written.put(0, Put((Row(b"A", b"1"), Row(b"B", b"2"))), Put((Row(b"A", None),), sequence=2))
+    found = [message for batch in Recording.open(tmp_path).newest() for message in batch]
+    assert [(each.topic, each.payload) for each in found] == [(b"B", b"2")]
+
+
+def test_payloads_that_grow_find_room_again_and_again(tmp_path: Path) -> None:
+    written = Day(tmp_path, feed_of())
+    puts = [
+        Put(tuple(Row(b"T%d" % topic, bytes([turn]) * (turn * 97 * topic)) for topic in range(20)), sequence=20 * turn)
+        for turn in range(1, 40)
+    ]
+    written.put(0, *puts)
+    found = {each.topic: each.payload for batch in Recording.open(tmp_path).newest() for each in batch}
+    assert found == {b"T%d" % topic: bytes([39]) * (39 * 97 * topic) for topic in range(20)}
+
+
+def test_more_topics_than_the_feed_may_have_are_refused(tmp_path: Path) -> None:
+    written = Day(tmp_path, feed_of(max_topics=3))
+    written.put(0, *(block(number, topic=b"T%d" % number) for number in range(4)))
+    with pytest.raises(JournalError, match="slice 0 had more than 3 topics"):
+        list(Recording.open(tmp_path).newest())
+
+
+def test_more_bytes_than_may_be_kept_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blackbox.archive.newest.MOST_BYTES", 1 << 20)
+    written = Day(tmp_path, feed_of())
+    written.put(0, *(Put((Row(b"T%d" % number, bytes(1 << 18)),), sequence=number) for number in range(5)))
+    with pytest.raises(JournalError, match="slice 0 had newest messages of 1310720 bytes or more, expected at most"):
+        list(Recording.open(tmp_path).newest())
