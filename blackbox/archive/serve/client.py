@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from blackbox.archive.serve.connection import Connection, Fetched, StaleError, in_place
+from blackbox.archive.serve.connection import Connection, Fetched, StaleError, block_of, in_place
 from blackbox.archive.serve.fetch_progress import NO_END, Rows, RowsOfRanges, RowsOfRuns, Seen, common_prefix
 from blackbox.archive.serve.protocol import (
     FRAMES_OF_BLOCK,
+    MOST_PREFIXES,
     MOST_RANGES,
     About,
     AskAbout,
     AskBlocks,
     AskEnds,
+    AskImage,
     Ends,
     Gone,
+    Image,
     Noted,
     Piece,
     Range,
@@ -43,6 +47,22 @@ _MOST_BYTES: Final = 64 << 20
 
 _NOWHERE: Final = (1 << 63, 0)
 """Behind all positions."""
+
+
+log = logging.getLogger("blackbox")
+
+
+class SliceImage(NamedTuple):
+    """The newest message of each topic of a slice, as an archive has recorded them up to a position."""
+
+    blocks: list[Block]
+    """Of one key, run and schema each, run by run, with the sequence numbers that the messages have."""
+    epoch: int
+    """The last run of the publisher; 0: nothing is recorded."""
+    following: dict[bytes, int]
+    """By key the number of what follows in that run; other keys begin with 0. Where the feed has no keys, of b""."""
+    ts_out: int
+    """When the last block of that run was sent, ns since 1970."""
 
 
 class _NothingMoreError(ArchiveError):
@@ -134,6 +154,69 @@ class ArchiveClient:
             if time.monotonic() >= until:
                 raise self._none(failures)
             time.sleep(spread(_MOST_LATER_S))
+
+    def image(
+        self, slice_id: int, prefixes: Collection[bytes] = (b"",), *, timeout: float = 10.0, may_narrow: bool = False
+    ) -> SliceImage:
+        """Return the newest message of each topic that begins with a prefix, from the first archive that answers.
+
+        Topics whose newest message has no value are left out. `blocks` with the image's position as `start` goes on
+        behind it. The first image after an archive has started takes as long as it takes to read all that it keeps.
+
+        Args:
+            slice_id: the slice.
+            prefixes: 256 at most.
+            timeout: how long to ask archives, all of them together.
+            may_narrow: leave out topics that our key has no right to; else a prefix that holds some is an error.
+
+        Raises ArchiveError saying of each archive why it gave no image.
+        """
+        self._check_slice(slice_id)
+        if not 0 < len(prefixes) <= MOST_PREFIXES:
+            raise ConfigError(f"prefixes of an image were {len(prefixes)}, expected 1 to {MOST_PREFIXES}")
+        ask = AskImage(slice_id=slice_id, prefixes=sorted(prefixes), may_narrow=may_narrow)
+        until = time.monotonic() + timeout
+        while True:
+            failures: list[str] = []
+            for endpoint in self._order:
+                try:
+                    with self._asking(endpoint) as asking:
+                        return self._image(asking, ask, until)
+                except ArchiveError as error:
+                    self._put_last(endpoint)
+                    failures.append(str(error))
+            if time.monotonic() >= until:
+                raise self._none(failures)
+            time.sleep(spread(_MOST_LATER_S))
+
+    def _image(self, asking: Connection, ask: AskImage, until: float) -> SliceImage:
+        """Return the image of one archive; raise ArchiveError when it is not whole in time."""
+        blocks, first = list[Block](), ask
+        while True:
+            answer, frames = asking.ask(ask)
+            if isinstance(answer, Refusal):  # the image was made too long ago
+                blocks, ask = [], first
+            elif not isinstance(answer, Image) or len(frames) % FRAMES_OF_BLOCK:
+                raise ArchiveError(f"{asking.endpoint}: answer was no image, or lacked a part of a block")
+            else:
+                blocks += (block_of(asking.endpoint, frames, n) for n in range(len(frames) // FRAMES_OF_BLOCK))
+                ask = msgspec.structs.replace(first, image=answer.image, first=len(blocks))
+                if answer.image and len(blocks) >= answer.blocks:
+                    return self._checked(asking.endpoint, ask.slice_id, answer, blocks)
+            if time.monotonic() >= until:
+                raise ArchiveError(f"{asking.endpoint}: the image of slice {ask.slice_id} was not whole in time")
+
+    def _checked(self, endpoint: str, slice_id: int, answer: Image, blocks: list[Block]) -> SliceImage:
+        """Return an image whose blocks are all before its position; warn where its archive could not read all."""
+        for block in blocks:
+            behind = (block.epoch, block.number_of(-1)) >= (answer.epoch, answer.following.get(block.key, 0))
+            if behind or (block.slice_id, block.key_bytes) != (slice_id, self.feed.key_bytes):
+                raise ArchiveError(f"{endpoint}: image of slice {slice_id} held {block!r}, which cannot be in it")
+        if len(blocks) != answer.blocks:
+            raise ArchiveError(f"{endpoint}: image had {len(blocks)} blocks, expected {answer.blocks}")
+        if answer.unreadable:
+            log.warning("%s: %d places of its files could not be read for an image", endpoint, answer.unreadable)
+        return SliceImage(blocks, answer.epoch, answer.following, answer.ts_out)
 
     def blocks(
         self,

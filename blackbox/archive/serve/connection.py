@@ -17,6 +17,7 @@ from blackbox.archive.serve.protocol import (
     About,
     Ends,
     Gone,
+    Image,
     Noted,
     Piece,
     Refusal,
@@ -39,7 +40,7 @@ _SHARED_BYTES: Final = 8_192
 _NEEDS: Final = Needs(descriptors=5)
 
 
-Answered = tuple[Piece | About | Ends | Noted | Refusal, list[bytes | memoryview]]
+Answered = tuple[Piece | About | Ends | Image | Noted | Refusal, list[bytes | memoryview]]
 """An answer, and the frames of its blocks."""
 
 
@@ -149,10 +150,15 @@ def in_place(endpoint: str, piece: Piece, frames: list[bytes | memoryview]) -> I
             yield missing
             place, missing = next(gone)
         if number < len(piece.blocks):
-            start = FRAMES_OF_BLOCK * number
-            try:
-                key, header, body = frames[start : start + FRAMES_OF_BLOCK]
-                block = Block.decode(bytes(key), bytes(header), body)
-            except BlockError as error:
-                raise ArchiveError(f"{endpoint}: a block of its answer is damaged: {error}") from error
+            block = block_of(endpoint, frames, number)
             yield Fetched(block, ts_recv, first_row, block.count)
+
+
+def block_of(endpoint: str, frames: list[bytes | memoryview], number: int) -> Block:
+    """Return one of the blocks of an answer, checked. Raises ArchiveError."""
+    start = FRAMES_OF_BLOCK * number
+    try:
+        key, header, body = frames[start : start + FRAMES_OF_BLOCK]
+        return Block.decode(bytes(key), bytes(header), body)
+    except BlockError as error:
+        raise ArchiveError(f"{endpoint}: a block of its answer is damaged: {error}") from error

@@ -79,12 +79,12 @@ class Pieces:
 
         Raises ArchiveError when there is no such day, JournalError when it cannot be read.
         """
-        days = self._list_days()
+        days = self.list_days()
         if not days:
             raise ArchiveError(f"{self._directory} had no recorded day, expected at least one")
         if name is not None and name not in days:
             raise ArchiveError(f"day was {name!r}, expected one of {days[0]} to {days[-1]}, {len(days)} in all")
-        last, day = self._fresh(days[-1]), self._fresh(name or days[-1])
+        last, day = self.fresh(days[-1]), self.fresh(name or days[-1])
         open_epochs = [
             int(segments[-1].entries["epoch"].max())
             for _, segments in _with_entries(last)
@@ -130,8 +130,8 @@ class Pieces:
     def ends(self, ask: AskEnds, rights: Prefixes | None = None) -> Ends:
         """Return how far runs had come, as marks tell, key by key. `rights`: as `read`, and it raises as that."""
         found: dict[tuple[int, bytes], int] = {}
-        for name in reversed(self._list_days()[-_DAYS_OPEN:]):
-            day = self._fresh(name, ask.slice_id)
+        for name in reversed(self.list_days()[-_DAYS_OPEN:]):
+            day = self.fresh(name, ask.slice_id)
             marks, prefix = self._marks_of(name, day, ask.slice_id), ask.prefix[: day.feed.key_bytes]
             for epoch, told in marks.ends(ask.first, ask.stop).items():
                 for key, following in told.items():
@@ -146,19 +146,19 @@ class Pieces:
     def _read(self, ask: AskBlocks) -> Read:
         cursor = ask.cursor
         if cursor is None or cursor.day not in self._days:
-            self._list_days()
+            self.list_days()
         if cursor is None or (not cursor.day and cursor.archive == self._archive):
             cursor = self._begin(self._days[0]) if self._days else Cursor(self._archive, "", 0, FILE_HEAD_BYTES)
-        elif cursor.day not in self._days or cursor.archive != self._made(cursor.day):
+        elif cursor.day not in self._days or cursor.archive != self.made(cursor.day):
             raise StaleCursorError("cursor was of another archive or day, expected one that this archive has made")
         if not cursor.day:
             return _nothing("later", ask, cursor)
         if (cursor.segment, cursor.offset) == (0, FILE_HEAD_BYTES):
             cursor = self._begin(self._first_wanted(cursor.day, ask))
-        day = self._known(cursor.day)
+        day = self.known(cursor.day)
         found = _next(day, ask.slice_id, cursor)
         if found is None:
-            day = self._fresh(cursor.day, ask.slice_id)
+            day = self.fresh(cursor.day, ask.slice_id)
             found = _next(day, ask.slice_id, cursor)
         if found is None:
             return self._at_end(day, ask, cursor)
@@ -174,18 +174,18 @@ class Pieces:
     def _at_end(self, day: Recording, ask: AskBlocks, cursor: Cursor) -> Read:
         """Answer where nothing more of a day is known: go on to the next one, or say whether anything follows."""
         is_begun = _is_begun(day, ask.slice_id)
-        days = self._list_days()
+        days = self.list_days()
         for name in days[bisect(days, cursor.day) :]:
-            following = self._fresh(name, ask.slice_id)
+            following = self.fresh(name, ask.slice_id)
             is_begun |= _is_begun(following, ask.slice_id)
-            if _of_slice(following, ask.slice_id):
+            if segments_of(following, ask.slice_id):
                 # Only now is what was known of this day all that there is of it.
-                day = self._fresh(cursor.day, ask.slice_id)
+                day = self.fresh(cursor.day, ask.slice_id)
                 if _next(day, ask.slice_id, cursor) is not None:
                     return _nothing("more", ask, cursor)
                 reading = self._reading(ask, day, _missing(day, ask.slice_id, cursor.segment))
                 return reading.answer("more", self._begin(name))
-        segments = _of_slice(day, ask.slice_id)
+        segments = segments_of(day, ask.slice_id)
         if segments:
             end = _end_of_segment(segments[-1])
         else:
@@ -202,7 +202,7 @@ class Pieces:
     def _last_run_before(self, name: str, slice_id: int) -> int:
         """Return the last run of which the days before one tell; 0: they tell of none."""
         for before in reversed(self._days[: bisect_left(self._days, name)][-_DAYS_OPEN:]):
-            segments = _of_slice(self._known(before), slice_id) if self._made(before) else []
+            segments = segments_of(self.known(before), slice_id) if self.made(before) else []
             if segments:
                 return _end_of_segment(segments[-1]).epoch
         return 0
@@ -223,9 +223,9 @@ class Pieces:
         found: dict[int, int] = {}
         for name in reversed(self._days[: bisect(self._days, day.path.name)][-_DAYS_OPEN:]):
             is_here = name == day.path.name
-            if not is_here and not self._made(name):
+            if not is_here and not self.made(name):
                 continue  # it was deleted meanwhile
-            marks = self._marks_of(name, day if is_here else self._fresh(name, slice_id), slice_id)
+            marks = self._marks_of(name, day if is_here else self.fresh(name, slice_id), slice_id)
             told = marks.following(key, before if is_here else EVERYWHERE)
             for epoch, following in told.items():
                 found[epoch] = max(following, found.get(epoch, 0))
@@ -235,14 +235,15 @@ class Pieces:
 
     def _marks_of(self, name: str, day: Recording, slice_id: int) -> RunMarks:
         """Return the marks of a slice's day, as far as the day is known; those used longest ago are let go."""
-        made, was = self._made(name), self._marks.pop((name, slice_id), None)
+        made, was = self.made(name), self._marks.pop((name, slice_id), None)
         marks = was[1] if was and was[0] == made else RunMarks()
-        self._marks[name, slice_id] = made, marks.grow(_of_slice(day, slice_id))
+        self._marks[name, slice_id] = made, marks.grow(segments_of(day, slice_id))
         if len(self._marks) > _MARKS_KEPT:
             del self._marks[next(iter(self._marks))]
         return marks
 
-    def _list_days(self) -> list[str]:
+    def list_days(self) -> list[str]:
+        """Return all days there are now, in order."""
         self._days = [day.name for day in recorded_days(self._directory)]
         self._deleted = Deleted.read(self._directory)  # behind it: a day that is not listed is noted there before
         return self._days
@@ -266,17 +267,17 @@ class Pieces:
 
     def _end_of(self, name: str, slice_id: int) -> _End | None:
         """Return how far a day goes that is not written any more; None: damage has left that unknown."""
-        made = self._made(name)
+        made = self.made(name)
         known = self._ends.get((name, slice_id))
         if known is None or known[0] != made:
-            day = self._fresh(name, slice_id)
+            day = self.fresh(name, slice_id)
             self._ends[name, slice_id] = known = made, _end_of(day, slice_id)
         return known[1]
 
     def _begin(self, name: str) -> Cursor:
-        return Cursor(self._made(name), name, 0, FILE_HEAD_BYTES)
+        return Cursor(self.made(name), name, 0, FILE_HEAD_BYTES)
 
-    def _made(self, name: str) -> int:
+    def made(self, name: str) -> int:
         """Return a number of this archive and a day, another once the day is replaced; 0: it is gone."""
         try:
             manifest = (self._directory / name / MANIFEST).stat()
@@ -284,17 +285,18 @@ class Pieces:
             return 0
         return (self._archive + manifest.st_ino + manifest.st_mtime_ns) % (1 << 63)
 
-    def _known(self, name: str) -> Recording:
+    def known(self, name: str) -> Recording:
         """Return a day as it was known; the one used longest ago is let go."""
-        made, was = self._made(name), self._open.pop(name, None)
+        made, was = self.made(name), self._open.pop(name, None)
         day = was[1] if was and was[0] == made else Recording.open(self._directory / name)
         self._open[name] = made, day
         if len(self._open) > _DAYS_OPEN:
             del self._open[next(iter(self._open))]
         return day
 
-    def _fresh(self, name: str, slice_id: int | None = None) -> Recording:
-        day = self._known(name)
+    def fresh(self, name: str, slice_id: int | None = None) -> Recording:
+        """Return a day as it is now, or at least one slice of it."""
+        day = self.known(name)
         day.refresh(slice_id)
         return day
 
@@ -315,7 +317,7 @@ def _nothing(state: PieceState, ask: AskBlocks, cursor: Cursor, epoch: int = 0) 
     return Read(piece, [])
 
 
-def _of_slice(day: Recording, slice_id: int) -> list[Segment]:
+def segments_of(day: Recording, slice_id: int) -> list[Segment]:
     """Return the segments of a slice that hold something. Raises ArchiveError when the day has no such slice."""
     if slice_id >= len(day.feed.slices):
         raise ArchiveError(f"slice was {slice_id}, expected 0 to {len(day.feed.slices) - 1}")
@@ -325,7 +327,7 @@ def _of_slice(day: Recording, slice_id: int) -> list[Segment]:
 def _end_of(day: Recording, slice_id: int) -> _End | None:
     if day.damage:
         return None
-    segments = _of_slice(day, slice_id)
+    segments = segments_of(day, slice_id)
     if not segments:
         return _End(-EVERYTHING, Position(0, 0))
     entries = numpy.concatenate([each.entries for each in segments])
@@ -342,13 +344,13 @@ def _is_begun(day: Recording, slice_id: int) -> bool:
 
 
 def _with_entries(day: Recording) -> list[tuple[int, list[Segment]]]:
-    found = [(slice_id, _of_slice(day, slice_id)) for slice_id, _ in day.segments()]
+    found = [(slice_id, segments_of(day, slice_id)) for slice_id, _ in day.segments()]
     return [(slice_id, segments) for slice_id, segments in found if segments]
 
 
 def _next(day: Recording, slice_id: int, cursor: Cursor) -> tuple[Segment, bool] | None:
     """Return the segment to read on in, and whether more may be appended to it; None: nothing more is known."""
-    segments = _of_slice(day, slice_id)
+    segments = segments_of(day, slice_id)
     for segment in segments:
         is_last = segment is segments[-1]
         unread = segment.number > cursor.segment or segment.whole_bytes > cursor.offset or not is_last
@@ -359,7 +361,7 @@ def _next(day: Recording, slice_id: int, cursor: Cursor) -> tuple[Segment, bool]
 
 def _missing(day: Recording, slice_id: int, first: int, stop: int | None = None) -> list[Damage]:
     """Return the segments, of numbers from `first` on, that the day should have, and of which nothing can be read."""
-    readable = {each.path for each in _of_slice(day, slice_id)}
+    readable = {each.path for each in segments_of(day, slice_id)}
     low = segment_path(day.path, slice_id, first)
     high = None if stop is None else segment_path(day.path, slice_id, stop)
     return [

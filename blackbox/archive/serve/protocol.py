@@ -11,6 +11,8 @@ from blackbox.block.position import KeyPosition, Number, Position
 MOST_REQUEST_BYTES: Final = 65_536 * 2
 """Of one frame of a request: two topics, and some numbers, or MOST_RANGES."""
 MOST_RANGES: Final = 1_024
+MOST_PREFIXES: Final = 256
+"""Of one request for an image."""
 MOST_ENDS: Final = 8_192
 """Keys of runs in one answer."""
 FRAMES_OF_BLOCK: Final = 3
@@ -111,6 +113,20 @@ class AskEnds(Request, frozen=True, tag="ends", kw_only=True, omit_defaults=True
     """Go on behind this run and key, the last ones of the answer before."""
 
 
+class AskImage(Request, frozen=True, tag="image", kw_only=True, omit_defaults=True):
+    """Ask for the newest message of each topic of a slice, or for the next piece of that."""
+
+    slice_id: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = msgspec.field(name="slice")
+    prefixes: Annotated[list[_Name], msgspec.Meta(min_length=1, max_length=MOST_PREFIXES)]
+    """Topics that begin with one of these."""
+    may_narrow: bool = False
+    """As in `AskBlocks`."""
+    image: Number = 0
+    """The one to go on with; 0: a new one."""
+    first: Number = 0
+    """The first of its blocks that is wanted."""
+
+
 class TellConsumer(Request, frozen=True, tag="consumer"):
     """Tell how far a named consumer is: the archive keeps what it still needs, within its bounds."""
 
@@ -154,6 +170,23 @@ class Ends(msgspec.Struct, frozen=True, tag_field="is", tag="ends", kw_only=True
     """Run, key and the number behind the last message told of, in order; a key may have come so far meanwhile."""
     has_more: bool
     """Whether there are more: ask on."""
+
+
+class Image(msgspec.Struct, frozen=True, tag_field="is", tag="image", kw_only=True):
+    """The newest message of each topic; some of its blocks stand in the frames behind it, as those of a `Piece`."""
+
+    image: Number
+    """For the next request; 0: the archive has more to read before, ask once more."""
+    blocks: Number = 0
+    """How many there are in all."""
+    epoch: Number = 0
+    """The last run of the publisher that is recorded; 0: none is."""
+    following: dict[_Name, Number] = {}
+    """By key, what follows the image in that run; others begin there. Where the feed has no keys, of b""."""
+    ts_out: int = 0
+    """The largest `ts_out` of that run."""
+    unreadable: int = 0
+    """Places of the archive's files that could not be read: what they held may be missing."""
 
 
 class RunAbout(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,6 +259,6 @@ class Refusal(msgspec.Struct, frozen=True, tag_field="is", tag="error"):
     """Whether only its cursor is not of this archive: ask again without it."""
 
 
-REQUESTS: Final = msgspec.msgpack.Decoder(AskAbout | AskBlocks | AskEnds | TellConsumer)
-ANSWERS: Final = msgspec.msgpack.Decoder(Piece | About | Ends | Noted | Refusal)
+REQUESTS: Final = msgspec.msgpack.Decoder(AskAbout | AskBlocks | AskEnds | AskImage | TellConsumer)
+ANSWERS: Final = msgspec.msgpack.Decoder(Piece | About | Ends | Image | Noted | Refusal)
 ENCODER: Final = msgspec.msgpack.Encoder()

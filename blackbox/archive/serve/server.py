@@ -15,6 +15,7 @@ import msgspec
 import zmq
 
 from blackbox.archive.retention import note_consumer
+from blackbox.archive.serve.images import Images
 from blackbox.archive.serve.pieces import Pieces, StaleCursorError
 from blackbox.archive.serve.protocol import (
     ENCODER,
@@ -23,6 +24,7 @@ from blackbox.archive.serve.protocol import (
     AskAbout,
     AskBlocks,
     AskEnds,
+    AskImage,
     Noted,
     Refusal,
     TellConsumer,
@@ -157,13 +159,14 @@ class ArchiveServer:
                 bind(socket, endpoint, "archive endpoint")
             let_others_go_first()
             pieces = Pieces(self.directory)
+            images = Images(pieces)
             for frames in self._thread.frames(socket):
                 began = time.monotonic()
-                self._answer(socket, pieces, frames)
+                self._answer(socket, pieces, images, frames)
                 self._give_way(time.monotonic() - began)
             until = time.monotonic() + (_GOODBYE_S if time.monotonic() - self._later_at < _WAITS_S else 0)
             while (left_s := until - time.monotonic()) > 0 and socket.poll(round(1e3 * left_s)):
-                self._answer(socket, pieces, socket.recv_multipart(copy=False))
+                self._answer(socket, pieces, images, socket.recv_multipart(copy=False))
 
     def _give_way(self, worked_s: float) -> None:
         """Leave the cores to a recorder that has something to record, for nine times as long as an answer took."""
@@ -171,7 +174,7 @@ class ArchiveServer:
         while self._is_recording() and time.monotonic() < until:
             time.sleep(_LOOK_S)
 
-    def _answer(self, socket: zmq.Socket[bytes], pieces: Pieces, request: list[zmq.Frame]) -> None:
+    def _answer(self, socket: zmq.Socket[bytes], pieces: Pieces, images: Images, request: list[zmq.Frame]) -> None:
         """Answer one request: reader, number, request."""
         frames = [frame.bytes for frame in request]
         if len(frames) != _REQUEST_FRAMES:
@@ -179,7 +182,7 @@ class ArchiveServer:
             return
         what, answer = "answered", []
         try:
-            answer = self._answer_to(pieces, frames[2], self._rights_of(request[2]))
+            answer = self._answer_to(pieces, images, frames[2], self._rights_of(request[2]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             refusal = Refusal(f"request was not understood: {error}")
         except (BlackBoxError, OSError, ValueError) as error:
@@ -211,10 +214,16 @@ class ArchiveServer:
                 return self._gate.rights_of(str(key))[1]
         return None
 
-    def _answer_to(self, pieces: Pieces, text: bytes, rights: Prefixes | None) -> list[bytes | memoryview]:
+    def _answer_to(
+        self, pieces: Pieces, images: Images, text: bytes, rights: Prefixes | None
+    ) -> list[bytes | memoryview]:
         request = REQUESTS.decode(text)
-        if isinstance(request, AskBlocks) and rights is not None:
-            asked = [each.key for each in request.ranges] or [request.prefix if request.key is None else request.key]
+        if isinstance(request, AskBlocks | AskImage) and rights is not None:
+            if isinstance(request, AskImage):
+                asked = request.prefixes
+            else:
+                asked = [each.key for each in request.ranges]
+                asked = asked or [request.prefix if request.key is None else request.key]
             for prefix in asked:
                 may_narrow = request.may_narrow and any(right.startswith(prefix) for right in rights)
                 if not (may_narrow or prefix.startswith(rights)):
@@ -223,6 +232,9 @@ class ArchiveServer:
             return [ENCODER.encode(pieces.about(request.day, request.back))]
         if isinstance(request, AskEnds):
             return [ENCODER.encode(pieces.ends(request, rights))]
+        if isinstance(request, AskImage):
+            image, blocks = images.answer(request, rights)
+            return [ENCODER.encode(image), *(frame for block in blocks for frame in block.frames)]
         if isinstance(request, TellConsumer):
             if not self._keeps_for_consumers:
                 raise ArchiveError("consumers were told to an archive that deletes nothing")

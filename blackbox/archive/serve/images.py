@@ -1,0 +1,187 @@
+"""Make images of a feed's slices: the newest message of each topic, at a position that is the same for all of them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from bisect import bisect, bisect_left
+from typing import Final, NamedTuple
+
+import numpy
+
+from blackbox.archive.filter import Filter
+from blackbox.archive.format import FILE_HEAD_BYTES
+from blackbox.archive.newest import Newest
+from blackbox.archive.reader import Span, read_spans
+from blackbox.archive.recording import Recording
+from blackbox.archive.segment import Damage, Segment
+from blackbox.archive.serve.piece_reading import PIECE_BLOCKS, PIECE_BYTES
+from blackbox.archive.serve.pieces import Pieces, StaleCursorError, segments_of
+from blackbox.archive.serve.protocol import AskImage, Image
+from blackbox.archive.serve.run_marks import Place
+from blackbox.block.block import Block
+from blackbox.errors import ArchiveError
+from blackbox.feed.rights import Prefixes
+
+MOST_IMAGE_BYTES: Final = 256 << 20
+"""Of the blocks of one image, and of all but the newest one that are kept."""
+_SAME_S: Final = 0.1
+"""Who asks within this time after another gets the same image."""
+_KEPT_S: Final = 30.0
+"""An image is kept for so long, for those who fetch the rest of it."""
+_TURN_S: Final = 0.02
+"""One request has this much read; others have their turn between two."""
+_READ_BYTES: Final = 4 << 20
+
+_Asked = tuple[int, tuple[bytes, ...], tuple[bytes, ...] | None]
+"""A slice, prefixes, and the rights of who asks."""
+
+
+class _Made(NamedTuple):
+    """An image."""
+
+    number: int
+    asked: _Asked
+    made_at: float
+    image: Image
+    blocks: list[Block]
+    size: int
+
+
+class Images:
+    """The images of one feed. From one thread at a time; keeps the newest messages of each slice that was asked for."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        """Read nothing yet. `pieces`: the days that the archive has."""
+        self._pieces = pieces
+        self._scans: dict[int, _Scan] = {}
+        self._kept: list[_Made] = []
+
+    def answer(self, ask: AskImage, rights: Prefixes | None = None) -> tuple[Image, list[Block]]:
+        """Return the next piece of an image, or that there is more to read before. `rights`: as `Pieces.read`.
+
+        Raises ArchiveError naming what of the request cannot be, or an image that is too large; StaleCursorError when
+        the image is kept no more, JournalError when files cannot be read.
+        """
+        now = time.monotonic()
+        self._kept = [each for each in self._kept if now - each.made_at < _KEPT_S]
+        asked = ask.slice_id, tuple(ask.prefixes), rights
+        for made in reversed(self._kept):
+            is_new_enough = ask.image == 0 and now - made.made_at < _SAME_S
+            if made.asked == asked and (made.number == ask.image or is_new_enough):
+                return _piece(made, ask.first)
+        if ask.image:
+            raise StaleCursorError(f"image was {ask.image}, expected one that this archive has made of late")
+        scan = self._scan(ask.slice_id)
+        if not scan.go_on(self._pieces, now + _TURN_S):
+            return Image(image=0), []
+        self._kept.append(_make(scan, asked))
+        while len(self._kept) > 1 and sum(each.size for each in self._kept[:-1]) > MOST_IMAGE_BYTES:
+            del self._kept[0]
+        return _piece(self._kept[-1], 0)
+
+    def _scan(self, slice_id: int) -> _Scan:
+        """Return what was read of a slice, as long as the feed is as it was."""
+        days = self._pieces.list_days()
+        if not days:
+            raise ArchiveError("there was no recorded day, expected at least one")
+        last = self._pieces.known(days[-1])
+        segments_of(last, slice_id)  # raises where there is no such slice
+        scan = self._scans.get(slice_id)
+        if scan is None or scan.layout != _layout(last):
+            scan = self._scans[slice_id] = _Scan(slice_id, last)
+        return scan
+
+
+class _Scan:
+    """The newest messages of a slice, and up to where its records are read."""
+
+    def __init__(self, slice_id: int, day: Recording) -> None:
+        """Nothing is read yet, of this day and others of a feed like its."""
+        self.slice_id, self.layout = slice_id, _layout(day)
+        self.newest = Newest(slice_id, day.feed.key_bytes, day.feed.max_topics)
+        self.unreadable = 0
+        """Places of files that could not be read."""
+        self._day, self._made = "", 0
+        self._at = Place(0, FILE_HEAD_BYTES)
+
+    def go_on(self, pieces: Pieces, until: float) -> bool:
+        """Read on, for as long as it may take; return whether this was all that is there."""
+        days = pieces.list_days()
+        for name in days[bisect_left(days, self._day) :]:
+            day, made = pieces.fresh(name, self.slice_id), pieces.made(name)
+            if (name, made) != (self._day, self._made):
+                self._day, self._made, self._at = name, made, Place(0, FILE_HEAD_BYTES)
+            if _layout(day) == self.layout and not self._read(day, until):
+                return False
+        return True
+
+    def _read(self, day: Recording, until: float) -> bool:
+        """Read on in a day; return whether this was all of it."""
+        for segment in segments_of(day, self.slice_id):
+            if segment.number < self._at.segment:
+                continue
+            start = self._at.offset if segment.number == self._at.segment else FILE_HEAD_BYTES
+            entries = segment.entries[bisect(segment.entries["stop"], start) :]
+            parts = (entries["stop"] - start) // _READ_BYTES
+            for part in numpy.split(entries, numpy.flatnonzero(numpy.diff(parts)) + 1):
+                if time.monotonic() > until:
+                    return False
+                if len(part):
+                    self._take(day, segment, start, int(part["stop"][-1]))
+                    start = int(part["stop"][-1])
+        return True
+
+    def _take(self, day: Recording, segment: Segment, start: int, stop: int) -> None:
+        def report(damage: Damage) -> None:
+            self.unreadable += 1
+            day.note(damage)
+
+        everything = Filter(day.feed.key_bytes).records
+        for run in read_spans([[Span(segment, start, stop)]], everything, day.feed.key_bytes, report):
+            self.newest.take(run)
+        self._at = Place(segment.number, stop)
+
+
+def _layout(day: Recording) -> tuple[int, int]:
+    return len(day.feed.slices), day.feed.key_bytes
+
+
+def _make(scan: _Scan, asked: _Asked) -> _Made:
+    slice_id, prefixes, rights = asked
+    blocks, size, newest = list[Block](), 0, scan.newest
+    for block in newest.blocks(prefixes, (b"",) if rights is None else rights):
+        blocks.append(block)
+        size += block.body.nbytes
+        if size > MOST_IMAGE_BYTES:
+            raise ArchiveError(
+                f"image of slice {slice_id} had {size} bytes or more, expected at most {MOST_IMAGE_BYTES}: "
+                "ask for longer prefixes"
+            )
+    key_bytes = scan.layout[1]
+    keys = tuple(prefix[:key_bytes] for prefix in prefixes)
+    following = {
+        key: number
+        for key, number in newest.following().items()
+        if key.startswith(keys) and (rights is None or key.startswith(rights))
+    }
+    image = Image(
+        image=secrets.randbits(62) + 1,
+        blocks=len(blocks),
+        epoch=newest.epoch,
+        following=following,
+        ts_out=newest.ts_out,
+        unreadable=scan.unreadable,
+    )
+    return _Made(image.image, asked, time.monotonic(), image, blocks, size)
+
+
+def _piece(made: _Made, first: int) -> tuple[Image, list[Block]]:
+    """Return what follows from a block on, within the bounds of an answer."""
+    blocks, size = list[Block](), 0
+    for block in made.blocks[first : first + PIECE_BLOCKS]:
+        blocks.append(block)
+        size += block.body.nbytes
+        if size >= PIECE_BYTES:
+            break
+    return made.image, blocks

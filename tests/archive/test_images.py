@@ -1,0 +1,292 @@
+"""Images that an archive gives over its socket: what is in them, who may ask, and answers that are wrong."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+import zmq
+
+from blackbox import ArchiveClient, ArchiveError, ConfigError, Feed, Publisher
+from blackbox.archive.recorder import Recorder
+from blackbox.archive.serve.client import SliceImage
+from blackbox.archive.serve.images import Images
+from blackbox.archive.serve.pieces import Pieces, StaleCursorError
+from blackbox.archive.serve.protocol import ENCODER, REQUESTS, About, AskAbout, AskImage, Image
+from blackbox.archive.serve.server import ArchiveServer
+from blackbox.block.block import Block
+from tests.archive.archives import archived_feed
+from tests.archive.recorders import feed_of, wait_recorded
+from tests.journals import Day, Put, Row
+
+
+class Told:
+    """What was published, and by a slow loop what is the newest of it: by topic (epoch, sequence, payload)."""
+
+    def __init__(self, key_bytes: int, seed: int = 1) -> None:
+        self.newest: dict[bytes, tuple[int, int, bytes]] = {}
+        self.following: dict[bytes, int] = {}
+        self.published = 0
+        self._key_bytes = key_bytes
+        self._random = numpy.random.default_rng(seed)
+
+    def publish(self, publisher: Publisher, count: int, topics: int = 50) -> None:
+        """Publish messages of random topics, of which some have no value."""
+        names = [b"%c%d.t" % (65 + number % 5, number) for number in range(topics)]
+        index = self._random.integers(0, topics, count).astype(numpy.int32)
+        payloads = self._random.integers(0, 256, (count, 40), numpy.uint8)
+        valid = self._random.random(count) > 0.02
+        publisher.publish_many(names, index, payloads, valid=valid)
+        publisher.flush()
+        for topic, payload, is_valid in zip(index.tolist(), payloads, valid.tolist(), strict=True):
+            name = names[topic]
+            key = name[: self._key_bytes]
+            number = self.following.get(key, 0)
+            self.following[key] = number + 1
+            self.newest.pop(name, None)
+            if is_valid:
+                self.newest[name] = publisher.epoch, number, payload.tobytes()
+        self.published += count
+
+    def new_run(self) -> None:
+        """Numbers begin again."""
+        self.following = {}
+
+
+def newest_of(image: SliceImage) -> dict[bytes, tuple[int, int, bytes]]:
+    found: dict[bytes, tuple[int, int, bytes]] = {}
+    for block in image.blocks:
+        topics, text = block.topics, block.payloads.tobytes()
+        offsets, numbers = block.payload_offsets.tolist(), block.sequences.tolist()
+        for row, topic in enumerate(block.topic_index.tolist()):
+            assert topics[topic] not in found
+            found[topics[topic]] = block.epoch, numbers[row], text[offsets[row] : offsets[row + 1]]
+    return found
+
+
+@contextmanager
+def published(tmp_path: Path, key_bytes: int = 0, runs: int = 1) -> Iterator[tuple[Feed, Told]]:
+    """An archive of 3,000 messages of each run."""
+    feed = archived_feed(key_bytes=key_bytes)
+    told = Told(key_bytes)
+    for run in range(runs):
+        with Publisher(feed) as publisher, Recorder(feed, tmp_path) as recorder:
+            told.new_run()
+            # A run has fewer topics than the one before: the newest of some are of earlier ones.
+            for _ in range(6):
+                told.publish(publisher, 500, 50 - 15 * run)
+            wait_recorded(recorder, 3_000)
+    with ArchiveServer(tmp_path / feed.name, feed.archives):
+        yield feed, told
+
+
+@pytest.mark.parametrize("key_bytes", [0, 1, 3])
+@pytest.mark.parametrize("runs", [1, 3])
+def test_an_image_is_the_newest_of_every_topic_at_its_position(tmp_path: Path, key_bytes: int, runs: int) -> None:
+    with published(tmp_path, key_bytes, runs) as (feed, told):
+        image = ArchiveClient(feed).image(0)
+    assert newest_of(image) == told.newest
+    assert image.following == told.following
+    assert image.epoch == max(epoch for epoch, _, _ in told.newest.values())
+
+
+@pytest.mark.parametrize("key_bytes", [0, 1, 3])
+def test_an_image_of_a_subtree_has_its_topics_alone(tmp_path: Path, key_bytes: int) -> None:
+    prefixes = (b"A1", b"B", b"C7.")
+    with published(tmp_path, key_bytes, 2) as (feed, told):
+        image = ArchiveClient(feed).image(0, prefixes)
+        assert newest_of(ArchiveClient(feed).image(0, [b"nothing"])) == {}
+    assert newest_of(image) == {topic: each for topic, each in told.newest.items() if topic.startswith(prefixes)}
+    keys = tuple(prefix[:key_bytes] for prefix in prefixes)
+    assert image.following == {key: number for key, number in told.following.items() if key.startswith(keys)}
+
+
+def test_who_asks_within_a_moment_gets_the_same_image_and_later_a_new_one(tmp_path: Path) -> None:
+    feed, told = archived_feed(), Told(0)
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path) as recorder:
+        told.publish(publisher, 1_000)
+        wait_recorded(recorder, 1_000)
+        images = Images(Pieces(tmp_path / feed.name))
+        ask = AskImage(slice_id=0, prefixes=[b""])
+        first = images.answer(ask)[0]
+        assert first.image > 0
+        told.publish(publisher, 1_000)
+        wait_recorded(recorder, 2_000)
+        again, _ = images.answer(msgspec.structs.replace(ask, image=first.image))
+        assert again == first
+        deadline = threading.Event()
+        while (later := images.answer(ask)[0]).image == first.image:
+            deadline.wait(0.01)
+    assert (first.following, later.following) == ({b"": 1_000}, {b"": 2_000})
+
+
+def test_an_image_in_many_pieces_is_of_one_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blackbox.archive.serve.images.PIECE_BLOCKS", 2)
+    with published(tmp_path, 3) as (feed, told):
+        assert newest_of(ArchiveClient(feed).image(0)) == told.newest
+
+
+def test_an_image_that_takes_many_turns_to_read_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blackbox.archive.serve.images._READ_BYTES", 1)
+    monkeypatch.setattr("blackbox.archive.serve.images._TURN_S", 1e-9)
+    with published(tmp_path, 1, 2) as (feed, told):
+        monkeypatch.setattr("blackbox.archive.serve.images._TURN_S", 1e-3)
+        assert newest_of(ArchiveClient(feed).image(0)) == told.newest
+
+
+def test_an_image_that_is_kept_no_more_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with published(tmp_path) as (feed, told):
+        images = Images(Pieces(tmp_path / feed.name))
+        made, _ = images.answer(AskImage(slice_id=0, prefixes=[b""]))
+        with pytest.raises(StaleCursorError, match="expected one that this archive has made of late"):
+            images.answer(AskImage(slice_id=0, prefixes=[b"A"], image=made.image))  # of other prefixes
+        monkeypatch.setattr("blackbox.archive.serve.images._KEPT_S", -1.0)
+        with pytest.raises(StaleCursorError, match="expected one that this archive has made of late"):
+            images.answer(AskImage(slice_id=0, prefixes=[b""], image=made.image))
+        monkeypatch.undo()
+        assert newest_of(ArchiveClient(feed).image(0)) == told.newest
+
+
+def test_an_image_that_is_too_large_is_refused_with_its_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blackbox.archive.serve.images.MOST_IMAGE_BYTES", 1_000)
+    with (
+        published(tmp_path, 1) as (feed, _),
+        pytest.raises(ArchiveError, match=r"image of slice 0 had \d+ bytes or more, expected at most 1000: ask for lo"),
+    ):
+        ArchiveClient(feed).image(0, timeout=0.1)
+
+
+def test_days_that_are_replaced_or_of_another_layout_do_not_mix(tmp_path: Path) -> None:
+    feed = archived_feed()
+    for number, slices in ((1, 2), (2, 1)):
+        day = Day(tmp_path / feed.name / f"2026-01-0{number}", feed_of(slices=slices))
+        day.put(0, Put((Row(b"A", b"%d" % number), Row(b"B%d" % number, b"x")), epoch=number))
+    images = Images(Pieces(tmp_path / feed.name))
+    answer, blocks = images.answer(AskImage(slice_id=0, prefixes=[b""]))
+    assert answer.epoch == 2
+    assert sorted(newest_of(SliceImage(blocks, 2, answer.following, 0))) == [b"A", b"B2"]
+
+
+def test_what_cannot_be_asked_for_is_refused_by_name(tmp_path: Path) -> None:
+    with published(tmp_path) as (feed, _):
+        client = ArchiveClient(feed)
+        with pytest.raises(ConfigError, match="slice was 1, expected 0 to 0"):
+            client.image(1)
+        with pytest.raises(ConfigError, match="prefixes of an image were 0, expected 1 to 256"):
+            client.image(0, [])
+        wide = msgspec.structs.replace(feed, slices=feed_of(slices=2).slices)
+        with pytest.raises(ArchiveError, match="slice was 1, expected 0 to 0"):
+            ArchiveClient(wide).image(1, timeout=0.1)
+    with pytest.raises(ArchiveError, match=r"no archive of feed 'tape' answered: .* did not answer within 0\.1 s"):
+        ArchiveClient(feed, timeout=0.1).image(0, timeout=0.2)
+
+
+def test_a_slice_of_which_nothing_is_recorded_has_an_empty_image(tmp_path: Path) -> None:
+    feed = archived_feed(slices=2)
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        publisher.publish(b"A", b"1")
+        publisher.flush()
+        wait_recorded(recorder, 1)
+        images = [ArchiveClient(feed).image(slice_id) for slice_id in (0, 1)]
+    assert sorted((len(image.blocks), image.epoch > 0) for image in images) == [(0, False), (1, True)]
+
+
+def test_what_is_damaged_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    feed = archived_feed()
+    day = Day(tmp_path / feed.name / "2026-01-01", feed_of())
+    day.put(0, *(Put((Row(b"A", b"%d" % number),), sequence=number) for number in range(3)))
+    (path,) = (tmp_path / feed.name).glob("*/slice-00000/*.journal")
+    data = bytearray(path.read_bytes())
+    data[data.rindex(b"A")] ^= 1  # of the last record
+    path.write_bytes(data)
+    with ArchiveServer(tmp_path / feed.name, feed.archives), caplog.at_level(logging.WARNING, "blackbox"):
+        image = ArchiveClient(feed).image(0)
+    assert newest_of(image) == {b"A": (1, 1, b"1")}
+    assert "1 places of its files could not be read for an image" in caplog.text
+
+
+def _block(**fields: Any) -> Block:
+    return Block.encode([b"A"], [0], numpy.zeros((1, 4), numpy.uint8), sequences=[3], epoch=1, **fields)
+
+
+@pytest.mark.parametrize(
+    ("image", "frames", "match"),
+    [
+        (Image(image=1, blocks=1, epoch=1, following={b"": 4}), lambda f: f[:2], "was no image, or lacked a part"),
+        (Image(image=1, blocks=1, epoch=1, following={b"": 4}), lambda f: [f[0], f[1][:-1], f[2]], "is damaged"),
+        (Image(image=1, blocks=1, epoch=1, following={b"": 4}), lambda f: [*f[:2], bytes(len(f[2]))], "is damaged"),
+        (Image(image=1, blocks=1, epoch=1, following={b"": 3}), lambda f: f, "which cannot be in it"),
+        (Image(image=1, blocks=1, epoch=1), lambda f: f, "which cannot be in it"),
+        (Image(image=1, blocks=1, epoch=0, following={b"": 4}), lambda f: f, "which cannot be in it"),
+        (Image(image=1, blocks=1, epoch=1, following={b"": 4}), lambda f: f * 2, "had 2 blocks, expected 1"),
+        (Image(image=1, blocks=2, epoch=1, following={b"": 4}), lambda f: [], "was not whole in time"),
+        (Image(image=0), lambda f: [], "was not whole in time"),
+        (AskAbout(), lambda f: f, "did not answer as an archive does"),
+    ],
+)
+def test_an_answer_that_is_wrong_is_told_and_the_next_archive_asked(
+    tmp_path: Path, image: Any, frames: Any, match: str
+) -> None:
+    """A peer that speaks the protocol, and lies."""
+    with published(tmp_path) as (feed, told), zmq.Context() as context, context.socket(zmq.ROUTER) as liar:
+        port = liar.bind_to_random_port("tcp://127.0.0.1")
+        over = threading.Event()
+
+        def lie() -> None:
+            while not over.is_set():
+                if liar.poll(20):
+                    *envelope, text = liar.recv_multipart()
+                    block = [bytes(each) for each in _block().frames]
+                    answer: Any = image
+                    if isinstance(REQUESTS.decode(text), AskAbout):
+                        answer = About(
+                            feed="tape", key_bytes=0, schema={}, days=[], day="", slices={}, deleted="", live_epoch=None
+                        )
+                        block = []
+                    told_of = block and frames(block)
+                    liar.send_multipart([*envelope, ENCODER.encode(answer), *told_of])
+
+        thread = threading.Thread(target=lie)
+        thread.start()
+        endpoint = f"tcp://127.0.0.1:{port}"
+        try:
+            with pytest.raises(ArchiveError, match=match):
+                ArchiveClient(msgspec.structs.replace(feed, archives=(endpoint,))).image(0, timeout=0.3)
+            both = msgspec.structs.replace(feed, archives=(endpoint, *feed.archives))
+            if "whole in time" not in match:
+                assert newest_of(ArchiveClient(both).image(0)) == told.newest
+        finally:
+            over.set()
+            thread.join()
+
+
+def test_images_while_the_feed_runs_at_full_speed_hold_nothing_up(tmp_path: Path) -> None:
+    feed, told, over = archived_feed(), Told(0), threading.Event()
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+
+        def publish() -> None:
+            while not over.is_set():
+                told.publish(publisher, 2_000)
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        reached = [ArchiveClient(feed).image(0, timeout=60).following.get(b"", 0) for _ in range(30)]
+        over.set()
+        thread.join()
+        wait_recorded(recorder, told.published)
+        deadline = time.monotonic() + 30
+        while (image := ArchiveClient(feed).image(0)).following != told.following:
+            assert time.monotonic() < deadline
+        assert newest_of(image) == told.newest
+        statistics = recorder.statistics()
+    assert reached == sorted(reached)
+    assert reached[-1] > reached[0]
+    assert (statistics.messages, statistics.lost) == (told.published, 0)
