@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from blackbox.arguments import check_integers
-from blackbox.errors import SubscriberError
+from blackbox.errors import ConfigError, SubscriberError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.recovery.consumer import consumer_of
-from blackbox.recovery.start_position import Positions, Time, beginning_of
+from blackbox.recovery.start_position import IMAGE, Positions, Time, beginning_of
 from blackbox.registration import Registration
 from blackbox.subscribe.match_table import MAX_WORKERS
 from blackbox.subscribe.options import Options
+from blackbox.subscribe.repair import Since
 from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.subscribe.statistics import Statistics
 from blackbox.subscribe.supervisor import SubscriberLife
@@ -124,11 +125,13 @@ class Subscriber(Registration):
         the slices that are not live yet. What archives bring does not count as lag.
 
         Args:
-            timeout: how long publishers may take to confirm, in seconds; with `back` also archives, to answer.
+            timeout: how long publishers may take to confirm, in seconds; with `back` or an image also archives, to
+                answer.
             since: with what the feed's archives recorded at this time or later: ns since 1970, a datetime, or text such
                 as "2019-12-30T14:30:00Z", "14:30" (of the session that goes on now, in the feed's time zone) or
                 "session", when that began. Or from the position of each slice on, as a `checkpoint` gave it; those
-                without begin live.
+                without begin live. "image": with the newest recorded message of each topic that callbacks want now, in
+                batches that are `is_image`, and then all that follows those.
             back: with the last `back` messages of each slice that archives have recorded; more if some are recorded
                 meanwhile; with `key_bytes` also the rest of a block.
 
@@ -140,13 +143,22 @@ class Subscriber(Registration):
             self._supervisor.check_new()
             since, back = self._consumer.begin(since, back)
         try:
-            self._supervisor.start(timeout, beginning_of(self.feed, self._client, since, back, timeout))
+            self._supervisor.start(timeout, self._beginning(since, back, timeout))
             if self._consumer is not None:
                 self._consumer.keep_by_itself(self._supervisor.checkpoint)
         except BaseException:
             self._leave()
             raise
         return self
+
+    def _beginning(
+        self, since: Time | Positions | None, back: int | None, timeout: float
+    ) -> Callable[[int], Since | None] | None:
+        """Return where each slice begins, as `beginning_of`. Raises as that does, ConfigError where no image may be."""
+        if since == IMAGE and self._options.slow.action == "conflate":
+            raise ConfigError("since was 'image' with the policy 'conflate', which delivers out of order")
+        prefixes = [callback.prefix for callback in self._callbacks]
+        return beginning_of(self.feed, self._client, since, back, timeout, prefixes)
 
     @contextmanager
     def checkpoint(self, timeout: float = 10.0) -> Iterator[dict[int, Any]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from blackbox.archive.day import day_end_ns, session_date
@@ -24,15 +25,24 @@ Positions = Mapping[int, tuple[Any, ...]]
 
 SESSION: Final = "session"
 """For `since`: when the session that goes on now began."""
+IMAGE: Final = "image"
+"""For `since`: the newest message of each topic first, then what follows."""
+_MARGIN_HEARTBEATS: Final = 3
+"""What was sent so long before the last block of an image is in it: lines, and keys, may be behind one another."""
 
 
 def beginning_of(
-    feed: Feed, archives: ArchiveClient | None, since: Time | Positions | None, back: int | None, timeout: float
+    feed: Feed,
+    archives: ArchiveClient | None,
+    since: Time | Positions | None,
+    back: int | None,
+    timeout: float,
+    prefixes: Collection[bytes] = (),
 ) -> Callable[[int], Since | None] | None:
     """Return where each slice begins; None: all begin live. See `Subscriber.start`.
 
-    Raises ConfigError, ValueError or TypeError for a beginning that cannot be, ArchiveError when it is a count of
-    messages and no archive answers in `timeout` seconds.
+    `prefixes`: of the topics that are wanted. Raises ConfigError, ValueError or TypeError for a beginning that cannot
+    be, ArchiveError when it is an image or a count of messages and no archive answers in `timeout` seconds.
     """
     if since is None and back is None:
         return None
@@ -49,6 +59,8 @@ def beginning_of(
         if not positions.keys() <= set(slices):
             raise ConfigError(f"since was for slices {sorted(positions)}, expected some of 0 to {slices[-1]}")
         return positions.get
+    if since == IMAGE:
+        return _image(archives, prefixes, timeout).get
     at = Since(0, {}, _ns_of(feed, since))
     return lambda _slice_id: at
 
@@ -84,6 +96,26 @@ def _ns_of(feed: Feed, since: Time | None) -> int:
     check_integers(("since", since, 0, 1 << 62))
     assert isinstance(since, int)
     return since
+
+
+def _image(archives: ArchiveClient, prefixes: Collection[bytes], timeout: float) -> dict[int, Since]:
+    """Return the image of each slice that may hold such topics, and where it goes on."""
+    from blackbox.archive.serve.fetch_progress import common_prefix
+    from blackbox.archive.serve.protocol import MOST_PREFIXES
+
+    found, feed = dict[int, Since](), archives.feed
+    for slice_id in sorted({slice_id for prefix in prefixes for slice_id in feed.slices_for(prefix)}):
+        wanted = {prefix for prefix in prefixes if slice_id in feed.slices_for(prefix)}
+        asked = wanted if len(wanted) <= MOST_PREFIXES else {common_prefix(wanted)}
+        # What the key may not have is not put in force either, and told.
+        image = archives.image(slice_id, asked, timeout=timeout, may_narrow=True)
+        since = Since(image.epoch, image.following, 0, image=deque(image.blocks))
+        if feed.key_bytes:
+            margin_ns = _MARGIN_HEARTBEATS * feed.heartbeat_ns * len(feed.slices[slice_id].lines)
+            keys = sorted(set(map(feed.subscription_of, wanted)))
+            since = since._replace(done_ns=max(0, image.ts_out - margin_ns), prefixes=keys)
+        found[slice_id] = since if image.epoch else Since(0, {}, 0)
+    return found
 
 
 def _counted_back(archives: ArchiveClient, count: int, timeout: float) -> Callable[[int], Since]:

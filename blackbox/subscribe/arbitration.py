@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy
 
 from blackbox.block.format import (
+    FLAG_IMAGE,
     HEADER_BYTES,
     Header,
     read_header,
@@ -192,12 +193,25 @@ def _key_recorded(at: SliceAt, filters: Trie) -> int:
 
 
 @inner
+def _deliver_image(at: SliceAt, table: TableAt, trie: Trie, header: Header, now: int) -> int:
+    """Deliver the block at hand, which is of the image: before all that its numbers are judged with. 0 or FAILED."""
+    slice_counters_at(at.counters).repaired += header.count
+    state = slice_state_at(at.state)
+    state.excused_ns = now - header.ts_out
+    result = deliver_block(at, table, trie, numpy.int64(0), now)
+    state.excused_ns = 0
+    return result
+
+
+@inner
 def order_recorded(at: SliceAt, table: TableAt, trie: Trie, filters: Trie, now: int, tick: int) -> int:
     """Deliver what is missing of the block at hand, which an archive has brought, and what waited for it: 0 or FAILED.
 
     One of another epoch is of no use any more.
     """
     header = read_header(at.scratch + HEAD_AT)
+    if header.flags & FLAG_IMAGE:
+        return _deliver_image(at, table, trie, header, now)
     key = _key_recorded(at, filters)
     if key != FULL and is_joining(at.sequences.join):
         if join_state_at(at.sequences.join).phase == FALLEN_BACK:

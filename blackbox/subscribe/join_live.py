@@ -128,6 +128,8 @@ def go_over(at: SliceAt, table: TableAt) -> int:
     epoch = epoch_state_at(at.sequences.state).epoch
     if join.phase == LIVE or join.is_told == 0 or join.behind != 0 or epoch == 0 or join.at_epoch != epoch:
         return 0
+    if join.images != 0:
+        return 0
     if _end_runs(at, table, epoch) != 0:
         return FAILED
     return _be_live(at, table)
@@ -140,6 +142,8 @@ def _joins_live(at: SliceAt, key: int, header: Header) -> bool:
     With keys not yet while archives bring what is older: what is live of one key would come amid that of others.
     """
     join = join_state_at(at.sequences.join)
+    if join.images != 0:
+        return False
     if at.key_bytes != 0 and join.phase != SWITCHING:
         return False
     if header.sequence == 0 and join.at_epoch == header.epoch:  # nothing is before it

@@ -84,6 +84,8 @@ class JoinState(SharedRecord):
     settled = Field()
     """How many of them are settled: what they are known to have sent has come, or is told to be lost."""
 
+    images = Field()
+    """Blocks of the slice's image that have not come yet: nothing is delivered before them. Set before it starts."""
     has_left_over = Field()
     """1 since it went over to what comes live, until ANSWERS: what archives bring is of the time before that."""
 

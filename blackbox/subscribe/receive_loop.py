@@ -9,6 +9,7 @@ from blackbox.block.block_handler import CONTROL as CONTROL_BLOCK
 from blackbox.block.format import (
     FLAG_CONTROL,
     FLAG_END,
+    FLAG_IMAGE,
     FLAG_RECORDED,
     HEADER_BYTES,
     HEARTBEAT_KEY,
@@ -36,6 +37,7 @@ from blackbox.subscribe.conflation import flush, pending
 from blackbox.subscribe.dispatch import hand_block, hand_idle
 from blackbox.subscribe.epochs import AHEAD_NS, REFUTED
 from blackbox.subscribe.gaps import enter_epoch, note_sequences
+from blackbox.subscribe.join_state import join_state_at
 from blackbox.subscribe.release import deliver_all_held, line_of, look_at_held
 from blackbox.subscribe.repair_queue import has_repairs, repair_queue_at
 from blackbox.subscribe.sequences import is_current
@@ -309,6 +311,7 @@ def _accept_repair(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, frames: 
         return fail(at)
     fault = _fault_here(at, now)
     header = read_header(at.scratch + HEAD_AT)
+    join_state_at(at.sequences.join).images -= numpy.int64(header.flags & FLAG_IMAGE != 0)
     if fault != 0 or header.flags & FLAG_CONTROL != 0:
         counters = slice_counters_at(at.counters)
         counters.malformed += 1

@@ -8,6 +8,7 @@ import select
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from random import Random
@@ -17,6 +18,7 @@ import numpy
 import zmq
 
 from blackbox.block.block import Block
+from blackbox.block.format import FLAG_IMAGE, OFFSET_FLAGS
 from blackbox.errors import BlackBoxError, SubscriberError
 from blackbox.native.limits import Needs, start_thread
 from blackbox.native.priority import give_way, giving_way, let_others_go_first
@@ -102,6 +104,8 @@ class Since(NamedTuple):
     """What was sent before in this epoch, by the publisher's clock, is done."""
     prefixes: Sequence[bytes] | None = None
     """What keys begin with of which this says where they are; None: all."""
+    image: deque[Block] | None = None
+    """The newest message of each topic, as of there: it comes first, and is taken from here."""
 
 
 class Archives(Protocol):
@@ -254,7 +258,12 @@ class Repairer:
             os.read(self._pipe.reader, MOST_REQUESTS)
 
     def _begin(self, out: zmq.Socket[bytes], since: Since) -> None:
-        """Bring what was before the slice began."""
+        """Bring the image, if the slice begins with one, and what was before it began."""
+        while since.image and not self._over.is_set():
+            block = since.image.popleft()
+            header = numpy.frombuffer(bytearray(block.header), numpy.uint8)
+            header[OFFSET_FLAGS : OFFSET_FLAGS + 2].view(numpy.uint16)[0] |= FLAG_IMAGE
+            self._send(out, [block.key, header.data, _body_of(block)])
         try:
             self._replay(out, since, _MOST_WAITS * self._wait_s)
         except BlackBoxError as error:

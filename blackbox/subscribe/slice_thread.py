@@ -149,6 +149,7 @@ class SliceThread:
         )
         if since is not None:
             self.join.phase = JoinPhase.REPLAYING
+            self.join.images = len(since.image or ())
             is_open = since.epoch == 0 or since.start_ns != 0
             self.join.opens = int(is_open)
             self.join.open_epoch = since.epoch if is_open else 0

@@ -367,12 +367,20 @@ def _note_lag(at: WorkerAt, frame: int) -> None:
 
 
 @inner
+def _epoch_of(current: int, frame: int) -> int:
+    """Return the epoch of a block; of an image, whose messages may be of many, the one that goes on: none begins."""
+    if envelope_at(frame).image != 0:
+        return current
+    return read_header(frame).epoch
+
+
+@inner
 def _take(at: WorkerAt, table: WorkerTableAt, rows_used: int) -> int:
     """Put the pending block into the burst: the rows then in use; -1: it waits for the next burst, or for Python."""
     state = worker_state_at(at.state)
     state.next_version = envelope_at(msg_data(at.scratch + SLOT_AT)).version
     room = at.max_entries - state.entries >= table.total
-    state.next_epoch = read_header(msg_data(at.scratch + SLOT_AT)).epoch
+    state.next_epoch = _epoch_of(state.epoch, msg_data(at.scratch + SLOT_AT))
     fits = state.next_version == table.version and state.next_epoch == state.epoch
     if not fits or state.blocks == BURST_BLOCKS or not room:
         return -1
@@ -505,7 +513,7 @@ def run_block(at: WorkerAt, table: WorkerTableAt, ask: int, envelope_message: in
     FEW.
     """
     state = worker_state_at(at.state)
-    epoch = read_header(msg_data(envelope_message)).epoch
+    epoch = _epoch_of(state.epoch, msg_data(envelope_message))
     if epoch != state.epoch:
         state.next_epoch = epoch
         call_with_address(ask, EPOCH)

@@ -427,6 +427,32 @@ def test_an_archive_gives_a_key_what_it_has_a_right_to(ring: Keyring, tmp_path: 
                 answered(ask)
 
 
+def test_an_archive_gives_images_of_what_a_key_has_a_right_to(ring: Keyring, tmp_path: Path) -> None:
+    for by in ("exchange", "archive"):
+        give(ring, 'desk = ["AAPL", "MSFT"]', by=by)
+    feed = msgspec.structs.replace(quotes(), archives=(free_endpoint(),))
+    recording = ring.feed(feed, "archive", "exchange")
+    with (
+        Publisher(ring.feed(feed, "exchange")) as publisher,
+        Recorder(recording, tmp_path / "recordings", serve=True),
+    ):
+        for number in range(90):
+            publisher.publish((b"AAPL.x", b"MSFT.x", b"IBM.x")[number % 3], b"%d" % number)
+        publisher.wait_recorded(PATIENCE_S)
+        desk = ring.feed(feed, "desk", "exchange", archives=("archive",))
+        client = ArchiveClient(desk)
+        for prefixes in ([b""], [b"AAPL.", b"IBM."]):
+            with pytest.raises(ArchiveError, match="the key has no right to topics that begin with"):
+                client.image(0, prefixes, timeout=0.5)
+        narrowed = client.image(0, may_narrow=True, timeout=PATIENCE_S)
+        assert [block.topics for block in narrowed.blocks] == [[b"AAPL.x"], [b"MSFT.x"]]
+        assert narrowed.following.keys() == {b"AAPL", b"MSFT"}
+        subscriber, got = collected(desk, b"AAPL.", b"MSFT.")
+        subscriber.start(PATIENCE_S, since="image")
+        assert {bytes(each.payload) for each in got.wait(2, PATIENCE_S)} == {b"87", b"88"}
+        subscriber.stop()
+
+
 def answered(ask: Callable[[], Iterator[Fetched | Gone]]) -> bytes:
     """Return the key of the first block that an archive gives; ask again while it is too busy to answer."""
     deadline = time.monotonic() + PATIENCE_S

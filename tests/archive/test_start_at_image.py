@@ -1,0 +1,222 @@
+"""A subscriber that begins with the image: the newest of every topic, then what follows, without a seam."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from pathlib import Path
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blackbox import ArchiveError, Batch, ConfigError, Publisher, Recorder, SlowPolicy, Subscriber, SubscriberError
+from blackbox.archive.serve.server import ArchiveServer
+from blackbox.testing import wait_until
+from tests.archive.archives import archived_feed
+from tests.archive.recorders import feed_of, wait_recorded
+from tests.archive.test_images import Told
+from tests.examples import examples
+
+Number = tuple[int, int]
+"""An epoch and a sequence."""
+
+
+class Heard:
+    """What a callback got: the image, what came after it, and at each moment the newest of each topic."""
+
+    def __init__(self, subscriber: Subscriber, prefix: bytes = b"") -> None:
+        self.newest: dict[bytes, tuple[int, int, bytes]] = {}
+        self.image: dict[bytes, Number] = {}
+        self.followed: list[tuple[int, bytes, int]] = []
+        """(epoch, key, sequence) of all that is not of the image."""
+        self.wrong: list[str] = []
+        self.told: list[object] = []
+        self._key_bytes = subscriber.feed.key_bytes
+        subscriber.on_batch(prefix)(self._take)
+        subscriber.on_gap(prefix)(self.told.append)
+        subscriber.on_reset(lambda: self.told.append("reset"))
+
+    def _take(self, batch: Batch) -> None:
+        epoch = batch.block.epoch
+        rows = zip(batch.topics_per_message(), batch.sequence.tolist(), batch.payload_list(), strict=True)
+        for topic, number, payload in rows:
+            if batch.is_image and (self.followed or topic in self.image or not batch.is_recorded):
+                self.wrong.append(f"{topic!r} of the image came twice, or late, or as live")
+            if (epoch, number) <= self.newest.get(topic, (0, 0))[:2]:
+                self.wrong.append(f"{topic!r} {number} came behind {self.newest[topic]}")
+            if batch.is_image:
+                self.image[topic] = epoch, number
+            else:
+                self.followed.append((epoch, topic[: self._key_bytes], number))
+            self.newest.pop(topic, None)
+            if payload is not None:
+                self.newest[topic] = epoch, number, payload
+
+
+def check(heard: Heard, told: Told, epoch: int, prefix: bytes = b"") -> None:
+    """The image and what followed are all there is, each once, in order."""
+    assert heard.wrong == []
+    assert heard.told == []
+    assert heard.newest == {topic: each for topic, each in told.newest.items() if topic.startswith(prefix)}
+    numbers: dict[bytes, list[int]] = {}
+    for run, key, number in heard.followed:
+        assert run == epoch
+        numbers.setdefault(key, []).append(number)
+    if not prefix:
+        for key, found in numbers.items():
+            assert found == list(range(found[0], told.following[key]))
+
+
+@pytest.mark.parametrize("key_bytes", [0, 1, 3])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_image_then_what_follows_nothing_twice_nothing_between(
+    tmp_path: Path, key_bytes: int, workers: int
+) -> None:
+    feed, told = archived_feed(key_bytes=key_bytes), Told(key_bytes)
+    for run in range(2):  # the newest of some topics are of the run before: no epoch begins with them
+        with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+            told.new_run()
+            told.publish(publisher, 1_000, 50 - 20 * run)
+            wait_recorded(recorder, 1_000)
+            if run == 1:
+                before = {topic: each[:2] for topic, each in told.newest.items()}
+                subscriber = Subscriber(feed, workers=workers)
+                heard = Heard(subscriber)
+                subscriber.start(since="image")
+                told.publish(publisher, 500)
+                subscriber.wait_live()
+                told.publish(publisher, 500)
+                publisher.close()
+                subscriber.run(until_end=True)
+    check(heard, told, publisher.epoch)
+    assert heard.image == before
+    assert len(heard.followed) == 1_000
+
+
+@settings(max_examples=examples(10), deadline=None)
+@given(
+    key_bytes=st.sampled_from([0, 1, 3]),
+    prefix=st.sampled_from([b"", b"A", b"B1", b"C7."]),
+    size=st.integers(1, 400),
+    hwm_blocks=st.sampled_from([2, 128]),
+    joins=st.integers(1, 3),
+    seed=st.integers(0, 1_000),
+)
+def test_the_newest_of_each_topic_is_that_of_a_slow_loop_while_a_publisher_runs(
+    key_bytes: int, prefix: bytes, size: int, hwm_blocks: int, joins: int, seed: int
+) -> None:
+    """Each of several joins while messages come, and ends with the same newest ones as who counts all by itself."""
+    feed, told, over = archived_feed(key_bytes=key_bytes, block_bytes=8_192), Told(key_bytes, seed), threading.Event()
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        Publisher(feed, when_full="wait") as publisher,
+        Recorder(feed, directory, serve=True),
+    ):
+
+        def publish() -> None:
+            while not over.wait(0.001):
+                told.publish(publisher, size)
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        subscribers, all_heard = [], []
+        try:
+            for _ in range(joins):
+                at_least = told.published + 1_000
+                wait_until(lambda at_least=at_least: told.published > at_least, 60)  # type: ignore[misc]
+                subscriber = Subscriber(feed, hwm_blocks=hwm_blocks, on_gap="repair", repair_wait_ns=30_000_000_000)
+                all_heard.append(Heard(subscriber, prefix))
+                subscribers.append(subscriber.start(since="image", timeout=60))
+        finally:
+            over.set()
+            thread.join()
+        told.publish(publisher, 10)
+        publisher.close()
+        for subscriber in subscribers:
+            subscriber.run(until_end=True)
+    for heard in all_heard:
+        check(heard, told, publisher.epoch, prefix)
+
+
+def test_a_feed_of_which_nothing_is_recorded_begins_with_its_first_message(tmp_path: Path) -> None:
+    feed, told = archived_feed(), Told(0)
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True):
+        subscriber = Subscriber(feed)
+        heard = Heard(subscriber)
+        subscriber.start(since="image")
+        told.publish(publisher, 100)
+        publisher.close()
+        subscriber.run(until_end=True)
+    check(heard, told, publisher.epoch)
+    assert (heard.image, len(heard.followed)) == ({}, 100)
+
+
+def test_compiled_callbacks_get_the_image_too(tmp_path: Path) -> None:
+    feed, told = archived_feed(), Told(0)
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        told.publish(publisher, 1_000)
+        wait_recorded(recorder, 1_000)
+        many = len(told.newest)
+        subscriber = Subscriber(feed)
+
+        @subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64))
+        def count(batch, state):  # type: ignore[no-untyped-def]
+            state[0] += len(batch.rows)
+
+        subscriber.start(since="image")
+        told.publish(publisher, 100)
+        publisher.close()
+        subscriber.run(until_end=True)
+    assert count.total()[0] == many + 100  # type: ignore[attr-defined]
+
+
+def test_a_checkpoint_behind_the_image_goes_on_there(tmp_path: Path) -> None:
+    feed, told = archived_feed(), Told(0)
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        told.publish(publisher, 1_000)
+        wait_recorded(recorder, 1_000)
+        subscriber = Subscriber(feed)
+        Heard(subscriber)
+        subscriber.start(since="image")
+        subscriber.wait_live()
+        with subscriber.checkpoint() as positions:
+            pass
+        subscriber.stop()
+        assert positions == {0: (publisher.epoch, 1_000)}
+
+
+def test_what_cannot_begin_with_an_image_is_refused(tmp_path: Path) -> None:
+    feed = archived_feed()
+    conflating = Subscriber(feed, slow=SlowPolicy("conflate"))
+    Heard(conflating)
+    with pytest.raises(ConfigError, match="since was 'image' with the policy 'conflate'"):
+        conflating.start(since="image")
+    without = Subscriber(feed_of())
+    Heard(without)
+    with pytest.raises(ConfigError, match="had no archives"):
+        without.start(since="image")
+    silent = Subscriber(feed, repair_wait_ns=100_000_000)
+    Heard(silent)
+    with pytest.raises(ArchiveError, match="no archive of feed 'tape' answered"):
+        silent.start(0.2, since="image")
+
+
+def test_a_subscriber_that_ends_amid_its_image_ends(tmp_path: Path) -> None:
+    feed, told, came = archived_feed(key_bytes=3), Told(3), threading.Event()
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path) as recorder:
+        told.publish(publisher, 5_000, 1_000)
+        wait_recorded(recorder, 5_000)
+    with Publisher(feed), ArchiveServer(tmp_path / feed.name, feed.archives):
+        subscriber = Subscriber(feed, queue_blocks=1)
+
+        @subscriber.on_batch(b"")
+        def _(batch: Batch) -> None:
+            came.set()
+            raise ValueError(f"{len(batch)} too many")
+
+        subscriber.start(since="image")
+        assert came.wait(20)
+        with pytest.raises(SubscriberError, match="too many"):
+            subscriber.stop()
