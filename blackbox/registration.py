@@ -14,6 +14,7 @@ from blackbox.block.gap import Gap
 from blackbox.errors import ConfigError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
+from blackbox.image.table import Table
 from blackbox.subscribe.callbacks import IN_SLICE, Callback, CompiledCallback
 from blackbox.subscribe.compiled_callback import compile_callback
 from blackbox.subscribe.gap_hooks import GapHook
@@ -52,6 +53,7 @@ class Registration:
         self._gap_hooks: list[GapHook] = []
         self._hooks = SliceHooks([], [], [])
         self._streams: list[Stream] = []
+        self._tables: list[Table] = []
         self._loads = [0] * options.workers
         """Callbacks of each worker, counted as they are added: counting all anew each time would be quadratic."""
         self._supervisor = Supervisor(
@@ -243,6 +245,21 @@ class Registration:
         books = Books(schema or self.feed.schema_name, symbol_rule=rule, max_symbols=most, max_bytes=max_bytes)
         self._add(lambda worker: BookCallback(prefix, books, worker), prefix, group)
         return books
+
+    def table(self, prefix: bytes, *, group: str | None = None) -> Table:
+        """Return a `Table` of the newest payload of each topic that starts with `prefix`; it needs an image at `start`.
+
+        Raises SubscriberError with `processes=True`, and once it has started.
+        """
+        if self._processes:
+            raise SubscriberError("table was called with processes=True, where callbacks run in other processes")
+        with self._supervisor.lock:
+            if self.state is not SubscriberLife.NEW:
+                raise SubscriberError("table was called while running, expected it before start")
+            table = Table(prefix, self.feed.key_bytes)
+            self.on_batch(prefix, group=group)(table.put)
+            self._tables.append(table)
+        return table
 
     def at(
         self, interval_ns: int, *, group: str | None = None

@@ -157,8 +157,13 @@ class Subscriber(Registration):
         """Return where each slice begins, as `beginning_of`. Raises as that does, ConfigError where no image may be."""
         if since == IMAGE and self._options.slow.action == "conflate":
             raise ConfigError("since was 'image' with the policy 'conflate', which delivers out of order")
+        if self._tables and since != IMAGE:
+            raise ConfigError(f"since was {since!r} with a table, expected 'image'")
         prefixes = [callback.prefix for callback in self._callbacks]
-        return beginning_of(self.feed, self._client, since, back, timeout, prefixes)
+        begin = beginning_of(self.feed, self._client, since, back, timeout, prefixes)
+        for table in self._tables:
+            table.begin({slice_id: begin(slice_id) for slice_id in self.feed.slices_for(table.prefix)} if begin else {})
+        return begin
 
     @contextmanager
     def checkpoint(self, timeout: float = 10.0) -> Iterator[dict[int, Any]]:

@@ -132,10 +132,6 @@ class Batch:
         ]
         return Batch(self.block, numpy.sort(numpy.concatenate([rows[:0], *found])), self._received, self.end_of_batch)
 
-    def chosen(self, places: NDArray[numpy.int64]) -> Batch:
-        """Return the messages at some places."""
-        return Batch(self.block, self._all_rows()[places], self._received, self.end_of_batch)
-
     def _feed_numbers(self) -> NDArray[numpy.int64] | None:
         """int64[n]: a number for the feed of each message; None: all are of one."""
         received = self._received

@@ -16,6 +16,12 @@ SAYS = {
     "add_a_feed_of_my_own": ["published: 10000", "EURUSD volume: 10000"],
     "back_test_a_strategy": ["\n".join(3 * ["7 trades, profit -2.30, VWAP 153.3042"])],
     "back_test_two_symbols": ["the same live: True"],
+    "begin_with_an_image": [
+        "image: b'189.98'",
+        "synced: [(b'AAPL.price', b'189.98'), (b'MSFT.price', b'370.10')]",
+        "then: b'190.00'",
+        "now: b'190.00' 2",
+    ],
     "change_what_i_want": ["[b'first', b'second', b'third']"],
     "compute_only_what_is_wanted": ["AAPL.delta is wanted\nAAPL.delta 0.52", "computed: [b'AAPL.delta']"],
     "count_without_the_gil": ["messages: 1000000"],

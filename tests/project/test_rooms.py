@@ -21,6 +21,7 @@ ORDER = (
     "publish",
     "subscribe",
     "book",
+    "image",
     "archive",
     "recovery",
     "replay",
