@@ -125,11 +125,11 @@ class _Scan:
             entries = segment.entries[bisect(segment.entries["stop"], start) :]
             parts = (entries["stop"] - start) // _READ_BYTES
             for part in numpy.split(entries, numpy.flatnonzero(numpy.diff(parts)) + 1):
-                if time.monotonic() > until:
-                    return False
-                if len(part):
+                if len(part):  # at least one in each turn, however slow all is
                     self._take(day, segment, start, int(part["stop"][-1]))
                     start = int(part["stop"][-1])
+                    if time.monotonic() > until:
+                        return False
         return True
 
     def _take(self, day: Recording, segment: Segment, start: int, stop: int) -> None:
