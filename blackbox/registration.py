@@ -21,7 +21,8 @@ from blackbox.subscribe.gap_hooks import GapHook
 from blackbox.subscribe.options import Options
 from blackbox.subscribe.plain_values import PlainCallback
 from blackbox.subscribe.repair import Archives
-from blackbox.subscribe.slice_hooks import SliceHooks
+from blackbox.subscribe.share import Share
+from blackbox.subscribe.sharers import Sharers
 from blackbox.subscribe.slice_plan import slices_of_callbacks
 from blackbox.subscribe.stream import Stream, WhenFull
 from blackbox.subscribe.supervisor import SubscriberLife, Supervisor
@@ -43,28 +44,31 @@ class Registration:
     replay, is then brought up to date.
     """
 
-    def __init__(self, feed: Feed, options: Options, archives: Archives | None, *, processes: bool) -> None:
-        """Nothing is registered yet, nothing runs. The settings are those of `Subscriber`."""
+    def __init__(
+        self,
+        feed: Feed,
+        options: Options,
+        archives: Archives | None,
+        *,
+        processes: bool,
+        shares: Registration | None = None,
+    ) -> None:
+        """Nothing is registered yet, nothing runs. The settings are those of `Subscriber`. `shares`: whose slices."""
         self.feed = feed
         self._options = options
         self._processes = processes
-        self._callbacks: list[Callback] = []
-        self._timers: list[Timer] = []
-        self._gap_hooks: list[GapHook] = []
-        self._hooks = SliceHooks([], [], [])
-        self._streams: list[Stream] = []
+        if shares is None:
+            sharers = Sharers(options.workers)
+            plan = slices_of_callbacks(feed, sharers, options.workers)
+            self._supervisor = Supervisor(feed, options, plan, processes=processes, archives=archives, sharers=sharers)
+        else:
+            self._supervisor = shares._supervisor
+        self._share = Share(self._supervisor)
+        registered = self._share.registered
+        self._callbacks, self._timers, self._streams = registered.callbacks, registered.timers, registered.streams
+        self._gap_hooks, self._hooks = registered.gap_hooks, registered.hooks
+        self._owner = object()
         self._tables: list[Table] = []
-        self._loads = [0] * options.workers
-        """Callbacks of each worker, counted as they are added: counting all anew each time would be quadratic."""
-        self._supervisor = Supervisor(
-            feed,
-            options,
-            slices_of_callbacks(feed, self._callbacks, self._timers, self._gap_hooks, self._hooks, options.workers),
-            processes=processes,
-            hooks=self._hooks,
-            archives=archives,
-            streams=self._streams,
-        )
         self._player: CallbackPlayer | None = None
         self._replay: Replay | None = None
         """The replay that runs."""
@@ -72,7 +76,7 @@ class Registration:
     @property
     def state(self) -> SubscriberLife:
         """Where it is in its life."""
-        return self._supervisor.state
+        return self._share.state
 
     @property
     def callbacks(self) -> tuple[Callback, ...]:
@@ -206,7 +210,7 @@ class Registration:
 
         def raise_failure() -> None:
             if (owner := weak()) is not None:
-                owner._supervisor.raise_failure()
+                owner._share.raise_failure()
 
         def remove(stream: Stream) -> None:
             if (owner := weak()) is None:
@@ -219,7 +223,7 @@ class Registration:
 
         stream = Stream(prefix, limit, when_full, batches, self.feed.key_bytes, raise_failure, remove)
         with self._supervisor.lock:
-            self._supervisor.add_stream(stream)  # before anything comes to it
+            self._share.add_stream(stream)  # before anything comes to it
             try:
                 self.on_batch(prefix, group=group)(stream.put)
             except BaseException:
@@ -302,7 +306,7 @@ class Registration:
             check_function(function, "gap")
             with self._supervisor.lock:
                 self._check_may_change()
-                self._gap_hooks.append(GapHook(prefix, function, group))
+                self._gap_hooks.append(GapHook(prefix, function, group, self._owner))
                 self._renew()
             return function
 
@@ -371,13 +375,13 @@ class Registration:
             raise ConfigError(f"feed {self.feed.name!r}: no slice can hold topics that start with {prefix!r}")
         with self._supervisor.lock:
             self._check_may_change()
-            least = self._loads.index(min(self._loads)) if self._loads else IN_SLICE
+            loads = self._supervisor.sharers.loads
+            least = loads.index(min(loads)) if loads else IN_SLICE
             callback = make(next((c.worker for c in self._callbacks if group is not None and c.group == group), least))
-            callback.group = group
+            callback.group, callback.owner = group, self._owner
             if self.state is SubscriberLife.RUNNING or self._replay is not None:
                 self._check([callback])
-            if callback.worker != IN_SLICE:
-                self._loads[callback.worker] += 1
+            self._supervisor.sharers.count([callback], 1)
             self._callbacks.append(callback)
             try:
                 self._renew()
@@ -389,8 +393,7 @@ class Registration:
     def _forget(self, callback: Callback) -> None:
         callback.active = False
         self._callbacks.remove(callback)
-        if callback.worker != IN_SLICE:
-            self._loads[callback.worker] -= 1
+        self._supervisor.sharers.count([callback], -1)
         self._supervisor.remove(callback)
 
     def _check_may_change(self) -> None:
@@ -403,7 +406,7 @@ class Registration:
         """Bring what runs up to date with the callbacks."""
         if self._replay is not None and self._player is not None:
             self._player.change(self._callbacks)
-        self._supervisor.renew()
+        self._share.renew()
 
     def _check(self, callbacks: Iterable[Callback]) -> None:
         """Raise ConfigError unless the schemas have the fields and types that callbacks name."""

@@ -115,6 +115,32 @@ class Subscriber(Registration):
         self._client = _client_of(feed, options)
         super().__init__(feed, options, self._client, processes=processes)
 
+    def another(self) -> Subscriber:
+        """Return a further subscriber of the feed that uses this one's sockets and threads: a publisher sees one.
+
+        It has callbacks, streams, hooks, and a life of its own: messages come to it from its `start` until its `stop`,
+        which waits until what its callbacks were sent is delivered. The last one to end closes sockets and threads.
+        All settings are this one's, and shared are lag, gaps, `statistics`, topic numbers and checkpoints. An error in
+        one, as of a callback with `on_error="stop"`, ends all: each `run` and `stop` raises it. All callbacks live on
+        the same workers, so a slow one is lag of all.
+
+        What asks for the past, `start(since=...)` or `back`, and `at` are for the first one to start. `on_epoch` tells
+        only of epochs that begin after its start.
+
+        Raises SubscriberError when this one has `processes` or a `name`, or the last one has ended.
+        """
+        if self._processes:
+            raise SubscriberError("another was called with processes=True, where callbacks cannot come and go")
+        if self._consumer is not None:
+            raise SubscriberError(
+                "another was called on a subscriber with a name, whose positions are of its callbacks"
+            )
+        other = object.__new__(Subscriber)
+        other._consumer, other._client = None, self._client
+        Registration.__init__(other, self.feed, self._options, self._client, processes=False, shares=self)
+        other._share.check_new()
+        return other
+
     # Life
 
     def start(self, timeout: float = 10.0, *, since: Time | Positions | None = None, back: int | None = None) -> Self:
@@ -140,12 +166,12 @@ class Subscriber(Registration):
         """
         self._begin_live()
         if self._consumer is not None:
-            self._supervisor.check_new()
+            self._share.check_new()
             since, back = self._consumer.begin(since, back)
         try:
-            self._supervisor.start(timeout, self._beginning(since, back, timeout))
+            self._share.start(timeout, self._beginning(since, back, timeout))
             if self._consumer is not None:
-                self._consumer.keep_by_itself(self._supervisor.checkpoint)
+                self._consumer.keep_by_itself(self._share.checkpoint)
         except BaseException:
             self._leave()
             raise
@@ -185,7 +211,7 @@ class Subscriber(Registration):
         are new and not confirmed, see `wait_confirmed`, or a stream's reader is too many runs behind; PositionError
         when positions cannot be kept; what ended the subscriber.
         """
-        with self._supervisor.checkpoint(timeout, by_reader=True) as positions:
+        with self._share.checkpoint(timeout, by_reader=True) as positions:
             yield positions
             if self._consumer is not None:
                 self._consumer.keep(positions)
@@ -193,7 +219,7 @@ class Subscriber(Registration):
     def _leave(self) -> None:
         """Once it has ended, keep its last position, if it keeps positions by itself, and release its name."""
         if self._consumer is not None and self.state is SubscriberLife.ENDED:
-            self._consumer.end(self._supervisor.checkpoint)
+            self._consumer.end(self._share.checkpoint)
 
     def wait_live(self, timeout: float = 60.0) -> None:
         """Wait until all slices have gone over to what comes live: see `start`.
@@ -273,7 +299,7 @@ class Subscriber(Registration):
 
         Raises as `start`.
         """
-        self._supervisor.wait_confirmed(timeout)
+        self._share.wait_confirmed(timeout)
 
     def run(self, *, until_end: bool = False, timeout: float = 10.0, silence_timeout: float | None = None) -> None:
         """Start (unless it runs), wait, stop. In the main thread SIGINT and SIGTERM stop; a second one terminates.
@@ -292,13 +318,13 @@ class Subscriber(Registration):
                 'run was called without callbacks, expected some: @subscriber.on(b"") gets all topics'
             )
         try:
-            self._supervisor.run(self.start, until_end=until_end, timeout=timeout, silence_timeout=silence_timeout)
+            self._share.run(self.start, until_end=until_end, timeout=timeout, silence_timeout=silence_timeout)
         finally:
             self._leave()
 
     def check_silence(self, silence_timeout: float | None) -> None:
         """Raise SilentPublisherError when a slice that has not ended has brought nothing for so many seconds."""
-        self._supervisor.check_silence(silence_timeout)
+        self._share.check_silence(silence_timeout)
 
     def stop(self, timeout: float = 30.0) -> None:
         """Deliver what was received until now, then end. See `terminate` to end at once. Does not wait in a callback.
@@ -308,7 +334,7 @@ class Subscriber(Registration):
         """
         if not self._stop_replay():
             try:
-                self._supervisor.stop(timeout)
+                self._share.stop(timeout)
             finally:
                 self._leave()
 
@@ -318,13 +344,13 @@ class Subscriber(Registration):
         A callback that does not return in `timeout` seconds is left behind in its daemon thread, with an error logged.
         """
         if not self._stop_replay():
-            self._supervisor.terminate(timeout)
+            self._share.terminate(timeout)
             self._leave()
 
     def request_stop(self) -> None:
         """As `stop`, but return at once: `run` then ends by itself."""
         if not self._stop_replay():
-            self._supervisor.request_stop()
+            self._share.request_stop()
 
     def _stop_replay(self) -> bool:
         replay = self._replay
@@ -362,9 +388,9 @@ class Subscriber(Registration):
     @property
     def is_finished(self) -> bool:
         """Whether every publisher has said that it ends, and all it sent is with the workers; of slices in use."""
-        return self._supervisor.is_finished
+        return self._share.is_finished
 
     @property
     def is_done(self) -> bool:
         """Whether all its threads and processes have ended. One that hangs and was left behind keeps it false."""
-        return self._supervisor.is_done
+        return self._share.is_done

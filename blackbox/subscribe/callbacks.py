@@ -45,8 +45,9 @@ class Callback:
     """One registered callback. It lives on worker `worker`, or IN_SLICE, of each slice that its prefix can fall into.
 
     `active` turns False once and for all when it is removed: no batch begins after that. One that is `independent` does
-    not care what others have seen: it takes no turns with them. Those of one `group` are on one worker. Batches are cut
-    at multiples of `interval_ns`. It gets messages of some `types` alone (see `Batch.of_types`), or of any.
+    not care what others have seen: it takes no turns with them. Those of one `group` of one `owner` are on one worker.
+    Batches are cut at multiples of `interval_ns`. It gets messages of some `types` alone (see `Batch.of_types`), or of
+    any.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Callback:
         self.worker = worker
         self.independent = independent
         self.group: str | None = None
+        self.owner: object = None
         self.interval_ns = interval_ns
         self.types = types
         self.active = True

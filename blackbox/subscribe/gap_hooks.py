@@ -18,6 +18,8 @@ class GapHook(NamedTuple):
     prefix: bytes
     function: Callable[[Gap], object]
     group: str | None
+    owner: object
+    """Of the subscriber whose callbacks may miss something."""
 
 
 class GapHooks:
@@ -58,4 +60,5 @@ def may_share_topics(prefix: bytes, other: bytes) -> bool:
 
 
 def _is_of(hook: GapHook, callback: Callback) -> bool:
-    return may_share_topics(hook.prefix, callback.prefix) and hook.group in (None, callback.group)
+    is_of = hook.owner is callback.owner and hook.group in (None, callback.group)
+    return is_of and may_share_topics(hook.prefix, callback.prefix)

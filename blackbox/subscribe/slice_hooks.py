@@ -15,7 +15,7 @@ _TICK_S: Final = 0.001
 
 
 class SliceHooks(NamedTuple):
-    """What to call when a slice enters an epoch, or goes live. All lists may grow."""
+    """What to call when a slice enters an epoch, or goes live."""
 
     on_epoch: list[Callable[[int, int], object]]
     """Called with the slice and the epoch."""
@@ -67,8 +67,8 @@ class SliceHookCaller:
     nothing left of what was before.
     """
 
-    def __init__(self, slice_id: int, hooks: SliceHooks, workers: Sequence[Worker]) -> None:
-        """For the workers of one slice, a list that may grow."""
+    def __init__(self, slice_id: int, hooks: Callable[[], SliceHooks], workers: Sequence[Worker]) -> None:
+        """For the workers of one slice, a list that may grow. `hooks` says what to call by then."""
         self._slice_id, self._hooks = slice_id, hooks
         self._epochs, self._lives = _Gate(workers), _Gate(workers)
 
@@ -77,7 +77,8 @@ class SliceHookCaller:
 
         Raises CallbackError when a hook raises.
         """
-        waits = any((self._hooks.on_epoch, self._hooks.on_reset))
+        hooks = self._hooks()
+        waits = any((hooks.on_epoch, hooks.on_reset))
         self._epochs.pass_through(
             number, epoch, waits=waits, is_over=is_over, do=lambda before: self._tell_epoch(epoch, is_first=before == 0)
         )
@@ -87,11 +88,11 @@ class SliceHookCaller:
         self._lives.pass_through(number, turn, waits=True, is_over=is_over, do=lambda _: self._tell_live())
 
     def _tell_epoch(self, epoch: int, *, is_first: bool) -> None:
-        self._call("on_epoch", self._hooks.on_epoch, self._slice_id, epoch)
-        self._call("on_reset", () if is_first else self._hooks.on_reset)
+        self._call("on_epoch", self._hooks().on_epoch, self._slice_id, epoch)
+        self._call("on_reset", () if is_first else self._hooks().on_reset)
 
     def _tell_live(self) -> None:
-        self._call("on_live", self._hooks.on_live, self._slice_id)
+        self._call("on_live", self._hooks().on_live, self._slice_id)
 
     def _call(self, which: str, hooks: Iterable[Callable[..., object]], *arguments: int) -> None:
         for hook in hooks:

@@ -8,10 +8,8 @@ from typing import Final
 from blackbox.block.format import MOST_WANT_BYTES
 from blackbox.feed.feed import Feed
 from blackbox.subscribe.callbacks import Callback
-from blackbox.subscribe.gap_hooks import GapHook
 from blackbox.subscribe.match_table import Table
-from blackbox.subscribe.slice_hooks import SliceHooks
-from blackbox.subscribe.timers import Timer
+from blackbox.subscribe.sharers import Sharers
 
 Plan = Callable[[int, Iterable[int]], dict[int, Table]]
 """`plan(version, running)`: the table of each slice that is wanted now, and of each that runs."""
@@ -45,21 +43,16 @@ def whole_feed(feed: Feed) -> Plan:
     return plan
 
 
-def slices_of_callbacks(
-    feed: Feed,
-    callbacks: list[Callback],
-    timers: list[Timer],
-    gap_hooks: list[GapHook],
-    hooks: SliceHooks,
-    workers: int,
-) -> Plan:
-    """Return the plan that brings each callback what its prefix asks for; it reads the lists anew each time.
+def slices_of_callbacks(feed: Feed, sharers: Sharers, workers: int) -> Plan:
+    """Return the plan that brings each callback what its prefix asks for; it reads what is registered anew each time.
 
-    Timers run on a worker of the first slice, that of their group. The plan holds the lists alone, not their owner: a
-    subscriber that refers to itself would keep its descriptors.
+    Timers run on a worker of the first slice, that of their group.
     """
 
     def plan(version: int, running: Iterable[int]) -> dict[int, Table]:
+        present = sharers.present
+        callbacks = [callback for each in present for callback in each.callbacks]
+        gap_hooks = [hook for each in present for hook in each.gap_hooks]
         slices_of = {callback: feed.slices_for(callback.prefix) for callback in callbacks}
         tables = {}
         for slice_id in sorted({n for slices in slices_of.values() for n in slices} | set(running)):
@@ -73,12 +66,13 @@ def slices_of_callbacks(
                 slice_id,
                 wanted=_wanted(of_slice),
                 gap_hooks=gap_hooks,
-                hears_live=bool(hooks.on_live),
+                hears_live=any(each.hooks.on_live for each in present),
             )
-        for timer in timers if tables and not running else ():
-            group = [c.worker for c in callbacks if timer.group is not None and c.group == timer.group]
-            worker = tables[min(tables)].workers[group[0] if group else 0]
-            worker.timers = (*worker.timers, timer)
+        for each in present if tables and not running else ():
+            for timer in each.timers:
+                group = [c.worker for c in each.callbacks if timer.group is not None and c.group == timer.group]
+                worker = tables[min(tables)].workers[group[0] if group else 0]
+                worker.timers = (*worker.timers, timer)
         return tables
 
     return plan

@@ -108,7 +108,7 @@ class SliceThread:
         table: Table,
         news: Pipe,
         handler: BlockHandlerAt = NO_HANDLER,
-        hooks: SliceHooks = NO_HOOKS,
+        hooks: Callable[[], SliceHooks] = lambda: NO_HOOKS,
         archives: Archives | None = None,
         since: Since | None = None,
         topics: Numbering | None = None,
@@ -243,6 +243,11 @@ class SliceThread:
             return True
         is_idle = self.life is SliceLife.RUNNING and not self.busy_ns() and all(each.is_idle() for each in self.workers)
         return not is_idle or self.is_finished
+
+    def is_past(self, version: int) -> bool:
+        """Whether all is delivered that was matched by tables before a version."""
+        switched = self._table.version >= version
+        return switched and all(worker.table_version >= version or worker.is_idle() for worker in self.workers)
 
     def remove(self, callback: Callback) -> None:
         """Let no further batch reach a callback."""

@@ -8,10 +8,12 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
 from blackbox.block.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.block.position import SlicePosition, Undone, merged
@@ -30,7 +32,7 @@ from blackbox.subscribe.options import Options, needs_of
 from blackbox.subscribe.processes import PROCESS_NEEDS, SliceProcess
 from blackbox.subscribe.released_slices import ReleasedSlices
 from blackbox.subscribe.repair import Archives, Since
-from blackbox.subscribe.slice_hooks import NO_HOOKS, SliceHooks
+from blackbox.subscribe.sharers import Registered, Sharers
 from blackbox.subscribe.slice_plan import Plan
 from blackbox.subscribe.slice_thread import SliceThread
 from blackbox.subscribe.slow_subscriber import Alerts, end_process
@@ -39,6 +41,9 @@ from blackbox.subscribe.statistics import Counted, Counters, Statistics, statist
 from blackbox.subscribe.stop_signals import stopping_at_signals
 from blackbox.subscribe.stream import Stream
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
+
+if TYPE_CHECKING:
+    from blackbox.subscribe.share import Share
 
 log = logging.getLogger("blackbox")
 
@@ -62,6 +67,14 @@ class SubscriberLife(Life):
     """Its threads and processes have ended, but for those that hang. To end it once more changes nothing."""
 
 
+def _stop_at_signal(who: Supervisor | Share, number: int) -> None:
+    if who.state is SubscriberLife.RUNNING:
+        log.info("%s: stopping", signal.Signals(number).name)
+        who.request_stop()
+    else:
+        who.ask_to_terminate()
+
+
 class Supervisor:
     """Run the slices of a feed, each in a thread or process, and watch them from a thread of its own.
 
@@ -77,14 +90,12 @@ class Supervisor:
         *,
         processes: bool = False,
         block_handler: Callable[[int], BlockHandlerAt] | None = None,
-        hooks: SliceHooks = NO_HOOKS,
         archives: Archives | None = None,
-        streams: list[Stream] | None = None,
+        sharers: Sharers | None = None,
     ) -> None:
         """Settings; nothing is opened before `start`. `block_handler(slice_id)` gets every block of a slice.
 
-        `hooks`: called when a slice begins an epoch or goes live. `archives`: give what was missed. `streams`: are told
-        of the end.
+        `archives`: give what was missed. `sharers`: whose hooks are called, and whose streams are told of the end.
         """
         self.feed = feed
         self.lock = threading.RLock()
@@ -92,8 +103,8 @@ class Supervisor:
         self._options = options
         self._plan = plan
         self._processes = processes
-        self._block_handler, self._hooks = block_handler, hooks
-        self._streams = [] if streams is None else streams
+        self._block_handler = block_handler
+        self.sharers = Sharers(0) if sharers is None else sharers
         self._archives = archives
         self._since: Callable[[int], Since | None] | None = None
 
@@ -110,7 +121,8 @@ class Supervisor:
         self._returning: frozenset[int] = frozenset()
         """Slices that are needed again, and begin once they have ended."""
         self._error: BlackBoxError | None = None
-        self._stop_at_end = False
+        self._stop_at_end: tuple[Supervisor | Share, ...] = ()
+        """Who is to stop when its publishers have ended."""
         self._terminated_at = 0.0
         self._pid = os.getpid()
         self._news = Pipe()
@@ -127,7 +139,7 @@ class Supervisor:
         """Go on to `state`, and tell streams of the end. Raises RuntimeError when it may not follow."""
         with self.lock:
             self._state = self._state.enter(state, f"subscriber of feed {self.feed.name!r}")
-            for stream in tuple(self._streams) if state in (SubscriberLife.STOPPING, SubscriberLife.ENDED) else ():
+            for stream in self.sharers.streams() if state in (SubscriberLife.STOPPING, SubscriberLife.ENDED) else ():
                 stream.end(at_once=state is SubscriberLife.ENDED)
 
     def check_new(self) -> None:
@@ -144,24 +156,37 @@ class Supervisor:
         NotConfirmedError naming the slices without a publisher, or whose publisher has another `key_bytes`;
         EndpointError when a slice cannot connect.
         """
+        try:
+            self.begin(since)
+            self.wait_confirmed(timeout)
+        except BaseException:
+            self.terminate()
+            raise
+
+    def begin(self, since: Callable[[int], Since | None] | None = None) -> None:
+        """Start the slices, as `start` does; whoever calls this terminates when it fails."""
         with self.lock:
             self.check_new()
             self._since = since
             self._schema = load_schema(self.feed.schema)
             self._pid = os.getpid()
             self._enter(SubscriberLife.RUNNING)
-        try:
-            with self.lock:
-                self._alerts.open()
-                self.renew()
-                start_thread(self._thread)
-            self.wait_confirmed(timeout)
-        except BaseException:
-            self.terminate()
-            raise
+            self._alerts.open()
+            self.renew()
+            start_thread(self._thread)
 
-    def wait_confirmed(self, timeout: float = 10.0) -> None:
-        """Wait until publishers have confirmed the filters of the newest plan. Raises as `start`."""
+    @property
+    def is_watched(self) -> bool:
+        """Whether its own thread has begun, which ends what is to end."""
+        return self._thread.ident is not None
+
+    def wait_confirmed(
+        self, timeout: float = 10.0, leave_out: frozenset[int] = frozenset(), who: Share | None = None
+    ) -> None:
+        """Wait until publishers have confirmed the filters of the newest plan, but for some slices.
+
+        Raises as `start`; also when `who` waits for it has ended.
+        """
         if threading.current_thread() in [slice_.threads[0] for slice_ in self._slices.values()]:
             raise SubscriberError(
                 "wait_confirmed was called by a callback in the slice's own thread, which takes in the confirmations; "
@@ -170,17 +195,21 @@ class Supervisor:
         deadline = time.monotonic() + _COMPILE_S
         ready = False
         with self._changed:
-            while self._returning or not all(thread.is_confirmed for thread in self._slices.values()):
+            while True:
+                returning = self._returning - leave_out
+                slices = {n: thread for n, thread in self._slices.items() if n not in leave_out}
+                if not returning and all(thread.is_confirmed for thread in slices.values()):
+                    return
                 self.raise_failure()
-                if self._state is not SubscriberLife.RUNNING:
+                if (who or self).state is not SubscriberLife.RUNNING:
                     raise SubscriberError("the subscriber ended before its subscriptions were confirmed")
-                if not ready and not self._returning and all(thread.is_ready for thread in self._slices.values()):
+                if not ready and not returning and all(thread.is_ready for thread in slices.values()):
                     ready = True
                     deadline = time.monotonic() + timeout
                 if time.monotonic() >= deadline:
                     if not ready:
                         raise SubscriberError(f"a slice was not ready after {_COMPILE_S:g} s: it may still compile")
-                    check_lines(self.feed, self._slices, timeout)
+                    check_lines(self.feed, slices, timeout)
                     return
                 self._changed.wait(_TICK_S)
 
@@ -213,8 +242,7 @@ class Supervisor:
         slices = self._slices
         checkpoint = Checkpoint(slices)
         with self.lock:
-            for stream in self._streams:
-                stream.begin_cut()
+            self.begin_cut(self.sharers.streams())
         try:
             for thread in slices.values():
                 thread.come_to(checkpoint)
@@ -235,21 +263,20 @@ class Supervisor:
         finally:
             with self.lock:
                 self._cutting = 0
-                for stream in self._streams:
+                for stream in self.sharers.streams():
                     stream.end_cut()
             checkpoint.release()
             self._one_cut.release()
 
-    def add_stream(self, stream: Stream) -> None:
-        """Have checkpoints look at a stream from now on, also one that is being made. Call with `lock` held."""
-        self._streams.append(stream)
-        if self._cutting:
+    def begin_cut(self, streams: Iterable[Stream]) -> None:
+        """Have a checkpoint that is being made look at these streams, too. Call with `lock` held."""
+        for stream in streams if self._cutting else ():
             stream.begin_cut()
 
     def _undone(self, by_reader: bool) -> dict[int, Undone]:
         """Return by slice where the reader that is furthest behind is; of each key, where they are in the same run."""
         found: dict[int, Undone] = {}
-        for each in [stream.undone(by_reader) for stream in tuple(self._streams)]:
+        for each in [stream.undone(by_reader) for stream in self.sharers.streams()]:
             for slice_id, undone in each.items():
                 found[slice_id] = merged(found.get(slice_id, undone), undone)
         return found
@@ -259,7 +286,7 @@ class Supervisor:
             raise SubscriberError("checkpoint was called with processes=True, where callbacks run in other processes")
         if self._options.slow.action == "conflate":
             raise SubscriberError("checkpoint was called with the policy 'conflate', which delivers out of order")
-        if self._is_own_thread():
+        if self.is_own_thread():
             raise SubscriberError("checkpoint was called by a callback, expected a thread that is none of its own")
         if self._state is SubscriberLife.NEW:
             raise SubscriberError("checkpoint was called before start")
@@ -271,41 +298,42 @@ class Supervisor:
         until_end: bool = False,
         timeout: float = 10.0,
         silence_timeout: float | None = None,
+        who: Share | None = None,
     ) -> None:
         """Start (unless it runs), wait, stop. In the main thread SIGINT and SIGTERM stop; a second one terminates.
 
         Ends when `stop` or `terminate` is called elsewhere; with `until_end` also when every publisher has closed and
         all it sent was delivered. Raises what ended it; SilentPublisherError after `silence_timeout` seconds without
-        anything from a slice; SystemExit(143) after SIGTERM. `timeout` is `start`'s.
+        anything from a slice; SystemExit(143) after SIGTERM. `timeout` is `start`'s. `who`: one that shares it, which
+        alone is then stopped.
         """
-        self._check_process()
-        with stopping_at_signals(self._stop_at_signal, self._ask_to_terminate) as came:
-            if self._state is SubscriberLife.NEW:
+        self.check_process()
+        runs = who or self
+        with stopping_at_signals(partial(_stop_at_signal, runs), runs.ask_to_terminate) as came:
+            if runs.state is SubscriberLife.NEW:
                 (start or self.start)(timeout)
-            self._stop_at_end = until_end
-            while not self._wait_ended(_TICK_S):
-                try:
-                    self.check_silence(silence_timeout)
-                except SilentPublisherError:
-                    self.stop()
-                    raise
-        self.raise_failure()
+            with self.lock:
+                self._stop_at_end = (*self._stop_at_end, *[runs] * until_end)
+            try:
+                while not runs.wait_ended(_TICK_S):
+                    try:
+                        runs.check_silence(silence_timeout)
+                    except SilentPublisherError:
+                        runs.stop()
+                        raise
+            finally:
+                with self.lock:
+                    self._stop_at_end = tuple(each for each in self._stop_at_end if each is not runs)
+        runs.raise_failure()
         if signal.SIGTERM in came:
             raise SystemExit(128 + signal.SIGTERM)
 
-    def _stop_at_signal(self, number: int) -> None:
-        if self._state is SubscriberLife.RUNNING:
-            log.info("%s: stopping", signal.Signals(number).name)
-            self.request_stop()
-        else:
-            self._ask_to_terminate()
-
-    def check_silence(self, silence_timeout: float | None) -> None:
+    def check_silence(self, silence_timeout: float | None, leave_out: Collection[int] = ()) -> None:
         """Raise SilentPublisherError when a slice that has not ended has brought nothing for so many seconds."""
         if silence_timeout is None or self._state is not SubscriberLife.RUNNING:
             return
         for slice_id, thread in self._slices.items():
-            if thread.silence_s() > silence_timeout:
+            if slice_id not in leave_out and thread.silence_s() > silence_timeout:
                 endpoints = " or ".join(thread.feed_slice.lines)
                 raise SilentPublisherError(
                     f"feed {self.feed.name!r} slice {slice_id}: nothing came from the publisher at {endpoints} "
@@ -317,21 +345,25 @@ class Supervisor:
 
         Raises what ended it; SubscriberError when callbacks are not done in `timeout` seconds (it then terminates).
         """
-        if self._cutting == threading.get_ident():
-            raise SubscriberError("stop was called in a checkpoint, where all callbacks wait; expected it behind")
+        self.check_may_wait()
         self.request_stop()
         if self._thread.ident is None:
             self._enter(SubscriberLife.ENDED)
-        elif self._is_own_thread():
+        elif self.is_own_thread():
             return
-        elif not self._wait_ended(timeout):
+        elif not self.wait_ended(timeout):
             self.terminate()
             raise SubscriberError(f"stop was not done in {timeout} s: a callback did not keep up")
         self.raise_failure()
 
+    def check_may_wait(self) -> None:
+        """Raise SubscriberError where `stop` would wait for itself."""
+        if self._cutting == threading.get_ident():
+            raise SubscriberError("stop was called in a checkpoint, where all callbacks wait; expected it behind")
+
     def request_stop(self) -> None:
         """Stop as `stop` does, but return at once."""
-        self._check_process()
+        self.check_process()
         with self.lock:
             if self._state is SubscriberLife.RUNNING:
                 self._enter(SubscriberLife.STOPPING)
@@ -343,15 +375,15 @@ class Supervisor:
 
         A callback that does not return in `timeout` seconds is left behind in its daemon thread, with an error logged.
         """
-        self._check_process()
-        self._ask_to_terminate()
+        self.check_process()
+        self.ask_to_terminate()
         self.request_stop()
         if self._thread.ident is None:
             self._end(_COMPILE_S)  # `start` was not called, or could not start all threads
-        elif not self._is_own_thread() and not self._wait_ended(timeout):
+        elif not self.is_own_thread() and not self.wait_ended(timeout):
             log.error("a callback did not return in %s s; its thread is left behind", timeout)
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
         """Refuse what a process that was forked from the subscriber's would do to it: its state is shared memory."""
         if self._state is not SubscriberLife.NEW and self._pid != os.getpid() and not self._processes:
             raise SubscriberError(
@@ -359,20 +391,22 @@ class Supervisor:
                 f"{os.getpid()}: expected a subscriber made after the fork"
             )
 
-    def _ask_to_terminate(self) -> None:
+    def ask_to_terminate(self) -> None:
+        """Have the slices end now; what is queued is lost."""
         for thread in self._slices.values():
             thread.ask_to_terminate()
 
-    def _is_own_thread(self) -> bool:
+    def is_own_thread(self) -> bool:
         """Whether the caller is a callback or hook: what must return before the end cannot wait for it."""
         slices = (*self._slices.values(), *self._released.leaving.values())
         threads = [each for thread in slices for each in thread.threads]
         return threading.current_thread() in (self._thread, *threads)
 
-    def _wait_ended(self, timeout: float = float("inf")) -> bool:
+    def wait_ended(self, timeout: float = float("inf"), who: Share | None = None) -> bool:
+        """Wait until it, or `who` uses it, has ended; return whether that is so."""
         deadline = time.monotonic() + timeout
         with self._changed:
-            while self._state is not SubscriberLife.ENDED:
+            while (who or self).state is not SubscriberLife.ENDED:
                 if time.monotonic() >= deadline:
                     return False
                 self._changed.wait(_TICK_S)
@@ -389,7 +423,7 @@ class Supervisor:
         """While it runs: put what the plan says now in force, and start the slices that are wanted now."""
         if self._state is not SubscriberLife.RUNNING:
             return
-        self._check_process()
+        self.check_process()
         self._version += 1
         plan = self._plan(self._version, self._slices)
         self._check_limits(plan.keys() - self._slices.keys())
@@ -411,6 +445,12 @@ class Supervisor:
                     f"a callback for other keys was added while slice {slice_id} catches up, expected it before start "
                     f"or after wait_live"
                 )
+
+    def leave(self, registered: Registered) -> None:
+        """Match no more for what a sharer has registered; what was matched is delivered. Call with `lock` held."""
+        self.sharers.leave(registered, self._version + 1)
+        self.renew()
+        self._news.poke()
 
     def remove(self, callback: Callback) -> None:
         """Let no further batch reach a callback, also of blocks that were matched before."""
@@ -437,7 +477,7 @@ class Supervisor:
             table,
             self._news,
             NO_HANDLER if self._block_handler is None else self._block_handler(slice_id),
-            self._hooks,
+            self.sharers.hooks,
             self._archives,
             None if self._since is None or kept is not None else self._since(slice_id),
             None if kept is None else kept.topics,
@@ -496,7 +536,12 @@ class Supervisor:
     @property
     def is_finished(self) -> bool:
         """Whether every publisher has said that it ends, and all it sent is with the workers; of slices in use."""
-        return bool(self._slices) and all(thread.is_finished for thread in self._slices.values())
+        return self.have_finished(())
+
+    def have_finished(self, leave_out: Collection[int]) -> bool:
+        """As `is_finished`, but for some slices."""
+        slices = [thread for slice_id, thread in self._slices.items() if slice_id not in leave_out]
+        return bool(slices) and all(thread.is_finished for thread in slices)
 
     @property
     def is_done(self) -> bool:
@@ -531,8 +576,10 @@ class Supervisor:
                     self._give_up(failure)
             # A callback in a slice's own process asks to stop through the memory that it shares with this one.
             asked = any(thread.state.stopping for thread in threads.values())
-            if self._state is SubscriberLife.RUNNING and (asked or (self._stop_at_end and self.is_finished)):
+            if self._state is SubscriberLife.RUNNING and asked:
                 self.request_stop()
+            for each in [e for e in self._stop_at_end if e.state is SubscriberLife.RUNNING and e.is_finished]:
+                each.request_stop()
             if self._state is SubscriberLife.STOPPING:
                 for slice_id, thread in threads.items():
                     if slice_id not in self._children and thread.state.stopping == TERMINATE:
@@ -544,6 +591,7 @@ class Supervisor:
                 self._give_up(SubscriberError("a slice ended by itself"))
             with self.lock:
                 self._release_slices()
+                self._let_go()
             with self._changed:
                 self._changed.notify_all()
 
@@ -571,14 +619,25 @@ class Supervisor:
             self._released.release(slice_id, self._slices[slice_id])
             self._slices = {n: thread for n, thread in self._slices.items() if n != slice_id}
 
+    def _let_go(self) -> None:
+        """Let those go that leave, once all that was matched for them is delivered."""
+        for registered, version in self.sharers.leaving.items():
+            if all(thread.is_past(version) for thread in self._slices.values()):
+                for callback in registered.callbacks:
+                    self.remove(callback)
+                self.sharers.forget(registered)
+
     def _may_end(self) -> bool:
-        running = self._stop_at_end and self._state is SubscriberLife.RUNNING
-        return running and any(thread.state.finished_lines for thread in self._slices.values())
+        if self._state is not SubscriberLife.RUNNING:
+            return False
+        return bool(self.sharers.leaving) or (
+            bool(self._stop_at_end) and any(thread.state.finished_lines for thread in self._slices.values())
+        )
 
     def _give_up(self, error: BlackBoxError) -> None:
         if self._error is None:
             self._error = error
-        self._ask_to_terminate()
+        self.ask_to_terminate()
         with self.lock:
             if self._state is SubscriberLife.RUNNING:
                 self._enter(SubscriberLife.STOPPING)

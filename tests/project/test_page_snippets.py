@@ -72,7 +72,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Recording:
 
 
 def test_callbacks_books_and_hooks_of_the_page_are_called(session: Recording) -> None:
-    fields, _stream, book, lost, _wanted = snippets("callbacks.md")
+    fields, _stream, book, lost, _several, _wanted = snippets("callbacks.md")
     subscriber = Subscriber(session.feed)
     names: dict[str, Any] = {"subscriber": subscriber, "prices": {}}
     for code in (fields, book, lost):
@@ -83,6 +83,14 @@ def test_callbacks_books_and_hooks_of_the_page_are_called(session: Recording) ->
     assert b"AAPL" in names["book"].symbols
     names["lost"](Gap(0, 1, b"", 0, 1, 0))
     assert names["prices"] == {}
+
+
+def test_subscribers_on_the_same_sockets_begin_and_end_as_the_page_shows() -> None:
+    feed = Feed.local("page", slices=1)
+    with Publisher(feed):
+        names: dict[str, Any] = {"Subscriber": Subscriber, "feed": feed, "quote": lambda _: None}
+        run(snippets("callbacks.md")[4].replace("...", "assert second.state == 'running'"), names)
+    assert names["first"].state == names["second"].state == "ended"
 
 
 def test_what_is_wanted_is_computed_as_the_page_shows() -> None:
@@ -100,7 +108,7 @@ def test_what_is_wanted_is_computed_as_the_page_shows() -> None:
 
     with Publisher(feed) as publisher:
         names: dict[str, Any] = {"publisher": publisher, "compute_delta": compute_delta, "models": Models()}
-        code = snippets("callbacks.md")[4]
+        code = snippets("callbacks.md")[5]
         run(code, names)
         assert computed == []
         subscriber = Subscriber(feed)

@@ -1,0 +1,198 @@
+"""A subscriber's share of a supervisor, its slices and their threads: its own life among those of the others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from blackbox.block.position import SlicePosition
+from blackbox.errors import SubscriberError
+from blackbox.subscribe.repair import Since
+from blackbox.subscribe.sharers import Registered
+from blackbox.subscribe.stream import Stream
+from blackbox.subscribe.supervisor import SubscriberLife, Supervisor
+
+log = logging.getLogger("blackbox")
+
+_SHARED = (SubscriberLife.NEW, SubscriberLife.RUNNING)
+"""Where a supervisor is in its life while subscribers come and go."""
+
+
+class Share:
+    """Begins and ends what one subscriber has registered, while others use the same slices. The last one ends these.
+
+    Life: that of the supervisor from `start` on, unless it leaves before the last one: then it is STOPPING until what
+    its callbacks were sent is delivered. An error in the slices, or in a callback of any subscriber, ends all of them.
+    """
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self.registered = Registered()
+        self._supervisor, self._sharers = supervisor, supervisor.sharers
+        self._own = SubscriberLife.NEW
+        """RUNNING: as the supervisor. STOPPING: it has left, or is about to."""
+
+    @property
+    def state(self) -> SubscriberLife:
+        """Where it is in its life."""
+        if self._own is SubscriberLife.STOPPING and self._supervisor.state is not SubscriberLife.ENDED:
+            return SubscriberLife.ENDED if self._has_left else SubscriberLife.STOPPING
+        return self._own if self._own in (SubscriberLife.NEW, SubscriberLife.ENDED) else self._supervisor.state
+
+    @property
+    def _has_left(self) -> bool:
+        """Whether it has ended before the last one."""
+        return self._own is SubscriberLife.STOPPING and self.registered not in self._sharers.leaving
+
+    def _enter(self, life: SubscriberLife) -> None:
+        """Go on to `life`. Raises RuntimeError when it may not follow."""
+        self._own = self._own.enter(life, f"share of feed {self._supervisor.feed.name!r}")
+
+    def check_new(self) -> None:
+        """Raise SubscriberError unless it can be started."""
+        if self._own is not SubscriberLife.NEW:
+            raise SubscriberError(f"start was called when {self.state}; a subscriber is used once")
+        if self._supervisor.state not in _SHARED:
+            raise SubscriberError("start was called after the last one that shares its slices had ended them")
+
+    def start(self, timeout: float, since: Callable[[int], Since | None] | None = None) -> None:
+        """Start the slices, or join where they run; return when what its callbacks need is confirmed.
+
+        Raises what `Supervisor.start` does; SubscriberError where they run, for a beginning in the past and timers.
+        """
+        supervisor = self._supervisor
+        with supervisor.lock:
+            self.check_new()
+            self._enter(SubscriberLife.RUNNING)
+            self._sharers.join(self.registered)
+        try:
+            with supervisor.lock:
+                if supervisor.state is SubscriberLife.NEW and self._own is SubscriberLife.RUNNING:
+                    supervisor.begin(since)
+                else:
+                    self._join(since)
+            self.wait_confirmed(timeout)
+        except BaseException:
+            self.terminate() if supervisor.is_watched else supervisor.terminate()
+            raise
+
+    def _join(self, since: Callable[[int], Since | None] | None) -> None:
+        self.raise_failure()
+        if self.state is not SubscriberLife.RUNNING:
+            raise SubscriberError("the subscriber ended before it had started")
+        if since is not None:
+            raise SubscriberError("start was called with since or back, but the slices that it shares run already")
+        if self.registered.timers:
+            raise SubscriberError("at was called, but the slices that it shares run already: expected `start` before")
+        self._supervisor.begin_cut(self.registered.streams)
+        self._supervisor.renew()
+
+    def _foreign(self) -> frozenset[int]:
+        """Slices that are of no concern to it."""
+        return self._sharers.only_others_need(self.registered, self._supervisor.feed)
+
+    def wait_confirmed(self, timeout: float) -> None:
+        """Wait until publishers have confirmed what its callbacks need. Raises as `start`."""
+        self._supervisor.wait_confirmed(timeout, self._foreign(), self)
+
+    def renew(self) -> None:
+        """Put what is registered now in force, if it was started."""
+        if self._own is SubscriberLife.RUNNING:
+            self._supervisor.renew()
+
+    def add_stream(self, stream: Stream) -> None:
+        """Have checkpoints look at a stream from now on, also one that is being made. Call with the lock held."""
+        self.registered.streams.append(stream)
+        if self._own is SubscriberLife.RUNNING:
+            self._supervisor.begin_cut([stream])
+
+    @contextmanager
+    def checkpoint(self, timeout: float, by_reader: bool = False) -> Iterator[dict[int, SlicePosition]]:
+        """Let no callback of any sharer run: see `Supervisor.checkpoint`."""
+        if self._own is not SubscriberLife.RUNNING and self._supervisor.state is not SubscriberLife.NEW:
+            when = "before start" if self._own is SubscriberLife.NEW else "when it had left the slices to others"
+            raise SubscriberError(f"checkpoint was called {when}")
+        with self._supervisor.checkpoint(timeout, by_reader) as positions:
+            yield positions
+
+    def run(
+        self, start: Callable[[float], object], *, until_end: bool, timeout: float, silence_timeout: float | None
+    ) -> None:
+        """Start, wait, stop: see `Supervisor.run`."""
+        self._supervisor.run(start, until_end=until_end, timeout=timeout, silence_timeout=silence_timeout, who=self)
+
+    def check_silence(self, silence_timeout: float | None) -> None:
+        """Raise SilentPublisherError when a slice that it needs has brought nothing for so many seconds."""
+        if self._own is SubscriberLife.RUNNING and silence_timeout is not None:
+            self._supervisor.check_silence(silence_timeout, self._foreign())
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """Deliver what its callbacks were sent, then leave; the last one ends the slices. As `Supervisor.stop`."""
+        self._supervisor.check_may_wait()
+        if not self._leave(at_once=False):
+            self._supervisor.stop(timeout)
+        elif self._supervisor.is_own_thread():
+            return
+        elif not self.wait_ended(timeout):
+            self.ask_to_terminate()
+            raise SubscriberError(f"stop was not done in {timeout} s: a callback did not keep up")
+        self.raise_failure()
+
+    def request_stop(self) -> None:
+        """As `stop`, but return at once."""
+        if not self._leave(at_once=False):
+            self._supervisor.request_stop()
+
+    def terminate(self, timeout: float = 5.0) -> None:
+        """End now: what waits for its callbacks is lost to them. The last one terminates the slices."""
+        if not self._leave(at_once=True):
+            self._supervisor.terminate(timeout)
+        elif not self._supervisor.is_own_thread() and not self.wait_ended(timeout):
+            log.error("a callback did not return in %s s on a worker that is shared", timeout)
+
+    def ask_to_terminate(self) -> None:
+        """As `terminate`, but return at once."""
+        if not self._leave(at_once=True):
+            self._supervisor.ask_to_terminate()
+
+    def wait_ended(self, timeout: float = float("inf")) -> bool:
+        """Wait for its end; return whether it came."""
+        return self._supervisor.wait_ended(timeout, self)
+
+    def _leave(self, *, at_once: bool) -> bool:
+        """Take what it has registered out of the slices. False: it is the last one, and is to end them."""
+        supervisor = self._supervisor
+        supervisor.check_process()
+        with supervisor.lock:
+            if self._own is SubscriberLife.NEW:
+                self._enter(SubscriberLife.ENDED)
+                self._sharers.forget(self.registered)
+            is_last = self._sharers.present == (self.registered,)
+            leaves = self._own is SubscriberLife.RUNNING and not is_last and supervisor.state in _SHARED
+            if at_once and (leaves or self._own is SubscriberLife.STOPPING):
+                for callback in self.registered.callbacks:
+                    callback.active = False
+                    supervisor.remove(callback)
+            if leaves:
+                self._enter(SubscriberLife.STOPPING)
+                for stream in self.registered.streams:
+                    stream.end(at_once=at_once)
+                supervisor.leave(self.registered)
+            return self._own is not SubscriberLife.RUNNING
+
+    def raise_failure(self) -> None:
+        """Raise what ended it, if something did: not what came after it had left."""
+        if self._own is not SubscriberLife.ENDED and not self._has_left:
+            self._supervisor.raise_failure()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the publishers of all slices in use that it needs have ended: see `Supervisor.is_finished`."""
+        return self._supervisor.have_finished(self._foreign())
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all threads in which its callbacks run have ended, or have left them."""
+        if self._own is SubscriberLife.RUNNING:
+            return self._supervisor.is_done
+        return self.state in (SubscriberLife.NEW, SubscriberLife.ENDED)

@@ -1,0 +1,90 @@
+"""Subscribers that share slices: what each has registered, who is there, and who is leaving."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from blackbox.subscribe.callbacks import IN_SLICE, Callback
+from blackbox.subscribe.gap_hooks import GapHook
+from blackbox.subscribe.slice_hooks import SliceHooks
+from blackbox.subscribe.timers import Timer
+
+if TYPE_CHECKING:
+    from blackbox.feed.feed import Feed
+    from blackbox.subscribe.stream import Stream
+
+
+class Registered:
+    """What one subscriber has registered. Its lists grow and shrink."""
+
+    def __init__(self) -> None:
+        self.callbacks: list[Callback] = []
+        self.timers: list[Timer] = []
+        self.gap_hooks: list[GapHook] = []
+        self.hooks = SliceHooks([], [], [])
+        self.streams: list[Stream] = []
+
+    def slices(self, feed: Feed) -> set[int]:
+        """Return which slices its callbacks need."""
+        return {n for callback in tuple(self.callbacks) for n in feed.slices_for(callback.prefix)}
+
+
+class Sharers:
+    """Those whose callbacks are called. Changed with the supervisor's lock held; any thread may read.
+
+    It refers to no subscriber: one that refers to itself would keep its descriptors.
+    """
+
+    def __init__(self, workers: int) -> None:
+        """`workers`: of each slice."""
+        self.present: tuple[Registered, ...] = ()
+        self.leaving: dict[Registered, int] = {}
+        """What still waits for them was matched before this version of the plan. Made anew at each change."""
+        self.loads = [0] * workers
+        """Callbacks of each worker, counted as they are added: counting all anew each time would be quadratic."""
+
+    def join(self, registered: Registered) -> None:
+        """From now on call what is registered there."""
+        self.present = (*self.present, registered)
+
+    def leave(self, registered: Registered, version: int) -> None:
+        """Take it out of all plans from a version on. What was matched before still goes to it, until `forget`."""
+        self.present = tuple(each for each in self.present if each is not registered)
+        self.leaving = {**self.leaving, registered: version}
+
+    def forget(self, registered: Registered) -> None:
+        """Call nothing more that is registered there."""
+        self.leaving = {each: version for each, version in self.leaving.items() if each is not registered}
+        for callback in registered.callbacks:
+            callback.active = False
+        for timer in registered.timers:
+            timer.active = False
+        for stream in registered.streams:
+            stream.end()
+        self.count(registered.callbacks, -1)
+
+    def count(self, callbacks: Iterable[Callback], by: int) -> None:
+        """Count callbacks that come to their workers, or leave them."""
+        for callback in callbacks:
+            if callback.worker != IN_SLICE:
+                self.loads[callback.worker] += by
+
+    def hooks(self) -> SliceHooks:
+        """Return the hooks of all."""
+        of_all = [each.hooks for each in (*self.present, *self.leaving)]
+        return SliceHooks(
+            [hook for hooks in of_all for hook in hooks.on_epoch],
+            [hook for hooks in of_all for hook in hooks.on_reset],
+            [hook for hooks in of_all for hook in hooks.on_live],
+        )
+
+    def streams(self) -> list[Stream]:
+        """Return the streams of all."""
+        return [stream for each in (*self.present, *self.leaving) for stream in tuple(each.streams)]
+
+    def only_others_need(self, registered: Registered, feed: Feed) -> frozenset[int]:
+        """Return the slices that others need, and this one does not."""
+        others = [each for each in self.present if each is not registered]
+        needed = {n for each in others for n in each.slices(feed)}
+        return frozenset(needed - registered.slices(feed) if needed else ())

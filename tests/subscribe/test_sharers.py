@@ -1,0 +1,478 @@
+"""Several subscribers of a process on the same sockets and threads: each has what is its own, and the last one ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blackbox import (
+    CallbackError,
+    Feed,
+    Gap,
+    Message,
+    NotConfirmedError,
+    Publisher,
+    Subscriber,
+    SubscriberError,
+)
+from blackbox.subscribe.callbacks import CompiledCallback
+from blackbox.subscribe.supervisor import SubscriberLife
+from blackbox.testing import Collector, RawPublisher, wait_until
+from tests.examples import examples
+from tests.process_state import held, linux_only
+from tests.subscribe.subscribers import PATIENT, nothing, numbers_of, one_slice
+from tests.support import in_child
+
+ENOUGH_S = 30.0
+PREFIXES = (b"", b"A", b"AA", b"AB", b"B", b"S1")
+TOPICS = (b"A", b"AA.t", b"AB.t", b"B.t", b"S1.t", b"S2.t", b"S3.t")
+
+
+def sliced(slices: int, key_bytes: int = 0) -> Feed:
+    feed = Feed.local("shared", slices=slices, key_bytes=key_bytes)
+    return msgspec.structs.replace(feed, max_lag_ns=60_000_000_000)
+
+
+def topics_of_slices(feed: Feed) -> list[bytes]:
+    return [next(t for t in (b"S%d.t" % n for n in range(100)) if feed.slice_of(t) == each) for each in range(2)]
+
+
+def two(feed: Feed, **options: Any) -> tuple[Subscriber, Collector, Subscriber, Collector]:
+    """Two that share, and want everything."""
+    first = Subscriber(feed, **{"slow": PATIENT} | options)
+    second = first.another()
+    of_first, of_second = Collector(), Collector()
+    first.on(b"")(of_first.message)
+    second.on(b"")(of_second.message)
+    return first, of_first, second, of_second
+
+
+def count(batch: Any, state: Any) -> None:
+    state[0] += len(batch)
+
+
+class Wanting:
+    """A subscriber with a callback of each kind for each of its prefixes."""
+
+    def __init__(self, subscriber: Subscriber, prefixes: list[bytes]) -> None:
+        self.subscriber = subscriber
+        self.got = [(prefix, kind, Collector()) for prefix in prefixes for kind in ("message", "batch")]
+        self.counted: list[CompiledCallback] = []
+        for prefix, kind, collector in self.got:
+            register: Any = subscriber.on if kind == "message" else subscriber.on_batch
+            register(prefix)(getattr(collector, kind))
+        for prefix in prefixes:
+            self.counted.append(subscriber.on_compiled(prefix, state=numpy.zeros(1, numpy.int64))(count))
+
+    def heard(self) -> list[Any]:
+        """All that came, by topic in its order, and what was counted."""
+        by_topic = [
+            (prefix, kind, {topic: [m.payload for m in got.messages if m.topic == topic] for topic in TOPICS})
+            for prefix, kind, got in self.got
+        ]
+        return [*by_topic, *(int(each.total()[0]) for each in self.counted)]
+
+
+@settings(max_examples=examples(12))
+@given(
+    wishes=st.lists(st.lists(st.sampled_from(PREFIXES), min_size=1, max_size=3), min_size=2, max_size=3),
+    topics=st.lists(st.sampled_from(TOPICS), min_size=1, max_size=60),
+    slices=st.integers(1, 2),
+    key_bytes=st.sampled_from([0, 2]),
+)
+def test_each_gets_what_it_would_get_alone(
+    wishes: list[list[bytes]], topics: list[bytes], slices: int, key_bytes: int
+) -> None:
+    feed = sliced(slices, key_bytes)
+    alone = [Wanting(Subscriber(feed, slow=PATIENT), prefixes) for prefixes in wishes]
+    owner = Subscriber(feed, slow=PATIENT)
+    owner.on(b"S9")(nothing)
+    sharing = [Wanting(owner.another(), prefixes) for prefixes in wishes]
+    with Publisher(feed, when_full="wait") as publisher:
+        for each in (*alone, *sharing):
+            each.subscriber.start()
+        for number, topic in enumerate(topics):
+            publisher.publish(topic, b"%d" % number)
+    for each in (*alone, *sharing):
+        each.subscriber.run(until_end=True)
+    owner.stop()  # it was never started
+    for mine, shared in zip(alone, sharing, strict=True):
+        assert shared.heard() == mine.heard()
+    assert sum(len(got) for _, _, got in alone[0].got) > 0 or not any(
+        topic.startswith(prefix) for topic in topics for prefix in wishes[0]
+    )
+
+
+@pytest.mark.parametrize("key_bytes", [0, 1])
+def test_one_that_leaves_gets_all_up_to_a_point_and_the_others_miss_nothing(key_bytes: int) -> None:
+    feed = sliced(1, key_bytes)
+    stays = Subscriber(feed, slow=PATIENT)
+    kept = Collector()
+    stays.on_batch(b"")(kept.batch)
+    lost: list[Gap] = []
+    over = threading.Event()
+    sent = 0
+
+    def publish() -> None:
+        nonlocal sent
+        while not over.is_set():
+            publisher.publish(b"T", b"%d" % sent)
+            sent += 1
+
+    with Publisher(feed, when_full="wait") as publisher:
+        stays.start()
+        publishing = threading.Thread(target=publish)
+        publishing.start()
+        try:
+            for _ in range(5):
+                goes, got = stays.another(), Collector()
+                goes.on(b"T")(got.message)
+                goes.on_gap(b"")(lost.append)
+                goes.start()
+                got.wait(1_000)
+                goes.stop()
+                numbers = numbers_of(got)
+                assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+                assert goes.state is SubscriberLife.ENDED
+                assert goes.is_done
+        finally:
+            over.set()
+            publishing.join()
+    stays.run(until_end=True)
+    assert numbers_of(kept) == list(range(sent))
+    assert (lost, stays.statistics().received.gaps) == ([], 0)
+    assert len(got) == len(numbers), "nothing came behind its end"
+
+
+def test_a_later_one_misses_nothing_from_its_start_on() -> None:
+    for key_bytes in (0, 4):
+        feed = sliced(2, key_bytes)
+        first = Subscriber(feed, slow=PATIENT)
+        first.on(b"S1")(nothing)
+        lost: list[Gap] = []
+        with Publisher(feed, when_full="wait") as publisher, first:
+            for number in range(100):
+                publisher.publish(b"S%d" % (number % 3), b"%d" % number)
+            publisher.flush()
+            second, got = first.another(), Collector()
+            second.on(b"S")(got.message)
+            second.on_gap(b"")(lost.append)
+            second.start()
+            for number in range(100, 200):
+                publisher.publish(b"S%d" % (number % 3), b"%d" % number)
+            publisher.flush()
+            wait_until(lambda: {n for n in numbers_of(got) if n >= 100} == set(range(100, 200)))
+            second.stop()
+        assert (lost, first.statistics().received.gaps) == ([], 0)
+
+
+@pytest.mark.own_process
+@linux_only
+@pytest.mark.parametrize("last", [0, 1])
+def test_the_last_one_closes_sockets_and_threads(last: int) -> None:
+    feed = sliced(2)
+    with Publisher(feed, when_full="wait") as publisher:
+
+        def share() -> None:
+            first, _, second, got = two(feed)
+            both = [first, second]
+            first.start()
+            before = held()
+            second.start()
+            assert held() == before, "it opened something of its own"
+            peers = publisher.statistics().peers
+            assert sorted(peer.slice_id for peer in peers) == [0, 1], "publishers see one subscriber"
+            both[1 - last].stop()
+            assert held() == before
+            publisher.publish(b"T", b"1")
+            if last == 1:
+                got.wait(1)
+            assert publisher.statistics().peers
+            both[last].stop()
+
+        share()  # what is there after the first time stays
+        wait_until(lambda: not publisher.statistics().peers)
+        before = held()
+        share()
+        wait_until(lambda: held() <= before, what=f"{before} threads and descriptors")
+
+
+def test_stop_delivers_what_its_callbacks_were_sent_and_terminate_does_not() -> None:
+    feed = one_slice()
+    first = Subscriber(feed, slow=PATIENT, workers=1)
+    others = Collector()
+    first.on(b"")(others.message)
+    with RawPublisher(feed) as publisher, first:
+        for end, expected in ((Subscriber.stop, 10), (Subscriber.terminate, 1)):
+            goes, got = first.another(), Collector()
+            came, go_on = threading.Event(), threading.Event()
+
+            @goes.on(b"")
+            def hold(message: Message) -> None:
+                got.message(message)  # both are of this round
+                came.set()
+                assert go_on.wait(ENOUGH_S)
+
+            goes.start()
+            matched = first.statistics().delivery.matched
+            for number in range(10):
+                publisher.send(publisher.encode([(b"T", b"%d" % number)]))
+            assert came.wait(ENOUGH_S)
+            wait_until(lambda: first.statistics().delivery.matched == matched + 10)
+            ending = threading.Thread(target=end, args=(goes,))
+            ending.start()
+            wait_until(lambda: goes.state is SubscriberLife.STOPPING)
+            go_on.set()
+            ending.join(ENOUGH_S)
+            assert goes.state is SubscriberLife.ENDED
+            assert len(got) == expected
+        wait_until(lambda: len(others) == 20)
+
+
+def test_an_error_in_one_ends_all_that_are_there_with_it() -> None:
+    feed = one_slice()
+    first, _, second, _ = two(feed)
+    gone = first.another()
+    gone.on(b"")(nothing)
+    stream = first.stream(b"")
+
+    @second.on(b"")
+    def fails(_: Message) -> None:
+        raise KeyError("mine")
+
+    with Publisher(feed) as publisher:
+        for each in (first, second, gone):
+            each.start()
+        gone.stop()
+        publisher.publish(b"T", b"")
+        publisher.flush()
+        for each in (first, second):
+            with pytest.raises(CallbackError, match="fails .* raised KeyError"):
+                each.run()
+            assert each.state is SubscriberLife.ENDED
+        with pytest.raises(CallbackError, match="raised KeyError"):
+            list(stream)
+        gone.stop()
+        with pytest.raises(SubscriberError, match="another was called|start was called after the last one"):
+            first.another()
+
+
+def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
+    feed = one_slice()
+    with pytest.raises(SubscriberError, match="another was called with processes=True"):
+        Subscriber(feed, processes=True).another()
+    archived = msgspec.structs.replace(feed, archives=("ipc:///tmp/blackbox-never-asked",))
+    with pytest.raises(SubscriberError, match="another was called on a subscriber with a name"):
+        Subscriber(archived, name="mine", positions=tmp_path).another()
+    first = Subscriber(archived, slow=PATIENT)
+    first.on(b"")(nothing)
+    late, timed, unused = first.another(), first.another(), first.another()
+    timed.at(1_000_000_000)(nothing)
+    with Publisher(archived), first:
+        with pytest.raises(SubscriberError, match="start was called with since or back, but the slices"):
+            late.start(since=1)
+        with pytest.raises(SubscriberError, match="at was called, but the slices that it shares run already"):
+            timed.start()
+        assert late.state is timed.state is SubscriberLife.ENDED
+        assert first.state is SubscriberLife.RUNNING
+        with pytest.raises(SubscriberError, match="start was called when running"):
+            first.start()
+    with pytest.raises(SubscriberError, match="start was called after the last one that shares its slices"):
+        unused.start()
+
+
+def test_one_whose_slice_has_no_publisher_leaves_the_others_alone() -> None:
+    feed = sliced(2)
+    topics = topics_of_slices(feed)
+    first = Subscriber(feed, slow=PATIENT)
+    got = Collector()
+    first.on(topics[0])(got.message)
+    with RawPublisher(feed) as publisher:
+        publisher.close_line(0, slice_id=1)
+        first.start()
+        second, third = first.another(), first.another()
+        second.on(topics[1])(nothing)
+        third.on(topics[0])(got.message)
+
+        def start() -> None:
+            with pytest.raises(NotConfirmedError, match="slice 1: no publisher"):
+                second.start(timeout=3.0)
+            refused.set()
+
+        refused = threading.Event()
+        starting = threading.Thread(target=start)
+        starting.start()
+        wait_until(lambda: second.state is SubscriberLife.RUNNING)
+        third.start()  # what it needs is confirmed
+        third.check_silence(60.0)
+        starting.join(ENOUGH_S)
+        assert refused.is_set()
+        assert second.state is SubscriberLife.ENDED
+        publisher.send(publisher.encode([(topics[0], b"0")]))
+        got.wait(2)
+        third.stop()
+        first.stop()
+
+
+def test_run_until_the_end_waits_for_the_slices_that_it_needs() -> None:
+    feed = sliced(2)
+    topics = topics_of_slices(feed)
+    first = Subscriber(feed, slow=PATIENT)
+    second, got = first.another(), Collector()
+    first.on(topics[0])(got.message)
+    second.on(topics[1])(got.message)
+    with RawPublisher(feed) as publisher:
+        first.start()
+        second.start()
+        publisher.heartbeat(end=True, slice_id=0)
+        first.run(until_end=True)
+        assert first.state is SubscriberLife.ENDED
+        assert second.state is SubscriberLife.RUNNING
+        publisher.send(publisher.encode([(topics[1], b"1")], slice_id=1))
+        publisher.heartbeat(end=True, slice_id=1)
+        second.run(until_end=True)
+    assert numbers_of(got) == [1]
+    assert second.is_done
+
+
+def test_gap_hooks_and_groups_are_of_one_subscriber_alone() -> None:
+    feed = one_slice()
+    first = Subscriber(feed, slow=PATIENT)
+    second = first.another()
+    told: list[Gap] = []
+    first.on(b"", group="mine")(nothing)
+    for _ in range(3):
+        second.on(b"", group="mine")(nothing)  # all on another worker than that of the first one
+    first.on_gap(b"")(told.append)
+    first.on_gap(b"", group="mine")(told.append)
+    workers = [{callback.worker for callback in each.callbacks} for each in (first, second)]
+    assert workers == [{0}, {1}]
+    with RawPublisher(feed) as publisher:
+        first.start()
+        second.start()
+        publisher.encode([(b"T", b"lost")])
+        publisher.send(publisher.encode([(b"T", b"")]))
+        publisher.heartbeat(end=True)
+        second.run(until_end=True)
+        first.stop()
+    assert [gap.count for gap in told] == [1, 1]
+
+
+def test_a_checkpoint_is_of_all_and_not_for_one_that_has_left() -> None:
+    feed = one_slice()
+    first, of_first, second, of_second = two(feed)
+    stream = second.stream(b"")
+    left = first.another()
+    left.on(b"")(nothing)
+    with Publisher(feed) as publisher:
+        for each in (first, second, left):
+            each.start()
+        left.stop()
+        for number in range(10):
+            publisher.publish(b"T", b"%d" % number)
+        publisher.flush()
+        for got in (of_first, of_second):
+            got.wait(10)
+        assert [stream.get(ENOUGH_S).sequence for _ in range(4)] == [0, 1, 2, 3]
+        with first.checkpoint() as positions:
+            assert positions[0].sequence == 4
+        with pytest.raises(SubscriberError, match="checkpoint was called when it had left"), left.checkpoint():
+            pass
+        second.stop()  # and with it what its reader had not done
+        with first.checkpoint() as positions:
+            assert positions[0].sequence == 10
+            with pytest.raises(SubscriberError, match="stop was called in a checkpoint"):
+                first.stop()
+        first.stop()
+
+
+def test_one_that_stops_in_a_callback_ends_by_itself_with_its_stream_and_timers() -> None:
+    feed = one_slice()
+    first = Subscriber(feed, slow=PATIENT)
+    got, calls = Collector(), Collector()
+    first.on(b"")(got.message)
+    second = first.another()
+    stream = second.stream(b"")
+    ticks: list[int] = []
+    second.at(1_000_000)(ticks.append)
+
+    @second.on(b"")
+    def once(message: Message) -> None:
+        calls.message(message)
+        second.stop()
+
+    with Publisher(feed) as publisher:
+        second.start()  # the first to start: it has timers
+        first.start()
+        wait_until(lambda: len(ticks) > 2)
+        publisher.publish(b"T", b"0")
+        publisher.flush()
+        assert [message.payload for message in stream] == [b"0"]  # its end comes though nobody waits for it
+        wait_until(lambda: second.state is SubscriberLife.ENDED)
+        ticked = len(ticks)
+        publisher.publish(b"T", b"1")
+        publisher.flush()
+        got.wait(2)
+        begin = time.monotonic()
+        wait_until(lambda: time.monotonic() - begin > 0.05)
+        assert len(ticks) <= ticked + 1
+        first.stop()
+    assert calls.payloads == [b"0"]
+
+
+def test_hooks_come_and_go_with_their_subscriber() -> None:
+    feed = one_slice()
+    first, _, second, _ = two(feed)
+    of_first: list[int] = []
+    of_second: list[int] = []
+    first.on_epoch(lambda _, epoch: of_first.append(epoch))
+    second.on_epoch(lambda _, epoch: of_second.append(epoch))
+    with Publisher(feed) as publisher:
+        first.start()
+        publisher.publish(b"T", b"")
+        wait_until(lambda: len(of_first) == 1)
+        second.start()
+        for epochs in (2, 3, 4):
+            publisher.new_epoch()
+            publisher.publish(b"T", b"")
+            wait_until(lambda: len(of_first) == epochs)
+            if epochs == 3:
+                second.stop()
+        first.stop()
+    assert (len(of_first), of_second) == (4, of_first[1:3])
+
+
+def test_a_forked_process_is_refused_all_of_them() -> None:
+    feed = one_slice()
+    first, got, second, _ = two(feed)
+    unused = first.another()
+    unused.on(b"")(nothing)
+    with Publisher(feed) as publisher:
+        first.start()
+        second.start()
+        for work in (first.stop, second.stop, second.terminate, unused.start):
+            assert in_child(work).startswith("SubscriberError: feed 'subscriber': the subscriber is of process ")
+        publisher.publish(b"T", b"1")
+        got.wait(1)
+        second.stop()
+        first.stop()
+
+
+def test_an_error_in_the_with_block_of_one_leaves_the_other() -> None:
+    feed = one_slice()
+    first, got, second, _ = two(feed)
+    with Publisher(feed) as publisher, first:
+        with pytest.raises(KeyError, match="mine"), second:
+            raise KeyError("mine")
+        assert second.state is SubscriberLife.ENDED
+        publisher.publish(b"T", b"1")
+        got.wait(1)
+        assert first.state is SubscriberLife.RUNNING
