@@ -142,11 +142,10 @@ class Newest:
         self._reached.used = _move(rows.ctypes.data, len(rows), self._payloads.ctypes.data, payloads.ctypes.data)
         self._payloads = payloads
 
-    def blocks(self, prefixes: Collection[bytes], keys: tuple[bytes, ...] = (b"",)) -> Iterator[Block]:
-        """Yield the newest messages of topics that begin with some prefix, and whose key does with one of `keys`.
+    def blocks(self, prefixes: Collection[bytes], keys: tuple[bytes, ...] = (b"",)) -> NewestBlocks:
+        """Return the newest messages of topics that begin with some prefix, and whose key does with one of `keys`.
 
-        Each block is of one key, one run and one schema, run by run, with its messages in their order and the numbers
-        that they have. Topics whose newest message has no value are left out.
+        Topics whose newest message has no value are left out.
         """
         wanted, names, group_of = tuple(prefixes), self._topics.names(), dict[bytes, int]()
         chosen, groups = list[int](), list[int]()
@@ -161,13 +160,41 @@ class Newest:
         rows = self._rows[numbers]
         order = numpy.lexsort((rows["sequence"], rows["schema"], group, rows["epoch"]))
         numbers, group, rows = numbers[order], group[order], rows[order]
+        topics = [names[number] for number in numbers.tolist()]
+        payloads = numpy.zeros(int(((rows["size"] + 7) & -8).sum()), numpy.uint8)
+        _move(rows.ctypes.data, len(rows), self._payloads.ctypes.data, payloads.ctypes.data)
         part = numpy.cumsum(rows["size"]) // _BLOCK_BYTES
         apart = group[1:] != group[:-1]
         for differs in (rows["epoch"], rows["schema"], part):
             apart |= differs[1:] != differs[:-1]
-        cuts = [0, *(numpy.flatnonzero(apart) + 1).tolist(), len(rows)]
-        for start, stop in pairwise(cuts if len(rows) else ()):
-            yield self._block(rows[start:stop], [names[number] for number in numbers[start:stop].tolist()])
+        cuts = [0, *(numpy.flatnonzero(apart) + 1).tolist(), len(rows)] if len(rows) else [0]
+        return NewestBlocks(self.slice_id, self._key_bytes, rows, topics, payloads, cuts)
+
+
+class NewestBlocks:
+    """Newest messages as they were when this was made, in blocks, each of which is made when it is asked for.
+
+    A block is of one key, one run and one schema; run by run, with its messages in their order and with their numbers.
+    Attributes: `count`, how many blocks there are; `size`, bytes of all payloads, each up to a multiple of 8.
+    """
+
+    def __init__(
+        self,
+        slice_id: int,
+        key_bytes: int,
+        rows: NDArray[Any],
+        topics: list[bytes],
+        payloads: NDArray[numpy.uint8],
+        cuts: list[int],
+    ) -> None:
+        """Others use `Newest.blocks`. A block has the rows between two of `cuts`."""
+        self.count, self.size = len(cuts) - 1, payloads.nbytes
+        self._slice_id, self._key_bytes = slice_id, key_bytes
+        self._rows, self._topics, self._payloads, self._cuts = rows, topics, payloads, cuts
+
+    def __iter__(self) -> Iterator[Block]:
+        for start, stop in pairwise(self._cuts):
+            yield self._block(self._rows[start:stop], self._topics[start:stop])
 
     def _block(self, rows: NDArray[Any], topics: list[bytes]) -> Block:
         return Block.encode(
@@ -180,7 +207,7 @@ class Newest:
             sequences=rows["sequence"],
             key=topics[0][: self._key_bytes],
             key_bytes=self._key_bytes,
-            slice_id=self.slice_id,
+            slice_id=self._slice_id,
             schema_id=int(rows["schema"][0]),
             epoch=int(rows["epoch"][0]),
             ts_out=int(rows["ts_out"].max()),

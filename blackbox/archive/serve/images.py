@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 import time
 from bisect import bisect, bisect_left
+from collections.abc import Iterator
+from itertools import islice
 from typing import Final, NamedTuple
 
 import numpy
@@ -24,13 +26,13 @@ from blackbox.errors import ArchiveError
 from blackbox.feed.rights import Prefixes
 
 MOST_IMAGE_BYTES: Final = 256 << 20
-"""Of the blocks of one image, and of all but the newest one that are kept."""
+"""Of the payloads of one image, and of all but the newest one that are kept."""
 _SAME_S: Final = 0.1
 """Who asks within this time after another gets the same image."""
 _KEPT_S: Final = 30.0
 """An image is kept for so long, for those who fetch the rest of it."""
 _TURN_S: Final = 0.02
-"""One request has this much read; others have their turn between two."""
+"""One request has the archive read, or make blocks, for so long; others have their turn between two."""
 _READ_BYTES: Final = 4 << 20
 
 _Asked = tuple[int, tuple[bytes, ...], tuple[bytes, ...] | None]
@@ -45,6 +47,8 @@ class _Made(NamedTuple):
     made_at: float
     image: Image
     blocks: list[Block]
+    """Those that were asked for so far."""
+    rest: Iterator[Block]
     size: int
 
 
@@ -149,15 +153,13 @@ def _layout(day: Recording) -> tuple[int, int]:
 
 def _make(scan: _Scan, asked: _Asked) -> _Made:
     slice_id, prefixes, rights = asked
-    blocks, size, newest = list[Block](), 0, scan.newest
-    for block in newest.blocks(prefixes, (b"",) if rights is None else rights):
-        blocks.append(block)
-        size += block.body.nbytes
-        if size > MOST_IMAGE_BYTES:
-            raise ArchiveError(
-                f"image of slice {slice_id} had {size} bytes or more, expected at most {MOST_IMAGE_BYTES}: "
-                "ask for longer prefixes"
-            )
+    newest = scan.newest
+    blocks = newest.blocks(prefixes, (b"",) if rights is None else rights)
+    if blocks.size > MOST_IMAGE_BYTES:
+        raise ArchiveError(
+            f"image of slice {slice_id} had {blocks.size} bytes, expected at most {MOST_IMAGE_BYTES}: "
+            "ask for longer prefixes"
+        )
     key_bytes = scan.layout[1]
     keys = tuple(prefix[:key_bytes] for prefix in prefixes)
     following = {
@@ -167,21 +169,24 @@ def _make(scan: _Scan, asked: _Asked) -> _Made:
     }
     image = Image(
         image=secrets.randbits(62) + 1,
-        blocks=len(blocks),
+        blocks=blocks.count,
         epoch=newest.epoch,
         following=following,
         ts_out=newest.ts_out,
         unreadable=scan.unreadable,
     )
-    return _Made(image.image, asked, time.monotonic(), image, blocks, size)
+    return _Made(image.image, asked, time.monotonic(), image, [], iter(blocks), blocks.size)
 
 
 def _piece(made: _Made, first: int) -> tuple[Image, list[Block]]:
-    """Return what follows from a block on, within the bounds of an answer."""
-    blocks, size = list[Block](), 0
-    for block in made.blocks[first : first + PIECE_BLOCKS]:
-        blocks.append(block)
-        size += block.body.nbytes
-        if size >= PIECE_BYTES:
+    """Return what follows from a block on, within the bounds of an answer, and of the time to make it."""
+    blocks, size, until = list[Block](), 0, time.monotonic() + _TURN_S
+    while len(blocks) < PIECE_BLOCKS and size < PIECE_BYTES and (not blocks or time.monotonic() < until):
+        place = first + len(blocks)
+        if place == len(made.blocks):
+            made.blocks.extend(islice(made.rest, 1))
+        if place >= len(made.blocks):
             break
+        blocks.append(made.blocks[place])
+        size += blocks[-1].body.nbytes
     return made.image, blocks
