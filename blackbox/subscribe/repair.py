@@ -106,6 +106,11 @@ class Since(NamedTuple):
     """What keys begin with of which this says where they are; None: all."""
     image: deque[Block] | None = None
     """The newest message of each topic, as of there: it comes first, and is taken from here."""
+    asks_ends: bool = True
+    """Whether archives are asked by its numbers for the end of each key, though they have brought what they have.
+
+    Where a clock was set back, that may look done. For who was live it takes too long: many keys wait for it.
+    """
 
 
 class Archives(Protocol):
@@ -277,7 +282,7 @@ class Repairer:
         self._falls = self._join.falls
         self._note(out, BEGIN, 0, self._falls)
         try:
-            self._replay(out, Since(*self._sequences.fell_back_at()), self._wait_s)
+            self._replay(out, Since(*self._sequences.fell_back_at(), asks_ends=False), self._wait_s)
         except BlackBoxError as error:
             self._queue.answers = 0
             self._notice(error)

@@ -172,6 +172,7 @@ class Seen:
     def __init__(self, since: Since, has_keys: bool) -> None:
         self.has_keys, self._reads_late = has_keys, has_keys and since.done_ns > 0
         self._is_end_told = False
+        self._asks_ends = since.asks_ends or not has_keys
         self.epoch = since.epoch
         self.following = dict(since.following)
         """The next number of each key, in that run."""
@@ -261,7 +262,7 @@ class Seen:
         for run in (self.epoch, *sorted(each for each in told if each > self.epoch)):
             if run >= epoch:
                 return
-            following = {} if epoch == self._asked_before else self.following
+            following = {} if epoch == self._asked_before or not self._asks_ends else self.following
             yield [Missing(each, run, sequence, NO_END) for each, sequence in following.items()]
             yield self._end_of(run, told)
             self._is_open &= self.epoch == 0
