@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-from blackbox import Recorder, Subscriber
+from blackbox import ArchiveClient, Recorder, Subscriber
+from blackbox.archive.serve.fetch_progress import NO_END
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed
@@ -199,3 +200,25 @@ def test_a_run_does_not_wait_longer_for_an_archive_that_is_gone_than_a_gap_does(
         live.heartbeat(end=True)
         subscriber.run(until_end=True)
     assert told.facts[b"AA"] == [("came", FIRST, n) for n in range(3)] + [("came", SECOND_RUN, n) for n in range(2)]
+
+
+def test_many_keys_are_not_asked_for_one_by_one_at_a_new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that comes live would wait for that."""
+    stops, real = list[int](), ArchiveClient.missing
+
+    def missing(client: ArchiveClient, slice_id: int, ranges: Any, *arguments: Any, **settings: Any) -> Any:
+        stops.extend(each.stop for each in ranges)
+        return real(client, slice_id, ranges, *arguments, **settings)
+
+    monkeypatch.setattr(ArchiveClient, "missing", missing)
+    with scene(tmp_path, 2) as at:
+        for key in KEYS:
+            at.send(key, 3)
+            at.await_heard(FIRST, key, at.publisher.sequences[0][key] - 1)
+        at.heartbeat()
+        begin_run(at.publisher, SECOND_RUN)
+        at.model.hear()
+        for key in KEYS * 2:
+            at.send(key, 2)
+        at.check()
+    assert max(stops, default=0) < NO_END
