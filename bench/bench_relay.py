@@ -7,9 +7,10 @@
     nats      nats-py process --> nats-server --> nats-py process
     zenoh     zenoh process --> zenoh process in mode router --> zenoh process; beside two peers without one
 
-NATS and Zenoh carry blocks packed by hand, or single messages, which Python takes. All over TCP loopback, all waiting
-for who is slow (nats-server holds a whole run), the same publisher and subscriber. On two cores every process beside
-these two takes its time from them: the ratio to direct is that of a machine which has no core for the relay.
+NATS and Zenoh carry blocks packed by hand, or single messages, which Python takes. All over TCP loopback, or ours by
+shared memory; all waiting for who is slow (nats-server holds a whole run), the same publisher and subscriber. On two
+cores every process beside these two takes its time from them: the ratio to direct is that of a machine which has no
+core for the relay.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from pytest_benchmark.fixture import BenchmarkFixture
 
@@ -43,8 +44,8 @@ WAYS: dict[str, tuple[Kind, Sequence[str]]] = {
 }
 
 
-def _feed() -> Feed:
-    return Feed.local("relay", slices=1)
+def _feed(transport: Literal["tcp", "shm"] = "tcp") -> Feed:
+    return Feed.local("relay", slices=1, transport=transport)
 
 
 BROKERS = (
@@ -79,14 +80,14 @@ def _brokers(contest: Contest, stack: ExitStack, form: Form) -> Iterator[tuple[R
 
 
 @contextmanager
-def _ways(names: Sequence[str]) -> Iterator[dict[str, tuple[Pair, Feed]]]:
+def _ways(names: Sequence[str], transport: Literal["tcp", "shm"] = "tcp") -> Iterator[dict[str, tuple[Pair, Feed]]]:
     """Open each way: a sender and a receiver, and what is between them. Return with each the feed at its end."""
     with ExitStack() as stack:
         found = {}
         for name in names:
-            above = _feed()
+            above = _feed(transport)
             hops = WAYS[name][1]
-            feeds = [above, *(_feed() for _ in hops)]
+            feeds = [above, *(_feed(transport) for _ in hops)]
             below = feeds[-1]
             pair = stack.enter_context(Pair.ours(above, when_full="wait", hwm_blocks=HWM_BLOCKS))
             for function, upper, lower in zip(hops, feeds, feeds[1:], strict=False):
@@ -111,6 +112,19 @@ def test_relay_throughput(benchmark: BenchmarkFixture) -> None:
             contest.show(f"{name}: rate beside direct", f"{contest.ratio(name, 'direct'):.2f} x")
         ahead = contest.ratio("through a relay", "through zmq.proxy")
         contest.show("through a relay beside zmq.proxy", f"{ahead:.2f} x")
+
+
+def test_relay_in_memory(benchmark: BenchmarkFixture) -> None:
+    """M messages/s of 100 bytes in blocks, by shared memory on both sides of the relay."""
+    contest = Contest("Through a relay, by shared memory", "M messages/s", topology=__doc__)
+    names = ["direct", "through a relay", "through three relays"]
+    with _ways(names, "shm") as ways:
+        for name, (pair, below) in ways.items():
+            load = Load(feed=below, messages=MESSAGES)
+            contest.add(name, partial(pair.round, load, Work(form="compiled")), WAYS[name][0], WAITS)
+        contest.run(benchmark)
+        for name in names[1:]:
+            contest.show(f"{name}: rate beside direct", f"{contest.ratio(name, 'direct'):.2f} x")
 
 
 def test_relay_blocks(benchmark: BenchmarkFixture) -> None:
