@@ -2,6 +2,7 @@
 
 ours        Client ==requests of columns, TCP loopback==> hub process ==one transaction for all that wait==> put log
 JetStream   nats-py ==a message each, TCP loopback==> nats-server ==write==> files; acknowledgements, one a message
+limit       a DEALER ==a message, TCP loopback==> a ROUTER that answers, and stores nothing
 Redis       redis-py ==XADD in a pipeline, TCP loopback==> redis-server ==write==> append-only file
 
 Recorded: with the system of the host, so that it survives kill -9. Synced: on its disk; JetStream with
@@ -56,6 +57,11 @@ def test_put(benchmark: BenchmarkFixture, tmp_path: Path, what: str) -> None:
             for how in ("put",) if at_once == 1 else ("put_soon", "put_many"):
                 name = "put" if at_once == 1 else f"{how}, flush" if how == "put_soon" else how
                 contest.add(name, partial(_ours, hub, client, how, at_once, calls), promise=what, at=at_once)
+        address = tcp()
+        stack.enter_context(Child("bench.rivals.zmq_echo:serve", address=address))
+        echo = stack.enter_context(Child("bench.rivals.zmq_echo:acknowledge", address=address))
+        run = partial(_rival, echo, 1, _RIVALS_CALLS[what][1])
+        contest.add("a DEALER's request and its answer", run, "limit", at=1)
         for name, module, needs, serve in (
             ("NATS JetStream, nats-server", "nats_jetstream", ("nats-py:nats", "uvloop"), partial(_nats, tmp_path)),
             ("Redis Streams, redis-server", "redis_streams", ("redis", "hiredis"), _redis),
