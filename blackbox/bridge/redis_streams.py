@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from types import TracebackType
 from typing import Final, Self
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -15,6 +17,7 @@ from blackbox.block.position import Position
 from blackbox.errors import BridgeError, ConfigError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.subscribe.slow_subscriber import SlowPolicy
+from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.subscriber import Subscriber
 
 try:
@@ -33,6 +36,8 @@ _AWAY: Final = (NotThere, TooLate, BusyLoadingError)
 _AGAIN_S: Final = 0.05
 _MOST_AGAIN_S: Final = 2.0
 _SOCKET_S: Final = 5.0
+_LAST_S: Final = 2.0
+"""How long a Redis that is away is waited for once the bridge is to end."""
 _MOST_AT_ONCE: Final = 1_000
 """Entries that share a round trip."""
 _ADD: Final = """
@@ -110,12 +115,11 @@ class RedisStreams:
             )
         except ValueError as error:
             raise ConfigError(f"url was {url!r}, expected one such as redis://127.0.0.1:6379/0: {error}") from None
-        self.feed, self.url = feed, url
+        self.feed, self.url = feed, _without_password(url)
         self._prefix, self._stream, self._keep = prefix, stream or feed.name, keep
         self._script = self._redis.register_script(_ADD)
         self._ids: dict[int, str] = {}
         """By slice, the id of the last entry that Redis is known to have."""
-        self._ending = threading.Event()
         self._counts = dict.fromkeys(StreamsStatistics.__struct_fields__, 0)
         self._counting = threading.Lock()
         self._subscriber = Subscriber(
@@ -143,14 +147,10 @@ class RedisStreams:
 
     def run(self, *, until_end: bool = False) -> None:
         """Wait until it ends: a signal, `close`, an error; `until_end`: also when the publisher has closed."""
-        try:
-            self._subscriber.run(until_end=until_end)
-        finally:
-            self._ending.set()
+        self._subscriber.run(until_end=until_end)
 
     def close(self) -> None:
-        """End: what has come is carried, unless Redis is away."""
-        self._ending.set()
+        """End: what has come is carried, unless Redis is away and does not come back at once."""
         self._subscriber.stop()
         self._redis.close()
 
@@ -161,7 +161,6 @@ class RedisStreams:
         if kind is None:
             self.close()
             return
-        self._ending.set()
         self._subscriber.terminate()
         self._redis.close()
 
@@ -212,8 +211,18 @@ class RedisStreams:
                 self._counts[name] += count
 
     def _send(self, slice_id: int, entries: list[list[str | bytes | int]]) -> int:
-        """Add entries, however long Redis is away; return how many were there. Raises BridgeError when it refuses."""
-        name, pause_s = self._name(slice_id), _AGAIN_S
+        """Add entries, however long Redis is away; return how many were there.
+
+        Raises BridgeError when it refuses, or would take what is new for known as its epoch is not.
+        """
+        name, pause_s, ended_s = self._name(slice_id), _AGAIN_S, 0.0
+        last = self._ids.get(slice_id, "0-0")
+        first = str(entries[0][0])
+        if _epoch_of(first) < _epoch_of(last):
+            raise BridgeError(
+                f"{name} has {last}, and {first} came: expected no earlier epoch, as ids ascend. Was the "
+                f"publisher's clock set back? Carry on to another stream"
+            )
         words = [word for entry in entries for word in (len(entry), *entry)]
         while True:
             try:
@@ -227,6 +236,19 @@ class RedisStreams:
                 return int(known)
             if pause_s == _AGAIN_S:
                 log.warning("%s is away, and asked again until it is back: %s", self.url, why)
-            if self._ending.wait(pause_s):
-                raise BridgeError(f"{self.url} was away as the bridge ended: {len(entries)} messages are not there")
+            if self._subscriber.state is not SubscriberLife.RUNNING:
+                ended_s = ended_s or time.monotonic()
+                if time.monotonic() - ended_s >= _LAST_S:
+                    raise BridgeError(f"{self.url} was away as the bridge ended: {len(entries)} messages are not there")
+            time.sleep(pause_s)
             pause_s = min(2 * pause_s, _MOST_AGAIN_S)
+
+
+def _epoch_of(id_: str) -> int:
+    return int(id_.partition("-")[0])
+
+
+def _without_password(url: str) -> str:
+    """Return a URL as it may be shown."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()

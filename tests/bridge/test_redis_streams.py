@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -113,6 +114,36 @@ def test_while_redis_does_not_answer_it_is_waited_for(
     assert [int(fields[b"payload"]) for _, fields in entries(there)] == list(range(100))
 
 
+def test_a_bridge_that_is_to_end_does_not_wait_for_redis_for_ever(
+    server: Server, there: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By a signal: what it could not add is told."""
+    monkeypatch.setattr(redis_streams, "_SOCKET_S", 0.2)
+    feed = feed_of()
+    bridge = RedisStreams(feed, server.url)
+    with Publisher(feed) as publisher, pytest.raises(CallbackError) as failed, bridge:
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            publisher.publish(b"A", b"0")
+            wait_until(lambda: "is away" in caplog.text)
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+            bridge.run()
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+    assert "was away as the bridge ended: 1 messages are not there" in str(failed.value.__cause__)
+
+
+def test_an_epoch_before_the_last_entry_ends_it(server: Server, there: redis.Redis) -> None:
+    """A publisher's clock was set back: Redis would take its messages for known ones."""
+    feed = feed_of()
+    there.xadd("carried:0", {"topic": "A"}, id="7-3")
+    bridge = RedisStreams(feed, server.url)
+    with RawPublisher(feed) as publisher, pytest.raises(CallbackError) as failed, bridge:
+        publisher.send(publisher.encode([(b"A", b"0")]))
+        bridge.run()
+    assert "carried:0 has 7-3, and 1-0 came: expected no earlier epoch" in str(failed.value.__cause__)
+
+
 def test_entries_that_redis_has_lost_end_it(server: Server, there: redis.Redis) -> None:
     feed = feed_of()
     with Publisher(feed) as publisher, pytest.raises(CallbackError) as failed, RedisStreams(feed, server.url) as bridge:
@@ -160,6 +191,13 @@ def test_a_stream_keeps_about_as_many_entries_as_it_is_told(server: Server, ther
         wait_until(lambda: bridge.statistics().added == 5_000)
     assert 100 <= there.xlen("carried:0") < 1_000
     assert entries(there)[-1][0] == f"{publisher.epoch}-4999"
+
+
+def test_a_password_is_not_shown() -> None:
+    bridge = RedisStreams(feed_of(), "redis://desk:secret@127.0.0.1:1/0?password=secret")
+    assert bridge.url == "redis://127.0.0.1:1/0"
+    with pytest.raises(BridgeError, match="redis://127.0.0.1:1/0: "):
+        bridge.start()
 
 
 def test_no_redis_is_told() -> None:
