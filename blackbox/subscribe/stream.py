@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 import time
 import weakref
@@ -20,7 +19,6 @@ from blackbox.block.batch import Batch
 from blackbox.block.position import Undone, merged
 from blackbox.errors import SubscriberError
 from blackbox.life import Life
-from blackbox.transport.wakeup import Pipe
 
 log = logging.getLogger("blackbox")
 
@@ -95,10 +93,10 @@ class Stream:
         self._is_cut = False
         self._life = StreamLife.OPEN
         self._failure: BaseException | None = None
-        self._pipe: Pipe | None = None
+        self._sleeper: asyncio.Future[None] | None = None
+        """What a task waits for."""
         self._sleeps = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        """In which a task waits."""
+        """Whether it is to be woken."""
 
     def __repr__(self) -> str:
         return f"Stream({self.prefix!r}, {self._messages} of {self.limit} messages waiting)"
@@ -143,9 +141,10 @@ class Stream:
 
     def _wake(self) -> None:
         self._changed.notify_all()
-        if self._sleeps and self._pipe is not None:
+        if self._sleeps and self._sleeper is not None:
             self._sleeps = False
-            self._pipe.poke()
+            with suppress(RuntimeError):  # its loop is closed
+                self._sleeper.get_loop().call_soon_threadsafe(_wake, self._sleeper)
 
     # Checkpoints, made by the subscriber.
 
@@ -245,11 +244,13 @@ class Stream:
         if item is not _NOTHING:
             return item
         await asyncio.sleep(0)  # between batches others have their turn, however many wait
-        if self._pipe is None:
-            self._pipe = Pipe()
         while (item := next(self._current, _NOTHING)) is _NOTHING:  # another task may have turned over meanwhile
-            if not self._has_next():
-                await self._wait_readable(self._pipe.reader)
+            if (sleeper := self._asleep()) is not None:
+                try:
+                    await sleeper
+                finally:
+                    if self._sleeper is sleeper:  # of a loop that was closed another may have taken its place
+                        self._sleeper = None
             elif not self._turn_over(0):
                 self._raise_what_ended_it()
                 raise StopAsyncIteration
@@ -295,29 +296,17 @@ class Stream:
         self._current = (batch for _ in left_items) if self.batches else batch.messages(left_items)
         return True
 
-    def _has_next(self) -> bool:
-        """Whether `_turn_over` has something to tell now; if not, the pipe is poked when it has."""
+    def _asleep(self) -> asyncio.Future[None] | None:
+        """Return what is done once `_turn_over` has something to tell; None: it has now."""
+        if self._sleeper is not None and not self._sleeper.get_loop().is_closed():
+            raise SubscriberError(f"stream of {self.prefix!r} was read by two tasks at once, expected one")
         with self._changed:
             self._taking = None
             self._sleeps = not (self._waiting or self._life is StreamLife.ENDED)
-            return not self._sleeps
+            self._sleeper = asyncio.get_running_loop().create_future() if self._sleeps else None
+            return self._sleeper
 
-    async def _wait_readable(self, fd: int) -> None:
-        if self._loop is not None and not self._loop.is_closed():
-            raise SubscriberError(f"stream of {self.prefix!r} was read by two tasks at once, expected one")
-        loop = asyncio.get_running_loop()
-        woken = loop.create_future()
 
-        def wake() -> None:
-            with suppress(BlockingIOError):
-                os.read(fd, 4096)
-            if not woken.done():
-                woken.set_result(None)
-
-        loop.add_reader(fd, wake)
-        self._loop = loop
-        try:
-            await woken
-        finally:
-            self._loop = None
-            loop.remove_reader(fd)
+def _wake(sleeper: asyncio.Future[None]) -> None:
+    if not sleeper.done():
+        sleeper.set_result(None)

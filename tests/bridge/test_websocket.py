@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 from base64 import b64decode
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -60,6 +61,10 @@ async def told(connection: ClientConnection) -> dict[str, Any]:
 async def ask(connection: ClientConnection, **asked: Any) -> dict[str, Any]:
     await connection.send(json.dumps(asked))
     return await told(connection)
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -166,6 +171,23 @@ def test_what_cannot_be_done_is_answered_with_an_error(monkeypatch: pytest.Monke
                 assert "one too many" in (await ask(one, do="subscribe", prefix="C"))["why"]
 
     serving(feed, work)
+
+
+def test_many_prefixes_take_no_descriptors() -> None:
+    feed = Feed.local("bridged", slices=1)
+    with Publisher(feed) as publisher:
+
+        async def work(_: WebSocketBridge, url: str) -> None:
+            async with client(url, "A") as one:
+                before = open_descriptors()
+                for number in range(50):
+                    assert await ask(one, do="subscribe", prefix=f"B{number}") == {"subscribed": f"B{number}"}
+                assert open_descriptors() <= before
+                publisher.publish(b"B49", b"x")
+                frames = [await told(one), await told(one)]
+                assert sorted(frame["prefix"] for frame in frames) == ["B4", "B49"]
+
+        serving(feed, work)
 
 
 def test_a_gap_is_told_to_all() -> None:
