@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import NamedTuple
 
 
@@ -19,7 +20,7 @@ class Waiting:
     def __init__(self, limit: int, most_bytes: int) -> None:
         self._limit, self._most_bytes = limit, most_bytes
         self._all: list[tuple[bytes, bytes]] = []
-        self._newest: dict[bytes, bytes] = {}
+        self._newest: OrderedDict[bytes, bytes] = OrderedDict()  # a dict finds its first one the slower the more went
         """By topic, in the order in which they came; in use once there is no room in `_all`."""
         self._bytes = self._passed_over = 0
 
@@ -33,15 +34,15 @@ class Waiting:
             self._replace(*each)
         self._all.clear()
         while len(self._newest) > 1 and (len(self._newest) > self._limit or self._bytes > self._most_bytes):
-            self._pass_over(next(iter(self._newest)))
+            self._pass_over(self._newest.popitem(last=False)[1])
 
     def _replace(self, topic: bytes, text: bytes) -> None:
         if topic in self._newest:
-            self._pass_over(topic)
+            self._pass_over(self._newest.pop(topic))
         self._newest[topic] = text
 
-    def _pass_over(self, topic: bytes) -> None:
-        self._bytes -= len(self._newest.pop(topic))
+    def _pass_over(self, text: bytes) -> None:
+        self._bytes -= len(text)
         self._passed_over += 1
 
     def lose(self, count: int) -> None:

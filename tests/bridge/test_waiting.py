@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,3 +46,16 @@ def test_with_room_for_all_topics_none_is_lost_for_good() -> None:
     waiting.lose(5)
     assert waiting.take() == ([b"7", b"8", b"9"], 12)
     assert waiting.take() == ([], 0)
+
+
+def test_topics_that_never_come_again_cost_no_more_than_others() -> None:
+    """By the processor's time, against a client that has room for as many."""
+
+    def seconds(topics: int) -> float:
+        waiting, names = Waiting(20_000, 1 << 30), [b"%d" % number for number in range(topics)]
+        begin = time.process_time()
+        for number in range(100_000):
+            waiting.add(names[number % topics], b"x")
+        return time.process_time() - begin
+
+    assert min(seconds(100_000) for _ in range(3)) < 5 * min(seconds(20_000) for _ in range(3))
