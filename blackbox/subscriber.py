@@ -294,12 +294,12 @@ class Subscriber(Registration):
             player.close()  # first: its workers may still play, and another replay would share their tables
             self._replay = None
 
-    def wait_confirmed(self, timeout: float = 10.0) -> None:
+    def wait_confirmed(self, timeout: float = 10.0, prefix: bytes = b"") -> None:
         """Wait until publishers have confirmed all subscriptions, those of callbacks added while running included.
 
-        Raises as `start`.
+        With a `prefix`, those of slices that may hold such topics. Raises as `start`.
         """
-        self._share.wait_confirmed(timeout)
+        self._share.wait_confirmed(timeout, prefix)
 
     def run(self, *, until_end: bool = False, timeout: float = 10.0, silence_timeout: float | None = None) -> None:
         """Start (unless it runs), wait, stop. In the main thread SIGINT and SIGTERM stop; a second one terminates.

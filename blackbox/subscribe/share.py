@@ -91,9 +91,11 @@ class Share:
         """Slices that are of no concern to it."""
         return self._sharers.only_others_need(self.registered, self._supervisor.feed)
 
-    def wait_confirmed(self, timeout: float) -> None:
-        """Wait until publishers have confirmed what its callbacks need. Raises as `start`."""
-        self._supervisor.wait_confirmed(timeout, self._foreign(), self)
+    def wait_confirmed(self, timeout: float, prefix: bytes = b"") -> None:
+        """Wait until publishers have confirmed what its callbacks need of slices for a prefix. Raises as `start`."""
+        feed = self._supervisor.feed
+        others = frozenset(range(len(feed.slices))) - frozenset(feed.slices_for(prefix))
+        self._supervisor.wait_confirmed(timeout, self._foreign() | others, self)
 
     def renew(self) -> None:
         """Put what is registered now in force, if it was started."""
