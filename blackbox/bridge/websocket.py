@@ -13,9 +13,11 @@ import msgspec
 from blackbox.block.gap import Gap
 from blackbox.block.plain_message import as_object
 from blackbox.bridge.waiting import Waiting
-from blackbox.errors import BlackBoxError, ConfigError, EndpointError
+from blackbox.errors import BlackBoxError, ConfigError, EndpointError, NotConfirmedError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
+from blackbox.subscribe.slow_subscriber import SlowPolicy
+from blackbox.subscribe.stream import Stream
 from blackbox.subscriber import Subscriber
 
 try:
@@ -29,14 +31,20 @@ log = logging.getLogger("blackbox")
 
 _MOST_PREFIXES: Final = 1_000
 """Of one client."""
+_MOST_OF_ALL: Final = 10_000
+"""Of all clients."""
 _MOST_REQUEST_BYTES: Final = 64 << 10
 _STREAM_MESSAGES: Final = 100_000
 """Of one prefix that wait to be encoded."""
 _MOST_BYTES: Final = 16 << 20
-"""Of what waits for one client under one prefix."""
+"""Of what waits for one client: its prefixes share them."""
 _FRAME_BYTES: Final = 256 << 10
 """About as much is sent in one frame."""
+_MOST_ADDED: Final = 5_000
+"""Messages that wait for clients, before the loop goes on with something else."""
 _CONFIRM_S: Final = 10.0
+_CLOSE_S: Final = 1.0
+"""How long clients may take to hear of the end."""
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
@@ -90,8 +98,13 @@ class _Browser:
 
     def _of(self, prefix: str) -> Waiting:
         if prefix not in self._waiting:
-            self._waiting[prefix] = Waiting(self._limit, _MOST_BYTES)
+            self._waiting[prefix] = Waiting(self._limit, _MOST_BYTES // max(1, len(self.prefixes)))
         return self._waiting[prefix]
+
+    def leave(self, prefix: str) -> None:
+        """Let nothing wait under a prefix any more."""
+        self.prefixes.discard(prefix)
+        self._waiting.pop(prefix, None)
 
     def tell(self, **note: Any) -> None:
         """Send something that is no message; of many that wait the last ones."""
@@ -167,14 +180,16 @@ class WebSocketBridge:
         self._schema = load_schema(feed.schema)
         self._wanted: dict[str, dict[_Browser, None]] = {}
         """By prefix, who wants it."""
-        self._readers: dict[str, asyncio.Task[None]] = {}
-        self._browsers = 0
+        self._readers: dict[str, tuple[Stream, asyncio.Task[None]]] = {}
+        self._turns: dict[tuple[int, ...], asyncio.Lock] = {}
+        """By slices, who waits for their confirmation."""
+        self._browsers: dict[_Browser, None] = {}
         self._sent = self._passed_over = self._refused = 0
 
     def statistics(self) -> BridgeStatistics:
         """Return a snapshot of the counters."""
         return BridgeStatistics(
-            clients=self._browsers,
+            clients=len(self._browsers),
             prefixes=len(self._wanted),
             sent=self._sent,
             passed_over=self._passed_over,
@@ -188,7 +203,8 @@ class WebSocketBridge:
         """
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()
-        with Subscriber(self.feed, on_gap="tell") as self._subscriber:
+        # One worker: of several each would tell a gap.
+        with Subscriber(self.feed, workers=1, slow=SlowPolicy("warn"), on_gap="tell") as self._subscriber:
             self._subscriber.on_gap(b"")(lambda gap: self._loop.call_soon_threadsafe(self._tell_gap, gap))
             try:
                 server = await serve(
@@ -208,18 +224,20 @@ class WebSocketBridge:
                 try:
                     await self._failed
                 finally:
-                    for reader in self._readers.values():
+                    for _, reader in self._readers.values():
                         reader.cancel()
+                    self._subscriber.request_stop()  # nobody waits for a confirmation any more
+                    self._loop.call_later(_CLOSE_S, self._hang_up)  # a client that reads nothing hears nothing
 
     # Clients
 
     async def _serve_one(self, connection: ServerConnection) -> None:
-        if self._browsers >= self._most_clients:
+        if len(self._browsers) >= self._most_clients:
             self._refused += 1
             await connection.close(1013, f"there are {self._most_clients} clients, try again later")
             return
-        self._browsers += 1
         browser = _Browser(connection, self._limit)
+        self._browsers[browser] = None
         sending = asyncio.ensure_future(browser.send(self._count))
         try:
             async for text in connection:
@@ -227,12 +245,16 @@ class WebSocketBridge:
         except ConnectionClosed:
             pass
         finally:
-            self._browsers -= 1
+            del self._browsers[browser]
             for prefix in list(browser.prefixes):
                 self._leave(browser, prefix)
             sending.cancel()
             with suppress(asyncio.CancelledError, ConnectionClosed):
                 await sending
+
+    def _hang_up(self) -> None:
+        for browser in self._browsers:
+            browser.connection.transport.abort()
 
     def _count(self, sent: int, passed_over: int) -> None:
         self._sent += sent
@@ -256,18 +278,35 @@ class WebSocketBridge:
             return
         if len(browser.prefixes) >= _MOST_PREFIXES:
             raise ConfigError(f"prefix {prefix!r} was one too many, expected at most {_MOST_PREFIXES} of a client")
-        self.feed.slices_for(prefix.encode())
-        browser.prefixes.add(prefix)
-        self._wanted.setdefault(prefix, {})[browser] = None
         if prefix not in self._readers:
-            self._readers[prefix] = reader = asyncio.ensure_future(self._read(prefix))
+            if len(self._readers) >= _MOST_OF_ALL:
+                raise ConfigError(f"prefix {prefix!r} was one too many, expected at most {_MOST_OF_ALL} of all clients")
+            stream = self._subscriber.stream(
+                prefix.encode(), limit=_STREAM_MESSAGES, when_full="drop_oldest", batches=True
+            )
+            self._wanted[prefix] = {}
+            reader = asyncio.ensure_future(self._read(prefix, stream, self._wanted[prefix]))
             reader.add_done_callback(self._note_failure)
-            await asyncio.sleep(0)  # now its callback is registered
+            self._readers[prefix] = stream, reader
+        browser.prefixes.add(prefix)
+        self._wanted[prefix][browser] = None
         try:
-            await asyncio.to_thread(self._subscriber.wait_confirmed, _CONFIRM_S)
+            await self._wait_confirmed(prefix.encode())
         except BlackBoxError:
             self._leave(browser, prefix)
             raise
+
+    async def _wait_confirmed(self, prefix: bytes) -> None:
+        """Wait in a thread, one for all who wait for the same slices. Raises NotConfirmedError."""
+        turn = self._turns.setdefault(self.feed.slices_for(prefix), asyncio.Lock())
+        try:
+            await asyncio.wait_for(turn.acquire(), _CONFIRM_S)
+        except TimeoutError:
+            raise NotConfirmedError(f"publishers had not confirmed {prefix!r} in {_CONFIRM_S} s") from None
+        try:
+            await asyncio.to_thread(self._subscriber.wait_confirmed, _CONFIRM_S, prefix)
+        finally:
+            turn.release()
 
     def _note_failure(self, reader: asyncio.Task[None]) -> None:
         """End all with what has ended the subscriber."""
@@ -275,31 +314,34 @@ class WebSocketBridge:
             self._failed.set_exception(error)
 
     def _leave(self, browser: _Browser, prefix: str) -> None:
-        browser.prefixes.discard(prefix)
+        browser.leave(prefix)
         wanted = self._wanted.get(prefix, {})
         wanted.pop(browser, None)
         if not wanted and prefix in self._readers:
             del self._wanted[prefix]
-            self._readers.pop(prefix).cancel()
+            stream, reader = self._readers.pop(prefix)
+            reader.cancel()
+            stream.close()
 
     # The feed
 
-    async def _read(self, prefix: str) -> None:
+    async def _read(self, prefix: str, stream: Stream, wanted: dict[_Browser, None]) -> None:
         """Send what comes under a prefix to all who want it."""
-        wanted, dropped = self._wanted[prefix], 0
-        with self._subscriber.stream(
-            prefix.encode(), limit=_STREAM_MESSAGES, when_full="drop_oldest", batches=True
-        ) as stream:
-            async for batch in stream:
-                schema = batch.schema or self._schema
-                for message in batch:
-                    text = _ENCODE(as_object(message, schema))
-                    for browser in wanted:
-                        browser.add(prefix, message.topic, text)
-                if stream.dropped != dropped:
-                    for browser in wanted:
-                        browser.pass_over(prefix, stream.dropped - dropped)
-                    dropped = stream.dropped
+        dropped = added = 0
+        async for batch in stream:
+            schema = batch.schema or self._schema
+            for message in batch:
+                text = _ENCODE(as_object(message, schema))
+                for browser in wanted:
+                    browser.add(prefix, message.topic, text)
+                added += len(wanted)
+                if added >= _MOST_ADDED:
+                    added = 0
+                    await asyncio.sleep(0)
+            if stream.dropped != dropped:
+                for browser in wanted:
+                    browser.pass_over(prefix, stream.dropped - dropped)
+                dropped = stream.dropped
 
     def _tell_gap(self, gap: Gap) -> None:
         told = {"slice": gap.slice_id, "epoch": gap.epoch, "sequence": gap.sequence, "count": gap.count}

@@ -6,11 +6,13 @@ import asyncio
 import json
 import os
 import socket
+import time
 from base64 import b64decode
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import msgspec
 import numpy
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
@@ -206,6 +208,118 @@ def test_a_gap_is_told_to_all() -> None:
                 assert gaps == [{"slice": 0, "epoch": publisher.epoch, "sequence": 1, "count": 3}]
 
         serving(feed, work)
+
+
+def test_several_prefixes_tell_a_gap_once() -> None:
+    feed = Feed.local("bridged", slices=1)
+    with RawPublisher(feed) as publisher:
+
+        async def work(_: WebSocketBridge, url: str) -> None:
+            async with client(url, "A", "B", "C", "D") as one:
+                publisher.send(publisher.encode([(b"A", b"0")]))
+                assert (await told(one))["prefix"] == "A"
+                publisher.encode([(b"A", b"0")])  # is lost
+                publisher.send(publisher.encode([(b"A", b"1"), (b"B", b"1"), (b"C", b"1"), (b"D", b"1")]))
+                frames = [await told(one) for _ in range(5)]
+                assert await ask(one, do="unsubscribe", prefix="A") == {"unsubscribed": "A"}
+                assert sum("gap" in frame for frame in frames) == 1
+
+        serving(feed, work)
+
+
+def of_prefixes(*prefixes: str) -> Feed:
+    feed = Feed.local("bridged", slices=len(prefixes))
+    slices = [
+        msgspec.structs.replace(each, share=None, prefixes=(prefix,))
+        for each, prefix in zip(feed.slices, prefixes, strict=True)
+    ]
+    return msgspec.structs.replace(feed, slices=tuple(slices))
+
+
+def test_a_prefix_that_no_slice_holds_is_an_error_of_its_client() -> None:
+    feed = of_prefixes("A", "B")
+    with Publisher(feed) as publisher:
+
+        async def work(bridge: WebSocketBridge, url: str) -> None:
+            async with client(url, "A") as one:
+                answer = await ask(one, do="subscribe", prefix="C")
+                assert (answer["error"], bridge.statistics().prefixes) == ("ConfigError", 1)
+                publisher.publish(b"A", b"x")
+                assert await payloads(one, 1, "A") == [b"x"]
+
+        serving(feed, work)
+
+
+def test_who_waits_for_a_slice_keeps_nobody_from_another() -> None:
+    """Of the second slice there is no publisher: many who ask for it wait, and who asks for the first one does not."""
+    feed = of_prefixes("A", "B")
+    with Publisher(msgspec.structs.replace(feed, slices=feed.slices[:1])):
+
+        async def work(_: WebSocketBridge, url: str) -> None:
+            async with AsyncExitStack() as stack:
+                others = [await stack.enter_async_context(client(url)) for _ in range(50)]
+                for other in others:
+                    await other.send('{"do": "subscribe", "prefix": "B"}')
+                async with asyncio.timeout(8), client(url, "A"):
+                    pass
+                assert {(await told(other))["error"] for other in others} == {"NotConfirmedError"}
+
+        serving(feed, work)
+
+
+def test_nothing_comes_under_a_prefix_once_its_end_is_told() -> None:
+    feed = Feed.local("bridged", slices=1)
+    with Publisher(feed, when_full="wait") as publisher:
+
+        async def work(_: WebSocketBridge, url: str) -> None:
+            async with client(url) as one:
+                for _turn in range(30):
+                    assert await ask(one, do="subscribe", prefix="") == {"subscribed": ""}
+                    for number in range(200):
+                        publisher.publish(b"A", b"%d" % number)
+                    publisher.flush()
+                    frame = await ask(one, do="unsubscribe", prefix="")
+                    while "unsubscribed" not in frame:
+                        frame = await told(one)
+                    assert "error" in await ask(one, do="nothing")
+
+        serving(feed, work)
+
+
+def test_the_end_waits_for_no_client_that_reads_nothing() -> None:
+    feed = Feed.local("bridged", slices=1)
+
+    async def work() -> float:
+        bound = asyncio.Event()
+        bridge = WebSocketBridge(feed)
+        serves = asyncio.ensure_future(bridge.serve(bound.set))
+        await bound.wait()
+        narrow = socket.socket()
+        narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        narrow.connect(("127.0.0.1", bridge.port))
+        async with client(f"ws://127.0.0.1:{bridge.port}", "", sock=narrow, max_queue=1) as slow:
+            for _ in range(10):
+                await asyncio.to_thread(publisher.publish_many, (b"A", b"B"), index, payload)
+            begin = time.monotonic()
+            serves.cancel()
+            await asyncio.wait((serves,))
+            took = time.monotonic() - begin
+            slow.transport.abort()
+        return took
+
+    index, payload = numpy.arange(20_000) % 2, numpy.zeros((20_000, 200), numpy.uint8)
+    with Publisher(feed, when_full="wait") as publisher:
+        assert asyncio.run(work()) < 5
+
+
+def test_what_waits_for_a_client_is_bounded_over_all_its_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websocket, "_MOST_BYTES", 1_000)
+    browser = websocket._Browser(None, 100)  # type: ignore[arg-type]
+    browser.prefixes.update("ABCDE")
+    for topic in range(100):
+        for prefix in sorted(browser.prefixes):
+            browser.add(prefix, b"%d" % topic, b"x" * 100)
+    assert sum(len(text) for each in browser._waiting.values() for text in each.take().texts) == 1_000
 
 
 def test_more_clients_than_it_takes_are_turned_away() -> None:
