@@ -141,10 +141,11 @@ class Stream:
 
     def _wake(self) -> None:
         self._changed.notify_all()
-        if self._sleeps and self._sleeper is not None:
+        sleeper = self._sleeper  # which may go meanwhile
+        if self._sleeps and sleeper is not None:
             self._sleeps = False
             with suppress(RuntimeError):  # its loop is closed
-                self._sleeper.get_loop().call_soon_threadsafe(_wake, self._sleeper)
+                sleeper.get_loop().call_soon_threadsafe(_wake, sleeper)
 
     # Checkpoints, made by the subscriber.
 
