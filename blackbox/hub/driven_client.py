@@ -36,7 +36,8 @@ from blackbox.transport.server_thread import bind
 log = logging.getLogger("blackbox")
 
 _MOST_AT_ONCE: Final = 1_000
-"""Requests that are being done; who asks for more is told so."""
+"""Requests that are being done; who asks for more is told so. With as many answers that wait nothing is read."""
+_ROOM_S: Final = 0.01
 _MOST_REQUEST_BYTES: Final = 2 * MOST_BYTES
 _NEEDS: Final = Needs(descriptors=64)
 
@@ -53,6 +54,7 @@ class DrivenClient:
         if transport_of(endpoint) != "ipc" and not is_loopback(endpoint):
             raise ConfigError(f"endpoint was {endpoint!r}, expected ipc, or tcp on a loopback address")
         self._client, self._endpoint = client, endpoint
+        self._sending = asyncio.Lock()
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def serve(self, bound: Callable[[], None] = lambda: None) -> None:
@@ -62,12 +64,15 @@ class DrivenClient:
             socket = zmq.asyncio.Context(shadow=plain).socket(zmq.ROUTER)
             stack.callback(socket.close)
             socket.linger = 0
+            socket.router_mandatory = True  # without it an answer for which there is no room is dropped
             socket.setsockopt(zmq.MAXMSGSIZE, _MOST_REQUEST_BYTES)
             bind(socket, self._endpoint, "endpoint")
             bound()
             running = set[asyncio.Task[None]]()
             async with asyncio.TaskGroup() as group:
                 while True:
+                    if len(running) >= 2 * _MOST_AT_ONCE:
+                        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                     *envelope, text = await socket.recv_multipart()
                     is_room = len(running) < _MOST_AT_ONCE
                     task = group.create_task(self._answer(socket, envelope, text, is_room=is_room))
@@ -84,7 +89,19 @@ class DrivenClient:
             answer = await self._do(asked)
         except (BlackBoxError, TimeoutError, msgspec.DecodeError, UnicodeError, ValueError) as error:
             answer = error_as_json(error)
-        await socket.send_multipart([*envelope, msgspec.json.encode({"number": number_of(text), **answer})])
+        frames = [*envelope, msgspec.json.encode({"number": number_of(text), **answer})]
+        async with self._sending:  # one looks for room
+            while True:
+                try:
+                    await socket.send_multipart(frames, zmq.DONTWAIT)
+                except zmq.Again:
+                    await asyncio.sleep(_ROOM_S)  # until who asked reads
+                except zmq.ZMQError as error:
+                    if error.errno != zmq.EHOSTUNREACH:  # who asked has gone
+                        raise
+                    return
+                else:
+                    return
 
     async def _do(self, asked: Asked) -> dict[str, Any]:
         """Do what is asked, and return what to answer. Raises as the client does; TimeoutError."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 import zmq
+import zmq.asyncio
 
 from blackbox import AsyncClient, ConfigError, Feed, Hub
 from blackbox.feed.endpoint import free_endpoints
@@ -204,3 +205,25 @@ def test_what_is_driven_survives_kills_of_hub_and_client(
     assert got == put
     stored = [(epoch, sequence) for epoch, _, sequence, _, _ in published(tmp_path / "hub", feed)]
     assert stored == put
+
+
+def test_no_answer_is_dropped_for_who_reads_late(tmp_path: Path) -> None:
+    """More requests than both ends have room for, all sent before the first answer is read."""
+    endpoint, count = f"ipc://{tmp_path}/driver", 6_000
+
+    async def drive() -> set[int]:
+        bound = asyncio.Event()
+        client = AsyncClient(hub_feed(), "desk", tmp_path)
+        serves = asyncio.ensure_future(DrivenClient(client, endpoint).serve(bound.set))
+        await bound.wait()
+        with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as socket:
+            socket.linger = 0
+            socket.connect(endpoint)
+            sends = [socket.send(b'{"number": %d, "do": "nothing"}' % number) for number in range(count)]
+            await asyncio.wait_for(asyncio.gather(*sends[:3_000]), 60)
+            found = {msgspec.json.decode(await asyncio.wait_for(socket.recv(), 20))["number"] for _ in range(count)}
+        serves.cancel()
+        await asyncio.wait((serves,))
+        return found
+
+    assert asyncio.run(drive()) == set(range(count))
