@@ -56,7 +56,7 @@ def control(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Feed file of the replay, if it has `[security]`: with which keys to connect.",
+            help="Feed file of the replay, if it has `security`: with which keys to connect.",
             show_default=False,
         ),
     ] = None,

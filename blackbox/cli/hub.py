@@ -18,7 +18,7 @@ def hub(
     """Run the hub of a feed: it takes what clients put, numbers it, keeps it, answers, and publishes it.
 
     It is the publisher of its feed, and answers at the first of the feed's archives. One that was killed goes on: what
-    it had answered is published once. Whoever can reach its endpoint may put, where the feed's [security] does not ask
+    it had answered is published once. Whoever can reach its endpoint may put, where the feed's `security` does not ask
     for keys. Ends at Ctrl-C or SIGTERM, with status 1 when the disk refuses.
 
     For example:

@@ -28,7 +28,7 @@ def keys(
         Path, typer.Option("--dir", metavar="DIR", help="Where to write them; made if need be.")
     ] = Path("keys"),
 ) -> None:
-    """Make keys for the `[security]` of a feed file: NAME.key, which others get, and NAME.key_secret, which stays.
+    """Make keys for the `security` of a feed file: NAME.key, which others get, and NAME.key_secret, which stays.
 
     Prints the public key. Nothing that is there is replaced.
 

@@ -41,7 +41,7 @@ def relay(
     ] = False,
     in_the_clear: Annotated[
         bool,
-        typer.Option("--in-the-clear", help="With --plain, of a feed with [security]: let anybody read, without keys."),
+        typer.Option("--in-the-clear", help="With --plain, of a feed with `security`: let anybody read, without keys."),
     ] = False,
     spare: Annotated[
         list[str] | None,

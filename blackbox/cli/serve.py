@@ -27,7 +27,7 @@ def serve(
     """Answer readers of recorded blocks, as `record --serve` does for the feed that it records.
 
     Changes nothing, and takes no part in recording: a recorder may write there at the same time. Whoever can reach the
-    endpoint may read all recordings of the feed, where its [security] does not ask for keys. Ends at Ctrl-C or SIGTERM.
+    endpoint may read all recordings of the feed, where its `security` does not ask for keys. Ends at Ctrl-C or SIGTERM.
 
     For example:
 
