@@ -84,6 +84,8 @@ class _Browser:
     def __init__(self, connection: ServerConnection, limit: int) -> None:
         self.connection = connection
         self.prefixes: set[str] = set()
+        self.confirmed: set[str] = set()
+        """Those of them that it was told are: what comes of others waits, as the answer goes first."""
         self._waiting: dict[str, Waiting] = {}
         self._limit, self._notes = limit, list[bytes]()
         self._has_more = asyncio.Event()
@@ -104,6 +106,7 @@ class _Browser:
     def leave(self, prefix: str) -> None:
         """Let nothing wait under a prefix any more."""
         self.prefixes.discard(prefix)
+        self.confirmed.discard(prefix)
         self._waiting.pop(prefix, None)
 
     def tell(self, **note: Any) -> None:
@@ -120,7 +123,7 @@ class _Browser:
             notes, self._notes = self._notes, []
             for note in notes:
                 await self.connection.send(note, text=True)
-            waiting, self._waiting = self._waiting, {}
+            waiting = {prefix: self._waiting.pop(prefix) for prefix in self.confirmed & self._waiting.keys()}
             for prefix, each in waiting.items():
                 texts, passed_over = each.take()
                 name = _ENCODE(prefix)
@@ -268,6 +271,7 @@ class WebSocketBridge:
                 browser.tell(unsubscribed=asked.prefix)
             else:
                 await self._join(browser, asked.prefix)
+                browser.confirmed.add(asked.prefix)
                 browser.tell(subscribed=asked.prefix)
         except (BlackBoxError, msgspec.DecodeError, UnicodeError, ValueError) as error:
             browser.tell(error=type(error).__name__, why=str(error))
@@ -345,5 +349,5 @@ class WebSocketBridge:
 
     def _tell_gap(self, gap: Gap) -> None:
         told = {"slice": gap.slice_id, "epoch": gap.epoch, "sequence": gap.sequence, "count": gap.count}
-        for browser in {each: None for wanted in self._wanted.values() for each in wanted}:
+        for browser in {each: None for wanted in self._wanted.values() for each in wanted if each.confirmed}:
             browser.tell(gap=told)

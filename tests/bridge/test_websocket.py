@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+import threading
 import time
 from base64 import b64decode
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -108,6 +109,31 @@ def test_each_client_gets_the_prefixes_that_it_asks_for() -> None:
 
         bridge = serving(feed, work)
     assert (bridge.statistics().sent, bridge.statistics().passed_over) == (201, 0)
+
+
+def test_a_client_hears_that_it_is_subscribed_before_any_message() -> None:
+    feed = Feed.local("bridged", slices=1)
+    with Publisher(feed) as publisher:
+        ending = threading.Event()
+
+        def publish() -> None:
+            while not ending.wait(0.0002):
+                publisher.publish(b"A", b"x")
+
+        async def work(_: WebSocketBridge, url: str) -> None:
+            publishing = threading.Thread(target=publish)
+            publishing.start()
+            try:
+                async with client(url, "A", close_timeout=0.1):  # so that it is subscribed to all the time
+                    for _turn in range(20):
+                        async with client(url, "A") as one:
+                            frame = await told(one)
+                            assert frame.keys() == {"prefix", "messages"}, frame
+            finally:
+                ending.set()
+                publishing.join()
+
+        serving(feed, work)
 
 
 def test_prefixes_that_overlap_are_streams_of_their_own() -> None:
