@@ -207,8 +207,9 @@ class Subscriber(Registration):
         goes on reading meanwhile.
 
         Raises TimeoutError when callbacks do not return in time; SubscriberError in a callback, with `processes`, for
-        the policy "conflate", and while a slice has no position: nothing has come yet, or with `key_bytes` callbacks
-        are new and not confirmed, see `wait_confirmed`, or a stream's reader is too many runs behind; PositionError
+        the policy "conflate", and while a slice has no position: nothing has come yet, or not all of an image, or
+        with `key_bytes` callbacks are new and not confirmed, see `wait_confirmed`, or a stream's reader is amid an
+        image or too many runs behind; PositionError
         when positions cannot be kept; what ended the subscriber.
         """
         with self._share.checkpoint(timeout, by_reader=True) as positions:

@@ -63,8 +63,8 @@ class Checkpoint:
             unknown = sorted(slice_id for slice_id, position in self._positions.items() if position is None)
             if unknown:
                 raise SubscriberError(
-                    f"slices {unknown} had no position yet: nothing has come from their publishers, or they have not "
-                    "confirmed what new callbacks want"
+                    f"slices {unknown} had no position yet: nothing has come from their publishers, not all of an "
+                    "image, or they have not confirmed what new callbacks want"
                 )
             return {slice_id: each for slice_id, each in sorted(self._positions.items()) if each is not None}
 

@@ -257,7 +257,9 @@ class SliceThread:
 
     @property
     def position(self) -> SlicePosition | None:
-        """What comes next, once all before it has been handed over; None: nobody knows."""
+        """What comes next, once all before it has been handed over; None: nobody knows, or that is amid an image."""
+        if self.join.images:
+            return None
         if not self.feed.key_bytes:
             return self._sequences.position()
         # Of two lines one may be behind what the other's heartbeat has shown.

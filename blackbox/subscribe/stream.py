@@ -166,7 +166,7 @@ class Stream:
         There is none of other slices. Of a slice those of the run of the first one are told.
 
         It is done with what it took before it asked for the next item. `by_reader`: if it is who asks now, also with
-        the last item.
+        the last item. Raises SubscriberError amid an image: no position is there.
         """
         found: dict[int, Undone] = {}
         with self._changed:
@@ -186,6 +186,8 @@ class Stream:
         return found
 
     def _undone(self, batch: Batch, item: int) -> Undone:
+        if batch.is_image:
+            raise SubscriberError(f"the reader of a stream of {self.prefix!r} was not done with the image yet")
         following = {self._key_of(batch): int(batch.sequence[item])}
         return Undone(batch.block.epoch, following, batch.block.ts_out)
 

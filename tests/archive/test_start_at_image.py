@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy
@@ -11,7 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox import ArchiveError, Batch, CallbackError, ConfigError, Publisher, Recorder, SlowPolicy, Subscriber
+from blackbox import (
+    ArchiveError,
+    Batch,
+    CallbackError,
+    ConfigError,
+    Publisher,
+    Recorder,
+    SlowPolicy,
+    Subscriber,
+    SubscriberError,
+)
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
@@ -185,6 +196,59 @@ def test_a_checkpoint_behind_the_image_goes_on_there(tmp_path: Path) -> None:
             pass
         subscriber.stop()
         assert positions == {0: (publisher.epoch, 1_000)}
+
+
+def publish_of_many_keys(publisher: Publisher, recorder: Recorder, keys: int) -> None:
+    for number in range(keys):
+        publisher.publish(b"%03d.t" % number, b"")
+    publisher.flush()
+    wait_recorded(recorder, keys)
+
+
+def test_amid_an_image_there_is_no_position(tmp_path: Path) -> None:
+    """Who went on there would never get the rest of it."""
+    feed, came, go_on = archived_feed(key_bytes=3), threading.Event(), threading.Event()
+    numbers: list[int] = []
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        publish_of_many_keys(publisher, recorder, 400)
+        subscriber = Subscriber(feed, queue_blocks=1, workers=1)
+
+        @subscriber.on_batch(b"")
+        def _(batch: Batch) -> None:
+            numbers.append(len(batch))
+            came.set()
+            assert go_on.wait(20)
+
+        subscriber.start(since="image")
+        assert came.wait(20)
+        thread = subscriber._supervisor._slices[0]
+        with ThreadPoolExecutor(1) as pool:
+            cut = pool.submit(lambda: subscriber.checkpoint().__enter__())
+            wait_until(lambda: thread.state.asked != 0)
+            go_on.set()
+            with pytest.raises(SubscriberError, match="not all of an image"):
+                cut.result(20)
+        subscriber.wait_live()
+        with subscriber.checkpoint() as positions:
+            assert (len(positions[0].following), sum(numbers)) == (400, 400)
+        subscriber.stop()
+
+
+def test_a_reader_amid_an_image_has_no_position(tmp_path: Path) -> None:
+    feed = archived_feed(key_bytes=3)
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        publish_of_many_keys(publisher, recorder, 2)
+        subscriber = Subscriber(feed)
+        stream = subscriber.stream(b"")
+        subscriber.start(since="image")
+        subscriber.wait_live()
+        assert stream.get(20).topic == b"000.t"
+        with pytest.raises(SubscriberError, match="not done with the image"), subscriber.checkpoint():
+            pass
+        assert stream.get(20).topic == b"001.t"
+        with subscriber.checkpoint() as positions:
+            assert positions[0].following == {b"000": 1, b"001": 1}
+        subscriber.stop()
 
 
 def test_what_cannot_begin_with_an_image_is_refused(tmp_path: Path) -> None:
