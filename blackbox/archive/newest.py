@@ -175,7 +175,7 @@ class NewestBlocks:
     """Newest messages as they were when this was made, in blocks, each of which is made when it is asked for.
 
     A block is of one key, one run and one schema; run by run, with its messages in their order and with their numbers.
-    Attributes: `count`, how many blocks there are; `size`, bytes of all payloads, each up to a multiple of 8.
+    Attributes: `count`, how many blocks there are; `size`, bytes of payloads, topics and what goes with each.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class NewestBlocks:
         cuts: list[int],
     ) -> None:
         """Others use `Newest.blocks`. A block has the rows between two of `cuts`."""
-        self.count, self.size = len(cuts) - 1, payloads.nbytes
+        self.count, self.size = len(cuts) - 1, payloads.nbytes + rows.nbytes + sum(map(len, topics))
         self._slice_id, self._key_bytes = slice_id, key_bytes
         self._rows, self._topics, self._payloads, self._cuts = rows, topics, payloads, cuts
 

@@ -170,6 +170,18 @@ def test_an_image_that_is_too_large_is_refused_with_its_bounds(tmp_path: Path, m
         ArchiveClient(feed).image(0, timeout=0.1)
 
 
+def test_images_that_are_kept_are_bounded_also_where_payloads_are_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day = Day(tmp_path / "tape" / "2026-01-01", feed_of())
+    day.put(0, Put(tuple(Row(b"%04d" % number, b"") for number in range(1_000)), epoch=1))
+    monkeypatch.setattr("blackbox.archive.serve.images.MOST_IMAGE_BYTES", 1_000 * (64 + 4))
+    images = Images(Pieces(tmp_path / "tape"))
+    for number in range(10):
+        answer_of(images, b"", b"%d" % number)
+    assert len(images._kept) == 2
+
+
 def test_days_that_are_replaced_or_of_another_layout_do_not_mix(tmp_path: Path) -> None:
     feed = archived_feed()
     for number, slices in ((1, 2), (2, 1)):

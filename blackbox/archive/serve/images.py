@@ -26,7 +26,7 @@ from blackbox.errors import ArchiveError
 from blackbox.feed.rights import Prefixes
 
 MOST_IMAGE_BYTES: Final = 256 << 20
-"""Of the payloads of one image, and of all but the newest one that are kept."""
+"""Of one image, and of all but the newest one that are kept; beside the blocks that are made of them."""
 _SAME_S: Final = 0.1
 """Who asks within this time after another gets the same image."""
 _KEPT_S: Final = 30.0
