@@ -170,6 +170,18 @@ def test_an_image_that_is_too_large_is_refused_with_its_bounds(tmp_path: Path, m
         ArchiveClient(feed).image(0, timeout=0.1)
 
 
+def test_an_image_is_kept_while_its_rest_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by those to whom it comes slowly."""
+    monkeypatch.setattr("blackbox.archive.serve.images._KEPT_S", 1.0)
+    with published(tmp_path) as (feed, _):
+        images = Images(Pieces(tmp_path / feed.name))
+        made, blocks = answer_of(images, b"")
+        began = time.monotonic()
+        while time.monotonic() < began + 1.5:
+            rest = images.answer(AskImage(slice_id=0, prefixes=[b""], image=made.image, first=0))
+            assert (rest[0], len(rest[1])) == (made, len(blocks))
+
+
 def test_images_that_are_kept_are_bounded_also_where_payloads_are_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

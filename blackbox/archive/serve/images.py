@@ -30,7 +30,7 @@ MOST_IMAGE_BYTES: Final = 256 << 20
 _SAME_S: Final = 0.1
 """Who asks within this time after another gets the same image."""
 _KEPT_S: Final = 30.0
-"""An image is kept for so long, for those who fetch the rest of it."""
+"""An image is kept for so long after it was asked for, for those who fetch the rest of it."""
 _TURN_S: Final = 0.02
 """One request has the archive read, or make blocks, for so long; others have their turn between two."""
 _READ_BYTES: Final = 4 << 20
@@ -45,6 +45,7 @@ class _Made(NamedTuple):
     number: int
     asked: _Asked
     made_at: float
+    asked_at: float
     image: Image
     blocks: list[Block]
     """Those that were asked for so far."""
@@ -68,11 +69,12 @@ class Images:
         the image is kept no more, JournalError when files cannot be read.
         """
         now = time.monotonic()
-        self._kept = [each for each in self._kept if now - each.made_at < _KEPT_S]
+        self._kept = [each for each in self._kept if now - each.asked_at < _KEPT_S]
         asked = ask.slice_id, tuple(ask.prefixes), rights
-        for made in reversed(self._kept):
+        for place, made in reversed([*enumerate(self._kept)]):
             is_new_enough = ask.image == 0 and now - made.made_at < _SAME_S
             if made.asked == asked and (made.number == ask.image or is_new_enough):
+                self._kept[place] = made._replace(asked_at=now)
                 return _piece(made, ask.first)
         if ask.image:
             raise StaleCursorError(f"image was {ask.image}, expected one that this archive has made of late")
@@ -175,7 +177,8 @@ def _make(scan: _Scan, asked: _Asked) -> _Made:
         ts_out=newest.ts_out,
         unreadable=scan.unreadable,
     )
-    return _Made(image.image, asked, time.monotonic(), image, [], iter(blocks), blocks.size)
+    now = time.monotonic()
+    return _Made(image.image, asked, now, now, image, [], iter(blocks), blocks.size)
 
 
 def _piece(made: _Made, first: int) -> tuple[Image, list[Block]]:
