@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import Final
 
 import numpy
@@ -73,6 +73,14 @@ class Table(Mapping[bytes, bytes]):
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.snapshot()[0])
 
+    def items(self) -> ItemsView[bytes, bytes]:
+        """Return topics and payloads of one moment: a topic may go away while others are read."""
+        return self.snapshot()[0].items()
+
+    def values(self) -> ValuesView[bytes]:
+        """Return payloads, as `items`."""
+        return self.snapshot()[0].values()
+
     def __repr__(self) -> str:
         return f"Table({self.prefix!r}, {len(self)} topics, {'synced' if self.synced else 'not synced'})"
 
@@ -83,7 +91,11 @@ class Table(Mapping[bytes, bytes]):
             if since is not None:
                 blocks = since.image or ()
                 self._left += sum(topic.startswith(self.prefix) for block in blocks for topic in block.topics)
-                self._at |= {(slice_id, key): Position(since.epoch, number) for key, number in since.following.items()}
+                self._at |= {
+                    (slice_id, key): Position(since.epoch, number)
+                    for key, number in since.following.items()
+                    if key.startswith(self.prefix[: self._key_bytes])
+                }
         self._look()
 
     def put(self, batch: Batch) -> None:

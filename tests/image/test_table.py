@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy
 import pytest
 
 from blackbox import ConfigError, Publisher, Recorder, Subscriber, SubscriberError
@@ -98,6 +99,42 @@ def test_two_tables_that_joined_at_other_times_have_one_digest(tmp_path: Path) -
     other = dict(tables[0])
     tables[1]._payloads[b"A0.t"] += b"x"
     assert (dict(tables[0]), tables[1].digest() == tables[0].digest()) == (other, False)
+
+
+def test_topics_that_go_away_while_all_are_read_harm_nobody(tmp_path: Path) -> None:
+    feed = archived_feed()
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        publisher.publish_many((b"A", b"B"), numpy.arange(2, dtype=numpy.int32), numpy.zeros((2, 4), numpy.uint8))
+        publisher.flush()
+        wait_recorded(recorder, 2)
+        subscriber = Subscriber(feed)
+        table = subscriber.table(b"")
+        subscriber.start(since="image")
+        assert table.wait_synced(20)
+        items, values = iter(table.items()), iter(table.values())
+        assert (next(items), next(values)) == ((b"A", bytes(4)), bytes(4))
+        publisher.publish_many((b"B",), numpy.zeros(1, numpy.int32), numpy.zeros((1, 4), numpy.uint8), valid=[False])
+        publisher.flush()
+        wait_until(lambda: b"B" not in table, 20)
+        assert (list(items), list(values)) == ([(b"B", bytes(4))], [bytes(4)])
+        assert table == {b"A": bytes(4)}
+        subscriber.stop()
+
+
+def test_it_says_nothing_of_keys_that_it_has_no_topics_of(tmp_path: Path) -> None:
+    feed = archived_feed(key_bytes=1)
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        for topic in (b"A.t", b"B.t"):
+            publisher.publish(topic, b"")
+        publisher.flush()
+        wait_recorded(recorder, 2)
+        subscriber = Subscriber(feed)
+        subscriber.on_batch(b"B")(nothing)
+        table = subscriber.table(b"A.")
+        subscriber.start(since="image")
+        assert table.wait_synced(20)
+        assert table.at == {(0, b"A"): Position(publisher.epoch, 1)}
+        subscriber.stop()
 
 
 def test_what_no_table_can_be_is_refused(tmp_path: Path) -> None:
