@@ -258,7 +258,7 @@ class Books:
         with self._lock:
             if received.feeds is not self._feeds and received.feeds != self._feeds:  # each recorded batch has a tuple
                 self._choose(received.feeds)
-            self._state.conflated = int(received.conflated)
+            self._state.conflated = int(received.conflated or received.is_image)
             if batch.block.topic_count > len(self._places):
                 with interrupts_held():  # the old memory would be gone, and its address kept
                     self._places = numpy.empty(2 * batch.block.topic_count, numpy.int32)

@@ -294,6 +294,16 @@ def test_conflated_block_marks_only_the_books_of_its_symbols(tmp_path: Path) -> 
     assert (book.counters(b"A")["unsynced"], book.counters(b"B")["unsynced"]) == (1, 0)
 
 
+def test_an_image_is_no_whole_book(tmp_path: Path) -> None:
+    """It has one message of each topic: what came before that is not known."""
+    day = Day(tmp_path, feed_of())
+    day.put(0, Put((Row(b"A.A", order(1, b"B", 5)), Row(b"A.A", order(2, b"B", 6))), schema=ITCH))
+    book = Books("itch50")
+    for batch in Recording.open(tmp_path).newest():
+        book.apply(batch)
+    assert (book.synced, book.counters(b"A")["unsynced"]) == (False, 1)
+
+
 def test_another_run_of_the_publisher_is_told(tmp_path: Path) -> None:
     """What came between its last message and the first of the next run is not known."""
     day = Day(tmp_path, feed_of())
