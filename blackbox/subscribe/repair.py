@@ -246,7 +246,8 @@ class Repairer:
                 with giving_way(self._threads):
                     self._begin(out, self._since)
             while not self._over.is_set():
-                self._sleep(None if self._queue.answers else _PROBE_S)
+                if self._join.phase == JoinPhase.LIVE and self._queue.asked == self._taken:  # else `_answer` was woken
+                    self._sleep(None if self._queue.answers else _PROBE_S)
                 self._spread()
                 while not self._over.is_set() and self._join.phase != JoinPhase.LIVE:
                     with giving_way(self._threads):

@@ -95,6 +95,23 @@ def scene(tmp_path: Path, archives: int) -> Iterator[Scene]:
         yield found
 
 
+def test_a_run_that_begins_while_an_archive_is_waited_for_is_fetched(tmp_path: Path) -> None:
+    """What wakes the thread that fetches must not be taken for another request."""
+    with scene(tmp_path, 2) as at:
+        at.model.stop(1)
+        lose(at.publisher, KEYS[0], 1)
+        at.send(KEYS[0], 1)
+        requests = at.subscriber._supervisor._slices[0]._repairs
+        wait_until(lambda: requests.asked == 1)
+        begin_run(at.publisher, SECOND_RUN)
+        at.model.hear()
+        for key in KEYS * 2:
+            at.send(key, 1)
+        wait_until(lambda: requests.answered == 1)  # it has given up on that request
+        at.begin_all()
+        at.check()
+
+
 @pytest.mark.parametrize("archives", [1, 2])
 @pytest.mark.parametrize("end", ["heard", "lost"])
 @pytest.mark.parametrize("begins", ["blocks", "heartbeat"])
