@@ -85,8 +85,9 @@ class Table(Mapping[bytes, bytes]):
         return f"Table({self.prefix!r}, {len(self)} topics, {'synced' if self.synced else 'not synced'})"
 
     def begin(self, images: Mapping[int, Since | None]) -> None:
-        """Expect the image of each slice, before any of it comes."""
-        self._left = 0
+        """Be empty, and expect the image of each slice, before any of it comes."""
+        with self._lock:
+            self._payloads, self._at, self._left = {}, {}, 0
         for slice_id, since in images.items():
             if since is not None:
                 blocks = since.image or ()

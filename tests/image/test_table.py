@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from blackbox import ConfigError, Publisher, Recorder, Subscriber, SubscriberError
+from blackbox import ConfigError, Publisher, Recorder, Recording, Subscriber, SubscriberError
 from blackbox.block.position import Position
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
@@ -118,6 +118,26 @@ def test_topics_that_go_away_while_all_are_read_harm_nobody(tmp_path: Path) -> N
         wait_until(lambda: b"B" not in table, 20)
         assert (list(items), list(values)) == ([(b"B", bytes(4))], [bytes(4)])
         assert table == {b"A": bytes(4)}
+        subscriber.stop()
+
+
+def test_what_a_replay_has_left_is_no_part_of_the_image(tmp_path: Path) -> None:
+    feed = archived_feed()
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        for topic in (b"A", b"B"):
+            publisher.publish(topic, b"1")
+        publisher.flush()
+        wait_recorded(recorder, 2)
+        subscriber = Subscriber(feed)
+        table = subscriber.table(b"")
+        subscriber.replay(Recording.open(next((tmp_path / feed.name).iterdir())))
+        assert dict(table) == {b"A": b"1", b"B": b"1"}
+        publisher.publish_many((b"B",), numpy.zeros(1, numpy.int32), numpy.zeros((1, 1), numpy.uint8), valid=[False])
+        publisher.flush()
+        wait_recorded(recorder, 3)
+        subscriber.start(since="image")
+        assert table.wait_synced(20)
+        assert table.snapshot() == ({b"A": b"1"}, {(0, b""): Position(publisher.epoch, 3)})
         subscriber.stop()
 
 
