@@ -89,7 +89,7 @@ class Consumer:
             if since is None and back is None:
                 return self._last, None
             if not isinstance(since, Mapping):
-                said = "back was given" if since is None else "since was a time"
+                said = "back was given" if since is None else f"since was {since!r}"
                 raise PositionError(
                     f"{said}, but consumer {self._file.name!r} has been further: expected positions, or "
                     f"`blackbox positions {self._file.directory} --forget {self._file.name}` first"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -206,9 +205,10 @@ def test_positions_going_back_are_refused(tmp_path: Path) -> None:
         subscriber, _ = consumer(feed, tmp_path)
         with pytest.raises(PositionError, match="expected 100 of epoch 0000000000000005 or later, where it has been"):
             subscriber.start(since=since)
-    subscriber, _ = consumer(feed, tmp_path)
-    with pytest.raises(PositionError, match="since was a time, but consumer 'strategy-1' has been further"):
-        subscriber.start(since=time.time_ns())
+    for when, said in ((5, "5"), ("session", "'session'")):
+        subscriber, _ = consumer(feed, tmp_path)
+        with pytest.raises(PositionError, match=f"since was {said}, but consumer 'strategy-1' has been further"):
+            subscriber.start(since=when)
 
 
 def test_positions_of_another_feed_are_refused(tmp_path: Path) -> None:
