@@ -221,10 +221,9 @@ def test_amid_an_image_there_is_no_position(tmp_path: Path) -> None:
 
         subscriber.start(since="image")
         assert came.wait(20)
-        thread = subscriber._supervisor._slices[0]
         with ThreadPoolExecutor(1) as pool:
             cut = pool.submit(lambda: subscriber.checkpoint().__enter__())
-            wait_until(lambda: thread.state.asked != 0)
+            wait_until(lambda: subscriber._supervisor._cutting != 0)
             go_on.set()
             with pytest.raises(SubscriberError, match="not all of an image"):
                 cut.result(20)
