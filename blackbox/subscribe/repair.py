@@ -417,8 +417,8 @@ class Repairer:
         waiting: list[tuple[float, Missing]] = []
         pause_s, heard, failure = _PAUSE_S, 0.0, BlackBoxError()
         while self._join.phase == JoinPhase.LIVE and (waiting or self._queue.asked != self._taken):
-            self._note(out, ANSWERS, 0, self._join.falls)
             fresh = self._take(MOST_REQUESTS - len(waiting))
+            self._note(out, ANSWERS, 0, self._join.falls)  # behind that: it may have fallen back and asked again
             waiting += ((time.monotonic() + self._wait_s, each) for each in fresh)
             self._queue.answered = self._taken - 1  # the last one stands for all that wait
             left: list[Missing] = []
