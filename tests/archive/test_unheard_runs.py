@@ -18,6 +18,7 @@ from tests.archive.archives import archived_feed
 from tests.archive.recorders import feed_of, wait_recorded
 from tests.archive.test_keyed_run_ends import KEYS, Archived, Told, lose, send
 from tests.archive.test_run_ends import FIRST, SECOND, begin_run
+from tests.examples import examples
 
 SECOND_RUN, THIRD_RUN = FIRST + 1, FIRST + 2
 
@@ -148,7 +149,7 @@ def test_a_run_that_began_and_ended_unheard_comes_before_the_next_one(
     assert at.begun == [FIRST, SECOND_RUN, THIRD_RUN]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(examples(20)))
 def test_runs_that_are_heard_in_part_come_whole_or_are_told(tmp_path: Path, seed: int) -> None:
     chance, archives = Random(seed), 1 + seed % 2
     with scene(tmp_path, archives) as at:
