@@ -475,11 +475,11 @@ def test_whatever_is_lost_all_is_told_once(
     many = len(blocks)
     live_from = round(started * many)
     waits_at = live_from + round(waited * (many - live_from))
-    # No archive is a run ahead of what is live; and what is ahead, and lacks there, is told to be lost before it comes.
+    # No archive is a run ahead of what is live. What is ahead, and one of them lacks, is told to be lost by that one.
     blocks = [
         block
         if at < waits_at
-        else block._replace(begins_run=False, archived=(True, True) if not block.is_lost else block.archived)
+        else block._replace(begins_run=False, archived=(not block.is_lost or block.archived[0],) * 2)
         for at, block in enumerate(blocks)
     ]
     if archives == 1:
