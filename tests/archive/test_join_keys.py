@@ -542,6 +542,10 @@ def check_run(
             live |= {*numbers} if place >= waits_at and not block.is_lost else set()
     if told and run[0] == heard.epochs[0]:  # of several archives the first one decides where a key begins
         archived = {number for number in archived if number >= told[0]}
+    if heard.epochs and run[0] < heard.epochs[0]:  # and with which run
+        of_run = [block for block, (epoch, _) in zip(blocks, runs, strict=True) if epoch == run[0]]
+        assert not all(any(block.archived[archive] for block in of_run) for archive in range(2)), "one lacks it"
+        archived = set()
     assert archived - set(heard.came[run]) == set(), "what archives had has come"
     assert live - set(heard.came[run]) == set(), "what came live has come"
     if run[0] == last and archived:
