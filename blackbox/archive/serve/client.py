@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -37,6 +37,9 @@ from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.subscribe.repair import Later, Missing, Since, spread
 from blackbox.transport.curve import keys_of_archive
 
+log = logging.getLogger("blackbox")
+_AnswerT = TypeVar("_AnswerT")
+
 _LATER_S: Final = 0.001
 """Time until an archive is asked again for what it has not recorded yet; it doubles while nothing comes."""
 _MOST_LATER_S: Final = 0.32
@@ -47,9 +50,6 @@ _MOST_BYTES: Final = 64 << 20
 
 _NOWHERE: Final = (1 << 63, 0)
 """Behind all positions."""
-
-
-log = logging.getLogger("blackbox")
 
 
 class SliceImage(NamedTuple):
@@ -141,13 +141,18 @@ class ArchiveClient:
         `back`: by slice, how many of its last messages that day to tell the time of, as `back_ns`. `timeout`: for how
         many seconds to ask again when none answers. Raises ArchiveError saying of each archive why it gave no answer.
         """
+        ask = AskAbout(day, dict(back or {}))
         until = time.monotonic() + timeout
+        return self._first_answer(until, lambda asking: self._check(asking.ask(ask)[0], asking.endpoint))
+
+    def _first_answer(self, until: float, ask: Callable[[Connection], _AnswerT]) -> _AnswerT:
+        """Return what the first archive answers; ask all again until a time. Raises ArchiveError saying why of each."""
         while True:
             failures: list[str] = []
             for endpoint in self._order:
                 try:
                     with self._asking(endpoint) as asking:
-                        return self._check(asking.ask(AskAbout(day, dict(back or {})))[0], endpoint)
+                        return ask(asking)
                 except ArchiveError as error:
                     self._put_last(endpoint)
                     failures.append(str(error))
@@ -176,18 +181,7 @@ class ArchiveClient:
             raise ConfigError(f"prefixes of an image were {len(prefixes)}, expected 1 to {MOST_PREFIXES}")
         ask = AskImage(slice_id=slice_id, prefixes=sorted(prefixes), may_narrow=may_narrow)
         until = time.monotonic() + timeout
-        while True:
-            failures: list[str] = []
-            for endpoint in self._order:
-                try:
-                    with self._asking(endpoint) as asking:
-                        return self._image(asking, ask, until)
-                except ArchiveError as error:
-                    self._put_last(endpoint)
-                    failures.append(str(error))
-            if time.monotonic() >= until:
-                raise self._none(failures)
-            time.sleep(spread(_MOST_LATER_S))
+        return self._first_answer(until, lambda asking: self._image(asking, ask, until))
 
     def _image(self, asking: Connection, ask: AskImage, until: float) -> SliceImage:
         """Return the image of one archive; raise ArchiveError when it is not whole in time."""
