@@ -16,7 +16,7 @@ from blackbox.block.gap import Gap
 from blackbox.block.position import Position
 from blackbox.errors import BridgeError, ConfigError
 from blackbox.feed.feed import Feed, check_is_feed
-from blackbox.subscribe.slow_subscriber import SlowPolicy
+from blackbox.subscribe.slow_subscriber import PATIENT
 from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.subscriber import Subscriber
 
@@ -30,7 +30,6 @@ except ImportError as error:
 
 log = logging.getLogger("blackbox")
 
-_PATIENT: Final = SlowPolicy("warn", max_lag_ns=1 << 60)
 _REPAIR_WAIT_NS: Final = 10_000_000_000
 _AWAY: Final = (NotThere, TooLate, BusyLoadingError)
 _AGAIN_S: Final = 0.05
@@ -125,7 +124,7 @@ class RedisStreams:
         self._subscriber = Subscriber(
             feed,
             workers=1,
-            slow=_PATIENT,
+            slow=PATIENT,
             on_gap="repair" if feed.archives else "tell",
             repair_wait_ns=_REPAIR_WAIT_NS,
         )

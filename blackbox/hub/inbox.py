@@ -17,7 +17,7 @@ from blackbox.block.gap import Gap
 from blackbox.block.position import Position
 from blackbox.errors import ConfigError, HubError, NotConfirmedError, SubscriberError
 from blackbox.feed.feed import Feed
-from blackbox.subscribe.slow_subscriber import SlowPolicy
+from blackbox.subscribe.slow_subscriber import PATIENT
 from blackbox.subscribe.stream import Stream
 from blackbox.subscriber import Subscriber
 
@@ -26,7 +26,6 @@ log = logging.getLogger("blackbox")
 _REPAIR_WAIT_NS: Final = 60_000_000_000
 """How long a hub that is being started again is waited for, behind what it had written and not sent."""
 _START_S: Final = 10.0
-_PATIENT: Final = SlowPolicy("warn", max_lag_ns=1 << 60)
 _PLAIN: Final = re.compile(rb"[A-Za-z0-9.-]")
 _MARK: Final = "_"
 
@@ -105,7 +104,7 @@ class Inbox:
             workers=1,
             on_gap="repair",
             repair_wait_ns=_REPAIR_WAIT_NS,
-            slow=_PATIENT,
+            slow=PATIENT,
             name=self._file.name,
             positions=self._directory,
         )

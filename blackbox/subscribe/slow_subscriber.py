@@ -92,6 +92,10 @@ class SlowPolicy(msgspec.Struct, frozen=True):
         return feed.max_lag_ns if self.max_lag_ns is None else self.max_lag_ns
 
 
+PATIENT: Final = SlowPolicy("warn", max_lag_ns=1 << 60)
+"""For who is to get everything, however late."""
+
+
 class Alerts:
     """Send alerts to the log, the policy's function and the operator's console. Used by one thread.
 
