@@ -158,10 +158,11 @@ class Subscriptions:
         self._peers[line].pop(peer.fd, None)
         for prefix in tuple(peer.filters):
             self._leave_filter(line, peer, prefix)
+        # Who connects again asks for the same confirmation, perhaps before this is noticed: that stands.
         for prefix in peer.acceptances:
-            self._accepted[line].pop(prefix, None)
-        if peer.newest is not None:
-            self.asked.pop(peer.newest, None)
+            if self._accepted[line].get(prefix) == peer.fd:
+                del self._accepted[line][prefix]
+        self._drop_newest(peer)
         for place in peer.answers:
             if self.answered.get(place) == peer.fd:
                 del self.answered[place]
@@ -282,8 +283,7 @@ class Subscriptions:
     def _ask(self, ask: Asked, peer: Peer | None) -> None:
         place = ask.line, ask.key
         if peer is not None:  # one at a time for each connection: who asks again has withdrawn what it asked before
-            if peer.newest is not None:
-                self.asked.pop(peer.newest, None)
+            self._drop_newest(peer)
             peer.newest = place
             peer.nonces.add(ask.key)
             if len(peer.nonces) > _MOST_NONCES:
@@ -291,6 +291,11 @@ class Subscriptions:
                 self.unwelcome[peer.fd, peer.cookie] = why
         self.asked[place] = ask
         _drop_first(self.asked, _MOST_ASKED)
+
+    def _drop_newest(self, peer: Peer) -> None:
+        place = peer.newest
+        if place is not None and place in self.asked and self.asked[place].fd == peer.fd:
+            del self.asked[place]
 
     def _accept(self, line: int, prefix: bytes) -> None:
         """Count the subscriber that had asked for this confirmation, whoever accepts it: nonces can be overheard."""

@@ -157,6 +157,27 @@ def test_subscribers_are_counted_while_others_come_and_go() -> None:
         thread.join()
 
 
+@pytest.mark.parametrize("answered", ["before", "between", "after"])
+def test_who_asks_again_on_a_new_connection_is_counted_though_the_old_one_goes_later(answered: str) -> None:
+    subscriptions, nonce = made(2), bytes(8)
+    place = 0, CONFIRM_KEY + nonce
+    tell(subscriptions, b"\1", CONFIRM_KEY + nonce, fd=5)
+    if answered == "before":
+        subscriptions.confirmed(subscriptions.asked[place])
+        tell(subscriptions, b"\1", acceptance(nonce, 0), fd=5)
+    tell(subscriptions, b"\1", CONFIRM_KEY + nonce, fd=6)
+    if answered != "after":
+        subscriptions.confirmed(subscriptions.asked[place])
+        tell(subscriptions, b"\1", acceptance(nonce, 0), fd=6)
+    gone = subscriptions.peer(0, 5)
+    assert gone is not None
+    subscriptions.forget(gone)
+    if answered == "after":
+        subscriptions.confirmed(subscriptions.asked[place])
+        tell(subscriptions, b"\1", acceptance(nonce, 0), fd=6)
+    assert subscriptions.subscriber_count() == 1
+
+
 def accept(subscriptions: WantedKeys, nonce: bytes, line: int = 0) -> None:
     with subscriptions.changed:
         tell(subscriptions, b"\1", CONFIRM_KEY + nonce, line)
