@@ -225,6 +225,7 @@ class Subscription:
         use_keys(self._sub, self._keys[line])
         self._sub.connect(address)
         self._reconnected.add(line)
+        self._state.confirmed_lines &= ~(1 << line)  # who goes on in the same epoch may have lost what we asked for
 
     def _ask_to_confirm(self) -> None:
         """Subscribe to a fresh nonce: a publisher that answers has all filters set before it in force."""

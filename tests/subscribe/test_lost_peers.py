@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from blackbox import Feed, Publisher, SlowPolicy, Subscriber, SubscriberError
-from blackbox.block.format import ACCEPT_KEY
+from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY
 from blackbox.feed.feed import Slice
 from blackbox.subscribe import subscription
 from blackbox.testing import Collector, RawPublisher, wait_until
@@ -138,6 +138,30 @@ def test_a_publisher_that_falls_silent_is_told_once(caplog: pytest.LogCaptureFix
         wait_until(lambda: "is silent, and has not closed" in caplog.text, what="the silence is told")
         told = caplog.text.count("is silent")
     assert told == 1
+
+
+def test_a_line_that_was_silent_is_asked_again_until_it_answers(caplog: pytest.LogCaptureFixture) -> None:
+    """A publisher with an outbox goes on in its epoch, so that nothing but the silence tells that it is another one."""
+    feed = one_slice(heartbeat_ns=10_000_000)
+    subscriber = Subscriber(feed, slow=PATIENT)
+    subscriber.on(b"")(nothing)
+
+    def asked(publisher: RawPublisher) -> set[bytes]:
+        return {each for each in publisher.subscriptions() if each.startswith(CONFIRM_KEY)}
+
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        before = asked(publisher)
+    wait_until(lambda: "is silent, and has not closed" in caplog.text, what="the silence is told")
+    with subscriber, RawPublisher(feed) as publisher:
+        publisher.confirms = False
+        wait_until(lambda: asked(publisher) == before, what="the subscriber is connected again")
+
+        def asks_again() -> bool:
+            publisher.heartbeat()
+            return bool(asked(publisher) - before)
+
+        wait_until(asks_again)
 
 
 @pytest.mark.parametrize("transport", ["tcp", "ipc"])
