@@ -157,6 +157,19 @@ def order_columns(book: NDArray[numpy.int64]) -> NDArray[Any]:
     return resting[numpy.argsort(resting["reference"], kind="stable")]
 
 
+def level_columns(book: NDArray[numpy.int64]) -> NDArray[Any]:
+    """Return the levels that the venue told as such: as `order_columns`, under the reference 0."""
+    room, start, found = head_of(book).room, _HEAD_BYTES // 8, []
+    for side in (BUY, SELL):
+        first = start + _LEVEL_WORDS * room * side
+        rows = book[first : first + _LEVEL_WORDS * int(head_of(book).depth[side])].view(_Level.dtype)
+        rows = rows[rows["orders"] == 0]
+        levels_of_side = numpy.zeros(len(rows), Order.dtype)
+        levels_of_side["side"], levels_of_side["price"], levels_of_side["shares"] = side, rows["price"], rows["shares"]
+        found.append(levels_of_side)
+    return numpy.concatenate(found)
+
+
 @njit(inline="always")
 def _orders_at(book: int) -> Any:
     return book + _HEAD_BYTES + 2 * _LEVEL_BYTES * _head_at(book).room

@@ -28,6 +28,7 @@ from blackbox.book.book import (
     counters,
     has_room,
     head_of,
+    level_columns,
     levels,
     lose_sync,
     new_book,
@@ -232,6 +233,7 @@ class Books:
         self._feeds: Sequence[BatchFeed] = ()
         self._names: set[str] = set()
         """The feed that the books are of, once it is known."""
+        self._takes_images = False
         self._unsure: set[int | None] = set()
         """Slices of which messages may have been lost, also of symbols without a book; None: of any."""
         rule = CompiledSymbolRule.of(symbol_rule or SymbolRule())
@@ -258,7 +260,7 @@ class Books:
         with self._lock:
             if received.feeds is not self._feeds and received.feeds != self._feeds:  # each recorded batch has a tuple
                 self._choose(received.feeds)
-            self._state.conflated = int(received.conflated or received.is_image)
+            self._state.conflated = int(received.conflated or (received.is_image and not self._takes_images))
             if batch.block.topic_count > len(self._places):
                 with interrupts_held():  # the old memory would be gone, and its address kept
                     self._places = numpy.empty(2 * batch.block.topic_count, numpy.int32)
@@ -328,6 +330,18 @@ class Books:
                     fresh = new_book(_FIRST_ORDERS, _FIRST_LEVELS)
                     self._bytes += fresh.nbytes - book.nbytes
                     self._put(number, fresh)
+
+    def expect_image(self) -> None:
+        """Take images that come for those of the books: what comes behind them follows. Else they are out of sync."""
+        self._takes_images = True
+
+    def resting(self, symbol: bytes) -> tuple[NDArray[Any], bool]:
+        """Return a copy of a symbol's orders, or of levels, as `Resting` has them, and whether it is in a snapshot."""
+        with self._lock:
+            if (book := self._find(symbol)) is None:
+                return order_columns(new_book(1, 1)), False
+            orders = order_columns(book)
+            return orders if len(orders) else level_columns(book), bool(head_of(book).is_snapshot)
 
     def lose_sync(self, slice_id: int | None = None, key: bytes = b"") -> None:
         """Note that messages may have been lost: of one slice, or of any; of a key, or of all.

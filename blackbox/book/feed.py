@@ -12,6 +12,7 @@ A feed brings one compiled function, of one message. It is registered in the ent
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import numpy
@@ -35,6 +36,22 @@ COMPLETE: Final = 2
 """Of the last one of an event: the book is as it is at the venue."""
 
 
+class Resting(NamedTuple):
+    """What an image tells of a book, or of a part of it."""
+
+    symbol: bytes
+    last: bytes
+    """The payload that changed the book last."""
+    orders: NDArray[Any]
+    """`Order.dtype`[n]; where none rests, levels that the venue told as such, under the reference 0."""
+    is_snapshot: bool
+    """Whether the venue is within a snapshot; if nothing of it rests yet, one message says so."""
+
+
+Rest = Callable[[Resting], NDArray[numpy.uint8]]
+"""Returns uint8[n, bytes], a payload for each order: applied to an empty book, in any order, they make the same one."""
+
+
 class BookFeed(NamedTuple):
     """How a feed's payloads change a book."""
 
@@ -46,6 +63,8 @@ class BookFeed(NamedTuple):
     """A price of the book is the real one times 10 to the power of this."""
     apply: Any
     """Compiled by `njit`: (book, payload, size), int64 all, to IGNORED, WITHIN or COMPLETE. It checks the size."""
+    rest: Rest | None = None
+    """Makes the messages of an image; None: there are no images of these books."""
 
     @property
     def address(self) -> int:

@@ -18,8 +18,11 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy
+from numpy.typing import NDArray
+
 from blackbox.book.book import add, clear, enter_snapshot, put, refuse, remove, rests, take
-from blackbox.book.feed import COMPLETE, IGNORED, WITHIN, BookFeed
+from blackbox.book.feed import COMPLETE, IGNORED, WITHIN, BookFeed, Resting
 from blackbox.book.orders import BUY, SELL
 from blackbox.native.intrinsics import bytes_at
 from blackbox.native.jit import njit
@@ -86,5 +89,25 @@ def _change(book, data, action, is_top):  # type: ignore[no-untyped-def]
         put(book, order, side, price, shares)
 
 
-BOOK: Final = BookFeed(chr(_MBO), RTYPE_AT, 9, apply)
+def rest(resting: Resting) -> NDArray[numpy.uint8]:
+    """Make an add of each order, with the times of the instrument's last record: see `Rest`.
+
+    Within a snapshot they are of it, so that what follows does not clear the book.
+    """
+    orders, schema = resting.orders, SCHEMA if len(resting.last) == _BYTES else SCHEMA_TS_OUT
+    is_begun = resting.is_snapshot and len(orders) == 0
+    made = numpy.zeros(max(len(orders), int(is_begun)), schema.dtype("mbo"))
+    payloads = made.view(numpy.uint8).reshape(len(made), -1)
+    payloads[:] = numpy.frombuffer(resting.last, numpy.uint8)
+    made["flags"] = F_SNAPSHOT if resting.is_snapshot else _F_LAST
+    made["action"] = b"R" if is_begun else b"A"
+    if is_begun:
+        return payloads
+    made["order_id"], made["price"] = orders["reference"].view(numpy.uint64), orders["price"]
+    made["size"], made["side"] = orders["shares"], numpy.where(orders["side"] == BUY, b"B", b"A")
+    made["flags"] |= numpy.where(_TOP - orders["side"] == orders["reference"], numpy.uint8(_F_TOB), numpy.uint8(0))
+    return payloads
+
+
+BOOK: Final = BookFeed(chr(_MBO), RTYPE_AT, 9, apply, rest)
 """What is registered as the books of the schemas `dbn` and `dbn_ts_out`."""

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy
+from numpy.typing import NDArray
+
 from blackbox.book.book import refuse, set_level
-from blackbox.book.feed import COMPLETE, IGNORED, WITHIN, BookFeed
+from blackbox.book.feed import COMPLETE, IGNORED, WITHIN, BookFeed, Resting
 from blackbox.book.orders import BUY, SELL
 from blackbox.native.intrinsics import bytes_at
 from blackbox.native.jit import njit
@@ -37,5 +40,16 @@ def apply(book: int, payload: int, size: int) -> int:
     return COMPLETE if data[_FLAGS] & _EVENT_IS_COMPLETE else WITHIN
 
 
-BOOK: Final = BookFeed("85", 0, 4, apply)
+def rest(resting: Resting) -> NDArray[numpy.uint8]:
+    """Make a price level update of each level, with the time of the symbol's last message: see `Rest`."""
+    made = numpy.zeros(len(resting.orders), DEEP10.records["8"])
+    payloads = made.view(numpy.uint8).reshape(len(made), -1)
+    payloads[:] = numpy.frombuffer(resting.last, numpy.uint8)
+    payloads[:, 0] = numpy.where(resting.orders["side"] == BUY, _BUY, _SELL)
+    payloads[:, _FLAGS] |= _EVENT_IS_COMPLETE
+    made["size"], made["price"] = resting.orders["shares"], resting.orders["price"]
+    return payloads
+
+
+BOOK: Final = BookFeed("85", 0, 4, apply, rest)
 """What is registered as the books of the schema `iex_deep10`."""

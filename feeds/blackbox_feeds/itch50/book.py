@@ -12,7 +12,7 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.book.book import add, refuse, remove, replace, take
-from blackbox.book.feed import COMPLETE, IGNORED, BookFeed
+from blackbox.book.feed import COMPLETE, IGNORED, BookFeed, Resting
 from blackbox.book.orders import BUY, SELL
 from blackbox.native.intrinsics import bytes_at
 from blackbox.native.jit import njit
@@ -67,5 +67,18 @@ def apply(book: int, payload: int, size: int) -> int:
     return COMPLETE
 
 
-BOOK: Final = BookFeed(_TYPES, 0, 4, apply)
+def rest(resting: Resting) -> NDArray[numpy.uint8]:
+    """Make an A of each order, with locate and time of the symbol's last message: see `Rest`."""
+    made = numpy.zeros(len(resting.orders), SCHEMA.records["A"])
+    made["order_reference_number"] = resting.orders["reference"].view(numpy.uint64)
+    made["buy_sell_indicator"] = numpy.where(resting.orders["side"] == BUY, b"B", b"S")
+    made["shares"], made["price"] = resting.orders["shares"], resting.orders["price"]
+    made["stock"] = resting.symbol.ljust(8)
+    payloads = made.view(numpy.uint8).reshape(len(made), -1)
+    payloads[:, 1:_REFERENCE] = numpy.frombuffer(resting.last, numpy.uint8)[1:_REFERENCE]
+    payloads[:, 0] = _A
+    return payloads
+
+
+BOOK: Final = BookFeed(_TYPES, 0, 4, apply, rest)
 """What is registered as the books of the schema `itch50`."""
