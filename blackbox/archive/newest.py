@@ -75,6 +75,16 @@ class _Kept(NamedTuple):
     payload_bytes: int
 
 
+class NewestMessage(NamedTuple):
+    """A topic's newest message."""
+
+    topic: bytes
+    payload: bytes
+    epoch: int
+    sequence: int
+    ts_event: int
+
+
 class Newest:
     """The newest message of each topic of one slice: the one with the largest number of the last run that has it.
 
@@ -142,19 +152,52 @@ class Newest:
         self._reached.used = _move(rows.ctypes.data, len(rows), self._payloads.ctypes.data, payloads.ctypes.data)
         self._payloads = payloads
 
-    def blocks(self, prefixes: Collection[bytes], keys: tuple[bytes, ...] = (b"",)) -> NewestBlocks:
+    def have_byte(self, place: int, values: bytes) -> NDArray[numpy.bool_]:
+        """Return bool[topics]: whether the newest payload has one of `values` at a place."""
+        rows = self._rows[: len(self._topics)]
+        is_long = rows["size"] > place
+        found = numpy.zeros(len(rows), numpy.bool_)
+        found[is_long] = numpy.isin(self._payloads[rows["start"][is_long] + place], list(values))
+        return found
+
+    def messages(
+        self, of: NDArray[numpy.bool_], prefixes: Collection[bytes], keys: tuple[bytes, ...] = (b"",)
+    ) -> Iterator[NewestMessage]:
+        """Yield the newest message, if it has a value, of each topic that `blocks` takes with the same arguments."""
+        chosen = self._chosen(of, prefixes, keys)
+        rows = self._rows[[number for number, _ in chosen]]
+        columns = (rows[name].tolist() for name in ("start", "size", "epoch", "sequence", "ts_event"))
+        for (_, topic), start, size, epoch, sequence, ts_event in zip(chosen, *columns, strict=True):
+            if size != NO_VALUE:
+                payload = self._payloads[start : start + size].tobytes()
+                yield NewestMessage(topic, payload, epoch, sequence, ts_event)
+
+    def _chosen(
+        self, of: NDArray[numpy.bool_] | None, prefixes: Collection[bytes], keys: tuple[bytes, ...]
+    ) -> list[tuple[int, bytes]]:
+        """Return number and name of topics."""
+        wanted, names = tuple(prefixes), self._topics.names()
+        numbers = range(len(names)) if of is None else numpy.flatnonzero(of).tolist()
+        return [
+            (number, names[number])
+            for number in numbers
+            if names[number].startswith(wanted) and names[number][: self._key_bytes].startswith(keys)
+        ]
+
+    def blocks(
+        self,
+        prefixes: Collection[bytes],
+        keys: tuple[bytes, ...] = (b"",),
+        of: NDArray[numpy.bool_] | None = None,
+    ) -> NewestBlocks:
         """Return the newest messages of topics that begin with some prefix, and whose key does with one of `keys`.
 
-        Topics whose newest message has no value are left out.
+        `of`: only those topics, bool[topics]. Topics whose newest message has no value are left out.
         """
-        wanted, names, group_of = tuple(prefixes), self._topics.names(), dict[bytes, int]()
-        chosen, groups = list[int](), list[int]()
-        for number, name in enumerate(names):
-            key = name[: self._key_bytes]
-            if name.startswith(wanted) and key.startswith(keys):
-                chosen.append(number)
-                groups.append(group_of.setdefault(key, len(group_of)))
-        numbers, group = numpy.array(chosen, numpy.int64), numpy.array(groups, numpy.int64)
+        names, group_of, chosen = self._topics.names(), dict[bytes, int](), self._chosen(of, prefixes, keys)
+        groups = [group_of.setdefault(name[: self._key_bytes], len(group_of)) for _, name in chosen]
+        numbers = numpy.array([number for number, _ in chosen], numpy.int64)
+        group = numpy.array(groups, numpy.int64)
         has_one = self._rows["size"][numbers] != NO_VALUE
         numbers, group = numbers[has_one], group[has_one]
         rows = self._rows[numbers]
@@ -175,8 +218,11 @@ class NewestBlocks:
     """Newest messages as they were when this was made, in blocks, each of which is made when it is asked for.
 
     A block is of one key, one run and one schema; run by run, with its messages in their order and with their numbers.
-    Attributes: `count`, how many blocks there are; `size`, bytes of payloads, topics and what goes with each.
+    Attributes: `count`, how many blocks there are; `size`, bytes of payloads, topics and what goes with each;
+    `is_unsure`, whether what they are of may lack something.
     """
+
+    is_unsure: bool = False
 
     def __init__(
         self,

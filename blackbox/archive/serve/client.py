@@ -24,6 +24,7 @@ from blackbox.archive.serve.protocol import (
     Ends,
     Gone,
     Image,
+    ImageOf,
     Noted,
     Piece,
     Range,
@@ -53,16 +54,20 @@ _NOWHERE: Final = (1 << 63, 0)
 
 
 class SliceImage(NamedTuple):
-    """The newest message of each topic of a slice, as an archive has recorded them up to a position."""
+    """The newest message of each topic of a slice, or its books, as an archive has recorded them up to a position."""
 
     blocks: list[Block]
-    """Of one key, run and schema each, run by run, with the sequence numbers that the messages have."""
+    """Of one key, run and schema each, run by run, with the sequence numbers that the messages have.
+
+    What rests in books comes last; its messages have the numbers before the position, and stand for all of them."""
     epoch: int
     """The last run of the publisher; 0: nothing is recorded."""
     following: dict[bytes, int]
     """By key the number of what follows in that run; other keys begin with 0. Where the feed has no keys, of b""."""
     ts_out: int
     """When the last block of that run was sent, ns since 1970."""
+    is_unsure: bool = False
+    """Whether books may lack something: the archive has not all messages of that run, or could not keep them."""
 
 
 class _NothingMoreError(ArchiveError):
@@ -161,7 +166,13 @@ class ArchiveClient:
             time.sleep(spread(_MOST_LATER_S))
 
     def image(
-        self, slice_id: int, prefixes: Collection[bytes] = (b"",), *, timeout: float = 10.0, may_narrow: bool = False
+        self,
+        slice_id: int,
+        prefixes: Collection[bytes] = (b"",),
+        *,
+        of: ImageOf = "newest",
+        timeout: float = 10.0,
+        may_narrow: bool = False,
     ) -> SliceImage:
         """Return the newest message of each topic that begins with a prefix, from the first archive that answers.
 
@@ -171,6 +182,7 @@ class ArchiveClient:
         Args:
             slice_id: the slice.
             prefixes: 256 at most.
+            of: "books": what rests in the order books of the last run, in place of the messages that change them.
             timeout: how long to ask archives, all of them together.
             may_narrow: leave out topics that our key has no right to; else a prefix that holds some is an error.
 
@@ -179,7 +191,7 @@ class ArchiveClient:
         self._check_slice(slice_id)
         if not 0 < len(prefixes) <= MOST_PREFIXES:
             raise ConfigError(f"prefixes of an image were {len(prefixes)}, expected 1 to {MOST_PREFIXES}")
-        ask = AskImage(slice_id=slice_id, prefixes=sorted(prefixes), may_narrow=may_narrow)
+        ask = AskImage(slice_id=slice_id, of=of, prefixes=sorted(prefixes), may_narrow=may_narrow)
         until = time.monotonic() + timeout
         return self._first_answer(until, lambda asking: self._image(asking, ask, until))
 
@@ -210,7 +222,7 @@ class ArchiveClient:
             raise ArchiveError(f"{endpoint}: image had {len(blocks)} blocks, expected {answer.blocks}")
         if answer.unreadable:
             log.warning("%s: %d places of its files could not be read for an image", endpoint, answer.unreadable)
-        return SliceImage(blocks, answer.epoch, answer.following, answer.ts_out)
+        return SliceImage(blocks, answer.epoch, answer.following, answer.ts_out, answer.is_unsure)
 
     def blocks(
         self,

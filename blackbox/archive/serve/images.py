@@ -1,4 +1,4 @@
-"""Make images of a feed's slices: the newest message of each topic, at a position that is the same for all of them."""
+"""Make images of a feed's slices: the newest message of each topic, or books, as of one position for all of them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ import numpy
 from blackbox.archive.filter import Filter
 from blackbox.archive.format import FILE_HEAD_BYTES
 from blackbox.archive.newest import Newest
+from blackbox.archive.newest_books import NewestBooks
 from blackbox.archive.reader import Span, read_spans
 from blackbox.archive.recording import Recording
 from blackbox.archive.segment import Damage, Segment
 from blackbox.archive.serve.piece_reading import PIECE_BLOCKS, PIECE_BYTES
 from blackbox.archive.serve.pieces import Pieces, StaleCursorError, segments_of
-from blackbox.archive.serve.protocol import AskImage, Image
+from blackbox.archive.serve.protocol import AskImage, Image, ImageOf
 from blackbox.archive.serve.run_marks import Place
 from blackbox.block.block import Block
-from blackbox.errors import ArchiveError
+from blackbox.errors import ArchiveError, ConfigError
 from blackbox.feed.rights import Prefixes
 
 MOST_IMAGE_BYTES: Final = 256 << 20
@@ -35,8 +36,8 @@ _TURN_S: Final = 0.02
 """One request has the archive read, or make blocks, for so long; others have their turn between two."""
 _READ_BYTES: Final = 4 << 20
 
-_Asked = tuple[int, tuple[bytes, ...], tuple[bytes, ...] | None]
-"""A slice, prefixes, and the rights of who asks."""
+_Asked = tuple[int, ImageOf, tuple[bytes, ...], tuple[bytes, ...] | None]
+"""A slice, of what, prefixes, and the rights of who asks."""
 
 
 class _Made(NamedTuple):
@@ -54,12 +55,12 @@ class _Made(NamedTuple):
 
 
 class Images:
-    """The images of one feed. From one thread at a time; keeps the newest messages of each slice that was asked for."""
+    """The images of one feed. From one thread at a time; keeps what is needed of each slice that was asked for."""
 
     def __init__(self, pieces: Pieces) -> None:
         """Read nothing yet. `pieces`: the days that the archive has."""
         self._pieces = pieces
-        self._scans: dict[int, _Scan] = {}
+        self._scans: dict[tuple[int, ImageOf], _Scan] = {}
         self._kept: list[_Made] = []
 
     def answer(self, ask: AskImage, rights: Prefixes | None = None) -> tuple[Image, list[Block]]:
@@ -70,7 +71,7 @@ class Images:
         """
         now = time.monotonic()
         self._kept = [each for each in self._kept if now - each.asked_at < _KEPT_S]
-        asked = ask.slice_id, tuple(ask.prefixes), rights
+        asked = ask.slice_id, ask.of, tuple(ask.prefixes), rights
         for place, made in reversed([*enumerate(self._kept)]):
             is_new_enough = ask.image == 0 and now - made.made_at < _SAME_S
             if made.asked == asked and (made.number == ask.image or is_new_enough):
@@ -78,7 +79,7 @@ class Images:
                 return _piece(made, ask.first)
         if ask.image:
             raise StaleCursorError(f"image was {ask.image}, expected one that this archive has made of late")
-        scan = self._scan(ask.slice_id)
+        scan = self._scan(ask.slice_id, ask.of)
         if not scan.go_on(self._pieces, now + _TURN_S):
             return Image(image=0), []
         self._kept.append(_make(scan, asked))
@@ -86,26 +87,34 @@ class Images:
             del self._kept[0]
         return _piece(self._kept[-1], 0)
 
-    def _scan(self, slice_id: int) -> _Scan:
+    def _scan(self, slice_id: int, of: ImageOf) -> _Scan:
         """Return what was read of a slice, as long as the feed is as it was."""
         days = self._pieces.list_days()
         if not days:
             raise ArchiveError("there was no recorded day, expected at least one")
         last = self._pieces.known(days[-1])
         segments_of(last, slice_id)  # raises where there is no such slice
-        scan = self._scans.get(slice_id)
+        scan = self._scans.get((slice_id, of))
         if scan is None or scan.layout != _layout(last):
-            scan = self._scans[slice_id] = _Scan(slice_id, last)
+            scan = self._scans[slice_id, of] = _Scan(slice_id, of, last)
         return scan
 
 
 class _Scan:
-    """The newest messages of a slice, and up to where its records are read."""
+    """What an image of a slice is made of, and up to where its records are read."""
 
-    def __init__(self, slice_id: int, day: Recording) -> None:
-        """Nothing is read yet, of this day and others of a feed like its."""
+    newest: Newest | NewestBooks
+
+    def __init__(self, slice_id: int, of: ImageOf, day: Recording) -> None:
+        """Nothing is read yet, of this day and others of a feed like its. Raises ArchiveError: it has no such image."""
         self.slice_id, self.layout = slice_id, _layout(day)
-        self.newest = Newest(slice_id, day.feed.key_bytes, day.feed.max_topics)
+        if of == "newest":
+            self.newest = Newest(slice_id, day.feed.key_bytes, day.feed.max_topics)
+        else:
+            try:
+                self.newest = NewestBooks(slice_id, day.feed)
+            except ConfigError as error:
+                raise ArchiveError(str(error)) from error
         self.unreadable = 0
         """Places of files that could not be read."""
         self._day, self._made = "", 0
@@ -154,7 +163,7 @@ def _layout(day: Recording) -> tuple[int, int]:
 
 
 def _make(scan: _Scan, asked: _Asked) -> _Made:
-    slice_id, prefixes, rights = asked
+    slice_id, _, prefixes, rights = asked
     newest = scan.newest
     blocks = newest.blocks(prefixes, (b"",) if rights is None else rights)
     if blocks.size > MOST_IMAGE_BYTES:
@@ -176,6 +185,7 @@ def _make(scan: _Scan, asked: _Asked) -> _Made:
         following=following,
         ts_out=newest.ts_out,
         unreadable=scan.unreadable,
+        is_unsure=blocks.is_unsure or scan.unreadable > 0,
     )
     now = time.monotonic()
     return _Made(image.image, asked, now, now, image, [], iter(blocks), blocks.size)

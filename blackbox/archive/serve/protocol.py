@@ -113,12 +113,17 @@ class AskEnds(Request, frozen=True, tag="ends", kw_only=True, omit_defaults=True
     """Go on behind this run and key, the last ones of the answer before."""
 
 
+ImageOf = Literal["newest", "books"]
+
+
 class AskImage(Request, frozen=True, tag="image", kw_only=True, omit_defaults=True):
-    """Ask for the newest message of each topic of a slice, or for the next piece of that."""
+    """Ask for an image of a slice, or for the next piece of that."""
 
     slice_id: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = msgspec.field(name="slice")
     prefixes: Annotated[list[_Name], msgspec.Meta(min_length=1, max_length=MOST_PREFIXES)]
     """Topics that begin with one of these."""
+    of: ImageOf = "newest"
+    """Of each topic its newest message, or what rests in order books, in place of the messages that change them."""
     may_narrow: bool = False
     """As in `AskBlocks`."""
     image: Number = 0
@@ -173,7 +178,7 @@ class Ends(msgspec.Struct, frozen=True, tag_field="is", tag="ends", kw_only=True
 
 
 class Image(msgspec.Struct, frozen=True, tag_field="is", tag="image", kw_only=True):
-    """The newest message of each topic; some of its blocks stand in the frames behind it, as those of a `Piece`."""
+    """An image; some of its blocks stand in the frames behind it, as those of a `Piece`."""
 
     image: Number
     """For the next request; 0: the archive has more to read before, ask once more."""
@@ -187,6 +192,8 @@ class Image(msgspec.Struct, frozen=True, tag_field="is", tag="image", kw_only=Tr
     """The largest `ts_out` of that run."""
     unreadable: int = 0
     """Places of the archive's files that could not be read: what they held may be missing."""
+    is_unsure: bool = False
+    """Whether order books may lack something, as the archive has not all messages of the run."""
 
 
 class RunAbout(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,211 @@
+"""Keep the order books of a slice, as its records are read in order; their image is what rests, as new orders."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy
+
+from blackbox.archive.newest import Newest, NewestBlocks, NewestMessage
+from blackbox.archive.reader import blocks_of
+from blackbox.block.batch import Batch
+from blackbox.block.block import Block
+from blackbox.block.received_block import BatchFeed, ReceivedBlock
+from blackbox.book.books import Books
+from blackbox.book.feed import BookFeed, Resting, load_book_feed
+from blackbox.errors import ConfigError, JournalError
+from blackbox.feed.feed import Feed
+from blackbox.feed.schema import load_schema
+
+if TYPE_CHECKING:
+    from blackbox.archive.reader import RecordRun
+
+_MOST_ROWS: Final = 4_096
+"""A block gets no more messages once it has so many; and of one symbol not more at once."""
+
+
+class NewestBooks:
+    """The books of one slice, of the last run of its publisher, and the newest message of every other topic.
+
+    Attributes: as of `Newest`.
+    """
+
+    def __init__(self, slice_id: int, feed: Feed) -> None:
+        """Nothing is read yet. Raises ConfigError when the feed's schema has no books, or no images of them."""
+        self.slice_id, self._key_bytes = slice_id, feed.key_bytes
+        self._book_feed, self._schema = load_book_feed(feed.schema_name), load_schema(feed.schema)
+        if self._book_feed.rest is None:
+            raise ConfigError(f"books of schema {feed.schema_name!r} had no `rest`, expected it for images of them")
+        self._feed = BatchFeed(feed.name, self._schema, feed.symbol_rule)
+        self._newest = Newest(slice_id, feed.key_bytes, feed.max_topics)
+        self._books = Books(feed.schema_name, symbol_rule=feed.symbol_rule, max_symbols=feed.max_topics)
+        self._epoch = 0
+        self._taken: dict[bytes, int] = {}
+        """Of each key, the number behind the last message of this run that the books have."""
+
+    @property
+    def epoch(self) -> int:
+        """The last run of the publisher that was read; 0: none."""
+        return self._newest.epoch
+
+    @property
+    def ts_out(self) -> int:
+        """The largest `ts_out` of that run."""
+        return self._newest.ts_out
+
+    def following(self) -> dict[bytes, int]:
+        """Return the next number of each key of that run."""
+        return self._newest.following()
+
+    def take(self, run: RecordRun) -> None:
+        """Take checked records, as `Newest.take`."""
+        self._newest.take(run)
+        for block, ts_recv, fresh_row, _, _ in blocks_of(run, self._key_bytes):
+            if block.epoch > self._epoch:
+                self._books.clear()  # a subscriber's books are emptied there, too
+                self._taken.clear()
+                self._epoch = block.epoch
+            taken = self._taken.get(block.key, 0)
+            first_row = max(fresh_row, block.row_from(taken))
+            if block.epoch < self._epoch or first_row == block.count:
+                continue
+            if block.number_of(first_row) > taken:
+                self._books.lose_sync(self.slice_id, block.key)
+            rows = numpy.arange(first_row, block.count, dtype=numpy.int32)
+            self._books.apply(Batch(block, rows, ReceivedBlock.of_block(block, self._feed, ts_recv)))
+            self._taken[block.key] = block.number_of(-1) + 1
+
+    def blocks(self, prefixes: Collection[bytes], keys: tuple[bytes, ...] = (b"",)) -> BooksBlocks:
+        """Return what rests under topics that begin with some prefix, and the newest messages that change no book.
+
+        Raises JournalError when a key has more orders than messages: symbols are longer than keys.
+        """
+        place, types = self._book_feed.type_offset, self._book_feed.types.encode("latin-1")
+        is_of_book = self._newest.have_byte(place, types)
+        found = dict[bytes, dict[int, NewestMessage]]()
+        for message in self._newest.messages(is_of_book, prefixes, keys):
+            of_type = found.setdefault(self._feed.symbol_rule.symbol_of(message.topic), {})
+            kind = message.payload[place]
+            is_whole = len(message.payload) == self._schema.records[chr(kind)].itemsize
+            is_newer = kind not in of_type or of_type[kind].sequence < message.sequence
+            if message.epoch == self._epoch and is_whole and is_newer:
+                of_type[kind] = message
+        parts, is_unsure = list[_Part](), self._lacks_something()
+        for symbol, of_type in found.items():
+            orders, is_snapshot = self._books.resting(symbol)
+            count = max(len(orders), int(is_snapshot))
+            if not of_type:
+                is_unsure |= count > 0
+                continue
+            last = max(of_type.values(), key=lambda message: message.sequence)
+            for first in range(0, count, _MOST_ROWS):
+                resting = Resting(symbol, last.payload, orders[first : first + _MOST_ROWS], is_snapshot)
+                parts.append(_Part(resting, last, of_type))
+        others = self._newest.blocks(prefixes, keys, ~is_of_book)
+        return BooksBlocks(self, self._key_bytes, self._book_feed, self._schema.schema_id, others, parts, is_unsure)
+
+    def _lacks_something(self) -> bool:
+        """Whether messages are missing that a book may need, or had no room in it."""
+        counted = self._books.counters()
+        return any(counted[name] for name in ("unsynced", "forgotten", "left_out"))
+
+
+class _Part(NamedTuple):
+    """Orders of a symbol, its last message, and the last one of each type."""
+
+    resting: Resting
+    last: NewestMessage
+    of_type: dict[int, NewestMessage]
+
+    @property
+    def rows(self) -> int:
+        """How many messages it becomes."""
+        return max(1, len(self.resting.orders))
+
+
+class _Planned(NamedTuple):
+    """A block that is made when it is asked for."""
+
+    key: bytes
+    first: int
+    parts: list[_Part]
+
+
+class BooksBlocks:
+    """The image of books as they were when this was made, as `NewestBlocks`; what rests comes last.
+
+    Its messages are numbered up to the position of the image: they stand for those that the publisher has sent.
+    """
+
+    def __init__(
+        self,
+        books: NewestBooks,
+        key_bytes: int,
+        feed: BookFeed,
+        schema_id: int,
+        others: NewestBlocks,
+        parts: list[_Part],
+        is_unsure: bool,
+    ) -> None:
+        """Others use `NewestBooks.blocks`."""
+        assert feed.rest is not None
+        self.is_unsure, self._others = is_unsure, others
+        self._rest, self._type_offset, self._schema_id = feed.rest, feed.type_offset, schema_id
+        self._slice_id, self._key_bytes = books.slice_id, key_bytes
+        self._epoch, self._ts_out = books.epoch, books.ts_out
+        self._planned: list[_Planned] = []
+        of_key = dict[bytes, list[_Part]]()
+        for part in parts:
+            of_key.setdefault(part.last.topic[:key_bytes], []).append(part)
+        following = books.following()
+        for key, mine in of_key.items():
+            self._plan(key, mine, following[key])
+        self.count = others.count + len(self._planned)
+        self.size = others.size + sum(part.resting.orders.nbytes + len(part.last.payload) * part.rows for part in parts)
+
+    def _plan(self, key: bytes, parts: list[_Part], following: int) -> None:
+        first = following - sum(part.rows for part in parts)
+        if first < 0:
+            raise JournalError(
+                f"key {key!r} had {following - first} orders of {following} messages, expected symbols no longer than "
+                "keys where there are images of books"
+            )
+        rows = _MOST_ROWS
+        for part in parts:
+            if rows >= _MOST_ROWS:
+                self._planned.append(_Planned(key, first, []))
+                rows = 0
+            self._planned[-1].parts.append(part)
+            rows += part.rows
+            first += part.rows
+
+    def __iter__(self) -> Iterator[Block]:
+        yield from self._others
+        for planned in self._planned:
+            yield self._block(planned)
+
+    def _block(self, planned: _Planned) -> Block:
+        topics: dict[bytes, int] = {}
+        index, payloads, sizes, times = list[int](), list[bytes](), [0], list[int]()
+        for part in planned.parts:
+            made = self._rest(part.resting)
+            kinds = made[:, self._type_offset].tolist()
+            index += [topics.setdefault(part.of_type.get(kind, part.last).topic, len(topics)) for kind in kinds]
+            payloads.append(made.tobytes())
+            sizes += [made.shape[1]] * len(made)
+            times += [part.last.ts_event] * len(made)
+        return Block.encode(
+            [*topics],
+            index,
+            b"".join(payloads),
+            ts_event=times,
+            offsets=numpy.cumsum(sizes),
+            key=planned.key,
+            key_bytes=self._key_bytes,
+            slice_id=self._slice_id,
+            schema_id=self._schema_id,
+            epoch=self._epoch,
+            sequence=planned.first,
+            ts_out=self._ts_out,
+        )
