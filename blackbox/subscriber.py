@@ -12,7 +12,7 @@ from blackbox.arguments import check_integers
 from blackbox.errors import ConfigError, SubscriberError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.recovery.consumer import consumer_of
-from blackbox.recovery.start_position import IMAGE, Positions, Time, beginning_of
+from blackbox.recovery.start_position import BOOKS, IMAGE, Positions, Time, beginning_of
 from blackbox.registration import Registration
 from blackbox.subscribe.match_table import MAX_WORKERS
 from blackbox.subscribe.options import Options
@@ -157,7 +157,8 @@ class Subscriber(Registration):
                 as "2019-12-30T14:30:00Z", "14:30" (of the session that goes on now, in the feed's time zone) or
                 "session", when that began. Or from the position of each slice on, as a `checkpoint` gave it; those
                 without begin live. "image": with the newest recorded message of each topic that callbacks want now, in
-                batches that are `is_image`, and then all that follows those.
+                batches that are `is_image`, and then all that follows those. "books": the same, but in place of the
+                messages that change order books what rests in them, so that `book` has all of it and is in sync.
             back: with the last `back` messages of each slice that archives have recorded; more if some are recorded
                 meanwhile; with `key_bytes` also the rest of a block.
 
@@ -181,15 +182,29 @@ class Subscriber(Registration):
         self, since: Time | Positions | None, back: int | None, timeout: float
     ) -> Callable[[int], Since | None] | None:
         """Return where each slice begins, as `beginning_of`. Raises as that does, ConfigError where no image may be."""
-        if since == IMAGE and self._options.slow.action == "conflate":
-            raise ConfigError("since was 'image' with the policy 'conflate', which delivers out of order")
+        if since in (IMAGE, BOOKS) and self._options.slow.action == "conflate":
+            raise ConfigError(f"since was {since!r} with the policy 'conflate', which delivers out of order")
         if self._tables and since != IMAGE:
             raise ConfigError(f"since was {since!r} with a table, expected 'image'")
         prefixes = [callback.prefix for callback in self._callbacks]
         begin = beginning_of(self.feed, self._client, since, back, timeout, prefixes)
+        if since == BOOKS:
+            self._expect_books(begin)
         for table in self._tables:
             table.begin({slice_id: begin(slice_id) for slice_id in self.feed.slices_for(table.prefix)} if begin else {})
         return begin
+
+    def _expect_books(self, begin: Callable[[int], Since | None] | None) -> None:
+        """Have books take images in; those of which an archive is not sure are out of sync from the beginning."""
+        from blackbox.book.books import BookCallback
+
+        starts = [] if begin is None else [(n, begin(n)) for n in range(len(self.feed.slices))]
+        unsure = [slice_id for slice_id, since in starts if since is not None and since.is_unsure]
+        for callback in self._callbacks:
+            if isinstance(callback, BookCallback):
+                callback.function.expect_image()
+                for slice_id in unsure:
+                    callback.function.lose_sync(slice_id)
 
     @contextmanager
     def checkpoint(self, timeout: float = 10.0) -> Iterator[dict[int, Any]]:

@@ -18,6 +18,7 @@ from blackbox.timestamps import ns_of, parse_time
 
 if TYPE_CHECKING:
     from blackbox.archive.serve.client import ArchiveClient
+    from blackbox.archive.serve.protocol import ImageOf
 
 Time = int | str | datetime.datetime
 Positions = Mapping[int, tuple[Any, ...]]
@@ -27,6 +28,8 @@ SESSION: Final = "session"
 """For `since`: when the session that goes on now began."""
 IMAGE: Final = "image"
 """For `since`: the newest message of each topic first, then what follows."""
+BOOKS: Final = "books"
+"""For `since`: what rests in order books first, then what follows."""
 _MARGIN_HEARTBEATS: Final = 3
 """What was sent so long before the last block of an image is in it: lines, and keys, may be behind one another."""
 
@@ -59,8 +62,8 @@ def beginning_of(
         if not positions.keys() <= set(slices):
             raise ConfigError(f"since was for slices {sorted(positions)}, expected some of 0 to {slices[-1]}")
         return positions.get
-    if since == IMAGE:
-        return _image(archives, prefixes, timeout).get
+    if since in (IMAGE, BOOKS):
+        return _image(archives, "books" if since == BOOKS else "newest", prefixes, timeout).get
     at = Since(0, {}, _ns_of(feed, since))
     return lambda _slice_id: at
 
@@ -98,7 +101,7 @@ def _ns_of(feed: Feed, since: Time | None) -> int:
     return since
 
 
-def _image(archives: ArchiveClient, prefixes: Collection[bytes], timeout: float) -> dict[int, Since]:
+def _image(archives: ArchiveClient, of: ImageOf, prefixes: Collection[bytes], timeout: float) -> dict[int, Since]:
     """Return the image of each slice that may hold such topics, and where it goes on."""
     from blackbox.archive.serve.fetch_progress import common_prefix
     from blackbox.archive.serve.protocol import MOST_PREFIXES
@@ -108,8 +111,8 @@ def _image(archives: ArchiveClient, prefixes: Collection[bytes], timeout: float)
         wanted = {prefix for prefix in prefixes if slice_id in feed.slices_for(prefix)}
         asked = wanted if len(wanted) <= MOST_PREFIXES else {common_prefix(wanted)}
         # What the key may not have is not put in force either, and told.
-        image = archives.image(slice_id, asked, timeout=timeout, may_narrow=True)
-        since = Since(image.epoch, image.following, 0, image=deque(image.blocks))
+        image = archives.image(slice_id, asked, of=of, timeout=timeout, may_narrow=True)
+        since = Since(image.epoch, image.following, 0, image=deque(image.blocks), is_unsure=image.is_unsure)
         if feed.key_bytes:
             margin_ns = _MARGIN_HEARTBEATS * feed.heartbeat_ns * len(feed.slices[slice_id].lines)
             keys = sorted(set(map(feed.subscription_of, wanted)))

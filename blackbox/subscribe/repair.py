@@ -105,7 +105,9 @@ class Since(NamedTuple):
     prefixes: Sequence[bytes] | None = None
     """What keys begin with of which this says where they are; None: all."""
     image: deque[Block] | None = None
-    """The newest message of each topic, as of there: it comes first, and is taken from here."""
+    """The newest message of each topic, or books, as of there: it comes first, and is taken from here."""
+    is_unsure: bool = False
+    """Whether books in it may lack something."""
     asks_ends: bool = True
     """Whether archives are asked by its numbers for the end of each key, though they have brought what they have.
 

@@ -35,6 +35,7 @@ SAYS = {
         "['AAPL.trade 189.98', 'MSFT.trade 370.10', 'AAPL.trade 189.99']",
     ],
     "hear_of_a_slow_callback": ["alert: slow subscriber: feed 'busy'", "ended: slow subscriber: feed 'busy'"],
+    "join_late_with_the_book": ["in sync: True\nthe same: True"],
     "publish_my_own_messages": ["AAPL.bid 189.98 at 1700000000000000000", "AAPL.ask 190.02 at 1700000000000000500"],
     "read_trades_as_columns": ["AAPL: 218 trades, mean 154.44", "MSFT: 113 trades, mean 527.53"],
     "record_and_replay": ["recorded: 100000", "equal: True 6524"],

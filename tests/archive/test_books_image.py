@@ -1,0 +1,187 @@
+"""Images of order books: who begins with one has the books of who was there from the start, and goes on as they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from blackbox_feeds.dbn import Dbn
+from blackbox_feeds.iex import Iex
+from blackbox_feeds.itch50 import Itch50
+from blackbox_feeds.synthetic import Synthetic
+
+from blackbox import ArchiveClient, ArchiveError, Feed, Publisher, Recorder, Source, Subscriber
+from blackbox.archive.newest_books import NewestBooks
+from blackbox.archive.reader import RecordRun, blocks_of
+from blackbox.archive.recording import Recording
+from blackbox.block.batch import Batch
+from blackbox.block.block import Block
+from blackbox.block.received_block import BatchFeed, ReceivedBlock
+from blackbox.book.books import Books
+from blackbox.testing import wait_until
+from tests.archive.archives import archived_feed
+from tests.archive.recorders import wait_recorded
+from tests.feeds.build import messages_of
+from tests.recorded import recorded
+
+CAPTURES: dict[str, Callable[[Path], Source]] = {
+    "itch50": lambda data: Itch50(data / "itch50" / "runk_locate-13-10k.bin", "2020-01-30"),
+    "itch50 of many symbols": lambda data: Itch50(data / "itch50" / "jamison_12302019_SNIPPET.NASDAQ_ITCH50"),
+    "iex deep": lambda data: Iex(data / "iex" / "goiex_DEEP10.pcap.gz"),
+    "dbn snapshot": lambda data: Dbn(data / "dbn" / "esh4-glbx-mdp3-20231224.mbo.dbn.zst"),
+    "dbn": lambda data: Dbn(data / "dbn" / "esh4-glbx-mdp3-20231225.mbo.dbn.zst"),
+    "made up": lambda _data: Synthetic(30_000, symbols=25),
+}
+DEEP = 1 << 20
+
+
+def pieces(recording: Recording, seed: int, count: int) -> Iterator[RecordRun]:
+    """All records, cut at random places into about so many pieces."""
+    random = Random(seed)
+    for run in recording.runs():
+        cuts = sorted({0, len(run.heads), *(random.randrange(len(run.heads)) for _ in range(count))})
+        for start, stop in pairwise(cuts):
+            yield run.chosen(slice(start, stop))  # type: ignore[arg-type]  # as numpy takes it
+
+
+class Applied:
+    """The books of who applies all that it is given."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.books = Books(feed.schema_name, symbol_rule=feed.symbol_rule)
+        self.books.expect_image()
+        self._feed = BatchFeed(feed.name, None, feed.symbol_rule)
+        self._key_bytes, self._epoch = feed.key_bytes, 0
+
+    def take(self, block: Block, rows: Any = None, *, is_image: bool = False) -> None:
+        if block.epoch > self._epoch:
+            self.books.clear()
+            self._epoch = block.epoch
+        self.books.apply(Batch(block, rows, ReceivedBlock.of_block(block, self._feed, 0, is_image=is_image)))
+
+    def take_run(self, run: RecordRun) -> None:
+        for block, *_ in blocks_of(run, self._key_bytes):
+            self.take(block)
+
+    def state(self) -> dict[bytes, Any]:
+        """All levels and orders, byte by byte, of each symbol of which something rests."""
+        found = {}
+        for symbol in self.books.symbols:
+            depth, orders = self.books.levels(symbol, DEEP), self.books.orders(symbol)
+            if any(depth) or len(orders):
+                found[symbol] = depth, orders.tobytes()
+        return found
+
+
+def begun_with(books: NewestBooks, feed: Feed) -> Applied:
+    late, rows = Applied(feed), 0
+    blocks = books.blocks([b""])
+    for block in blocks:
+        assert (block.epoch, block.number_of(-1)) < (books.epoch, books.following()[block.key])
+        late.take(block, is_image=True)
+        rows += 1
+    assert rows == blocks.count
+    assert late.books.synced
+    return late
+
+
+@pytest.mark.parametrize(("capture", "key_bytes"), [*((capture, 0) for capture in CAPTURES), ("made up", 1)])
+def test_an_image_and_what_follows_are_the_books_from_the_start(
+    tmp_path: Path, shared_data: Path, capture: str, key_bytes: int
+) -> None:
+    recording = recorded(
+        tmp_path, lambda: CAPTURES[capture](shared_data), slices=1, key_bytes=key_bytes, block_bytes=1 << 13
+    )
+    kept, always, late = NewestBooks(0, recording.feed), Applied(recording.feed), list[Applied]()
+    looked = 0
+    for place, piece in enumerate(pieces(recording, seed=len(capture), count=12)):
+        kept.take(piece)
+        if place % 3 == 0:
+            kept.take(piece)  # what was taken may come again
+        always.take_run(piece)
+        for each in late:
+            each.take_run(piece)
+            assert each.state() == always.state()
+        begun = begun_with(kept, recording.feed)
+        assert begun.state() == always.state()
+        late = [*late[-1:], begun]
+        looked += bool(begun.state())
+    assert looked > 3
+
+
+def test_the_newest_of_all_else_is_in_it(tmp_path: Path) -> None:
+    recording = recorded(tmp_path, lambda: Synthetic(30_000, symbols=25), slices=1)
+    kept, newest = NewestBooks(0, recording.feed), dict[bytes, bytes]()
+    for run in recording.runs():
+        kept.take(run)
+    for batch in recording.newest():
+        newest |= {t: p for t, p in zip(batch.topics_per_message(), batch.payload_list(), strict=True) if p is not None}
+    found: dict[bytes, list[bytes]] = {}
+    for block in kept.blocks([b""]):
+        batch = Batch(block, None, ReceivedBlock.of_block(block, BatchFeed("", None, recording.feed.symbol_rule), 0))
+        for topic, payload in zip(batch.topics_per_message(), batch.payload_list(), strict=True):
+            assert payload is not None
+            found.setdefault(topic, []).append(payload)
+    others = {topic: [payload] for topic, payload in newest.items() if payload[:1] not in b"AFECXDU"}
+    assert {topic: payloads for topic, payloads in found.items() if payloads[0][:1] != b"A"} == others
+    assert others
+
+
+def test_an_archive_that_lacks_messages_is_not_sure(tmp_path: Path) -> None:
+    recording = recorded(tmp_path, lambda: Synthetic(30_000, symbols=25), slices=1, block_bytes=1 << 13)
+    kept = NewestBooks(0, recording.feed)
+    for number, piece in enumerate(pieces(recording, seed=1, count=10)):
+        if number != 3:
+            kept.take(piece)
+        assert kept.blocks([b""]).is_unsure == (number > 3)
+
+
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_a_late_subscriber_has_the_books_of_one_from_the_start(tmp_path: Path, key_bytes: int) -> None:
+    """Over sockets, while the publisher goes on."""
+    feed = archived_feed(schema="itch50", key_bytes=key_bytes, slices=2)
+    first, late = Subscriber(feed), Subscriber(feed)
+    books = [each.book(b"") for each in (first, late)]
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        first.start(20)
+        messages = messages_of(Synthetic(30_000, symbols=25))
+        half = len(messages) // 2
+        _publish(publisher, messages[:half])
+        wait_recorded(recorder, half)
+        late.start(20, since="books")
+        _publish(publisher, messages[half:])
+        late.wait_live(20)
+        wait_until(lambda: first.statistics().delivery.delivered == len(messages), 20)
+        wait_until(lambda: _state(books[1]) == _state(books[0]), 20)
+        assert books[1].synced
+        for each in (first, late):
+            each.stop()
+    assert _state(books[0])
+
+
+def _publish(publisher: Publisher, messages: list[tuple[bytes, int, bytes]]) -> None:
+    for topic, ts_event, payload in messages:
+        publisher.publish(topic, payload, ts_event)
+    publisher.flush()
+
+
+def _state(books: Books) -> dict[bytes, Any]:
+    return {
+        symbol: (books.levels(symbol, DEEP), books.orders(symbol).tobytes())
+        for symbol in books.symbols
+        if len(books.orders(symbol))
+    }
+
+
+def test_a_feed_without_books_has_no_image_of_them(tmp_path: Path) -> None:
+    feed = archived_feed()
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        publisher.publish(b"A", b"1")
+        publisher.flush()
+        wait_recorded(recorder, 1)
+        with pytest.raises(ArchiveError, match="schema of books was .raw."):
+            ArchiveClient(feed).image(0, of="books", timeout=2.0)
