@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -44,6 +45,7 @@ from blackbox.hub.put_log import PutLog
 from blackbox.hub.settings import HubSettings, feed_of_hub
 from blackbox.native.limits import Needs
 from blackbox.publish.publisher import Publisher
+from blackbox.relay.relay import Relay
 from blackbox.transport.context import allow_ipv6, new_context
 from blackbox.transport.gate import open_gate
 from blackbox.transport.keep_alive import keep_alive
@@ -63,6 +65,8 @@ _MOST_LOG_BYTES: Final = 256 << 20
 _DROP_S: Final = 0.5
 _PATIENCE_S: Final = 60.0
 _LOOK_S: Final = 0.01
+_WATCH_S: Final = 0.5
+"""Time between two looks at whether what passes other hubs' feeds on has failed."""
 _RECENT_DAYS: Final = 2
 _MOST_WHY: Final = 500
 _FRAMES: Final = 2
@@ -121,8 +125,12 @@ class Hub:
         remember_ids: int = 1_000_000,
         most_clients: int = 100_000,
         retention: Retention = EVERYTHING,
+        peers: Sequence[tuple[Feed, Feed]] = (),
     ) -> None:
-        """Settings, as in a hub file: see `HubSettings`; nothing is opened. Raises ConfigError or ValueError."""
+        """Settings, as in a hub file: see `HubSettings`; nothing is opened. Raises ConfigError or ValueError.
+
+        `peers`: of each hub of another site its feed, and that feed with endpoints of this host.
+        """
         check_integers(
             ("remember_puts", remember_puts, 1, 10**9),
             ("remember_ids", remember_ids, 1, 10**9),
@@ -131,6 +139,8 @@ class Hub:
         if fsync not in ("interval", "block"):
             raise ValueError(f"fsync was {fsync!r}, expected interval or block")
         self.feed, self.directory = feed_of_hub(feed), Path(directory)
+        self.peers = tuple(Relay(there, here, name=self.feed.name) for there, here in peers)
+        """What brings here what is wanted of other hubs: one hop, straight from each."""
         self.epoch = 0
         """Of the messages that are published, once it has started."""
         self._outbox = Outbox(
@@ -166,26 +176,43 @@ class Hub:
         """Make the hub of a hub file. Raises ConfigError naming what is wrong with it, or with its feed file."""
         settings = msgspec.structs.asdict(HubSettings.load(path))
         feed = Feed.load(settings.pop("feed"))
+        peers = [(Feed.load(peer.feed), Feed.load(peer.here)) for peer in settings.pop("peers")]
         try:
-            return cls(feed, settings.pop("directory"), **settings)
+            return cls(feed, settings.pop("directory"), **settings, peers=peers)
         except ValueError as error:
             raise ConfigError(f"{os.fspath(path)}: {error}") from None
 
     # For its owner.
 
     def start(self) -> Self:
-        """Return once it takes puts. Raises JournalError, EndpointError, ConfigError or LimitError when it cannot."""
+        """Return once it takes puts. Raises JournalError, EndpointError, ConfigError or LimitError when it cannot.
+
+        Hubs of other sites need not be there.
+        """
         self._thread.start()
+        try:
+            for peer in self.peers:
+                peer.start()
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def run(self) -> None:
-        """Wait until it ends. Raises what ended it."""
-        self._over.wait()
+        """Wait until it ends. Raises what ended it; RelayError when peers form a loop, naming them."""
+        while not self._over.wait(_WATCH_S):
+            for peer in self.peers:
+                peer.check()
         self.close()
+
+    def _end(self) -> bool:
+        for peer in self.peers:
+            peer.close()
+        return self._thread.end(_PATIENCE_S)
 
     def close(self) -> None:
         """Answer what was taken, publish it, and end; again is fine. Raises HubError with what ended it before."""
-        if not self._thread.end(_PATIENCE_S):
+        if not self._end():
             raise HubError(f"hub of feed {self.feed.name!r} has not ended within {_PATIENCE_S:g} s")
         if self._error is not None:
             raise HubError(f"hub of feed {self.feed.name!r} ended: {self._error}") from self._error
@@ -201,7 +228,7 @@ class Hub:
         if kind is None:
             self.close()
         else:
-            self._thread.end(_PATIENCE_S)
+            self._end()
 
     # In its thread.
 

@@ -19,6 +19,15 @@ from blackbox.regular_file import read_regular
 _MOST_BYTES = 1 << 20
 
 
+class PeerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The hub of another site, whose feed is passed on here as long as somebody here wants it."""
+
+    feed: str
+    """The feed file of that hub, as its own site has it."""
+    here: str
+    """The same feed with endpoints of this host: what subscribers and clients of this site load."""
+
+
 class HubSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a hub keeps what is put. Paths in the file are relative to it."""
 
@@ -49,6 +58,9 @@ class HubSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """How many of the feed's days are kept: `days`, `bytes`, and what durable clients that still need more may hold
     back, `most_days`, `most_bytes`. Default: all."""
 
+    peers: tuple[PeerSettings, ...] = ()
+    """Hubs of other sites. Default: none."""
+
     def __post_init__(self) -> None:
         """Check types; ConfigError names the setting and its value."""
         check_types(self)
@@ -68,8 +80,10 @@ class HubSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError(f"{os.fspath(path)} is not TOML: {error}") from error
         except ConfigError as error:
             raise ConfigError(f"{os.fspath(path)}: {error}") from None
-        paths = {name: path_in(Path(path).parent, getattr(settings, name)) for name in ("feed", "directory")}
-        return msgspec.structs.replace(settings, **paths)
+        there = Path(path).parent
+        peers = tuple(PeerSettings(feed=path_in(there, p.feed), here=path_in(there, p.here)) for p in settings.peers)
+        paths = {name: path_in(there, getattr(settings, name)) for name in ("feed", "directory")}
+        return msgspec.structs.replace(settings, **paths, peers=peers)
 
 
 def feed_of_hub(feed: Feed | str | os.PathLike[str]) -> Feed:

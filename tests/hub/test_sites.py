@@ -1,0 +1,149 @@
+"""Hubs of several sites: each passes on here what is wanted of the others, straight from where it was put."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from blackbox import Client, ConfigError, EndpointError, Feed, Hub, RelayError
+from blackbox.feed.endpoint import free_endpoints
+from blackbox.hub.protocol import Place
+from blackbox.testing import wait_until
+from tests.hub.hubs import hub_feed
+from tests.support import Script
+
+WAIT_S = 60.0
+SITES = ("ams", "ldn", "nyc", "tyo")
+
+
+def here(feed: Feed) -> Feed:
+    """The same feed with endpoints of its own."""
+    slices = tuple(
+        msgspec.structs.replace(each, endpoints=endpoints)
+        for each, endpoints in zip(feed.slices, free_endpoints("tcp", feed.name, len(feed.slices), 1), strict=True)
+    )
+    return msgspec.structs.replace(feed, slices=slices)
+
+
+class Mesh:
+    """Of each site its hub's feed, and how the other sites' feeds are to be had there."""
+
+    def __init__(self, sites: tuple[str, ...] = SITES) -> None:
+        self.feeds = {site: hub_feed(site, slices=1) for site in sites}
+        self.here = {site: {other: here(feed) for other, feed in self.feeds.items() if other != site} for site in sites}
+
+    def hub(self, site: str, directory: Path) -> Hub:
+        peers = [(self.feeds[other], there) for other, there in self.here[site].items()]
+        return Hub(self.feeds[site], directory / site, peers=peers)
+
+    def seen_from(self, site: str) -> dict[str, Feed]:
+        return self.here[site] | {site: self.feeds[site]}
+
+
+def got(client: Client, count: int, prefix: bytes = b"") -> list[tuple[Place, bytes | None]]:
+    found = []
+    for _ in range(count):
+        message = client.get(prefix, WAIT_S)
+        found.append((Place(message.slice_id, message.epoch, message.sequence), message.payload))
+    return found
+
+
+def test_in_a_mesh_of_four_each_reader_gets_all_once_in_the_order_of_its_origin(tmp_path: Path) -> None:
+    """Two sites read, two do not: to these nothing goes."""
+    mesh, count, readers = Mesh(), 300, SITES[:2]
+    put: dict[str, list[tuple[Place, bytes | None]]] = {site: [] for site in SITES}
+    with ExitStack() as stack:
+        hubs = {site: stack.enter_context(mesh.hub(site, tmp_path)) for site in SITES}
+        clients = {
+            (site, origin): stack.enter_context(Client(feed, f"{site}-reader", tmp_path / f"{site}-{origin}"))
+            for site in readers
+            for origin, feed in mesh.seen_from(site).items()
+        }
+        for client in clients.values():
+            client.subscribe(b"")
+            with pytest.raises(TimeoutError):
+                client.get(b"", 0.01)
+
+        def put_all(site: str) -> None:
+            with Client(mesh.feeds[site]) as client:
+                for number in range(count):
+                    payload = b"%s %d" % (site.encode(), number)
+                    put[site].append((client.put(b"A.x", payload), payload))
+
+        putting = [threading.Thread(target=put_all, args=(site,)) for site in SITES]
+        for thread in putting:
+            thread.start()
+        for thread in putting:
+            thread.join()
+        for (_, origin), client in clients.items():
+            assert got(client, count) == put[origin]
+        for site, hub in hubs.items():
+            passed = [peer.statistics() for peer in hub.peers]
+            assert all((each.messages == count) == (site in readers) for each in passed)
+            assert all((each.messages == 0) == (site not in readers) for each in passed)
+
+
+def test_what_nobody_wants_any_more_is_not_sent_to_a_site(tmp_path: Path) -> None:
+    mesh = Mesh(SITES[:2])
+    with mesh.hub("ams", tmp_path) as hub, mesh.hub("ldn", tmp_path), Client(mesh.feeds["ldn"]) as putting:
+        (peer,) = hub.peers
+        with Client(mesh.here["ams"]["ldn"], "reader", tmp_path / "reader") as reading:
+            reading.subscribe(b"A.")
+            with pytest.raises(TimeoutError):
+                reading.get(b"A.", 0.01)
+            place = putting.put(b"A.x", b"1")
+            assert got(reading, 1, b"A.") == [(place, b"1")]
+            reading.commit()
+        wait_until(lambda: all(line.filters_above == 0 for line in peer.statistics().lines), 30)
+        messages = peer.statistics().messages
+        putting.put_many([b"A.x"], [0] * 1_000, bytes(1_000), offsets=range(1_001))
+        with Client(mesh.here["ams"]["ldn"], "reader", tmp_path / "reader") as reading:
+            assert reading.get(b"A.", WAIT_S).payload == b"\0"  # from the archive of ldn
+        assert messages == 1
+
+
+def test_a_killed_hub_of_another_site_is_waited_for(tmp_path: Path) -> None:
+    mesh = Mesh(SITES[:2])
+    code = f"""
+        with Hub(feed, {str(tmp_path / "ldn")!r}) as hub:
+            say("started")
+            hub.run()
+    """
+    put = []
+    with mesh.hub("ams", tmp_path), Client(mesh.here["ams"]["ldn"], "reader", tmp_path / "reader") as reading:
+        for run in range(3):
+            with Script(code, mesh.feeds["ldn"]) as script, Client(mesh.feeds["ldn"]) as putting:
+                script.expect("started")
+                if run == 0:
+                    reading.subscribe(b"")
+                for number in range(100):
+                    payload = b"%d %d" % (run, number)
+                    put.append((putting.put(b"A.x", payload, timeout=WAIT_S), payload))
+                if run == 2:
+                    assert got(reading, 300) == put
+                script.kill()
+
+
+def test_peers_that_lead_back_here_end_the_hub(tmp_path: Path) -> None:
+    feed, other = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
+    there, back = here(other), here(other)
+    hub = Hub(feed, tmp_path, peers=[(there, back), (back, there)])
+    with pytest.raises(RelayError, match="its own source: ams -> ams"):
+        hub.start().run()
+    hub.close()
+
+
+def test_a_peer_that_is_no_feed_of_that_kind_is_refused(tmp_path: Path) -> None:
+    feed, other = hub_feed("ams", slices=1), hub_feed("ldn", slices=2)
+    with pytest.raises(ConfigError, match="slices"):
+        Hub(feed, tmp_path, peers=[(other, hub_feed("ldn", slices=1))])
+
+
+def test_an_endpoint_for_a_peer_that_is_in_use_ends_the_start(tmp_path: Path) -> None:
+    mesh = Mesh(SITES[:2])
+    with mesh.hub("ams", tmp_path), pytest.raises(EndpointError, match="in use"):
+        Hub(hub_feed("other"), tmp_path / "other", peers=[(mesh.feeds["ldn"], mesh.here["ams"]["ldn"])]).start()
