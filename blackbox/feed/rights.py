@@ -1,6 +1,6 @@
-"""Which topics a key may subscribe to: `rights.toml`, in the directory of allowed keys.
+"""Which topics a key may subscribe to, and put: `rights.toml` and `put_rights.toml`, in the directory of allowed keys.
 
-A table of names, those of the key files, each with the prefixes of topics that it may subscribe to::
+Each is a table of names, those of the key files, each with the prefixes of topics that it has a right to::
 
     desk = ["AAPL.", "MSFT."]
     intern = []              # may connect, and read nothing
@@ -17,6 +17,7 @@ from typing import Any, Final
 from blackbox.errors import ConfigError
 
 RIGHTS_FILE: Final = "rights.toml"
+PUT_RIGHTS_FILE: Final = "put_rights.toml"
 OTHERS: Final = "*"
 """Stands for the keys that have no line of their own."""
 _MOST_BYTES: Final = 1 << 20
@@ -31,7 +32,15 @@ def load_rights(directory: str, key_bytes: int) -> Rights:
 
     Raises ConfigError when the file is malformed, or a prefix is longer than `key_bytes`: ZeroMQ filters by keys.
     """
-    path = Path(directory) / RIGHTS_FILE
+    return _load(Path(directory) / RIGHTS_FILE, key_bytes)
+
+
+def load_put_rights(directory: str) -> Rights:
+    """Return the prefixes that each name may put at a hub, as `load_rights`. Raises ConfigError."""
+    return _load(Path(directory) / PUT_RIGHTS_FILE, None)
+
+
+def _load(path: Path, key_bytes: int | None) -> Rights:
     try:
         with path.open("rb") as file:
             document = tomllib.loads(file.read(_MOST_BYTES).decode())
@@ -44,12 +53,12 @@ def load_rights(directory: str, key_bytes: int) -> Rights:
     return MappingProxyType({name: _prefixes(path, name, given, key_bytes) for name, given in document.items()})
 
 
-def _prefixes(path: Path, name: str, given: Any, key_bytes: int) -> Prefixes:
+def _prefixes(path: Path, name: str, given: Any, key_bytes: int | None) -> Prefixes:
     if not isinstance(given, list) or not all(isinstance(prefix, str) for prefix in given):
         raise ConfigError(f"rights {str(path)!r}: {name!r} was {given!r:.60}, expected a list of prefixes of topics")
     prefixes = tuple(sorted({prefix.encode() for prefix in given}))
     for prefix in prefixes:
-        if len(prefix) > key_bytes:
+        if key_bytes is not None and len(prefix) > key_bytes:
             raise ConfigError(
                 f"rights {str(path)!r}: {name!r} had the prefix {prefix!r}, expected at most key_bytes = {key_bytes} "
                 "bytes: topics with the same key travel together"

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, NamedTuple, Self
@@ -24,6 +24,7 @@ from blackbox.archive.retention import EVERYTHING, Retention
 from blackbox.arguments import check_integers
 from blackbox.errors import ConfigError, HubError, JournalError
 from blackbox.feed.feed import Feed
+from blackbox.feed.rights import PUT_RIGHTS_FILE
 from blackbox.feed.schema import load_schema
 from blackbox.hub.protocol import (
     ENCODER,
@@ -258,7 +259,7 @@ class Hub:
             publisher.flush()
             self._has_begun = bool(self._following.any())
             context = stack.enter_context(new_context("hub", _NEEDS))
-            gate = open_gate(context, self.feed, (self.feed.hub,), f"hub of feed {self.feed.name!r}")
+            self._gate = gate = open_gate(context, self.feed, (self.feed.hub,), f"hub of feed {self.feed.name!r}")
             if gate is not None:
                 stack.callback(gate.close)
             socket = stack.enter_context(context.socket(zmq.ROUTER))
@@ -270,7 +271,7 @@ class Hub:
             if gate is not None:
                 gate.secure(socket, self.feed.hub)
             bind(socket, self.feed.hub, "hub endpoint")
-            for frames in self._thread.requests(socket):
+            for frames in self._thread.frames(socket):
                 self._answer_all(socket, frames)
             self._close_log()
 
@@ -288,22 +289,22 @@ class Hub:
 
     # What comes.
 
-    def _answer_all(self, socket: zmq.Socket[bytes], frames: list[bytes]) -> None:
+    def _answer_all(self, socket: zmq.Socket[bytes], frames: list[zmq.Frame]) -> None:
         """Answer a request, and those that wait behind it, after one transaction for all of them."""
         waiting = [frames]
         size = sum(map(len, frames))
         while len(waiting) < _MOST_AT_ONCE and size < _MOST_BYTES_AT_ONCE:
             try:
-                frames = socket.recv_multipart(zmq.NOBLOCK)
+                frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
             size += sum(map(len, frames))
             waiting.append(frames)
-        requests = [(frames[0], frames[-1], _decoded(frames)) for frames in waiting]
+        requests = [_request_of(frames) for frames in waiting]
         fresh: list[_Fresh] = []
-        synced = any(isinstance(each, Put) and each.synced for _, _, each in requests)
+        synced = any(isinstance(each.request, Put) and each.request.synced for each in requests)
         with self._log.transaction(synced=synced):
-            answers = [(client, self._answer(request, text, fresh)) for client, text, request in requests]
+            answers = [(each.client, self._answer(each, fresh)) for each in requests]
         if fresh and not self._has_begun:  # the epoch goes on after a kill once something of it is in the outbox
             self._publish(fresh.pop(0))
             self._publisher.flush()
@@ -320,7 +321,8 @@ class Hub:
             self._publish(each)
         self._drop()
 
-    def _answer(self, request: Hello | Put | Ended, text: bytes, fresh: list[_Fresh]) -> Answer:
+    def _answer(self, asked: _Request, fresh: list[_Fresh]) -> Answer:
+        request, text = asked.request, asked.text
         if isinstance(request, Ended):
             return request
         known = self._log.client(request.client)
@@ -336,6 +338,7 @@ class Hub:
         if request.first <= last:
             return self._answer_again(request)
         try:
+            self._check_rights(request.topics, asked.key)
             columns = Columns.of(request, self._schema)
             slices = numpy.array([self._slice_of(topic) for topic in request.topics], numpy.uint32)
             places = self._places(request, slices[columns.index])
@@ -349,6 +352,15 @@ class Hub:
         self._waiting_bytes += len(text)
         fresh.append(_Fresh(request.topics, columns, places["is_new"] != 0))
         return Stored(request.first, packed)
+
+    def _check_rights(self, topics: list[bytes], key: str) -> None:
+        """Raise ConfigError unless a key may put all these topics."""
+        if self._gate is None or not key:
+            return
+        self._gate.look()
+        may = self._gate.put_rights_of(key)
+        if may is not None and (beyond := [topic for topic in topics if not topic.startswith(may)]):
+            raise ConfigError(f"the key has no right to put {beyond[0]!r}, expected prefixes of its {PUT_RIGHTS_FILE}")
 
     def _welcome(self, request: Hello, known: tuple[int, int] | None) -> Answer:
         if request.feed != self.feed.name:
@@ -510,11 +522,29 @@ class Hub:
             self._touched = {}
 
 
-def _decoded(frames: list[bytes]) -> Hello | Put | Ended:
-    if len(frames) != _FRAMES:
-        return Ended(f"request had {len(frames) - 1} frames, expected 1")
+class _Request(NamedTuple):
+    """What a client asks."""
+
+    client: bytes
+    """Its identity."""
+    key: str
+    """Its public key; empty: it has none, as on ipc."""
+    text: bytes
+    request: Hello | Put | Ended
+
+
+def _request_of(frames: list[zmq.Frame]) -> _Request:
+    key, text = "", frames[-1].bytes
+    with suppress(zmq.ZMQError):  # there is none in the clear
+        key = str(frames[-1].get("User-Id"))
+    return _Request(frames[0].bytes, key, text, _decoded(text, len(frames)))
+
+
+def _decoded(text: bytes, frames: int) -> Hello | Put | Ended:
+    if frames != _FRAMES:
+        return Ended(f"request had {frames - 1} frames, expected 1")
     try:
-        request: Hello | Put = REQUESTS.decode(frames[1])
+        request: Hello | Put = REQUESTS.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return Ended(f"request was not understood: {error}")
     return request

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +17,16 @@ from blackbox.block.format import MAX_KEY_BYTES
 from blackbox.errors import ConfigError
 from blackbox.feed.endpoint import transport_of
 from blackbox.feed.feed import Feed
-from blackbox.feed.rights import NO_RIGHTS, OTHERS, RIGHTS_FILE, Prefixes, load_rights
+from blackbox.feed.rights import (
+    NO_RIGHTS,
+    OTHERS,
+    PUT_RIGHTS_FILE,
+    RIGHTS_FILE,
+    Prefixes,
+    Rights,
+    load_put_rights,
+    load_rights,
+)
 from blackbox.feed.security import Security, warn_if_open
 from blackbox.native.limits import Needs, check_limits
 from blackbox.transport.curve import check_curve, connect_in_the_clear, load_pair, load_public
@@ -35,7 +44,7 @@ _NEEDS: Final = Needs(descriptors=4, threads=1)
 
 
 class AllowedKeys:
-    """The public keys in a directory, and what each may subscribe to; read again when its files have changed.
+    """The public keys in a directory, and what each may subscribe to and put; read again when its files have changed.
 
     Any thread may ask.
     """
@@ -53,7 +62,7 @@ class AllowedKeys:
         except OSError as error:
             raise ConfigError(f"allowed_keys {directory!r} cannot be read: {error.strerror}") from error
         self._names = {load_public(path): Path(path).stem for path in self._key_files()}
-        self._rights = load_rights(directory, key_bytes)
+        self._rights, self._put_rights = load_rights(directory, key_bytes), load_put_rights(directory)
         self._is_unread = False
         if not self._names:
             log.warning("allowed_keys %r has no *.key file: nobody may connect", directory)
@@ -67,7 +76,7 @@ class AllowedKeys:
         found: list[tuple[str, tuple[int, ...]]] = []
         with os.scandir(self._directory) as entries:
             for entry in entries:
-                if entry.name.endswith(".key") or entry.name == RIGHTS_FILE:
+                if entry.name.endswith(".key") or entry.name in (RIGHTS_FILE, PUT_RIGHTS_FILE):
                     try:
                         status = entry.stat()
                     except OSError:  # a link to nowhere: who reads it says so
@@ -103,17 +112,15 @@ class AllowedKeys:
                 except ConfigError as error:
                     log.warning("%s", error)
             self._names = names
-            try:
-                self._rights = load_rights(self._directory, self._key_bytes)
-            except ConfigError as error:
-                log.warning("%s: until that is corrected no key has a right", error)
-                self._rights = NO_RIGHTS
+            self._rights = _right_now(lambda: load_rights(self._directory, self._key_bytes))
+            self._put_rights = _right_now(lambda: load_put_rights(self._directory))
             self.version += 1
             self._warn_of_unknown()
 
     def _warn_of_unknown(self) -> None:
-        for name in self._rights.keys() - {*self._names.values(), OTHERS}:
-            log.warning("%s in %r names %r, which has no key there", RIGHTS_FILE, self._directory, name)
+        for file, rights in ((RIGHTS_FILE, self._rights), (PUT_RIGHTS_FILE, self._put_rights)):
+            for name in rights.keys() - {*self._names.values(), OTHERS}:
+                log.warning("%s in %r names %r, which has no key there", file, self._directory, name)
 
     def has(self, key: bytes) -> bool:
         """Whether a key is allowed now."""
@@ -124,6 +131,20 @@ class AllowedKeys:
         """Return a key's name, and the prefixes that it may subscribe to as of the last look; None: all."""
         name = self._names.get(key)
         return ("", ()) if name is None else (name, self._rights.get(name, self._rights.get(OTHERS)))
+
+    def put_rights_of(self, key: bytes) -> Prefixes | None:
+        """Return the prefixes of topics that a key may put as of the last look; None: all."""
+        name = self._names.get(key)
+        return () if name is None else self._put_rights.get(name, self._put_rights.get(OTHERS))
+
+
+def _right_now(load: Callable[[], Rights]) -> Rights:
+    """Return rights that have changed; none at all while they are malformed."""
+    try:
+        return load()
+    except ConfigError as error:
+        log.warning("%s: until that is corrected no key has a right", error)
+        return NO_RIGHTS
 
 
 class Gate:
@@ -187,6 +208,10 @@ class Gate:
     def rights_of(self, key: str) -> tuple[str, Prefixes | None]:
         """Return a key's name, and the prefixes that it may subscribe to; None: all."""
         return self._allowed.rights_of(key.encode())
+
+    def put_rights_of(self, key: str) -> Prefixes | None:
+        """Return the prefixes of topics that a key may put; None: all."""
+        return self._allowed.put_rights_of(key.encode())
 
     def _serve(self) -> None:
         with self._context.socket(zmq.REP) as socket:

@@ -1,0 +1,93 @@
+"""Which topics a key may put: `put_rights.toml` beside the keys that the hub lets in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from blackbox import Client, ConfigError, Feed, Hub, HubError, NotStoredError
+from blackbox.testing import wait_until
+from tests.hub.hubs import hub_feed
+from tests.keyring import Keyring
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keyring:
+    keys = Keyring(tmp_path, "hub", "desk", "guest", "stranger")
+    keys.allow("hub", "desk", "guest")
+    return keys
+
+
+@pytest.fixture
+def feed() -> Feed:
+    return hub_feed(slices=1)
+
+
+def grant(keys: Keyring, text: str) -> None:
+    (keys.directory / "allowed-by-hub" / "put_rights.toml").write_text(text)
+
+
+@pytest.fixture
+def hub(keys: Keyring, feed: Feed, tmp_path: Path) -> Iterator[Hub]:
+    grant(keys, 'desk = ["orders.desk.", "notes."]\n"*" = []\n')
+    with Hub(keys.feed(feed, "hub"), tmp_path / "kept") as hub:
+        yield hub
+
+
+def client(keys: Keyring, feed: Feed, name: str) -> Client:
+    return Client(keys.feed(feed, name, "hub"), name)
+
+
+def test_a_key_puts_what_it_has_a_right_to_and_nothing_else(keys: Keyring, feed: Feed, hub: Hub) -> None:
+    with client(keys, feed, "desk") as desk, client(keys, feed, "guest") as guest:
+        assert [desk.put(topic, b"1").sequence for topic in (b"orders.desk.1", b"notes.x")] == [0, 1]
+        with pytest.raises(HubError, match=r"no right to put b'orders.other', expected .* its put_rights.toml"):
+            desk.put(b"orders.other", b"1")
+        with pytest.raises(HubError, match="no right to put b'orders.x'"):
+            desk.put_many([b"notes.x", b"orders.x"], [0, 1], b"ab", offsets=[0, 1, 2])
+        with pytest.raises(HubError, match="no right to put b'notes.x'"):
+            guest.put(b"notes.x", b"1")
+        assert desk.put(b"notes.x", b"2").sequence == 2, "what was refused has no number"
+    assert hub.statistics().refused == 3
+
+
+def test_a_key_without_a_line_may_put_all_where_none_stands_for_the_others(
+    keys: Keyring, feed: Feed, tmp_path: Path
+) -> None:
+    grant(keys, 'desk = ["orders."]\n')
+    with Hub(keys.feed(feed, "hub"), tmp_path / "kept"), client(keys, feed, "guest") as guest:
+        guest.put(b"anything", b"1")
+
+
+def test_rights_that_change_hold_without_a_restart(keys: Keyring, feed: Feed, hub: Hub) -> None:
+    def may_put(client: Client) -> bool:
+        try:
+            client.put(b"orders.x", b"1")
+        except NotStoredError:
+            raise
+        except HubError:
+            return False
+        return True
+
+    with client(keys, feed, "guest") as guest:
+        assert not may_put(guest)
+        grant(keys, 'guest = ["orders."]\n')
+        wait_until(lambda: may_put(guest), 20)
+        grant(keys, "guest = 7\n")  # malformed: nobody has a right
+        wait_until(lambda: not may_put(guest), 20)
+
+
+def test_a_key_that_is_not_allowed_puts_nothing(keys: Keyring, feed: Feed, hub: Hub) -> None:
+    stranger = client(keys, feed, "stranger").start()
+    with pytest.raises(NotStoredError):
+        stranger.put(b"notes.x", b"1", timeout=0.5)
+    stranger.end()
+    assert hub.statistics().stored == 0
+
+
+def test_malformed_rights_end_the_start(keys: Keyring, feed: Feed, tmp_path: Path) -> None:
+    grant(keys, 'desk = "orders."\n')
+    with pytest.raises(ConfigError, match=r"put_rights.toml': 'desk' was 'orders.', expected a list of prefixes"):
+        Hub(keys.feed(feed, "hub"), tmp_path / "kept").start()
