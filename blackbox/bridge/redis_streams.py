@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
-from types import TracebackType
-from typing import Final, Self
-from urllib.parse import urlsplit
-
-import msgspec
+from typing import Final
 
 from blackbox.block.batch import Batch
 from blackbox.block.gap import Gap
 from blackbox.block.position import Position
+from blackbox.bridge.carrier import MOST_AT_ONCE, Away, Carrier, log
 from blackbox.errors import BridgeError, ConfigError
-from blackbox.feed.feed import Feed, check_is_feed
-from blackbox.subscribe.slow_subscriber import PATIENT
-from blackbox.subscribe.supervisor import SubscriberLife
-from blackbox.subscriber import Subscriber
+from blackbox.feed.feed import Feed
 
 try:
     import redis
-    from redis.exceptions import BusyLoadingError, RedisError
+    from redis.exceptions import AuthenticationError, AuthorizationError, BusyLoadingError, RedisError
     from redis.exceptions import ConnectionError as NotThere
     from redis.exceptions import TimeoutError as TooLate
 except ImportError as error:
     raise ImportError(f"this needs redis: pip install 'blackbox-md[bridge]' ({error})") from error
 
-log = logging.getLogger("blackbox")
-
-_REPAIR_WAIT_NS: Final = 10_000_000_000
 _AWAY: Final = (NotThere, TooLate, BusyLoadingError)
-_AGAIN_S: Final = 0.05
-_MOST_AGAIN_S: Final = 2.0
+_REFUSED: Final = (AuthenticationError, AuthorizationError)
+"""Kinds of NotThere, which no waiting mends."""
 _SOCKET_S: Final = 5.0
-_LAST_S: Final = 2.0
-"""How long a Redis that is away is waited for once the bridge is to end."""
-_MOST_AT_ONCE: Final = 1_000
-"""Entries that share a round trip."""
 _ADD: Final = """
 local function is_before(a, b)
     local high_a, low_a = string.match(a, '^(%d+)-(%d+)$')
@@ -67,18 +51,7 @@ return known
 """Adds entries in order, and stops at the first that is refused: one behind it would hide that it is missing."""
 
 
-class StreamsStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a bridge has done so far."""
-
-    added: int
-    """Messages that were added."""
-    known: int
-    """Those that were there already."""
-    missing: int
-    """Messages that were lost on their way to the bridge; entries tell where."""
-
-
-class RedisStreams:
+class RedisStreams(Carrier):
     """Carries what a feed brings under a prefix to Redis, a stream for each slice: `STREAM:SLICE`.
 
     An entry has the id `EPOCH-SEQUENCE`, and the fields `topic`, `payload` and `ts_event`; without `payload` the topic
@@ -101,11 +74,7 @@ class RedisStreams:
 
         Raises ConfigError.
         """
-        check_is_feed(feed)
-        if feed.key_bytes:
-            raise ConfigError(
-                f"feed {feed.name!r} had key_bytes {feed.key_bytes}, expected 0: ids ascend in each slice"
-            )
+        super().__init__(feed, url, prefix)
         if keep is not None and keep < 1:
             raise ConfigError(f"keep was {keep}, expected at least 1")
         try:
@@ -114,25 +83,12 @@ class RedisStreams:
             )
         except ValueError as error:
             raise ConfigError(f"url was {url!r}, expected one such as redis://127.0.0.1:6379/0: {error}") from None
-        self.feed, self.url = feed, _without_password(url)
-        self._prefix, self._stream, self._keep = prefix, stream or feed.name, keep
+        self._stream, self._keep = stream or feed.name, keep
         self._script = self._redis.register_script(_ADD)
         self._ids: dict[int, str] = {}
         """By slice, the id of the last entry that Redis is known to have."""
-        self._counts = dict.fromkeys(StreamsStatistics.__struct_fields__, 0)
-        self._counting = threading.Lock()
-        self._subscriber = Subscriber(
-            feed,
-            workers=1,
-            slow=PATIENT,
-            on_gap="repair" if feed.archives else "tell",
-            repair_wait_ns=_REPAIR_WAIT_NS,
-        )
-        self._subscriber.on_batch(prefix)(self._add)
-        self._subscriber.on_gap(prefix)(self._add_gap)
 
-    def start(self, timeout: float = 10.0) -> Self:
-        """Go on from the last entries. Raises BridgeError when Redis is not there, and as `Subscriber.start`."""
+    def _open(self) -> dict[int, Position]:
         try:
             last = {each: self._last(each) for each in self.feed.slices_for(self._prefix)}
         except RedisError as error:
@@ -140,33 +96,11 @@ class RedisStreams:
         since = {slice_id: position for slice_id, position in last.items() if position is not None}
         if since and not self.feed.archives:
             log.warning("feed %r has no archive: what came since the last entries is not carried", self.feed.name)
-            since = {}
-        self._subscriber.start(timeout, since=since or None)
-        return self
+            return {}
+        return since
 
-    def run(self, *, until_end: bool = False) -> None:
-        """Wait until it ends: a signal, `close`, an error; `until_end`: also when the publisher has closed."""
-        self._subscriber.run(until_end=until_end)
-
-    def close(self) -> None:
-        """End: what has come is carried, unless Redis is away and does not come back at once."""
-        self._subscriber.stop()
+    def _hang_up(self) -> None:
         self._redis.close()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is None:
-            self.close()
-            return
-        self._subscriber.terminate()
-        self._redis.close()
-
-    def statistics(self) -> StreamsStatistics:
-        """Return a snapshot of the counters."""
-        with self._counting:
-            return StreamsStatistics(**self._counts)
 
     def _name(self, slice_id: int) -> str:
         return f"{self._stream}:{slice_id}"
@@ -195,8 +129,8 @@ class RedisStreams:
             if message.payload is not None:
                 entry += "payload", message.payload
             entries.append(entry)
-        for first in range(0, len(entries), _MOST_AT_ONCE):
-            part = entries[first : first + _MOST_AT_ONCE]
+        for first in range(0, len(entries), MOST_AT_ONCE):
+            part = entries[first : first + MOST_AT_ONCE]
             known = self._send(batch.block.slice_id, part)
             self._count(added=len(part) - known, known=known)
 
@@ -204,17 +138,12 @@ class RedisStreams:
         if self._send(gap.slice_id, [[f"{gap.epoch}-{gap.sequence + gap.count - 1}", "gap", gap.count]]) == 0:
             self._count(missing=gap.count)
 
-    def _count(self, **counts: int) -> None:
-        with self._counting:
-            for name, count in counts.items():
-                self._counts[name] += count
-
     def _send(self, slice_id: int, entries: list[list[str | bytes | int]]) -> int:
         """Add entries, however long Redis is away; return how many were there.
 
         Raises BridgeError when it refuses, or would take what is new for known as its epoch is not.
         """
-        name, pause_s, ended_s = self._name(slice_id), _AGAIN_S, 0.0
+        name = self._name(slice_id)
         last = self._ids.get(slice_id, "0-0")
         first = str(entries[0][0])
         if _epoch_of(first) < _epoch_of(last):
@@ -223,31 +152,20 @@ class RedisStreams:
                 f"publisher's clock set back? Carry on to another stream"
             )
         words = [word for entry in entries for word in (len(entry), *entry)]
-        while True:
-            try:
-                known = self._script([name], [self._ids.get(slice_id, ""), self._keep or "", *words])
-            except _AWAY as error:
-                why: RedisError = error
-            except RedisError as error:
-                raise BridgeError(f"{self.url} refused an entry of {name}: {error}") from error
-            else:
-                self._ids[slice_id] = str(entries[-1][0])
-                return int(known)
-            if pause_s == _AGAIN_S:
-                log.warning("%s is away, and asked again until it is back: %s", self.url, why)
-            if self._subscriber.state is not SubscriberLife.RUNNING:
-                ended_s = ended_s or time.monotonic()
-                if time.monotonic() - ended_s >= _LAST_S:
-                    raise BridgeError(f"{self.url} was away as the bridge ended: {len(entries)} messages are not there")
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _MOST_AGAIN_S)
+        known = self._until_there(lambda: self._try(slice_id, name, words), len(entries))
+        self._ids[slice_id] = str(entries[-1][0])
+        return known
+
+    def _try(self, slice_id: int, name: str, words: list[str | bytes | int]) -> int:
+        try:
+            return int(self._script([name], [self._ids.get(slice_id, ""), self._keep or "", *words]))
+        except _AWAY as error:
+            if not isinstance(error, _REFUSED):
+                raise Away(str(error)) from error
+            raise BridgeError(f"{self.url} let the bridge in no more: {error}") from error
+        except RedisError as error:
+            raise BridgeError(f"{self.url} refused an entry of {name}: {error}") from error
 
 
 def _epoch_of(id_: str) -> int:
     return int(id_.partition("-")[0])
-
-
-def _without_password(url: str) -> str:
-    """Return a URL as it may be shown."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()

@@ -7,11 +7,13 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 
 from blackbox.block.gap import Gap
 from blackbox.block.plain_message import as_object
+from blackbox.bridge.bridge import Say
 from blackbox.bridge.waiting import Waiting
 from blackbox.errors import BlackBoxError, ConfigError, EndpointError, NotConfirmedError
 from blackbox.feed.feed import Feed
@@ -188,6 +190,30 @@ class WebSocketBridge:
         """By slices, who waits for their confirmation."""
         self._browsers: dict[_Browser, None] = {}
         self._sent = self._passed_over = self._refused = 0
+
+    @classmethod
+    def of_url(
+        cls, feed: Feed, url: str, prefix: bytes = b"", *, origins: str = "", limit: int = 10_000
+    ) -> WebSocketBridge:
+        """Return one that listens at ws://HOST:PORT; `origins` with commas between them. Raises ConfigError."""
+        if prefix:
+            raise ConfigError(f"PREFIX was {prefix!r}, expected none with {url}, where clients ask for theirs")
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = None
+        if port is None or not parts.hostname or parts.path.strip("/"):
+            raise ConfigError(f"URL was {url!r}, expected ws://HOST:PORT")
+        return cls(feed, parts.hostname, port, origins=origins.split(",") if origins else None, limit=limit)
+
+    async def carry(self, say: Say) -> None:
+        """Serve until the task is cancelled: see `Bridge`."""
+        try:
+            await self.serve(lambda: say(f"feed {self.feed.name!r} is served at ws://{self.host}:{self.port}"))
+        finally:
+            done = self.statistics()
+            say(f"{done.sent} messages sent, {done.passed_over} passed over, {done.refused} clients refused")
 
     def statistics(self) -> BridgeStatistics:
         """Return a snapshot of the counters."""

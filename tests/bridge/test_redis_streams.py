@@ -200,6 +200,33 @@ def test_a_password_is_not_shown() -> None:
         bridge.start()
 
 
+def test_a_password_that_redis_no_more_takes_ends_it(server: Server, there: redis.Redis) -> None:
+    """It is not away: no waiting would mend it."""
+    feed = feed_of()
+    there.config_set("requirepass", "first")
+    there.execute_command("AUTH", "first")
+    try:
+        url = server.url.replace("//", "//:first@")
+        with Publisher(feed) as publisher, pytest.raises(CallbackError) as failed, RedisStreams(feed, url) as bridge:
+            there.config_set("requirepass", "second")
+            there.client_kill_filter(skipme=True)
+            publisher.publish(b"A", b"0")
+            bridge.run(until_end=True)
+    finally:
+        there.config_set("requirepass", "")
+    assert "let the bridge in no more: " in str(failed.value.__cause__)
+
+
+def test_a_wrong_password_is_told_at_its_start(server: Server, there: redis.Redis) -> None:
+    there.config_set("requirepass", "right")
+    there.execute_command("AUTH", "right")
+    try:
+        with pytest.raises(BridgeError, match="redis://127.0.0.1:[0-9]*: .*password"):
+            RedisStreams(feed_of(), server.url.replace("//", "//:wrong@")).start()
+    finally:
+        there.config_set("requirepass", "")
+
+
 def test_no_redis_is_told() -> None:
     with pytest.raises(BridgeError, match="redis://127.0.0.1:1: "):
         RedisStreams(feed_of(), "redis://127.0.0.1:1").start()

@@ -33,18 +33,37 @@ def test_a_feed_is_served_until_sigterm(tmp_path: Path) -> None:
     assert "1 messages sent, 0 passed over, 0 clients refused" in ended.errors
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:8080", "ws://127.0.0.1", "ws://127.0.0.1:99999"])
+@pytest.mark.parametrize("url", ["ws://127.0.0.1", "ws://127.0.0.1:99999"])
 def test_a_wrong_url_is_one_clear_error(tmp_path: Path, url: str) -> None:
     file = write_feed(Feed.local("bridged", slices=1), tmp_path / "feed.toml")
     assert_one_line(invoke("bridge", url, "--feed", file), re.escape(f"URL was {url!r}, expected ws://HOST:PORT"))
 
 
-def test_a_setting_of_the_other_kind_is_one_clear_error(tmp_path: Path) -> None:
+def test_one_that_waits_for_its_publisher_ends_at_ctrl_c(tmp_path: Path) -> None:
     file = write_feed(Feed.local("bridged", slices=1), tmp_path / "feed.toml")
-    told = invoke("bridge", "ws://127.0.0.1:0", "--keep", "5", "--feed", file)
-    assert_one_line(told, "--keep was 5, expected none with ws://127.0.0.1:0")
-    told = invoke("bridge", "redis://127.0.0.1:1", "--limit", "5", "--feed", file)
-    assert_one_line(told, "--limit was 5, expected none with redis://127.0.0.1:1")
+    try:
+        server = redis_server()
+    except Missing as why:
+        pytest.skip(str(why))
+    with server, Command("bridge", server.url, "--feed", file) as bridge:
+        bridge.read_error("waits for its publishers")
+        ended = bridge.interrupt()
+    assert (ended.status, "Traceback" in ended.errors) == (130, False), ended.errors
+
+
+def test_an_unknown_scheme_is_one_clear_error(tmp_path: Path) -> None:
+    file = write_feed(Feed.local("bridged", slices=1), tmp_path / "feed.toml")
+    told = invoke("bridge", "http://127.0.0.1:8080", "--feed", file)
+    assert_one_line(told, "scheme of a bridge was 'http', expected one of: .*redis, ws")
+    assert_one_line(invoke("bridge", "nothing", "--feed", file), "URL was 'nothing', expected one such as redis://")
+
+
+def test_an_option_of_another_bridge_is_one_clear_error(tmp_path: Path) -> None:
+    file = write_feed(Feed.local("bridged", slices=1), tmp_path / "feed.toml")
+    told = invoke("bridge", "ws://127.0.0.1:0", "-o", "keep=5", "--feed", file)
+    assert_one_line(told, "option was keep=5, expected one of ws://: origins, limit")
+    told = invoke("bridge", "redis://127.0.0.1:1", "-o", "limit=5", "--feed", file)
+    assert_one_line(told, "option was limit=5, expected one of redis://: stream, keep")
 
 
 def test_a_feed_is_carried_to_redis_until_ctrl_c(tmp_path: Path) -> None:
@@ -54,10 +73,11 @@ def test_a_feed_is_carried_to_redis_until_ctrl_c(tmp_path: Path) -> None:
     except Missing as why:
         pytest.skip(str(why))
     words = ("A", "--feed", write_feed(feed, tmp_path / "feed.toml"))
-    with server, Publisher(feed) as publisher, Command("bridge", server.url, *words) as bridge:
-        bridge.read_error(f"is carried to {server.url}")
-        publisher.publish(b"A", b"x")
-        with redis.Redis(port=server.port, protocol=2) as there:
+    with server, Command("bridge", server.url, *words) as bridge:
+        bridge.read_error("waits for its publishers")
+        with Publisher(feed) as publisher, redis.Redis(port=server.port, protocol=2) as there:
+            bridge.read_error(f"is carried to {server.url}")
+            publisher.publish(b"A", b"x")
             assert there.xread({"bridged:0": "0"}, block=60_000)[0][1][0][1][b"payload"] == b"x"
         ended = bridge.interrupt()
     assert (ended.status, "Traceback" in ended.errors) == (130, False), ended.errors

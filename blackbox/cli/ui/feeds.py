@@ -69,17 +69,21 @@ def open_with_options(spec: str, texts: list[str] | None, feed: Feed, date: str 
     Raises:
         ConfigError: the source, the form or an option is wrong.
     """
+    options = ({} if feed.topic == LOCAL.topic else {"topic": feed.topic}) | named_options(texts)
+    if date is not None and "date" in options_of(source_kind(spec)[0]):
+        options.setdefault("date", date)
+    return open_source(spec, **options)
+
+
+def named_options(texts: list[str] | None) -> dict[str, Any]:
+    """Return options of the form NAME=VALUE; digits are a number. Raises ConfigError when one has another form."""
     options: dict[str, Any] = {}
-    if feed.topic != LOCAL.topic:
-        options["topic"] = feed.topic
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             raise ConfigError(f"option was {text!r}, expected NAME=VALUE, e.g. date=2019-12-30")
         options[name] = int(value) if value.isdecimal() else value
-    if date is not None and "date" in options_of(source_kind(spec)[0]):
-        options.setdefault("date", date)
-    return open_source(spec, **options)
+    return options
 
 
 def check_source(source: Source) -> None:

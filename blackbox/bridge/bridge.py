@@ -1,0 +1,45 @@
+"""What `blackbox bridge` runs: the bridge of a URL's scheme. Other packages register theirs by entry points."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Protocol, cast
+
+from blackbox.errors import ConfigError
+from blackbox.feed.feed import Feed
+from blackbox.feed.schema import load_registered
+
+OUT_GROUP: Final = "blackbox.bridges"
+"""Entry points by scheme: what carries a feed to another system."""
+IN_GROUP: Final = "blackbox.bridges_in"
+"""What carries another system's messages into a feed."""
+
+Say = Callable[[str], None]
+
+
+class Bridge(Protocol):
+    """What an entry point makes, called with a feed, a URL, a prefix, and options by name. It raises ConfigError."""
+
+    def carry(self, say: Say) -> Coroutine[None, None, None] | None:
+        """Carry until a signal; `say` once it does, and at the end what it did. Or return a coroutine that does so.
+
+        Raises BridgeError when the other side refuses; KeyboardInterrupt, or SystemExit, at the signal.
+        """
+
+
+def open_bridge(feed: Feed, url: str, prefix: bytes = b"", *, into: bool = False, **options: Any) -> Bridge:
+    """Return the bridge that a URL names; `into`: the one that carries into the feed. Nothing is opened.
+
+    Raises ConfigError: no bridge has the scheme, or it takes no such option.
+    """
+    scheme, colon, _ = url.partition("://")
+    if not colon:
+        raise ConfigError(f"URL was {url!r}, expected one such as redis://127.0.0.1:6379/0")
+    noun = "scheme of a bridge into a feed" if into else "scheme of a bridge"
+    kind = cast("Callable[..., Bridge]", load_registered(IN_GROUP if into else OUT_GROUP, scheme, noun))
+    known = list(inspect.signature(kind).parameters)[3:]
+    for name, value in options.items():
+        if name not in known:
+            raise ConfigError(f"option was {name}={value}, expected one of {scheme}://: {', '.join(known) or 'none'}")
+    return kind(feed, url, prefix, **options)

@@ -1,0 +1,60 @@
+"""Bridges by scheme, of other packages too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from blackbox import ConfigError, Feed
+from blackbox.bridge.bridge import open_bridge
+from tests.cli.commands import assert_one_line, invoke
+
+PLUG_IN = """
+class Lines:
+    def __init__(self, feed, url, prefix, *, count=1):
+        self.told = f"{feed.name} {url} {prefix} {count}"
+
+    def carry(self, say):
+        say(self.told)
+"""
+
+
+@pytest.fixture
+def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with a bridge, as pip leaves one."""
+    (tmp_path / "lines_bridge.py").write_text(PLUG_IN)
+    about = tmp_path / "lines_bridge-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: lines-bridge\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[blackbox.bridges_in]\nlines = lines_bridge:Lines\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_another_package_adds_a_scheme(plug_in: None) -> None:
+    told = invoke("bridge", "lines://here", "A.", "--in", "-o", "count=3")
+    assert (told.status, told.errors.strip()) == (0, "local lines://here b'A.' 3")
+
+
+def test_its_options_are_checked(plug_in: None) -> None:
+    told = invoke("bridge", "lines://here", "--in", "-o", "size=3")
+    assert_one_line(told, "option was size=3, expected one of lines://: count")
+
+
+def test_a_scheme_has_its_directions(plug_in: None) -> None:
+    with pytest.raises(ConfigError, match="scheme of a bridge was 'lines', expected one of: "):
+        open_bridge(Feed.local("carried"), "lines://here")
+    with pytest.raises(ConfigError, match="scheme of a bridge into a feed was 'ws', expected one of: .*lines"):
+        open_bridge(Feed.local("carried"), "ws://127.0.0.1:1", into=True)
+
+
+def test_a_bridge_without_its_library_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['redis'] = None\n"
+        "from blackbox import Feed\nfrom blackbox.bridge.bridge import open_bridge\n"
+        "open_bridge(Feed.local('carried'), 'redis://127.0.0.1:1')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "this needs redis: pip install 'blackbox-md[bridge]'" in ended.stderr
