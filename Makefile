@@ -14,7 +14,7 @@ NO_SPARK := Spark could not be installed: the demo ends without its analysis and
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long torture bench bench-check profile report scaling clean
+.PHONY: help demo servers test test-long torture bench bench-check profile report scaling clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test: $(VENV)/.ready-test  ## check style and types, run the tests
 test-long: $(VENV)/.ready-long  ## run what `make test` leaves out as it takes long: clusters, browsers, twins, further examples
 	$(RUN)/python -m pytest -q -m long
 	BLACKBOX_ALL_EXAMPLES=1 $(RUN)/python -m pytest -q -m "hypothesis and not long"
+
+servers:  ## unpack the distribution's RabbitMQ into .servers (apt, 33 MB), for the tests of its bridge
+	@tests/bridge/amqp/fetch_rabbitmq.sh .servers
 
 torture: $(VENV)/.ready-test  ## attack it: kills, hostile peers, damaged files; tell what broke [SECONDS=60 SEED=n ONLY=name]
 	$(RUN)/python -m tests.torture --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))

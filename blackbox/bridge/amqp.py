@@ -1,0 +1,125 @@
+"""Connections to a RabbitMQ, or another broker of AMQP 0-9-1, and how topics of a feed are named there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from blackbox.bridge.carrier import Away, without_password
+from blackbox.errors import BridgeError, ConfigError
+
+try:
+    from amqp import AMQPError, Connection, Message, RecoverableConnectionError
+except ImportError as error:
+    raise ImportError(f"this needs amqp: pip install 'blackbox-md[bridge]' ({error})") from error
+
+SOCKET_S: Final = 5.0
+"""How long an answer is waited for before it counts as away."""
+_MOST_KEY_BYTES: Final = 255
+_TOPIC: Final = "topic"
+_NO_VALUE: Final = "no_value"
+
+
+class Address(NamedTuple):
+    """Where a RabbitMQ is, and who we are there."""
+
+    host: str
+    user: str
+    password: str
+    vhost: str
+    shown: str
+    """The URL, without the password."""
+
+    @classmethod
+    def of(cls, url: str) -> Address:
+        """Return what an URL says. Raises ConfigError."""
+        parts = urlsplit(url)
+        vhost = parts.path.removeprefix("/")
+        try:
+            port = parts.port or 5672
+        except ValueError:
+            port = 0
+        if parts.scheme != "amqp" or not parts.hostname or not port or "/" in vhost or parts.query:
+            raise ConfigError(f"URL was {without_password(url)!r}, expected amqp://USER:PASSWORD@HOST:PORT/VHOST")
+        return cls(
+            f"{parts.hostname}:{port}",
+            unquote(parts.username or "guest"),
+            unquote(parts.password or "guest"),
+            unquote(vhost) or "/",
+            without_password(url),
+        )
+
+    def connect(self) -> Connection:
+        """Return a connection, of the thread that uses it. Raises Away, BridgeError."""
+        connection = Connection(
+            self.host,
+            self.user,
+            self.password,
+            virtual_host=self.vhost,
+            connect_timeout=SOCKET_S,
+            read_timeout=SOCKET_S,
+            write_timeout=SOCKET_S,
+        )
+        try:
+            with self.errors():
+                connection.connect()
+        except BaseException:
+            connection.collect()
+            raise
+        return connection
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raise Away for what a later try may mend, BridgeError for what none does."""
+        try:
+            yield
+        except (RecoverableConnectionError, OSError) as error:
+            raise Away(str(error) or type(error).__name__) from error
+        except AMQPError as error:
+            raise BridgeError(f"{self.shown} refused: {error}") from error
+
+
+def hang_up(connection: Connection) -> None:
+    """End a connection, in order if the other side is there."""
+    with suppress(AMQPError, OSError):
+        connection.close()
+    connection.collect()
+
+
+def message_of(topic: bytes, payload: bytes | None, headers: dict[str, object], **properties: object) -> Message:
+    """Return a message; its headers have the topic where a routing key cannot: see `routing_key`."""
+    if routing_key(topic).encode() != topic:
+        headers[_TOPIC] = topic
+    if payload is None:
+        headers[_NO_VALUE] = True
+    return Message(payload or b"", application_headers=headers, **properties)
+
+
+def content_of(message: Message) -> tuple[bytes, bytes | None]:
+    """Return the topic and the payload of a message that came."""
+    headers = headers_of(message)
+    topic = headers.get(_TOPIC, message.delivery_info["routing_key"])
+    payload = None if headers.get(_NO_VALUE) else bytes(message.body or b"")
+    return (topic if isinstance(topic, bytes) else str(topic).encode("utf-8", "surrogatepass")), payload
+
+
+def headers_of(message: Message) -> dict[str, Any]:
+    """Return the headers of a message that came."""
+    headers: dict[str, Any] = message.properties.get("application_headers", {})
+    return headers
+
+
+def routing_key(topic: bytes) -> str:
+    """Return a topic as AMQP routes it: text, of which 255 bytes."""
+    text = topic.decode(errors="replace").encode()
+    return text[:_MOST_KEY_BYTES].decode(errors="ignore")
+
+
+def binding_key(prefix: bytes) -> str:
+    """Return the binding that lets through what starts with a prefix, and as little else as whole words can say."""
+    words = prefix.decode(errors="replace").split(".")[:-1]
+    while len(".".join(words).encode()) > _MOST_KEY_BYTES - len(".#"):
+        words.pop()
+    return ".".join([*words, "#"])

@@ -1,0 +1,188 @@
+"""A feed in a topic exchange of a RabbitMQ: each message under its topic, at least once, its place in its headers."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Final, Self
+
+from blackbox.block.batch import Batch
+from blackbox.block.gap import Gap
+from blackbox.block.position import Position
+from blackbox.bridge.amqp import SOCKET_S, Address, hang_up, message_of, routing_key
+from blackbox.bridge.carrier import MOST_AT_ONCE, Away, Carrier
+from blackbox.errors import BridgeError, ConfigError, SubscriberError
+from blackbox.feed.feed import Feed
+from blackbox.subscribe.supervisor import SubscriberLife
+
+GAP_KEY: Final = "blackbox.gap"
+"""The routing key of what tells of a gap."""
+_CHECKPOINT_NS: Final = 1_000_000_000
+_PATIENCE_S: Final = 1.0
+_PAUSE_S: Final = 0.05
+_PERSISTENT: Final = 2
+
+
+_Routed = tuple[str, Any]
+"""A routing key and a message."""
+
+
+class AmqpExchange(Carrier):
+    """Carries what a feed brings under a prefix to a topic exchange, confirmed by the broker.
+
+    The routing key is the topic. Headers have `slice`, `epoch`, `sequence` and `ts_event`; the message id is
+    `FEED:SLICE:EPOCH:SEQUENCE`. Who gets the same id twice has the same message twice. With a name it goes on from
+    where the broker had confirmed, up to a second before the bridge was killed: that comes again.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        url: str,
+        prefix: bytes = b"",
+        *,
+        exchange: str | None = None,
+        transient: int = 0,
+        name: str | None = None,
+        positions: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Settings; nothing is opened.
+
+        Args:
+            feed: what to carry, without `key_bytes`: one row of numbers for each slice.
+            url: amqp://USER:PASSWORD@HOST:PORT/VHOST.
+            prefix: of the topics to carry.
+            exchange: its name; it is made, durable, unless it is there. Default: the feed's name.
+            transient: 1: queues need not keep messages when the broker restarts.
+            name: of the bridge, under which it goes on, with what the feed's archives have.
+            positions: the directory where it is kept how far it came.
+
+        Raises ConfigError.
+        """
+        super().__init__(
+            feed, url, prefix, name=name, positions=positions, checkpoint_interval_ns=_CHECKPOINT_NS if name else None
+        )
+        self._address = Address.of(url)
+        self.exchange = exchange or feed.name
+        if transient not in (0, 1):
+            raise ConfigError(f"transient was {transient!r}, expected 0 or 1")
+        self._mode = 1 if transient else _PERSISTENT
+        self._keeps = name is not None
+        self._lines: dict[int, _Line] = {}
+        """By slice, its connection; used by its worker."""
+
+    def start(self, timeout: float = 10.0) -> Self:
+        """As `Carrier.start`. With a name it is kept by then where to go on, whatever is killed."""
+        super().start(timeout)
+        until = time.monotonic() + timeout
+        while self._keeps:
+            try:
+                with self._subscriber.checkpoint(_PATIENCE_S):
+                    return self
+            except (SubscriberError, TimeoutError) as error:  # no heartbeat has come yet that tells of a slice
+                if time.monotonic() >= until or self._subscriber.state is not SubscriberLife.RUNNING:
+                    raise BridgeError(f"it could not be kept where to go on: {error}") from error
+            time.sleep(_PAUSE_S)
+        return self
+
+    def _open(self) -> dict[int, Position]:
+        _Line(self._address, self.exchange).close()
+        return {}
+
+    def _hang_up(self) -> None:
+        for line in self._lines.values():
+            line.close()
+        self._lines.clear()
+
+    # In the workers, one for each slice.
+
+    def _add(self, batch: Batch) -> None:
+        slice_id, epoch = batch.block.slice_id, batch.block.epoch
+        messages = [
+            (
+                routing_key(message.topic),
+                message_of(
+                    message.topic, message.payload, **self._place(slice_id, epoch, message.sequence, message.ts_event)
+                ),
+            )
+            for message in batch
+        ]
+        for first in range(0, len(messages), MOST_AT_ONCE):
+            self._send(slice_id, part := messages[first : first + MOST_AT_ONCE])
+            self._count(added=len(part))
+
+    def _add_gap(self, gap: Gap) -> None:
+        last = gap.sequence + gap.count - 1
+        told = message_of(GAP_KEY.encode(), b"", **self._place(gap.slice_id, gap.epoch, last, 0, gap=gap.count))
+        self._send(gap.slice_id, [(GAP_KEY, told)])
+        self._count(missing=gap.count)
+
+    def _place(self, slice_id: int, epoch: int, sequence: int, ts_event: int, **more: object) -> dict[str, Any]:
+        """Return the properties that say where in the feed a message is."""
+        return {
+            "headers": {"slice": slice_id, "epoch": epoch, "sequence": sequence, "ts_event": ts_event, **more},
+            "message_id": f"{self.feed.name}:{slice_id}:{epoch}:{sequence}",
+            "delivery_mode": self._mode,
+        }
+
+    def _send(self, slice_id: int, messages: list[_Routed]) -> None:
+        self._until_there(lambda: self._try(slice_id, messages), len(messages))
+
+    def _try(self, slice_id: int, messages: list[_Routed]) -> None:
+        if slice_id not in self._lines:
+            self._lines[slice_id] = _Line(self._address, self.exchange)
+        try:
+            self._lines[slice_id].publish(messages)
+        except BaseException:  # what is on its way there is not known: begin anew
+            self._lines.pop(slice_id).drop()
+            raise
+
+
+class _Line:
+    """One connection, whose messages the broker confirms. Raises Away, BridgeError."""
+
+    def __init__(self, address: Address, exchange: str) -> None:
+        self._address, self._exchange = address, exchange
+        self._published, self._unconfirmed, self._refused = 0, set[int](), 0
+        self._connection = address.connect()
+        try:
+            self._open()
+        except BaseException:
+            self.drop()
+            raise
+
+    def _open(self) -> None:
+        with self._address.errors():
+            self._channel = self._connection.channel()
+            self._channel.confirm_select()
+            self._channel.events["basic_ack"].add(self._confirm)
+            self._channel.events["basic_nack"].add(self._refuse)
+            self._channel.exchange_declare(self._exchange, "topic", durable=True, auto_delete=False)
+
+    def publish(self, messages: list[_Routed]) -> None:
+        """Publish, and return once the broker has taken all of them."""
+        with self._address.errors():
+            for key, message in messages:
+                self._published += 1
+                self._unconfirmed.add(self._published)
+                self._channel.basic_publish(message, self._exchange, key, timeout=SOCKET_S)
+            while self._unconfirmed:
+                self._connection.drain_events(timeout=SOCKET_S)
+        if self._refused:
+            raise Away(f"{self._refused} messages were not taken, as by a queue that is full")
+
+    def _confirm(self, last: int, multiple: bool) -> None:
+        self._unconfirmed -= {each for each in self._unconfirmed if each <= last} if multiple else {last}
+
+    def _refuse(self, last: int, multiple: bool) -> None:
+        before = len(self._unconfirmed)
+        self._confirm(last, multiple)
+        self._refused += before - len(self._unconfirmed)
+
+    def close(self) -> None:
+        """End it in order."""
+        hang_up(self._connection)
+
+    def drop(self) -> None:
+        """End it as it is."""
+        self._connection.collect()

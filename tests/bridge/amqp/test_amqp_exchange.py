@@ -1,0 +1,228 @@
+"""A feed in an exchange of a real RabbitMQ, which is killed, and so is the bridge."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import amqp
+import msgspec
+import pytest
+
+from blackbox import BridgeError, CallbackError, ConfigError, Feed, Publisher, Recorder
+from blackbox.bridge.amqp import Address, content_of, hang_up, headers_of
+from blackbox.bridge.amqp_exchange import AmqpExchange
+from blackbox.feed.endpoint import free_endpoints
+from blackbox.testing import RawPublisher, wait_until
+from tests.archive.recorders import wait_recorded
+from tests.bridge.amqp.rabbitmq import RabbitMq
+from tests.cli.commands import Command, write_feed
+
+
+class Got(NamedTuple):
+    topic: bytes
+    payload: bytes | None
+    headers: dict[str, Any]
+    id: str
+
+
+def feed_of(name: str, archive: bool = False) -> Feed:
+    feed = msgspec.structs.replace(Feed.local(name, slices=1), heartbeat_ns=50_000_000)
+    return msgspec.structs.replace(feed, archives=free_endpoints("tcp", "archive", 1, 1)[0]) if archive else feed
+
+
+def queue_of(channel: amqp.Channel, exchange: str, binding: str, **arguments: object) -> str:
+    """A durable queue."""
+    channel.exchange_declare(exchange, "topic", durable=True, auto_delete=False)
+    name = f"{exchange}-{binding}"
+    channel.queue_declare(name, durable=True, auto_delete=False, arguments=arguments)
+    channel.queue_bind(name, exchange, binding)
+    return name
+
+
+def take(channel: amqp.Channel, queue: str, before: Sequence[Got] = ()) -> list[Got]:
+    """What was taken before, and what waits in a queue."""
+    got = list(before)
+    while (message := channel.basic_get(queue, no_ack=True)) is not None:
+        got.append(Got(*content_of(message), headers_of(message), message.properties["message_id"]))
+    return got
+
+
+def has_added(bridge: AmqpExchange, count: int) -> bool:
+    return bridge.statistics().added == count
+
+
+def test_each_message_comes_under_its_topic_with_its_place(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+    feed = feed_of("places")
+    long = b"A." + 300 * b"x"
+    some, more = queue_of(channel, "places", "A.#"), queue_of(channel, "places", "*.b.*")
+    with Publisher(feed) as publisher, AmqpExchange(feed, rabbit.url, b"A") as bridge:
+        publisher.publish(b"A.x", b"one", 7)
+        publisher.publish(b"B.b.x", b"is not asked for")
+        publisher.publish(b"A.b.x", None)
+        publisher.publish(b"A.\xff", b"no text")
+        publisher.publish(long, b"")
+        wait_until(lambda: bridge.statistics().added == 4)
+    epoch, got = publisher.epoch, take(channel, some)
+    assert [(each.topic, each.payload) for each in got] == [
+        (b"A.x", b"one"),
+        (b"A.b.x", None),
+        (b"A.\xff", b"no text"),
+        (long, b""),
+    ]
+    assert got[0].headers == {"slice": 0, "epoch": epoch, "sequence": 0, "ts_event": 7}
+    assert [each.id for each in got] == [f"places:0:{epoch}:{number}" for number in (0, 2, 3, 4)]
+    assert [each.topic for each in take(channel, more)] == [b"A.b.x"]
+
+
+@pytest.mark.parametrize("transient", [0, 1])
+def test_messages_survive_a_restart_unless_they_need_not(
+    rabbit: RabbitMq, channel: amqp.Channel, transient: int
+) -> None:
+    feed = feed_of(f"kept{transient}")
+    queue = queue_of(channel, feed.name, "#")
+    with Publisher(feed) as publisher, AmqpExchange(feed, rabbit.url, transient=transient) as bridge:
+        publisher.publish(b"A", b"")
+        wait_until(lambda: bridge.statistics().added == 1)
+    assert channel.basic_get(queue, no_ack=True).properties["delivery_mode"] == 2 - transient
+
+
+def test_a_gap_is_told_in_its_place(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+    feed, queue = feed_of("gaps"), queue_of(channel, "gaps", "#")
+    with RawPublisher(feed) as publisher, AmqpExchange(feed, rabbit.url) as bridge:
+        publisher.send(publisher.encode([(b"A", b"0")]))
+        publisher.encode([(b"A", b"1")] * 3)  # is lost
+        publisher.send(publisher.encode([(b"A", b"4")]))
+        wait_until(lambda: bridge.statistics().added == 2)
+        assert bridge.statistics().missing == 3
+    got = [(each.topic, each.headers["sequence"], each.headers.get("gap")) for each in take(channel, queue)]
+    assert got == [(b"A", 0, None), (b"blackbox.gap", 3, 3), (b"A", 4, None)]
+
+
+def test_what_was_confirmed_survives_a_killed_rabbitmq(
+    rabbit: RabbitMq, caplog: pytest.LogCaptureFixture, channel: amqp.Channel
+) -> None:
+    """The rest comes again: nothing is missing, and whoever knows ids has each once, in order."""
+    feed, queue = feed_of("killed", archive=False), queue_of(channel, "killed", "#")
+    with Publisher(feed, when_full="wait") as publisher, AmqpExchange(feed, rabbit.url) as bridge:
+        for number in range(4_000):
+            publisher.publish(b"A", b"%d" % number)
+            if number == 2_000:
+                wait_until(lambda: bridge.statistics().added > 0)
+                rabbit.kill()
+        wait_until(lambda: "is away" in caplog.text)
+        rabbit.start()
+        wait_until(partial(has_added, bridge, 4_000), 60)
+    connection = Address.of(rabbit.url).connect()  # the one before is gone
+    got = {each.id: each.payload for each in take(connection.channel(), queue)}
+    hang_up(connection)
+    assert sorted(map(int, got.values())) == list(range(4_000))  # type: ignore[arg-type]
+
+
+def test_a_bridge_that_was_killed_goes_on(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
+    """What it had carried since it last kept how far it was comes again."""
+    feed, queue = feed_of("again", archive=True), queue_of(channel, "again", "#")
+    words = ("bridge", rabbit.url, "--feed", write_feed(feed, tmp_path / "feed.toml"))
+    options = ("-o", "name=rabbit", "-o", f"positions={tmp_path / 'positions'}")
+    with (
+        Publisher(feed, when_full="wait") as publisher,
+        Recorder(feed, tmp_path / "days", serve=True) as recorder,
+    ):
+        sent = 0
+        for turn in range(2):
+            with Command(*words, *options) as bridge:
+                bridge.read_error("is carried to")
+                for _ in range(1_000):
+                    publisher.publish(b"A", b"%d" % sent)
+                    sent += 1
+                wait_until(lambda: channel.queue_declare(queue, passive=True).message_count >= 1_000 * turn + 500, 60)
+                bridge.process.send_signal(signal.SIGKILL)
+                bridge.process.wait()
+            for _ in range(500):
+                publisher.publish(b"A", b"%d" % sent)
+                sent += 1
+            publisher.flush()
+            wait_recorded(recorder, sent)
+        with Command(*words, *options) as bridge:
+            bridge.read_error("is carried to")
+            publisher.publish(b"last", b"%d" % sent)
+            got = take(channel, queue)
+            while got[-1].topic != b"last":
+                got = take(channel, queue, got)
+            assert bridge.interrupt().status == 130
+    ids = dict.fromkeys(each.id for each in got)
+    assert list(ids) == [f"again:0:{publisher.epoch}:{number}" for number in range(sent + 1)]
+
+
+def test_a_queue_that_is_full_is_waited_for(
+    rabbit: RabbitMq, channel: amqp.Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    feed = feed_of("full")
+    queue = queue_of(channel, "full", "#", **{"x-max-length": 10, "x-overflow": "reject-publish"})
+    with Publisher(feed) as publisher, AmqpExchange(feed, rabbit.url) as bridge:
+        for number in range(30):
+            publisher.publish(b"A", b"%d" % number)
+        wait_until(lambda: "not taken" in caplog.text)
+        got = list[Got]()
+        while bridge.statistics().added < 30:
+            got = take(channel, queue, got)
+        got = take(channel, queue, got)
+    assert {each.payload for each in got} == {b"%d" % number for number in range(30)}
+
+
+def refused(make: Callable[[], AmqpExchange]) -> str:
+    with pytest.raises(BridgeError) as told:
+        make().start()
+    return str(told.value)
+
+
+def test_a_wrong_password_and_a_wrong_exchange_are_told(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+    feed = feed_of("wrong")
+    url = rabbit.url.replace("guest@", "secret@")
+    told = refused(lambda: AmqpExchange(feed, url))
+    assert told.startswith(f"amqp://127.0.0.1:{rabbit.port} refused: ")
+    assert "ACCESS_REFUSED" in told
+    assert "secret" not in told
+    assert "NOT_ALLOWED" in refused(lambda: AmqpExchange(feed, f"{rabbit.url}/nowhere"))
+    channel.exchange_declare("other", "fanout", durable=True, auto_delete=False)
+    assert "PRECONDITION_FAILED" in refused(lambda: AmqpExchange(feed, rabbit.url, exchange="other"))
+
+
+def test_an_exchange_that_becomes_another_ends_it(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+    feed = feed_of("deleted")
+    with Publisher(feed) as publisher, pytest.raises(CallbackError) as failed, AmqpExchange(feed, rabbit.url) as bridge:
+        publisher.publish(b"A", b"0")
+        wait_until(lambda: bridge.statistics().added == 1)
+        channel.exchange_delete("deleted")
+        publisher.publish(b"A", b"1")
+        bridge.run(until_end=True)
+    assert "refused: " in str(failed.value.__cause__)
+    assert "NOT_FOUND" in str(failed.value.__cause__)
+
+
+def test_no_rabbitmq_is_told() -> None:
+    assert "amqp://127.0.0.1:1: " in refused(lambda: AmqpExchange(feed_of("none"), "amqp://a:secret@127.0.0.1:1"))
+
+
+def test_an_address_is_read_as_it_is_said() -> None:
+    said = Address.of("amqp://desk:a%40b@there:5673/books%2Fone")
+    assert said == ("there:5673", "desk", "a@b", "books/one", "amqp://there:5673/books%2Fone")
+    assert Address.of("amqp://there") == ("there:5672", "guest", "guest", "/", "amqp://there")
+
+
+@pytest.mark.parametrize(
+    "url", ["amqp://:5672", "amqp://there/one/two", "amqp://there:0x1", "amqp://there?heartbeat=5"]
+)
+def test_a_wrong_url_is_told(url: str) -> None:
+    with pytest.raises(ConfigError, match="URL was 'amqp://.*', expected amqp://USER"):
+        AmqpExchange(feed_of("wrong"), url)
+
+
+def test_wrong_settings_are_told() -> None:
+    with pytest.raises(ConfigError, match="transient was 2, expected 0 or 1"):
+        AmqpExchange(feed_of("wrong"), "amqp://there", transient=2)
+    with pytest.raises(ConfigError, match="name was 'a' and positions None, expected both"):
+        AmqpExchange(feed_of("wrong"), "amqp://there", name="a")
